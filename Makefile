@@ -1,0 +1,49 @@
+# Every task of the project. `make` alone lists them.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test lint format bench docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+venv: $(STAMP) ## create .venv with the package and every extra, at pinned versions
+
+# Runs again only when the metadata or the pins are newer than the last good installation.
+$(STAMP): pyproject.toml requirements/constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c requirements/constraints.txt -e '.[all]'
+	@touch $@
+
+demo: $(STAMP) ## sample the particle on a circle and say where its picture is
+	$(BIN)/casal run particle --out out/particle
+	@echo "Pictures:"
+	@find out/particle -name '*.png' -o -name '*.svg' -o -name '*.pdf' | sed 's/^/  /' | grep . \
+		|| { echo "  none was written in out/particle" >&2; exit 1; }
+
+test: $(STAMP) lint ## check style and types, then run the tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+
+lint: $(STAMP) ## check style and types, change nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## rewrite the code in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## time the samplers
+	$(BIN)/python -m benchmarks
+
+docs: $(STAMP) ## build the documentation into site/, warnings are errors
+	$(BIN)/mkdocs build --strict
+
+clean: ## remove what the other targets made, the virtual environment included
+	rm -rf $(VENV) build dist site out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,108 @@
+"""What is refused before the first step: each mistake with the number, and what to change."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from casal.constraints.base import Constraint
+from casal.decoders import Decoder, Identity
+from casal.errors import DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
+from casal.methods.problem import Problem
+from casal.targets.base import Target
+
+PROBE = 4
+"""Chains on which the score and the projection are tried."""
+
+
+def check_settings(n: int, tol: float, record_every: int, seed: int) -> None:
+    """The plain numbers of a call."""
+    if int(n) != n or n < 1:
+        raise SettingError(f"n must be a whole number of chains >= 1, got {n}")
+    if not tol >= 0:
+        raise SettingError(f"tol must be >= 0, got {tol}")
+    if int(record_every) != record_every or record_every < 0:
+        raise SettingError(f"record_every must be a whole number >= 0, got {record_every}")
+    if int(seed) != seed or seed < 0:
+        raise SettingError(f"seed must be a whole number >= 0, got {seed}")
+
+
+def starting_points(target: Target, n: int, first: int, total: int, generator: torch.Generator) -> Tensor:
+    """The starting points of chains first .. first + n of a run of ``total`` chains."""
+    if isinstance(target.init, Tensor):
+        if len(target.init) != total:
+            raise ShapeError(f"init has {len(target.init)} rows for n = {total} chains; give one row a chain")
+        x = target.init[first : first + n]
+    else:
+        x = target.init(n, generator)
+        if not isinstance(x, Tensor) or x.ndim < 1 or len(x) != n:
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ShapeError(f"init({n}, generator) returned {got}; it must return a tensor ({n}, *event)")
+    if x.ndim < 2:
+        raise ShapeError(f"starting points have shape {tuple(x.shape)}; dim 0 is the chain, give (n, *event)")
+    if not x.is_floating_point():
+        raise DtypeError(f"starting points are {x.dtype}; give a floating-point tensor")
+    bad = torch.nonzero(~torch.isfinite(x).flatten(1).all(1)).flatten()
+    if len(bad):
+        raise DivergedError(
+            f"{len(bad)} starting points are not finite, first chain {first + int(bad[0])}",
+            step=0,
+            steps=len(target.table),
+            chains=(first + bad).tolist(),
+        )
+    return x
+
+
+def check_decoder(decoder: Decoder | None) -> Decoder:
+    """A decoder, the identity if none is given."""
+    if decoder is None:
+        return Identity()
+    if not isinstance(decoder, Decoder):
+        raise SettingError(f"decoder must be a casal decoder such as casal.Linear(A), got {type(decoder).__name__}")
+    return decoder
+
+
+def check_problem(problem: Problem, x: Tensor, tol: float) -> None:
+    """Try the score, the decoder and the projection on the first few starting points."""
+    probe = x[:PROBE]
+    _check_preconditioner(problem, probe)
+    _check_score(problem.target, probe)
+    decoded = problem.decode(probe)
+    problem.constraint.validate(tuple(decoded.shape[1:]))
+    _check_projection(problem.constraint, decoded.to(torch.float64), tol)
+
+
+def _check_preconditioner(problem: Problem, x: Tensor) -> None:
+    diagonal = problem.table.preconditioner
+    if diagonal is not None and torch.broadcast_shapes(diagonal.shape, x.shape[1:]) != x.shape[1:]:
+        raise ShapeError(f"preconditioner {tuple(diagonal.shape)} does not broadcast to events {tuple(x.shape[1:])}")
+
+
+def _check_score(target: Target, x: Tensor) -> None:
+    score = target.score(x, target.table.t[0].to(x.device))
+    if not isinstance(score, Tensor) or score.shape != x.shape:
+        got = tuple(score.shape) if isinstance(score, Tensor) else type(score).__name__
+        raise ShapeError(f"the gradient of {target.name} has shape {got} at points of shape {tuple(x.shape)}")
+    if score.dtype != x.dtype or score.device != x.device:
+        raise DtypeError(
+            f"the gradient of {target.name} is {score.dtype} on {score.device}, the chains are {x.dtype} on "
+            f"{x.device}; pass dtype= and device= to casal.sample, or cast inside the gradient"
+        )
+    if not bool(torch.isfinite(score).all()):
+        raise DivergedError(
+            f"the gradient of {target.name} is not finite at the starting points",
+            step=0,
+            steps=len(target.table),
+        )
+
+
+def _check_projection(constraint: Constraint, z: Tensor, tol: float) -> None:
+    onto = constraint.project(z)
+    if onto.shape != z.shape:
+        raise ShapeError(f"{constraint!r}.project returned {tuple(onto.shape)} for {tuple(z.shape)}")
+    worst = float(constraint.violation(onto).max())
+    if constraint.exact and not worst <= tol:
+        raise ProjectionError(
+            f"{constraint!r}.project leaves the set: violation {worst:.3g} > tol = {tol:g} at the starting points; "
+            "mend the projection, declare it exact=False, or raise tol"
+        )

@@ -1,0 +1,138 @@
+"""Linear equations and one linear inequality."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from casal.constraints.base import Constraint, flat, norm, relative
+from casal.errors import InfeasibleSet, ShapeError
+from casal.typing import Event
+
+RANK_TOLERANCE = 1e-12
+CONSISTENCY_TOLERANCE = 1e-9
+
+
+def _normalised_rows(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows scaled to length one. A zero row says 0 = b_i: dropped if true, InfeasibleSet if not."""
+    if not (bool(torch.isfinite(A).all()) and bool(torch.isfinite(b).all())):
+        raise InfeasibleSet("the equations contain non-finite numbers")
+    lengths = norm(A)
+    empty = lengths == 0
+    if bool((b[empty] != 0).any()):
+        row = int(torch.nonzero(empty & (b != 0))[0])
+        raise InfeasibleSet(f"row {row} of A is zero but b[{row}] = {float(b[row]):g}: no z can satisfy it")
+    return A[~empty] / lengths[~empty, None], b[~empty] / lengths[~empty]
+
+
+class Affine(Constraint):
+    """C = {z : A z = b}; P(z) = z - A^+ (A z - b).
+
+    The rows are scaled to length one and factorised once by singular values, so redundant and dependent rows
+    do no harm; contradictory ones raise InfeasibleSet. (The paper prints the projection onto Az + b = 0 with
+    the sign of b reversed.) The violation is the largest |a_i z - b_i| / (|a_i| |z| + |b_i|), a relative error.
+
+    Args:
+        A: Matrix (m, d), or one row (d,); d is the number of coordinates of an event.
+        b: Right-hand side (m,), or a number for all rows.
+
+    >>> Affine(torch.ones(1, 2), 1.0).project(torch.zeros(1, 2))
+    tensor([[0.5000, 0.5000]])
+    """
+
+    convex = True
+
+    def __init__(self, A: Any, b: Any) -> None:
+        matrix = torch.atleast_2d(torch.as_tensor(A, dtype=torch.float64)).clone()
+        if matrix.ndim != 2:
+            raise ShapeError(f"A must be a matrix (m, d), got shape {tuple(matrix.shape)}")
+        right = torch.as_tensor(b, dtype=torch.float64, device=matrix.device).reshape(-1)
+        if len(right) not in (1, len(matrix)):
+            raise ShapeError(f"A has {len(matrix)} rows but b has {len(right)} entries")
+        self.A, self.b = matrix, right.expand(len(matrix)).clone()
+        self._rows, self._right = _normalised_rows(self.A, self.b)
+        u, s, vh = torch.linalg.svd(self._rows, full_matrices=False)
+        kept = s > RANK_TOLERANCE * (s[0] if len(s) else 1.0) * max(self._rows.shape)
+        self._basis = vh[kept]
+        self._level = (u[:, kept].T @ self._right) / s[kept]
+        gap = self._rows @ (self._basis.T @ self._level) - self._right
+        if len(gap) and float(gap.abs().max()) > CONSISTENCY_TOLERANCE * max(1.0, float(self._right.abs().max())):
+            raise InfeasibleSet(
+                f"A z = b has no solution: rank {len(self._basis)} of {len(matrix)} rows, "
+                f"least-squares residual {float(gap.abs().max()):.3g} (rows scaled to length one)"
+            )
+
+    def __repr__(self) -> str:
+        return f"Affine({self.A.shape[0]} x {self.A.shape[1]}, rank {len(self._basis)})"
+
+    def validate(self, event: Event) -> None:
+        _check_columns(self.A.shape[1], event)
+
+    def residual(self, z: Tensor) -> Tensor:
+        return flat(z) @ self._rows.to(z).T - self._right.to(z)
+
+    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
+        return torch.zeros(len(x), dtype=x.dtype, device=x.device)
+
+    def _project(self, z: Tensor) -> Tensor:
+        basis, y = self._basis.to(z), flat(z)
+        y = y - (y @ basis.T - self._level.to(z)) @ basis
+        # A second pass removes what rounding left behind when |z| is much larger than its distance to C.
+        y = y - (y @ basis.T - self._level.to(z)) @ basis
+        return y.reshape(z.shape)
+
+    def _violation(self, z: Tensor) -> Tensor:
+        if not len(self._rows):
+            return torch.zeros(len(z), dtype=z.dtype, device=z.device)
+        error = (flat(z) @ self._rows.to(z).T - self._right.to(z)).abs()
+        return relative(error, norm(flat(z))[:, None] + self._right.to(z).abs()).amax(1)
+
+
+class HalfSpace(Constraint):
+    """C = {z : a . z <= b}; P(z) = z - max(0, a . z - b) a / |a|^2.
+
+    The violation is max(0, a . z - b) / (|a| |z| + |b|), a relative error.
+
+    Args:
+        a: Normal, with as many entries as an event has coordinates.
+        b: Level.
+    """
+
+    convex = True
+    solid = True
+    one_sided = True
+
+    def __init__(self, a: Any, b: float) -> None:
+        self.a = torch.as_tensor(a, dtype=torch.float64).reshape(-1).clone()
+        self.b = float(b)
+        length = float(norm(self.a[None])[0])
+        if not 0.0 < length < float("inf") or self.b != self.b:
+            raise InfeasibleSet(f"HalfSpace needs a finite, nonzero normal and a level; got |a| = {length:g}, b = {b}")
+        self._normal, self._level = self.a / length, self.b / length
+
+    def __repr__(self) -> str:
+        return f"HalfSpace(d={len(self.a)}, b={self.b:g})"
+
+    def validate(self, event: Event) -> None:
+        _check_columns(len(self.a), event)
+
+    def residual(self, z: Tensor) -> Tensor:
+        return (flat(z) @ self._normal.to(z) - self._level)[:, None]
+
+    def _project(self, z: Tensor) -> Tensor:
+        y, normal = flat(z), self._normal.to(z)
+        for _ in range(2):  # the second pass removes the rounding of the first when |z| is huge
+            y = y - (y @ normal - self._level).clamp_min(0.0)[:, None] * normal
+        return y.reshape(z.shape)
+
+    def _violation(self, z: Tensor) -> Tensor:
+        excess = (flat(z) @ self._normal.to(z) - self._level).clamp_min(0.0)
+        return relative(excess, norm(flat(z)) + abs(self._level))
+
+
+def _check_columns(columns: int, event: Event) -> None:
+    size = torch.Size(event).numel()
+    if columns != size:
+        raise ShapeError(f"the set is written for {columns} coordinates, events {event} have {size}")

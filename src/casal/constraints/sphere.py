@@ -1,0 +1,95 @@
+"""Sphere and ball: a fixed, or a bounded, Euclidean norm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from casal.constraints.base import Constraint, flat, norm, relative, unit
+from casal.errors import InfeasibleSet, ShapeError
+from casal.typing import Event
+
+
+class _Round(Constraint):
+    """What a sphere and a ball share: a centre, a radius, the residual |z - c|^2 - R^2."""
+
+    def __init__(self, radius: float, center: Tensor | None = None) -> None:
+        self.radius = float(radius)
+        if not self.radius >= 0.0 or self.radius == float("inf"):
+            raise InfeasibleSet(f"{type(self).__name__} needs a finite radius >= 0, got {radius}")
+        self.center = None if center is None else torch.as_tensor(center, dtype=torch.float64)
+
+    def __repr__(self) -> str:
+        center = "" if self.center is None else ", center=..."
+        return f"{type(self).__name__}(radius={self.radius:g}{center})"
+
+    def validate(self, event: Event) -> None:
+        if self.center is not None and tuple(self.center.shape) != event:
+            raise ShapeError(f"center has shape {tuple(self.center.shape)}, events have shape {event}")
+
+    def residual(self, z: Tensor) -> Tensor:
+        return self._offset(z).square().sum(1, keepdim=True) - self.radius**2
+
+    def _offset(self, z: Tensor) -> Tensor:
+        return flat(z if self.center is None else z - self.center.to(z))
+
+    def _place(self, offset: Tensor, z: Tensor) -> Tensor:
+        moved = offset.reshape(z.shape)
+        return moved if self.center is None else moved + self.center.to(z)
+
+    def _scale(self, z: Tensor) -> Tensor:
+        shift = 0.0 if self.center is None else float(torch.linalg.vector_norm(self.center))
+        return torch.full((len(z),), self.radius + shift, dtype=z.dtype, device=z.device)
+
+
+class Sphere(_Round):
+    """C = {z : |z - c| = R}; P(z) = c + R (z - c) / |z - c|.
+
+    The centre itself is equally far from all of C; there P(c) = c + R e_1 (first coordinate), so that a
+    projection is defined everywhere and the same on every run. The violation is | |z - c| - R | / (R + |c|).
+
+    Args:
+        radius: R >= 0.
+        center: c, of the shape of an event; the origin if left out.
+
+    >>> Sphere(3.0).project(torch.tensor([[0.0, 0.0], [0.0, 1.0]]))
+    tensor([[3., 0.],
+            [0., 3.]])
+    """
+
+    def _project(self, z: Tensor) -> Tensor:
+        offset = self._offset(z)
+        first = torch.zeros(offset.shape[1], dtype=z.dtype, device=z.device)
+        first[0] = 1.0
+        return self._place(self.radius * unit(offset, first), z)
+
+    def _violation(self, z: Tensor) -> Tensor:
+        return relative((norm(self._offset(z)) - self.radius).abs(), self._scale(z))
+
+    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
+        offset = self._offset(x)
+        return (offset.shape[1] - 1) * torch.log(norm(offset) / self.radius)
+
+
+class Ball(_Round):
+    """C = {z : |z - c| <= R}; points outside go to c + R (z - c) / |z - c|, points inside stay.
+
+    The violation is max(0, |z - c| - R) / (R + |c|).
+
+    Args:
+        radius: R >= 0.
+        center: c, of the shape of an event; the origin if left out.
+    """
+
+    convex = True
+    solid = True
+    one_sided = True
+
+    def _project(self, z: Tensor) -> Tensor:
+        offset = self._offset(z)
+        outside = norm(offset) > self.radius
+        shell = self._place(self.radius * unit(offset, torch.ones_like(offset[0])), z)
+        return torch.where(outside.reshape(-1, *([1] * (z.ndim - 1))), shell, z)
+
+    def _violation(self, z: Tensor) -> Tensor:
+        return relative((norm(self._offset(z)) - self.radius).clamp_min(0.0), self._scale(z))

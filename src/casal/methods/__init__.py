@@ -1,0 +1,26 @@
+"""Methods: one file each, one ``step`` each, and the registry that lists them."""
+
+from casal.methods.base import Method, Segment
+from casal.methods.casal import CASAL
+from casal.methods.decoupled import Decoupled
+from casal.methods.final_projection import FinalProjection
+from casal.methods.penalty import Penalty
+from casal.methods.primal_dual import PrimalDual
+from casal.methods.problem import Problem
+from casal.methods.projected import Projected
+from casal.methods.unconstrained import Unconstrained
+from casal.methods.weighted import WeightedCASAL
+
+__all__ = [
+    "CASAL",
+    "Decoupled",
+    "FinalProjection",
+    "Method",
+    "Penalty",
+    "PrimalDual",
+    "Problem",
+    "Projected",
+    "Segment",
+    "Unconstrained",
+    "WeightedCASAL",
+]

@@ -1,0 +1,203 @@
+"""CASAL: Constrained Alternated Split Augmented Langevin (paper, Algorithms 1 and 2), and its repaired default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from casal.errors import SettingError
+from casal.methods.base import Method, Segment, burn_in_steps, masked, table_rows
+from casal.methods.problem import Problem, move
+from casal.schedules import Schedule, evaluate
+
+
+class CASALState(NamedTuple):
+    """x explores, z is in C, lam (times ``scale`` of the row) is the multiplier of A x = z."""
+
+    x: Tensor
+    z: Tensor
+    lam: Tensor
+
+
+class CASALRow(NamedTuple):
+    """A plain row with kappa = tau rho, the damping of z, the dual step eta and the scale lam / mu."""
+
+    a: Tensor
+    b: Tensor
+    s: Tensor
+    t: Tensor
+    kappa: Tensor
+    damping: Tensor
+    eta: Tensor
+    scale: Tensor
+
+
+@dataclass(frozen=True)
+class CASAL(Method[CASALState, CASALRow]):
+    """The split augmented Langevin step, with mu = lam / rho:
+
+        x' = a x + b score(x) + s w - tau rho A^T (A x - z + mu)
+        z' = P(A x' + mu)  ("full")   or   P(z - tau rho (z - A x' - mu))  ("damped", as printed)
+        mu' = mu + dual_step (A x' - z')
+
+    "explicit" coupling reads the bracket as printed. "implicit" takes the x in it to be the new one, and with the
+    full z-step also the z: with m the free step, x' = (I + tau rho A^T A)^-1 (m + tau rho A^T (P(A m + mu) - mu)).
+    That is stable for every rho, and rho leads from unconstrained (0) to projected Langevin (infinity).
+
+    The printed damped z-step samples at the temperature 1 / (2 - tau rho) when rho is large, one half for small steps:
+    x and z drift together and only x is shaken. So the full step is the default; the printed variants keep their
+    names below. z is feasible at every step. At finite rho its law is not the conditional law: see ``WeightedCASAL``.
+
+    Args:
+        rho: Coupling > 0: a number, or a schedule over the run.
+        dual_step: Step of mu: "tau", "tau/rho", "admm" (1), or a number. "auto" is "tau" on a fixed density, where
+            larger steps shake x too much to settle, and "admm" along a diffusion, where tau would leave mu at zero.
+        z_step: "full" or "damped".
+        coupling: "implicit" is stable for every rho (needs a linear decoder); "explicit" needs
+            tau rho |A|^2 <= 1.
+        dual: "chain" for one multiplier a chain, "mean" for one multiplier driven by the average over chains.
+        burn_in: First steps with rho = 0: a number of steps, or a fraction below one.
+        step_size: Which step size multiplies rho: the "gain" b of the score, or the "paper"'s s^2 / 2. The same for
+            Langevin rows.
+        hold: What stays put when rho changes: "lambda", or "mu" as in the released code.
+        dual_init: Standard deviation of a Gaussian start of mu (paper, ablation of lambda).
+    """
+
+    rho: float | Schedule
+    dual_step: float | str = "auto"
+    z_step: str = "full"
+    coupling: str = "implicit"
+    dual: str = "chain"
+    burn_in: float = 0
+    step_size: str = "gain"
+    hold: str = "lambda"
+    dual_init: float = 0.0
+
+    name: ClassVar[str] = "CASAL"
+
+    @classmethod
+    def algorithm1(cls, rho: float | Schedule) -> CASAL:
+        """Algorithm 1 to the letter: damped z, explicit coupling, mu' = mu + (tau / rho)(x' - z')."""
+        return cls(rho, dual_step="tau/rho", z_step="damped", coupling="explicit", step_size="paper")
+
+    @classmethod
+    def algorithm2(cls, rho: float | Schedule) -> CASAL:
+        """Algorithm 2 to the letter: as Algorithm 1 with time-dependent tau and mu' = mu + tau (x' - z')."""
+        return cls(rho, dual_step="tau", z_step="damped", coupling="explicit", step_size="paper")
+
+    @classmethod
+    def released(cls, rho: float | Schedule, eta: float, *, burn_in: float = 0) -> CASAL:
+        """The iteration of the authors' code: full z, explicit coupling, mu' = mu + eta (x' - z')."""
+        return cls(rho, dual_step=eta, coupling="explicit", step_size="paper", hold="mu", burn_in=burn_in)
+
+    def __post_init__(self) -> None:
+        for value, allowed in (
+            (self.z_step, ("full", "damped")),
+            (self.coupling, ("implicit", "explicit")),
+            (self.dual, ("chain", "mean")),
+            (self.step_size, ("gain", "paper")),
+            (self.hold, ("lambda", "mu")),
+        ):
+            if value not in allowed:
+                raise SettingError(f"{value!r} is not one of {allowed}")
+        if isinstance(self.dual_step, str) and self.dual_step not in ("auto", "admm", "tau", "tau/rho"):
+            raise SettingError(
+                f"dual_step must be 'auto', 'admm', 'tau', 'tau/rho' or a number, got {self.dual_step!r}"
+            )
+        if not isinstance(self.dual_step, str) and not self.dual_step >= 0:
+            raise SettingError(f"dual_step must be >= 0, got {self.dual_step}")
+        if not callable(self.rho) and not self.rho > 0:
+            raise SettingError(f"rho must be > 0, got {self.rho}; for steps without coupling use burn_in")
+
+    def plan(self, problem: Problem) -> Sequence[Segment]:
+        table = problem.table
+        rho = evaluate(self.rho, table, "rho")
+        first = burn_in_steps(self.burn_in, len(table))
+        tau = table.b if self.step_size == "gain" else table.tau
+        kappa = masked(tau * rho, first)
+        if self.coupling == "explicit":
+            self._refuse_unstable(problem, kappa)
+        else:
+            _ = problem.gram
+        eta = self._dual_steps(tau, rho, table.static)
+        rows = table_rows(
+            problem,
+            CASALRow,
+            kappa=kappa,
+            damping=torch.ones_like(kappa) if self.z_step == "full" else kappa.clamp_max(1.0),
+            eta=eta if self.hold == "mu" else masked(eta, first),
+            scale=rho if self.hold == "lambda" else torch.ones_like(rho),
+        )
+        if self.dual == "chain":
+            return [Segment(rows)]
+        return [Segment([row], rung=None if step == 0 else rows[step - 1]) for step, row in enumerate(rows)]
+
+    def init(self, problem: Problem, x: Tensor, generator: torch.Generator) -> CASALState:
+        z = problem.project(problem.decode(x))
+        mu = torch.zeros_like(z)
+        if self.dual_init:
+            mu = self.dual_init * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
+        scale = float(evaluate(self.rho, problem.table, "rho")[0]) if self.hold == "lambda" else 1.0
+        return CASALState(x, z, scale * mu)
+
+    def step(self, problem: Problem, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
+        x, z, lam = state
+        mu = lam / row.scale
+        pull = problem.decoder.vjp(x)
+        free = move(problem, x, problem.score(x, row.t), row, noise)
+        if self.coupling == "implicit":
+            if self.z_step == "full":
+                z = problem.project(problem.decode(free) + mu)
+            x = problem.gram.solve(free + row.kappa * problem.scaled(pull(z - mu)), row.kappa)
+        else:
+            x = free - row.kappa * problem.scaled(pull(problem.decode(x) - z + mu))
+        decoded = problem.decode(x)
+        if self.z_step == "damped":
+            z = problem.project(z - row.damping * (z - decoded - mu))
+        elif self.coupling == "explicit" or not problem.isotropic:
+            z = problem.project(decoded + mu)  # else x moved straight towards z, which is still its foot
+        if self.dual == "chain":
+            lam = lam + row.scale * row.eta * (decoded - z)
+        return CASALState(x, z, lam)
+
+    def exchange(
+        self, problem: Problem, state: CASALState, rung: CASALRow, generator: torch.Generator
+    ) -> tuple[CASALState, Mapping[str, float]]:
+        gap = (problem.decode(state.x) - state.z).mean(0, keepdim=True)
+        return state._replace(lam=state.lam + rung.scale * rung.eta * gap), {}
+
+    def output(self, problem: Problem, state: CASALState) -> Tensor:
+        return problem.strict(state.z)
+
+    def monitor(self, problem: Problem, state: CASALState) -> Mapping[str, Tensor]:
+        gap = (problem.decode(state.x) - state.z).reshape(len(state.z), -1)
+        return {
+            "gap": torch.linalg.vector_norm(gap, dim=1),
+            "violation": problem.constraint.violation(state.z),
+            "dual_norm": torch.linalg.vector_norm(state.lam.reshape(len(state.z), -1), dim=1),
+        }
+
+    def _dual_steps(self, tau: Tensor, rho: Tensor, static: bool) -> Tensor:
+        kind = ("tau" if static else "admm") if self.dual_step == "auto" else self.dual_step
+        if kind == "tau":
+            return tau
+        if kind == "tau/rho":
+            return tau / rho
+        return torch.full_like(tau, 1.0 if kind == "admm" else float(kind))
+
+    def _refuse_unstable(self, problem: Problem, kappa: Tensor) -> None:
+        stiffness = problem.decoder.norm() ** 2
+        if problem.diagonal is not None:
+            stiffness *= float(problem.diagonal.max())
+        worst = int(kappa.argmax())
+        number = float(kappa[worst]) * stiffness
+        if number > 1.0 + 1e-9:
+            raise SettingError(
+                f"explicit coupling is unstable: tau rho |A|^2 = {number:.3g} > 1 at step {worst} "
+                f"(tau rho = {float(kappa[worst]):.3g}, |A|^2 = {stiffness:.3g}); "
+                f"use coupling='implicit' or divide rho by {number:.3g}"
+            )

@@ -1,0 +1,113 @@
+"""Split soft penalty (Zhang et al. 2025): splitting as in CASAL, but a penalty where CASAL projects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from casal.errors import SettingError
+from casal.methods.base import Method, Segment, table_rows
+from casal.methods.problem import Problem, move
+from casal.schedules import Schedule, evaluate
+
+
+class DecoupledState(NamedTuple):
+    """The point x, its penalised copy z, the multiplier lam of x = z, the penalty weight (n, 1)."""
+
+    x: Tensor
+    z: Tensor
+    lam: Tensor
+    weight: Tensor
+
+
+class DecoupledRow(NamedTuple):
+    """A plain row, the coupling, and its product with the step."""
+
+    a: Tensor
+    b: Tensor
+    s: Tensor
+    t: Tensor
+    rho: Tensor
+    kappa: Tensor
+
+
+@dataclass(frozen=True)
+class Decoupled(Method[DecoupledState, DecoupledRow]):
+    """The split soft penalty whose weight is a dual variable (the penalty baseline of the paper's field problem).
+
+        x' = (I + b rho A^T A)^-1 (a x + b score(x) + s w + b rho A^T (z - lam/rho))
+        z' = argmin_z  weight |h(z)|^2 + rho/2 |z - (A x' + lam/rho)|^2     (one Gauss-Newton step)
+        lam' = lam + rho dual_step (A x' - z'),      weight' = weight + weight_step |h(z')|^2
+
+    z obeys the constraint only softly, however large the weight grows; the certificate flags what is left.
+
+    Args:
+        rho: Coupling of x and z: a number, or a schedule.
+        dual_step: Step of the multiplier of A x = z, in units of rho.
+        weight: Initial weight of the penalty.
+        weight_step: Step of the weight.
+    """
+
+    rho: float | Schedule
+    dual_step: float = 0.01
+    weight: float = 1.0
+    weight_step: float = 0.01
+
+    name: ClassVar[str] = "decoupled"
+
+    def __post_init__(self) -> None:
+        if not self.weight > 0 or self.weight_step < 0 or self.dual_step < 0:
+            raise SettingError("Decoupled needs weight > 0, weight_step >= 0 and dual_step >= 0")
+
+    def plan(self, problem: Problem) -> Sequence[Segment]:
+        rho = evaluate(self.rho, problem.table, "rho")
+        return [Segment(table_rows(problem, DecoupledRow, rho=rho, kappa=rho * problem.table.b))]
+
+    def init(self, problem: Problem, x: Tensor, generator: torch.Generator) -> DecoupledState:
+        z = problem.decode(x)
+        problem.constraint.residual(z[:1])
+        return DecoupledState(x, z, torch.zeros_like(z), torch.full_like(z.reshape(len(z), -1)[:, :1], self.weight))
+
+    def step(self, problem: Problem, state: DecoupledState, row: DecoupledRow, noise: Tensor) -> DecoupledState:
+        x, z, lam, weight = state
+        pull = problem.decoder.vjp(x)
+        free = move(problem, x, problem.score(x, row.t), row, noise)
+        x = problem.gram.solve(free + row.kappa * problem.scaled(pull(z - lam / row.rho)), row.kappa)
+        decoded = problem.decode(x)
+        z, h = _penalised(problem, z, decoded + lam / row.rho, row.rho / (2 * weight))
+        lam = lam + row.rho * self.dual_step * (decoded - z)
+        return DecoupledState(x, z, lam, weight + self.weight_step * h.square().sum(1, keepdim=True))
+
+    def output(self, problem: Problem, state: DecoupledState) -> Tensor:
+        return state.z
+
+    def monitor(self, problem: Problem, state: DecoupledState) -> Mapping[str, Tensor]:
+        gap = (problem.decode(state.x) - state.z).reshape(len(state.z), -1)
+        return {
+            "gap": torch.linalg.vector_norm(gap, dim=1),
+            "violation": problem.constraint.violation(state.z),
+            "dual_norm": torch.linalg.vector_norm(state.lam.reshape(len(state.z), -1), dim=1),
+        }
+
+
+def _penalised(problem: Problem, z: Tensor, centre: Tensor, ridge: Tensor) -> tuple[Tensor, Tensor]:
+    """One Gauss-Newton step for min |h(z)|^2 + ridge |z - centre|^2 from z, and the residual where it lands."""
+
+    def residual(point: Tensor) -> Tensor:
+        h = problem.constraint.residual(point)
+        return h.clamp_min(0.0) if problem.constraint.one_sided else h
+
+    with torch.enable_grad():
+        leaf = z.detach().requires_grad_()
+        h = residual(leaf)
+        rows = [torch.autograd.grad(h[:, k].sum(), leaf, retain_graph=True)[0] for k in range(h.shape[1])]
+    jacobian = torch.stack([row.reshape(len(z), -1) for row in rows], dim=1)
+    offset = (centre - z).reshape(len(z), -1, 1)
+    system = jacobian @ jacobian.mT + ridge[:, :, None] * torch.eye(h.shape[1], dtype=z.dtype, device=z.device)
+    multiplier = torch.linalg.solve(system, h.detach()[:, :, None] + jacobian @ offset)
+    landed = centre - (jacobian.mT @ multiplier).reshape(z.shape)
+    return landed, residual(landed)

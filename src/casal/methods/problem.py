@@ -1,0 +1,131 @@
+"""What a step may use: the score, the projection and the decoder of one run, with their use counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from casal.constraints.base import Constraint
+from casal.decoders import Decoder, Gram, Identity
+from casal.targets.base import Table, Target
+
+
+class Steps(Protocol):
+    """The part of a row that every method reads: a, b, s and t of the table."""
+
+    @property
+    def a(self) -> Tensor: ...
+    @property
+    def b(self) -> Tensor: ...
+    @property
+    def s(self) -> Tensor: ...
+    @property
+    def t(self) -> Tensor: ...
+
+
+@dataclass
+class Usage:
+    """Chain-wise counts: one evaluation of a batch of 100 chains counts 100."""
+
+    scores: int = 0
+    projections: int = 0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One target, one set, one decoder, in the dtype and on the device of the run.
+
+    Attributes:
+        target: Score, table and start.
+        constraint: The set C in decoded space.
+        decoder: A.
+        like: An empty tensor of the run's dtype and device, shaped (0, *latent).
+    """
+
+    target: Target
+    constraint: Constraint
+    decoder: Decoder
+    like: Tensor
+    usage: Usage = field(default_factory=Usage)
+
+    @property
+    def table(self) -> Table:
+        """The table of the target."""
+        return self.target.table
+
+    @property
+    def latent(self) -> tuple[int, ...]:
+        """Shape of a latent event."""
+        return tuple(self.like.shape[1:])
+
+    @cached_property
+    def diagonal(self) -> Tensor | None:
+        """The preconditioner D in the dtype of the run."""
+        given = self.table.preconditioner
+        return None if given is None else given.to(self.like)
+
+    @cached_property
+    def root(self) -> Tensor | None:
+        """D^(1/2)."""
+        return None if self.diagonal is None else self.diagonal.sqrt()
+
+    @cached_property
+    def gram(self) -> Gram:
+        """The factorised D^(1/2) A^T A D^(1/2)."""
+        return self.decoder.gram(self.latent, self.diagonal, self.like)
+
+    @property
+    def identity(self) -> bool:
+        """Whether the decoder is the identity."""
+        return isinstance(self.decoder, Identity)
+
+    @property
+    def isotropic(self) -> bool:
+        """Whether A and D are multiples of the identity, so that an implicit step goes straight towards z."""
+        return self.identity and (self.diagonal is None or self.diagonal.numel() == 1)
+
+    def score(self, x: Tensor, t: Tensor) -> Tensor:
+        """Gradient of log p at x."""
+        self.usage.scores += len(x)
+        return self.target.score(x, t)
+
+    def project(self, z: Tensor) -> Tensor:
+        """P(z), in float64 inside."""
+        self.usage.projections += len(z)
+        return self.constraint.project(z)
+
+    def strict(self, z: Tensor) -> Tensor:
+        """P(z) in float64 in and out: what a method returns as a sample."""
+        return self.project(z.to(torch.float64))
+
+    def decode(self, x: Tensor) -> Tensor:
+        """A x."""
+        return self.decoder(x)
+
+    def scaled(self, v: Tensor) -> Tensor:
+        """D v."""
+        return v if self.diagonal is None else self.diagonal * v
+
+    def residual(self, x: Tensor) -> Tensor:
+        """h(A x), its negative part cut off where only its positive part counts."""
+        h = self.constraint.residual(self.decode(x))
+        return h.clamp_min(0.0) if self.constraint.one_sided else h
+
+    def residual_vjp(self, x: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """h(A x), and the gradient in x of weights . h (of |h|^2 / 2 if no weights are given)."""
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            h = self.residual(leaf)
+            (gradient,) = torch.autograd.grad(h, leaf, grad_outputs=h.detach() if weights is None else weights)
+        return h.detach(), gradient
+
+
+def move(problem: Problem, x: Tensor, score: Tensor, row: Steps, noise: Tensor) -> Tensor:
+    """a x + b D score + s D^(1/2) w: one row of the table, without any constraint."""
+    if problem.diagonal is None or problem.root is None:
+        return row.a * x + row.b * score + row.s * noise
+    return row.a * x + (row.b * problem.diagonal) * score + (row.s * problem.root) * noise

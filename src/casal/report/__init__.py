@@ -1,0 +1,1 @@
+"""Tables, figures and pages: the only room that draws."""

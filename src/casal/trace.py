@@ -1,0 +1,51 @@
+"""Scalars along a run, gathered over tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+WORST_CASE = ("violation",)
+"""Records that keep the largest chain; all others keep the mean over chains."""
+
+
+@dataclass
+class Trace:
+    """Records of steps (combined over tiles) and of exchanges."""
+
+    steps: dict[int, dict[str, list[tuple[int, float, float]]]] = field(default_factory=dict)
+    exchanges: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+
+    def record(self, step: int, values: Mapping[str, Tensor]) -> None:
+        """Keep mean and largest of per-chain values (n,)."""
+        slot = self.steps.setdefault(step, {})
+        for name, value in values.items():
+            wide = value.to(torch.float64)
+            slot.setdefault(name, []).append((len(wide), float(wide.mean()), float(wide.max())))
+
+    def exchanged(self, step: int, values: Mapping[str, float]) -> None:
+        """Keep the scalars of one exchange."""
+        if values:
+            self.exchanges.append((step, dict(values)))
+
+    def collected(self) -> dict[str, Tensor]:
+        """Tensors of equal length for the steps, and of another equal length for the exchanges."""
+        out: dict[str, list[float]] = {}
+        for step in sorted(self.steps):
+            out.setdefault("step", []).append(step)
+            for name, parts in self.steps[step].items():
+                out.setdefault(name, []).append(_combined(name, parts))
+        for step, values in self.exchanges:
+            out.setdefault("exchange_step", []).append(step)
+            for name, value in values.items():
+                out.setdefault(name, []).append(value)
+        return {name: torch.tensor(series, dtype=torch.float64) for name, series in out.items()}
+
+
+def _combined(name: str, parts: list[tuple[int, float, float]]) -> float:
+    if name in WORST_CASE:
+        return max(largest for _, _, largest in parts)
+    return sum(count * mean for count, mean, _ in parts) / sum(count for count, _, _ in parts)

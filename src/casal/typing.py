@@ -1,0 +1,18 @@
+"""Names for the shapes of things that cross room boundaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Event: TypeAlias = tuple[int, ...]
+"""Shape of one sample, without the leading chain dimension."""
+
+ScoreFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""``score(x, t)`` = gradient of the log-density at x, of the shape of x."""
+
+Init: TypeAlias = Tensor | Callable[[int, torch.Generator], Tensor]
+"""The starting points: a tensor (n, *event), or a callable (n, generator) -> tensor."""

@@ -1,0 +1,175 @@
+"""WeightedCASAL, piece by piece, against closed forms and quadrature."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import casal
+from casal.constraints import Constraint
+from casal.methods import Problem
+from casal.methods.finish import Confined, Plain, Reweighted, choose_finish
+from casal.methods.resampling import effective_size, systematic
+from casal.methods.weighted import Rung
+from casal.problems import particle
+
+from .linear_gaussian import (
+    MEAN,
+    NORMAL,
+    PRECISION,
+    Array,
+    gaussian_target,
+    line,
+    matrices,
+    problem,
+    rows,
+    settled_covariance,
+)
+
+
+class _Move(casal.WeightedCASAL):
+    """The move of WeightedCASAL at one fixed rho, as a map of (x, noise)."""
+
+    def step(self, problem: Problem, state: Any, row: Any, noise: torch.Tensor) -> Any:
+        x, last = state
+        blank = self.init(problem, x, torch.Generator())
+        rho = torch.tensor(self.rho, dtype=torch.float64)
+        moved = super().step(problem, blank._replace(noise=last, rho=rho), row, noise)
+        return moved.x, moved.noise
+
+
+def move_law(p: Problem, rho: float) -> tuple[Array, Array]:
+    """Stationary mean and covariance of x under moves at one rho."""
+    move = _Move(rho or 1.0)
+    if not rho:
+        object.__setattr__(move, "rho", 0.0)
+    row = rows(p, casal.WeightedCASAL(1.0))[0]
+    F, G, c = matrices(p, move, row, lambda *parts: parts, (2, 2))
+    return np.linalg.solve(np.eye(4) - F, c)[:2], settled_covariance(F, G)[:2, :2]
+
+
+@pytest.mark.parametrize("rho", [0.0, 3.0, 400.0])
+@pytest.mark.parametrize("diagonal", [None, (0.4, 0.15)])
+def test_the_move_leaves_the_penalised_gaussian_exactly_invariant(
+    rho: float, diagonal: tuple[float, ...] | None
+) -> None:
+    preconditioner = None if diagonal is None else torch.tensor(diagonal, dtype=torch.float64)
+    p = problem(gaussian_target(10, 0.1, preconditioner), line())
+    mean, covariance = move_law(p, rho)
+    normal = NORMAL / np.linalg.norm(NORMAL)
+    precision = PRECISION + rho * np.outer(normal, normal)
+    exact_mean = np.linalg.solve(precision, PRECISION @ MEAN + rho * normal / np.linalg.norm(NORMAL))
+    np.testing.assert_allclose(covariance, np.linalg.inv(precision), atol=1e-10)
+    np.testing.assert_allclose(mean, exact_mean, atol=1e-9)
+
+
+def test_the_linear_decoder_move_is_exact_as_well() -> None:
+    A = torch.tensor([[1.0, 0.5], [0.2, -0.7], [0.3, 0.3]], dtype=torch.float64)
+    plane = casal.Affine(torch.tensor([[1.0, 2.0, -1.0]]), 0.5)
+    p = problem(gaussian_target(10, 0.2, torch.tensor([0.5, 0.2])), plane, casal.Linear(A))
+    rho = 30.0
+    _, covariance = move_law(p, rho)
+    a = A.T.numpy() @ np.array([1.0, 2.0, -1.0]) / np.sqrt(6.0)
+    np.testing.assert_allclose(covariance, np.linalg.inv(PRECISION + rho * np.outer(a, a)), atol=1e-10)
+
+
+def _polar_grid(constraint: casal.Sphere, low: float, high: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Points of an annulus and the logarithm of their area elements."""
+    radius = torch.linspace(low, high, 1201, dtype=torch.float64)
+    angle = torch.linspace(-np.pi, np.pi, 1441, dtype=torch.float64)[:-1]
+    r, t = torch.meshgrid(radius, angle, indexing="ij")
+    points = torch.stack([r * torch.cos(t), r * torch.sin(t)], dim=-1).reshape(-1, 2)
+    return points, torch.log(r.reshape(-1))
+
+
+@pytest.mark.parametrize("rho", [8.0, 100.0])
+def test_the_final_weight_is_exact_at_every_rho(rho: float) -> None:
+    """Quadrature of pi_rho times the final weight over an annulus gives the moments of the law on the circle."""
+    circle = casal.Sphere(particle.RADIUS)
+    p = problem(particle.plain(1), circle)
+    x, log_area = _polar_grid(circle, 0.2, 7.0)
+    z = circle.project(x)
+    log_pi = -_potential(x) - rho / 2 * (x - z).square().sum(1) + log_area
+    exact = particle.exact_answer()
+
+    def moments(log_weight: torch.Tensor) -> tuple[float, float]:
+        w = torch.softmax(log_weight, dim=0)
+        return float((w * z[:, 0]).sum()), float((w * z[:, 1].square()).sum().sqrt())
+
+    corrected = moments(log_pi + Reweighted().log_weight(p, x, z))
+    assert corrected[0] == pytest.approx(exact["mean_x"], abs=2e-5)
+    assert corrected[1] == pytest.approx(exact["sd_y"], abs=2e-5)
+    # The test can tell: without the weight the spread is off by far more.
+    assert abs(moments(log_pi)[1] - exact["sd_y"]) > 1e-3
+
+
+def _potential(x: torch.Tensor) -> torch.Tensor:
+    from casal.problems import double_well
+
+    return double_well.potential(x[:, 0]) + 0.5 * (x[:, 1] / particle.SIGMA_Y) ** 2
+
+
+@pytest.mark.parametrize(
+    ("constraint", "kind"),
+    [
+        (casal.Sphere(1.0), Reweighted),
+        (line(), Reweighted),
+        (casal.MassEnergy(0.5, 1.0), Reweighted),
+        (casal.Ball(1.0), Confined),
+        (casal.Box(-1.0, 1.0), Confined),
+        (casal.FromProjection(lambda z: z, lambda z: z.new_zeros(len(z))), Plain),
+    ],
+)
+def test_the_finish_fits_the_set(constraint: Constraint, kind: type) -> None:
+    assert isinstance(choose_finish(problem(gaussian_target(10, 0.1), constraint), True), kind)
+    assert isinstance(choose_finish(problem(gaussian_target(10, 0.1), constraint), False), Plain)
+
+
+def test_the_rungs_of_an_adaptive_ladder_climb_to_the_top() -> None:
+    result = casal.sample(gaussian_target(200, 0.1), line(), casal.WeightedCASAL(250.0), 300, seed=0)
+    rho = result.trace["rho"].numpy()
+    assert (np.diff(rho[:-1]) > 0).all()
+    assert rho[-1] == 250.0
+    assert len(rho) == 200 - 40 - 2 + 1
+
+
+def test_a_given_ladder_is_taken_as_it_is() -> None:
+    result = casal.sample(
+        gaussian_target(100, 0.1), line(), casal.WeightedCASAL(casal.geometric(0.1, 50.0)), 300, seed=0
+    )
+    expected = casal.geometric(0.1, 50.0)(range(78)).numpy()
+    np.testing.assert_allclose(result.trace["rho"].numpy()[:-1], expected, rtol=1e-12)
+
+
+def test_the_weight_of_a_rung_is_the_ratio_of_the_penalties() -> None:
+    p = problem(gaussian_target(10, 0.1), line())
+    method = casal.WeightedCASAL(casal.geometric(1.0, 10.0), ess=1e-9)
+    x = torch.tensor([[0.0, 0.0], [2.0, 1.0], [0.5, 0.5]], dtype=torch.float64)
+    state = method.init(p, x, torch.Generator())._replace(rho=torch.tensor(1.5, dtype=torch.float64))
+    new, info = method.exchange(p, state, Rung(4.0, 3), torch.Generator())
+    distance = (x.sum(1) - 1.0).abs() / 2**0.5
+    torch.testing.assert_close(new.log_weight, -(4.0 - 1.5) / 2 * distance.square())
+    w = torch.softmax(new.log_weight, 0)
+    assert info["ess"] == pytest.approx(float(1 / w.square().sum()))
+
+
+def test_systematic_resampling_draws_each_chain_n_w_times_up_to_rounding() -> None:
+    weight = torch.softmax(torch.randn(500, generator=torch.Generator().manual_seed(0), dtype=torch.float64), 0)
+    for seed in range(20):
+        chosen = systematic(weight, torch.Generator().manual_seed(seed))
+        count = torch.bincount(chosen, minlength=500)
+        assert bool(((count - 500 * weight).abs() < 1.0).all())
+        assert bool((chosen.diff() >= 0).all())
+    assert float(effective_size(torch.full((8,), 1 / 8))) == pytest.approx(8.0)
+
+
+def test_chains_outside_a_solid_set_give_way_to_chains_inside() -> None:
+    p = problem(gaussian_target(10, 0.1), casal.Ball(1.0))
+    x = torch.tensor([[0.1, 0.2], [3.0, 0.0], [0.0, -0.5], [0.0, 1.5]], dtype=torch.float64)
+    state = casal.WeightedCASAL(10.0).init(p, x, torch.Generator())
+    new, info = Confined().apply(p, state, torch.Generator().manual_seed(0))
+    assert info["boundary_mass"] == 0.5
+    assert sorted(new.ancestor.tolist()) == [0, 0, 2, 2]
