@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from casal.constraints.base import Constraint
 from casal.decoders import Decoder, Identity
 from casal.errors import DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
+from casal.methods.base import Method
 from casal.methods.problem import Problem
 from casal.targets.base import Target
 
@@ -15,29 +18,44 @@ PROBE = 4
 """Chains on which the score and the projection are tried."""
 
 
-def check_settings(n: int, tol: float, record_every: int, seed: int) -> None:
-    """The plain numbers of a call."""
-    if int(n) != n or n < 1:
-        raise SettingError(f"n must be a whole number of chains >= 1, got {n}")
+def check_call(constraint: Constraint, method: Method[Any, Any], tol: float, dtype: torch.dtype | None) -> None:
+    """What ``casal.sample`` was handed, before anything is looked at more closely."""
+    if not isinstance(constraint, Constraint):
+        raise SettingError(f"constraint must be a casal set such as casal.Sphere(1.0), got {constraint!r}")
+    if not isinstance(method, Method):
+        raise SettingError(f"method must be a casal method such as casal.CASAL(rho=10), got {method!r}")
     if not tol >= 0:
         raise SettingError(f"tol must be >= 0, got {tol}")
-    if int(record_every) != record_every or record_every < 0:
-        raise SettingError(f"record_every must be a whole number >= 0, got {record_every}")
-    if int(seed) != seed or seed < 0:
-        raise SettingError(f"seed must be a whole number >= 0, got {seed}")
+    if dtype is not None and not dtype.is_floating_point:
+        raise DtypeError(f"chains are floating-point numbers, got dtype={dtype}")
 
 
 def starting_points(target: Target, n: int, first: int, total: int, generator: torch.Generator) -> Tensor:
     """The starting points of chains first .. first + n of a run of ``total`` chains."""
     if isinstance(target.init, Tensor):
-        if len(target.init) != total:
-            raise ShapeError(f"init has {len(target.init)} rows for n = {total} chains; give one row a chain")
         x = target.init[first : first + n]
     else:
         x = target.init(n, generator)
         if not isinstance(x, Tensor) or x.ndim < 1 or len(x) != n:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ShapeError(f"init({n}, generator) returned {got}; it must return a tensor ({n}, *event)")
+    _check_points(x, first, len(target.table))
+    return x
+
+
+def check_init(target: Target, n: int) -> None:
+    """Starting points that are there already are looked at as a whole."""
+    init = target.init
+    if not isinstance(init, Tensor):
+        if not callable(init):
+            raise SettingError(f"init must be a tensor (n, *event) or a callable (n, generator), got {_kind(init)}")
+        return
+    if init.ndim >= 1 and len(init) != n:
+        raise ShapeError(f"init has {len(init)} rows for n = {n} chains; give one row a chain")
+    _check_points(init, 0, len(target.table))
+
+
+def _check_points(x: Tensor, first: int, steps: int) -> None:
     if x.ndim < 2:
         raise ShapeError(f"starting points have shape {tuple(x.shape)}; dim 0 is the chain, give (n, *event)")
     if not x.is_floating_point():
@@ -47,10 +65,13 @@ def starting_points(target: Target, n: int, first: int, total: int, generator: t
         raise DivergedError(
             f"{len(bad)} starting points are not finite, first chain {first + int(bad[0])}",
             step=0,
-            steps=len(target.table),
+            steps=steps,
             chains=(first + bad).tolist(),
         )
-    return x
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else type(value).__name__
 
 
 def check_decoder(decoder: Decoder | None) -> Decoder:
@@ -74,7 +95,13 @@ def check_problem(problem: Problem, x: Tensor, tol: float) -> None:
 
 def _check_preconditioner(problem: Problem, x: Tensor) -> None:
     diagonal = problem.table.preconditioner
-    if diagonal is not None and torch.broadcast_shapes(diagonal.shape, x.shape[1:]) != x.shape[1:]:
+    if diagonal is None:
+        return
+    try:
+        fits = torch.broadcast_shapes(diagonal.shape, x.shape[1:]) == x.shape[1:]
+    except RuntimeError:
+        fits = False
+    if not fits:
         raise ShapeError(f"preconditioner {tuple(diagonal.shape)} does not broadcast to events {tuple(x.shape[1:])}")
 
 
@@ -89,10 +116,12 @@ def _check_score(target: Target, x: Tensor) -> None:
             f"{x.device}; pass dtype= and device= to casal.sample, or cast inside the gradient"
         )
     if not bool(torch.isfinite(score).all()):
+        lost = torch.nonzero(~torch.isfinite(score).flatten(1).all(1)).flatten().tolist()
         raise DivergedError(
-            f"the gradient of {target.name} is not finite at the starting points",
+            f"the gradient of {target.name} is not finite at {len(lost)} of the {len(x)} starting points tried",
             step=0,
             steps=len(target.table),
+            chains=lost,
         )
 
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from casal.certificate import certify
-from casal.checks import check_decoder, check_problem, check_settings, starting_points
-from casal.constraints.base import Constraint
+from casal.checks import check_call, check_decoder, check_init, check_problem, starting_points
+from casal.constraints.base import Budget, Constraint
 from casal.decoders import Decoder
 from casal.diagnostics import warn_if_degenerate
-from casal.errors import DivergedError, ProjectionError, SettingError
+from casal.errors import DivergedError, ProjectionError, whole_number
 from casal.methods.base import Method, Segment
 from casal.methods.problem import Problem
 from casal.progress import Progress, progress_bar
 from casal.result import Cost, SampleResult
 from casal.targets.base import Target
-from casal.tiles import Tile, cut, generator, joined, split, tile_size
+from casal.tiles import Tile, cut, generator, joined, one_thread, split, tile_size
 from casal.trace import Trace
 
 CHECK_EVERY = 16
@@ -40,6 +40,7 @@ def sample(
     device: torch.device | str | None = None,
     tol: float = 1e-8,
     record_every: int = 0,
+    budget: Budget | Callable[[float], Budget] | None = None,
     progress: bool = False,
     tile: int | None = None,
 ) -> SampleResult:
@@ -57,6 +58,8 @@ def sample(
         device: Device of the chains; that of the starting points if left out.
         tol: Violation up to which a sample counts as feasible.
         record_every: Steps between two records of the trace; 0 records the end only.
+        budget: How hard iterative projections try inside the loop: one budget, or a function of the progress in
+            [0, 1] such as ``casal.tightening()``. The samples that are returned get all it takes in any case.
         progress: Whether to show a progress bar (needs rich).
         tile: Chains in a tile; chosen from the size of an event if left out. Changes the random numbers.
 
@@ -67,11 +70,13 @@ def sample(
     Raises:
         CasalError: Settings, shapes or sets that cannot work (before the first step), or chains that diverged.
     """
-    check_settings(n, tol, record_every, seed)
-    if not isinstance(method, Method):
-        raise SettingError(f"method must be a casal method such as casal.CASAL(rho=10), got {method!r}")
+    n, seed = whole_number(n, "n", 1), whole_number(seed, "seed", 0)
+    record_every = whole_number(record_every, "record_every", 0)
+    tile = None if tile is None else whole_number(tile, "tile", 1)
+    check_call(constraint, method, tol, dtype)
+    check_init(target, n)
     with torch.no_grad():
-        run = _Run(target, constraint, method, n, decoder, seed, dtype, device, tol, record_every, tile)
+        run = _Run(target, constraint, method, n, decoder, seed, dtype, device, tol, record_every, budget, tile)
         with progress_bar(progress, run.total_steps, method.name) as bar:
             return run.result(interrupted=run.go(bar))
 
@@ -91,15 +96,14 @@ class _Run:
         device: torch.device | str | None,
         tol: float,
         record_every: int,
+        budget: Budget | Callable[[float], Budget] | None,
         tile: int | None,
     ) -> None:
         self.target, self.method, self.tol, self.record_every = target, method, tol, record_every
-        self.n, self.seed, self.dtype = n, seed, dtype
+        self.n, self.seed, self.dtype, self.budget = n, seed, dtype, budget
         place = torch.device(device) if device is not None else _device_of(target)
         probe = self._points(Tile(0, 0, min(n, 2), generator(seed, 1, place)))
         size = tile_size(tuple(probe.shape[1:])) if tile is None else tile
-        if size < 1:
-            raise SettingError(f"tile must be >= 1, got {tile}")
         self.tiles = cut(n, size, seed, place)
         self.common = generator(seed, 0, place)
         self.problem = Problem(target, constraint, check_decoder(decoder).to(probe), probe[:0])
@@ -160,7 +164,8 @@ class _Run:
         for tile in self.tiles:
             self._start(tile)
         whole = joined([tile.state for tile in self.tiles])
-        whole, info = self.method.exchange(self.problem, whole, rung, self.common)
+        with one_thread():
+            whole, info = self.method.exchange(self.problem, whole, rung, self.common)
         self.trace.exchanged(self.tiles[0].steps, info)
         for tile, state in zip(self.tiles, split(whole, self.tiles), strict=True):
             tile.state = state
@@ -172,7 +177,7 @@ class _Run:
             before, stream, taken = tile.state, tile.generator.get_state(), tile.steps
             for row in some:
                 self._step(tile, row)
-                if self.record_every and tile.steps % self.record_every == 0:
+                if self.record_every and tile.steps % self.record_every == 0 and _finite(tile.state):
                     self._record(tile.state, tile.steps)
             if not _finite(tile.state):
                 self._locate(tile, before, stream, taken, some)
@@ -180,8 +185,12 @@ class _Run:
 
     def _step(self, tile: Tile, row: Any) -> None:
         noise = tile.noise(self.problem.latent, self.problem.like.dtype)
+        problem = self.problem
+        if self.budget is not None:
+            budget = self.budget(tile.steps / self.steps) if callable(self.budget) else self.budget
+            problem = problem.with_budget(budget)
         try:
-            tile.state = self.method.step(self.problem, tile.state, row, noise)
+            tile.state = self.method.step(problem, tile.state, row, noise)
         except ProjectionError as error:
             if error.chains:
                 raise self._diverged(tile, row, tile.steps + 1, error.chains) from error

@@ -42,7 +42,8 @@ def geometric(first: float, last: float) -> Schedule:
 def _ratios(first: float, last: float, steps: int) -> Tensor:
     exponents = torch.linspace(0.0, 1.0, steps, dtype=torch.float64)
     values = first * (last / first) ** exponents
-    values[-1] = last
+    if steps > 1:
+        values[-1] = last
     return values
 
 

@@ -6,6 +6,8 @@ threads, workers or restarts it took.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +60,17 @@ def cut(n: int, size: int, seed: int, device: torch.device) -> list[Tile]:
     """All tiles of a run of n chains. Stream 0 belongs to exchanges, stream k + 1 to tile k."""
     starts = range(0, n, size)
     return [Tile(k, lo, min(lo + size, n), generator(seed, k + 1, device)) for k, lo in enumerate(starts)]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums over all chains in one fixed order: shared out among threads they would round differently."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def joined(states: list[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -57,11 +58,16 @@ class Affine(Constraint):
         kept = s > RANK_TOLERANCE * (s[0] if len(s) else 1.0) * max(self._rows.shape)
         self._basis = vh[kept]
         self._level = (u[:, kept].T @ self._right) / s[kept]
-        gap = self._rows @ (self._basis.T @ self._level) - self._right
-        if len(gap) and float(gap.abs().max()) > CONSISTENCY_TOLERANCE * max(1.0, float(self._right.abs().max())):
+        self._refuse_contradictions(u[:, kept])
+
+    def _refuse_contradictions(self, range_basis: Tensor) -> None:
+        """b must lie in the range of A, each row measured by the b of the rows it depends on."""
+        gap = (self._right - range_basis @ (range_basis.T @ self._right)).abs()
+        scale = (range_basis @ range_basis.T).abs() @ self._right.abs() + self._right.abs()
+        if bool((gap > CONSISTENCY_TOLERANCE * scale).any()):
             raise InfeasibleSet(
-                f"A z = b has no solution: rank {len(self._basis)} of {len(matrix)} rows, "
-                f"least-squares residual {float(gap.abs().max()):.3g} (rows scaled to length one)"
+                f"A z = b has no solution: rank {len(self._basis)} of {len(self.A)} rows, "
+                f"least-squares residual {float(gap.max()):.3g} (rows scaled to length one)"
             )
 
     def __repr__(self) -> str:
@@ -69,6 +75,9 @@ class Affine(Constraint):
 
     def validate(self, event: Event) -> None:
         _check_columns(self.A.shape[1], event)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"A": self.A, "b": self.b}
 
     def residual(self, z: Tensor) -> Tensor:
         return flat(z) @ self._rows.to(z).T - self._right.to(z)
@@ -108,8 +117,8 @@ class HalfSpace(Constraint):
         self.a = torch.as_tensor(a, dtype=torch.float64).reshape(-1).clone()
         self.b = float(b)
         length = float(norm(self.a[None])[0])
-        if not 0.0 < length < float("inf") or self.b != self.b:
-            raise InfeasibleSet(f"HalfSpace needs a finite, nonzero normal and a level; got |a| = {length:g}, b = {b}")
+        if not 0.0 < length < math.inf or not -math.inf < self.b < math.inf:
+            raise InfeasibleSet(f"HalfSpace needs a finite, nonzero normal and level; got |a| = {length:g}, b = {b}")
         self._normal, self._level = self.a / length, self.b / length
 
     def __repr__(self) -> str:
@@ -117,6 +126,9 @@ class HalfSpace(Constraint):
 
     def validate(self, event: Event) -> None:
         _check_columns(len(self.a), event)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"a": self.a, "b": self.b}
 
     def residual(self, z: Tensor) -> Tensor:
         return (flat(z) @ self._normal.to(z) - self._level)[:, None]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,34 +12,90 @@ from torch import Tensor
 from casal.errors import ProjectionError, SettingError
 from casal.typing import Event
 
+if TYPE_CHECKING:
+    from casal.constraints.algebra import Scaled, Shifted, Union
+    from casal.constraints.intersection import Intersection
+    from casal.constraints.through import Through
+
+
+class Budget(NamedTuple):
+    """How hard an iterative projection tries.
+
+    Attributes:
+        tolerance: Stop once the violation (in the unit of the set) is below this.
+        iterations: Stop after this many iterations in any case.
+    """
+
+    tolerance: float = 1e-12
+    iterations: int = 1000
+
+
+def tightening(first: float = 1e-2, last: float = 1e-10, iterations: int = 1000) -> Callable[[float], Budget]:
+    """Budgets for ``casal.sample``: a loose tolerance early, where exactness is wasted, a tight one at the end.
+
+    >>> tightening(1e-2, 1e-10)(0.5).tolerance
+    1e-06
+    """
+    return lambda progress: Budget(first * (last / first) ** progress, iterations)
+
+
+class Projection(NamedTuple):
+    """A projection and how it went, chain by chain.
+
+    Attributes:
+        point: (n, *event), the best point found.
+        converged: (n,) bool; always true for closed forms.
+        iterations: (n,) int; zero for closed forms.
+        residual: (n,) what was left when it stopped, in the unit of the tolerance; zero for closed forms.
+    """
+
+    point: Tensor
+    converged: Tensor
+    iterations: Tensor
+    residual: Tensor
+
 
 class Constraint(ABC):
     """A set C in decoded space. Dim 0 of every argument is the chain, the other dims are the event.
 
-    A subclass writes ``_project`` and ``_violation``; both receive finite float64 tensors. Two independent
-    formulas on purpose: the certificate of a sample never goes through the projection that made it.
+    A subclass writes ``_violation`` and either ``_project`` (closed form) or ``_solve`` (iterative); all receive
+    finite float64 tensors. Two independent formulas on purpose: the certificate of a sample never goes through
+    the projection that made it.
 
     Attributes:
         exact: The projection is the nearest point in closed form (up to rounding).
         convex: The set is convex, so the projection is unique and nonexpansive.
         solid: The set has an interior (a ball, a box), so a point can be strictly inside.
-        one_sided: ``residual(z) <= 0`` describes the set, instead of ``residual(z) = 0``.
+        one_sided: ``residual(z) <= 0`` describes the set, instead of ``residual(z) = 0``; one flag for all residuals,
+            or one for each.
     """
 
     exact: bool = True
     convex: bool = False
     solid: bool = False
-    one_sided: bool = False
+    one_sided: bool | tuple[bool, ...] = False
 
-    def project(self, z: Tensor) -> Tensor:
+    _named: dict[str, type[Constraint]] = {}  # noqa: RUF012 (filled by subclasses, for constraint_from_spec)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Constraint._named.setdefault(cls.__name__, cls)
+
+    def project(self, z: Tensor, *, budget: Budget | None = None, warm: Tensor | None = None) -> Tensor:
         """Nearest point of C, computed in float64 and returned in the dtype of ``z``.
 
         Args:
             z: Points (n, *event).
+            budget: How hard an iterative projection tries; closed forms do not need it.
+            warm: A point near the answer, such as the projection of the step before; closed forms do not need it.
 
         Raises:
             ProjectionError: A coordinate of ``z`` is not finite.
         """
+        return self.solve(z, budget=budget, warm=warm).point
+
+    def solve(self, z: Tensor, *, budget: Budget | None = None, warm: Tensor | None = None) -> Projection:
+        """As ``project``, with a convergence flag, the iterations and the residual of every chain."""
         wide = z.to(torch.float64)
         if not bool(torch.isfinite(wide).all()):
             lost = torch.nonzero(~torch.isfinite(wide).flatten(1).all(1)).flatten().tolist()
@@ -47,7 +105,8 @@ class Constraint(ABC):
                 chains=lost,
             )
         self.validate(tuple(z.shape[1:]))
-        return self._project(wide).to(z.dtype)
+        found = self._solve(wide, budget or Budget(), None if warm is None else warm.to(wide))
+        return found._replace(point=found.point.to(z.dtype))
 
     def violation(self, z: Tensor) -> Tensor:
         """How far each point is from satisfying the definition of C: (n,) float64, zero on C.
@@ -57,15 +116,21 @@ class Constraint(ABC):
         wide = z.to(torch.float64)
         finite = torch.isfinite(wide).flatten(1).all(1)
         self.validate(tuple(z.shape[1:]))
-        value = self._violation(torch.where(_like(finite, wide), wide, torch.zeros_like(wide)))
+        value = self._violation(torch.where(per_chain(finite, wide), wide, torch.zeros_like(wide)))
         return torch.where(finite, value, torch.full_like(value, torch.inf))
 
     def residual(self, z: Tensor) -> Tensor:
-        """Smooth functions (n, m) that vanish (or are <= 0, if ``one_sided``) exactly on C."""
+        """Smooth functions (n, m) that vanish (or are <= 0, where ``one_sided``) exactly on C."""
         raise SettingError(
             f"{type(self).__name__} has no smooth residual, so Penalty, PrimalDual and Decoupled cannot use it; "
             "Projected, CASAL and WeightedCASAL need only its projection"
         )
+
+    def positive_part(self, values: Tensor) -> Tensor:
+        """Values (n, m) of residuals or multipliers, cut off at zero where the residual is one-sided."""
+        if isinstance(self.one_sided, bool):
+            return values.clamp_min(0.0) if self.one_sided else values
+        return torch.where(torch.tensor(self.one_sided, device=values.device), values.clamp_min(0.0), values)
 
     def validate(self, event: Event) -> None:
         """Raise ShapeError or InfeasibleSet if events of this shape cannot lie in C."""
@@ -79,11 +144,61 @@ class Constraint(ABC):
         """
         return None
 
-    @abstractmethod
-    def _project(self, z: Tensor) -> Tensor: ...
+    def explain(self) -> str:
+        """One line: which set, and how its projection is computed."""
+        return f"{self!r}: {'closed form' if self.exact else 'iterative'}{', convex' if self.convex else ''}"
+
+    def spec(self) -> dict[str, Any]:
+        """The set as plain JSON data; ``casal.constraint_from_spec`` reads it back."""
+        from casal.constraints.spec import encode
+
+        return {"set": type(self).__name__, **{name: encode(value) for name, value in self._arguments().items()}}
+
+    def __and__(self, other: Constraint) -> Intersection:
+        """Points in both sets."""
+        from casal.constraints.intersection import Intersection
+
+        return Intersection(self, other)
+
+    def __or__(self, other: Constraint) -> Union:
+        """Points in either set."""
+        from casal.constraints.algebra import Union
+
+        return Union(self, other)
+
+    def through(self, A: Any) -> Through:
+        """{x : A x in C}."""
+        from casal.constraints.through import Through
+
+        return Through(self, A)
+
+    def shifted(self, by: Any) -> Shifted:
+        """{z + by : z in C}."""
+        from casal.constraints.algebra import Shifted
+
+        return Shifted(self, by)
+
+    def scaled(self, by: float) -> Scaled:
+        """{by z : z in C}, by > 0."""
+        from casal.constraints.algebra import Scaled
+
+        return Scaled(self, by)
+
+    def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
+        zeros = torch.zeros(len(z), dtype=z.dtype, device=z.device)
+        return Projection(self._project(z), zeros == 0, zeros.long(), zeros)
+
+    def _project(self, z: Tensor) -> Tensor:
+        return self._solve(z, Budget(), None).point
 
     @abstractmethod
     def _violation(self, z: Tensor) -> Tensor: ...
+
+    def _arguments(self) -> dict[str, Any]:
+        """Arguments of the constructor, for ``spec``."""
+        raise SettingError(
+            f"{type(self).__name__} holds functions, which cannot be written as data; rebuild it in code"
+        )
 
 
 def flat(z: Tensor) -> Tensor:
@@ -111,5 +226,6 @@ def relative(excess: Tensor, scale: Tensor) -> Tensor:
     return torch.where(excess > 0, excess / scale.clamp_min(torch.finfo(torch.float64).tiny), torch.zeros_like(excess))
 
 
-def _like(mask: Tensor, z: Tensor) -> Tensor:
-    return mask.reshape(-1, *([1] * (z.ndim - 1)))
+def per_chain(values: Tensor, z: Tensor) -> Tensor:
+    """(n,) shaped to broadcast over the events of z."""
+    return values.reshape(-1, *([1] * (z.ndim - 1)))

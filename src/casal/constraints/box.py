@@ -49,6 +49,9 @@ class Box(Constraint):
         if not fits:
             raise ShapeError(f"bounds of shape {tuple(self.low.shape)} do not broadcast to events {event}")
 
+    def _arguments(self) -> dict[str, Any]:
+        return {"low": self.low, "high": self.high}
+
     def residual(self, z: Tensor) -> Tensor:
         below, above = flat(self.low.to(z) - z), flat(z - self.high.to(z))
         return torch.cat([below, above], dim=1).clamp_min(-1e30)

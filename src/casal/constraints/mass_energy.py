@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -46,6 +48,9 @@ class MassEnergy(Constraint):
             )
         if size == 1 and self.energy > least * (1.0 + ROUNDING):
             raise InfeasibleSet(f"one coordinate with sum {self.mass:g} has energy {least:g}, not {self.energy:g}")
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"mass": self.mass, "energy": self.energy}
 
     def residual(self, z: Tensor) -> Tensor:
         y = flat(z)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, flat, norm, relative, unit
+from casal.constraints.base import Constraint, flat, norm, per_chain, relative, unit
 from casal.errors import InfeasibleSet, ShapeError
 from casal.typing import Event
 
@@ -13,11 +15,14 @@ from casal.typing import Event
 class _Round(Constraint):
     """What a sphere and a ball share: a centre, a radius, the residual |z - c|^2 - R^2."""
 
-    def __init__(self, radius: float, center: Tensor | None = None) -> None:
+    def __init__(self, radius: float, center: Any = None) -> None:
         self.radius = float(radius)
         if not self.radius >= 0.0 or self.radius == float("inf"):
             raise InfeasibleSet(f"{type(self).__name__} needs a finite radius >= 0, got {radius}")
-        self.center = None if center is None else torch.as_tensor(center, dtype=torch.float64)
+        self.center = None if center is None else torch.as_tensor(center, dtype=torch.float64).clone()
+        if self.center is not None and not bool(torch.isfinite(self.center).all()):
+            bad = float(self.center[~torch.isfinite(self.center)][0])
+            raise InfeasibleSet(f"{type(self).__name__} needs a finite center, got {bad} in it")
 
     def __repr__(self) -> str:
         center = "" if self.center is None else ", center=..."
@@ -26,6 +31,9 @@ class _Round(Constraint):
     def validate(self, event: Event) -> None:
         if self.center is not None and tuple(self.center.shape) != event:
             raise ShapeError(f"center has shape {tuple(self.center.shape)}, events have shape {event}")
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"radius": self.radius, "center": self.center}
 
     def residual(self, z: Tensor) -> Tensor:
         return self._offset(z).square().sum(1, keepdim=True) - self.radius**2
@@ -89,7 +97,7 @@ class Ball(_Round):
         offset = self._offset(z)
         outside = norm(offset) > self.radius
         shell = self._place(self.radius * unit(offset, torch.ones_like(offset[0])), z)
-        return torch.where(outside.reshape(-1, *([1] * (z.ndim - 1))), shell, z)
+        return torch.where(per_chain(outside, z), shell, z)
 
     def _violation(self, z: Tensor) -> Tensor:
         return relative((norm(self._offset(z)) - self.radius).clamp_min(0.0), self._scale(z))

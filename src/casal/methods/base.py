@@ -7,6 +7,7 @@ The state is a NamedTuple of tensors; those with a leading chain dimension are c
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -90,7 +91,7 @@ def table_rows(problem: Problem, kind: Any = TableRow, **columns: Tensor) -> lis
 def burn_in_steps(burn_in: float, steps: int) -> int:
     """Number of burn-in rows: a whole number >= 1 counts steps, a number below 1 is a fraction of the run."""
     count = round(burn_in * steps) if 0 <= burn_in < 1 else burn_in
-    if count != int(count) or not 0 <= count < steps:
+    if not math.isfinite(count) or count != int(count) or not 0 <= count < steps:
         raise SettingError(f"burn_in = {burn_in} leaves none of {steps} steps; give a fraction < 1 or fewer steps")
     return int(count)
 

@@ -151,15 +151,15 @@ class CASAL(Method[CASALState, CASALRow]):
         free = move(problem, x, problem.score(x, row.t), row, noise)
         if self.coupling == "implicit":
             if self.z_step == "full":
-                z = problem.project(problem.decode(free) + mu)
+                z = problem.project(problem.decode(free) + mu, warm=z)
             x = problem.gram.solve(free + row.kappa * problem.scaled(pull(z - mu)), row.kappa)
         else:
             x = free - row.kappa * problem.scaled(pull(problem.decode(x) - z + mu))
         decoded = problem.decode(x)
         if self.z_step == "damped":
-            z = problem.project(z - row.damping * (z - decoded - mu))
+            z = problem.project(z - row.damping * (z - decoded - mu), warm=z)
         elif self.coupling == "explicit" or not problem.isotropic:
-            z = problem.project(decoded + mu)  # else x moved straight towards z, which is still its foot
+            z = problem.project(decoded + mu, warm=z)  # else x moved straight towards z, which is still its foot
         if self.dual == "chain":
             lam = lam + row.scale * row.eta * (decoded - z)
         return CASALState(x, z, lam)
@@ -171,7 +171,7 @@ class CASAL(Method[CASALState, CASALRow]):
         return state._replace(lam=state.lam + rung.scale * rung.eta * gap), {}
 
     def output(self, problem: Problem, state: CASALState) -> Tensor:
-        return problem.strict(state.z)
+        return problem.strict(state.z, warm=state.z)
 
     def monitor(self, problem: Problem, state: CASALState) -> Mapping[str, Tensor]:
         gap = (problem.decode(state.x) - state.z).reshape(len(state.z), -1)

@@ -98,8 +98,7 @@ def _penalised(problem: Problem, z: Tensor, centre: Tensor, ridge: Tensor) -> tu
     """One Gauss-Newton step for min |h(z)|^2 + ridge |z - centre|^2 from z, and the residual where it lands."""
 
     def residual(point: Tensor) -> Tensor:
-        h = problem.constraint.residual(point)
-        return h.clamp_min(0.0) if problem.constraint.one_sided else h
+        return problem.constraint.positive_part(problem.constraint.residual(point))
 
     with torch.enable_grad():
         leaf = z.detach().requires_grad_()

@@ -81,5 +81,4 @@ class PrimalDual(Method[PrimalDualState, TableRow]):
         }
 
     def _ascend(self, problem: Problem, lam: Tensor, h: Tensor) -> Tensor:
-        raised = lam + self.dual_step * h
-        return raised.clamp_min(0.0) if problem.constraint.one_sided else raised
+        return problem.constraint.positive_part(lam + self.dual_step * h)

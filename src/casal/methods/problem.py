@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -9,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint
+from casal.constraints.base import Budget, Constraint
 from casal.decoders import Decoder, Gram, Identity
 from casal.targets.base import Table, Target
 
@@ -44,6 +45,7 @@ class Problem:
         constraint: The set C in decoded space.
         decoder: A.
         like: An empty tensor of the run's dtype and device, shaped (0, *latent).
+        budget: How hard projections inside the loop try; None for the best they can.
     """
 
     target: Target
@@ -51,6 +53,7 @@ class Problem:
     decoder: Decoder
     like: Tensor
     usage: Usage = field(default_factory=Usage)
+    budget: Budget | None = None
 
     @property
     def table(self) -> Table:
@@ -93,14 +96,21 @@ class Problem:
         self.usage.scores += len(x)
         return self.target.score(x, t)
 
-    def project(self, z: Tensor) -> Tensor:
-        """P(z), in float64 inside."""
-        self.usage.projections += len(z)
-        return self.constraint.project(z)
+    def with_budget(self, budget: Budget) -> Problem:
+        """The same problem with other projections inside the loop; factorisations are kept."""
+        other = copy(self)
+        object.__setattr__(other, "budget", budget)
+        return other
 
-    def strict(self, z: Tensor) -> Tensor:
-        """P(z) in float64 in and out: what a method returns as a sample."""
-        return self.project(z.to(torch.float64))
+    def project(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
+        """P(z), in float64 inside, within the budget; ``warm`` is a point near the answer."""
+        self.usage.projections += len(z)
+        return self.constraint.project(z, budget=self.budget, warm=warm)
+
+    def strict(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
+        """P(z) in float64 in and out, as well as it can be done: what a method returns as a sample."""
+        self.usage.projections += len(z)
+        return self.constraint.project(z.to(torch.float64), warm=warm)
 
     def decode(self, x: Tensor) -> Tensor:
         """A x."""
@@ -112,8 +122,7 @@ class Problem:
 
     def residual(self, x: Tensor) -> Tensor:
         """h(A x), its negative part cut off where only its positive part counts."""
-        h = self.constraint.residual(self.decode(x))
-        return h.clamp_min(0.0) if self.constraint.one_sided else h
+        return self.constraint.positive_part(self.constraint.residual(self.decode(x)))
 
     def residual_vjp(self, x: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """h(A x), and the gradient in x of weights . h (of |h|^2 / 2 if no weights are given)."""

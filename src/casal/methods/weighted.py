@@ -66,8 +66,8 @@ class WeightedCASAL(Method[WeightedState, TableRow]):
     def __post_init__(self) -> None:
         if not 0.0 < self.ess <= 1.0:
             raise SettingError(f"ess is a share of the chains in (0, 1], got {self.ess}")
-        if not callable(self.rho) and not self.rho > 0:
-            raise SettingError(f"rho, the top of the ladder, must be > 0, got {self.rho}")
+        if not callable(self.rho) and not 0.0 < self.rho < math.inf:
+            raise SettingError(f"rho, the top of the ladder, must be finite and > 0, got {self.rho}")
 
     def plan(self, problem: Problem) -> Sequence[Segment]:
         table = problem.table
@@ -99,7 +99,7 @@ class WeightedCASAL(Method[WeightedState, TableRow]):
         drift = drift - (size * state.rho) * gram.whiten(pull)
         shake = (size / 2).sqrt() * (state.noise + noise).reshape(drift.shape)
         x = x + gram.unwhiten(drift + shake).reshape(x.shape)
-        return state._replace(x=x, z=problem.project(problem.decode(x)), noise=noise)
+        return state._replace(x=x, z=problem.project(problem.decode(x), warm=state.z), noise=noise)
 
     def exchange(
         self, problem: Problem, state: WeightedState, rung: Rung | Finish, generator: torch.Generator
@@ -118,7 +118,7 @@ class WeightedCASAL(Method[WeightedState, TableRow]):
         return state, info
 
     def output(self, problem: Problem, state: WeightedState) -> Tensor:
-        return problem.strict(problem.decode(state.x))
+        return problem.strict(problem.decode(state.x), warm=state.z)
 
     def monitor(self, problem: Problem, state: WeightedState) -> Mapping[str, Tensor]:
         gap = (problem.decode(state.x) - state.z).reshape(len(state.x), -1)

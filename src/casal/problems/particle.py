@@ -28,6 +28,7 @@ from casal.methods import (
 )
 from casal.problems import double_well
 from casal.problems.base import Array, Claim, Column, Experiment, Outcome, ResultTable, share
+from casal.problems.tuning import Case, best, penalty_ramps
 from casal.result import SampleResult
 from casal.sampling import sample
 from casal.schedules import geometric
@@ -49,6 +50,8 @@ class Settings(NamedTuple):
 
 PAPER = Settings(step_size=1e-2, dual_step=1e-2, steps=2000, burn_in=0.1, rho=(0.1, 100.0))
 """As in the authors' script for this problem."""
+
+TUNED = "penalty, tuned + projection"
 
 EXPECTED = {"wrong": 7.06e-8, "mean_x": -2.99831, "sd_y": 0.10067}
 """The exact answer (surface measure of the circle), by quadrature."""
@@ -105,7 +108,6 @@ def cases() -> dict[str, tuple[Target, Method[Any, Any]]]:
         "final projection": (paper, FinalProjection()),
         "projected": (paper, Projected(burn_in=burn)),
         "penalty": (paper, Penalty(0.5, burn_in=burn)),
-        "penalty + projection": (paper, FinalProjection(Penalty(0.5, burn_in=burn))),
         "primal-dual": (paper, PrimalDual(1e-3)),
         "decoupled": (paper, Decoupled(ladder, dual_step=eta)),
         "Algorithm 1": (paper, CASAL.algorithm1(ladder)),
@@ -116,11 +118,25 @@ def cases() -> dict[str, tuple[Target, Method[Any, Any]]]:
     }
 
 
+def penalties() -> list[Case]:
+    """Settings among which the penalty baseline is tuned: plain and preconditioned, slow and fast ramps."""
+    targets = (plain(PAPER.steps), preconditioned(PAPER.steps))
+    return penalty_ramps(targets, (1e-4, 1e-3, 1e-2, 1e-1), (0.03, 0.1, 0.3, 1.0))
+
+
+def _loss(result: SampleResult) -> float:
+    z, exact = result.samples, exact_answer()
+    return float((z[:, 0] > 0).double().mean()) + abs(float(z[:, 1].std()) / exact["sd_y"] - 1.0)
+
+
 def run(quick: bool, labels: Sequence[str] | None, tell: Callable[[str], None]) -> Outcome:
     """Run all methods (or those named) on the same chains and compare with quadrature."""
     began, n = time.perf_counter(), 1000 if quick else 4000
-    rows, points = [], {}
-    for label, (target, method) in cases().items():
+    rows, points, every = [], {}, cases()
+    if labels is None or TUNED in labels:
+        tell(f"tuning the penalty over {len(penalties())} settings")
+        every[TUNED] = best(penalties(), Sphere(RADIUS), _loss, 250 if quick else 500)
+    for label, (target, method) in every.items():
         if labels is None or label in labels:
             tell(label)
             result = sample(target, Sphere(RADIUS), method, n, seed=1)
@@ -147,7 +163,9 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Callable[[str], None]) 
             Column("seconds", "seconds", ".2f"),
         ),
         rows,
-        note="Mean and spread are over all samples of a method; violation is | |z| - R | / R.",
+        note="Mean and spread are over all samples of a method; violation is | |z| - R | / R. The authors' step size "
+        "(0.01, as large as y allows) alone widens sd y to 0.144, as the unconstrained row shows. The tuned penalty is "
+        f"the best of {len(penalties())} ramps and step sizes, chosen on other chains.",
     )
     return Outcome(
         "particle",
@@ -204,6 +222,6 @@ def _claims(rows: Sequence[dict[str, Any]]) -> list[Claim]:
 EXPERIMENT = Experiment(
     "particle",
     "On a circle whose likely side is far from the start, which methods get there, and with the right spread?",
-    tuple(cases()),
+    (*cases(), TUNED),
     run,
 )

@@ -21,7 +21,6 @@ COLOURS = {
     "final projection": "#56B4E9",
     "projected": "#0072B2",
     "penalty": "#E69F00",
-    "penalty + projection": "#E69F00",
     "primal-dual": "#F0E442",
     "decoupled": "#B8860B",
     "Algorithm 1": "#CC79A7",

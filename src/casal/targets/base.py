@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from casal.errors import SettingError, ShapeError
+from casal.errors import SettingError, ShapeError, whole_number
 from casal.typing import Init, ScoreFunction
 
 
@@ -76,12 +76,11 @@ class Target:
 
 def step_sizes(steps: int, step_size: float | Tensor) -> Tensor:
     """The step sizes (steps,) of a Langevin run, checked."""
-    if int(steps) != steps or steps < 1:
-        raise SettingError(f"steps must be a whole number >= 1, got {steps}")
+    steps = whole_number(steps, "steps", 1)
     tau = torch.as_tensor(step_size, dtype=torch.float64)
     if tau.ndim == 0:
-        tau = tau.expand(int(steps))
-    if tuple(tau.shape) != (int(steps),):
+        tau = tau.expand(steps)
+    if tuple(tau.shape) != (steps,):
         raise ShapeError(f"step_size has shape {tuple(tau.shape)}; give a number or one value per step ({steps},)")
     if not bool((torch.isfinite(tau) & (tau > 0)).all()):
         raise SettingError(f"step_size must be finite and > 0; its smallest value is {float(tau.min()):g}")

@@ -9,12 +9,13 @@ from matplotlib.figure import Figure
 
 from casal.problems import double_well
 from casal.problems.base import Array, Outcome
-from casal.problems.particle import RADIUS, SIGMA_Y, exact_answer, exact_density
+from casal.problems.particle import RADIUS, TUNED, SIGMA_Y, exact_answer, exact_density
 from casal.report.style import EXACT, FAINT, INK, colour
 
 SHOWN = (
     "final projection",
     "projected",
+    TUNED,
     "Algorithm 1",
     "Algorithm 2",
     "released code",
@@ -37,7 +38,7 @@ def figures(outcome: Outcome) -> dict[str, Figure]:
         _circle(axes[0, k])
         _ring(axes[0, k], np.arctan2(z[:, 1], z[:, 0]), np.ones(len(z)), colour(label))
         right = float((z[:, 0] > 0).mean())
-        axes[0, k].set_title(label)
+        axes[0, k].set_title(label.replace(" + projection", ""))
         axes[0, k].text(0, 1.4, f"{right:.1%}\nat x > 0", ha="center", va="center", fontsize=9, color=INK)
         _spread(axes[1, k], z, colour(label))
     axes[0, 0].set_ylabel("y")

@@ -1,0 +1,1 @@
+"""Timed ratios. Never imported by tests."""

@@ -1,0 +1,553 @@
+"""Nearest point of a smooth set {z : c(z) = 0, or <= 0 row by row}, for many points at once.
+
+The problem is
+
+    minimise 1/2 |z - y|^2   subject to   c_E(z) = 0,   c_I(z) <= 0.
+
+Linearise at z, every row scaled to length one: c(z + s) ~ c + U s. The Gauss-Newton step keeps y as its anchor and
+goes to the nearest point of the linearised set,
+
+    z + s = y - U^T (U U^T)^-1 (c + U (y - z)),
+
+that is s = n + t with the normal step n = -U^T (U U^T)^-1 c and the tangential step t = P_T (y - z), P_T = I - U^+ U.
+It knows nothing of the curvature of the set, so t is too long by the factor 1 + (distance / radius of curvature), and
+the plain iteration diverges from points that are far away. Newton's step for the same problem divides by that factor:
+
+    t = argmin 1/2 t.H t + (z - y + H n).t   over the tangent space, |t| <= radius,    H = I + sum_j lam_j Hess c_j,
+
+with lam the multipliers of the linearised problem. It is found by conjugate gradients (Steihaug), which need products
+H v only and follow a direction of negative curvature to the end of the trust region instead of to a maximum of
+the distance. The rows of I that take part are those of the linearised problem, a quadratic programme with as many
+unknowns as rows (block principal pivoting), so that near the answer the active set is that of the answer.
+
+A step is taken if it lowers |z - y|^2 / 2 + mu |c(z)| by a share of what the model promises, or if it halves the error
+of the Karush-Kuhn-Tucker conditions; otherwise the radius shrinks to where a second-order model of c, known from the
+step that failed, says the merit is least. Near a regular answer convergence is quadratic.
+
+References:
+    Nocedal and Wright, "Numerical Optimization" (2006), Alg. 7.2 (Steihaug) and sec. 18.5 (trust-region SQP with a
+    normal and a tangential step); Byrd, Gould, Nocedal and Waltz, Math. Program. 100 (2004), for active sets from a
+    simpler subproblem; Judice and Pires, Comput. Oper. Res. 21 (1994), for block principal pivoting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from casal.constraints.base import Budget, Projection, norm
+
+EPSILON = torch.finfo(torch.float64).eps
+ANGLE = 1e-12
+"""Sine of the angle between y - z and the normal space that counts as zero; the tolerance of a loose budget."""
+COARSE_ANGLE = 1e-6
+"""The same where rounding stops all progress earlier."""
+PATIENCE = 10
+"""Steps without progress at a feasible point before giving up."""
+FARTHEST = 10.0
+"""Longest first step, in units of 1 + |z|: a nearly vanishing gradient must not fling a chain away."""
+FAR = 1e6
+"""Size of a starting point beyond which smaller ones on the way to the origin are tried."""
+NUDGE = 1e-3
+"""Share of the first step that goes aside, so that symmetry cannot hold a chain at a maximum of the distance."""
+SHARE = 1e-4
+"""Least share of the promised decrease of the merit."""
+INNER_STEPS = 100
+"""Most conjugate gradient steps."""
+BLOCKED = 3
+"""How often a tangential step may run into a row that was not active, before it is cut short there."""
+HALVINGS = 40
+RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
+"""Levenberg ridges on U U^T (rows of length one) for normal steps that leave the trust region."""
+
+
+class System(Protocol):
+    """Rows c(z), their derivatives, and their violation; points are (n, d)."""
+
+    def one_sided(self, like: Tensor) -> Tensor:
+        """(r,) bool: which of the rows of ``like`` (n, r) ask for c <= 0 instead of c = 0."""
+
+    def values(self, z: Tensor) -> Tensor:
+        """c(z), (n, r)."""
+
+    def linearise(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """c(z), (n, r), and its Jacobian, (n, r, d)."""
+
+    def curvature(self, z: Tensor, weights: Tensor) -> Callable[[Tensor], Tensor]:
+        """v -> (sum_j weights_j Hess c_j) v at z, weights (n, r)."""
+
+    def violation(self, values: Tensor, lengths: Tensor, z: Tensor) -> Tensor:
+        """(n,), from c(z) and the lengths (n, r) of its gradients."""
+
+
+class _Point(NamedTuple):
+    """A point and its linearisation; ``gap`` is c in units of the lengths of its gradients."""
+
+    z: Tensor
+    gap: Tensor
+    unit: Tensor
+    lengths: Tensor
+    violation: Tensor
+
+
+class _Tangent(NamedTuple):
+    """What the linearised problem says at a point.
+
+    Attributes:
+        active: (n, r) bool, rows that take part.
+        factor: L with L L^T = U U^T over the active rows.
+        basis: L^-1 U: an orthonormal basis of the normal space, (n, r, d), zero for other rows.
+        normal: n, (n, d), no longer than 0.9 radii.
+        forces: (n, r), -normal = U^T forces.
+        pull: (z - y) / scale, (n, d).
+        slide: Its tangential part, (n, d).
+        angle: |slide| / |pull|, (n,).
+        error: (n,), the larger of the angle and the relative size of the gap.
+    """
+
+    active: Tensor
+    factor: Tensor
+    basis: Tensor
+    normal: Tensor
+    forces: Tensor
+    pull: Tensor
+    slide: Tensor
+    angle: Tensor
+    error: Tensor
+
+
+class _Chains(NamedTuple):
+    """The chains at work: number, anchor, 1 + |y|, trust radius, weight of the gap, best error, steps without a better."""
+
+    chain: Tensor
+    y: Tensor
+    scale: Tensor
+    radius: Tensor
+    weight: Tensor
+    best: Tensor
+    stale: Tensor
+
+
+class _Step(NamedTuple):
+    """A step, H applied to it, the multipliers, and what was used of the normal step."""
+
+    step: Tensor
+    bent: Tensor
+    multipliers: Tensor
+
+
+def nearest(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> Projection:
+    """Nearest points of the set to ``y``, or the point where a chain came to a halt, flagged.
+
+    Args:
+        system: The rows.
+        y: Anchors (n, d), finite float64.
+        start: Where to start (n, d), such as the nearest point of a neighbour of y; at y itself if left out, or
+            where a row is not finite at ``start``.
+        budget: A chain is done when its violation is within the tolerance and y - z is normal to the set; iterations
+            are evaluations of c and its Jacobian.
+    """
+    n = len(y)
+    out = Projection(
+        y.clone(),
+        torch.zeros(n, dtype=torch.bool, device=y.device),
+        torch.zeros(n, dtype=torch.long, device=y.device),
+        torch.full((n,), torch.inf, dtype=y.dtype, device=y.device),
+    )
+    here = _look(system, y)
+    done = here.violation <= budget.tolerance
+    out.converged[done], out.residual[:] = True, here.violation
+    live = torch.nonzero(~done).flatten()
+    here = _take(here, live)
+    here = _begin(system, here, None if start is None else start[live])
+    y = y[live]
+    zero = y.new_zeros(len(y))
+    chains = _Chains(live, y, 1.0 + norm(y), zero, zero, zero + torch.inf, torch.zeros_like(live))
+    one_sided = system.one_sided(here.gap)
+    chains = chains._replace(radius=_first_radius(here, chains, one_sided))
+    tangent = _tangent(here, chains, one_sided)
+    for iteration in range(budget.iterations + 1):
+        chains = _progress(chains, here, tangent, budget.tolerance)
+        converged, stopped = _finished(chains, here, tangent, budget.tolerance)
+        if iteration == budget.iterations:
+            stopped = torch.ones_like(stopped)
+        if bool(stopped.any()):
+            gone = chains.chain[stopped]
+            out.point[gone], out.converged[gone] = here.z[stopped], converged[stopped]
+            out.iterations[gone], out.residual[gone] = iteration, here.violation[stopped]
+            left = torch.nonzero(~stopped).flatten()
+            here, tangent, chains = _take(here, left), _take(tangent, left), _take(chains, left)
+        if not len(chains.chain):
+            break
+        move = _plan(system, here, tangent, chains, one_sided, first=iteration == 0)
+        here, tangent, chains = _try(system, here, tangent, chains, one_sided, move)
+    return out
+
+
+# ------------------------------------------------------------------ points
+
+
+def _take(parts, index):  # type: ignore[no-untyped-def]
+    """The chains ``index`` of a tuple of tensors."""
+    return type(parts)(*(part[index] for part in parts))
+
+
+def _choose(mask: Tensor, one, other):  # type: ignore[no-untyped-def]
+    """``one`` where the mask of chains is true, else ``other``, part by part."""
+    return type(one)(
+        *(torch.where(mask.reshape(-1, *([1] * (a.ndim - 1))), a, b) for a, b in zip(one, other, strict=True))
+    )
+
+
+def _look(system: System, z: Tensor) -> _Point:
+    """Evaluate; a point where anything is not finite gets an infinite violation and harmless numbers."""
+    values, rows = system.linearise(z)
+    lengths = norm(rows.reshape(-1, rows.shape[2])).reshape(values.shape)
+    finite = torch.isfinite(values).all(1) & torch.isfinite(lengths).all(1)
+    values = torch.where(finite[:, None], values, torch.ones_like(values))
+    lengths = torch.where(finite[:, None], lengths, torch.zeros_like(lengths))
+    safe = torch.where(lengths > 0, lengths, torch.ones_like(lengths))
+    unit = torch.where(finite[:, None, None], rows, torch.zeros_like(rows)) / safe[:, :, None]
+    violation = system.violation(values, lengths, z)
+    violation = torch.where(finite & torch.isfinite(violation), violation, torch.full_like(violation, torch.inf))
+    return _Point(z, values / safe, unit, lengths, violation)
+
+
+def _begin(system: System, here: _Point, start: Tensor | None) -> _Point:
+    """The points to start from: ``start`` where usable, else y, else a point near it or on its way to the origin."""
+    if not len(here.z):
+        return here
+    y, fresh = here.z, torch.ones(len(here.z), dtype=torch.bool, device=here.z.device)
+    if start is not None:
+        usable = torch.isfinite(start).all(1)
+        other = _look(system, torch.where(usable[:, None], start, y))
+        usable &= torch.isfinite(other.violation)
+        here, fresh = _choose(usable, other, here), ~usable
+    far = torch.nonzero(fresh & (torch.isinf(here.violation) | (norm(y) > FAR))).flatten()
+    if len(far):
+        nearer = y.clone()
+        nearer[far] = _on_the_ray(system, y[far])
+        other = _look(system, nearer)
+        here = _choose(fresh & torch.isfinite(other.violation), other, here)
+    flat_row = ((here.lengths == 0) & (here.gap != 0)).any(1) & torch.isfinite(here.violation)
+    if bool(flat_row.any()):
+        moved = here.z + NUDGE * (1.0 + norm(here.z))[:, None] * _aside(y)
+        other = _look(system, torch.where(flat_row[:, None], moved, here.z))
+        here = _choose(flat_row & torch.isfinite(other.violation), other, here)
+    return here
+
+
+def _on_the_ray(system: System, y: Tensor) -> Tensor:
+    """The point of {y, y / 10, y / 100, ...} where the sum of |c| is least."""
+    best, least = y, y.new_full((len(y),), torch.inf)
+    decades = int(torch.log10(y.abs().amax().clamp_min(1.0)).ceil()) + 3
+    for decade in range(decades + 1):
+        point = y * 10.0**-decade
+        size = system.values(point).abs().sum(1)
+        better = size < least
+        best, least = torch.where(better[:, None], point, best), torch.where(better, size, least)
+    return best
+
+
+def _aside(like: Tensor) -> Tensor:
+    """A fixed direction (d,) without symmetry."""
+    number = torch.arange(1, like.shape[1] + 1, dtype=like.dtype, device=like.device)
+    direction = torch.cos(2.3999632297286533 * number.square()) + 0.1
+    return direction / torch.linalg.vector_norm(direction)
+
+
+def _open(gap: Tensor, one_sided: Tensor) -> Tensor:
+    """The part of a gap that has to be closed."""
+    return torch.where(one_sided, gap.clamp_min(0.0), gap)
+
+
+# ------------------------------------------------------------------ the linearised problem
+
+
+def _first_radius(here: _Point, chains: _Chains, one_sided: Tensor) -> Tensor:
+    """A few times the distance to the rows, one by one, but no farther than a gradient can be trusted."""
+    step = norm(_open(here.gap, one_sided)) + norm(chains.y - here.z)
+    return torch.minimum(3.0 * step, FARTHEST * (1.0 + norm(here.z)))
+
+
+def _tangent(here: _Point, chains: _Chains, one_sided: Tensor) -> _Tangent:
+    """The active rows of the linearised problem, its normal step, and what is left of the optimality conditions.
+
+    Where the rows contradict each other, or nearly do, the normal step leaves the trust region. Then they need not
+    hold exactly: U U^T gets a Levenberg ridge, and at last the step is cut.
+    """
+    gram = here.unit @ here.unit.mT
+    longest = 0.9 * chains.radius
+    active, forces = _linearised(here, chains, gram, one_sided, 0.0)
+    normal = -_back(here.unit, forces)
+    for ridge in RIDGES if here.gap.shape[1] > 1 else ():
+        long = norm(normal) > longest
+        if not bool(long.any()):
+            break
+        other, weaker = _linearised(here, chains, gram, one_sided, ridge)
+        active, forces = torch.where(long[:, None], other, active), torch.where(long[:, None], weaker, forces)
+        normal = -_back(here.unit, forces)
+    share = _within(normal, longest)[:, None]
+    return _tangent_of(here, chains, gram, active, one_sided, share * forces)
+
+
+def _linearised(
+    here: _Point, chains: _Chains, gram: Tensor, one_sided: Tensor, ridge: float
+) -> tuple[Tensor, Tensor]:
+    """Active rows, and the forces f of the normal step -U^T f: (U U^T + ridge) f = gap over those rows."""
+    active = here.lengths > 0
+    if bool(one_sided.any()):
+        # Towards the anchor, but not farther than the radius: the same answer once the steps are short.
+        away = chains.y - here.z
+        reach = here.gap + _apply(here.unit, _within(away, chains.radius)[:, None] * away)
+        active = _active_rows(gram, reach, active, one_sided, ridge)
+    gap = torch.where(active, here.gap, torch.zeros_like(here.gap))
+    return active, torch.cholesky_solve(gap[:, :, None], _factor(gram, active, ridge)).squeeze(2)
+
+
+def _tangent_of(
+    here: _Point, chains: _Chains, gram: Tensor, active: Tensor, one_sided: Tensor, forces: Tensor
+) -> _Tangent:
+    factor = _factor(gram, active)
+    basis = torch.linalg.solve_triangular(factor, here.unit * active[:, :, None], upper=False)
+    normal = -_back(here.unit, forces)
+    pull = (here.z - chains.y) / chains.scale[:, None]
+    slide = _tangential(basis, pull)
+    angle, size = norm(slide), norm(pull)
+    # The rounding of z - y has a tangential part of its own.
+    noise = 4 * EPSILON * here.z.shape[1] ** 0.5 * (norm(here.z) / chains.scale + 1.0)
+    angle = torch.where(angle > noise, angle / size.clamp_min(1e-300), torch.zeros_like(angle))
+    relative_gap = norm(_open(here.gap, one_sided)) / (1.0 + norm(here.z))
+    return _Tangent(active, factor, basis, normal, forces, pull, slide, angle, torch.maximum(angle, relative_gap))
+
+
+def _factor(gram: Tensor, active: Tensor, ridge: float = 0.0) -> Tensor:
+    """Cholesky factor of U U^T + ridge over the active rows (one elsewhere), with more of it if it does not exist."""
+    both = active[:, :, None] & active[:, None, :]
+    matrix = torch.where(both, gram, torch.zeros_like(gram))
+    ridge = max(ridge, EPSILON * 4 * gram.shape[1])
+    diagonal = torch.where(active, torch.full_like(gram[:, 0], ridge), torch.ones_like(gram[:, 0]))
+    factor, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed(diagonal))
+    while bool((info > 0).any()):
+        ridge *= 100.0
+        again, info_again = torch.linalg.cholesky_ex(matrix + torch.diag_embed(diagonal.clamp_min(ridge)))
+        failed = info > 0
+        factor = torch.where(failed[:, None, None], again, factor)
+        info = torch.where(failed, info_again, torch.zeros_like(info))
+    return factor
+
+
+def _active_rows(gram: Tensor, reach: Tensor, usable: Tensor, one_sided: Tensor, ridge: float) -> Tensor:
+    """Rows with a multiplier in min 1/2 m.(U U^T + ridge) m - reach.m, m >= 0 where one-sided: block principal pivoting.
+
+    All wrong rows change sides at once as long as that lowers their number; after three failures only the last wrong
+    one does, which ends after finitely many steps.
+    """
+    active = usable & (~one_sided | (reach > 0))
+    rows = reach.shape[1]
+    number = torch.arange(rows, device=reach.device)
+    fewest = torch.full_like(number[:1].expand(len(reach)), rows + 1)
+    chances = torch.full_like(fewest, 3)
+    for _ in range(20 + 4 * rows):
+        rhs = torch.where(active, reach, torch.zeros_like(reach))
+        multipliers = torch.cholesky_solve(rhs[:, :, None], _factor(gram, active, ridge)).squeeze(2)
+        multipliers = torch.where(active, multipliers, torch.zeros_like(multipliers))
+        slack = _apply(gram, multipliers) - reach
+        noise = 1e-13 * (multipliers.abs().amax(1) + reach.abs().amax(1))[:, None]
+        wrong = one_sided & usable & torch.where(active, multipliers < -noise, slack < -noise)
+        count = wrong.sum(1)
+        if not bool(count.any()):
+            break
+        better = count < fewest
+        fewest = torch.where(better, count, fewest)
+        chances = torch.where(better, torch.full_like(chances, 3), chances - 1)
+        last = torch.where(wrong, number, torch.full_like(number, -1)).amax(1)
+        single = wrong & (number == last[:, None])
+        active = active ^ torch.where((chances >= 0)[:, None], wrong, single)
+    return active
+
+
+def _apply(matrix: Tensor, v: Tensor) -> Tensor:
+    """(n, r, d) times (n, d)."""
+    return (matrix @ v[:, :, None]).squeeze(2)
+
+
+def _back(matrix: Tensor, v: Tensor) -> Tensor:
+    """Transpose of (n, r, d) times (n, r)."""
+    return (v[:, None, :] @ matrix).squeeze(1)
+
+
+def _tangential(basis: Tensor, v: Tensor) -> Tensor:
+    """P_T v; the second pass removes what the rounding of the basis left."""
+    v = v - _back(basis, _apply(basis, v))
+    return v - _back(basis, _apply(basis, v))
+
+
+# ------------------------------------------------------------------ a step
+
+
+def _plan(
+    system: System, here: _Point, tangent: _Tangent, chains: _Chains, one_sided: Tensor, *, first: bool
+) -> _Step:
+    """Normal and tangential step inside the trust region."""
+    along = -_apply(tangent.basis, tangent.pull)
+    multipliers = torch.linalg.solve_triangular(tangent.factor.mT, along[:, :, None], upper=True).squeeze(2)
+    multipliers = _open(multipliers + tangent.forces / chains.scale[:, None], one_sided)
+    multipliers = torch.where(tangent.active, multipliers, torch.zeros_like(multipliers))
+    bend = system.curvature(here.z, multipliers / torch.where(here.lengths > 0, here.lengths, 1.0))
+
+    def hessian(v: Tensor) -> Tensor:
+        return v / chains.scale[:, None] + torch.nan_to_num(bend(v), 0.0, 0.0, 0.0)
+
+    for attempt in range(BLOCKED + 1):
+        normal = tangent.normal
+        bent = hessian(normal)
+        gradient = tangent.pull + bent
+        if first:
+            gradient = gradient + (NUDGE * norm(normal) / chains.scale)[:, None] * _aside(normal)
+        left = (chains.radius.square() - normal.square().sum(1)).clamp_min(0.0).sqrt()
+        slide, curved = _conjugate_gradients(hessian, tangent.basis, gradient, tangent.angle, left)
+        if not bool(one_sided.any()):
+            break
+        share, blocking = _blocked(here, tangent, one_sided, normal, slide)
+        if attempt == BLOCKED or not bool(blocking.any()):
+            slide, curved = share[:, None] * slide, share[:, None] * curved
+            break
+        gram, active = here.unit @ here.unit.mT, tangent.active | blocking
+        gap = torch.where(active, here.gap, torch.zeros_like(here.gap))
+        forces = torch.cholesky_solve(gap[:, :, None], _factor(gram, active)).squeeze(2)
+        forces = torch.where(blocking.any(1, keepdim=True), forces, tangent.forces)
+        forces = forces * _within(_back(here.unit, forces), 0.9 * chains.radius)[:, None]
+        tangent = _tangent_of(here, chains, gram, active, one_sided, forces)
+    return _Step(normal + slide, bent + curved, multipliers)
+
+
+def _within(v: Tensor, radius: Tensor) -> Tensor:
+    """The factor <= 1 that brings v into the radius."""
+    return (radius / norm(v).clamp_min(1e-300)).clamp_max(1.0)
+
+
+def _conjugate_gradients(
+    hessian: Callable[[Tensor], Tensor], basis: Tensor, gradient: Tensor, angle: Tensor, radius: Tensor
+) -> tuple[Tensor, Tensor]:
+    """argmin 1/2 t.H t + gradient.t over the tangent space and |t| <= radius, and H times it."""
+    t, bent = torch.zeros_like(gradient), torch.zeros_like(gradient)
+    r = _tangential(basis, gradient)
+    size = norm(r)
+    aim = size * angle.clamp(1e-10, 0.1)
+    p, live = -r, (size > 0) & (radius > 0)
+    for _ in range(min(INNER_STEPS, r.shape[1])):
+        if not bool(live.any()):
+            break
+        p = torch.where(live[:, None], p, torch.zeros_like(p))
+        hp = hessian(p)
+        squared, curvature = r.square().sum(1), (p * hp).sum(1)
+        length = p.square().sum(1)
+        convex = curvature > EPSILON * length * norm(hp) / length.sqrt().clamp_min(1e-300)
+        share = torch.where(convex, squared / torch.where(convex, curvature, 1.0), torch.inf)
+        cross, room = (t * p).sum(1), (radius.square() - t.square().sum(1)).clamp_min(0.0)
+        safe = torch.where(length > 0, length, 1.0)
+        edge = room / (cross + (cross.square() + safe * room).sqrt()).clamp_min(1e-300)
+        ends = share >= edge
+        share = torch.where(live, torch.minimum(share, edge), 0.0)[:, None]
+        t, bent = t + share * p, bent + share * hp
+        r = torch.where(live[:, None], _tangential(basis, r + share * hp), r)
+        live = live & ~ends & (norm(r) > aim)
+        p = -r + (r.square().sum(1) / torch.where(squared > 0, squared, 1.0))[:, None] * p
+    return t, bent
+
+
+def _blocked(
+    here: _Point, tangent: _Tangent, one_sided: Tensor, normal: Tensor, slide: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The share of the tangential step up to the first row that is not active, and that row (one-hot)."""
+    before = here.gap + _apply(here.unit, normal)
+    ahead = _apply(here.unit, slide)
+    meets = one_sided & ~tangent.active & (ahead > 0) & (before + ahead > 1e-13 * (1.0 + norm(here.z))[:, None])
+    room = torch.where(meets, (-before).clamp_min(0.0) / torch.where(meets, ahead, 1.0), torch.inf)
+    share, row = room.min(1)
+    blocking = meets & (torch.arange(room.shape[1], device=room.device) == row[:, None]) & (share < 1.0)[:, None]
+    return share.clamp_max(1.0), blocking
+
+
+def _try(
+    system: System, here: _Point, tangent: _Tangent, chains: _Chains, one_sided: Tensor, move: _Step
+) -> tuple[_Point, _Tangent, _Chains]:
+    """Evaluate the step, take it or not, and adapt the radius."""
+    step, length = move.step, norm(move.step)
+    there = _look(system, here.z + step)
+    finite = torch.isfinite(there.violation)
+    trial = torch.where(finite[:, None], there.gap * _ratio(there.lengths, here.lengths), torch.zeros_like(there.gap))
+    linear = here.gap + _apply(here.unit, step)
+    theta, modelled, reached = (norm(_open(gap, one_sided)) for gap in (here.gap, linear, trial))
+
+    slope = (tangent.pull * step).sum(1)
+    rise = slope + 0.5 * (step * move.bent).sum(1)
+    closed = theta - modelled
+    helps = closed > 1e-8 * theta
+    needed = torch.where(helps, 2.0 * rise / torch.where(helps, closed, 1.0), 0.0)
+    weight = torch.stack([0.3 * chains.weight, needed, 2.0 * norm(move.multipliers)]).amax(0)
+    promised = weight * closed - rise
+    gained = weight * (theta - reached) - slope - 0.5 * step.square().sum(1) / chains.scale
+    lower = finite & (gained >= SHARE * promised) & (promised > 0)
+
+    chains = chains._replace(weight=weight)
+    tangent_there = _tangent(there, chains, one_sided)
+    taken = lower | (finite & (tangent_there.error <= 0.5 * chains.best))
+
+    error = torch.where(finite[:, None], trial - linear, torch.zeros_like(trial))
+    shorter = _shorter(here, error, step, slope, chains, one_sided)
+    shorter = torch.where(finite, shorter, torch.full_like(shorter, 0.1))
+    grown = torch.where(gained > 0.7 * promised, torch.maximum(chains.radius, 3.0 * length), chains.radius)
+    grown = torch.where(lower & (gained < 0.1 * promised), 0.5 * length, grown)
+    radius = torch.where(taken, grown, shorter * length)
+    chains = chains._replace(radius=radius)
+    here, tangent = _choose(taken, there, here), _choose(taken, tangent_there, tangent)
+    if not bool(taken.all()):
+        tangent = _tangent(here, chains, one_sided)
+    return here, tangent, chains
+
+
+def _ratio(new: Tensor, old: Tensor) -> Tensor:
+    """The factor from units of the new lengths to units of the old ones; a length of zero counts as one."""
+    return torch.where(new > 0, new, 1.0) / torch.where(old > 0, old, 1.0)
+
+
+def _shorter(
+    here: _Point, error: Tensor, step: Tensor, slope: Tensor, chains: _Chains, one_sided: Tensor
+) -> Tensor:
+    """The share of a failed step where the merit is least, with c + share U s + share^2 error for its rows."""
+    share = (0.5 ** torch.arange(1, HALVINGS + 1, dtype=step.dtype, device=step.device))[:, None]
+    ahead = _apply(here.unit, step)[:, None]
+    gap = here.gap[:, None] + share * ahead + share.square() * error[:, None]
+    theta = torch.linalg.vector_norm(_open(gap, one_sided), dim=2)
+    half = 0.5 * step.square().sum(1) / chains.scale
+    share = share.squeeze(1)
+    merit = chains.weight[:, None] * theta + share * slope[:, None] + share.square() * half[:, None]
+    return share[merit.argmin(1)]
+
+
+# ------------------------------------------------------------------ when to stop
+
+
+def _progress(chains: _Chains, here: _Point, tangent: _Tangent, tolerance: float) -> _Chains:
+    """Count the steps that brought nothing at points that are feasible."""
+    better = tangent.error <= 0.9 * chains.best
+    idle = ~better & (here.violation <= tolerance)
+    stale = torch.where(idle, chains.stale + 1, torch.zeros_like(chains.stale))
+    return chains._replace(best=torch.minimum(chains.best, tangent.error), stale=stale)
+
+
+def _finished(
+    chains: _Chains, here: _Point, tangent: _Tangent, tolerance: float
+) -> tuple[Tensor, Tensor]:
+    """Which chains are done, and which stop (done or not)."""
+    feasible = here.violation <= tolerance
+    converged = feasible & (tangent.angle <= max(ANGLE, tolerance))
+    stuck = (chains.stale >= PATIENCE) | (chains.radius <= 2 * EPSILON * (1e-3 + norm(here.z)))
+    stuck |= torch.isinf(here.violation)
+    converged |= feasible & stuck & (tangent.angle <= max(COARSE_ANGLE, tolerance))
+    return converged, converged | stuck

@@ -1,0 +1,132 @@
+"""Second-order cone and positive semidefinite matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from casal.constraints.base import Constraint, flat, norm, per_chain, relative
+from casal.errors import ProjectionError, ShapeError
+from casal.typing import Event
+
+EPS = 2.0**-52
+
+
+class SecondOrderCone(Constraint):
+    """C = {(t, v) : |v| <= t}, t the first coordinate of the flattened event and v the others.
+
+        P(t, v) = (t, v)                             inside,  |v| <= t
+                  0                                  below,   |v| <= -t
+                  (t + |v|) / 2 (1, v / |v|)         otherwise
+
+    The nearest point is unique everywhere. A cone has no scale of its own: the violation is
+    max(0, |v| - t) / (|v| + |t|), between 0 and 1. The residuals |v|^2 - t^2 and -t are smooth and <= 0 on C.
+
+    >>> SecondOrderCone().project(torch.tensor([[0.0, 3.0, 4.0], [-6.0, 3.0, 4.0]]))
+    tensor([[2.5000, 1.5000, 2.0000],
+            [0.0000, 0.0000, 0.0000]])
+    """
+
+    convex = True
+    solid = True
+    one_sided = True
+
+    def __repr__(self) -> str:
+        return "SecondOrderCone()"
+
+    def validate(self, event: Event) -> None:
+        if not torch.Size(event).numel():
+            raise ShapeError(f"a second-order cone needs at least one coordinate, events have shape {event}")
+
+    def _arguments(self) -> dict[str, Any]:
+        return {}
+
+    def residual(self, z: Tensor) -> Tensor:
+        t, v = flat(z)[:, :1], flat(z)[:, 1:]
+        return torch.cat([v.square().sum(1, keepdim=True) - t.square(), -t], dim=1)
+
+    def _project(self, z: Tensor) -> Tensor:
+        y, peak = _scaled(flat(z))
+        t, v = y[:, :1], y[:, 1:]
+        length = norm(v)[:, None]
+        level = (0.5 * (t + length)).clamp_min(0.0)
+        share = torch.where(length > 0, level / length.clamp_min(1e-300), torch.zeros_like(level))
+        foot = refuse_overflow(peak * torch.cat([level, share * v], dim=1), self).reshape(z.shape)
+        return torch.where(per_chain(_excess(z) <= 4.0 * EPS, z), z, foot)
+
+    def _violation(self, z: Tensor) -> Tensor:
+        return _excess(z)
+
+
+class PSDCone(Constraint):
+    """C = {Z : Z = Z^T, u^T Z u >= 0 for all u}, events (k, k).
+
+    P(Y) = V max(L, 0) V^T, where V L V^T is the eigendecomposition of the symmetric part (Y + Y^T) / 2: nearest in
+    the Frobenius norm, and unique. A matrix whose negative eigenvalues are rounding (below 4 k eps of its norm)
+    is only made symmetric. The violation is the larger of |Z - Z^T| / 2 and minus the smallest eigenvalue,
+    relative to |Z| (Frobenius). Eigenvalues are not smooth where they meet, so there is no residual.
+
+    >>> PSDCone().project(torch.tensor([[[0.0, 2.0], [0.0, 0.0]]]))
+    tensor([[[0.5000, 0.5000],
+             [0.5000, 0.5000]]])
+    """
+
+    convex = True
+
+    def __repr__(self) -> str:
+        return "PSDCone()"
+
+    def validate(self, event: Event) -> None:
+        if len(event) != 2 or event[0] != event[1] or not event[0]:
+            raise ShapeError(f"PSDCone holds square matrices, events (k, k); got {event}")
+
+    def _arguments(self) -> dict[str, Any]:
+        return {}
+
+    def _project(self, z: Tensor) -> Tensor:
+        rows, peak = _scaled(flat(z))
+        scaled = rows.reshape(z.shape)
+        symmetric = 0.5 * (scaled + scaled.mT)
+        values, vectors = torch.linalg.eigh(symmetric)
+        clipped = (vectors * values.clamp_min(0.0)[:, None, :]) @ vectors.mT
+        rounding = 4.0 * EPS * z.shape[1] * torch.linalg.vector_norm(symmetric, dim=(1, 2))
+        inside = values.amin(1) >= -rounding
+        foot = torch.where(per_chain(inside, z), symmetric, 0.5 * (clipped + clipped.mT)) * peak[:, :, None]
+        unmoved = inside & (z == z.mT).flatten(1).all(1)
+        return torch.where(per_chain(unmoved, z), z, refuse_overflow(foot, self))
+
+    def _violation(self, z: Tensor) -> Tensor:
+        rows, peak = _scaled(flat(z))
+        scaled = rows.reshape(z.shape)
+        asymmetry = 0.5 * torch.linalg.vector_norm(scaled - scaled.mT, dim=(1, 2))
+        below = -torch.linalg.eigvalsh(0.5 * (scaled + scaled.mT)).amin(1)
+        worst, size = torch.maximum(asymmetry, below.clamp_min(0.0)), peak[:, 0].clamp_max(1.0)
+        return relative(size * worst, size * torch.linalg.vector_norm(scaled, dim=(1, 2)))
+
+
+def _excess(z: Tensor) -> Tensor:
+    """max(0, |v| - t) / (|v| + |t|), on the scale of the largest coordinate so that 1e308 is a number like others."""
+    y, peak = _scaled(flat(z))
+    t, length, size = y[:, 0], norm(y[:, 1:]), peak[:, 0].clamp_max(1.0)
+    return relative(size * (length - t).clamp_min(0.0), size * (length + t.abs()))
+
+
+def _scaled(y: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows over their largest coordinate, and that coordinate (n, 1); zero rows stay."""
+    peak = y.abs().amax(1, keepdim=True)
+    return y / torch.where(peak > 0, peak, torch.ones_like(peak)), peak
+
+
+def refuse_overflow(point: Tensor, owner: Constraint) -> Tensor:
+    """The point, unless its nearest member of the set lies beyond the largest float."""
+    finite = torch.isfinite(point).flatten(1).all(1)
+    if not bool(finite.all()):
+        lost = torch.nonzero(~finite).flatten().tolist()
+        raise ProjectionError(
+            f"{type(owner).__name__}.project overflows for {len(lost)} of {len(point)} points: coordinates are close "
+            "to the largest float 1.8e308; check the score and the step size that produced them",
+            chains=lost,
+        )
+    return point

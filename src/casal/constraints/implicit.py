@@ -1,0 +1,346 @@
+"""Sets given by torch functions: equations, inequalities, or both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from casal.constraints.algorithms.gauss_newton import nearest
+from casal.constraints.base import Budget, Constraint, Projection, flat, norm
+from casal.errors import InfeasibleSet, SettingError, ShapeError
+from casal.typing import Event
+
+LARGEST_TUBE = 64
+"""Coordinates up to which the volume factor is computed: it takes a dense Hessian and a determinant a chain."""
+
+TILE = 2**24
+"""Numbers in the Jacobians of one batch, to bound the memory."""
+
+DIFFERENCE = 1e-6
+"""Relative step of the differences that replace second derivatives where there are none."""
+
+Function = Callable[[Tensor], Tensor]
+
+
+class Implicit(Constraint):
+    """C = {z : h(z) = 0, g(z) <= 0}; P(y) = argmin |z - y| over z in C, by batched Gauss-Newton / Newton steps.
+
+    h = ``fn`` and g = ``inequality`` are torch functions of all chains at once, (n, *event) -> (n, m), each chain on its
+    own. They get float64, and the answer is found as in ``algorithms/gauss_newton.py``: steps to the nearest point of
+    the linearised set, corrected for its curvature, with a trust region; quadratic convergence near a regular point.
+    The result is a local minimum of the distance, reached from y (or from ``warm``): the nearest point if y is within
+    the reach of C; from farther away use ``starts`` to try more than one way down. A chain that ends elsewhere, at an
+    infeasible point or where h is not finite, is flagged by ``solve`` and by the certificate, and only that chain is.
+
+    The violation is the largest over the rows c of h and g (positive part) of
+
+        |c| / (|c| + |grad c| (1 + |z|)),
+
+    to first order the distance to the surface c = 0 relative to 1 + |z|; it depends neither on the unit of c nor on
+    how c was written, needs no further settings, and is one where the gradient vanishes off the surface. With
+    ``scale`` it is |c| / scale instead, and no gradient is needed. It is infinite where c is not finite.
+
+    Args:
+        fn: h, or None if there are only inequalities.
+        inequality: g, or None.
+        jacobian: Derivatives (n, m, *event) of all rows, those of h first; by automatic differentiation if left out. With
+            it, curvatures come from differences of it.
+        scale: Unit of the violation > 0: a number, or one for each row, those of h first.
+        convex: Whether C is convex (h affine, g convex), as far as you know.
+        starts: Points to start from, the first at y (or ``warm``), the others around it; the nearest result counts.
+
+    >>> ellipse = Implicit(lambda z: (z[:, :1] / 2) ** 2 + z[:, 1:] ** 2 - 1)
+    >>> ellipse.project(torch.tensor([[0.0, 3.0], [4.0, 0.0]], dtype=torch.float64)).round(decimals=10).abs()
+    tensor([[0., 1.],
+            [2., 0.]], dtype=torch.float64)
+    """
+
+    exact = False
+
+    def __init__(
+        self,
+        fn: Function | None,
+        inequality: Function | None = None,
+        *,
+        jacobian: Function | None = None,
+        scale: Any = None,
+        convex: bool = False,
+        starts: int = 1,
+    ) -> None:
+        if fn is None and inequality is None:
+            raise SettingError("Implicit needs an equation fn, an inequality, or both")
+        for name, given in (("fn", fn), ("inequality", inequality), ("jacobian", jacobian)):
+            if given is not None and not callable(given):
+                raise SettingError(f"{name} must be a function (n, *event) -> (n, m), got {type(given).__name__}")
+        if int(starts) != starts or starts < 1:
+            raise SettingError(f"starts must be a whole number >= 1, got {starts}")
+        self.fn, self.inequality, self.jacobian = fn, inequality, jacobian
+        self.scale = None if scale is None else torch.as_tensor(scale, dtype=torch.float64).clone()
+        if self.scale is not None and not bool(((self.scale > 0) & (self.scale < torch.inf)).all()):
+            raise SettingError(f"scale must be finite and > 0, got {scale}; it is the size of fn that counts as one")
+        self.convex, self.starts, self.solid = bool(convex), int(starts), fn is None
+        # With both kinds of rows, one flag each; their numbers are known from the first evaluation on.
+        self.one_sided = (fn is None) if fn is None or inequality is None else ()
+
+    def __repr__(self) -> str:
+        parts = [("", self.fn), ("inequality=", self.inequality)]
+        return f"Implicit({', '.join(label + _name(part) for label, part in parts if part is not None)})"
+
+    def explain(self) -> str:
+        """One line: which set, and how its projection is computed."""
+        more = "" if self.starts == 1 else f", nearest of {self.starts} starts"
+        return f"{self!r}: Newton steps on the linearised set{more}{', convex' if self.convex else ''}"
+
+    def residual(self, z: Tensor) -> Tensor:
+        """(n, m + k): h(z), then g(z), in the unit of the functions."""
+        parts = [part(z) for part in (self.fn, self.inequality) if part is not None]
+        for part, name in zip(parts, ["fn"] * (self.fn is not None) + ["inequality"], strict=False):
+            if not isinstance(part, Tensor) or part.ndim != 2 or len(part) != len(z):
+                got = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+                raise ShapeError(
+                    f"{name} returned {got} for {len(z)} points; it must return ({len(z)}, m), one row a point: "
+                    "h[:, None] for a single equation"
+                )
+        if len(parts) == 2:
+            self.one_sided = (False,) * parts[0].shape[1] + (True,) * parts[1].shape[1]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
+        """log |det (I + sum_j a_j Hess h_j)| over the tangent space at z, where x - z = sum_j a_j grad h_j.
+
+        For equations only, and up to LARGEST_TUBE coordinates; a chain where it is not finite gets zero.
+        """
+        size = math.prod(z.shape[1:])
+        if self.inequality is not None or size > LARGEST_TUBE:
+            return None
+        system, points, offsets = _System(self, tuple(z.shape[1:])), flat(z), flat(x - z)
+        parts = [
+            _log_determinant(system, point, offset)
+            for point, offset in zip(points.split(self._tile(z)), offsets.split(self._tile(z)), strict=True)
+        ]
+        return torch.cat(parts)
+
+    def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
+        event = tuple(z.shape[1:])
+        if not len(z) or not math.prod(event):
+            return super()._solve(z, budget, warm)
+        anchors = flat(z).split(self._tile(z))
+        starts = [None] * len(anchors) if warm is None else flat(warm.expand_as(z)).split(self._tile(z))
+        system = _System(self, event)
+        parts = [self._nearest(system, y, start, budget) for y, start in zip(anchors, starts, strict=True)]
+        found = Projection(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        return found._replace(point=found.point.reshape(z.shape))
+
+    def _project(self, z: Tensor) -> Tensor:
+        return z if not z.numel() else super()._project(z)
+
+    def _nearest(self, system: _System, y: Tensor, start: Tensor | None, budget: Budget) -> Projection:
+        """The nearest of the points found from all starts."""
+        first = nearest(system, y, start, budget)
+        tried = [first]
+        reach = norm(first.point - y)[:, None]
+        for direction in _directions(self.starts - 1, y):
+            tried.append(nearest(system, y, y + reach * direction, budget))
+        if len(tried) == 1:
+            return first
+        distance = torch.stack([norm(found.point - y) for found in tried])
+        distance = torch.where(torch.stack([found.converged for found in tried]), distance, torch.inf)
+        best, chain = distance.argmin(0), torch.arange(len(y), device=y.device)
+        taken = Projection(*(torch.stack(part)[best, chain] for part in zip(*tried, strict=True)))
+        return taken._replace(iterations=torch.stack([found.iterations for found in tried]).sum(0))
+
+    def _violation(self, z: Tensor) -> Tensor:
+        system = _System(self, tuple(z.shape[1:]))
+        if not len(z):
+            return z.new_zeros(0)
+        return torch.cat([system.measure(part) for part in flat(z).split(self._tile(z))])
+
+    def _tile(self, z: Tensor) -> int:
+        """How many chains are worked on at once."""
+        size = math.prod(z.shape[1:])
+        if len(z) * size**2 <= TILE:  # there are no more rows than coordinates, in most cases
+            return max(1, len(z))
+        with torch.no_grad():
+            rows = self.residual(z[:1].to(torch.float64)).shape[1]
+        return max(1, TILE // max(1, size * rows))
+
+
+class _System:
+    """The rows of an Implicit set as functions of flat points (n, d)."""
+
+    def __init__(self, owner: Implicit, event: Event) -> None:
+        self.owner, self.event = owner, event
+
+    def one_sided(self, like: Tensor) -> Tensor:
+        flags = self.owner.one_sided
+        return torch.tensor(flags, device=like.device).expand(like.shape[1])
+
+    def values(self, z: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self._rows(z).to(torch.float64)
+
+    def linearise(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        if self.owner.jacobian is not None:
+            values = self.values(z)
+            return values, self._given(z, values.shape[1])
+        with _differentiable(z) as leaf:
+            values = self._rows(leaf).to(torch.float64)
+            rows = _jacobian(values, leaf) if values.shape[1] <= z.shape[1] else _forward_jacobian(self._rows, leaf)
+        return values.detach(), rows.detach().to(torch.float64)
+
+    def curvature(self, z: Tensor, weights: Tensor) -> Function:
+        if self.owner.jacobian is not None:
+            return self._differences(z, weights)
+        with _differentiable(z) as leaf:
+            values = self._rows(leaf).to(torch.float64)
+            gradient = _pull(values, leaf, weights, create_graph=True)
+
+        def product(v: Tensor) -> Tensor:
+            if not gradient.requires_grad:
+                return torch.zeros_like(v)
+            return _pull(gradient, leaf, v).detach()
+
+        try:
+            product(torch.zeros_like(z))
+        except (RuntimeError, NotImplementedError):  # a function with first derivatives only
+            return self._differences(z, weights)
+        return product
+
+    def violation(self, values: Tensor, lengths: Tensor, z: Tensor) -> Tensor:
+        size = torch.where(self.one_sided(values), values.clamp_min(0.0), values.abs())
+        if self.owner.scale is None:
+            unit = size + lengths * (1.0 + norm(z))[:, None]
+        else:
+            unit = self._scale(values).expand_as(values)
+        share = torch.where(size > 0, size / unit.clamp_min(torch.finfo(torch.float64).tiny), torch.zeros_like(size))
+        return share.amax(1) if share.shape[1] else share.new_zeros(len(share))
+
+    def measure(self, z: Tensor) -> Tensor:
+        """The violation from scratch; infinite where a row is not finite."""
+        if self.owner.scale is None:
+            values, rows = self.linearise(z)
+            lengths = norm(rows.reshape(-1, rows.shape[2])).reshape(values.shape)
+        else:
+            values = self.values(z)
+            lengths = torch.ones_like(values)
+        finite = torch.isfinite(values).all(1) & torch.isfinite(lengths).all(1)
+        value = self.violation(values, lengths, z)
+        return torch.where(finite & torch.isfinite(value), value, torch.full_like(value, torch.inf))
+
+    def _rows(self, z: Tensor) -> Tensor:
+        return self.owner.residual(z.reshape(len(z), *self.event))
+
+    def _scale(self, values: Tensor) -> Tensor:
+        assert self.owner.scale is not None
+        scale = self.owner.scale.to(values)
+        if scale.ndim > 1 or scale.numel() not in (1, values.shape[1]):
+            raise ShapeError(f"scale has shape {tuple(scale.shape)} for {values.shape[1]} rows; give one number a row")
+        return scale
+
+    def _given(self, z: Tensor, rows: int) -> Tensor:
+        assert self.owner.jacobian is not None
+        with torch.no_grad():
+            out = self.owner.jacobian(z.reshape(len(z), *self.event))
+        if not isinstance(out, Tensor) or out.numel() != len(z) * rows * z.shape[1]:
+            got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise ShapeError(f"jacobian returned {got}; it must return {(len(z), rows, *self.event)}")
+        return out.reshape(len(z), rows, z.shape[1]).to(torch.float64)
+
+    def _gradient(self, z: Tensor, weights: Tensor) -> Tensor:
+        """sum_j weights_j grad c_j."""
+        if self.owner.jacobian is not None:
+            return (weights[:, None, :] @ self._given(z, weights.shape[1])).squeeze(1)
+        with _differentiable(z) as leaf:
+            return _pull(self._rows(leaf).to(torch.float64), leaf, weights).detach()
+
+    def _differences(self, z: Tensor, weights: Tensor) -> Function:
+        def product(v: Tensor) -> Tensor:
+            length = norm(v)
+            step = DIFFERENCE * (1.0 + norm(z)) / torch.where(length > 0, length, 1.0)
+            ahead = self._gradient(z + step[:, None] * v, weights)
+            behind = self._gradient(z - step[:, None] * v, weights)
+            return (ahead - behind) / (2.0 * step)[:, None]
+
+        return product
+
+
+# ------------------------------------------------------------------ derivatives
+
+
+@contextmanager
+def _differentiable(z: Tensor) -> Iterator[Tensor]:
+    """A copy of z to differentiate by, whatever mode the caller is in."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield z.clone().requires_grad_()
+
+
+def _pull(values: Tensor, leaf: Tensor, weights: Tensor, *, create_graph: bool = False) -> Tensor:
+    """Gradient of weights . values, chain by chain."""
+    if not values.requires_grad:
+        return torch.zeros_like(leaf)
+    (out,) = torch.autograd.grad(
+        values, leaf, weights, retain_graph=True, create_graph=create_graph, allow_unused=True, materialize_grads=True
+    )
+    return out
+
+
+def _jacobian(values: Tensor, leaf: Tensor) -> Tensor:
+    """(n, r, d) by one backward pass for every row, all at once where torch can."""
+    n, r = values.shape
+    if r == 1 or not values.requires_grad:
+        return _pull(values, leaf, torch.ones_like(values))[:, None, :].expand(n, r, leaf.shape[1])
+    basis = torch.eye(r, dtype=values.dtype, device=values.device)[:, None, :].expand(r, n, r)
+    try:
+        return torch.func.vmap(lambda weights: _pull(values, leaf, weights), out_dims=1)(basis)
+    except RuntimeError:  # an operation that cannot be vectorised
+        return torch.stack([_pull(values, leaf, weights) for weights in basis], dim=1)
+
+
+def _forward_jacobian(rows: Function, leaf: Tensor) -> Tensor:
+    """(n, r, d) by one forward pass for every coordinate: cheaper when there are more rows than coordinates."""
+    n, d = leaf.shape
+    point = leaf.detach()
+    basis = torch.eye(d, dtype=leaf.dtype, device=leaf.device)[:, None, :].expand(d, n, d)
+    try:
+        return torch.func.vmap(lambda v: torch.func.jvp(rows, (point,), (v,))[1], out_dims=2)(basis)
+    except (RuntimeError, NotImplementedError):
+        return _jacobian(rows(leaf), leaf)
+
+
+def _log_determinant(system: _System, z: Tensor, offset: Tensor) -> Tensor:
+    """log |det| over the tangent space of I + sum_j a_j Hess h_j, offset = sum_j a_j grad h_j."""
+    n, d = z.shape
+    _, rows = system.linearise(z)
+    m = min(rows.shape[1], d)
+    finite = torch.isfinite(rows).all(2).all(1)
+    rows = torch.where(finite[:, None, None], rows, torch.eye(rows.shape[1], d, dtype=z.dtype, device=z.device))
+    lengths = norm(rows.reshape(-1, d)).reshape(n, -1)
+    lengths = torch.where(lengths > 0, lengths, 1.0)
+    basis, triangle = torch.linalg.qr((rows / lengths[:, :, None]).mT, mode="complete")
+    tangent = basis[:, :, m:]
+    along = (offset[:, None, :] @ basis[:, :, :m]).squeeze(1)
+    weights = torch.linalg.lstsq(triangle[:, :m], along[:, :, None]).solution.squeeze(2) / lengths
+    bend = system.curvature(z, weights)
+    columns = [tangent[:, :, k] + bend(tangent[:, :, k]) for k in range(d - m)]
+    if not columns:
+        return z.new_zeros(n)
+    reduced = tangent.mT @ torch.stack(columns, dim=2)
+    value = torch.linalg.slogdet(torch.nan_to_num(reduced, 0.0, 0.0, 0.0)).logabsdet
+    return torch.where(finite & torch.isfinite(value), value, torch.zeros_like(value))
+
+
+def _directions(count: int, like: Tensor) -> Tensor:
+    """(count, d) unit vectors, always the same, each followed by its opposite."""
+    d = like.shape[1]
+    draw = torch.randn((count + 1) // 2, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    draw = draw / torch.linalg.vector_norm(draw, dim=1, keepdim=True).clamp_min(1e-300)
+    return torch.stack([draw, -draw], dim=1).reshape(-1, d)[:count].to(like)
+
+
+def _name(part: Function) -> str:
+    return str(getattr(part, "__name__", type(part).__name__))

@@ -1,0 +1,120 @@
+"""Simplex and l1 ball: a fixed, or a bounded, sum of absolute values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from casal.constraints.base import Constraint, flat, per_chain, relative
+from casal.errors import InfeasibleSet
+
+LARGEST = 1e300
+
+
+class Simplex(Constraint):
+    """C = {z : z >= 0, sum z = M}; P(y) = max(y - tau, 0) with tau such that the sum is M.
+
+    tau follows from sorting: with y sorted downwards, tau = (y_1 + ... + y_k - M) / k for the last k at which
+    y_k > tau. Shifting y by a constant does not change P(y), so the largest coordinate is moved to zero first,
+    and what lies more than M below it ends at zero whatever it is. The nearest point is unique everywhere.
+    The violation is the larger of |sum z - M| and -min z, relative to M.
+
+    The residuals are sum z - M, M - sum z and -z, all <= 0 on C.
+
+    Args:
+        total: M >= 0.
+
+    >>> Simplex().project(torch.tensor([[0.5, 1.0, -3.0]]))
+    tensor([[0.2500, 0.7500, 0.0000]])
+    """
+
+    convex = True
+    one_sided = True
+
+    def __init__(self, total: float = 1.0) -> None:
+        self.total = _size("Simplex", "total", total)
+
+    def __repr__(self) -> str:
+        return f"Simplex(total={self.total:g})"
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"total": self.total}
+
+    def residual(self, z: Tensor) -> Tensor:
+        y = flat(z)
+        gap = y.sum(1, keepdim=True) - self.total
+        return torch.cat([gap, -gap, -y], dim=1)
+
+    def _project(self, z: Tensor) -> Tensor:
+        return _onto_simplex(flat(z), self.total).reshape(z.shape)
+
+    def _violation(self, z: Tensor) -> Tensor:
+        y = flat(z)
+        worst = torch.maximum((_sum(y) - self.total).abs(), (-y).amax(1))
+        return relative(worst, torch.full_like(worst, self.total))
+
+
+class L1Ball(Constraint):
+    """C = {z : |z_1| + ... + |z_d| <= R}; outside, P(y) = sign(y) max(|y| - tau, 0) with tau such that the sum is R.
+
+    tau is that of the simplex for |y|. The violation is max(0, sum |z| - R) / R. The set has corners wherever a
+    coordinate is zero, so there is no smooth residual.
+
+    Args:
+        radius: R >= 0.
+
+    >>> L1Ball(1.0).project(torch.tensor([[0.5, -1.0, 0.0], [0.5, -0.25, 0.0]]))
+    tensor([[ 0.2500, -0.7500,  0.0000],
+            [ 0.5000, -0.2500,  0.0000]])
+    """
+
+    convex = True
+
+    def __init__(self, radius: float) -> None:
+        self.radius = _size("L1Ball", "radius", radius)
+        self.solid = self.radius > 0.0
+
+    def __repr__(self) -> str:
+        return f"L1Ball(radius={self.radius:g})"
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"radius": self.radius}
+
+    def _project(self, z: Tensor) -> Tensor:
+        y = flat(z)
+        surface = torch.copysign(_onto_simplex(y.abs(), self.radius), y).reshape(z.shape)
+        return torch.where(per_chain(_sum(y.abs()) > self.radius, z), surface, z)
+
+    def _violation(self, z: Tensor) -> Tensor:
+        excess = (_sum(flat(z).abs()) - self.radius).clamp_min(0.0)
+        return relative(excess, torch.full_like(excess, self.radius))
+
+
+def _onto_simplex(y: Tensor, total: float) -> Tensor:
+    """Nearest points of {sum = total, >= 0} to the rows of y, which may be huge."""
+    y = (y - y.amax(1, keepdim=True)).clamp_min(-total)
+    down = y.sort(1, descending=True).values
+    count = torch.arange(1, y.shape[1] + 1, dtype=y.dtype, device=y.device)
+    tau = (down.cumsum(1) - total) / count
+    last = (down > tau).sum(1, keepdim=True).clamp_min(1) - 1
+    kept = (y - tau.gather(1, last)).clamp_min(0.0)
+    # A second pass over the coordinates that stay positive removes the rounding of the cumulated sums.
+    positive = kept > 0
+    gap = (kept.sum(1, keepdim=True) - total) / positive.sum(1, keepdim=True).clamp_min(1)
+    return torch.where(positive, kept - gap, kept).clamp_min(0.0)
+
+
+def _sum(y: Tensor) -> Tensor:
+    """Sums of rows; opposite numbers near the largest float give a finite sum or an infinity, never a NaN."""
+    peak = y.abs().amax(1)
+    scale = torch.where(peak > 0, peak, torch.ones_like(peak))
+    return torch.where(peak > LARGEST, scale * (y / scale[:, None]).sum(1), y.sum(1))
+
+
+def _size(name: str, label: str, value: float) -> float:
+    number = float(value)
+    if not 0.0 <= number <= LARGEST:
+        raise InfeasibleSet(f"{name} needs a {label} between 0 and {LARGEST:g}, got {value}")
+    return number

@@ -1,0 +1,12 @@
+"""What every test shares: one thread, and Hypothesis without clocks or luck."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+
+# Examples are derived from the test itself: a failure comes back on every run and on every machine.
+settings.register_profile("casal", deadline=None, derandomize=True, database=None)
+settings.load_profile("casal")

@@ -1,0 +1,490 @@
+"""What every method promises, checked over all rows of ``METHODS``. Adding a method = adding a row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import casal
+from casal import CASAL, Decoupled, FinalProjection, Penalty, PrimalDual, Projected, Unconstrained, WeightedCASAL
+from casal.methods.base import Method
+from casal.methods.problem import Problem
+from casal.tiles import generator
+
+STEPS = 15
+TAU = 0.05
+N = 60
+
+
+class MethodCase(NamedTuple):
+    """One row of the registry.
+
+    Attributes:
+        id: A name.
+        method: The method with its settings.
+        strict: Its samples are promised to lie in the set.
+        records: What its trace holds.
+        meets: Its chains exchange something, so they are not independent of each other.
+        scheduled: Its rows depend on the length of the run, so a short run is not the beginning of a long one.
+    """
+
+    id: str
+    method: Method[Any, Any]
+    strict: bool
+    records: frozenset[str]
+    meets: bool = False
+    scheduled: bool = False
+
+
+POINT = frozenset({"violation"})
+DUAL = frozenset({"violation", "dual_norm"})
+SPLIT = frozenset({"violation", "gap", "dual_norm"})
+POPULATION = frozenset({"violation", "gap"})
+
+METHODS: list[MethodCase] = [
+    MethodCase("unconstrained", Unconstrained(), False, POINT),
+    MethodCase("final-projection", FinalProjection(), True, POINT),
+    MethodCase("final-projection-of-penalty", FinalProjection(Penalty(0.02)), True, POINT),
+    MethodCase("final-projection-of-mean-dual", FinalProjection(PrimalDual(0.1)), True, DUAL, meets=True),
+    MethodCase("projected", Projected(), True, POINT),
+    MethodCase("projected-burn-in", Projected(burn_in=4), True, POINT),
+    MethodCase("penalty", Penalty(0.02), False, POINT),
+    MethodCase("penalty-schedule", Penalty(casal.linear(0.0, 0.05), burn_in=3), False, POINT, scheduled=True),
+    MethodCase("primal-dual-chains", PrimalDual(0.1), False, DUAL, meets=True),
+    MethodCase("primal-dual-time", PrimalDual(0.1, average="time"), False, DUAL),
+    MethodCase("decoupled", Decoupled(10.0), False, SPLIT),
+    MethodCase("casal", CASAL(10.0), True, SPLIT),
+    MethodCase("casal-explicit", CASAL(10.0, coupling="explicit"), True, SPLIT),
+    MethodCase("casal-damped-implicit", CASAL(10.0, z_step="damped"), True, SPLIT),
+    MethodCase("casal-admm", CASAL(10.0, dual_step="admm"), True, SPLIT),
+    MethodCase("casal-mean-dual", CASAL(10.0, dual="mean", dual_step=0.5), True, SPLIT, meets=True),
+    MethodCase("casal-burn-in", CASAL(10.0, burn_in=5), True, SPLIT),
+    MethodCase("casal-schedule", CASAL(casal.geometric(1.0, 1e4)), True, SPLIT, scheduled=True),
+    MethodCase("casal-hold-mu", CASAL(casal.linear(1.0, 15.0), hold="mu", dual_step=0.1), True, SPLIT, scheduled=True),
+    MethodCase("casal-dual-init", CASAL(10.0, dual_init=0.3), True, SPLIT),
+    MethodCase("casal-paper-step", CASAL(10.0, step_size="paper", dual_step="tau/rho"), True, SPLIT),
+    MethodCase("algorithm1", CASAL.algorithm1(10.0), True, SPLIT),
+    MethodCase("algorithm2", CASAL.algorithm2(casal.linear(1.0, 20.0)), True, SPLIT, scheduled=True),
+    MethodCase("released", CASAL.released(10.0, 0.1), True, SPLIT),
+    MethodCase("released-burn-in", CASAL.released(10.0, 0.1, burn_in=4), True, SPLIT),
+    MethodCase("weighted", WeightedCASAL(30.0), True, POPULATION, meets=True, scheduled=True),
+    MethodCase(
+        "weighted-ladder", WeightedCASAL(casal.geometric(0.5, 30.0)), True, POPULATION, meets=True, scheduled=True
+    ),
+    MethodCase(
+        "weighted-uncorrected",
+        WeightedCASAL(30.0, correct=False, burn_in=0),
+        True,
+        POPULATION,
+        meets=True,
+        scheduled=True,
+    ),
+]
+
+SETTINGS: dict[str, tuple[casal.Constraint, tuple[int, ...]]] = {
+    "sphere": (casal.Sphere(2.0), (4,)),
+    "affine": (casal.Affine([[1.0, 2.0, 0.0, -1.0], [0.0, 1.0, 1.0, 1.0]], [1.0, 0.5]), (4,)),
+    "ball": (casal.Ball(1.2), (2, 2)),
+    "mass-energy": (casal.MassEnergy(1.0, 4.0), (2, 2)),
+}
+
+every_method = pytest.mark.parametrize("case", METHODS, ids=lambda case: case.id)
+every_setting = pytest.mark.parametrize("setting", SETTINGS)
+strict_methods = pytest.mark.parametrize("case", [case for case in METHODS if case.strict], ids=lambda case: case.id)
+lone_methods = pytest.mark.parametrize("case", [case for case in METHODS if not case.meets], ids=lambda case: case.id)
+meeting_methods = pytest.mark.parametrize("case", [case for case in METHODS if case.meets], ids=lambda case: case.id)
+
+
+def gradient(x: Tensor) -> Tensor:
+    """A Gaussian that is different along every coordinate."""
+    mean = torch.linspace(-0.5, 1.0, x[0].numel(), dtype=x.dtype).reshape(x.shape[1:])
+    precision = torch.linspace(0.7, 1.6, x[0].numel(), dtype=x.dtype).reshape(x.shape[1:])
+    return precision * (x - mean)
+
+
+def gaussian_start(event: tuple[int, ...]) -> Callable[[int, torch.Generator], Tensor]:
+    return lambda n, stream: torch.randn(n, *event, generator=stream, dtype=torch.float64)
+
+
+def problem_of(
+    setting: str, *, steps: int = STEPS, grad: Callable[[Tensor], Tensor] = gradient
+) -> tuple[casal.Target, casal.Constraint]:
+    constraint, event = SETTINGS[setting]
+    return casal.langevin(grad, steps=steps, step_size=TAU, init=gaussian_start(event)), constraint
+
+
+def run(case: MethodCase, setting: str, n: int = N, **options: Any) -> casal.SampleResult:
+    return casal.sample(*problem_of(setting), case.method, n, **options)
+
+
+# ------------------------------------------------------------------ samples and their certificate
+
+
+@every_method
+@every_setting
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_samples_come_with_an_honest_certificate(case: MethodCase, setting: str, dtype: torch.dtype) -> None:
+    constraint, event = SETTINGS[setting]
+    result = run(case, setting, dtype=dtype)
+    assert result.samples.shape == (N, *event)
+    assert bool(torch.isfinite(result.samples).all())
+    assert result.state[0].dtype == dtype and result.provenance["dtype"] == str(dtype)
+    assert torch.equal(result.certificate.violation, constraint.violation(result.samples))
+    assert result.certificate.violation.dtype == torch.float64
+    assert torch.equal(result.certificate.feasible, result.certificate.violation <= 1e-8)
+    assert not result.partial
+    if case.strict:
+        assert result.samples.dtype == torch.float64
+        assert float(result.certificate.violation.max()) <= 1e-12
+        assert bool(result.certificate.feasible.all())
+    elif not constraint.solid:
+        assert not bool(result.certificate.feasible.any())
+
+
+@strict_methods
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_strict_samples_are_feasible_in_decoded_space(case: MethodCase, dtype: torch.dtype) -> None:
+    A = torch.tensor([[0.5, 0.2, 0.0], [0.0, -0.4, 0.3], [0.1, 0.0, 0.6], [0.3, 0.3, -0.2]], dtype=torch.float64)
+    target = casal.langevin(gradient, steps=STEPS, step_size=TAU, init=gaussian_start((3,)))
+    for constraint in (casal.Ball(0.4), casal.Affine([[1.0, 1.0, 0.0, 1.0]], 0.2), casal.Sphere(0.7)):
+        result = casal.sample(target, constraint, case.method, N, decoder=casal.Linear(A), dtype=dtype)
+        assert result.samples.shape == (N, 4) and result.samples.dtype == torch.float64
+        assert float(constraint.violation(result.samples).max()) <= 1e-12
+        assert bool(result.certificate.feasible.all())
+
+
+@every_method
+@every_setting
+def test_every_method_costs_one_score_a_row(case: MethodCase, setting: str) -> None:
+    rows: list[int] = []
+
+    def counted(x: Tensor) -> Tensor:
+        rows.append(len(x))
+        return gradient(x)
+
+    target, constraint = problem_of(setting, grad=counted)
+    result = casal.sample(target, constraint, case.method, N, record_every=2)
+    assert result.cost.score_evaluations == len(target.table) == STEPS
+    assert sum(rows[1:]) == N * STEPS  # the first call is the probe
+    assert rows[0] <= 4
+
+
+@every_method
+@every_setting
+def test_weights_sum_to_one_and_ancestors_exist(case: MethodCase, setting: str) -> None:
+    result = run(case, setting)
+    assert float(result.weights.sum()) == pytest.approx(1.0, abs=1e-14)
+    if isinstance(case.method, WeightedCASAL):
+        assert bool(((result.ancestors >= 0) & (result.ancestors < N)).all())
+        assert float(result.weights.max() - result.weights.min()) < 1e-12
+    else:
+        assert torch.equal(result.ancestors, torch.arange(N))
+
+
+# ------------------------------------------------------------------ randomness
+
+
+def same_bits(a: casal.SampleResult, b: casal.SampleResult) -> bool:
+    states = zip(a.state, b.state, strict=True)
+    return torch.equal(a.samples, b.samples) and all(torch.equal(p, q) for p, q in states)
+
+
+@every_method
+@every_setting
+def test_the_seed_decides(case: MethodCase, setting: str) -> None:
+    first = run(case, setting, seed=7)
+    assert same_bits(first, run(case, setting, seed=7))
+    other = run(case, setting, seed=8)
+    assert not bool((first.samples == other.samples).all(dim=-1).any())
+
+
+@every_method
+@every_setting
+def test_the_global_generator_is_neither_read_nor_moved(case: MethodCase, setting: str) -> None:
+    torch.manual_seed(1)
+    first = run(case, setting)
+    state = torch.get_rng_state()
+    torch.manual_seed(2)
+    second = run(case, setting)
+    assert same_bits(first, second)
+    torch.manual_seed(1)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def threads_agree(target: casal.Target, constraint: casal.Constraint, method: Method[Any, Any], n: int) -> bool:
+    results = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            results.append(casal.sample(target, constraint, method, n))
+    finally:
+        torch.set_num_threads(1)
+    return same_bits(*results)
+
+
+@every_method
+@every_setting
+def test_threads_do_not_change_a_bit(case: MethodCase, setting: str) -> None:
+    assert threads_agree(*problem_of(setting), case.method, N)
+
+
+@pytest.mark.parametrize("constraint", [casal.Sphere(8.0), casal.Affine(torch.eye(64)[:9], 0.1)], ids=repr)
+@pytest.mark.parametrize(
+    "method",
+    [Projected(), PrimalDual(0.1), Decoupled(10.0), CASAL(10.0), WeightedCASAL(0.5, burn_in=0)],
+    ids=lambda method: method.name,
+)
+def test_threads_do_not_change_a_bit_of_large_events(method: Method[Any, Any], constraint: casal.Constraint) -> None:
+    """38400 numbers in a state: enough for torch to share out sums and products among threads."""
+    target = casal.langevin(gradient, steps=4, step_size=TAU / 10, init=gaussian_start((64,)))
+    assert threads_agree(target, constraint, method, 600)
+
+
+@meeting_methods
+@pytest.mark.parametrize("setting", ["sphere", "affine"])
+def test_threads_do_not_change_a_bit_of_many_chains(case: MethodCase, setting: str) -> None:
+    """33000 chains: enough for torch to share out a sum over chains among threads."""
+    assert threads_agree(*problem_of(setting, steps=5), case.method, 33_000)
+
+
+@every_method
+@every_setting
+def test_tiles_repeat(case: MethodCase, setting: str) -> None:
+    first, second = (run(case, setting, n=200, tile=64) for _ in range(2))
+    assert first.provenance["tile"] == 64 and first.samples.shape[0] == 200
+    assert same_bits(first, second)
+    assert len({tuple(row.flatten().tolist()) for row in first.state[0]}) > (
+        20 if isinstance(case.method, WeightedCASAL) else 199
+    )
+    if case.strict:
+        assert float(first.certificate.violation.max()) <= 1e-12
+
+
+@lone_methods
+@every_setting
+def test_a_tile_does_not_see_the_others(case: MethodCase, setting: str) -> None:
+    """Chains that exchange nothing are the same whether or not there are others."""
+    alone, together = run(case, setting, n=64, tile=64), run(case, setting, n=200, tile=64)
+    assert torch.equal(together.samples[:64], alone.samples)
+
+
+@every_method
+@every_setting
+def test_only_methods_whose_chains_meet_plan_exchanges(case: MethodCase, setting: str) -> None:
+    plan = case.method.plan(bare_problem(setting))
+    assert any(segment.rung is not None for segment in plan) == case.meets
+
+
+def test_final_projection_shares_the_noise_of_unconstrained() -> None:
+    for setting, (constraint, _) in SETTINGS.items():
+        free = casal.sample(*problem_of(setting), Unconstrained(), N, seed=3)
+        projected = casal.sample(*problem_of(setting), FinalProjection(), N, seed=3)
+        assert torch.equal(projected.samples, constraint.project(free.samples))
+        assert torch.equal(projected.state.x, free.state.x)
+
+
+def test_one_unconstrained_run_written_out() -> None:
+    """The loop, the noise and the table against ten lines of arithmetic."""
+    event = SETTINGS["sphere"][1]
+    result = casal.sample(*problem_of("sphere"), Unconstrained(), 5, seed=11)
+    stream = generator(11, 1, torch.device("cpu"))
+    x = torch.randn(5, *event, generator=stream, dtype=torch.float64)
+    for _ in range(STEPS):
+        w = torch.randn(5, *event, generator=stream, dtype=torch.float32).to(torch.float64)
+        x = x - TAU * gradient(x) + math.sqrt(2 * TAU) * w
+    assert torch.allclose(result.samples, x, rtol=0, atol=1e-13)
+    assert result.steps.tolist() == [STEPS] * 5
+
+
+# ------------------------------------------------------------------ steps
+
+
+def bare_problem(setting: str, dtype: torch.dtype = torch.float64) -> Problem:
+    target, constraint = problem_of(setting)
+    return Problem(target, constraint, casal.Identity(), torch.zeros(0, *SETTINGS[setting][1], dtype=dtype))
+
+
+@every_method
+@every_setting
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_steps_are_pure_and_chains_independent(case: MethodCase, setting: str, dtype: torch.dtype) -> None:
+    problem, method = bare_problem(setting, dtype), case.method
+    stream = torch.Generator().manual_seed(5)
+    event = SETTINGS[setting][1]
+    state = method.init(problem, torch.randn(20, *event, generator=stream).to(dtype), stream)
+    some = torch.tensor([11, 3, 4, 19])
+    moved = 0.0
+    for segment in method.plan(problem):
+        if segment.rung is not None:
+            state, _ = method.exchange(problem, state, segment.rung, stream)
+        for row in segment.rows:
+            noise = torch.randn(20, *event, generator=stream).to(dtype)
+            kept, kept_noise = [part.clone() for part in state], noise.clone()
+            after, again = (method.step(problem, state, row, noise) for _ in range(2))
+            assert all(torch.equal(p, q) for p, q in zip(after, again, strict=True))
+            assert all(torch.equal(p, q) for p, q in zip(state, kept, strict=True))
+            assert torch.equal(noise, kept_noise)
+            assert [(p.shape, p.dtype) for p in after] == [(p.shape, p.dtype) for p in state]
+            few = type(state)(*(part[some] if part.ndim else part for part in state))
+            apart = method.step(problem, few, row, noise[some])
+            for p, q in zip(apart, after, strict=True):
+                close = 1e-12 if dtype == torch.float64 else 1e-4
+                assert torch.allclose(p, q[some] if q.ndim else q, rtol=close, atol=close)
+            moved = max(moved, float((after[0] - state[0]).abs().max()))
+            state = after
+    assert moved > 0.01
+
+
+# ------------------------------------------------------------------ trace
+
+
+@every_method
+@every_setting
+@pytest.mark.parametrize("tile", [None, 16], ids=["one-tile", "tiles"])
+def test_trace_has_the_documented_records(case: MethodCase, setting: str, tile: int | None) -> None:
+    constraint, _ = SETTINGS[setting]
+    result = run(case, setting, record_every=4, tile=tile)
+    trace = result.trace
+    taken = int(result.steps.max())
+    assert result.steps.unique().tolist() == [taken]
+    expected = sorted({*range(4, taken + 1, 4), taken})
+    assert trace["step"].tolist() == expected
+    population = {"exchange_step", "rho", "ess", "ancestors"}
+    at_end = {"boundary_mass", "finish_ess"}
+    wanted = {"step"} | case.records | (population if isinstance(case.method, WeightedCASAL) else set())
+    assert wanted <= set(trace) <= wanted | at_end
+    assert {len(trace[name]) for name in {"step"} | case.records} == {len(expected)}
+    assert all(len(trace[name]) == 1 for name in at_end & set(trace))
+    assert all(series.dtype == torch.float64 and bool(torch.isfinite(series).all()) for series in trace.values())
+    last = {name: float(trace[name][-1]) for name in case.records}
+    state = result.state
+    if "gap" in last:
+        gap = (state.x - state.z).flatten(1).square().sum(1).sqrt()
+        assert last["gap"] == pytest.approx(float(gap.mean()), rel=1e-12)
+        assert last["violation"] == pytest.approx(float(constraint.violation(state.z).max()), abs=1e-15)
+    elif not case.strict:
+        assert last["violation"] == pytest.approx(float(result.certificate.violation.max()), rel=1e-12)
+    if "dual_norm" in last:
+        assert last["dual_norm"] == pytest.approx(float(state.lam.flatten(1).norm(dim=1).mean()), rel=1e-12, abs=1e-15)
+    if isinstance(case.method, WeightedCASAL):
+        assert len({len(trace[name]) for name in population}) == 1
+        assert bool((trace["ess"] <= N * (1 + 1e-12)).all()) and bool((trace["ess"] >= 1).all())
+        assert bool((trace["rho"].diff() >= 0).all())
+        assert float(trace["rho"].max()) == pytest.approx(30.0)
+
+
+@every_method
+def test_without_recording_the_trace_is_the_last_step(case: MethodCase) -> None:
+    result = run(case, "sphere")
+    assert result.trace["step"].tolist() == [float(result.steps[0])]
+    recorded = run(case, "sphere", record_every=1)
+    assert same_bits(recorded, result), "looking must not change the run"
+    assert recorded.cost.projections == result.cost.projections
+    for name in case.records:
+        assert float(result.trace[name][-1]) == pytest.approx(float(recorded.trace[name][-1]), rel=1e-12, abs=1e-15)
+
+
+def test_finish_records_follow_the_set() -> None:
+    weighted = WeightedCASAL(30.0)
+    assert "boundary_mass" in casal.sample(*problem_of("ball"), weighted, N).trace
+    assert "finish_ess" in casal.sample(*problem_of("sphere"), weighted, N).trace
+    plain = casal.sample(*problem_of("sphere"), WeightedCASAL(30.0, correct=False), N).trace
+    assert not {"boundary_mass", "finish_ess"} & set(plain)
+
+
+# ------------------------------------------------------------------ decoders
+
+
+def with_identity() -> list[Any]:
+    """All pairs, except that WeightedCASAL corrects a thin set only without a decoder: other runs by design."""
+    return [
+        pytest.param(case, setting, id=f"{setting}-{case.id}")
+        for case in METHODS
+        for setting, (constraint, _) in SETTINGS.items()
+        if not (isinstance(case.method, WeightedCASAL) and case.method.correct and not constraint.solid)
+    ]
+
+
+@pytest.mark.parametrize(("case", "setting"), with_identity())
+def test_an_identity_matrix_changes_nothing(case: MethodCase, setting: str) -> None:
+    event = SETTINGS[setting][1]
+    size = math.prod(event)
+    decoder = casal.Linear(torch.eye(size, dtype=torch.float64), shape=event)
+    with_matrix = casal.sample(*problem_of(setting), case.method, N, decoder=decoder)
+    assert with_matrix.provenance["decoder"] == "Linear"
+    without = run(case, setting)
+    assert torch.allclose(with_matrix.samples, without.samples, rtol=0, atol=1e-10)
+    assert torch.allclose(with_matrix.state[0], without.state[0], rtol=0, atol=1e-10)
+
+
+# ------------------------------------------------------------------ interruption
+
+
+def interrupting(at: int) -> Callable[[Tensor], Tensor]:
+    """A gradient whose call number ``at`` is hit by Ctrl-C; call 1 is the probe."""
+    calls = 0
+
+    def grad(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise KeyboardInterrupt
+        return gradient(x)
+
+    return grad
+
+
+@every_method
+@every_setting
+@pytest.mark.parametrize("steps", [1, 7])
+def test_interrupted_run_returns_what_it_has(case: MethodCase, setting: str, steps: int) -> None:
+    target, constraint = problem_of(setting, grad=interrupting(at=steps + 2))
+    result = casal.sample(target, constraint, case.method, N)
+    assert result.partial
+    assert result.steps.tolist() == [steps] * N
+    assert len(result.samples) == len(result.certificate.violation) == N
+    assert torch.equal(result.certificate.violation, constraint.violation(result.samples))
+    if case.strict:
+        assert float(result.certificate.violation.max()) <= 1e-12
+    if not case.scheduled and not getattr(case.method, "burn_in", 0):
+        shorter = casal.sample(*problem_of(setting, steps=steps), case.method, N)
+        assert not shorter.partial
+        assert torch.equal(result.samples, shorter.samples)
+
+
+@lone_methods
+def test_interrupted_tiles_say_how_far_they_came(case: MethodCase) -> None:
+    """Three tiles of 16, 16 and 8 chains, stopped at the fourth step of the second tile."""
+    target, constraint = problem_of("sphere", grad=interrupting(at=1 + STEPS + 4))
+    result = casal.sample(target, constraint, case.method, 40, tile=16)
+    assert result.partial and "partial" in str(result)
+    assert result.steps.tolist() == [STEPS] * 16 + [3] * 16
+    whole = casal.sample(*problem_of("sphere"), case.method, 40, tile=16)
+    assert torch.equal(result.samples[:16], whole.samples[:16])
+    if case.strict:
+        assert float(result.certificate.violation.max()) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "method",
+    [CASAL(10.0, dual="mean"), PrimalDual(0.1), WeightedCASAL(30.0, burn_in=0)],
+    ids=lambda method: method.name,
+)
+def test_interrupted_tiles_that_take_turns(method: Method[Any, Any]) -> None:
+    """The same three tiles, step by step, stopped at the second tile of the fifth step."""
+    target, constraint = problem_of("sphere", grad=interrupting(at=1 + 3 * 4 + 2))
+    result = casal.sample(target, constraint, method, 40, tile=16)
+    assert result.partial
+    assert result.steps.tolist() == [5] * 16 + [4] * 24
+
+
+@every_method
+def test_interrupted_before_the_first_step_there_is_nothing(case: MethodCase) -> None:
+    target, constraint = problem_of("sphere", grad=interrupting(at=2))
+    with pytest.raises(KeyboardInterrupt, match="before any chain took a step"):
+        casal.sample(target, constraint, case.method, N)

@@ -1,0 +1,28 @@
+"""The example of the README runs as it is written, and does what the text beside it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_example_runs_and_keeps_its_promise() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    names: dict[str, Any] = {}
+    exec(code, names)
+    result = names["result"]
+    assert bool(result.certificate.feasible.all())
+    assert float(result.certificate.violation.max()) < 1e-12
+    assert int((result.samples[:, 0] > 0).sum()) == 0
+
+
+def test_the_two_commands_are_targets_of_the_makefile() -> None:
+    readme, makefile = (ROOT / "README.md").read_text(encoding="utf-8"), (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in ("demo", "test"):
+        assert f"make {target}" in readme
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
