@@ -474,6 +474,23 @@ def test_every_method_says_where_a_gradient_broke_down(method: Method[Any, Any],
     assert f"step {wall.met - 1} of {lost.value.steps}" in str(lost.value)
 
 
+def test_a_gradient_that_breaks_down_in_the_last_correction_is_not_hidden() -> None:
+    """WeightedCASAL asks for two scores after its last step; one chain without a number must not spoil the weights."""
+    calls = 0
+
+    def breaks_late(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return torch.where(torch.arange(len(x))[:, None] == 3, NAN, x) if calls > 19 else x
+
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(32, 2, generator=generator, dtype=torch.float64)
+    target = casal.langevin(breaks_late, steps=20, step_size=0.1, init=start)
+    with pytest.raises(DivergedError, match="1 of 32") as lost:
+        casal.sample(target, casal.Sphere(1.0), WeightedCASAL(5.0), 32)
+    assert lost.value.chains == (3,)
+
+
 def test_divergence_names_the_strength_of_the_coupling() -> None:
     target = casal.langevin(lambda x: -1e3 * x, steps=200, step_size=1.0, init=START)
     with pytest.raises(DivergedError, match=r"tau = 1, rho = 0\.5, tau rho = 0\.5"):

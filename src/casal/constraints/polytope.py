@@ -7,16 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.algorithms.active_set import Nearest, Rows, nearest, touching
-from casal.constraints.base import Budget, Constraint, Projection, flat, norm, relative
+from casal.constraints.algorithms.active_set import Rows, contradiction, nearest, touching
+from casal.constraints.base import Budget, Constraint, Projection, norm, relative
 from casal.errors import InfeasibleSet, ShapeError
 from casal.typing import Event
 
 INTERIOR = 1e-6
 """A polytope is called solid if all its inequalities can hold with this much room, relative to |z| + |h_i|."""
-
-ROUNDING, CERTAIN = 1e-13, 1e-11
-"""What may be left of G^T v, and must be left of -h . v, in a certificate of emptiness; relative to the terms added."""
 
 
 class Polytope(Constraint):
@@ -71,19 +68,19 @@ class Polytope(Constraint):
             raise ShapeError(f"G has {self.G.shape[1]} columns, events {event} have {size} coordinates")
 
     def residual(self, z: Tensor) -> Tensor:
-        return flat(z) @ self._rows.matrix.to(z).T - self._rows.high.to(z)
+        return z.flatten(1) @ self._rows.matrix.to(z).T - self._rows.high.to(z)
 
     def _arguments(self) -> dict[str, Any]:
         return {"G": self.G, "h": self.h}
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         rows = self._rows.to(z)
-        guess = None if warm is None else touching(flat(warm), rows)
-        found = nearest(flat(z), rows, budget, guess=guess)
+        guess = None if warm is None else touching(warm.flatten(1), rows)
+        found = nearest(z.flatten(1), rows, budget, guess=guess)
         return Projection(found.point.reshape(z.shape), found.converged, found.iterations, found.residual)
 
     def _violation(self, z: Tensor) -> Tensor:
-        y, level = flat(z), self._rows.high.to(z)
+        y, level = z.flatten(1), self._rows.high.to(z)
         if not len(level):
             return torch.zeros(len(z), dtype=z.dtype, device=z.device)
         scale = y.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
@@ -98,24 +95,16 @@ class Polytope(Constraint):
         start = rows.matrix.new_zeros(1, rows.matrix.shape[1])
         found = nearest(start, rows, Budget())
         if not bool(found.converged[0]):
-            self._refute(found)
+            proof = contradiction(rows, found.drift[0])
+            if proof is not None:
+                raise InfeasibleSet(
+                    f"G z <= h has no solution: {len(proof)} of {len(rows.matrix)} rows contradict each other; "
+                    f"the best point found misses them by {float(found.residual[0]):.3g} (relative)"
+                )
             return False
         room = INTERIOR * (norm(found.point) + rows.high.abs())
         room = torch.where(room > 0, room, torch.full_like(room, INTERIOR))
         return bool(nearest(found.point, rows._replace(high=rows.high - room), Budget()).converged[0])
-
-    def _refute(self, found: Nearest) -> None:
-        """Farkas: v >= 0, G^T v = 0 and h . v < 0 contradict v . (G z - h) <= 0, up to rounding in G and h."""
-        rows = self._rows
-        v = found.drift[0].clamp_min(0.0)
-        v = v / v.sum().clamp_min(torch.finfo(torch.float64).tiny)
-        pull, gain = float(norm((v @ rows.matrix)[None])[0]), -float(rows.high @ v)
-        if pull <= ROUNDING and gain > CERTAIN * float(rows.high.abs() @ v):
-            involved = torch.nonzero(v > 1e-6).flatten()
-            raise InfeasibleSet(
-                f"G z <= h has no solution: {len(involved)} of {len(rows.matrix)} rows contradict each other; "
-                f"the point closest to all misses them by {float(found.residual[0]):.3g} (relative)"
-            )
 
 
 def _normalised(G: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,6 +32,8 @@ class Table:
         t: What the score is told: a time, an index or a noise level.
         preconditioner: Diagonal D > 0, broadcastable to an event; None for the identity.
         static: The same density at every row (Langevin on a fixed potential).
+        alpha: Scale of the clean sample in x before each row, where there is one: x = alpha x0 + sigma noise.
+        sigma: Size of the noise in x before each row, likewise.
     """
 
     a: Tensor
@@ -40,6 +42,8 @@ class Table:
     t: Tensor
     preconditioner: Tensor | None = None
     static: bool = False
+    alpha: Tensor | None = None
+    sigma: Tensor | None = None
 
     def __post_init__(self) -> None:
         shapes = {tuple(v.shape) for v in (self.a, self.b, self.s, self.t)}
@@ -64,6 +68,7 @@ class Target:
         table: The steps.
         init: Starting points (n, *event), or a callable (n, generator) -> points.
         potential: f = -log p + constant, (n, *event) -> (n,), where it is known.
+        denoise: ``denoise(y, sigma)`` = E[x0 | x0 + sigma noise = y], for models trained on noise.
         name: For messages and provenance.
     """
 
@@ -71,6 +76,7 @@ class Target:
     table: Table
     init: Init
     potential: Callable[[Tensor], Tensor] | None = None
+    denoise: Callable[[Tensor, Tensor], Tensor] | None = None
     name: str = "target"
 
 

@@ -34,17 +34,22 @@ import torch
 from torch import Tensor
 
 from casal.constraints.base import Budget, norm, relative
+from casal.errors import ProjectionError
 
 EPSILON = torch.finfo(torch.float64).eps
-FIRST_RHO = 30.0
+FIRST_RHO, GUESSED_RHO = 30.0, 1e6
 LAST_RHO = 1e12
 INNER_STEPS = 20
 """Newton steps after which rho is lowered, because the active set still changes."""
-PATIENCE = (3, 25)
+PATIENCE = (3, 10)
 """Updates without progress before giving up: when the tolerance is met, and when it is not."""
+UNDERFLOW, LARGEST = 1e-290, 1e300
+"""Below the one, rounding is absolute; above the other, sums of squares overflow even after scaling."""
 FAR = 1e5
 """Size of y in units of its projection beyond which y is approached in stages."""
 LAST_RATIO = 1e4
+CERTAIN = (1e-13, 1e-11)
+"""What may be left of G^T v, and must be left of -v . bound, in a proof of emptiness; relative to the terms added."""
 TILE = 500_000
 """Numbers in one batch of small systems, to bound the memory."""
 
@@ -128,7 +133,16 @@ def nearest(y: Tensor, rows: Rows, budget: Budget, *, guess: Tensor | None = Non
         budget: Tolerance on ``residual``, and the largest number of Newton steps. The refinement goes on beyond the
             tolerance, to a thousandth of it or to rounding, as long as it makes progress.
         guess: (n, m) signs: rows presumably at their upper (+1) or lower (-1) bound; decides nothing but the speed.
+
+    Raises:
+        ProjectionError: A point is longer than 1e300.
     """
+    too_large = norm(y) > LARGEST
+    if bool(too_large.any()):
+        raise ProjectionError(
+            f"points of length {float(norm(y).max()):.3g} overflow in a projection; rescale them to below {LARGEST:g}",
+            chains=torch.nonzero(too_large).flatten().tolist(),
+        )
     found, far = _direct(y, rows, budget, guess)
     if not bool(far.any()):
         return found
@@ -157,6 +171,29 @@ def nearest(y: Tensor, rows: Rows, budget: Budget, *, guess: Tensor | None = Non
         onwards &= ~short
         chain, x, ratio = chain[onwards], part.point[onwards], min(10 * ratio, LAST_RATIO)
     return found
+
+
+def contradiction(rows: Rows, drift: Tensor) -> Tensor | None:
+    """The rows that prove the polyhedron empty, as indices, or None if nothing is proved.
+
+    Farkas: multipliers v, positive at upper and negative at lower bounds, with G^T v = 0 and v . bound < 0 contradict
+    v . G x <= v . bound. Both are required up to rounding in G and in the bounds.
+
+    Args:
+        rows: The polyhedron.
+        drift: (m,), where the multipliers of an unsuccessful projection were running to.
+    """
+    bound = torch.where(drift > 0, rows.high, rows.low)
+    v = torch.where(bound.abs() < torch.inf, drift, torch.zeros_like(drift))
+    bound = torch.where(v != 0, bound, torch.zeros_like(bound))
+    total = v.abs().sum()
+    if not bool(total > 0):
+        return None
+    v = v / total
+    pull, gain = norm((v @ rows.matrix)[None])[0], -(v * bound).sum()
+    if bool((pull <= CERTAIN[0]) & (gain > CERTAIN[1] * (v * bound).abs().sum())):
+        return torch.nonzero(v.abs() > 1e-6 * v.abs().amax()).flatten()
+    return None
 
 
 def touching(x: Tensor, rows: Rows) -> Tensor:
@@ -208,7 +245,9 @@ def _direct(
 
 def _start(y: Tensor, rows: Rows, guess: Tensor | None) -> _State:
     n, m = len(y), len(rows.matrix)
-    peak = y.abs().amax(1)
+    bounds = torch.cat([rows.low, rows.high]).abs()
+    least = 1e-100 * float(bounds[bounds < torch.inf].amax()) if bool((bounds < torch.inf).any()) else 0.0
+    peak = y.abs().amax(1).clamp_min(least)
     unit = torch.where(peak > 0, peak, torch.ones_like(peak))
     x, zero = y / unit[:, None], y.new_zeros(n)
     count = torch.zeros(n, dtype=torch.long, device=y.device)
@@ -219,7 +258,7 @@ def _start(y: Tensor, rows: Rows, guess: Tensor | None) -> _State:
         x=x,
         lam=y.new_zeros(n, m),
         drift=y.new_zeros(n, m),
-        rho=zero + FIRST_RHO,
+        rho=zero + (FIRST_RHO if guess is None else GUESSED_RHO),
         top=zero + LAST_RHO,
         u=x,
         gu=x @ rows.matrix.T,
@@ -255,7 +294,10 @@ def _measure(s: _State, rows: Rows, has_zero: bool) -> tuple[_State, Tensor, Ten
     lower = torch.minimum(-lam, gx - low)
     reach = (length + size)[:, None]
     loose = torch.maximum(relative(upper, reach + high.abs()), relative(lower, reach + low.abs()))
-    value = torch.maximum(torch.maximum(broken, loose).amax(1), s.slip).masked_fill(tiny, 0.0)
+    value = torch.maximum(torch.maximum(broken, loose).amax(1), s.slip)
+    # Where rounding is absolute, no point but zero can meet a relative tolerance.
+    tiny |= s.fresh & has_zero & (value > 4 * EPSILON) & (s.unit * factor < UNDERFLOW)
+    value = value.masked_fill(tiny, 0.0)
     value = torch.where(s.fresh, value, torch.full_like(value, torch.inf))
     improved = s.fresh & (value <= s.best)
     progress = (value < 0.9 * s.best) | (factor < 0.5)

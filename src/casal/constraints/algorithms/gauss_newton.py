@@ -59,7 +59,7 @@ INNER_STEPS = 100
 """Most conjugate gradient steps."""
 BLOCKED = 3
 """How often a tangential step may run into a row that was not active, before it is cut short there."""
-HALVINGS = 40
+HALVINGS = 12
 RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 """Levenberg ridges on U U^T (rows of length one) for normal steps that leave the trust region."""
 
@@ -438,7 +438,7 @@ def _conjugate_gradients(
     r = _tangential(basis, gradient)
     size = norm(r)
     aim = size * angle.clamp(1e-10, 0.1)
-    p, live = -r, (size > 0) & (radius > 0)
+    p, live = -r, (size > 1e-13 * norm(gradient)) & (radius > 0)  # what is less is rounding
     for _ in range(min(INNER_STEPS, r.shape[1])):
         if not bool(live.any()):
             break
@@ -477,18 +477,19 @@ def _try(
     system: System, here: _Point, tangent: _Tangent, chains: _Chains, one_sided: Tensor, move: _Step
 ) -> tuple[_Point, _Tangent, _Chains]:
     """Evaluate the step, take it or not, and adapt the radius."""
-    step, length = move.step, norm(move.step)
+    step = _corrected(system, here, tangent, move.step)
+    length = norm(step)
     there = _look(system, here.z + step)
     finite = torch.isfinite(there.violation)
     trial = torch.where(finite[:, None], there.gap * _ratio(there.lengths, here.lengths), torch.zeros_like(there.gap))
-    linear = here.gap + _apply(here.unit, step)
+    linear = here.gap + _apply(here.unit, move.step)
     theta, modelled, reached = (norm(_open(gap, one_sided)) for gap in (here.gap, linear, trial))
 
     slope = (tangent.pull * step).sum(1)
-    rise = slope + 0.5 * (step * move.bent).sum(1)
+    rise = (tangent.pull * move.step).sum(1) + 0.5 * (move.step * move.bent).sum(1)
     closed = theta - modelled
     helps = closed > 1e-8 * theta
-    needed = torch.where(helps, 2.0 * rise / torch.where(helps, closed, 1.0), 0.0)
+    needed = torch.where(helps, 2.0 * torch.maximum(rise, slope) / torch.where(helps, closed, 1.0), 0.0)
     weight = torch.stack([0.3 * chains.weight, needed, 2.0 * norm(move.multipliers)]).amax(0)
     promised = weight * closed - rise
     gained = weight * (theta - reached) - slope - 0.5 * step.square().sum(1) / chains.scale
@@ -509,6 +510,20 @@ def _try(
     if not bool(taken.all()):
         tangent = _tangent(here, chains, one_sided)
     return here, tangent, chains
+
+
+def _corrected(system: System, here: _Point, tangent: _Tangent, step: Tensor) -> Tensor:
+    """The step, bent back to the linearised rows: a step along a curved set leaves it to second order.
+
+    Without it, steps along the set would be refused for what they add to the gap (the Maratos effect).
+    """
+    values = system.values(here.z + step) / torch.where(here.lengths > 0, here.lengths, 1.0)
+    error = values - here.gap - _apply(here.unit, step)
+    usable = torch.isfinite(error).all(1)
+    error = torch.where(tangent.active & usable[:, None], error, torch.zeros_like(error))
+    back = -_back(here.unit, torch.cholesky_solve(error[:, :, None], tangent.factor).squeeze(2))
+    small = norm(back) <= 0.5 * norm(step)
+    return torch.where(small[:, None], step + back, step)
 
 
 def _ratio(new: Tensor, old: Tensor) -> Tensor:
