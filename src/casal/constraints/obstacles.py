@@ -17,6 +17,7 @@ from casal.typing import Event
 
 ON_THE_EDGE = 1e-13
 FEASIBLE = 1e-12
+TOUCHING = 1.0 + 1e-12
 CHUNK = 4_000_000
 
 
@@ -132,8 +133,10 @@ class Obstacles(Constraint):
         return worst
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
+        if self.exact:
+            return super()._solve(z, budget, warm)
         steps = torch.zeros(len(z), dtype=torch.long, device=z.device)
-        point = self._project(z) if self.exact else self._leave(z, budget, steps)
+        point = self._leave(z, budget, steps)
         residual = self._violation(point)
         return Projection(point, residual <= max(budget.tolerance, FEASIBLE), steps, residual)
 
@@ -241,7 +244,16 @@ class _Shape(ABC):
 
     def relative_depth(self, x: Tensor) -> Tensor:
         """Depth (m,) of the points x (m, p) below the edge, in units of the obstacle; zero outside."""
-        return relative(self.depth(x).clamp_min(0.0), torch.full_like(x[:, 0], self.size))
+        near = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        for column, low, high in zip(x.unbind(1), *(bound.tolist() for bound in self.bounds()), strict=True):
+            near &= (column > low) & (column < high)
+        near = torch.nonzero(near).flatten()
+        depth = self.depth(x[near]).clamp_min(0.0)
+        return x.new_zeros(len(x)).index_copy(0, near, relative(depth, self._unit(x[near])))
+
+    def _unit(self, x: Tensor) -> Tensor:
+        """What the depths (m,) of the points x (m, p) are measured in."""
+        return torch.full_like(x[:, 0], self.size)
 
     @abstractmethod
     def row(self) -> list[Any]: ...
@@ -325,9 +337,8 @@ class _Box(_Shape):
     def depth(self, x: Tensor) -> Tensor:
         return torch.minimum(x - self.low.to(x), self.high.to(x) - x).amin(1)
 
-    def relative_depth(self, x: Tensor) -> Tensor:
-        size = torch.full_like(x[:, 0], self.size)
-        return relative(self.depth(x).clamp_min(0.0), size if self.bounded else size + x.abs().amax(1))
+    def _unit(self, x: Tensor) -> Tensor:
+        return super()._unit(x) if self.bounded else self.size + x.abs().amax(1)
 
     def exit(self, x: Tensor) -> Tensor:
         low, high = self.low.to(x), self.high.to(x)
@@ -450,11 +461,12 @@ class _Line(NamedTuple):
 
 
 class _Scene(NamedTuple):
-    """The shapes that stand for start <= s < stop, and the free points where their edges meet (plane only)."""
+    """The shapes that stand for start <= s < stop; in the plane, their edges and the free points where these meet."""
 
     start: int
     stop: int | None
     shapes: list[_Shape]
+    edges: list[_Circle | _Line]
     corners: Tensor
 
     def free(self, x: Tensor, edge: float = ON_THE_EDGE) -> Tensor:
@@ -491,20 +503,17 @@ class _Scene(NamedTuple):
     def _nearest_candidate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Nearest free point among the feet on all edges and the corners; distance infinite if there is none."""
         best, distance = x.clone(), torch.full_like(x[:, 0], torch.inf)
-        for shape in self.shapes:
-            for edge in shape.edges():
-                foot = edge.foot(x)
-                away = torch.where(self.free(foot), norm(foot - x), torch.inf)
-                nearer = away < distance
-                best = torch.where(nearer[:, None], foot, best)
-                distance = torch.where(nearer, away, distance)
+        for edge in self.edges:
+            foot = edge.foot(x)
+            away = torch.where(self.free(foot), norm(foot - x), torch.inf)
+            best = torch.where((away < distance)[:, None], foot, best)
+            distance = torch.minimum(distance, away)
         corners = self.corners.to(x)
         if len(corners):
             for part in torch.arange(len(x), device=x.device).split(max(CHUNK // len(corners), 1)):
                 away, which = torch.cdist(x[part], corners, compute_mode="donot_use_mm_for_euclid_dist").min(1)
-                nearer = away < distance[part]
-                best[part] = torch.where(nearer[:, None], corners[which], best[part])
-                distance[part] = torch.where(nearer, away, distance[part])
+                best[part] = torch.where((away < distance[part])[:, None], corners[which], best[part])
+                distance[part] = torch.minimum(away, distance[part])
         return best, distance
 
     def _walk(self, x: Tensor, budget: Budget, steps: Tensor) -> Tensor:
@@ -533,10 +542,11 @@ def _scenes(shapes: Sequence[_Shape]) -> list[_Scene]:
         present = [shape for shape in shapes if shape.start <= start and (shape.stop is None or start < shape.stop)]
         if not present:
             continue
-        scene = _Scene(start, stop, present, torch.zeros(0, 2, dtype=torch.float64))
+        scene = _Scene(start, stop, present, [], torch.zeros(0, 2, dtype=torch.float64))
         if present[0].dim == 2:
             meeting = torch.tensor(_meeting_points(present), dtype=torch.float64).reshape(-1, 2)
-            scene = scene._replace(corners=meeting[scene.free(meeting)])
+            edges = [edge for shape in present for edge in shape.edges()]
+            scene = scene._replace(edges=edges, corners=meeting[scene.free(meeting)])
             _check_way_out(scene)
         scenes.append(scene)
     return scenes
@@ -574,7 +584,8 @@ def _meet(first: _Circle | _Line, second: _Circle | _Line) -> list[list[float]]:
     if isinstance(first, _Circle) and isinstance(second, _Circle):
         away = second.center - first.center
         distance = float(torch.linalg.vector_norm(away))
-        if not abs(first.radius - second.radius) <= distance <= first.radius + second.radius or distance == 0.0:
+        apart = distance > TOUCHING * (first.radius + second.radius)
+        if apart or distance == 0.0 or abs(first.radius - second.radius) > TOUCHING * distance:
             return []
         forth = 0.5 * (distance + (first.radius - second.radius) * ((first.radius + second.radius) / distance))
         return _pair(first.center, away / distance, forth, first.radius)
@@ -584,7 +595,7 @@ def _meet(first: _Circle | _Line, second: _Circle | _Line) -> list[list[float]]:
         distance = float(torch.linalg.vector_norm(away))
         across = torch.stack([-second.along[1], second.along[0]])
         across = across if float(across @ away) >= 0 else -across
-        return _pair(first.center, across, distance, first.radius) if distance <= first.radius else []
+        return _pair(first.center, across, distance, first.radius) if distance <= TOUCHING * first.radius else []
     assert isinstance(first, _Line) and isinstance(second, _Line)
     turn = float(first.along[0] * second.along[1] - first.along[1] * second.along[0])
     if turn == 0.0:
@@ -621,12 +632,8 @@ def _window(given: Any, row: Any) -> tuple[int, int | None]:
 
 def _point(given: Any, row: Any, *, finite: bool = True) -> Tensor:
     point = torch.as_tensor(given, dtype=torch.float64).clone()
-    if (
-        point.ndim != 1
-        or not len(point)
-        or bool(torch.isnan(point).any())
-        or (finite and not bool(point.isfinite().all()))
-    ):
+    good = point.isfinite() if finite else ~point.isnan()
+    if point.ndim != 1 or not len(point) or not bool(good.all()):
         raise SettingError(f"a point of an obstacle is a list of p {'finite ' if finite else ''}numbers, got {row!r}")
     return point
 

@@ -104,7 +104,7 @@ class _Tangent(NamedTuple):
         forces: (n, r), -normal = U^T forces.
         pull: (z - y) / scale, (n, d).
         slide: Its tangential part, (n, d).
-        angle: |slide| / |pull|, (n,).
+        angle: |slide| / |pull|, (n,), or the relative slack of an active row if that is larger.
         error: (n,), the larger of the angle and the relative size of the gap.
     """
 
@@ -320,8 +320,11 @@ def _tangent_of(
     # The rounding of z - y has a tangential part of its own.
     noise = 4 * EPSILON * here.z.shape[1] ** 0.5 * (norm(here.z) / chains.scale + 1.0)
     angle = torch.where(angle > noise, angle / size.clamp_min(1e-300), torch.zeros_like(angle))
-    relative_gap = norm(_open(here.gap, one_sided)) / (1.0 + norm(here.z))
-    return _Tangent(active, factor, basis, normal, forces, pull, slide, angle, torch.maximum(angle, relative_gap))
+    size = 1.0 + norm(here.z)
+    loose = norm(torch.where(active & one_sided, here.gap.clamp_max(0.0), torch.zeros_like(here.gap)))
+    angle = torch.maximum(angle, loose / size)
+    error = torch.maximum(angle, norm(_open(here.gap, one_sided)) / size)
+    return _Tangent(active, factor, basis, normal, forces, pull, slide, angle, error)
 
 
 def _factor(gram: Tensor, active: Tensor, ridge: float = 0.0) -> Tensor:

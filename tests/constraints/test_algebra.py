@@ -1,0 +1,269 @@
+"""Sets made of sets, against independent solvers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import cvxpy
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+
+import casal
+from casal.constraints import (
+    Affine,
+    Ball,
+    Box,
+    Budget,
+    Constraint,
+    Ellipsoid,
+    FromProjection,
+    HalfSpace,
+    Intersection,
+    MassEnergy,
+    Polytope,
+    Product,
+    Simplex,
+    Sphere,
+    Union,
+    constraint_from_spec,
+    tightening,
+)
+from casal.errors import InfeasibleSet, SettingError, ShapeError
+
+RNG = np.random.default_rng(0)
+SIZE = 4
+POINTS = torch.as_tensor(2.0 * RNG.normal(size=(20, SIZE)))
+ONES = torch.ones(1, SIZE, dtype=torch.float64)
+TILT = torch.tensor([[1.0, -1.0, 0.5, 0.0]], dtype=torch.float64)
+WALLS = torch.as_tensor(RNG.normal(size=(6, SIZE)))
+TALL = torch.as_tensor(RNG.normal(size=(6, SIZE)))
+WIDE = torch.as_tensor(RNG.normal(size=(3, SIZE)))
+
+SUM, SKEW = Affine(ONES, 0.5), Affine(TILT, 0.2)
+SPHERE, BALL, BOX, WALLED = Sphere(2.0), Ball(1.5), Box(-0.5, 1.0), Polytope(WALLS, torch.ones(6))
+
+Rules = Callable[[cvxpy.Variable], list[cvxpy.Constraint]]
+
+CONVEX: dict[str, tuple[Constraint, str, Rules]] = {
+    "equations & equations": (SUM & SKEW, "closed form", lambda x: [ONES @ x == 0.5, TILT @ x == 0.2]),
+    "equation & ball": (SUM & BALL, "closed form", lambda x: [ONES @ x == 0.5, cvxpy.norm(x) <= 1.5]),
+    "equation & bounds": (SUM & BOX, "closed form", lambda x: [ONES @ x == 0.5, x >= -0.5, x <= 1]),
+    "bounds & bounds": (BOX & Box(-1.0, 0.25), "closed form", lambda x: [x >= -0.5, x <= 0.25]),
+    "balls": (Ball(2.0) & BALL, "closed form", lambda x: [cvxpy.norm(x) <= 1.5]),
+    "equations & bounds": (
+        SUM & SKEW & BOX,
+        "quadratic programme",
+        lambda x: [ONES @ x == 0.5, TILT @ x == 0.2, x >= -0.5, x <= 1],
+    ),
+    "half-spaces & polytope": (
+        HalfSpace(TILT[0], 0.1) & HalfSpace(-ONES[0], 1.0) & WALLED,
+        "iterative",
+        lambda x: [TILT @ x <= 0.1, -ONES @ x <= 1.0, WALLS.numpy() @ x <= 1],
+    ),
+    "ball & bounds": (BALL & BOX, "Dykstra", lambda x: [cvxpy.norm(x) <= 1.5, x >= -0.5, x <= 1]),
+    "ball & half-space": (
+        BALL & HalfSpace(TILT[0], -0.4),
+        "Dykstra",
+        lambda x: [cvxpy.norm(x) <= 1.5, TILT @ x <= -0.4],
+    ),
+    "two balls": (
+        BALL & Ball(1.0, ONES[0]),
+        "Dykstra",
+        lambda x: [cvxpy.norm(x) <= 1.5, cvxpy.norm(x - np.ones(SIZE)) <= 1],
+    ),
+    "through a wide matrix": (
+        BOX.through(WIDE),
+        "as Polytope",
+        lambda x: [WIDE.numpy() @ x >= -0.5, WIDE.numpy() @ x <= 1],
+    ),
+    "ball through a tall matrix": (BALL.through(TALL), "splitting", lambda x: [cvxpy.norm(TALL.numpy() @ x) <= 1.5]),
+    "simplex through": (
+        Simplex(1.0).through(WIDE),
+        "splitting",
+        lambda x: [WIDE.numpy() @ x >= 0, cvxpy.sum(WIDE.numpy() @ x) == 1],
+    ),
+    "shifted": (BOX.shifted(ONES[0]), "shifted", lambda x: [x >= 0.5, x <= 2]),
+    "scaled": (BALL.scaled(0.4), "scaled", lambda x: [cvxpy.norm(x) <= 0.6]),
+    "blocks": (
+        Product(Simplex(1.0), Ball(0.5), sizes=(2, 2)),
+        "block by block",
+        lambda x: [x[:2] >= 0, cvxpy.sum(x[:2]) == 1, cvxpy.norm(x[2:]) <= 0.5],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONVEX)
+def test_convex_combinations_agree_with_a_conic_solver(name: str) -> None:
+    constraint, way, rules = CONVEX[name]
+    assert constraint.explain().startswith(way) or way in constraint.explain()
+    found = constraint.solve(POINTS)
+    assert bool(found.converged.all())
+    assert float(constraint.violation(found.point).max()) <= 1e-12
+    for z, ours in zip(POINTS[:8].numpy(), found.point[:8].numpy(), strict=True):
+        x = cvxpy.Variable(SIZE)
+        cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares(x - z)), rules(x)).solve(
+            solver=cvxpy.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11
+        )
+        np.testing.assert_allclose(ours, x.value, atol=1e-6)
+        assert np.linalg.norm(ours - z) <= np.linalg.norm(x.value - z) + 1e-7
+
+
+CURVED: dict[str, Constraint] = {
+    "equation & sphere": SUM & SPHERE,
+    "equations & sphere": SUM & SKEW & SPHERE,
+    "sphere & half-space": SPHERE & HalfSpace(TILT[0], -0.3),
+    "two spheres": SPHERE & Sphere(2.0, TILT[0]),
+    "sphere & ball": SPHERE & Ball(1.0, 2.0 * ONES[0] / SIZE**0.5),
+    "sphere through": SPHERE.through(TALL),
+    "mass-energy & equation": MassEnergy(0.5, 4.0) & SKEW,
+}
+
+
+@pytest.mark.parametrize("name", CURVED)
+def test_curved_combinations_are_feasible_and_no_farther_than_slsqp_from_many_starts(name: str) -> None:
+    constraint = CURVED[name]
+    found = constraint.solve(POINTS)
+    assert bool(found.converged.all()), constraint.explain()
+    assert float(constraint.violation(found.point).max()) <= 1e-11
+
+    def equations(x: np.ndarray) -> np.ndarray:
+        h = constraint.residual(torch.as_tensor(x)[None])[0]
+        sided = constraint.one_sided
+        flags = torch.tensor([sided] * len(h) if isinstance(sided, bool) else sided)
+        return h[~flags].numpy()
+
+    def inequalities(x: np.ndarray) -> np.ndarray:
+        h = constraint.residual(torch.as_tensor(x)[None])[0]
+        sided = constraint.one_sided
+        flags = torch.tensor([sided] * len(h) if isinstance(sided, bool) else sided)
+        return -h[flags].numpy()
+
+    for z, ours in zip(POINTS[:6].numpy(), found.point[:6].numpy(), strict=True):
+        best = np.inf
+        for start in [ours + 0.3 * RNG.normal(size=SIZE) for _ in range(6)] + [z]:
+            rules = [{"type": "eq", "fun": equations}, {"type": "ineq", "fun": inequalities}]
+            answer = scipy.optimize.minimize(
+                lambda x, z=z: 0.5 * ((x - z) ** 2).sum(),
+                start,
+                constraints=rules,
+                options={"maxiter": 300, "ftol": 1e-14},
+            )
+            if answer.success and np.abs(equations(answer.x)).max(initial=0) < 1e-7:
+                best = min(best, float(np.linalg.norm(answer.x - z)))
+        assert np.linalg.norm(ours - z) <= best + 1e-5
+
+
+def test_a_union_takes_the_nearest_member() -> None:
+    union = SUM | SPHERE | BOX
+    distance = torch.stack([(member.project(POINTS) - POINTS).norm(dim=1) for member in (SUM, SPHERE, BOX)])
+    torch.testing.assert_close((union.project(POINTS) - POINTS).norm(dim=1), distance.amin(0))
+    assert isinstance(union, Union) and len(union.members) == 3
+    assert float(union.violation(SPHERE.project(POINTS)).max()) <= 1e-12
+
+
+def test_closed_form_equals_the_iteration_it_replaces() -> None:
+    for closed, parts in ((SUM & SPHERE, (SUM, SPHERE)), (MassEnergy(0.5, 4.0), (SUM, SPHERE))):
+        y = POINTS
+        for _ in range(3000):
+            y = parts[1].project(parts[0].project(y))
+        torch.testing.assert_close(closed.project(POINTS), y, atol=1e-10, rtol=0)
+
+
+def test_equation_and_sphere_is_the_mass_energy_set() -> None:
+    torch.testing.assert_close((SUM & SPHERE).project(POINTS), MassEnergy(0.5, 4.0).project(POINTS), atol=1e-12, rtol=0)
+    x = POINTS
+    ours, theirs = (c.log_tube_factor(x, c.project(x)) for c in (SUM & SPHERE, MassEnergy(0.5, 4.0)))
+    assert ours is not None and theirs is not None
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: Sphere(1.0) & Affine([[1.0, 0.0]], 2.0), "2 away from the centre, beyond the radius 1"),
+        (lambda: Ball(1.0) & Affine([[1.0, 0.0]], 2.0), "beyond the radius"),
+        (lambda: Box(0, 1) & Box(2, 3), "low = 2, high = 1"),
+        (lambda: Ball(1.0) & Ball(1.0, [3.0, 0.0]), "centres 3 apart"),
+        (lambda: Sphere(1.0) & Sphere(2.0), "strictly inside"),
+        (lambda: Affine([[1.0, 0.0]], 0.0) & Affine([[2.0, 0.0]], 1.0), "no solution"),
+        (lambda: Box(0.0, 1.0) & Affine([[1.0, 1.0]], 3.0), "3"),
+    ],
+)
+def test_empty_intersections_that_can_be_proved_empty_are_refused(build: Callable[[], Constraint], says: str) -> None:
+    with pytest.raises(InfeasibleSet, match=says):
+        build()
+
+
+def test_empty_intersections_that_cannot_be_proved_empty_flag_every_chain() -> None:
+    apart = Ellipsoid([1.0, 1.0]) & FromProjection(
+        lambda z: Ball(1.0, [3.0, 0.0]).project(z), lambda z: Ball(1.0, [3.0, 0.0]).violation(z), convex=True
+    )
+    found = apart.solve(torch.randn((5, 2), generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    assert not bool(found.converged.any())
+    assert bool((found.residual > 0.05).all()) and bool((found.residual < 1.5).all())
+
+
+def test_a_loose_budget_is_loose_and_says_so() -> None:
+    pair = BALL & BOX
+    rough, fine = pair.solve(POINTS, budget=Budget(1e-12, 2)), pair.solve(POINTS)
+    assert not bool(rough.converged.all()) and bool(fine.converged.all())
+    assert int(rough.iterations.max()) <= 2 < int(fine.iterations.max())
+
+
+def test_loose_projections_inside_the_loop_still_end_in_strict_samples() -> None:
+    calls: list[int] = []
+
+    def counted(z: torch.Tensor) -> torch.Tensor:
+        calls.append(len(z))
+        return BOX.project(z)
+
+    pair = BALL & FromProjection(counted, BOX.violation, convex=True)
+    target = casal.langevin(lambda x: x - 1.0, steps=60, step_size=0.02, init=POINTS)
+    used = {}
+    for name, budget in (("full", None), ("loose", tightening(1e-1, 1e-6)), ("three", Budget(1e-12, 3))):
+        calls.clear()
+        result = casal.sample(target, pair, casal.CASAL(20.0), len(POINTS), seed=0, budget=budget)
+        assert float(result.certificate.violation.max()) <= 1e-10
+        used[name] = sum(calls)
+    assert used["loose"] < 0.7 * used["full"]
+    assert used["three"] < 0.7 * used["full"]
+
+
+@pytest.mark.parametrize("name", [*CONVEX, *CURVED])
+def test_specs_survive_json(name: str) -> None:
+    constraint = CONVEX[name][0] if name in CONVEX else CURVED[name]
+    again = constraint_from_spec(json.dumps(constraint.spec()))
+    assert type(again) is type(constraint)
+    assert torch.equal(again.project(POINTS), constraint.project(POINTS))
+    assert torch.equal(again.violation(POINTS), constraint.violation(POINTS))
+
+
+def test_specs_hold_data_only() -> None:
+    with pytest.raises(SettingError, match="functions"):
+        (BALL & FromProjection(BOX.project, BOX.violation)).spec()
+    with pytest.raises(SettingError, match="no set named"):
+        constraint_from_spec({"set": "os.system", "command": "true"})
+    with pytest.raises(SettingError, match="does not take"):
+        constraint_from_spec({"set": "Sphere", "size": 3})
+
+
+def test_members_are_flattened_and_checked() -> None:
+    assert len((SUM & SKEW & BOX).members) == 3
+    assert len(Intersection(SUM & SKEW, BOX & BALL).members) == 4
+    with pytest.raises(SettingError, match="at least two"):
+        Intersection(SUM)
+    with pytest.raises(ShapeError, match="blocks"):
+        Product(SPHERE, None, sizes=(2, 3)).project(POINTS)
+    free = Product(Sphere(1.0), None, sizes=(2, 2)).project(POINTS)
+    assert torch.equal(free[:, 2:], POINTS[:, 2:])
+
+
+def test_penalty_works_on_smooth_combinations_and_names_what_does_not() -> None:
+    target = casal.langevin(lambda x: x, steps=20, step_size=1e-3, init=POINTS)
+    result = casal.sample(target, SPHERE & HalfSpace(TILT[0], 0.5), casal.Penalty(5.0), len(POINTS), seed=0)
+    assert bool(torch.isfinite(result.samples).all())
+    with pytest.raises(SettingError, match="no smooth residual"):
+        casal.sample(target, SPHERE | BOX, casal.Penalty(1.0), len(POINTS), seed=0)
