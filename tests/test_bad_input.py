@@ -314,6 +314,19 @@ def test_bad_settings_are_refused_at_once(error: type[CasalError], says: str, bu
         build()
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_equations_that_have_a_solution_are_not_refused(seed: int) -> None:
+    """Independent rows always have one, whatever b: with zeros, and with numbers of very different size."""
+    generator = torch.Generator().manual_seed(seed)
+    A = torch.randn(3, 6, generator=generator, dtype=torch.float64)
+    for b in ([1.0, 0.0, -2.0], [0.0, 0.0, 1e10], [1e-12, 1.0, 1e12], [0.0, 0.0, 0.0]):
+        right = torch.tensor(b, dtype=torch.float64)
+        dependent = torch.cat([A, A[:1] - 2 * A[1:2]]), torch.cat([right, right[:1] - 2 * right[1:2]])
+        for equations in (casal.Affine(A, right), casal.Affine(*dependent)):
+            foot = equations.project(torch.ones(1, 6, dtype=torch.float64))
+            assert torch.allclose((A @ foot[0]), right, rtol=1e-12, atol=1e-13 * max(1.0, float(right.abs().max())))
+
+
 @pytest.mark.parametrize(
     ("error", "says", "changes"),
     [
@@ -421,6 +434,15 @@ def test_an_immediate_overflow_is_step_one() -> None:
     with pytest.raises(DivergedError, match=r"8 of 8 chains diverged at step 1 of 50 \(tau = 1e\+10\)") as lost:
         casal.sample(target, casal.Sphere(1.0), Unconstrained(), 8)
     assert lost.value.step == 1 and lost.value.chains == tuple(range(8))
+
+
+def test_a_chain_lost_in_a_later_tile_keeps_its_number() -> None:
+    start = START.clone()
+    start[5] = 1e200
+    target = casal.langevin(quartic, steps=30, step_size=0.01, init=start)
+    with pytest.raises(DivergedError, match=r"1 of 3 chains diverged at step 1 of 30 \(tau = 0\.01\)") as lost:
+        casal.sample(target, casal.Sphere(1.0), Unconstrained(), 8, tile=3)
+    assert lost.value.step == 1 and lost.value.chains == (5,)
 
 
 class Wall:

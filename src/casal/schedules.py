@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sized
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from casal.errors import SettingError
 
-Schedule: TypeAlias = Callable[[Sized], Tensor]
+Schedule: TypeAlias = Callable[[Any], Tensor]
 """``schedule(table)`` -> (T,) float64; the built-in ones look only at ``len(table)``."""
 
 
@@ -37,6 +37,28 @@ def geometric(first: float, last: float) -> Schedule:
     if first <= 0 or last <= 0:
         raise SettingError(f"a geometric schedule needs two positive ends, got {first} and {last}")
     return lambda table: _ratios(float(first), float(last), len(table))
+
+
+def inverse_variance(factor: float = 1.0) -> Schedule:
+    """factor / (sigma / alpha)^2: the coupling tied to the noise left in the state, for diffusion and flow targets."""
+
+    def values(table: Any) -> Tensor:
+        if getattr(table, "alpha", None) is None:
+            raise SettingError("inverse_variance needs the noise levels of a diffusion or flow target")
+        return factor * (table.alpha / table.sigma).square()
+
+    return values
+
+
+def constant_gain(kappa: float) -> Schedule:
+    """kappa / b: every row pulls x towards z by the same share kappa / (1 + kappa)."""
+
+    def values(table: Any) -> Tensor:
+        if not hasattr(table, "b"):
+            raise SettingError("constant_gain needs the table of a target")
+        return kappa / table.b
+
+    return values
 
 
 def _ratios(first: float, last: float, steps: int) -> Tensor:

@@ -14,6 +14,7 @@ from casal.typing import Event
 
 RANK_TOLERANCE = 1e-12
 CONSISTENCY_TOLERANCE = 1e-9
+ROUNDING = 64 * torch.finfo(torch.float64).eps
 
 
 def _normalised_rows(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,10 +62,13 @@ class Affine(Constraint):
         self._refuse_contradictions(u[:, kept])
 
     def _refuse_contradictions(self, range_basis: Tensor) -> None:
-        """b must lie in the range of A, each row measured by the b of the rows it depends on."""
+        """b must lie in the range of A, each row measured by the b of the rows it depends on, and by rounding."""
+        if range_basis.shape[1] == len(range_basis):
+            return
         gap = (self._right - range_basis @ (range_basis.T @ self._right)).abs()
         scale = (range_basis @ range_basis.T).abs() @ self._right.abs() + self._right.abs()
-        if bool((gap > CONSISTENCY_TOLERANCE * scale).any()):
+        rounding = len(gap) * ROUNDING * float(self._right.abs().max())
+        if bool((gap > CONSISTENCY_TOLERANCE * scale + rounding).any()):
             raise InfeasibleSet(
                 f"A z = b has no solution: rank {len(self._basis)} of {len(self.A)} rows, "
                 f"least-squares residual {float(gap.max()):.3g} (rows scaled to length one)"

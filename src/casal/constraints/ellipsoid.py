@@ -158,6 +158,6 @@ def _eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
     if not float(values[0]) > FLATTEST_MATRIX * float(values[-1]):
         raise InfeasibleSet(
             f"the matrix is not positive definite: eigenvalues {peak * float(values[0]):g} to "
-            f"{peak * float(values[-1]):g}, least allowed ratio {FLATTEST_MATRIX:g}; pass very different axes as a vector"
+            f"{peak * float(values[-1]):g}, least allowed ratio {FLATTEST_MATRIX:g}; pass extreme axes as a vector"
         )
     return vectors, (1.0 / values.sqrt()) / peak**0.5

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from casal.constraints.algorithms.gauss_newton import nearest
 from casal.constraints.base import Budget, Constraint, Projection, flat, norm
-from casal.errors import InfeasibleSet, SettingError, ShapeError
+from casal.errors import SettingError, ShapeError
 from casal.typing import Event
 
 LARGEST_TUBE = 64

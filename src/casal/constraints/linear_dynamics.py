@@ -247,9 +247,10 @@ class LinearDynamics(Constraint):
         u = found.point
         left = torch.nonzero(~found.converged & (found.iterations < budget.iterations)).flatten()
         if len(left):
-            sign = torch.where(u.abs() >= bound, u.sign(), torch.zeros_like(u))[left][:, self._bounded.to(w.device)]
+            rows = self._rows.to(w)
+            sign = torch.where(u.abs() >= bound, u.sign(), 0.0)[left][:, self._bounded.to(w.device)]
             rest = Budget(budget.tolerance, budget.iterations - first.iterations)
-            exact = nearest(w[left], self._rows.to(w), rest, guess=sign)
+            exact = nearest(w[left], rows, rest, guess=rows.signed(sign))
             u[left] = exact.point @ inputs.T
             found.iterations[left] += exact.iterations
             found.residual[left] = exact.residual

@@ -99,10 +99,9 @@ class Obstacles(Constraint):
         fits = (len(event) == 1) if self.intervals else (self._dim is None or event[1:] == (self._dim,))
         if not fits or not event:
             raise ShapeError(f"these obstacles stand in the way of events {wanted}, got {event}")
-        stops = [item.stop for item in self.intervals] + [shape.stop or 0 for shape in self.shapes]
-        last = max(stops, default=0)
-        if last > event[0]:
-            raise ShapeError(f"an obstacle stands until step {last}, events {event} have {event[0]} steps")
+        lasts = [item.stop for item in self.intervals] + [shape.stop or shape.start + 1 for shape in self.shapes]
+        if max(lasts, default=0) > event[0]:
+            raise ShapeError(f"an obstacle stands at step {max(lasts) - 1}, events {event} end at step {event[0] - 1}")
 
     def _arguments(self) -> dict[str, Any]:
         rows: dict[str, list[Any]] = {"intervals": [list(item) for item in self.intervals]}

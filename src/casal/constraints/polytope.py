@@ -68,7 +68,7 @@ class Polytope(Constraint):
             raise ShapeError(f"G has {self.G.shape[1]} columns, events {event} have {size} coordinates")
 
     def residual(self, z: Tensor) -> Tensor:
-        return z.flatten(1) @ self._rows.matrix.to(z).T - self._rows.high.to(z)
+        return z.flatten(1) @ self._rows.matrix.to(z).T - self._rows.bound.to(z)
 
     def _arguments(self) -> dict[str, Any]:
         return {"G": self.G, "h": self.h}
@@ -80,7 +80,7 @@ class Polytope(Constraint):
         return Projection(found.point.reshape(z.shape), found.converged, found.iterations, found.residual)
 
     def _violation(self, z: Tensor) -> Tensor:
-        y, level = z.flatten(1), self._rows.high.to(z)
+        y, level = z.flatten(1), self._rows.bound.to(z)
         if not len(level):
             return torch.zeros(len(z), dtype=z.dtype, device=z.device)
         scale = y.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
@@ -102,9 +102,9 @@ class Polytope(Constraint):
                     f"the best point found misses them by {float(found.residual[0]):.3g} (relative)"
                 )
             return False
-        room = INTERIOR * (norm(found.point) + rows.high.abs())
+        room = INTERIOR * (norm(found.point) + rows.bound.abs())
         room = torch.where(room > 0, room, torch.full_like(room, INTERIOR))
-        return bool(nearest(found.point, rows._replace(high=rows.high - room), Budget()).converged[0])
+        return bool(nearest(found.point, rows._replace(bound=rows.bound - room), Budget()).converged[0])
 
 
 def _normalised(G: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from casal.methods.base import Method, Segment
 from casal.methods.casal import CASAL
 from casal.methods.decoupled import Decoupled
+from casal.methods.dps import DPS
 from casal.methods.final_projection import FinalProjection
 from casal.methods.penalty import Penalty
 from casal.methods.primal_dual import PrimalDual
@@ -13,6 +14,7 @@ from casal.methods.weighted import WeightedCASAL
 
 __all__ = [
     "CASAL",
+    "DPS",
     "Decoupled",
     "FinalProjection",
     "Method",

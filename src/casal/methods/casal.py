@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from casal.errors import SettingError
-from casal.methods.base import Method, Segment, burn_in_steps, masked, table_rows
+from casal.methods.base import Method, Segment
+from casal.methods.casal_rows import CASALRow, casal_rows, couples_estimate
+from casal.methods.denoised import estimate, pulled, score_of
 from casal.methods.problem import Problem, move
 from casal.schedules import Schedule, evaluate
 
@@ -21,19 +23,6 @@ class CASALState(NamedTuple):
     x: Tensor
     z: Tensor
     lam: Tensor
-
-
-class CASALRow(NamedTuple):
-    """A plain row with kappa = tau rho, the damping of z, the dual step eta and the scale lam / mu."""
-
-    a: Tensor
-    b: Tensor
-    s: Tensor
-    t: Tensor
-    kappa: Tensor
-    damping: Tensor
-    eta: Tensor
-    scale: Tensor
 
 
 @dataclass(frozen=True)
@@ -47,6 +36,10 @@ class CASAL(Method[CASALState, CASALRow]):
     "explicit" coupling reads the bracket as printed. "implicit" takes the x in it to be the new one, and with the
     full z-step also the z: with m the free step, x' = (I + tau rho A^T A)^-1 (m + tau rho A^T (P(A m + mu) - mu)).
     That is stable for every rho, and rho leads from unconstrained (0) to projected Langevin (infinity).
+
+    Along a diffusion the constraint may couple to the denoised estimate D(x) instead of the noisy state: D is moved as
+    x is above, with (sigma / alpha)^2 rho for tau rho, and the score is that of the moved estimate. For samplers
+    without noise this is the only sound choice, because the noisy state must not be near C.
 
     The printed damped z-step samples at the temperature 1 / (2 - tau rho) when rho is large, one half for small steps:
     x and z drift together and only x is shaken. So the full step is the default; the printed variants keep their
@@ -65,6 +58,7 @@ class CASAL(Method[CASALState, CASALRow]):
             Langevin rows.
         hold: What stays put when rho changes: "lambda", or "mu" as in the released code.
         dual_init: Standard deviation of a Gaussian start of mu (paper, ablation of lambda).
+        couple: "state", "denoised", or "auto": the denoised estimate for samplers without noise, else the state.
     """
 
     rho: float | Schedule
@@ -76,23 +70,26 @@ class CASAL(Method[CASALState, CASALRow]):
     step_size: str = "gain"
     hold: str = "lambda"
     dual_init: float = 0.0
+    couple: str = "auto"
 
     name: ClassVar[str] = "CASAL"
 
     @classmethod
     def algorithm1(cls, rho: float | Schedule) -> CASAL:
         """Algorithm 1 to the letter: damped z, explicit coupling, mu' = mu + (tau / rho)(x' - z')."""
-        return cls(rho, dual_step="tau/rho", z_step="damped", coupling="explicit", step_size="paper")
+        return cls(rho, dual_step="tau/rho", z_step="damped", coupling="explicit", step_size="paper", couple="state")
 
     @classmethod
     def algorithm2(cls, rho: float | Schedule) -> CASAL:
         """Algorithm 2 to the letter: as Algorithm 1 with time-dependent tau and mu' = mu + tau (x' - z')."""
-        return cls(rho, dual_step="tau", z_step="damped", coupling="explicit", step_size="paper")
+        return cls(rho, dual_step="tau", z_step="damped", coupling="explicit", step_size="paper", couple="state")
 
     @classmethod
     def released(cls, rho: float | Schedule, eta: float, *, burn_in: float = 0) -> CASAL:
         """The iteration of the authors' code: full z, explicit coupling, mu' = mu + eta (x' - z')."""
-        return cls(rho, dual_step=eta, coupling="explicit", step_size="paper", hold="mu", burn_in=burn_in)
+        return cls(
+            rho, dual_step=eta, coupling="explicit", step_size="paper", hold="mu", burn_in=burn_in, couple="state"
+        )
 
     def __post_init__(self) -> None:
         for value, allowed in (
@@ -101,6 +98,7 @@ class CASAL(Method[CASALState, CASALRow]):
             (self.dual, ("chain", "mean")),
             (self.step_size, ("gain", "paper")),
             (self.hold, ("lambda", "mu")),
+            (self.couple, ("auto", "state", "denoised")),
         ):
             if value not in allowed:
                 raise SettingError(f"{value!r} is not one of {allowed}")
@@ -114,24 +112,7 @@ class CASAL(Method[CASALState, CASALRow]):
             raise SettingError(f"rho must be > 0, got {self.rho}; for steps without coupling use burn_in")
 
     def plan(self, problem: Problem) -> Sequence[Segment]:
-        table = problem.table
-        rho = evaluate(self.rho, table, "rho")
-        first = burn_in_steps(self.burn_in, len(table))
-        tau = table.b if self.step_size == "gain" else table.tau
-        kappa = masked(tau * rho, first)
-        if self.coupling == "explicit":
-            self._refuse_unstable(problem, kappa)
-        else:
-            _ = problem.gram
-        eta = self._dual_steps(tau, rho, table.static)
-        rows = table_rows(
-            problem,
-            CASALRow,
-            kappa=kappa,
-            damping=torch.ones_like(kappa) if self.z_step == "full" else kappa.clamp_max(1.0),
-            eta=eta if self.hold == "mu" else masked(eta, first),
-            scale=rho if self.hold == "lambda" else torch.ones_like(rho),
-        )
+        rows = casal_rows(problem, self)
         if self.dual == "chain":
             return [Segment(rows)]
         return [Segment([row], rung=None if step == 0 else rows[step - 1]) for step, row in enumerate(rows)]
@@ -147,6 +128,8 @@ class CASAL(Method[CASALState, CASALRow]):
     def step(self, problem: Problem, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
         x, z, lam = state
         mu = lam / row.scale
+        if couples_estimate(self, problem.table):
+            return self._estimate_step(problem, state, row, noise)
         pull = problem.decoder.vjp(x)
         free = move(problem, x, problem.score(x, row.t), row, noise)
         if self.coupling == "implicit":
@@ -164,6 +147,24 @@ class CASAL(Method[CASALState, CASALRow]):
             lam = lam + row.scale * row.eta * (decoded - z)
         return CASALState(x, z, lam)
 
+    def _estimate_step(self, problem: Problem, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
+        """The same three updates on the denoised estimate, then the row with the score of the moved estimate."""
+        x, z, lam = state
+        mu = lam / row.scale
+        clean = estimate(x, problem.score(x, row.t), row.alpha, row.sigma)
+        z = problem.project(problem.decode(clean) + mu, warm=z)
+        if self.coupling == "implicit":
+            clean = pulled(problem, clean, z - mu, row.kappa)
+        else:
+            back = problem.decoder.vjp(clean)(problem.decode(clean) - z + mu)
+            clean = clean - row.kappa / (1.0 + row.kappa * problem.decoder.norm() ** 2) * back
+        decoded = problem.decode(clean)
+        if self.coupling == "explicit" or not problem.isotropic:
+            z = problem.project(decoded + mu, warm=z)
+        if self.dual == "chain":
+            lam = lam + row.scale * row.eta * (decoded - z)
+        return CASALState(move(problem, x, score_of(x, clean, row.alpha, row.sigma), row, noise), z, lam)
+
     def exchange(
         self, problem: Problem, state: CASALState, rung: CASALRow, generator: torch.Generator
     ) -> tuple[CASALState, Mapping[str, float]]:
@@ -180,24 +181,3 @@ class CASAL(Method[CASALState, CASALRow]):
             "violation": problem.constraint.violation(state.z),
             "dual_norm": torch.linalg.vector_norm(state.lam.reshape(len(state.z), -1), dim=1),
         }
-
-    def _dual_steps(self, tau: Tensor, rho: Tensor, static: bool) -> Tensor:
-        kind = ("tau" if static else "admm") if self.dual_step == "auto" else self.dual_step
-        if kind == "tau":
-            return tau
-        if kind == "tau/rho":
-            return tau / rho
-        return torch.full_like(tau, 1.0 if kind == "admm" else float(kind))
-
-    def _refuse_unstable(self, problem: Problem, kappa: Tensor) -> None:
-        stiffness = problem.decoder.norm() ** 2
-        if problem.diagonal is not None:
-            stiffness *= float(problem.diagonal.max())
-        worst = int(kappa.argmax())
-        number = float(kappa[worst]) * stiffness
-        if number > 1.0 + 1e-9:
-            raise SettingError(
-                f"explicit coupling is unstable: tau rho |A|^2 = {number:.3g} > 1 at step {worst} "
-                f"(tau rho = {float(kappa[worst]):.3g}, |A|^2 = {stiffness:.3g}); "
-                f"use coupling='implicit' or divide rho by {number:.3g}"
-            )

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from casal.errors import DivergedError
 from casal.methods.problem import Problem
 from casal.methods.resampling import effective_size, normalised, systematic
 
@@ -99,6 +100,15 @@ class Reweighted(Finish):
         self, problem: Problem, state: WeightedState, generator: torch.Generator
     ) -> tuple[WeightedState, Mapping[str, float]]:
         state = state._replace(log_weight=state.log_weight + self.log_weight(problem, state.x, state.z))
+        lost = torch.nonzero(~torch.isfinite(state.log_weight)).flatten().tolist()
+        if lost:
+            steps = len(problem.table)
+            raise DivergedError(
+                f"{len(lost)} of {len(state.x)} chains have no finite score in the last correction, after step {steps}",
+                step=steps,
+                steps=steps,
+                chains=lost,
+            )
         info = population(state)
         return resampled(state, generator), {**info, "finish_ess": info["ess"]}
 

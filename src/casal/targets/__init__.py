@@ -1,6 +1,25 @@
 """Model families: one function each, returning a score and a table."""
 
+from casal.targets.annealed import annealed
 from casal.targets.base import Table, Target
+from casal.targets.ddpm import ddim, ddpm
+from casal.targets.edm import edm, karras_sigmas
+from casal.targets.flow import flow
 from casal.targets.langevin import energy, langevin
+from casal.targets.posterior import posterior
+from casal.targets.vp_sde import vp_sde
 
-__all__ = ["Table", "Target", "energy", "langevin"]
+__all__ = [
+    "Table",
+    "Target",
+    "annealed",
+    "ddim",
+    "ddpm",
+    "edm",
+    "energy",
+    "flow",
+    "karras_sigmas",
+    "langevin",
+    "posterior",
+    "vp_sde",
+]

@@ -2,28 +2,28 @@
 
 The problem is the strictly convex quadratic programme
 
-    minimise 1/2 |x - y|^2   subject to   low <= G x <= high,        rows of G of length one,
+    minimise 1/2 |x - y|^2   subject to   G x <= b  (some rows with = instead of <=),     rows of G of length one,
 
-whose solution is x = y - G^T lam with multipliers lam (positive at an upper bound, negative at a lower one, zero
-between). The method of multipliers solves it by a sequence of smoother problems,
+whose solution is x = y - G^T lam with multipliers lam >= 0 that vanish where G x < b. The method of multipliers solves it
+by a sequence of smoother problems,
 
-    x+ = argmin_u 1/2 |u - y|^2 + rho/2 dist(G u + lam / rho, [low, high])^2,
-    lam+ = rho (t - clip(t, low, high)),     t = G x+ + lam / rho,
+    x+ = argmin_u 1/2 |u - y|^2 + rho/2 |(G u - b + lam / rho)_+|^2,     lam+ = (lam + rho (G x+ - b))_+,
 
 each piecewise quadratic in u, so that Newton's method with an exact line search ends after finitely many steps. A
-Newton step is one equality-constrained problem: with A the rows that are outside their bounds c_A,
+Newton step is one equality-constrained problem: with A the rows in the positive part,
 
-    (G_A G_A^T + I / rho) delta_A = G_A x - c_A,     x+ = x - G_A^T delta_A,     lam+ = lam + delta.
+    (G_A G_A^T + I / rho) delta_A = G_A x - b_A,     x+ = x - G_A^T delta_A,     lam+ = lam + delta.
 
 Once A is right, every further round is iterative refinement of the Karush-Kuhn-Tucker system of that active set, by
-factors of rho, down to rounding. The shift I / rho keeps redundant, dependent and contradictory rows harmless; for an
-empty polyhedron the multipliers run off along a Farkas certificate while x settles at the point that violates the
-bounds least in the mean square.
+factors of rho, down to rounding. The shift I / rho keeps redundant and dependent rows harmless. Along dependent rows
+(G_A^T v = 0) the multipliers may have far to go, which rho would do in many rounds; there they go at once until one of
+them vanishes, a pivot of the dual simplex method. If none ever does, v proves that the polyhedron is empty.
 
 References:
     Rockafellar, "Augmented Lagrangians and applications of the proximal point algorithm in convex programming",
     Math. Oper. Res. 1 (1976); Li, Sun and Toh, "On the efficient computation of a generalized Jacobian of the projector
-    over the Birkhoff polytope", Math. Program. 179 (2020), for Newton's method inside it.
+    over the Birkhoff polytope", Math. Program. 179 (2020), for Newton's method inside it; Goldfarb and Idnani, "A
+    numerically stable dual method for solving strictly convex quadratic programs", Math. Program. 27 (1983), for the pivot.
 """
 
 from __future__ import annotations
@@ -37,46 +37,63 @@ from casal.constraints.base import Budget, norm, relative
 from casal.errors import ProjectionError
 
 EPSILON = torch.finfo(torch.float64).eps
-FIRST_RHO, GUESSED_RHO = 30.0, 1e6
-LAST_RHO = 1e12
+FIRST_RHO, GUESSED_RHO, LAST_RHO = 30.0, 1e6, 1e12
+"""rho of the first round, without and with a guess of the active set, and the largest one."""
 INNER_STEPS = 20
-"""Newton steps after which rho is lowered, because the active set still changes."""
+"""Newton steps in a round after which rho is lowered, because the active set still changes."""
 PATIENCE = (3, 10)
-"""Updates without progress before giving up: when the tolerance is met, and when it is not."""
+"""Rounds without progress before giving up: when the tolerance is met, and when it is not."""
+FAR, FARTHEST = 1e5, 1e13
+"""Size of y in units of its projection beyond which y is approached in stages: if in trouble, and in any case."""
+STAGE = 1e3
+"""Length of a stage, in units of the set or of the point reached; how much longer the next one is on the same face."""
+CERTAIN = (1e-13, 1e-11)
+"""What may be left of G^T v, and must be left of -v . b, in a proof of emptiness; relative to the terms added."""
 UNDERFLOW, LARGEST = 1e-290, 1e300
 """Below the one, rounding is absolute; above the other, sums of squares overflow even after scaling."""
-FAR = 1e5
-"""Size of y in units of its projection beyond which y is approached in stages."""
-LAST_RATIO = 1e4
-CERTAIN = (1e-13, 1e-11)
-"""What may be left of G^T v, and must be left of -v . bound, in a proof of emptiness; relative to the terms added."""
 TILE = 500_000
 """Numbers in one batch of small systems, to bound the memory."""
 
 
 class Rows(NamedTuple):
-    """low <= G x <= high, prepared once.
+    """G x <= b, prepared once.
 
     Attributes:
         matrix: G, (m, d), rows of length one.
-        low: (m,), minus infinity where there is no lower bound.
-        high: (m,), plus infinity where there is no upper bound; equal to ``low`` for an equation.
+        bound: b, (m,), finite.
+        equal: (m,) bool, rows that are equations.
         gram: G G^T, (m, m).
+        source: (m,), which of the rows given to ``of`` each one comes from.
+        side: (m,), -1 for lower bounds (a row that was turned round), else 1.
     """
 
     matrix: Tensor
-    low: Tensor
-    high: Tensor
+    bound: Tensor
+    equal: Tensor
     gram: Tensor
+    source: Tensor
+    side: Tensor
 
     @classmethod
     def of(cls, matrix: Tensor, low: Tensor, high: Tensor) -> Rows:
-        """Prepare rows that already have length one."""
-        return cls(matrix, low, high, matrix @ matrix.T)
+        """low <= G x <= high, rows of G of length one; infinite bounds say nothing, equal ones make an equation."""
+        equal = low == high
+        upper = torch.nonzero(high < torch.inf).flatten()
+        lower = torch.nonzero((low > -torch.inf) & ~equal).flatten()
+        source = torch.cat([upper, lower])
+        side = torch.cat([torch.ones_like(high[upper]), -torch.ones_like(low[lower])])
+        turned = side[:, None] * matrix[source]
+        bound = torch.cat([high[upper], -low[lower]])
+        equations = torch.cat([equal[upper], torch.zeros_like(equal[lower])])
+        return cls(turned, bound, equations, turned @ turned.T, source, side)
 
     def to(self, z: Tensor) -> Rows:
         """The same on the device of ``z``."""
-        return Rows(*(part.to(z) for part in self))
+        return self if self.matrix.device == z.device else Rows(*(part.to(z.device) for part in self))
+
+    def signed(self, signs: Tensor) -> Tensor:
+        """(n, m) bool: rows at their bounds, from signs +1 (upper bound), -1 (lower) and 0 of the rows given to ``of``."""
+        return (signs[:, self.source] * self.side > 0) | self.equal
 
 
 class Nearest(NamedTuple):
@@ -84,11 +101,11 @@ class Nearest(NamedTuple):
 
     Attributes:
         point: (n, d), the best point found.
-        drift: (n, m), last change of the multipliers, a Farkas certificate if the polyhedron is empty.
+        drift: (n, m), where the multipliers were running to at last: a Farkas certificate if the polyhedron is empty.
         converged: (n,) bool, the residual is within the tolerance.
         iterations: (n,) Newton steps.
-        residual: (n,) larger of the violation of a bound, relative to |x| + |bound|, and of the complementarity
-            min(|lam|, slack), relative to |y| + |x| + |bound|.
+        residual: (n,) the larger of the excess over a bound, relative to |x| + |b_i|, and of the complementarity
+            min(lam_i, b_i - g_i . x), relative to |y| + |x| + |b_i|.
     """
 
     point: Tensor
@@ -99,11 +116,32 @@ class Nearest(NamedTuple):
 
 
 class _State(NamedTuple):
-    """The chains that are still at work, in units of ``unit``; x = y - G^T lam."""
+    """The chains that are still at work; lengths in units of ``unit``.
+
+    Attributes:
+        chain: Their indices.
+        unit: Size of what they are dealing with.
+        size: |y|.
+        bound: b, (n, m).
+        x: y - G^T lam.
+        lam: The multipliers.
+        drift: Their last change.
+        rho: Penalty of this round.
+        top: Largest penalty that is presently tried.
+        u: Newton iterate of this round.
+        gu: G u.
+        fresh: A round has just ended, and u = x.
+        inner: Newton steps of this round.
+        stale: Rounds without progress.
+        best: Smallest residual so far.
+        slip: |x - y + G^T lam|, where the steps ran out in the middle of a round.
+        empty: The polyhedron has been proved to be empty.
+    """
 
     chain: Tensor
     unit: Tensor
     size: Tensor
+    bound: Tensor
     x: Tensor
     lam: Tensor
     drift: Tensor
@@ -111,97 +149,101 @@ class _State(NamedTuple):
     top: Tensor
     u: Tensor
     gu: Tensor
-    guess: Tensor
     fresh: Tensor
     inner: Tensor
     stale: Tensor
     best: Tensor
     slip: Tensor
+    empty: Tensor
 
 
 def nearest(y: Tensor, rows: Rows, budget: Budget, *, guess: Tensor | None = None) -> Nearest:
-    """Nearest points of {x : low <= G x <= high} to ``y``.
+    """Nearest points of the polyhedron to ``y``.
 
-    A point within a few roundings of the set is returned as it is. Numbers of any size are welcome: every chain is
-    worked on in its own unit. A point so far away that the set is lost in the rounding of y (the problem is then
-    close to a linear programme) is approached by x <- P(x + tau (y - x) / |y - x|) with growing tau, whose
-    fixed point is P(y).
+    A point within a few roundings of the set is returned as it is. Every chain is worked on in its own unit. A point so
+    far away that the set is lost in the rounding of y (the problem is then close to a linear programme) is approached
+    by x <- P(x + tau (y - x) / |y - x|) with growing tau, whose fixed point is P(y).
 
     Args:
         y: (n, d) finite float64.
         rows: The polyhedron.
         budget: Tolerance on ``residual``, and the largest number of Newton steps. The refinement goes on beyond the
             tolerance, to a thousandth of it or to rounding, as long as it makes progress.
-        guess: (n, m) signs: rows presumably at their upper (+1) or lower (-1) bound; decides nothing but the speed.
+        guess: (n, m) bool, rows presumably at their bounds (``touching``); decides nothing but the speed.
 
     Raises:
         ProjectionError: A point is longer than 1e300.
     """
-    too_large = norm(y) > LARGEST
-    if bool(too_large.any()):
+    length = norm(y)
+    if bool((length > LARGEST).any()):
         raise ProjectionError(
-            f"points of length {float(norm(y).max()):.3g} overflow in a projection; rescale them to below {LARGEST:g}",
-            chains=torch.nonzero(too_large).flatten().tolist(),
+            f"points of length {float(length.max()):.3g} overflow in a projection; rescale them to below {LARGEST:g}",
+            chains=torch.nonzero(length > LARGEST).flatten().tolist(),
         )
     found, far = _direct(y, rows, budget, guess)
-    if not bool(far.any()):
-        return found
-    chain = torch.nonzero(far).flatten()
-    sizes = torch.cat([rows.low, rows.high]).abs()
-    sizes = sizes[(sizes > 0) & (sizes < torch.inf)]
-    reference, _ = _direct(torch.zeros_like(y[:1]), rows, budget, None)
-    scale = torch.maximum(norm(reference.point), sizes.amin())
-    x, ratio = reference.point.expand(len(chain), -1), 1e3
-    while len(chain):
-        away = y[chain] - x
-        distance = norm(away)
-        tau = ratio * torch.maximum(scale, norm(x))
-        share = (tau / distance).clamp_max(1.0)
-        left = Budget(budget.tolerance, budget.iterations - int(found.iterations[chain].max()))
-        part, _ = _direct(x + share[:, None] * away, rows, left, touching(x, rows), patient=True)
-        moved = norm(part.point - x)
-        found.point[chain], found.residual[chain], found.drift[chain] = part.point, part.residual, part.drift
-        found.converged[chain] = part.converged
-        found.iterations[chain] += part.iterations
-        onwards = part.converged & (share < 1.0) & (moved > 4 * EPSILON * tau)
-        # Out of steps before the last stage: the point is in the set, but nothing says that it is the nearest.
-        short = onwards & (found.iterations[chain] >= budget.iterations)
-        found.converged[chain[short]] = False
-        found.residual[chain[short]] = torch.maximum(part.residual, relative(moved, distance))[short]
-        onwards &= ~short
-        chain, x, ratio = chain[onwards], part.point[onwards], min(10 * ratio, LAST_RATIO)
-    return found
+    return _by_stages(y, rows, budget, found, torch.nonzero(far).flatten()) if bool(far.any()) else found
+
+
+def touching(x: Tensor, rows: Rows) -> Tensor:
+    """(n, m) bool: rows at whose bounds x lies, to nine digits."""
+    reach = 1e-9 * (norm(x)[:, None] + rows.bound.abs())
+    return (x @ rows.matrix.T >= rows.bound - reach) | rows.equal
 
 
 def contradiction(rows: Rows, drift: Tensor) -> Tensor | None:
     """The rows that prove the polyhedron empty, as indices, or None if nothing is proved.
 
-    Farkas: multipliers v, positive at upper and negative at lower bounds, with G^T v = 0 and v . bound < 0 contradict
-    v . G x <= v . bound. Both are required up to rounding in G and in the bounds.
+    Farkas: v >= 0 (of any sign for equations) with G^T v = 0 and b . v < 0 contradicts v . (G x - b) <= 0. Both are
+    required up to rounding in G and b.
 
     Args:
         rows: The polyhedron.
-        drift: (m,), where the multipliers of an unsuccessful projection were running to.
+        drift: (m,), ``Nearest.drift`` of a projection that did not converge.
     """
-    bound = torch.where(drift > 0, rows.high, rows.low)
-    v = torch.where(bound.abs() < torch.inf, drift, torch.zeros_like(drift))
-    bound = torch.where(v != 0, bound, torch.zeros_like(bound))
+    v = torch.where(rows.equal, drift, drift.clamp_min(0.0))
     total = v.abs().sum()
     if not bool(total > 0):
         return None
     v = v / total
-    pull, gain = norm((v @ rows.matrix)[None])[0], -(v * bound).sum()
-    if bool((pull <= CERTAIN[0]) & (gain > CERTAIN[1] * (v * bound).abs().sum())):
+    pull, gain = norm((v @ rows.matrix)[None])[0], -(v * rows.bound).sum()
+    if bool((pull <= CERTAIN[0]) & (gain > CERTAIN[1] * (v * rows.bound).abs().sum())):
         return torch.nonzero(v.abs() > 1e-6 * v.abs().amax()).flatten()
     return None
 
 
-def touching(x: Tensor, rows: Rows) -> Tensor:
-    """Signs of the rows at whose bounds x lies."""
-    gx, reach = x @ rows.matrix.T, 1e-9 * norm(x)[:, None]
-    above = rows.high - gx <= reach + 1e-9 * rows.high.abs()
-    below = gx - rows.low <= reach + 1e-9 * rows.low.abs()
-    return (above & (rows.high < torch.inf)).to(torch.int8) - (below & (rows.low > -torch.inf)).to(torch.int8)
+def _by_stages(y: Tensor, rows: Rows, budget: Budget, found: Nearest, chain: Tensor) -> Nearest:
+    """Approach the points ``chain``, which are far away, and put the outcome into ``found``."""
+    reference, _ = _direct(torch.zeros_like(y[:1]), rows, budget, None)
+    if not bool(reference.converged[0]):
+        found.drift[chain] = reference.drift
+        return found
+    scale = torch.maximum(norm(reference.point), rows.bound[rows.bound != 0].abs().amin())
+    x = reference.point.expand(len(chain), -1)
+    face = touching(x, rows)
+    ratio, failures = torch.full_like(x[:, 0], STAGE), torch.zeros_like(chain)
+    while len(chain):
+        away = y[chain] - x
+        distance = norm(away)
+        tau = torch.minimum(ratio * torch.maximum(scale, norm(x)), distance)
+        left = Budget(budget.tolerance, budget.iterations - int(found.iterations[chain].max()))
+        part, _ = _direct(x + (tau / distance)[:, None] * away, rows, left, face, patient=True)
+        found.iterations[chain] += part.iterations
+        moved = norm(part.point - x)
+        there = part.converged & ((tau >= distance) | (moved <= 4 * EPSILON * tau))
+        failures = failures + (~part.converged).long()
+        last = there | (found.iterations[chain] >= budget.iterations) | (failures > 3)
+        # Given up before the last stage: the point may be in the set, but nothing says that it is the nearest.
+        missing = torch.where(there, part.residual, torch.maximum(part.residual, moved / tau))
+        found.point[chain[last]], found.residual[chain[last]] = part.point[last], missing[last]
+        found.converged[chain[last]], found.drift[chain[last]] = there[last], part.drift[last]
+        # The same face again: a longer stage. Another face: as at first. Not found: a shorter stage from the same x.
+        reached = touching(part.point, rows)
+        same = (reached == face).all(1)
+        ratio = torch.where(part.converged, torch.where(same, STAGE * ratio, STAGE), ratio / 30)
+        x = torch.where(part.converged[:, None], part.point, x)
+        face = torch.where(part.converged[:, None], reached, face)
+        chain, x, face, ratio, failures = (value[~last] for value in (chain, x, face, ratio, failures))
+    return found
 
 
 def _direct(
@@ -215,249 +257,256 @@ def _direct(
     if n == 0 or m == 0:
         return Nearest(point, drift, residual == 0, iterations, residual), gone
     residual.fill_(torch.inf)
-    finite = torch.cat([rows.low, rows.high])
-    cone = bool((finite[finite.abs() < torch.inf] == 0).all())
-    has_zero = bool(((rows.low <= 0) & (rows.high >= 0)).all())
+    cone = not bool(rows.bound.any())
     aim = max(1e-3 * budget.tolerance, 4 * EPSILON)
-    state, step = _start(y, rows, guess), 0
-    while len(state.chain):
-        state, value, improved = _measure(state, rows, has_zero)
-        chain = state.chain[improved]
-        point[chain], residual[chain] = (state.unit[:, None] * state.x)[improved], value[improved]
-        done = state.fresh & (value <= aim)
-        done |= (state.stale >= PATIENCE[0]) & (state.best <= budget.tolerance) | (state.stale >= PATIENCE[1])
-        if not (patient or cone):
-            far = state.fresh & ~done & (state.size > FAR)
-            gone[state.chain[far]] = True
-            done |= far
-        if step >= budget.iterations:
-            done |= True
-        iterations[state.chain[done]] = step
-        drift[state.chain[done]] = state.drift[done]
-        if bool(done.any()):
-            state = _State(*(part[~done] for part in state))
-        if len(state.chain):
-            state = _newton(state, rows, last=step + 1 >= budget.iterations)
-        step += 1
-    gone &= iterations < budget.iterations
+    state = _start(y, rows, guess)
+    for step in range(budget.iterations + 1):
+        if step == budget.iterations or bool(state.fresh.any()):
+            state, value = _measure(state, rows)
+            improved = value <= state.best
+            state = state._replace(best=torch.minimum(state.best, value))
+            chosen = state.chain[improved]
+            point[chosen], residual[chosen] = (state.unit[:, None] * state.x)[improved], value[improved]
+            done = (value <= aim) | (state.stale >= PATIENCE[0]) & (state.best <= budget.tolerance)
+            done |= (state.stale >= PATIENCE[1]) | state.empty | (step == budget.iterations)
+            if not (patient or cone):
+                far = state.fresh & ~done & (state.size > FAR) & ((state.stale >= 2) | (state.size > FARTHEST))
+                gone[state.chain[far]] = True
+                done |= far
+            if bool(done.any()):
+                iterations[state.chain[done]] = step
+                drift[state.chain[done]] = state.drift[done]
+                state = _State(*(part[~done] for part in state))
+            if not len(state.chain):
+                break
+        state = _newton(state, rows, guess if step == 0 else None, last=step + 1 == budget.iterations)
+        if step == 0:
+            guess = None
     return Nearest(point, drift, residual <= budget.tolerance, iterations, residual), gone
 
 
 def _start(y: Tensor, rows: Rows, guess: Tensor | None) -> _State:
     n, m = len(y), len(rows.matrix)
-    bounds = torch.cat([rows.low, rows.high]).abs()
-    least = 1e-100 * float(bounds[bounds < torch.inf].amax()) if bool((bounds < torch.inf).any()) else 0.0
-    peak = y.abs().amax(1).clamp_min(least)
+    peak = y.abs().amax(1).clamp_min(1e-100 * float(rows.bound.abs().amax()))
     unit = torch.where(peak > 0, peak, torch.ones_like(peak))
-    x, zero = y / unit[:, None], y.new_zeros(n)
+    x, zero, nothing = y / unit[:, None], y.new_zeros(n), y.new_zeros(n, m)
     count = torch.zeros(n, dtype=torch.long, device=y.device)
     return _State(
         chain=torch.arange(n, device=y.device),
         unit=unit,
         size=torch.linalg.vector_norm(x, dim=1),
+        bound=rows.bound / unit[:, None],
         x=x,
-        lam=y.new_zeros(n, m),
-        drift=y.new_zeros(n, m),
+        lam=nothing,
+        drift=nothing,
         rho=zero + (FIRST_RHO if guess is None else GUESSED_RHO),
         top=zero + LAST_RHO,
         u=x,
-        gu=x @ rows.matrix.T,
-        guess=torch.zeros(n, m, dtype=torch.int8, device=y.device) if guess is None else guess.to(torch.int8),
+        gu=nothing,
         fresh=count == 0,
         inner=count,
         stale=count,
         best=zero + torch.inf,
         slip=zero,
+        empty=count > 0,
     )
 
 
-def _measure(s: _State, rows: Rows, has_zero: bool) -> tuple[_State, Tensor, Tensor]:
-    """Residuals at the chains whose multipliers have just changed, and their new units."""
+def _measure(s: _State, rows: Rows) -> tuple[_State, Tensor]:
+    """Residuals of the chains whose round has ended (infinity for the others), and their new units."""
     gx = s.x @ rows.matrix.T
-    low, high = rows.low / s.unit[:, None], rows.high / s.unit[:, None]
-    gap = torch.maximum(gx - high, low - gx).clamp_min(0.0).amax(1)
-    peak = torch.maximum(s.x.abs().amax(1), gap)
+    excess = torch.where(rows.equal, (gx - s.bound).abs(), gx - s.bound)
+    peak = torch.maximum(s.x.abs().amax(1), excess.amax(1))
     factor = torch.where(s.fresh & (peak > 0), peak, torch.ones_like(peak))
     each = factor[:, None]
-    x, gx = s.x / each, gx / each
-    lam = (s.lam / each).clamp(-1e300, 1e300)
-    size = (s.size / factor).clamp_max(1e300)
-    low, high = low / each, high / each
+    unit, x, bound, excess = s.unit * factor, s.x / each, rows.bound / (s.unit * factor)[:, None], excess / each
+    lam, size = (s.lam / each).clamp(-1e300, 1e300), (s.size / factor).clamp_max(1e300)
     length = torch.linalg.vector_norm(x, dim=1)
-    bounds = torch.cat([low.abs(), high.abs()], dim=1)
-    nonzero = torch.where(bounds > 0, bounds, torch.full_like(bounds, torch.inf)).amin(1)
-    tiny = s.fresh & has_zero & (length <= 8 * EPSILON * torch.minimum(size, nonzero))
+    reach = length[:, None] + bound.abs()
+    # A row that is not active has lam = 0, one that is active has no slack.
+    loose = relative(torch.minimum(lam, -excess), reach + size[:, None])
+    value = torch.maximum(torch.maximum(relative(excess, reach), loose).amax(1), s.slip)
 
-    reach = length[:, None]
-    broken = torch.maximum(relative(gx - high, reach + high.abs()), relative(low - gx, reach + low.abs()))
-    upper = torch.minimum(lam, high - gx)
-    lower = torch.minimum(-lam, gx - low)
-    reach = (length + size)[:, None]
-    loose = torch.maximum(relative(upper, reach + high.abs()), relative(lower, reach + low.abs()))
-    value = torch.maximum(torch.maximum(broken, loose).amax(1), s.slip)
-    # Where rounding is absolute, no point but zero can meet a relative tolerance.
-    tiny |= s.fresh & has_zero & (value > 4 * EPSILON) & (s.unit * factor < UNDERFLOW)
-    value = value.masked_fill(tiny, 0.0)
-    value = torch.where(s.fresh, value, torch.full_like(value, torch.inf))
-    improved = s.fresh & (value <= s.best)
+    # Zero, if it is in the set, stands for what is zero up to the rounding of y, and for what underflows.
+    if bool(((rows.bound >= 0) & ((rows.bound == 0) | ~rows.equal)).all()):
+        least = torch.where(rows.bound == 0, torch.inf, rows.bound.abs()).amin() / unit
+        tiny = (length <= 8 * EPSILON * torch.minimum(size, least)) | (value > 4 * EPSILON) & (unit < UNDERFLOW)
+        tiny &= s.fresh
+        x, value = x.masked_fill(tiny[:, None], 0.0), value.masked_fill(tiny, 0.0)
+    value = torch.where(s.fresh, value, torch.inf)
     progress = (value < 0.9 * s.best) | (factor < 0.5)
     stale = torch.where(s.fresh, torch.where(progress, torch.zeros_like(s.stale), s.stale + 1), s.stale)
     fresh = s.fresh[:, None]
-    x = x.masked_fill(tiny[:, None], 0.0)
     updated = s._replace(
-        unit=s.unit * factor,
+        unit=unit,
         size=size,
+        bound=bound,
         x=x,
         lam=lam,
         u=torch.where(fresh, x, s.u),
-        gu=torch.where(fresh, gx, s.gu),
+        gu=torch.where(fresh, gx / each, s.gu),
         stale=stale,
-        best=torch.minimum(s.best, value),
     )
-    return updated, value, improved
+    return updated, value
 
 
-def _sides(t: Tensor, lam: Tensor, low: Tensor, high: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows above and below their bounds; a row without multiplier must be outside by more than rounding."""
-    slack = 4 * EPSILON * length[:, None]
-    above = (t > high) & ((lam > 0) | (t - high > slack + 4 * EPSILON * high.abs()))
-    below = (t < low) & ((lam < 0) | (low - t > slack + 4 * EPSILON * low.abs()))
-    return above, below
+def _newton(s: _State, rows: Rows, guess: Tensor | None, last: bool) -> _State:
+    """One Newton step for every chain; a round ends where the active set is right."""
+    rho, length = s.rho[:, None], torch.linalg.vector_norm(s.x, dim=1)
+    pushed, rounding = s.lam > 0, 4 * EPSILON * (length[:, None] + s.bound.abs())
+    shift = s.lam / rho - s.bound
 
+    def outside(gu: Tensor) -> Tensor:
+        """Rows beyond their bounds; those without multiplier by more than rounding."""
+        t = gu + shift
+        return (t > 0) & (pushed | (t > rounding))
 
-def _newton(s: _State, rows: Rows, last: bool) -> _State:
-    """One Newton step for every chain; chains whose active set is right update their multipliers."""
-    low, high = rows.low / s.unit[:, None], rows.high / s.unit[:, None]
-    equal = rows.low == rows.high
-    rho = s.rho[:, None]
-    length = torch.linalg.vector_norm(s.x, dim=1)
-    above, below = _sides(s.gu + s.lam / rho, s.lam, low, high, length)
-    guessed = (s.guess != 0).any(1)
-    if bool(guessed.any()):
-        above = torch.where(guessed[:, None], (s.guess > 0) & (high < torch.inf), above)
-        below = torch.where(guessed[:, None], (s.guess < 0) & (low > -torch.inf), below)
-    active = above | below | equal
-    bound = torch.where(above, high, low)
+    active = (outside(s.gu) if guess is None else guess[s.chain]) | rows.equal
     base = s.x + s.lam.masked_fill(active, 0.0) @ rows.matrix
-    gap = torch.where(active, base @ rows.matrix.T - bound, torch.zeros_like(bound))
-    delta, failed = _multipliers(gap, active, s.rho, rows)
-    pull = delta @ rows.matrix
-    u = base - pull
+    gap = (base @ rows.matrix.T - s.bound).masked_fill(~active, 0.0)
+    stalled = bool((s.stale > 0).any())
+    delta, free, failed = _multipliers(gap, active, s.rho, rows, stalled)
+    u = base - delta @ rows.matrix
     gu = u @ rows.matrix.T
-
-    lam = torch.where(active, s.lam + delta, torch.zeros_like(delta))
-    wrong = (above & (lam < 0) | below & (lam > 0)) & ~equal
-    more_above, more_below = _sides(gu + s.lam / rho, s.lam, low, high, length)
-    changed = (wrong | (more_above | more_below) & ~active).any(1)
+    lam = (s.lam + delta).masked_fill(~active, 0.0)
+    changed = ((lam < 0) & ~rows.equal | outside(gu) & ~active).any(1)
     right = ~changed & ~failed
-    x, slip = u.clone(), torch.zeros_like(s.slip)
+    x, slip, empty, stuck = u, s.slip, s.empty, torch.zeros_like(right)
 
-    search = torch.nonzero(~right & ~guessed & ~failed).flatten()
-    stuck = torch.zeros_like(right)
-    if len(search):
+    if guess is None and not bool(right.all()):
+        u, gu = u.clone(), gu.clone()
+        search = torch.nonzero(~right & ~failed).flatten()
         part = _State(*(value[search] for value in s))
-        share = _line_search(part, u[search] - part.u, gu[search] - part.gu, low[search], high[search])
+        share = _line_search(part, u[search] - part.u, gu[search] - part.gu, rows.equal)
         u[search] = torch.lerp(part.u, u[search], share[:, None])
         gu[search] = torch.lerp(part.gu, gu[search], share[:, None])
         stuck[search] = share <= EPSILON
+    if stalled:
+        share, empty = _pivot(lam, free, 4 * rounding, s.rho, rows)
+        pivot, empty = right & (share > 0), right & empty
+        step = torch.where(pivot, share, torch.zeros_like(share))[:, None] * free
+        lam = torch.where(rows.equal, lam + step, (lam + step).clamp_min(0.0))
     if last:  # the point reached, and how far it is from y - G^T lam
-        shifted = gu + s.lam / rho
-        lam = torch.where(right[:, None], lam, rho * (shifted - shifted.clamp(low, high)))
+        pulled = rho * (gu + shift)
+        lam = torch.where(right[:, None], lam, torch.where(rows.equal, pulled, pulled.clamp_min(0.0)))
         x = torch.where(right[:, None], x, u)
         slip = torch.linalg.vector_norm(x - s.x + (lam - s.lam) @ rows.matrix, dim=1) / (length + s.size)
         slip = slip.masked_fill(right, 0.0)
+
     settled = right | last
-    # rho too large for the rounding of the systems, or for the active set to settle: less, and never more again.
+    # rho too large for the rounding of the systems, or for the active set to settle: go back, and grow slowly again.
     retreat = (stuck | failed | (s.inner >= INNER_STEPS)) & ~settled
     growth = torch.where(s.inner == 0, 100.0, torch.where(s.inner <= 4, 10.0, 3.0)).to(s.rho)
-    growth = torch.where(settled, growth, torch.ones_like(growth)).masked_fill(retreat, 0.1)
-    top = torch.where(retreat, torch.minimum(s.top, growth * s.rho), s.top)
-    pick = settled[:, None]
+    growth = torch.where(settled, growth, 1.0).masked_fill(retreat, 0.1)
+    top = torch.where(retreat, growth * s.rho, torch.where(settled, 10 * s.top, s.top)).clamp_max(LAST_RHO)
+    pick, change = settled[:, None], lam - s.lam
+    if stalled:
+        change = torch.where(empty[:, None], free, change)
     return s._replace(
         x=torch.where(pick, x, s.x),
         lam=torch.where(pick, lam, s.lam),
-        drift=torch.where(pick, lam - s.lam, s.drift),
+        drift=torch.where(pick, change, s.drift),
         rho=torch.minimum(growth * s.rho, top),
         top=top,
         u=torch.where(failed[:, None], s.u, u),
         gu=torch.where(failed[:, None], s.gu, gu),
-        guess=torch.zeros_like(s.guess),
         fresh=settled,
-        inner=torch.where(settled | retreat, torch.zeros_like(s.inner), s.inner + 1),
+        inner=torch.where(settled | retreat, 0, s.inner + 1),
         slip=slip,
+        empty=empty,
     )
 
 
-def _multipliers(gap: Tensor, active: Tensor, rho: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """delta with (G_A G_A^T + I / rho) delta_A = gap_A, zero elsewhere, and the chains where that failed."""
-    delta, failed = torch.zeros_like(gap), torch.zeros(len(gap), dtype=torch.bool, device=gap.device)
-    count = active.sum(1)
-    most, d = int(count.max()), rows.matrix.shape[1]
+def _pivot(lam: Tensor, free: Tensor, rounding: Tensor, rho: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """How far the multipliers can go along dependent rows before one vanishes; whether nothing stops them.
+
+    The dual function rises all the way, by what the rows there are violated, and x stays as it is.
+    """
+    size = free.abs().sum(1)
+    useful = (free.abs() > rho[:, None] * rounding).any(1)
+    useful &= torch.linalg.vector_norm(free @ rows.matrix, dim=1) <= 64 * EPSILON * size
+    falling = (free < -1e-12 * size[:, None]) & ~rows.equal
+    share = torch.where(falling, -lam / torch.where(falling, free, -1.0), torch.inf).amin(1)
+    return torch.where(useful & (share < torch.inf), share, 0.0), useful & (share == torch.inf)
+
+
+def _multipliers(
+    gap: Tensor, active: Tensor, rho: Tensor, rows: Rows, want_free: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """delta with (G_A G_A^T + I / rho) delta_A = gap_A, zero elsewhere; its part along dependent rows; what failed."""
+    delta = torch.zeros_like(gap)
+    free = torch.zeros_like(gap) if want_free else gap
+    failed = torch.zeros(len(gap), dtype=torch.bool, device=gap.device)
+    most, d = int(active.sum(1).max()), rows.matrix.shape[1]
     if most == 0:
-        return delta, failed
-    small = most <= d
-    per_chain = most * most if small else max(d, 1) * len(rows.matrix)
-    solve = _by_gram if small else _by_normal
-    for tile in torch.arange(len(gap), device=gap.device).split(max(1, TILE // per_chain)):
-        delta[tile], failed[tile] = solve(gap[tile], active[tile], rho[tile], rows)
-    return delta, failed
+        return delta, delta, failed
+    solve, numbers = (_by_gram, most * most) if most <= d else (_by_normal, d * len(rows.matrix))
+    for tile in torch.arange(len(gap), device=gap.device).split(max(1, TILE // numbers)):
+        delta[tile], part, failed[tile] = solve(gap[tile], active[tile], rho[tile], rows, want_free)
+        if want_free:
+            free[tile] = part
+    return delta, free, failed
 
 
-def _by_gram(gap: Tensor, active: Tensor, rho: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+def _by_gram(
+    gap: Tensor, active: Tensor, rho: Tensor, rows: Rows, want_free: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Few active rows: systems of their number."""
     most = int(active.sum(1).max())
     index = torch.argsort(active.to(torch.int8), dim=1, descending=True, stable=True)[:, :most]
     valid = active.gather(1, index)
     system = rows.gram[index[:, :, None], index[:, None, :]]
     system = system * (valid[:, :, None] & valid[:, None, :])
-    system.diagonal(dim1=1, dim2=2).add_(torch.where(valid, 1 / rho[:, None], torch.ones_like(gap[:, :most])))
+    system.diagonal(dim1=1, dim2=2).add_(torch.where(valid, 1 / rho[:, None], 1.0))
     factor, info = torch.linalg.cholesky_ex(system)
-    part = torch.cholesky_solve(gap.gather(1, index)[:, :, None], factor).squeeze(2)
-    failed = info > 0
-    part = torch.where(valid & ~failed[:, None], part, torch.zeros_like(part))
-    return torch.zeros_like(gap).scatter_(1, index, part), failed
+    lost = ~valid | (info > 0)[:, None]
+
+    def spread(values: Tensor) -> Tensor:
+        return torch.zeros_like(gap).scatter_(1, index, values.squeeze(2).masked_fill(lost, 0.0))
+
+    part = torch.cholesky_solve(gap.gather(1, index)[:, :, None], factor)
+    free = spread(torch.cholesky_solve(part, factor) / rho[:, None, None]) if want_free else gap
+    return spread(part), free, info > 0
 
 
-def _by_normal(gap: Tensor, active: Tensor, rho: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """More active rows than coordinates: delta = rho (gap - G p), (G_A^T G_A + I / rho) p = G_A^T gap."""
+def _by_normal(
+    gap: Tensor, active: Tensor, rho: Tensor, rows: Rows, want_free: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """More active rows than coordinates: (G G^T + I / rho)^-1 v = rho (v - G (G^T G + I / rho)^-1 G^T v)."""
     G = rows.matrix
     system = (G.T * active[:, None, :]) @ G
     system.diagonal(dim1=1, dim2=2).add_(1 / rho[:, None])
     factor, info = torch.linalg.cholesky_ex(system)
-    move = torch.cholesky_solve((gap @ G)[:, :, None], factor).squeeze(2)
-    failed = info > 0
-    delta = rho[:, None] * (gap - move @ G.T)
-    return torch.where(active & ~failed[:, None], delta, torch.zeros_like(delta)), failed
+    lost = ~active | (info > 0)[:, None]
+
+    def along_dependent_rows(v: Tensor) -> Tensor:
+        rest = v - torch.cholesky_solve((v @ G)[:, :, None], factor).squeeze(2) @ G.T
+        return rest.masked_fill(lost, 0.0)
+
+    delta = rho[:, None] * along_dependent_rows(gap)
+    return delta, along_dependent_rows(delta) if want_free else gap, info > 0
 
 
-def _line_search(s: _State, p: Tensor, gp: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def _line_search(s: _State, p: Tensor, gp: Tensor, equal: Tensor) -> Tensor:
     """The t >= 0 that minimises the augmented Lagrangian at u + t p, exactly: its slope is piecewise linear in t."""
     rho = s.rho[:, None]
-    shifted = s.gu + s.lam / rho
-    outside = (shifted > high) | (shifted < low)
-    delta = torch.where(outside, rho * (s.gu - shifted.clamp(low, high)), -s.lam)
-    # slope(t) = (u + t p - x) . p + sum_i gp_i delta_i(t)
+    shifted = s.gu + s.lam / rho - s.bound
+    pulling = (shifted > 0) | equal
+    delta = torch.where(pulling, rho * (s.gu - s.bound), -s.lam)
     slope = ((s.u - s.x) * p).sum(1) + (gp * delta).sum(1)
     weight = rho * gp.square()
-    moving = gp != 0
-    ahead = torch.where(moving, gp, torch.ones_like(gp))
-    # Moving up, a row stops pulling at its lower bound and starts at its upper one; moving down the other way round.
-    stop = torch.where(gp > 0, low - shifted, high - shifted) / ahead
-    start = torch.where(gp > 0, high - shifted, low - shifted) / ahead
-    curvature = p.square().sum(1) + (weight * (moving & ((stop > 0) | (start <= 0)))).sum(1)
-    kinks = torch.cat([stop, start], dim=1)
-    change = torch.cat([-weight, weight], dim=1)
-    usable = torch.cat([moving, moving], dim=1) & (kinks > 0) & (kinks < torch.inf)
-    kinks = torch.where(usable, kinks, torch.full_like(kinks, torch.inf))
-    kinks, order = kinks.sort(1)
-    change = torch.where(usable, change, torch.zeros_like(change)).gather(1, order)
-    finite = torch.where(kinks < torch.inf, kinks, torch.zeros_like(kinks))
+    curvature = p.square().sum(1) + weight.masked_fill(~(pulling | (shifted == 0) & (gp > 0)), 0.0).sum(1)
+    # A row that moves up starts to pull when it meets its bound; one that moves down stops.
+    kinks = -shifted / gp
+    usable = (kinks > 0) & (kinks < torch.inf) & ~equal
+    kinks, order = torch.where(usable, kinks, torch.inf).sort(1)
+    change = torch.where(usable, weight * gp.sign(), 0.0).gather(1, order)
     # slope at t within the piece after kink j: a_j + b_j t
-    a = slope[:, None] - (change * finite).cumsum(1)
+    a = slope[:, None] - (change * torch.where(kinks < torch.inf, kinks, 0.0)).cumsum(1)
     b = curvature[:, None] + change.cumsum(1)
     a, b = torch.cat([slope[:, None], a], dim=1), torch.cat([curvature[:, None], b], dim=1)
-    end = torch.cat([kinks, torch.full_like(kinks[:, :1], torch.inf)], dim=1)
     root = -a / b.clamp_min(1e-300)
+    end = torch.nn.functional.pad(kinks, (0, 1), value=torch.inf)
     piece = (root <= end).to(torch.int8).argmax(1, keepdim=True)
     best = root.gather(1, piece).squeeze(1)
-    return torch.where((slope < 0) & torch.isfinite(best), best.clamp_min(0.0), torch.zeros_like(best))
+    return torch.where((slope < 0) & torch.isfinite(best), best.clamp_min(0.0), 0.0)

@@ -47,14 +47,20 @@ COARSE_ANGLE = 1e-6
 """The same where rounding stops all progress earlier."""
 PATIENCE = 10
 """Steps without progress at a feasible point before giving up."""
+VANISHING = 1e-100
+"""A gradient shorter than this, relative to c / (1 + |z|), counts as zero."""
 FARTHEST = 10.0
 """Longest first step, in units of 1 + |z|: a nearly vanishing gradient must not fling a chain away."""
-FAR = 1e6
-"""Size of a starting point beyond which smaller ones on the way to the origin are tried."""
+FAR = 1e2
+"""Size of a starting point beyond which, if it is not near the set, smaller ones on its way to the origin are tried."""
 NUDGE = 1e-3
 """Share of the first step that goes aside, so that symmetry cannot hold a chain at a maximum of the distance."""
 SHARE = 1e-4
 """Least share of the promised decrease of the merit."""
+NARROW = 1e-3
+"""Relative gap below which the weight of the gap may fall again."""
+FORGET = 0.6
+"""Factor of that fall, per step."""
 INNER_STEPS = 100
 """Most conjugate gradient steps."""
 BLOCKED = 3
@@ -120,7 +126,18 @@ class _Tangent(NamedTuple):
 
 
 class _Chains(NamedTuple):
-    """The chains at work: number, anchor, 1 + |y|, trust radius, weight of the gap, best error, steps without a better."""
+    """The chains at work.
+
+    Attributes:
+        chain: Number in the batch.
+        y: Anchor.
+        scale: 1 + |y|, the unit in which distances enter the merit.
+        radius: Of the trust region.
+        weight: mu, of the gap in the merit.
+        best: Least error so far.
+        moved: Whether the last step went anywhere.
+        stale: Steps at a feasible point without a lesser error or a move.
+    """
 
     chain: Tensor
     y: Tensor
@@ -128,6 +145,7 @@ class _Chains(NamedTuple):
     radius: Tensor
     weight: Tensor
     best: Tensor
+    moved: Tensor
     stale: Tensor
 
 
@@ -142,6 +160,9 @@ class _Step(NamedTuple):
 def nearest(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> Projection:
     """Nearest points of the set to ``y``, or the point where a chain came to a halt, flagged.
 
+    A chain that halts early gets a second chance from a point beside its halt: the centre of a sphere, where the
+    gradient vanishes, or an axis of symmetry hold a chain only if it sits there exactly.
+
     Args:
         system: The rows.
         y: Anchors (n, d), finite float64.
@@ -150,6 +171,22 @@ def nearest(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> 
         budget: A chain is done when its violation is within the tolerance and y - z is normal to the set; iterations
             are evaluations of c and its Jacobian.
     """
+    found = _descend(system, y, start, budget)
+    halted = torch.nonzero(~found.converged & (found.iterations < budget.iterations)).flatten()
+    if not len(halted):
+        return found
+    before = _take(found, halted)
+    beside = before.point + NUDGE * (1.0 + norm(before.point))[:, None] * _aside(y)
+    after = _descend(system, y[halted], beside, budget._replace(iterations=budget.iterations - 1))
+    better = after.converged | (after.residual < before.residual)
+    after = _choose(better, after, before)
+    total = (before.iterations + after.iterations).clamp_max(budget.iterations)
+    for whole, part in zip(found, after._replace(iterations=torch.where(better, total, before.iterations)), strict=True):
+        whole[halted] = part
+    return found
+
+
+def _descend(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> Projection:
     n = len(y)
     out = Projection(
         y.clone(),
@@ -161,11 +198,12 @@ def nearest(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> 
     done = here.violation <= budget.tolerance
     out.converged[done], out.residual[:] = True, here.violation
     live = torch.nonzero(~done).flatten()
-    here = _take(here, live)
-    here = _begin(system, here, None if start is None else start[live])
+    if not len(live):
+        return out
+    here = _begin(system, _take(here, live), None if start is None else start[live])
     y = y[live]
     zero = y.new_zeros(len(y))
-    chains = _Chains(live, y, 1.0 + norm(y), zero, zero, zero + torch.inf, torch.zeros_like(live))
+    chains = _Chains(live, y, 1.0 + norm(y), zero, zero, zero + torch.inf, zero == 0, torch.zeros_like(live))
     one_sided = system.one_sided(here.gap)
     chains = chains._replace(radius=_first_radius(here, chains, one_sided))
     tangent = _tangent(here, chains, one_sided)
@@ -209,34 +247,30 @@ def _look(system: System, z: Tensor) -> _Point:
     finite = torch.isfinite(values).all(1) & torch.isfinite(lengths).all(1)
     values = torch.where(finite[:, None], values, torch.ones_like(values))
     lengths = torch.where(finite[:, None], lengths, torch.zeros_like(lengths))
-    safe = torch.where(lengths > 0, lengths, torch.ones_like(lengths))
-    unit = torch.where(finite[:, None, None], rows, torch.zeros_like(rows)) / safe[:, :, None]
+    lengths = torch.where(lengths * (1.0 + norm(z))[:, None] > VANISHING * values.abs(), lengths, 0.0)
+    safe = torch.where(lengths > 0, lengths, 1.0)
+    unit = torch.where((finite[:, None] & (lengths > 0))[:, :, None], rows, 0.0) / safe[:, :, None]
     violation = system.violation(values, lengths, z)
     violation = torch.where(finite & torch.isfinite(violation), violation, torch.full_like(violation, torch.inf))
     return _Point(z, values / safe, unit, lengths, violation)
 
 
 def _begin(system: System, here: _Point, start: Tensor | None) -> _Point:
-    """The points to start from: ``start`` where usable, else y, else a point near it or on its way to the origin."""
-    if not len(here.z):
-        return here
+    """The points to start from: ``start`` where it is usable, else y, or from far away a point towards the origin."""
     y, fresh = here.z, torch.ones(len(here.z), dtype=torch.bool, device=here.z.device)
     if start is not None:
         usable = torch.isfinite(start).all(1)
         other = _look(system, torch.where(usable[:, None], start, y))
         usable &= torch.isfinite(other.violation)
         here, fresh = _choose(usable, other, here), ~usable
-    far = torch.nonzero(fresh & (torch.isinf(here.violation) | (norm(y) > FAR))).flatten()
+    size = norm(y)
+    far = torch.isinf(here.violation) | (size > FAR) & (norm(here.gap) > 0.1 * size)
+    far = torch.nonzero(fresh & far).flatten()
     if len(far):
         nearer = y.clone()
         nearer[far] = _on_the_ray(system, y[far])
         other = _look(system, nearer)
         here = _choose(fresh & torch.isfinite(other.violation), other, here)
-    flat_row = ((here.lengths == 0) & (here.gap != 0)).any(1) & torch.isfinite(here.violation)
-    if bool(flat_row.any()):
-        moved = here.z + NUDGE * (1.0 + norm(here.z))[:, None] * _aside(y)
-        other = _look(system, torch.where(flat_row[:, None], moved, here.z))
-        here = _choose(flat_row & torch.isfinite(other.violation), other, here)
     return here
 
 
@@ -270,7 +304,7 @@ def _open(gap: Tensor, one_sided: Tensor) -> Tensor:
 def _first_radius(here: _Point, chains: _Chains, one_sided: Tensor) -> Tensor:
     """A few times the distance to the rows, one by one, but no farther than a gradient can be trusted."""
     step = norm(_open(here.gap, one_sided)) + norm(chains.y - here.z)
-    return torch.minimum(3.0 * step, FARTHEST * (1.0 + norm(here.z)))
+    return torch.minimum(2.0 * step, FARTHEST * (1.0 + norm(here.z)))
 
 
 def _tangent(here: _Point, chains: _Chains, one_sided: Tensor) -> _Tangent:
@@ -480,7 +514,7 @@ def _try(
     system: System, here: _Point, tangent: _Tangent, chains: _Chains, one_sided: Tensor, move: _Step
 ) -> tuple[_Point, _Tangent, _Chains]:
     """Evaluate the step, take it or not, and adapt the radius."""
-    step = _corrected(system, here, tangent, move.step)
+    step, power = _corrected(system, here, tangent, move.step)
     length = norm(step)
     there = _look(system, here.z + step)
     finite = torch.isfinite(there.violation)
@@ -493,7 +527,8 @@ def _try(
     closed = theta - modelled
     helps = closed > 1e-8 * theta
     needed = torch.where(helps, 2.0 * torch.maximum(rise, slope) / torch.where(helps, closed, 1.0), 0.0)
-    weight = torch.stack([0.3 * chains.weight, needed, 2.0 * norm(move.multipliers)]).amax(0)
+    kept = torch.where(theta <= NARROW * (1.0 + norm(here.z)), FORGET * chains.weight, chains.weight)
+    weight = torch.stack([kept, needed, 2.0 * norm(move.multipliers)]).amax(0)
     promised = weight * closed - rise
     gained = weight * (theta - reached) - slope - 0.5 * step.square().sum(1) / chains.scale
     lower = finite & (gained >= SHARE * promised) & (promised > 0)
@@ -503,22 +538,27 @@ def _try(
     taken = lower | (finite & (tangent_there.error <= 0.5 * chains.best))
 
     error = torch.where(finite[:, None], trial - linear, torch.zeros_like(trial))
-    shorter = _shorter(here, error, step, slope, chains, one_sided)
+    shorter = _shorter(here, error, power, step, slope, chains, one_sided)
     shorter = torch.where(finite, shorter, torch.full_like(shorter, 0.1))
-    grown = torch.where(gained > 0.7 * promised, torch.maximum(chains.radius, 3.0 * length), chains.radius)
+    longer = torch.where(gained > 0.99 * promised, 10.0, 3.0) * length
+    grown = torch.where(gained > 0.7 * promised, torch.maximum(chains.radius, longer), chains.radius)
     grown = torch.where(lower & (gained < 0.1 * promised), 0.5 * length, grown)
     radius = torch.where(taken, grown, shorter * length)
-    chains = chains._replace(radius=radius)
+    # A step may widen the gap to come nearer to y, but not again and again.
+    left = norm(_open(there.gap, one_sided))
+    wider = taken & (left > 0.9 * theta) & (left > NARROW * (1.0 + norm(there.z)))
+    moved = taken & (length > 1e-9 * (1.0 + norm(there.z)))
+    chains = chains._replace(radius=radius, weight=torch.where(wider, 2.0 * weight, weight), moved=moved)
     here, tangent = _choose(taken, there, here), _choose(taken, tangent_there, tangent)
     if not bool(taken.all()):
         tangent = _tangent(here, chains, one_sided)
     return here, tangent, chains
 
 
-def _corrected(system: System, here: _Point, tangent: _Tangent, step: Tensor) -> Tensor:
-    """The step, bent back to the linearised rows: a step along a curved set leaves it to second order.
+def _corrected(system: System, here: _Point, tangent: _Tangent, step: Tensor) -> tuple[Tensor, Tensor]:
+    """The step, bent back to the linearised rows, and the order of what it still leaves.
 
-    Without it, steps along the set would be refused for what they add to the gap (the Maratos effect).
+    A step along a curved set leaves it to second order, and would be refused for that (the Maratos effect).
     """
     values = system.values(here.z + step) / torch.where(here.lengths > 0, here.lengths, 1.0)
     error = values - here.gap - _apply(here.unit, step)
@@ -526,7 +566,7 @@ def _corrected(system: System, here: _Point, tangent: _Tangent, step: Tensor) ->
     error = torch.where(tangent.active & usable[:, None], error, torch.zeros_like(error))
     back = -_back(here.unit, torch.cholesky_solve(error[:, :, None], tangent.factor).squeeze(2))
     small = norm(back) <= 0.5 * norm(step)
-    return torch.where(small[:, None], step + back, step)
+    return torch.where(small[:, None], step + back, step), torch.where(small, 3.0, 2.0).to(step)
 
 
 def _ratio(new: Tensor, old: Tensor) -> Tensor:
@@ -535,12 +575,12 @@ def _ratio(new: Tensor, old: Tensor) -> Tensor:
 
 
 def _shorter(
-    here: _Point, error: Tensor, step: Tensor, slope: Tensor, chains: _Chains, one_sided: Tensor
+    here: _Point, error: Tensor, power: Tensor, step: Tensor, slope: Tensor, chains: _Chains, one_sided: Tensor
 ) -> Tensor:
-    """The share of a failed step where the merit is least, with c + share U s + share^2 error for its rows."""
+    """The share of a failed step where the merit is least, with c + share U s + share^power error for its rows."""
     share = (0.5 ** torch.arange(1, HALVINGS + 1, dtype=step.dtype, device=step.device))[:, None]
     ahead = _apply(here.unit, step)[:, None]
-    gap = here.gap[:, None] + share * ahead + share.square() * error[:, None]
+    gap = here.gap[:, None] + share * ahead + share ** power[:, None, None] * error[:, None]
     theta = torch.linalg.vector_norm(_open(gap, one_sided), dim=2)
     half = 0.5 * step.square().sum(1) / chains.scale
     share = share.squeeze(1)
@@ -553,8 +593,7 @@ def _shorter(
 
 def _progress(chains: _Chains, here: _Point, tangent: _Tangent, tolerance: float) -> _Chains:
     """Count the steps that brought nothing at points that are feasible."""
-    better = tangent.error <= 0.9 * chains.best
-    idle = ~better & (here.violation <= tolerance)
+    idle = ~chains.moved & (tangent.error > 0.9 * chains.best) & (here.violation <= tolerance)
     stale = torch.where(idle, chains.stale + 1, torch.zeros_like(chains.stale))
     return chains._replace(best=torch.minimum(chains.best, tangent.error), stale=stale)
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from casal.problems import double_well
 from casal.problems.base import Array, Outcome
-from casal.problems.particle import RADIUS, TUNED, SIGMA_Y, exact_answer, exact_density
+from casal.problems.particle import RADIUS, SIGMA_Y, TUNED, exact_answer, exact_density
 from casal.report.style import EXACT, FAINT, INK, colour
 
 SHOWN = (

@@ -1,0 +1,70 @@
+"""A dense matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from casal.decoders.base import Decoder
+from casal.errors import ShapeError
+from casal.typing import Event
+
+
+class Linear(Decoder):
+    """z = A x for a matrix A (k, d), latent events flattened to d numbers.
+
+    Args:
+        A: The matrix.
+        shape: Shape of a decoded event; (k,) if left out.
+
+    >>> Linear([[1, 2], [3, 4]])(torch.ones(1, 2, dtype=torch.float64))
+    tensor([[3., 7.]], dtype=torch.float64)
+    """
+
+    linear = True
+
+    def __init__(self, A: Any, *, shape: Event | None = None) -> None:
+        self.A = torch.as_tensor(A, dtype=None if hasattr(A, "dtype") else torch.float64)
+        if not self.A.is_floating_point():
+            self.A = self.A.to(torch.float64)
+        if self.A.ndim != 2:
+            raise ShapeError(f"Linear needs a matrix (k, d), got shape {tuple(self.A.shape)}")
+        self.shape: Event = (self.A.shape[0],) if shape is None else tuple(shape)
+        if torch.Size(self.shape).numel() != self.A.shape[0]:
+            raise ShapeError(f"A has {self.A.shape[0]} rows, which do not fill decoded events {self.shape}")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        flat = x.reshape(len(x), -1)
+        if flat.shape[1] != self.A.shape[1]:
+            raise ShapeError(
+                f"A takes {self.A.shape[1]} latent numbers, events {tuple(x.shape[1:])} have {flat.shape[1]}"
+            )
+        return (flat @ self.A.T).reshape(len(x), *self.shape)
+
+    def vjp(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda v: (v.reshape(len(v), -1) @ self.A).reshape(len(v), *x.shape[1:])
+
+    def norm(self) -> float:
+        return float(torch.linalg.matrix_norm(self.A.to(torch.float64), ord=2))
+
+    def event(self, x: Tensor) -> Event:
+        return self.shape
+
+    def pinv(self, z: Tensor, latent: Event) -> Tensor:
+        return (z.reshape(len(z), -1) @ self._inverse.T).reshape(len(z), *latent)
+
+    def matrix(self, latent: Event, like: Tensor) -> Tensor:
+        return self.A.to(device=like.device, dtype=torch.float64)
+
+    def to(self, like: Tensor) -> Decoder:
+        return Linear(self.A.to(like), shape=self.shape)
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        """A^+ (d, k), once: projected methods ask for it at every step."""
+        cutoff = max(self.A.shape) * torch.finfo(self.A.dtype).eps
+        return torch.linalg.pinv(self.A.to(torch.float64), rtol=cutoff).to(self.A.dtype)

@@ -1,0 +1,32 @@
+"""Coupling the constraint to the denoised estimate instead of the noisy state."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from casal.errors import SettingError
+from casal.methods.problem import Problem
+from casal.targets.base import Table
+
+
+def noise_levels(table: Table) -> tuple[Tensor, Tensor]:
+    """alpha and sigma of every row, x = alpha x0 + sigma noise; refused where there is no noise to remove."""
+    if table.alpha is None or table.sigma is None:
+        raise SettingError("a fixed density has no denoised estimate; couple to the state")
+    return table.alpha, table.sigma
+
+
+def estimate(x: Tensor, score: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+    """D(x) = (x + sigma^2 score(x)) / alpha: the mean of the clean sample (Tweedie)."""
+    return (x + sigma**2 * score) / alpha
+
+
+def score_of(x: Tensor, clean: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+    """The score whose denoised estimate is ``clean``."""
+    return (alpha * clean - x) / sigma**2
+
+
+def pulled(problem: Problem, clean: Tensor, goal: Tensor, strength: Tensor) -> Tensor:
+    """(I + strength A^T A)^-1 (D + strength A^T goal): the estimate moved so that its image nears ``goal``."""
+    back = problem.decoder.vjp(clean)(goal)
+    return problem.gram.solve(clean + strength * problem.scaled(back), strength)

@@ -1,0 +1,64 @@
+"""Guidance on the denoised estimate: diffusion posterior sampling (Chung et al. 2023) for a constraint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from casal.methods.base import Method, Segment, table_rows
+from casal.methods.denoised import noise_levels
+from casal.methods.problem import Problem, move
+from casal.methods.unconstrained import PointState
+from casal.schedules import Schedule, evaluate
+
+
+class DPSRow(NamedTuple):
+    """A plain row, the scale and noise of x, and the weight."""
+
+    a: Tensor
+    b: Tensor
+    s: Tensor
+    t: Tensor
+    alpha: Tensor
+    sigma: Tensor
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class DPS(Method[PointState, DPSRow]):
+    """x' = a x + b (score(x) - weight grad_x |h(A D(x))|^2) + s w, with D(x) = (x + sigma^2 score(x)) / alpha.
+
+    The gradient goes through the network. The samples are close to the set, not on it:
+    ``FinalProjection(DPS(weight))`` makes them strict. The best weight is narrow; tune it.
+
+    Args:
+        weight: Strength >= 0: a number, or a schedule.
+    """
+
+    weight: float | Schedule
+
+    name: ClassVar[str] = "DPS"
+
+    def plan(self, problem: Problem) -> Sequence[Segment]:
+        alpha, sigma = noise_levels(problem.table)
+        weight = evaluate(self.weight, problem.table, "weight", positive=False)
+        return [Segment(table_rows(problem, DPSRow, alpha=alpha, sigma=sigma, weight=weight))]
+
+    def init(self, problem: Problem, x: Tensor, generator: torch.Generator) -> PointState:
+        problem.residual(x[:1])
+        return PointState(x)
+
+    def step(self, problem: Problem, state: PointState, row: DPSRow, noise: Tensor) -> PointState:
+        with torch.enable_grad():
+            leaf = state.x.detach().requires_grad_()
+            score = problem.score(leaf, row.t)
+            cost = problem.residual((leaf + row.sigma**2 * score) / row.alpha).square().sum()
+            (gradient,) = torch.autograd.grad(cost, leaf)
+        return PointState(move(problem, state.x, score.detach() - row.weight * gradient, row, noise))
+
+    def output(self, problem: Problem, state: PointState) -> Tensor:
+        return problem.decode(state.x)

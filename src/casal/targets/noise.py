@@ -1,0 +1,236 @@
+"""What the families that learn from noise share. Before every row of their tables x = alpha x0 + sigma noise, so
+
+    x0_hat(x)    = (x + sigma^2 score(x)) / alpha      (Tweedie: the mean of x0 given x)
+    noise_hat(x) = -sigma score(x)                     (the mean of the noise given x)
+
+and a network that predicts any of the three predicts them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from casal.errors import DtypeError, SettingError, ShapeError, whole_number
+from casal.typing import Event
+
+TIMES = ("auto", "scalar", "batch")
+"""Forms of the time argument: found out, a number (0-d), one number a chain (n,)."""
+
+
+class Network:
+    """f(x, t), with t in the form that the function takes.
+
+    "scalar" hands it a tensor without dimensions, "batch" one of shape (n,). "auto" tries the first, goes over to the
+    second if the function raises or returns another shape than that of x, and remembers what worked. One chain alone
+    settles nothing: there a function meant for (n,) may take a number by luck.
+
+    Times that differ between chains (a per-chain sigma of ``denoise``) go to a "scalar" function in groups of equal
+    time, one call each; say "batch" if yours takes them all at once.
+
+    Args:
+        function: What the user gave.
+        name: For messages.
+        time: One of TIMES.
+        integer: Whether t is an index (int64); else it has the dtype of x.
+    """
+
+    def __init__(
+        self, function: Callable[[Tensor, Tensor], Tensor], name: str, *, time: str = "auto", integer: bool = False
+    ) -> None:
+        if not callable(function):
+            raise SettingError(f"{name} must be a function {name}(x, t), got {type(function).__name__}")
+        one_of(time, "time", TIMES)
+        self.function, self.name, self.form, self.integer = function, name, time, integer
+
+    def __call__(self, x: Tensor, t: Tensor) -> Tensor:
+        t = t.to(device=x.device, dtype=torch.int64 if self.integer else x.dtype)
+        if t.ndim == 0:
+            return self._common(x, t)
+        if len(x) > 1 and self.form == "auto":
+            self._common(x[:2], t[0])  # settles the form
+        return self._run(x, t) if self.form == "batch" else self._grouped(x, t)
+
+    def _common(self, x: Tensor, t: Tensor) -> Tensor:
+        """All chains at one time."""
+        if self.form == "scalar":
+            return self._run(x, t)
+        column = t.expand(len(x)).contiguous()
+        if self.form == "batch":
+            return self._run(x, column)
+        try:
+            out = self._run(x, t)
+        except Exception as first:
+            try:
+                out = self._run(x, column)
+            except Exception as second:
+                if isinstance(first, ShapeError) and isinstance(second, ShapeError):
+                    raise
+                raise SettingError(
+                    f"{self.name}(x, t) fails at x of shape {tuple(x.shape)} ({x.dtype}), both with t a number "
+                    f"({first}) and with t of shape ({len(x)},) ({second}); mend it, or say which form it takes by "
+                    "time='scalar' or time='batch' to see its own error"
+                ) from second
+            self.form = "batch"
+        else:
+            if len(x) > 1:
+                self.form = "scalar"
+        return out
+
+    def _grouped(self, x: Tensor, t: Tensor) -> Tensor:
+        """Chains of equal time together."""
+        values, group = torch.unique(t, return_inverse=True)
+        if len(values) == 1:
+            return self._common(x, values[0])
+        out = torch.empty_like(x)
+        for k, value in enumerate(values):
+            chains = group == k
+            out[chains] = self._run(x[chains], value)
+        return out
+
+    def _run(self, x: Tensor, t: Tensor) -> Tensor:
+        out = self.function(x, t)
+        if not isinstance(out, Tensor) or out.shape != x.shape:
+            got = f"a tensor {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            raise ShapeError(
+                f"{self.name}(x, t) returned {got} for x {tuple(x.shape)} and t {tuple(t.shape)}; "
+                "it must return a tensor of the shape of x"
+            )
+        return out
+
+
+def along(value: Tensor, x: Tensor) -> Tensor:
+    """A number, or one number a chain, ready to be multiplied with x and without widening its dtype."""
+    if value.ndim == 0:
+        return value.to(x.device)
+    return value.to(x).reshape(-1, *[1] * (x.ndim - 1))
+
+
+def noise_level(sigma: Tensor | float, y: Tensor) -> Tensor:
+    """The sigma of ``denoise(y, sigma)`` in float64: a number, or one number a chain."""
+    level = torch.as_tensor(sigma, dtype=torch.float64, device=y.device)
+    if level.ndim and tuple(level.shape) != (len(y),):
+        raise ShapeError(f"sigma has shape {tuple(level.shape)}; give a number or one a chain ({len(y)},)")
+    return level
+
+
+def below(level: Tensor, least: Tensor | float, y: Tensor, clean: Tensor) -> Tensor:
+    """E[x0 | x0 + sigma noise = y] for sigma under the least level that the network knows.
+
+    There y + sigma^2 score(y) with the score of that least level: from the identity at sigma = 0 to ``clean``.
+    """
+    part = along((level / least).clamp(max=1.0).square(), y)
+    return (1 - part) * y + part * clean
+
+
+def following(values: Tensor, last: float) -> Tensor:
+    """What a column is after each row: shifted by one, ``last`` at the end."""
+    return torch.cat([values[1:], values.new_tensor([last])])
+
+
+def implicit_rows(
+    alpha: Tensor, sigma: Tensor, alpha_next: Tensor, sigma_next: Tensor, eta: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x' = alpha' x0_hat + sqrt(sigma'^2 - s^2) noise_hat + s w, as rows on the score:
+
+        a = alpha' / alpha,   b = a sigma^2 - sigma sqrt(sigma'^2 - s^2),
+        s = eta sigma' sqrt(1 - (alpha sigma' / (alpha' sigma))^2).
+
+    eta = 0 is an Euler step of the probability-flow ODE, exact wherever x0_hat stays what it is; eta = 1 is ancestral
+    sampling. Going to (1, 0) returns x0_hat.
+
+    Args:
+        alpha: Scale of the clean sample before each row, > 0.
+        sigma: Size of the noise before each row, > 0.
+        alpha_next: The scale after it.
+        sigma_next: The noise after it.
+        eta: Share of ancestral noise in [0, 1].
+
+    References:
+        Song, Meng and Ermon (2021), Denoising diffusion implicit models, eq. 12 and 16.
+    """
+    s = eta * sigma_next * (1 - (alpha * sigma_next / (alpha_next * sigma)).square()).sqrt()
+    a = alpha_next / alpha
+    b = sigma * (a * sigma - (sigma_next.square() - s.square()).clamp(min=0).sqrt())
+    return a, b, s
+
+
+def gaussian_start(
+    shape: int | Sequence[int], scale: float, dtype: torch.dtype
+) -> Callable[[int, torch.Generator], Tensor]:
+    """(n, generator) -> scale w, w ~ N(0, I) of the given event shape."""
+    event = event_shape(shape)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise DtypeError(f"chains are floating-point numbers, got dtype={dtype}")
+
+    def init(n: int, generator: torch.Generator) -> Tensor:
+        return scale * torch.randn((n, *event), generator=generator, dtype=dtype, device=generator.device)
+
+    return init
+
+
+def event_shape(shape: int | Sequence[int]) -> Event:
+    """The shape of one sample, checked."""
+    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
+        raise ShapeError(f"shape is that of one sample, without chains: whole numbers >= 1, got {shape}")
+    return sizes
+
+
+def noise_levels(sigmas: Tensor | Sequence[float]) -> Tensor:
+    """Noise levels (L,) float64, finite, > 0 and strictly decreasing."""
+    levels = column(sigmas, "sigmas")
+    if not bool((levels > 0).all()):
+        raise SettingError(f"sigmas must be > 0; the smallest is {float(levels.min()):g}")
+    if not bool((levels.diff() < 0).all()):
+        where = int((levels.diff() >= 0).nonzero()[0])
+        raise SettingError(
+            f"sigmas must decrease strictly; sigmas[{where}] = {float(levels[where]):g} is followed by "
+            f"{float(levels[where + 1]):g}; sort them from noise to data"
+        )
+    return levels
+
+
+def column(values: Any, name: str) -> Tensor:
+    """Numbers (L,) as float64, L >= 1, all finite."""
+    try:
+        out = torch.as_tensor(values, dtype=torch.float64).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SettingError(f"{name} must be numbers (L,), got {type(values).__name__} ({error})") from error
+    if out.ndim != 1 or not len(out):
+        raise ShapeError(f"{name} has shape {tuple(out.shape)}; give at least one number in a row")
+    if not bool(torch.isfinite(out).all()):
+        raise SettingError(f"{name} must be finite; {int((~torch.isfinite(out)).sum())} of {len(out)} are not")
+    return out
+
+
+def share(value: float, name: str) -> float:
+    """A number in [0, 1]."""
+    if not 0.0 <= value <= 1.0:
+        raise SettingError(f"{name} must lie in [0, 1], got {value}: 0 for the ODE, 1 for ancestral sampling")
+    return float(value)
+
+
+def positive(value: float, name: str) -> float:
+    """A finite number > 0."""
+    if not 0.0 < value < float("inf"):
+        raise SettingError(f"{name} must be finite and > 0, got {value}")
+    return float(value)
+
+
+def one_of(value: str, name: str, allowed: Sequence[str]) -> str:
+    """A word from a list."""
+    if value not in allowed:
+        raise SettingError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+    return value
+
+
+def steps_up_to(steps: object, least: int, most: int, of: str) -> int:
+    """A number of steps between two bounds."""
+    count = whole_number(steps, "steps", least)
+    if count > most:
+        raise SettingError(f"steps = {count} is more than the {most} {of}; take at most {most}")
+    return count
