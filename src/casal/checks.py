@@ -14,7 +14,7 @@ from casal.methods.base import Method
 from casal.methods.problem import Problem
 from casal.targets.base import Target
 
-PROBE = 4
+PROBE = 2
 """Chains on which the score and the projection are tried."""
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from casal.certificate import certify
-from casal.checks import check_call, check_decoder, check_init, check_problem, starting_points
+from casal.checks import PROBE, check_call, check_decoder, check_init, check_problem, starting_points
 from casal.constraints.base import Budget, Constraint
 from casal.decoders import Decoder
 from casal.diagnostics import warn_if_degenerate
@@ -102,7 +102,7 @@ class _Run:
         self.target, self.method, self.tol, self.record_every = target, method, tol, record_every
         self.n, self.seed, self.dtype, self.budget = n, seed, dtype, budget
         place = torch.device(device) if device is not None else _device_of(target)
-        probe = self._points(Tile(0, 0, min(n, 2), generator(seed, 1, place)))
+        probe = self._points(Tile(0, 0, min(n, PROBE), generator(seed, 1, place)))
         size = tile_size(tuple(probe.shape[1:])) if tile is None else tile
         self.tiles = cut(n, size, seed, place)
         self.common = generator(seed, 0, place)
@@ -138,7 +138,9 @@ class _Run:
         usage = self.problem.usage
         samples = self.method.output(self.problem, state)
         chains = len(samples)
-        self._record(state, max(tile.steps for tile in begun))
+        last = max(tile.steps for tile in begun)
+        self.trace.steps.pop(last, None)  # the state may have been resampled since
+        self._record(state, last)
         trace = self.trace.collected()
         warn_if_degenerate(trace, chains)
         return SampleResult(

@@ -15,6 +15,7 @@ from casal.typing import Event
 RANK_TOLERANCE = 1e-12
 CONSISTENCY_TOLERANCE = 1e-9
 ROUNDING = 64 * torch.finfo(torch.float64).eps
+NOISE = 1e-14
 
 
 def _normalised_rows(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,11 +91,8 @@ class Affine(Constraint):
         return torch.zeros(len(x), dtype=x.dtype, device=x.device)
 
     def _project(self, z: Tensor) -> Tensor:
-        basis, y = self._basis.to(z), flat(z)
-        y = y - (y @ basis.T - self._level.to(z)) @ basis
-        # A second pass removes what rounding left behind when |z| is much larger than its distance to C.
-        y = y - (y @ basis.T - self._level.to(z)) @ basis
-        return y.reshape(z.shape)
+        basis = self._basis.to(z)
+        return (_tangent(flat(z), basis) + self._level.to(z) @ basis).reshape(z.shape)
 
     def _violation(self, z: Tensor) -> Tensor:
         if not len(self._rows):
@@ -139,13 +137,28 @@ class HalfSpace(Constraint):
 
     def _project(self, z: Tensor) -> Tensor:
         y, normal = flat(z), self._normal.to(z)
-        for _ in range(2):  # the second pass removes the rounding of the first when |z| is huge
-            y = y - (y @ normal - self._level).clamp_min(0.0)[:, None] * normal
-        return y.reshape(z.shape)
+        peak = y.abs().amax(1).clamp_min(1.0)
+        outside = (y / peak[:, None]) @ normal > self._level / peak
+        return torch.where(outside[:, None], _tangent(y, normal[None]) + self._level * normal, y).reshape(z.shape)
 
     def _violation(self, z: Tensor) -> Tensor:
         excess = (flat(z) @ self._normal.to(z) - self._level).clamp_min(0.0)
         return relative(excess, norm(flat(z)) + abs(self._level))
+
+
+def _tangent(y: Tensor, basis: Tensor) -> Tensor:
+    """The part of y (n, d) orthogonal to the rows of ``basis``: exactly zero where it is nothing but rounding.
+
+    Without that, the foot of a point on the normal of a set through the origin would be noise, and its relative
+    violation one, however small the noise.
+    """
+    peak = y.abs().amax(1, keepdim=True)
+    peak = torch.where(peak > 0, peak, torch.ones_like(peak))
+    scaled = y / peak
+    part = scaled - (scaled @ basis.T) @ basis
+    part = part - (part @ basis.T) @ basis
+    noise = norm(part) <= NOISE * norm(scaled)
+    return peak * torch.where(noise[:, None], torch.zeros_like(part), part)
 
 
 def _check_columns(columns: int, event: Event) -> None:

@@ -106,6 +106,10 @@ class Constraint(ABC):
             )
         self.validate(tuple(z.shape[1:]))
         found = self._solve(wide, budget or Budget(), None if warm is None else warm.to(wide))
+        if not bool(torch.isfinite(found.point).all()):
+            raise ProjectionError(
+                f"{type(self).__name__}.project overflowed: the points are as large as {float(wide.abs().max()):g}"
+            )
         return found._replace(point=found.point.to(z.dtype))
 
     def violation(self, z: Tensor) -> Tensor:
@@ -203,7 +207,7 @@ class Constraint(ABC):
 
 def flat(z: Tensor) -> Tensor:
     """(n, *event) -> (n, d)."""
-    return z.reshape(len(z), -1)
+    return z.flatten(1)
 
 
 def norm(v: Tensor) -> Tensor:

@@ -72,8 +72,10 @@ class MassEnergy(Constraint):
             return torch.full_like(z, self.mass)
         axis = torch.zeros(size, dtype=z.dtype, device=z.device)
         axis[0], axis[1] = 1.0, -1.0
-        # Halving first keeps the mean of numbers near the largest float finite.
-        fluctuation = 0.5 * y - (0.5 * y).mean(1, keepdim=True)
+        # Halving keeps differences of numbers near the largest float finite; taking them to the first coordinate makes
+        # a constant field exactly zero, where subtracting a rounded mean would leave a constant.
+        shifted = 0.5 * y - 0.5 * y[:, :1]
+        fluctuation = shifted - shifted.mean(1, keepdim=True)
         direction = unit(fluctuation, axis)
         # Centring again after the scaling removes the mean that rounding left in a small fluctuation.
         direction = unit(direction - direction.mean(1, keepdim=True), axis)

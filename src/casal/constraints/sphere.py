@@ -96,7 +96,7 @@ class Ball(_Round):
     def _project(self, z: Tensor) -> Tensor:
         offset = self._offset(z)
         outside = norm(offset) > self.radius
-        shell = self._place(self.radius * unit(offset, torch.ones_like(offset[0])), z)
+        shell = self._place(self.radius * unit(offset, offset.new_ones(offset.shape[1])), z)
         return torch.where(per_chain(outside, z), shell, z)
 
     def _violation(self, z: Tensor) -> Tensor:

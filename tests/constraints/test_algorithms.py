@@ -1,0 +1,463 @@
+"""The iterations behind the sets: nearest points against conic solvers, and honest flags where there is nothing to find."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import cvxpy
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from casal.constraints.affine import Affine, HalfSpace
+from casal.constraints.algorithms.accelerated import Quadratic, on_box
+from casal.constraints.algorithms.active_set import Nearest, Rows, contradiction, nearest, touching
+from casal.constraints.algorithms.alternating import alternating, averaged, douglas_rachford
+from casal.constraints.algorithms.dykstra import dykstra
+from casal.constraints.base import Budget, Constraint, Projection
+from casal.constraints.box import Box
+from casal.constraints.mass_energy import MassEnergy
+from casal.constraints.sphere import Ball, Sphere
+from casal.errors import ProjectionError, SettingError
+
+Search = Callable[..., Projection]
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def uniform(*shape: int, seed: int) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def over(members: list[Constraint]) -> tuple[list[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]:
+    """The two things an iteration needs of its members."""
+    return [m._project for m in members], lambda z: torch.stack([m._violation(z) for m in members]).amax(0)
+
+
+def conic(z: np.ndarray, build: Callable[[cvxpy.Variable], list[cvxpy.Constraint]]) -> np.ndarray:
+    x = cvxpy.Variable(len(z))
+    cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares(x - z)), build(x)).solve(
+        solver=cvxpy.CLARABEL, tol_gap_abs=1e-12, tol_gap_rel=1e-12, tol_feas=1e-12
+    )
+    return np.asarray(x.value)
+
+
+# ------------------------------------------------------------------ Dykstra
+
+D = 5
+A_ROW, HALF = normal(1, D, seed=1), normal(D, seed=2)
+ROWS = normal(2, D, seed=3)
+CENTER = 0.3 * normal(D, seed=4)
+
+INTERSECTIONS: dict[str, tuple[list[Constraint], Callable[[cvxpy.Variable], list[cvxpy.Constraint]]]] = {
+    "box-half-space": (
+        [Box(-0.5, 1.0), HalfSpace(HALF, -0.4)],
+        lambda x: [x >= -0.5, x <= 1.0, HALF.numpy() @ x <= -0.4],
+    ),
+    "ball-half-space": (
+        [Ball(1.0, CENTER), HalfSpace(HALF, -0.2)],
+        lambda x: [cvxpy.norm(x - CENTER.numpy()) <= 1.0, HALF.numpy() @ x <= -0.2],
+    ),
+    "ball-affine": (
+        [Ball(1.2, CENTER), Affine(A_ROW, 0.5)],
+        lambda x: [cvxpy.norm(x - CENTER.numpy()) <= 1.2, A_ROW.numpy() @ x == 0.5],
+    ),
+    "box-affine": (
+        [Affine(ROWS, [0.3, -0.2]), Box(-0.4, 0.6)],
+        lambda x: [ROWS.numpy() @ x == np.array([0.3, -0.2]), x >= -0.4, x <= 0.6],
+    ),
+    "box-ball-half-space-affine": (
+        [Box(-0.5, 0.8), Ball(1.0), HalfSpace(HALF, 0.1), Affine(A_ROW, 0.2)],
+        lambda x: [
+            x >= -0.5,
+            x <= 0.8,
+            cvxpy.norm(x) <= 1.0,
+            HALF.numpy() @ x <= 0.1,
+            A_ROW.numpy() @ x == 0.2,
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INTERSECTIONS)
+def test_dykstra_finds_the_nearest_point(name: str) -> None:
+    members, build = INTERSECTIONS[name]
+    z = 2.0 * normal(12, D, seed=5)
+    found = dykstra(z, *over(members), Budget(1e-12, 5000))
+    assert bool(found.converged.all()) and float(found.residual.max()) <= 1e-12
+    assert float(over(members)[1](found.point).max()) <= 1e-12
+    for point, start in zip(found.point[:6].numpy(), z[:6].numpy(), strict=True):
+        np.testing.assert_allclose(point, conic(start, build), rtol=0, atol=1e-6)
+
+
+def test_dykstra_agrees_with_the_active_set_to_ten_digits() -> None:
+    members: list[Constraint] = [Box(-0.5, 1.0), HalfSpace(HALF, -0.4), Affine(A_ROW, 0.2)]
+    G = torch.cat([torch.eye(D, dtype=torch.float64), (HALF / HALF.norm())[None], A_ROW / A_ROW.norm()])
+    low = torch.cat([torch.full((D,), -0.5), torch.tensor([-torch.inf]), 0.2 / A_ROW.norm()[None]])
+    high = torch.cat([torch.full((D,), 1.0), -0.4 / HALF.norm()[None], 0.2 / A_ROW.norm()[None]])
+    z = 2.0 * normal(50, D, seed=6)
+    found = dykstra(z, *over(members), Budget(1e-14, 5000))
+    exact = nearest(z, Rows.of(G, low.to(z), high.to(z)), Budget())
+    assert bool(exact.converged.all())
+    assert float((found.point - exact.point).abs().max()) <= 1e-10
+
+
+def test_alternating_projections_are_feasible_but_not_nearest() -> None:
+    """What the increments of Dykstra are for: without them this corner is missed by a fifth."""
+    members: list[Constraint] = [HalfSpace([1.0, 0.0], 0.0), HalfSpace([1.0, 1.0], 0.0)]
+    z = torch.tensor([[2.0, 0.5]], dtype=torch.float64)
+    plain = alternating(z, *over(members), Budget())
+    exact = dykstra(z, *over(members), Budget())
+    assert bool(plain.converged[0]) and bool(exact.converged[0])
+    assert exact.point[0].tolist() == pytest.approx([0.0, 0.0], abs=1e-10)
+    assert plain.point[0].tolist() == pytest.approx([-0.25, 0.25], abs=1e-12)
+
+
+def test_an_empty_intersection_flags_every_chain_with_its_best_residual() -> None:
+    members: list[Constraint] = [Ball(1.0), HalfSpace([-1.0, 0.0], -3.0)]
+    projections, violation = over(members)
+    z = 2.0 * normal(6, 2, seed=7)
+    for search in (dykstra, alternating, averaged, douglas_rachford):
+        found = search(z, projections, violation, Budget(1e-12, 200))
+        assert not bool(found.converged.any())
+        assert found.iterations.tolist() == [200] * 6
+        assert bool((found.residual >= violation(found.point) - 1e-15).all())
+        assert bool((violation(found.point) <= violation(z)).all())
+    # Alternating: (3, 0) is in the half-plane and two radii outside the ball; nothing does better from there.
+    assert alternating(z, projections, violation, Budget(1e-12, 200)).residual.tolist() == pytest.approx([2.0] * 6)
+
+
+def test_only_the_hard_chain_is_flagged() -> None:
+    """Two half-spaces that meet at 0.01 rad: from the wedge's outside the corner is far, elsewhere one step is enough."""
+    wedge: list[Constraint] = [HalfSpace([0.0, 1.0], 0.0), HalfSpace([-0.01, -1.0], 0.0)]
+    z = torch.tensor([[1.0, -0.001], [3.0, 0.0], [-1.0, 0.5], [0.5, 2.0]], dtype=torch.float64)
+    found = dykstra(z, *over(wedge), Budget(1e-12, 30))
+    assert found.converged.tolist() == [True, True, False, True]
+    assert found.iterations[2] == 30 and bool((found.iterations[[0, 1, 3]] < 30).all())
+    assert float(found.residual[2]) > 1e-12
+
+
+@pytest.mark.parametrize("search", [dykstra, alternating, averaged, douglas_rachford])
+def test_a_small_budget_gives_a_loose_point_and_says_so(search: Search) -> None:
+    members, _ = INTERSECTIONS["ball-affine"]
+    z = 3.0 * normal(20, D, seed=8)
+    loose = search(z, *over(members), Budget(1e-12, 3))
+    tight = search(z, *over(members), Budget(1e-12, 3000))
+    assert not bool(loose.converged.any()) and loose.iterations.tolist() == [3] * 20
+    assert bool(tight.converged.all()) and bool((tight.iterations > 3).all())
+    assert bool((loose.residual > tight.residual).all())
+    tolerant = search(z, *over(members), Budget(1e-3, 3000))
+    assert bool(tolerant.converged.all()) and bool((tolerant.iterations < tight.iterations).all())
+
+
+@pytest.mark.parametrize("search", [dykstra, alternating, averaged, douglas_rachford])
+def test_chains_that_are_done_are_left_alone(search: Search) -> None:
+    """The members see only the chains that still work, and every chain ends as if it were alone."""
+    members, _ = INTERSECTIONS["ball-half-space"]
+    projections, violation = over(members)
+    sizes: list[int] = []
+
+    def watched(z: Tensor) -> Tensor:
+        sizes.append(len(z))
+        return projections[0](z)
+
+    z = torch.cat([0.01 * normal(3, D, seed=9) - 0.4 * HALF, 5.0 * normal(9, D, seed=10)])
+    together = search(z, [watched, projections[1]], violation, Budget())
+    assert max(sizes) <= 9 and min(sizes) < 9 and sizes == sorted(sizes, reverse=True)
+    assert together.iterations[:3].tolist() == [0, 0, 0] and torch.equal(together.point[:3], z[:3])
+    for i in range(len(z)):
+        alone = search(z[i : i + 1], projections, violation, Budget())
+        assert torch.allclose(alone.point[0], together.point[i], rtol=0, atol=1e-12)
+        assert bool(alone.converged[0]) == bool(together.converged[i])
+
+
+@pytest.mark.parametrize("size", [1e6, 1e12, 1e150])
+def test_dykstra_from_far_away_lands_in_the_set(size: float) -> None:
+    members: list[Constraint] = [Ball(1.0, CENTER), HalfSpace(HALF, -0.2)]
+    z = size * normal(10, D, seed=11)
+    found = dykstra(z, *over(members), Budget(1e-12, 3000))
+    assert bool(found.converged.all())
+    assert float(over(members)[1](found.point).max()) <= 1e-12
+
+
+@pytest.mark.parametrize("search", [dykstra, alternating, averaged, douglas_rachford])
+def test_an_iteration_over_nothing_is_refused(search: Search) -> None:
+    with pytest.raises(SettingError, match="at least one projection"):
+        search(torch.zeros(1, 2), [], lambda z: z[:, 0], Budget())
+
+
+# ------------------------------------------------------------------ sets that are not convex
+
+
+def test_mass_and_energy_by_alternating_projections() -> None:
+    """Two sets that are met in closed form elsewhere, to ten digits."""
+    mass, energy, size = 2.0, 9.0, 7
+    members: list[Constraint] = [Affine(torch.ones(1, size), mass), Sphere(math.sqrt(energy))]
+    z = 2.0 * normal(40, size, seed=12) + 0.5
+    found = alternating(z, *over(members), Budget(1e-15, 400))
+    closed = MassEnergy(mass, energy).project(z)
+    assert float((found.point - closed).abs().max()) <= 1e-10
+
+
+def test_averaged_projections_never_increase_the_mean_squared_distance() -> None:
+    members: list[Constraint] = [Sphere(1.0), HalfSpace([1.0, 1.0, 0.0], -0.5), Box(-0.9, 0.4)]
+    projections, violation = over(members)
+    z = 2.0 * normal(30, 3, seed=13)
+    before = torch.full((30,), torch.inf, dtype=torch.float64)
+    for steps in range(8):
+        x = averaged(z, projections, lambda z: torch.arange(len(z)) + 1.0, Budget(0.0, steps)).point
+        x = z if steps == 0 else _after(z, projections, steps)
+        distance = torch.stack([(x - p(x)).square().sum(1) for p in projections]).mean(0)
+        assert bool((distance <= before + 1e-15).all())
+        before = distance
+    found = averaged(z, projections, violation, Budget(1e-6, 3000))
+    assert int(found.converged.sum()) >= 25
+
+
+def _after(z: Tensor, projections: list[Callable[[Tensor], Tensor]], steps: int) -> Tensor:
+    """The definition of averaged projections, written out."""
+    for _ in range(steps):
+        z = sum((p(z) for p in projections), torch.zeros_like(z)) / len(projections)
+    return z
+
+
+def test_averaged_projections_follow_their_definition() -> None:
+    members: list[Constraint] = [Sphere(1.0), Box(-0.9, 0.4)]
+    projections, _ = over(members)
+    z = 2.0 * normal(5, 3, seed=14)
+    steps_left = iter(range(6, 0, -1))
+    found = averaged(z, projections, lambda z: torch.full((len(z),), float(next(steps_left)) / 7), Budget(0.0, 5))
+    assert torch.allclose(found.point, _after(z, projections, 5), rtol=0, atol=1e-14)
+
+
+def test_douglas_rachford_leaves_the_trap_of_alternating_projections() -> None:
+    """A line and two points, one of them off the line: alternating projections shuttle between line and trap."""
+    points = torch.tensor([[0.0, 1.0], [3.0, 0.0]], dtype=torch.float64)
+
+    def to_points(z: Tensor) -> Tensor:
+        return points[torch.cdist(z, points).argmin(1)]
+
+    projections = [lambda z: z * torch.tensor([1.0, 0.0], dtype=torch.float64), to_points]
+
+    def violation(z: Tensor) -> Tensor:
+        return torch.maximum(z[:, 1].abs(), torch.cdist(z, points).amin(1))
+
+    z = torch.tensor([[0.2, 0.5]], dtype=torch.float64)
+    assert not bool(alternating(z, projections, violation, Budget(1e-12, 100)).converged[0])
+    found = douglas_rachford(z, projections, violation, Budget(1e-12, 100))
+    assert bool(found.converged[0]) and found.point[0].tolist() == [3.0, 0.0]
+    assert int(found.iterations[0]) == 7  # by hand: w goes down by one in each step until (3, 0) is nearer
+
+
+def test_douglas_rachford_over_four_sets() -> None:
+    members, _ = INTERSECTIONS["box-ball-half-space-affine"]
+    projections, violation = over(members)
+    found = douglas_rachford(2.0 * normal(20, D, seed=15), projections, violation, Budget(1e-9, 3000))
+    assert bool(found.converged.all()) and float(violation(found.point).max()) <= 1e-9
+
+
+# ------------------------------------------------------------------ the active set
+
+
+def unit_rows(m: int, d: int, seed: int) -> Tensor:
+    G = normal(m, d, seed=seed)
+    return G / G.norm(dim=1, keepdim=True)
+
+
+def below(G: Tensor, h: Tensor) -> Rows:
+    return Rows.of(G, torch.full_like(h, -torch.inf), h)
+
+
+def assert_nearest(y: Tensor, x: Tensor, G: Tensor, h: Tensor, tolerance: float) -> None:
+    """Feasible, and y - x is a combination of active normals with weights >= 0 (found by another algorithm)."""
+    excess = (x @ G.T - h) / (x.norm(dim=1, keepdim=True) + h.abs())
+    assert float(excess.max()) <= 1e-12
+    for start, point, slack in zip(y.numpy(), x.numpy(), (h - x @ G.T).numpy(), strict=True):
+        normals = G.numpy()[slack <= 1e-9 * (1 + np.linalg.norm(point))]
+        missing = np.linalg.norm(start - point)
+        if len(normals):
+            missing = scipy.optimize.nnls(normals.T, start - point, maxiter=10_000)[1]
+        assert missing <= tolerance * (1 + np.linalg.norm(start))
+
+
+@pytest.mark.parametrize(("d", "m"), [(2, 5), (3, 40), (10, 8), (30, 80)])
+def test_the_active_set_agrees_with_a_conic_solver(d: int, m: int) -> None:
+    G, h = unit_rows(m, d, seed=20), uniform(m, seed=21) + 0.1
+    y = 3.0 * normal(40, d, seed=22)
+    found = nearest(y, below(G, h), Budget())
+    assert bool(found.converged.all()) and float(found.residual.max()) <= 1e-14
+    assert_nearest(y, found.point, G, h, 1e-12)
+    for start, point in zip(y[:4].numpy(), found.point[:4].numpy(), strict=True):
+        np.testing.assert_allclose(point, conic(start, lambda x: [G.numpy() @ x <= h.numpy()]), rtol=0, atol=1e-7)
+
+
+def test_the_active_set_at_full_size() -> None:
+    """Two hundred coordinates, four hundred inequalities, about ninety of them active."""
+    G, h = unit_rows(400, 200, seed=23), uniform(400, seed=24) + 0.1
+    y = normal(12, 200, seed=25)
+    found = nearest(y, below(G, h), Budget())
+    assert bool(found.converged.all()) and float(found.residual.max()) <= 1e-14
+    assert_nearest(y, found.point, G, h, 1e-11)
+    assert int(touching(found.point, below(G, h)).sum(1).min()) >= 60
+
+
+def test_equations_and_two_sided_rows() -> None:
+    G = unit_rows(6, 8, seed=26)
+    low = torch.tensor([0.5, -torch.inf, -0.2, -torch.inf, 0.1, -0.3], dtype=torch.float64)
+    high = torch.tensor([0.5, 0.4, 0.2, torch.inf, torch.inf, -0.3], dtype=torch.float64)
+    y = 2.0 * normal(20, 8, seed=27)
+    rows = Rows.of(G, low, high)
+    assert rows.equal.tolist() == [True, False, False, True, False, False]
+    found = nearest(y, rows, Budget())
+    assert bool(found.converged.all())
+    finite_low, finite_high = torch.isfinite(low).numpy(), torch.isfinite(high).numpy()
+
+    def build(x: cvxpy.Variable) -> list[cvxpy.Constraint]:
+        values = G.numpy() @ x
+        return [values[finite_low] >= low.numpy()[finite_low], values[finite_high] <= high.numpy()[finite_high]]
+
+    for start, point in zip(y[:6].numpy(), found.point[:6].numpy(), strict=True):
+        np.testing.assert_allclose(point, conic(start, build), rtol=0, atol=1e-7)
+    pairs = Rows.of(torch.cat([G, -G]), torch.full((12,), -torch.inf).to(y), torch.cat([high, -low]))
+    assert float((nearest(y, pairs, Budget()).point - found.point).abs().max()) <= 1e-12
+
+
+def test_repeated_and_dependent_rows_do_no_harm() -> None:
+    G, h = unit_rows(9, 4, seed=28), uniform(9, seed=29) + 0.1
+    y = 4.0 * normal(60, 4, seed=30)
+    plain = nearest(y, below(G, h), Budget())
+    many = nearest(y, below(G.repeat(4, 1), torch.cat([h, h, h + 1e-3, h + 5.0])), Budget())
+    assert bool(many.converged.all())
+    assert float((many.point - plain.point).abs().max()) <= 1e-13
+
+
+@settings(max_examples=100)
+@given(seed=st.integers(0, 2**32 - 1), d=st.integers(1, 6), m=st.integers(1, 14), size=st.floats(-3.0, 3.0))
+def test_every_polyhedron_around_zero_is_projected_onto(seed: int, d: int, m: int, size: float) -> None:
+    G, h = unit_rows(m, d, seed=seed), uniform(m, seed=seed + 1)
+    y = 10.0**size * normal(6, d, seed=seed + 2)
+    found = nearest(y, below(G, h), Budget())
+    assert bool(found.converged.all())
+    assert_nearest(y, found.point, G, h, 1e-11)
+
+
+@pytest.mark.parametrize("size", [1e4, 1e8, 1e16, 1e150, 1e299])
+def test_far_points_go_to_the_best_vertex(size: float) -> None:
+    """From far away the nearest point maximises y . x: a linear programme, solved elsewhere."""
+    G, h = unit_rows(30, 6, seed=31), uniform(30, seed=32) + 0.1
+    direction = unit_rows(8, 6, seed=33)
+    found = nearest(size * direction, below(G, h), Budget())
+    assert bool(found.converged.all())
+    assert float((found.point @ G.T - h).max()) <= 1e-13
+    for v, point in zip(direction.numpy(), found.point.numpy(), strict=True):
+        best = scipy.optimize.linprog(-v, A_ub=G.numpy(), b_ub=h.numpy(), bounds=(None, None), method="highs")
+        assert v @ point == pytest.approx(-best.fun, rel=1e-7 if size > 1e4 else 1e-2)
+
+
+def test_a_point_too_long_to_square_is_refused() -> None:
+    with pytest.raises(ProjectionError, match="overflow") as refused:
+        nearest(torch.tensor([[1.0, 0.0], [1e305, 0.0]], dtype=torch.float64), below(*_square()), Budget())
+    assert refused.value.chains == (1,)
+
+
+def _square() -> tuple[Tensor, Tensor]:
+    eye = torch.eye(2, dtype=torch.float64)
+    return torch.cat([eye, -eye]), torch.ones(4, dtype=torch.float64)
+
+
+def test_a_guess_changes_the_speed_and_nothing_else() -> None:
+    G, h = unit_rows(60, 20, seed=34), uniform(60, seed=35) + 0.1
+    y = 2.0 * normal(50, 20, seed=36)
+    rows = below(G, h)
+    cold = nearest(y, rows, Budget())
+    good = nearest(y, rows, Budget(), guess=touching(cold.point, rows))
+    bad = nearest(y, rows, Budget(), guess=~touching(cold.point, rows))
+    for other in (good, bad):
+        assert bool(other.converged.all()) and float((other.point - cold.point).abs().max()) <= 1e-13
+    assert float(good.iterations.double().mean()) < 0.5 * float(cold.iterations.double().mean())
+
+
+def test_a_budget_ends_the_newton_steps() -> None:
+    G, h = unit_rows(60, 20, seed=37), uniform(60, seed=38) + 0.1
+    y = 2.0 * normal(30, 20, seed=39)
+    rows = below(G, h)
+    exact = nearest(y, rows, Budget())
+    for steps in (0, 1, 3):
+        loose = nearest(y, rows, Budget(1e-12, steps))
+        assert not bool(loose.converged.any()) and loose.iterations.tolist() == [steps] * 30
+        assert bool((loose.residual > 1e-12).all()) and bool(torch.isfinite(loose.point).all())
+    far = (nearest(y, rows, Budget(1e-12, 0)).point - exact.point).norm(dim=1)
+    near = (nearest(y, rows, Budget(1e-12, 3)).point - exact.point).norm(dim=1)
+    assert float(near.mean()) < 0.5 * float(far.mean())
+
+
+def contradictory(seed: int, gap: float) -> tuple[Tensor, Tensor]:
+    """Rows with v . G = 0 and v . h = -gap for some v > 0 of length one, among others."""
+    G, h = normal(12, 5, seed=seed), normal(12, seed=seed + 1)
+    v = uniform(7, seed=seed + 2) + 0.1
+    G[6], h[6] = -(v[:6] @ G[:6]) / v[6], (-gap - v[:6] @ h[:6]) / v[6]
+    lengths = G.norm(dim=1)
+    return G / lengths[:, None], h / lengths
+
+
+@pytest.mark.parametrize("gap", [10.0, 1e-2, 1e-6])
+def test_an_empty_polyhedron_is_proved_empty(gap: float) -> None:
+    for seed in range(0, 100, 10):
+        G, h = contradictory(seed, gap)
+        found = nearest(3.0 * normal(4, 5, seed=seed), below(G, h), Budget())
+        assert not bool(found.converged.any())
+        for drift in found.drift:
+            proof = contradiction(below(G, h), drift)
+            assert proof is not None
+            only = G.numpy()[proof], h.numpy()[proof]
+            assert scipy.optimize.linprog(np.zeros(5), *only, bounds=(None, None), method="highs").status == 2
+
+
+def test_nothing_is_proved_about_a_polyhedron_with_points() -> None:
+    rows = below(*_square())
+    found = nearest(3.0 * normal(4, 2, seed=40), rows, Budget(1e-12, 1))
+    for drift in (*found.drift, torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)):
+        assert contradiction(rows, drift) is None
+
+
+def test_batches_of_one_and_of_none() -> None:
+    G, h = unit_rows(20, 7, seed=41), uniform(20, seed=42)
+    y = 3.0 * normal(9, 7, seed=43)
+    together = nearest(y, below(G, h), Budget())
+    for i in range(len(y)):
+        alone = nearest(y[i : i + 1], below(G, h), Budget())
+        assert float((alone.point[0] - together.point[i]).abs().max()) <= 1e-14 * float(y[i].norm())
+    none = nearest(y[:0], below(G, h), Budget())
+    assert isinstance(none, Nearest) and none.point.shape == (0, 7) and none.converged.shape == (0,)
+    free = nearest(y, below(G[:0], h[:0]), Budget())
+    assert torch.equal(free.point, y) and bool(free.converged.all())
+
+
+# ------------------------------------------------------------------ accelerated gradients
+
+
+def test_accelerated_gradients_on_a_box_agree_with_least_squares() -> None:
+    matrix = normal(12, 8, seed=50)
+    H = matrix.T @ matrix / 12 + 0.5 * torch.eye(8, dtype=torch.float64)
+    quadratic = Quadratic.of(H)
+    f = 2.0 * normal(10, 8, seed=51)
+    limit = torch.tensor([0.3, 0.5, torch.inf, 1.0, 0.1, 0.7, 0.2, torch.inf], dtype=torch.float64)
+    size = torch.ones(10, dtype=torch.float64)
+    found = on_box(f, quadratic, limit, Budget(1e-14, 2000), size=size)
+    assert bool(found.converged.all())
+    root = torch.linalg.cholesky(H).T.numpy()
+    for i in range(10):
+        target = np.linalg.solve(root.T, f[i].numpy())
+        answer = scipy.optimize.lsq_linear(root, target, bounds=(-limit.numpy(), limit.numpy()), tol=1e-14)
+        np.testing.assert_allclose(found.point[i].numpy(), answer.x, rtol=0, atol=1e-8)
+    warm = on_box(f, quadratic, limit, Budget(1e-14, 2000), size=size, start=found.point)
+    assert int(warm.iterations.max()) <= 2
+    loose = on_box(f, quadratic, limit, Budget(1e-14, 3), size=size)
+    assert not bool(loose.converged.any()) and loose.iterations.tolist() == [3] * 10
