@@ -15,6 +15,7 @@ from casal.constraints import (
     Implicit,
     Intersection,
     L1Ball,
+    LinearDynamics,
     MassEnergy,
     Monotone,
     ObservedMassEnergy,
@@ -30,7 +31,7 @@ from casal.constraints import (
     constraint_from_spec,
     tightening,
 )
-from casal.decoders import Decoder, Identity, Linear
+from casal.decoders import DCT, DST, Decoder, Fourier, Identity, Linear, Nonlinear, Rows
 from casal.methods import (
     CASAL,
     DPS,
@@ -65,7 +66,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CASAL",
+    "DCT",
     "DPS",
+    "DST",
     "Affine",
     "Ball",
     "Box",
@@ -77,6 +80,7 @@ __all__ = [
     "Decoupled",
     "Ellipsoid",
     "FinalProjection",
+    "Fourier",
     "FromProjection",
     "HalfSpace",
     "Identity",
@@ -84,9 +88,11 @@ __all__ = [
     "Intersection",
     "L1Ball",
     "Linear",
+    "LinearDynamics",
     "MassEnergy",
     "Method",
     "Monotone",
+    "Nonlinear",
     "ObservedMassEnergy",
     "Obstacles",
     "PSDCone",
@@ -96,6 +102,7 @@ __all__ = [
     "Product",
     "Projected",
     "Projection",
+    "Rows",
     "SampleResult",
     "SecondOrderCone",
     "Simplex",

@@ -21,8 +21,10 @@ def form(size: int, condition: float, seed: int) -> Tensor:
     """A positive definite matrix with eigenvalues from 1 to ``condition`` in general position."""
     generator = torch.Generator().manual_seed(seed)
     basis = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64)).Q
-    matrix = basis @ torch.diag(torch.logspace(0, torch.tensor(condition).log10(), size, dtype=torch.float64)) @ basis.T
-    return 0.5 * (matrix + matrix.T)
+    matrix: Tensor = (
+        basis @ torch.diag(torch.logspace(0, torch.tensor(condition).log10(), size, dtype=torch.float64)) @ basis.T
+    )
+    return torch.add(matrix, matrix.T).mul(0.5)
 
 
 def ramp(*shape: int) -> Tensor:

@@ -8,7 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from casal import Affine, Ball, Box, Constraint, FromProjection, HalfSpace, MassEnergy, Sphere
+from casal import Affine, Ball, Box, Constraint, FromProjection, HalfSpace, MassEnergy, Product, Sphere
+
+from ..constraints.closed_form_cases import NO_RESIDUAL as CLOSED_FORM_NO_RESIDUAL
+from ..constraints.closed_form_cases import SETS as CLOSED_FORM
+from ..constraints.implicit_cases import SETS as IMPLICIT
+from ..constraints.iterative_cases import SETS as ITERATIVE
 
 
 class SetCase(NamedTuple):
@@ -111,3 +116,34 @@ SETS: list[SetCase] = [
     SetCase("from-projection-cylinder", cylinder(), (3,)),
     SetCase("from-projection-orthant", orthant(), (2, 3)),
 ]
+
+TAKEN = (
+    "ellipsoid-axes",
+    "ellipsoid-matrix",
+    "simplex",
+    "l1-ball",
+    "second-order-cone",
+    "psd-cone",
+    "monotone",
+    "obstacles-intervals",
+    "obstacles-discs",
+    "obstacles-segments",
+    "obstacles-boxes",
+    "observed-mass",
+    "observed-mass-energy",
+    "box-hyperplane",
+)
+"""Of the rows in ``tests/constraints``, those that stand for their sets here: every contract costs 200 cases a row."""
+
+SETS += [SetCase(*row) for row in (*CLOSED_FORM, *ITERATIVE, *IMPLICIT) if row[0] in TAKEN]
+SETS += [
+    SetCase("intersection-affine-sphere", Affine(matrix(1, 5), 0.5) & Sphere(2.0), (5,)),
+    SetCase("union-spheres", Sphere(1.0) | Sphere(3.0), (4,)),
+    SetCase("product", Product(Sphere(1.0), Box(0.0, 1.0), sizes=(3, 2)), (5,)),
+    SetCase("through-turned", Ball(2.0).through(2.0 * torch.eye(4, dtype=torch.float64)[[2, 0, 3, 1]]), (4,)),
+    SetCase("shifted", Box(0.0, 1.0).shifted(ramp(3)), (3,)),
+    SetCase("scaled", Sphere(1.5).scaled(0.2), (3,)),
+]
+
+NO_RESIDUAL = (*CLOSED_FORM_NO_RESIDUAL, "from-projection-cylinder", "union-spheres", "product", "dynamics-quadrotor")
+"""Rows whose sets are not described by smooth functions."""

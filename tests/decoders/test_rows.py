@@ -134,6 +134,12 @@ def test_rows_of_a_transform(monkeypatch: pytest.MonkeyPatch, small: int, algori
     check_linear(Rows(scaled, index), A * scale.numpy(), (12,), (len(index),), atol=1e-11)
 
 
+def test_few_rows_of_a_transform_are_a_small_matrix_and_many_are_not() -> None:
+    whole = DCT((16, 16), (32, 32))
+    assert Rows(whole, list(range(100)))._small is not None
+    assert Rows(whole, list(range(1000)))._small is None
+
+
 def test_rows_of_several_fields() -> None:
     whole = DCT((2, 2), (4, 5), channels=2)
     A = whole.matrix((8,), torch.zeros(0, 8, dtype=torch.float64)).numpy()

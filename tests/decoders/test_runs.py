@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import casal
-from casal.decoders import DCT, DST, Decoder, Fourier, Linear, Transform
+from casal.decoders import DCT, DST, Decoder, Fourier, Linear, Nonlinear, Transform
 
 from .dense import normal
 
@@ -122,3 +122,32 @@ def test_latent_grids_and_flat_latents_are_the_same_run() -> None:
     ]
     assert torch.allclose(runs[0].samples, runs[1].samples, rtol=0, atol=1e-13)
     assert runs[1].state.x.shape == (N, 3, 3)
+
+
+def test_an_offset_is_a_shifted_set() -> None:
+    """z = A x + c in C is A x in C - c. With explicit coupling the affine map itself says the same."""
+    A, c = normal(6, 3) / 3, torch.linspace(-1.0, 1.0, 6, dtype=torch.float64)
+    constraint = casal.MassEnergy(1.0, 4.0)
+    affine = Nonlinear(lambda x: x @ A.T + c)
+    run = casal.sample(target(3), constraint, METHODS["explicit"], N, decoder=affine)
+    shifted = casal.sample(target(3), constraint.shifted(-c), METHODS["explicit"], N, decoder=Linear(A))
+    assert torch.allclose(run.samples, shifted.samples + c, rtol=0, atol=1e-12)
+    implicit = casal.sample(target(3), constraint.shifted(-c), METHODS["implicit"], N, decoder=Linear(A))
+    assert float(constraint.violation(implicit.samples + c).max()) <= 1e-12
+
+
+def test_threads_do_not_change_a_fast_transform() -> None:
+    """Of the FFT only: a product of matrices is rounded as the library that computes it likes."""
+    threads = torch.get_num_threads()
+    try:
+        for decoder in (Fourier(60, 128), DCT(100, 128), DCT((100, 90), (128, 100)), DST((200, 130), (200, 140))):
+            for n in (1, 7):
+                x = normal(n, decoder.count)
+                results = []
+                for count in (1, 2):
+                    torch.set_num_threads(count)
+                    z = decoder(x)
+                    results.append((z, decoder.vjp(x)(z)))
+                assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+    finally:
+        torch.set_num_threads(threads)

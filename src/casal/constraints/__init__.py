@@ -10,6 +10,7 @@ from casal.constraints.ellipsoid import Ellipsoid
 from casal.constraints.from_projection import FromProjection
 from casal.constraints.implicit import Implicit
 from casal.constraints.intersection import Intersection
+from casal.constraints.linear_dynamics import LinearDynamics
 from casal.constraints.mass_energy import MassEnergy
 from casal.constraints.monotone import Monotone
 from casal.constraints.observed import ObservedMassEnergy
@@ -33,6 +34,7 @@ __all__ = [
     "Implicit",
     "Intersection",
     "L1Ball",
+    "LinearDynamics",
     "MassEnergy",
     "Monotone",
     "ObservedMassEnergy",

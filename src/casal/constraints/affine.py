@@ -92,7 +92,7 @@ class Affine(Constraint):
 
     def _project(self, z: Tensor) -> Tensor:
         basis = self._basis.to(z)
-        return (_tangent(flat(z), basis) + self._level.to(z) @ basis).reshape(z.shape)
+        return (tangent(flat(z), basis) + self._level.to(z) @ basis).reshape(z.shape)
 
     def _violation(self, z: Tensor) -> Tensor:
         if not len(self._rows):
@@ -139,14 +139,14 @@ class HalfSpace(Constraint):
         y, normal = flat(z), self._normal.to(z)
         peak = y.abs().amax(1).clamp_min(1.0)
         outside = (y / peak[:, None]) @ normal > self._level / peak
-        return torch.where(outside[:, None], _tangent(y, normal[None]) + self._level * normal, y).reshape(z.shape)
+        return torch.where(outside[:, None], tangent(y, normal[None]) + self._level * normal, y).reshape(z.shape)
 
     def _violation(self, z: Tensor) -> Tensor:
         excess = (flat(z) @ self._normal.to(z) - self._level).clamp_min(0.0)
         return relative(excess, norm(flat(z)) + abs(self._level))
 
 
-def _tangent(y: Tensor, basis: Tensor) -> Tensor:
+def tangent(y: Tensor, basis: Tensor) -> Tensor:
     """The part of y (n, d) orthogonal to the rows of ``basis``: exactly zero where it is nothing but rounding.
 
     Without that, the foot of a point on the normal of a set through the origin would be noise, and its relative

@@ -18,8 +18,11 @@ from casal.typing import Event
 LARGEST_TUBE = 64
 """Coordinates up to which the volume factor is computed: it takes a dense Hessian and a determinant a chain."""
 
-TILE = 2**24
+TILE = 2**22
 """Numbers in the Jacobians of one batch, to bound the memory."""
+
+RANK_TOLERANCE = 1e-10
+"""Share of the largest singular value below which a gradient counts as dependent on the others."""
 
 DIFFERENCE = 1e-6
 """Relative step of the differences that replace second derivatives where there are none."""
@@ -316,22 +319,24 @@ def _log_determinant(system: _System, z: Tensor, offset: Tensor) -> Tensor:
     """log |det| over the tangent space of I + sum_j a_j Hess h_j, offset = sum_j a_j grad h_j."""
     n, d = z.shape
     _, rows = system.linearise(z)
-    m = min(rows.shape[1], d)
     finite = torch.isfinite(rows).all(2).all(1)
-    rows = torch.where(finite[:, None, None], rows, torch.eye(rows.shape[1], d, dtype=z.dtype, device=z.device))
+    rows = torch.where(finite[:, None, None], rows, 0.0)
     lengths = norm(rows.reshape(-1, d)).reshape(n, -1)
     lengths = torch.where(lengths > 0, lengths, 1.0)
-    basis, triangle = torch.linalg.qr((rows / lengths[:, :, None]).mT, mode="complete")
-    tangent = basis[:, :, m:]
-    along = (offset[:, None, :] @ basis[:, :, :m]).squeeze(1)
-    weights = torch.linalg.lstsq(triangle[:, :m], along[:, :, None]).solution.squeeze(2) / lengths
+    left, size, right = torch.linalg.svd(rows / lengths[:, :, None], full_matrices=False)
+    kept = size > RANK_TOLERANCE * size.amax(1, keepdim=True).clamp_min(1e-300)
+    along = (right @ offset[:, :, None]).squeeze(2)
+    share = torch.where(kept, along / torch.where(kept, size, 1.0), 0.0)
+    weights = (left @ share[:, :, None]).squeeze(2) / lengths
     bend = system.curvature(z, weights)
-    columns = [tangent[:, :, k] + bend(tangent[:, :, k]) for k in range(d - m)]
-    if not columns:
-        return z.new_zeros(n)
-    reduced = tangent.mT @ torch.stack(columns, dim=2)
-    value = torch.linalg.slogdet(torch.nan_to_num(reduced, 0.0, 0.0, 0.0)).logabsdet
-    return torch.where(finite & torch.isfinite(value), value, torch.zeros_like(value))
+    eye = torch.eye(d, dtype=z.dtype, device=z.device)
+    bent = torch.stack([bend(axis.expand(n, d)) for axis in eye], dim=2)
+    normals = right * kept[:, :, None]
+    normal = normals.mT @ normals
+    # The identity on the normal space leaves the determinant over the tangent space.
+    whole = eye + (eye - normal) @ torch.nan_to_num(bent, 0.0, 0.0, 0.0) @ (eye - normal)
+    value = torch.linalg.slogdet(whole).logabsdet
+    return torch.where(finite & torch.isfinite(value), value, 0.0)
 
 
 def _directions(count: int, like: Tensor) -> Tensor:

@@ -17,9 +17,11 @@ from casal.typing import Event
 
 ROUNDING = 8 * torch.finfo(torch.float64).eps
 
-WELL_CONDITIONED, GUESSING = 100.0, 100
-"""Condition number of G^T G + I up to which accelerated gradients reach the tolerance quickly, and to rounding;
-iterations that they get to guess the active set beyond it."""
+WELL_CONDITIONED = 100.0
+"""Condition number of G^T G + I up to which accelerated gradients alone reach rounding, and quickly."""
+
+GUESSING = 100
+"""How many of them guess the active set beyond that."""
 
 
 class LinearDynamics(Constraint):
@@ -37,10 +39,12 @@ class LinearDynamics(Constraint):
 
         P(z) = argmin |(c + G u - y) / scale_y|^2 + |(u - u_0) / scale_u|^2   over |u| <= u_max.
 
-    With an orthonormal basis of the trajectories (one factorisation, at construction) this is the nearest point of a
-    polyhedron whose rows are the inputs, found to rounding by the active-set method of
-    ``casal.constraints.algorithms.active_set``. What is returned is always the rollout of a clipped input, hence in C even
-    if the budget ran out; the residual and the flag then say that it is not the nearest point.
+    All of it is factorised once, at construction. A projection takes accelerated projected gradients, one product with
+    G^T G + I each, to rounding (about 80 for the quadrotor); where that matrix has a condition number above 100 they only
+    guess which inputs are saturated, and the active-set method of ``casal.constraints.algorithms.active_set`` finishes.
+    What is returned is always the rollout of a clipped input, hence in C even if the budget ran out. The residual is
+    the distance from optimality (length of a projected gradient step relative to that of z - c, or the residual of the
+    active set): if it is above the tolerance, the point is flagged, because it is in C but not the nearest one.
 
     The violation is found by rolling out the inputs of z step by step. It is the larger of max|y - rollout| /
     (max|y| + max|rollout|) and of the largest (|u| - u_max)_+ / (max|u| + u_max), both in standardised units.
@@ -84,7 +88,9 @@ class LinearDynamics(Constraint):
         p, q = self.B.shape
         self.steps, self.dt = int(steps), float(dt)
         if self.steps < 1 or q < 1 or not 0.0 < self.dt < float("inf"):
-            raise SettingError(f"LinearDynamics needs steps >= 1, an input and 0 < dt < infinity, got {steps}, {q} and {dt}")
+            raise SettingError(
+                f"LinearDynamics needs steps >= 1, an input and 0 < dt < infinity, got {steps}, {q} and {dt}"
+            )
         self.outputs = list(range(p)) if outputs is None else [int(index) for index in outputs]
         if not self.outputs or len(set(self.outputs)) < len(self.outputs) or not set(self.outputs) <= set(range(p)):
             raise SettingError(f"outputs must be distinct state channels among 0 ... {p - 1}, got {outputs}")
@@ -97,6 +103,8 @@ class LinearDynamics(Constraint):
         for name, scale in (("scale_y", self.scale_y), ("scale_u", self.scale_u)):
             if not bool(((scale > 0) & (scale < torch.inf)).all()):
                 raise SettingError(f"{name} must be positive and finite, got {scale.tolist()}")
+        if not all(bool(torch.isfinite(part).all()) for part in (self.A, self.B, self.y0)):
+            raise SettingError("A, B and y0 must be finite")
         self._prepare()
 
     @classmethod
@@ -133,7 +141,9 @@ class LinearDynamics(Constraint):
         return f"LinearDynamics({p} states, {q} inputs, steps={self.steps}, dt={self.dt:g}, outputs={self.outputs})"
 
     def explain(self) -> str:
-        return f"{self!r}: factorised once, then an exact active set of saturated inputs, convex"
+        condition = self._quadratic.condition
+        way = "accelerated projected gradients" if condition <= WELL_CONDITIONED else "active set of saturated inputs"
+        return f"{self!r}: {way} (condition number {condition:.3g}), convex"
 
     def validate(self, event: Event) -> None:
         expected = (self.steps, len(self.outputs) + self.B.shape[1])
@@ -193,7 +203,9 @@ class LinearDynamics(Constraint):
         # Trajectories are c + (G; I) u = c + Q w with w = R u, and |Q w| = |w|.
         basis, triangle = torch.linalg.qr(torch.cat([self._response, torch.eye(self.steps * q, dtype=torch.float64)]))
         self._basis, self._triangle = basis, triangle
-        self._inputs = torch.linalg.solve_triangular(triangle, torch.eye(self.steps * q, dtype=torch.float64), upper=True)
+        self._inputs = torch.linalg.solve_triangular(
+            triangle, torch.eye(self.steps * q, dtype=torch.float64), upper=True
+        )
         bound = (self.u_max / self.scale_u).repeat(self.steps)
         self._bounded = torch.nonzero(bound < torch.inf).flatten()
         self._limit = bound[self._bounded]
@@ -243,7 +255,8 @@ class LinearDynamics(Constraint):
         well = quadratic.condition <= WELL_CONDITIONED
         enough = math.ceil(60 * math.sqrt(quadratic.condition)) if well else GUESSING
         first = Budget(aim if well else 0.0, min(budget.iterations, enough))
-        found = on_box(w @ self._triangle.to(w), quadratic, bound, first, size=size, start=start)
+        extra = math.ceil(3 * math.sqrt(quadratic.condition)) if well and aim == ROUNDING else 0
+        found = on_box(w @ self._triangle.to(w), quadratic, bound, first, size=size, start=start, extra=extra)
         u = found.point
         left = torch.nonzero(~found.converged & (found.iterations < budget.iterations)).flatten()
         if len(left):
@@ -259,13 +272,21 @@ class LinearDynamics(Constraint):
     def _event(self, u: Tensor) -> Tensor:
         """Clip the inputs and roll them out: a member of C in any case."""
         bound = self._bound.to(u)
-        u = u.clamp(-bound, bound).masked_fill(u.abs() < UNDERFLOW, 0.0).reshape(len(u), self.steps, self.B.shape[1])
+        u = u.clamp(-bound, bound).reshape(len(u), self.steps, self.B.shape[1])
+        z = self._rolled_out(u)
+        tiny = (u.abs() < UNDERFLOW) & (u != 0)
+        if bool(tiny.any()):  # where rounding is absolute, the outputs may not match the inputs
+            spoilt = self._violation(z) > ROUNDING
+            z = self._rolled_out(u.masked_fill(tiny & spoilt[:, None, None], 0.0))
+        return z
+
+    def _rolled_out(self, u: Tensor) -> Tensor:
         y = self._roll(u * self.scale_u.to(u), self.y0.to(u).expand(len(u), -1))
         return torch.cat([y[..., self.outputs] / self.scale_y.to(u), u], dim=2)
 
     def _violation(self, z: Tensor) -> Tensor:
         peak = _flat(z).abs().amax(1).clamp_min(UNDERFLOW)
-        peak = torch.ldexp(torch.ones_like(peak), torch.frexp(peak).exponent)  # a power of two does not round
+        peak = torch.ldexp(torch.ones_like(peak), torch.frexp(peak).exponent - 1)  # a power of two does not round
         y, u = self._split(z / peak[:, None, None])
         states = self._roll(u * self.scale_u.to(z), self.y0.to(z) / peak[:, None])
         rolled = states[..., self.outputs] / self.scale_y.to(z)

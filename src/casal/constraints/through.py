@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.affine import Affine, HalfSpace
+from casal.constraints.affine import Affine, HalfSpace, tangent
 from casal.constraints.algorithms.splitting import behind_matrix
 from casal.constraints.base import Budget, Constraint, Projection, flat
 from casal.constraints.box import Box
@@ -77,14 +77,17 @@ class Through(Constraint):
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         if self._same is not None:
             return self._same._solve(z, budget, warm)
-        image = self._image(z)
         if self.way.startswith("closed form"):
-            found = self.inner._solve(image, budget, None)
-            step = flat(found.point - image) @ self.A.to(z) / self._square
-            return found._replace(point=z + step.reshape(z.shape))
+            found = self.inner._solve(self._image(z), budget, None)
+            rows = self.A.to(z) / self._square**0.5
+            point = tangent(flat(z), rows) + flat(found.point) @ rows / self._square**0.5
+            return found._replace(point=point.reshape(z.shape))
         found = behind_matrix(
-            flat(z), self.A.to(z), lambda y: flat(self.inner._project(y.reshape(-1, *self.shape))),
-            lambda x: self._violation(x), budget,
+            flat(z),
+            self.A.to(z),
+            lambda y: flat(self.inner._project(y.reshape(-1, *self.shape))),
+            lambda x: self._violation(x),
+            budget,
         )
         return found._replace(point=found.point.reshape(z.shape))
 

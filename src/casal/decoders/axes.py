@@ -1,15 +1,14 @@
 """Orthonormal bases on one axis of a grid: waves, cosines, sines, each with its fast transform and its closed form.
 
 An axis is B (size, count) with B^T B = I. ``synthesis`` is c -> B c and ``analysis`` its transpose z -> B^T z, both
-along the last dimension and both by one real FFT a line.
+along the last dimension and both by one real FFT a line. What surrounds the FFT is done in real numbers: products of
+complex ones are rounded differently in different lanes of the processor, so they would depend on the threads.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -19,24 +18,26 @@ from torch.nn.functional import pad
 HALF = math.sqrt(0.5)
 
 
-@dataclass(frozen=True)
 class Axis(ABC):
     """One axis.
 
     Attributes:
         size: Points on the axis.
         modes: How many frequencies are kept, from the lowest.
+        tables: Constants of the fast transform, in float64.
         product_up_to: Coefficients up to which a product with B is faster than the FFT, about (measured on CPU).
     """
 
-    size: int
-    modes: int
-    product_up_to: ClassVar[int] = 64
+    product_up_to: ClassVar[int] = 128
+
+    def __init__(self, size: int, modes: int) -> None:
+        self.size, self.modes = size, modes
+        self.tables: tuple[Tensor, ...] = ()
 
     @property
-    @abstractmethod
     def count(self) -> int:
         """Coefficients."""
+        return self.modes
 
     @property
     @abstractmethod
@@ -48,12 +49,12 @@ class Axis(ABC):
         """B (size, count) in float64, by its formula."""
 
     @abstractmethod
-    def synthesis(self, c: Tensor) -> Tensor:
-        """B c, (..., count) -> (..., size)."""
+    def synthesis(self, c: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
+        """B c, (..., count) -> (..., size), with the tables in the dtype of c."""
 
     @abstractmethod
-    def analysis(self, z: Tensor) -> Tensor:
-        """B^T z, (..., size) -> (..., count)."""
+    def analysis(self, z: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
+        """B^T z, (..., size) -> (..., count), with the tables in the dtype of z."""
 
 
 def _halves(whole: Tensor) -> Tensor:
@@ -61,27 +62,27 @@ def _halves(whole: Tensor) -> Tensor:
     return torch.full(whole.shape, HALF, dtype=torch.float64).masked_fill(whole, 1.0)
 
 
-@lru_cache(maxsize=64)
-def columns(axis: Axis, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The matrix of an axis in a dtype and on a device, column by column in memory, kept for the next call."""
-    return axis.columns().to(device=device, dtype=dtype).T.contiguous().T
-
-
 class Waves(Axis):
     """Periodic: B = [1, cos(2 pi k i/n) sqrt 2 (k = 1 ..), sin(2 pi k i/n) sqrt 2 (k = 1 ..)] / sqrt n, k < modes.
 
-    For an even n the highest possible frequency, k = n/2, is cos(pi i) / sqrt n and has no sine.
+    For an even n the highest possible frequency, k = n/2, is cos(pi i) / sqrt n and has no sine. The table is 1 for
+    waves that are their own conjugate, sqrt(1/2) for the others, whose conjugate carries the other half.
     """
 
     product_up_to = 32
 
+    def __init__(self, size: int, modes: int) -> None:
+        super().__init__(size, modes)
+        self.sines = modes - 1 - (2 * (modes - 1) == size)
+        self.tables = (_halves((2 * torch.arange(modes)) % size == 0),)
+
     @property
     def count(self) -> int:
-        return self.modes + self._sines
+        return self.modes + self.sines
 
     @property
     def frequencies(self) -> Tensor:
-        return torch.cat([torch.arange(self.modes), torch.arange(1, 1 + self._sines)])
+        return torch.cat([torch.arange(self.modes), torch.arange(1, 1 + self.sines)])
 
     def columns(self) -> Tensor:
         k, i = self.frequencies, torch.arange(self.size)[:, None]
@@ -89,37 +90,31 @@ class Waves(Axis):
         table = torch.cat([angle[:, : self.modes].cos(), angle[:, self.modes :].sin()], dim=1)
         return table / (math.sqrt(self.size) * _halves((2 * k) % self.size == 0))
 
-    def synthesis(self, c: Tensor) -> Tensor:
-        real = c[..., : self.modes] * _shares(self, c.dtype, c.device)
-        imaginary = pad(c[..., self.modes :] * -HALF, (1, self.modes - 1 - self._sines))
-        return torch.fft.irfft(torch.complex(real, imaginary), n=self.size, norm="ortho")
+    def synthesis(self, c: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
+        imaginary = pad(c[..., self.modes :] * -HALF, (1, self.modes - 1 - self.sines))
+        spectrum = torch.complex(c[..., : self.modes] * tables[0], imaginary)
+        return torch.fft.irfft(spectrum, n=self.size, norm="ortho")
 
-    def analysis(self, z: Tensor) -> Tensor:
+    def analysis(self, z: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
         spectrum = torch.fft.rfft(z, norm="ortho")[..., : self.modes]
-        cosines = spectrum.real / _shares(self, z.dtype, z.device)
-        return torch.cat([cosines, spectrum.imag[..., 1 : 1 + self._sines] * (-2.0 * HALF)], dim=-1)
-
-    @property
-    def _sines(self) -> int:
-        return self.modes - 1 - (2 * (self.modes - 1) == self.size)
-
-
-@lru_cache(maxsize=64)
-def _shares(axis: Waves, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """1 for waves that are their own conjugate, sqrt(1/2) for the others, whose conjugate carries the other half."""
-    alone = (2 * torch.arange(axis.modes)) % axis.size == 0
-    return _halves(alone).to(device=device, dtype=dtype)
+        sines = spectrum.imag[..., 1 : 1 + self.sines] * (-2.0 * HALF)
+        return torch.cat([spectrum.real / tables[0], sines], dim=-1)
 
 
 class Cosines(Axis):
     """Type II: B = cos(pi k (i + 1/2)/n) sqrt(2/n), k = 0 .. modes - 1, with sqrt(1/n) for k = 0: level at both ends.
 
-    By one real FFT of length n of the even points followed by the odd ones in reverse (Makhoul 1980).
+    By one real FFT of length n of the even points followed by the odd ones in reverse (Makhoul 1980), whose mode k is
+    turned by pi k / 2n. The tables are the weights of the cosines, cos and sin of the turns, that order, the way back.
     """
 
-    @property
-    def count(self) -> int:
-        return self.modes
+    product_up_to = 64
+
+    def __init__(self, size: int, modes: int) -> None:
+        super().__init__(size, modes)
+        turn = torch.arange(size // 2 + 1, dtype=torch.float64) * (math.pi / (2 * size))
+        order = torch.cat([torch.arange(0, size, 2), torch.arange(1, size, 2).flip(0)])
+        self.tables = (_halves(torch.arange(modes) == 0), turn.cos(), turn.sin(), order, order.argsort())
 
     @property
     def frequencies(self) -> Tensor:
@@ -130,41 +125,29 @@ class Cosines(Axis):
         angle = (k * (2 * i + 1) % (4 * self.size)).to(torch.float64) * (math.pi / (2 * self.size))
         return angle.cos() / (math.sqrt(self.size) * _halves(k == 0))
 
-    def synthesis(self, c: Tensor) -> Tensor:
+    def synthesis(self, c: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
         n, half = self.size, self.size // 2 + 1
-        turn, _, back = _makhoul(n, c.dtype, c.device)
-        a = c * _weights(self.modes, c.dtype, c.device)
-        if self.modes <= n - n // 2:  # V_k = turn_k (a_k - i a_(n-k)), and all a_(n-k) are zero
-            spectrum = a * turn[: self.modes]
+        weights, cos, sin, _, back = tables
+        a = c * weights
+        if self.modes <= n - n // 2:  # V_k = (cos + i sin)_k (a_k - i a_(n-k)), and all a_(n-k) are zero
+            spectrum = torch.complex(a * cos[: self.modes], a * sin[: self.modes])
         else:
-            mirrored = pad(a, (0, n - self.modes))[..., n - n // 2 :].flip(-1)
-            spectrum = torch.complex(a[..., :half], pad(-mirrored, (1, 0))) * turn
+            b = pad(pad(a, (0, n - self.modes))[..., n - n // 2 :].flip(-1), (1, 0))
+            a = a[..., :half]
+            spectrum = torch.complex(a * cos + b * sin, a * sin - b * cos)
         return torch.fft.irfft(spectrum, n=n, norm="ortho").index_select(-1, back)
 
-    def analysis(self, z: Tensor) -> Tensor:
+    def analysis(self, z: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
         n, half = self.size, self.size // 2 + 1
-        turn, order, _ = _makhoul(n, z.dtype, z.device)
-        kept = min(self.modes, half)
-        spectrum = torch.fft.rfft(z.index_select(-1, order), norm="ortho")[..., :kept] * turn[:kept].conj()
-        a = spectrum.real
+        weights, cos, sin, order, _ = tables
+        low = min(self.modes, half)
+        spectrum = torch.fft.rfft(z.index_select(-1, order), norm="ortho")
+        a = spectrum.real[..., :low] * cos[:low] + spectrum.imag[..., :low] * sin[:low]
         if self.modes > half:
-            a = torch.cat([a, -spectrum.imag[..., n - self.modes + 1 : n - half + 1].flip(-1)], dim=-1)
-        return a / _weights(self.modes, z.dtype, z.device)
-
-
-@lru_cache(maxsize=64)
-def _makhoul(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(i pi k / 2n) for k <= n/2; the order even points, odd points in reverse; and the way back."""
-    angle = torch.arange(n // 2 + 1, dtype=torch.float64) * (math.pi / (2 * n))
-    turn = torch.polar(torch.ones_like(angle), angle).to(device=device, dtype=dtype.to_complex())
-    order = torch.cat([torch.arange(0, n, 2), torch.arange(1, n, 2).flip(0)])
-    return turn, order.to(device), order.argsort().to(device)
-
-
-@lru_cache(maxsize=64)
-def _weights(modes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """1 for the constant, sqrt(1/2) for every other cosine."""
-    return _halves(torch.arange(modes) == 0).to(device=device, dtype=dtype)
+            mirrored = slice(n - self.modes + 1, n - half + 1)
+            b = spectrum.real[..., mirrored] * sin[mirrored] - spectrum.imag[..., mirrored] * cos[mirrored]
+            a = torch.cat([a, b.flip(-1)], dim=-1)
+        return a / weights
 
 
 class Sines(Axis):
@@ -172,12 +155,6 @@ class Sines(Axis):
 
     The FFT has length 2 (n + 1): an odd signal is the transform of an imaginary spectrum.
     """
-
-    product_up_to = 128
-
-    @property
-    def count(self) -> int:
-        return self.modes
 
     @property
     def frequencies(self) -> Tensor:
@@ -188,12 +165,12 @@ class Sines(Axis):
         angle = (k * i % (2 * self.size + 2)).to(torch.float64) * (math.pi / (self.size + 1))
         return angle.sin() * math.sqrt(2.0 / (self.size + 1))
 
-    def synthesis(self, c: Tensor) -> Tensor:
+    def synthesis(self, c: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
         spectrum = torch.complex(torch.zeros_like(c), -c)
         odd = torch.fft.irfft(pad(spectrum, (1, 0)), n=2 * self.size + 2, norm="ortho")
         return odd[..., 1 : self.size + 1]
 
-    def analysis(self, z: Tensor) -> Tensor:
+    def analysis(self, z: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
         spectrum = torch.fft.rfft(pad(z, (1, 0)), n=2 * self.size + 2, norm="ortho")
         return spectrum.imag[..., 1 : self.modes + 1] * -2.0
 
@@ -201,14 +178,13 @@ class Sines(Axis):
 class CellSines(Axis):
     """Type II: B = sin(pi k (i + 1/2)/n) sqrt(2/n), k = 1 .. modes (sqrt(1/n) for k = n): zero half a cell beyond.
 
-    These are cosines of the frequency n - k whose sign alternates from point to point.
+    These are cosines of the frequency n - k whose sign alternates from point to point; the last table holds the signs.
     """
 
-    product_up_to = 128
-
-    @property
-    def count(self) -> int:
-        return self.modes
+    def __init__(self, size: int, modes: int) -> None:
+        super().__init__(size, modes)
+        self.cosines = Cosines(size, size)
+        self.tables = (*self.cosines.tables, 1.0 - 2.0 * (torch.arange(size) % 2).to(torch.float64))
 
     @property
     def frequencies(self) -> Tensor:
@@ -219,16 +195,9 @@ class CellSines(Axis):
         angle = (k * (2 * i + 1) % (4 * self.size)).to(torch.float64) * (math.pi / (2 * self.size))
         return angle.sin() / (math.sqrt(self.size) * _halves(k == self.size))
 
-    def synthesis(self, c: Tensor) -> Tensor:
-        cosines = Cosines(self.size, self.size).synthesis(pad(c, (0, self.size - self.modes)).flip(-1))
-        return cosines * _alternating(self.size, c.dtype, c.device)
+    def synthesis(self, c: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
+        full = pad(c, (0, self.size - self.modes)).flip(-1)
+        return self.cosines.synthesis(full, tables[:-1]) * tables[-1]
 
-    def analysis(self, z: Tensor) -> Tensor:
-        signed = z * _alternating(self.size, z.dtype, z.device)
-        return Cosines(self.size, self.size).analysis(signed).flip(-1)[..., : self.modes]
-
-
-@lru_cache(maxsize=64)
-def _alternating(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """1, -1, 1, -1 ..."""
-    return (1 - 2 * (torch.arange(n) % 2)).to(device=device, dtype=dtype)
+    def analysis(self, z: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
+        return self.cosines.analysis(z * tables[-1], tables[:-1]).flip(-1)[..., : self.modes]

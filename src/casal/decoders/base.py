@@ -19,8 +19,8 @@ CHUNK = 1 << 22
 class Decoder(ABC):
     """A map from latent events to decoded events, with the transpose of its derivative.
 
-    A linear decoder is z = A x without an offset: the implicit coupling solves with A^T A and would drop it. For
-    z = A x + c, ask for z - c = A x in the shifted set {z - c : z in C} and add c to the samples.
+    A linear decoder is z = A x without an offset: the implicit coupling solves with A^T A and would lose it. For
+    z = A x + c in C, ask for A x in ``constraint.shifted(-c)`` and add c to the samples.
 
     Attributes:
         linear: Whether the map is z = A x. A linear decoder gets ``matrix`` and ``gram`` for free.

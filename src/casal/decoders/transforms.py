@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from casal.decoders.axes import Axis, columns
+from casal.decoders.axes import Axis
 from casal.decoders.base import Decoder
 from casal.decoders.gram import Gram
 from casal.errors import DtypeError, SettingError, ShapeError, whole_number
@@ -46,7 +46,15 @@ class Transform(Decoder):
     ) -> None:
         if algorithm not in ALGORITHMS:
             raise SettingError(f"algorithm must be one of {ALGORITHMS}, got {algorithm!r}")
-        self.axes, self.algorithm = tuple(axes), algorithm
+        self.axes = tuple(axes)
+        self.products = tuple(
+            algorithm == "product" or (algorithm == "auto" and axis.count <= axis.product_up_to) for axis in self.axes
+        )
+        # Column by column in memory, which is the faster layout for B^T.
+        self.tables: tuple[tuple[Tensor, ...], ...] = tuple(
+            (axis.columns().T.contiguous().T,) if product else axis.tables
+            for axis, product in zip(self.axes, self.products, strict=True)
+        )
         self.channels = None if channels is None else whole_number(channels, "channels", 1)
         size = tuple(axis.size for axis in self.axes)
         self.shape: Event = size if self.channels is None else (self.channels, *size)
@@ -104,6 +112,7 @@ class Transform(Decoder):
             raise DtypeError(f"{type(self).__name__} needs float32 or float64, got {like.dtype}; pass dtype= to sample")
         other = copy(self)
         other.scale = None if self.scale is None else self.scale.to(like)
+        other.tables = tuple(_cast(tables, like) for tables in self.tables)
         other.keep, other.source = (None if part is None else part.to(like.device) for part in (self.keep, self.source))
         return other
 
@@ -132,17 +141,22 @@ class Transform(Decoder):
     def _along(self, values: Tensor, dim: int, *, synthesis: bool) -> Tensor:
         """One axis, by its matrix or by its FFT."""
         axis, last = self.axes[dim], dim == len(self.axes) - 1
-        if self.algorithm == "fft" or (self.algorithm == "auto" and axis.count > axis.product_up_to):
+        tables = _cast(self.tables[dim], values)
+        if not self.products[dim]:
             lines = values if last else values.movedim(dim + 1, -1)
-            lines = axis.synthesis(lines) if synthesis else axis.analysis(lines)
+            lines = axis.synthesis(lines, tables) if synthesis else axis.analysis(lines, tables)
             return lines if last else lines.movedim(-1, dim + 1)
-        B = columns(axis, values.dtype, values.device)
-        B = B if synthesis else B.T
+        B = tables[0] if synthesis else tables[0].T
         if last:
             return values @ B.T
         front, back = values.shape[: dim + 1], values.shape[dim + 2 :]
-        rest = back.numel()
-        return (B @ values.reshape(front.numel(), values.shape[dim + 1], rest)).reshape(*front, len(B), *back)
+        lines = values.reshape(front.numel(), values.shape[dim + 1], back.numel())
+        return (B @ lines).reshape(*front, len(B), *back)
+
+
+def _cast(tables: tuple[Tensor, ...], like: Tensor) -> tuple[Tensor, ...]:
+    """Constants on the device of ``like``, numbers in its dtype; nothing to do after ``Transform.to``."""
+    return tuple(table.to(like) if table.is_floating_point() else table.to(like.device) for table in tables)
 
 
 def _kept(keep: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -38,7 +38,14 @@ class Quadratic(NamedTuple):
 
 
 def on_box(
-    f: Tensor, quadratic: Quadratic, limit: Tensor, budget: Budget, *, size: Tensor, start: Tensor | None = None
+    f: Tensor,
+    quadratic: Quadratic,
+    limit: Tensor,
+    budget: Budget,
+    *,
+    size: Tensor,
+    start: Tensor | None = None,
+    extra: int = 0,
 ) -> Projection:
     """Minimise 1/2 u . H u - f . u over |u| <= limit, by Nesterov's method for strongly convex functions.
 
@@ -54,6 +61,8 @@ def on_box(
         budget: Tolerance on the residual, and the largest number of iterations.
         size: (n,), size of the numbers that f was computed from.
         start: (n, d), a point near the answer.
+        extra: Iterations that a chain takes after it has reached the tolerance; near rounding they make the answer
+            independent of the iteration at which that happened.
 
     References:
         Nesterov, "Introductory lectures on convex optimization" (2004), section 2.2.
@@ -62,13 +71,14 @@ def on_box(
     beta, step = (root - 1) / (root + 1), 1 / quadratic.most
     u = torch.zeros_like(f) if start is None else start.clamp(-limit, limit)
     record = Record(u, budget.tolerance)
-    v, at_u = u, u @ H
+    v, at_u, quiet = u, u @ H, torch.zeros(len(u), dtype=torch.long, device=u.device)
     at_v = at_u
     for count in range(budget.iterations + 1):
         residual = relative(norm(u - (u - step * (at_u - f)).clamp(-limit, limit)), size)
-        onwards = record.add(u, residual, count)
+        quiet = quiet + ((residual <= budget.tolerance) | (quiet > 0)).long()
+        onwards = record.add(u, residual, count, (quiet > extra) | (residual == 0))
         if not bool(onwards.all()):
-            u, v, f, size, at_u, at_v = (part[onwards] for part in (u, v, f, size, at_u, at_v))
+            u, v, f, size, at_u, at_v, quiet = (part[onwards] for part in (u, v, f, size, at_u, at_v, quiet))
         if not len(u) or count == budget.iterations:
             break
         before, at_before = u, at_u

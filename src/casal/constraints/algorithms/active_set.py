@@ -4,8 +4,8 @@ The problem is the strictly convex quadratic programme
 
     minimise 1/2 |x - y|^2   subject to   G x <= b  (some rows with = instead of <=),     rows of G of length one,
 
-whose solution is x = y - G^T lam with multipliers lam >= 0 that vanish where G x < b. The method of multipliers solves it
-by a sequence of smoother problems,
+whose solution is x = y - G^T lam with multipliers lam >= 0 that vanish where G x < b. The method of multipliers
+solves it by a sequence of smoother problems,
 
     x+ = argmin_u 1/2 |u - y|^2 + rho/2 |(G u - b + lam / rho)_+|^2,     lam+ = (lam + rho (G x+ - b))_+,
 
@@ -23,7 +23,8 @@ References:
     Rockafellar, "Augmented Lagrangians and applications of the proximal point algorithm in convex programming",
     Math. Oper. Res. 1 (1976); Li, Sun and Toh, "On the efficient computation of a generalized Jacobian of the projector
     over the Birkhoff polytope", Math. Program. 179 (2020), for Newton's method inside it; Goldfarb and Idnani, "A
-    numerically stable dual method for solving strictly convex quadratic programs", Math. Program. 27 (1983), for the pivot.
+    numerically stable dual method for solving strictly convex quadratic programs", Math. Program. 27 (1983), for the
+    pivot.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Rows(NamedTuple):
         return self if self.matrix.device == z.device else Rows(*(part.to(z.device) for part in self))
 
     def signed(self, signs: Tensor) -> Tensor:
-        """(n, m) bool: rows at their bounds, from signs +1 (upper bound), -1 (lower) and 0 of the rows given to ``of``."""
+        """(n, m) bool: rows at their bounds, from signs +1 (upper), -1 (lower) and 0 of the rows given to ``of``."""
         return (signs[:, self.source] * self.side > 0) | self.equal
 
 
@@ -448,9 +449,7 @@ def _multipliers(
     return delta, free, failed
 
 
-def _by_gram(
-    gap: Tensor, active: Tensor, rho: Tensor, rows: Rows, want_free: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _by_gram(gap: Tensor, active: Tensor, rho: Tensor, rows: Rows, want_free: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Few active rows: systems of their number."""
     most = int(active.sum(1).max())
     index = torch.argsort(active.to(torch.int8), dim=1, descending=True, stable=True)[:, :most]
@@ -469,9 +468,7 @@ def _by_gram(
     return spread(part), free, info > 0
 
 
-def _by_normal(
-    gap: Tensor, active: Tensor, rho: Tensor, rows: Rows, want_free: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _by_normal(gap: Tensor, active: Tensor, rho: Tensor, rows: Rows, want_free: bool) -> tuple[Tensor, Tensor, Tensor]:
     """More active rows than coordinates: (G G^T + I / rho)^-1 v = rho (v - G (G^T G + I / rho)^-1 G^T v)."""
     G = rows.matrix
     system = (G.T * active[:, None, :]) @ G

@@ -1,7 +1,7 @@
 """Points common to several sets, convex or not, from the projections onto each. Near the start, but not the nearest.
 
-For sets that are not convex nothing guarantees convergence: the flags say which chains made it. For the *nearest* point of
-an intersection of convex sets use ``dykstra``.
+For sets that are not convex nothing guarantees convergence: the flags say which chains made it. For the *nearest*
+point of an intersection of convex sets use ``dykstra``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def alternating(z: Tensor, projections: Sequence[Map], violation: Map, budget: B
         budget: Tolerance on the violation, and the largest number of sweeps.
 
     References:
-        Lewis, Luke and Malick, "Local linear convergence for alternating and averaged nonconvex projections", Found. Comput.
-        Math. 9 (2009).
+        Lewis, Luke and Malick, "Local linear convergence for alternating and averaged nonconvex projections", Found.
+        Comput. Math. 9 (2009).
     """
     check_members(projections)
 

@@ -33,7 +33,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,8 +45,11 @@ ANGLE = 1e-12
 """Sine of the angle between y - z and the normal space that counts as zero; the tolerance of a loose budget."""
 COARSE_ANGLE = 1e-6
 """The same where rounding stops all progress earlier."""
-PATIENCE = 10
-"""Steps without progress at a feasible point before giving up."""
+PATIENCE = (2, 10)
+"""Steps without progress at a feasible point before it is taken as it is: if it is nearly normal, and if not."""
+STRICT = 1e-10
+BEYOND = 1e-3
+"""A tolerance up to STRICT is undercut by this factor where rounding allows: one more step of Newton's method."""
 VANISHING = 1e-100
 """A gradient shorter than this, relative to c / (1 + |z|), counts as zero."""
 FARTHEST = 10.0
@@ -66,6 +69,7 @@ INNER_STEPS = 100
 BLOCKED = 3
 """How often a tangential step may run into a row that was not active, before it is cut short there."""
 HALVINGS = 12
+LARGEST = 1e300
 RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 """Levenberg ridges on U U^T (rows of length one) for normal steps that leave the trust region."""
 
@@ -177,11 +181,14 @@ def nearest(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> 
         return found
     before = _take(found, halted)
     beside = before.point + NUDGE * (1.0 + norm(before.point))[:, None] * _aside(y)
-    after = _descend(system, y[halted], beside, budget._replace(iterations=budget.iterations - 1))
+    left = budget.iterations - int(before.iterations.min())
+    after = _descend(system, y[halted], beside, budget._replace(iterations=left))
     better = after.converged | (after.residual < before.residual)
     after = _choose(better, after, before)
     total = (before.iterations + after.iterations).clamp_max(budget.iterations)
-    for whole, part in zip(found, after._replace(iterations=torch.where(better, total, before.iterations)), strict=True):
+    for whole, part in zip(
+        found, after._replace(iterations=torch.where(better, total, before.iterations)), strict=True
+    ):
         whole[halted] = part
     return found
 
@@ -203,7 +210,9 @@ def _descend(system: System, y: Tensor, start: Tensor | None, budget: Budget) ->
     here = _begin(system, _take(here, live), None if start is None else start[live])
     y = y[live]
     zero = y.new_zeros(len(y))
-    chains = _Chains(live, y, 1.0 + norm(y), zero, zero, zero + torch.inf, zero == 0, torch.zeros_like(live))
+    chains = _Chains(
+        live, y, 1.0 + norm(y).clamp_max(LARGEST), zero, zero, zero + torch.inf, zero == 0, torch.zeros_like(live)
+    )
     one_sided = system.one_sided(here.gap)
     chains = chains._replace(radius=_first_radius(here, chains, one_sided))
     tangent = _tangent(here, chains, one_sided)
@@ -228,12 +237,15 @@ def _descend(system: System, y: Tensor, start: Tensor | None, budget: Budget) ->
 # ------------------------------------------------------------------ points
 
 
-def _take(parts, index):  # type: ignore[no-untyped-def]
+Parts = TypeVar("Parts", _Point, _Tangent, _Chains, Projection)
+
+
+def _take(parts: Parts, index: Tensor) -> Parts:
     """The chains ``index`` of a tuple of tensors."""
     return type(parts)(*(part[index] for part in parts))
 
 
-def _choose(mask: Tensor, one, other):  # type: ignore[no-untyped-def]
+def _choose(mask: Tensor, one: Parts, other: Parts) -> Parts:
     """``one`` where the mask of chains is true, else ``other``, part by part."""
     return type(one)(
         *(torch.where(mask.reshape(-1, *([1] * (a.ndim - 1))), a, b) for a, b in zip(one, other, strict=True))
@@ -277,11 +289,11 @@ def _begin(system: System, here: _Point, start: Tensor | None) -> _Point:
 def _on_the_ray(system: System, y: Tensor) -> Tensor:
     """The point of {y, y / 10, y / 100, ...} where the sum of |c| is least."""
     best, least = y, y.new_full((len(y),), torch.inf)
-    decades = int(torch.log10(y.abs().amax().clamp_min(1.0)).ceil()) + 3
-    for decade in range(decades + 1):
+    decades = torch.log10(y.abs().amax(1).clamp_min(1.0)).ceil() + 3
+    for decade in range(int(decades.max()) + 1):
         point = y * 10.0**-decade
         size = system.values(point).abs().sum(1)
-        better = size < least
+        better = (size < least) & (decade <= decades)
         best, least = torch.where(better[:, None], point, best), torch.where(better, size, least)
     return best
 
@@ -328,9 +340,7 @@ def _tangent(here: _Point, chains: _Chains, one_sided: Tensor) -> _Tangent:
     return _tangent_of(here, chains, gram, active, one_sided, share * forces)
 
 
-def _linearised(
-    here: _Point, chains: _Chains, gram: Tensor, one_sided: Tensor, ridge: float
-) -> tuple[Tensor, Tensor]:
+def _linearised(here: _Point, chains: _Chains, gram: Tensor, one_sided: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     """Active rows, and the forces f of the normal step -U^T f: (U U^T + ridge) f = gap over those rows."""
     active = here.lengths > 0
     if bool(one_sided.any()):
@@ -408,13 +418,18 @@ def _active_rows(gram: Tensor, reach: Tensor, usable: Tensor, one_sided: Tensor,
 
 
 def _apply(matrix: Tensor, v: Tensor) -> Tensor:
-    """(n, r, d) times (n, d)."""
-    return (matrix @ v[:, :, None]).squeeze(2)
+    """(n, r, d) times (n, d); not by a matrix product, whose rounding depends on the number of chains."""
+    return (matrix * v[:, None, :]).sum(2)
 
 
 def _back(matrix: Tensor, v: Tensor) -> Tensor:
     """Transpose of (n, r, d) times (n, r)."""
-    return (v[:, None, :] @ matrix).squeeze(1)
+    return (matrix * v[:, :, None]).sum(1)
+
+
+def _length(v: Tensor) -> Tensor:
+    """Norm of each row, for numbers of ordinary size."""
+    return torch.linalg.vector_norm(v, dim=1)
 
 
 def _tangential(basis: Tensor, v: Tensor) -> Tensor:
@@ -426,9 +441,7 @@ def _tangential(basis: Tensor, v: Tensor) -> Tensor:
 # ------------------------------------------------------------------ a step
 
 
-def _plan(
-    system: System, here: _Point, tangent: _Tangent, chains: _Chains, one_sided: Tensor, *, first: bool
-) -> _Step:
+def _plan(system: System, here: _Point, tangent: _Tangent, chains: _Chains, one_sided: Tensor, *, first: bool) -> _Step:
     """Normal and tangential step inside the trust region."""
     along = -_apply(tangent.basis, tangent.pull)
     multipliers = torch.linalg.solve_triangular(tangent.factor.mT, along[:, :, None], upper=True).squeeze(2)
@@ -473,9 +486,9 @@ def _conjugate_gradients(
     """argmin 1/2 t.H t + gradient.t over the tangent space and |t| <= radius, and H times it."""
     t, bent = torch.zeros_like(gradient), torch.zeros_like(gradient)
     r = _tangential(basis, gradient)
-    size = norm(r)
-    aim = size * angle.clamp(1e-10, 0.1)
-    p, live = -r, (size > 1e-13 * norm(gradient)) & (radius > 0)  # what is less is rounding
+    size, rounding = _length(r), 1e-13 * _length(gradient)
+    aim = torch.maximum(size * angle.clamp(1e-10, 0.1), 0.1 * rounding)
+    p, live = -r, (size > rounding) & (radius > 0)
     for _ in range(min(INNER_STEPS, r.shape[1])):
         if not bool(live.any()):
             break
@@ -483,7 +496,7 @@ def _conjugate_gradients(
         hp = hessian(p)
         squared, curvature = r.square().sum(1), (p * hp).sum(1)
         length = p.square().sum(1)
-        convex = curvature > EPSILON * length * norm(hp) / length.sqrt().clamp_min(1e-300)
+        convex = curvature > EPSILON * length.sqrt() * _length(hp)
         share = torch.where(convex, squared / torch.where(convex, curvature, 1.0), torch.inf)
         cross, room = (t * p).sum(1), (radius.square() - t.square().sum(1)).clamp_min(0.0)
         safe = torch.where(length > 0, length, 1.0)
@@ -492,7 +505,7 @@ def _conjugate_gradients(
         share = torch.where(live, torch.minimum(share, edge), 0.0)[:, None]
         t, bent = t + share * p, bent + share * hp
         r = torch.where(live[:, None], _tangential(basis, r + share * hp), r)
-        live = live & ~ends & (norm(r) > aim)
+        live = live & ~ends & (_length(r) > aim)
         p = -r + (r.square().sum(1) / torch.where(squared > 0, squared, 1.0))[:, None] * p
     return t, bent
 
@@ -538,8 +551,9 @@ def _try(
     taken = lower | (finite & (tangent_there.error <= 0.5 * chains.best))
 
     error = torch.where(finite[:, None], trial - linear, torch.zeros_like(trial))
-    shorter = _shorter(here, error, power, step, slope, chains, one_sided)
-    shorter = torch.where(finite, shorter, torch.full_like(shorter, 0.1))
+    shorter = torch.full_like(length, 0.1)
+    if not bool(taken.all()):
+        shorter = torch.where(finite, _shorter(here, error, power, step, slope, chains, one_sided), shorter)
     longer = torch.where(gained > 0.99 * promised, 10.0, 3.0) * length
     grown = torch.where(gained > 0.7 * promised, torch.maximum(chains.radius, longer), chains.radius)
     grown = torch.where(lower & (gained < 0.1 * promised), 0.5 * length, grown)
@@ -550,8 +564,10 @@ def _try(
     moved = taken & (length > 1e-9 * (1.0 + norm(there.z)))
     chains = chains._replace(radius=radius, weight=torch.where(wider, 2.0 * weight, weight), moved=moved)
     here, tangent = _choose(taken, there, here), _choose(taken, tangent_there, tangent)
-    if not bool(taken.all()):
-        tangent = _tangent(here, chains, one_sided)
+    again = torch.nonzero(~taken | (norm(tangent.normal) > 0.9 * radius)).flatten()
+    if len(again):
+        for whole, part in zip(tangent, _tangent(_take(here, again), _take(chains, again), one_sided), strict=True):
+            whole[again] = part
     return here, tangent, chains
 
 
@@ -598,13 +614,13 @@ def _progress(chains: _Chains, here: _Point, tangent: _Tangent, tolerance: float
     return chains._replace(best=torch.minimum(chains.best, tangent.error), stale=stale)
 
 
-def _finished(
-    chains: _Chains, here: _Point, tangent: _Tangent, tolerance: float
-) -> tuple[Tensor, Tensor]:
+def _finished(chains: _Chains, here: _Point, tangent: _Tangent, tolerance: float) -> tuple[Tensor, Tensor]:
     """Which chains are done, and which stop (done or not)."""
     feasible = here.violation <= tolerance
-    converged = feasible & (tangent.angle <= max(ANGLE, tolerance))
-    stuck = (chains.stale >= PATIENCE) | (chains.radius <= 2 * EPSILON * (1e-3 + norm(here.z)))
+    aim = max(BEYOND * tolerance, 4 * EPSILON) if tolerance <= STRICT else tolerance
+    converged = (here.violation <= aim) & (tangent.angle <= max(ANGLE, tolerance))
+    stuck = (chains.stale >= PATIENCE[1]) | (chains.radius <= 2 * EPSILON * (1e-3 + norm(here.z)))
     stuck |= torch.isinf(here.violation)
-    converged |= feasible & stuck & (tangent.angle <= max(COARSE_ANGLE, tolerance))
+    settled = stuck | (chains.stale >= PATIENCE[0])
+    converged |= feasible & settled & (tangent.angle <= max(COARSE_ANGLE, tolerance))
     return converged, converged | stuck

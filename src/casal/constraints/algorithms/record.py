@@ -29,13 +29,21 @@ class Record:
         self.iterations = torch.zeros(len(z), dtype=torch.long, device=z.device)
         self.chain = torch.arange(len(z), device=z.device)
 
-    def add(self, x: Tensor, residual: Tensor, step: int) -> Tensor:
-        """Keep what is better, and return which of the chains at work have to go on."""
+    def add(self, x: Tensor, residual: Tensor, step: int, done: Tensor | None = None) -> Tensor:
+        """Keep what is better, and return which of the chains at work have to go on.
+
+        Args:
+            x: Points of the chains at work.
+            residual: Their residuals (n,).
+            step: How many steps they have taken.
+            done: Which of them are done; those within the tolerance if left out.
+        """
+        residual = residual.to(self.residual)
         better = residual < self.residual[self.chain]
         chosen = self.chain[better]
         self.point[chosen], self.residual[chosen] = x[better], residual[better]
         self.iterations[self.chain] = step
-        onwards = ~(residual <= self.tolerance)
+        onwards = ~(residual <= self.tolerance if done is None else done)
         self.chain = self.chain[onwards]
         return onwards
 

@@ -1,0 +1,37 @@
+"""Networks that are scores and denoisers, their training and their files.
+
+``MLP(2)`` is the paper's network; ``train_ddpm(net, data, betas, epochs=200, checkpoint="run.safetensors")`` trains it
+and returns a report with the held-out loss per noise level beside a Gaussian's; ``casal.ddpm(net, betas, shape=(2,))``
+samples from it. ``WienerUNet.fit(fields)`` and ``train_denoiser`` do the same for fields on a grid.
+"""
+
+from casal.nets.augment import random_flips
+from casal.nets.checkpoint import load, save
+from casal.nets.embedding import cosine_features
+from casal.nets.gaussian import Gaussian
+from casal.nets.held_out import compare_ddpm, compare_denoiser
+from casal.nets.mlp import MLP
+from casal.nets.report import LevelLosses, TrainingReport
+from casal.nets.standardise import Standardise
+from casal.nets.training import split, train_ddpm, train_denoiser
+from casal.nets.unet import UNet
+from casal.nets.wiener import WienerUNet
+
+__all__ = [
+    "MLP",
+    "Gaussian",
+    "LevelLosses",
+    "Standardise",
+    "TrainingReport",
+    "UNet",
+    "WienerUNet",
+    "compare_ddpm",
+    "compare_denoiser",
+    "cosine_features",
+    "load",
+    "random_flips",
+    "save",
+    "split",
+    "train_ddpm",
+    "train_denoiser",
+]
