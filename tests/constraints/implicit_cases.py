@@ -25,7 +25,7 @@ def ellipsoid(z: Tensor) -> Tensor:
 def torus(z: Tensor) -> Tensor:
     """Distance 0.7 from the circle of radius 2 in the plane z_3 = 0, as a polynomial."""
     squares = z.square()
-    return (squares.sum(1) + 4.0 - 0.49).square()[:, None] - 16.0 * squares[:, :2].sum(1, keepdim=True)
+    return (squares.sum(1) + 4.0 - 0.49).square()[:, None] / 16.0 - squares[:, :2].sum(1, keepdim=True)
 
 
 def energy(z: Tensor) -> Tensor:

@@ -38,7 +38,8 @@ class Affine(Constraint):
     the sign of b reversed.) The violation is the largest |a_i z - b_i| / (|a_i| |z| + |b_i|), a relative error.
 
     Args:
-        A: Matrix (m, d), or one row (d,); d is the number of coordinates of an event.
+        A: Matrix (m, d), or one row (d,); d is the number of coordinates of an event. A sparse matrix of torch or
+            SciPy is welcome; it is made dense, because its singular vectors are.
         b: Right-hand side (m,), or a number for all rows.
 
     >>> Affine(torch.ones(1, 2), 1.0).project(torch.zeros(1, 2))
@@ -48,7 +49,7 @@ class Affine(Constraint):
     convex = True
 
     def __init__(self, A: Any, b: Any) -> None:
-        matrix = torch.atleast_2d(torch.as_tensor(A, dtype=torch.float64)).clone()
+        matrix = torch.atleast_2d(torch.as_tensor(_dense(A), dtype=torch.float64)).clone()
         if matrix.ndim != 2:
             raise ShapeError(f"A must be a matrix (m, d), got shape {tuple(matrix.shape)}")
         right = torch.as_tensor(b, dtype=torch.float64, device=matrix.device).reshape(-1)
@@ -144,6 +145,12 @@ class HalfSpace(Constraint):
     def _violation(self, z: Tensor) -> Tensor:
         excess = (flat(z) @ self._normal.to(z) - self._level).clamp_min(0.0)
         return relative(excess, norm(flat(z)) + abs(self._level))
+
+
+def _dense(A: Any) -> Any:
+    if isinstance(A, Tensor):
+        return A if A.layout == torch.strided else A.to_dense()
+    return A.toarray() if hasattr(A, "toarray") else A
 
 
 def tangent(y: Tensor, basis: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class Budget(NamedTuple):
 def tightening(first: float = 1e-2, last: float = 1e-10, iterations: int = 1000) -> Callable[[float], Budget]:
     """Budgets for ``casal.sample``: a loose tolerance early, where exactness is wasted, a tight one at the end.
 
-    >>> tightening(1e-2, 1e-10)(0.5).tolerance
+    >>> round(tightening(1e-2, 1e-10)(0.5).tolerance, 12)
     1e-06
     """
     return lambda progress: Budget(first * (last / first) ** progress, iterations)

@@ -33,11 +33,11 @@ Function = Callable[[Tensor], Tensor]
 class Implicit(Constraint):
     """C = {z : h(z) = 0, g(z) <= 0}; P(y) = argmin |z - y| over z in C, by batched Gauss-Newton / Newton steps.
 
-    h = ``fn`` and g = ``inequality`` are torch functions of all chains at once, (n, *event) -> (n, m), each chain on its
-    own. They get float64, and the answer is found as in ``algorithms/gauss_newton.py``: steps to the nearest point of
-    the linearised set, corrected for its curvature, with a trust region; quadratic convergence near a regular point.
-    The result is a local minimum of the distance, reached from y (or from ``warm``): the nearest point if y is within
-    the reach of C; from farther away use ``starts`` to try more than one way down. A chain that ends elsewhere, at an
+    h = ``fn`` and g = ``inequality`` are torch functions of all chains at once, (n, *event) -> (n, m), that treat each
+    chain on its own. They get float64. The algorithm is that of ``algorithms/gauss_newton.py``: steps to the nearest
+    point of the linearised set, corrected for its curvature, in a trust region; quadratic convergence near a regular
+    point. The result is a local minimum of the distance, reached from y (or from ``warm``): the nearest point if y is
+    within the reach of C; from farther away ``starts`` tries more than one way down. A chain that ends elsewhere, at an
     infeasible point or where h is not finite, is flagged by ``solve`` and by the certificate, and only that chain is.
 
     The violation is the largest over the rows c of h and g (positive part) of
@@ -48,11 +48,13 @@ class Implicit(Constraint):
     how c was written, needs no further settings, and is one where the gradient vanishes off the surface. With
     ``scale`` it is |c| / scale instead, and no gradient is needed. It is infinite where c is not finite.
 
+    ``one_sided`` has one flag a row if there are both kinds; their numbers are known from the first evaluation on.
+
     Args:
         fn: h, or None if there are only inequalities.
         inequality: g, or None.
-        jacobian: Derivatives (n, m, *event) of all rows, those of h first; by automatic differentiation if left out. With
-            it, curvatures come from differences of it.
+        jacobian: Derivatives (n, m, *event) of all rows, those of h first; by automatic differentiation if left
+            out. If given, curvatures come from differences of it.
         scale: Unit of the violation > 0: a number, or one for each row, those of h first.
         convex: Whether C is convex (h affine, g convex), as far as you know.
         starts: Points to start from, the first at y (or ``warm``), the others around it; the nearest result counts.
@@ -87,7 +89,6 @@ class Implicit(Constraint):
         if self.scale is not None and not bool(((self.scale > 0) & (self.scale < torch.inf)).all()):
             raise SettingError(f"scale must be finite and > 0, got {scale}; it is the size of fn that counts as one")
         self.convex, self.starts, self.solid = bool(convex), int(starts), fn is None
-        # With both kinds of rows, one flag each; their numbers are known from the first evaluation on.
         self.one_sided = (fn is None) if fn is None or inequality is None else ()
 
     def __repr__(self) -> str:
@@ -121,22 +122,21 @@ class Implicit(Constraint):
         size = math.prod(z.shape[1:])
         if self.inequality is not None or size > LARGEST_TUBE:
             return None
-        system, points, offsets = _System(self, tuple(z.shape[1:])), flat(z), flat(x - z)
-        parts = [
-            _log_determinant(system, point, offset)
-            for point, offset in zip(points.split(self._tile(z)), offsets.split(self._tile(z)), strict=True)
-        ]
-        return torch.cat(parts)
+        with _own_mode():
+            system, tile = _System(self, tuple(z.shape[1:])), self._tile(z)
+            pairs = zip(flat(z).clone().split(tile), flat(x - z).clone().split(tile), strict=True)
+            return torch.cat([_log_determinant(system, point, offset) for point, offset in pairs])
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         event = tuple(z.shape[1:])
-        if not len(z) or not math.prod(event):
+        if not z.numel():
             return super()._solve(z, budget, warm)
-        anchors = flat(z).split(self._tile(z))
-        starts = [None] * len(anchors) if warm is None else flat(warm.expand_as(z)).split(self._tile(z))
-        system = _System(self, event)
-        parts = [self._nearest(system, y, start, budget) for y, start in zip(anchors, starts, strict=True)]
-        found = Projection(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        with _own_mode():
+            tile, system = self._tile(z), _System(self, event)
+            anchors = flat(z).clone().split(tile)
+            starts = [None] * len(anchors) if warm is None else flat(warm.expand_as(z)).clone().split(tile)
+            parts = [self._nearest(system, y, start, budget) for y, start in zip(anchors, starts, strict=True)]
+            found = Projection(*(torch.cat(part) for part in zip(*parts, strict=True)))
         return found._replace(point=found.point.reshape(z.shape))
 
     def _project(self, z: Tensor) -> Tensor:
@@ -158,18 +158,18 @@ class Implicit(Constraint):
         return taken._replace(iterations=torch.stack([found.iterations for found in tried]).sum(0))
 
     def _violation(self, z: Tensor) -> Tensor:
-        system = _System(self, tuple(z.shape[1:]))
-        if not len(z):
-            return z.new_zeros(0)
-        return torch.cat([system.measure(part) for part in flat(z).split(self._tile(z))])
+        if not z.numel():
+            return z.new_zeros(len(z))
+        with _own_mode():
+            system = _System(self, tuple(z.shape[1:]))
+            return torch.cat([system.measure(part) for part in flat(z).clone().split(self._tile(z))])
 
     def _tile(self, z: Tensor) -> int:
         """How many chains are worked on at once."""
         size = math.prod(z.shape[1:])
         if len(z) * size**2 <= TILE:  # there are no more rows than coordinates, in most cases
             return max(1, len(z))
-        with torch.no_grad():
-            rows = self.residual(z[:1].to(torch.float64)).shape[1]
+        rows = self.residual(z[:1].to(torch.float64)).shape[1]
         return max(1, TILE // max(1, size * rows))
 
 
@@ -184,8 +184,7 @@ class _System:
         return torch.tensor(flags, device=like.device).expand(like.shape[1])
 
     def values(self, z: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self._rows(z).to(torch.float64)
+        return self._rows(z).to(torch.float64)
 
     def linearise(self, z: Tensor) -> tuple[Tensor, Tensor]:
         if self.owner.jacobian is not None:
@@ -193,26 +192,20 @@ class _System:
             return values, self._given(z, values.shape[1])
         with _differentiable(z) as leaf:
             values = self._rows(leaf).to(torch.float64)
-            rows = _jacobian(values, leaf) if values.shape[1] <= z.shape[1] else _forward_jacobian(self._rows, leaf)
+            rows = _jacobian(values, leaf)
         return values.detach(), rows.detach().to(torch.float64)
 
     def curvature(self, z: Tensor, weights: Tensor) -> Function:
         if self.owner.jacobian is not None:
             return self._differences(z, weights)
-        with _differentiable(z) as leaf:
-            values = self._rows(leaf).to(torch.float64)
-            gradient = _pull(values, leaf, weights, create_graph=True)
-
-        def product(v: Tensor) -> Tensor:
-            if not gradient.requires_grad:
-                return torch.zeros_like(v)
-            return _pull(gradient, leaf, v).detach()
-
         try:
-            product(torch.zeros_like(z))
-        except (RuntimeError, NotImplementedError):  # a function with first derivatives only
+            with _differentiable(z) as leaf:
+                values = self._rows(leaf).to(torch.float64)
+                gradient = _pull(values, leaf, weights, create_graph=True)
+            _pull(gradient, leaf, torch.zeros_like(z))
+        except (RuntimeError, NotImplementedError):  # a function that can be differentiated only once
             return self._differences(z, weights)
-        return product
+        return lambda v: _pull(gradient, leaf, v).detach()
 
     def violation(self, values: Tensor, lengths: Tensor, z: Tensor) -> Tensor:
         size = torch.where(self.one_sided(values), values.clamp_min(0.0), values.abs())
@@ -247,8 +240,7 @@ class _System:
 
     def _given(self, z: Tensor, rows: int) -> Tensor:
         assert self.owner.jacobian is not None
-        with torch.no_grad():
-            out = self.owner.jacobian(z.reshape(len(z), *self.event))
+        out = self.owner.jacobian(z.reshape(len(z), *self.event))
         if not isinstance(out, Tensor) or out.numel() != len(z) * rows * z.shape[1]:
             got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
             raise ShapeError(f"jacobian returned {got}; it must return {(len(z), rows, *self.event)}")
@@ -276,10 +268,17 @@ class _System:
 
 
 @contextmanager
+def _own_mode() -> Iterator[None]:
+    """Record nothing, but be able to differentiate, whatever mode the caller is in."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@contextmanager
 def _differentiable(z: Tensor) -> Iterator[Tensor]:
-    """A copy of z to differentiate by, whatever mode the caller is in."""
-    with torch.inference_mode(False), torch.enable_grad():
-        yield z.clone().requires_grad_()
+    """A copy of z to differentiate by."""
+    with torch.enable_grad():
+        yield z.detach().clone().requires_grad_()
 
 
 def _pull(values: Tensor, leaf: Tensor, weights: Tensor, *, create_graph: bool = False) -> Tensor:
@@ -302,17 +301,6 @@ def _jacobian(values: Tensor, leaf: Tensor) -> Tensor:
         return torch.func.vmap(lambda weights: _pull(values, leaf, weights), out_dims=1)(basis)
     except RuntimeError:  # an operation that cannot be vectorised
         return torch.stack([_pull(values, leaf, weights) for weights in basis], dim=1)
-
-
-def _forward_jacobian(rows: Function, leaf: Tensor) -> Tensor:
-    """(n, r, d) by one forward pass for every coordinate: cheaper when there are more rows than coordinates."""
-    n, d = leaf.shape
-    point = leaf.detach()
-    basis = torch.eye(d, dtype=leaf.dtype, device=leaf.device)[:, None, :].expand(d, n, d)
-    try:
-        return torch.func.vmap(lambda v: torch.func.jvp(rows, (point,), (v,))[1], out_dims=2)(basis)
-    except (RuntimeError, NotImplementedError):
-        return _jacobian(rows(leaf), leaf)
 
 
 def _log_determinant(system: _System, z: Tensor, offset: Tensor) -> Tensor:

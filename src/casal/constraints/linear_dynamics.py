@@ -28,8 +28,8 @@ class LinearDynamics(Constraint):
     """C = {(y, u) : y_s = Ad y_{s-1} + Bd u_s, |u_s| <= u_max, s = 1 ... S}, from a given y_0.
 
     Ad and Bd are the exact zero-order hold of y' = A y + B u: the input u_s is held from (s-1) dt to s dt, and y_s is
-    the state at s dt, at its end. So row s of an event holds an input and the state it leads to, y_0 itself is not in the
-    event, and y = c + G u with G block lower triangular (Toeplitz) and c the free response.
+    the state at s dt, at its end. So row s of an event holds an input and the state it leads to, y_0 itself is not in
+    the event, and y = c + G u with G block lower triangular (Toeplitz) and c the free response.
 
     An event has the shape (S, o + q): first o state channels (``outputs``), then q inputs, in *standardised units*,
 
@@ -40,8 +40,8 @@ class LinearDynamics(Constraint):
         P(z) = argmin |(c + G u - y) / scale_y|^2 + |(u - u_0) / scale_u|^2   over |u| <= u_max.
 
     All of it is factorised once, at construction. A projection takes accelerated projected gradients, one product with
-    G^T G + I each, to rounding (about 80 for the quadrotor); where that matrix has a condition number above 100 they only
-    guess which inputs are saturated, and the active-set method of ``casal.constraints.algorithms.active_set`` finishes.
+    G^T G + I each, to rounding (about 80 for the quadrotor); where that matrix has a condition number above 100 they
+    only guess which inputs are saturated, and ``casal.constraints.algorithms.active_set`` finishes.
     What is returned is always the rollout of a clipped input, hence in C even if the budget ran out. The residual is
     the distance from optimality (length of a projected gradient step relative to that of z - c, or the residual of the
     active set): if it is above the tolerance, the point is flagged, because it is in C but not the nearest one.
@@ -61,10 +61,8 @@ class LinearDynamics(Constraint):
         outputs: Which state channels are in the event; all if left out.
 
     >>> quadrotor = LinearDynamics.double_integrator(9.81, steps=3, dt=1.0, u_max=0.5)
-    >>> quadrotor.rollout(torch.tensor([[[0.5], [0.0], [-0.5]]]))[0]
-    tensor([[ 2.4525,  4.9050],
-            [ 7.3575,  4.9050],
-            [ 9.8100,  0.0000]], dtype=torch.float64)
+    >>> quadrotor.rollout(torch.tensor([[[0.5], [0.0], [-0.5]]]))[0, :, 0]
+    tensor([2.4525, 7.3575, 9.8100], dtype=torch.float64)
     """
 
     exact = False
@@ -236,16 +234,17 @@ class LinearDynamics(Constraint):
                 f"trajectories of length {float(size.max()):.3g} overflow in a projection; rescale them",
                 chains=torch.nonzero(size > LARGEST).flatten().tolist(),
             )
-        w = target @ self._basis.to(z)
+        basis = self._basis.to(z)
+        w = target @ basis
         start = _flat(u if warm is None else self._split(warm)[1])
         u, found = self._inputs_nearest(w, size, start, budget)
-        inside = self._violation(z) <= ROUNDING
-        return Projection(
-            torch.where(inside[:, None, None], z, self._event(u)),
-            found.converged | inside,
-            found.iterations.masked_fill(inside, 0),
-            found.residual.masked_fill(inside, 0.0),
-        )
+        point = self._event(u)
+        near = torch.nonzero(norm(target - w @ basis.T) <= 1e-12 * size).flatten()
+        if len(near):
+            inside = near[self._violation(z[near]) <= ROUNDING]  # these stay where they are
+            point[inside], found.converged[inside] = z[inside], True
+            found.iterations[inside], found.residual[inside] = 0, 0.0
+        return found._replace(point=point)
 
     def _inputs_nearest(self, w: Tensor, size: Tensor, start: Tensor, budget: Budget) -> tuple[Tensor, Projection]:
         """Accelerated gradients where they are fast and accurate; the active set where they do not get there."""

@@ -47,6 +47,8 @@ COARSE_ANGLE = 1e-6
 """The same where rounding stops all progress earlier."""
 PATIENCE = (2, 10)
 """Steps without progress at a feasible point before it is taken as it is: if it is nearly normal, and if not."""
+CRAWL = 100
+"""Steps without progress at a point that is not feasible before giving up."""
 STRICT = 1e-10
 BEYOND = 1e-3
 """A tolerance up to STRICT is undercut by this factor where rounding allows: one more step of Newton's method."""
@@ -141,6 +143,7 @@ class _Chains(NamedTuple):
         best: Least error so far.
         moved: Whether the last step went anywhere.
         stale: Steps at a feasible point without a lesser error or a move.
+        slow: Steps without a lesser error, wherever.
     """
 
     chain: Tensor
@@ -151,6 +154,7 @@ class _Chains(NamedTuple):
     best: Tensor
     moved: Tensor
     stale: Tensor
+    slow: Tensor
 
 
 class _Step(NamedTuple):
@@ -210,9 +214,8 @@ def _descend(system: System, y: Tensor, start: Tensor | None, budget: Budget) ->
     here = _begin(system, _take(here, live), None if start is None else start[live])
     y = y[live]
     zero = y.new_zeros(len(y))
-    chains = _Chains(
-        live, y, 1.0 + norm(y).clamp_max(LARGEST), zero, zero, zero + torch.inf, zero == 0, torch.zeros_like(live)
-    )
+    scale = 1.0 + norm(y).clamp_max(LARGEST)
+    chains = _Chains(live, y, scale, zero, zero, zero + torch.inf, zero == 0, 0 * live, 0 * live)
     one_sided = system.one_sided(here.gap)
     chains = chains._replace(radius=_first_radius(here, chains, one_sided))
     tangent = _tangent(here, chains, one_sided)
@@ -388,10 +391,10 @@ def _factor(gram: Tensor, active: Tensor, ridge: float = 0.0) -> Tensor:
 
 
 def _active_rows(gram: Tensor, reach: Tensor, usable: Tensor, one_sided: Tensor, ridge: float) -> Tensor:
-    """Rows with a multiplier in min 1/2 m.(U U^T + ridge) m - reach.m, m >= 0 where one-sided: block principal pivoting.
+    """Rows with a multiplier in min 1/2 m.(U U^T + ridge) m - reach.m, m >= 0 where one-sided.
 
-    All wrong rows change sides at once as long as that lowers their number; after three failures only the last wrong
-    one does, which ends after finitely many steps.
+    By block principal pivoting: all wrong rows change sides at once as long as that lowers their number; after three
+    failures only the last wrong one does, which ends after finitely many steps.
     """
     active = usable & (~one_sided | (reach > 0))
     rows = reach.shape[1]
@@ -544,7 +547,8 @@ def _try(
     weight = torch.stack([kept, needed, 2.0 * norm(move.multipliers)]).amax(0)
     promised = weight * closed - rise
     gained = weight * (theta - reached) - slope - 0.5 * step.square().sum(1) / chains.scale
-    lower = finite & (gained >= SHARE * promised) & (promised > 0)
+    rounding = 4 * EPSILON * weight * (1.0 + norm(here.z))
+    lower = finite & (gained >= SHARE * promised - rounding) & (promised > 0)
 
     chains = chains._replace(weight=weight)
     tangent_there = _tangent(there, chains, one_sided)
@@ -609,9 +613,11 @@ def _shorter(
 
 def _progress(chains: _Chains, here: _Point, tangent: _Tangent, tolerance: float) -> _Chains:
     """Count the steps that brought nothing at points that are feasible."""
-    idle = ~chains.moved & (tangent.error > 0.9 * chains.best) & (here.violation <= tolerance)
-    stale = torch.where(idle, chains.stale + 1, torch.zeros_like(chains.stale))
-    return chains._replace(best=torch.minimum(chains.best, tangent.error), stale=stale)
+    slow = torch.where(tangent.error > 0.9 * chains.best, chains.slow + 1, 0)
+    idle = (slow > 0) & ~chains.moved & (here.violation <= tolerance)
+    stale = torch.where(idle, chains.stale + 1, 0)
+    best = torch.where(slow == 0, tangent.error, chains.best)
+    return chains._replace(best=best, stale=stale, slow=slow)
 
 
 def _finished(chains: _Chains, here: _Point, tangent: _Tangent, tolerance: float) -> tuple[Tensor, Tensor]:
@@ -620,7 +626,7 @@ def _finished(chains: _Chains, here: _Point, tangent: _Tangent, tolerance: float
     aim = max(BEYOND * tolerance, 4 * EPSILON) if tolerance <= STRICT else tolerance
     converged = (here.violation <= aim) & (tangent.angle <= max(ANGLE, tolerance))
     stuck = (chains.stale >= PATIENCE[1]) | (chains.radius <= 2 * EPSILON * (1e-3 + norm(here.z)))
-    stuck |= torch.isinf(here.violation)
+    stuck |= torch.isinf(here.violation) | ~feasible & (chains.slow >= CRAWL)
     settled = stuck | (chains.stale >= PATIENCE[0])
     converged |= feasible & settled & (tangent.angle <= max(COARSE_ANGLE, tolerance))
     return converged, converged | stuck
