@@ -214,12 +214,15 @@ def test_chains_that_are_done_are_left_alone(search: Search) -> None:
 
 
 @pytest.mark.parametrize("size", [1e6, 1e12, 1e150])
-def test_dykstra_from_far_away_lands_in_the_set(size: float) -> None:
+def test_dykstra_from_far_away_finds_the_nearest_point(size: float) -> None:
     members: list[Constraint] = [Ball(1.0, CENTER), HalfSpace(HALF, -0.2)]
     z = size * normal(10, D, seed=11)
     found = dykstra(z, *over(members), Budget(1e-12, 3000))
     assert bool(found.converged.all())
     assert float(over(members)[1](found.point).max()) <= 1e-12
+    for point, start in zip(found.point.numpy(), z.numpy(), strict=True):
+        normals = np.stack(active_normals(members, point), axis=1)
+        assert scipy.optimize.nnls(normals, (start - point) / size)[1] <= 1e-9
 
 
 @pytest.mark.parametrize("search", [dykstra, alternating, averaged, douglas_rachford])

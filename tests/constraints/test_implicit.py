@@ -219,11 +219,11 @@ def slsqp(fn: Function | None, inequality: Function | None, y: Tensor, starts: i
 )
 def test_no_point_of_scipy_is_nearer(fn: Function | None, inequality: Function | None, event: tuple[int, ...]) -> None:
     constraint = Implicit(fn, inequality, starts=6)
-    y = 1.5 * normal(8, *event, seed=6)
+    y = 1.5 * normal(6, *event, seed=6)
     found = constraint.solve(y)
     assert bool(found.converged.all()) and float(constraint.violation(found.point).max()) <= 1e-12
     for mine, point in zip(found.point, y, strict=True):
-        other = slsqp(fn, inequality, point, starts=5)
+        other = slsqp(fn, inequality, point, starts=4)
         distance, least = torch.linalg.vector_norm(mine - point), torch.linalg.vector_norm(other - point)
         assert float(distance) <= float(least) + 1e-9
         if float(distance) > float(least) - 1e-9:
@@ -232,7 +232,7 @@ def test_no_point_of_scipy_is_nearer(fn: Function | None, inequality: Function |
 
 def test_within_reach_one_start_is_enough_for_the_nearest_point() -> None:
     for fn, event in ((torus, (3,)), (ellipsoid, (4,))):
-        y = beside(Implicit(fn), event, 12, 0.2)
+        y = beside(Implicit(fn), event, 8, 0.2)
         found = Implicit(fn).project(y)
         for mine, point in zip(found, y, strict=True):
             assert float((mine - slsqp(fn, None, point, starts=3)).abs().max()) <= 1e-6
@@ -240,7 +240,7 @@ def test_within_reach_one_start_is_enough_for_the_nearest_point() -> None:
 
 def test_more_starts_find_the_nearer_of_two_valleys() -> None:
     wave = Implicit(lambda z: z[:, 1:] - torch.cos(3.0 * z[:, :1]))
-    y = torch.stack([torch.linspace(-3, 3, 40, dtype=torch.float64), torch.full((40,), -2.5, dtype=torch.float64)], 1)
+    y = torch.stack([torch.linspace(-3, 3, 20, dtype=torch.float64), torch.full((20,), -2.5, dtype=torch.float64)], 1)
     t = torch.linspace(-8, 8, 400_001, dtype=torch.float64)
     curve = torch.stack([t, torch.cos(3.0 * t)], dim=1)
     exact = torch.stack([torch.linalg.vector_norm(curve - point, dim=1).min() for point in y])
@@ -642,11 +642,11 @@ def exact_moments() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.statistical
 def test_weighted_casal_samples_the_gaussian_on_an_ellipse() -> None:
-    result = casal.sample(gaussian(120, 0.1), ellipse(), casal.WeightedCASAL(200.0), 1500, seed=0)
+    result = casal.sample(gaussian(60, 0.2), ellipse(), casal.WeightedCASAL(200.0), 1000, seed=0)
     assert bool(result.certificate.feasible.all()) and float(result.certificate.violation.max()) <= 1e-12
     mean, spread = exact_moments()
     ancestors = float(result.trace["ancestors"][-1])
-    error = 4 * spread / math.sqrt(min(ancestors, 1500))
+    error = 4 * spread / math.sqrt(ancestors)
     assert bool(((result.samples.mean(0) - mean).abs() < error).all())
     assert bool(((result.samples.std(0) - spread).abs() < error).all())
 
@@ -654,15 +654,21 @@ def test_weighted_casal_samples_the_gaussian_on_an_ellipse() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_casal_samples_an_ellipse_and_a_cap(dtype: torch.dtype) -> None:
     for constraint in (ellipse(), Implicit(ellipse().fn, lambda z: z[:, :1] - 1.0)):
-        result = casal.sample(gaussian(30, 0.05), constraint, casal.CASAL(20.0), 100, seed=1, dtype=dtype)
+        result = casal.sample(gaussian(12, 0.1), constraint, casal.CASAL(20.0), 60, seed=1, dtype=dtype)
         assert bool(result.certificate.feasible.all()) and float(result.certificate.violation.max()) <= 1e-12
         assert float(result.samples.std(0).min()) > 0.1
     assert float(result.samples[:, 0].max()) <= 1.0 + 1e-12
 
 
 def test_penalty_and_primal_dual_use_the_residual_of_both_kinds() -> None:
-    constraint = Implicit(ellipse().fn, lambda z: z[:, :1] - 1.0)
-    free = casal.sample(gaussian(200, 0.01), constraint, casal.Unconstrained(), 200, seed=2).certificate.violation
-    for method in (casal.Penalty(5.0), casal.PrimalDual(0.5)):
-        held = casal.sample(gaussian(400, 0.002), constraint, method, 200, seed=2).certificate.violation
-        assert float(held.mean()) < 0.5 * float(free.mean())
+    """Penalty pulls every chain towards the set; PrimalDual holds the averages of h and g over the chains."""
+    constraint = Implicit(lambda z: z.square().sum(1, keepdim=True) - 4.0, lambda z: z[:, :1] - 0.3)
+    target = gaussian(400, 0.005)
+    free, held, average = (
+        casal.sample(target, constraint, method, 200, seed=2)
+        for method in (casal.Unconstrained(), casal.Penalty(10.0), casal.PrimalDual(0.5))
+    )
+    assert float(held.certificate.violation.mean()) < 0.5 * float(free.certificate.violation.mean())
+    before, after = (constraint.residual(run.samples).mean(0) for run in (free, average))
+    assert abs(float(after[0])) < 0.5 * abs(float(before[0]))
+    assert float(after[1]) < 0.5 * float(before[1])

@@ -436,5 +436,7 @@ def test_settings_of_dynamics_are_checked(settings: dict[str, object], error: ty
 def test_events_of_dynamics_are_checked() -> None:
     with pytest.raises(ShapeError, match=r"events must be \(6, 2\)"):
         quadrotor(6).project(torch.zeros(1, 2, 6))
+    with pytest.raises(ShapeError, match=r"inputs must be \(n, 6, 1\), got \(1, 6\)"):
+        quadrotor(6).rollout(torch.zeros(1, 6))
     with pytest.raises(ProjectionError, match="overflow"):
         quadrotor(6).project(torch.full((1, 6, 2), 1e305, dtype=torch.float64))

@@ -153,6 +153,9 @@ class LinearDynamics(Constraint):
 
     def rollout(self, u: Tensor) -> Tensor:
         """States (n, S, p) after each of the inputs (n, S, q), step by step, float64, all in physical units."""
+        expected = (self.steps, self.B.shape[1])
+        if u.ndim != 3 or tuple(u.shape[1:]) != expected:
+            raise ShapeError(f"inputs must be (n, {expected[0]}, {expected[1]}), got {tuple(u.shape)}")
         return self._roll(u.to(torch.float64), self.y0.to(u.device).expand(len(u), -1))
 
     def trajectory(self, u: Tensor) -> Tensor:

@@ -279,14 +279,23 @@ def _begin(system: System, here: _Point, start: Tensor | None) -> _Point:
         usable &= torch.isfinite(other.violation)
         here, fresh = _choose(usable, other, here), ~usable
     size = norm(y)
-    far = torch.isinf(here.violation) | (size > FAR) & (norm(here.gap) > 0.1 * size)
-    far = torch.nonzero(fresh & far).flatten()
+    remote = torch.isinf(here.violation) | (size > FAR) & (norm(here.gap) > 0.1 * size)
+    far = torch.nonzero(fresh & remote).flatten()
+    far = far[~_nearly_linear(system, _take(here, far))] if len(far) else far
     if len(far):
         nearer = y.clone()
         nearer[far] = _on_the_ray(system, y[far])
         other = _look(system, nearer)
         here = _choose(fresh & torch.isfinite(other.violation), other, here)
     return here
+
+
+def _nearly_linear(system: System, here: _Point) -> Tensor:
+    """Whether one Gauss-Newton step closes all but a hundredth of the gap, so that it can be trusted from far away."""
+    gram, active = here.unit @ here.unit.mT, here.lengths > 0
+    normal = -_back(here.unit, torch.cholesky_solve(here.gap[:, :, None], _factor(gram, active)).squeeze(2))
+    left = system.values(here.z + normal) / torch.where(here.lengths > 0, here.lengths, 1.0)
+    return torch.isfinite(here.violation) & (norm(left) <= 0.01 * norm(here.gap))
 
 
 def _on_the_ray(system: System, y: Tensor) -> Tensor:
