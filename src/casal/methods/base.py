@@ -75,6 +75,15 @@ class Method(ABC, Generic[State, Row]):
         return {"violation": problem.constraint.violation(self.output(problem, state))}
 
 
+def split_records(problem: Problem, x: Tensor, z: Tensor, lam: Tensor | None = None) -> dict[str, Tensor]:
+    """The gap |A x - z|, the violation of z and, if there is a multiplier, its size, chain by chain."""
+    gap = (problem.decode(x) - z).reshape(len(z), -1)
+    records = {"gap": torch.linalg.vector_norm(gap, dim=1), "violation": problem.constraint.violation(z)}
+    if lam is not None:
+        records["dual_norm"] = torch.linalg.vector_norm(lam.reshape(len(z), -1), dim=1)
+    return records
+
+
 def table_rows(problem: Problem, kind: Any = TableRow, **columns: Tensor) -> list[Any]:
     """One row per step: a, b, s, t of the table and the method's own columns (T,), as scalars of the run's device.
 

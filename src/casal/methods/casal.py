@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import SettingError
-from casal.methods.base import Method, Segment
+from casal.methods.base import Method, Segment, split_records
 from casal.methods.casal_rows import CASALRow, casal_rows, couples_estimate
 from casal.methods.denoised import estimate, pulled, score_of
 from casal.methods.problem import Problem, move
@@ -175,9 +175,4 @@ class CASAL(Method[CASALState, CASALRow]):
         return problem.strict(state.z, warm=state.z)
 
     def monitor(self, problem: Problem, state: CASALState) -> Mapping[str, Tensor]:
-        gap = (problem.decode(state.x) - state.z).reshape(len(state.z), -1)
-        return {
-            "gap": torch.linalg.vector_norm(gap, dim=1),
-            "violation": problem.constraint.violation(state.z),
-            "dual_norm": torch.linalg.vector_norm(state.lam.reshape(len(state.z), -1), dim=1),
-        }
+        return split_records(problem, state.x, state.z, state.lam)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import SettingError
-from casal.methods.base import Method, Segment, table_rows
+from casal.methods.base import Method, Segment, split_records, table_rows
 from casal.methods.problem import Problem, move
 from casal.schedules import Schedule, evaluate
 
@@ -86,12 +86,7 @@ class Decoupled(Method[DecoupledState, DecoupledRow]):
         return state.z
 
     def monitor(self, problem: Problem, state: DecoupledState) -> Mapping[str, Tensor]:
-        gap = (problem.decode(state.x) - state.z).reshape(len(state.z), -1)
-        return {
-            "gap": torch.linalg.vector_norm(gap, dim=1),
-            "violation": problem.constraint.violation(state.z),
-            "dual_norm": torch.linalg.vector_norm(state.lam.reshape(len(state.z), -1), dim=1),
-        }
+        return split_records(problem, state.x, state.z, state.lam)
 
 
 def _penalised(problem: Problem, z: Tensor, centre: Tensor, ridge: Tensor) -> tuple[Tensor, Tensor]:

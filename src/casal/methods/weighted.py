@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import SettingError
-from casal.methods.base import Method, Segment, TableRow, burn_in_steps, table_rows
+from casal.methods.base import Method, Segment, TableRow, burn_in_steps, split_records, table_rows
 from casal.methods.finish import Finish, WeightedState, choose_finish, population, resampled
 from casal.methods.problem import Problem
 from casal.methods.resampling import normalised
@@ -121,11 +121,7 @@ class WeightedCASAL(Method[WeightedState, TableRow]):
         return problem.strict(problem.decode(state.x), warm=state.z)
 
     def monitor(self, problem: Problem, state: WeightedState) -> Mapping[str, Tensor]:
-        gap = (problem.decode(state.x) - state.z).reshape(len(state.x), -1)
-        return {
-            "gap": torch.linalg.vector_norm(gap, dim=1),
-            "violation": problem.constraint.violation(state.z),
-        }
+        return split_records(problem, state.x, state.z)
 
     def _rungs(self, count: int) -> list[Rung]:
         if not callable(self.rho):
