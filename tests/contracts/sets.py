@@ -132,6 +132,9 @@ TAKEN = (
     "observed-mass",
     "observed-mass-energy",
     "box-hyperplane",
+    "polytope-square",
+    "dynamics-one-step",
+    "implicit-sphere",
 )
 """Of the rows in ``tests/constraints``, those that stand for their sets here: every contract costs 200 cases a row."""
 
