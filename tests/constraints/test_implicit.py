@@ -129,7 +129,7 @@ def test_a_loose_budget_returns_the_point_it_reached_and_says_so() -> None:
     assert float(rough.iterations.double().mean()) <= float(constraint.solve(y).iterations.double().mean()) - 1
     cut = constraint.solve(y, budget=Budget(1e-12, 2))
     assert not bool(cut.converged.any()) and bool((cut.iterations == 2).all())
-    assert torch.equal(cut.residual, constraint.violation(cut.point)) and float(cut.residual.min()) > 1e-6
+    assert torch.equal(cut.residual, constraint.violation(cut.point)) and float(cut.residual.min()) > 1e-12
     untouched = constraint.solve(y, budget=Budget(1e-12, 0))
     assert torch.equal(untouched.point, y) and not bool(untouched.converged.any())
 
@@ -245,7 +245,7 @@ def test_more_starts_find_the_nearer_of_two_valleys() -> None:
     curve = torch.stack([t, torch.cos(3.0 * t)], dim=1)
     exact = torch.stack([torch.linalg.vector_norm(curve - point, dim=1).min() for point in y])
     once, often = (
-        torch.linalg.vector_norm(Implicit(wave.fn, starts=starts).project(y) - y, dim=1) for starts in (1, 12)
+        torch.linalg.vector_norm(Implicit(wave.fn, starts=starts).project(y) - y, dim=1) for starts in (1, 24)
     )
     assert bool((often <= once + 1e-12).all())
     assert float((often - exact).max()) < 1e-6 < float((once - exact).max())

@@ -54,7 +54,8 @@ class Implicit(Constraint):
         fn: h, or None if there are only inequalities.
         inequality: g, or None.
         jacobian: Derivatives (n, m, *event) of all rows, those of h first; by automatic differentiation if left
-            out. If given, curvatures come from differences of it.
+            out. If given, curvatures come from differences of it, as they do for functions that torch can
+            differentiate only once.
         scale: Unit of the violation > 0: a number, or one for each row, those of h first.
         convex: Whether C is convex (h affine, g convex), as far as you know.
         starts: Points to start from, the first at y (or ``warm``), the others around it; the nearest result counts.
@@ -102,17 +103,22 @@ class Implicit(Constraint):
 
     def residual(self, z: Tensor) -> Tensor:
         """(n, m + k): h(z), then g(z), in the unit of the functions."""
-        parts = [part(z) for part in (self.fn, self.inequality) if part is not None]
-        for part, name in zip(parts, ["fn"] * (self.fn is not None) + ["inequality"], strict=False):
+        parts = []
+        for name, function in (("fn", self.fn), ("inequality", self.inequality)):
+            if function is None:
+                continue
+            part = function(z)
             if not isinstance(part, Tensor) or part.ndim != 2 or len(part) != len(z):
                 got = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
                 raise ShapeError(
                     f"{name} returned {got} for {len(z)} points; it must return ({len(z)}, m), one row a point: "
                     "h[:, None] for a single equation"
                 )
-        if len(parts) == 2:
-            self.one_sided = (False,) * parts[0].shape[1] + (True,) * parts[1].shape[1]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+            parts.append(part)
+        if len(parts) == 1:
+            return parts[0]
+        self.one_sided = (False,) * parts[0].shape[1] + (True,) * parts[1].shape[1]
+        return torch.cat(parts, dim=1)
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         """log |det (I + sum_j a_j Hess h_j)| over the tangent space at z, where x - z = sum_j a_j grad h_j.
@@ -132,7 +138,7 @@ class Implicit(Constraint):
         if not z.numel():
             return super()._solve(z, budget, warm)
         with _own_mode():
-            tile, system = self._tile(z), _System(self, event)
+            tile, system = max(1, self._tile(z) // self.starts), _System(self, event)
             anchors = flat(z).clone().split(tile)
             starts = [None] * len(anchors) if warm is None else flat(warm.expand_as(z)).clone().split(tile)
             parts = [self._nearest(system, y, start, budget) for y, start in zip(anchors, starts, strict=True)]
@@ -145,17 +151,17 @@ class Implicit(Constraint):
     def _nearest(self, system: _System, y: Tensor, start: Tensor | None, budget: Budget) -> Projection:
         """The nearest of the points found from all starts."""
         first = nearest(system, y, start, budget)
-        tried = [first]
-        reach = norm(first.point - y)[:, None]
-        for direction in _directions(self.starts - 1, y):
-            tried.append(nearest(system, y, y + reach * direction, budget))
-        if len(tried) == 1:
+        if self.starts == 1:
             return first
-        distance = torch.stack([norm(found.point - y) for found in tried])
-        distance = torch.where(torch.stack([found.converged for found in tried]), distance, torch.inf)
-        best, chain = distance.argmin(0), torch.arange(len(y), device=y.device)
-        taken = Projection(*(torch.stack(part)[best, chain] for part in zip(*tried, strict=True)))
-        return taken._replace(iterations=torch.stack([found.iterations for found in tried]).sum(0))
+        around = y + norm(first.point - y)[:, None] * _directions(self.starts - 1, y)[:, None]
+        others = nearest(system, y.expand_as(around).reshape(-1, y.shape[1]), around.flatten(0, 1), budget)
+        tried = Projection(
+            *(torch.cat([one[None], more.reshape(-1, *one.shape)]) for one, more in zip(first, others, strict=True))
+        )
+        distance = torch.linalg.vector_norm(tried.point - y, dim=2)
+        best = torch.where(tried.converged, distance, torch.inf).argmin(0)
+        taken = Projection(*(part[best, torch.arange(len(y), device=y.device)] for part in tried))
+        return taken._replace(iterations=tried.iterations.sum(0))
 
     def _violation(self, z: Tensor) -> Tensor:
         if not z.numel():

@@ -20,9 +20,11 @@ H v only and follow a direction of negative curvature to the end of the trust re
 the distance. The rows of I that take part are those of the linearised problem, a quadratic programme with as many
 unknowns as rows (block principal pivoting), so that near the answer the active set is that of the answer.
 
-A step is taken if it lowers |z - y|^2 / 2 + mu |c(z)| by a share of what the model promises, or if it halves the error
-of the Karush-Kuhn-Tucker conditions; otherwise the radius shrinks to where a second-order model of c, known from the
-step that failed, says the merit is least. Near a regular answer convergence is quadratic.
+Before it is judged, n + t is bent back to the rows, s <- s - U^T (U U^T)^-1 (c(z + s) - c - U s), so that a step along
+a curved set stays on it. A step is taken if it lowers |z - y|^2 / 2 + mu |c(z)| by a share of what the model promises,
+or if it halves the error of the Karush-Kuhn-Tucker conditions; otherwise the radius shrinks to where a model of c,
+known from the step that failed, says the merit is least. Near a regular answer convergence is quadratic. A chain costs
+the same, and ends at the same point, whatever other chains are in the batch.
 
 References:
     Nocedal and Wright, "Numerical Optimization" (2006), Alg. 7.2 (Steihaug) and sec. 18.5 (trust-region SQP with a
@@ -41,15 +43,16 @@ from torch import Tensor
 from casal.constraints.base import Budget, Projection, norm
 
 EPSILON = torch.finfo(torch.float64).eps
-ANGLE = 1e-12
-"""Sine of the angle between y - z and the normal space that counts as zero; the tolerance of a loose budget."""
+ANGLE = 1e-14
+"""Sine of the angle between y - z and the normal space that counts as zero; for a loose budget, its tolerance."""
 COARSE_ANGLE = 1e-6
 """The same where rounding stops all progress earlier."""
 PATIENCE = (2, 10)
 """Steps without progress at a feasible point before it is taken as it is: if it is nearly normal, and if not."""
 CRAWL = 100
-"""Steps without progress at a point that is not feasible before giving up."""
+"""Steps without progress after which a chain gives up coming nearer, and only goes to the set if it can."""
 STRICT = 1e-10
+"""Tolerance up to which a budget asks for the nearest point to rounding."""
 BEYOND = 1e-3
 """A tolerance up to STRICT is undercut by this factor where rounding allows: one more step of Newton's method."""
 VANISHING = 1e-100
@@ -66,12 +69,16 @@ NARROW = 1e-3
 """Relative gap below which the weight of the gap may fall again."""
 FORGET = 0.6
 """Factor of that fall, per step."""
+CORRECTIONS = 2
+"""Evaluations of c spent on bending a step back to the set before the next Jacobian."""
 INNER_STEPS = 100
 """Most conjugate gradient steps."""
 BLOCKED = 3
 """How often a tangential step may run into a row that was not active, before it is cut short there."""
 HALVINGS = 12
+"""Most halvings of a step that failed, at once."""
 LARGEST = 1e300
+"""Cap on |y| where it is a unit, so that nothing overflows."""
 RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 """Levenberg ridges on U U^T (rows of length one) for normal steps that leave the trust region."""
 
@@ -158,7 +165,7 @@ class _Chains(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A step, H applied to it, the multipliers, and what was used of the normal step."""
+    """A step, H applied to it, and the multipliers in H."""
 
     step: Tensor
     bent: Tensor
@@ -190,14 +197,14 @@ def nearest(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> 
     better = after.converged | (after.residual < before.residual)
     after = _choose(better, after, before)
     total = (before.iterations + after.iterations).clamp_max(budget.iterations)
-    for whole, part in zip(
-        found, after._replace(iterations=torch.where(better, total, before.iterations)), strict=True
-    ):
+    after = after._replace(iterations=torch.where(better, total, before.iterations))
+    for whole, part in zip(found, after, strict=True):
         whole[halted] = part
     return found
 
 
 def _descend(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> Projection:
+    """One descent for every chain; only those not yet done are worked on."""
     n = len(y)
     out = Projection(
         y.clone(),
@@ -206,7 +213,7 @@ def _descend(system: System, y: Tensor, start: Tensor | None, budget: Budget) ->
         torch.full((n,), torch.inf, dtype=y.dtype, device=y.device),
     )
     here = _look(system, y)
-    done = here.violation <= budget.tolerance
+    done = here.violation <= _aim(budget.tolerance)
     out.converged[done], out.residual[:] = True, here.violation
     live = torch.nonzero(~done).flatten()
     if not len(live):
@@ -358,7 +365,8 @@ def _linearised(here: _Point, chains: _Chains, gram: Tensor, one_sided: Tensor, 
     if bool(one_sided.any()):
         # Towards the anchor, but not farther than the radius: the same answer once the steps are short.
         away = chains.y - here.z
-        reach = here.gap + _apply(here.unit, _within(away, chains.radius)[:, None] * away)
+        radius = torch.maximum(chains.radius, 1e-9 * (1.0 + norm(here.z)))
+        reach = here.gap + _apply(here.unit, _within(away, radius)[:, None] * away)
         active = _active_rows(gram, reach, active, one_sided, ridge)
     gap = torch.where(active, here.gap, torch.zeros_like(here.gap))
     return active, torch.cholesky_solve(gap[:, :, None], _factor(gram, active, ridge)).squeeze(2)
@@ -484,7 +492,8 @@ def _plan(system: System, here: _Point, tangent: _Tangent, chains: _Chains, one_
         forces = torch.where(blocking.any(1, keepdim=True), forces, tangent.forces)
         forces = forces * _within(_back(here.unit, forces), 0.9 * chains.radius)[:, None]
         tangent = _tangent_of(here, chains, gram, active, one_sided, forces)
-    return _Step(normal + slide, bent + curved, multipliers)
+    slides = (chains.slow < CRAWL)[:, None]
+    return _Step(normal + torch.where(slides, slide, 0.0), bent + torch.where(slides, curved, 0.0), multipliers)
 
 
 def _within(v: Tensor, radius: Tensor) -> Tensor:
@@ -498,7 +507,7 @@ def _conjugate_gradients(
     """argmin 1/2 t.H t + gradient.t over the tangent space and |t| <= radius, and H times it."""
     t, bent = torch.zeros_like(gradient), torch.zeros_like(gradient)
     r = _tangential(basis, gradient)
-    size, rounding = _length(r), 1e-13 * _length(gradient)
+    size, rounding = _length(r), 1e-15 * _length(gradient)
     aim = torch.maximum(size * angle.clamp(1e-10, 0.1), 0.1 * rounding)
     p, live = -r, (size > rounding) & (radius > 0)
     for _ in range(min(INNER_STEPS, r.shape[1])):
@@ -589,13 +598,16 @@ def _corrected(system: System, here: _Point, tangent: _Tangent, step: Tensor) ->
 
     A step along a curved set leaves it to second order, and would be refused for that (the Maratos effect).
     """
-    values = system.values(here.z + step) / torch.where(here.lengths > 0, here.lengths, 1.0)
-    error = values - here.gap - _apply(here.unit, step)
-    usable = torch.isfinite(error).all(1)
-    error = torch.where(tangent.active & usable[:, None], error, torch.zeros_like(error))
-    back = -_back(here.unit, torch.cholesky_solve(error[:, :, None], tangent.factor).squeeze(2))
-    small = norm(back) <= 0.5 * norm(step)
-    return torch.where(small[:, None], step + back, step), torch.where(small, 3.0, 2.0).to(step)
+    linear, lengths = here.gap + _apply(here.unit, step), torch.where(here.lengths > 0, here.lengths, 1.0)
+    bent, longest, small = step, 0.5 * norm(step), torch.ones_like(step[:, 0], dtype=torch.bool)
+    for _ in range(CORRECTIONS):
+        error = system.values(here.z + bent) / lengths - linear
+        usable = small & torch.isfinite(error).all(1)
+        error = torch.where(tangent.active & usable[:, None], error, 0.0)
+        bent = bent - _back(here.unit, torch.cholesky_solve(error[:, :, None], tangent.factor).squeeze(2))
+        small = usable & (norm(bent - step) <= longest)
+        bent = torch.where(small[:, None], bent, step)
+    return bent, torch.where(small, 2.0 + CORRECTIONS, 2.0).to(step)
 
 
 def _ratio(new: Tensor, old: Tensor) -> Tensor:
@@ -629,13 +641,18 @@ def _progress(chains: _Chains, here: _Point, tangent: _Tangent, tolerance: float
     return chains._replace(best=best, stale=stale, slow=slow)
 
 
+def _aim(tolerance: float) -> float:
+    """The violation to go for."""
+    return max(BEYOND * tolerance, 4 * EPSILON) if tolerance <= STRICT else tolerance
+
+
 def _finished(chains: _Chains, here: _Point, tangent: _Tangent, tolerance: float) -> tuple[Tensor, Tensor]:
     """Which chains are done, and which stop (done or not)."""
     feasible = here.violation <= tolerance
-    aim = max(BEYOND * tolerance, 4 * EPSILON) if tolerance <= STRICT else tolerance
-    converged = (here.violation <= aim) & (tangent.angle <= max(ANGLE, tolerance))
+    straight = ANGLE if tolerance <= STRICT else tolerance
+    converged = (here.violation <= _aim(tolerance)) & (tangent.angle <= straight)
     stuck = (chains.stale >= PATIENCE[1]) | (chains.radius <= 2 * EPSILON * (1e-3 + norm(here.z)))
-    stuck |= torch.isinf(here.violation) | ~feasible & (chains.slow >= CRAWL)
+    stuck |= torch.isinf(here.violation) | (chains.slow >= CRAWL + torch.where(feasible, 0, PATIENCE[1]))
     settled = stuck | (chains.stale >= PATIENCE[0])
     converged |= feasible & settled & (tangent.angle <= max(COARSE_ANGLE, tolerance))
     return converged, converged | stuck
