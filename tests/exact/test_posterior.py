@@ -66,9 +66,9 @@ def test_samples_follow_the_posterior() -> None:
     assert bool(((samples.var(0) / covariance.diagonal() - 1).abs() < 0.15).all())
 
 
-def test_a_fixed_density_and_an_exact_observation_are_refused_with_the_way_out() -> None:
+def test_a_fixed_density_and_negative_noise_are_refused_with_the_way_out() -> None:
     static = casal.langevin(lambda x: x, steps=3, step_size=0.1, init=torch.zeros(2, 3))
     with pytest.raises(SettingError, match="add the gradient of the likelihood"):
         casal.posterior(static, H, SEEN, NOISE)
-    with pytest.raises(SettingError, match=r"casal\.Affine"):
-        casal.posterior(prior(), H, SEEN, 0.0)
+    with pytest.raises(SettingError, match=r">= 0 \(0 for exact observations\), got -0\.5"):
+        casal.posterior(prior(), H, SEEN, -0.5)

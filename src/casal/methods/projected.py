@@ -9,37 +9,65 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from casal.constraints.base import Constraint
+from casal.constraints.through import Through
+from casal.errors import CasalError, SettingError
 from casal.methods.base import Method, Segment, burn_in_steps, table_rows
 from casal.methods.problem import Problem, move
 from casal.methods.unconstrained import PointState
 
+LATENT = ("pinv", "exact")
+REACHED = 1e-10
+"""Violation up to which a latent projection counts as well posed."""
+FAR = 1e8
+"""Size of an image, in units of the point and its foot in decoded space, beyond which it is rounding blown up."""
+WAY_OUT = "use latent='pinv'"
+
 
 class ProjectedRow(NamedTuple):
-    """A plain row, and whether its result is projected."""
+    """A plain row, whether its result is projected, and the set of latents if it is projected there."""
 
     a: Tensor
     b: Tensor
     s: Tensor
     t: Tensor
     project: Tensor
+    latents: Constraint | None = None
 
 
 @dataclass(frozen=True)
 class Projected(Method[PointState, ProjectedRow]):
     """x' = A^+ P(A (a x + b score(x) + s w)) (paper, example projected). Feasible; stays where it starts.
 
+    Where A does not reach every z, A A^+ P(z) may leave C again: the chain is then only near it, and the samples are
+    made strict at the end. "exact" takes the nearest latent whose image is in C instead,
+
+        x' = P_L(a x + b score(x) + s w),   L = {x : A x in C},
+
+    in closed form if A A^T = c I or C is affine, else by the ways of ``constraint.through(A)``.
+
     Args:
         burn_in: First steps without a projection: a number of steps, or a fraction of the run below one.
+        latent: "pinv" or "exact", for linear decoders. The same for the identity.
     """
 
     burn_in: float = 0
+    latent: str = "pinv"
 
     name: ClassVar[str] = "projected"
+
+    def __post_init__(self) -> None:
+        if self.latent not in LATENT:
+            raise SettingError(f"latent must be one of {LATENT}, got {self.latent!r}")
 
     def plan(self, problem: Problem) -> Sequence[Segment]:
         first = burn_in_steps(self.burn_in, len(problem.table))
         project = torch.arange(len(problem.table)) >= first
-        return [Segment(table_rows(problem, ProjectedRow, project=project))]
+        rows: list[ProjectedRow] = table_rows(problem, ProjectedRow, project=project)
+        if self.latent == "exact" and not problem.identity:
+            latents = _latents(problem)
+            rows = [row._replace(latents=latents) for row in rows]
+        return [Segment(rows)]
 
     def init(self, problem: Problem, x: Tensor, generator: torch.Generator) -> PointState:
         return PointState(x)
@@ -47,8 +75,36 @@ class Projected(Method[PointState, ProjectedRow]):
     def step(self, problem: Problem, state: PointState, row: ProjectedRow, noise: Tensor) -> PointState:
         x = move(problem, state.x, problem.score(state.x, row.t), row, noise)
         if row.project:
-            x = problem.decoder.pinv(problem.project(problem.decode(x)), problem.latent)
+            if row.latents is None:
+                x = problem.decoder.pinv(problem.project(problem.decode(x)), problem.latent)
+            else:
+                problem.usage.projections += len(x)
+                x = row.latents.project(x, budget=problem.budget, warm=state.x)
         return PointState(x)
 
     def output(self, problem: Problem, state: PointState) -> Tensor:
         return problem.strict(problem.decode(state.x))
+
+
+def _latents(problem: Problem) -> Constraint:
+    """{x : A x in C}, tried on two points: a set that A cannot reach is refused before the first step."""
+    decoder, constraint = problem.decoder, problem.constraint
+    if not decoder.linear:
+        raise SettingError(f"latent='exact' needs a linear decoder, got {type(decoder).__name__}; use CASAL")
+    A = decoder.matrix(problem.latent, problem.like)
+    points = 1.0 + torch.eye(2, A.shape[1], dtype=torch.float64, device=A.device)
+    event = decoder.event(points.to(problem.like).reshape(2, *problem.latent))
+    try:
+        latents = Through(constraint, A, shape=event)
+        found = latents.project(points)
+        worst = float(latents.violation(found).max())
+    except CasalError as error:
+        raise SettingError(f"{constraint!r} has no projection behind the decoder ({error}); {WAY_OUT}") from error
+    size, near = (float((z @ A.T).abs().max()) for z in (found, points))
+    size /= near + float(constraint.project((points @ A.T).reshape(2, *event)).abs().max())
+    if not worst <= REACHED or not size <= FAR:
+        raise SettingError(
+            f"the decoder does not reach the set: by {latents.explain()}, the violation is {worst:.3g} (at most "
+            f"{REACHED:g}) {size:.3g} times as far out as need be (at most {FAR:g}); {WAY_OUT}"
+        )
+    return latents

@@ -6,6 +6,7 @@ from casal.targets.ddpm import ddim, ddpm
 from casal.targets.edm import edm, karras_sigmas
 from casal.targets.flow import flow
 from casal.targets.langevin import energy, langevin
+from casal.targets.latent_posterior import latent_posterior
 from casal.targets.posterior import posterior
 from casal.targets.vp_sde import vp_sde
 
@@ -20,6 +21,7 @@ __all__ = [
     "flow",
     "karras_sigmas",
     "langevin",
+    "latent_posterior",
     "posterior",
     "vp_sde",
 ]

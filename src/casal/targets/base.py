@@ -70,6 +70,7 @@ class Target:
         potential: f = -log p + constant, (n, *event) -> (n,), where it is known.
         denoise: ``denoise(y, sigma)`` = E[x0 | x0 + sigma noise = y], for models trained on noise.
         name: For messages and provenance.
+        init_evaluations: Evaluations of the network that ``init`` spends on a chain; part of the cost of a run.
     """
 
     score: ScoreFunction
@@ -78,6 +79,7 @@ class Target:
     potential: Callable[[Tensor], Tensor] | None = None
     denoise: Callable[[Tensor, Tensor], Tensor] | None = None
     name: str = "target"
+    init_evaluations: int = 0
 
 
 def step_sizes(steps: int, step_size: float | Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def flow(
 
     At t = 0 the state is noise alone, its score -x says nothing of the data, and no row can hold the step. So
     the first Euler step, x + velocity(x, 0) / steps with x standard normal, is taken by ``init``, and the table has
-    steps - 1 rows, from t = 1 / steps on. It is one evaluation a chain that the cost of a run does not count.
+    steps - 1 rows, from t = 1 / steps on. ``init_evaluations`` = 1 says so to those who count.
 
     Args:
         velocity: ``velocity(x, t)``, t from 0 (noise) to 1 (data).
@@ -86,4 +86,4 @@ def flow(
         return x + (1 - at) * forward(x, t)
 
     table = Table(*rows, noisy if reverse else clean, alpha=clean, sigma=noisy)
-    return Target(score, table, init, denoise=denoise, name="flow")
+    return Target(score, table, init, denoise=denoise, name="flow", init_evaluations=1)

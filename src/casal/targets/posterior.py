@@ -1,4 +1,4 @@
-"""Noisy observations of the clean sample, added to the score of a diffusion or flow model.
+"""Observations of the clean sample, with or without noise, added to the score of a diffusion or flow model.
 
 Observed is y = H x0 + noise of covariance R. Given the noisy state x = alpha x0 + sigma noise, with u = x / alpha and
 s = sigma / alpha, the model knows the mean D(u) of x0 and, through the derivative of D, its covariance V = s^2 dD/du.
@@ -14,52 +14,31 @@ and the score of the posterior is (alpha D_y - x) / sigma^2. The ways differ in 
   al. 2023).
 - "dps": the bracket is |y - H D| / weight (Chung et al. 2023); the weight must be tuned.
 - "flat": V = s^2 I everywhere, without derivatives of the network: cheap, too sure of itself early on.
+
+R = 0 is the limit of an exact observation H x0 = y: with "moment" and a Gaussian prior its law is kriging's. H D_y = y
+then holds up to the accuracy of the solve; ``FinalProjection`` onto ``casal.Affine(H, y)`` makes it hold to rounding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from casal.errors import SettingError, ShapeError, whole_number
+from casal.errors import SettingError, whole_number
 from casal.targets.base import Target
+from casal.targets.noise import along, noise_level, one_of
+from casal.targets.observation import Observation, levels_of
 
 WAYS = ("moment", "pigdm", "dps", "flat")
 Pull = Callable[[Tensor], Tensor]
+Denoiser = Callable[[Tensor, Tensor], Tensor]
 
-
-@dataclass(frozen=True)
-class Observation:
-    """y = H x0 + N(0, R).
-
-    Attributes:
-        matrix: H, (m, d) on flattened events.
-        values: y, (m,), or (n, m) with one row a chain.
-        noise: Standard deviation of the noise: a number, or (m,).
-    """
-
-    matrix: Tensor
-    values: Tensor
-    noise: Tensor
-
-    @classmethod
-    def of(cls, matrix: Any, values: Any, noise: Any) -> Observation:
-        """Check and convert."""
-        H = torch.as_tensor(matrix, dtype=torch.float64)
-        y, r = torch.as_tensor(values, dtype=torch.float64), torch.as_tensor(noise, dtype=torch.float64)
-        if H.ndim != 2 or y.shape[-1:] != H.shape[:1] or r.shape not in ((), H.shape[:1]):
-            raise ShapeError(f"H {tuple(H.shape)}, y {tuple(y.shape)} and noise {tuple(r.shape)} do not fit together")
-        if not bool((r > 0).all()):
-            raise SettingError("noise must be > 0; an exact observation is a constraint: casal.Affine(H, y)")
-        return cls(H, y, r.expand(len(H)))
-
-    def to(self, like: Tensor) -> Observation:
-        """The same in the dtype and on the device of ``like``."""
-        return Observation(self.matrix.to(like), self.values.to(like), self.noise.to(like))
+LEAST = 1e-12
+"""Noise levels below this count as this much, so that sigma = 0 is its own limit."""
 
 
 def posterior(
@@ -74,93 +53,114 @@ def posterior(
 ) -> Target:
     """The same model given y = H x0 + N(0, noise^2); see the top of this file.
 
+    One evaluation of the score is one of the network and, except for "flat", one or (for "moment") iterations + 1
+    backward passes through it; the cost of a run counts the former. The network must be differentiable in x: one that
+    is called under ``no_grad`` or detaches what it returns passes for a constant, and its V is wrong.
+
     Args:
-        target: A diffusion or flow target.
+        target: A diffusion or flow target. (The first step of a flow, taken by its ``init``, sees no observation.)
         matrix: H, (m, d).
         values: y, (m,).
-        noise: Standard deviation of the observation noise.
+        noise: Standard deviation of the observation noise, a number or (m,); 0 where an observation is exact.
         way: "moment", "pigdm", "dps" or "flat".
         iterations: Conjugate gradient steps of "moment"; m of them are exact.
         weight: Size of the step of "dps".
+
+    >>> from casal.targets.edm import edm
+    >>> prior = edm(lambda x, s: x / (1 + s**2), [4.0, 1.0], shape=(2,), dtype=torch.float64)
+    >>> given = posterior(prior, [[1.0, 1.0]], [1.0], 0.0)
+    >>> given.denoise(torch.zeros(1, 2, dtype=torch.float64), 1.0)
+    tensor([[0.5000, 0.5000]], dtype=torch.float64)
     """
-    if way not in WAYS:
-        raise SettingError(f"way must be one of {WAYS}, got {way!r}")
+    one_of(way, "way", WAYS)
     iterations = whole_number(iterations, "iterations", 1)
-    table = target.table
-    if table.alpha is None or table.sigma is None:
-        raise SettingError(
-            f"{target.name} has no noise levels; add the gradient of the likelihood to its score instead"
-        )
-    alphas, sigmas, times = table.alpha, table.sigma, table.t
+    levels = levels_of(target)
     given = Observation.of(matrix, values, noise)
 
-    def score(x: Tensor, t: Tensor) -> Tensor:
-        row = int((times - t.to(times)).abs().argmin())
-        alpha, sigma = float(alphas[row]), float(sigmas[row])
-        seen = given.to(x)
+    def moved(clean: Pull, x: Tensor, scale: Tensor, level: Tensor) -> Tensor:
+        """D_y from x -> D, where u = x / scale."""
+        seen, variance = given.to(x), level.clamp_min(LEAST).square()
         if way == "flat":
-            mean = (x + sigma**2 * target.score(x, t)) / alpha
-            return (alpha * (mean + _shift_flat(mean, seen, (sigma / alpha) ** 2)) - x) / sigma**2
+            mean, solved = clean(x), _bracket(seen, variance, torch.ones_like(variance))
+            return mean + (solved(seen.gap(mean)) @ seen.matrix).reshape(mean.shape)
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
-            mean = (leaf + sigma**2 * target.score(leaf, t)) / alpha
+            mean = clean(leaf)
+            if not mean.requires_grad:
+                raise SettingError(f"autograd cannot see through {target.name}; call it without no_grad, or way='flat'")
 
-            def spread(v: Tensor) -> Tensor:
-                """V v = s^2 (dD/du)^T v = sigma^2 / alpha (dD/dx)^T v."""
+            def slope(v: Tensor) -> Tensor:
+                """(dD/du)^T v = V v / s^2."""
                 (pulled,) = torch.autograd.grad(mean, leaf, v.reshape(mean.shape), retain_graph=True)
-                return (sigma**2 / alpha) * pulled.reshape(len(x), -1)
+                return (along(scale, x) * pulled).reshape(len(x), -1)
 
-            shift = _shift(way, mean.detach(), seen, spread, (sigma / alpha) ** 2, iterations, weight)
-        return (alpha * (mean.detach() + shift) - x) / sigma**2
+            shift = _shift(way, seen.gap(mean.detach()), seen, slope, variance, iterations, weight)
+        return mean.detach() + shift.reshape(mean.shape)
 
-    return replace(target, score=score, denoise=None, name=f"{target.name} given {len(given.matrix)} observations")
+    def score(x: Tensor, t: Tensor) -> Tensor:
+        scale, size = levels(t)
+        alpha, power = along(scale, x), along(size.square(), x)
+        clean = moved(lambda leaf: (leaf + power * target.score(leaf, t)) / alpha, x, scale, size / scale)
+        return (alpha * clean - x) / power
+
+    def given_too(prior: Denoiser) -> Denoiser:
+        def denoise(y: Tensor, sigma: Tensor) -> Tensor:
+            level = noise_level(sigma, y)
+            return moved(lambda leaf: prior(leaf, level), y, torch.ones_like(level), level)
+
+        return denoise
+
+    return replace(
+        target,
+        score=score,
+        denoise=None if target.denoise is None else given_too(target.denoise),
+        name=f"{target.name} given {len(given.matrix)} observations",
+    )
 
 
-def _gap(mean: Tensor, seen: Observation) -> Tensor:
-    return seen.values - mean.reshape(len(mean), -1) @ seen.matrix.T
-
-
-def _shift_flat(mean: Tensor, seen: Observation, variance: float) -> Tensor:
-    """s^2 H^T (s^2 H H^T + R)^-1 (y - H D)."""
-    return (variance * _solved(_gap(mean, seen), seen, variance) @ seen.matrix).reshape(mean.shape)
-
-
-def _solved(gap: Tensor, seen: Observation, variance: float) -> Tensor:
-    system = variance * seen.matrix @ seen.matrix.T + torch.diag(seen.noise.square())
-    return torch.linalg.solve(system, gap.T).T
+def _bracket(seen: Observation, variance: Tensor, share: Tensor) -> Pull:
+    """g -> (share H H^T + R / s^2)^-1 g, in float64 inside; for one s, or one a chain."""
+    H = seen.matrix.to(torch.float64)
+    share, at = (value.to(H)[..., None, None] for value in (share, variance))
+    root = torch.linalg.cholesky(share * (H @ H.T) + torch.diag(seen.noise.to(H).square()) / at)
+    if variance.ndim == 0:
+        return lambda g: torch.cholesky_solve(g.to(H).T, root).T.to(g.dtype)
+    return lambda g: torch.cholesky_solve(g.to(H)[..., None], root)[..., 0].to(g.dtype)
 
 
 def _shift(
-    way: str, mean: Tensor, seen: Observation, spread: Pull, variance: float, iterations: int, weight: float
+    way: str, gap: Tensor, seen: Observation, slope: Pull, variance: Tensor, iterations: int, weight: float
 ) -> Tensor:
-    """V H^T times what stands for (H V H^T + R)^-1 (y - H D)."""
-    gap = _gap(mean, seen)
-    if way == "moment":
-        solved = _conjugate_gradients(
-            gap, lambda v: spread(v @ seen.matrix) @ seen.matrix.T + seen.noise.square() * v, iterations
-        )
-    elif way == "pigdm":
-        solved = _solved(gap, seen, variance / (1.0 + variance))
-    else:
-        solved = weight * gap / torch.linalg.vector_norm(gap, dim=1, keepdim=True).clamp_min(1e-12)
-    return spread(solved @ seen.matrix).reshape(mean.shape)
+    """V H^T times what stands for (H V H^T + R)^-1 (y - H D), all in units of s^2."""
+    if way == "dps":
+        length = torch.linalg.vector_norm(gap, dim=1, keepdim=True).clamp_min(1e-12)
+        return weight * along(variance, gap) * slope(gap / length @ seen.matrix)
+    solved = _bracket(seen, variance, 1.0 / (1.0 + variance))
+    if way == "pigdm":
+        return slope(solved(gap) @ seen.matrix)
+    ratio = seen.noise.square() / along(variance, gap)
+
+    def system(v: Tensor) -> Tensor:
+        return slope(v @ seen.matrix) @ seen.matrix.T + ratio * v
+
+    return slope(_conjugate_gradients(gap, system, solved, iterations) @ seen.matrix)
 
 
-def _conjugate_gradients(right: Tensor, apply: Pull, iterations: int) -> Tensor:
+def _conjugate_gradients(right: Tensor, apply: Pull, precondition: Pull, iterations: int) -> Tensor:
     """Solve apply(v) = right chain by chain; a chain that is done no longer moves."""
+    tiny = torch.finfo(right.dtype).tiny
     v, residual = torch.zeros_like(right), right
-    direction, size = residual, residual.square().sum(1, keepdim=True)
-    floor = 1e-28 * size + torch.finfo(right.dtype).tiny
+    direction = precondition(residual)
+    size = (residual * direction).sum(1, keepdim=True)
+    floor = (32 * torch.finfo(right.dtype).eps) ** 2 * size + tiny
     for _ in range(iterations):
         image = apply(direction)
         curvature = (direction * image).sum(1, keepdim=True)
-        step = torch.where(
-            (size > floor) & (curvature > 0), size / curvature.clamp_min(torch.finfo(right.dtype).tiny), 0.0
-        )
+        going = (size > floor) & (curvature > 0)
+        step = torch.where(going, size / curvature.clamp_min(tiny), 0.0)
         v, residual = v + step * direction, residual - step * image
-        new = residual.square().sum(1, keepdim=True)
-        direction = (
-            residual + torch.where(size > floor, new / size.clamp_min(torch.finfo(right.dtype).tiny), 0.0) * direction
-        )
+        eased = precondition(residual)
+        new = (residual * eased).sum(1, keepdim=True)
+        direction = eased + torch.where(going, new / size.clamp_min(tiny), 0.0) * direction
         size = new
     return v

@@ -1,0 +1,244 @@
+"""What every model family promises behind every decoder: strict samples, and steps that stay finite."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import casal
+from casal import CASAL, FinalProjection, Projected
+from casal.errors import SettingError
+
+F64 = torch.float64
+N = 4
+TOL = 1e-10
+DECODED = 6
+BETAS = torch.linspace(1e-3, 0.4, 12, dtype=F64)
+ABAR = (1 - BETAS).cumprod(0)
+
+
+# ------------------------------------------------------------------ models: data are N(0.3, 0.5^2) in every coordinate
+
+MEAN, VARIANCE = 0.3, 0.25
+
+
+def clean(x: Tensor, alpha: Any, sigma: Any) -> Tensor:
+    """E[x0 | alpha x0 + sigma noise = x]."""
+    return MEAN + alpha * VARIANCE / (alpha**2 * VARIANCE + sigma**2) * (x - alpha * MEAN)
+
+
+def exploding(x: Tensor, s: Tensor) -> Tensor:
+    return (MEAN - x) / (VARIANCE + s**2)
+
+
+def preserving(x: Tensor, t: Tensor) -> Tensor:
+    decay = t * (0.1 + t * 19.9 / 2)
+    return (torch.exp(-decay / 2) * MEAN - x) / (torch.exp(-decay) * (VARIANCE - 1) + 1)
+
+
+def discrete(kind: str, abar: Tensor = ABAR) -> Callable[[Tensor, Tensor], Tensor]:
+    def network(x: Tensor, t: Tensor) -> Tensor:
+        alpha, sigma = abar[t].sqrt(), (1 - abar[t]).sqrt()
+        x0 = clean(x, alpha, sigma)
+        eps = (x - alpha * x0) / sigma
+        return {"x0": x0, "eps": eps, "v": alpha * eps - sigma * x0}[kind]
+
+    return network
+
+
+def start(size: int) -> Callable[[int, torch.Generator], Tensor]:
+    return lambda n, stream: 2.0 * torch.randn((n, size), generator=stream, dtype=F64)
+
+
+def diffusion(name: str, size: int) -> casal.Target:
+    """A family with noise levels, a few steps long."""
+    plain: dict[str, Any] = {"shape": size, "dtype": F64}
+    sigmas = casal.karras_sigmas(6, 0.05, 10.0)
+    if name.startswith("ddpm"):
+        kind = name.split("-")[1]
+        return casal.ddpm(discrete(kind), BETAS, prediction=kind, steps=6, **plain)
+    if name == "ddim":
+        return casal.ddim(discrete("eps"), BETAS, steps=6, **plain)
+    if name == "annealed":
+        return casal.annealed(exploding, [4.0, 1.0, 0.3], steps_per_level=2, step_size=0.2, init=start(size))
+    if name.startswith("vp_sde"):
+        return casal.vp_sde(preserving, steps=8, corrector_steps=int(name.endswith("corrected")), **plain)
+    if name.startswith("edm"):
+        churn = 1.0 if name.endswith("churn") else 0.0
+        return casal.edm(lambda x, s: clean(x, 1.0, s), sigmas, churn=churn, **plain)
+    return casal.flow(lambda x, t: (clean(x, t, 1 - t) - x) / (1 - t), steps=6, **plain)
+
+
+def family(name: str, size: int) -> casal.Target:
+    if name == "langevin":
+        return casal.langevin(lambda x: (x - MEAN) / VARIANCE, steps=6, step_size=0.05, init=start(size))
+    if name == "energy":
+        return casal.energy(
+            lambda x: (x - MEAN).square().sum(1) / (2 * VARIANCE), steps=6, step_size=0.05, init=start(size)
+        )
+    return diffusion(name, size)
+
+
+DIFFUSIONS = (
+    "annealed",
+    "ddpm-eps",
+    "ddpm-x0",
+    "ddpm-v",
+    "ddim",
+    "vp_sde",
+    "vp_sde-corrected",
+    "edm",
+    "edm-churn",
+    "flow",
+)
+FAMILIES = ("langevin", "energy", *DIFFUSIONS)
+
+
+# ------------------------------------------------------------------ decoders and sets: all decode to six numbers
+
+
+def matrix(rows: int, columns: int) -> Tensor:
+    return torch.randn((rows, columns), generator=torch.Generator().manual_seed(4), dtype=F64) / columns**0.5
+
+
+class Behind(NamedTuple):
+    """A decoder, the numbers of its latent events, and whether it has a pseudo-inverse and A^T A."""
+
+    decoder: casal.Decoder
+    size: int
+    linear: bool = True
+
+
+DECODERS: dict[str, Behind] = {
+    "identity": Behind(casal.Identity(), DECODED),
+    "linear": Behind(casal.Linear(matrix(DECODED, 4)), 4),
+    "fourier": Behind(casal.Fourier(3, DECODED), 5),
+    "dct": Behind(casal.DCT(4, DECODED, scale=[1.0, 0.8, 0.6, 0.4]), 4),
+    "dst": Behind(casal.DST(5, DECODED), 5),
+    "rows": Behind(casal.Rows(casal.Linear(matrix(9, 4)), [0, 1, 3, 4, 6, 8]), 4),
+    "nonlinear": Behind(casal.Nonlinear(lambda x: torch.tanh(x @ matrix(DECODED, 4).T), norm=1.6), 4, linear=False),
+}
+SETS: dict[str, casal.Constraint] = {
+    "sphere": casal.Sphere(1.5),
+    "affine": casal.Affine([[1.0, 2.0, 0.0, -1.0, 0.0, 1.0], [0.0, 1.0, 1.0, 1.0, -1.0, 0.0]], [1.0, 0.5]),
+    "mass-energy": casal.MassEnergy(1.0, 4.0),
+    "box-hyperplane": casal.Box(-0.8, 1.5) & casal.Affine(torch.ones(1, DECODED), 1.0),
+}
+
+
+def casal_for(name: str, behind: Behind) -> CASAL:
+    """The default; behind a network, which has no A^T A to solve with, the explicit step it asks for."""
+    if behind.linear:
+        return CASAL(10.0)
+    return CASAL(2.0, coupling="explicit", couple="denoised" if name in DIFFUSIONS else "auto")
+
+
+def feasible(name: str, behind: Behind, constraint: casal.Constraint, method: casal.Method[Any, Any]) -> bool:
+    result = casal.sample(family(name, behind.size), constraint, method, N, decoder=behind.decoder, tol=TOL)
+    assert result.samples.dtype == F64 and result.samples.shape == (N, DECODED)
+    assert float(constraint.violation(result.samples).max()) <= TOL
+    return bool(result.certificate.feasible.all())
+
+
+every_set = pytest.mark.parametrize("shape", SETS)
+every_decoder = pytest.mark.parametrize("decoder", DECODERS)
+every_family = pytest.mark.parametrize("name", FAMILIES)
+
+
+@every_set
+@every_decoder
+@every_family
+def test_casal_returns_samples_of_the_set(name: str, decoder: str, shape: str) -> None:
+    behind = DECODERS[decoder]
+    assert feasible(name, behind, SETS[shape], casal_for(name, behind))
+
+
+@every_set
+@every_decoder
+@every_family
+def test_projections_return_samples_of_the_set(name: str, decoder: str, shape: str) -> None:
+    behind = DECODERS[decoder]
+    assert feasible(name, behind, SETS[shape], FinalProjection())
+    if behind.linear:
+        assert feasible(name, behind, SETS[shape], Projected())
+    else:
+        with pytest.raises(SettingError, match="has no pseudo-inverse; use CASAL"):
+            feasible(name, behind, SETS[shape], Projected())
+
+
+@pytest.mark.parametrize("name", DIFFUSIONS)
+def test_both_couplings_return_samples_of_the_set(name: str) -> None:
+    for couple in ("state", "denoised"):
+        assert feasible(name, DECODERS["linear"], SETS["mass-energy"], CASAL(10.0, couple=couple))
+
+
+def test_the_default_says_what_to_change_behind_a_network() -> None:
+    with pytest.raises(SettingError, match=r"Nonlinear is not linear: use coupling='explicit'"):
+        feasible("ddpm-eps", DECODERS["nonlinear"], SETS["sphere"], CASAL(10.0))
+
+
+# ------------------------------------------------------------------ stability
+
+LONG = torch.linspace(1e-4, 0.02, 1000, dtype=F64)
+LONG_ABAR = (1 - LONG).cumprod(0)
+RHO = (1.0, 10.0, 100.0, 1e4)
+COUPLES = ("state", "denoised")
+
+
+def long_ddpm(steps: int) -> casal.Target:
+    return casal.ddpm(discrete("eps", LONG_ABAR), LONG, shape=DECODED, steps=steps, dtype=F64)
+
+
+def stays(target: casal.Target, method: CASAL) -> None:
+    """Finite all along (``sample`` raises DivergedError otherwise), and the free copy x not far from the data."""
+    result = casal.sample(target, casal.Sphere(1.5), method, N, tol=TOL)
+    assert bool(result.certificate.feasible.all())
+    assert all(bool(torch.isfinite(part).all()) for part in result.state)
+    assert float(result.state.x.abs().max()) < 20.0
+
+
+@pytest.mark.parametrize("couple", COUPLES)
+@pytest.mark.parametrize("rho", RHO)
+@pytest.mark.parametrize("steps", [20, 50, 250, 1000])
+def test_ddpm_stays_finite(steps: int, rho: float, couple: str) -> None:
+    stays(long_ddpm(steps), CASAL(rho, couple=couple))
+
+
+@pytest.mark.parametrize("couple", COUPLES)
+@pytest.mark.parametrize("rho", RHO)
+@pytest.mark.parametrize("churn", [0.0, 1.0])
+def test_edm_from_80_stays_finite(churn: float, rho: float, couple: str) -> None:
+    sigmas = casal.karras_sigmas(25, 0.002, 80.0)
+    target = casal.edm(lambda x, s: clean(x, 1.0, s), sigmas, shape=DECODED, churn=churn, dtype=F64)
+    stays(target, CASAL(rho, couple=couple))
+
+
+@pytest.mark.parametrize("variant", [CASAL.algorithm1, CASAL.algorithm2], ids=["algorithm1", "algorithm2"])
+@pytest.mark.parametrize("steps", [20, 50, 250, 1000])
+def test_the_printed_variants_refuse_what_is_unstable_with_the_number(
+    steps: int, variant: Callable[[float], CASAL]
+) -> None:
+    """tau = s^2 / 2 is the paper's; |A| = 1."""
+    target = long_ddpm(steps)
+    largest = float(target.table.s.square().max()) / 2
+    number = f"{1e4 * largest:.3g}"
+    with pytest.raises(SettingError, match=re.escape(f"tau rho |A|^2 = {number} > 1") + ".*" + re.escape(number)):
+        casal.sample(target, casal.Sphere(1.5), variant(1e4), N)
+    with pytest.raises(SettingError, match=r"tau rho \|A\|\^2 = 1\.01 > 1"):
+        casal.sample(target, casal.Sphere(1.5), variant(1.01 / largest), N)
+    if steps <= 50:
+        stays(target, variant(0.9 / largest))
+
+
+@pytest.mark.parametrize("variant", [CASAL.algorithm1, CASAL.algorithm2], ids=["algorithm1", "algorithm2"])
+def test_the_printed_variants_refuse_edm_from_80(variant: Callable[[float], CASAL]) -> None:
+    sigmas = casal.karras_sigmas(25, 0.002, 80.0)
+    noisy = casal.edm(lambda x, s: clean(x, 1.0, s), sigmas, shape=DECODED, churn=1.0, dtype=F64)
+    number = f"{float(noisy.table.s.square().max()) / 2:.3g}"
+    with pytest.raises(SettingError, match=re.escape(f"tau rho |A|^2 = {number} > 1 at step 0")):
+        casal.sample(noisy, casal.Sphere(1.5), variant(1.0), N)

@@ -1,0 +1,239 @@
+"""Exact observations H x0 = y of a Gaussian: the law must be that of kriging, found by pushing moments through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import casal
+from casal.errors import InfeasibleSet, SettingError, ShapeError
+from casal.methods.unconstrained import PointState
+
+from .linear_gaussian import Moments, matrices, problem, propagate, rows
+
+F64 = torch.float64
+COVARIANCE = torch.tensor([[1.0, 0.8], [0.8, 1.0]], dtype=F64)
+H, SEEN = torch.tensor([[1.0, 0.0]], dtype=F64), torch.tensor([1.0], dtype=F64)
+LINE = casal.Affine(H, SEEN)
+
+
+def mean_of_clean(x: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+    """E[x0 | alpha x0 + sigma noise = x] of the Gaussian."""
+    spread = alpha**2 * COVARIANCE + sigma**2 * torch.eye(2, dtype=F64)
+    return alpha * x @ torch.linalg.solve(spread, COVARIANCE)
+
+
+def betas(steps: int) -> Tensor:
+    """Those of the usual 1000 steps, with the same total."""
+    return (torch.linspace(0.1, 20.0, steps, dtype=F64) / steps).clamp(max=0.999)
+
+
+def ddpm(steps: int, maker: Callable[..., casal.Target] = casal.ddpm) -> casal.Target:
+    beta = betas(steps)
+    abar = (1 - beta).cumprod(0)
+
+    def x0(x: Tensor, t: Tensor) -> Tensor:
+        return mean_of_clean(x, abar[t].sqrt(), (1 - abar[t]).sqrt())
+
+    return maker(x0, beta, shape=2, steps=steps, prediction="x0", dtype=F64)
+
+
+def vp_sde(steps: int) -> casal.Target:
+    def score(x: Tensor, t: Tensor) -> Tensor:
+        decay = t * (0.1 + t * 19.9 / 2)
+        alpha, sigma = torch.exp(-decay / 2), (-torch.expm1(-decay)).sqrt()
+        return (alpha * mean_of_clean(x, alpha, sigma) - x) / sigma**2
+
+    return casal.vp_sde(score, steps=steps, shape=2, dtype=F64)
+
+
+def edm(steps: int, churn: float = 0.0) -> casal.Target:
+    one = torch.ones((), dtype=F64)
+    return casal.edm(
+        lambda x, s: mean_of_clean(x, one, s), casal.karras_sigmas(steps, 0.002, 80.0), shape=2, churn=churn, dtype=F64
+    )
+
+
+def flow(steps: int) -> casal.Target:
+    return casal.flow(lambda x, t: (mean_of_clean(x, t, 1 - t) - x) / (1 - t), steps=steps, shape=2, dtype=F64)
+
+
+FAMILIES: dict[str, tuple[Callable[[int], casal.Target], Callable[[int], float]]] = {
+    "ddpm": (ddpm, lambda steps: 1.0),
+    "ddim": (lambda steps: ddpm(steps, casal.ddim), lambda steps: 1.0),
+    "vp_sde": (vp_sde, lambda steps: 1.0),
+    "edm": (edm, lambda steps: 80.0),
+    "edm churn": (lambda steps: edm(steps, 1.0), lambda steps: 80.0),
+    "flow": (flow, lambda steps: 1 - 1 / steps),
+}
+
+
+def law(target: casal.Target, start: float) -> Moments:
+    """Mean and covariance of what the sampler returns, without sampling."""
+    p, method = problem(target, LINE), casal.Unconstrained()
+    moments = Moments(np.zeros(2), start**2 * np.eye(2))
+    for row in rows(p, method):
+        moments = propagate(moments, *matrices(p, method, row, PointState, (2,)))
+    return moments
+
+
+def gaps(name: str, steps: int, way: str = "moment") -> tuple[float, float]:
+    """Errors of the mean 0.8 and the standard deviation 0.6 of x2 given x1 = 1."""
+    make, start = FAMILIES[name]
+    moments = law(casal.posterior(make(steps), H, SEEN, 0.0, way=way, iterations=1), start(steps))
+    assert moments.mean[0] == pytest.approx(1.0, abs=1e-8)
+    assert moments.covariance[0, 0] < 1e-12
+    return abs(moments.mean[1] - 0.8), abs(moments.covariance[1, 1] ** 0.5 - 0.6)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_law_is_that_of_kriging_as_the_steps_grow(name: str) -> None:
+    (_, few), (mean, many) = (gaps(name, steps) for steps in (100, 400))
+    assert mean < 0.007  # what is left is the start, which knows nothing of y: 0.48 / 80 for edm
+    assert many < 0.3 * few  # first order in the step
+    assert many < 0.01
+
+
+def test_the_test_of_the_law_has_power() -> None:
+    """Without the covariance of the model the observation is not carried over to x2 as it should."""
+    mean, deviation = gaps("ddpm", 400, way="flat")
+    assert max(mean, deviation) > 0.03
+
+
+def test_samples_obey_the_observation_and_follow_the_conditional_law() -> None:
+    target = casal.posterior(ddpm(250), H, SEEN, 0.0, iterations=1)
+    result = casal.sample(target, LINE, casal.FinalProjection(), 4000, seed=0, tol=1e-14)
+    assert bool(result.certificate.feasible.all())
+    assert float((result.state.x[:, 0] - 1).abs().max()) < 1e-9  # the projection moves nothing but rounding
+    assert float(result.samples[:, 1].mean()) == pytest.approx(0.80, abs=4 * 0.6 / 4000**0.5)
+    assert float(result.samples[:, 1].std()) == pytest.approx(0.60, abs=4 * 0.6 / 8000**0.5 + 0.015)
+
+
+# ------------------------------------------------------------------ the estimate at any noise level
+
+WIDE = torch.tensor([[1.0, 0.6, -0.3], [0.6, 1.0, 0.0], [-0.3, 0.0, 0.38]], dtype=F64)
+MEAN = torch.tensor([0.5, -1.0, 0.2], dtype=F64)
+TWO = torch.tensor([[1.0, 0.0, 1.0], [0.0, 2.0, -1.0]], dtype=F64)
+BOTH = torch.tensor([0.7, -1.4], dtype=F64)
+
+
+def denoiser(x: Tensor, s: Tensor) -> Tensor:
+    gain = torch.linalg.solve(WIDE + s.to(F64) ** 2 * torch.eye(3, dtype=F64), WIDE)
+    return (MEAN + (x.to(F64) - MEAN) @ gain).to(x.dtype)
+
+
+def prior(dtype: torch.dtype = F64) -> casal.Target:
+    return casal.edm(denoiser, casal.karras_sigmas(12, 0.01, 20.0), shape=3, dtype=dtype)
+
+
+def conditional(y: Tensor, sigma: float, matrix: Tensor, values: Tensor, noise: Tensor) -> Tensor:
+    """E[x0 | x0 + sigma noise = y, H x0 + noise = values] of the Gaussian, all observations stacked."""
+    eye = torch.eye(3, dtype=F64)
+    stacked = torch.cat([eye, matrix])
+    system = stacked @ WIDE @ stacked.T + torch.diag(torch.cat([torch.full((3,), sigma**2, dtype=F64), noise**2]))
+    right = torch.cat([y - MEAN, (values - matrix @ MEAN).expand(len(y), -1)], 1)
+    return MEAN + torch.linalg.lstsq(system, right.T, driver="gelsd").solution.T @ stacked @ WIDE
+
+
+def points(n: int = 6) -> Tensor:
+    return torch.randn((n, 3), generator=torch.Generator().manual_seed(3), dtype=F64)
+
+
+@pytest.mark.parametrize("noise", [(0.3, 0.5), (0.0, 0.0), (0.0, 0.5)], ids=str)
+@pytest.mark.parametrize("sigma", [0.013, 0.5, 3.7, 61.0])
+def test_denoise_is_the_conditional_mean_at_any_level(sigma: float, noise: tuple[float, float]) -> None:
+    """Between, below and above the levels of the table."""
+    spread = torch.tensor(noise, dtype=F64)
+    given = casal.posterior(prior(), TWO, BOTH, spread, iterations=2)
+    assert given.denoise is not None
+    ours = given.denoise(points(), torch.tensor(sigma, dtype=F64))
+    torch.testing.assert_close(ours, conditional(points(), sigma, TWO, BOTH, spread), atol=1e-8, rtol=1e-8)
+
+
+@pytest.mark.parametrize("way", ["moment", "pigdm", "dps", "flat"])
+@pytest.mark.parametrize("noise", [0.3, 0.0])
+def test_levels_may_differ_between_chains(way: str, noise: float) -> None:
+    given = casal.posterior(prior(), TWO, BOTH, noise, way=way)
+    assert given.denoise is not None
+    sigma = torch.tensor([0.02, 0.5, 0.5, 2.0, 9.0, 40.0], dtype=F64)
+    every = given.denoise(points(), sigma)
+    for k in range(6):
+        torch.testing.assert_close(
+            every[k : k + 1], given.denoise(points()[k : k + 1], sigma[k]), atol=1e-10, rtol=1e-9
+        )
+    with pytest.raises(ShapeError, match=r"one a chain \(6,\)"):
+        given.denoise(points(), sigma[:2])
+
+
+@pytest.mark.parametrize("way", ["moment", "pigdm", "dps", "flat"])
+@pytest.mark.parametrize("noise", [0.3, 0.0])
+def test_score_and_denoise_are_one_formula(way: str, noise: float) -> None:
+    target = casal.posterior(prior(), TWO, BOTH, noise, way=way)
+    table = target.table
+    assert target.denoise is not None and table.sigma is not None
+    for k in (0, 5, 11):
+        sigma = table.sigma[k]
+        tweedie = points() + sigma**2 * target.score(points(), table.t[k])
+        torch.testing.assert_close(tweedie, target.denoise(points(), sigma), atol=1e-9, rtol=1e-9)
+    several = target.score(points(2), table.t[[0, 5]])
+    torch.testing.assert_close(several[1:], target.score(points(2)[1:], table.t[5]), atol=1e-9, rtol=1e-9)
+
+
+def test_a_model_without_denoiser_keeps_its_score() -> None:
+    bare = casal.Target(prior().score, prior().table, prior().init)
+    given = casal.posterior(bare, TWO, BOTH, 0.1)
+    assert given.denoise is None
+    whole = casal.posterior(prior(), TWO, BOTH, 0.1)
+    assert torch.equal(given.score(points(), bare.table.t[4]), whole.score(points(), bare.table.t[4]))
+
+
+def test_without_noise_nothing_is_left_to_denoise_but_the_observation() -> None:
+    """sigma = 0: the nearest point of the exact observation, or y itself if the observation is noisy."""
+    exact, noisy = (casal.posterior(prior(), TWO, BOTH, noise).denoise for noise in (0.0, 0.3))
+    assert exact is not None and noisy is not None
+    zero = torch.tensor(0.0)
+    torch.testing.assert_close(exact(points(), zero), casal.Affine(TWO, BOTH).project(points()), atol=1e-9, rtol=0)
+    torch.testing.assert_close(noisy(points(), zero), points(), atol=1e-9, rtol=0)
+
+
+def test_exactness_is_the_limit_of_small_noise() -> None:
+    exact = casal.posterior(prior(), TWO, BOTH, 0.0, iterations=2).score(points(), prior().table.t[5])
+    last = torch.inf
+    for noise in (1e-1, 1e-2, 1e-3, 1e-4):
+        near = casal.posterior(prior(), TWO, BOTH, noise, iterations=2).score(points(), prior().table.t[5])
+        gap = float((near - exact).abs().max())
+        assert gap < 0.1 * last or gap < 1e-6
+        last = gap
+    assert last < 1e-6
+
+
+def test_dependent_rows_do_no_harm_and_contradictions_are_refused() -> None:
+    more, values = torch.cat([TWO, TWO[:1] + 3e4 * TWO[1:]]), torch.cat([BOTH, BOTH[:1] + 3e4 * BOTH[1:]])
+    few, many = (casal.posterior(prior(), *given, 0.0).denoise for given in ((TWO, BOTH), (more, values)))
+    assert few is not None and many is not None
+    torch.testing.assert_close(few(points(), 0.7), many(points(), 0.7), atol=1e-8, rtol=0)  # type: ignore[arg-type]
+    with pytest.raises(InfeasibleSet, match=r"contradict each other: least-squares residual .*noise > 0"):
+        casal.posterior(prior(), more, values + torch.tensor([0.0, 0.0, 1e5]), 0.0)
+    with pytest.raises(ShapeError, match="H has 2 columns"):
+        casal.posterior(prior(), [[1.0, 1.0]], [1.0], 0.0).score(points(), prior().table.t[0])
+
+
+def test_a_denoiser_without_derivative_is_refused() -> None:
+    frozen = casal.edm(torch.no_grad()(denoiser), [2.0, 1.0], shape=3, dtype=F64)
+    deep, flat = (casal.posterior(frozen, TWO, BOTH, 0.1, way=way).denoise for way in ("moment", "flat"))
+    assert deep is not None and flat is not None
+    with pytest.raises(SettingError, match=r"autograd cannot see through edm; .*way='flat'"):
+        deep(points(), torch.tensor(1.0))
+    assert flat(points(), torch.tensor(1.0)).shape == (6, 3)
+
+
+def test_float32_chains_stay_float32_and_obey() -> None:
+    target = casal.posterior(prior(torch.float32), TWO, BOTH, 0.0)
+    result = casal.sample(target, casal.Affine(TWO, BOTH), casal.FinalProjection(), 20, seed=0)
+    assert result.state.x.dtype == torch.float32
+    assert float((result.state.x.double() @ TWO.T - BOTH).abs().max()) < 1e-4
+    assert float(result.certificate.violation.max()) < 1e-14
