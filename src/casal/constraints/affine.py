@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, flat, norm, relative
+from casal.constraints.algorithms.truncated_normal import log_interval_mass, truncated_normal
+from casal.constraints.base import Constraint, flat, gaussian, norm, relative
 from casal.errors import InfeasibleSet, ShapeError
 from casal.typing import Event
 
@@ -47,6 +48,7 @@ class Affine(Constraint):
     """
 
     convex = True
+    samples_near = True
 
     def __init__(self, A: Any, b: Any) -> None:
         matrix = torch.atleast_2d(torch.as_tensor(_dense(A), dtype=torch.float64)).clone()
@@ -91,6 +93,15 @@ class Affine(Constraint):
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         return torch.zeros(len(x), dtype=x.dtype, device=x.device)
 
+    def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+        """P(y + sigma xi)."""
+        return self._project(y + sigma * gaussian(y, generator))
+
+    def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
+        """-dist^2 / (2 sigma^2) - m/2 log(2 pi sigma^2), m the rank of A."""
+        height = (flat(y) @ self._basis.to(y).T - self._level.to(y)) / sigma
+        return -0.5 * height.square().sum(1) - len(self._basis) * math.log(math.sqrt(2.0 * math.pi) * sigma)
+
     def _project(self, z: Tensor) -> Tensor:
         basis = self._basis.to(z)
         return (tangent(flat(z), basis) + self._level.to(z) @ basis).reshape(z.shape)
@@ -115,6 +126,7 @@ class HalfSpace(Constraint):
     convex = True
     solid = True
     one_sided = True
+    samples_near = True
 
     def __init__(self, a: Any, b: float) -> None:
         self.a = torch.as_tensor(a, dtype=torch.float64).reshape(-1).clone()
@@ -135,6 +147,20 @@ class HalfSpace(Constraint):
 
     def residual(self, z: Tensor) -> Tensor:
         return (flat(z) @ self._normal.to(z) - self._level)[:, None]
+
+    def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+        """A Gaussian along the plane, a Gaussian cut at b across it."""
+        normal, free = self._normal.to(y), flat(y + sigma * gaussian(y, generator))
+        height = truncated_normal(flat(y) @ normal, sigma, *self._heights(y), generator)
+        # A last projection for what rounding puts beyond the plane.
+        return self._project((tangent(free, normal[None]) + height[:, None] * normal).reshape(y.shape))
+
+    def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
+        """log Phi((b - a . y) / sigma), |a| = 1."""
+        return log_interval_mass(flat(y) @ self._normal.to(y), sigma, *self._heights(y))
+
+    def _heights(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        return y.new_tensor(-math.inf), y.new_tensor(self._level)
 
     def _project(self, z: Tensor) -> Tensor:
         y, normal = flat(z), self._normal.to(z)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Budget, Constraint, Projection, flat, norm
+from casal.constraints.base import Budget, Constraint, Projection, flat, gaussian, norm
 from casal.constraints.intersection import flattened
 from casal.errors import SettingError, ShapeError
 from casal.typing import Event
@@ -73,6 +73,7 @@ class Product(Constraint):
         self.exact = all(member.exact for member in given)
         self.convex = all(member.convex for member in given)
         self.solid = all(member.solid for member in given)
+        self.samples_near = all(member.samples_near for member in given)
 
     def __repr__(self) -> str:
         return f"Product({', '.join(map(repr, self.members))}, sizes={self.sizes})"
@@ -104,6 +105,22 @@ class Product(Constraint):
             torch.stack(residual).amax(0),
         )
 
+    def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+        """Block by block; a free block is y + sigma xi."""
+        drawn = []
+        for member, block in zip(self.members, flat(y).split(self.sizes, dim=1), strict=True):
+            if member is None:
+                drawn.append(block + sigma * gaussian(block, generator))
+            else:
+                drawn.append(member._sample_near(block, sigma, generator))
+        return torch.cat(drawn, dim=1).reshape(y.shape)
+
+    def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
+        """Sum over the blocks; a free block adds nothing."""
+        blocks = zip(self.members, flat(y).split(self.sizes, dim=1), strict=True)
+        parts = [member._log_normaliser(block, sigma) for member, block in blocks if member is not None]
+        return torch.stack(parts).sum(0) if parts else torch.zeros(len(y), dtype=y.dtype, device=y.device)
+
     def _violation(self, z: Tensor) -> Tensor:
         blocks = zip(self.members, flat(z).split(self.sizes, dim=1), strict=True)
         parts = [member._violation(block) for member, block in blocks if member is not None]
@@ -117,10 +134,12 @@ class _Moved(Constraint):
     """A set in other coordinates, its flags and its projection those of the set it is made of."""
 
     inner: Constraint
+    _stretch: float = 1.0
 
     def _adopt(self, inner: Constraint) -> None:
         self.inner = inner
         self.exact, self.convex, self.solid, self.one_sided = inner.exact, inner.convex, inner.solid, inner.one_sided
+        self.samples_near = inner.samples_near
 
     def explain(self) -> str:
         return f"{type(self).__name__.lower()}: {self.inner.explain()}"
@@ -137,6 +156,12 @@ class _Moved(Constraint):
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         found = self.inner._solve(self._back(z), budget, None if warm is None else self._back(warm))
         return found._replace(point=self._forth(found.point))
+
+    def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+        return self._forth(self.inner._sample_near(self._back(y), sigma / self._stretch, generator))
+
+    def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
+        return self.inner._log_normaliser(self._back(y), sigma / self._stretch)
 
     def _violation(self, z: Tensor) -> Tensor:
         return self.inner._violation(self._back(z))
@@ -185,7 +210,7 @@ class Scaled(_Moved):
 
     def __init__(self, inner: Constraint, by: float) -> None:
         self._adopt(inner)
-        self.by = float(by)
+        self.by = self._stretch = float(by)
         if not 0.0 < self.by < float("inf"):
             raise SettingError(f"a set is scaled by a finite number > 0, got {by}")
 

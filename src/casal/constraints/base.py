@@ -68,12 +68,14 @@ class Constraint(ABC):
         solid: The set has an interior (a ball, a box), so a point can be strictly inside.
         one_sided: ``residual(z) <= 0`` describes the set, instead of ``residual(z) = 0``; one flag for all residuals,
             or one for each.
+        samples_near: ``sample_near`` and ``log_normaliser`` are available, in closed form.
     """
 
     exact: bool = True
     convex: bool = False
     solid: bool = False
     one_sided: bool | tuple[bool, ...] = False
+    samples_near: bool = False
 
     _named: dict[str, type[Constraint]] = {}  # noqa: RUF012 (filled by subclasses, for constraint_from_spec)
 
@@ -96,15 +98,7 @@ class Constraint(ABC):
 
     def solve(self, z: Tensor, *, budget: Budget | None = None, warm: Tensor | None = None) -> Projection:
         """As ``project``, with a convergence flag, the iterations and the residual of every chain."""
-        wide = z.to(torch.float64)
-        if not bool(torch.isfinite(wide).all()):
-            lost = torch.nonzero(~torch.isfinite(wide).flatten(1).all(1)).flatten().tolist()
-            raise ProjectionError(
-                f"{type(self).__name__}.project got non-finite coordinates in {len(lost)} of {len(z)} points; "
-                "check the score and the step size that produced them",
-                chains=lost,
-            )
-        self.validate(tuple(z.shape[1:]))
+        wide = self._checked(z, "project")
         found = self._solve(wide, budget or Budget(), None if warm is None else warm.to(wide))
         if not bool(torch.isfinite(found.point).all()):
             raise ProjectionError(
@@ -147,6 +141,25 @@ class Constraint(ABC):
         set, (|x| / R)^(d-1) for a sphere. WeightedCASAL divides by it.
         """
         return None
+
+    def sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor | None:
+        """z ~ N(y, sigma^2 I) restricted to C (surface measure): one exact draw a point (n, *event), in float64.
+
+        This is z given x in split Gibbs sampling, with sigma^2 = 1 / rho. None if C has no closed form for it.
+        """
+        if not self.samples_near:
+            return None
+        return self._sample_near(self._checked(y, "sample_near"), positive(sigma, "sigma"), generator)
+
+    def log_normaliser(self, y: Tensor, sigma: float) -> Tensor | None:
+        """log of the integral of N(z; y, sigma^2 I) over C (surface measure): (n,) float64, or None as above.
+
+        All constants are there, (2 pi sigma^2)^(-d/2) included; only a ``scaled`` set leaves out one of its own, which
+        depends neither on y nor on sigma.
+        """
+        if not self.samples_near:
+            return None
+        return self._log_normaliser(self._checked(y, "log_normaliser"), positive(sigma, "sigma"))
 
     def explain(self) -> str:
         """One line: which set, and how its projection is computed."""
@@ -195,6 +208,25 @@ class Constraint(ABC):
     def _project(self, z: Tensor) -> Tensor:
         return self._solve(z, Budget(), None).point
 
+    def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+        raise NotImplementedError
+
+    def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
+        raise NotImplementedError
+
+    def _checked(self, z: Tensor, action: str) -> Tensor:
+        """z in float64, of a shape that fits, or ProjectionError."""
+        wide = z.to(torch.float64)
+        if not bool(torch.isfinite(wide).all()):
+            lost = torch.nonzero(~torch.isfinite(wide).flatten(1).all(1)).flatten().tolist()
+            raise ProjectionError(
+                f"{type(self).__name__}.{action} got non-finite coordinates in {len(lost)} of {len(z)} points; "
+                "check the score and the step size that produced them",
+                chains=lost,
+            )
+        self.validate(tuple(z.shape[1:]))
+        return wide
+
     @abstractmethod
     def _violation(self, z: Tensor) -> Tensor: ...
 
@@ -228,6 +260,19 @@ def unit(v: Tensor, fallback: Tensor) -> Tensor:
 def relative(excess: Tensor, scale: Tensor) -> Tensor:
     """``excess / scale`` with 0/0 = 0: a violation in units of the numbers it was computed from."""
     return torch.where(excess > 0, excess / scale.clamp_min(torch.finfo(torch.float64).tiny), torch.zeros_like(excess))
+
+
+def gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Standard Gaussian numbers of the shape, dtype and device of a tensor."""
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+def positive(value: float, name: str) -> float:
+    """``value`` as a float, or SettingError if it is not finite and > 0."""
+    number = float(value)
+    if not 0.0 < number < float("inf"):
+        raise SettingError(f"{name} must be finite and > 0, got {value}")
+    return number
 
 
 def per_chain(values: Tensor, z: Tensor) -> Tensor:

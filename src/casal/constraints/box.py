@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from casal.constraints.algorithms.truncated_normal import log_interval_mass, truncated_normal
 from casal.constraints.base import Constraint, flat, relative
 from casal.errors import InfeasibleSet, ShapeError
 from casal.typing import Event
@@ -24,6 +25,7 @@ class Box(Constraint):
 
     convex = True
     one_sided = True
+    samples_near = True
 
     def __init__(self, low: Any, high: Any) -> None:
         self.low, self.high = torch.broadcast_tensors(
@@ -55,6 +57,14 @@ class Box(Constraint):
     def residual(self, z: Tensor) -> Tensor:
         below, above = flat(self.low.to(z) - z), flat(z - self.high.to(z))
         return torch.cat([below, above], dim=1).clamp_min(-1e30)
+
+    def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+        """Coordinate by coordinate, a Gaussian cut to [low, high]."""
+        return truncated_normal(y, sigma, self.low.to(y), self.high.to(y), generator)
+
+    def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
+        """Sum of log[Phi((high - y) / sigma) - Phi((low - y) / sigma)]; of log-densities where low = high."""
+        return flat(log_interval_mass(y, sigma, self.low.to(y), self.high.to(y))).sum(1)
 
     def _project(self, z: Tensor) -> Tensor:
         return torch.clamp(z, self.low.to(z), self.high.to(z))

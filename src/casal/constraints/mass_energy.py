@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, flat, norm, relative, unit
+from casal.constraints.algorithms.von_mises_fisher import log_sphere_mass, near_sphere
+from casal.constraints.base import Constraint, flat, gaussian, norm, relative, unit
 from casal.errors import InfeasibleSet
 from casal.typing import Event
 
@@ -29,6 +31,8 @@ class MassEnergy(Constraint):
         mass: M.
         energy: E; needs E >= M^2 / N, checked as soon as N is known.
     """
+
+    samples_near = True
 
     def __init__(self, mass: float, energy: float) -> None:
         self.mass, self.energy = float(mass), float(energy)
@@ -70,16 +74,32 @@ class MassEnergy(Constraint):
         size = y.shape[1]
         if size == 1:
             return torch.full_like(z, self.mass)
-        axis = torch.zeros(size, dtype=z.dtype, device=z.device)
-        axis[0], axis[1] = 1.0, -1.0
-        # Halving keeps differences of numbers near the largest float finite; taking them to the first coordinate makes
-        # a constant field exactly zero, where subtracting a rounded mean would leave a constant.
-        shifted = 0.5 * y - 0.5 * y[:, :1]
-        fluctuation = shifted - shifted.mean(1, keepdim=True)
-        direction = unit(fluctuation, axis)
-        # Centring again after the scaling removes the mean that rounding left in a small fluctuation.
-        direction = unit(direction - direction.mean(1, keepdim=True), axis)
-        return (self.mass / size + self._radius(size) * direction).reshape(z.shape)
+        return (self.mass / size + self._radius(size) * _direction(y)).reshape(z.shape)
+
+    def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+        """The mean, and a von Mises-Fisher direction around y - ybar in the hyperplane of sum zero."""
+        rows, size = flat(y), flat(y).shape[1]
+        if size == 1:
+            return torch.full_like(y, self.mass)
+        drawn = near_sphere(
+            _direction(rows),
+            norm(_fluctuation(rows)) * 2.0,
+            self._radius(size),
+            sigma,
+            size - 1,
+            lambda count: _fluctuation(gaussian(rows[:count], generator)) * 2.0,
+            generator,
+        )
+        return self._project(drawn.reshape(y.shape))
+
+    def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
+        """A Gaussian at the distance of y from the hyperplane, times the normaliser of the sphere in it."""
+        rows, size = flat(y), flat(y).shape[1]
+        height = (rows.sum(1) - self.mass) / (math.sqrt(size) * sigma)
+        across = -0.5 * height.square() - math.log(math.sqrt(2.0 * math.pi) * sigma)
+        if size == 1:
+            return across
+        return across + log_sphere_mass(norm(_fluctuation(rows)) * 2.0, self._radius(size), sigma, size - 1)
 
     def _violation(self, z: Tensor) -> Tensor:
         y = flat(z)
@@ -88,3 +108,22 @@ class MassEnergy(Constraint):
         mass = relative((y.sum(1) - self.mass).abs(), torch.full_like(length, top))
         energy = relative((length.square() - self.energy).abs(), torch.full_like(length, self.energy))
         return torch.maximum(mass, energy)
+
+
+def _fluctuation(y: Tensor) -> Tensor:
+    """(y - ybar) / 2 for rows (n, d): exactly zero for a constant row.
+
+    Halving keeps differences of numbers near the largest float finite; taking them to the first coordinate makes a
+    constant field exactly zero, where subtracting a rounded mean would leave a constant.
+    """
+    shifted = 0.5 * y - 0.5 * y[:, :1]
+    return shifted - shifted.mean(1, keepdim=True)
+
+
+def _direction(y: Tensor) -> Tensor:
+    """(y - ybar) / |y - ybar| for rows (n, d), d > 1."""
+    axis = torch.zeros(y.shape[1], dtype=y.dtype, device=y.device)
+    axis[0], axis[1] = 1.0, -1.0
+    direction = unit(_fluctuation(y), axis)
+    # Centring again after the scaling removes the mean that rounding left in a small fluctuation.
+    return unit(direction - direction.mean(1, keepdim=True), axis)

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, flat, norm, per_chain, relative, unit
+from casal.constraints.algorithms.von_mises_fisher import log_sphere_mass, near_sphere
+from casal.constraints.base import Constraint, flat, gaussian, norm, per_chain, relative, unit
 from casal.errors import InfeasibleSet, ShapeError
 from casal.typing import Event
 
@@ -65,11 +66,30 @@ class Sphere(_Round):
             [0., 3.]])
     """
 
+    samples_near = True
+
     def _project(self, z: Tensor) -> Tensor:
         offset = self._offset(z)
-        first = torch.zeros(offset.shape[1], dtype=z.dtype, device=z.device)
-        first[0] = 1.0
-        return self._place(self.radius * unit(offset, first), z)
+        return self._place(self.radius * unit(offset, _first(offset)), z)
+
+    def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+        """A von Mises-Fisher direction around (y - c) / |y - c|, of concentration R |y - c| / sigma^2."""
+        offset = self._offset(y)
+        drawn = near_sphere(
+            unit(offset, _first(offset)),
+            norm(offset),
+            self.radius,
+            sigma,
+            offset.shape[1],
+            lambda rows: gaussian(offset[:rows], generator),
+            generator,
+        )
+        return self._place(self.radius * unit(drawn, _first(drawn)), y)
+
+    def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
+        """Gaussian at the distance of y from C, times the Bessel normaliser of the angle."""
+        offset = self._offset(y)
+        return log_sphere_mass(norm(offset), self.radius, sigma, offset.shape[1])
 
     def _violation(self, z: Tensor) -> Tensor:
         return relative((norm(self._offset(z)) - self.radius).abs(), self._scale(z))
@@ -77,6 +97,13 @@ class Sphere(_Round):
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         offset = self._offset(x)
         return (offset.shape[1] - 1) * torch.log(norm(offset) / self.radius)
+
+
+def _first(offset: Tensor) -> Tensor:
+    """The first unit vector (d,)."""
+    first = torch.zeros(offset.shape[1], dtype=offset.dtype, device=offset.device)
+    first[0] = 1.0
+    return first
 
 
 class Ball(_Round):
