@@ -1,6 +1,6 @@
 """Strictly constrained generative sampling: samples that obey a law exactly, with a certificate."""
 
-from casal import errors
+from casal import diagnostics, errors
 from casal.certificate import Certificate
 from casal.constraints import (
     Affine,
@@ -41,6 +41,8 @@ from casal.methods import (
     Penalty,
     PrimalDual,
     Projected,
+    SplitGibbs,
+    Twisted,
     Unconstrained,
     WeightedCASAL,
 )
@@ -58,6 +60,7 @@ from casal.targets import (
     flow,
     karras_sigmas,
     langevin,
+    latent_posterior,
     posterior,
     vp_sde,
 )
@@ -107,8 +110,10 @@ __all__ = [
     "SecondOrderCone",
     "Simplex",
     "Sphere",
+    "SplitGibbs",
     "Table",
     "Target",
+    "Twisted",
     "Unconstrained",
     "Union",
     "WeightedCASAL",
@@ -119,6 +124,7 @@ __all__ = [
     "constraint_from_spec",
     "ddim",
     "ddpm",
+    "diagnostics",
     "edm",
     "energy",
     "errors",
@@ -127,6 +133,7 @@ __all__ = [
     "inverse_variance",
     "karras_sigmas",
     "langevin",
+    "latent_posterior",
     "linear",
     "posterior",
     "sample",

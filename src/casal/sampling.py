@@ -147,7 +147,7 @@ class _Run:
             samples=samples,
             certificate=certify(self.problem.constraint, samples, self.tol),
             trace=trace,
-            cost=Cost(usage.scores / chains, usage.projections / chains, self.seconds),
+            cost=Cost(usage.scores / chains + self.target.init_evaluations, usage.projections / chains, self.seconds),
             state=state,
             provenance=self._provenance(),
             steps=torch.cat([torch.full((len(tile),), tile.steps) for tile in begun]),
@@ -186,8 +186,8 @@ class _Run:
             bar.advance(len(some))
 
     def _step(self, tile: Tile, row: Any) -> None:
-        noise = tile.noise(self.problem.latent, self.problem.like.dtype)
         problem = self.problem
+        noise = self.method.noise(problem, row, len(tile), tile.generator)
         if self.budget is not None:
             budget = self.budget(tile.steps / self.steps) if callable(self.budget) else self.budget
             problem = problem.with_budget(budget)
@@ -210,7 +210,7 @@ class _Run:
                 raise self._diverged(tile, row, tile.steps, torch.nonzero(lost).flatten().tolist())
 
     def _diverged(self, tile: Tile, row: Any, step: int, chains: Sequence[int]) -> DivergedError:
-        tau = float(row.b)
+        tau = float(getattr(row, "b", 0.0))
         rho = getattr(row, "rho", None)
         if rho is None and hasattr(row, "kappa"):
             rho = float(row.kappa) / tau if tau else 0.0

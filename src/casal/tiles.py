@@ -49,12 +49,6 @@ class Tile:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def noise(self, event: Event, dtype: torch.dtype) -> Tensor:
-        """Standard normal (chains, *event): drawn in float32, which is several times faster, and widened."""
-        shape = (len(self), *event)
-        drawn = torch.randn(shape, generator=self.generator, dtype=torch.float32, device=self.generator.device)
-        return drawn.to(dtype)
-
 
 def cut(n: int, size: int, seed: int, device: torch.device) -> list[Tile]:
     """All tiles of a run of n chains. Stream 0 belongs to exchanges, stream k + 1 to tile k."""

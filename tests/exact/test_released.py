@@ -28,7 +28,7 @@ def test_released_equals_the_published_iteration_on_shared_noise() -> None:
 
     z, mu = project(x), np.zeros_like(x)
     for t in range(steps):
-        w = tile.noise((2,), torch.float64).numpy()
+        w = torch.randn((len(tile), 2), generator=tile.generator).double().numpy()
         gradient = particle.gradient(torch.as_tensor(x)).numpy()
         x = x - tau * (gradient + values[t] * (x - z + mu)) + np.sqrt(2 * tau) * w
         z = project(x + mu)
@@ -48,7 +48,7 @@ def test_algorithms_1_and_2_equal_their_printed_iterations_on_shared_noise() -> 
         project = casal.Sphere(particle.RADIUS).project
         z, mu = project(x), torch.zeros_like(x)
         for _ in range(steps):
-            w = tile.noise((2,), torch.float64)
+            w = torch.randn((len(tile), 2), generator=tile.generator).double()
             x = x - tau * particle.gradient(x) - tau * rho * (x - z + mu) + (2 * tau) ** 0.5 * w
             z = project(z - tau * rho * (z - x - mu))
             mu = mu + dual * (x - z)

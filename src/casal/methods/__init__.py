@@ -9,6 +9,8 @@ from casal.methods.penalty import Penalty
 from casal.methods.primal_dual import PrimalDual
 from casal.methods.problem import Problem
 from casal.methods.projected import Projected
+from casal.methods.split_gibbs import SplitGibbs
+from casal.methods.twisted import Twisted
 from casal.methods.unconstrained import Unconstrained
 from casal.methods.weighted import WeightedCASAL
 
@@ -23,6 +25,8 @@ __all__ = [
     "Problem",
     "Projected",
     "Segment",
+    "SplitGibbs",
+    "Twisted",
     "Unconstrained",
     "WeightedCASAL",
 ]

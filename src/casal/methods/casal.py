@@ -38,8 +38,8 @@ class CASAL(Method[CASALState, CASALRow]):
     That is stable for every rho, and rho leads from unconstrained (0) to projected Langevin (infinity).
 
     Along a diffusion the constraint may couple to the denoised estimate D(x) instead of the noisy state: D is moved as
-    x is above, with (sigma / alpha)^2 rho for tau rho, and the score is that of the moved estimate. For samplers
-    without noise this is the only sound choice, because the noisy state must not be near C.
+    x is above, with (sigma / alpha)^2 rho for tau rho, and the score is that of the moved estimate. Samplers without
+    noise take it by default: their noisy state must not be near C, and on several modes the state locks into one.
 
     The printed damped z-step samples at the temperature 1 / (2 - tau rho) when rho is large, one half for small steps:
     x and z drift together and only x is shaken. So the full step is the default; the printed variants keep their

@@ -36,6 +36,9 @@ class FinalProjection(Method[Any, Any]):
     def step(self, problem: Problem, state: Any, row: Any, noise: Tensor) -> Any:
         return self.inner.step(problem, state, row, noise)
 
+    def noise(self, problem: Problem, row: Any, n: int, generator: torch.Generator) -> Any:
+        return self.inner.noise(problem, row, n, generator)
+
     def exchange(
         self, problem: Problem, state: Any, rung: Any, generator: torch.Generator
     ) -> tuple[Any, Mapping[str, float]]:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from casal.errors import DivergedError
 from casal.methods.problem import Problem
-from casal.methods.resampling import effective_size, normalised, systematic
+from casal.methods.resampling import Weighted, population, resampled
 
 LEAST_INSIDE = 0.1
 """Share of chains inside C below which ``Confined`` projects the others instead of replacing them."""
@@ -53,22 +53,6 @@ class WeightedState(NamedTuple):
     rho: Tensor
 
 
-def resampled(state: WeightedState, generator: torch.Generator) -> WeightedState:
-    """Draw the population anew by its weights; afterwards all weights are equal."""
-    chosen = systematic(normalised(state.log_weight), generator)
-    drawn = WeightedState(*(part[chosen] if part.ndim else part for part in state))
-    return drawn._replace(log_weight=torch.zeros_like(state.log_weight))
-
-
-def population(state: WeightedState) -> dict[str, float]:
-    """What the trace keeps of every exchange: rho, effective size, and how many ancestors are alive."""
-    return {
-        "rho": float(state.rho),
-        "ess": float(effective_size(normalised(state.log_weight))),
-        "ancestors": float(len(torch.unique(state.ancestor))),
-    }
-
-
 class Finish(ABC):
     """What happens after the last rung."""
 
@@ -77,8 +61,8 @@ class Finish(ABC):
 
     @abstractmethod
     def apply(
-        self, problem: Problem, state: WeightedState, generator: torch.Generator
-    ) -> tuple[WeightedState, Mapping[str, float]]:
+        self, problem: Problem, state: Weighted, generator: torch.Generator
+    ) -> tuple[Weighted, Mapping[str, float]]:
         """Reweight and resample the population."""
 
 
@@ -86,8 +70,8 @@ class Plain(Finish):
     """z = P(A x), with an error O(1/rho)."""
 
     def apply(
-        self, problem: Problem, state: WeightedState, generator: torch.Generator
-    ) -> tuple[WeightedState, Mapping[str, float]]:
+        self, problem: Problem, state: Weighted, generator: torch.Generator
+    ) -> tuple[Weighted, Mapping[str, float]]:
         return state, population(state)
 
 
@@ -97,8 +81,8 @@ class Reweighted(Finish):
     evaluations = len(GAUSS_POINTS)
 
     def apply(
-        self, problem: Problem, state: WeightedState, generator: torch.Generator
-    ) -> tuple[WeightedState, Mapping[str, float]]:
+        self, problem: Problem, state: Weighted, generator: torch.Generator
+    ) -> tuple[Weighted, Mapping[str, float]]:
         state = state._replace(log_weight=state.log_weight + self.log_weight(problem, state.x, state.z))
         lost = torch.nonzero(~torch.isfinite(state.log_weight)).flatten().tolist()
         if lost:
@@ -126,8 +110,8 @@ class Confined(Finish):
     """weight = 1 inside C, 0 outside."""
 
     def apply(
-        self, problem: Problem, state: WeightedState, generator: torch.Generator
-    ) -> tuple[WeightedState, Mapping[str, float]]:
+        self, problem: Problem, state: Weighted, generator: torch.Generator
+    ) -> tuple[Weighted, Mapping[str, float]]:
         inside = problem.constraint.violation(problem.decode(state.x)) == 0.0
         outside = 1.0 - float(inside.to(torch.float64).mean())
         if 1.0 - outside < LEAST_INSIDE:

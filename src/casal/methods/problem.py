@@ -12,6 +12,7 @@ from torch import Tensor
 
 from casal.constraints.base import Budget, Constraint
 from casal.decoders import Decoder, Gram, Identity
+from casal.errors import SettingError
 from casal.targets.base import Table, Target
 
 
@@ -95,6 +96,13 @@ class Problem:
         """Gradient of log p at x."""
         self.usage.scores += len(x)
         return self.target.score(x, t)
+
+    def denoise(self, y: Tensor, sigma: float) -> Tensor:
+        """E[x0 | x0 + sigma noise = y]."""
+        if self.target.denoise is None:
+            raise SettingError(f"{self.target.name} has no denoiser")
+        self.usage.scores += len(y)
+        return self.target.denoise(y, torch.as_tensor(sigma, dtype=torch.float64, device=y.device))
 
     def with_budget(self, budget: Budget) -> Problem:
         """The same problem with other projections inside the loop; factorisations are kept."""

@@ -2,8 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
 import torch
 from torch import Tensor
+
+
+class Population(Protocol):
+    """What a state of weighted chains has in common: points, weights, where each chain comes from, the coupling."""
+
+    @property
+    def x(self) -> Tensor: ...
+    @property
+    def z(self) -> Tensor: ...
+    @property
+    def log_weight(self) -> Tensor: ...
+    @property
+    def ancestor(self) -> Tensor: ...
+    @property
+    def rho(self) -> Tensor: ...
+    @property
+    def _replace(self) -> Callable[..., Any]: ...
+
+
+Weighted = TypeVar("Weighted", bound=Population)
 
 
 def normalised(log_weight: Tensor) -> Tensor:
@@ -27,3 +50,25 @@ def systematic(weight: Tensor, generator: torch.Generator) -> Tensor:
     shift = torch.rand((), generator=generator, dtype=weight.dtype, device=weight.device)
     points = (torch.arange(n, dtype=weight.dtype, device=weight.device) + shift) / n * edges[-1]
     return torch.searchsorted(edges, points, right=True).clamp_max(n - 1)
+
+
+def chosen(state: Weighted, index: Tensor) -> Weighted:
+    """The chains with the given indices; parts without a chain dimension are common to all."""
+    parts: tuple[Tensor, ...] = tuple(state)  # type: ignore[arg-type]
+    return type(state)(*(part[index] if part.ndim else part for part in parts))
+
+
+def resampled(state: Weighted, generator: torch.Generator) -> Weighted:
+    """Draw the population anew by its weights; afterwards all weights are equal."""
+    drawn = chosen(state, systematic(normalised(state.log_weight), generator))
+    renewed: Weighted = drawn._replace(log_weight=torch.zeros_like(state.log_weight))
+    return renewed
+
+
+def population(state: Population) -> dict[str, float]:
+    """What the trace keeps of every exchange: rho, effective size, and how many ancestors are alive."""
+    return {
+        "rho": float(state.rho),
+        "ess": float(effective_size(normalised(state.log_weight))),
+        "ancestors": float(len(torch.unique(state.ancestor))),
+    }

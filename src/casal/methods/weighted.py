@@ -12,9 +12,10 @@ from torch import Tensor
 
 from casal.errors import SettingError
 from casal.methods.base import Method, Segment, TableRow, burn_in_steps, split_records, table_rows
-from casal.methods.finish import Finish, WeightedState, choose_finish, population, resampled
+from casal.methods.finish import Finish, WeightedState, choose_finish
+from casal.methods.ladder import next_rho
 from casal.methods.problem import Problem
-from casal.methods.resampling import normalised
+from casal.methods.resampling import normalised, population, resampled
 from casal.schedules import Schedule, evaluate
 
 MOVE = 0.2
@@ -132,19 +133,8 @@ class WeightedCASAL(Method[WeightedState, TableRow]):
         return [Rung(rho, count - k) for k, rho in enumerate(ladder.tolist())]
 
     def _climb(self, state: WeightedState, half: Tensor, rung: Rung) -> float:
-        """The next rho: given, or placed so that the log-weights spread equally over the rungs that are left.
-
-        The spread of the log-weight grows like sd(dist^2 / 2) d rho, which is c / (rho + r) for a squared
-        distance that is nearly Gaussian in the normal direction, c = sqrt(1/2). Reading r off the present
-        spread, equal steps of log(rho + r) up to the top are equal steps of the spread.
-        """
+        """The next rho: given, or placed by the chains."""
         if rung.rho is not None:
             return rung.rho
         assert not callable(self.rho)
-        top, rho = float(self.rho), float(state.rho)
-        weight = normalised(state.log_weight)
-        spread = float((weight * (half - (weight * half).sum()).square()).sum().sqrt())
-        if rung.left == 1 or spread == 0.0:
-            return top
-        base = max(math.sqrt(0.5) / spread, rho)
-        return min(top, base * ((top - rho + base) / base) ** (1.0 / rung.left) - base + rho)
+        return next_rho(float(state.rho), float(self.rho), half, normalised(state.log_weight), rung.left)
