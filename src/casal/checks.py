@@ -18,12 +18,12 @@ PROBE = 2
 """Chains on which the score and the projection are tried."""
 
 
-def check_call(constraint: Constraint, method: Method[Any, Any], tol: float, dtype: torch.dtype | None) -> None:
+def check_call(constraint: Constraint, method: Method[Any, Any] | str, tol: float, dtype: torch.dtype | None) -> None:
     """What ``casal.sample`` was handed, before anything is looked at more closely."""
     if not isinstance(constraint, Constraint):
         raise SettingError(f"constraint must be a casal set such as casal.Sphere(1.0), got {constraint!r}")
-    if not isinstance(method, Method):
-        raise SettingError(f"method must be a casal method such as casal.CASAL(rho=10), got {method!r}")
+    if not isinstance(method, Method) and method != "auto":
+        raise SettingError(f"method must be a casal method such as casal.CASAL(rho=10), or 'auto', got {method!r}")
     if not tol >= 0:
         raise SettingError(f"tol must be >= 0, got {tol}")
     if dtype is not None and not dtype.is_floating_point:

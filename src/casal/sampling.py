@@ -17,12 +17,16 @@ from casal.decoders import Decoder
 from casal.diagnostics import warn_if_degenerate
 from casal.errors import DivergedError, ProjectionError, whole_number
 from casal.methods.base import Method, Segment
+from casal.methods.choose import choose
 from casal.methods.problem import Problem
 from casal.progress import Progress, progress_bar
 from casal.result import Cost, SampleResult
 from casal.targets.base import Target
 from casal.tiles import Tile, cut, generator, joined, one_thread, split, tile_size
 from casal.trace import Trace
+
+SPREAD_PROBE = 64
+"""Starting points from which ``method="auto"`` reads the scale of a fixed density."""
 
 CHECK_EVERY = 16
 """Steps between two looks for chains that are no longer finite."""
@@ -31,7 +35,7 @@ CHECK_EVERY = 16
 def sample(
     target: Target,
     constraint: Constraint,
-    method: Method[Any, Any],
+    method: Method[Any, Any] | str,
     n: int,
     *,
     decoder: Decoder | None = None,
@@ -49,7 +53,7 @@ def sample(
     Args:
         target: Score, table and start, from ``casal.langevin``, ``casal.energy`` ...
         constraint: The set C, in decoded space.
-        method: How the constraint enters each step.
+        method: How the constraint enters each step; "auto" takes what measurements recommend (``methods/choose.py``).
         n: Number of chains; each gives one sample.
         decoder: A, if the model lives in another space than the constraint; the identity if left out.
         seed: One number for all randomness. The result does not depend on the number of threads.
@@ -77,7 +81,7 @@ def sample(
     check_init(target, n)
     with torch.no_grad():
         run = _Run(target, constraint, method, n, decoder, seed, dtype, device, tol, record_every, budget, tile)
-        with progress_bar(progress, run.total_steps, method.name) as bar:
+        with progress_bar(progress, run.total_steps, run.method.name) as bar:
             return run.result(interrupted=run.go(bar))
 
 
@@ -88,7 +92,7 @@ class _Run:
         self,
         target: Target,
         constraint: Constraint,
-        method: Method[Any, Any],
+        method: Method[Any, Any] | str,
         n: int,
         decoder: Decoder | None,
         seed: int,
@@ -99,7 +103,7 @@ class _Run:
         budget: Budget | Callable[[float], Budget] | None,
         tile: int | None,
     ) -> None:
-        self.target, self.method, self.tol, self.record_every = target, method, tol, record_every
+        self.target, self.tol, self.record_every = target, tol, record_every
         self.n, self.seed, self.dtype, self.budget = n, seed, dtype, budget
         place = torch.device(device) if device is not None else _device_of(target)
         probe = self._points(Tile(0, 0, min(n, PROBE), generator(seed, 1, place)))
@@ -108,7 +112,8 @@ class _Run:
         self.common = generator(seed, 0, place)
         self.problem = Problem(target, constraint, check_decoder(decoder).to(probe), probe[:0])
         check_problem(self.problem, probe, tol)
-        self.segments: Sequence[Segment] = method.plan(self.problem)
+        self.method = method if isinstance(method, Method) else self._choice()
+        self.segments: Sequence[Segment] = self.method.plan(self.problem)
         self.steps = sum(len(segment.rows) for segment in self.segments)
         self.total_steps = self.steps * len(self.tiles)
         self.trace = Trace()
@@ -142,7 +147,7 @@ class _Run:
         self.trace.steps.pop(last, None)  # the state may have been resampled since
         self._record(state, last)
         trace = self.trace.collected()
-        warn_if_degenerate(trace, chains)
+        warn_if_degenerate(trace, chains, getattr(state, "log_weight", None))
         return SampleResult(
             samples=samples,
             certificate=certify(self.problem.constraint, samples, self.tol),
@@ -153,6 +158,10 @@ class _Run:
             steps=torch.cat([torch.full((len(tile),), tile.steps) for tile in begun]),
             partial=interrupted,
         )
+
+    def _choice(self) -> Method[Any, Any]:
+        few = Tile(0, 0, min(self.n, SPREAD_PROBE), generator(self.seed, 1, self.problem.like.device))
+        return choose(self.problem, self._points(few))
 
     def _points(self, tile: Tile) -> Tensor:
         x = starting_points(self.target, len(tile), tile.start, self.n, tile.generator)

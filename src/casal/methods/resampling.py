@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -63,6 +64,23 @@ def resampled(state: Weighted, generator: torch.Generator) -> Weighted:
     drawn = chosen(state, systematic(normalised(state.log_weight), generator))
     renewed: Weighted = drawn._replace(log_weight=torch.zeros_like(state.log_weight))
     return renewed
+
+
+def resampled_islands(state: Weighted, generator: torch.Generator, islands: int, ess: float) -> Weighted:
+    """Draw every island anew whose effective size is below a share ``ess`` of its chains (ess > 1: every one).
+
+    An island is a block of chains that meets no other. It keeps its evidence: after the draw all of its chains
+    carry the mean of its weights.
+    """
+    groups = state.log_weight.reshape(islands, -1)
+    index, log_weight = torch.arange(groups.numel(), device=groups.device).reshape(islands, -1), groups.clone()
+    for k, group in enumerate(groups):
+        weight = normalised(group)
+        if float(effective_size(weight)) < ess * len(group):
+            index[k] = index[k][systematic(weight, generator)]
+            log_weight[k] = torch.logsumexp(group, 0) - math.log(len(group))
+    drawn: Weighted = chosen(state, index.flatten())._replace(log_weight=log_weight.flatten())
+    return drawn
 
 
 def population(state: Population) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -30,7 +31,7 @@ from casal.methods.renoise import (
     reversed_step,
     start_of,
 )
-from casal.methods.resampling import normalised, population, resampled
+from casal.methods.resampling import normalised, population, resampled_islands
 
 MOVES = ("auto", "gibbs", "metropolis")
 
@@ -77,6 +78,7 @@ class SplitGibbs(Method[Renoised, Any]):
         ess: Resample when the effective size falls below this share of the chains.
         sweeps: Moves at every level; more of them bring resampled copies apart.
         moves: "gibbs", "metropolis", or "auto": gibbs where there are closed forms.
+        islands: Groups of chains that never meet, of equal size, pooled by their evidence (see ``Twisted``).
     """
 
     sigmas: float | Sequence[float] | Tensor
@@ -85,12 +87,13 @@ class SplitGibbs(Method[Renoised, Any]):
     ess: float = 0.7
     sweeps: int = 1
     moves: str = "auto"
+    islands: int = 1
 
     name: ClassVar[str] = "SplitGibbs"
 
     def __post_init__(self) -> None:
-        for value, name in ((self.inner_steps, "inner_steps"), (self.levels, "levels"), (self.sweeps, "sweeps")):
-            whole_number(value, name, 1)
+        for name in ("inner_steps", "levels", "sweeps", "islands"):
+            whole_number(getattr(self, name), name, 1)
         if not 0.0 < self.ess <= 1.0:
             raise SettingError(f"ess is a share of the chains in (0, 1], got {self.ess}")
         if self.moves not in MOVES:
@@ -100,6 +103,10 @@ class SplitGibbs(Method[Renoised, Any]):
             raise SettingError(f"sigmas must be finite, > 0 and strictly decreasing, got {sigma.tolist()}")
 
     def plan(self, problem: Problem) -> Sequence[Segment]:
+        return [Segment(table_rows(problem)), *self.climb(problem)]
+
+    def climb(self, problem: Problem) -> list[Segment]:
+        """The ladder, from clean points on."""
         draws = self._draws(problem)
         sweep: list[Any]
         if draws:
@@ -107,9 +114,9 @@ class SplitGibbs(Method[Renoised, Any]):
             sweep = [Draw(), Renoise(), *reverse_rows(problem, self.inner_steps)]
         else:
             sweep = move_rows(problem, self.inner_steps)
-        climb = [Segment(sweep * self.sweeps, level) for level in self._ladder()]
         finish = Confined() if problem.constraint.solid and not draws else Plain()
-        return [Segment(table_rows(problem)), *climb, Segment([Draw()] if draws else [], finish)]
+        levels = [Segment(sweep * self.sweeps, level) for level in self._ladder()]
+        return [*levels, Segment([Draw()] if draws else [], finish)]
 
     def init(self, problem: Problem, x: Tensor, generator: torch.Generator) -> Renoised:
         return start_of(problem, x)
@@ -139,7 +146,7 @@ class SplitGibbs(Method[Renoised, Any]):
     ) -> tuple[Renoised, Mapping[str, float]]:
         rate = {} if self._draws(problem) else {"acceptance": float(state.accepted.mean()) / self.sweeps}
         if isinstance(rung, Finish):
-            state, info = rung.apply(problem, resampled(state, generator), generator)
+            state, info = rung.apply(problem, self._resampled(state, generator, at_once=True), generator)
             return state, {**info, **rate}
         if float(state.rho) == 0.0:
             state, rate = footed(problem, state), {key: 1.0 for key in rate}
@@ -147,15 +154,18 @@ class SplitGibbs(Method[Renoised, Any]):
             state = adapted(state, self.sweeps)
         state = self._weighted(problem, state, rung)
         info = population(state)
-        if info["ess"] < self.ess * len(state.x):
-            state = resampled(state, generator)
-        return state, {**info, **rate}
+        return self._resampled(state, generator), {**info, **rate}
 
     def output(self, problem: Problem, state: Renoised) -> Tensor:
         return problem.strict(state.z if self._draws(problem) else problem.decode(state.x), warm=state.z)
 
     def monitor(self, problem: Problem, state: Renoised) -> Mapping[str, Tensor]:
         return split_records(problem, state.x, state.z)
+
+    def _resampled(self, state: Renoised, generator: torch.Generator, at_once: bool = False) -> Renoised:
+        if len(state.x) % self.islands:
+            raise SettingError(f"{len(state.x)} chains do not fall into {self.islands} islands of equal size")
+        return resampled_islands(state, generator, self.islands, math.inf if at_once else self.ess)
 
     def _draws(self, problem: Problem) -> bool:
         """Whether z is drawn in closed form."""

@@ -1,0 +1,28 @@
+"""``method="auto"``: the method that measurements recommend for a model, a set and a decoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from casal.methods.base import Method
+from casal.methods.problem import Problem
+from casal.methods.split_gibbs import SplitGibbs
+from casal.methods.weighted import WeightedCASAL
+
+SLACK = 0.02
+"""Where the ladder ends, in units of the spread of a sample: the error that is left is of the order of its square."""
+
+
+def choose(problem: Problem, x: Tensor) -> Method[Any, Any]:
+    """WeightedCASAL on a fixed density, SplitGibbs on a diffusion or flow model (see docs/methods.md for figures).
+
+    Args:
+        problem: Model, set and decoder.
+        x: A few starting points; on a fixed density their spread sets the scale. A diffusion model has scale one.
+    """
+    if problem.table.static:
+        spread = float(problem.decode(x).std(0).mean()) if len(x) > 1 else 1.0
+        return WeightedCASAL((SLACK * (spread or 1.0)) ** -2)
+    return SplitGibbs(SLACK * problem.decoder.norm())
