@@ -1,8 +1,8 @@
 """Experiments with a known answer. A new one joins by a file and a line here."""
 
-from casal.problems import field, particle
+from casal.problems import field, mixture, particle
 from casal.problems.base import Experiment, Outcome
 
-REGISTRY: dict[str, Experiment] = {e.name: e for e in (particle.EXPERIMENT, field.EXPERIMENT)}
+REGISTRY: dict[str, Experiment] = {e.name: e for e in (particle.EXPERIMENT, field.EXPERIMENT, mixture.EXPERIMENT)}
 
 __all__ = ["REGISTRY", "Experiment", "Outcome"]
