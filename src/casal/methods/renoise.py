@@ -9,15 +9,19 @@ exchangeable under p: p(x) N(y; x) p(x' | y) is symmetric in x and x'. So withou
 pays for g, and the factor of V makes pi_rho(x) ~ p(x) exp(-rho V(x)) the law that stays. Nothing is asked of the set
 but its projection, nothing of the decoder but its derivative.
 
-The reverse process takes ``steps`` evaluations at levels in geometric progression, ratio r = (s' / s)^2 each:
+The reverse process takes ``steps`` evaluations at levels s_0 > s_1 > ... whose cube roots are equally spaced. With
+r = (s' / s)^2 and h = log(s / s') of each step,
 
-    x' = r x + (1 - r) (D + (D - D_before) / 2) + s' sqrt(1 - r) w,       the last one x' = D(x)
+    x' = r x + (1 - r) (D + (D - D_before) h / (2 h_before)) + s' sqrt(1 - r) w,       the last one x' = D(x)
 
-a multistep method of second order (Lu et al. 2022, SDE-DPM-Solver++ 2M). The first step is of first order.
+a multistep method of second order (Lu et al. 2022, SDE-DPM-Solver++ 2M). The first step is of first order. On a
+Gaussian the mean is exact and ten steps have the variance to 1 or 2 % where s is not above the scale of the data
+(geometric levels: 7 %); features finer than the last level are smoothed.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +31,10 @@ from casal.errors import SettingError
 from casal.methods.problem import Problem
 
 RANGE = 0.1
-"""The reverse process from s ends at RANGE s, or at the model's finest level: what is left counts 1 % of s^2."""
+"""The reverse process from s ends at RANGE min(s, 1) (one: the scale of the data), or at the model's finest level."""
+
+SPACING = 3.0
+"""The levels are equally spaced in their power 1 / SPACING."""
 
 TOWARDS = 0.75
 """Share of the way to C that g goes when the noise is as large as the slack rho^(-1/2)."""
@@ -155,32 +162,42 @@ def renoised(problem: Problem, state: Renoised, row: Renoise, noise: Tensor) -> 
 def reversed_step(problem: Problem, state: Renoised, row: Reverse, noise: Tensor) -> Renoised:
     """One step of the reverse process that leads from the level s to a clean point."""
     s = noise_of(problem, state, row.scale)
-    end = min(s, max(row.finest, RANGE * s))
-    here = s * (end / s) ** (row.at / max(row.steps - 1, 1))
+    here, there = (_level(s, row, k) for k in (row.at, row.at + 1))
     clean = problem.denoise(state.x, here)
     if row.at == row.steps - 1:
         return state._replace(x=clean)
-    there = s * (end / s) ** ((row.at + 1) / max(row.steps - 1, 1))
-    ratio = (there / here) ** 2
-    ahead = clean if row.at == 0 else clean + 0.5 * (clean - state.before)
-    x = ratio * state.x + (1.0 - ratio) * ahead + there * (1.0 - ratio) ** 0.5 * noise
+    ahead = clean
+    if row.at > 0 and there < here:
+        ratio_of_steps = math.log(here / there) / math.log(_level(s, row, row.at - 1) / here)
+        ahead = clean + (0.5 * ratio_of_steps) * (clean - state.before)
+    kept = (there / here) ** 2
+    x = kept * state.x + (1.0 - kept) * ahead + there * math.sqrt(1.0 - kept) * noise
     return state._replace(x=x, before=clean)
+
+
+def _level(s: float, row: Reverse, k: int) -> float:
+    """Level number k of the reverse process from s."""
+    end = min(s, max(row.finest, RANGE * min(s, 1.0)))
+    share = k / max(row.steps - 1, 1)
+    return float((s ** (1 / SPACING) + share * (end ** (1 / SPACING) - s ** (1 / SPACING))) ** SPACING)
 
 
 def accepted(problem: Problem, state: Renoised, row: Accept, uniform: Tensor) -> Renoised:
     """Keep the proposal, or go back to the clean point the move started from."""
-    s = noise_of(problem, state, row.scale)
-    decoded = problem.decode(state.x)
-    z = problem.project(decoded, warm=state.z)
-    half = half_square(decoded - z)
-    rise = _tilt(problem, state, state.x, z, s) - _tilt(problem, state, state.clean, state.z, s)
-    yes = torch.log(uniform) < rise - state.rho * (half - state.half)
+    new = footed(problem, state)
+    yes = torch.log(uniform) < log_ratio(problem, state, new, noise_of(problem, state, row.scale))
     return state._replace(
         x=_pick(yes, state.x, state.clean),
-        z=_pick(yes, z, state.z),
-        half=torch.where(yes, half, state.half),
+        z=_pick(yes, new.z, state.z),
+        half=torch.where(yes, new.half, state.half),
         accepted=state.accepted + yes.to(state.accepted),
     )
+
+
+def log_ratio(problem: Problem, old: Renoised, new: Renoised, s: float) -> Tensor:
+    """log of exp(-rho (V(x') - V(x))) T(x') / T(x), chain by chain; x is ``old.clean`` and x' is ``new.x``."""
+    tilt = _tilt(problem, old, new.x, new.z, s) - _tilt(problem, old, old.clean, old.z, s)
+    return tilt - old.rho * (new.half - old.half)
 
 
 def adapted(state: Renoised, moves: int) -> Renoised:

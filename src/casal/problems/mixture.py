@@ -24,6 +24,8 @@ from casal.methods import (
     Method,
     Penalty,
     Projected,
+    SplitGibbs,
+    Twisted,
     WeightedCASAL,
 )
 from casal.problems.base import Claim, Experiment, Outcome, mean_and_error
@@ -106,6 +108,10 @@ METHODS: dict[str, Entry] = {
         lambda table: _noisy(table) and bool(table.s.any()),  # without noise it is the default
     ),
     "WeightedCASAL": Entry([("top rho = 400", WeightedCASAL(400.0))], lambda table: table.static),
+    "SplitGibbs": Entry([("sigma = 0.02, 400 more evaluations", SplitGibbs(0.02))], _noisy),
+    "Twisted": Entry(
+        [("rho = 2500, 300 more evaluations", Twisted(2500.0))], lambda table: _noisy(table) and bool(table.s.any())
+    ),
 }
 """A new sampler joins by a line here; what the library refuses is shown as refused."""
 
