@@ -1,24 +1,23 @@
 """How long projections take: closed forms against iterations, and the iterative sets, per chain.
 
-``python -m benchmarks.projections [--quick]`` prints Markdown tables. The cases of a group are timed in turn, round
-after round, so that a busy machine slows all of them alike.
+The cases of a group are timed in turn, round after round, so that a busy machine slows all of them alike.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from benchmarks.timing import interleaved, markdown
+from benchmarks.timing import Race, Table
 from casal.constraints.affine import Affine
 from casal.constraints.algorithms.alternating import alternating
 from casal.constraints.algorithms.dykstra import dykstra
 from casal.constraints.base import Budget, Constraint
 from casal.constraints.box import Box
+from casal.constraints.implicit import Implicit
 from casal.constraints.linear_dynamics import LinearDynamics
 from casal.constraints.mass_energy import MassEnergy
 from casal.constraints.polytope import Polytope
@@ -29,23 +28,24 @@ SWEEPS = 20
 Cases = dict[str, Callable[[], Tensor]]
 
 
-def table(quick: bool = False) -> str:
+def tables(quick: bool = False) -> Iterator[Table]:
     """Microseconds a chain; ``quick`` takes fewer chains and rounds."""
     share, repeats = (8, 3) if quick else (1, 9)
     groups = [("Mass and energy, 256 coordinates", 1000, _mass_energy(1000, 256))]
     groups += [("LinearDynamics, quadrotor, 200 steps", 256 // share, _quadrotor(256 // share))]
     for d, m, n in ((2, 8, 1000), (10, 40, 1000), (50, 100, 400), (200, 400, 200)):
         groups += [(f"Polytope, {d} coordinates, {m} rows", max(n // share, 8), _polytope(d, m, max(n // share, 8)))]
-    return "\n".join(_race(f"{title}, {chains} chains", chains, cases, repeats) for title, chains, cases in groups)
+    for title, chains, cases in groups:
+        yield _race(f"{title}, {chains} chains", chains, cases, repeats)
 
 
-def _race(title: str, chains: int, cases: Cases, repeats: int) -> str:
+def _race(title: str, chains: int, cases: Cases, repeats: int) -> Table:
     first = next(iter(cases))
     answers = {name: run() for name, run in cases.items()}
     size = float(answers[first].abs().max())
     errors = [f"{name} {float((x - answers[first]).abs().max()) / size:.0e}" for name, x in answers.items()]
-    times = markdown(title, interleaved(cases, repeats), first, 1e-6 * chains, "us a chain")
-    return f"{times}\nLargest difference from the first, relative: {'; '.join(errors[1:])}.\n"
+    note = f"Largest difference from the first, relative: {'; '.join(errors[1:])}."
+    return Race(title, 1e-6 * chains, "us a chain", (first,), repeats, note, dict(cases)).table()
 
 
 def _normal(*shape: int, seed: int) -> Tensor:
@@ -67,8 +67,11 @@ def _mass_energy(n: int, size: int) -> Cases:
         return x
 
     budget, violation = Budget(0.0, SWEEPS), closed._violation
+    newton, narrow = Implicit(closed.residual), z.float()
     return {
         "closed form": lambda: closed.project(z),
+        "closed form, in the loop (float32)": lambda: closed.project_quick(narrow).double(),
+        "Gauss-Newton": lambda: newton.project(z),
         f"{SWEEPS} alternating sweeps, bare loop": bare,
         f"{SWEEPS} alternating sweeps, with flags": lambda: alternating(z, projections, violation, budget).point,
         f"{SWEEPS} Dykstra sweeps": lambda: dykstra(z, projections, violation, budget).point,
@@ -119,15 +122,3 @@ def _polytope(d: int, m: int, n: int) -> Cases:
         "exact, warm start": lambda: polytope.project(z, warm=warm),
         "to 1e-3": lambda: polytope.project(z, budget=Budget(1e-3)),
     }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="fewer chains and rounds")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    print(table(quick=arguments.quick))
-
-
-if __name__ == "__main__":
-    main()

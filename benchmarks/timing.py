@@ -2,15 +2,74 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
+Case = Callable[[], object]
+"""Something to time. If it returns a float, that is the time it measured itself."""
 
-def interleaved(cases: Mapping[str, Callable[[], object]], repeats: int = 5) -> dict[str, tuple[float, float]]:
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of numbers for a reader (Markdown) and for a program (JSON)."""
+
+    title: str
+    rows: list[dict[str, Any]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        names = list(dict.fromkeys(name for row in self.rows for name in row))
+        lines = [f"### {self.title}", "", f"| {' | '.join(names)} |", f"|---|{'---:|' * (len(names) - 1)}"]
+        lines += [f"| {' | '.join(_cell(row.get(name)) for name in names)} |" for row in self.rows]
+        return "\n".join([*lines, "", self.note, ""] if self.note else [*lines, ""])
+
+    def data(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Race:
+    """Cases timed in turn.
+
+    Attributes:
+        title: Of the table.
+        unit: Seconds that count as one.
+        unit_name: What the unit is called.
+        bases: Cases to give ratios to.
+        repeats: Rounds after the first, which is not counted.
+        note: Below the table.
+    """
+
+    title: str
+    unit: float
+    unit_name: str
+    bases: tuple[str, ...]
+    repeats: int = 5
+    note: str = ""
+    cases: dict[str, Case] = field(default_factory=dict)
+
+    def table(self) -> Table:
+        seconds = interleaved(self.cases, self.repeats)
+        rows = []
+        for name, (low, mid) in seconds.items():
+            row = {
+                "case": name,
+                f"min, {self.unit_name}": low / self.unit,
+                f"median, {self.unit_name}": mid / self.unit,
+            }
+            rows.append(row | {f"/ {base}": low / seconds[base][0] for base in self.bases})
+        return Table(self.title, rows, self.note)
+
+
+def interleaved(cases: Mapping[str, Case], repeats: int = 5) -> dict[str, tuple[float, float]]:
     """Seconds (minimum, median) of each case over interleaved repeats, after one warm-up."""
     for case in cases.values():
         case()
@@ -18,20 +77,27 @@ def interleaved(cases: Mapping[str, Callable[[], object]], repeats: int = 5) -> 
     for _ in range(repeats):
         for name, case in cases.items():
             began = time.perf_counter()
-            case()
-            seconds[name].append(time.perf_counter() - began)
+            own = case()
+            seconds[name].append(own if isinstance(own, float) else time.perf_counter() - began)
     return {name: (min(values), median(values)) for name, values in seconds.items()}
 
 
-def machine() -> str:
-    """What the figures were measured on."""
-    return f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} thread(s)"
+def machine() -> dict[str, Any]:
+    """What the figures were measured on, and how busy it was."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": models[0] if models else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load average": round(os.getloadavg()[0], 2),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+    }
 
 
-def markdown(title: str, seconds: Mapping[str, tuple[float, float]], base: str, unit: float, unit_name: str) -> str:
-    """A table with ratios to the case ``base``."""
-    header = f"| case | min, {unit_name} | median, {unit_name} | ratio to {base} |"
-    lines = [f"### {title}", "", header, "|---|---:|---:|---:|"]
-    for name, (low, mid) in seconds.items():
-        lines.append(f"| {name} | {low / unit:.3g} | {mid / unit:.3g} | {low / seconds[base][0]:.2f} |")
-    return "\n".join([*lines, "", machine(), ""])
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

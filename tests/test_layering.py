@@ -19,7 +19,10 @@ FLOORS: list[set[str]] = [
     {"errors", "typing"},
     {"constraints", "decoders", "schedules", "targets"},
     {"methods"},
-    {"sampling", "certificate", "result", "store", "diagnostics", "tiles", "trace", "checks", "progress"},
+    {
+        *("sampling", "run", "workers", "compiled", "tiles", "trace", "checks", "progress"),
+        *("certificate", "result", "store", "remote", "diagnostics"),
+    },
     {"nets", "physics", "problems", "integrations"},
     {"report", "cli"},
 ]
@@ -33,7 +36,7 @@ SOLVERS = {"physics"}
 PLOTTING = {"report", "cli"}
 EXTRAS_ALLOWED = {"problems", "report", "cli", "integrations", "nets", "physics"}
 CORE_LIBRARIES = {"torch", "numpy"}
-LAZY = {("progress", "rich")}
+LAZY = {("progress", "rich"), ("store", "zarr"), ("store", "xarray"), ("remote", "distributed")}
 """Libraries a room may import inside a function."""
 
 PACKAGE = {"__version__"}

@@ -49,6 +49,7 @@ from casal.methods import (
 from casal.result import SampleResult
 from casal.sampling import sample
 from casal.schedules import constant, constant_gain, geometric, inverse_variance, linear
+from casal.store import load
 from casal.targets import (
     Table,
     Target,
@@ -135,6 +136,7 @@ __all__ = [
     "langevin",
     "latent_posterior",
     "linear",
+    "load",
     "posterior",
     "sample",
     "tightening",

@@ -8,35 +8,57 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Something that can be told how many steps were taken."""
+    """Something that can be told how many steps were taken, and what is known on the way."""
 
     def advance(self, steps: int) -> None:
         """Count ``steps`` more."""
 
+    def tell(self, name: str, value: float) -> None:
+        """Show the latest value of a quantity, such as the largest violation."""
 
-class _Silent:
+
+class Silent:
+    """No bar."""
+
     def advance(self, steps: int) -> None:
-        return
+        """Nothing."""
+
+    def tell(self, name: str, value: float) -> None:
+        """Nothing."""
 
 
 @contextmanager
 def progress_bar(wanted: bool, total: int, label: str) -> Iterator[Progress]:
-    """A bar over ``total`` steps, or silence."""
+    """A bar over ``total`` steps with the time left, or silence."""
     if not wanted:
-        yield _Silent()
+        yield Silent()
         return
     try:
         from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
     except ImportError:
-        yield _Silent()
+        yield Silent()
         return
     console = Console(stderr=True)
-    with Bar(console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task(label, total=total)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[known]}"),
+    )
+    with Bar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(label, total=total, known="")
+        known: dict[str, float] = {}
 
         class Shown:
             def advance(self, steps: int) -> None:
                 bar.advance(task, steps)
+
+            def tell(self, name: str, value: float) -> None:
+                known[name] = value
+                bar.update(task, known="  ".join(f"{key} {number:.3g}" for key, number in known.items()))
 
         yield Shown()

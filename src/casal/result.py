@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,6 +67,12 @@ class SampleResult:
         """(n,) index of the starting chain each sample descends from."""
         ancestor: Tensor | None = getattr(self.state, "ancestor", None)
         return torch.arange(len(self.samples)) if ancestor is None else ancestor
+
+    def save(self, path: str | Path) -> None:
+        """Write the result to a new store (zarr); ``casal.load`` reads it back."""
+        from casal.store import save
+
+        save(self, path)
 
     def __str__(self) -> str:
         method, n = self.provenance.get("method", "?"), len(self.samples)

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from casal.methods.problem import Usage
+from casal.trace import Trace
 from casal.typing import Event
 
-TILE_NUMBERS = 1 << 18
-"""Numbers in one tensor of a tile: 1 MB of float32, so that a state of a few of them stays in the L2 cache."""
+TILE_NUMBERS = 1 << 17
+"""Numbers in one tensor of a tile: 0.5 MB of float32, so that a state of a few of them stays near the L2 cache."""
 
 LARGEST_TILE = 4096
 
 
-def tile_size(event: Event) -> int:
-    """Chains in a tile: as many as keep one tensor near TILE_NUMBERS, a power of two."""
-    wanted = TILE_NUMBERS // max(1, torch.Size(event).numel())
+def tile_size(*events: Event) -> int:
+    """Chains in a tile: as many as keep the largest tensor, latent or decoded, near TILE_NUMBERS; a power of two."""
+    wanted = TILE_NUMBERS // max(1, *(torch.Size(event).numel() for event in events))
     return min(LARGEST_TILE, 1 << max(0, wanted.bit_length() - 1))
 
 
@@ -36,7 +38,7 @@ def generator(seed: int, stream: int, device: torch.device) -> torch.Generator:
 
 @dataclass
 class Tile:
-    """Some chains of a run, and how far they are."""
+    """Some chains of a run, how far they are, what they used and what was recorded of them."""
 
     index: int
     start: int
@@ -44,6 +46,8 @@ class Tile:
     generator: torch.Generator
     state: Any = None
     steps: int = 0
+    usage: Usage = field(default_factory=Usage)
+    trace: Trace = field(default_factory=Trace)
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -66,12 +70,24 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def joined(states: list[Any]) -> Any:
-    """One state of all chains; fields without a chain dimension are common to all tiles."""
+def joined(tiles: list[Tile]) -> Any:
+    """One state of all chains, taken away from the tiles; fields without a chain dimension are common to all.
+
+    Field after field, so that no more than one of them is there twice.
+    """
+    states = [tile.state for tile in tiles]
+    for tile in tiles:
+        tile.state = None
     if len(states) == 1:
         return states[0]
     kind = type(states[0])
-    return kind(*(torch.cat(parts) if parts[0].ndim else parts[0] for parts in zip(*states, strict=True)))
+    fields = [list(parts) for parts in zip(*states, strict=True)]
+    del states
+    whole = []
+    while fields:
+        parts = fields.pop(0)
+        whole.append(torch.cat(parts) if parts[0].ndim else parts[0])
+    return kind(*whole)
 
 
 def split(state: Any, tiles: list[Tile]) -> list[Any]:

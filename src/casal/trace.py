@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,10 +27,36 @@ class Trace:
             wide = value.to(torch.float64)
             slot.setdefault(name, []).append((len(wide), float(wide.mean()), float(wide.max())))
 
+    def latest(self, name: str) -> float:
+        """The last record of a quantity, over all chains; not a number if there is none."""
+        if not self.steps or name not in self.steps[max(self.steps)]:
+            return float("nan")
+        return _combined(name, self.steps[max(self.steps)][name])
+
     def exchanged(self, step: int, values: Mapping[str, float]) -> None:
         """Keep the scalars of one exchange."""
         if values:
             self.exchanges.append((step, dict(values)))
+
+    def absorb(self, other: Trace) -> None:
+        """Take over the records of other chains."""
+        for step, names in other.steps.items():
+            slot = self.steps.setdefault(step, {})
+            for name, parts in names.items():
+                slot.setdefault(name, []).extend(parts)
+        self.exchanges += other.exchanges
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON data; ``from_plain`` reads it back to the same bits."""
+        return {"steps": list(self.steps.items()), "exchanges": self.exchanges}
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Trace:
+        """What ``plain`` wrote."""
+        steps = {
+            int(step): {name: [tuple(p) for p in parts] for name, parts in slot.items()} for step, slot in data["steps"]
+        }
+        return cls(steps, [(int(step), dict(values)) for step, values in data["exchanges"]])
 
     def collected(self) -> dict[str, Tensor]:
         """Tensors of equal length for the steps, and of another equal length for the exchanges."""

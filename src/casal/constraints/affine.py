@@ -49,6 +49,7 @@ class Affine(Constraint):
 
     convex = True
     samples_near = True
+    quick = True
 
     def __init__(self, A: Any, b: Any) -> None:
         matrix = torch.atleast_2d(torch.as_tensor(_dense(A), dtype=torch.float64)).clone()
@@ -90,6 +91,9 @@ class Affine(Constraint):
     def residual(self, z: Tensor) -> Tensor:
         return flat(z) @ self._rows.to(z).T - self._right.to(z)
 
+    def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
+        return (weights @ self._rows.to(z)).reshape(z.shape)
+
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         return torch.zeros(len(x), dtype=x.dtype, device=x.device)
 
@@ -101,6 +105,10 @@ class Affine(Constraint):
         """-dist^2 / (2 sigma^2) - m/2 log(2 pi sigma^2), m the rank of A."""
         height = (flat(y) @ self._basis.to(y).T - self._level.to(y)) / sigma
         return -0.5 * height.square().sum(1) - len(self._basis) * math.log(math.sqrt(2.0 * math.pi) * sigma)
+
+    def project_quick(self, z: Tensor) -> Tensor:
+        y, basis = flat(z), self._basis.to(z)
+        return torch.addmm(y, y @ basis.T - self._level.to(z), basis, alpha=-1.0).reshape(z.shape)
 
     def _project(self, z: Tensor) -> Tensor:
         basis = self._basis.to(z)
@@ -127,6 +135,7 @@ class HalfSpace(Constraint):
     solid = True
     one_sided = True
     samples_near = True
+    quick = True
 
     def __init__(self, a: Any, b: float) -> None:
         self.a = torch.as_tensor(a, dtype=torch.float64).reshape(-1).clone()
@@ -161,6 +170,11 @@ class HalfSpace(Constraint):
 
     def _heights(self, y: Tensor) -> tuple[Tensor, Tensor]:
         return y.new_tensor(-math.inf), y.new_tensor(self._level)
+
+    def project_quick(self, z: Tensor) -> Tensor:
+        y, normal = flat(z), self._normal.to(z)
+        excess = (y @ normal - self._level).clamp_min(0.0)
+        return (y - excess[:, None] * normal).reshape(z.shape)
 
     def _project(self, z: Tensor) -> Tensor:
         y, normal = flat(z), self._normal.to(z)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints.affine import Affine
-from casal.constraints.base import Constraint, flat, norm, unit
+from casal.constraints.base import Constraint, flat, norm, shell_factor, shortest, unit
 from casal.constraints.sphere import Ball, Sphere
 from casal.errors import InfeasibleSet
 from casal.typing import Event
@@ -31,6 +31,8 @@ class AffineRound(Constraint):
         flat_part: The equations.
         round_part: The sphere or ball.
     """
+
+    quick = True
 
     def __init__(self, flat_part: Affine, round_part: Sphere | Ball) -> None:
         self.flat_part, self.round_part = flat_part, round_part
@@ -76,6 +78,17 @@ class AffineRound(Constraint):
         inside = flat(self.flat_part._project(x)) - self._foot.to(x)
         dimension = inside.shape[1] - len(self.flat_part._basis)
         return (dimension - 1) * torch.log(norm(inside) / self._radius)
+
+    def project_quick(self, z: Tensor) -> Tensor:
+        foot = self._foot.to(z)
+        if self._axis is None:
+            return foot.expand(len(z), -1).reshape(z.shape)
+        inside = flat(self.flat_part.project_quick(z)) - foot
+        factor, length = shell_factor(inside, self._radius)
+        if self.convex:
+            factor = torch.where(length > self._radius, factor, torch.ones_like(factor))
+        axis = shortest(z.dtype) * self._axis.to(z)
+        return inside.mul_(factor).addmm_(factor, axis[None]).add_(foot).reshape(z.shape)
 
     def _project(self, z: Tensor) -> Tensor:
         foot = self._foot.to(z)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints.algorithms.von_mises_fisher import log_sphere_mass, near_sphere
-from casal.constraints.base import Constraint, flat, gaussian, norm, relative, unit
+from casal.constraints.base import Constraint, flat, gaussian, leaned, norm, relative, shell_factor, unit
 from casal.errors import InfeasibleSet
 from casal.typing import Event
 
@@ -33,6 +33,7 @@ class MassEnergy(Constraint):
     """
 
     samples_near = True
+    quick = True
 
     def __init__(self, mass: float, energy: float) -> None:
         self.mass, self.energy = float(mass), float(energy)
@@ -60,6 +61,9 @@ class MassEnergy(Constraint):
         y = flat(z)
         return torch.stack([y.sum(1) - self.mass, y.square().sum(1) - self.energy], dim=1)
 
+    def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
+        return (flat(z) * (2.0 * weights[:, 1:])).add_(weights[:, :1]).reshape(z.shape)
+
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         y, radius = flat(x), self._radius(flat(x).shape[1])
         if radius == 0.0:
@@ -68,6 +72,17 @@ class MassEnergy(Constraint):
 
     def _radius(self, size: int) -> float:
         return float(max(self.energy - self.mass**2 / size, 0.0) ** 0.5)
+
+    def project_quick(self, z: Tensor) -> Tensor:
+        y = flat(z)
+        size = y.shape[1]
+        if size == 1:
+            return torch.full_like(z, self.mass)
+        radius = self._radius(size)
+        offset = y - y.mean(1, keepdim=True)
+        factor, _ = shell_factor(offset, radius)
+        field = offset.mul_(factor).add_(self.mass / size)
+        return leaned(leaned(field, factor, 0, 0.5**0.5), factor, 1, -(0.5**0.5)).reshape(z.shape)
 
     def _project(self, z: Tensor) -> Tensor:
         y = flat(z)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints.algorithms.von_mises_fisher import log_sphere_mass, near_sphere
-from casal.constraints.base import Constraint, flat, gaussian, norm, per_chain, relative, unit
+from casal.constraints.base import Constraint, flat, gaussian, leaned, norm, per_chain, relative, shell_factor, unit
 from casal.errors import InfeasibleSet, ShapeError
 from casal.typing import Event
 
@@ -39,6 +39,9 @@ class _Round(Constraint):
     def residual(self, z: Tensor) -> Tensor:
         return self._offset(z).square().sum(1, keepdim=True) - self.radius**2
 
+    def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
+        return (self._offset(z) * (2.0 * weights)).reshape(z.shape)
+
     def _offset(self, z: Tensor) -> Tensor:
         return flat(z if self.center is None else z - self.center.to(z))
 
@@ -67,6 +70,12 @@ class Sphere(_Round):
     """
 
     samples_near = True
+    quick = True
+
+    def project_quick(self, z: Tensor) -> Tensor:
+        offset = self._offset(z)
+        factor, _ = shell_factor(offset, self.radius)
+        return self._place(leaned(offset * factor, factor, 0), z)
 
     def _project(self, z: Tensor) -> Tensor:
         offset = self._offset(z)
@@ -119,6 +128,16 @@ class Ball(_Round):
     convex = True
     solid = True
     one_sided = True
+    quick = True
+
+    def project_quick(self, z: Tensor) -> Tensor:
+        offset = self._offset(z)
+        factor, length = shell_factor(offset, self.radius)
+        inside = ~(length > self.radius)
+        moved = offset * torch.where(inside, torch.ones_like(factor), factor)
+        if self.center is None:
+            return moved.reshape(z.shape)
+        return torch.where(per_chain(inside, z), z, self._place(moved, z))
 
     def _project(self, z: Tensor) -> Tensor:
         offset = self._offset(z)

@@ -60,6 +60,7 @@ class Transform(Decoder):
         self.shape: Event = size if self.channels is None else (self.channels, *size)
         self.keep, self.source = _kept(keep)
         self.scale = None if scale is None else _scales(scale, self.channels or 1, self.count)
+        self.dense: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -74,6 +75,8 @@ class Transform(Decoder):
 
     def __call__(self, x: Tensor) -> Tensor:
         c = self._flat(x)
+        if self.dense is not None and self.dense.dtype == x.dtype:
+            return c @ self.dense.T
         c = c if self.scale is None else c * self.scale.to(c)
         c = c.reshape(len(x) * (self.channels or 1), self.count)
         if self.source is not None:
@@ -85,6 +88,8 @@ class Transform(Decoder):
 
     def vjp(self, x: Tensor) -> Callable[[Tensor], Tensor]:
         def pull(v: Tensor) -> Tensor:
+            if self.dense is not None and self.dense.dtype == v.dtype:
+                return (v @ self.dense).reshape(len(v), *x.shape[1:])
             c = self._analysis(v)
             return (c if self.scale is None else c * self.scale.to(c)).reshape(len(v), *x.shape[1:])
 
@@ -114,6 +119,9 @@ class Transform(Decoder):
         other.scale = None if self.scale is None else self.scale.to(like)
         other.tables = tuple(_cast(tables, like) for tables in self.tables)
         other.keep, other.source = (None if part is None else part.to(like.device) for part in (self.keep, self.source))
+        if self.products == (True,) and self.keep is None and self.channels is None:
+            columns = self.tables[0][0] if self.scale is None else self.tables[0][0] * self.scale
+            other.dense = columns.to(like)
         return other
 
     @property

@@ -101,8 +101,13 @@ def table_rows(problem: Problem, kind: Any = TableRow, **columns: Tensor) -> lis
     table = problem.table
     every = {"a": table.a, "b": table.b, "s": table.s, "t": table.t, **columns}
     device = problem.like.device
-    scalars = {name: column.to(device).unbind() for name, column in every.items()}
+    scalars = {name: _scalars(column.to(device)) for name, column in every.items()}
     return [kind(**dict(zip(scalars, values, strict=True))) for values in zip(*scalars.values(), strict=True)]
+
+
+def _scalars(column: Tensor) -> Sequence[Tensor]:
+    """The entries of a column; one and the same if they are equal, since making a tensor takes microseconds."""
+    return [column[0]] * len(column) if bool((column == column[0]).all()) else column.unbind()
 
 
 def burn_in_steps(burn_in: float, steps: int) -> int:

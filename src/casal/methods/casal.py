@@ -127,15 +127,16 @@ class CASAL(Method[CASALState, CASALRow]):
 
     def step(self, problem: Problem, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
         x, z, lam = state
-        mu = lam / row.scale
-        if couples_estimate(self, problem.table):
+        if couples_estimate(self, problem):
             return self._estimate_step(problem, state, row, noise)
+        mu = lam * row.per_scale
         pull = problem.decoder.vjp(x)
         free = move(problem, x, problem.score(x, row.t), row, noise)
         if self.coupling == "implicit":
             if self.z_step == "full":
                 z = problem.project(problem.decode(free) + mu, warm=z)
-            x = problem.gram.solve(free + row.kappa * problem.scaled(pull(z - mu)), row.kappa)
+            free = free.addcmul_(problem.scaled(pull(z - mu)), row.kappa)
+            x = free.mul_(row.stay) if problem.isotropic else problem.gram.solve(free, row.kappa)
         else:
             x = free - row.kappa * problem.scaled(pull(problem.decode(x) - z + mu))
         decoded = problem.decode(x)
@@ -144,13 +145,13 @@ class CASAL(Method[CASALState, CASALRow]):
         elif self.coupling == "explicit" or not problem.isotropic:
             z = problem.project(decoded + mu, warm=z)  # else x moved straight towards z, which is still its foot
         if self.dual == "chain":
-            lam = lam + row.scale * row.eta * (decoded - z)
+            lam = torch.addcmul(lam, decoded - z, row.pace)
         return CASALState(x, z, lam)
 
     def _estimate_step(self, problem: Problem, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
         """The same three updates on the denoised estimate, then the row with the score of the moved estimate."""
         x, z, lam = state
-        mu = lam / row.scale
+        mu = lam * row.per_scale
         clean = estimate(x, problem.score(x, row.t), row.alpha, row.sigma)
         z = problem.project(problem.decode(clean) + mu, warm=z)
         if self.coupling == "implicit":
@@ -162,7 +163,7 @@ class CASAL(Method[CASALState, CASALRow]):
         if self.coupling == "explicit" or not problem.isotropic:
             z = problem.project(decoded + mu, warm=z)
         if self.dual == "chain":
-            lam = lam + row.scale * row.eta * (decoded - z)
+            lam = torch.addcmul(lam, decoded - z, row.pace)
         return CASALState(move(problem, x, score_of(x, clean, row.alpha, row.sigma), row, noise), z, lam)
 
     def exchange(

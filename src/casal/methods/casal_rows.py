@@ -12,11 +12,14 @@ from casal.methods.base import burn_in_steps, masked, table_rows
 from casal.methods.denoised import noise_levels
 from casal.methods.problem import Problem
 from casal.schedules import Schedule, evaluate
-from casal.targets.base import Table
 
 
 class CASALRow(NamedTuple):
-    """A plain row with kappa = tau rho, the damping of z, the dual step eta, the scale lam / mu, and x's noise."""
+    """A plain row with kappa = tau rho, the damping of z, the dual step eta, the scale lam / mu, and x's noise.
+
+    Three more numbers save divisions: ``per_scale`` = 1 / scale, ``pace`` = scale eta, ``stay`` = 1 / (1 + kappa D),
+    the share of a free step that is left where A and D are multiples of the identity.
+    """
 
     a: Tensor
     b: Tensor
@@ -28,6 +31,9 @@ class CASALRow(NamedTuple):
     scale: Tensor
     alpha: Tensor
     sigma: Tensor
+    per_scale: Tensor
+    pace: Tensor
+    stay: Tensor
 
 
 class Settings(Protocol):
@@ -63,31 +69,38 @@ def casal_rows(problem: Problem, method: Settings) -> list[CASALRow]:
             "use CASAL(rho), which couples to the denoised estimate"
         )
     alpha = sigma = torch.ones_like(rho)
-    if couples_estimate(method, table):
+    if couples_estimate(method, problem):
         alpha, sigma = noise_levels(table)
         tau = (sigma / alpha).square()
     kappa = masked(tau * rho, first)
     if method.coupling == "implicit":
         _ = problem.gram
-    elif not couples_estimate(method, table):
+    elif not couples_estimate(method, problem):
         _refuse_unstable(problem, kappa)
     eta = _dual_steps(method.dual_step, tau, rho, table.static)
+    eta = eta if method.hold == "mu" else masked(eta, first)
+    scale = rho if method.hold == "lambda" else torch.ones_like(rho)
+    stiffness = 1.0
+    if problem.isotropic and problem.diagonal is not None and not couples_estimate(method, problem):
+        stiffness = float(problem.diagonal)
     return table_rows(
         problem,
         CASALRow,
         kappa=kappa,
         damping=torch.ones_like(kappa) if method.z_step == "full" else kappa.clamp_max(1.0),
-        eta=eta if method.hold == "mu" else masked(eta, first),
-        scale=rho if method.hold == "lambda" else torch.ones_like(rho),
+        eta=eta,
+        scale=scale,
         alpha=alpha,
         sigma=sigma,
+        per_scale=1.0 / scale,
+        pace=scale * eta,
+        stay=1.0 / (1.0 + stiffness * kappa),
     )
 
 
-def couples_estimate(method: Settings, table: Table) -> bool:
+def couples_estimate(method: Settings, problem: Problem) -> bool:
     """Whether the constraint couples to the denoised estimate: asked for, or there is no noise in the sampler."""
-    without_noise = not table.static and not bool(table.s.any())
-    return method.couple == "denoised" or (method.couple == "auto" and without_noise)
+    return method.couple == "denoised" or (method.couple == "auto" and problem.noiseless)
 
 
 def _dual_steps(dual_step: float | str, tau: Tensor, rho: Tensor, static: bool) -> Tensor:

@@ -36,6 +36,29 @@ class Usage:
     scores: int = 0
     projections: int = 0
 
+    def scored(self, chains: int) -> None:
+        """One evaluation of the score for each of some chains."""
+        self.scores += chains
+
+    def projected(self, chains: int) -> None:
+        """One projection for each of some chains."""
+        self.projections += chains
+
+    def absorb(self, other: Usage) -> None:
+        """Add what another part of the run has used."""
+        self.scores += other.scores
+        self.projections += other.projections
+
+
+class Uncounted(Usage):
+    """For looking without being counted, and inside compiled steps, which are counted from outside."""
+
+    def scored(self, chains: int) -> None:
+        return
+
+    def projected(self, chains: int) -> None:
+        return
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -82,6 +105,11 @@ class Problem:
         """The factorised D^(1/2) A^T A D^(1/2)."""
         return self.decoder.gram(self.latent, self.diagonal, self.like)
 
+    @cached_property
+    def noiseless(self) -> bool:
+        """Whether the target is a diffusion or flow whose sampler adds no noise."""
+        return not self.table.static and not bool(self.table.s.any())
+
     @property
     def identity(self) -> bool:
         """Whether the decoder is the identity."""
@@ -94,14 +122,14 @@ class Problem:
 
     def score(self, x: Tensor, t: Tensor) -> Tensor:
         """Gradient of log p at x."""
-        self.usage.scores += len(x)
+        self.usage.scored(len(x))
         return self.target.score(x, t)
 
     def denoise(self, y: Tensor, sigma: float) -> Tensor:
         """E[x0 | x0 + sigma noise = y]."""
         if self.target.denoise is None:
             raise SettingError(f"{self.target.name} has no denoiser")
-        self.usage.scores += len(y)
+        self.usage.scored(len(y))
         return self.target.denoise(y, torch.as_tensor(sigma, dtype=torch.float64, device=y.device))
 
     def with_budget(self, budget: Budget) -> Problem:
@@ -110,14 +138,27 @@ class Problem:
         object.__setattr__(other, "budget", budget)
         return other
 
+    def with_usage(self, usage: Usage) -> Problem:
+        """The same problem, its use counted elsewhere."""
+        other = copy(self)
+        object.__setattr__(other, "usage", usage)
+        return other
+
     def project(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
-        """P(z), in float64 inside, within the budget; ``warm`` is a point near the answer."""
-        self.usage.projections += len(z)
+        """P(z) for the loop: in the dtype of z where there is a quick closed form, else in float64 inside.
+
+        Args:
+            z: Points (n, *event).
+            warm: A point near the answer, for iterative projections; they keep to the budget.
+        """
+        self.usage.projected(len(z))
+        if self.constraint.quick:
+            return self.constraint.project_quick(z)
         return self.constraint.project(z, budget=self.budget, warm=warm)
 
     def strict(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
         """P(z) in float64 in and out, as well as it can be done: what a method returns as a sample."""
-        self.usage.projections += len(z)
+        self.usage.projected(len(z))
         return self.constraint.project(z.to(torch.float64), warm=warm)
 
     def decode(self, x: Tensor) -> Tensor:
@@ -134,6 +175,12 @@ class Problem:
 
     def residual_vjp(self, x: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """h(A x), and the gradient in x of weights . h (of |h|^2 / 2 if no weights are given)."""
+        if weights is None and self.decoder.linear:
+            decoded = self.decode(x)
+            value = self.constraint.positive_part(self.constraint.residual(decoded))
+            pulled = self.constraint.residual_pull(decoded, value)
+            if pulled is not None:
+                return value, self.decoder.vjp(x)(pulled)
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             h = self.residual(leaf)
@@ -144,5 +191,5 @@ class Problem:
 def move(problem: Problem, x: Tensor, score: Tensor, row: Steps, noise: Tensor) -> Tensor:
     """a x + b D score + s D^(1/2) w: one row of the table, without any constraint."""
     if problem.diagonal is None or problem.root is None:
-        return row.a * x + row.b * score + row.s * noise
-    return row.a * x + (row.b * problem.diagonal) * score + (row.s * problem.root) * noise
+        return (row.a * x).addcmul_(score, row.b).addcmul_(noise, row.s)
+    return (row.a * x).addcmul_(score, row.b * problem.diagonal).addcmul_(noise, row.s * problem.root)

@@ -31,7 +31,7 @@ class ProjectedRow(NamedTuple):
     b: Tensor
     s: Tensor
     t: Tensor
-    project: Tensor
+    project: bool
     latents: Constraint | None = None
 
 
@@ -62,8 +62,8 @@ class Projected(Method[PointState, ProjectedRow]):
 
     def plan(self, problem: Problem) -> Sequence[Segment]:
         first = burn_in_steps(self.burn_in, len(problem.table))
-        project = torch.arange(len(problem.table)) >= first
-        rows: list[ProjectedRow] = table_rows(problem, ProjectedRow, project=project)
+        plain = table_rows(problem)
+        rows = [ProjectedRow(row.a, row.b, row.s, row.t, step >= first) for step, row in enumerate(plain)]
         if self.latent == "exact" and not problem.identity:
             latents = _latents(problem)
             rows = [row._replace(latents=latents) for row in rows]
@@ -78,7 +78,7 @@ class Projected(Method[PointState, ProjectedRow]):
             if row.latents is None:
                 x = problem.decoder.pinv(problem.project(problem.decode(x)), problem.latent)
             else:
-                problem.usage.projections += len(x)
+                problem.usage.projected(len(x))
                 x = row.latents.project(x, budget=problem.budget, warm=state.x)
         return PointState(x)
 

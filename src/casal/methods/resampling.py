@@ -88,5 +88,5 @@ def population(state: Population) -> dict[str, float]:
     return {
         "rho": float(state.rho),
         "ess": float(effective_size(normalised(state.log_weight))),
-        "ancestors": float(len(torch.unique(state.ancestor))),
+        "ancestors": float(torch.bincount(state.ancestor).count_nonzero()),
     }

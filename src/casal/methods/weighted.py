@@ -109,8 +109,8 @@ class WeightedCASAL(Method[WeightedState, TableRow]):
             return rung.apply(problem, state, generator)
         if float(state.rho) == 0.0:
             state = state._replace(ancestor=torch.arange(len(state.x), device=state.x.device))
-        gap = (problem.decode(state.x) - state.z).reshape(len(state.x), -1).to(torch.float64)
-        half = gap.square().sum(1) / 2
+        gap = (problem.decode(state.x) - state.z).reshape(len(state.x), -1)
+        half = torch.linalg.vector_norm(gap, dim=1, dtype=torch.float64).square() / 2
         rho = torch.as_tensor(self._climb(state, half, rung), dtype=torch.float64, device=half.device)
         state = state._replace(rho=rho, log_weight=state.log_weight - (rho - state.rho) * half)
         info = population(state)

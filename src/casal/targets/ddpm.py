@@ -168,7 +168,7 @@ class _Discrete:
 
     def alpha_sigma(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """sqrt(abar) and sqrt(1 - abar)."""
-        log_abar = self.log_abar.to(index.device)[index]
+        log_abar = self.log_abar.to(index.device).index_select(0, index.reshape(-1)).reshape(index.shape)
         return torch.exp(log_abar / 2), (-torch.expm1(log_abar)).sqrt()
 
     def score(self, x: Tensor, t: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Solvers of the experiments. They know nothing of sampling."""

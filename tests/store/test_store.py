@@ -1,0 +1,260 @@
+"""A run on disk is the run: same bits after saving, stopping, killing; other runs and damage are refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import casal
+from casal.errors import CasalWarning, StoreError
+from casal.store import open_tree
+from casal.store.run_store import JOURNAL
+
+from .runs import METHODS, TILE, N, run
+
+every_run = pytest.mark.parametrize("name", METHODS)
+
+
+def same(one: casal.SampleResult, other: casal.SampleResult) -> None:
+    assert torch.equal(one.samples, other.samples)
+    assert torch.equal(one.certificate.violation, other.certificate.violation)
+    assert torch.equal(one.steps, other.steps) and one.partial == other.partial
+    assert one.cost.score_evaluations == other.cost.score_evaluations
+    assert one.cost.projections == other.cost.projections
+    assert all(torch.equal(a, b) for a, b in zip(one.state, other.state, strict=True))
+    assert one.trace.keys() == other.trace.keys()
+    assert all(torch.equal(one.trace[key], other.trace[key]) for key in one.trace)
+
+
+def record(store: Path, index: int) -> Path:
+    return store / JOURNAL / f"tile-{index:06d}.json"
+
+
+@every_run
+def test_a_stored_run_equals_one_in_memory_and_is_read_back(name: str, tmp_path: Path) -> None:
+    plain, stored = run(name), run(name, store=tmp_path / "run.zarr")
+    same(plain, stored)
+    same(plain, casal.load(tmp_path / "run.zarr"))
+    same(plain, run(name, store=tmp_path / "run.zarr"))  # finished: nothing is run again
+
+
+@every_run
+def test_a_saved_result_is_read_back(name: str, tmp_path: Path) -> None:
+    result = run(name, dtype=torch.float32)
+    result.save(tmp_path / "saved.zarr")
+    loaded = casal.load(tmp_path / "saved.zarr")
+    same(result, loaded)
+    assert loaded.provenance["method"] == result.provenance["method"]
+    with pytest.raises(StoreError, match="exists; nothing was changed"):
+        result.save(tmp_path / "saved.zarr")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_dtypes_come_back(dtype: torch.dtype, tmp_path: Path) -> None:
+    run("final projection", dtype=dtype, store=tmp_path / "a.zarr")
+    assert casal.load(tmp_path / "a.zarr").state.x.dtype == dtype
+
+
+@pytest.mark.parametrize("name", ["casal", "final projection"])
+@pytest.mark.parametrize("missing", [[0], [4], [1, 3], [0, 1, 2, 3, 4]])
+def test_missing_tiles_are_run_again(name: str, missing: list[int], tmp_path: Path) -> None:
+    store = tmp_path / "run.zarr"
+    whole = run(name, store=store)
+    for index in missing:
+        record(store, index).unlink()
+    if len(missing) < 5:
+        part = casal.load(store)
+        assert part.partial and len(part.samples) == N - sum(10 if k == 4 else TILE for k in missing)
+    else:
+        with pytest.raises(StoreError, match=r"no tile .* finished"):
+            casal.load(store)
+    same(whole, run(name, store=store))
+
+
+def stopped_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Ctrl-C at the given call of a method's step."""
+    count = 0
+    for kind in {type(method) for method in METHODS.values()}:
+        before = kind.step
+
+        def step(self: Any, *args: Any, before: Any = before) -> Any:
+            nonlocal count
+            count += 1
+            if count == steps:
+                raise KeyboardInterrupt
+            return before(self, *args)
+
+        monkeypatch.setattr(kind, "step", step)
+
+
+@every_run
+def test_ctrl_c_keeps_the_store_and_says_how_to_go_on(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("casal.store.run_store.CHECKPOINT_SECONDS", 0.0)
+    store = tmp_path / "run.zarr"
+    with monkeypatch.context() as patch:
+        stopped_after(patch, 110)
+        with pytest.warns(CasalWarning, match="repeat the same call"):
+            assert run(name, store=store, threads=1).partial
+    same(run(name), run(name, store=store))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["casal", "weighted", "split"])
+def test_killed_runs_continue_to_the_same_bits(name: str, tmp_path: Path) -> None:
+    """SIGKILL at random moments, again and again, until the run is through."""
+    store, script = tmp_path / "run.zarr", [sys.executable, "-m", "tests.store.runs", name, str(tmp_path / "run.zarr")]
+    moments, kills = random.Random(7), 0
+    for _ in range(40):
+        process = subprocess.Popen(script, cwd=Path(__file__).parents[2])
+        while not store.exists() and process.poll() is None:
+            time.sleep(0.01)
+        try:
+            process.wait(moments.uniform(0.05, 0.5))
+            break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+            if kills == 6:
+                subprocess.run(script, cwd=Path(__file__).parents[2], check=True)
+                break
+    whole = casal.load(store)
+    plain = run(name, slow=True)
+    assert torch.equal(plain.samples, whole.samples)
+    assert torch.equal(plain.trace["violation"], whole.trace["violation"])
+    assert kills >= 2
+
+
+def test_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
+    store = tmp_path / "run.zarr"
+    whole = run("casal", store=store)
+    for change, message in (
+        ({"seed": 4}, "seed: 3 in the store, 4 now"),
+        ({"n": 91}, "n: 90 in the store, 91 now"),
+        ({"tile": 30}, "tile: 20 in the store, 30 now"),
+        ({"dtype": torch.float32}, "dtype"),
+    ):
+        with pytest.raises(StoreError, match=message):
+            run("casal", store=store, **change)
+    with pytest.raises(StoreError, match="method"):
+        run("final projection", store=store)
+    with pytest.raises(StoreError, match="constraint"):
+        casal.sample(
+            casal.langevin(lambda x: x, steps=40, step_size=0.05, init=torch.zeros(N, 3, dtype=torch.float64)),
+            casal.Sphere(1.6),
+            METHODS["casal"],
+            N,
+            seed=3,
+            store=store,
+        )
+    same(whole, casal.load(store))
+
+
+def test_another_model_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    def with_scale(scale: float) -> casal.Target:
+        return casal.langevin(
+            lambda x: scale * x, steps=5, step_size=0.1, init=lambda n, g: torch.randn(n, 2, generator=g)
+        )
+
+    casal.sample(with_scale(1.0), casal.Sphere(1.0), casal.Projected(), 8, store=tmp_path / "a.zarr")
+    with pytest.raises(StoreError, match="model"):
+        casal.sample(with_scale(2.0), casal.Sphere(1.0), casal.Projected(), 8, store=tmp_path / "a.zarr")
+
+
+def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
+    store = tmp_path / "run.zarr"
+    run("casal", store=store)
+    about = store / "provenance" / "zarr.json"
+    document = json.loads(about.read_text())
+    for key, value, message in (("casal", "0.0.1", "casal: '0.0.1' in the store"), ("format", 99, "format")):
+        changed = json.loads(json.dumps(document))
+        changed["attributes"]["identity"][key] = value
+        about.write_text(json.dumps(changed))
+        with pytest.raises(StoreError, match=message):
+            run("casal", store=store)
+    with pytest.raises(StoreError, match="format 99"):
+        casal.load(store)
+
+
+@pytest.mark.parametrize("damage", ["bytes", "removed", "record"])
+def test_damage_is_found_and_nothing_is_overwritten(damage: str, tmp_path: Path) -> None:
+    store = tmp_path / "run.zarr"
+    run("casal", store=store)
+    chunk = sorted(path for path in (store / "posterior" / "samples" / "c").rglob("*") if path.is_file())[1]
+    if damage == "bytes":
+        content = bytearray(chunk.read_bytes())
+        content[len(content) // 2] ^= 0xFF
+        chunk.write_bytes(content)
+    elif damage == "removed":
+        chunk.unlink()
+    else:
+        record(store, 1).write_text("{")
+    before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    for look in (lambda: casal.load(store), lambda: run("casal", store=store)):
+        with pytest.raises(StoreError, match=r"damaged|cannot be read"):
+            look()
+    assert before == {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+
+
+def test_places_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("keep me")
+    with pytest.raises(StoreError, match="not a store; nothing was changed"):
+        run("casal", store=tmp_path / "full")
+    assert (tmp_path / "full" / "mine.txt").read_text() == "keep me"
+    with pytest.raises(StoreError, match="no store at"):
+        casal.load(tmp_path / "nothing.zarr")
+    with pytest.raises(StoreError, match="cannot use the store"):
+        run("casal", store="/proc/casal.zarr")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"a part of its path is a file|cannot use"):
+        run("casal", store=tmp_path / "file" / "run.zarr")
+
+
+def test_a_full_disk_is_named_and_the_run_goes_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third tile finds no space; what is there stays, and the same call ends in the same bits."""
+    import casal.store.run_store as place
+
+    write, count = place.write_json, 0
+
+    def no_space(path: Path, content: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise OSError(28, "No space left on device")
+        write(path, content)
+
+    store = tmp_path / "run.zarr"
+    with monkeypatch.context() as patch:
+        patch.setattr(place, "write_json", no_space)
+        with pytest.raises(StoreError, match="the disk is full"):
+            run("casal", store=store, threads=1)
+    assert len(casal.load(store).samples) == 2 * TILE
+    same(run("casal"), run("casal", store=store))
+
+
+def test_xarray_opens_it_as_a_tree(tmp_path: Path) -> None:
+    store = tmp_path / "run.zarr"
+    result = run("weighted", store=store)
+    tree = open_tree(store)
+    samples = tree["posterior"]["samples"]
+    assert samples.dims == ("chain", "draw", "event_0") and samples.shape == (N, 1, 3)
+    np.testing.assert_array_equal(samples.values[:, 0], result.samples.numpy())
+    np.testing.assert_array_equal(tree["sample_stats"]["violation"].values[:, 0], result.certificate.violation.numpy())
+    assert tree["sample_stats"]["log_weight"].shape == (N, 1)
+    about = tree["provenance"].attrs
+    assert about["identity"]["seed"] == 3 and about["identity"]["constraint"]["set"] == "Sphere"
+    assert {"platform", "python", "revision"} <= set(about["machine"])
+    tree.close()

@@ -1,0 +1,103 @@
+"""Compiled steps: the same result to rounding, no retrace over a run, and eager steps where there is no compiler."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import casal
+from casal.errors import CasalWarning
+from casal.methods.base import Method
+from casal.nets import MLP
+
+STEPS = 25
+SPHERE = casal.Sphere(2.0)
+needs_compiler = pytest.mark.skipif(
+    not any(shutil.which(name) for name in ("g++", "clang++", "c++", "cl")), reason="torch.compile needs a C++ compiler"
+)
+
+
+def gradient(x: Tensor) -> Tensor:
+    return 1.3 * (x - 0.3)
+
+
+def start(n: int, generator: torch.Generator) -> Tensor:
+    return torch.randn((n, 4), generator=generator)
+
+
+def langevin() -> casal.Target:
+    return casal.langevin(gradient, steps=STEPS, step_size=0.05, init=start)
+
+
+def network() -> casal.Target:
+    net = MLP(4, width=16, depth=2, horizon=STEPS).requires_grad_(False)
+    torch.nn.init.normal_(net.output.weight, std=0.1, generator=torch.Generator().manual_seed(0))
+    return casal.ddpm(net, torch.linspace(0.02, 0.3, STEPS), shape=4)
+
+
+def retraces(run: Callable[[], casal.SampleResult]) -> tuple[casal.SampleResult, int]:
+    """The result, and how many graphs torch has made for it."""
+    from torch._dynamo.utils import counters
+
+    before = counters["stats"]["unique_graphs"]
+    result = run()
+    return result, counters["stats"]["unique_graphs"] - before
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("target", "method", "graphs"),
+    [
+        pytest.param(langevin, casal.CASAL(casal.linear(2.0, 20.0)), 1, id="CASAL"),
+        pytest.param(langevin, casal.Projected(burn_in=3), 2, id="projected-with-burn-in"),
+        pytest.param(network, casal.CASAL(10.0), 1, id="network"),
+    ],
+)
+def test_one_graph_a_kind_of_row_and_the_eager_result(
+    target: Callable[[], casal.Target], method: Method[Any, Any], graphs: int
+) -> None:
+    model = target()
+    options: dict[str, Any] = {"tile": 16, "seed": 1, "record_every": 10}
+    eager = casal.sample(model, SPHERE, method, 40, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled, made = retraces(lambda: casal.sample(model, SPHERE, method, 40, compile=True, **options))
+        again, anew = retraces(lambda: casal.sample(model, SPHERE, method, 40, compile=True, threads=2, **options))
+    assert (made, anew) == (graphs, 0)
+    assert compiled.provenance["compile"] and not eager.provenance["compile"]
+    assert torch.allclose(compiled.samples, eager.samples, rtol=0, atol=1e-5)
+    assert float(compiled.certificate.violation.max()) <= 1e-12
+    assert torch.equal(compiled.samples, again.samples), "threads change no bit of a compiled run either"
+    assert compiled.cost.score_evaluations == eager.cost.score_evaluations
+    assert compiled.cost.projections == eager.cost.projections
+    assert set(compiled.trace) == set(eager.trace)
+
+
+def test_without_a_compiler_there_is_one_warning_and_the_eager_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(function: Any, **_: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            raise RuntimeError("No working C++ compiler found\nin a long text")
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", broken)
+    method = casal.CASAL(11.0)
+    with pytest.warns(CasalWarning, match=r"compile=True has no effect.*No working C\+\+ compiler") as caught:
+        result = casal.sample(langevin(), SPHERE, method, 40, tile=16, compile=True, threads=2)
+    assert len(caught) == 1
+    assert not result.provenance["compile"]
+    assert torch.equal(result.samples, casal.sample(langevin(), SPHERE, method, 40, tile=16).samples)
+
+
+@needs_compiler
+def test_a_score_that_cannot_be_compiled_runs_eagerly() -> None:
+    target = casal.energy(lambda x: x.square().sum(1), steps=STEPS, step_size=0.05, init=start)
+    with pytest.warns(CasalWarning, match="compile=True has no effect"):
+        result = casal.sample(target, SPHERE, casal.CASAL(10.0), 20, compile=True)
+    assert torch.equal(result.samples, casal.sample(target, SPHERE, casal.CASAL(10.0), 20).samples)

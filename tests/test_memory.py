@@ -1,0 +1,78 @@
+"""Memory is O(n d): what a run keeps, and the largest tensor it ever makes, by their sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import casal
+from casal.methods.base import Method
+from casal.tiles import tile_size
+
+STEPS, SIZE, TILE = 6, 8, 64
+SPHERE = casal.Sphere(2.0)
+
+
+class Largest(TorchDispatchMode):
+    """The largest new tensor, in bytes, and where it came from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[str, int] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        if isinstance(out, Tensor):
+            name = str(function)
+            self.sizes[name] = max(self.sizes.get(name, 0), out.untyped_storage().nbytes())
+        return out
+
+
+def target() -> casal.Target:
+    def start(n: int, generator: torch.Generator) -> Tensor:
+        return torch.randn((n, SIZE), generator=generator)
+
+    return casal.langevin(lambda x: x, steps=STEPS, step_size=0.01, init=start)
+
+
+@pytest.mark.parametrize(
+    "method", [casal.Unconstrained(), casal.Projected(), casal.CASAL(10.0)], ids=lambda method: method.name
+)
+def test_only_what_is_returned_grows_with_the_chains(method: Method[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("casal.certificate.CHUNK", TILE * SIZE)
+    n = 40 * TILE
+    with Largest() as seen:
+        result = casal.sample(target(), SPHERE, method, n, tile=TILE, threads=1)
+    whole = result.samples.untyped_storage().nbytes()
+    assert max(seen.sizes.values()) == whole
+    large = {name for name, size in seen.sizes.items() if size > 4 * TILE * SIZE * 8 and size >= n * 8}
+    # Samples, the joined state, and one number a chain; no temporary of a step or of the certificate among them.
+    allowed = ("new_empty", "cat", "slice", "copy_", "split", "full", "le", "detach", "fill_", "empty", "all", "max")
+    assert {name for name in large if not any(word in name for word in allowed)} == set()
+    assert sum(part.untyped_storage().nbytes() for part in result.state) == len(result.state) * n * SIZE * 4
+
+
+def test_states_of_tiles_are_let_go_when_they_are_joined() -> None:
+    from casal.methods.unconstrained import PointState
+    from casal.tiles import Tile, joined
+
+    tiles = [Tile(k, 2 * k, 2 * k + 2, torch.Generator(), PointState(torch.full((2, 3), float(k)))) for k in range(3)]
+    whole = joined(tiles)
+    assert whole.x[:, 0].tolist() == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
+    assert all(tile.state is None for tile in tiles)
+
+
+def test_a_tile_is_small_in_the_larger_of_both_spaces() -> None:
+    assert tile_size((50,)) == 2048
+    assert tile_size((2,)) == 4096
+    assert tile_size((19,), (100, 100)) == tile_size((100, 100)) == 8
+    assert tile_size((10**7,)) == 1
+    decoder = casal.Fourier((4, 4), (64, 64))
+    start = lambda n, generator: torch.randn((n, 49), generator=generator)  # noqa: E731
+    wide = casal.langevin(lambda x: x, steps=1, step_size=0.1, init=start)
+    result = casal.sample(wide, casal.Sphere(1.0), casal.CASAL(1.0), 100, decoder=decoder)
+    assert result.provenance["tile"] == 32
