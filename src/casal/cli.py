@@ -1,14 +1,16 @@
-"""The command line: ``casal list``, ``casal run``."""
+"""The command line: ``casal list``, ``casal run``, ``casal reproduce``, ``casal report``."""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 try:
     import typer
     from rich.console import Console
+    from rich.markup import escape
 except ImportError:  # the core needs torch and numpy only
     sys.exit("the command line needs the report extra: pip install 'casal[report]'")
 
@@ -81,6 +83,79 @@ def run(
     for path in draw(outcome, folder):
         console.print(f"picture: {path}")
     console.print(f"tables:  {folder / 'results.md'}   ({outcome.seconds:.1f} s)")
+
+
+@app.command("reproduce")
+def reproduce_all(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer chains and seeds.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="Only this experiment; may be repeated.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop after this time; what is left out is named.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for outcomes and page.")] = Path("out/reproduce"),
+) -> None:
+    """Run every experiment that is not on disk yet, and write one page of them all."""
+    from casal.report.html import write_page
+    from casal.report.page_run import Ran, reproduce
+
+    unknown = set(only or ()) - set(REGISTRY)
+    if unknown:
+        raise typer.BadParameter(f"no experiment {sorted(unknown)}; there are: {', '.join(REGISTRY)}")
+    ran, interrupted = Ran(), False
+    try:
+        with console.status("starting") as status:
+            reproduce(
+                REGISTRY,
+                out,
+                quick=quick,
+                only=only or (),
+                minutes=minutes,
+                say=lambda line: console.print(line, markup=False),
+                tell=lambda line: status.update(escape(line)),
+                ran=ran,
+            )
+    except KeyboardInterrupt:
+        interrupted = True
+        console.print("stopped; the experiments that ended are kept")
+    page = write_page(REGISTRY, out, ran.missing)
+    chosen = [part for name in only or () for part in ("--only", name)]
+    again = " ".join(["casal reproduce", *(["--quick"] if quick else []), *chosen, "--out", str(out)])
+    if interrupted or ran.late:
+        console.print(f"to run the rest: {again}", soft_wrap=True)
+    console.print(f"page: {page.resolve()}", soft_wrap=True)
+    if interrupted:
+        raise typer.Exit(130)
+    if ran.failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="Folder of 'casal reproduce'.")]) -> None:
+    """Write the page again from the outcomes on disk; nothing is run."""
+    from casal.report.cache import names
+    from casal.report.html import write_page
+
+    if not list(names(folder)):
+        raise typer.BadParameter(f"{folder} holds no outcomes; 'casal reproduce --out {folder}' makes them")
+    console.print(f"page: {write_page(REGISTRY, folder).resolve()}", soft_wrap=True)
+
+
+@app.command()
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer chains and rounds.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for bench.md and bench.json.")] = Path("out/bench"),
+    only: Annotated[
+        list[str] | None, typer.Option(help="One group: field, burgers, projections, memory; may be repeated.")
+    ] = None,
+) -> None:
+    """Time the samplers: ratios, threads, memory, the paper's runtime table."""
+    root = Path(__file__).parents[2]
+    if not (root / "benchmarks" / "__main__.py").exists():
+        raise typer.BadParameter(
+            "the benchmarks are not part of the installed package; clone the repository, 'pip install -e .' in it, and "
+            "run 'casal bench' again, or 'python -m benchmarks' there"
+        )
+    sys.path.insert(0, str(root))
+    folder = import_module("benchmarks.__main__").main(quick, out, only)
+    console.print(f"tables:  {folder / 'bench.md'}")
 
 
 def main() -> None:

@@ -66,7 +66,10 @@ class Run:
         self.target, self.n, self.options = target, n, options
         place = torch.device(options.device) if options.device is not None else _device_of(target)
         probe = self._points(Tile(0, 0, min(n, PROBE), generator(options.seed, 1, place)))
-        self.problem = Problem(target, constraint, check_decoder(options.decoder).to(probe), probe[:0])
+        row_dtype = probe.dtype if options.compile else torch.float64
+        self.problem = Problem(
+            target, constraint, check_decoder(options.decoder).to(probe), probe[:0], row_dtype=row_dtype
+        )
         check_problem(self.problem, probe, options.tol)
         size = options.tile or tile_size(self.problem.latent, self.problem.decoder.event(probe))
         self.tiles = cut(n, size, options.seed, place)

@@ -95,13 +95,13 @@ def split_records(problem: Problem, x: Tensor, z: Tensor, lam: Tensor | None = N
 def table_rows(problem: Problem, kind: Any = TableRow, **columns: Tensor) -> list[Any]:
     """One row per step: a, b, s, t of the table and the method's own columns (T,), as scalars of the run's device.
 
-    Scalars stay float64 zero-dimensional tensors: they do not widen float32 states, and a compiled step does
-    not specialise on their values.
+    Scalars are zero-dimensional tensors, float64 unless steps are compiled: they do not widen float32 states, and a
+    compiled step does not specialise on their values.
     """
     table = problem.table
     every = {"a": table.a, "b": table.b, "s": table.s, "t": table.t, **columns}
-    device = problem.like.device
-    scalars = {name: _scalars(column.to(device)) for name, column in every.items()}
+    device, dtype = problem.like.device, problem.row_dtype
+    scalars = {name: _scalars(column.to(device, dtype)) for name, column in every.items()}
     return [kind(**dict(zip(scalars, values, strict=True))) for values in zip(*scalars.values(), strict=True)]
 
 

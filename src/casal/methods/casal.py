@@ -132,11 +132,15 @@ class CASAL(Method[CASALState, CASALRow]):
         mu = lam * row.per_scale
         pull = problem.decoder.vjp(x)
         free = move(problem, x, problem.score(x, row.t), row, noise)
-        if self.coupling == "implicit":
+        if self.coupling == "implicit" and self.z_step == "full" and problem.isotropic:
+            y = free + mu
+            z = problem.project(y, warm=z)
+            # y - mu is free again: compiled, a tensor less is kept
+            x = (y - mu).addcmul_(problem.scaled(z - mu), row.kappa).mul_(row.stay)
+        elif self.coupling == "implicit":
             if self.z_step == "full":
                 z = problem.project(problem.decode(free) + mu, warm=z)
-            free = free.addcmul_(problem.scaled(pull(z - mu)), row.kappa)
-            x = free.mul_(row.stay) if problem.isotropic else problem.gram.solve(free, row.kappa)
+            x = problem.gram.solve(free.addcmul_(problem.scaled(pull(z - mu)), row.kappa), row.kappa)
         else:
             x = free - row.kappa * problem.scaled(pull(problem.decode(x) - z + mu))
         decoded = problem.decode(x)

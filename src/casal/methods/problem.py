@@ -70,6 +70,8 @@ class Problem:
         decoder: A.
         like: An empty tensor of the run's dtype and device, shaped (0, *latent).
         budget: How hard projections inside the loop try; None for the best they can.
+        row_dtype: Dtype of the numbers of a row. Compiled steps want that of the chains: mixed dtypes keep a kernel
+            from being vectorised.
     """
 
     target: Target
@@ -78,6 +80,7 @@ class Problem:
     like: Tensor
     usage: Usage = field(default_factory=Usage)
     budget: Budget | None = None
+    row_dtype: torch.dtype = torch.float64
 
     @property
     def table(self) -> Table:

@@ -1,8 +1,17 @@
 """Experiments with a known answer. A new one joins by a file and a line here."""
 
-from casal.problems import field, mixture, particle
+from casal.problems import conditional, field, mixture, particle, propositions
 from casal.problems.base import Experiment, Outcome
 
-REGISTRY: dict[str, Experiment] = {e.name: e for e in (particle.EXPERIMENT, field.EXPERIMENT, mixture.EXPERIMENT)}
+REGISTRY: dict[str, Experiment] = {
+    e.name: e
+    for e in (
+        particle.EXPERIMENT,
+        field.EXPERIMENT,
+        mixture.EXPERIMENT,
+        propositions.EXPERIMENT,
+        conditional.EXPERIMENT,
+    )
+}
 
 __all__ = ["REGISTRY", "Experiment", "Outcome"]

@@ -1,4 +1,4 @@
-"""The same table for a terminal, a Markdown file and JSON."""
+"""The same table for a terminal, a Markdown file and JSON; and back from JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from casal.problems.base import Column, Outcome, ResultTable
+from casal.problems.base import Claim, Column, Outcome, ResultTable
 
 
 def cell(row: Mapping[str, Any], column: Column) -> str:
@@ -54,10 +54,33 @@ def outcome_json(outcome: Outcome) -> str:
         "name": outcome.name,
         "settings": dict(outcome.settings),
         "seconds": round(outcome.seconds, 2),
-        "tables": [{"title": t.title, "note": t.note, "rows": [dict(row) for row in t.rows]} for t in outcome.tables],
+        "tables": [
+            {
+                "title": t.title,
+                "note": t.note,
+                "columns": [vars(column) for column in t.columns],
+                "rows": [dict(row) for row in t.rows],
+            }
+            for t in outcome.tables
+        ],
         "claims": [vars(claim) for claim in outcome.claims],
     }
     return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+
+
+def outcome_from_json(text: str) -> Outcome:
+    """What ``outcome_json`` wrote; the arrays of the pictures are gone."""
+    record = json.loads(text)
+    return Outcome(
+        record["name"],
+        [
+            ResultTable(t["title"], [Column(**column) for column in t["columns"]], t["rows"], t["note"])
+            for t in record["tables"]
+        ],
+        [Claim(**claim) for claim in record["claims"]],
+        settings=record["settings"],
+        seconds=record["seconds"],
+    )
 
 
 def show(console: Console, outcome: Outcome) -> None:
