@@ -402,7 +402,8 @@ def first_lost(seed: int, start: Tensor, tile: int, steps: int) -> tuple[int, li
     for part in cut(len(start), tile, seed, torch.device("cpu")):
         x = start[part.start : part.stop]
         for step in range(1, steps + 1):
-            x = x - TAU * quartic(x) + math.sqrt(2 * TAU) * torch.randn((len(part), 3), generator=part.generator).double()
+            noise = torch.randn((len(part), 3), generator=part.generator).double()
+            x = x - TAU * quartic(x) + math.sqrt(2 * TAU) * noise
             lost = torch.nonzero(~torch.isfinite(x).all(1)).flatten()
             if len(lost):
                 return step, (part.start + lost).tolist()

@@ -9,15 +9,19 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_example_runs_and_keeps_its_promise() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+def test_the_examples_run_and_keep_their_promises() -> None:
+    density, diffusion = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {}
-    exec(code, names)
-    result = names["result"]
-    assert bool(result.certificate.feasible.all())
-    assert float(result.certificate.violation.max()) < 1e-12
+    for code in (density, diffusion):
+        assert len([line for line in code.splitlines() if line.strip()]) <= 15
+        exec(code, names)
+    result, given = names["result"], names["given"]
+    for strict in (result, given):
+        assert bool(strict.certificate.feasible.all())
+        assert float(strict.certificate.violation.max()) < 1e-12
     assert int((result.samples[:, 0] > 0).sum()) == 0
+    assert abs(float(given.samples[:, 1].mean()) - 0.80) < 0.04
+    assert abs(float(given.samples[:, 1].std()) - 0.60) < 0.04
 
 
 def test_the_two_commands_are_targets_of_the_makefile() -> None:
