@@ -68,8 +68,8 @@ draws = st.builds(
     Draw,
     st.integers(0, 2**32 - 1),
     st.floats(-12.0, 12.0),
-    st.lists(st.floats(-1e150, 1e150), min_size=1, max_size=3),
-)
+    st.lists(st.floats(-1e150, 1e150).map(lambda v: v if abs(v) > 1e-290 else 0.0), min_size=1, max_size=3),
+)  # smaller numbers have no room for a violation beside them
 
 
 def length(v: Tensor) -> Tensor:

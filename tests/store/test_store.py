@@ -245,6 +245,22 @@ def test_a_full_disk_is_named_and_the_run_goes_on_later(tmp_path: Path, monkeypa
     same(run("casal"), run("casal", store=store))
 
 
+def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
+    """The same on a real file system of 100 kB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        with pytest.raises(StoreError, match="the disk is full"):
+            run("casal", n=4000, tile=400, store=disk / "run.zarr", threads=1)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
 def test_xarray_opens_it_as_a_tree(tmp_path: Path) -> None:
     store = tmp_path / "run.zarr"
     result = run("weighted", store=store)
