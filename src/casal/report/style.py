@@ -27,9 +27,12 @@ COLOURS = {
     "Algorithm 2": "#882255",
     "released code": "#D55E00",
     "CASAL": "#44AA99",
+    "DPS": "#6699CC",
     "WeightedCASAL": "#009E73",
+    "SplitGibbs": "#117733",
+    "Twisted": "#332288",
 }
-"""Okabe and Ito's palette, widened by three colours of Tol's; a method keeps its colour in every picture."""
+"""Okabe and Ito's palette, widened by colours of Tol's; a method keeps its colour in every picture."""
 
 _STYLE: Any = {
     "font.size": 9,

@@ -17,9 +17,9 @@ from casal.report.style import EXACT, FAINT, INK, colour
 MARKS = {
     "SplitGibbs, gibbs": ("#D55E00", "o"),
     "SplitGibbs, metropolis": ("#D55E00", "s"),
-    "Twisted": ("#E69F00", "^"),
-    "moment matching": ("#332288", "P"),
-    "DPS": ("#999933", "X"),
+    "Twisted": (colour("Twisted"), "^"),
+    "moment matching": ("#B8860B", "P"),
+    "DPS": (colour("DPS"), "X"),
     "CASAL": (colour("CASAL"), "D"),
     "Algorithm 2": (colour("Algorithm 2"), "v"),
     "projected": (colour("projected"), "|"),
