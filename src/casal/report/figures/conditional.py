@@ -15,8 +15,8 @@ from casal.report.figures.conditional_samples import images, paths
 from casal.report.style import EXACT, FAINT, INK, colour
 
 MARKS = {
-    "SplitGibbs, gibbs": ("#D55E00", "o"),
-    "SplitGibbs, metropolis": ("#D55E00", "s"),
+    "SplitGibbs, gibbs": (colour("SplitGibbs"), "o"),
+    "SplitGibbs, metropolis": (colour("SplitGibbs"), "s"),
     "Twisted": (colour("Twisted"), "^"),
     "moment matching": ("#B8860B", "P"),
     "DPS": (colour("DPS"), "X"),
