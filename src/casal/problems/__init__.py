@@ -1,6 +1,6 @@
 """Experiments with a known answer. A new one joins by a file and a line here."""
 
-from casal.problems import conditional, field, mixture, particle, propositions
+from casal.problems import burgers, conditional, field, mixture, particle, propositions
 from casal.problems.base import Experiment, Outcome
 
 REGISTRY: dict[str, Experiment] = {
@@ -11,6 +11,7 @@ REGISTRY: dict[str, Experiment] = {
         mixture.EXPERIMENT,
         propositions.EXPERIMENT,
         conditional.EXPERIMENT,
+        burgers.EXPERIMENT,
     )
 }
 

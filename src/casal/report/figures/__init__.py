@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from casal.problems.base import Outcome
 from casal.report.style import styled
 
-DRAWN = ("particle", "field", "mixture", "propositions", "conditional")
+DRAWN = ("particle", "field", "mixture", "propositions", "conditional", "burgers")
 """Experiments with a module of their name in this package."""
 
 

@@ -1,4 +1,4 @@
-"""Assimilation: errors of all methods, error curves, spectra, networks, invariants, and set-up C."""
+"""Pictures of data assimilation on the Burgers equation."""
 
 from __future__ import annotations
 
@@ -7,180 +7,158 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from casal.nets import LevelLosses
-from casal.problems.base import Array, Outcome
-from casal.problems.burgers_cycle import CYCLES
-from casal.problems.burgers_runs import Runs
-from casal.problems.burgers_scores import SPECTRUM, analysed, power
-from casal.problems.burgers_sets import errors
-from casal.problems.burgers_setup import MODES
-from casal.report.figures.burgers_fields import hovmoellers, ink, short, states, trajectories
-from casal.report.style import EXACT, FAINT, INK
+from casal.problems.base import Outcome
+from casal.problems.burgers_cycle import WINDOW
+from casal.problems.burgers_setup import POINTS, SITES
+from casal.report.style import EXACT, FAINT, colour
 
-Found = Mapping[str, Mapping[str, Runs]]
+COLOURS = {"3D-Var": "#999999", "3D-Var, constrained": "#D55E00", "unconstrained": "#B8860B"}
+"""Of methods that only this experiment has, or has beside others of the same colour."""
+
+LAST = 4
+"""The window whose states are shown."""
 
 
 def figures(outcome: Outcome) -> dict[str, Figure]:
-    """Everything that was run."""
+    """States, error curves, one trajectory, Hovmoeller pictures, the solver, and the regimes if they were run."""
     data = outcome.data
-    found, shown = data["runs"], data["shown"]
-    drawn = {"burgers_errors": _errors(found), "burgers_invariants": _invariants(data["invariants"])}
-    drawn["burgers_networks"] = _networks(data["losses"])
-    if shown:
-        chosen = {name: {label: runs[label] for label in shown} for name, runs in found.items()}
-        drawn |= {
-            "burgers_states": states(chosen, data["example"]),
-            "burgers_curves": _curves(chosen),
-            "burgers_trajectory": trajectories(data["along"]),
-            "burgers_hovmoeller": hovmoellers(data["hovmoeller"]),
-            "burgers_spectrum": _spectra(chosen),
-        }
+    drawn = {
+        "burgers_states": _states(data),
+        "burgers_errors": _errors(data),
+        "burgers_trajectory": _trajectory(data),
+        "burgers_hovmoeller": _hovmoeller(data),
+        "burgers_invariants": _invariants(data["invariants"]),
+    }
     if "regimes" in data:
         drawn["burgers_regimes"] = _regimes(data["regimes"])
     return drawn
 
 
-def _errors(found: Found) -> Figure:
-    """Relative error of every method, one panel a set-up, with two standard errors."""
-    labels = list(next(iter(found.values())))
-    figure, axes = plt.subplots(1, len(found), figsize=(9.6, 1.0 + 0.27 * len(labels)), sharey=True, squeeze=False)
-    for axis, (name, runs) in zip(axes[0], found.items(), strict=True):
-        if "3D-Var, constrained" in runs:
-            axis.axvline(_mean(runs["3D-Var, constrained"])[0], color=FAINT, linewidth=1, zorder=0)
-        for y, label in enumerate(labels):
-            value, error = _mean(runs[label])
-            axis.errorbar([value], [y], xerr=[2 * error], fmt="o", color=ink(label), markersize=5, linewidth=1.2)
-            axis.annotate(
-                f"{value:.3f}", (value, y), (0, 5), textcoords="offset points", ha="center", fontsize=7, color=INK
-            )
-        axis.set_title(f"set-up {name}")
-        axis.set_xlabel("relative error of the mean (bars: two standard errors)")
-    axes[0, 0].set_yticks(range(len(labels)), labels)
-    axes[0, 0].set_ylim(len(labels) - 0.4, -0.8)
-    figure.suptitle("Analysis errors (grey line: constrained 3D-Var)", fontsize=11, fontweight="bold")
-    return figure
+def _ink(label: str) -> str:
+    return COLOURS.get(label, colour(label))
 
 
-def _mean(runs: Runs) -> tuple[float, float]:
-    each = runs.values["l2"].mean(0)
-    return float(each.mean()), float(each.std() / len(each) ** 0.5)
-
-
-def _curves(found: Found) -> Figure:
-    """Error of the mean, and relative energy error of a member, window by window."""
-    figure, axes = plt.subplots(len(found), 2, figsize=(9.2, 2.6 * len(found)), sharex=True, squeeze=False)
-    windows = np.arange(1, CYCLES + 1)
-    for line, (name, runs) in zip(axes, found.items(), strict=True):
-        for label, each in runs.items():
-            line[0].plot(windows, each.curve.mean(1).numpy(), "o-", color=ink(label), markersize=3.5, label=label)
-            _, energy = errors(each.first.members, each.first.truth.mass, each.first.truth.energy)
-            drift = energy.mean((1, 2)).numpy()
-            if float(drift.max()) > 1e-9:
-                line[1].plot(windows, drift, "o-", color=ink(label), markersize=3.5)
-        line[0].set_ylabel(f"set-up {name}\nrelative error")
-        line[1].set_ylabel("energy error of a member")
-        line[1].set_ylim(bottom=0.0)
-        line[1].text(
-            0.98, 0.04, "all others: below 1e-12", transform=line[1].transAxes, ha="right", fontsize=8, color=INK
-        )
+def _states(data: Mapping[str, Any]) -> Figure:
+    """Members and mean in the last window, with the truth and what was seen of it."""
+    shown, which = data["shown"], data["example"]
+    figure, axes = plt.subplots(
+        len(data["runs"]), len(shown), figsize=(2.3 * len(shown), 4.0), sharex=True, sharey="row", squeeze=False
+    )
+    x = np.arange(POINTS) * 2 * np.pi / POINTS
+    for line, (name, runs) in zip(axes, data["runs"].items(), strict=True):
+        for axis, label in zip(line, shown, strict=True):
+            scores = runs[label].first
+            truth = scores.truth.fields[WINDOW * LAST, which]
+            for member in scores.members[LAST, :, which]:
+                axis.plot(x, member, color=_ink(label), linewidth=0.6, alpha=0.5)
+            axis.plot(x, scores.mean[LAST, which], color=_ink(label), linewidth=1.6)
+            axis.plot(x, truth, color=EXACT, linewidth=1.0)
+            seen = scores.truth.observed[WINDOW * LAST, which]
+            axis.plot(x[list(SITES)], seen, "o", color=EXACT, markersize=4, markerfacecolor="white")
+            axis.set_title(label if name == "A" else "")
+        line[0].set_ylabel(f"set-up {name}: u")
     for axis in axes[-1]:
-        axis.set(xlabel="window", xticks=windows)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    figure.suptitle("Errors over the cycle", fontsize=11, fontweight="bold")
+        axis.set_xlabel("x")
+    figure.suptitle("Analyses in the last window (black: truth, circles: what was seen; thin: members)")
     return figure
 
 
-def _spectra(found: Found) -> Figure:
-    """Power of the members in the last window; the latent ends at mode 9."""
-    figure, axes = plt.subplots(1, len(found), figsize=(9.2, 3.2), squeeze=False)
-    modes = np.arange(1, SPECTRUM)
-    for axis, (name, runs) in zip(axes[0], found.items(), strict=True):
-        truth = next(iter(runs.values())).first.truth
-        exact = power(analysed(truth)[-1]).numpy()[1:]
-        for label, each in runs.items():
-            inside = each.first.spectrum.numpy()[1:MODES]
-            axis.plot(modes[: MODES - 1], inside, "o-", color=ink(label), markersize=3, linewidth=1.2, label=label)
-        axis.plot(modes, exact, color=EXACT, linewidth=1.6, label="truth")
-        axis.axvline(MODES - 0.5, color=FAINT, linewidth=0.8)
-        axis.set(yscale="log", xlabel="Fourier mode", title=f"set-up {name}")
-    axes[0, 0].set_ylabel("power in the last window")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    figure.suptitle("Spectra (the latent ends at the grey line)", fontsize=11, fontweight="bold")
+def _errors(data: Mapping[str, Any]) -> Figure:
+    """Relative error over the windows."""
+    figure, axes = plt.subplots(1, len(data["runs"]), figsize=(4.2 * len(data["runs"]), 3.2), squeeze=False)
+    for axis, (name, runs) in zip(axes[0], data["runs"].items(), strict=True):
+        for label in data["shown"]:
+            curve = runs[label].curve
+            mean, error = curve.mean(1).numpy(), curve.std(1).numpy() / np.sqrt(curve.shape[1])
+            windows = np.arange(1, len(mean) + 1)
+            axis.plot(windows, mean, "o-", color=_ink(label), markersize=3, label=label)
+            axis.fill_between(windows, mean - error, mean + error, color=_ink(label), alpha=0.12, linewidth=0)
+        axis.set(title=f"set-up {name}", xlabel="window", ylabel="relative error of the mean", xticks=windows)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    figure.suptitle("Error of the analysis as windows go by (band: one standard error)")
     return figure
 
 
-def _networks(losses: Mapping[str, LevelLosses]) -> Figure:
-    """Held-out loss over that of the Gaussian score, per noise level."""
-    figure, axis = plt.subplots(figsize=(5.6, 2.9))
-    axis.axhline(1.0, color=EXACT, linewidth=0.8)
-    top = 1.35
-    for (name, each), colour_, mark in zip(losses.items(), ("#44AA99", "#882255"), "os", strict=True):
-        ratio = each.ratio.numpy()
-        axis.errorbar(
-            each.levels.numpy(),
-            np.minimum(ratio, top),
-            yerr=2 * np.where(ratio < top, each.ratio_error.numpy(), 0.0),
-            fmt=f"{mark}-",
-            color=colour_,
-            markersize=4,
-            linewidth=1.2,
-            label=f"set-up {name}",
-        )
-    axis.set(xlabel="noise level t", ylabel="network / Gaussian", ylim=(None, 1.02 * top))
-    axis.text(0.98, 0.05, f"larger ratios are drawn at {top:g}", transform=axis.transAxes, ha="right", fontsize=7.5)
-    axis.legend(loc="upper left", fontsize=8)
-    axis.set_title("Held-out loss: below 1, the network knows more than a Gaussian", fontsize=9)
+def _trajectory(data: Mapping[str, Any]) -> Figure:
+    """Mass, energy and error along one trajectory: analyses and their forecasts."""
+    panels = (("mass", "mass minus the truth's"), ("energy", "energy / the truth's"), ("l2", "relative error"))
+    figure, axes = plt.subplots(
+        len(data["along"]), len(panels), figsize=(10.0, 2.6 * len(data["along"])), sharex="row", squeeze=False
+    )
+    for line, (name, labels) in zip(axes, data["along"].items(), strict=True):
+        for axis, (key, title) in zip(line, panels, strict=True):
+            if key != "l2":
+                axis.axhline(0.0 if key == "mass" else 1.0, color=EXACT, linewidth=0.8)
+            for label, series in labels.items():
+                moments = np.arange(1, len(series[key]) + 1)
+                axis.plot(moments, series[key], "o-", color=_ink(label), markersize=2.5, linewidth=1, label=label)
+            axis.set_title(title if name == next(iter(data["along"])) else "")
+            axis.set_xticks(moments)
+        line[0].set_ylabel(f"set-up {name}")
+    for axis in axes[-1]:
+        axis.set_xlabel("observation time")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    figure.suptitle("The mean of the members along one trajectory: analysis, then its damped forecast, in turn")
     return figure
 
 
-def _invariants(drifts: Mapping[str, Mapping[str, Array]]) -> Figure:
-    """Drift of the solver over the horizon, beside what is asked for."""
-    figure, axes = plt.subplots(1, len(drifts), figsize=(8.4, 2.8), sharey=True, squeeze=False)
-    for axis, (name, drift) in zip(axes[0], drifts.items(), strict=True):
-        axis.axhline(1e-5, color=FAINT, linewidth=1)
-        axis.text(0.0, 1.3e-5, "asked for", fontsize=7.5, color=INK)
-        for key, colour_ in (("energy", "#D55E00"), ("mass", "#0072B2")):
-            axis.plot(drift["time"], np.maximum(drift[key], 1e-18), color=colour_, linewidth=1.4, label=key)
-        axis.set(yscale="log", ylim=(1e-18, 1e-3), xlabel="time", title=f"set-up {name}")
-    axes[0, 0].set_ylabel("largest relative drift")
-    axes[0, -1].legend(loc="center right", fontsize=8)
-    figure.suptitle("Invariants of the solver", fontsize=11, fontweight="bold")
+def _hovmoeller(data: Mapping[str, Any]) -> Figure:
+    """u(x, t), the truth first."""
+    names = list(data["hovmoeller"])
+    columns = ["truth", *data["shown"]]
+    figure, axes = plt.subplots(
+        len(names), len(columns), figsize=(1.7 * len(columns), 3.0 * len(names)), sharey="row", squeeze=False
+    )
+    for line, name in zip(axes, names, strict=True):
+        case = data["hovmoeller"][name]
+        limit = float(np.abs(case["fields"]["truth"]).max())
+        for axis, label in zip(line, columns, strict=True):
+            axis.imshow(
+                case["fields"][label],
+                origin="lower",
+                aspect="auto",
+                cmap="RdBu_r",
+                vmin=-limit,
+                vmax=limit,
+                extent=(0.0, 2 * np.pi, 0.0, float(case["times"][-1])),
+            )
+            axis.set_title(label.replace(", ", ",\n") if name == names[0] else "", fontsize=8)
+            axis.set_xlabel("x" if name == names[-1] else "")
+        line[0].set_ylabel(f"set-up {name}: time")
+    figure.suptitle("One field in space and time")
+    return figure
+
+
+def _invariants(drifts: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """What the solver loses of mass and energy."""
+    figure, axis = plt.subplots(figsize=(5.0, 3.0))
+    for (name, drift), style in zip(drifts.items(), ("-", "--"), strict=False):
+        for key, ink in (("mass", colour("projected")), ("energy", colour("CASAL"))):
+            axis.semilogy(drift["time"], np.maximum(drift[key], 1e-17), style, color=ink, label=f"{key}, set-up {name}")
+    axis.axhline(1e-5, color=FAINT, linewidth=1)
+    axis.annotate("asked for: 1e-5", (0, 1e-5), textcoords="offset points", xytext=(2, 3), fontsize=8)
+    axis.set(xlabel="time", ylabel="relative drift", title="Largest drift of the solver over all trajectories")
+    axis.legend(fontsize=8)
     return figure
 
 
 def _regimes(data: Mapping[str, Any]) -> Figure:
-    """Mode error against SW1, and reconstruction; then how far the constraint moves the likeliest regime."""
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11.6, 3.4), width_ratios=(1.1, 1.1, 0.9))
+    """Set-up C: scores of every truth, method by method."""
     scores = data["scores"]
-    for label, each in scores.items():
-        x, y = each["modes"], each["sw1"]
-        left.errorbar([x.mean()], [y.mean()], xerr=_error(x), yerr=_error(y), fmt="o", color=ink(label), markersize=5)
-    left.set(xlabel="mode error", ylabel="SW1 / spread", xlim=(0, None), ylim=(0, None), title="Distance to the law")
-    labels = list(scores)
-    for y, label in enumerate(labels):
-        each = scores[label]["reconstruction"]
-        middle.errorbar([each.mean()], [y], xerr=_error(each), fmt="o", color=ink(label), markersize=5)
-    middle.axvline(float(data["exact"].mean()), color=EXACT, linewidth=0.9)
-    middle.set_yticks(range(len(labels)), [short(label) for label in labels])
-    middle.set(xlabel="relative error of the mean field", ylim=(len(labels) - 0.5, -0.5), title="Reconstruction")
-    _moved(right, data["before"], data["after"])
-    figure.suptitle("Set-up C: three regimes (black: exact law)", fontsize=11, fontweight="bold")
+    keys = {"modes": "mode error", "sw1": "SW1", "reconstruction": "reconstruction error"}
+    figure, axes = plt.subplots(1, len(keys), figsize=(3.4 * len(keys), 3.2), sharey=True, squeeze=False)
+    rows = np.arange(len(scores))[::-1]
+    for axis, key in zip(axes[0], keys, strict=True):
+        for at, (label, found) in zip(rows, scores.items(), strict=True):
+            values = np.asarray(found[key])
+            jitter = np.linspace(-0.22, 0.22, len(values))
+            axis.plot(values, at + jitter, "o", color=_ink(label), markersize=2.5, alpha=0.5)
+            axis.plot([values.mean()], [at], "|", color=EXACT, markersize=14, markeredgewidth=2)
+        axis.set_title(keys[key])
+    axes[0][0].set_yticks(rows, list(scores))
+    figure.suptitle("Three regimes, one sensor: a dot a truth, a bar the mean")
     return figure
-
-
-def _moved(axis: Axes, before: Array, after: Array) -> None:
-    """Probability of the regime that is likeliest after the constraint, before and after."""
-    best = after.argmax(1)
-    rows = np.arange(len(best))
-    axis.plot(before[rows, best], after[rows, best], "o", color="#44AA99", markersize=4, alpha=0.8)
-    axis.plot([0, 1], [0, 1], color=FAINT, linewidth=0.8, zorder=0)
-    axis.set(xlabel="given the sensor", ylabel="given the constraint too", xlim=(0, 1.02), ylim=(0, 1.05))
-    axis.set_title("P(likeliest regime), each truth")
-
-
-def _error(values: Array) -> float:
-    """Two standard errors."""
-    return float(2 * values.std() / max(len(values) - 1, 1) ** 0.5)
