@@ -80,7 +80,9 @@ def claims(found: Found, models: Sequence[Model], members: Sequence[Mapping[str,
         Claim(
             "Projected diffusion has high-frequency artifacts",
             "implausible states",
-            "; ".join(f"{name}: |log10 power ratio| {p:.2f}, unconstrained {u:.2f}" for name, (u, p) in rough.items()),
+            "; ".join(
+                f"{name}: log10 of the power off by {p:.2f}, unconstrained {u:.2f}" for name, (u, p) in rough.items()
+            ),
             _verdict(*(p > 1.5 * u for u, p in rough.values())),
         ),
         Claim(
