@@ -6,7 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from copy import copy, deepcopy
+from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +22,14 @@ from casal.diagnostics import warn_if_degenerate
 from casal.errors import DivergedError, ProjectionError
 from casal.methods.base import Method, Segment
 from casal.methods.choose import choose
-from casal.methods.problem import Problem, Uncounted
+from casal.methods.problem import Problem, Uncounted, Usage
 from casal.progress import Progress, Silent
 from casal.remote import RemoteWorkers
 from casal.result import Cost, SampleResult
 from casal.store.identity import fingerprint, plain_repr, rows_digest, set_of
 from casal.store.run_store import RunStore
 from casal.targets.base import Target
-from casal.tiles import Tile, cut, generator, joined, one_thread, split, tile_size
+from casal.tiles import Tile, cut, generator, joined, numbered, one_thread, split, tile_size
 from casal.trace import Trace
 from casal.workers import Alone, Workers
 
@@ -95,10 +95,9 @@ class Run:
             if self.store is not None and self.meets and not interrupted:
                 for tile in self.tiles:
                     self._keep(tile)
-            trace, usage = deepcopy(self.trace), copy(self.problem.usage)
             result = self._result(interrupted)
         if self.store is not None:
-            self.store.finish(result, trace, usage)
+            self.store.finish(result, self.trace, self.problem.usage)
         return result
 
     def _all_segments(self, bar: Progress) -> bool:
@@ -201,11 +200,14 @@ class Run:
         for tile in begun:
             tile.trace.steps.pop(last, None)  # the state may have been resampled since
             self._record(tile, last)
-        usage = self.problem.usage
-        for tile in self.tiles:
-            usage.absorb(tile.usage)
-            self.trace.absorb(tile.trace)
-        state, trace = joined(begun), self.trace.collected()
+        usage, records = Usage(), Trace()
+        for part_usage, part_trace in (
+            (self.problem.usage, self.trace),  # of the exchanges
+            *((tile.usage, tile.trace) for tile in self.tiles),
+        ):
+            usage.absorb(part_usage)
+            records.absorb(part_trace)
+        state, trace = joined(begun), records.collected()
         warn_if_degenerate(trace, chains, getattr(state, "log_weight", None))
         return SampleResult(
             samples=samples,
@@ -241,7 +243,7 @@ class Run:
     def _start(self, tile: Tile) -> None:
         if tile.state is None:
             problem = self.problem.with_usage(tile.usage)
-            tile.state = self.method.init(problem, self._points(tile), tile.generator)
+            tile.state = numbered(self.method.init(problem, self._points(tile), tile.generator), tile.start)
 
     def _exchange(self, rung: Any) -> Mapping[str, float]:
         self.workers.each(self._start, self.tiles)

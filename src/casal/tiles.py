@@ -70,6 +70,11 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def numbered(state: Any, start: int) -> Any:
+    """A state that keeps ancestors counts its chains from 0; in the run they are counted from ``start``."""
+    return state._replace(ancestor=state.ancestor + start) if "ancestor" in state._fields else state
+
+
 def joined(tiles: list[Tile]) -> Any:
     """One state of all chains, taken away from the tiles; fields without a chain dimension are common to all.
 

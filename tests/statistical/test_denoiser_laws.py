@@ -143,6 +143,13 @@ def test_the_same_seed_gives_the_same_bits() -> None:
     assert torch.equal(run(1), run(1)) and not torch.equal(run(1), run(2))
 
 
+@pytest.mark.parametrize("method", [METHODS["metropolis"], METHODS["twisted"]])
+def test_ancestors_are_counted_over_all_tiles(method: Method[Any, Any]) -> None:
+    result = casal.sample(gaussian_target(), casal.Sphere(1.0), method, 200, tile=50)
+    assert int(result.trace["ancestors"][0]) == 200 and int(result.trace["ancestors"][-1]) > 50
+    assert int(result.ancestors.max()) >= 150
+
+
 def langevin() -> casal.Target:
     return casal.langevin(lambda x: x, steps=5, step_size=0.1, init=torch.zeros(8, 2))
 

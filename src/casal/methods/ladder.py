@@ -1,10 +1,24 @@
-"""Where the next rung of a ladder of couplings goes."""
+"""A ladder of couplings: its rungs, and where the next one goes."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+
+class Rung(NamedTuple):
+    """One rung of the ladder: its rho if it is given, and the number of rungs left, itself included."""
+
+    rho: float | None
+    left: int
+
+
+def half_square(v: Tensor) -> Tensor:
+    """|v|^2 / 2, chain by chain, in float64."""
+    return torch.linalg.vector_norm(v.reshape(len(v), -1), dim=1, dtype=torch.float64).square() / 2
 
 
 def next_rho(rho: float, top: float, half: Tensor, weight: Tensor, left: int) -> float:

@@ -27,7 +27,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from casal.constraints.base import per_chain
 from casal.errors import SettingError
+from casal.methods.ladder import half_square
 from casal.methods.problem import Problem
 
 RANGE = 0.1
@@ -135,11 +137,6 @@ def footed(problem: Problem, state: Renoised) -> Renoised:
     return state._replace(z=z, half=half_square(decoded - z))
 
 
-def half_square(v: Tensor) -> Tensor:
-    """|v|^2 / 2, chain by chain, in float64."""
-    return v.reshape(len(v), -1).to(torch.float64).square().sum(1) / 2
-
-
 def noise_of(problem: Problem, state: Renoised, scale: float) -> float:
     """s: a multiple of the slack of the coupling, rho^(-1/2) / |A| in the latent."""
     return scale * float(state.size) / (float(state.rho) ** 0.5 * problem.decoder.norm())
@@ -215,4 +212,4 @@ def _tilt(problem: Problem, state: Renoised, x: Tensor, z: Tensor, s: float) -> 
 
 
 def _pick(yes: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    return torch.where(yes.reshape(-1, *[1] * (one.ndim - 1)), one, other)
+    return torch.where(per_chain(yes, one), one, other)

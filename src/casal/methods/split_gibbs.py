@@ -13,7 +13,7 @@ from torch import Tensor
 from casal.errors import SettingError, whole_number
 from casal.methods.base import Method, Segment, TableRow, split_records, table_rows
 from casal.methods.finish import Confined, Finish, Plain
-from casal.methods.ladder import next_rho
+from casal.methods.ladder import Rung, half_square, next_rho
 from casal.methods.problem import Problem, move
 from casal.methods.renoise import (
     Accept,
@@ -23,7 +23,6 @@ from casal.methods.renoise import (
     accepted,
     adapted,
     footed,
-    half_square,
     move_rows,
     noise_of,
     renoised,
@@ -42,13 +41,6 @@ but forgets more of x in every sweep: in 16 dimensions it keeps half the ancesto
 
 class Draw(NamedTuple):
     """A row that draws z given x."""
-
-
-class Level(NamedTuple):
-    """One level of the ladder: its rho if it is given, and how many levels are left, itself included."""
-
-    rho: float | None
-    left: int
 
 
 Row = TableRow | Draw | Renoise | Reverse | Accept
@@ -146,7 +138,7 @@ class SplitGibbs(Method[Renoised, Any]):
         return accepted(problem, state, row, noise)
 
     def exchange(
-        self, problem: Problem, state: Renoised, rung: Level | Finish, generator: torch.Generator
+        self, problem: Problem, state: Renoised, rung: Rung | Finish, generator: torch.Generator
     ) -> tuple[Renoised, Mapping[str, float]]:
         rate = {} if self._draws(problem) else {"acceptance": float(state.accepted.mean()) / self.sweeps}
         if isinstance(rung, Finish):
@@ -182,13 +174,13 @@ class SplitGibbs(Method[Renoised, Any]):
         small = math.prod(problem.latent) <= GIBBS_DIMENSION
         return able and (self.moves == "gibbs" or (self.moves == "auto" and small))
 
-    def _ladder(self) -> list[Level]:
+    def _ladder(self) -> list[Rung]:
         sigma = torch.as_tensor(self.sigmas, dtype=torch.float64)
         if sigma.ndim == 0:
-            return [Level(None, self.levels - k) for k in range(self.levels)]
-        return [Level(rho, len(sigma) - k) for k, rho in enumerate(sigma.pow(-2).tolist())]
+            return [Rung(None, self.levels - k) for k in range(self.levels)]
+        return [Rung(rho, len(sigma) - k) for k, rho in enumerate(sigma.pow(-2).tolist())]
 
-    def _weighted(self, problem: Problem, state: Renoised, rung: Level) -> Renoised:
+    def _weighted(self, problem: Problem, state: Renoised, rung: Rung) -> Renoised:
         """Go to the next level and weight the chains for it."""
         half, decoded = state.half, problem.decode(state.x)
         if self._draws(problem):

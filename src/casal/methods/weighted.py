@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from casal.errors import SettingError
 from casal.methods.base import Method, Segment, TableRow, burn_in_steps, split_records, table_rows
 from casal.methods.finish import Finish, WeightedState, choose_finish
-from casal.methods.ladder import next_rho
+from casal.methods.ladder import Rung, half_square, next_rho
 from casal.methods.problem import Problem
 from casal.methods.resampling import normalised, population, resampled
 from casal.schedules import Schedule, evaluate
@@ -24,13 +24,6 @@ MOVE = 0.2
 DRIFT_LIMIT = 10.0
 """Largest drift of one move, in units of the square root of its step: a steep tail cannot fling a chain away.
 A stable step on a Gaussian stays below it up to ten standard deviations."""
-
-
-class Rung(NamedTuple):
-    """One rung of the ladder: the next rho if it is given, and the number of rungs left, itself included."""
-
-    rho: float | None
-    left: int
 
 
 @dataclass(frozen=True)
@@ -107,10 +100,7 @@ class WeightedCASAL(Method[WeightedState, TableRow]):
     ) -> tuple[WeightedState, Mapping[str, float]]:
         if isinstance(rung, Finish):
             return rung.apply(problem, state, generator)
-        if float(state.rho) == 0.0:
-            state = state._replace(ancestor=torch.arange(len(state.x), device=state.x.device))
-        gap = (problem.decode(state.x) - state.z).reshape(len(state.x), -1)
-        half = torch.linalg.vector_norm(gap, dim=1, dtype=torch.float64).square() / 2
+        half = half_square(problem.decode(state.x) - state.z)
         rho = torch.as_tensor(self._climb(state, half, rung), dtype=torch.float64, device=half.device)
         state = state._replace(rho=rho, log_weight=state.log_weight - (rho - state.rho) * half)
         info = population(state)

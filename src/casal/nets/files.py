@@ -1,21 +1,20 @@
 """One file: tensors, and a JSON header in its metadata (safetensors). Reading it runs no code of the file's.
 
 A file appears whole or not at all: it is written beside its place, forced to disk, and renamed. A process killed
-in between leaves a hidden ``.name.pid.partial`` behind, which nobody reads.
+in between leaves a hidden ``.name.pid`` behind, which nobody reads.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from casal.errors import StoreError
+from casal.store.files import write_whole
 
 FORMAT = "casal.nets"
 VERSION = 1
@@ -35,7 +34,7 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, 
     """Put tensors and header into the file at ``path``, which is replaced in one piece."""
     require_safetensors()
     from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     place = Path(path)
     try:
@@ -43,18 +42,10 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, 
     except (TypeError, ValueError) as error:
         raise StoreError(f"{place}: the configuration is not plain JSON ({error})") from error
     kept = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        save_file(kept, partial, metadata={"casal": text})
-        with open(partial, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, place)
+        write_whole(place, lambda file: file.write(save(kept, metadata={"casal": text})))
     except (OSError, SafetensorError) as error:
         raise StoreError(f"{place} cannot be written: {error}") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()
 
 
 def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from casal.nets import load, save
 from casal.nets.files import require_safetensors
+from casal.store.files import write_whole
 
 
 def folder() -> Path:
@@ -38,7 +39,6 @@ def points(name: str, make: Callable[[], Tensor]) -> Tensor:
     """The samples of this name, float64, drawn now if there are none."""
     path = folder() / f"{name}.npy"
     if not path.exists():
-        part = path.with_suffix(f".{os.getpid()}.part.npy")
-        np.save(part, make().to(torch.float32).numpy())
-        part.replace(path)
+        drawn = make().to(torch.float32).numpy()
+        write_whole(path, lambda file: np.save(file, drawn))
     return torch.from_numpy(np.load(path, allow_pickle=False)).to(torch.float64)
