@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from casal.errors import StoreError
-from casal.nets import MLP, Gaussian, UNet, WienerUNet, files, load, save
+from casal.nets import MLP, Gaussian, UNet, WienerMLP, WienerUNet, files, load, save
 
 
 def awake(net: Any) -> Any:
@@ -47,6 +47,9 @@ NETS = [
     lambda: UNet(3, 1, (8, 8), widths=(8, 12, 16), positions=1),
     field_denoiser,
     lifted,
+    lambda: WienerMLP.fit(
+        torch.randn(50, 3, generator=torch.Generator().manual_seed(0)), torch.full((20,), 0.1), seed=2
+    ),
     lambda: Gaussian.fit(torch.randn(50, 3, generator=torch.Generator().manual_seed(0)), dtype=torch.float64),
 ]
 
@@ -99,7 +102,7 @@ def rewritten(path: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"class": "Sequential"}, r"class 'Sequential', known are Gaussian, MLP, UNet, WienerUNet"),
+        ({"class": "Sequential"}, r"class 'Sequential', known are Gaussian, MLP, UNet, WienerMLP, WienerUNet"),
         ({"class": "os.system"}, "class 'os.system'"),
         ({"class": None}, "class None"),
         ({"class": ["MLP"]}, "class"),

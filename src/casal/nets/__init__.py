@@ -2,7 +2,8 @@
 
 ``MLP(2)`` is the paper's network; ``train_ddpm(net, data, betas, epochs=200, checkpoint="run.safetensors")`` trains it
 and returns a report with the held-out loss per noise level beside a Gaussian's; ``casal.ddpm(net, betas, shape=(2,))``
-samples from it. ``WienerUNet.fit(fields)`` and ``train_denoiser`` do the same for fields on a grid.
+samples from it. ``WienerMLP.fit(data, betas)`` is the same network as a correction of the Gaussian: better at every
+noise level, trained and used in the same way. ``WienerUNet.fit(fields)`` and ``train_denoiser`` are for fields.
 """
 
 from casal.nets.augment import random_flips
@@ -16,6 +17,7 @@ from casal.nets.standardise import Standardise
 from casal.nets.training import split, train_ddpm, train_denoiser
 from casal.nets.unet import UNet
 from casal.nets.wiener import WienerUNet
+from casal.nets.wiener_mlp import WienerMLP
 
 __all__ = [
     "MLP",
@@ -24,6 +26,7 @@ __all__ = [
     "Standardise",
     "TrainingReport",
     "UNet",
+    "WienerMLP",
     "WienerUNet",
     "compare_ddpm",
     "compare_denoiser",

@@ -14,8 +14,9 @@ from casal.nets.gaussian import Gaussian
 from casal.nets.mlp import MLP
 from casal.nets.unet import UNet
 from casal.nets.wiener import WienerUNet
+from casal.nets.wiener_mlp import WienerMLP
 
-CLASSES: tuple[type[nn.Module], ...] = (MLP, UNet, WienerUNet, Gaussian)
+CLASSES: tuple[type[nn.Module], ...] = (MLP, UNet, WienerMLP, WienerUNet, Gaussian)
 """What ``load`` may build; a file can name these and nothing else."""
 
 

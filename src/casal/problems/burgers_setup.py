@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from casal.decoders import Fourier
-from casal.nets import MLP, Gaussian, LevelLosses, compare_ddpm, train_ddpm
+from casal.nets import Gaussian, LevelLosses, WienerMLP, compare_ddpm, train_ddpm
 from casal.physics.burgers import Burgers, energy, mass, random_states
 from casal.problems.conditional_cache import network, points
 from casal.targets import Target, ddpm
@@ -147,7 +147,7 @@ class Model:
 
 
 def model(setup: Setup, training: Training, seed: int, *, per_mode: bool = True) -> Model:
-    """The trained model, from the cache or trained now.
+    """The trained model, from the cache or trained now: the paper's MLP as a correction of the Gaussian score.
 
     Args:
         setup: Of the data.
@@ -162,11 +162,11 @@ def model(setup: Setup, training: Training, seed: int, *, per_mode: bool = True)
     x, held_out = (data / scale).float(), (fresh / scale).float()
 
     def train() -> nn.Module:
-        net = MLP(DIMENSION, seed=seed)
+        net = WienerMLP.fit(x, BETAS, seed=seed)
         epochs, ema = training.epochs, training.ema
         train_ddpm(net, x, BETAS.float(), epochs=epochs, ema=ema, seed=seed, held_out=held_out, progress=False)
         return net
 
     kind = "mode" if per_mode else "global"
-    net = network(f"burgers_{setup.name}_{training.trajectories}_{training.epochs}_{kind}_{seed}", train)
+    net = network(f"burgers_wiener_{setup.name}_{training.trajectories}_{training.epochs}_{kind}_{seed}", train)
     return Model(setup, sigma, scale, net, compare_ddpm(net, Gaussian.fit(x), held_out, BETAS))

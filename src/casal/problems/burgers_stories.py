@@ -130,12 +130,12 @@ def networks(models: Sequence[Model]) -> ResultTable:
         "Held-out loss of the noise predictor over that of the Gaussian score of the same latent",
         (
             Column("t", "step t"),
-            *(Column(name, f"{name}: network / Gaussian", ".3f") for name in names),
+            *(Column(name, f"{name}: network / Gaussian", ".4f") for name in names),
             *(Column(f"loss {name}", f"{name}: loss", ".4f") for name in names),
         ),
         rows,
-        note="Below 1 the network knows more than mean and covariance. At the last steps noise is all there is, the "
-        "Gaussian is nearly exact and both losses are small.",
+        note="Below 1 the network knows more than mean and covariance. The network is a correction of the Gaussian "
+        "score that vanishes where noise is all there is: there the ratio is 1.",
     )
 
 
