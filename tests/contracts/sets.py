@@ -141,6 +141,9 @@ TAKEN = (
 SETS += [SetCase(*row) for row in (*CLOSED_FORM, *ITERATIVE, *IMPLICIT) if row[0] in TAKEN]
 SETS += [
     SetCase("intersection-affine-sphere", Affine(matrix(1, 5), 0.5) & Sphere(2.0), (5,)),
+    SetCase("mass-energy-box", MassEnergy(1.0, 2.0) & Box(-0.5, 1.0), (4,)),
+    SetCase("mass-energy-box-field", Box(-0.8, torch.inf) & MassEnergy(2.0, 9.0) & Box(-1.0, 2.5), (3, 4)),
+    SetCase("mass-energy-box-own-bounds", MassEnergy(1.0, 3.5) & Box(ramp(5) - 1.0, 1.0 + 0.5 * ramp(5)), (5,)),
     SetCase("union-spheres", Sphere(1.0) | Sphere(3.0), (4,)),
     SetCase("product", Product(Sphere(1.0), Box(0.0, 1.0), sizes=(3, 2)), (5,)),
     SetCase("through-turned", Ball(2.0).through(2.0 * torch.eye(4, dtype=torch.float64)[[2, 0, 3, 1]]), (4,)),

@@ -26,7 +26,7 @@ class Intersection(Constraint):
     """C = intersection of the members. How P is found depends on what they are; ``explain()`` says which way was taken:
 
     - a closed form, where the members merge into one set that has one (equations with equations, a sphere or a ball
-      with equations, bounds with one equation, ...);
+      with equations, bounds with one equation or with mass and energy, ...);
     - a quadratic programme, where all members are flat-sided (equations, half-spaces, bounds, polytopes);
     - Dykstra's algorithm for other convex members: the nearest point, at a linear rate;
     - Newton steps on the residuals where all members are smooth, otherwise alternating projections: a point of
@@ -79,6 +79,9 @@ class Intersection(Constraint):
             flags.extend([given] * values.shape[1] if isinstance(given, bool) else given)
         self.one_sided = tuple(flags)
         return torch.cat(parts, dim=1)
+
+    def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
+        return self._parts[0].residual_pull(z, weights) if len(self._parts) == 1 else None
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         if len(self._parts) == 1:

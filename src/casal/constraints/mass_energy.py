@@ -89,7 +89,7 @@ class MassEnergy(Constraint):
         size = y.shape[1]
         if size == 1:
             return torch.full_like(z, self.mass)
-        return (self.mass / size + self._radius(size) * _direction(y)).reshape(z.shape)
+        return (self.mass / size + self._radius(size) * direction(y)).reshape(z.shape)
 
     def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
         """The mean, and a von Mises-Fisher direction around y - ybar in the hyperplane of sum zero."""
@@ -97,7 +97,7 @@ class MassEnergy(Constraint):
         if size == 1:
             return torch.full_like(y, self.mass)
         drawn = near_sphere(
-            _direction(rows),
+            direction(rows),
             norm(_fluctuation(rows)) * 2.0,
             self._radius(size),
             sigma,
@@ -135,10 +135,10 @@ def _fluctuation(y: Tensor) -> Tensor:
     return shifted - shifted.mean(1, keepdim=True)
 
 
-def _direction(y: Tensor) -> Tensor:
+def direction(y: Tensor) -> Tensor:
     """(y - ybar) / |y - ybar| for rows (n, d), d > 1."""
     axis = torch.zeros(y.shape[1], dtype=y.dtype, device=y.device)
     axis[0], axis[1] = 1.0, -1.0
-    direction = unit(_fluctuation(y), axis)
+    way = unit(_fluctuation(y), axis)
     # Centring again after the scaling removes the mean that rounding left in a small fluctuation.
-    return unit(direction - direction.mean(1, keepdim=True), axis)
+    return unit(way - way.mean(1, keepdim=True), axis)

@@ -11,6 +11,8 @@ from casal.constraints.affine_round import AffineRound
 from casal.constraints.base import Constraint
 from casal.constraints.box import Box
 from casal.constraints.box_hyperplane import BoxHyperplane
+from casal.constraints.mass_energy import MassEnergy
+from casal.constraints.mass_energy_box import MassEnergyBox
 from casal.constraints.polytope import Polytope
 from casal.constraints.sphere import Ball, Sphere
 from casal.errors import InfeasibleSet
@@ -50,6 +52,11 @@ def _pair(a: Constraint, b: Constraint) -> Constraint | None:
             return BoxHyperplane(low, high, a.A[0], float(a.b[0]))
     if isinstance(a, Box) and isinstance(b, Box):
         return Box(torch.maximum(a.low, b.low), torch.minimum(a.high, b.high))
+    if isinstance(a, MassEnergy) and isinstance(b, Box):
+        return MassEnergyBox(a.mass, a.energy, b.low, b.high)
+    if isinstance(a, MassEnergyBox) and isinstance(b, Box):
+        inner = Box(torch.maximum(a.bounds.low, b.low), torch.minimum(a.bounds.high, b.high))
+        return MassEnergyBox(a.conserved.mass, a.conserved.energy, inner.low, inner.high)
     if isinstance(a, Sphere | Ball) and isinstance(b, Sphere | Ball):
         return _round(a, b)
     if isinstance(a, HalfSpace | Polytope) and isinstance(b, HalfSpace | Polytope):
