@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from scipy import optimize
 
-from casal.constraints import Box, MassEnergy
 from casal.methods import CASAL, FinalProjection, Method, Projected
 from casal.nets import MLP, Gaussian, compare_ddpm
-from casal.problems import burgers_bounds, burgers_regimes_prior
+from casal.problems import burgers_regimes_prior
 from casal.problems.burgers_cycle import Gaussian3DVar, assimilate, diffusion, forecast
 from casal.problems.burgers_kalman import kalman
 from casal.problems.burgers_scores import Scores, analysed
@@ -107,34 +104,6 @@ def test_scores_of_known_ensembles(truth: Truth) -> None:
     calibrated = Scores(analysed(truth)[:, None] + shift + noise, truth, 1.0)
     assert calibrated.spread_skill == pytest.approx(1.0, abs=0.05)
     assert float(calibrated.crps.mean()) == pytest.approx(1 / math.sqrt(math.pi), abs=0.03)  # E|X - X'| / 2 of N(0, 1)
-
-
-def test_mass_energy_and_bounds_at_once() -> None:
-    """Against a general solver; never farther away, and on the set."""
-    y = torch.randn((6, 24), generator=torch.Generator().manual_seed(6), dtype=torch.float64)
-    inside = burgers_bounds.conserved_in_box(MassEnergy(2.0, 6.0), Box(-0.8, 1.0))
-    z = inside.project(y)
-    assert float(inside.violation(z).max()) < 1e-12
-    solved = 0
-    for row, point in zip(y.numpy(), z.numpy(), strict=True):
-        best = optimize.minimize(
-            lambda v, row=row: ((v - row) ** 2).sum(),
-            np.clip(row, -0.8, 1.0),
-            jac=lambda v, row=row: 2 * (v - row),
-            method="SLSQP",
-            bounds=[(-0.8, 1.0)] * 24,
-            constraints=[
-                {"type": "eq", "fun": lambda v: v.sum() - 2.0, "jac": np.ones_like},
-                {"type": "eq", "fun": lambda v: (v**2).sum() - 6.0, "jac": lambda v: 2 * v},
-            ],
-            options={"maxiter": 300, "ftol": 1e-10},
-        )
-        if best.success:
-            solved += 1
-            assert ((point - row) ** 2).sum() <= best.fun + 1e-6
-    assert solved >= 3
-    slow = burgers_bounds._bisected(y, 2.0, 6.0, -0.8, 1.0)
-    torch.testing.assert_close(slow, z, rtol=1e-8, atol=1e-8)
 
 
 def test_the_posterior_of_the_regimes_has_this_score() -> None:

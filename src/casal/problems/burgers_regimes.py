@@ -18,7 +18,6 @@ from casal.diagnostics.transport import directions
 from casal.errors import CasalWarning, DivergedError, SettingError
 from casal.methods import CASAL, DPS, FinalProjection, Penalty, Projected, SplitGibbs, WeightedCASAL
 from casal.problems.base import Array, Column, ResultTable
-from casal.problems.burgers_bounds import conserved_in_box
 from casal.problems.burgers_regimes_prior import DECODER, DIMENSION, Case, Posterior, Reference, case, reference
 from casal.problems.conditional_base import AnyMethod
 from casal.problems.tuning import VALIDATION_SEED
@@ -80,8 +79,7 @@ class Trial:
         """The trial of this seed."""
         found = case(seed)
         posterior = Posterior(found.value)
-        inside = conserved_in_box(found.conserved, found.bounds)
-        return cls(found, posterior, reference(found, posterior, draws), inside)
+        return cls(found, posterior, reference(found, posterior, draws), found.constraint)
 
     def target(self, method: AnyMethod, scale: Scale) -> Target:
         """The posterior: as a fixed density for the ladder in rho, else as a diffusion."""
