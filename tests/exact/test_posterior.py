@@ -72,3 +72,15 @@ def test_a_fixed_density_and_negative_noise_are_refused_with_the_way_out() -> No
         casal.posterior(static, H, SEEN, NOISE)
     with pytest.raises(SettingError, match=r">= 0 \(0 for exact observations\), got -0\.5"):
         casal.posterior(prior(), H, SEEN, -0.5)
+
+
+@pytest.mark.parametrize("way", ["moment", "pigdm", "dps", "flat"])
+def test_a_posterior_can_be_differentiated(way: str) -> None:
+    """By finite differences, on a network that is not linear: ``DPS`` on a posterior goes through it."""
+    weights = torch.randn((3, 3), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target = casal.ddpm(lambda x, t: torch.tanh(x @ weights), BETAS, shape=(3,), dtype=torch.float64)
+    given = casal.posterior(target, H, SEEN, NOISE, way=way, iterations=2)
+    x = torch.randn((2, 3), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    t = given.table.t[120]
+    assert torch.autograd.gradcheck(lambda leaf: given.score(leaf, t), (x.clone().requires_grad_(),))
+    assert not given.score(x, t).requires_grad

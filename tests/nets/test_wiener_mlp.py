@@ -73,8 +73,10 @@ def test_the_network_has_the_form_it_promises() -> None:
 def test_the_correction_vanishes_with_the_noise_and_with_the_signal() -> None:
     x = data()
     net, plain = awake(WienerMLP.fit(x, BETAS)), WienerMLP.fit(x, BETAS)
-    y = torch.randn(50, 4, generator=torch.Generator().manual_seed(3))
-    size = [float((net(y, t) - plain(y, t)).abs().max().detach()) for t in (0, 200, 999)]
+    w, size = torch.randn(400, 4, generator=torch.Generator().manual_seed(3)), []
+    for t in (0, 200, 999):
+        y = float(ALPHA[t]) * x + float(SIGMA[t]) * w
+        size.append(float((net(y, t) - plain(y, t)).abs().max().detach()))
     assert size[0] < 0.3 * size[1] and size[2] < 1e-4 * size[1]
 
 

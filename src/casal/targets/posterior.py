@@ -83,19 +83,22 @@ def posterior(
         if way == "flat":
             mean, solved = clean(x), _bracket(seen, variance, torch.ones_like(variance))
             return mean + (solved(seen.gap(mean)) @ seen.matrix).reshape(mean.shape)
+        whole = torch.is_grad_enabled() and x.requires_grad  # somebody differentiates the posterior itself, as DPS does
         with torch.enable_grad():
-            leaf = x.detach().requires_grad_()
+            leaf = x if whole else x.detach().requires_grad_()
             mean = clean(leaf)
             if not mean.requires_grad:
                 raise SettingError(f"autograd cannot see through {target.name}; call it without no_grad, or way='flat'")
 
             def slope(v: Tensor) -> Tensor:
                 """(dD/du)^T v = V v / s^2."""
-                (pulled,) = torch.autograd.grad(mean, leaf, v.reshape(mean.shape), retain_graph=True)
+                right = v.reshape(mean.shape)
+                (pulled,) = torch.autograd.grad(mean, leaf, right, retain_graph=True, create_graph=whole)
                 return (along(scale, x) * pulled).reshape(len(x), -1)
 
-            shift = _shift(way, seen.gap(mean.detach()), seen, slope, variance, iterations, weight)
-        return mean.detach() + shift.reshape(mean.shape)
+            known = mean if whole else mean.detach()
+            shift = _shift(way, seen.gap(known), seen, slope, variance, iterations, weight)
+        return known + shift.reshape(mean.shape)
 
     def score(x: Tensor, t: Tensor) -> Tensor:
         scale, size = levels(t)
