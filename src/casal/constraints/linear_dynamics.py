@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from casal.constraints.algorithms.accelerated import Quadratic, on_box
-from casal.constraints.algorithms.active_set import LARGEST, UNDERFLOW, Rows, nearest
+from casal.constraints.algorithms.active_set import Rows, nearest
+from casal.constraints.algorithms.active_set_state import LARGEST, UNDERFLOW
 from casal.constraints.base import Budget, Constraint, Projection, norm, relative
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 from casal.typing import Event
