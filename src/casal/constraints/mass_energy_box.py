@@ -61,7 +61,7 @@ class MassEnergyBox(Constraint):
         InfeasibleSet: The bounds leave no room for this mass or energy; raised as soon as N is known.
 
     >>> MassEnergyBox(1.0, 2.0, -0.5, 1.0).project(torch.tensor([[3.0, 0.0, -3.0, 0.5]]))
-    tensor([[ 1.0000,  0.0886, -0.5000,  0.4114]])
+    tensor([[ 1.0000, -0.3090, -0.5000,  0.8090]])
     """
 
     def __init__(self, mass: float, energy: float, low: Any, high: Any) -> None:
