@@ -125,9 +125,10 @@ def test_a_quick_run_has_every_method_and_keeps_mass_and_energy(quick: Outcome) 
             assert 0.0 < row["l2"] < 1.5 and row["worst_projected"] < 1e-12
             if row["method"] not in free:
                 assert row["member_mass"] < 1e-12 and row["member_energy"] < 1e-12
-    regimes = quick.data["regimes"]["scores"]
-    assert all(float(found["violation"].max()) < 1e-8 for found in regimes.values())
-    assert float(regimes["SplitGibbs"]["modes"].mean()) < float(regimes["final projection"]["modes"].mean())
+    for part in ("regimes", "learned"):
+        regimes = quick.data[part]["scores"]
+        assert all(float(found["violation"].max()) < 1e-8 for found in regimes.values())
+        assert float(regimes["SplitGibbs"]["modes"].mean()) < float(regimes["final projection"]["modes"].mean())
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from casal.nets.embedding import cosine_features
 from casal.nets.gaussian import Gaussian
 from casal.nets.held_out import compare_ddpm, compare_denoiser
 from casal.nets.mlp import MLP
+from casal.nets.probability_flow import ProbabilityFlow
 from casal.nets.report import LevelLosses, TrainingReport
 from casal.nets.standardise import Standardise
 from casal.nets.training import split, train_ddpm, train_denoiser
@@ -23,6 +24,7 @@ __all__ = [
     "MLP",
     "Gaussian",
     "LevelLosses",
+    "ProbabilityFlow",
     "Standardise",
     "TrainingReport",
     "UNet",

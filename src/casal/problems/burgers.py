@@ -1,7 +1,8 @@
 """Physics-preserving data assimilation on the inviscid Burgers equation (paper, section 5.2).
 
 Set-ups A and B: a field is seen at four sites, the forecast is biased, mass and energy are known; the prior is a
-diffusion model in a Fourier latent. Set-up C: three regimes and one sensor, where the law of the samples decides.
+diffusion model in a Fourier latent. Set-up C: three regimes and one sensor, where the law of the samples decides, with
+the exact prior and with a learned one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from casal import __version__
 from casal.problems import burgers_regimes as regimes
 from casal.problems.base import Claim, Column, Experiment, Outcome, ResultTable
 from casal.problems.burgers_claims import claims, regime_claims
+from casal.problems.burgers_regimes_learned import Training as RegimeTraining
+from casal.problems.burgers_regimes_trial import Scale as RegimeScale
 from casal.problems.burgers_runs import METHODS, Runs, Scale, compare, row
 from casal.problems.burgers_setup import SETUPS, Model, Training, Truth, joined, model, truths
 from casal.problems.burgers_stories import (
@@ -59,7 +62,7 @@ class Size(NamedTuple):
     some: int
     sigmas: Sequence[float]
     members: Sequence[int]
-    regimes: regimes.Scale
+    regimes: RegimeScale
     solver: int
 
 
@@ -69,7 +72,7 @@ FULL = Size(
     50,
     SIGMAS,
     (5, 20, 80),
-    regimes.Scale(40, 400, 200, 400, 6, 1, 20_000),
+    RegimeScale(40, 400, 200, 400, 6, 1, 20_000, RegimeTraining(10_000, 20_000, 400)),
     50,
 )
 QUICK = Size(
@@ -78,7 +81,7 @@ QUICK = Size(
     4,
     (0.0, 10.0, 100.0),
     (5, 10),
-    regimes.Scale(3, 100, 50, 60, 1, 7, 1000),
+    RegimeScale(3, 100, 50, 60, 1, 7, 1000, RegimeTraining(500, 2000, 60)),
     3,
 )
 
@@ -137,10 +140,14 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
     verdicts: list[Claim] = []
     if labels is None:
         rows = _studies(size, models, every, found, tables, tell)
-        table, data["regimes"] = regimes.run(size.regimes, tell)
-        tables.append(table)
+        more, data["regimes"], data["learned"] = regimes.run(size.regimes, tell)
+        tables += more
         if not quick:
-            verdicts = [*claims(found, [m[0] for m in models.values()], rows), *regime_claims(data["regimes"])]
+            verdicts = [
+                *claims(found, [m[0] for m in models.values()], rows),
+                *regime_claims("Set-up C", data["regimes"]),
+                *regime_claims("Set-up C, learned prior", data["learned"]),
+            ]
     settings = {
         "date": date.today().isoformat(),
         "casal": __version__,

@@ -144,17 +144,17 @@ def _learned(model: Model) -> Claim:
     )
 
 
-def regime_claims(data: Mapping[str, Any]) -> list[Claim]:
-    """Set-up C."""
+def regime_claims(name: str, data: Mapping[str, Any]) -> list[Claim]:
+    """Set-up C, against the law under the prior in use."""
     scores, out = data["scores"], []
     rivals = [label for label in scores if label not in (BEST, "SplitGibbs")]
-    for key, name, limit in (("modes", "mode error", 0.06), ("sw1", "SW1", 0.25)):
+    for key, title, limit in (("modes", "mode error", 0.06), ("sw1", "SW1", 0.25)):
         mine = float(scores[BEST][key].mean())
         rival = min(rivals, key=lambda label: scores[label][key].mean())
         theirs = float(scores[rival][key].mean())
         out.append(
             Claim(
-                f"Set-up C: {BEST}, {name}",
+                f"{name}: {BEST}, {title}",
                 f"at most {limit:g} and half the best baseline's",
                 f"{mine:.3f}; {rival} {theirs:.3f}",
                 _verdict(mine <= limit, mine <= theirs / 2),
@@ -167,8 +167,8 @@ def regime_claims(data: Mapping[str, Any]) -> list[Claim]:
     ratio = float(np.mean(mine) / np.mean(exact))
     out.append(
         Claim(
-            f"Set-up C: {BEST}, reconstruction",
-            "at most 1.15 times the exact law's, and a gain beyond 2 standard errors",
+            f"{name}: {BEST}, reconstruction",
+            "at most 1.15 times that of the law, and a gain beyond 2 standard errors",
             f"{ratio:.2f} times; {gain.mean():+.3f} ± {error:.3f} over {rival}",
             _verdict(ratio <= 1.15, bool(gain.mean() > 2 * error)),
         )

@@ -159,6 +159,10 @@ class Posterior:
 
         return ddpm(eps, BETAS, shape=DIMENSION, steps=steps, time="scalar")
 
+    def refined(self, steps: int) -> Target:
+        """For a ladder over a denoiser: it starts with ancestral sampling."""
+        return self.diffusion(steps)
+
     def static(self, steps: int, step_size: float) -> Target:
         """Langevin dynamics that starts from samples of the posterior."""
         return langevin(

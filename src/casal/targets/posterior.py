@@ -142,6 +142,9 @@ def _shift(
     if way == "pigdm":
         return slope(solved(gap) @ seen.matrix)
     ratio = seen.noise.square() / along(variance, gap)
+    if len(seen.matrix) == 1:  # the system is a number: one backward pass instead of two
+        pulled = slope(seen.matrix.expand(len(gap), -1))
+        return pulled * (gap / ((pulled @ seen.matrix.T).clamp_min(LEAST) + ratio))
 
     def system(v: Tensor) -> Tensor:
         return slope(v @ seen.matrix) @ seen.matrix.T + ratio * v

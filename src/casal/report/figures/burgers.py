@@ -32,7 +32,7 @@ def figures(outcome: Outcome) -> dict[str, Figure]:
         "burgers_invariants": _invariants(data["invariants"]),
     }
     if "regimes" in data:
-        drawn["burgers_regimes"] = _regimes(data["regimes"])
+        drawn["burgers_regimes"] = _regimes({"exact prior": data["regimes"], "learned prior": data["learned"]})
     return drawn
 
 
@@ -146,19 +146,22 @@ def _invariants(drifts: Mapping[str, Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def _regimes(data: Mapping[str, Any]) -> Figure:
-    """Set-up C: scores of every truth, method by method."""
-    scores = data["scores"]
+def _regimes(parts: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Set-up C: scores of every truth, method by method, for each prior."""
     keys = {"modes": "mode error", "sw1": "SW1", "reconstruction": "reconstruction error"}
-    figure, axes = plt.subplots(1, len(keys), figsize=(3.4 * len(keys), 3.2), sharey=True, squeeze=False)
-    rows = np.arange(len(scores))[::-1]
-    for axis, key in zip(axes[0], keys, strict=True):
-        for at, (label, found) in zip(rows, scores.items(), strict=True):
-            values = np.asarray(found[key])
-            jitter = np.linspace(-0.22, 0.22, len(values))
-            axis.plot(values, at + jitter, "o", color=_ink(label), markersize=2.5, alpha=0.5)
-            axis.plot([values.mean()], [at], "|", color=EXACT, markersize=14, markeredgewidth=2)
-        axis.set_title(keys[key])
-    axes[0][0].set_yticks(rows, list(scores))
+    figure, axes = plt.subplots(
+        len(parts), len(keys), figsize=(3.4 * len(keys), 3.0 * len(parts)), sharex="col", sharey="row", squeeze=False
+    )
+    for line, (name, data) in zip(axes, parts.items(), strict=True):
+        scores = data["scores"]
+        rows = np.arange(len(scores))[::-1]
+        for axis, key in zip(line, keys, strict=True):
+            for at, (label, found) in zip(rows, scores.items(), strict=True):
+                values = np.asarray(found[key])
+                jitter = np.linspace(-0.22, 0.22, len(values))
+                axis.plot(values, at + jitter, "o", color=_ink(label), markersize=2.5, alpha=0.5)
+                axis.plot([values.mean()], [at], "|", color=EXACT, markersize=14, markeredgewidth=2)
+            axis.set_title(f"{name}: {keys[key]}")
+        line[0].set_yticks(rows, list(scores))
     figure.suptitle("Three regimes, one sensor: a dot a truth, a bar the mean")
     return figure
