@@ -1,22 +1,24 @@
-"""A step through ``torch.compile``: one kernel where the eager step makes many passes."""
+"""Steps through ``torch.compile``: a few passes where the eager step makes many, and several steps in one call."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from threading import Lock
-from typing import Any
+from collections.abc import Hashable, Sequence
+from threading import Lock, local
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from casal.errors import CasalWarning
+from casal.errors import CasalWarning, SettingError
 from casal.methods.base import Method
 from casal.methods.problem import Problem, Uncounted, Usage
 
-Step = Callable[[Problem, Any, Any, Any], Any]
+TOGETHER = 8
+"""Steps in one compiled call: a call costs a tenth of a step, and what lies between steps is never written."""
 
 KEPT = 16
 """Compiled steps that are kept for later runs on the same objects."""
@@ -25,15 +27,71 @@ FEW = 2
 """Chains on which a step is tried eagerly, to count what it uses."""
 
 _numbers = itertools.count()
-_kept: OrderedDict[Hashable, CompiledStep] = OrderedDict()
+_kept: OrderedDict[Hashable, CompiledSteps] = OrderedDict()
 
 
-class CompiledStep:
-    """``method.step`` compiled for tiles of one size, once for every kind of row.
+class Block(NamedTuple):
+    """Rows that a tile takes in one go.
 
-    The numbers of a row are zero-dimensional tensors, so that no value is compiled in; what else a row holds (a flag, a
-    set) makes it a kind of its own. Tiles of another size (the last one) run eagerly. Where torch cannot compile the
-    step all of them do, with one ``CasalWarning``.
+    Attributes:
+        rows: The rows.
+        columns: A row of columns (k,) instead of numbers, for one compiled call; None if the rows are taken one by one.
+        kind: Blocks of one kind share a graph.
+    """
+
+    rows: Sequence[Any]
+    columns: Any = None
+    kind: Hashable = None
+
+
+def plain_blocks(rows: Sequence[Any], size: int) -> list[Block]:
+    """All rows in blocks of some rows, one by one."""
+    return [Block(rows[first : first + size]) for first in range(0, len(rows), size)]
+
+
+def compiled_blocks(rows: Sequence[Any], done: int, every: int) -> list[Block]:
+    """All rows in blocks for one compiled call each; rows that fill none are taken one by one.
+
+    A block ends where the kind of row changes, and where something is recorded.
+
+    Args:
+        rows: Of one segment.
+        done: Steps before it.
+        every: Steps between two records; 0 for none.
+    """
+    size = math.gcd(TOGETHER, every)
+    while size > max(1, len(rows)):
+        size //= 2
+    columns = _columns(rows)
+    blocks, first = list[Block](), 0
+    for stop, row in enumerate(rows, 1):
+        ends = stop == len(rows) or _kind(rows[stop]) != _kind(row) or (every and (done + stop) % every == 0)
+        if ends or stop - first == size:
+            some = rows[first:stop]
+            whole = len(some) == size
+            blocks.append(Block(some, _part(columns, row, first, stop), (size, _kind(row))) if whole else Block(some))
+            first = stop
+    return blocks
+
+
+class Kind(NamedTuple):
+    """What is known of a compiled kind of block.
+
+    Attributes:
+        used: By all its steps.
+        keeps_noise: Whether the state holds on to the noise, so that no other may be written over it.
+    """
+
+    used: Usage
+    keeps_noise: bool
+
+
+class CompiledSteps:
+    """Steps of a method compiled for tiles of one size, once for every kind of row.
+
+    The numbers of a row are tensors, so that no value is compiled in; what else a row holds (a flag, a set) makes it a
+    kind of its own. Tiles of another size (the last one) run eagerly. Where torch cannot compile the step all of them
+    do, with one ``CasalWarning``.
 
     Compiled code rounds otherwise than eager code: one step agrees to about 1e-6 (float32), not bit for bit.
 
@@ -48,40 +106,56 @@ class CompiledStep:
         silent = problem.with_usage(Uncounted())
         _ = silent.diagonal, silent.root, silent.noiseless
 
-        def step(state: Any, row: Any, noise: Tensor) -> Any:
-            return method.step(silent, state, row, noise)
+        def steps(state: Any, columns: Any, noise: Sequence[Tensor]) -> Any:
+            for k, drawn in enumerate(noise):
+                state = method.step(silent, state, _numbered(columns, k), drawn)
+            return state
 
-        # torch counts recompilations by code object; every compiled step is one of its own.
-        step.__code__ = step.__code__.replace(co_name=f"step_{next(_numbers)}")
-        self._run = torch.compile(step, dynamic=False, fullgraph=True)
-        self._used: dict[Hashable, Usage] = {}
+        # torch counts recompilations by code object; all compiled steps of a run are one of their own.
+        steps.__code__ = steps.__code__.replace(co_name=f"steps_{next(_numbers)}")
+        self._run = torch.compile(steps, dynamic=False, fullgraph=True)
+        self._kinds: dict[Hashable, Kind] = {}
+        self._own = local()
         self._lock = Lock()
         self.eager = False
         self.holds: tuple[object, ...] = ()
 
-    def __call__(self, problem: Problem, state: Any, row: Any, noise: Any) -> Any:
-        """One step, as ``method.step``."""
-        if self.eager or len(state[0]) != self.chains or not isinstance(noise, Tensor):
-            return self.method.step(problem, state, row, noise)
-        kind = _kind(row)
-        used = self._used.get(kind)
-        if used is None:
+    def __call__(self, problem: Problem, state: Any, block: Block, generator: torch.Generator) -> Any:
+        """All steps of a block; None if they are to be taken one by one."""
+        if self.eager or block.columns is None or len(state[0]) != self.chains:
+            return None
+        kind = self._kinds.get(block.kind)
+        if kind is None:
             with self._lock:
-                used = self._used.get(kind) or self._compiled(problem, state, row, noise)
-                if used is None:
-                    return self.method.step(problem, state, row, noise)
-                self._used[kind] = used
-        problem.usage.absorb(used)
-        return self._run(state, row, noise)
+                kind = self._kinds.get(block.kind) or self._compiled(problem, state, block, generator)
+            if kind is None:
+                return None
+            self._kinds[block.kind] = kind
+        noise = self._noise(problem, block, generator, kind.keeps_noise)
+        problem.usage.absorb(kind.used)
+        return self._run(state, block.columns, noise)
 
-    def _compiled(self, problem: Problem, state: Any, row: Any, noise: Tensor) -> Usage | None:
-        """Compile a kind of row; what a step of it uses, or None if it must stay eager."""
+    def _noise(self, problem: Problem, block: Block, generator: torch.Generator, fresh: bool) -> list[Any]:
+        """The noise of all steps, in the same memory every time: what a step has just read is still in the cache."""
+        pages: list[Tensor] = [] if fresh else self._own.__dict__.setdefault("pages", [])
+        while len(pages) < len(block.rows):
+            pages.append(torch.empty((self.chains, *problem.latent), dtype=torch.float32, device=generator.device))
+        drawn = zip(block.rows, pages, strict=False)
+        return [self.method.noise(problem, row, self.chains, generator, page) for row, page in drawn]
+
+    def _compiled(self, problem: Problem, state: Any, block: Block, generator: torch.Generator) -> Kind | None:
+        """Compile a kind of block, or None if its steps must stay eager."""
         if self.eager:
             return None
+        before = generator.get_state()
+        noise = self._noise(problem, block, generator, fresh=True)
+        generator.set_state(before)
         try:
+            if not all(isinstance(drawn, Tensor) for drawn in noise):
+                raise SettingError("its noise is more than one tensor")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch's own deprecations
-                self._run(state, row, noise)
+                after = self._run(state, block.columns, noise)
         except Exception as error:
             self.eager = True
             warnings.warn(
@@ -93,35 +167,40 @@ class CompiledStep:
             return None
         tried = Usage()
         few = type(state)(*(part[:FEW] if part.ndim else part for part in state))
-        self.method.step(problem.with_usage(tried), few, row, noise[:FEW])
-        share = self.chains / len(few[0])
-        return Usage(round(tried.scores * share), round(tried.projections * share))
+        self.method.step(problem.with_usage(tried), few, block.rows[0], noise[0][:FEW])
+        share = len(noise) * self.chains / len(few[0])
+        memory = {part.data_ptr() for part in after}
+        return Kind(
+            Usage(round(tried.scores * share), round(tried.projections * share)),
+            any(drawn.data_ptr() in memory for drawn in noise),
+        )
 
 
-def compiled_step(method: Method[Any, Any], problem: Problem, chains: int, *made_from: object) -> CompiledStep:
-    """The compiled step of an earlier run on the same objects, or a new one.
+def compiled_steps(
+    method: Method[Any, Any], problem: Problem, chains: int, made_from: tuple[object, ...]
+) -> CompiledSteps:
+    """The compiled steps of an earlier run on the same objects, or a new one.
 
     Args:
         method: The method; an equal one will do.
         problem: What its steps use.
         chains: Chains in a tile.
-        made_from: Objects that the problem was made from, beside its target and its set.
+        made_from: Objects that the problem was made from.
     """
     try:
         hash(method)
         which: Hashable = method
     except TypeError:
         which = id(method)
-    objects = (problem.target, problem.constraint, *made_from)
-    key = (which, chains, problem.latent, problem.like.dtype, problem.like.device, *(id(thing) for thing in objects))
-    step = _kept.pop(key, None)
-    if step is None or step.eager:
-        step = CompiledStep(method, problem, chains)
-        step.holds = objects  # an id is that of the same object only while the object lives
-    _kept[key] = step
+    key = (which, chains, problem.latent, problem.like.dtype, problem.like.device, *(id(thing) for thing in made_from))
+    steps = _kept.pop(key, None)
+    if steps is None or steps.eager:
+        steps = CompiledSteps(method, problem, chains)
+        steps.holds = made_from  # an id is that of the same object only while the object lives
+    _kept[key] = steps
     while len(_kept) > KEPT:
         _kept.popitem(last=False)
-    return step
+    return steps
 
 
 def _reason(error: Exception) -> str:
@@ -131,4 +210,26 @@ def _reason(error: Exception) -> str:
 
 
 def _kind(row: Any) -> Hashable:
+    """What makes rows share a graph: their type, and whatever in them is not a number."""
     return (type(row), *(None if isinstance(part, Tensor) else part for part in row))
+
+
+def _columns(rows: Sequence[Any]) -> list[Tensor | None]:
+    """Rows of numbers as columns; None for what is not a number. A number that stays the same is there once."""
+    parts = zip(*rows, strict=True)
+    return [_column(part) if isinstance(part[0], Tensor) else None for part in parts]
+
+
+def _column(numbers: Sequence[Tensor]) -> Tensor:
+    first = numbers[0]
+    return first.expand(len(numbers)) if all(number is first for number in numbers) else torch.stack(list(numbers))
+
+
+def _part(columns: Sequence[Tensor | None], row: Any, first: int, stop: int) -> Any:
+    """A row of columns: some rows of the kind of ``row``."""
+    return type(row)(*(part if all is None else all[first:stop] for all, part in zip(columns, row, strict=True)))
+
+
+def _numbered(columns: Any, k: int) -> Any:
+    """Row k of a row of columns."""
+    return type(columns)(*[part[k] if isinstance(part, Tensor) else part for part in columns])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
 from pathlib import Path
@@ -15,13 +16,14 @@ from torch import Tensor
 
 from casal.certificate import certify
 from casal.checks import PROBE, check_decoder, check_problem, starting_points
-from casal.compiled import CompiledStep, Step, compiled_step
+from casal.compiled import Block, CompiledSteps, compiled_blocks, compiled_steps, plain_blocks
 from casal.constraints.base import Budget, Constraint
 from casal.decoders import Decoder
 from casal.diagnostics import warn_if_degenerate
 from casal.errors import DivergedError, ProjectionError
 from casal.methods.base import Method, Segment
 from casal.methods.choose import choose
+from casal.methods.coordinates import coordinates
 from casal.methods.problem import Problem, Uncounted, Usage
 from casal.progress import Progress, Silent
 from casal.remote import RemoteWorkers
@@ -75,18 +77,31 @@ class Run:
         self.tiles = cut(n, size, options.seed, place)
         self.common = generator(options.seed, 0, place)
         self.method = method if isinstance(method, Method) else self._choice()
-        self.segments: Sequence[Segment] = self.method.plan(self.problem)
+        self.inside = coordinates(self.problem, self.method, check_decoder(options.decoder))
+        self.segments: Sequence[Segment] = self.method.plan(self.inside.problem)
         self.steps = sum(len(segment.rows) for segment in self.segments)
         self.total_steps = self.steps * len(self.tiles)
         self.workers: Workers | Alone = Workers(options.threads, self.tiles, place)
-        self.step: Step = self.method.step
+        self.compiled: CompiledSteps | None = None
         if options.compile:
-            self.step = compiled_step(self.method, self.problem, len(self.tiles[0]), options.decoder)
+            made_from = (target, constraint, options.decoder)
+            self.compiled = compiled_steps(self.method, self.inside.problem, len(self.tiles[0]), made_from)
+        self.blocks = self._blocks()
         self.trace = Trace()
         self.seconds = 0.0
         self.meets = any(segment.rung is not None for segment in self.segments)
         self.store = None if options.store is None else RunStore(options.store, self._identity(probe), self.tiles)
         self.remote = None if options.client is None else RemoteWorkers(options.client, Job(self))
+
+    def _blocks(self) -> list[list[Block]]:
+        """The rows of each segment as tiles take them."""
+        if self.compiled is None:
+            return [plain_blocks(segment.rows, CHECK_EVERY) for segment in self.segments]
+        blocks, done = list[list[Block]](), 0
+        for segment in self.segments:
+            blocks.append(compiled_blocks(segment.rows, done, self.options.record_every))
+            done += len(segment.rows)
+        return blocks
 
     def go(self, bar: Progress) -> SampleResult:
         """Run all segments and collect; Ctrl-C keeps what there is."""
@@ -120,7 +135,7 @@ class Run:
 
     def _advance_all(self, segment: int, bar: Progress) -> None:
         """Take the rows of one segment with all tiles that are not finished; keep tiles that are."""
-        rows, last = self.segments[segment].rows, segment == len(self.segments) - 1
+        blocks, last = self.blocks[segment], segment == len(self.segments) - 1
         waiting = [tile for tile in self.tiles if self.meets or tile.steps < self.steps]
 
         def done(tile: Tile) -> None:
@@ -128,7 +143,7 @@ class Run:
                 self._keep(tile)
 
         def work(tile: Tile) -> None:
-            self._advance(tile, rows, bar)
+            self._advance(tile, blocks, bar)
             done(tile)
 
         if self.remote is None:
@@ -136,7 +151,7 @@ class Run:
             return
 
         def came_back(tile: Tile) -> None:
-            bar.advance(len(rows))
+            bar.advance(len(self.segments[segment].rows))
             done(tile)
 
         self.remote.advance(waiting, segment, came_back)
@@ -162,7 +177,7 @@ class Run:
     def _kind(self) -> Any:
         """The class of the method's states."""
         one = Tile(0, 0, 1, generator(self.options.seed, 1, self.problem.like.device))
-        problem = self.problem.with_usage(Uncounted())
+        problem = self.inside.problem.with_usage(Uncounted())
         return type(self.method.init(problem, self._points(one), one.generator))
 
     def _keep(self, tile: Tile) -> None:
@@ -170,7 +185,7 @@ class Run:
         assert self.store is not None
         tile.trace.steps.pop(tile.steps, None)
         self._record(tile, tile.steps)
-        samples = self.method.output(self.problem.with_usage(Uncounted()), tile.state)
+        samples = self._output(tile.state, Uncounted())
         self.store.write(tile, samples, self.problem.constraint.violation(samples))
 
     def _identity(self, probe: Tensor) -> dict[str, Any]:
@@ -207,7 +222,7 @@ class Run:
         ):
             usage.absorb(part_usage)
             records.absorb(part_trace)
-        state, trace = joined(begun), records.collected()
+        state, trace = self._decoded(joined(begun)), records.collected()
         warn_if_degenerate(trace, chains, getattr(state, "log_weight", None))
         return SampleResult(
             samples=samples,
@@ -221,16 +236,24 @@ class Run:
         )
 
     def _samples(self, tiles: list[Tile]) -> Tensor:
-        first = self.method.output(self.problem.with_usage(tiles[0].usage), tiles[0].state)
+        first = self._output(tiles[0].state, tiles[0].usage)
         if len(tiles) == 1:
             return first
         samples = first.new_empty((sum(len(tile) for tile in tiles), *first.shape[1:]))
         done = len(first)
         samples[:done] = first
         for tile in tiles[1:]:
-            samples[done : done + len(tile)] = self.method.output(self.problem.with_usage(tile.usage), tile.state)
+            samples[done : done + len(tile)] = self._output(tile.state, tile.usage)
             done += len(tile)
         return samples
+
+    def _output(self, state: Any, usage: Usage) -> Tensor:
+        return self.method.output(self.problem.with_usage(usage), self.inside.lifted(state))
+
+    def _decoded(self, state: Any) -> Any:
+        """The state as a reader expects it: in decoded space, in the dtype of the run."""
+        lifted = self.inside.lifted(state)
+        return type(state)(*(new.to(old.dtype) for new, old in zip(lifted, state, strict=True)))
 
     def _choice(self) -> Method[Any, Any]:
         few = Tile(0, 0, min(self.n, SPREAD_PROBE), generator(self.options.seed, 1, self.problem.like.device))
@@ -242,35 +265,52 @@ class Run:
 
     def _start(self, tile: Tile) -> None:
         if tile.state is None:
-            problem = self.problem.with_usage(tile.usage)
+            problem = self.inside.problem.with_usage(tile.usage)
             tile.state = numbered(self.method.init(problem, self._points(tile), tile.generator), tile.start)
 
     def _exchange(self, rung: Any) -> Mapping[str, float]:
         self.workers.each(self._start, self.tiles)
         whole = joined(self.tiles)
         with one_thread():
-            whole, info = self.method.exchange(self.problem, whole, rung, self.common)
+            whole, info = self.method.exchange(self.inside.problem, whole, rung, self.common)
         self.trace.exchanged(self.tiles[0].steps, info)
         for tile, state in zip(self.tiles, split(whole, self.tiles), strict=True):
             tile.state = state
         return info
 
-    def _advance(self, tile: Tile, rows: Sequence[Any], bar: Progress) -> None:
+    def _advance(self, tile: Tile, blocks: Sequence[Block], bar: Progress) -> None:
         self._start(tile)
-        problem, every = self.problem.with_usage(tile.usage), self.options.record_every
-        for first in range(0, len(rows), CHECK_EVERY):
-            some = rows[first : first + CHECK_EVERY]
+        problem = self.inside.problem.with_usage(tile.usage)
+        for some in _spans(blocks):
             before, stream, taken = tile.state, tile.generator.get_state(), tile.steps
-            for row in some:
-                if not self.workers.may_go_on(tile):
-                    return
-                self._step(problem, tile, row)
-                if every and tile.steps % every == 0 and _finite(tile.state):
-                    self._record(tile, tile.steps)
-                    bar.tell("violation", tile.trace.latest("violation"))
+            for block in some:
+                if not self._compiled(problem, tile, block, bar):
+                    for row in block.rows:
+                        if not self.workers.may_go_on(tile):
+                            return
+                        self._step(problem, tile, row)
+                        self._record_if_due(tile, bar)
             if not _finite(tile.state):
-                self._locate(problem, tile, before, stream, taken, some)
-            bar.advance(len(some))
+                self._locate(problem, tile, before, stream, taken, [row for block in some for row in block.rows])
+            bar.advance(tile.steps - taken)
+
+    def _compiled(self, problem: Problem, tile: Tile, block: Block, bar: Progress) -> bool:
+        """Take a block in one compiled call, if there is one for it."""
+        if self.compiled is None or not self.workers.may_go_on(tile):
+            return False
+        state = self.compiled(problem, tile.state, block, tile.generator)
+        if state is None:
+            return False
+        tile.state = state
+        tile.steps += len(block.rows)
+        self._record_if_due(tile, bar)
+        return True
+
+    def _record_if_due(self, tile: Tile, bar: Progress) -> None:
+        every = self.options.record_every
+        if every and tile.steps % every == 0 and _finite(tile.state):
+            self._record(tile, tile.steps)
+            bar.tell("violation", tile.trace.latest("violation"))
 
     def _step(self, problem: Problem, tile: Tile, row: Any) -> None:
         noise = self.method.noise(problem, row, len(tile), tile.generator)
@@ -278,7 +318,7 @@ class Run:
         if budget is not None:
             problem = problem.with_budget(budget(tile.steps / self.steps) if callable(budget) else budget)
         try:
-            tile.state = self.step(problem, tile.state, row, noise)
+            tile.state = self.method.step(problem, tile.state, row, noise)
         except ProjectionError as error:
             if error.chains:
                 raise self._diverged(tile, row, tile.steps + 1, error.chains) from error
@@ -314,7 +354,8 @@ class Run:
         )
 
     def _record(self, tile: Tile, step: int) -> None:
-        tile.trace.record(step, self.method.monitor(self.problem.with_usage(Uncounted()), tile.state))
+        problem, state = self.problem.with_usage(Uncounted()), self.inside.lifted(tile.state)
+        tile.trace.record(step, self.method.monitor(problem, state))
 
     def _provenance(self) -> Mapping[str, Any]:
         from casal import __version__
@@ -333,7 +374,7 @@ class Run:
             "seed": self.options.seed,
             "tile": len(self.tiles[0]),
             "threads": self.workers.threads,
-            "compile": isinstance(self.step, CompiledStep) and not self.step.eager,
+            "compile": self.compiled is not None and not self.compiled.eager,
             "dtype": str(self.problem.like.dtype),
         }
 
@@ -345,13 +386,26 @@ class Job:
         core = copy(run)
         core.tiles, core.store, core.remote = [], None, None
         core.workers = Alone()
-        core.step = run.method.step
+        core.compiled = None
         core.options = run.options._replace(client=None, store=None)
         self.core = core
 
     def __call__(self, tile: Tile, segment: int) -> None:
         """Take the rows of a segment."""
-        self.core._advance(tile, self.core.segments[segment].rows, Silent())
+        self.core._advance(tile, self.core.blocks[segment], Silent())
+
+
+def _spans(blocks: Sequence[Block]) -> Iterator[list[Block]]:
+    """Blocks of about CHECK_EVERY rows together."""
+    some, rows = list[Block](), 0
+    for block in blocks:
+        some.append(block)
+        rows += len(block.rows)
+        if rows >= CHECK_EVERY:
+            yield some
+            some, rows = [], 0
+    if some:
+        yield some
 
 
 def _device_of(target: Target) -> torch.device:
@@ -361,4 +415,4 @@ def _device_of(target: Target) -> torch.device:
 def _finite(state: Any) -> bool:
     """Whether the points of a state are finite. A sum is one cheap pass; an overflowing one is looked at again."""
     x = state[0]
-    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+    return math.isfinite(float(x.sum())) or bool(torch.isfinite(x).all())

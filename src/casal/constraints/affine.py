@@ -10,6 +10,7 @@ from torch import Tensor
 
 from casal.constraints.algorithms.truncated_normal import log_interval_mass, truncated_normal
 from casal.constraints.base import Constraint, flat, gaussian, norm, relative
+from casal.constraints.subspace import Subspace
 from casal.errors import InfeasibleSet, ShapeError
 from casal.typing import Event
 
@@ -110,6 +111,10 @@ class Affine(Constraint):
         y, basis = flat(z), self._basis.to(z)
         return torch.addmm(y, y @ basis.T - self._level.to(z), basis, alpha=-1.0).reshape(z.shape)
 
+    def within(self, space: Subspace) -> Constraint | None:
+        rows = space.coordinates(self.A) if len(self._basis) else None
+        return None if rows is None else Affine(rows.flatten(1), self.b)
+
     def _project(self, z: Tensor) -> Tensor:
         basis = self._basis.to(z)
         return (tangent(flat(z), basis) + self._level.to(z) @ basis).reshape(z.shape)
@@ -175,6 +180,10 @@ class HalfSpace(Constraint):
         y, normal = flat(z), self._normal.to(z)
         excess = (y @ normal - self._level).clamp_min(0.0)
         return (y - excess[:, None] * normal).reshape(z.shape)
+
+    def within(self, space: Subspace) -> Constraint | None:
+        normal = space.coordinates(self.a[None])
+        return None if normal is None else HalfSpace(normal[0], self.b)
 
     def _project(self, z: Tensor) -> Tensor:
         y, normal = flat(z), self._normal.to(z)

@@ -11,6 +11,7 @@ from torch import Tensor
 from casal.constraints.affine import Affine
 from casal.constraints.base import Constraint, flat, norm, shell_factor, shortest, unit
 from casal.constraints.sphere import Ball, Sphere
+from casal.constraints.subspace import Subspace
 from casal.errors import InfeasibleSet
 from casal.typing import Event
 
@@ -50,6 +51,7 @@ class AffineRound(Constraint):
             )
         self._radius = math.sqrt(max(round_part.radius**2 - gap**2, 0.0))
         self._axis = self._inside_direction(size)
+        self._quick: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor, Tensor | None, Tensor | None]] = {}
         if self._axis is None and self._radius > 1e-6 * scale and not self.convex:
             raise InfeasibleSet(f"the equations fix a single point at distance {gap:.6g}, not {round_part.radius:.6g}")
 
@@ -80,15 +82,36 @@ class AffineRound(Constraint):
         return (dimension - 1) * torch.log(norm(inside) / self._radius)
 
     def project_quick(self, z: Tensor) -> Tensor:
-        foot = self._foot.to(z)
-        if self._axis is None:
+        """u = (I - B^T B)(z - c), B an orthonormal basis of the rows of A."""
+        basis, foot, center, axis = self._constants(z)
+        if axis is None:
             return foot.expand(len(z), -1).reshape(z.shape)
-        inside = flat(self.flat_part.project_quick(z)) - foot
+        offset = flat(z) if center is None else flat(z) - center
+        inside = torch.addmm(offset, offset @ basis.T, basis, alpha=-1.0)
         factor, length = shell_factor(inside, self._radius)
         if self.convex:
             factor = torch.where(length > self._radius, factor, torch.ones_like(factor))
-        axis = shortest(z.dtype) * self._axis.to(z)
-        return inside.mul_(factor).addmm_(factor, axis[None]).add_(foot).reshape(z.shape)
+        if not torch.compiler.is_compiling():  # see ``leaned``
+            inside.add_(axis)
+        return inside.mul_(factor).add_(foot).reshape(z.shape)
+
+    def _constants(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """B, q, c and a shortest vector inside the flat, in the dtype of z; cast once, except in a compiled step."""
+        key = (z.dtype, z.device)
+        found = None if torch.compiler.is_compiling() else self._quick.get(key)
+        if found is None:
+            center = None if self.round_part.center is None else self._center.to(z)
+            axis = None if self._axis is None else shortest(z.dtype) * self._axis.to(z)
+            found = self.flat_part._basis.to(z), self._foot.to(z), center, axis
+            if not torch.compiler.is_compiling():
+                self._quick[key] = found
+        return found
+
+    def within(self, space: Subspace) -> Constraint | None:
+        flat_part, round_part = self.flat_part.within(space), self.round_part.within(space)
+        if not isinstance(flat_part, Affine) or not isinstance(round_part, Sphere | Ball):
+            return None
+        return AffineRound(flat_part, round_part)
 
     def _project(self, z: Tensor) -> Tensor:
         foot = self._foot.to(z)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from casal.constraints.subspace import Subspace
 from casal.errors import ProjectionError, SettingError
 from casal.typing import Event
 
@@ -105,6 +106,10 @@ class Constraint(ABC):
         As exact as the dtype allows elsewhere. The same as ``project`` for sets that are not ``quick``.
         """
         return self.project(z)
+
+    def within(self, space: Subspace) -> Constraint | None:
+        """{c : B c in C} in the coordinates of a subspace, if P(B c) is in the subspace for every c; else None."""
+        return None
 
     def solve(self, z: Tensor, *, budget: Budget | None = None, warm: Tensor | None = None) -> Projection:
         """As ``project``, with a convergence flag, the iterations and the residual of every chain."""
@@ -270,7 +275,10 @@ def shell_factor(offset: Tensor, radius: float) -> tuple[Tensor, Tensor]:
     the factor is not a number: a chain that far out is lost, and must not come back as the centre.
     """
     length = torch.linalg.vector_norm(offset, dim=1, keepdim=True).clamp_min(shortest(offset.dtype))
-    return length.pow(-2).mul_(length * radius), length
+    factor = length.pow(-2).mul_(length * radius)
+    if torch.compiler.is_compiling():  # kept as it is: else every 16 numbers of a row would work it out anew
+        factor = factor.as_strided(factor.shape, (1, 1))
+    return factor, length
 
 
 def leaned(shell: Tensor, factor: Tensor, coordinate: int, share: float = 1.0) -> Tensor:

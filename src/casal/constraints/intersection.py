@@ -16,6 +16,7 @@ from casal.constraints.box import Box
 from casal.constraints.implicit import Implicit
 from casal.constraints.merging import merged
 from casal.constraints.polytope import Polytope
+from casal.constraints.subspace import Subspace
 from casal.errors import SettingError
 from casal.typing import Event
 
@@ -49,6 +50,7 @@ class Intersection(Constraint):
         if len(self._parts) == 1:
             only = self._parts[0]
             self.exact, self.solid, self.one_sided = only.exact, only.solid, only.one_sided
+            self.quick = only.quick
             self.way = "closed form" if only.exact else "iterative"
         elif all(isinstance(part, FLAT_SIDED) for part in self._parts):
             self.exact, self.way = False, "quadratic programme"
@@ -79,6 +81,12 @@ class Intersection(Constraint):
             flags.extend([given] * values.shape[1] if isinstance(given, bool) else given)
         self.one_sided = tuple(flags)
         return torch.cat(parts, dim=1)
+
+    def project_quick(self, z: Tensor) -> Tensor:
+        return self._parts[0].project_quick(z) if self.quick else self.project(z)
+
+    def within(self, space: Subspace) -> Constraint | None:
+        return self._parts[0].within(space) if len(self._parts) == 1 else None
 
     def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         return self._parts[0].residual_pull(z, weights) if len(self._parts) == 1 else None

@@ -8,8 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from casal.constraints.affine import Affine
+from casal.constraints.affine_round import AffineRound
 from casal.constraints.algorithms.von_mises_fisher import log_sphere_mass, near_sphere
 from casal.constraints.base import Constraint, flat, gaussian, leaned, norm, relative, shell_factor, unit
+from casal.constraints.sphere import Sphere
+from casal.constraints.subspace import Subspace
 from casal.errors import InfeasibleSet
 from casal.typing import Event
 
@@ -83,6 +87,14 @@ class MassEnergy(Constraint):
         factor, _ = shell_factor(offset, radius)
         field = offset.mul_(factor).add_(self.mass / size)
         return leaned(leaned(field, factor, 0, 0.5**0.5), factor, 1, -(0.5**0.5)).reshape(z.shape)
+
+    def within(self, space: Subspace) -> Constraint | None:
+        """A sphere cut by one equation, if constant fields are in the subspace."""
+        size = torch.Size(space.event).numel()
+        ones = space.coordinates(torch.ones((1, size), dtype=torch.float64))
+        if ones is None or ones.numel() < 2 or self._radius(size) == 0.0:
+            return None
+        return AffineRound(Affine(ones.flatten(1), self.mass), Sphere(self.energy**0.5))
 
     def _project(self, z: Tensor) -> Tensor:
         y = flat(z)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from casal.constraints.algorithms.von_mises_fisher import log_sphere_mass, near_sphere
 from casal.constraints.base import Constraint, flat, gaussian, leaned, norm, per_chain, relative, shell_factor, unit
+from casal.constraints.subspace import Subspace
 from casal.errors import InfeasibleSet, ShapeError
 from casal.typing import Event
 
@@ -41,6 +42,13 @@ class _Round(Constraint):
 
     def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         return (self._offset(z) * (2.0 * weights)).reshape(z.shape)
+
+    def within(self, space: Subspace) -> Constraint | None:
+        """A sphere or ball again, if its centre is in the subspace."""
+        if self.center is None:
+            return type(self)(self.radius)
+        center = space.coordinates(self.center.reshape(1, -1))
+        return None if center is None else type(self)(self.radius, center[0])
 
     def _offset(self, z: Tensor) -> Tensor:
         return flat(z if self.center is None else z - self.center.to(z))

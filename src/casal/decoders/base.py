@@ -64,6 +64,10 @@ class Decoder(ABC):
             )
         return gram_of(self.matrix(latent, like), latent, preconditioner, like)
 
+    def factors(self) -> tuple[Decoder, Decoder] | None:
+        """B and S with A = B S and B^T B = I, where S is cheaper than A; None if that is not known."""
+        return None
+
     def to(self, like: Tensor) -> Decoder:
         """The same decoder in the dtype and on the device of ``like``, a few starting points of the run."""
         return self

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from casal.decoders.axes import Axis
-from casal.decoders.base import Decoder
+from casal.decoders.base import Decoder, Identity
+from casal.decoders.diagonal import Diagonal
 from casal.decoders.gram import Gram
 from casal.errors import DtypeError, SettingError, ShapeError, whole_number
 from casal.typing import Event
@@ -111,6 +112,11 @@ class Transform(Decoder):
         diagonal = torch.ones((), dtype=like.dtype, device=like.device) if preconditioner is None else preconditioner
         eigenvalues = diagonal if self.scale is None else diagonal * self.scale.to(like).square().reshape(latent)
         return Gram(root=diagonal.sqrt(), eigenvalues=eigenvalues, basis=None)
+
+    def factors(self) -> tuple[Decoder, Decoder] | None:
+        basis = copy(self)
+        basis.scale = basis.dense = None
+        return basis, Identity() if self.scale is None else Diagonal(self.scale)
 
     def to(self, like: Tensor) -> Decoder:
         if like.dtype not in (torch.float32, torch.float64):

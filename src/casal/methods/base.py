@@ -60,13 +60,14 @@ class Method(ABC, Generic[State, Row]):
     def step(self, problem: Problem, state: State, row: Row, noise: Any) -> State:
         """One step of all chains of the state, each on its own."""
 
-    def noise(self, problem: Problem, row: Row, n: int, generator: torch.Generator) -> Any:
+    def noise(self, problem: Problem, row: Row, n: int, generator: torch.Generator, out: Tensor | None = None) -> Any:
         """The randomness of one step of n chains: standard normal (n, *latent), unless a row needs another.
 
-        Drawn in float32, which is several times faster, and widened.
+        Drawn in float32, which is several times faster, and widened; into ``out`` if there is one.
         """
-        drawn = torch.randn((n, *problem.latent), generator=generator, dtype=torch.float32, device=generator.device)
-        return drawn.to(problem.like.dtype)
+        if out is None:
+            out = torch.empty((n, *problem.latent), dtype=torch.float32, device=generator.device)
+        return out.normal_(generator=generator).to(problem.like.dtype)
 
     def exchange(
         self, problem: Problem, state: State, rung: Any, generator: torch.Generator
@@ -77,6 +78,13 @@ class Method(ABC, Generic[State, Row]):
     @abstractmethod
     def output(self, problem: Problem, state: State) -> Tensor:
         """The samples in decoded space; float64 and projected if the method promises feasibility."""
+
+    def decoded_parts(self) -> tuple[str, ...] | None:
+        """Fields of the state in decoded space, if steps may be taken in coordinates of the range of the decoder.
+
+        They may where ``step`` uses no more of the set than its projection. None: they may not.
+        """
+        return None
 
     def monitor(self, problem: Problem, state: State) -> Mapping[str, Tensor]:
         """Per-chain diagnostics (n,) for the trace."""

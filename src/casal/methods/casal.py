@@ -129,28 +129,36 @@ class CASAL(Method[CASALState, CASALRow]):
         x, z, lam = state
         if couples_estimate(self, problem):
             return self._estimate_step(problem, state, row, noise)
-        mu = lam * row.per_scale
         pull = problem.decoder.vjp(x)
         free = move(problem, x, problem.score(x, row.t), row, noise)
         if self.coupling == "implicit" and self.z_step == "full" and problem.isotropic:
-            y = free + mu
-            z = problem.project(y, warm=z)
-            # y - mu is free again: compiled, a tensor less is kept
-            x = (y - mu).addcmul_(problem.scaled(z - mu), row.kappa).mul_(row.stay)
-        elif self.coupling == "implicit":
+            return self._straight_step(problem, free, state, row)
+        mu = lam * row.per_scale
+        if self.coupling == "implicit":
             if self.z_step == "full":
                 z = problem.project(problem.decode(free) + mu, warm=z)
             x = problem.gram.solve(free.addcmul_(problem.scaled(pull(z - mu)), row.kappa), row.kappa)
         else:
             x = free - row.kappa * problem.scaled(pull(problem.decode(x) - z + mu))
         decoded = problem.decode(x)
-        if self.z_step == "damped":
-            z = problem.project(z - row.damping * (z - decoded - mu), warm=z)
-        elif self.coupling == "explicit" or not problem.isotropic:
-            z = problem.project(decoded + mu, warm=z)  # else x moved straight towards z, which is still its foot
-        if self.dual == "chain":
-            lam = torch.addcmul(lam, decoded - z, row.pace)
-        return CASALState(x, z, lam)
+        target = decoded + mu if self.z_step == "full" else z - row.damping * (z - decoded - mu)
+        z = problem.project(target, warm=z)
+        return CASALState(x, z, self._dual(lam, decoded - z, row))
+
+    def _straight_step(self, problem: Problem, free: Tensor, state: CASALState, row: CASALRow) -> CASALState:
+        """Where A and D are multiples of the identity x goes straight towards z, which is still its foot afterwards.
+
+        With y = free + mu that is x' = y + (kappa D / (1 + kappa D)) (z' - y) - mu.
+        """
+        lam = state.lam
+        y = free.addcmul_(lam, row.per_scale)
+        z = problem.project(y, warm=state.z)
+        x = _towards(y, z, row.lean).addcmul_(lam, row.per_scale, value=-1)
+        return CASALState(x, z, self._dual(lam, x - z, row))
+
+    def _dual(self, lam: Tensor, gap: Tensor, row: CASALRow) -> Tensor:
+        """One multiplier for all chains is moved by ``exchange``."""
+        return torch.addcmul(lam, gap, row.pace) if self.dual == "chain" else lam
 
     def _estimate_step(self, problem: Problem, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
         """The same three updates on the denoised estimate, then the row with the score of the moved estimate."""
@@ -166,8 +174,7 @@ class CASAL(Method[CASALState, CASALRow]):
         decoded = problem.decode(clean)
         if self.coupling == "explicit" or not problem.isotropic:
             z = problem.project(decoded + mu, warm=z)
-        if self.dual == "chain":
-            lam = torch.addcmul(lam, decoded - z, row.pace)
+        lam = self._dual(lam, decoded - z, row)
         return CASALState(move(problem, x, score_of(x, clean, row.alpha, row.sigma), row, noise), z, lam)
 
     def exchange(
@@ -176,8 +183,16 @@ class CASAL(Method[CASALState, CASALRow]):
         gap = (problem.decode(state.x) - state.z).mean(0, keepdim=True)
         return state._replace(lam=state.lam + rung.scale * rung.eta * gap), {}
 
+    def decoded_parts(self) -> tuple[str, ...] | None:
+        return None if self.dual_init else ("z", "lam")  # a random mu has a part outside the range of A
+
     def output(self, problem: Problem, state: CASALState) -> Tensor:
         return problem.strict(state.z, warm=state.z)
 
     def monitor(self, problem: Problem, state: CASALState) -> Mapping[str, Tensor]:
         return split_records(problem, state.x, state.z, state.lam)
+
+
+def _towards(y: Tensor, z: Tensor, share: Tensor) -> Tensor:
+    """y + share (z - y): eagerly in one pass; compiled, lerp would work out both of its branches."""
+    return y + share * (z - y) if torch.compiler.is_compiling() else torch.lerp(y, z, share.to(y.dtype))

@@ -17,8 +17,8 @@ from casal.schedules import Schedule, evaluate
 class CASALRow(NamedTuple):
     """A plain row with kappa = tau rho, the damping of z, the dual step eta, the scale lam / mu, and x's noise.
 
-    Three more numbers save divisions: ``per_scale`` = 1 / scale, ``pace`` = scale eta, ``stay`` = 1 / (1 + kappa D),
-    the share of a free step that is left where A and D are multiples of the identity.
+    Three more numbers save divisions: ``per_scale`` = 1 / scale, ``pace`` = scale eta, and where A and D are multiples
+    of the identity ``lean`` = kappa D / (1 + kappa D), the share of the way to z.
     """
 
     a: Tensor
@@ -33,7 +33,7 @@ class CASALRow(NamedTuple):
     sigma: Tensor
     per_scale: Tensor
     pace: Tensor
-    stay: Tensor
+    lean: Tensor
 
 
 class Settings(Protocol):
@@ -94,7 +94,7 @@ def casal_rows(problem: Problem, method: Settings) -> list[CASALRow]:
         sigma=sigma,
         per_scale=1.0 / scale,
         pace=scale * eta,
-        stay=1.0 / (1.0 + stiffness * kappa),
+        lean=stiffness * kappa / (1.0 + stiffness * kappa),
     )
 
 

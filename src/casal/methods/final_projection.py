@@ -36,13 +36,16 @@ class FinalProjection(Method[Any, Any]):
     def step(self, problem: Problem, state: Any, row: Any, noise: Tensor) -> Any:
         return self.inner.step(problem, state, row, noise)
 
-    def noise(self, problem: Problem, row: Any, n: int, generator: torch.Generator) -> Any:
-        return self.inner.noise(problem, row, n, generator)
+    def noise(self, problem: Problem, row: Any, n: int, generator: torch.Generator, out: Tensor | None = None) -> Any:
+        return self.inner.noise(problem, row, n, generator, out)
 
     def exchange(
         self, problem: Problem, state: Any, rung: Any, generator: torch.Generator
     ) -> tuple[Any, Mapping[str, float]]:
         return self.inner.exchange(problem, state, rung, generator)
+
+    def decoded_parts(self) -> tuple[str, ...] | None:
+        return self.inner.decoded_parts()
 
     def output(self, problem: Problem, state: Any) -> Tensor:
         return problem.strict(self.inner.output(problem, state))

@@ -82,6 +82,9 @@ class Projected(Method[PointState, ProjectedRow]):
                 x = row.latents.project(x, budget=problem.budget, warm=state.x)
         return PointState(x)
 
+    def decoded_parts(self) -> tuple[str, ...] | None:
+        return ()
+
     def output(self, problem: Problem, state: PointState) -> Tensor:
         return problem.strict(problem.decode(state.x))
 

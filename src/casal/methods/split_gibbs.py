@@ -117,12 +117,12 @@ class SplitGibbs(Method[Renoised, Any]):
     def init(self, problem: Problem, x: Tensor, generator: torch.Generator) -> Renoised:
         return start_of(problem, x)
 
-    def noise(self, problem: Problem, row: Row, n: int, generator: torch.Generator) -> Any:
+    def noise(self, problem: Problem, row: Row, n: int, generator: torch.Generator, out: Tensor | None = None) -> Any:
         if isinstance(row, Draw):
             return generator
         if isinstance(row, Accept):
             return torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device)
-        return super().noise(problem, row, n, generator)
+        return super().noise(problem, row, n, generator, out)
 
     def step(self, problem: Problem, state: Renoised, row: Row, noise: Any) -> Renoised:
         if isinstance(row, TableRow):

@@ -112,8 +112,8 @@ class Twisted(Method[Renoised, Any]):
         state = start_of(problem, x)._replace(rho=torch.tensor(float(self.twist), dtype=torch.float64, device=x.device))
         return self._seen(problem, state, problem.table.t[0].to(x.device), alpha[0], sigma[0])
 
-    def noise(self, problem: Problem, row: Any, n: int, generator: torch.Generator) -> Any:
-        return self.ladder.noise(problem, row, n, generator)
+    def noise(self, problem: Problem, row: Any, n: int, generator: torch.Generator, out: Tensor | None = None) -> Any:
+        return self.ladder.noise(problem, row, n, generator, out)
 
     def step(self, problem: Problem, state: Renoised, row: Any, noise: Any) -> Renoised:
         if not isinstance(row, TwistedRow):
