@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 import casal
+from casal.compiled import compiled_blocks
 from casal.errors import CasalWarning
 from casal.methods.base import Method
 from casal.nets import MLP
@@ -77,6 +78,61 @@ def test_one_graph_a_kind_of_row_and_the_eager_result(
     assert compiled.cost.score_evaluations == eager.cost.score_evaluations
     assert compiled.cost.projections == eager.cost.projections
     assert set(compiled.trace) == set(eager.trace)
+
+
+class Row(NamedTuple):
+    """A row with a number that changes, one that does not, and a flag."""
+
+    step: Tensor
+    same: Tensor
+    flag: bool = False
+
+
+def rows(flags: list[bool]) -> list[Row]:
+    same = torch.tensor(7.0)
+    return [Row(torch.tensor(float(k)), same, flag) for k, flag in enumerate(flags)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "done", "every", "sizes", "together"),
+    [
+        ([False] * 20, 0, 0, [8, 8, 4], [True, True, False]),
+        ([False] * 16, 4, 12, [4, 4, 4, 4], [True] * 4),
+        ([False] * 3 + [True] * 9, 0, 0, [3, 8, 1], [False, True, False]),
+        ([False] * 5, 0, 0, [4, 1], [True, False]),
+        ([False], 0, 0, [1], [True]),
+        ([False] * 6, 3, 5, [1] * 6, [True] * 6),
+        ([], 0, 0, [], []),
+    ],
+    ids=["plain", "records", "kinds", "short", "single", "odd-records", "none"],
+)
+def test_blocks_end_where_rows_change_or_something_is_recorded(
+    flags: list[bool], done: int, every: int, sizes: list[int], together: list[bool]
+) -> None:
+    given = rows(flags)
+    blocks = compiled_blocks(given, done, every)
+    assert [row for block in blocks for row in block.rows] == given
+    assert [len(block.rows) for block in blocks] == sizes
+    assert [block.columns is not None for block in blocks] == together
+    steps = done
+    for block in blocks:
+        if block.columns is not None:
+            assert block.columns.step.tolist() == [float(row.step) for row in block.rows]
+            assert block.columns.same.tolist() == [7.0] * len(block.rows)
+            assert all(block.columns.flag == row.flag for row in block.rows)
+        ends = steps + len(block.rows)
+        assert not every or ends // every == steps // every or ends % every == 0
+        steps = ends
+
+
+@needs_compiler
+def test_noise_that_a_state_keeps_is_not_written_over() -> None:
+    """WeightedCASAL hands the noise of a move on to the next one."""
+    method = casal.WeightedCASAL(30.0)
+    eager = casal.sample(langevin(), SPHERE, method, 32, tile=16, seed=1)
+    compiled = casal.sample(langevin(), SPHERE, method, 32, tile=16, seed=1, compile=True)
+    assert compiled.provenance["compile"]
+    assert torch.allclose(compiled.samples, eager.samples, rtol=0, atol=1e-5)
 
 
 def test_without_a_compiler_there_is_one_warning_and_the_eager_result(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import casal
 from casal.methods.base import Method
-from casal.tiles import tile_size
+from casal.tiles import evened, tile_size
 
 STEPS, SIZE, TILE = 6, 8, 64
 SPHERE = casal.Sphere(2.0)
@@ -43,7 +43,7 @@ def target() -> casal.Target:
     "method", [casal.Unconstrained(), casal.Projected(), casal.CASAL(10.0)], ids=lambda method: method.name
 )
 def test_only_what_is_returned_grows_with_the_chains(method: Method[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("casal.certificate.CHUNK", TILE * SIZE)
+    monkeypatch.setattr("casal.chunks.CHUNK", TILE * SIZE)
     n = 40 * TILE
     with Largest() as seen:
         result = casal.sample(target(), SPHERE, method, n, tile=TILE, threads=1)
@@ -75,4 +75,29 @@ def test_a_tile_is_small_in_the_larger_of_both_spaces() -> None:
     start = lambda n, generator: torch.randn((n, 49), generator=generator)  # noqa: E731
     wide = casal.langevin(lambda x: x, steps=1, step_size=0.1, init=start)
     result = casal.sample(wide, casal.Sphere(1.0), casal.CASAL(1.0), 100, decoder=decoder)
-    assert result.provenance["tile"] == 32
+    assert result.provenance["tile"] == 25, "4 tiles of the same size, none above 32"
+
+
+def test_a_weighted_run_looks_at_some_chains_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No float64 copy of all points in an exchange; and the same bits as in one go."""
+    n, method = 40 * TILE, casal.WeightedCASAL(20.0)
+    whole = casal.sample(target(), SPHERE, method, n, tile=TILE, threads=1)
+    monkeypatch.setattr("casal.chunks.CHUNK", TILE * SIZE)
+    with Largest() as seen:
+        parts = casal.sample(target(), SPHERE, method, n, tile=TILE, threads=1)
+    assert torch.equal(parts.samples, whole.samples)
+    wide = {name for name, size in seen.sizes.items() if size >= n * SIZE * 8}
+    assert {
+        name for name in wide if not any(word in name for word in ("new_empty", "slice", "copy_", "split"))
+    } == set()
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "count"),
+    [(1, 1, 1), (2048, 2048, 1), (2049, 1025, 2), (5000, 1250, 4), (20_000, 2000, 10), (1_000_000, 2017, 496)],
+)
+def test_tiles_of_nearly_the_same_size(n: int, size: int, count: int) -> None:
+    """An even number of tiles, so that two threads end together; many of them for many threads."""
+    assert evened(n, 2048) == size
+    assert -(-n // size) == count
+    assert n - (count - 1) * size > 0.75 * size

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from casal.chunks import chain_by_chain
 from casal.constraints.base import Constraint
-
-CHUNK = 1 << 22
-"""Numbers that are looked at at once, so that float64 copies stay small beside a million chains."""
 
 
 @dataclass(frozen=True)
@@ -38,5 +35,4 @@ class Certificate:
 
 def certify(constraint: Constraint, samples: Tensor, tolerance: float) -> Certificate:
     """Measure every sample against the definition of the set, never through its projection; some chains at a time."""
-    chains = max(1, CHUNK // max(1, samples.shape[1:].numel()))
-    return Certificate(torch.cat([constraint.violation(part) for part in samples.split(chains)]), tolerance)
+    return Certificate(chain_by_chain(constraint.violation, samples), tolerance)

@@ -31,7 +31,7 @@ from casal.result import Cost, SampleResult
 from casal.store.identity import fingerprint, plain_repr, rows_digest, set_of
 from casal.store.run_store import RunStore
 from casal.targets.base import Target
-from casal.tiles import Tile, cut, generator, joined, numbered, one_thread, split, tile_size
+from casal.tiles import Tile, cut, evened, generator, joined, numbered, one_thread, split, tile_size
 from casal.trace import Trace
 from casal.workers import Alone, Workers
 
@@ -73,7 +73,7 @@ class Run:
             target, constraint, check_decoder(options.decoder).to(probe), probe[:0], row_dtype=row_dtype
         )
         check_problem(self.problem, probe, options.tol)
-        size = options.tile or tile_size(self.problem.latent, self.problem.decoder.event(probe))
+        size = options.tile or evened(n, tile_size(self.problem.latent, self.problem.decoder.event(probe)))
         self.tiles = cut(n, size, options.seed, place)
         self.common = generator(options.seed, 0, place)
         self.method = method if isinstance(method, Method) else self._choice()

@@ -53,6 +53,16 @@ class Tile:
         return self.stop - self.start
 
 
+def evened(n: int, size: int) -> int:
+    """A size at most ``size`` that cuts n chains into tiles of nearly the same size, so that threads end together.
+
+    Several tiles are made an even number of tiles, many (more than 32) a multiple of eight.
+    """
+    count = -(-n // size)
+    unit = 1 if count <= 1 else 2 if count <= 32 else 8
+    return -(-n // (unit * -(-count // unit)))
+
+
 def cut(n: int, size: int, seed: int, device: torch.device) -> list[Tile]:
     """All tiles of a run of n chains. Stream 0 belongs to exchanges, stream k + 1 to tile k."""
     starts = range(0, n, size)

@@ -18,11 +18,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from casal.chunks import chain_by_chain
 from casal.errors import DivergedError
 from casal.methods.problem import Problem
 from casal.methods.resampling import Weighted, population, resampled
@@ -83,7 +85,7 @@ class Reweighted(Finish):
     def apply(
         self, problem: Problem, state: Weighted, generator: torch.Generator
     ) -> tuple[Weighted, Mapping[str, float]]:
-        state = state._replace(log_weight=state.log_weight + self.log_weight(problem, state.x, state.z))
+        state = state._replace(log_weight=state.log_weight + self.log_weights(problem, state.x, state.z))
         lost = torch.nonzero(~torch.isfinite(state.log_weight)).flatten().tolist()
         if lost:
             steps = len(problem.table)
@@ -96,8 +98,11 @@ class Reweighted(Finish):
         info = population(state)
         return resampled(state, generator), {**info, "finish_ess": info["ess"]}
 
-    def log_weight(self, problem: Problem, x: Tensor, z: Tensor) -> Tensor:
+    def log_weights(self, problem: Problem, x: Tensor, z: Tensor) -> Tensor:
         """log p(z) - log p(x) - log J(x, z), from the score alone."""
+        return chain_by_chain(partial(self._log_weights, problem), x, z)
+
+    def _log_weights(self, problem: Problem, x: Tensor, z: Tensor) -> Tensor:
         offset, t = x - z, problem.table.t[-1].to(problem.like.device)
         scores = torch.stack([problem.score(z + share * offset, t) for share in GAUSS_POINTS]).mean(0)
         rise = (scores * offset).reshape(len(x), -1).sum(1).to(torch.float64)
@@ -112,7 +117,7 @@ class Confined(Finish):
     def apply(
         self, problem: Problem, state: Weighted, generator: torch.Generator
     ) -> tuple[Weighted, Mapping[str, float]]:
-        inside = problem.constraint.violation(problem.decode(state.x)) == 0.0
+        inside = chain_by_chain(lambda x: problem.constraint.violation(problem.decode(x)) == 0.0, state.x)
         outside = 1.0 - float(inside.to(torch.float64).mean())
         if 1.0 - outside < LEAST_INSIDE:
             return state, {**population(state), "boundary_mass": outside}

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from casal.chunks import chain_by_chain
 from casal.errors import SettingError
 from casal.methods.base import Method, Segment, TableRow, burn_in_steps, split_records, table_rows
 from casal.methods.finish import Finish, WeightedState, choose_finish
@@ -100,7 +101,7 @@ class WeightedCASAL(Method[WeightedState, TableRow]):
     ) -> tuple[WeightedState, Mapping[str, float]]:
         if isinstance(rung, Finish):
             return rung.apply(problem, state, generator)
-        half = half_square(problem.decode(state.x) - state.z)
+        half = chain_by_chain(lambda x, z: half_square(problem.decode(x) - z), state.x, state.z)
         rho = torch.as_tensor(self._climb(state, half, rung), dtype=torch.float64, device=half.device)
         state = state._replace(rho=rho, log_weight=state.log_weight - (rho - state.rho) * half)
         info = population(state)
