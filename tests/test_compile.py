@@ -70,7 +70,8 @@ def test_one_graph_a_kind_of_row_and_the_eager_result(
         warnings.simplefilter("error")
         compiled, made = retraces(lambda: casal.sample(model, SPHERE, method, 40, compile=True, **options))
         again, anew = retraces(lambda: casal.sample(model, SPHERE, method, 40, compile=True, threads=2, **options))
-    assert (made, anew) == (graphs, 0)
+        _, more = retraces(lambda: casal.sample(model, SPHERE, method, 40, compile=True, threads=2, **options))
+    assert (made, anew, more) == (graphs, graphs, 0), "one set of graphs for one thread, one for several"
     assert compiled.provenance["compile"] and not eager.provenance["compile"]
     assert torch.allclose(compiled.samples, eager.samples, rtol=0, atol=1e-5)
     assert float(compiled.certificate.violation.max()) <= 1e-12

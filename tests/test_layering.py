@@ -16,7 +16,7 @@ import casal
 ROOT = Path(casal.__file__).parent
 
 FLOORS: list[set[str]] = [
-    {"errors", "typing"},
+    {"errors", "typing", "chunks"},
     {"constraints", "decoders", "schedules", "targets"},
     {"methods"},
     {

@@ -6,7 +6,7 @@ import itertools
 import math
 import warnings
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from threading import Lock, local
 from typing import Any, NamedTuple
 
@@ -99,9 +99,11 @@ class CompiledSteps:
         method: The method.
         problem: What its steps use. Only projections without a budget can be compiled.
         chains: Chains in a tile.
+        threads: How many will call it. torch's own call of a kernel keeps Python's lock, so that threads would wait for
+            each other; for several of them the call is compiled too, which takes a few seconds more.
     """
 
-    def __init__(self, method: Method[Any, Any], problem: Problem, chains: int) -> None:
+    def __init__(self, method: Method[Any, Any], problem: Problem, chains: int, threads: int = 1) -> None:
         self.method, self.chains = method, chains
         silent = problem.with_usage(Uncounted())
         _ = silent.diagonal, silent.root, silent.noiseless
@@ -113,12 +115,18 @@ class CompiledSteps:
 
         # torch counts recompilations by code object; all compiled steps of a run are one of their own.
         steps.__code__ = steps.__code__.replace(co_name=f"steps_{next(_numbers)}")
-        self._run = torch.compile(steps, dynamic=False, fullgraph=True)
+        self._steps = steps
+        self._shared = threads > 1 and problem.like.device.type == "cpu"
+        self._run = self._compile()
         self._kinds: dict[Hashable, Kind] = {}
         self._own = local()
         self._lock = Lock()
         self.eager = False
         self.holds: tuple[object, ...] = ()
+
+    def _compile(self) -> Callable[..., Any]:
+        options: dict[str, Any] | None = {"cpp_wrapper": True} if self._shared else None
+        return torch.compile(self._steps, dynamic=False, fullgraph=True, options=options)
 
     def __call__(self, problem: Problem, state: Any, block: Block, generator: torch.Generator) -> Any:
         """All steps of a block; None if they are to be taken one by one."""
@@ -157,6 +165,10 @@ class CompiledSteps:
                 warnings.simplefilter("ignore")  # torch's own deprecations
                 after = self._run(state, block.columns, noise)
         except Exception as error:
+            if self._shared:  # not all that torch can compile can be called without Python
+                self._shared = False
+                self._run = self._compile()
+                return self._compiled(problem, state, block, generator)
             self.eager = True
             warnings.warn(
                 f"compile=True has no effect: torch.compile cannot take a step of {self.method.name} "
@@ -177,7 +189,7 @@ class CompiledSteps:
 
 
 def compiled_steps(
-    method: Method[Any, Any], problem: Problem, chains: int, made_from: tuple[object, ...]
+    method: Method[Any, Any], problem: Problem, chains: int, threads: int, made_from: tuple[object, ...]
 ) -> CompiledSteps:
     """The compiled steps of an earlier run on the same objects, or a new one.
 
@@ -185,6 +197,7 @@ def compiled_steps(
         method: The method; an equal one will do.
         problem: What its steps use.
         chains: Chains in a tile.
+        threads: How many will call them.
         made_from: Objects that the problem was made from.
     """
     try:
@@ -192,10 +205,18 @@ def compiled_steps(
         which: Hashable = method
     except TypeError:
         which = id(method)
-    key = (which, chains, problem.latent, problem.like.dtype, problem.like.device, *(id(thing) for thing in made_from))
+    key = (
+        which,
+        chains,
+        threads > 1,
+        problem.latent,
+        problem.like.dtype,
+        problem.like.device,
+        *(id(thing) for thing in made_from),
+    )
     steps = _kept.pop(key, None)
     if steps is None or steps.eager:
-        steps = CompiledSteps(method, problem, chains)
+        steps = CompiledSteps(method, problem, chains, threads)
         steps.holds = made_from  # an id is that of the same object only while the object lives
     _kept[key] = steps
     while len(_kept) > KEPT:

@@ -85,7 +85,9 @@ class Run:
         self.compiled: CompiledSteps | None = None
         if options.compile:
             made_from = (target, constraint, options.decoder)
-            self.compiled = compiled_steps(self.method, self.inside.problem, len(self.tiles[0]), made_from)
+            self.compiled = compiled_steps(
+                self.method, self.inside.problem, len(self.tiles[0]), self.workers.threads, made_from
+            )
         self.blocks = self._blocks()
         self.trace = Trace()
         self.seconds = 0.0

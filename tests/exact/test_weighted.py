@@ -99,7 +99,7 @@ def test_the_final_weight_is_exact_at_every_rho(rho: float) -> None:
         w = torch.softmax(log_weight, dim=0)
         return float((w * z[:, 0]).sum()), float((w * z[:, 1].square()).sum().sqrt())
 
-    corrected = moments(log_pi + Reweighted().log_weight(p, x, z))
+    corrected = moments(log_pi + Reweighted().log_weights(p, x, z))
     assert corrected[0] == pytest.approx(exact["mean_x"], abs=2e-5)
     assert corrected[1] == pytest.approx(exact["sd_y"], abs=2e-5)
     # The test can tell: without the weight the spread is off by far more.
