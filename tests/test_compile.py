@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.compiled import compiled_blocks
+from casal.compiled import compiled_blocks, steps_together
 from casal.errors import CasalWarning
 from casal.methods.base import Method
 from casal.nets import MLP
@@ -111,7 +111,7 @@ def test_blocks_end_where_rows_change_or_something_is_recorded(
     flags: list[bool], done: int, every: int, sizes: list[int], together: list[bool]
 ) -> None:
     given = rows(flags)
-    blocks = compiled_blocks(given, done, every)
+    blocks = compiled_blocks(given, done, every, 8)
     assert [row for block in blocks for row in block.rows] == given
     assert [len(block.rows) for block in blocks] == sizes
     assert [block.columns is not None for block in blocks] == together
@@ -124,6 +124,11 @@ def test_blocks_end_where_rows_change_or_something_is_recorded(
         ends = steps + len(block.rows)
         assert not every or ends // every == steps // every or ends % every == 0
         steps = ends
+
+
+@pytest.mark.parametrize(("numbers", "steps"), [(1, 8), (250 * 19, 8), (1024 * 50, 8), (2048 * 50, 4), (10**7, 1)])
+def test_fewer_steps_together_where_their_noise_would_leave_the_cache(numbers: int, steps: int) -> None:
+    assert steps_together(numbers) == steps
 
 
 @needs_compiler

@@ -18,7 +18,10 @@ from casal.methods.base import Method
 from casal.methods.problem import Problem, Uncounted, Usage
 
 TOGETHER = 8
-"""Steps in one compiled call: a call costs a tenth of a step, and what lies between steps is never written."""
+"""Steps in one compiled call, at most: a call costs a tenth of a step, and what lies between steps is never written."""
+
+NOISE_NUMBERS = 1 << 19
+"""Numbers in the noise of one call, about: 2 MB of float32; what leaves the cache before it is read is slow."""
 
 KEPT = 16
 """Compiled steps that are kept for later runs on the same objects."""
@@ -49,7 +52,12 @@ def plain_blocks(rows: Sequence[Any], size: int) -> list[Block]:
     return [Block(rows[first : first + size]) for first in range(0, len(rows), size)]
 
 
-def compiled_blocks(rows: Sequence[Any], done: int, every: int) -> list[Block]:
+def steps_together(numbers: int) -> int:
+    """Steps in one compiled call of a tile with so many numbers of noise a step: a power of two."""
+    return max(1, min(TOGETHER, 1 << max(0, (NOISE_NUMBERS // max(1, numbers)).bit_length() - 1)))
+
+
+def compiled_blocks(rows: Sequence[Any], done: int, every: int, together: int) -> list[Block]:
     """All rows in blocks for one compiled call each; rows that fill none are taken one by one.
 
     A block ends where the kind of row changes, and where something is recorded.
@@ -58,8 +66,9 @@ def compiled_blocks(rows: Sequence[Any], done: int, every: int) -> list[Block]:
         rows: Of one segment.
         done: Steps before it.
         every: Steps between two records; 0 for none.
+        together: Steps in one call, a power of two.
     """
-    size = math.gcd(TOGETHER, every)
+    size = math.gcd(together, every)
     while size > max(1, len(rows)):
         size //= 2
     columns = _columns(rows)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from casal.certificate import certify
 from casal.checks import PROBE, check_decoder, check_problem, starting_points
-from casal.compiled import Block, CompiledSteps, compiled_blocks, compiled_steps, plain_blocks
+from casal.compiled import Block, CompiledSteps, compiled_blocks, compiled_steps, plain_blocks, steps_together
 from casal.constraints.base import Budget, Constraint
 from casal.decoders import Decoder
 from casal.diagnostics import warn_if_degenerate
@@ -100,8 +100,9 @@ class Run:
         if self.compiled is None:
             return [plain_blocks(segment.rows, CHECK_EVERY) for segment in self.segments]
         blocks, done = list[list[Block]](), 0
+        together = steps_together(len(self.tiles[0]) * torch.Size(self.problem.latent).numel())
         for segment in self.segments:
-            blocks.append(compiled_blocks(segment.rows, done, self.options.record_every))
+            blocks.append(compiled_blocks(segment.rows, done, self.options.record_every, together))
             done += len(segment.rows)
         return blocks
 
