@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,3 +141,13 @@ def test_samples_of_float32_chains_are_in_the_range_of_the_decoder() -> None:
     z = run(SETS["MassEnergy"], decoder, METHODS["CASAL"], dtype=torch.float32).samples
     space = subspace()
     assert float((space.synthesis(space.analysis(z)) - z).abs().max()) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["CASAL", "mean dual", "projected"])
+def test_a_stored_run_comes_back_in_decoded_space(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("zarr")
+    plain = run(SETS["MassEnergy"], DECODERS["Fourier, scaled"], METHODS[name], tile=4)
+    for _ in range(2):  # the second time everything is read from the store
+        stored = run(SETS["MassEnergy"], DECODERS["Fourier, scaled"], METHODS[name], tile=4, store=tmp_path / "run")
+        assert torch.equal(stored.samples, plain.samples)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(stored.state, plain.state, strict=True))
