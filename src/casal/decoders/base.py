@@ -95,4 +95,4 @@ class Identity(Decoder):
 
     def gram(self, latent: Event, preconditioner: Tensor | None, like: Tensor) -> Gram:
         diagonal = torch.ones((), dtype=like.dtype, device=like.device) if preconditioner is None else preconditioner
-        return Gram(root=diagonal.sqrt(), eigenvalues=diagonal, basis=None)
+        return Gram(diagonal.sqrt(), diagonal, None, unit=preconditioner is None)

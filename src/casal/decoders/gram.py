@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,11 +18,13 @@ class Gram:
         root: D^(1/2), a number or of the shape of a latent event.
         eigenvalues: e; flat (d,) if there is a basis, else broadcastable to a latent event.
         basis: U (d, d) or None.
+        unit: Whether D is one, so that nothing need be scaled.
     """
 
     root: Tensor
     eigenvalues: Tensor
     basis: Tensor | None
+    unit: bool = field(default=False, kw_only=True)
 
     def solve(self, v: Tensor, strength: Tensor) -> Tensor:
         """(I + strength D A^T A)^-1 v."""
@@ -34,12 +36,14 @@ class Gram:
 
     def whiten(self, v: Tensor) -> Tensor:
         """U^T D^(1/2) v: a gradient in the coordinates in which D and A^T A are diagonal; flat if there is a U."""
-        scaled = self.root * v
+        scaled = v if self.unit else self.root * v
         return scaled if self.basis is None else scaled.reshape(len(v), -1) @ self.basis
 
     def unwhiten(self, y: Tensor) -> Tensor:
         """D^(1/2) U y: a displacement back in the coordinates of x (flat if there is a U and D is a number)."""
-        return self.root * y if self.basis is None else self.root.reshape(-1) * (y @ self.basis.T)
+        if self.basis is None:
+            return y if self.unit else self.root * y
+        return self.root.reshape(-1) * (y @ self.basis.T)
 
 
 @dataclass(frozen=True)

@@ -90,10 +90,10 @@ class WeightedCASAL(Method[WeightedState, TableRow]):
         size = row.b / (1.0 + row.b * state.rho * gram.eigenvalues / MOVE)
         limit = DRIFT_LIMIT * size.sqrt()
         pull = problem.decoder.vjp(x)(problem.decode(x) - state.z)
-        drift = (size * gram.whiten(problem.score(x, row.t))).clamp(-limit, limit)
-        drift = drift - (size * state.rho) * gram.whiten(pull)
-        shake = (size / 2).sqrt() * (state.noise + noise).reshape(drift.shape)
-        x = x + gram.unwhiten(drift + shake).reshape(x.shape)
+        shift = (size * gram.whiten(problem.score(x, row.t))).clamp_(-limit, limit)
+        shift.addcmul_(gram.whiten(pull), size * state.rho, value=-1)
+        shift.addcmul_((state.noise + noise).reshape(shift.shape), (size / 2).sqrt())
+        x = x + gram.unwhiten(shift).reshape(x.shape)
         return state._replace(x=x, z=problem.project(problem.decode(x), warm=state.z), noise=noise)
 
     def exchange(
