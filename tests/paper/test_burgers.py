@@ -136,6 +136,5 @@ def test_pictures_of_a_quick_run(quick: Outcome, tmp_path: Path) -> None:
     from casal.report.figures import draw
 
     names = {path.name for path in draw(quick, tmp_path)}
-    assert names == {
-        f"burgers_{part}.png" for part in ("states", "errors", "trajectory", "hovmoeller", "invariants", "regimes")
-    }
+    parts = ("states", "errors", "spectra", "trajectory", "hovmoeller", "invariants", "regimes")
+    assert names == {f"burgers_{part}.png" for part in parts}

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from casal.problems.base import Outcome
 from casal.problems.burgers_cycle import WINDOW
-from casal.problems.burgers_setup import POINTS, SITES
+from casal.problems.burgers_scores import analysed, power
+from casal.problems.burgers_setup import MODES, POINTS, SITES
 from casal.report.style import EXACT, FAINT, colour
 
 COLOURS = {"3D-Var": "#999999", "3D-Var, constrained": "#D55E00", "unconstrained": "#B8860B"}
@@ -22,11 +23,12 @@ LAST = 4
 
 
 def figures(outcome: Outcome) -> dict[str, Figure]:
-    """States, error curves, one trajectory, Hovmoeller pictures, the solver, and the regimes if they were run."""
+    """States, errors, spectra, one trajectory, Hovmoeller pictures, the solver, and the regimes if they were run."""
     data = outcome.data
     drawn = {
         "burgers_states": _states(data),
         "burgers_errors": _errors(data),
+        "burgers_spectra": _spectra(data),
         "burgers_trajectory": _trajectory(data),
         "burgers_hovmoeller": _hovmoeller(data),
         "burgers_invariants": _invariants(data["invariants"]),
@@ -79,6 +81,23 @@ def _errors(data: Mapping[str, Any]) -> Figure:
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
     figure.suptitle("Error of the analysis as windows go by (band: one standard error)")
+    return figure
+
+
+def _spectra(data: Mapping[str, Any]) -> Figure:
+    """Power of the members in the last window over that of the truth, mode by mode."""
+    figure, axes = plt.subplots(1, len(data["runs"]), figsize=(4.2 * len(data["runs"]), 3.2), squeeze=False)
+    modes = np.arange(1, MODES)
+    for axis, (name, runs) in zip(axes[0], data["runs"].items(), strict=True):
+        axis.axhline(1.0, color=EXACT, linewidth=0.8)
+        for label in data["shown"]:
+            scores = runs[label].first
+            ratio = (scores.spectrum / power(analysed(scores.truth)[-1]))[1:MODES]
+            axis.plot(modes, ratio, "o-", color=_ink(label), markersize=3, label=label)
+        axis.set(title=f"set-up {name}", xlabel="mode", ylabel="power / the truth's", yscale="log", xticks=modes)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    figure.suptitle("Spectrum of the members in the last window")
     return figure
 
 
