@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.compiled import compiled_blocks, steps_together
+from casal.blocks import compiled_blocks, steps_together
 from casal.errors import CasalWarning
 from casal.methods.base import Method
 from casal.nets import MLP
@@ -155,6 +155,18 @@ def test_without_a_compiler_there_is_one_warning_and_the_eager_result(monkeypatc
     assert len(caught) == 1
     assert not result.provenance["compile"]
     assert torch.equal(result.samples, casal.sample(langevin(), SPHERE, method, 40, tile=16).samples)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "method", [casal.SplitGibbs(0.2, inner_steps=2, levels=4), casal.Twisted(20.0, moves=3, inner_steps=2)]
+)
+def test_rows_of_several_types_in_one_segment(method: Method[Any, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CasalWarning)  # few chains: also of a population that is nearly lost
+        asked = casal.sample(network(), SPHERE, method, 16, compile=True)
+        plain = casal.sample(network(), SPHERE, method, 16)
+    assert torch.allclose(asked.samples, plain.samples, rtol=0, atol=1e-5)
 
 
 @needs_compiler

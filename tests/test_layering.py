@@ -20,7 +20,7 @@ FLOORS: list[set[str]] = [
     {"constraints", "decoders", "schedules", "targets"},
     {"methods"},
     {
-        *("sampling", "run", "workers", "compiled", "tiles", "trace", "checks", "progress"),
+        *("sampling", "run", "workers", "compiled", "blocks", "divergence", "tiles", "trace", "checks", "progress"),
         *("certificate", "result", "store", "remote", "diagnostics"),
     },
     {"nets", "physics", "problems", "integrations"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -13,15 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from casal.blocks import Block, numbered_row
 from casal.errors import CasalWarning, SettingError
 from casal.methods.base import Method
 from casal.methods.problem import Problem, Uncounted, Usage
-
-TOGETHER = 8
-"""Steps in one compiled call, at most: a call costs a tenth of a step, and what lies between steps is never written."""
-
-NOISE_NUMBERS = 1 << 19
-"""Numbers in the noise of one call, about: 2 MB of float32; what leaves the cache before it is read is slow."""
 
 KEPT = 16
 """Compiled steps that are kept for later runs on the same objects."""
@@ -31,56 +25,6 @@ FEW = 2
 
 _numbers = itertools.count()
 _kept: OrderedDict[Hashable, CompiledSteps] = OrderedDict()
-
-
-class Block(NamedTuple):
-    """Rows that a tile takes in one go.
-
-    Attributes:
-        rows: The rows.
-        columns: A row of columns (k,) instead of numbers, for one compiled call; None if the rows are taken one by one.
-        kind: Blocks of one kind share a graph.
-    """
-
-    rows: Sequence[Any]
-    columns: Any = None
-    kind: Hashable = None
-
-
-def plain_blocks(rows: Sequence[Any], size: int) -> list[Block]:
-    """All rows in blocks of some rows, one by one."""
-    return [Block(rows[first : first + size]) for first in range(0, len(rows), size)]
-
-
-def steps_together(numbers: int) -> int:
-    """Steps in one compiled call of a tile with so many numbers of noise a step: a power of two."""
-    return max(1, min(TOGETHER, 1 << max(0, (NOISE_NUMBERS // max(1, numbers)).bit_length() - 1)))
-
-
-def compiled_blocks(rows: Sequence[Any], done: int, every: int, together: int) -> list[Block]:
-    """All rows in blocks for one compiled call each; rows that fill none are taken one by one.
-
-    A block ends where the kind of row changes, and where something is recorded.
-
-    Args:
-        rows: Of one segment.
-        done: Steps before it.
-        every: Steps between two records; 0 for none.
-        together: Steps in one call, a power of two.
-    """
-    size = math.gcd(together, every)
-    while size > max(1, len(rows)):
-        size //= 2
-    columns = _columns(rows)
-    blocks, first = list[Block](), 0
-    for stop, row in enumerate(rows, 1):
-        ends = stop == len(rows) or _kind(rows[stop]) != _kind(row) or (every and (done + stop) % every == 0)
-        if ends or stop - first == size:
-            some = rows[first:stop]
-            whole = len(some) == size
-            blocks.append(Block(some, _part(columns, row, first, stop), (size, _kind(row))) if whole else Block(some))
-            first = stop
-    return blocks
 
 
 class Kind(NamedTuple):
@@ -119,7 +63,7 @@ class CompiledSteps:
 
         def steps(state: Any, columns: Any, noise: Sequence[Tensor]) -> Any:
             for k, drawn in enumerate(noise):
-                state = method.step(silent, state, _numbered(columns, k), drawn)
+                state = method.step(silent, state, numbered_row(columns, k), drawn)
             return state
 
         # torch counts recompilations by code object; all compiled steps of a run are one of their own.
@@ -237,29 +181,3 @@ def _reason(error: Exception) -> str:
     """The first lines of what torch says."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])}"[:300]
-
-
-def _kind(row: Any) -> Hashable:
-    """What makes rows share a graph: their type, and whatever in them is not a number."""
-    return (type(row), *(None if isinstance(part, Tensor) else part for part in row))
-
-
-def _columns(rows: Sequence[Any]) -> list[Tensor | None]:
-    """Rows of numbers as columns; None for what is not a number. A number that stays the same is there once."""
-    parts = zip(*rows, strict=True)
-    return [_column(part) if isinstance(part[0], Tensor) else None for part in parts]
-
-
-def _column(numbers: Sequence[Tensor]) -> Tensor:
-    first = numbers[0]
-    return first.expand(len(numbers)) if all(number is first for number in numbers) else torch.stack(list(numbers))
-
-
-def _part(columns: Sequence[Tensor | None], row: Any, first: int, stop: int) -> Any:
-    """A row of columns: some rows of the kind of ``row``."""
-    return type(row)(*(part if all is None else all[first:stop] for all, part in zip(columns, row, strict=True)))
-
-
-def _numbered(columns: Any, k: int) -> Any:
-    """Row k of a row of columns."""
-    return type(columns)(*[part[k] if isinstance(part, Tensor) else part for part in columns])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
 from pathlib import Path
@@ -14,13 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from casal.blocks import Block, compiled_blocks, plain_blocks, spans, steps_together
 from casal.certificate import certify
 from casal.checks import PROBE, check_decoder, check_problem, starting_points
-from casal.compiled import Block, CompiledSteps, compiled_blocks, compiled_steps, plain_blocks, steps_together
+from casal.compiled import CompiledSteps, compiled_steps
 from casal.constraints.base import Budget, Constraint
 from casal.decoders import Decoder
 from casal.diagnostics import warn_if_degenerate
-from casal.errors import DivergedError, ProjectionError
+from casal.divergence import diverged, finite
+from casal.errors import ProjectionError
 from casal.methods.base import Method, Segment
 from casal.methods.choose import choose
 from casal.methods.coordinates import coordinates
@@ -37,9 +38,6 @@ from casal.workers import Alone, Workers
 
 SPREAD_PROBE = 64
 """Starting points from which ``method="auto"`` reads the scale of a fixed density."""
-
-CHECK_EVERY = 16
-"""Steps between two looks for chains that are no longer finite."""
 
 
 class Options(NamedTuple):
@@ -69,15 +67,14 @@ class Run:
         place = torch.device(options.device) if options.device is not None else _device_of(target)
         probe = self._points(Tile(0, 0, min(n, PROBE), generator(options.seed, 1, place)))
         row_dtype = probe.dtype if options.compile else torch.float64
-        self.problem = Problem(
-            target, constraint, check_decoder(options.decoder).to(probe), probe[:0], row_dtype=row_dtype
-        )
+        decoder = check_decoder(options.decoder)
+        self.problem = Problem(target, constraint, decoder.to(probe), probe[:0], row_dtype=row_dtype)
         check_problem(self.problem, probe, options.tol)
         size = options.tile or evened(n, tile_size(self.problem.latent, self.problem.decoder.event(probe)))
         self.tiles = cut(n, size, options.seed, place)
         self.common = generator(options.seed, 0, place)
         self.method = method if isinstance(method, Method) else self._choice()
-        self.inside = coordinates(self.problem, self.method, check_decoder(options.decoder))
+        self.inside = coordinates(self.problem, self.method, decoder)
         self.segments: Sequence[Segment] = self.method.plan(self.inside.problem)
         self.steps = sum(len(segment.rows) for segment in self.segments)
         self.total_steps = self.steps * len(self.tiles)
@@ -98,7 +95,7 @@ class Run:
     def _blocks(self) -> list[list[Block]]:
         """The rows of each segment as tiles take them."""
         if self.compiled is None:
-            return [plain_blocks(segment.rows, CHECK_EVERY) for segment in self.segments]
+            return [plain_blocks(segment.rows) for segment in self.segments]
         blocks, done = list[list[Block]](), 0
         together = steps_together(len(self.tiles[0]) * torch.Size(self.problem.latent).numel())
         for segment in self.segments:
@@ -284,7 +281,7 @@ class Run:
     def _advance(self, tile: Tile, blocks: Sequence[Block], bar: Progress) -> None:
         self._start(tile)
         problem = self.inside.problem.with_usage(tile.usage)
-        for some in _spans(blocks):
+        for some in spans(blocks):
             before, stream, taken = tile.state, tile.generator.get_state(), tile.steps
             for block in some:
                 if not self._compiled(problem, tile, block, bar):
@@ -293,7 +290,7 @@ class Run:
                             return
                         self._step(problem, tile, row)
                         self._record_if_due(tile, bar)
-            if not _finite(tile.state):
+            if not finite(tile.state):
                 self._locate(problem, tile, before, stream, taken, [row for block in some for row in block.rows])
             bar.advance(tile.steps - taken)
 
@@ -311,7 +308,7 @@ class Run:
 
     def _record_if_due(self, tile: Tile, bar: Progress) -> None:
         every = self.options.record_every
-        if every and tile.steps % every == 0 and _finite(tile.state):
+        if every and tile.steps % every == 0 and finite(tile.state):
             self._record(tile, tile.steps)
             bar.tell("violation", tile.trace.latest("violation"))
 
@@ -324,7 +321,7 @@ class Run:
             tile.state = self.method.step(problem, tile.state, row, noise)
         except ProjectionError as error:
             if error.chains:
-                raise self._diverged(tile, row, tile.steps + 1, error.chains) from error
+                raise diverged(tile, row, tile.steps + 1, self.steps, error.chains) from error
             raise
         tile.steps += 1
 
@@ -336,25 +333,9 @@ class Run:
         tile.state, tile.steps = state, taken
         for row in rows:
             self._step(problem, tile, row)
-            if not _finite(tile.state):
+            if not finite(tile.state):
                 lost = ~torch.isfinite(tile.state[0]).flatten(1).all(1)
-                raise self._diverged(tile, row, tile.steps, torch.nonzero(lost).flatten().tolist())
-
-    def _diverged(self, tile: Tile, row: Any, step: int, chains: Sequence[int]) -> DivergedError:
-        tau = float(getattr(row, "b", 0.0))
-        rho = getattr(row, "rho", None)
-        if rho is None and hasattr(row, "kappa"):
-            rho = float(row.kappa) / tau if tau else 0.0
-        if rho is None:
-            rho = getattr(tile.state, "rho", None)
-        strength = "" if rho is None else f", rho = {float(rho):.3g}, tau rho = {tau * float(rho):.3g}"
-        return DivergedError(
-            f"{len(chains)} of {len(tile)} chains diverged at step {step} of {self.steps} "
-            f"(tau = {tau:.3g}{strength}); take a smaller step_size, a preconditioner, or coupling='implicit'",
-            step=step,
-            steps=self.steps,
-            chains=[tile.start + chain for chain in chains],
-        )
+                raise diverged(tile, row, tile.steps, self.steps, torch.nonzero(lost).flatten().tolist())
 
     def _record(self, tile: Tile, step: int) -> None:
         problem, state = self.problem.with_usage(Uncounted()), self.inside.lifted(tile.state)
@@ -398,24 +379,5 @@ class Job:
         self.core._advance(tile, self.core.blocks[segment], Silent())
 
 
-def _spans(blocks: Sequence[Block]) -> Iterator[list[Block]]:
-    """Blocks of about CHECK_EVERY rows together."""
-    some, rows = list[Block](), 0
-    for block in blocks:
-        some.append(block)
-        rows += len(block.rows)
-        if rows >= CHECK_EVERY:
-            yield some
-            some, rows = [], 0
-    if some:
-        yield some
-
-
 def _device_of(target: Target) -> torch.device:
     return target.init.device if isinstance(target.init, Tensor) else torch.device("cpu")
-
-
-def _finite(state: Any) -> bool:
-    """Whether the points of a state are finite. A sum is one cheap pass; an overflowing one is looked at again."""
-    x = state[0]
-    return math.isfinite(float(x.sum())) or bool(torch.isfinite(x).all())

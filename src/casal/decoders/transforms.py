@@ -109,14 +109,12 @@ class Transform(Decoder):
         return c.reshape(len(z), *latent)
 
     def gram(self, latent: Event, preconditioner: Tensor | None, like: Tensor) -> Gram:
-        diagonal = torch.ones((), dtype=like.dtype, device=like.device) if preconditioner is None else preconditioner
-        eigenvalues = diagonal if self.scale is None else diagonal * self.scale.to(like).square().reshape(latent)
-        return Gram(root=diagonal.sqrt(), eigenvalues=eigenvalues, basis=None)
+        return self._stretch.gram(latent, preconditioner, like)  # B^T B = I
 
     def factors(self) -> tuple[Decoder, Decoder] | None:
         basis = copy(self)
         basis.scale = basis.dense = None
-        return basis, Identity() if self.scale is None else Diagonal(self.scale)
+        return basis, self._stretch
 
     def to(self, like: Tensor) -> Decoder:
         if like.dtype not in (torch.float32, torch.float64):
@@ -129,6 +127,11 @@ class Transform(Decoder):
             columns = self.tables[0][0] if self.scale is None else self.tables[0][0] * self.scale
             other.dense = columns.to(like)
         return other
+
+    @property
+    def _stretch(self) -> Decoder:
+        """diag(scale)."""
+        return Identity() if self.scale is None else Diagonal(self.scale)
 
     @property
     def _grid(self) -> Event:
