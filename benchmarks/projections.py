@@ -12,16 +12,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.timing import Race, Table
-from casal.constraints.affine import Affine
+from casal.constraints import Affine, Box, Budget, Constraint, Implicit, LinearDynamics, MassEnergy, Polytope, Sphere
 from casal.constraints.algorithms.alternating import alternating
 from casal.constraints.algorithms.dykstra import dykstra
-from casal.constraints.base import Budget, Constraint
-from casal.constraints.box import Box
-from casal.constraints.implicit import Implicit
-from casal.constraints.linear_dynamics import LinearDynamics
-from casal.constraints.mass_energy import MassEnergy
-from casal.constraints.polytope import Polytope
-from casal.constraints.sphere import Sphere
 
 SWEEPS = 20
 

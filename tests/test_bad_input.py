@@ -22,7 +22,7 @@ from casal.errors import (
     SettingError,
     ShapeError,
 )
-from casal.methods.base import Method
+from casal.methods import Method
 from casal.tiles import cut
 
 NAN, INF = math.nan, math.inf

@@ -14,7 +14,7 @@ from torch import Tensor
 import casal
 from casal.blocks import compiled_blocks, steps_together
 from casal.errors import CasalWarning
-from casal.methods.base import Method
+from casal.methods import Method
 from casal.nets import MLP
 
 STEPS = 25

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import casal
-from casal.methods.base import Method
+from casal.methods import Method
 from casal.tiles import evened, tile_size
 
 STEPS, SIZE, TILE = 6, 8, 64

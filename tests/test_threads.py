@@ -13,7 +13,7 @@ from torch import Tensor
 import casal
 from casal import CASAL, Decoupled, FinalProjection, Penalty, PrimalDual, Projected, SplitGibbs, Twisted, WeightedCASAL
 from casal.errors import DivergedError, SettingError
-from casal.methods.base import Method
+from casal.methods import Method
 from casal.nets import MLP
 from casal.tiles import cut
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from casal.chunks import chain_by_chain
-from casal.constraints.base import Constraint
+from casal.constraints import Constraint
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint
+from casal.constraints import Constraint
 from casal.decoders import Decoder, Identity
 from casal.errors import DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
-from casal.methods.base import Method
-from casal.methods.problem import Problem
-from casal.targets.base import Target
+from casal.methods import Method, Problem
+from casal.targets import Target
 
 PROBE = 2
 """Chains on which the score and the projection are tried."""

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from casal.blocks import Block, numbered_row
 from casal.errors import CasalWarning, SettingError
-from casal.methods.base import Method
-from casal.methods.problem import Problem, Uncounted, Usage
+from casal.methods import Method, Problem, Uncounted, Usage
 
 KEPT = 16
 """Compiled steps that are kept for later runs on the same objects."""

@@ -17,21 +17,18 @@ from casal.blocks import Block, compiled_blocks, plain_blocks, spans, steps_toge
 from casal.certificate import certify
 from casal.checks import PROBE, check_decoder, check_problem, starting_points
 from casal.compiled import CompiledSteps, compiled_steps
-from casal.constraints.base import Budget, Constraint
+from casal.constraints import Budget, Constraint
 from casal.decoders import Decoder
 from casal.diagnostics import warn_if_degenerate
 from casal.divergence import diverged, finite
 from casal.errors import ProjectionError
-from casal.methods.base import Method, Segment
-from casal.methods.choose import choose
-from casal.methods.coordinates import coordinates
-from casal.methods.problem import Problem, Uncounted, Usage
+from casal.methods import Method, Problem, Segment, Uncounted, Usage, choose, coordinates
 from casal.progress import Progress, Silent
 from casal.remote import RemoteWorkers
 from casal.result import Cost, SampleResult
 from casal.store.identity import fingerprint, plain_repr, rows_digest, set_of
 from casal.store.run_store import RunStore
-from casal.targets.base import Target
+from casal.targets import Target
 from casal.tiles import Tile, cut, evened, generator, joined, numbered, one_thread, split, tile_size
 from casal.trace import Trace
 from casal.workers import Alone, Workers

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from casal.checks import check_call, check_init
-from casal.constraints.base import Budget, Constraint
+from casal.constraints import Budget, Constraint
 from casal.decoders import Decoder
 from casal.errors import SettingError, whole_number
-from casal.methods.base import Method
+from casal.methods import Method
 from casal.progress import progress_bar
 from casal.remote import cluster
 from casal.result import SampleResult
 from casal.run import Options, Run
-from casal.targets.base import Target
+from casal.targets import Target
 
 
 def sample(

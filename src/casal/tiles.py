@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from casal.methods.problem import Usage
+from casal.methods import Usage
 from casal.trace import Trace
 from casal.typing import Event
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint
-from casal.constraints.box_hyperplane import BoxHyperplane
-from casal.constraints.cones import PSDCone, SecondOrderCone
-from casal.constraints.ellipsoid import Ellipsoid
-from casal.constraints.monotone import Monotone
-from casal.constraints.observed import ObservedMassEnergy
-from casal.constraints.obstacles import Obstacles
-from casal.constraints.simplex import L1Ball, Simplex
+from casal.constraints import (
+    BoxHyperplane,
+    Constraint,
+    Ellipsoid,
+    L1Ball,
+    Monotone,
+    ObservedMassEnergy,
+    Obstacles,
+    PSDCone,
+    SecondOrderCone,
+    Simplex,
+)
 
 INF = float("inf")
 

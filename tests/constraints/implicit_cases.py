@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from casal.constraints.implicit import Implicit
+from casal.constraints import Implicit
 
 CENTER = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64)
 AXES = torch.tensor([2.0, 1.0, 0.5, 1.5], dtype=torch.float64)

@@ -7,9 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint
-from casal.constraints.linear_dynamics import LinearDynamics
-from casal.constraints.polytope import Polytope
+from casal.constraints import Constraint, LinearDynamics, Polytope
 
 
 def matrix(rows: int, columns: int, seed: int) -> Tensor:

@@ -14,15 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from casal.constraints.affine import Affine, HalfSpace
+from casal.constraints import Affine, Ball, Box, Budget, Constraint, HalfSpace, MassEnergy, Projection, Sphere
 from casal.constraints.algorithms.accelerated import Quadratic, on_box
 from casal.constraints.algorithms.active_set import Nearest, Rows, contradiction, nearest, touching
 from casal.constraints.algorithms.alternating import alternating, averaged, douglas_rachford
 from casal.constraints.algorithms.dykstra import dykstra
-from casal.constraints.base import Budget, Constraint, Projection
-from casal.constraints.box import Box
-from casal.constraints.mass_energy import MassEnergy
-from casal.constraints.sphere import Ball, Sphere
 from casal.errors import ProjectionError, SettingError
 
 Search = Callable[..., Projection]

@@ -18,15 +18,20 @@ from scipy.optimize import brentq, isotonic_regression, minimize
 from torch import Tensor
 
 from casal import MassEnergy, Sphere
-from casal.constraints.base import Budget, Constraint
-from casal.constraints.box_hyperplane import BoxHyperplane
-from casal.constraints.cones import PSDCone, SecondOrderCone
-from casal.constraints.ellipsoid import Ellipsoid
-from casal.constraints.monotone import Monotone
-from casal.constraints.observed import ObservedMassEnergy
-from casal.constraints.obstacles import Obstacles
-from casal.constraints.simplex import L1Ball, Simplex
-from casal.constraints.spec import constraint_from_spec
+from casal.constraints import (
+    BoxHyperplane,
+    Budget,
+    Constraint,
+    Ellipsoid,
+    L1Ball,
+    Monotone,
+    ObservedMassEnergy,
+    Obstacles,
+    PSDCone,
+    SecondOrderCone,
+    Simplex,
+    constraint_from_spec,
+)
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 
 from .closed_form_cases import CLUSTER, GATES, INF, NO_OUTSIDE, NO_RESIDUAL, SETS, form, ramp

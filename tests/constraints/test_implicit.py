@@ -13,11 +13,10 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 import casal
-from casal.constraints.base import Budget, Constraint
-from casal.constraints.implicit import Implicit
+from casal.constraints import Budget, Constraint, Implicit
 from casal.errors import ProjectionError, SettingError, ShapeError
+from casal.methods import Problem
 from casal.methods.finish import Confined, Plain, Reweighted, choose_finish
-from casal.methods.problem import Problem
 
 from .implicit_cases import CENTER, ROWS, ball, ellipsoid, energy, low, mass_energy, rows, sphere, torus
 

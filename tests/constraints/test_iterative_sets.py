@@ -13,11 +13,7 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Budget, Constraint
-from casal.constraints.box import Box
-from casal.constraints.linear_dynamics import LinearDynamics
-from casal.constraints.polytope import Polytope
-from casal.constraints.spec import constraint_from_spec
+from casal.constraints import Box, Budget, Constraint, LinearDynamics, Polytope, constraint_from_spec
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 
 from .iterative_cases import SETS, cube, levels, matrix, oscillator

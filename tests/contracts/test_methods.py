@@ -12,8 +12,7 @@ from torch import Tensor
 
 import casal
 from casal import CASAL, Decoupled, FinalProjection, Penalty, PrimalDual, Projected, Unconstrained, WeightedCASAL
-from casal.methods.base import Method
-from casal.methods.problem import Problem
+from casal.methods import Method, Problem
 from casal.tiles import generator
 
 STEPS = 15

@@ -13,7 +13,7 @@ import casal
 from casal.constraints import Constraint
 from casal.constraints.subspace import Subspace
 from casal.decoders import Decoder, Transform
-from casal.methods.base import Method
+from casal.methods import Method
 
 N, MODES = 16, 4
 SIZE = 2 * MODES - 1

@@ -13,11 +13,7 @@ import torch
 import casal
 from casal.errors import CasalError, DtypeError, SettingError, ShapeError
 from casal.methods.unconstrained import PointState
-from casal.targets.annealed import annealed
-from casal.targets.ddpm import ddim, ddpm
-from casal.targets.edm import edm, karras_sigmas
-from casal.targets.flow import flow
-from casal.targets.vp_sde import vp_sde
+from casal.targets import annealed, ddim, ddpm, edm, flow, karras_sigmas, vp_sde
 
 from .linear_gaussian import COVARIANCE, MEAN, Array, Moments, line, matrices, problem, propagate, rows
 

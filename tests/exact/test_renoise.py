@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.methods.problem import Problem
+from casal.methods import Problem, SplitGibbs
 from casal.methods.renoise import Renoise, Renoised, Reverse, footed, log_ratio, renoised, reversed_step, start_of
-from casal.methods.split_gibbs import SplitGibbs
 
 COVARIANCE = torch.tensor([[1.0, 0.8, 0.1], [0.8, 1.0, 0.3], [0.1, 0.3, 0.5]], dtype=torch.float64)
 MEAN = torch.tensor([0.3, -0.5, 0.2], dtype=torch.float64)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import casal
 from casal import SplitGibbs, Twisted
-from casal.methods.base import Method
+from casal.methods import Method
 from casal.problems.mixture_cases import CASES, MIXTURE
 from casal.problems.mixture_families import FAMILIES
 

@@ -12,11 +12,7 @@ from torch import Tensor
 
 import casal
 from casal.errors import DivergedError
-from casal.targets.annealed import annealed
-from casal.targets.ddpm import ddim, ddpm
-from casal.targets.edm import edm, karras_sigmas
-from casal.targets.flow import flow
-from casal.targets.vp_sde import vp_sde
+from casal.targets import annealed, ddim, ddpm, edm, flow, karras_sigmas, vp_sde
 
 pytestmark = pytest.mark.statistical
 

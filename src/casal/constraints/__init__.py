@@ -2,7 +2,7 @@
 
 from casal.constraints.affine import Affine, HalfSpace
 from casal.constraints.algebra import Product, Scaled, Shifted, Union
-from casal.constraints.base import Budget, Constraint, Projection, tightening
+from casal.constraints.base import Budget, Constraint, Projection, per_chain, tightening
 from casal.constraints.box import Box
 from casal.constraints.box_hyperplane import BoxHyperplane
 from casal.constraints.cones import PSDCone, SecondOrderCone
@@ -19,6 +19,7 @@ from casal.constraints.polytope import Polytope
 from casal.constraints.simplex import L1Ball, Simplex
 from casal.constraints.spec import constraint_from_spec
 from casal.constraints.sphere import Ball, Sphere
+from casal.constraints.subspace import Subspace
 from casal.constraints.through import Through
 
 __all__ = [
@@ -48,8 +49,10 @@ __all__ = [
     "Shifted",
     "Simplex",
     "Sphere",
+    "Subspace",
     "Through",
     "Union",
     "constraint_from_spec",
+    "per_chain",
     "tightening",
 ]

@@ -5,7 +5,7 @@ from casal.diagnostics.distance import Distance
 from casal.diagnostics.energy import energy_distance
 from casal.diagnostics.modes import mode_weights_tv
 from casal.diagnostics.population import Clusters, Population, advice, clusters, population, warn_if_degenerate
-from casal.diagnostics.transport import sliced_wasserstein, wasserstein1
+from casal.diagnostics.transport import directions, sliced_wasserstein, wasserstein1
 
 __all__ = [
     "Clusters",
@@ -14,6 +14,7 @@ __all__ = [
     "advice",
     "classifier_test",
     "clusters",
+    "directions",
     "energy_distance",
     "mode_weights_tv",
     "population",

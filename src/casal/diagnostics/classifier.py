@@ -10,7 +10,7 @@ from torch import Tensor
 
 from casal.diagnostics.distance import Distance, generator_of, normalised, pair
 from casal.errors import SettingError, ShapeError, whole_number
-from casal.methods.resampling import effective_size
+from casal.methods import effective_size
 
 NEWTON_STEPS = 12
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import SettingError, ShapeError
-from casal.methods.resampling import effective_size
+from casal.methods import effective_size
 
 ROUNDING = 1e-12
 

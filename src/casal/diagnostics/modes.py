@@ -9,7 +9,7 @@ from torch import Tensor
 
 from casal.diagnostics.distance import Distance, generator_of, normalised, points
 from casal.errors import SettingError, ShapeError
-from casal.methods.resampling import effective_size
+from casal.methods import effective_size
 
 
 def mode_weights_tv(

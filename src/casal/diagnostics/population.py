@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import CasalWarning
-from casal.methods.resampling import effective_size, normalised
+from casal.methods import effective_size, normalised
 
 if TYPE_CHECKING:
     from casal.result import SampleResult

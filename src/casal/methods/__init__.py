@@ -2,13 +2,16 @@
 
 from casal.methods.base import Method, Segment
 from casal.methods.casal import CASAL
+from casal.methods.choose import choose
+from casal.methods.coordinates import coordinates
 from casal.methods.decoupled import Decoupled
 from casal.methods.dps import DPS
 from casal.methods.final_projection import FinalProjection
 from casal.methods.penalty import Penalty
 from casal.methods.primal_dual import PrimalDual
-from casal.methods.problem import Problem
+from casal.methods.problem import Problem, Uncounted, Usage
 from casal.methods.projected import Projected
+from casal.methods.resampling import effective_size, normalised, systematic
 from casal.methods.split_gibbs import SplitGibbs
 from casal.methods.twisted import Twisted
 from casal.methods.unconstrained import Unconstrained
@@ -28,5 +31,12 @@ __all__ = [
     "SplitGibbs",
     "Twisted",
     "Unconstrained",
+    "Uncounted",
+    "Usage",
     "WeightedCASAL",
+    "choose",
+    "coordinates",
+    "effective_size",
+    "normalised",
+    "systematic",
 ]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from casal.constraints.subspace import Subspace
+from casal.constraints import Subspace
 from casal.decoders import Decoder
 from casal.methods.base import Method
 from casal.methods.problem import Problem

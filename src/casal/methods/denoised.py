@@ -6,7 +6,7 @@ from torch import Tensor
 
 from casal.errors import SettingError
 from casal.methods.problem import Problem
-from casal.targets.base import Table
+from casal.targets import Table
 
 
 def noise_levels(table: Table) -> tuple[Tensor, Tensor]:

@@ -10,10 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Budget, Constraint
+from casal.constraints import Budget, Constraint
 from casal.decoders import Decoder, Gram, Identity
 from casal.errors import SettingError
-from casal.targets.base import Table, Target
+from casal.targets import Table, Target
 
 
 class Steps(Protocol):

@@ -9,8 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint
-from casal.constraints.through import Through
+from casal.constraints import Constraint, Through
 from casal.errors import CasalError, SettingError
 from casal.methods.base import Method, Segment, burn_in_steps, table_rows
 from casal.methods.problem import Problem, move

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.constraints.base import per_chain
+from casal.constraints import per_chain
 from casal.errors import SettingError
 from casal.methods.ladder import half_square
 from casal.methods.problem import Problem

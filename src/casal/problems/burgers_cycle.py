@@ -28,9 +28,7 @@ from casal.methods import Method
 from casal.problems.burgers_sets import Conserved, conserved_latents
 from casal.problems.burgers_setup import BASIS, DIMENSION, MODES, NOISE, POINTS, SITES, TIMES, Model, Setup, Truth
 from casal.sampling import sample
-from casal.targets import Target
-from casal.targets.noise import along
-from casal.targets.observation import levels_of
+from casal.targets import Target, along, levels_of
 
 CYCLES, WINDOW = 5, 2
 MEMBERS = 5

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints import Constraint
-from casal.diagnostics.transport import directions
+from casal.diagnostics import directions
 from casal.errors import CasalWarning
 from casal.methods import SplitGibbs, WeightedCASAL
 from casal.problems.burgers_regimes_learned import Learned, LearnedPosterior, Training

@@ -15,8 +15,7 @@ from torch import Tensor
 from casal.constraints import Constraint
 from casal.decoders import Decoder
 from casal.errors import CasalWarning, DivergedError, SettingError
-from casal.methods import Method, SplitGibbs, Twisted
-from casal.methods.resampling import systematic
+from casal.methods import Method, SplitGibbs, Twisted, systematic
 from casal.problems.base import Claim, Column, ResultTable, mean_and_error
 from casal.problems.tuning import VALIDATION_SEED
 from casal.result import SampleResult

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint
+from casal.constraints import Constraint
 from casal.errors import SettingError, StoreError
-from casal.methods.problem import Problem
+from casal.methods import Problem
 
 LONGEST = 80
 """Characters of a setting that a message shows."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from casal.certificate import Certificate
 from casal.errors import StoreError
-from casal.methods.problem import Usage
+from casal.methods import Usage
 from casal.result import Cost, SampleResult
 from casal.store.arrays import zarr_module
 from casal.store.files import named_errors

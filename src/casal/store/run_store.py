@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import CasalWarning, StoreError
-from casal.methods.problem import Usage
+from casal.methods import Usage
 from casal.result import SampleResult
 from casal.store.arrays import create, digest, packed, read, unpacked, zarr_module
 from casal.store.files import named_errors, read_json, write_json, write_whole
