@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from casal.cli import app
-from casal.problems import REGISTRY
+from casal.lab.problems import REGISTRY
 
 run = CliRunner().invoke
 

@@ -14,8 +14,8 @@ from torch import Tensor
 import casal
 from casal.blocks import compiled_blocks, steps_together
 from casal.errors import CasalWarning
+from casal.lab.nets import MLP
 from casal.methods import Method
-from casal.nets import MLP
 
 STEPS = 25
 SPHERE = casal.Sphere(2.0)

@@ -166,7 +166,7 @@ def test_importing_casal_loads_nothing_but_torch_and_numpy() -> None:
         ("from casal.decoders import Linear", "casal.constraints.affine", "looks aside: constraints imports decoders"),
         ("from ..schedules import linear", "casal.targets.langevin", "looks aside: targets imports schedules"),
         ("from casal import report", "casal.sampling", "looks up: sampling imports report"),
-        ("def f():\n    from casal.cli import main", "casal.problems.field", "looks up: problems imports cli"),
+        ("def f():\n    from casal.cli import main", "casal.lab.problems.field", "looks up: problems imports cli"),
         (
             "if TYPE_CHECKING:\n    from casal.result import Cost",
             "casal.methods.base",
@@ -175,8 +175,8 @@ def test_importing_casal_loads_nothing_but_torch_and_numpy() -> None:
         ("from casal import Sphere", "casal.methods.casal", "imports the package itself"),
         ("import casal", "casal.diagnostics", "imports the package itself"),
         ("from casal.attic import x", "casal.cli", "imports attic, which is in no floor"),
-        ("from casal.sampling import sample", "casal.physics.burgers", "physics knows of sampling"),
-        ("import matplotlib.pyplot as plt", "casal.problems.field", "plots"),
+        ("from casal.sampling import sample", "casal.lab.physics.burgers", "physics knows of sampling"),
+        ("import matplotlib.pyplot as plt", "casal.lab.problems.field", "plots"),
         ("def f():\n    import matplotlib", "casal.diagnostics", "plots"),
         ("import scipy.linalg", "casal.constraints.affine", "needs scipy"),
         ("def f():\n    import scipy", "casal.constraints.affine", "needs scipy"),
@@ -186,9 +186,9 @@ def test_importing_casal_loads_nothing_but_torch_and_numpy() -> None:
         ("from casal.constraints.base import Constraint\nimport torch, math", "casal.methods.base", None),
         ("def f():\n    from casal import __version__", "casal.sampling", None),
         ("def f():\n    from rich.progress import Progress", "casal.progress", None),
-        ("import matplotlib", "casal.report.style", None),
-        ("import scipy", "casal.problems.field", None),
-        ("from casal import Sphere", "casal.problems.particle", None),
+        ("import matplotlib", "casal.lab.report.style", None),
+        ("import scipy", "casal.lab.problems.field", None),
+        ("from casal import Sphere", "casal.lab.problems.particle", None),
     ],
 )
 def test_the_rules_catch_what_they_should(source: str, module: str, says: str | None) -> None:

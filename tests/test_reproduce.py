@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from casal import cli
-from casal.problems import propositions_gaussian as line
-from casal.problems.base import Claim, Column, Experiment, Outcome, ResultTable
-from casal.report import cache, html_explorer, html_pictures
-from casal.report.html import write_page
-from casal.report.page_run import Ran, reproduce
+from casal.lab.problems import propositions_gaussian as line
+from casal.lab.problems.base import Claim, Column, Experiment, Outcome, ResultTable
+from casal.lab.report import cache, html_explorer, html_pictures
+from casal.lab.report.html import write_page
+from casal.lab.report.page_run import Ran, reproduce
 
 LONG = "A very long heading of a column that no phone can show " * 2
 ROWS: list[dict[str, Any]] = [

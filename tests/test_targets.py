@@ -7,7 +7,7 @@ import torch
 
 import casal
 from casal.errors import SettingError, ShapeError
-from casal.problems import double_well, particle
+from casal.lab.problems import double_well, particle
 
 
 def test_langevin_rows_are_one_tau_and_root_two_tau() -> None:

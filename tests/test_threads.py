@@ -13,8 +13,8 @@ from torch import Tensor
 import casal
 from casal import CASAL, Decoupled, FinalProjection, Penalty, PrimalDual, Projected, SplitGibbs, Twisted, WeightedCASAL
 from casal.errors import DivergedError, SettingError
+from casal.lab.nets import MLP
 from casal.methods import Method
-from casal.nets import MLP
 from casal.tiles import cut
 
 STEPS, N, TILE = 12, 150, 32

@@ -17,7 +17,7 @@ except ImportError:  # the core needs torch and numpy only
 import torch
 
 from casal import __version__
-from casal.problems import REGISTRY
+from casal.lab.problems import REGISTRY
 
 app = typer.Typer(
     help="Strictly constrained generative sampling.",
@@ -61,8 +61,8 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder for tables and pictures.")] = None,
 ) -> None:
     """Run an experiment: print its table, write Markdown, JSON and pictures."""
-    from casal.report.figures import draw
-    from casal.report.tables import outcome_json, outcome_markdown, show
+    from casal.lab.report.figures import draw
+    from casal.lab.report.tables import outcome_json, outcome_markdown, show
 
     experiment = REGISTRY.get(problem)
     if experiment is None:
@@ -93,8 +93,8 @@ def reproduce_all(
     out: Annotated[Path, typer.Option(help="Folder for outcomes and page.")] = Path("out/reproduce"),
 ) -> None:
     """Run every experiment that is not on disk yet, and write one page of them all."""
-    from casal.report.html import write_page
-    from casal.report.page_run import Ran, reproduce
+    from casal.lab.report.html import write_page
+    from casal.lab.report.page_run import Ran, reproduce
 
     unknown = set(only or ()) - set(REGISTRY)
     if unknown:
@@ -130,8 +130,8 @@ def reproduce_all(
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="Folder of 'casal reproduce'.")]) -> None:
     """Write the page again from the outcomes on disk; nothing is run."""
-    from casal.report.cache import names
-    from casal.report.html import write_page
+    from casal.lab.report.cache import names
+    from casal.lab.report.html import write_page
 
     if not list(names(folder)):
         raise typer.BadParameter(f"{folder} holds no outcomes; 'casal reproduce --out {folder}' makes them")

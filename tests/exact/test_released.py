@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 import casal
-from casal.problems import particle
+from casal.lab.problems import particle
 from casal.tiles import cut
 
 

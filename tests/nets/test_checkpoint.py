@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from casal.errors import StoreError
-from casal.nets import MLP, Gaussian, UNet, WienerMLP, WienerUNet, files, load, save
+from casal.lab.nets import MLP, Gaussian, UNet, WienerMLP, WienerUNet, files, load, save
 
 
 def awake(net: Any) -> Any:
@@ -107,7 +107,7 @@ def rewritten(path: Path, **changes: Any) -> Path:
         ({"class": None}, "class None"),
         ({"class": ["MLP"]}, "class"),
         ({"version": 2}, "version 2 of the format, this casal reads version 1"),
-        ({"format": "other"}, "not one that casal.nets wrote"),
+        ({"format": "other"}, "not one that casal.lab.nets wrote"),
         ({"config": None}, "without its configuration"),
         ({"config": {"event": [2], "colour": "red"}}, "does not fit the class MLP.*colour"),
         ({"config": {"event": [3]}}, "does not fit the class MLP.*size mismatch"),

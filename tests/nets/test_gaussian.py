@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import CasalWarning, SettingError, ShapeError
-from casal.nets import Gaussian, compare_ddpm, compare_denoiser
+from casal.lab.nets import Gaussian, compare_ddpm, compare_denoiser
 
 N = 20_000
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from casal.nets import MLP, Gaussian, WienerUNet, compare_ddpm, random_flips, split, train_ddpm, train_denoiser
+from casal.lab.nets import MLP, Gaussian, WienerUNet, compare_ddpm, random_flips, split, train_ddpm, train_denoiser
 
 from .mixture import BETAS, draw, exact_eps
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from casal.errors import SettingError, ShapeError
-from casal.nets import MLP, Standardise, cosine_features
+from casal.lab.nets import MLP, Standardise, cosine_features
 
 
 def awake(net: MLP) -> MLP:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import SettingError
-from casal.nets import ProbabilityFlow
+from casal.lab.nets import ProbabilityFlow
 
 from .mixture import ABAR, BETAS, MEANS, SPREADS, WEIGHTS, draw, exact_eps
 

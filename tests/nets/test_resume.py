@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from casal.errors import StoreError
-from casal.nets import MLP, TrainingReport, WienerUNet, load, random_flips, save, train_ddpm, train_denoiser
+from casal.lab.nets import MLP, TrainingReport, WienerUNet, load, random_flips, save, train_ddpm, train_denoiser
 
 BETAS = torch.linspace(1e-3, 0.2, 50)
 ITERATIONS = 40

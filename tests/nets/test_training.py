@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from casal.errors import DivergedError, DtypeError, SettingError, ShapeError
-from casal.nets import MLP, Gaussian, random_flips, split, train_ddpm, train_denoiser
-from casal.nets.loop import batches
-from casal.nets.settings import Settings
+from casal.lab.nets import MLP, Gaussian, random_flips, split, train_ddpm, train_denoiser
+from casal.lab.nets.loop import batches
+from casal.lab.nets.settings import Settings
 
 from .mixture import draw
 

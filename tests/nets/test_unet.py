@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from casal.errors import CasalWarning, SettingError, ShapeError
-from casal.nets import Gaussian, UNet, WienerUNet
+from casal.lab.nets import Gaussian, UNet, WienerUNet
 
 SMALL = (8, 12, 16)
 

@@ -11,13 +11,13 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from casal.decoders import Fourier
-from casal.physics.burgers import energy, mass
-from casal.problems import burgers
-from casal.problems.base import Outcome
-from casal.problems.burgers_cycle import Gaussian3DVar, guided
-from casal.problems.burgers_runs import METHODS
-from casal.problems.burgers_sets import Conserved, least_conserving, nearest_field
-from casal.problems.burgers_setup import BASIS, BETAS, DIMENSION, MODES, POINTS, SETUPS, climatology, truths
+from casal.lab.physics.burgers import energy, mass
+from casal.lab.problems import burgers
+from casal.lab.problems.base import Outcome
+from casal.lab.problems.burgers_cycle import Gaussian3DVar, guided
+from casal.lab.problems.burgers_runs import METHODS
+from casal.lab.problems.burgers_sets import Conserved, least_conserving, nearest_field
+from casal.lab.problems.burgers_setup import BASIS, BETAS, DIMENSION, MODES, POINTS, SETUPS, climatology, truths
 from casal.targets import ddpm
 
 
@@ -133,7 +133,7 @@ def test_a_quick_run_has_every_method_and_keeps_mass_and_energy(quick: Outcome) 
 
 @pytest.mark.slow
 def test_pictures_of_a_quick_run(quick: Outcome, tmp_path: Path) -> None:
-    from casal.report.figures import draw
+    from casal.lab.report.figures import draw
 
     names = {path.name for path in draw(quick, tmp_path)}
     parts = ("states", "errors", "spectra", "trajectory", "hovmoeller", "invariants", "regimes")

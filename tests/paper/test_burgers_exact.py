@@ -8,14 +8,25 @@ from typing import Any
 import pytest
 import torch
 
+from casal.lab.nets import MLP, Gaussian, compare_ddpm
+from casal.lab.problems import burgers_regimes_prior
+from casal.lab.problems.burgers_cycle import Gaussian3DVar, assimilate, diffusion, forecast
+from casal.lab.problems.burgers_kalman import kalman
+from casal.lab.problems.burgers_scores import Scores, analysed
+from casal.lab.problems.burgers_sets import Conserved, conserved_latents, least_on_sphere, nearest_field
+from casal.lab.problems.burgers_setup import (
+    BASIS,
+    BETAS,
+    DIMENSION,
+    MODES,
+    POINTS,
+    SETUPS,
+    Model,
+    Truth,
+    joined,
+    truths,
+)
 from casal.methods import CASAL, FinalProjection, Method, Projected
-from casal.nets import MLP, Gaussian, compare_ddpm
-from casal.problems import burgers_regimes_prior
-from casal.problems.burgers_cycle import Gaussian3DVar, assimilate, diffusion, forecast
-from casal.problems.burgers_kalman import kalman
-from casal.problems.burgers_scores import Scores, analysed
-from casal.problems.burgers_sets import Conserved, conserved_latents, least_on_sphere, nearest_field
-from casal.problems.burgers_setup import BASIS, BETAS, DIMENSION, MODES, POINTS, SETUPS, Model, Truth, joined, truths
 
 N = 4
 
@@ -70,7 +81,7 @@ def test_sets_of_latents_are_exact(model: Model, truth: Truth) -> None:
 def test_the_quick_projection_is_the_strict_one(truth: Truth) -> None:
     inside = Conserved(truth.mass, truth.energy, POINTS)
     y = torch.randn((N, POINTS), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    torch.testing.assert_close(inside.project_quick(y), inside.project(y))
+    torch.testing.assert_close(inside.project_fast(y), inside.project(y))
     leaf = y.clone().requires_grad_()
     weights = torch.randn((N, 2), dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     (gradient,) = torch.autograd.grad((inside.residual(leaf) * weights).sum(), leaf)
@@ -86,7 +97,7 @@ def test_the_forecast_shifts_and_damps() -> None:
 
 
 def test_the_ensemble_filter_approaches_the_kalman_filter(truth: Truth, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("casal.problems.burgers_kalman.MEMBERS", 4000)
+    monkeypatch.setattr("casal.lab.problems.burgers_kalman.MEMBERS", 4000)
     variational = Gaussian3DVar(SETUPS["B"], sigma_of(truth))
     first = kalman(variational, truth, 0.0, 0)[0].mean(0) @ BASIS
     mean = variational.mean(torch.zeros((N, DIMENSION), dtype=torch.float64), variational.observed(truth, 0))

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from casal.lab.nets import ProbabilityFlow
+from casal.lab.problems.burgers_regimes_learned import Learned, LearnedPosterior, Training, losses
+from casal.lab.problems.burgers_regimes_mixture import ALPHA, SIGMA, draws, exact_eps, exact_log_density
+from casal.lab.problems.burgers_regimes_prior import DIMENSION, Posterior
+from casal.lab.problems.burgers_regimes_trial import Scale, Trial
+from casal.lab.problems.mixture_families import BETAS
 from casal.methods import DPS, FinalProjection, SplitGibbs, WeightedCASAL
-from casal.nets import ProbabilityFlow
-from casal.problems.burgers_regimes_learned import Learned, LearnedPosterior, Training, losses
-from casal.problems.burgers_regimes_mixture import ALPHA, SIGMA, draws, exact_eps, exact_log_density
-from casal.problems.burgers_regimes_prior import DIMENSION, Posterior
-from casal.problems.burgers_regimes_trial import Scale, Trial
-from casal.problems.mixture_families import BETAS
 
 SMALL = Training(500, 3000, 60)
 SCALE = Scale(2, 60, 50, 60, 1, 7, 1000, SMALL)
@@ -66,8 +66,8 @@ def test_the_posterior_of_the_exact_noise_has_the_exact_score_and_samples(exact:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Learned:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CASAL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr("casal.problems.burgers_regimes_learned.DRAWS", 20_000)
-        patch.setattr("casal.problems.burgers_regimes_learned.BATCH", 256)
+        patch.setattr("casal.lab.problems.burgers_regimes_learned.DRAWS", 20_000)
+        patch.setattr("casal.lab.problems.burgers_regimes_learned.BATCH", 256)
         return Learned.of(SMALL)
 
 

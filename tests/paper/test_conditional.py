@@ -9,15 +9,15 @@ import pytest
 import torch
 
 import casal
-from casal.problems import conditional_cache, conditional_images, conditional_mixture, conditional_network
-from casal.problems import conditional_inverse as inverse
-from casal.problems import conditional_quadrotor as quadrotor
-from casal.problems.base import Outcome
-from casal.problems.conditional import CASES, run
-from casal.problems.conditional_base import Setup, at_most, within
-from casal.problems.conditional_gaussian import MEAN, SPREAD, eps_network, transport
-from casal.problems.mixture_cases import MIXTURE
-from casal.problems.mixture_families import BETAS, FAMILIES
+from casal.lab.problems import conditional_cache, conditional_images, conditional_mixture, conditional_network
+from casal.lab.problems import conditional_inverse as inverse
+from casal.lab.problems import conditional_quadrotor as quadrotor
+from casal.lab.problems.base import Outcome
+from casal.lab.problems.conditional import CASES, run
+from casal.lab.problems.conditional_base import Setup, at_most, within
+from casal.lab.problems.conditional_gaussian import MEAN, SPREAD, eps_network, transport
+from casal.lab.problems.mixture_cases import MIXTURE
+from casal.lab.problems.mixture_families import BETAS, FAMILIES
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_weights_bring_the_modes_into_proportion(quick: Outcome) -> None:
 
 @pytest.mark.slow
 def test_pictures_of_a_quick_run(quick: Outcome, tmp_path: Path) -> None:
-    from casal.report.figures import draw
+    from casal.lab.report.figures import draw
 
     paths = draw(quick, tmp_path)
     assert {path.stem for path in paths} == {f"conditional_{k}" for k in ("all", "circles", "quadrotor", "images")}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from casal.problems import field, particle
-from casal.problems.base import quantile_distance, sampling_floor, share
+from casal.lab.problems import field, particle
+from casal.lab.problems.base import quantile_distance, sampling_floor, share
 
 
 def test_particle() -> None:
@@ -44,7 +44,7 @@ def test_the_density_of_a_weighted_chi_square_integrates_to_its_moments() -> Non
 def test_the_gradient_is_that_of_the_potential() -> None:
     import torch
 
-    from casal.problems import double_well
+    from casal.lab.problems import double_well
 
     x = torch.linspace(-3, 2, 11, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(double_well.potential(x).sum(), x)

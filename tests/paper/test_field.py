@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from casal.constraints import Sphere
-from casal.problems import double_well, field
-from casal.problems.base import Outcome, quantile_distance
-from casal.problems.field_ablations import DualScale, _settled, dual_ablation, schedules, variants
-from casal.problems.field_setup import EXPECTED, SOFT, STIFF, WELLS, Setup, conditional, share_right
+from casal.lab.problems import double_well, field
+from casal.lab.problems.base import Outcome, quantile_distance
+from casal.lab.problems.field_ablations import DualScale, _settled, dual_ablation, schedules, variants
+from casal.lab.problems.field_setup import EXPECTED, SOFT, STIFF, WELLS, Setup, conditional, share_right
 from casal.sampling import sample
 
 
@@ -105,8 +105,8 @@ def test_a_run_of_two_methods(outcome: Outcome) -> None:
 
 def test_its_pictures(outcome: Outcome) -> None:
     pytest.importorskip("matplotlib")
-    from casal.report.figures.field import figures
-    from casal.report.style import styled
+    from casal.lab.report.figures.field import figures
+    from casal.lab.report.style import styled
 
     with styled():
         names = set(figures(outcome))

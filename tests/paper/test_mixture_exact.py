@@ -15,11 +15,11 @@ from torch import Tensor
 
 import casal
 from casal.errors import SettingError, ShapeError
-from casal.problems.base import Outcome
-from casal.problems.gaussian_mixture import GaussianMixture, log_bessel_ratio
-from casal.problems.mixture import METHODS, run
-from casal.problems.mixture_cases import CASES, MIXTURE
-from casal.problems.mixture_families import FAMILIES
+from casal.lab.problems.base import Outcome
+from casal.lab.problems.gaussian_mixture import GaussianMixture, log_bessel_ratio
+from casal.lab.problems.mixture import METHODS, run
+from casal.lab.problems.mixture_cases import CASES, MIXTURE
+from casal.lab.problems.mixture_families import FAMILIES
 
 Array = npt.NDArray[np.float64]
 
@@ -247,7 +247,7 @@ def test_a_quick_run_has_every_row_and_all_samples_are_feasible(quick: Outcome) 
 
 @pytest.mark.slow
 def test_pictures_of_a_quick_run(quick: Outcome, tmp_path: Path) -> None:
-    from casal.report.figures import draw
+    from casal.lab.report.figures import draw
 
     paths = draw(quick, tmp_path)
     assert len(paths) == len(CASES)
@@ -255,7 +255,7 @@ def test_pictures_of_a_quick_run(quick: Outcome, tmp_path: Path) -> None:
 
 
 def test_results_go_into_their_page(tmp_path: Path) -> None:
-    from casal.report.page import main
+    from casal.lab.report.page import main
 
     folder = tmp_path / "out"
     folder.mkdir()

@@ -11,15 +11,15 @@ import torch
 
 import casal
 from casal.checks import check_decoder
+from casal.lab.problems import propositions
+from casal.lab.problems import propositions_gaussian as gaussian
+from casal.lab.problems.base import Outcome
+from casal.lab.problems.propositions_base import HOLDS, PARTLY, Check, three_bumps, well_in_disc, well_on_interval
+from casal.lab.problems.propositions_bounds import first_distance
+from casal.lab.problems.propositions_rate import allowed, excess, resting
+from casal.lab.problems.propositions_saddle import relaxed
 from casal.methods import Problem
 from casal.methods.casal import CASALState
-from casal.problems import propositions
-from casal.problems import propositions_gaussian as gaussian
-from casal.problems.base import Outcome
-from casal.problems.propositions_base import HOLDS, PARTLY, Check, three_bumps, well_in_disc, well_on_interval
-from casal.problems.propositions_bounds import first_distance
-from casal.problems.propositions_rate import allowed, excess, resting
-from casal.problems.propositions_saddle import relaxed
 
 
 @pytest.fixture(scope="module")
@@ -182,8 +182,8 @@ def test_the_averaged_iterate_collapses(checks: Mapping[str, Check]) -> None:
 
 def test_every_check_has_a_picture(outcome: Outcome) -> None:
     pytest.importorskip("matplotlib")
-    from casal.report.figures.propositions import figures
-    from casal.report.style import styled
+    from casal.lab.report.figures.propositions import figures
+    from casal.lab.report.style import styled
 
     with styled():
         assert len(figures(outcome)) == len(propositions.CHECKS)

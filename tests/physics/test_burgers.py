@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from casal.errors import DivergedError, SettingError
-from casal.physics.burgers import Burgers, energy, mass, random_states
+from casal.lab.physics.burgers import Burgers, energy, mass, random_states
 
 
 @pytest.mark.parametrize(("amplitude", "horizon"), [(0.05, 8.0), (0.2, 4.0)])

@@ -14,9 +14,9 @@ from torch import Tensor
 
 import casal
 from casal import SplitGibbs, Twisted
+from casal.lab.problems.mixture_cases import CASES, MIXTURE
+from casal.lab.problems.mixture_families import FAMILIES
 from casal.methods import Method
-from casal.problems.mixture_cases import CASES, MIXTURE
-from casal.problems.mixture_families import FAMILIES
 
 pytestmark = pytest.mark.statistical
 N = 2000

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import casal
-from casal.problems import field, particle
-from casal.problems.base import quantile_distance
+from casal.lab.problems import field, particle
+from casal.lab.problems.base import quantile_distance
 
 pytestmark = pytest.mark.statistical
 

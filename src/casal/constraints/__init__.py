@@ -2,7 +2,7 @@
 
 from casal.constraints.affine import Affine, HalfSpace
 from casal.constraints.algebra import Product, Scaled, Shifted, Union
-from casal.constraints.base import Budget, Constraint, Projection, per_chain, tightening
+from casal.constraints.base import Budget, Constraint, Projection, over_events, tightening
 from casal.constraints.box import Box
 from casal.constraints.box_hyperplane import BoxHyperplane
 from casal.constraints.cones import PSDCone, SecondOrderCone
@@ -53,6 +53,6 @@ __all__ = [
     "Through",
     "Union",
     "constraint_from_spec",
-    "per_chain",
+    "over_events",
     "tightening",
 ]

@@ -50,7 +50,7 @@ class Affine(Constraint):
 
     convex = True
     samples_near = True
-    quick = True
+    fast = True
 
     def __init__(self, A: Any, b: Any) -> None:
         matrix = torch.atleast_2d(torch.as_tensor(_dense(A), dtype=torch.float64)).clone()
@@ -107,7 +107,7 @@ class Affine(Constraint):
         height = (flat(y) @ self._basis.to(y).T - self._level.to(y)) / sigma
         return -0.5 * height.square().sum(1) - len(self._basis) * math.log(math.sqrt(2.0 * math.pi) * sigma)
 
-    def project_quick(self, z: Tensor) -> Tensor:
+    def project_fast(self, z: Tensor) -> Tensor:
         y, basis = flat(z), self._basis.to(z)
         return torch.addmm(y, y @ basis.T - self._level.to(z), basis, alpha=-1.0).reshape(z.shape)
 
@@ -140,7 +140,7 @@ class HalfSpace(Constraint):
     solid = True
     one_sided = True
     samples_near = True
-    quick = True
+    fast = True
 
     def __init__(self, a: Any, b: float) -> None:
         self.a = torch.as_tensor(a, dtype=torch.float64).reshape(-1).clone()
@@ -176,7 +176,7 @@ class HalfSpace(Constraint):
     def _heights(self, y: Tensor) -> tuple[Tensor, Tensor]:
         return y.new_tensor(-math.inf), y.new_tensor(self._level)
 
-    def project_quick(self, z: Tensor) -> Tensor:
+    def project_fast(self, z: Tensor) -> Tensor:
         y, normal = flat(z), self._normal.to(z)
         excess = (y @ normal - self._level).clamp_min(0.0)
         return (y - excess[:, None] * normal).reshape(z.shape)

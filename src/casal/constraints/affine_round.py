@@ -33,7 +33,7 @@ class AffineRound(Constraint):
         round_part: The sphere or ball.
     """
 
-    quick = True
+    fast = True
 
     def __init__(self, flat_part: Affine, round_part: Sphere | Ball) -> None:
         self.flat_part, self.round_part = flat_part, round_part
@@ -81,7 +81,7 @@ class AffineRound(Constraint):
         dimension = inside.shape[1] - len(self.flat_part._basis)
         return (dimension - 1) * torch.log(norm(inside) / self._radius)
 
-    def project_quick(self, z: Tensor) -> Tensor:
+    def project_fast(self, z: Tensor) -> Tensor:
         """u = (I - B^T B)(z - c), B an orthonormal basis of the rows of A."""
         basis, foot, center, axis = self._constants(z)
         if axis is None:

@@ -70,7 +70,7 @@ class Constraint(ABC):
         one_sided: ``residual(z) <= 0`` describes the set, instead of ``residual(z) = 0``; one flag for all residuals,
             or one for each.
         samples_near: ``sample_near`` and ``log_normaliser`` are available, in closed form.
-        quick: ``project_quick`` has a closed form of its own.
+        fast: ``project_fast`` has a closed form of its own.
     """
 
     exact: bool = True
@@ -78,7 +78,7 @@ class Constraint(ABC):
     solid: bool = False
     one_sided: bool | tuple[bool, ...] = False
     samples_near: bool = False
-    quick: bool = False
+    fast: bool = False
 
     _named: dict[str, type[Constraint]] = {}  # noqa: RUF012 (filled by subclasses, for constraint_from_spec)
 
@@ -99,11 +99,11 @@ class Constraint(ABC):
         """
         return self.solve(z, budget=budget, warm=warm).point
 
-    def project_quick(self, z: Tensor) -> Tensor:
+    def project_fast(self, z: Tensor) -> Tensor:
         """P(z) in the dtype of ``z``, in few passes: what a loop may take between two strict projections.
 
         No check and no float64 inside: a point that is not finite, or whose squares are not, comes out not finite.
-        As exact as the dtype allows elsewhere. The same as ``project`` for sets that are not ``quick``.
+        As exact as the dtype allows elsewhere. The same as ``project`` for sets that are not ``fast``.
         """
         return self.project(z)
 
@@ -129,7 +129,7 @@ class Constraint(ABC):
         wide = z.to(torch.float64)
         finite = torch.isfinite(wide).flatten(1).all(1)
         self.validate(tuple(z.shape[1:]))
-        value = self._violation(torch.where(per_chain(finite, wide), wide, torch.zeros_like(wide)))
+        value = self._violation(torch.where(over_events(finite, wide), wide, torch.zeros_like(wide)))
         return torch.where(finite, value, torch.full_like(value, torch.inf))
 
     def residual(self, z: Tensor) -> Tensor:
@@ -323,6 +323,6 @@ def positive(value: float, name: str) -> float:
     return number
 
 
-def per_chain(values: Tensor, z: Tensor) -> Tensor:
+def over_events(values: Tensor, z: Tensor) -> Tensor:
     """(n,) shaped to broadcast over the events of z."""
     return values.reshape(-1, *([1] * (z.ndim - 1)))

@@ -26,7 +26,7 @@ class Box(Constraint):
     convex = True
     one_sided = True
     samples_near = True
-    quick = True
+    fast = True
 
     def __init__(self, low: Any, high: Any) -> None:
         self.low, self.high = torch.broadcast_tensors(
@@ -67,7 +67,7 @@ class Box(Constraint):
         """Sum of log[Phi((high - y) / sigma) - Phi((low - y) / sigma)]; of log-densities where low = high."""
         return flat(log_interval_mass(y, sigma, self.low.to(y), self.high.to(y))).sum(1)
 
-    def project_quick(self, z: Tensor) -> Tensor:
+    def project_fast(self, z: Tensor) -> Tensor:
         return self._project(z)
 
     def _project(self, z: Tensor) -> Tensor:

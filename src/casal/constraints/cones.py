@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, flat, norm, per_chain, relative
+from casal.constraints.base import Constraint, flat, norm, over_events, relative
 from casal.errors import ProjectionError, ShapeError
 from casal.typing import Event
 
@@ -54,7 +54,7 @@ class SecondOrderCone(Constraint):
         level = (0.5 * (t + length)).clamp_min(0.0)
         share = torch.where(length > 0, level / length.clamp_min(1e-300), torch.zeros_like(level))
         foot = refuse_overflow(peak * torch.cat([level, share * v], dim=1), self).reshape(z.shape)
-        return torch.where(per_chain(_excess(z) <= 4.0 * EPS, z), z, foot)
+        return torch.where(over_events(_excess(z) <= 4.0 * EPS, z), z, foot)
 
     def _violation(self, z: Tensor) -> Tensor:
         return _excess(z)
@@ -93,9 +93,9 @@ class PSDCone(Constraint):
         clipped = (vectors * values.clamp_min(0.0)[:, None, :]) @ vectors.mT
         rounding = 4.0 * EPS * z.shape[1] * torch.linalg.vector_norm(symmetric, dim=(1, 2))
         inside = values.amin(1) >= -rounding
-        foot = torch.where(per_chain(inside, z), symmetric, 0.5 * (clipped + clipped.mT)) * peak[:, :, None]
+        foot = torch.where(over_events(inside, z), symmetric, 0.5 * (clipped + clipped.mT)) * peak[:, :, None]
         unmoved = inside & (z == z.mT).flatten(1).all(1)
-        return torch.where(per_chain(unmoved, z), z, refuse_overflow(foot, self))
+        return torch.where(over_events(unmoved, z), z, refuse_overflow(foot, self))
 
     def _violation(self, z: Tensor) -> Tensor:
         rows, peak = _scaled(flat(z))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, flat, norm, per_chain, relative
+from casal.constraints.base import Constraint, flat, norm, over_events, relative
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 from casal.typing import Event
 
@@ -107,7 +107,7 @@ class Ellipsoid(Constraint):
         foot = _secular(y, sigma) * self._most
         foot = (foot if basis is None else foot @ basis.T).reshape(z.shape)
         foot = foot if self.center is None else foot + self.center.to(z)
-        return torch.where(per_chain(outside, z), foot, z)
+        return torch.where(over_events(outside, z), foot, z)
 
     def _rounding(self) -> float:
         """How far the gauge of a computed foot may exceed one: the rounding of its coordinates over the axes."""

@@ -50,7 +50,7 @@ class Intersection(Constraint):
         if len(self._parts) == 1:
             only = self._parts[0]
             self.exact, self.solid, self.one_sided = only.exact, only.solid, only.one_sided
-            self.quick = only.quick
+            self.fast = only.fast
             self.way = "closed form" if only.exact else "iterative"
         elif all(isinstance(part, FLAT_SIDED) for part in self._parts):
             self.exact, self.way = False, "quadratic programme"
@@ -82,8 +82,8 @@ class Intersection(Constraint):
         self.one_sided = tuple(flags)
         return torch.cat(parts, dim=1)
 
-    def project_quick(self, z: Tensor) -> Tensor:
-        return self._parts[0].project_quick(z) if self.quick else self.project(z)
+    def project_fast(self, z: Tensor) -> Tensor:
+        return self._parts[0].project_fast(z) if self.fast else self.project(z)
 
     def within(self, space: Subspace) -> Constraint | None:
         return self._parts[0].within(space) if len(self._parts) == 1 else None

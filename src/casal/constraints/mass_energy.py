@@ -37,7 +37,7 @@ class MassEnergy(Constraint):
     """
 
     samples_near = True
-    quick = True
+    fast = True
 
     def __init__(self, mass: float, energy: float) -> None:
         self.mass, self.energy = float(mass), float(energy)
@@ -77,7 +77,7 @@ class MassEnergy(Constraint):
     def _radius(self, size: int) -> float:
         return float(max(self.energy - self.mass**2 / size, 0.0) ** 0.5)
 
-    def project_quick(self, z: Tensor) -> Tensor:
+    def project_fast(self, z: Tensor) -> Tensor:
         y = flat(z)
         size = y.shape[1]
         if size == 1:

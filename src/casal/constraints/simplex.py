@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, flat, per_chain, relative
+from casal.constraints.base import Constraint, flat, over_events, relative
 from casal.errors import InfeasibleSet
 
 LARGEST = 1e300
@@ -85,7 +85,7 @@ class L1Ball(Constraint):
     def _project(self, z: Tensor) -> Tensor:
         y = flat(z)
         surface = torch.copysign(_onto_simplex(y.abs(), self.radius), y).reshape(z.shape)
-        return torch.where(per_chain(_sum(y.abs()) > self.radius, z), surface, z)
+        return torch.where(over_events(_sum(y.abs()) > self.radius, z), surface, z)
 
     def _violation(self, z: Tensor) -> Tensor:
         excess = (_sum(flat(z).abs()) - self.radius).clamp_min(0.0)

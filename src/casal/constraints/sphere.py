@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints.algorithms.von_mises_fisher import log_sphere_mass, near_sphere
-from casal.constraints.base import Constraint, flat, gaussian, leaned, norm, per_chain, relative, shell_factor, unit
+from casal.constraints.base import Constraint, flat, gaussian, leaned, norm, over_events, relative, shell_factor, unit
 from casal.constraints.subspace import Subspace
 from casal.errors import InfeasibleSet, ShapeError
 from casal.typing import Event
@@ -78,9 +78,9 @@ class Sphere(_Round):
     """
 
     samples_near = True
-    quick = True
+    fast = True
 
-    def project_quick(self, z: Tensor) -> Tensor:
+    def project_fast(self, z: Tensor) -> Tensor:
         offset = self._offset(z)
         factor, _ = shell_factor(offset, self.radius)
         return self._place(leaned(offset * factor, factor, 0), z)
@@ -136,22 +136,22 @@ class Ball(_Round):
     convex = True
     solid = True
     one_sided = True
-    quick = True
+    fast = True
 
-    def project_quick(self, z: Tensor) -> Tensor:
+    def project_fast(self, z: Tensor) -> Tensor:
         offset = self._offset(z)
         factor, length = shell_factor(offset, self.radius)
         inside = ~(length > self.radius)
         moved = offset * torch.where(inside, torch.ones_like(factor), factor)
         if self.center is None:
             return moved.reshape(z.shape)
-        return torch.where(per_chain(inside, z), z, self._place(moved, z))
+        return torch.where(over_events(inside, z), z, self._place(moved, z))
 
     def _project(self, z: Tensor) -> Tensor:
         offset = self._offset(z)
         outside = norm(offset) > self.radius
         shell = self._place(self.radius * unit(offset, offset.new_ones(offset.shape[1])), z)
-        return torch.where(per_chain(outside, z), shell, z)
+        return torch.where(over_events(outside, z), shell, z)
 
     def _violation(self, z: Tensor) -> Tensor:
         return relative((norm(self._offset(z)) - self.radius).clamp_min(0.0), self._scale(z))

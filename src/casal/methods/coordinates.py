@@ -48,7 +48,7 @@ def coordinates(problem: Problem, method: Method[Any, Any], decoder: Decoder) ->
         decoder: A in all its digits; that of the problem has the dtype of the run.
     """
     factors, parts = decoder.factors(), method.decoded_parts()
-    if factors is None or parts is None or not problem.constraint.quick:
+    if factors is None or parts is None or not problem.constraint.fast:
         return Coordinates(problem)
     basis, scale = factors
     few = torch.zeros((1, *problem.latent), dtype=torch.float64, device=problem.like.device)

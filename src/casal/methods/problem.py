@@ -148,15 +148,15 @@ class Problem:
         return other
 
     def project(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
-        """P(z) for the loop: in the dtype of z where there is a quick closed form, else in float64 inside.
+        """P(z) for the loop: in the dtype of z where there is a fast closed form, else in float64 inside.
 
         Args:
             z: Points (n, *event).
             warm: A point near the answer, for iterative projections; they keep to the budget.
         """
         self.usage.projected(len(z))
-        if self.constraint.quick:
-            return self.constraint.project_quick(z)
+        if self.constraint.fast:
+            return self.constraint.project_fast(z)
         return self.constraint.project(z, budget=self.budget, warm=warm)
 
     def strict(self, z: Tensor, warm: Tensor | None = None) -> Tensor:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.constraints import per_chain
+from casal.constraints import over_events
 from casal.errors import SettingError
 from casal.methods.ladder import half_square
 from casal.methods.problem import Problem
@@ -212,4 +212,4 @@ def _tilt(problem: Problem, state: Renoised, x: Tensor, z: Tensor, s: float) -> 
 
 
 def _pick(yes: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    return torch.where(per_chain(yes, one), one, other)
+    return torch.where(over_events(yes, one), one, other)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints.algorithms.record import Map, Record, check_members
-from casal.constraints.base import Budget, Projection, norm, per_chain, relative
+from casal.constraints.base import Budget, Projection, norm, over_events, relative
 
 ROUNDING = 16 * torch.finfo(torch.float64).eps
 AFAR = 30.0
@@ -95,12 +95,12 @@ def _from_afar(z: Tensor, projections: Sequence[Map], violation: Map, budget: Bu
         v = project(v)
     spread = torch.stack([_norm(project(v) - v) for project in projections]).amax(0)
     rho = (_norm(z - v) / (_norm(v) + spread).clamp_min(torch.finfo(torch.float64).tiny)).clamp(1.0, 1e300)
-    w = [(z - v) / per_chain(count * rho, z) for _ in projections]
+    w = [(z - v) / over_events(count * rho, z) for _ in projections]
     for step in range(1, budget.iterations + 1):
         points = [project(v - offset) for project, offset in zip(projections, w, strict=True)]
         total = torch.stack([x + offset for x, offset in zip(points, w, strict=True)]).sum(0)
-        share = per_chain(1 / (1 / rho + count), z)
-        before, v = v, share * (z / per_chain(rho, z) + total)
+        share = over_events(1 / (1 / rho + count), z)
+        before, v = v, share * (z / over_events(rho, z) + total)
         w = [offset + (x - v) for x, offset in zip(points, w, strict=True)]
         apart = torch.stack([_norm(x - v) for x in points]).amax(0)
         moved = _norm(v - before)
@@ -108,7 +108,7 @@ def _from_afar(z: Tensor, projections: Sequence[Map], violation: Map, budget: Bu
         broken = torch.maximum(violation(points[-1]), relative(torch.maximum(apart, moved), size))
         if step % BALANCE_EVERY == 0 and step <= BALANCE_UNTIL:
             factor = torch.where(apart > BALANCED * moved, 2.0, torch.where(moved > BALANCED * apart, 0.5, 1.0)).to(z)
-            rho, w = rho * factor, [offset / per_chain(factor, z) for offset in w]
+            rho, w = rho * factor, [offset / over_events(factor, z) for offset in w]
         onwards = record.add(points[-1], broken, step)
         if not bool(onwards.any()):
             break

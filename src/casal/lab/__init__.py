@@ -1,0 +1,1 @@
+"""The laboratory: experiments, networks, solvers and reports. Nothing in the library imports it."""

@@ -1,0 +1,179 @@
+"""A denoiser that starts as the best affine one and learns only what a Gaussian cannot know."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from casal.errors import CasalWarning, ShapeError
+from casal.lab.nets.gaussian import Gaussian
+from casal.lab.nets.shapes import all_digits, over_events
+from casal.lab.nets.standardise import Standardise
+from casal.lab.nets.unet import Padding, UNet
+
+Denoiser = TypeVar("Denoiser", bound="WienerUNet")
+
+
+def _as_grid(shape: Sequence[int]) -> tuple[int, int, int]:
+    sizes = tuple(int(size) for size in shape)
+    if len(sizes) == 2:
+        sizes = (1, *sizes)
+    if len(sizes) != 3:
+        raise ShapeError(
+            f"a field needs (height, width) or (channels, height, width), got {sizes}; "
+            "give grid= and lift= for points that are vectors"
+        )
+    return sizes[0], sizes[1], sizes[2]
+
+
+class WienerUNet(nn.Module):
+    """D(y, sigma) = W(y, sigma) + V diag(sigma sqrt(lam / (lam + sigma^2))) V^T F(features, sigma).
+
+    W is the Wiener filter of the data (mean m, covariance V diag(lam) V^T), F a small UNet fed with
+
+        V diag(lam + sigma^2)^(-1/2) V^T (y - m),    W(y, sigma),    y / sqrt(1 + sigma^2).
+
+    The factor of F is the standard deviation of x given y under the Gaussian model, direction by direction, so F is
+    of order one at every noise level, and directions in which the data do not vary stay at the mean. F starts at
+    zero: the untrained denoiser is W. Data should be of unit size (``Standardise``), fields in several channels each.
+
+    A point may also be a vector of coefficients with an orthonormal map ``lift`` to the pixels of a grid (cosine or
+    Fourier coefficients, say): then F works on the grid, and V, lam, m on the coefficients.
+
+    Attributes:
+        wiener: W.
+        standardise: Statistics of the raw data, for the caller to use; identity until fitted.
+        extra_channels: How many channels ``extra`` adds; a subclass sets both.
+
+    Args:
+        event: Shape of one point.
+        rank: Of the covariance; see ``fit``, which finds it.
+        grid: (channels, height, width) that F works on; from ``event`` if None.
+        lifted: Whether there is a map from points to the grid.
+        widths: Channels of F at each resolution.
+        padding: "circular" for periodic fields, "zeros" for the others.
+        positions: Learned position channels, for fields that are not periodic; 4 is a good number.
+        sigmas: Range of noise levels F is trained on; outside, it takes the level for the nearer end.
+        seed: Of the initial weights.
+    """
+
+    extra_channels: ClassVar[int] = 0
+    lift: Tensor | None
+
+    def __init__(
+        self,
+        event: int | Sequence[int],
+        *,
+        rank: int | None = None,
+        grid: Sequence[int] | None = None,
+        lifted: bool = False,
+        widths: Sequence[int] = (32, 48, 64),
+        padding: Padding = "zeros",
+        positions: int = 0,
+        sigmas: Sequence[float] = (0.01, 3.0),
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.wiener = Gaussian(event, rank)
+        self.event = self.wiener.event
+        self.grid = _as_grid(self.event if grid is None else grid)
+        size, pixels = len(self.wiener.mean), torch.Size(self.grid).numel()
+        if size > pixels or (size != pixels and not lifted):
+            raise ShapeError(
+                f"points {self.event} have {size} numbers and the grid {self.grid} has {pixels}; "
+                "they must agree, or lift= must map the points to a grid with at least as many pixels"
+            )
+        self.register_buffer("lift", torch.eye(pixels, size) if lifted else None)
+        channels, *sizes = self.grid
+        inputs = 3 * channels + self.extra_channels
+        self.unet = UNet(
+            inputs, channels, sizes, widths=widths, padding=padding, positions=positions, sigmas=sigmas, seed=seed
+        )
+        self.standardise = Standardise(self.event)
+
+    @classmethod
+    def fit(
+        cls: type[Denoiser],
+        data: Tensor,
+        *,
+        grid: Sequence[int] | None = None,
+        lift: Tensor | None = None,
+        **settings: Any,
+    ) -> Denoiser:
+        """A denoiser for ``data`` (n, *event) of unit size: its Wiener filter is computed, F is yet to be trained.
+
+        Args:
+            data: Training data.
+            grid: (channels, height, width) of the pixels, if points are vectors.
+            lift: (pixels, d) with orthonormal columns, from points to pixels.
+            **settings: ``widths``, ``padding``, ``positions``, ``sigmas``, ``seed``.
+        """
+        gaussian = Gaussian.fit(data)
+        size = float(data.double().square().mean().sqrt())
+        if not 0.2 < size < 5.0:
+            warnings.warn(
+                f"the data are of size {size:.3g} (root mean square), the network expects about 1; "
+                "divide by it first (Standardise)",
+                CasalWarning,
+                stacklevel=2,
+            )
+        net = cls(gaussian.event, rank=gaussian.rank, grid=grid, lifted=lift is not None, **settings)
+        net.wiener.load_state_dict(gaussian.state_dict())
+        if lift is not None and net.lift is not None:
+            if lift.shape != net.lift.shape:
+                raise ShapeError(f"lift has shape {tuple(lift.shape)}, expected {tuple(net.lift.shape)}")
+            gram = lift.double().T @ lift.double()
+            error = float((gram - torch.eye(len(gram), dtype=gram.dtype, device=gram.device)).abs().max())
+            if error > 1e-4:
+                raise ShapeError(f"the columns of lift are not orthonormal: |lift^T lift - I| reaches {error:.2g}")
+            net.lift.copy_(lift)
+        return net.to(data.device)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The arguments that make a denoiser of this shape."""
+        inner = self.unet.config
+        return {
+            **self.wiener.config,
+            "grid": list(self.grid),
+            "lifted": self.lift is not None,
+            **{name: inner[name] for name in ("widths", "padding", "positions", "sigmas", "seed")},
+        }
+
+    def extra(self, wiener: Tensor) -> Tensor:
+        """More input for F, (n, extra_channels, height, width), from the Wiener output on the grid.
+
+        A subclass that knows the physics gives derived fields here: velocities and advection of a vorticity, say.
+        """
+        raise NotImplementedError("a subclass with extra_channels > 0 defines extra(wiener)")
+
+    def to_grid(self, vector: Tensor) -> Tensor:
+        """Points (n, d) as fields (n, *grid)."""
+        return (vector if self.lift is None else vector @ self.lift.T).view(-1, *self.grid)
+
+    def from_grid(self, field: Tensor) -> Tensor:
+        """The transpose of ``to_grid``."""
+        return field.flatten(1) if self.lift is None else field.flatten(1) @ self.lift
+
+    def forward(self, y: Tensor, sigma: Tensor | float) -> Tensor:
+        """D(y, sigma) for y (n, *event), sigma a number or (n,)."""
+        filter = self.wiener
+        with all_digits(y):  # the filter needs all its digits
+            centred = filter.centred(y)
+            level = over_events(sigma, centred, "sigma")
+            square, lam = level.square().unsqueeze(1), filter.variances
+            wiener = filter(y.to(centred.dtype), level).flatten(1)
+            whitened = ((centred @ filter.basis) / (lam + square).sqrt()) @ filter.basis.T
+            scaled = (centred + filter.mean) / (1 + square).sqrt()
+            fields = [self.to_grid(vector) for vector in (whitened, wiener, scaled)]
+            if self.extra_channels:
+                fields.append(self.extra(fields[1]))
+        learned = self.unet(torch.cat(fields, dim=1), level)
+        with all_digits(y):
+            spread = (square * lam / (lam + square)).sqrt()
+            residual = (spread * (self.from_grid(learned.to(centred.dtype)) @ filter.basis)) @ filter.basis.T
+            return (wiener + residual).view(y.shape).to(y.dtype)

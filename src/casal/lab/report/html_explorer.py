@@ -1,0 +1,59 @@
+"""Numbers of the figure with sliders: the law of z in the long run for a Gaussian and a line, in closed form."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from casal.lab.problems import propositions_gaussian as line
+from casal.lab.problems.base import Array
+from casal.lab.report.style import colour
+
+RHO: Array = np.geomspace(0.1, 1000.0, 41)
+TAU = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3)
+BARE = "without the dual"
+
+Law = tuple[float, float]
+
+
+def law(name: str, tau: float, rho: float) -> Law | None:
+    """Mean and standard deviation of z1 under a variant; None where it diverges."""
+    variant = line.VARIANTS[name]
+    F, G, _ = (part[0] for part in line.recursion(variant, np.array([tau]), rho))
+    moving, _ = line.spread(variant, F, G)
+    if max(float(np.abs(np.linalg.eigvals(matrix)).max()) for matrix in (F, moving)) >= 1.0:
+        return None
+    mean, covariance = line.stationary(variant, tau, rho)
+    return line.first(float(mean[2])), math.sqrt(covariance[2, 2] / 2)
+
+
+def bare_law(rho: float) -> Law:
+    """The same if x is only drawn towards the line and then projected: mu = 0, in continuous time."""
+    covariance = np.linalg.inv(line.PRECISION + rho * np.diag([1.0, 0.0]))
+    return line.without_dual(rho), math.sqrt(covariance[1, 1] / 2)
+
+
+def explorer_data() -> dict[str, Any]:
+    """The exact law, and for each variant one law for every tau and rho."""
+    laws = {name: [[law(name, tau, float(rho)) for rho in RHO] for tau in TAU] for name in line.VARIANTS}
+    bare = [bare_law(float(rho)) for rho in RHO]
+    return {
+        "rho": RHO.tolist(),
+        "tau": TAU,
+        "exact": (line.first(line.TANGENT), math.sqrt(line.VARIANCE / 2)),
+        "laws": {**laws, BARE: [bare] * len(TAU)},
+        "colours": {name: colour(name) for name in line.VARIANTS} | {BARE: "#E69F00"},
+        "dashed": [*(name for name in line.VARIANTS if "common" in name), BARE],
+        "shown": ["Algorithm 1", "CASAL", BARE],
+    }
+
+
+@cache
+def explorer_json() -> str:
+    """The numbers for a script element: short, and unable to end it."""
+    rounded = json.loads(json.dumps(explorer_data()), parse_float=lambda number: float(f"{float(number):.6g}"))
+    return json.dumps(rounded, separators=(",", ":")).replace("<", "\\u003c")

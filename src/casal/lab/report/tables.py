@@ -1,0 +1,96 @@
+"""The same table for a terminal, a Markdown file and JSON; and back from JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from casal.lab.problems.base import Claim, Column, Outcome, ResultTable
+
+
+def cell(row: Mapping[str, Any], column: Column) -> str:
+    """One entry, with its standard error where there is one; a dash where nothing was measured."""
+    value = row.get(column.key)
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    text = format(value, column.style)
+    error = row.get(f"{column.key}_se")
+    if error is None or not math.isfinite(error):
+        return text
+    return f"{text} ± {error:.1g}"
+
+
+def markdown(table: ResultTable) -> str:
+    """A GitHub table."""
+    lines = [
+        f"### {table.title}",
+        "",
+        "| " + " | ".join(column.label for column in table.columns) + " |",
+        "|" + "|".join("---" if k == 0 else "---:" for k in range(len(table.columns))) + "|",
+        *("| " + " | ".join(cell(row, column) for column in table.columns) + " |" for row in table.rows),
+    ]
+    return "\n".join([*lines, "", table.note, ""] if table.note else [*lines, ""])
+
+
+def outcome_markdown(outcome: Outcome, question: str) -> str:
+    """The whole outcome of an experiment as a Markdown page."""
+    parts = [f"# {outcome.name}", "", question, "", *(markdown(table) for table in outcome.tables)]
+    if outcome.claims:
+        parts += ["### Claims", "", "| claim | paper | ours | verdict |", "|---|---|---|---|"]
+        parts += [f"| {c.text} | {c.expected} | {c.ours} | {c.verdict} |" for c in outcome.claims]
+    return "\n".join([*parts, ""])
+
+
+def outcome_json(outcome: Outcome) -> str:
+    """Settings, rows and claims, without the arrays of the pictures."""
+    record = {
+        "name": outcome.name,
+        "settings": dict(outcome.settings),
+        "seconds": round(outcome.seconds, 2),
+        "tables": [
+            {
+                "title": t.title,
+                "note": t.note,
+                "columns": [vars(column) for column in t.columns],
+                "rows": [dict(row) for row in t.rows],
+            }
+            for t in outcome.tables
+        ],
+        "claims": [vars(claim) for claim in outcome.claims],
+    }
+    return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+
+
+def outcome_from_json(text: str) -> Outcome:
+    """What ``outcome_json`` wrote; the arrays of the pictures are gone."""
+    record = json.loads(text)
+    return Outcome(
+        record["name"],
+        [
+            ResultTable(t["title"], [Column(**column) for column in t["columns"]], t["rows"], t["note"])
+            for t in record["tables"]
+        ],
+        [Claim(**claim) for claim in record["claims"]],
+        settings=record["settings"],
+        seconds=record["seconds"],
+    )
+
+
+def show(console: Console, outcome: Outcome) -> None:
+    """Print the tables and the verdicts."""
+    for table in outcome.tables:
+        shown = Table(title=table.title, title_justify="left", header_style="bold", caption=table.note or None)
+        for k, column in enumerate(table.columns):
+            shown.add_column(column.label, justify="left" if k == 0 else "right")
+        for row in table.rows:
+            shown.add_row(*(cell(row, column) for column in table.columns))
+        console.print(shown)
+    for claim in outcome.claims:
+        console.print(f"[bold]{claim.verdict}[/]: {claim.text} (paper: {claim.expected}; ours: {claim.ours})")
