@@ -10,14 +10,14 @@ from torch import Tensor
 
 import casal
 from benchmarks.timing import Case, Race, Table
-from casal.tiles import tile_size
+from casal.sampling.tiles import tile_size
 
 SIZE, STEPS = 50, 200
 SPHERE = casal.Sphere(15.0**0.5)
 _LENGTH = torch.hypot(*torch.meshgrid(torch.arange(5.0), torch.arange(5.0), indexing="ij")).reshape(-1)
 _CURVATURE = (10.0 * (1.0 + _LENGTH) ** 2).repeat_interleave(2)[2:]
 
-METHODS: dict[str, casal.Method[Any, Any]] = {
+METHODS: dict[str, casal.Method[Any]] = {
     "unconstrained": casal.Unconstrained(),
     "projected": casal.Projected(),
     "penalty": casal.Penalty(0.1),
@@ -52,7 +52,7 @@ def noise(n: int, steps: int) -> Case:
     return draw
 
 
-def run(model: casal.Target, method: casal.Method[Any, Any], n: int, **options: Any) -> Case:
+def run(model: casal.Target, method: casal.Method[Any], n: int, **options: Any) -> Case:
     """The loop alone, starting points included."""
     return lambda: casal.sample(model, SPHERE, method, n, **options).cost.seconds
 

@@ -23,7 +23,7 @@ from casal.errors import (
     ShapeError,
 )
 from casal.methods import Method
-from casal.tiles import cut
+from casal.sampling.tiles import cut
 
 NAN, INF = math.nan, math.inf
 START = torch.linspace(-1.0, 1.0, 24, dtype=torch.float64).reshape(8, 3)
@@ -229,7 +229,7 @@ GRADIENTS: list[tuple[str, type[CasalError], str, Callable[[Tensor], Any]]] = [
 @pytest.mark.parametrize(("error", "says", "spoil"), [row[1:] for row in GRADIENTS], ids=[row[0] for row in GRADIENTS])
 @pytest.mark.parametrize("method", [Unconstrained(), CASAL(10.0), WeightedCASAL(9.0)], ids=lambda method: method.name)
 def test_a_bad_gradient_is_refused_at_the_probe(
-    error: type[CasalError], says: str, spoil: Callable[[Tensor], Any], method: Method[Any, Any]
+    error: type[CasalError], says: str, spoil: Callable[[Tensor], Any], method: Method[Any]
 ) -> None:
     gradient = Gradient(spoil)
     with pytest.raises(error, match=says) as refused:
@@ -414,7 +414,7 @@ def first_lost(seed: int, start: Tensor, tile: int, steps: int) -> tuple[int, li
 @pytest.mark.parametrize("method", [Unconstrained(), FinalProjection()], ids=lambda method: method.name)
 @pytest.mark.parametrize("tile", [8, 3])
 @pytest.mark.parametrize("record_every", [0, 1])
-def test_divergence_names_the_true_step(seed: int, method: Method[Any, Any], tile: int, record_every: int) -> None:
+def test_divergence_names_the_true_step(seed: int, method: Method[Any], tile: int, record_every: int) -> None:
     target = casal.langevin(quartic, steps=400, step_size=TAU, init=START)
     step, chains = first_lost(seed, START, tile, 400)
     with pytest.raises(DivergedError, match=rf"at step {step} of 400 .*tau = {TAU}") as lost:
@@ -485,7 +485,7 @@ class Wall:
     ],
     ids=lambda method: method.name,
 )
-def test_every_method_says_where_a_gradient_broke_down(method: Method[Any, Any], record_every: int) -> None:
+def test_every_method_says_where_a_gradient_broke_down(method: Method[Any], record_every: int) -> None:
     wall = Wall()
     start = torch.full((32, 2), 0.1, dtype=torch.float64)
     target = casal.langevin(wall, steps=60, step_size=0.1, init=start)

@@ -61,7 +61,7 @@ def retraces(run: Callable[[], casal.SampleResult]) -> tuple[casal.SampleResult,
     ],
 )
 def test_one_graph_a_kind_of_row_and_the_eager_result(
-    target: Callable[[], casal.Target], method: Method[Any, Any], graphs: int
+    target: Callable[[], casal.Target], method: Method[Any], graphs: int
 ) -> None:
     model = target()
     options: dict[str, Any] = {"tile": 16, "seed": 1, "record_every": 10}
@@ -161,7 +161,7 @@ def test_without_a_compiler_there_is_one_warning_and_the_eager_result(monkeypatc
 @pytest.mark.parametrize(
     "method", [casal.SplitGibbs(0.2, inner_steps=2, levels=4), casal.Twisted(20.0, moves=3, inner_steps=2)]
 )
-def test_rows_of_several_types_in_one_segment(method: Method[Any, Any]) -> None:
+def test_rows_of_several_types_in_one_segment(method: Method[Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CasalWarning)  # few chains: also of a population that is nearly lost
         asked = casal.sample(network(), SPHERE, method, 16, compile=True)

@@ -168,7 +168,7 @@ def test_importing_casal_loads_nothing_but_torch_and_numpy() -> None:
         ("from casal import report", "casal.sampling", "looks up: sampling imports report"),
         ("def f():\n    from casal.cli import main", "casal.lab.problems.field", "looks up: problems imports cli"),
         (
-            "if TYPE_CHECKING:\n    from casal.result import Cost",
+            "if TYPE_CHECKING:\n    from casal.sampling import Cost",
             "casal.methods.base",
             "looks up: methods imports result",
         ),

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import casal
 from casal.methods import Method
-from casal.tiles import evened, tile_size
+from casal.sampling.tiles import evened, tile_size
 
 STEPS, SIZE, TILE = 6, 8, 64
 SPHERE = casal.Sphere(2.0)
@@ -42,7 +42,7 @@ def target() -> casal.Target:
 @pytest.mark.parametrize(
     "method", [casal.Unconstrained(), casal.Projected(), casal.CASAL(10.0)], ids=lambda method: method.name
 )
-def test_only_what_is_returned_grows_with_the_chains(method: Method[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_is_returned_grows_with_the_chains(method: Method[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("casal.chunks.CHUNK", TILE * SIZE)
     n = 40 * TILE
     with Largest() as seen:
@@ -58,7 +58,7 @@ def test_only_what_is_returned_grows_with_the_chains(method: Method[Any, Any], m
 
 def test_states_of_tiles_are_let_go_when_they_are_joined() -> None:
     from casal.methods.unconstrained import PointState
-    from casal.tiles import Tile, joined
+    from casal.sampling.tiles import Tile, joined
 
     tiles = [Tile(k, 2 * k, 2 * k + 2, torch.Generator(), PointState(torch.full((2, 3), float(k)))) for k in range(3)]
     whole = joined(tiles)

@@ -15,7 +15,7 @@ from casal import CASAL, Decoupled, FinalProjection, Penalty, PrimalDual, Projec
 from casal.errors import DivergedError, SettingError
 from casal.lab.nets import MLP
 from casal.methods import Method
-from casal.tiles import cut
+from casal.sampling.tiles import cut
 
 STEPS, N, TILE = 12, 150, 32
 SPHERE = casal.Sphere(2.0)
@@ -39,7 +39,7 @@ def network() -> casal.Target:
     return casal.ddpm(net, torch.linspace(0.02, 0.3, STEPS), shape=4)
 
 
-LANGEVIN: list[Method[Any, Any]] = [
+LANGEVIN: list[Method[Any]] = [
     casal.Unconstrained(),
     FinalProjection(),
     Projected(burn_in=3),
@@ -52,7 +52,7 @@ LANGEVIN: list[Method[Any, Any]] = [
     CASAL(10.0, dual_init=0.3),
     WeightedCASAL(30.0),
 ]
-DIFFUSION: list[Method[Any, Any]] = [
+DIFFUSION: list[Method[Any]] = [
     casal.Unconstrained(),
     CASAL(10.0),
     CASAL(10.0, couple="denoised"),
@@ -80,9 +80,7 @@ def own_thread_number() -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore::casal.errors.CasalWarning")
 @pytest.mark.parametrize(("target", "method"), RUNS)
-def test_any_number_of_threads_gives_the_same_bits(
-    target: Callable[[], casal.Target], method: Method[Any, Any]
-) -> None:
+def test_any_number_of_threads_gives_the_same_bits(target: Callable[[], casal.Target], method: Method[Any]) -> None:
     runs = [
         casal.sample(target(), SPHERE, method, N, tile=TILE, seed=3, record_every=5, threads=threads)
         for threads in (1, 2, 8)
@@ -94,7 +92,7 @@ def test_any_number_of_threads_gives_the_same_bits(
 
 
 @pytest.mark.parametrize("method", [CASAL(10.0), WeightedCASAL(30.0)], ids=lambda method: method.name)
-def test_the_order_of_tiles_does_not_matter(method: Method[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_of_tiles_does_not_matter(method: Method[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     forward = casal.sample(langevin(), SPHERE, method, N, tile=TILE, threads=1)
 
     def backward(self: Any, work: Callable[[Any], None], tiles: list[Any]) -> None:

@@ -1,7 +1,6 @@
 """Strictly constrained generative sampling: samples that obey a law exactly, with a certificate."""
 
 from casal import diagnostics, errors
-from casal.certificate import Certificate
 from casal.constraints import (
     Affine,
     Ball,
@@ -46,10 +45,8 @@ from casal.methods import (
     Unconstrained,
     WeightedCASAL,
 )
-from casal.result import SampleResult
-from casal.sampling import sample
+from casal.sampling import Certificate, SampleResult, load, sample
 from casal.schedules import constant, constant_gain, geometric, inverse_variance, linear
-from casal.store import load
 from casal.targets import (
     Table,
     Target,
@@ -65,8 +62,7 @@ from casal.targets import (
     posterior,
     vp_sde,
 )
-
-__version__ = "0.1.0"
+from casal.version import __version__
 
 __all__ = [
     "CASAL",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 
@@ -44,14 +43,6 @@ class ProjectionError(CasalError):
 
 class StoreError(CasalError):
     """A store on disk that cannot be read, written or continued."""
-
-
-def whole_number(value: object, name: str, least: int) -> int:
-    """``value`` as an int, or SettingError: 8 and 8.0 are whole numbers, 2.5, nan and "many" are not."""
-    number = value if isinstance(value, int | float) else None
-    if number is None or not math.isfinite(number) or int(number) != number or number < least:
-        raise SettingError(f"{name} must be a whole number >= {least}, got {value}")
-    return int(number)
 
 
 class DivergedError(CasalError):

@@ -13,7 +13,7 @@ from torch import Tensor
 import casal
 from casal import CASAL, Decoupled, FinalProjection, Penalty, PrimalDual, Projected, Unconstrained, WeightedCASAL
 from casal.methods import Method, Problem
-from casal.tiles import generator
+from casal.sampling import generator
 
 STEPS = 15
 TAU = 0.05
@@ -33,7 +33,7 @@ class MethodCase(NamedTuple):
     """
 
     id: str
-    method: Method[Any, Any]
+    method: Method[Any]
     strict: bool
     records: frozenset[str]
     meets: bool = False
@@ -215,7 +215,7 @@ def test_the_global_generator_is_neither_read_nor_moved(case: MethodCase, settin
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def threads_agree(target: casal.Target, constraint: casal.Constraint, method: Method[Any, Any], n: int) -> bool:
+def threads_agree(target: casal.Target, constraint: casal.Constraint, method: Method[Any], n: int) -> bool:
     results = []
     try:
         for threads in (1, 2):
@@ -238,7 +238,7 @@ def test_threads_do_not_change_a_bit(case: MethodCase, setting: str) -> None:
     [Projected(), PrimalDual(0.1), Decoupled(10.0), CASAL(10.0), WeightedCASAL(0.5, burn_in=0)],
     ids=lambda method: method.name,
 )
-def test_threads_do_not_change_a_bit_of_large_events(method: Method[Any, Any], constraint: casal.Constraint) -> None:
+def test_threads_do_not_change_a_bit_of_large_events(method: Method[Any], constraint: casal.Constraint) -> None:
     """38400 numbers in a state: enough for torch to share out sums and products among threads."""
     target = casal.langevin(gradient, steps=4, step_size=TAU / 10, init=gaussian_start((64,)))
     assert threads_agree(target, constraint, method, 600)
@@ -474,7 +474,7 @@ def test_interrupted_tiles_say_how_far_they_came(case: MethodCase) -> None:
     [CASAL(10.0, dual="mean"), PrimalDual(0.1), WeightedCASAL(30.0, burn_in=0)],
     ids=lambda method: method.name,
 )
-def test_interrupted_tiles_that_take_turns(method: Method[Any, Any]) -> None:
+def test_interrupted_tiles_that_take_turns(method: Method[Any]) -> None:
     """The same three tiles, step by step, stopped at the second tile of the fifth step."""
     target, constraint = problem_of("sphere", grad=interrupting(at=1 + 3 * 4 + 2))
     result = casal.sample(target, constraint, method, 40, tile=16)

@@ -57,12 +57,12 @@ def problem(target: casal.Target, constraint: casal.Constraint, decoder: casal.D
     return Problem(target, constraint, check_decoder(decoder).to(like), like)
 
 
-def rows(p: Problem, method: Method[Any, Any]) -> list[Any]:
+def rows(p: Problem, method: Method[Any]) -> list[Any]:
     """All rows of a method whose chains do not meet."""
     return [row for segment in method.plan(p) for row in segment.rows]
 
 
-def matrices(p: Problem, method: Method[Any, Any], row: Any, kind: Any, sizes: Sequence[int]) -> tuple[Array, ...]:
+def matrices(p: Problem, method: Method[Any], row: Any, kind: Any, sizes: Sequence[int]) -> tuple[Array, ...]:
     """(F, G, c) of state' = F state + G noise + c, by stepping from the origin and from every unit vector."""
     total, width = sum(sizes), sizes[0]
 

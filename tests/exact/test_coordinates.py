@@ -33,7 +33,7 @@ SETS: dict[str, Constraint] = {
     "mean below": casal.HalfSpace(-torch.ones(N), -1.0),
     "mean on a sphere": casal.Affine(torch.ones(1, N), 1.0) & casal.Sphere(2.0),
 }
-METHODS: dict[str, Method[Any, Any]] = {
+METHODS: dict[str, Method[Any]] = {
     "CASAL": casal.CASAL(5.0),
     "explicit": casal.CASAL(1.0, coupling="explicit", dual_step=0.1),
     "Algorithm 2": casal.CASAL.algorithm2(5.0),
@@ -57,7 +57,7 @@ def model() -> casal.Target:
     return casal.ddpm(eps, betas, shape=SIZE, time="scalar")
 
 
-def run(constraint: Constraint, decoder: Decoder, method: Method[Any, Any], **options: Any) -> casal.SampleResult:
+def run(constraint: Constraint, decoder: Decoder, method: Method[Any], **options: Any) -> casal.SampleResult:
     settings: dict[str, Any] = {"decoder": decoder, "seed": 3, "dtype": torch.float64, "record_every": 4, "threads": 1}
     return casal.sample(model(), constraint, method, 11, **(settings | options))
 
@@ -66,7 +66,7 @@ def run(constraint: Constraint, decoder: Decoder, method: Method[Any, Any], **op
 @pytest.mark.parametrize("constraint", SETS.values(), ids=SETS.keys())
 @pytest.mark.parametrize("decoder", DECODERS.values(), ids=DECODERS.keys())
 def test_the_same_chain(
-    decoder: Decoder, constraint: Constraint, method: Method[Any, Any], monkeypatch: pytest.MonkeyPatch
+    decoder: Decoder, constraint: Constraint, method: Method[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smaller = run(constraint, decoder, method)
     with monkeypatch.context() as patch:

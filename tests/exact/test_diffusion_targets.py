@@ -545,7 +545,7 @@ def test_flow_equals_euler_of_diffusers() -> None:
 def test_flow_equals_plain_euler_on_the_velocity(reverse: bool) -> None:
     target = flow(model, steps=25, shape=5, reverse=reverse, dtype=F64)
     samples = casal.sample(target, casal.Sphere(1.0), casal.Unconstrained(), 9, seed=4).samples
-    from casal.tiles import cut
+    from casal.sampling.tiles import cut
 
     (tile,) = cut(9, 4096, 4, torch.device("cpu"))
     x = torch.randn((9, 5), generator=tile.generator, dtype=F64)

@@ -65,7 +65,7 @@ def by_hand(
     return np.vstack([X, Z, L]), np.vstack([x_noise, z_noise, l_noise]), np.concatenate([x_c, z_c, l_c])
 
 
-VARIANTS: dict[str, tuple[Callable[[float], casal.Method[Any, Any]], Callable[[float, float], Recursion]]] = {
+VARIANTS: dict[str, tuple[Callable[[float], casal.Method[Any]], Callable[[float, float], Recursion]]] = {
     "algorithm1": (casal.CASAL.algorithm1, lambda tau, rho: by_hand(tau, rho, tau / rho, full=False)),
     "algorithm2": (casal.CASAL.algorithm2, lambda tau, rho: by_hand(tau, rho, tau, full=False)),
     "full, explicit": (
@@ -84,13 +84,13 @@ VARIANTS: dict[str, tuple[Callable[[float], casal.Method[Any, Any]], Callable[[f
 }
 
 
-def of_library(method: casal.Method[Any, Any], tau: float) -> Recursion:
+def of_library(method: casal.Method[Any], tau: float) -> Recursion:
     p = problem(gaussian_target(1, tau), line())
     F, G, c = matrices(p, method, rows(p, method)[0], CASALState, (2, 2, 2))
     return F, G, c
 
 
-def law(method: casal.Method[Any, Any], tau: float) -> Moments:
+def law(method: casal.Method[Any], tau: float) -> Moments:
     return stationary(*reduced(*of_library(method, tau)))
 
 
@@ -181,7 +181,7 @@ def test_as_rho_grows_the_implicit_step_leads_from_free_to_projected_langevin(rh
     x = torch.tensor([[0.2, 0.9]], dtype=torch.float64)
     p = problem(target, line())
 
-    def one(method: casal.Method[Any, Any], *state: torch.Tensor) -> torch.Tensor:
+    def one(method: casal.Method[Any], *state: torch.Tensor) -> torch.Tensor:
         start = CASALState(*state) if len(state) == 3 else method.init(p, *state, torch.Generator())
         return method.step(p, start, rows(p, method)[0], w)[0]
 

@@ -7,7 +7,7 @@ import torch
 
 import casal
 from casal.lab.problems import particle
-from casal.tiles import cut
+from casal.sampling.tiles import cut
 
 
 def test_released_equals_the_published_iteration_on_shared_noise() -> None:

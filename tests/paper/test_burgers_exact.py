@@ -62,7 +62,7 @@ def test_the_hard_case_of_the_secular_equation() -> None:
 
 
 @pytest.mark.parametrize("method", [FinalProjection(), Projected(), CASAL.algorithm2(10.0), CASAL(10.0)])
-def test_every_sample_of_a_cycle_is_feasible_and_in_range(method: Method[Any, Any], model: Model, truth: Truth) -> None:
+def test_every_sample_of_a_cycle_is_feasible_and_in_range(method: Method[Any], model: Model, truth: Truth) -> None:
     variational = Gaussian3DVar(model.setup, model.sigma)
     scores = Scores(assimilate(variational, truth, diffusion(model, method, 100, 0)), truth, 0.2)
     assert scores.worst < 1e-12 and scores.worst_projected < 1e-12 and scores.out_of_range < 1e-12

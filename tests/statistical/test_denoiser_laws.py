@@ -23,7 +23,7 @@ N = 2000
 CIRCLE = next(
     case for case in CASES.values() if isinstance(case.constraint, casal.Sphere) and case.constraint.radius == 2.0
 )
-METHODS: dict[str, Method[Any, Any]] = {
+METHODS: dict[str, Method[Any]] = {
     "gibbs": SplitGibbs(0.03, levels=30, moves="gibbs"),
     "metropolis": SplitGibbs(0.03, levels=30, moves="metropolis"),
     "given levels": SplitGibbs(np.geomspace(3.0, 0.03, 30).tolist(), moves="gibbs"),
@@ -39,7 +39,7 @@ def mode_error(result: casal.SampleResult) -> float:
 
 
 @every_method
-def test_modes_on_a_circle_have_their_weights(method: Method[Any, Any]) -> None:
+def test_modes_on_a_circle_have_their_weights(method: Method[Any]) -> None:
     result = casal.sample(FAMILIES["ddpm"](MIXTURE, 120), CIRCLE.constraint, method, N, seed=4)
     assert bool(result.certificate.feasible.all()) and float(result.certificate.violation.max()) < 1e-12
     # floor 0.012 at n = 2000; resampling doubles the variance, the reverse process adds up to 0.02
@@ -75,7 +75,7 @@ def gaussian_target() -> casal.Target:
 
 
 @every_method
-def test_a_correlated_gaussian_on_a_line(method: Method[Any, Any]) -> None:
+def test_a_correlated_gaussian_on_a_line(method: Method[Any]) -> None:
     """x2 given x1 = 1 has mean 0.8 and standard deviation 0.6."""
     result = casal.sample(gaussian_target(), casal.Affine([[1.0, 0.0]], [1.0]), method, N, seed=1)
     other = result.samples[:, 1]
@@ -84,7 +84,7 @@ def test_a_correlated_gaussian_on_a_line(method: Method[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("method", [METHODS["gibbs"], METHODS["metropolis"], METHODS["twisted"]])
-def test_a_linear_decoder_that_is_not_isotropic(method: Method[Any, Any]) -> None:
+def test_a_linear_decoder_that_is_not_isotropic(method: Method[Any]) -> None:
     """z = A x with A far from orthogonal, z1 = 1: z2 follows the Gaussian conditional."""
     A = torch.tensor([[2.0, 0.5], [0.3, 0.2]], dtype=torch.float64)
     decoded = A @ COVARIANCE @ A.T
@@ -112,7 +112,7 @@ def standard(x: Tensor, sigma: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("method", [METHODS["metropolis"], METHODS["twisted"]])
-def test_a_nonlinear_decoder(method: Method[Any, Any]) -> None:
+def test_a_nonlinear_decoder(method: Method[Any]) -> None:
     """x ~ N(0, I) with x2 + x1^2 / 2 = 2: x1 has the density exp(-x1^2 / 2 - (2 - x1^2 / 2)^2 / 2)."""
     target = casal.edm(standard, casal.karras_sigmas(80, 0.01, 20.0), shape=2, churn=1.0, dtype=torch.float64)
     decoder = casal.Nonlinear(Parabola())
@@ -144,7 +144,7 @@ def test_the_same_seed_gives_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("method", [METHODS["metropolis"], METHODS["twisted"]])
-def test_ancestors_are_counted_over_all_tiles(method: Method[Any, Any]) -> None:
+def test_ancestors_are_counted_over_all_tiles(method: Method[Any]) -> None:
     result = casal.sample(gaussian_target(), casal.Sphere(1.0), method, 200, tile=50)
     assert int(result.trace["ancestors"][0]) == 200 and int(result.trace["ancestors"][-1]) > 50
     assert int(result.ancestors.max()) >= 150
@@ -176,7 +176,7 @@ def langevin() -> casal.Target:
 def test_what_cannot_work_is_refused(
     target: Callable[[], casal.Target],
     constraint: casal.Constraint,
-    method: Callable[[], Method[Any, Any]],
+    method: Callable[[], Method[Any]],
     message: str,
 ) -> None:
     with pytest.raises(casal.errors.SettingError, match=message):

@@ -41,7 +41,7 @@ def start(n: int, generator: torch.Generator) -> Tensor:
     return torch.randn((n, 3), generator=generator, dtype=torch.float64)
 
 
-METHODS: dict[str, casal.Method[Any, Any]] = {
+METHODS: dict[str, casal.Method[Any]] = {
     "casal": casal.CASAL(casal.geometric(1.0, 50.0)),
     "final projection": casal.FinalProjection(),
     "weighted": casal.WeightedCASAL(50.0),

@@ -86,6 +86,19 @@ class Constraint(ABC):
         super().__init_subclass__(**kwargs)
         Constraint._named.setdefault(cls.__name__, cls)
 
+    @property
+    def chains(self) -> int | None:
+        """How many chains the parameters are for; None if they are common to all."""
+        return None
+
+    def take(self, index: slice | Tensor) -> Constraint:
+        """The set of some chains."""
+        return self
+
+    def groups(self) -> Tensor | None:
+        """Labels (chains,), equal where the parameters of two chains are equal; None if they are common to all."""
+        return None
+
     def project(self, z: Tensor, *, budget: Budget | None = None, warm: Tensor | None = None) -> Tensor:
         """Nearest point of C, computed in float64 and returned in the dtype of ``z``.
 

@@ -27,6 +27,7 @@ class Decoder(ABC):
     """
 
     linear: bool = False
+    identity: bool = False
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
@@ -77,6 +78,7 @@ class Identity(Decoder):
     """A = I: the model lives where the constraint does."""
 
     linear = True
+    identity = True
 
     def __call__(self, x: Tensor) -> Tensor:
         return x

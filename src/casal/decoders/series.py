@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from casal.checks import whole_number
 from casal.decoders.axes import CellSines, Cosines, Sines, Waves
 from casal.decoders.transforms import Transform
-from casal.errors import SettingError, ShapeError, whole_number
+from casal.errors import SettingError, ShapeError
 
 
 class Fourier(Transform):

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from casal.checks import whole_number
 from casal.decoders.axes import Axis
 from casal.decoders.base import Decoder, Identity
 from casal.decoders.diagonal import Diagonal
 from casal.decoders.gram import Gram
-from casal.errors import DtypeError, SettingError, ShapeError, whole_number
+from casal.errors import DtypeError, SettingError, ShapeError
 from casal.typing import Event
 
 ALGORITHMS = ("auto", "fft", "product")

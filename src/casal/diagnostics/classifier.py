@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from casal.checks import whole_number
 from casal.diagnostics.distance import Distance, generator_of, normalised, pair
-from casal.errors import SettingError, ShapeError, whole_number
+from casal.errors import SettingError, ShapeError
 from casal.methods import effective_size
 
 NEWTON_STEPS = 12

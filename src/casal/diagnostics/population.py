@@ -13,7 +13,7 @@ from casal.errors import CasalWarning
 from casal.methods import effective_size, normalised
 
 if TYPE_CHECKING:
-    from casal.result import SampleResult
+    from casal.sampling import SampleResult
 
 FEWEST_ANCESTORS = 0.02
 """Share of starting chains that must have descendants."""

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from casal.checks import whole_number
 from casal.diagnostics.distance import Distance, distance, generator_of, points
-from casal.errors import ShapeError, whole_number
+from casal.errors import ShapeError
 
 QUANTILES_PER_SAMPLE = 8
 FEWEST_QUANTILES = 4096

@@ -1,42 +1,88 @@
-"""Methods: one file each, one ``step`` each, and the registry that lists them."""
+"""Methods: one file each, the equation beside its step, and the registry ``METHODS`` that lists them all."""
 
-from casal.methods.base import Method, Segment
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from casal.methods.auto import choose
+from casal.methods.base import Method, Stage, TableRow, gaussian, generator_of, key, table_rows, uniform
 from casal.methods.casal import CASAL
-from casal.methods.choose import choose
-from casal.methods.coordinates import coordinates
+from casal.methods.context import Context, Uncounted, Usage, few_chains, move
 from casal.methods.decoupled import Decoupled
 from casal.methods.dps import DPS
 from casal.methods.final_projection import FinalProjection
 from casal.methods.penalty import Penalty
 from casal.methods.primal_dual import PrimalDual
-from casal.methods.problem import Problem, Uncounted, Usage
 from casal.methods.projected import Projected
-from casal.methods.resampling import effective_size, normalised, systematic
+from casal.methods.smc import effective_size, normalised, systematic
 from casal.methods.split_gibbs import SplitGibbs
 from casal.methods.twisted import Twisted
 from casal.methods.unconstrained import Unconstrained
 from casal.methods.weighted import WeightedCASAL
 
+
+class Entry(NamedTuple):
+    """A row of the registry.
+
+    Attributes:
+        example: The method with settings that work on small problems: the contract suite runs it.
+        runs_on: "density", "diffusion" (any model with noise levels) or "both".
+        colour: Of its points and lines in every picture.
+    """
+
+    example: Method[Any]
+    runs_on: str
+    colour: str
+
+
+METHODS: dict[str, Entry] = {
+    "unconstrained": Entry(Unconstrained(), "both", "#999999"),
+    "final projection": Entry(FinalProjection(), "both", "#56B4E9"),
+    "projected": Entry(Projected(), "both", "#0072B2"),
+    "penalty": Entry(Penalty(0.02), "both", "#E69F00"),
+    "primal-dual": Entry(PrimalDual(0.1), "both", "#F0E442"),
+    "decoupled": Entry(Decoupled(10.0), "both", "#B8860B"),
+    "Algorithm 1": Entry(CASAL.algorithm1(10.0), "both", "#CC79A7"),
+    "Algorithm 2": Entry(CASAL.algorithm2(10.0), "both", "#882255"),
+    "released code": Entry(CASAL.released(10.0, 0.1), "both", "#D55E00"),
+    "CASAL": Entry(CASAL(10.0), "both", "#44AA99"),
+    "DPS": Entry(DPS(0.1), "diffusion", "#6699CC"),
+    "WeightedCASAL": Entry(WeightedCASAL(30.0), "density", "#009E73"),
+    "SplitGibbs": Entry(SplitGibbs(0.2, levels=6), "diffusion", "#117733"),
+    "Twisted": Entry(Twisted(30.0, moves=6), "diffusion", "#332288"),
+}
+"""Every method by the name that tables and pictures use. The command line, the contracts, the report's colours and the
+docs read it. The colours are Okabe and Ito's palette, widened by colours of Tol's."""
+
 __all__ = [
     "CASAL",
     "DPS",
+    "METHODS",
+    "Context",
     "Decoupled",
+    "Entry",
     "FinalProjection",
     "Method",
     "Penalty",
     "PrimalDual",
-    "Problem",
     "Projected",
-    "Segment",
     "SplitGibbs",
+    "Stage",
+    "TableRow",
     "Twisted",
     "Unconstrained",
     "Uncounted",
     "Usage",
     "WeightedCASAL",
     "choose",
-    "coordinates",
     "effective_size",
+    "few_chains",
+    "gaussian",
+    "generator_of",
+    "key",
+    "move",
     "normalised",
     "systematic",
+    "table_rows",
+    "uniform",
 ]

@@ -1,37 +1,127 @@
-"""The protocol of a method: plan the run, start a state, take a step, hand out samples.
+"""What a method is: settings, a plan of stages, a start, and the samples it hands out.
 
-A method is a frozen dataclass. Its ``step`` is a pure function of (problem, state, row, noise): the noise is an
-argument, so two methods can be compared under the same noise, a step can be compiled and a run replayed.
-The state is a NamedTuple of tensors; those with a leading chain dimension are cut into tiles by the loop.
+A method is a frozen dataclass. Its plan is a list of stages. A stage is what all chains do together first (``meet``),
+and then rows that each chain takes alone (``step``). A step is a pure function of (context, state, row, noise): the
+noise is a tensor and an argument, so two methods can be compared under the same noise, a step can be compiled and a run
+replayed.
+
+The state is a NamedTuple of tensors. Its first field is the point x that moves. Tensors with a leading chain dimension
+are cut into tiles by the loop; zero-dimensional ones are common to all chains. A population of weighted chains also has
+the fields ``log_weight`` (n,) and ``ancestor`` (n,), which the result reads.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from casal.errors import SettingError
-from casal.methods.problem import Problem
+from casal.methods.context import Context
 
 State = TypeVar("State", bound=tuple[Any, ...])
-Row = TypeVar("Row", bound=tuple[Any, ...])
+
+Step: TypeAlias = Callable[[Context, Any, Any, Tensor], Any]
+"""``step(context, state, row, noise) -> state``: one step of all chains of the state, each on its own."""
+
+Meet: TypeAlias = Callable[[Context, Any, torch.Generator], tuple[Any, Mapping[str, float]]]
+"""``meet(context, state, generator) -> (state, scalars for the trace)``: what all chains of a run do together."""
 
 
-class Segment(NamedTuple):
-    """Rows that every chain can take on its own, and what all chains do together before them.
+class Noise(Protocol):
+    """The randomness of one step of n chains, as a tensor; written into ``out`` where that is possible."""
+
+    def __call__(self, context: Context, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor: ...
+
+
+def gaussian(context: Context, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
+    """Standard normal numbers (n, *latent), drawn in float32, which is several times faster, and widened."""
+    if out is None:
+        out = torch.empty((n, *context.latent), dtype=torch.float32, device=generator.device)
+    return out.normal_(generator=generator).to(context.like.dtype)
+
+
+def uniform(context: Context, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
+    """One number in [0, 1) a chain, float64."""
+    return torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device)
+
+
+def key(context: Context, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
+    """One whole number that seeds a generator: for draws by rejection, which need an unknown number of numbers."""
+    return torch.randint(1 << 62, (), generator=generator, device=generator.device)
+
+
+def generator_of(number: Tensor) -> torch.Generator:
+    """The generator that a ``key`` stands for."""
+    return torch.Generator(number.device).manual_seed(int(number))
+
+
+class Stage(NamedTuple):
+    """What all chains do together, then rows that each chain takes alone.
 
     Attributes:
         rows: One row a step.
-        rung: Handed to ``Method.exchange`` before the rows; None if the chains have nothing to exchange.
+        step: Takes a row.
+        meet: What all chains do together before the rows; None if they have nothing to do together.
+        noise: Draws the noise of a step.
     """
 
     rows: Sequence[Any]
-    rung: Any = None
+    step: Step
+    meet: Meet | None = None
+    noise: Noise = gaussian
+
+
+def no_step(context: Context, state: Any, row: Any, noise: Tensor) -> Any:
+    """The step of a stage without rows."""
+    return state
+
+
+class Method(ABC, Generic[State]):
+    """How a constraint enters the loop. One file a method, with the equation beside its step.
+
+    Attributes:
+        name: What tables, traces and pictures call it.
+        strict: Its samples lie in the set.
+        promises_distribution: Its samples follow p restricted to the set, up to an error that its docstring states.
+        states: Classes of the states it uses, if ``init`` does not return the only one.
+    """
+
+    name: ClassVar[str]
+    strict: ClassVar[bool] = True
+    promises_distribution: ClassVar[bool] = False
+    states: ClassVar[tuple[type[Any], ...]] = ()
+
+    @abstractmethod
+    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+        """Check the settings against model, set and number of chains, and lay out all stages, before any work."""
+
+    @abstractmethod
+    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> State:
+        """The state of chains that start at x."""
+
+    @abstractmethod
+    def output(self, context: Context, state: State) -> Tensor:
+        """The samples in decoded space; float64 and projected if the method is ``strict``."""
+
+    def monitor(self, context: Context, state: State) -> Mapping[str, Tensor]:
+        """Per-chain diagnostics (n,) for the trace."""
+        return {"violation": context.constraint.violation(self.output(context, state))}
+
+    def decoded_parts(self) -> tuple[str, ...] | None:
+        """Fields of the state in decoded space, if steps may be taken in coordinates of the range of the decoder.
+
+        They may where the steps use no more of the set than its projection. None: they may not.
+        """
+        return None
+
+    def advice(self, state: State, row: Any) -> str:
+        """What to say when chains diverge in a row: the numbers of the step, and what to change."""
+        return f"(tau = {float(getattr(row, 'b', 0.0)):.3g}); take a smaller step_size or a preconditioner"
 
 
 class TableRow(NamedTuple):
@@ -43,72 +133,15 @@ class TableRow(NamedTuple):
     t: Tensor
 
 
-class Method(ABC, Generic[State, Row]):
-    """How a constraint enters the loop. One file a method, one ``step`` with the paper's equation in it."""
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    def plan(self, problem: Problem) -> Sequence[Segment]:
-        """Check the settings against the problem and lay out all rows, before any work is done."""
-
-    @abstractmethod
-    def init(self, problem: Problem, x: Tensor, generator: torch.Generator) -> State:
-        """The state of chains that start at x."""
-
-    @abstractmethod
-    def step(self, problem: Problem, state: State, row: Row, noise: Any) -> State:
-        """One step of all chains of the state, each on its own."""
-
-    def noise(self, problem: Problem, row: Row, n: int, generator: torch.Generator, out: Tensor | None = None) -> Any:
-        """The randomness of one step of n chains: standard normal (n, *latent), unless a row needs another.
-
-        Drawn in float32, which is several times faster, and widened; into ``out`` if there is one.
-        """
-        if out is None:
-            out = torch.empty((n, *problem.latent), dtype=torch.float32, device=generator.device)
-        return out.normal_(generator=generator).to(problem.like.dtype)
-
-    def exchange(
-        self, problem: Problem, state: State, rung: Any, generator: torch.Generator
-    ) -> tuple[State, Mapping[str, float]]:
-        """What all chains do together (resample, average a dual), and scalars for the trace."""
-        raise NotImplementedError(f"{self.name} plans no exchange")
-
-    @abstractmethod
-    def output(self, problem: Problem, state: State) -> Tensor:
-        """The samples in decoded space; float64 and projected if the method promises feasibility."""
-
-    def decoded_parts(self) -> tuple[str, ...] | None:
-        """Fields of the state in decoded space, if steps may be taken in coordinates of the range of the decoder.
-
-        They may where ``step`` uses no more of the set than its projection. None: they may not.
-        """
-        return None
-
-    def monitor(self, problem: Problem, state: State) -> Mapping[str, Tensor]:
-        """Per-chain diagnostics (n,) for the trace."""
-        return {"violation": problem.constraint.violation(self.output(problem, state))}
-
-
-def split_records(problem: Problem, x: Tensor, z: Tensor, lam: Tensor | None = None) -> dict[str, Tensor]:
-    """The gap |A x - z|, the violation of z and, if there is a multiplier, its size, chain by chain."""
-    gap = (problem.decode(x) - z).reshape(len(z), -1)
-    records = {"gap": torch.linalg.vector_norm(gap, dim=1), "violation": problem.constraint.violation(z)}
-    if lam is not None:
-        records["dual_norm"] = torch.linalg.vector_norm(lam.reshape(len(z), -1), dim=1)
-    return records
-
-
-def table_rows(problem: Problem, kind: Any = TableRow, **columns: Tensor) -> list[Any]:
+def table_rows(context: Context, kind: Any = TableRow, **columns: Tensor) -> list[Any]:
     """One row per step: a, b, s, t of the table and the method's own columns (T,), as scalars of the run's device.
 
     Scalars are zero-dimensional tensors, float64 unless steps are compiled: they do not widen float32 states, and a
     compiled step does not specialise on their values.
     """
-    table = problem.table
+    table = context.table
     every = {"a": table.a, "b": table.b, "s": table.s, "t": table.t, **columns}
-    device, dtype = problem.like.device, problem.row_dtype
+    device, dtype = context.like.device, context.row_dtype
     scalars = {name: _scalars(column.to(device, dtype)) for name, column in every.items()}
     return [kind(**dict(zip(scalars, values, strict=True))) for values in zip(*scalars.values(), strict=True)]
 
@@ -126,8 +159,17 @@ def burn_in_steps(burn_in: float, steps: int) -> int:
     return int(count)
 
 
-def masked(values: Tensor, first: int) -> Tensor:
+def zero_before(values: Tensor, first: int) -> Tensor:
     """``values`` with the first entries set to zero."""
     out = values.clone()
     out[:first] = 0.0
     return out
+
+
+def split_records(context: Context, x: Tensor, z: Tensor, lam: Tensor | None = None) -> dict[str, Tensor]:
+    """The gap |A x - z|, the violation of z and, if there is a multiplier, its size, chain by chain."""
+    gap = (context.decode(x) - z).reshape(len(z), -1)
+    records = {"gap": torch.linalg.vector_norm(gap, dim=1), "violation": context.constraint.violation(z)}
+    if lam is not None:
+        records["dual_norm"] = torch.linalg.vector_norm(lam.reshape(len(z), -1), dim=1)
+    return records

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from casal.checks import one_of
 from casal.errors import SettingError
-from casal.methods.base import Method, Segment, split_records
-from casal.methods.casal_rows import CASALRow, casal_rows, couples_estimate
-from casal.methods.denoised import estimate, pulled, score_of
-from casal.methods.problem import Problem, move
+from casal.methods.base import Method, Stage, burn_in_steps, split_records, table_rows, zero_before
+from casal.methods.context import Context, move
+from casal.methods.denoised import estimate, noise_levels, pulled, score_of
 from casal.schedules import Schedule, evaluate
 
 
@@ -25,8 +26,30 @@ class CASALState(NamedTuple):
     lam: Tensor
 
 
+class CASALRow(NamedTuple):
+    """A plain row with kappa = tau rho, the damping of z, the dual step eta, the scale lam / mu, and x's noise.
+
+    Three more numbers save divisions: ``per_scale`` = 1 / scale, ``pace`` = scale eta, and where A and D are multiples
+    of the identity ``lean`` = kappa D / (1 + kappa D), the share of the way to z.
+    """
+
+    a: Tensor
+    b: Tensor
+    s: Tensor
+    t: Tensor
+    kappa: Tensor
+    damping: Tensor
+    eta: Tensor
+    scale: Tensor
+    alpha: Tensor
+    sigma: Tensor
+    per_scale: Tensor
+    pace: Tensor
+    lean: Tensor
+
+
 @dataclass(frozen=True)
-class CASAL(Method[CASALState, CASALRow]):
+class CASAL(Method[CASALState]):
     """The split augmented Langevin step, with mu = lam / rho:
 
         x' = a x + b score(x) + s w - tau rho A^T (A x - z + mu)
@@ -92,16 +115,15 @@ class CASAL(Method[CASALState, CASALRow]):
         )
 
     def __post_init__(self) -> None:
-        for value, allowed in (
-            (self.z_step, ("full", "damped")),
-            (self.coupling, ("implicit", "explicit")),
-            (self.dual, ("chain", "mean")),
-            (self.step_size, ("gain", "paper")),
-            (self.hold, ("lambda", "mu")),
-            (self.couple, ("auto", "state", "denoised")),
+        for name, allowed in (
+            ("z_step", ("full", "damped")),
+            ("coupling", ("implicit", "explicit")),
+            ("dual", ("chain", "mean")),
+            ("step_size", ("gain", "paper")),
+            ("hold", ("lambda", "mu")),
+            ("couple", ("auto", "state", "denoised")),
         ):
-            if value not in allowed:
-                raise SettingError(f"{value!r} is not one of {allowed}")
+            one_of(getattr(self, name), allowed, name)
         if isinstance(self.dual_step, str) and self.dual_step not in ("auto", "admm", "tau", "tau/rho"):
             raise SettingError(
                 f"dual_step must be 'auto', 'admm', 'tau', 'tau/rho' or a number, got {self.dual_step!r}"
@@ -111,88 +133,167 @@ class CASAL(Method[CASALState, CASALRow]):
         if not callable(self.rho) and not self.rho > 0:
             raise SettingError(f"rho must be > 0, got {self.rho}; for steps without coupling use burn_in")
 
-    def plan(self, problem: Problem) -> Sequence[Segment]:
-        rows = casal_rows(problem, self)
+    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+        rows = casal_rows(context, self)
+        step = self._estimate_step if couples_estimate(self, context) else self.step
         if self.dual == "chain":
-            return [Segment(rows)]
-        return [Segment([row], rung=None if step == 0 else rows[step - 1]) for step, row in enumerate(rows)]
+            return [Stage(rows, step)]
+        meets = [None, *(partial(self.meet, row) for row in rows)]
+        return [Stage([row], step, meet) for row, meet in zip(rows, meets, strict=False)]
 
-    def init(self, problem: Problem, x: Tensor, generator: torch.Generator) -> CASALState:
-        z = problem.project(problem.decode(x))
+    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> CASALState:
+        z = context.project(context.decode(x))
         mu = torch.zeros_like(z)
         if self.dual_init:
             mu = self.dual_init * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
-        scale = float(evaluate(self.rho, problem.table, "rho")[0]) if self.hold == "lambda" else 1.0
+        scale = float(evaluate(self.rho, context.table, "rho")[0]) if self.hold == "lambda" else 1.0
         return CASALState(x, z, scale * mu)
 
-    def step(self, problem: Problem, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
+    def step(self, context: Context, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
+        """One step that couples the constraint to the state."""
         x, z, lam = state
-        if couples_estimate(self, problem):
-            return self._estimate_step(problem, state, row, noise)
-        pull = problem.decoder.vjp(x)
-        free = move(problem, x, problem.score(x, row.t), row, noise)
-        if self.coupling == "implicit" and self.z_step == "full" and problem.isotropic:
-            return self._straight_step(problem, free, state, row)
+        pull = context.decoder.vjp(x)
+        free = move(context, x, context.score(x, row.t), row, noise)
+        if self.coupling == "implicit" and self.z_step == "full" and context.isotropic:
+            return self._straight_step(context, free, state, row)
         mu = lam * row.per_scale
         if self.coupling == "implicit":
             if self.z_step == "full":
-                z = problem.project(problem.decode(free) + mu, warm=z)
-            x = problem.gram.solve(free.addcmul_(problem.scaled(pull(z - mu)), row.kappa), row.kappa)
+                z = context.project(context.decode(free) + mu, warm=z)
+            x = context.gram.solve(free.addcmul_(context.scaled(pull(z - mu)), row.kappa), row.kappa)
         else:
-            x = free - row.kappa * problem.scaled(pull(problem.decode(x) - z + mu))
-        decoded = problem.decode(x)
+            x = free - row.kappa * context.scaled(pull(context.decode(x) - z + mu))
+        decoded = context.decode(x)
         target = decoded + mu if self.z_step == "full" else z - row.damping * (z - decoded - mu)
-        z = problem.project(target, warm=z)
+        z = context.project(target, warm=z)
         return CASALState(x, z, self._dual(lam, decoded - z, row))
 
-    def _straight_step(self, problem: Problem, free: Tensor, state: CASALState, row: CASALRow) -> CASALState:
+    def _straight_step(self, context: Context, free: Tensor, state: CASALState, row: CASALRow) -> CASALState:
         """Where A and D are multiples of the identity x goes straight towards z, which is still its foot afterwards.
 
         With y = free + mu that is x' = y + (kappa D / (1 + kappa D)) (z' - y) - mu.
         """
         lam = state.lam
         y = free.addcmul_(lam, row.per_scale)
-        z = problem.project(y, warm=state.z)
+        z = context.project(y, warm=state.z)
         x = _towards(y, z, row.lean).addcmul_(lam, row.per_scale, value=-1)
         return CASALState(x, z, self._dual(lam, x - z, row))
 
     def _dual(self, lam: Tensor, gap: Tensor, row: CASALRow) -> Tensor:
-        """One multiplier for all chains is moved by ``exchange``."""
+        """One multiplier for all chains is moved by ``meet``."""
         return torch.addcmul(lam, gap, row.pace) if self.dual == "chain" else lam
 
-    def _estimate_step(self, problem: Problem, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
+    def _estimate_step(self, context: Context, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
         """The same three updates on the denoised estimate, then the row with the score of the moved estimate."""
         x, z, lam = state
         mu = lam * row.per_scale
-        clean = estimate(x, problem.score(x, row.t), row.alpha, row.sigma)
-        z = problem.project(problem.decode(clean) + mu, warm=z)
+        clean = estimate(x, context.score(x, row.t), row.alpha, row.sigma)
+        z = context.project(context.decode(clean) + mu, warm=z)
         if self.coupling == "implicit":
-            clean = pulled(problem, clean, z - mu, row.kappa)
+            clean = pulled(context, clean, z - mu, row.kappa)
         else:
-            back = problem.decoder.vjp(clean)(problem.decode(clean) - z + mu)
-            clean = clean - row.kappa / (1.0 + row.kappa * problem.decoder.norm() ** 2) * back
-        decoded = problem.decode(clean)
-        if self.coupling == "explicit" or not problem.isotropic:
-            z = problem.project(decoded + mu, warm=z)
+            back = context.decoder.vjp(clean)(context.decode(clean) - z + mu)
+            clean = clean - row.kappa / (1.0 + row.kappa * context.decoder.norm() ** 2) * back
+        decoded = context.decode(clean)
+        if self.coupling == "explicit" or not context.isotropic:
+            z = context.project(decoded + mu, warm=z)
         lam = self._dual(lam, decoded - z, row)
-        return CASALState(move(problem, x, score_of(x, clean, row.alpha, row.sigma), row, noise), z, lam)
+        return CASALState(move(context, x, score_of(x, clean, row.alpha, row.sigma), row, noise), z, lam)
 
-    def exchange(
-        self, problem: Problem, state: CASALState, rung: CASALRow, generator: torch.Generator
+    def meet(
+        self, row: CASALRow, context: Context, state: CASALState, generator: torch.Generator
     ) -> tuple[CASALState, Mapping[str, float]]:
-        gap = (problem.decode(state.x) - state.z).mean(0, keepdim=True)
-        return state._replace(lam=state.lam + rung.scale * rung.eta * gap), {}
+        """Move the one multiplier of all chains after a row (``dual="mean"``)."""
+        gap = (context.decode(state.x) - state.z).mean(0, keepdim=True)
+        return state._replace(lam=state.lam + row.scale * row.eta * gap), {}
+
+    def advice(self, state: CASALState, row: CASALRow) -> str:
+        tau, kappa = float(row.b), float(row.kappa)
+        rho = kappa / tau if tau else 0.0
+        return (
+            f"(tau = {tau:.3g}, rho = {rho:.3g}, tau rho = {kappa:.3g}); take a smaller step_size, a preconditioner, "
+            "or coupling='implicit'"
+        )
 
     def decoded_parts(self) -> tuple[str, ...] | None:
         return None if self.dual_init else ("z", "lam")  # a random mu has a part outside the range of A
 
-    def output(self, problem: Problem, state: CASALState) -> Tensor:
-        return problem.strict(state.z, warm=state.z)
+    def output(self, context: Context, state: CASALState) -> Tensor:
+        return context.strict(state.z, warm=state.z)
 
-    def monitor(self, problem: Problem, state: CASALState) -> Mapping[str, Tensor]:
-        return split_records(problem, state.x, state.z, state.lam)
+    def monitor(self, context: Context, state: CASALState) -> Mapping[str, Tensor]:
+        return split_records(context, state.x, state.z, state.lam)
 
 
 def _towards(y: Tensor, z: Tensor, share: Tensor) -> Tensor:
     """y + share (z - y): eagerly in one pass; compiled, lerp would work out both of its branches."""
     return y + share * (z - y) if torch.compiler.is_compiling() else torch.lerp(y, z, share.to(y.dtype))
+
+
+def casal_rows(context: Context, method: CASAL) -> list[CASALRow]:
+    """One row a step; refuses settings that cannot work."""
+    table = context.table
+    rho = evaluate(method.rho, table, "rho")
+    first = burn_in_steps(method.burn_in, len(table))
+    tau = table.b if method.step_size == "gain" else table.tau
+    if not bool(tau.any()):
+        raise SettingError(
+            "the paper's step size s^2 / 2 is zero for a sampler without noise, so nothing would couple x to the set; "
+            "use CASAL(rho), which couples to the denoised estimate"
+        )
+    alpha = sigma = torch.ones_like(rho)
+    if couples_estimate(method, context):
+        alpha, sigma = noise_levels(table)
+        tau = (sigma / alpha).square()
+    kappa = zero_before(tau * rho, first)
+    if method.coupling == "implicit":
+        _ = context.gram
+    elif not couples_estimate(method, context):
+        _refuse_unstable(context, kappa)
+    eta = _dual_steps(method.dual_step, tau, rho, table.static)
+    eta = eta if method.hold == "mu" else zero_before(eta, first)
+    scale = rho if method.hold == "lambda" else torch.ones_like(rho)
+    stiffness = 1.0
+    if context.isotropic and context.diagonal is not None and not couples_estimate(method, context):
+        stiffness = float(context.diagonal)
+    return table_rows(
+        context,
+        CASALRow,
+        kappa=kappa,
+        damping=torch.ones_like(kappa) if method.z_step == "full" else kappa.clamp_max(1.0),
+        eta=eta,
+        scale=scale,
+        alpha=alpha,
+        sigma=sigma,
+        per_scale=1.0 / scale,
+        pace=scale * eta,
+        lean=stiffness * kappa / (1.0 + stiffness * kappa),
+    )
+
+
+def couples_estimate(method: CASAL, context: Context) -> bool:
+    """Whether the constraint couples to the denoised estimate: asked for, or there is no noise in the sampler."""
+    return method.couple == "denoised" or (method.couple == "auto" and context.noiseless)
+
+
+def _dual_steps(dual_step: float | str, tau: Tensor, rho: Tensor, static: bool) -> Tensor:
+    kind = ("tau" if static else "admm") if dual_step == "auto" else dual_step
+    if kind == "tau":
+        return tau
+    if kind == "tau/rho":
+        return tau / rho
+    return torch.full_like(tau, 1.0 if kind == "admm" else float(kind))
+
+
+def _refuse_unstable(context: Context, kappa: Tensor) -> None:
+    stiffness = context.decoder.norm() ** 2
+    if context.diagonal is not None:
+        stiffness *= float(context.diagonal.max())
+    worst = int(kappa.argmax())
+    number = float(kappa[worst]) * stiffness
+    if number > 1.0 + 1e-9:
+        raise SettingError(
+            f"explicit coupling is unstable: tau rho |A|^2 = {number:.3g} > 1 at step {worst} "
+            f"(tau rho = {float(kappa[worst]):.3g}, |A|^2 = {stiffness:.3g}); "
+            f"use coupling='implicit' or divide rho by {number:.3g}"
+        )

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from casal.errors import SettingError
-from casal.methods.base import Method, Segment, split_records, table_rows
-from casal.methods.problem import Problem, move
+from casal.methods.base import Method, Stage, split_records, table_rows
+from casal.methods.context import Context, move
 from casal.schedules import Schedule, evaluate
 
 
@@ -36,8 +36,8 @@ class DecoupledRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Decoupled(Method[DecoupledState, DecoupledRow]):
-    """The split soft penalty whose weight is a dual variable (the penalty baseline of the paper's field problem).
+class Decoupled(Method[DecoupledState]):
+    """The split soft penalty whose weight is a dual variable (the penalty baseline of the paper's field context).
 
         x' = (I + b rho A^T A)^-1 (a x + b score(x) + s w + b rho A^T (z - lam/rho))
         z' = argmin_z  weight |h(z)|^2 + rho/2 |z - (A x' + lam/rho)|^2     (one Gauss-Newton step)
@@ -58,42 +58,43 @@ class Decoupled(Method[DecoupledState, DecoupledRow]):
     weight_step: float = 0.01
 
     name: ClassVar[str] = "decoupled"
+    strict: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not self.weight > 0 or self.weight_step < 0 or self.dual_step < 0:
             raise SettingError("Decoupled needs weight > 0, weight_step >= 0 and dual_step >= 0")
 
-    def plan(self, problem: Problem) -> Sequence[Segment]:
-        rho = evaluate(self.rho, problem.table, "rho")
-        return [Segment(table_rows(problem, DecoupledRow, rho=rho, kappa=rho * problem.table.b))]
+    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+        rho = evaluate(self.rho, context.table, "rho")
+        return [Stage(table_rows(context, DecoupledRow, rho=rho, kappa=rho * context.table.b), self.step)]
 
-    def init(self, problem: Problem, x: Tensor, generator: torch.Generator) -> DecoupledState:
-        z = problem.decode(x)
-        problem.constraint.residual(z[:1])
+    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> DecoupledState:
+        z = context.decode(x)
+        context.constraint.residual(z[:1])
         return DecoupledState(x, z, torch.zeros_like(z), torch.full_like(z.reshape(len(z), -1)[:, :1], self.weight))
 
-    def step(self, problem: Problem, state: DecoupledState, row: DecoupledRow, noise: Tensor) -> DecoupledState:
+    def step(self, context: Context, state: DecoupledState, row: DecoupledRow, noise: Tensor) -> DecoupledState:
         x, z, lam, weight = state
-        pull = problem.decoder.vjp(x)
-        free = move(problem, x, problem.score(x, row.t), row, noise)
-        x = problem.gram.solve(free + row.kappa * problem.scaled(pull(z - lam / row.rho)), row.kappa)
-        decoded = problem.decode(x)
-        z, h = _penalised(problem, z, decoded + lam / row.rho, row.rho / (2 * weight))
+        pull = context.decoder.vjp(x)
+        free = move(context, x, context.score(x, row.t), row, noise)
+        x = context.gram.solve(free + row.kappa * context.scaled(pull(z - lam / row.rho)), row.kappa)
+        decoded = context.decode(x)
+        z, h = _penalised(context, z, decoded + lam / row.rho, row.rho / (2 * weight))
         lam = lam + row.rho * self.dual_step * (decoded - z)
         return DecoupledState(x, z, lam, weight + self.weight_step * h.square().sum(1, keepdim=True))
 
-    def output(self, problem: Problem, state: DecoupledState) -> Tensor:
+    def output(self, context: Context, state: DecoupledState) -> Tensor:
         return state.z
 
-    def monitor(self, problem: Problem, state: DecoupledState) -> Mapping[str, Tensor]:
-        return split_records(problem, state.x, state.z, state.lam)
+    def monitor(self, context: Context, state: DecoupledState) -> Mapping[str, Tensor]:
+        return split_records(context, state.x, state.z, state.lam)
 
 
-def _penalised(problem: Problem, z: Tensor, centre: Tensor, ridge: Tensor) -> tuple[Tensor, Tensor]:
+def _penalised(context: Context, z: Tensor, centre: Tensor, ridge: Tensor) -> tuple[Tensor, Tensor]:
     """One Gauss-Newton step for min |h(z)|^2 + ridge |z - centre|^2 from z, and the residual where it lands."""
 
     def residual(point: Tensor) -> Tensor:
-        return problem.constraint.positive_part(problem.constraint.residual(point))
+        return context.constraint.positive_part(context.constraint.residual(point))
 
     with torch.enable_grad():
         leaf = z.detach().requires_grad_()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from casal.errors import SettingError
-from casal.methods.problem import Problem
+from casal.methods.context import Context
 from casal.targets import Table
 
 
@@ -26,7 +26,7 @@ def score_of(x: Tensor, clean: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
     return (alpha * clean - x) / sigma**2
 
 
-def pulled(problem: Problem, clean: Tensor, goal: Tensor, strength: Tensor) -> Tensor:
+def pulled(context: Context, clean: Tensor, goal: Tensor, strength: Tensor) -> Tensor:
     """(I + strength A^T A)^-1 (D + strength A^T goal): the estimate moved so that its image nears ``goal``."""
-    back = problem.decoder.vjp(clean)(goal)
-    return problem.gram.solve(clean + strength * problem.scaled(back), strength)
+    back = context.decoder.vjp(clean)(goal)
+    return context.gram.solve(clean + strength * context.scaled(back), strength)

@@ -9,9 +9,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.methods.base import Method, Segment, table_rows
+from casal.methods.base import Method, Stage, table_rows
+from casal.methods.context import Context, move
 from casal.methods.denoised import noise_levels
-from casal.methods.problem import Problem, move
 from casal.methods.unconstrained import PointState
 from casal.schedules import Schedule, evaluate
 
@@ -29,7 +29,7 @@ class DPSRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DPS(Method[PointState, DPSRow]):
+class DPS(Method[PointState]):
     """x' = a x + b (score(x) - weight grad_x |h(A D(x))|^2) + s w, with D(x) = (x + sigma^2 score(x)) / alpha.
 
     The gradient goes through the network. The samples are close to the set, not on it:
@@ -42,23 +42,24 @@ class DPS(Method[PointState, DPSRow]):
     weight: float | Schedule
 
     name: ClassVar[str] = "DPS"
+    strict: ClassVar[bool] = False
 
-    def plan(self, problem: Problem) -> Sequence[Segment]:
-        alpha, sigma = noise_levels(problem.table)
-        weight = evaluate(self.weight, problem.table, "weight", positive=False)
-        return [Segment(table_rows(problem, DPSRow, alpha=alpha, sigma=sigma, weight=weight))]
+    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+        alpha, sigma = noise_levels(context.table)
+        weight = evaluate(self.weight, context.table, "weight", positive=False)
+        return [Stage(table_rows(context, DPSRow, alpha=alpha, sigma=sigma, weight=weight), self.step)]
 
-    def init(self, problem: Problem, x: Tensor, generator: torch.Generator) -> PointState:
-        problem.residual(x[:1])
+    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PointState:
+        context.residual(x[:1])
         return PointState(x)
 
-    def step(self, problem: Problem, state: PointState, row: DPSRow, noise: Tensor) -> PointState:
+    def step(self, context: Context, state: PointState, row: DPSRow, noise: Tensor) -> PointState:
         with torch.enable_grad():
             leaf = state.x.detach().requires_grad_()
-            score = problem.score(leaf, row.t)
-            cost = problem.residual((leaf + row.sigma**2 * score) / row.alpha).square().sum()
+            score = context.score(leaf, row.t)
+            cost = context.residual((leaf + row.sigma**2 * score) / row.alpha).square().sum()
             (gradient,) = torch.autograd.grad(cost, leaf)
-        return PointState(move(problem, state.x, score.detach() - row.weight * gradient, row, noise))
+        return PointState(move(context, state.x, score.detach() - row.weight * gradient, row, noise))
 
-    def output(self, problem: Problem, state: PointState) -> Tensor:
-        return problem.decode(state.x)
+    def output(self, context: Context, state: PointState) -> Tensor:
+        return context.decode(state.x)

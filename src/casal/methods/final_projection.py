@@ -9,46 +9,38 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from casal.methods.base import Method, Segment
-from casal.methods.problem import Problem
+from casal.methods.base import Method, Stage
+from casal.methods.context import Context
 from casal.methods.unconstrained import Unconstrained
 
 
 @dataclass(frozen=True)
-class FinalProjection(Method[Any, Any]):
-    """z = P(A x_T), with x_T from ``inner``. Feasible; in general not the conditional law.
+class FinalProjection(Method[Any]):
+    """z = P(A x_T), with x_T from ``inner``. Feasible; in general not distributed as p restricted to C.
 
     Args:
         inner: The method to run before the projection; unconstrained sampling if left out, a penalty for
             "guidance and one projection".
     """
 
-    inner: Method[Any, Any] = field(default_factory=Unconstrained)
+    inner: Method[Any] = field(default_factory=Unconstrained)
 
     name: ClassVar[str] = "final projection"
 
-    def plan(self, problem: Problem) -> Sequence[Segment]:
-        return self.inner.plan(problem)
+    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+        return self.inner.plan(context, n)
 
-    def init(self, problem: Problem, x: Tensor, generator: torch.Generator) -> Any:
-        return self.inner.init(problem, x, generator)
+    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> Any:
+        return self.inner.init(context, x, generator)
 
-    def step(self, problem: Problem, state: Any, row: Any, noise: Tensor) -> Any:
-        return self.inner.step(problem, state, row, noise)
+    def output(self, context: Context, state: Any) -> Tensor:
+        return context.strict(self.inner.output(context, state))
 
-    def noise(self, problem: Problem, row: Any, n: int, generator: torch.Generator, out: Tensor | None = None) -> Any:
-        return self.inner.noise(problem, row, n, generator, out)
-
-    def exchange(
-        self, problem: Problem, state: Any, rung: Any, generator: torch.Generator
-    ) -> tuple[Any, Mapping[str, float]]:
-        return self.inner.exchange(problem, state, rung, generator)
+    def monitor(self, context: Context, state: Any) -> Mapping[str, Tensor]:
+        return self.inner.monitor(context, state)
 
     def decoded_parts(self) -> tuple[str, ...] | None:
         return self.inner.decoded_parts()
 
-    def output(self, problem: Problem, state: Any) -> Tensor:
-        return problem.strict(self.inner.output(problem, state))
-
-    def monitor(self, problem: Problem, state: Any) -> Mapping[str, Tensor]:
-        return self.inner.monitor(problem, state)
+    def advice(self, state: Any, row: Any) -> str:
+        return self.inner.advice(state, row)

@@ -9,8 +9,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.methods.base import Method, Segment, burn_in_steps, masked, table_rows
-from casal.methods.problem import Problem, move
+from casal.methods.base import Method, Stage, burn_in_steps, table_rows, zero_before
+from casal.methods.context import Context, move
 from casal.methods.unconstrained import PointState
 from casal.schedules import Schedule, evaluate
 
@@ -26,7 +26,7 @@ class PenaltyRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Penalty(Method[PointState, PenaltyRow]):
+class Penalty(Method[PointState]):
     """x' = a x + b (score(x) - weight grad c(x)) + s w, with c = |h(A x)|^2 (paper, eq. penalty).
 
     h is the smooth residual of the set. For every finite weight P(x in C) < 1 (paper, corollary penalty): the
@@ -41,20 +41,21 @@ class Penalty(Method[PointState, PenaltyRow]):
     burn_in: float = 0
 
     name: ClassVar[str] = "penalty"
+    strict: ClassVar[bool] = False
 
-    def plan(self, problem: Problem) -> Sequence[Segment]:
-        weight = evaluate(self.weight, problem.table, "weight", positive=False)
-        first = burn_in_steps(self.burn_in, len(problem.table))
-        return [Segment(table_rows(problem, PenaltyRow, weight=masked(weight, first)))]
+    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+        weight = evaluate(self.weight, context.table, "weight", positive=False)
+        first = burn_in_steps(self.burn_in, len(context.table))
+        return [Stage(table_rows(context, PenaltyRow, weight=zero_before(weight, first)), self.step)]
 
-    def init(self, problem: Problem, x: Tensor, generator: torch.Generator) -> PointState:
-        problem.residual(x[:1])
+    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PointState:
+        context.residual(x[:1])
         return PointState(x)
 
-    def step(self, problem: Problem, state: PointState, row: PenaltyRow, noise: Tensor) -> PointState:
-        _, half_gradient = problem.residual_vjp(state.x)
-        score = problem.score(state.x, row.t) - (2 * row.weight) * half_gradient
-        return PointState(move(problem, state.x, score, row, noise))
+    def step(self, context: Context, state: PointState, row: PenaltyRow, noise: Tensor) -> PointState:
+        _, half_gradient = context.residual_vjp(state.x)
+        score = context.score(state.x, row.t) - (2 * row.weight) * half_gradient
+        return PointState(move(context, state.x, score, row, noise))
 
-    def output(self, problem: Problem, state: PointState) -> Tensor:
-        return problem.decode(state.x)
+    def output(self, context: Context, state: PointState) -> Tensor:
+        return context.decode(state.x)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from casal.checks import one_of
 from casal.errors import SettingError
-from casal.methods.base import Method, Segment, TableRow, table_rows
-from casal.methods.problem import Problem, move
+from casal.methods.base import Method, Stage, TableRow, table_rows
+from casal.methods.context import Context, move
 
 
 class PrimalDualState(NamedTuple):
@@ -22,7 +23,7 @@ class PrimalDualState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PrimalDual(Method[PrimalDualState, TableRow]):
+class PrimalDual(Method[PrimalDualState]):
     """x' = a x + b (score(x) - J^T lam) + s w;   lam' = lam + dual_step E[h(x')].
 
     h is the smooth residual of the set and J its derivative. The expectation is over all chains
@@ -39,46 +40,47 @@ class PrimalDual(Method[PrimalDualState, TableRow]):
     average: str = "chains"
 
     name: ClassVar[str] = "primal-dual"
+    strict: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not self.dual_step > 0:
             raise SettingError(f"dual_step must be > 0, got {self.dual_step}")
-        if self.average not in ("chains", "time"):
-            raise SettingError(f"average must be 'chains' or 'time', got {self.average!r}")
+        one_of(self.average, ("chains", "time"), "average")
 
-    def plan(self, problem: Problem) -> Sequence[Segment]:
-        rows = table_rows(problem)
+    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+        rows = table_rows(context)
         if self.average == "time":
-            return [Segment(rows)]
-        return [Segment([row], rung=None if step == 0 else step) for step, row in enumerate(rows)]
+            return [Stage(rows, self.step)]
+        return [Stage([row], self.step, None if step == 0 else self.meet) for step, row in enumerate(rows)]
 
-    def init(self, problem: Problem, x: Tensor, generator: torch.Generator) -> PrimalDualState:
-        return PrimalDualState(x, torch.zeros_like(problem.constraint.residual(problem.decode(x))))
+    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PrimalDualState:
+        return PrimalDualState(x, torch.zeros_like(context.constraint.residual(context.decode(x))))
 
-    def step(self, problem: Problem, state: PrimalDualState, row: TableRow, noise: Tensor) -> PrimalDualState:
+    def step(self, context: Context, state: PrimalDualState, row: TableRow, noise: Tensor) -> PrimalDualState:
         with torch.enable_grad():
             leaf = state.x.detach().requires_grad_()
-            h = problem.constraint.residual(problem.decode(leaf))
+            h = context.constraint.residual(context.decode(leaf))
             (pull,) = torch.autograd.grad(h, leaf, grad_outputs=state.lam)
-        x = move(problem, state.x, problem.score(state.x, row.t) - pull, row, noise)
+        x = move(context, state.x, context.score(state.x, row.t) - pull, row, noise)
         if self.average == "chains":
             return PrimalDualState(x, state.lam)
-        return PrimalDualState(x, self._ascend(problem, state.lam, problem.constraint.residual(problem.decode(x))))
+        return PrimalDualState(x, self._ascend(context, state.lam, context.constraint.residual(context.decode(x))))
 
-    def exchange(
-        self, problem: Problem, state: PrimalDualState, rung: Any, generator: torch.Generator
+    def meet(
+        self, context: Context, state: PrimalDualState, generator: torch.Generator
     ) -> tuple[PrimalDualState, Mapping[str, float]]:
-        mean = problem.constraint.residual(problem.decode(state.x)).mean(0, keepdim=True)
-        return PrimalDualState(state.x, self._ascend(problem, state.lam, mean)), {}
+        """Move the one multiplier of all chains by the mean of their residuals."""
+        mean = context.constraint.residual(context.decode(state.x)).mean(0, keepdim=True)
+        return PrimalDualState(state.x, self._ascend(context, state.lam, mean)), {}
 
-    def output(self, problem: Problem, state: PrimalDualState) -> Tensor:
-        return problem.decode(state.x)
+    def output(self, context: Context, state: PrimalDualState) -> Tensor:
+        return context.decode(state.x)
 
-    def monitor(self, problem: Problem, state: PrimalDualState) -> Mapping[str, Tensor]:
+    def monitor(self, context: Context, state: PrimalDualState) -> Mapping[str, Tensor]:
         return {
-            "violation": problem.constraint.violation(problem.decode(state.x)),
+            "violation": context.constraint.violation(context.decode(state.x)),
             "dual_norm": torch.linalg.vector_norm(state.lam, dim=1),
         }
 
-    def _ascend(self, problem: Problem, lam: Tensor, h: Tensor) -> Tensor:
-        return problem.constraint.positive_part(lam + self.dual_step * h)
+    def _ascend(self, context: Context, lam: Tensor, h: Tensor) -> Tensor:
+        return context.constraint.positive_part(lam + self.dual_step * h)

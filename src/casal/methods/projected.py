@@ -9,10 +9,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from casal.checks import one_of
 from casal.constraints import Constraint, Through
 from casal.errors import CasalError, SettingError
-from casal.methods.base import Method, Segment, burn_in_steps, table_rows
-from casal.methods.problem import Problem, move
+from casal.methods.base import Method, Stage, burn_in_steps, table_rows
+from casal.methods.context import Context, move
 from casal.methods.unconstrained import PointState
 
 LATENT = ("pinv", "exact")
@@ -35,7 +36,7 @@ class ProjectedRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Projected(Method[PointState, ProjectedRow]):
+class Projected(Method[PointState]):
     """x' = A^+ P(A (a x + b score(x) + s w)) (paper, example projected). Feasible; stays where it starts.
 
     Where A does not reach every z, A A^+ P(z) may leave C again: the chain is then only near it, and the samples are
@@ -56,46 +57,45 @@ class Projected(Method[PointState, ProjectedRow]):
     name: ClassVar[str] = "projected"
 
     def __post_init__(self) -> None:
-        if self.latent not in LATENT:
-            raise SettingError(f"latent must be one of {LATENT}, got {self.latent!r}")
+        one_of(self.latent, LATENT, "latent")
 
-    def plan(self, problem: Problem) -> Sequence[Segment]:
-        first = burn_in_steps(self.burn_in, len(problem.table))
-        plain = table_rows(problem)
+    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+        first = burn_in_steps(self.burn_in, len(context.table))
+        plain = table_rows(context)
         rows = [ProjectedRow(row.a, row.b, row.s, row.t, step >= first) for step, row in enumerate(plain)]
-        if self.latent == "exact" and not problem.identity:
-            latents = _latents(problem)
+        if self.latent == "exact" and not context.identity:
+            latents = _latents(context)
             rows = [row._replace(latents=latents) for row in rows]
-        return [Segment(rows)]
+        return [Stage(rows, self.step)]
 
-    def init(self, problem: Problem, x: Tensor, generator: torch.Generator) -> PointState:
+    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PointState:
         return PointState(x)
 
-    def step(self, problem: Problem, state: PointState, row: ProjectedRow, noise: Tensor) -> PointState:
-        x = move(problem, state.x, problem.score(state.x, row.t), row, noise)
+    def step(self, context: Context, state: PointState, row: ProjectedRow, noise: Tensor) -> PointState:
+        x = move(context, state.x, context.score(state.x, row.t), row, noise)
         if row.project:
             if row.latents is None:
-                x = problem.decoder.pinv(problem.project(problem.decode(x)), problem.latent)
+                x = context.decoder.pinv(context.project(context.decode(x)), context.latent)
             else:
-                problem.usage.projected(len(x))
-                x = row.latents.project(x, budget=problem.budget, warm=state.x)
+                context.usage.projected(len(x))
+                x = row.latents.project(x, budget=context.budget, warm=state.x)
         return PointState(x)
 
     def decoded_parts(self) -> tuple[str, ...] | None:
         return ()
 
-    def output(self, problem: Problem, state: PointState) -> Tensor:
-        return problem.strict(problem.decode(state.x))
+    def output(self, context: Context, state: PointState) -> Tensor:
+        return context.strict(context.decode(state.x))
 
 
-def _latents(problem: Problem) -> Constraint:
+def _latents(context: Context) -> Constraint:
     """{x : A x in C}, tried on two points: a set that A cannot reach is refused before the first step."""
-    decoder, constraint = problem.decoder, problem.constraint
+    decoder, constraint = context.decoder, context.constraint
     if not decoder.linear:
         raise SettingError(f"latent='exact' needs a linear decoder, got {type(decoder).__name__}; use CASAL")
-    A = decoder.matrix(problem.latent, problem.like)
+    A = decoder.matrix(context.latent, context.like)
     points = 1.0 + torch.eye(2, A.shape[1], dtype=torch.float64, device=A.device)
-    event = decoder.event(points.to(problem.like).reshape(2, *problem.latent))
+    event = decoder.event(points.to(context.like).reshape(2, *context.latent))
     try:
         latents = Through(constraint, A, shape=event)
         found = latents.project(points)

@@ -5,32 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from casal.errors import SettingError, whole_number
-from casal.methods.base import Method, Segment, TableRow, split_records, table_rows
-from casal.methods.finish import Confined, Finish, Plain
-from casal.methods.ladder import Rung, half_square, next_rho
-from casal.methods.problem import Problem, move
-from casal.methods.renoise import (
-    Accept,
-    Renoise,
-    Renoised,
-    Reverse,
-    accepted,
-    adapted,
-    footed,
-    move_rows,
-    noise_of,
-    renoised,
-    reverse_rows,
-    reversed_step,
-    start_of,
-)
-from casal.methods.resampling import normalised, population, resampled_islands
+from casal.checks import one_of, share_of_chains, whole_number
+from casal.errors import SettingError
+from casal.methods.base import Method, Stage, no_step, split_records, table_rows
+from casal.methods.context import Context
+from casal.methods.gibbs_moves import GibbsMoves
+from casal.methods.metropolis_moves import MetropolisMoves
+from casal.methods.moves import Moves, free_step
+from casal.methods.smc import Finish, Groups, Rung, groups_of, next_rho, population, resample, rungs
 
 MOVES = ("auto", "gibbs", "metropolis")
 
@@ -39,22 +27,15 @@ GIBBS_DIMENSION = 16
 but forgets more of x in every sweep: in 16 dimensions it keeps half the ancestors of metropolis, in 256 one."""
 
 
-class Draw(NamedTuple):
-    """A row that draws z given x."""
-
-
-Row = TableRow | Draw | Renoise | Reverse | Accept
-
-
 @dataclass(frozen=True)
-class SplitGibbs(Method[Renoised, Any]):
+class SplitGibbs(Method[Any]):
     """Climb p(x) N(z; A x, sigma^2) 1_C(z) from sigma = infinity down, with importance weights (rho = 1 / sigma^2):
 
         weight *= Phi_sigma'(x) / Phi_sigma(x);          resample (systematic) if the effective size < ess n
         "gibbs":       z ~ N(A x, sigma'^2) restricted to C,   Phi_sigma(x) = integral of N(z; A x, sigma^2) over C
                        c = x + A^T (z - A x) / |A|^2 + (sigma' / |A|) (I - A^T A / |A|^2)^(1/2) w
                        x ~ p(x0 | x0 + (sigma' / |A|) noise = c)             (the reverse process, ``inner_steps`` long)
-        "metropolis":  Phi_sigma(x) = exp(-dist(A x, C)^2 / (2 sigma^2)),   moves of ``renoise.py``
+        "metropolis":  Phi_sigma(x) = exp(-dist(A x, C)^2 / (2 sigma^2)),   moves of ``metropolis_moves.py``
 
     A coupling of strength rho is noise of size rho^(-1/2), so the model's own reverse process is the exact move of x
     given z: no step size, no barrier to cross. "gibbs" needs a set with closed forms (affine, box, sphere, mass and
@@ -86,135 +67,73 @@ class SplitGibbs(Method[Renoised, Any]):
     islands: int = 1
 
     name: ClassVar[str] = "SplitGibbs"
+    promises_distribution: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("inner_steps", "levels", "sweeps", "islands"):
             whole_number(getattr(self, name), name, 1)
-        if not 0.0 < self.ess <= 1.0:
-            raise SettingError(f"ess is a share of the chains in (0, 1], got {self.ess}")
-        if self.moves not in MOVES:
-            raise SettingError(f"moves must be one of {MOVES}, got {self.moves!r}")
+        share_of_chains(self.ess, "ess")
+        one_of(self.moves, MOVES, "moves")
         sigma = torch.as_tensor(self.sigmas, dtype=torch.float64).reshape(-1)
         if not len(sigma) or not bool((torch.isfinite(sigma) & (sigma > 0)).all()) or bool((sigma.diff() >= 0).any()):
             raise SettingError(f"sigmas must be finite, > 0 and strictly decreasing, got {sigma.tolist()}")
 
-    def plan(self, problem: Problem) -> Sequence[Segment]:
-        return [Segment(table_rows(problem)), *self.climb(problem)]
+    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+        return [Stage(table_rows(context), free_step), *self.climb(context, n)]
 
-    def climb(self, problem: Problem) -> list[Segment]:
+    def climb(self, context: Context, n: int) -> list[Stage]:
         """The ladder, from clean points on."""
-        draws = self._draws(problem)
-        sweep: list[Any]
-        if draws:
-            _ = problem.gram
-            sweep = [Draw(), Renoise(), *reverse_rows(problem, self.inner_steps)]
-        else:
-            sweep = move_rows(problem, self.inner_steps)
-        finish = Confined() if problem.constraint.solid and not draws else Plain()
-        levels = [Segment(sweep * self.sweeps, level) for level in self._ladder()]
-        return [*levels, Segment([Draw()] if draws else [], finish)]
+        moves, groups = self.moves_for(context), groups_of(context, n, self.islands)
+        stages = list[Stage]()
+        for rung in self._rungs():
+            first, *rest = moves.sweep(context) * self.sweeps
+            stages += [first._replace(meet=partial(self.meet, moves, rung, groups)), *rest]
+        finish, after = moves.finish(context)
+        return [*stages, Stage([], no_step, partial(self.end, moves, finish, groups)), *after]
 
-    def init(self, problem: Problem, x: Tensor, generator: torch.Generator) -> Renoised:
-        return start_of(problem, x)
-
-    def noise(self, problem: Problem, row: Row, n: int, generator: torch.Generator, out: Tensor | None = None) -> Any:
-        if isinstance(row, Draw):
-            return generator
-        if isinstance(row, Accept):
-            return torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device)
-        return super().noise(problem, row, n, generator, out)
-
-    def step(self, problem: Problem, state: Renoised, row: Row, noise: Any) -> Renoised:
-        if isinstance(row, TableRow):
-            return state._replace(x=move(problem, state.x, problem.score(state.x, row.t), row, noise))
-        if isinstance(row, Draw):
-            return state._replace(z=_drawn(problem, state, noise))
-        if isinstance(row, Renoise):
-            return (
-                self._centred(problem, state, noise) if self._draws(problem) else renoised(problem, state, row, noise)
-            )
-        if isinstance(row, Reverse):
-            return reversed_step(problem, state, row, noise)
-        return accepted(problem, state, row, noise)
-
-    def exchange(
-        self, problem: Problem, state: Renoised, rung: Rung | Finish, generator: torch.Generator
-    ) -> tuple[Renoised, Mapping[str, float]]:
-        rate = {} if self._draws(problem) else {"acceptance": float(state.accepted.mean()) / self.sweeps}
-        if isinstance(rung, Finish):
-            state, info = rung.apply(problem, self._resampled(state, generator, at_once=True), generator)
-            return state, {**info, **rate}
-        if float(state.rho) == 0.0:
-            state, rate = footed(problem, state), {key: 1.0 for key in rate}
-        elif rate:
-            state = adapted(state, self.sweeps)
-        state = self._weighted(problem, state, rung)
-        info = population(state)
-        return self._resampled(state, generator), {**info, **rate}
-
-    def output(self, problem: Problem, state: Renoised) -> Tensor:
-        return problem.strict(state.z if self._draws(problem) else problem.decode(state.x), warm=state.z)
-
-    def monitor(self, problem: Problem, state: Renoised) -> Mapping[str, Tensor]:
-        return split_records(problem, state.x, state.z)
-
-    def _resampled(self, state: Renoised, generator: torch.Generator, at_once: bool = False) -> Renoised:
-        if len(state.x) % self.islands:
-            raise SettingError(f"{len(state.x)} chains do not fall into {self.islands} islands of equal size")
-        return resampled_islands(state, generator, self.islands, math.inf if at_once else self.ess)
-
-    def _draws(self, problem: Problem) -> bool:
-        """Whether z is drawn in closed form."""
-        able = problem.constraint.samples_near and problem.decoder.linear
+    def moves_for(self, context: Context) -> Moves:
+        """The kind of moves: gibbs where it is asked for, or where there are closed forms and few dimensions."""
+        able = context.constraint.samples_near and context.decoder.linear
         if self.moves == "gibbs" and not able:
             raise SettingError(
-                f"moves='gibbs' needs closed forms, which {problem.constraint!r} behind "
-                f"{type(problem.decoder).__name__} has not; take moves='metropolis'"
+                f"moves='gibbs' needs closed forms, which {context.constraint!r} behind "
+                f"{type(context.decoder).__name__} has not; take moves='metropolis'"
             )
-        small = math.prod(problem.latent) <= GIBBS_DIMENSION
-        return able and (self.moves == "gibbs" or (self.moves == "auto" and small))
+        small = math.prod(context.latent) <= GIBBS_DIMENSION
+        gibbs = able and (self.moves == "gibbs" or (self.moves == "auto" and small))
+        return GibbsMoves(self.inner_steps) if gibbs else MetropolisMoves(self.inner_steps)
 
-    def _ladder(self) -> list[Rung]:
-        sigma = torch.as_tensor(self.sigmas, dtype=torch.float64)
-        if sigma.ndim == 0:
-            return [Rung(None, self.levels - k) for k in range(self.levels)]
-        return [Rung(rho, len(sigma) - k) for k, rho in enumerate(sigma.pow(-2).tolist())]
+    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> Any:
+        return self.moves_for(context).start(context, x)
 
-    def _weighted(self, problem: Problem, state: Renoised, rung: Rung) -> Renoised:
-        """Go to the next level and weight the chains for it."""
-        half, decoded = state.half, problem.decode(state.x)
-        if self._draws(problem):
-            half = half_square(decoded - problem.project(decoded, warm=state.z))
+    def output(self, context: Context, state: Any) -> Tensor:
+        return self.moves_for(context).output(context, state)
+
+    def monitor(self, context: Context, state: Any) -> Mapping[str, Tensor]:
+        return split_records(context, state.x, state.z)
+
+    def meet(
+        self, moves: Moves, rung: Rung, groups: Groups, context: Context, state: Any, generator: torch.Generator
+    ) -> tuple[Any, Mapping[str, float]]:
+        """Climb one rung: weight all chains for the next rho, and resample where the weights are uneven."""
+        state, moved = moves.arrive(context, state, self.sweeps)
         rho = rung.rho
         if rho is None:
             top = float(torch.as_tensor(self.sigmas, dtype=torch.float64)) ** -2
-            rho = next_rho(float(state.rho), top, half, normalised(state.log_weight), rung.left)
-        if self._draws(problem):
-            change = _log_mass(problem, decoded, rho) - _log_mass(problem, decoded, float(state.rho))
-        else:
-            change = (float(state.rho) - rho) * half
-        return state._replace(rho=torch.full_like(state.rho, rho), log_weight=state.log_weight + change)
+            weight = groups.weights(state.log_weight)
+            rho = next_rho(float(state.rho), top, moves.half(context, state), weight, rung.left)
+        log_weight = state.log_weight + moves.weigh(context, state, rho)
+        state = state._replace(rho=torch.full_like(state.rho, rho), log_weight=log_weight)
+        return resample(state, generator, groups, self.ess), {**population(state, groups), **moved}
 
-    def _centred(self, problem: Problem, state: Renoised, noise: Tensor) -> Renoised:
-        """c: the point whose noise of size sigma / |A| stands for both z and what A does not see of x."""
-        x, gram, stiffness = state.x, problem.gram, problem.decoder.norm() ** 2
-        blind = (1.0 - gram.eigenvalues / stiffness).clamp_min(0.0).sqrt()
-        spread = gram.unwhiten((blind * noise.reshape(len(x), *blind.shape)) if blind.ndim else blind * noise)
-        pull = problem.decoder.vjp(x)((state.z - problem.decode(x)).to(x.dtype)) / stiffness
-        c = x + pull + noise_of(problem, state, 1.0) * spread.reshape(x.shape)
-        return state._replace(x=c, start=c, clean=x, before=c)
+    def end(
+        self, moves: Moves, finish: Finish, groups: Groups, context: Context, state: Any, generator: torch.Generator
+    ) -> tuple[Any, Mapping[str, float]]:
+        """Resample all chains, then what the set allows to remove the error of a finite rho."""
+        _, moved = moves.arrive(context, state, self.sweeps)
+        state, info = finish(context, resample(state, generator, groups), generator, groups)
+        return state, {**info, **moved}
 
-
-def _drawn(problem: Problem, state: Renoised, generator: torch.Generator) -> Tensor:
-    drawn = problem.constraint.sample_near(problem.decode(state.x), float(state.rho) ** -0.5, generator)
-    assert drawn is not None, "plan takes closed forms only where the set has them"
-    return drawn.to(state.z.dtype)
-
-
-def _log_mass(problem: Problem, decoded: Tensor, rho: float) -> Tensor:
-    """log Phi, zero at rho = 0."""
-    if rho == 0.0:
-        return torch.zeros(len(decoded), dtype=torch.float64, device=decoded.device)
-    value = problem.constraint.log_normaliser(decoded, rho**-0.5)
-    assert value is not None, "plan takes closed forms only where the set has them"
-    return value
+    def _rungs(self) -> list[Rung]:
+        sigma = torch.as_tensor(self.sigmas, dtype=torch.float64)
+        return rungs(self.levels) if sigma.ndim == 0 else rungs(len(sigma), sigma.pow(-2))

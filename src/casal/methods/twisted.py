@@ -5,21 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from casal.errors import SettingError
-from casal.methods.base import Method, Segment, table_rows
+from casal.methods.base import Method, Stage, no_step, split_records, table_rows
+from casal.methods.context import Context, move
 from casal.methods.denoised import estimate, noise_levels
-from casal.methods.problem import Problem, move
-from casal.methods.renoise import Renoised, finest_level, footed, start_of
-from casal.methods.resampling import population, resampled_islands
+from casal.methods.metropolis_moves import MetropolisMoves, MetropolisState, with_feet
+from casal.methods.moves import finest_level
+from casal.methods.smc import Groups, equal_weights, groups_of, population, resample
 from casal.methods.split_gibbs import SplitGibbs
 
 
-class TwistedRow(NamedTuple):
+class GuidedRow(NamedTuple):
     """A row of the table, its noise level, and the row that comes next (t, alpha, sigma; sigma = 0 at the end)."""
 
     a: Tensor
@@ -33,14 +35,30 @@ class TwistedRow(NamedTuple):
     sigma_next: Tensor
 
 
-class Look(NamedTuple):
-    """Resample where the effective size is low; ``clean`` chains also get their feet on C."""
+class GuidedState(NamedTuple):
+    """A population on its way down the noise levels.
 
-    clean: bool
+    Attributes:
+        x: Noisy points.
+        z: The foot P(A D(x)) of the denoised estimate.
+        estimate: D(x).
+        potential: V_t(x), (n,).
+        log_weight: Logarithms of the weights, (n,).
+        ancestor: Starting chain each chain descends from, (n,).
+        rho: Coupling of the guide.
+    """
+
+    x: Tensor
+    z: Tensor
+    estimate: Tensor
+    potential: Tensor
+    log_weight: Tensor
+    ancestor: Tensor
+    rho: Tensor
 
 
 @dataclass(frozen=True)
-class Twisted(Method[Renoised, Any]):
+class Twisted(Method[Any]):
     """Guide every chain by a potential of its denoised estimate D, and pay for the guidance with weights:
 
         V_t(x) = r^T (I / rho + v_t A A^T)^-1 r / 2,   r = A D(x) - P(A D(x)),   v_t = sigma^2 / (alpha^2 + sigma^2)
@@ -73,6 +91,8 @@ class Twisted(Method[Renoised, Any]):
     twist: float = 1.0
 
     name: ClassVar[str] = "Twisted"
+    promises_distribution: ClassVar[bool] = True
+    states: ClassVar[tuple[type[Any], ...]] = (GuidedState, MetropolisState)
 
     def __post_init__(self) -> None:
         if not 0.0 < self.twist <= self.rho < math.inf:
@@ -91,86 +111,94 @@ class Twisted(Method[Renoised, Any]):
             islands=self.islands,
         )
 
-    def plan(self, problem: Problem) -> Sequence[Segment]:
-        finest_level(problem)
-        table = problem.table
+    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+        finest_level(context)
+        table = context.table
         alpha, sigma = noise_levels(table)
         if not bool(table.s.any()):
             raise SettingError(
-                f"{problem.target.name} is a sampler without noise, so chains that are resampled would stay copies; "
+                f"{context.target.name} is a sampler without noise, so chains that are resampled would stay copies; "
                 "take ddpm, ddim with eta > 0, edm with churn > 0, or flow with noise > 0"
             )
         columns = {"t": table.t, "alpha": alpha, "sigma": sigma}
         after = {f"{name}_next": torch.cat([v[1:], v[-1:]]) for name, v in columns.items()}
         after["sigma_next"][-1], after["alpha_next"][-1] = 0.0, 1.0
-        rows = table_rows(problem, TwistedRow, alpha=alpha, sigma=sigma, **after)
-        guided = [Segment([row], None if k == 0 else Look(False)) for k, row in enumerate(rows)]
-        return [*guided, Segment([], Look(True)), *self.ladder.climb(problem)]
+        rows = table_rows(context, GuidedRow, alpha=alpha, sigma=sigma, **after)
+        groups = groups_of(context, n, self.islands)
+        meet = partial(self.meet, groups)
+        guided = [Stage([row], self.step, None if k == 0 else meet) for k, row in enumerate(rows)]
+        return [*guided, Stage([], no_step, partial(self.land, groups)), *self.ladder.climb(context, n)]
 
-    def init(self, problem: Problem, x: Tensor, generator: torch.Generator) -> Renoised:
-        alpha, sigma = noise_levels(problem.table)
-        state = start_of(problem, x)._replace(rho=torch.tensor(float(self.twist), dtype=torch.float64, device=x.device))
-        return self._seen(problem, state, problem.table.t[0].to(x.device), alpha[0], sigma[0])
+    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> GuidedState:
+        alpha, sigma = noise_levels(context.table)
+        log_weight, ancestor = equal_weights(context, len(x))
+        rho = torch.tensor(float(self.twist), dtype=torch.float64, device=x.device)
+        z = context.project(context.decode(x))
+        state = GuidedState(x, z, x, log_weight, log_weight, ancestor, rho)
+        return self._with_potential(context, state, context.table.t[0].to(x.device), alpha[0], sigma[0])
 
-    def noise(self, problem: Problem, row: Any, n: int, generator: torch.Generator, out: Tensor | None = None) -> Any:
-        return self.ladder.noise(problem, row, n, generator, out)
-
-    def step(self, problem: Problem, state: Renoised, row: Any, noise: Any) -> Renoised:
-        if not isinstance(row, TwistedRow):
-            return self.ladder.step(problem, state, row, noise)
-        score = (row.alpha * state.before - state.x) / row.sigma**2
-        x, paid = move(problem, state.x, score, row, noise), torch.zeros_like(state.log_weight)
+    def step(self, context: Context, state: GuidedState, row: GuidedRow, noise: Tensor) -> GuidedState:
+        """One row of the table with the guide, and the weights that pay for it."""
+        score = (row.alpha * state.estimate - state.x) / row.sigma**2
+        x, paid = move(context, state.x, score, row, noise), torch.zeros_like(state.log_weight)
         if float(row.s) > 0.0:
-            delta = self._delta(problem, state, row)
+            delta = self._delta(context, state, row)
             x = x + delta
             d, w = (v.reshape(len(x), -1).to(torch.float64) for v in (delta, noise))
             paid = -((d * w).sum(1) + d.square().sum(1) / (2 * row.s)) / row.s
-        new = self._seen(problem, state._replace(x=x), row.t_next, row.alpha_next, row.sigma_next)
-        return new._replace(log_weight=state.log_weight + state.half - new.half + paid)
+        new = self._with_potential(context, state._replace(x=x), row.t_next, row.alpha_next, row.sigma_next)
+        return new._replace(log_weight=state.log_weight + state.potential - new.potential + paid)
 
-    def exchange(
-        self, problem: Problem, state: Renoised, rung: Any, generator: torch.Generator
-    ) -> tuple[Renoised, Mapping[str, float]]:
-        if not isinstance(rung, Look):
-            return self.ladder.exchange(problem, state, rung, generator)
-        info = population(state)
-        state = resampled_islands(state, generator, self.islands, self.ess)
-        return (footed(problem, state) if rung.clean else state), info
+    def meet(
+        self, groups: Groups, context: Context, state: GuidedState, generator: torch.Generator
+    ) -> tuple[GuidedState, Mapping[str, float]]:
+        """Resample where the weights are uneven."""
+        return resample(state, generator, groups, self.ess), population(state, groups)
 
-    def output(self, problem: Problem, state: Renoised) -> Tensor:
-        return self.ladder.output(problem, state)
+    def land(
+        self, groups: Groups, context: Context, state: GuidedState, generator: torch.Generator
+    ) -> tuple[MetropolisState, Mapping[str, float]]:
+        """The clean points at the end of the table become the population of the ladder."""
+        state, info = self.meet(groups, context, state, generator)
+        clean = MetropolisMoves.population(state.x, state.z, state.log_weight, state.ancestor, state.rho)
+        return with_feet(context, clean), info
 
-    def monitor(self, problem: Problem, state: Renoised) -> Mapping[str, Tensor]:
-        return self.ladder.monitor(problem, state)
+    def output(self, context: Context, state: Any) -> Tensor:
+        return context.strict(context.decode(state.x), warm=state.z)
 
-    def _seen(self, problem: Problem, state: Renoised, t: Tensor, alpha: Tensor, sigma: Tensor) -> Renoised:
-        """The state with the denoised estimate of x, its foot on C and its potential V_t (in ``half``)."""
+    def monitor(self, context: Context, state: Any) -> Mapping[str, Tensor]:
+        return split_records(context, state.x, state.z)
+
+    def _with_potential(
+        self, context: Context, state: GuidedState, t: Tensor, alpha: Tensor, sigma: Tensor
+    ) -> GuidedState:
+        """The state with the denoised estimate of x, its foot on C and its potential V_t."""
         clean = state.x
         if float(sigma) > 0.0:
-            clean = estimate(state.x, problem.score(state.x, t), alpha, sigma)
-        decoded = problem.decode(clean)
-        z = problem.project(decoded, warm=state.z)
+            clean = estimate(state.x, context.score(state.x, t), alpha, sigma)
+        decoded = context.decode(clean)
+        z = context.project(decoded, warm=state.z)
         r = (decoded - z).reshape(len(z), -1).to(torch.float64)
-        force = self._solve(problem, decoded - z, alpha, sigma).reshape(len(z), -1).to(torch.float64)
-        return state._replace(before=clean, z=z, half=(r * force).sum(1) / 2)
+        force = self._solve(context, decoded - z, alpha, sigma).reshape(len(z), -1).to(torch.float64)
+        return state._replace(estimate=clean, z=z, potential=(r * force).sum(1) / 2)
 
-    def _solve(self, problem: Problem, r: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+    def _solve(self, context: Context, r: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
         """(I / rho + v A A^T)^-1 r = rho (r - v rho A (I + v rho A^T A)^-1 A^T r)      (Woodbury).
 
         For a nonlinear decoder |A|^2 stands for A A^T.
         """
         rho, v = self.twist, _spread(alpha, sigma)
-        if problem.identity or not problem.decoder.linear:
-            return r / (1.0 / rho + v * problem.decoder.norm() ** 2)
+        if context.identity or not context.decoder.linear:
+            return r / (1.0 / rho + v * context.decoder.norm() ** 2)
         strength = torch.as_tensor(v * rho, dtype=torch.float64, device=r.device)
-        back = problem.decoder.vjp(problem.like)(r.to(problem.like.dtype))
-        return rho * (r - strength * problem.decode(problem.gram.solve(back, strength)))
+        back = context.decoder.vjp(context.like)(r.to(context.like.dtype))
+        return rho * (r - strength * context.decode(context.gram.solve(back, strength)))
 
-    def _delta(self, problem: Problem, state: Renoised, row: TwistedRow) -> Tensor:
-        r = problem.decode(state.before) - state.z
-        force = self._solve(problem, r, row.alpha, row.sigma).to(state.x.dtype)
+    def _delta(self, context: Context, state: GuidedState, row: GuidedRow) -> Tensor:
+        r = context.decode(state.estimate) - state.z
+        force = self._solve(context, r, row.alpha, row.sigma).to(state.x.dtype)
         gain = float(row.b * row.alpha / row.sigma**2) * _spread(row.alpha, row.sigma)
-        return -gain * problem.decoder.vjp(state.before)(force)
+        return -gain * context.decoder.vjp(state.estimate)(force)
 
 
 def _spread(alpha: Tensor, sigma: Tensor) -> float:

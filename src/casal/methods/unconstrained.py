@@ -9,8 +9,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.methods.base import Method, Segment, TableRow, table_rows
-from casal.methods.problem import Problem, move
+from casal.methods.base import Method, Stage, TableRow, table_rows
+from casal.methods.context import Context, move
 
 
 class PointState(NamedTuple):
@@ -20,19 +20,20 @@ class PointState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Unconstrained(Method[PointState, TableRow]):
+class Unconstrained(Method[PointState]):
     """x' = a x + b score(x) + s w (paper, eq. langevin_gradient-step). Samples are A x, feasible only by luck."""
 
     name: ClassVar[str] = "unconstrained"
+    strict: ClassVar[bool] = False
 
-    def plan(self, problem: Problem) -> Sequence[Segment]:
-        return [Segment(table_rows(problem))]
+    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+        return [Stage(table_rows(context), self.step)]
 
-    def init(self, problem: Problem, x: Tensor, generator: torch.Generator) -> PointState:
+    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PointState:
         return PointState(x)
 
-    def step(self, problem: Problem, state: PointState, row: TableRow, noise: Tensor) -> PointState:
-        return PointState(move(problem, state.x, problem.score(state.x, row.t), row, noise))
+    def step(self, context: Context, state: PointState, row: TableRow, noise: Tensor) -> PointState:
+        return PointState(move(context, state.x, context.score(state.x, row.t), row, noise))
 
-    def output(self, problem: Problem, state: PointState) -> Tensor:
-        return problem.decode(state.x)
+    def output(self, context: Context, state: PointState) -> Tensor:
+        return context.decode(state.x)

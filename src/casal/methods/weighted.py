@@ -5,18 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from casal.chunks import chain_by_chain
+from casal.checks import share_of_chains
 from casal.errors import SettingError
-from casal.methods.base import Method, Segment, TableRow, burn_in_steps, split_records, table_rows
-from casal.methods.finish import Finish, WeightedState, choose_finish
-from casal.methods.ladder import Rung, half_square, next_rho
-from casal.methods.problem import Problem
-from casal.methods.resampling import normalised, population, resampled
+from casal.methods.base import Method, Stage, TableRow, burn_in_steps, no_step, split_records, table_rows
+from casal.methods.context import Context, chain_by_chain
+from casal.methods.smc import (
+    Groups,
+    Rung,
+    choose_finish,
+    equal_weights,
+    groups_of,
+    half_square,
+    next_rho,
+    population,
+    resample,
+    rungs,
+)
 from casal.schedules import Schedule, evaluate
 
 MOVE = 0.2
@@ -27,8 +37,28 @@ DRIFT_LIMIT = 10.0
 A stable step on a Gaussian stays below it up to ten standard deviations."""
 
 
+class WeightedState(NamedTuple):
+    """A population.
+
+    Attributes:
+        x: Points.
+        z: Their feet P(A x).
+        noise: The noise of the last move, half of which enters the next one.
+        log_weight: Logarithms of the weights, (n,).
+        ancestor: Starting chain each chain descends from, (n,).
+        rho: The rung all chains are at.
+    """
+
+    x: Tensor
+    z: Tensor
+    noise: Tensor
+    log_weight: Tensor
+    ancestor: Tensor
+    rho: Tensor
+
+
 @dataclass(frozen=True)
-class WeightedCASAL(Method[WeightedState, TableRow]):
+class WeightedCASAL(Method[WeightedState]):
     """Climb pi_rho(x) ~ p(x) exp(-rho/2 dist(A x, C)^2) from rho = 0, with importance weights:
 
         weight *= exp(-(rho' - rho)/2 |A x - P(A x)|^2);   resample (systematic) if the effective size < ess n
@@ -57,75 +87,75 @@ class WeightedCASAL(Method[WeightedState, TableRow]):
     correct: bool = True
 
     name: ClassVar[str] = "WeightedCASAL"
+    promises_distribution: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.ess <= 1.0:
-            raise SettingError(f"ess is a share of the chains in (0, 1], got {self.ess}")
+        share_of_chains(self.ess, "ess")
         if not callable(self.rho) and not 0.0 < self.rho < math.inf:
             raise SettingError(f"rho, the top of the ladder, must be finite and > 0, got {self.rho}")
 
-    def plan(self, problem: Problem) -> Sequence[Segment]:
-        table = problem.table
+    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+        table = context.table
         if not table.static:
             raise SettingError("WeightedCASAL needs a fixed density (langevin, energy), not a diffusion")
-        _ = problem.gram
-        rows = table_rows(problem)
-        finish = choose_finish(problem, self.correct)
+        _ = context.gram
+        rows, groups = table_rows(context), groups_of(context, n)
+        finish = choose_finish(context, self.correct)
         first, last = burn_in_steps(self.burn_in, len(rows)), len(rows) - finish.evaluations
         if last - first < 1:
             raise SettingError(f"{len(rows)} steps leave none for the ladder after {first} of burn-in; take more")
-        rungs = self._rungs(last - first)
-        climb = [Segment([row], rung) for rung, row in zip(rungs, rows[first:last], strict=True)]
-        return [Segment(rows[:first]), *climb, Segment([], finish)]
+        climb = [
+            Stage([row], self.step, partial(self.meet, rung, groups))
+            for rung, row in zip(self._rungs(last - first), rows[first:last], strict=True)
+        ]
+        return [Stage(rows[:first], self.step), *climb, Stage([], no_step, partial(finish, groups=groups))]
 
-    def init(self, problem: Problem, x: Tensor, generator: torch.Generator) -> WeightedState:
-        order = torch.arange(len(x), device=x.device)
-        zeros = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        return WeightedState(
-            x, problem.project(problem.decode(x)), torch.zeros_like(x), zeros, order, zeros.new_zeros(())
-        )
+    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> WeightedState:
+        log_weight, ancestor = equal_weights(context, len(x))
+        z = context.project(context.decode(x))
+        return WeightedState(x, z, torch.zeros_like(x), log_weight, ancestor, log_weight.new_zeros(()))
 
-    def step(self, problem: Problem, state: WeightedState, row: TableRow, noise: Tensor) -> WeightedState:
-        x, gram = state.x, problem.gram
+    def step(self, context: Context, state: WeightedState, row: TableRow, noise: Tensor) -> WeightedState:
+        """One Langevin move for pi_rho."""
+        x, gram = state.x, context.gram
         size = row.b / (1.0 + row.b * state.rho * gram.eigenvalues / MOVE)
         limit = DRIFT_LIMIT * size.sqrt()
-        pull = problem.decoder.vjp(x)(problem.decode(x) - state.z)
-        shift = (size * gram.whiten(problem.score(x, row.t))).clamp_(-limit, limit)
+        pull = context.decoder.vjp(x)(context.decode(x) - state.z)
+        shift = (size * gram.whiten(context.score(x, row.t))).clamp_(-limit, limit)
         shift.addcmul_(gram.whiten(pull), size * state.rho, value=-1)
         shift.addcmul_((state.noise + noise).reshape(shift.shape), (size / 2).sqrt())
         x = x + gram.unwhiten(shift).reshape(x.shape)
-        return state._replace(x=x, z=problem.project(problem.decode(x), warm=state.z), noise=noise)
+        return state._replace(x=x, z=context.project(context.decode(x), warm=state.z), noise=noise)
 
-    def exchange(
-        self, problem: Problem, state: WeightedState, rung: Rung | Finish, generator: torch.Generator
+    def meet(
+        self, rung: Rung, groups: Groups, context: Context, state: WeightedState, generator: torch.Generator
     ) -> tuple[WeightedState, Mapping[str, float]]:
-        if isinstance(rung, Finish):
-            return rung.apply(problem, state, generator)
-        half = chain_by_chain(lambda x, z: half_square(problem.decode(x) - z), state.x, state.z)
-        rho = torch.as_tensor(self._climb(state, half, rung), dtype=torch.float64, device=half.device)
-        state = state._replace(rho=rho, log_weight=state.log_weight - (rho - state.rho) * half)
-        info = population(state)
-        if info["ess"] < self.ess * len(half) or rung.left == 1:
-            state = resampled(state, generator)
-        return state, info
+        """Climb one rung: weight all chains for the next rho, and resample where the weights are uneven."""
+        half = chain_by_chain(lambda x, z: half_square(context.decode(x) - z), state.x, state.z)
+        rho = rung.rho
+        if rho is None:
+            assert not callable(self.rho)
+            weight = groups.weights(state.log_weight)
+            rho = next_rho(float(state.rho), float(self.rho), half, weight, rung.left)
+        level = torch.as_tensor(rho, dtype=torch.float64, device=half.device)
+        state = state._replace(rho=level, log_weight=state.log_weight - (level - state.rho) * half)
+        return resample(state, generator, groups, math.inf if rung.left == 1 else self.ess), population(state, groups)
 
-    def output(self, problem: Problem, state: WeightedState) -> Tensor:
-        return problem.strict(problem.decode(state.x), warm=state.z)
+    def output(self, context: Context, state: WeightedState) -> Tensor:
+        return context.strict(context.decode(state.x), warm=state.z)
 
-    def monitor(self, problem: Problem, state: WeightedState) -> Mapping[str, Tensor]:
-        return split_records(problem, state.x, state.z)
+    def monitor(self, context: Context, state: WeightedState) -> Mapping[str, Tensor]:
+        return split_records(context, state.x, state.z)
+
+    def advice(self, state: WeightedState, row: TableRow) -> str:
+        tau, rho = float(row.b), float(state.rho)
+        numbers = f"(tau = {tau:.3g}, rho = {rho:.3g}, tau rho = {tau * rho:.3g})"
+        return f"{numbers}; take a smaller step_size or a preconditioner"
 
     def _rungs(self, count: int) -> list[Rung]:
         if not callable(self.rho):
-            return [Rung(None, count - k) for k in range(count)]
+            return rungs(count)
         ladder = evaluate(self.rho, range(count), "rho")
         if bool((ladder.diff() < 0).any()):
             raise SettingError("the ladder of rho must not descend; use geometric(low, high) or a number")
-        return [Rung(rho, count - k) for k, rho in enumerate(ladder.tolist())]
-
-    def _climb(self, state: WeightedState, half: Tensor, rung: Rung) -> float:
-        """The next rho: given, or placed by the chains."""
-        if rung.rho is not None:
-            return rung.rho
-        assert not callable(self.rho)
-        return next_rho(float(state.rho), float(self.rho), half, normalised(state.log_weight), rung.left)
+        return rungs(count, ladder)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import platform
+import subprocess
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -15,14 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from casal.errors import CasalWarning, StoreError
-from casal.methods import Usage
-from casal.result import SampleResult
-from casal.store.arrays import create, digest, packed, read, unpacked, zarr_module
+from casal.errors import StoreError
 from casal.store.files import named_errors, read_json, write_json, write_whole
-from casal.store.identity import machine, refuse_other
-from casal.tiles import Tile
-from casal.trace import Trace
 
 FORMAT = 1
 JOURNAL = "provenance/tiles"
@@ -30,6 +26,9 @@ JOURNAL = "provenance/tiles"
 
 CHECKPOINT_SECONDS = 10.0
 """Least time between two checkpoints of chains that meet."""
+
+LONGEST = 80
+"""Characters of a setting that a message shows."""
 
 
 class RunStore:
@@ -46,12 +45,14 @@ class RunStore:
     Args:
         path: The folder.
         identity: What must be the same for a run to be continued.
-        tiles: The tiles of the run.
+        bounds: First chain of every tile, and the one after its last.
         mode: "r+", or "r" for reading only.
     """
 
-    def __init__(self, path: str | Path, identity: Mapping[str, Any], tiles: Sequence[Tile], mode: str = "r+") -> None:
-        self.path, self.tiles = Path(path), tiles
+    def __init__(
+        self, path: str | Path, identity: Mapping[str, Any], bounds: Sequence[tuple[int, int]], mode: str = "r+"
+    ) -> None:
+        self.path, self.bounds = Path(path), bounds
         self._lock, self._began = Lock(), time.perf_counter()
         self._saved = self._began
         zarr = zarr_module()
@@ -75,54 +76,33 @@ class RunStore:
             root.create_group(name)
         about = {"identity": dict(identity), "machine": machine(), "began": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         root.create_group("provenance", attributes=about).create_array(
-            "tiles", shape=(len(self.tiles),), chunks=(1,), dtype=np.int64, fill_value=0, dimension_names=["tile"]
+            "tiles", shape=(len(self.bounds),), chunks=(1,), dtype=np.int64, fill_value=0, dimension_names=["tile"]
         )
         draft.replace(self.path)
 
     def done(self) -> list[int]:
         """The tiles that are on disk."""
-        return [tile.index for tile in self.tiles if self._record(tile.index).exists()]
+        return [index for index in range(len(self.bounds)) if self._record(index).exists()]
 
-    def write(self, tile: Tile, samples: Tensor, violation: Tensor) -> None:
-        """Put a finished tile on disk."""
-        state = _parts(tile.state)
-        chains = {name: part for name, part in state.items() if part.ndim}
-        arrays = {f"state/{name}": part for name, part in chains.items()}
-        arrays["posterior/samples"] = samples[:, None]
-        arrays["sample_stats/violation"] = violation[:, None]
-        arrays["sample_stats/steps"] = torch.full((len(tile), 1), tile.steps)
-        if "log_weight" in chains:
-            arrays["sample_stats/log_weight"] = chains["log_weight"][:, None]
-        record = {
-            "chains": [tile.start, tile.stop],
-            "steps": tile.steps,
-            "usage": [tile.usage.scores, tile.usage.projections],
-            "trace": tile.trace.plain(),
-            "common": {name: [str(part.dtype), part.item()] for name, part in state.items() if not part.ndim},
-            "fields": list(state),
-            "checksum": digest(arrays),
-            "seconds": time.perf_counter() - self._began,
-        }
+    def write(self, index: int, arrays: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+        """Put a finished tile on disk.
+
+        Args:
+            index: Which tile.
+            arrays: Tensors (chains of the tile, ...) by their place in the hierarchy, such as "state/x".
+            record: JSON data beside them.
+        """
+        start, stop = self.bounds[index]
+        about = {"chains": [start, stop], "checksum": digest(arrays), "seconds": time.perf_counter() - self._began}
         with named_errors(self.path):
             self._create(arrays)
             for name, part in arrays.items():
-                self.root[name][tile.start : tile.stop] = packed(part)
-            write_json(self._record(tile.index), record)
-            self.root[JOURNAL][tile.index] = len(tile)
+                self.root[name][start:stop] = packed(part)
+            write_json(self._record(index), {**record, **about})
+            self.root[JOURNAL][index] = stop - start
 
-    def restore(self, tile: Tile, kind: Any) -> None:
-        """Bring a tile back as it was when it was written; ``kind`` is the class of the state."""
-        record, arrays = self.read(tile.index)
-        parts = {name: arrays[f"state/{name}"] for name in record["fields"] if f"state/{name}" in arrays}
-        for name, (dtype, value) in record["common"].items():
-            parts[name] = torch.tensor(value, dtype=getattr(torch, dtype.removeprefix("torch.")))
-        device = tile.generator.device
-        tile.state = kind(*(parts[name].to(device) for name in record["fields"]))
-        tile.steps, tile.usage = record["steps"], Usage(*record["usage"])
-        tile.trace = Trace.from_plain(record["trace"])
-
-    def read(self, index: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The record of a tile and its arrays, checked against the checksum."""
+    def read(self, index: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The arrays of a tile, checked against the checksum, and its record."""
         record = read_json(self._record(index))
         start, stop = record["chains"]
         arrays = {
@@ -136,76 +116,45 @@ class RunStore:
                 f"nothing was changed. Restore it from a copy, or remove {self._record(index).name} in {JOURNAL} "
                 "to run it again"
             )
-        return record, arrays
+        return arrays, record
 
-    def checkpoint(self, segment: int, trace: Trace, usage: Usage, common: torch.Generator) -> None:
-        """Keep the states of chains that meet, at most every CHECKPOINT_SECONDS."""
-        if time.perf_counter() - self._saved < CHECKPOINT_SECONDS:
-            return
-        about = {
-            "segment": segment,
-            "trace": trace.plain(),
-            "usage": [usage.scores, usage.projections],
-            "tiles": [[t.steps, t.usage.scores, t.usage.projections, t.trace.plain()] for t in self.tiles],
-            "dtypes": {name: str(part.dtype) for name, part in _parts(self.tiles[0].state).items()},
-        }
-        arrays: dict[str, Any] = {"about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)}
-        arrays["common"] = common.get_state().numpy()
-        for tile in self.tiles:
-            arrays[f"{tile.index}/generator"] = tile.generator.get_state().numpy()
-            for name, part in _parts(tile.state).items():
-                arrays[f"{tile.index}/state/{name}"] = packed(part)
+    def checkpoint_due(self) -> bool:
+        """Whether the last checkpoint is CHECKPOINT_SECONDS old."""
+        return time.perf_counter() - self._saved >= CHECKPOINT_SECONDS
+
+    def write_checkpoint(self, arrays: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Keep all chains of a run in the middle of it, in one file, whole or not at all."""
+        kept: dict[str, Any] = {name: packed(part) for name, part in arrays.items()}
+        dtypes = {name: str(part.dtype) for name, part in arrays.items()}
+        kept["about"] = np.frombuffer(json.dumps({**about, "dtypes": dtypes}).encode(), dtype=np.uint8)
         with named_errors(self.path):
-            write_whole(self._checkpoint, lambda file: np.savez(file, **arrays))
+            write_whole(self._checkpoint, lambda file: np.savez(file, **kept))
         self._saved = time.perf_counter()
 
-    def resume(self, kind_of: Callable[[], Any], trace: Trace, usage: Usage, common: torch.Generator) -> int:
-        """Bring all tiles back to the last checkpoint; the segment to go on with (0: there is none)."""
+    def read_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """What ``write_checkpoint`` wrote last; None if there is none."""
         if not self._checkpoint.exists():
-            return 0
-        kind = kind_of()
+            return None
         try:
             with np.load(self._checkpoint, allow_pickle=False) as kept:
-                arrays = {name: kept[name] for name in kept.files}
-                about = json.loads(arrays["about"].tobytes())
+                about = json.loads(kept["about"].tobytes())
+                return {name: unpacked(kept[name], dtype) for name, dtype in about["dtypes"].items()}, about
         except Exception as error:  # zip files and arrays raise many kinds
             raise StoreError(
                 f"the checkpoint of {self.path} is damaged ({error}); remove {self._checkpoint.name} in {JOURNAL} to "
                 "begin again"
             ) from error
-        for tile, (steps, scores, projections, records) in zip(self.tiles, about["tiles"], strict=True):
-            device, mine = tile.generator.device, f"{tile.index}/state/"
-            parts = [unpacked(arrays[mine + name], dtype).to(device) for name, dtype in about["dtypes"].items()]
-            tile.state, tile.steps, tile.usage = kind(*parts), steps, Usage(scores, projections)
-            tile.trace = Trace.from_plain(records)
-            tile.generator.set_state(torch.from_numpy(arrays[f"{tile.index}/generator"]))
-        common.set_state(torch.from_numpy(arrays["common"]))
-        trace.absorb(Trace.from_plain(about["trace"]))
-        usage.absorb(Usage(*about["usage"]))
-        return int(about["segment"])
 
-    def finish(self, result: SampleResult, trace: Trace, usage: Usage) -> None:
-        """Keep what only the whole run knows, or say how to go on if it was interrupted."""
-        if result.partial:
-            warnings.warn(
-                f"interrupted: {len(self.done())} of {len(self.tiles)} tiles are in {self.path}; repeat the same call "
-                "to go on from there",
-                CasalWarning,
-                stacklevel=4,
-            )
-            return
+    def finish(self, about: Mapping[str, Any]) -> None:
+        """Keep what only the whole run knows, as attributes."""
         with named_errors(self.path):
-            attributes = self.root["provenance"].attrs
-            cost = [result.cost.score_evaluations, result.cost.projections, result.cost.seconds]
-            meetings = {"trace": trace.plain(), "usage": [usage.scores, usage.projections]}
-            about = {"run": dict(result.provenance), "cost": cost, "exchanges": meetings}
-            attributes.update(json.loads(json.dumps(about, default=str)))
+            self.root["provenance"].attrs.update(json.loads(json.dumps(about, default=str)))
             self._checkpoint.unlink(missing_ok=True)
 
-    def exchanges(self) -> tuple[Trace, Usage]:
-        """Records and use of the exchanges of a finished run."""
-        stored = dict(self.root["provenance"].attrs).get("exchanges")
-        return (Trace(), Usage()) if stored is None else (Trace.from_plain(stored["trace"]), Usage(*stored["usage"]))
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Identity, machine, and what ``finish`` wrote."""
+        return dict(self.root["provenance"].attrs)
 
     @property
     def _checkpoint(self) -> Path:
@@ -216,7 +165,7 @@ class RunStore:
 
     def _create(self, arrays: Mapping[str, Tensor]) -> None:
         with self._lock:
-            chains, chunk = self.tiles[-1].stop, len(self.tiles[0])
+            chains, chunk = self.bounds[-1][1], self.bounds[0][1]
             for name, part in arrays.items():
                 group, _, short = name.partition("/")
                 if short not in self.root[group]:
@@ -225,5 +174,103 @@ class RunStore:
                     create(self.root[group], short, part, chains, chunk, dims)
 
 
-def _parts(state: Any) -> dict[str, Tensor]:
-    return dict(zip(state._fields, state, strict=True))
+def zarr_module() -> Any:
+    """zarr, or a StoreError that says how to get it."""
+    try:
+        import zarr
+    except ImportError as error:
+        raise StoreError("results on disk need the store extra: pip install 'casal[store]'") from error
+    return zarr
+
+
+def packed(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """As NumPy, to the same bits; bfloat16, which NumPy has not, as the float32 that holds it."""
+    tensor = tensor.detach().cpu().contiguous()
+    return np.asarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
+
+
+def unpacked(array: np.ndarray[Any, Any], dtype: str) -> Tensor:
+    """The tensor that ``packed`` took, with its dtype."""
+    return torch.from_numpy(np.array(array, order="C")).to(getattr(torch, dtype.removeprefix("torch.")))
+
+
+def digest(parts: Mapping[str, Tensor]) -> str:
+    """One checksum of some named tensors."""
+    total = hashlib.sha256()
+    for name in sorted(parts):
+        array = packed(parts[name])
+        total.update(f"{name} {array.dtype} {array.shape} ".encode())
+        total.update(array.tobytes())
+    return total.hexdigest()
+
+
+def create(group: Any, name: str, like: Tensor, chains: int, chunk: int, dims: list[str]) -> None:
+    """An array (chains, *like.shape[1:]) in chunks of ``chunk`` chains; what was not written reads as not a number."""
+    example = packed(like[:1])
+    shape = (chains, *example.shape[1:])
+    group.create_array(
+        name,
+        shape=shape,
+        chunks=(min(chunk, chains), *(max(1, size) for size in shape[1:])),
+        dtype=example.dtype,
+        fill_value=np.nan if np.issubdtype(example.dtype, np.floating) else 0,
+        dimension_names=dims[: len(shape)],
+        attributes={"dtype": str(like.dtype)},
+    )
+
+
+def read(array: Any, start: int, stop: int, path: Path) -> Tensor:
+    """Chains start .. stop of an array."""
+    try:
+        part = np.asarray(array[start:stop])
+    except Exception as error:  # codecs raise their own errors on damaged bytes
+        raise StoreError(
+            f"chains {start} to {stop} of {array.path} in {path} cannot be read ({error}); nothing was changed: "
+            "restore the file from a copy, or remove the record of that tile to run it again"
+        ) from error
+    return unpacked(part, str(array.attrs["dtype"]))
+
+
+def machine() -> dict[str, Any]:
+    """Where the run took place."""
+    return {
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "python": platform.python_version(),
+        "revision": _revision(),
+    }
+
+
+def refuse_other(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise StoreError if the store belongs to another run, with what differs."""
+    names = [name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name)]
+    if not names:
+        return
+    lines = [f"  {name}: {_short(stored.get(name))} in the store, {_short(wanted.get(name))} now" for name in names]
+    raise StoreError(
+        f"{path} holds another run; nothing was changed. What differs:\n" + "\n".join(lines) + "\nChoose another path, "
+        "remove the store, or repeat the call that began it."
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+
+
+def _revision() -> str | None:
+    """The git revision of the folder the process runs in, where there is one."""
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None
+
+
+def open_tree(path: str | Path) -> Any:
+    """The store as an xarray ``DataTree``, read from the disk as it is used; ArviZ takes it too."""
+    try:
+        import xarray
+    except ImportError as error:
+        raise StoreError("this needs the store extra: pip install 'casal[store]'") from error
+    return xarray.open_datatree(path, engine="zarr", consolidated=False)

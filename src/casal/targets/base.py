@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from casal.errors import SettingError, ShapeError, whole_number
+from casal.checks import whole_number
+from casal.errors import SettingError, ShapeError
 from casal.typing import Init, ScoreFunction
 
 

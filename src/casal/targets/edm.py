@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from casal.errors import SettingError, whole_number
+from casal.checks import whole_number
+from casal.errors import SettingError
 from casal.targets.base import Table, Target
 from casal.targets.noise import (
     Network,

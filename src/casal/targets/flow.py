@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from casal.errors import whole_number
+from casal.checks import whole_number
 from casal.targets.base import Table, Target
 from casal.targets.noise import Network, along, following, gaussian_start, implicit_rows, noise_level, share
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.errors import DtypeError, SettingError, ShapeError, whole_number
+from casal.checks import whole_number
+from casal.errors import DtypeError, SettingError, ShapeError
 from casal.typing import Event
 
 TIMES = ("auto", "scalar", "batch")

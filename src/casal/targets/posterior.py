@@ -28,7 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.errors import SettingError, whole_number
+from casal.checks import whole_number
+from casal.errors import SettingError
 from casal.targets.base import Target
 from casal.targets.noise import along, noise_level, one_of
 from casal.targets.observation import Observation, levels_of

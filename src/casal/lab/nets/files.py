@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from casal.errors import StoreError
-from casal.store.files import write_whole
+from casal.store import write_whole
 
 FORMAT = "casal.lab.nets"
 VERSION = 1

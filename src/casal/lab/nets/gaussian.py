@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from casal.errors import CasalWarning, SettingError, ShapeError, whole_number
+from casal.checks import whole_number
+from casal.errors import CasalWarning, SettingError, ShapeError
 from casal.lab.nets.shapes import all_digits, beside, check_event, event_shape, over_events
 
 RELATIVE_RANK = 1e-10

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from casal.errors import SettingError, whole_number
+from casal.checks import whole_number
+from casal.errors import SettingError
 from casal.lab.nets.gaussian import Gaussian
 from casal.lab.nets.report import LevelLosses
 from casal.lab.nets.streams import HELD_OUT, normal_like, stream

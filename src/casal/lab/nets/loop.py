@@ -13,7 +13,7 @@ from casal.lab.nets.interrupt import patient_interrupt
 from casal.lab.nets.settings import Settings
 from casal.lab.nets.state import Checkpoint, Loss, RunState
 from casal.lab.nets.streams import ITERATION, MODULE, ORDER, address, seeded, stream
-from casal.progress import progress_bar
+from casal.sampling import progress_bar
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 """(batch, generator) -> a batch of the same law and shape."""

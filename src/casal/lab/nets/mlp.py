@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from casal.errors import SettingError, whole_number
+from casal.checks import whole_number
+from casal.errors import SettingError
 from casal.lab.nets.embedding import cosine_features
 from casal.lab.nets.shapes import check_event, event_shape, over_events
 from casal.lab.nets.standardise import Standardise

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from casal.errors import SettingError, whole_number
+from casal.checks import whole_number
+from casal.errors import SettingError
 from casal.lab.nets.held_out import signal_and_noise
 
 Eps = Callable[[Tensor, Tensor], Tensor]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from casal.errors import ShapeError, whole_number
+from casal.checks import whole_number
+from casal.errors import ShapeError
 
 
 def event_shape(event: int | Sequence[int]) -> tuple[int, ...]:

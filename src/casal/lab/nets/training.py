@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from casal.errors import DtypeError, SettingError, ShapeError, whole_number
+from casal.checks import whole_number
+from casal.errors import DtypeError, SettingError, ShapeError
 from casal.lab.nets.gaussian import Gaussian
 from casal.lab.nets.held_out import compare_ddpm, compare_denoiser, noise_range, signal_and_noise
 from casal.lab.nets.loop import Augment, Callback, run

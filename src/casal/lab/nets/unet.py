@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from casal.errors import SettingError, ShapeError, whole_number
+from casal.checks import whole_number
+from casal.errors import SettingError, ShapeError
 from casal.lab.nets.shapes import over_events
 from casal.lab.nets.streams import seeded
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from casal.errors import whole_number
+from casal.checks import whole_number
 from casal.lab.nets.gaussian import Gaussian
 from casal.lab.nets.held_out import signal_and_noise
 from casal.lab.nets.mlp import MLP

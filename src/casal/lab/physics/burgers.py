@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from casal.errors import DivergedError, SettingError, whole_number
+from casal.checks import whole_number
+from casal.errors import DivergedError, SettingError
 
 LENGTH = 2.0 * math.pi
 SWEEPS = 12

@@ -157,7 +157,7 @@ Analyse = Callable[[Window, Truth, int], Tensor]
 
 def diffusion(
     model: Model,
-    method: Method[Any, Any],
+    method: Method[Any],
     steps: int,
     seed: int,
     *,

@@ -7,7 +7,7 @@ import torch
 from casal.lab.problems.burgers_cycle import BACKGROUND, CYCLES, Gaussian3DVar
 from casal.lab.problems.burgers_sets import nearest_field
 from casal.lab.problems.burgers_setup import BASIS, DIMENSION, Truth
-from casal.tiles import generator as stream
+from casal.sampling import generator as stream
 
 MEMBERS = 40
 INFLATIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)

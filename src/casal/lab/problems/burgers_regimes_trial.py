@@ -16,8 +16,7 @@ from casal.lab.problems.burgers_regimes_learned import Learned, LearnedPosterior
 from casal.lab.problems.burgers_regimes_prior import DECODER, DIMENSION, Case, Posterior, Reference, case, reference
 from casal.lab.problems.conditional_base import AnyMethod
 from casal.methods import SplitGibbs, WeightedCASAL
-from casal.result import SampleResult
-from casal.sampling import sample
+from casal.sampling import SampleResult, sample
 from casal.targets import Target
 
 STEP = 0.2

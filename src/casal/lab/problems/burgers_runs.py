@@ -26,7 +26,7 @@ REFERENCE = "unconstrained"
 TUNED = ("penalty, tuned", "penalty, tuned + projection")
 CLASSICAL = ("3D-Var", "3D-Var, 5 draws", "3D-Var + projection", "3D-Var, constrained", "EnKF", "EnKF + projection")
 
-DIFFUSION: dict[str, tuple[Method[Any, Any], bool]] = {
+DIFFUSION: dict[str, tuple[Method[Any], bool]] = {
     "unconstrained": (Unconstrained(), False),
     "final projection": (FinalProjection(), False),
     "projected, A+ P A": (Projected(), False),
@@ -148,7 +148,7 @@ def tuned_penalties(model: Model, truth: Truth, label: str, scale: Scale, tell: 
     return sorted(losses, key=lambda weight: losses[weight])
 
 
-def penalty(label: str, weight: float) -> Method[Any, Any]:
+def penalty(label: str, weight: float) -> Method[Any]:
     """Guidance, with or without one projection at the end."""
     return FinalProjection(Penalty(weight)) if label.endswith("projection") else Penalty(weight)
 
@@ -189,7 +189,7 @@ def compare(models: Sequence[Model], truth: Truth, labels: Sequence[str], scale:
 
 
 def _each(
-    models: Sequence[Model], truth: Truth, method: Method[Any, Any], steps: int, in_latent: bool = False
+    models: Sequence[Model], truth: Truth, method: Method[Any], steps: int, in_latent: bool = False
 ) -> list[Scores]:
     """One assimilation for each network."""
     variational = Gaussian3DVar(models[0].setup, models[0].sigma)

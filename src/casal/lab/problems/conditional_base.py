@@ -18,12 +18,11 @@ from casal.errors import CasalWarning, DivergedError, SettingError
 from casal.lab.problems.base import Claim, Column, ResultTable, mean_and_error
 from casal.lab.problems.tuning import VALIDATION_SEED
 from casal.methods import Method, SplitGibbs, Twisted, systematic
-from casal.result import SampleResult
-from casal.sampling import sample
+from casal.sampling import SampleResult, sample
 from casal.targets import Target
 
 Tell = Callable[[str], None]
-AnyMethod = Method[Any, Any]
+AnyMethod = Method[Any]
 
 SIGMA = 0.02
 """The last noise level of the weighted methods; rho = 1 / SIGMA^2."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from casal.lab.nets import load, save
 from casal.lab.nets.files import require_safetensors
-from casal.store.files import write_whole
+from casal.store import write_whole
 
 
 def folder() -> Path:

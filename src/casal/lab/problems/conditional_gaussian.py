@@ -17,7 +17,7 @@ from casal.lab.problems.conditional_base import HEALTH, AnyMethod, Part, Setup, 
 from casal.lab.problems.mixture import METHODS
 from casal.lab.problems.mixture_families import BETAS
 from casal.methods import CASAL, FinalProjection, Projected
-from casal.result import SampleResult
+from casal.sampling import SampleResult
 from casal.targets import Target, ddpm, posterior
 
 CORRELATION = 0.8

@@ -19,7 +19,7 @@ from casal.lab.problems.mixture import METHODS
 from casal.lab.problems.mixture_cases import MIXTURE
 from casal.lab.problems.mixture_families import FAMILIES
 from casal.methods import FinalProjection, Projected
-from casal.result import SampleResult
+from casal.sampling import SampleResult
 
 DIRECTIONS = 24
 REFERENCE = 40_000

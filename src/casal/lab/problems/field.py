@@ -115,7 +115,7 @@ def exact_right(energy: float = ENERGY) -> float:
     return share_right(STIFF, energy)
 
 
-def cases(energy: float, steps: int) -> dict[str, tuple[Target, Method[Any, Any]]]:
+def cases(energy: float, steps: int) -> dict[str, tuple[Target, Method[Any]]]:
     """Every method at the same number of score evaluations; the settings do not depend on the energy."""
     ramp, eta, burn = linear(*STIFF.rho), STIFF.dual_step, BURN_IN
     paper, scaled = STIFF.plain(steps), STIFF.preconditioned(steps)

@@ -61,9 +61,9 @@ def schedules(setup: Setup) -> dict[str, float | Schedule]:
     }
 
 
-def variants(setup: Setup, rho: float | Schedule) -> dict[str, Method[Any, Any]]:
+def variants(setup: Setup, rho: float | Schedule) -> dict[str, Method[Any]]:
     """The released update on both set-ups; the printed ones too where they are cheap."""
-    released: dict[str, Method[Any, Any]] = {"released code": CASAL.released(rho, setup.dual_step, burn_in=0.1)}
+    released: dict[str, Method[Any]] = {"released code": CASAL.released(rho, setup.dual_step, burn_in=0.1)}
     if setup is STIFF:
         return released
     return {**released, "Algorithm 1": CASAL.algorithm1(rho), "CASAL": CASAL(rho, burn_in=0.1)}

@@ -22,11 +22,10 @@ from casal.lab.problems.base import (
 from casal.lab.problems.field_setup import STIFF, conditional, share_right
 from casal.lab.problems.tuning import Case, best
 from casal.methods import Method, WeightedCASAL
-from casal.result import SampleResult
-from casal.sampling import sample
+from casal.sampling import SampleResult, sample
 from casal.targets import Target
 
-Cases = Callable[[float, int], dict[str, tuple[Target, Method[Any, Any]]]]
+Cases = Callable[[float, int], dict[str, tuple[Target, Method[Any]]]]
 
 
 class Levels(NamedTuple):

@@ -33,12 +33,11 @@ from casal.methods import (
     Twisted,
     WeightedCASAL,
 )
-from casal.result import SampleResult
-from casal.sampling import sample
+from casal.sampling import SampleResult, sample
 from casal.schedules import Schedule, constant_gain, geometric, inverse_variance, linear
 from casal.targets import Table, Target
 
-Setting = tuple[str, Method[Any, Any]]
+Setting = tuple[str, Method[Any]]
 
 
 class Entry(NamedTuple):

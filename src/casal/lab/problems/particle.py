@@ -29,8 +29,7 @@ from casal.methods import (
     Unconstrained,
     WeightedCASAL,
 )
-from casal.result import SampleResult
-from casal.sampling import sample
+from casal.sampling import SampleResult, sample
 from casal.schedules import geometric
 from casal.targets import Target, langevin
 
@@ -99,7 +98,7 @@ def exact_answer() -> dict[str, float]:
     }
 
 
-def cases() -> dict[str, tuple[Target, Method[Any, Any]]]:
+def cases() -> dict[str, tuple[Target, Method[Any]]]:
     """Every method with its target: the authors' settings for what was published, one short run for the weights."""
     ladder, eta, burn = geometric(*PAPER.rho), PAPER.dual_step, PAPER.burn_in
     paper = plain(PAPER.steps)

@@ -10,15 +10,14 @@ from typing import Any
 from casal.constraints import Constraint
 from casal.errors import DivergedError
 from casal.methods import FinalProjection, Method, Penalty
-from casal.result import SampleResult
-from casal.sampling import sample
+from casal.sampling import SampleResult, sample
 from casal.schedules import geometric
 from casal.targets import Target
 
 VALIDATION_SEED = 1_000_003
 """Seeds of reported runs are small numbers; this one is kept for choosing settings."""
 
-Case = tuple[Target, Method[Any, Any]]
+Case = tuple[Target, Method[Any]]
 
 
 def best(cases: Iterable[Case], constraint: Constraint, loss: Callable[[SampleResult], float], n: int) -> Case:

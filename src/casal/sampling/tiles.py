@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from casal.methods import Usage
-from casal.trace import Trace
+from casal.sampling.trace import Trace
 from casal.typing import Event
 
 TILE_NUMBERS = 1 << 17
@@ -52,8 +52,13 @@ class Tile:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    def replace_by(self, other: Tile) -> None:
+        """Take over how far a copy of this tile has come elsewhere."""
+        self.state, self.steps, self.usage, self.trace = other.state, other.steps, other.usage, other.trace
+        self.generator.set_state(other.generator.get_state())
 
-def evened(n: int, size: int) -> int:
+
+def even_size(n: int, size: int) -> int:
     """A size at most ``size`` that cuts n chains into tiles of nearly the same size, so that threads end together.
 
     Several tiles are made an even number of tiles, many (more than 32) a multiple of eight.
@@ -64,7 +69,7 @@ def evened(n: int, size: int) -> int:
 
 
 def cut(n: int, size: int, seed: int, device: torch.device) -> list[Tile]:
-    """All tiles of a run of n chains. Stream 0 belongs to exchanges, stream k + 1 to tile k."""
+    """All tiles of a run of n chains. Stream 0 belongs to what all chains do together, stream k + 1 to tile k."""
     starts = range(0, n, size)
     return [Tile(k, lo, min(lo + size, n), generator(seed, k + 1, device)) for k, lo in enumerate(starts)]
 
@@ -80,12 +85,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def numbered(state: Any, start: int) -> Any:
-    """A state that keeps ancestors counts its chains from 0; in the run they are counted from ``start``."""
-    return state._replace(ancestor=state.ancestor + start) if "ancestor" in state._fields else state
-
-
-def joined(tiles: list[Tile]) -> Any:
+def join(tiles: list[Tile]) -> Any:
     """One state of all chains, taken away from the tiles; fields without a chain dimension are common to all.
 
     Field after field, so that no more than one of them is there twice.
@@ -106,7 +106,7 @@ def joined(tiles: list[Tile]) -> Any:
 
 
 def split(state: Any, tiles: list[Tile]) -> list[Any]:
-    """The reverse of ``joined``."""
+    """The reverse of ``join``."""
     if len(tiles) == 1:
         return [state]
     kind = type(state)

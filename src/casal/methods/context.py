@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from casal.constraints import Budget, Constraint
-from casal.decoders import Decoder, Gram, Identity
+from casal.decoders import Decoder, Gram
 from casal.errors import SettingError
 from casal.targets import Table, Target
 
@@ -61,8 +62,8 @@ class Uncounted(Usage):
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One target, one set, one decoder, in the dtype and on the device of the run.
+class Context:
+    """One target, one set and one decoder, in the dtype and on the device of the run.
 
     Attributes:
         target: Score, table and start.
@@ -72,6 +73,7 @@ class Problem:
         budget: How hard projections inside the loop try; None for the best they can.
         row_dtype: Dtype of the numbers of a row. Compiled steps want that of the chains: mixed dtypes keep a kernel
             from being vectorised.
+        first: Number of the first of these chains in the run.
     """
 
     target: Target
@@ -81,6 +83,7 @@ class Problem:
     usage: Usage = field(default_factory=Usage)
     budget: Budget | None = None
     row_dtype: torch.dtype = torch.float64
+    first: int = 0
 
     @property
     def table(self) -> Table:
@@ -116,7 +119,7 @@ class Problem:
     @property
     def identity(self) -> bool:
         """Whether the decoder is the identity."""
-        return isinstance(self.decoder, Identity)
+        return self.decoder.identity
 
     @property
     def isotropic(self) -> bool:
@@ -135,17 +138,20 @@ class Problem:
         self.usage.scored(len(y))
         return self.target.denoise(y, torch.as_tensor(sigma, dtype=torch.float64, device=y.device))
 
-    def with_budget(self, budget: Budget) -> Problem:
-        """The same problem with other projections inside the loop; factorisations are kept."""
+    def replace(self, **fields: Any) -> Context:
+        """The same context with other fields; factorisations are kept."""
         other = copy(self)
-        object.__setattr__(other, "budget", budget)
+        for name, value in fields.items():
+            object.__setattr__(other, name, value)
         return other
 
-    def with_usage(self, usage: Usage) -> Problem:
-        """The same problem, its use counted elsewhere."""
-        other = copy(self)
-        object.__setattr__(other, "usage", usage)
-        return other
+    def of_chains(self, start: int, stop: int, usage: Usage) -> Context:
+        """The context of some chains of the run: their part of the set, their use counted on its own."""
+        return self.replace(constraint=self.constraint.take(slice(start, stop)), usage=usage, first=start)
+
+    def unseen(self) -> Context:
+        """The same context, its use not counted."""
+        return self.replace(usage=Uncounted())
 
     def project(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
         """P(z) for the loop: in the dtype of z where there is a fast closed form, else in float64 inside.
@@ -191,8 +197,23 @@ class Problem:
         return h.detach(), gradient
 
 
-def move(problem: Problem, x: Tensor, score: Tensor, row: Steps, noise: Tensor) -> Tensor:
+TOGETHER = 1 << 22
+"""Numbers that are looked at together where all chains of a run are looked at."""
+
+
+def few_chains(*parts: Tensor) -> Iterator[slice]:
+    """Slices of dim 0, so that what is made on the way stays small beside a million chains."""
+    chains = max(1, TOGETHER // max(1, *(part.shape[1:].numel() for part in parts)))
+    return (slice(start, start + chains) for start in range(0, len(parts[0]), chains))
+
+
+def chain_by_chain(function: Callable[..., Tensor], *parts: Tensor) -> Tensor:
+    """``function(*parts)`` for a function that treats chains (dim 0) one by one, in as many calls as it takes."""
+    return torch.cat([function(*(part[some] for part in parts)) for some in few_chains(*parts)])
+
+
+def move(context: Context, x: Tensor, score: Tensor, row: Steps, noise: Tensor) -> Tensor:
     """a x + b D score + s D^(1/2) w: one row of the table, without any constraint."""
-    if problem.diagonal is None or problem.root is None:
+    if context.diagonal is None or context.root is None:
         return (row.a * x).addcmul_(score, row.b).addcmul_(noise, row.s)
-    return (row.a * x).addcmul_(score, row.b * problem.diagonal).addcmul_(noise, row.s * problem.root)
+    return (row.a * x).addcmul_(score, row.b * context.diagonal).addcmul_(noise, row.s * context.root)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from casal.chunks import chain_by_chain
 from casal.constraints import Constraint
+from casal.methods import few_chains
 
 
 @dataclass(frozen=True)
@@ -35,4 +36,5 @@ class Certificate:
 
 def certify(constraint: Constraint, samples: Tensor, tolerance: float) -> Certificate:
     """Measure every sample against the definition of the set, never through its projection; some chains at a time."""
-    return Certificate(chain_by_chain(constraint.violation, samples), tolerance)
+    parts = [constraint.take(some).violation(samples[some]) for some in few_chains(samples)]
+    return Certificate(torch.cat(parts), tolerance)

@@ -14,20 +14,19 @@ import torch
 
 from casal.constraints import Subspace
 from casal.decoders import Decoder
-from casal.methods.base import Method
-from casal.methods.problem import Problem
+from casal.methods import Context, Method
 
 
 class Coordinates(NamedTuple):
     """Where the steps of a run are taken.
 
     Attributes:
-        problem: With S for the decoder and C' for the set.
-        basis: B in float64; None if the problem is the given one.
+        context: With S for the decoder and C' for the set.
+        basis: B in float64; None if the context is the given one.
         parts: Fields of the state that are coordinates.
     """
 
-    problem: Problem
+    context: Context
     basis: Decoder | None = None
     parts: tuple[str, ...] = ()
 
@@ -39,23 +38,23 @@ class Coordinates(NamedTuple):
         return state._replace(**wide)
 
 
-def coordinates(problem: Problem, method: Method[Any, Any], decoder: Decoder) -> Coordinates:
-    """The coordinates for the steps of a method, or the problem as it is where there are none.
+def coordinates(context: Context, method: Method[Any], decoder: Decoder) -> Coordinates:
+    """The coordinates for the steps of a method, or the context as it is where there are none.
 
     Args:
-        problem: Of the run.
+        context: Of the run.
         method: Of the run.
-        decoder: A in all its digits; that of the problem has the dtype of the run.
+        decoder: A in all its digits; that of the context has the dtype of the run.
     """
     factors, parts = decoder.factors(), method.decoded_parts()
-    if factors is None or parts is None or not problem.constraint.fast:
-        return Coordinates(problem)
+    if factors is None or parts is None or not context.constraint.fast:
+        return Coordinates(context)
     basis, scale = factors
-    few = torch.zeros((1, *problem.latent), dtype=torch.float64, device=problem.like.device)
+    few = torch.zeros((1, *context.latent), dtype=torch.float64, device=context.like.device)
     space = Subspace(decoder.event(few), basis, basis.vjp(few))
-    inside = problem.constraint.within(space)
+    inside = context.constraint.within(space)
     if inside is None:
-        return Coordinates(problem)
-    inside.validate(problem.latent)
-    smaller = replace(problem, decoder=scale.to(problem.like), constraint=inside)
+        return Coordinates(context)
+    inside.validate(context.latent)
+    smaller = replace(context, decoder=scale.to(context.like), constraint=inside)
     return Coordinates(smaller, basis, parts)

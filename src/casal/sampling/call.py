@@ -1,7 +1,8 @@
-"""The only loop. Everything else plugs into it."""
+"""The public call: plan, run, collect."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,22 +10,26 @@ from typing import Any
 
 import torch
 
-from casal.checks import check_call, check_init
+from casal.checks import whole_number
 from casal.constraints import Budget, Constraint
 from casal.decoders import Decoder
-from casal.errors import SettingError, whole_number
+from casal.errors import SettingError
 from casal.methods import Method
-from casal.progress import progress_bar
-from casal.remote import cluster
-from casal.result import SampleResult
-from casal.run import Options, Run
+from casal.sampling.collect import collect
+from casal.sampling.executors import Dask, Executor, Threads, cluster
+from casal.sampling.keeping import StoreKeeper
+from casal.sampling.loop import Chains, Keeper, run
+from casal.sampling.plan import Options, make_plan
+from casal.sampling.progress import progress_bar
+from casal.sampling.result import SampleResult
+from casal.sampling.stepping import Compiled, Eager, Graphs, Stepper
 from casal.targets import Target
 
 
 def sample(
     target: Target,
     constraint: Constraint,
-    method: Method[Any, Any] | str,
+    method: Method[Any] | str,
     n: int,
     *,
     decoder: Decoder | None = None,
@@ -47,7 +52,7 @@ def sample(
     Args:
         target: Score, table and start, from ``casal.langevin``, ``casal.energy`` ...
         constraint: The set C, in decoded space.
-        method: How the constraint enters each step; "auto" takes what measurements recommend (``methods/choose.py``).
+        method: How the constraint enters each step; "auto" takes what measurements recommend (``methods/auto.py``).
         n: Number of chains; each gives one sample.
         decoder: A, if the model lives in another space than the constraint; the identity if left out.
         seed: One number for all randomness. The result does not depend on the number of threads.
@@ -80,17 +85,22 @@ def sample(
     record_every = whole_number(record_every, "record_every", 0)
     tile = None if tile is None else whole_number(tile, "tile", 1)
     threads = None if threads is None else whole_number(threads, "threads", 1)
-    check_call(constraint, method, tol, dtype)
-    check_init(target, n)
     if client is not None and workers is not None:
         raise SettingError("give client= or workers=, not both")
     if compile and (client is not None or workers is not None):
         raise SettingError("compile=True works in this process only; leave out client= and workers=")
+    options = Options(decoder, seed, dtype, device, tol, record_every, budget, tile, compile)
     own = nullcontext(client) if workers is None else cluster(whole_number(workers, "workers", 1))
     with torch.no_grad(), own as client:
-        options = Options(
-            decoder, seed, dtype, device, tol, record_every, budget, tile, threads, compile, store, client
-        )
-        run = Run(target, constraint, method, n, options)
-        with progress_bar(progress, run.total_steps, run.method.name) as bar:
-            return run.go(bar)
+        plan = make_plan(target, constraint, method, n, options)
+        chains = Chains(plan.tiles(), plan.common_generator())
+        with progress_bar(progress, plan.steps * len(chains.tiles), plan.method.name) as bar:
+            executor: Executor = Threads(plan, bar, threads) if client is None else Dask(plan, bar, client)
+            stepper: Stepper = Compiled(plan, Graphs.of(plan, executor.threads)) if compile else Eager()
+            keeper = Keeper() if store is None else StoreKeeper(store, plan, chains, stepper.compiles, bar)
+            with executor:
+                began = time.perf_counter()
+                interrupted = run(plan, chains, executor, stepper, keeper)
+                result = collect(plan, chains, executor, stepper, time.perf_counter() - began, interrupted)
+            keeper.finish(result)
+    return result

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from casal.methods.base import Method
-from casal.methods.problem import Problem
+from casal.methods.context import Context
 from casal.methods.split_gibbs import SplitGibbs
 from casal.methods.weighted import WeightedCASAL
 
@@ -19,14 +19,14 @@ The error that is left is of the order of its square. Less would cost ancestors:
 192 chains) a slack of 1 left 90 of them and 0.3 left 40."""
 
 
-def choose(problem: Problem, x: Tensor) -> Method[Any, Any]:
+def choose(context: Context, x: Tensor) -> Method[Any]:
     """WeightedCASAL on a fixed density, SplitGibbs on a diffusion or flow model (see docs/methods.md for figures).
 
     Args:
-        problem: Model, set and decoder.
+        context: Model, set and decoder.
         x: A few starting points; on a fixed density their spread sets the scale. A diffusion model has scale one.
     """
-    if problem.table.static:
-        spread = float(problem.decode(x).std(0).square().sum().sqrt()) if len(x) > 1 else 1.0
+    if context.table.static:
+        spread = float(context.decode(x).std(0).square().sum().sqrt()) if len(x) > 1 else 1.0
         return WeightedCASAL((SLACK * (spread or 1.0)) ** -2)
-    return SplitGibbs(SLACK * problem.decoder.norm() * math.sqrt(x[0].numel()))
+    return SplitGibbs(SLACK * context.decoder.norm() * math.sqrt(x[0].numel()))

@@ -15,10 +15,10 @@ WORST_CASE = ("violation",)
 
 @dataclass
 class Trace:
-    """Records of steps (combined over tiles) and of exchanges."""
+    """Records of steps (combined over tiles) and of meetings of all chains."""
 
     steps: dict[int, dict[str, list[tuple[int, float, float]]]] = field(default_factory=dict)
-    exchanges: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    meetings: list[tuple[int, dict[str, float]]] = field(default_factory=list)
 
     def record(self, step: int, values: Mapping[str, Tensor]) -> None:
         """Keep mean and largest of per-chain values (n,)."""
@@ -33,10 +33,10 @@ class Trace:
             return float("nan")
         return _combined(name, self.steps[max(self.steps)][name])
 
-    def exchanged(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep the scalars of one exchange."""
+    def met(self, step: int, values: Mapping[str, float]) -> None:
+        """Keep the scalars of one meeting of all chains."""
         if values:
-            self.exchanges.append((step, dict(values)))
+            self.meetings.append((step, dict(values)))
 
     def absorb(self, other: Trace) -> None:
         """Take over the records of other chains."""
@@ -44,11 +44,11 @@ class Trace:
             slot = self.steps.setdefault(step, {})
             for name, parts in names.items():
                 slot.setdefault(name, []).extend(parts)
-        self.exchanges += other.exchanges
+        self.meetings += other.meetings
 
     def plain(self) -> dict[str, Any]:
         """As JSON data; ``from_plain`` reads it back to the same bits."""
-        return {"steps": list(self.steps.items()), "exchanges": self.exchanges}
+        return {"steps": list(self.steps.items()), "exchanges": self.meetings}
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Trace:
@@ -59,13 +59,13 @@ class Trace:
         return cls(steps, [(int(step), dict(values)) for step, values in data["exchanges"]])
 
     def collected(self) -> dict[str, Tensor]:
-        """Tensors of equal length for the steps, and of another equal length for the exchanges."""
+        """Tensors of equal length for the steps, and of another equal length for the meetings."""
         out: dict[str, list[float]] = {}
         for step in sorted(self.steps):
             out.setdefault("step", []).append(step)
             for name, parts in self.steps[step].items():
                 out.setdefault(name, []).append(_combined(name, parts))
-        for step, values in self.exchanges:
+        for step, values in self.meetings:
             out.setdefault("exchange_step", []).append(step)
             for name, value in values.items():
                 out.setdefault(name, []).append(value)

@@ -1,0 +1,103 @@
+"""Gibbs moves: draw z near x on the set in closed form, then x given z by the model's reverse process.
+
+    z ~ N(A x, sigma^2) restricted to C,                       sigma = rho^(-1/2)
+    c = x + A^T (z - A x) / |A|^2 + (sigma / |A|) (I - A^T A / |A|^2)^(1/2) w
+    x ~ p(x0 | x0 + (sigma / |A|) noise = c)                   (the reverse process)
+
+This is exact for p(x) N(z; A x, sigma^2) 1_C(z), but for the discretisation of the reverse process. A rung weighs by
+Phi_sigma(x), the integral of N(z; A x, sigma^2) over C. It needs a set with closed forms (affine, box, sphere, mass and
+energy) and a linear decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from casal.methods.base import Stage, generator_of, key
+from casal.methods.context import Context
+from casal.methods.moves import Moves
+from casal.methods.smc import Finish, Plain, equal_weights, half_square
+
+
+class GibbsState(NamedTuple):
+    """A population that draws z given x and x given z.
+
+    Attributes:
+        x: The point that moves; clean at the end of a move.
+        z: A point of C: a draw from N(A x, 1 / rho) restricted to C.
+        estimate: The denoised estimate of the step before.
+        log_weight: Logarithms of the weights, (n,).
+        ancestor: Starting chain each chain descends from, (n,).
+        rho: Coupling that all chains are at.
+    """
+
+    x: Tensor
+    z: Tensor
+    estimate: Tensor
+    log_weight: Tensor
+    ancestor: Tensor
+    rho: Tensor
+
+
+class GibbsMoves(Moves):
+    """z given x in closed form, x given z by the reverse process."""
+
+    def start(self, context: Context, x: Tensor) -> GibbsState:
+        log_weight, ancestor = equal_weights(context, len(x))
+        z = context.project(context.decode(x))
+        return GibbsState(x, z, x, log_weight, ancestor, log_weight.new_zeros(()))
+
+    def sweep(self, context: Context) -> list[Stage]:
+        _ = context.gram
+        return [Stage([()], self.draw, noise=key), Stage([()], self.centre), self.reverse_stage(context)]
+
+    def arrive(self, context: Context, state: GibbsState, moves: int) -> tuple[GibbsState, Mapping[str, float]]:
+        if float(state.rho) > 0.0:
+            return state, {}
+        return state._replace(z=context.project(context.decode(state.x), warm=state.z)), {}
+
+    def weigh(self, context: Context, state: GibbsState, rho: float) -> Tensor:
+        decoded = context.decode(state.x)
+        return _log_mass(context, decoded, rho) - _log_mass(context, decoded, float(state.rho))
+
+    def half(self, context: Context, state: GibbsState) -> Tensor:
+        decoded = context.decode(state.x)
+        return half_square(decoded - context.project(decoded, warm=state.z))
+
+    def finish(self, context: Context) -> tuple[Finish, list[Stage]]:
+        return Plain(), [Stage([()], self.draw, noise=key)]
+
+    def output(self, context: Context, state: GibbsState) -> Tensor:
+        return context.strict(state.z, warm=state.z)
+
+    def level(self, context: Context, state: GibbsState) -> float:
+        return 1.0 / (float(state.rho) ** 0.5 * context.decoder.norm())
+
+    def draw(self, context: Context, state: GibbsState, row: Any, noise: Tensor) -> GibbsState:
+        """z ~ N(A x, 1 / rho) restricted to C."""
+        near = context.decode(state.x)
+        drawn = context.constraint.sample_near(near, float(state.rho) ** -0.5, generator_of(noise))
+        assert drawn is not None, "SplitGibbs takes these moves only where the set has closed forms"
+        return state._replace(z=drawn.to(state.z.dtype))
+
+    def centre(self, context: Context, state: GibbsState, row: Any, noise: Tensor) -> GibbsState:
+        """c: the point whose noise of size sigma / |A| stands for both z and what A does not see of x."""
+        x, gram, stiffness = state.x, context.gram, context.decoder.norm() ** 2
+        blind = (1.0 - gram.eigenvalues / stiffness).clamp_min(0.0).sqrt()
+        spread = gram.unwhiten((blind * noise.reshape(len(x), *blind.shape)) if blind.ndim else blind * noise)
+        pull = context.decoder.vjp(x)((state.z - context.decode(x)).to(x.dtype)) / stiffness
+        c = x + pull + self.level(context, state) * spread.reshape(x.shape)
+        return state._replace(x=c, estimate=c)
+
+
+def _log_mass(context: Context, decoded: Tensor, rho: float) -> Tensor:
+    """log Phi, zero at rho = 0."""
+    if rho == 0.0:
+        return torch.zeros(len(decoded), dtype=torch.float64, device=decoded.device)
+    value = context.constraint.log_normaliser(decoded, rho**-0.5)
+    assert value is not None, "SplitGibbs takes these moves only where the set has closed forms"
+    return value

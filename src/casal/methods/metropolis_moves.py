@@ -1,0 +1,158 @@
+"""Metropolis moves: add noise, run the model's reverse process back down, accept or not.
+
+    y  = x + g(x) + s w                                       (w ~ N(0, I); g leads towards C)
+    x' ~ p(x0 | x0 + s noise = y)                             (the reverse process from the level s down)
+    accept with probability min(1, exp(-rho (V(x') - V(x))) T(x') / T(x)),   T(x) = N(y; x + g(x), s^2) / N(y; x, s^2)
+
+with V(x) = dist(A x, C)^2 / 2 and g(x) = c A^T (P(A x) - A x). Two clean points that share a noisy one are
+exchangeable under p: p(x) N(y; x) p(x' | y) is symmetric in x and x'. So without g and V the move leaves p as it is; T
+pays for g, and the factor of V makes pi_rho(x) ~ p(x) exp(-rho V(x)) the law that stays. Nothing is asked of the set
+but its projection, nothing of the decoder but its derivative. A rung weighs by Phi_rho(x) = exp(-rho V(x)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from casal.constraints import over_events
+from casal.methods.base import Stage, uniform
+from casal.methods.context import Context
+from casal.methods.moves import Moves
+from casal.methods.smc import Confined, Finish, Plain, equal_weights, half_square
+
+TOWARDS = 0.75
+"""Share of the way to C that g goes when the noise is as large as the slack rho^(-1/2)."""
+
+WANTED = 0.65
+"""Share of proposals to accept; the size of the noise adapts to it between two rungs."""
+
+SIZES = (0.05, 2.0)
+"""Bounds of the size of the noise in units of rho^(-1/2) / |A|."""
+
+
+class MetropolisState(NamedTuple):
+    """A population between a clean point and the next.
+
+    Attributes:
+        x: The point that moves; clean at the end of a move.
+        z: The foot P(A x) of the clean point.
+        clean: The clean point the present move started from.
+        start: y of the present move.
+        estimate: The denoised estimate of the step before.
+        half: V of the clean point, (n,).
+        log_weight: Logarithms of the weights, (n,).
+        ancestor: Starting chain each chain descends from, (n,).
+        accepted: How many proposals each chain has accepted since the last rung, (n,).
+        rho: Coupling that all chains are at.
+        size: Size of the noise in units of rho^(-1/2) / |A|.
+    """
+
+    x: Tensor
+    z: Tensor
+    clean: Tensor
+    start: Tensor
+    estimate: Tensor
+    half: Tensor
+    log_weight: Tensor
+    ancestor: Tensor
+    accepted: Tensor
+    rho: Tensor
+    size: Tensor
+
+
+class MetropolisMoves(Moves):
+    """Proposals from the reverse process, accepted or not."""
+
+    def start(self, context: Context, x: Tensor) -> MetropolisState:
+        log_weight, ancestor = equal_weights(context, len(x))
+        z = context.project(context.decode(x))
+        return self.population(x, z, log_weight, ancestor, log_weight.new_zeros(()))
+
+    @staticmethod
+    def population(x: Tensor, z: Tensor, log_weight: Tensor, ancestor: Tensor, rho: Tensor) -> MetropolisState:
+        """Clean points that have not moved yet, with their weights."""
+        zeros = torch.zeros_like(log_weight)
+        return MetropolisState(x, z, x, x, x, zeros, log_weight, ancestor, zeros, rho, torch.ones_like(rho))
+
+    def sweep(self, context: Context) -> list[Stage]:
+        return [
+            Stage([()], self.renoise),
+            self.reverse_stage(context),
+            Stage([()], self.accept, noise=uniform),
+        ]
+
+    def arrive(
+        self, context: Context, state: MetropolisState, moves: int
+    ) -> tuple[MetropolisState, Mapping[str, float]]:
+        if float(state.rho) == 0.0:
+            return with_feet(context, state), {"acceptance": 1.0}
+        rate = float(state.accepted.mean()) / moves
+        size = (state.size * torch.exp(torch.as_tensor(rate - WANTED, dtype=torch.float64))).clamp(*SIZES)
+        return state._replace(size=size, accepted=torch.zeros_like(state.accepted)), {"acceptance": rate}
+
+    def weigh(self, context: Context, state: MetropolisState, rho: float) -> Tensor:
+        return (float(state.rho) - rho) * state.half
+
+    def half(self, context: Context, state: MetropolisState) -> Tensor:
+        return state.half
+
+    def finish(self, context: Context) -> tuple[Finish, list[Stage]]:
+        return (Confined() if context.constraint.solid else Plain()), []
+
+    def output(self, context: Context, state: MetropolisState) -> Tensor:
+        return context.strict(context.decode(state.x), warm=state.z)
+
+    def level(self, context: Context, state: MetropolisState) -> float:
+        return float(state.size) / (float(state.rho) ** 0.5 * context.decoder.norm())
+
+    def renoise(self, context: Context, state: MetropolisState, row: Any, noise: Tensor) -> MetropolisState:
+        """y = x + g(x) + s w."""
+        s = self.level(context, state)
+        y = state.x + guide(context, state.x, state.z, s, state.rho) + s * noise
+        return state._replace(x=y, start=y, clean=state.x, estimate=y)
+
+    def accept(self, context: Context, state: MetropolisState, row: Any, noise: Tensor) -> MetropolisState:
+        """Keep the proposal, or go back to the clean point the move started from."""
+        new = with_feet(context, state)
+        yes = torch.log(noise) < log_ratio(context, state, new, self.level(context, state))
+        return state._replace(
+            x=_pick(yes, state.x, state.clean),
+            z=_pick(yes, new.z, state.z),
+            half=torch.where(yes, new.half, state.half),
+            accepted=state.accepted + yes.to(state.accepted),
+        )
+
+
+def with_feet(context: Context, state: MetropolisState) -> MetropolisState:
+    """The state with the foot of every clean point and its distance."""
+    decoded = context.decode(state.x)
+    z = context.project(decoded, warm=state.z)
+    return state._replace(z=z, half=half_square(decoded - z))
+
+
+def guide(context: Context, x: Tensor, z: Tensor, s: float, rho: Tensor) -> Tensor:
+    """g(x) = c A^T (z - A x) with c |A|^2 = min(1, (s |A|)^2 rho) TOWARDS."""
+    stiffness = context.decoder.norm() ** 2
+    share = TOWARDS * min(1.0, s**2 * stiffness * float(rho)) / stiffness
+    return share * context.decoder.vjp(x)(z - context.decode(x))
+
+
+def log_ratio(context: Context, old: MetropolisState, new: MetropolisState, s: float) -> Tensor:
+    """log of exp(-rho (V(x') - V(x))) T(x') / T(x), chain by chain; x is ``old.clean`` and x' is ``new.x``."""
+    tilt = _tilt(context, old, new.x, new.z, s) - _tilt(context, old, old.clean, old.z, s)
+    return tilt - old.rho * (new.half - old.half)
+
+
+def _tilt(context: Context, state: MetropolisState, x: Tensor, z: Tensor, s: float) -> Tensor:
+    """log N(y; x + g(x), s^2) - log N(y; x, s^2) = (g . (y - x) - |g|^2 / 2) / s^2."""
+    g = guide(context, x, z, s, state.rho).reshape(len(x), -1).to(torch.float64)
+    away = (state.start - x).reshape(len(x), -1).to(torch.float64)
+    return ((g * away).sum(1) - g.square().sum(1) / 2) / s**2
+
+
+def _pick(yes: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    return torch.where(over_events(yes, one), one, other)

@@ -1,0 +1,76 @@
+"""The chains of a run, collected into one result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from casal.diagnostics import warn_if_degenerate
+from casal.methods import Usage
+from casal.sampling.certificate import certify
+from casal.sampling.executors import Executor
+from casal.sampling.loop import Chains
+from casal.sampling.plan import Plan
+from casal.sampling.result import Cost, SampleResult
+from casal.sampling.stepping import Stepper
+from casal.sampling.tiles import Tile, join
+from casal.sampling.trace import Trace
+
+
+def collect(
+    plan: Plan, chains: Chains, executor: Executor, stepper: Stepper, seconds: float, interrupted: bool
+) -> SampleResult:
+    """All tiles that took a step, tile by tile: nothing is there more often than need be.
+
+    Raises:
+        KeyboardInterrupt: No tile took a step.
+    """
+    begun = [tile for tile in chains.tiles if tile.state is not None and tile.steps > 0]
+    if not begun:
+        raise KeyboardInterrupt("interrupted before any chain took a step; nothing to return")
+    last = max(tile.steps for tile in begun)
+    samples = _samples(plan, begun)
+    n = len(samples)
+    for tile in begun:
+        tile.trace.steps.pop(last, None)  # the state may have been resampled since
+        plan.record(tile, last)
+    usage, records = Usage(), Trace()
+    for used, trace in [(chains.usage, chains.trace), *((tile.usage, tile.trace) for tile in chains.tiles)]:
+        usage.absorb(used)
+        records.absorb(trace)
+    which = torch.cat([torch.arange(tile.start, tile.stop) for tile in begun])
+    steps = torch.cat([torch.full((len(tile),), tile.steps) for tile in begun])
+    state, series = _decoded(plan, join(begun)), records.collected()
+    warn_if_degenerate(series, n, getattr(state, "log_weight", None))
+    about = {**plan.about(), "threads": executor.threads, "compile": stepper.compiles}
+    return SampleResult(
+        samples=samples,
+        certificate=certify(plan.context.constraint.take(which), samples, plan.options.tol),
+        trace=series,
+        cost=Cost(usage.scores / n + plan.target.init_evaluations, usage.projections / n, seconds),
+        state=state,
+        provenance=about,
+        steps=steps,
+        partial=interrupted,
+    )
+
+
+def _samples(plan: Plan, tiles: list[Tile]) -> Tensor:
+    first = plan.output(tiles[0], tiles[0].usage)
+    if len(tiles) == 1:
+        return first
+    samples = first.new_empty((sum(len(tile) for tile in tiles), *first.shape[1:]))
+    done = len(first)
+    samples[:done] = first
+    for tile in tiles[1:]:
+        samples[done : done + len(tile)] = plan.output(tile, tile.usage)
+        done += len(tile)
+    return samples
+
+
+def _decoded(plan: Plan, state: Any) -> Any:
+    """The state as a reader expects it: in decoded space, in the dtype of the run."""
+    wide = plan.inside.lifted(state)
+    return type(state)(*(new.to(old.dtype) for new, old in zip(wide, state, strict=True)))

@@ -1,0 +1,281 @@
+"""Who takes the tiles: the threads of this process, or the workers of a Dask cluster. One interface for both.
+
+A tile has its own random stream, counters and records, and torch works on it with a single thread of its own. So every
+number is the same for any executor and any number of threads or workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from threading import Lock
+from typing import Any, Protocol
+
+import torch
+
+from casal.errors import CasalError, SettingError
+from casal.sampling.plan import Plan
+from casal.sampling.progress import Progress
+from casal.sampling.tiles import Tile, one_thread
+
+NOWHERE = -1
+"""No tile may go on."""
+
+SHOWN = ("rho", "ess", "violation")
+"""What the progress bar shows of what is known on the way."""
+
+
+class Watch(Protocol):
+    """What a tile at work asks and tells."""
+
+    def may_go_on(self, tile: Tile) -> bool:
+        """Whether nothing has happened that stops this tile: an interrupt, or an error in an earlier tile."""
+
+    def advance(self, steps: int) -> None:
+        """So many steps more were taken."""
+
+    def tell(self, known: Mapping[str, float]) -> None:
+        """What is known on the way."""
+
+
+Work = Callable[..., None]
+"""``work(plan, tile, watch, *arguments)``: a function at the top of a module, so that it can be sent to a worker."""
+
+
+class Executor(Watch, Protocol):
+    """Something that does work for every tile; use it as a context.
+
+    Attributes:
+        threads: Tiles that are worked on at the same time.
+    """
+
+    threads: int
+
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *_: object) -> None: ...
+
+    def each(
+        self,
+        work: Work,
+        tiles: Sequence[Tile],
+        arguments: tuple[Any, ...] = (),
+        done: Callable[[Tile], None] | None = None,
+    ) -> None:
+        """Do ``work`` for all tiles, then ``done``, in any order.
+
+        Of several errors the one of the first tile is raised, as one thread would.
+        """
+
+
+class Threads:
+    """Some threads of this process. Kernels release Python's lock, which is what makes threads worth it.
+
+    Args:
+        plan: The run.
+        bar: Shows the progress.
+        threads: How many; None for as many as torch uses. Devices other than the CPU get one.
+    """
+
+    def __init__(self, plan: Plan, bar: Progress, threads: int | None) -> None:
+        tiles = -(-plan.n // plan.tile)
+        wanted = torch.get_num_threads() if threads is None else threads
+        self.threads = min(wanted, tiles) if plan.device.type == "cpu" else 1
+        self.plan, self.bar = plan, bar
+        self._pinned = tiles > 1 or threads is not None
+        self._pool: ThreadPoolExecutor | None = None
+        self._stack = ExitStack()
+        self._last = tiles
+        self._lock = Lock()
+
+    def __enter__(self) -> Threads:
+        if self._pinned:
+            self._stack.enter_context(one_thread())
+        if self.threads > 1:
+            # A new thread starts with torch's own default, not with what this one has set.
+            pool = ThreadPoolExecutor(self.threads, "casal", initializer=torch.set_num_threads, initargs=(1,))
+            self._pool = self._stack.enter_context(pool)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def may_go_on(self, tile: Tile) -> bool:
+        return tile.index <= self._last
+
+    def advance(self, steps: int) -> None:
+        self.bar.advance(steps)
+
+    def tell(self, known: Mapping[str, float]) -> None:
+        _show(self.bar, known)
+
+    def each(
+        self,
+        work: Work,
+        tiles: Sequence[Tile],
+        arguments: tuple[Any, ...] = (),
+        done: Callable[[Tile], None] | None = None,
+    ) -> None:
+        def job(tile: Tile) -> None:
+            work(self.plan, tile, self, *arguments)
+            if done is not None and self.may_go_on(tile):
+                done(tile)
+
+        if self._pool is None or len(tiles) <= 1:
+            for tile in tiles:
+                job(tile)
+            return
+        context = _surroundings(self.plan.device)
+        jobs: list[Future[None]] = []
+        try:
+            jobs += [self._pool.submit(self._guarded, job, tile, context) for tile in tiles]
+            wait(jobs)
+        except KeyboardInterrupt:
+            self._stop(NOWHERE)
+            wait(jobs)
+            raise
+        errors = [error for error in (job.exception() for job in jobs) if error is not None]
+        for error in sorted(errors, key=lambda error: not isinstance(error, KeyboardInterrupt)):
+            raise error
+
+    def _guarded(self, job: Callable[[Tile], None], tile: Tile, context: Callable[[], Iterator[None]]) -> None:
+        if not self.may_go_on(tile):
+            return
+        try:
+            with contextmanager(context)():
+                job(tile)
+        except KeyboardInterrupt:
+            self._stop(NOWHERE)
+            raise
+        except BaseException:
+            self._stop(tile.index)
+            raise
+
+    def _stop(self, last: int) -> None:
+        with self._lock:
+            self._last = min(self._last, last)
+
+
+def _show(bar: Progress, known: Mapping[str, float]) -> None:
+    for name in SHOWN:
+        if name in known:
+            bar.tell(name, known[name])
+
+
+def _surroundings(device: torch.device) -> Callable[[], Iterator[None]]:
+    """The caller's autocast, which torch keeps for each thread, and no gradients."""
+    autocast, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+
+    def context() -> Iterator[None]:
+        with torch.no_grad(), torch.autocast(device.type, dtype=dtype, enabled=autocast):
+            yield
+
+    return context
+
+
+# ---------------------------------------------------------------------------------------------------------- Dask
+
+
+class Dask:
+    """The workers of a Dask cluster: each tile is one task, and the plan travels once to every worker.
+
+    A tile carries its state, its random stream and its counters to a worker and back. A tile whose worker is lost is
+    run again by the scheduler, from where it was sent.
+
+    Args:
+        plan: The run.
+        bar: Shows the progress.
+        client: A ``distributed.Client``, of whatever cluster (this machine, SLURM, Kubernetes).
+    """
+
+    def __init__(self, plan: Plan, bar: Progress, client: Any) -> None:
+        if not hasattr(client, "submit") or not hasattr(client, "scatter"):
+            raise SettingError(f"client must be a distributed.Client, got {type(client).__name__}")
+        self.plan, self.bar, self.client = plan, bar, client
+        self.threads = max(1, len(client.scheduler_info().get("workers", {})))
+        self._sent: Any = None
+
+    def __enter__(self) -> Dask:
+        self._sent = self.client.scatter(self.plan, broadcast=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sent = None
+
+    def may_go_on(self, tile: Tile) -> bool:
+        return True
+
+    def advance(self, steps: int) -> None:
+        self.bar.advance(steps)
+
+    def tell(self, known: Mapping[str, float]) -> None:
+        _show(self.bar, known)
+
+    def each(
+        self,
+        work: Work,
+        tiles: Sequence[Tile],
+        arguments: tuple[Any, ...] = (),
+        done: Callable[[Tile], None] | None = None,
+    ) -> None:
+        if not tiles:
+            return
+        from distributed import as_completed
+
+        submit = self.client.submit
+        waiting = {submit(_remotely, self._sent, work, tile, arguments, pure=False): tile for tile in tiles}
+        failed: list[tuple[int, BaseException]] = []
+        try:
+            for future in as_completed(list(waiting)):  # type: ignore[no-untyped-call]
+                tile = waiting[future]
+                error = future.exception()
+                if error is not None:
+                    failed.append((tile.index, error))
+                    continue
+                steps = tile.steps
+                tile.replace_by(future.result())
+                self.advance(tile.steps - steps)
+                if done is not None:
+                    done(tile)
+        finally:
+            self.client.cancel(list(waiting))
+        for index, error in sorted(failed, key=lambda entry: entry[0]):
+            if isinstance(error, CasalError):
+                raise error
+            raise CasalError(f"tile {index} failed on its worker: {type(error).__name__}: {error}") from error
+
+
+class _Alone:
+    """The watch of a tile on a worker: nobody stops it, nobody listens."""
+
+    def may_go_on(self, tile: Tile) -> bool:
+        return True
+
+    def advance(self, steps: int) -> None:
+        return
+
+    def tell(self, known: Mapping[str, float]) -> None:
+        return
+
+
+def _remotely(plan: Plan, work: Work, tile: Tile, arguments: tuple[Any, ...]) -> Tile:
+    """On the worker."""
+    with torch.no_grad(), one_thread():
+        work(plan, tile, _Alone(), *arguments)
+    return tile
+
+
+@contextmanager
+def cluster(workers: int) -> Iterator[Any]:
+    """A client of an embedded cluster: that many processes of this machine, one thread each."""
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError as error:
+        raise SettingError("workers= needs the dask extra: pip install 'casal[dask]'") from error
+    with (
+        LocalCluster(  # type: ignore[no-untyped-call]
+            n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None
+        ) as local,
+        Client(local) as client,  # type: ignore[no-untyped-call]
+    ):
+        yield client

@@ -1,0 +1,154 @@
+"""The only loop: the legs of a plan one after the other, the tiles of chains side by side.
+
+    for each leg:  all chains meet (resample, average a dual), then each tile takes the rows of the leg alone
+
+Threads and clusters are behind ``Executor``, compiled and eager steps behind ``Stepper``, stores and checkpoints behind
+``Keeper``: the loop knows no more of them than that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from casal.errors import DivergedError, ProjectionError
+from casal.methods import Context, Usage
+from casal.sampling.executors import Executor, Watch
+from casal.sampling.plan import Plan
+from casal.sampling.stepping import Block, Stepper, step_once
+from casal.sampling.tiles import Tile, join, one_thread, split
+from casal.sampling.trace import Trace
+
+
+@dataclass
+class Chains:
+    """All chains of a run: their tiles, and what was used and recorded where they met."""
+
+    tiles: list[Tile]
+    generator: torch.Generator
+    usage: Usage = field(default_factory=Usage)
+    trace: Trace = field(default_factory=Trace)
+
+
+class Keeper:
+    """What is kept of a run while it goes on: nothing. ``keeping.py`` has one with a store."""
+
+    def resume(self) -> int:
+        """Bring back what is there of an earlier run; the leg to begin with."""
+        return 0
+
+    def checkpoint(self, leg: int) -> None:
+        """All chains are about to begin a leg."""
+
+    def keep(self, tile: Tile) -> None:
+        """A tile has ended a leg."""
+
+    def end(self) -> None:
+        """All tiles have ended the last leg."""
+
+    def finish(self, result: Any) -> None:
+        """The result was collected."""
+
+
+def run(plan: Plan, chains: Chains, executor: Executor, stepper: Stepper, keeper: Keeper) -> bool:
+    """Take all legs with all chains; whether the run was interrupted. Ctrl-C keeps what there is."""
+    try:
+        for k in range(keeper.resume(), len(plan.legs)):
+            keeper.checkpoint(k)
+            meet(plan, chains, k, executor)
+            waiting = [tile for tile in chains.tiles if tile.steps < plan.legs[k].end]
+            executor.each(advance, waiting, (stepper, k), keeper.keep)
+    except KeyboardInterrupt:
+        return True
+    keeper.end()
+    return False
+
+
+def meet(plan: Plan, chains: Chains, k: int, executor: Executor) -> None:
+    """What all chains do together before the rows of leg k."""
+    together = plan.legs[k].stages[0].meet
+    if together is None:
+        return
+    executor.each(start, [tile for tile in chains.tiles if tile.state is None])
+    whole = join(chains.tiles)
+    with one_thread():
+        whole, known = together(plan.inside.context.replace(usage=chains.usage), whole, chains.generator)
+    chains.trace.met(chains.tiles[0].steps, known)
+    executor.tell(known)
+    for tile, state in zip(chains.tiles, split(whole, chains.tiles), strict=True):
+        tile.state = state
+
+
+def start(plan: Plan, tile: Tile, watch: Watch) -> None:
+    """Give a tile its first state."""
+    if tile.state is None:
+        x = plan.points(tile.start, tile.stop, tile.generator)
+        tile.state = plan.method.init(plan.steps_context(tile), x, tile.generator)
+
+
+def advance(plan: Plan, tile: Tile, watch: Watch, stepper: Stepper, k: int) -> None:
+    """Take the rows of leg k with the chains of one tile; look now and then whether all of them are finite."""
+    start(plan, tile, watch)
+    context = plan.steps_context(tile)
+    for blocks in stepper.spans(plan, k):
+        before, stream, taken = tile.state, tile.generator.get_state(), tile.steps
+        try:
+            for block in blocks:
+                if not watch.may_go_on(tile):
+                    return
+                for _ in stepper.take(plan, context, tile, block):
+                    record_if_due(plan, tile, watch)
+                    if not watch.may_go_on(tile):
+                        return
+        except ProjectionError as error:
+            if not error.chains:
+                raise
+            row = [row for block in blocks for row in block.rows][tile.steps - taken]
+            raise diverged(plan, tile, row, tile.steps + 1, error.chains) from error
+        if not finite(tile.state):
+            tile.generator.set_state(stream)
+            tile.state, tile.steps = before, taken
+            locate(plan, context, tile, blocks)
+        watch.advance(tile.steps - taken)
+
+
+def record_if_due(plan: Plan, tile: Tile, watch: Watch) -> None:
+    """Record what the method monitors, every ``record_every`` steps."""
+    every = plan.options.record_every
+    if every and tile.steps % every == 0 and finite(tile.state):
+        plan.record(tile, tile.steps)
+        watch.tell({"violation": tile.trace.latest("violation")})
+
+
+# ------------------------------------------------------------------------------------------- chains that are lost
+
+
+def finite(state: Any) -> bool:
+    """Whether the points of a state are finite. A sum is one cheap pass; an overflowing one is looked at again."""
+    x = state[0]
+    return math.isfinite(float(x.sum())) or bool(torch.isfinite(x).all())
+
+
+def locate(plan: Plan, context: Context, tile: Tile, blocks: Sequence[Block]) -> None:
+    """Take the last few steps again with the same noise, to say at which of them the first chain was lost."""
+    for block in blocks:
+        for row in block.rows:
+            step_once(plan, context, tile, block.stage, row)
+            if not finite(tile.state):
+                lost = ~torch.isfinite(tile.state[0]).flatten(1).all(1)
+                raise diverged(plan, tile, row, tile.steps, torch.nonzero(lost).flatten().tolist())
+
+
+def diverged(plan: Plan, tile: Tile, row: Any, step: int, chains: Sequence[int]) -> DivergedError:
+    """The error for some chains of a tile that were lost in a row; the method says what to change."""
+    return DivergedError(
+        f"{len(chains)} of {len(tile)} chains diverged at step {step} of {plan.steps} "
+        f"{plan.method.advice(tile.state, row)}",
+        step=step,
+        steps=plan.steps,
+        chains=[tile.start + chain for chain in chains],
+    )

@@ -1,0 +1,292 @@
+"""The plan of a run: everything that is known before its first step. It can be pickled."""
+
+from __future__ import annotations
+
+import itertools
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from casal.constraints import Budget, Constraint
+from casal.decoders import Decoder, Identity
+from casal.errors import DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
+from casal.methods import Context, Method, Stage, Usage, choose
+from casal.sampling.coordinates import Coordinates, coordinates
+from casal.sampling.tiles import Tile, cut, even_size, generator, tile_size
+from casal.targets import Target
+from casal.version import __version__
+
+PROBE = 2
+"""Chains on which the score and the projection are tried."""
+
+SPREAD_PROBE = 64
+"""Starting points from which ``method="auto"`` reads the scale of a fixed density."""
+
+
+class Options(NamedTuple):
+    """The settings of ``casal.sample`` beyond target, set, method and n; see there."""
+
+    decoder: Decoder | None = None
+    seed: int = 0
+    dtype: torch.dtype | None = None
+    device: torch.device | str | None = None
+    tol: float = 1e-8
+    record_every: int = 0
+    budget: Budget | Callable[[float], Budget] | None = None
+    tile: int | None = None
+    compile: bool = False
+
+
+class Leg(NamedTuple):
+    """Stages that a tile takes in one go: only the first of them may have a meeting.
+
+    Attributes:
+        stages: The stages.
+        end: Steps that a chain has taken after them, from the start of the run.
+    """
+
+    stages: Sequence[Stage]
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One run, laid out.
+
+    Attributes:
+        target: Score, table and start.
+        method: The method, chosen if "auto" was asked for.
+        n: Chains.
+        context: What steps, outputs and monitors may use, for all chains.
+        inside: Where the steps are taken.
+        legs: All stages.
+        tile: Chains in a tile.
+        options: The settings of the call.
+    """
+
+    target: Target
+    method: Method[Any]
+    n: int
+    context: Context
+    inside: Coordinates
+    legs: Sequence[Leg]
+    tile: int
+    options: Options
+
+    @property
+    def steps(self) -> int:
+        """Steps of a chain."""
+        return self.legs[-1].end
+
+    @cached_property
+    def meets(self) -> bool:
+        """Whether chains meet."""
+        return any(leg.stages[0].meet is not None for leg in self.legs)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the chains live."""
+        return self.context.like.device
+
+    def tiles(self) -> list[Tile]:
+        """All tiles, before their first step."""
+        return cut(self.n, self.tile, self.options.seed, self.device)
+
+    def common_generator(self) -> torch.Generator:
+        """The random stream of what all chains do together."""
+        return generator(self.options.seed, 0, self.device)
+
+    def points(self, start: int, stop: int, stream: torch.Generator) -> Tensor:
+        """The starting points of some chains."""
+        return _starting_points(self.target, start, stop, stream, self.options.dtype)
+
+    def probe(self) -> Tensor:
+        """The starting points on which things are tried."""
+        return self.points(0, min(self.n, PROBE), generator(self.options.seed, 1, self.device))
+
+    def steps_context(self, tile: Tile) -> Context:
+        """What the steps of a tile may use."""
+        return self.inside.context.of_chains(tile.start, tile.stop, tile.usage)
+
+    def output(self, tile: Tile, usage: Usage) -> Tensor:
+        """The samples of a tile."""
+        context = self.context.of_chains(tile.start, tile.stop, usage)
+        return self.method.output(context, self.inside.lifted(tile.state))
+
+    def record(self, tile: Tile, step: int) -> None:
+        """Put what the method monitors into the trace of a tile; it counts as no use."""
+        context = self.context.of_chains(tile.start, tile.stop, Usage()).unseen()
+        tile.trace.record(step, self.method.monitor(context, self.inside.lifted(tile.state)))
+
+    def about(self) -> Mapping[str, Any]:
+        """Settings and versions."""
+        return {
+            "casal": __version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+            "target": self.target.name,
+            "constraint": repr(self.context.constraint),
+            "decoder": type(self.context.decoder).__name__,
+            "method": self.method.name,
+            "settings": repr(self.method),
+            "n": self.n,
+            "steps": self.steps,
+            "seed": self.options.seed,
+            "tile": self.tile,
+            "dtype": str(self.context.like.dtype),
+        }
+
+
+def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str, n: int, options: Options) -> Plan:
+    """Check what was asked for on a few chains, choose what was left open, and lay out all stages.
+
+    Raises:
+        CasalError: Settings, shapes or sets that cannot work.
+    """
+    _check_call(target, constraint, method, n, options)
+    place = torch.device(options.device) if options.device is not None else _device_of(target)
+    stream = generator(options.seed, 1, place)
+    probe = _starting_points(target, 0, min(n, PROBE), stream, options.dtype)
+    decoder = options.decoder or Identity()
+    row_dtype = probe.dtype if options.compile else torch.float64
+    context = Context(target, constraint, decoder.to(probe), probe[:0], row_dtype=row_dtype)
+    _check_context(context, probe, options.tol)
+    if not isinstance(method, Method):
+        few = min(n, SPREAD_PROBE)
+        points = _starting_points(target, 0, few, generator(options.seed, 1, place), options.dtype)
+        method = choose(context, points)
+    inside = coordinates(context, method, decoder)
+    legs, end = list[Leg](), 0
+    for stages in _legs(method.plan(inside.context, n)):
+        end += sum(len(stage.rows) for stage in stages)
+        legs.append(Leg(stages, end))
+    size = options.tile or even_size(n, tile_size(context.latent, context.decoder.event(probe)))
+    return Plan(target, method, n, context, inside, legs, min(size, n), options)
+
+
+def _legs(stages: Sequence[Stage]) -> list[list[Stage]]:
+    """Stages up to the next meeting."""
+    number = itertools.accumulate(int(stage.meet is not None) for stage in stages)
+    groups = itertools.groupby(zip(number, stages, strict=True), key=lambda pair: pair[0])
+    return [[stage for _, stage in group] for _, group in groups]
+
+
+def _device_of(target: Target) -> torch.device:
+    return target.init.device if isinstance(target.init, Tensor) else torch.device("cpu")
+
+
+# ------------------------------------------------------------------- what is refused before the first step
+
+
+def _check_call(target: Target, constraint: Constraint, method: Method[Any] | str, n: int, options: Options) -> None:
+    """What ``casal.sample`` was handed, before anything is tried."""
+    if not isinstance(constraint, Constraint):
+        raise SettingError(f"constraint must be a casal set such as casal.Sphere(1.0), got {constraint!r}")
+    if not isinstance(method, Method) and method != "auto":
+        raise SettingError(f"method must be a casal method such as casal.CASAL(rho=10), or 'auto', got {method!r}")
+    if not options.tol >= 0:
+        raise SettingError(f"tol must be >= 0, got {options.tol}")
+    if options.dtype is not None and not options.dtype.is_floating_point:
+        raise DtypeError(f"chains are floating-point numbers, got dtype={options.dtype}")
+    if options.decoder is not None and not isinstance(options.decoder, Decoder):
+        got = type(options.decoder).__name__
+        raise SettingError(f"decoder must be a casal decoder such as casal.Linear(A), got {got}")
+    if constraint.chains not in (None, n):
+        raise ShapeError(f"the set has parameters for {constraint.chains} chains, but n = {n}; give one to each chain")
+    init = target.init
+    if not isinstance(init, Tensor):
+        if not callable(init):
+            kind = "None" if init is None else type(init).__name__
+            raise SettingError(f"init must be a tensor (n, *event) or a callable (n, generator), got {kind}")
+        return
+    if init.ndim >= 1 and len(init) != n:
+        raise ShapeError(f"init has {len(init)} rows for n = {n} chains; give one row a chain")
+    _check_points(init, 0, len(target.table))
+
+
+def _starting_points(
+    target: Target, start: int, stop: int, stream: torch.Generator, dtype: torch.dtype | None
+) -> Tensor:
+    n = stop - start
+    if isinstance(target.init, Tensor):
+        x = target.init[start:stop]
+    else:
+        x = target.init(n, stream)
+        if not isinstance(x, Tensor) or x.ndim < 1 or len(x) != n:
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ShapeError(f"init({n}, generator) returned {got}; it must return a tensor ({n}, *event)")
+    _check_points(x, start, len(target.table))
+    return x.to(device=stream.device, dtype=dtype or x.dtype)
+
+
+def _check_points(x: Tensor, first: int, steps: int) -> None:
+    if x.ndim < 2:
+        raise ShapeError(f"starting points have shape {tuple(x.shape)}; dim 0 is the chain, give (n, *event)")
+    if not x.is_floating_point():
+        raise DtypeError(f"starting points are {x.dtype}; give a floating-point tensor")
+    bad = torch.nonzero(~torch.isfinite(x).flatten(1).all(1)).flatten()
+    if len(bad):
+        raise DivergedError(
+            f"{len(bad)} starting points are not finite, first chain {first + int(bad[0])}",
+            step=0,
+            steps=steps,
+            chains=(first + bad).tolist(),
+        )
+
+
+def _check_context(context: Context, probe: Tensor, tol: float) -> None:
+    """Try the score, the decoder and the projection on the first few starting points."""
+    _check_preconditioner(context, probe)
+    _check_score(context.target, probe)
+    decoded = context.decode(probe)
+    context.constraint.validate(tuple(decoded.shape[1:]))
+    _check_projection(context.constraint.take(slice(0, len(probe))), decoded.to(torch.float64), tol)
+
+
+def _check_preconditioner(context: Context, x: Tensor) -> None:
+    diagonal = context.table.preconditioner
+    if diagonal is None:
+        return
+    try:
+        fits = torch.broadcast_shapes(diagonal.shape, x.shape[1:]) == x.shape[1:]
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ShapeError(f"preconditioner {tuple(diagonal.shape)} does not broadcast to events {tuple(x.shape[1:])}")
+
+
+def _check_score(target: Target, x: Tensor) -> None:
+    score = target.score(x, target.table.t[0].to(x.device))
+    if not isinstance(score, Tensor) or score.shape != x.shape:
+        got = tuple(score.shape) if isinstance(score, Tensor) else type(score).__name__
+        raise ShapeError(f"the gradient of {target.name} has shape {got} at points of shape {tuple(x.shape)}")
+    if score.dtype != x.dtype or score.device != x.device:
+        raise DtypeError(
+            f"the gradient of {target.name} is {score.dtype} on {score.device}, the chains are {x.dtype} on "
+            f"{x.device}; pass dtype= and device= to casal.sample, or cast inside the gradient"
+        )
+    if not bool(torch.isfinite(score).all()):
+        lost = torch.nonzero(~torch.isfinite(score).flatten(1).all(1)).flatten().tolist()
+        raise DivergedError(
+            f"the gradient of {target.name} is not finite at {len(lost)} of the {len(x)} starting points tried",
+            step=0,
+            steps=len(target.table),
+            chains=lost,
+        )
+
+
+def _check_projection(constraint: Constraint, z: Tensor, tol: float) -> None:
+    onto = constraint.project(z)
+    if onto.shape != z.shape:
+        raise ShapeError(f"{constraint!r}.project returned {tuple(onto.shape)} for {tuple(z.shape)}")
+    worst = float(constraint.violation(onto).max())
+    if constraint.exact and not worst <= tol:
+        raise ProjectionError(
+            f"{constraint!r}.project leaves the set: violation {worst:.3g} > tol = {tol:g} at the starting points; "
+            "mend the projection, declare it exact=False, or raise tol"
+        )

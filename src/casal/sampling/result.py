@@ -1,0 +1,188 @@
+"""What a run returns, and how it is saved and loaded."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from casal.errors import StoreError
+from casal.sampling.certificate import Certificate
+from casal.sampling.trace import Trace
+from casal.store import FORMAT, RunStore, named_errors, zarr_module
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the run used.
+
+    Attributes:
+        score_evaluations: Per chain.
+        projections: Per chain.
+        seconds: Wall-clock time of the loop.
+    """
+
+    score_evaluations: float
+    projections: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SampleResult:
+    """Samples with their certificate, and how they came about.
+
+    Attributes:
+        samples: (n, *event) in decoded space; for methods that promise feasibility this is z, in float64.
+        certificate: Violation of every sample.
+        trace: Scalars along the run. At recorded steps: ``step``, ``gap`` (mean of |A x - z|), ``violation`` (largest),
+            ``dual_norm`` (mean). At exchanges, for methods whose chains meet: ``exchange_step``, ``rho``, ``ess``,
+            ``ancestors``, and at the last one ``boundary_mass`` or ``finish_ess``.
+        cost: Score evaluations and projections per chain, seconds.
+        state: The last state of the method (x, z, multipliers, weights ...).
+        provenance: Settings and versions.
+        steps: (n,) steps each returned chain has taken.
+        partial: The run was interrupted; ``steps`` says how far each chain came.
+    """
+
+    samples: Tensor
+    certificate: Certificate
+    trace: Mapping[str, Tensor]
+    cost: Cost
+    state: Any
+    provenance: Mapping[str, Any]
+    steps: Tensor
+    partial: bool = False
+
+    @property
+    def weights(self) -> Tensor:
+        """(n,) float64 weights that sum to one; equal for methods without weights."""
+        log_weight = getattr(self.state, "log_weight", None)
+        if log_weight is None:
+            return torch.full((len(self.samples),), 1.0 / max(len(self.samples), 1), dtype=torch.float64)
+        return torch.softmax(log_weight, dim=0)
+
+    @property
+    def ancestors(self) -> Tensor:
+        """(n,) index of the starting chain each sample descends from."""
+        ancestor: Tensor | None = getattr(self.state, "ancestor", None)
+        return torch.arange(len(self.samples)) if ancestor is None else ancestor
+
+    def save(self, path: str | Path) -> None:
+        """Write the result to a new store (zarr), as ``casal.sample(..., store=path)`` does; ``casal.load`` reads it.
+
+        Raises:
+            StoreError: The folder exists, or cannot be written.
+        """
+        place = Path(path)
+        with named_errors(place):
+            taken = place.exists()
+        if taken:
+            raise StoreError(f"{place} exists; nothing was changed, choose another path")
+        n, about = len(self.samples), dict(self.provenance)
+        identity = {**about, "saved": True, "tol": self.certificate.tolerance, "n": n}
+        usage = [round(self.cost.score_evaluations * n), round(self.cost.projections * n)]
+        record = {"steps": int(self.steps.max()), "usage": usage, "trace": Trace().plain()}
+        store = RunStore(place, identity, [(0, n)])
+        store.write(0, *tile_data(self.state, self.samples, self.certificate.violation, record))
+        series = {name: values.tolist() for name, values in self.trace.items()}
+        cost = [self.cost.score_evaluations, self.cost.projections, self.cost.seconds]
+        store.finish({"run": {**about, "partial": self.partial, "series": series}, "cost": cost})
+
+    def __str__(self) -> str:
+        method, n = self.provenance.get("method", "?"), len(self.samples)
+        lines = [
+            f"{method}: {n} samples of shape {tuple(self.samples.shape[1:])}{' (partial run)' if self.partial else ''}",
+            str(self.certificate),
+            f"{self.cost.score_evaluations:g} score evaluations and {self.cost.projections:g} projections a chain, "
+            f"{self.cost.seconds:.2f} s",
+        ]
+        if "ess" in self.trace:
+            lines.append(
+                f"{len(torch.unique(self.ancestors))} of {n} ancestors survive, "
+                f"smallest effective size {float(self.trace['ess'].min()):.0f}"
+            )
+        return "\n".join(lines)
+
+
+def tile_data(
+    state: Any, samples: Tensor, violation: Tensor, record: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The arrays and the record of a tile in a store.
+
+    Args:
+        state: A NamedTuple of tensors; zero-dimensional ones go to the record.
+        samples: (n, *event).
+        violation: (n,).
+        record: Steps, usage and trace.
+    """
+    fields: dict[str, Tensor] = state._asdict()
+    arrays = {f"state/{name}": part for name, part in fields.items() if part.ndim}
+    arrays["posterior/samples"] = samples[:, None]
+    arrays["sample_stats/violation"] = violation[:, None]
+    arrays["sample_stats/steps"] = torch.full((len(samples), 1), record["steps"])
+    if "log_weight" in fields:
+        arrays["sample_stats/log_weight"] = fields["log_weight"][:, None]
+    common = {name: [str(part.dtype), part.item()] for name, part in fields.items() if not part.ndim}
+    return arrays, {**record, "common": common, "fields": list(fields)}
+
+
+def load(path: str | Path) -> SampleResult:
+    """Read a result back: a finished run, or the tiles that are there of one that was stopped (``partial``).
+
+    The samples are checked against their checksums; the certificate is the stored one, of the same samples.
+
+    Raises:
+        StoreError: There is no store, it is damaged, or it was written by another version of the format.
+    """
+    place = Path(path)
+    if not (place / "zarr.json").exists():
+        raise StoreError(f"there is no store at {place}")
+    with named_errors(place):
+        root = zarr_module().open_group(place, mode="r")
+        if "provenance" not in root or "identity" not in root["provenance"].attrs:
+            raise StoreError(f"{place} is a zarr store, but not of a casal run")
+        about = dict(root["provenance"].attrs)
+    identity: dict[str, Any] = dict(about["identity"])
+    if identity.get("format") != FORMAT:
+        raise StoreError(f"{place} has format {identity.get('format')}; this version of casal reads format {FORMAT}")
+    count, n = int(root["provenance/tiles"].shape[0]), int(identity["n"])
+    size = n if count == 1 else int(identity["tile"])
+    bounds = [(k * size, min((k + 1) * size, n)) for k in range(count)]
+    store = RunStore(place, {k: v for k, v in identity.items() if k != "format"}, bounds, mode="r")
+    done = store.done()
+    if not done:
+        raise StoreError(f"no tile of {place} is finished yet; repeat the call that began it to go on")
+    pieces = [store.read(index) for index in done]
+
+    def all_chains(name: str) -> Tensor:
+        return torch.cat([arrays[name] for arrays, _ in pieces])
+
+    run, trace = dict(about.get("run", {})), Trace()
+    for record in (about.get("exchanges", {"trace": Trace().plain()}), *(record for _, record in pieces)):
+        trace.absorb(Trace.from_plain(record["trace"]))
+    partial = bool(run.pop("partial", len(done) < count))
+    series = {name: torch.tensor(v, dtype=torch.float64) for name, v in dict(run.pop("series", {})).items()}
+    samples = all_chains("posterior/samples")[:, 0]
+    used = [sum(record["usage"][k] for _, record in pieces) / len(samples) for k in (0, 1)]
+    fields, common = pieces[0][1]["fields"], pieces[0][1]["common"]
+    state = [
+        torch.tensor(common[name][1], dtype=getattr(torch, common[name][0].removeprefix("torch.")))
+        if name in common
+        else all_chains(f"state/{name}")
+        for name in fields
+    ]
+    return SampleResult(
+        samples=samples,
+        certificate=Certificate(all_chains("sample_stats/violation")[:, 0], float(identity["tol"])),
+        trace=series or trace.collected(),
+        cost=Cost(*about.get("cost", [*used, 0.0])),
+        state=namedtuple("State", fields)(*state),
+        provenance=run or identity,
+        steps=all_chains("sample_stats/steps")[:, 0],
+        partial=partial,
+    )

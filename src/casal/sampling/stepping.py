@@ -1,0 +1,353 @@
+"""How a tile takes the rows of a leg: one by one, or several in one call of ``torch.compile``'s."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from threading import Lock, local
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from casal.errors import CasalWarning
+from casal.methods import Context, Stage, Usage
+from casal.sampling.plan import Plan
+from casal.sampling.tiles import Tile
+
+CHECK_EVERY = 16
+"""Steps between two looks for chains that are no longer finite."""
+
+
+class Block(NamedTuple):
+    """Rows of one stage that a tile takes in one go.
+
+    Attributes:
+        stage: The stage.
+        rows: The rows.
+        columns: A row of columns (k,) instead of numbers, for one compiled call; None if the rows are taken one by one.
+        kind: Blocks of one kind share a graph.
+    """
+
+    stage: Stage
+    rows: Sequence[Any]
+    columns: Any = None
+    kind: Hashable = None
+
+
+class Stepper(ABC):
+    """How rows are taken.
+
+    Attributes:
+        compiles: Whether steps are compiled.
+    """
+
+    compiles: bool = False
+
+    @abstractmethod
+    def blocks(self, plan: Plan, k: int) -> list[Block]:
+        """All rows of leg k, in order."""
+
+    def spans(self, plan: Plan, k: int) -> Iterator[list[Block]]:
+        """Blocks of about CHECK_EVERY rows: what is taken between two looks at the chains."""
+        some, rows = list[Block](), 0
+        for block in self.blocks(plan, k):
+            some.append(block)
+            rows += len(block.rows)
+            if rows >= CHECK_EVERY:
+                yield some
+                some, rows = [], 0
+        if some:
+            yield some
+
+    def take(self, plan: Plan, context: Context, tile: Tile, block: Block) -> Iterator[None]:
+        """Take the rows of a block; yields whenever the state of the tile is whole."""
+        for row in block.rows:
+            step_once(plan, context, tile, block.stage, row)
+            yield
+
+
+def step_once(plan: Plan, context: Context, tile: Tile, stage: Stage, row: Any) -> None:
+    """One step of the chains of a tile."""
+    noise = stage.noise(context, len(tile), tile.generator)
+    budget = plan.options.budget
+    if budget is not None:
+        context = context.replace(budget=budget(tile.steps / plan.steps) if callable(budget) else budget)
+    tile.state = stage.step(context, tile.state, row, noise)
+    tile.steps += 1
+
+
+class Eager(Stepper):
+    """One row after the other."""
+
+    def blocks(self, plan: Plan, k: int) -> list[Block]:
+        return [
+            Block(stage, stage.rows[first : first + CHECK_EVERY])
+            for stage in plan.legs[k].stages
+            for first in range(0, len(stage.rows), CHECK_EVERY)
+        ]
+
+
+# ---------------------------------------------------------------------------------------------- compiled steps
+
+TOGETHER = 8
+"""Steps in one compiled call, at most: a call costs a tenth of a step, and what lies between steps is never written."""
+
+NOISE_NUMBERS = 1 << 19
+"""Numbers in the noise of one call, about: 2 MB of float32; what leaves the cache before it is read is slow."""
+
+KEPT = 16
+"""Compiled steps that are kept for later runs on the same objects."""
+
+FEW = 2
+"""Chains on which a step is tried eagerly, to count what it uses."""
+
+_numbers = itertools.count()
+_kept: OrderedDict[Hashable, Graphs] = OrderedDict()
+
+
+class Kind(NamedTuple):
+    """What is known of a compiled kind of block.
+
+    Attributes:
+        used: By all its steps.
+        keeps_noise: Whether the state holds on to the noise, so that no other may be written over it.
+    """
+
+    used: Usage
+    keeps_noise: bool
+
+
+class Graphs:
+    """Compiled steps of a method for tiles of one size, kept for later runs on the same objects.
+
+    The numbers of a row are tensors, so that no value is compiled in; what else a row holds (a flag, a set) makes it a
+    kind of its own. Where torch cannot compile a step, all steps are eager, with one ``CasalWarning``.
+
+    Args:
+        plan: The run. Only projections without a budget can be compiled.
+        threads: How many will call it. torch's own call of a kernel keeps Python's lock, so that threads would wait for
+            each other; for several of them the call is compiled too, which takes a few seconds more.
+        made_from: Objects that the context was made from. They are held: an id is theirs only while they live.
+    """
+
+    def __init__(self, plan: Plan, threads: int, made_from: tuple[object, ...]) -> None:
+        self.name, self.chains, self.holds = plan.method.name, plan.tile, made_from
+        context = plan.inside.context
+        _ = context.diagonal, context.root, context.noiseless
+        self._context = context.unseen()
+        self._shared = threads > 1 and plan.device.type == "cpu"
+        self._runs: dict[str, Callable[..., Any]] = {}
+        self._kinds: dict[Hashable, Kind] = {}
+        self._own = local()
+        self._lock = Lock()
+        self.eager = False
+
+    @classmethod
+    def of(cls, plan: Plan, threads: int) -> Graphs:
+        """Those of an earlier run on the same objects, or new ones."""
+        which: Hashable = plan.method
+        try:
+            hash(which)
+        except TypeError:
+            which = id(plan.method)
+        made_from = (plan.target, plan.context.constraint, plan.options.decoder)
+        like = plan.context.like
+        same = (which, plan.tile, threads > 1, plan.context.latent, like.dtype, like.device)
+        key = (*same, *(id(thing) for thing in made_from))
+        graphs = _kept.pop(key, None)
+        if graphs is None or graphs.eager:
+            graphs = cls(plan, threads, made_from)
+        _kept[key] = graphs
+        while len(_kept) > KEPT:
+            _kept.popitem(last=False)
+        return graphs
+
+    def __call__(self, context: Context, state: Any, block: Block, generator: torch.Generator) -> Any:
+        """All steps of a block; None if they are to be taken one by one."""
+        if self.eager or block.columns is None or len(state[0]) != self.chains:
+            return None
+        kind = self._kinds.get(block.kind)
+        if kind is None:
+            with self._lock:
+                kind = self._kinds.get(block.kind) or self._compiled(context, state, block, generator)
+            if kind is None:
+                return None
+            self._kinds[block.kind] = kind
+        noise = self._noise(context, block, generator, kind.keeps_noise)
+        context.usage.absorb(kind.used)
+        return self._run(block)(state, block.columns, noise)
+
+    def _run(self, block: Block) -> Callable[..., Any]:
+        """The compiled steps of a stage."""
+        name = _name(block.stage)
+        if name not in self._runs:
+            self._runs[name] = self._compile(block.stage)
+        return self._runs[name]
+
+    def _compile(self, stage: Stage) -> Callable[..., Any]:
+        context = self._context
+
+        def steps(state: Any, columns: Any, noise: Sequence[Tensor]) -> Any:
+            for k, drawn in enumerate(noise):
+                state = stage.step(context, state, _row(columns, k), drawn)
+            return state
+
+        # torch counts recompilations by code object; all compiled steps of a run are one of their own.
+        steps.__code__ = steps.__code__.replace(co_name=f"steps_{next(_numbers)}")
+        options: dict[str, Any] | None = {"cpp_wrapper": True} if self._shared else None
+        return torch.compile(steps, dynamic=False, fullgraph=True, options=options)
+
+    def _noise(self, context: Context, block: Block, generator: torch.Generator, fresh: bool) -> list[Any]:
+        """The noise of all steps, in the same memory every time: what a step has just read is still in the cache."""
+        pages: list[Tensor] = [] if fresh else self._own.__dict__.setdefault("pages", [])
+        while len(pages) < len(block.rows):
+            pages.append(torch.empty((self.chains, *context.latent), dtype=torch.float32, device=generator.device))
+        return [block.stage.noise(context, self.chains, generator, page) for page in pages[: len(block.rows)]]
+
+    def _compiled(self, context: Context, state: Any, block: Block, generator: torch.Generator) -> Kind | None:
+        """Compile a kind of block, or None if its steps must stay eager."""
+        if self.eager:
+            return None
+        before = generator.get_state()
+        noise = self._noise(context, block, generator, fresh=True)
+        generator.set_state(before)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's own deprecations
+                after = self._run(block)(state, block.columns, noise)
+        except Exception as error:
+            if self._shared:  # not all that torch can compile can be called without Python
+                self._shared = False
+                self._runs.clear()
+                return self._compiled(context, state, block, generator)
+            self.eager = True
+            warnings.warn(
+                f"compile=True has no effect: torch.compile cannot take a step of {self.name} "
+                f"({_reason(error)}); the run goes on with eager steps",
+                CasalWarning,
+                stacklevel=2,
+            )
+            return None
+        tried = Usage()
+        few = type(state)(*(part[:FEW] if part.ndim else part for part in state))
+        block.stage.step(context.replace(usage=tried), few, block.rows[0], noise[0][:FEW])
+        share = len(noise) * self.chains / len(few[0])
+        memory = {part.data_ptr() for part in after}
+        return Kind(
+            Usage(round(tried.scores * share), round(tried.projections * share)),
+            any(drawn.data_ptr() in memory for drawn in noise),
+        )
+
+
+class Compiled(Stepper):
+    """Several rows in one compiled call. Tiles of another size (the last one) run eagerly.
+
+    Compiled code rounds otherwise than eager code: one step agrees to about 1e-6 (float32), not bit for bit.
+
+    Args:
+        plan: The run.
+        graphs: The compiled steps.
+    """
+
+    def __init__(self, plan: Plan, graphs: Graphs) -> None:
+        self.graphs = graphs
+        self._legs, done = list[list[Block]](), 0
+        together = steps_together(plan.tile * torch.Size(plan.context.latent).numel())
+        for leg in plan.legs:
+            blocks = list[Block]()
+            for stage in leg.stages:
+                blocks += compiled_blocks(stage, done, plan.options.record_every, together)
+                done += len(stage.rows)
+            self._legs.append(blocks)
+
+    @property
+    def compiles(self) -> bool:  # type: ignore[override]
+        return not self.graphs.eager
+
+    def blocks(self, plan: Plan, k: int) -> list[Block]:
+        return self._legs[k]
+
+    def take(self, plan: Plan, context: Context, tile: Tile, block: Block) -> Iterator[None]:
+        state = self.graphs(context, tile.state, block, tile.generator)
+        if state is None:
+            yield from super().take(plan, context, tile, block)
+            return
+        tile.state = state
+        tile.steps += len(block.rows)
+        yield
+
+
+def _name(stage: Stage) -> str:
+    """What tells the steps of one method apart."""
+    return getattr(stage.step, "__qualname__", repr(stage.step))
+
+
+def steps_together(numbers: int) -> int:
+    """Steps in one compiled call of a tile with so many numbers of noise a step: a power of two."""
+    return max(1, min(TOGETHER, 1 << max(0, (NOISE_NUMBERS // max(1, numbers)).bit_length() - 1)))
+
+
+def compiled_blocks(stage: Stage, done: int, every: int, together: int) -> list[Block]:
+    """All rows in blocks for one compiled call each; rows that fill none are taken one by one.
+
+    A block ends where the kind of row changes, and where something is recorded.
+
+    Args:
+        stage: Its rows.
+        done: Steps before it.
+        every: Steps between two records; 0 for none.
+        together: Steps in one call, a power of two.
+    """
+    rows = stage.rows
+    size = math.gcd(together, every)
+    while size > max(1, len(rows)):
+        size //= 2
+    blocks, step = list[Block](), done
+    for kind, group in itertools.groupby(rows, _kind):
+        same, first = list(group), 0
+        columns = _columns(same)
+        for stop in range(1, len(same) + 1):
+            step += 1
+            if stop == len(same) or stop - first == size or (every and step % every == 0):
+                some, whole = same[first:stop], stop - first == size
+                columns_of = _part(columns, first, stop) if whole else None
+                blocks.append(Block(stage, some, columns_of, (_name(stage), size, kind)))
+                first = stop
+    return blocks
+
+
+def _kind(row: Any) -> Hashable:
+    """What makes rows share a graph: their type, and whatever in them is not a number."""
+    return (type(row), *(None if isinstance(part, Tensor) else part for part in row))
+
+
+def _columns(rows: Sequence[Any]) -> Any:
+    """Rows of one kind as a row of columns. A number that stays the same is there once."""
+    parts = zip(*rows, strict=True)
+    return type(rows[0])(*(_column(part) if isinstance(part[0], Tensor) else part[0] for part in parts))
+
+
+def _column(numbers: Sequence[Tensor]) -> Tensor:
+    first = numbers[0]
+    return first.expand(len(numbers)) if all(number is first for number in numbers) else torch.stack(list(numbers))
+
+
+def _part(columns: Any, first: int, stop: int) -> Any:
+    """Some rows of a row of columns."""
+    return type(columns)(*(part[first:stop] if isinstance(part, Tensor) else part for part in columns))
+
+
+def _row(columns: Any, k: int) -> Any:
+    """Row k of a row of columns."""
+    return type(columns)(*[part[k] if isinstance(part, Tensor) else part for part in columns])
+
+
+def _reason(error: Exception) -> str:
+    """The first lines of what torch says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])}"[:300]
