@@ -1,4 +1,7 @@
-"""What every method promises, checked over all rows of ``METHODS``. Adding a method = adding a row."""
+"""What every method promises, checked over all rows of ``casal.methods.METHODS`` and over variants of them.
+
+Adding a method is adding a row there; variants with other settings are rows of ``CASES``.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,20 @@ import torch
 from torch import Tensor
 
 import casal
-from casal import CASAL, Decoupled, FinalProjection, Penalty, PrimalDual, Projected, Unconstrained, WeightedCASAL
-from casal.methods import Method, Problem
+from casal import (
+    CASAL,
+    DPS,
+    Decoupled,
+    FinalProjection,
+    Penalty,
+    PrimalDual,
+    Projected,
+    SplitGibbs,
+    Twisted,
+    Unconstrained,
+    WeightedCASAL,
+)
+from casal.methods import METHODS, Context, Method
 from casal.sampling import generator
 
 STEPS = 15
@@ -30,6 +45,7 @@ class MethodCase(NamedTuple):
         records: What its trace holds.
         meets: Its chains exchange something, so they are not independent of each other.
         scheduled: Its rows depend on the length of the run, so a short run is not the beginning of a long one.
+        on: "density" or "diffusion": what it is run on.
     """
 
     id: str
@@ -38,6 +54,7 @@ class MethodCase(NamedTuple):
     records: frozenset[str]
     meets: bool = False
     scheduled: bool = False
+    on: str = "density"
 
 
 POINT = frozenset({"violation"})
@@ -45,7 +62,7 @@ DUAL = frozenset({"violation", "dual_norm"})
 SPLIT = frozenset({"violation", "gap", "dual_norm"})
 POPULATION = frozenset({"violation", "gap"})
 
-METHODS: list[MethodCase] = [
+CASES: list[MethodCase] = [
     MethodCase("unconstrained", Unconstrained(), False, POINT),
     MethodCase("final-projection", FinalProjection(), True, POINT),
     MethodCase("final-projection-of-penalty", FinalProjection(Penalty(0.02)), True, POINT),
@@ -83,7 +100,43 @@ METHODS: list[MethodCase] = [
         meets=True,
         scheduled=True,
     ),
+    MethodCase("unconstrained-diffusion", Unconstrained(), False, POINT, on="diffusion"),
+    MethodCase("casal-diffusion", CASAL(10.0), True, SPLIT, on="diffusion"),
+    MethodCase("projected-diffusion", Projected(), True, POINT, on="diffusion"),
+    MethodCase("dps", DPS(0.1), False, POINT, on="diffusion"),
+    MethodCase("final-projection-of-dps", FinalProjection(DPS(0.1)), True, POINT, on="diffusion"),
+    *(
+        MethodCase(name, method, True, POPULATION, meets=True, scheduled=True, on="diffusion")
+        for name, method in {
+            "split-gibbs": SplitGibbs(0.2, levels=4, inner_steps=4),
+            "split-gibbs-given-levels": SplitGibbs([1.0, 0.5, 0.25], inner_steps=4, sweeps=2),
+            "split-gibbs-metropolis": SplitGibbs(0.2, levels=4, inner_steps=4, moves="metropolis"),
+            "split-gibbs-islands": SplitGibbs(0.2, levels=8, inner_steps=4, moves="metropolis", islands=2),
+            "twisted": Twisted(30.0, moves=4, inner_steps=4),
+            "twisted-islands": Twisted(30.0, moves=8, inner_steps=4, islands=2),
+        }.items()
+    ),
 ]
+
+
+def test_every_method_of_the_registry_is_a_case() -> None:
+    assert {type(entry.example) for entry in METHODS.values()} == {type(case.method) for case in CASES}
+    named = {entry.example.name for entry in METHODS.values()}
+    assert named == {method.name for method in vars(casal).values() if isinstance(method, type) and _is_method(method)}
+
+
+def _is_method(kind: type) -> bool:
+    return issubclass(kind, Method) and kind is not Method
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_example_of_the_registry_runs(name: str) -> None:
+    entry = METHODS[name]
+    assert entry.runs_on in ("density", "diffusion", "both") and entry.colour.startswith("#")
+    for on in ("density", "diffusion") if entry.runs_on == "both" else (entry.runs_on,):
+        result = casal.sample(*problem_of("affine", on), entry.example, N)
+        assert bool(result.certificate.feasible.all()) == entry.example.strict
+
 
 SETTINGS: dict[str, tuple[casal.Constraint, tuple[int, ...]]] = {
     "sphere": (casal.Sphere(2.0), (4,)),
@@ -92,11 +145,16 @@ SETTINGS: dict[str, tuple[casal.Constraint, tuple[int, ...]]] = {
     "mass-energy": (casal.MassEnergy(1.0, 4.0), (2, 2)),
 }
 
-every_method = pytest.mark.parametrize("case", METHODS, ids=lambda case: case.id)
+every_method = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+density_methods = pytest.mark.parametrize(
+    "case", [case for case in CASES if case.on == "density"], ids=lambda case: case.id
+)
 every_setting = pytest.mark.parametrize("setting", SETTINGS)
-strict_methods = pytest.mark.parametrize("case", [case for case in METHODS if case.strict], ids=lambda case: case.id)
-lone_methods = pytest.mark.parametrize("case", [case for case in METHODS if not case.meets], ids=lambda case: case.id)
-meeting_methods = pytest.mark.parametrize("case", [case for case in METHODS if case.meets], ids=lambda case: case.id)
+strict_methods = pytest.mark.parametrize("case", [case for case in CASES if case.strict], ids=lambda case: case.id)
+lone_methods = pytest.mark.parametrize(
+    "case", [case for case in CASES if not case.meets and case.on == "density"], ids=lambda case: case.id
+)
+meeting_methods = pytest.mark.parametrize("case", [case for case in CASES if case.meets], ids=lambda case: case.id)
 
 
 def gradient(x: Tensor) -> Tensor:
@@ -106,19 +164,28 @@ def gradient(x: Tensor) -> Tensor:
     return precision * (x - mean)
 
 
+def denoiser(y: Tensor, sigma: Tensor) -> Tensor:
+    """E[x0 | x0 + sigma noise = y] of the same Gaussian: y - sigma^2 (Sigma + sigma^2)^-1 (y - mean)."""
+    precision = torch.linspace(0.7, 1.6, y[0].numel(), dtype=y.dtype).reshape(y.shape[1:])
+    return y - sigma.to(y) ** 2 * gradient(y) / (1.0 + sigma.to(y) ** 2 * precision)
+
+
 def gaussian_start(event: tuple[int, ...]) -> Callable[[int, torch.Generator], Tensor]:
     return lambda n, stream: torch.randn(n, *event, generator=stream, dtype=torch.float64)
 
 
 def problem_of(
-    setting: str, *, steps: int = STEPS, grad: Callable[[Tensor], Tensor] = gradient
+    setting: str, on: str = "density", *, steps: int = STEPS, grad: Callable[[Tensor], Tensor] = gradient
 ) -> tuple[casal.Target, casal.Constraint]:
     constraint, event = SETTINGS[setting]
+    if on == "diffusion":
+        sigmas = casal.karras_sigmas(steps, 0.05, 5.0)
+        return casal.edm(denoiser, sigmas, shape=event, churn=1.0, dtype=torch.float64), constraint
     return casal.langevin(grad, steps=steps, step_size=TAU, init=gaussian_start(event)), constraint
 
 
 def run(case: MethodCase, setting: str, n: int = N, **options: Any) -> casal.SampleResult:
-    return casal.sample(*problem_of(setting), case.method, n, **options)
+    return casal.sample(*problem_of(setting, case.on), case.method, n, **options)
 
 
 # ------------------------------------------------------------------ samples and their certificate
@@ -150,6 +217,8 @@ def test_samples_come_with_an_honest_certificate(case: MethodCase, setting: str,
 def test_strict_samples_are_feasible_in_decoded_space(case: MethodCase, dtype: torch.dtype) -> None:
     A = torch.tensor([[0.5, 0.2, 0.0], [0.0, -0.4, 0.3], [0.1, 0.0, 0.6], [0.3, 0.3, -0.2]], dtype=torch.float64)
     target = casal.langevin(gradient, steps=STEPS, step_size=TAU, init=gaussian_start((3,)))
+    if case.on == "diffusion":
+        target = casal.edm(denoiser, casal.karras_sigmas(STEPS, 0.05, 5.0), shape=(3,), churn=1.0, dtype=torch.float64)
     for constraint in (casal.Ball(0.4), casal.Affine([[1.0, 1.0, 0.0, 1.0]], 0.2), casal.Sphere(0.7)):
         result = casal.sample(target, constraint, case.method, N, decoder=casal.Linear(A), dtype=dtype)
         assert result.samples.shape == (N, 4) and result.samples.dtype == torch.float64
@@ -157,7 +226,7 @@ def test_strict_samples_are_feasible_in_decoded_space(case: MethodCase, dtype: t
         assert bool(result.certificate.feasible.all())
 
 
-@every_method
+@density_methods
 @every_setting
 def test_every_method_costs_one_score_a_row(case: MethodCase, setting: str) -> None:
     rows: list[int] = []
@@ -178,9 +247,10 @@ def test_every_method_costs_one_score_a_row(case: MethodCase, setting: str) -> N
 def test_weights_sum_to_one_and_ancestors_exist(case: MethodCase, setting: str) -> None:
     result = run(case, setting)
     assert float(result.weights.sum()) == pytest.approx(1.0, abs=1e-14)
-    if isinstance(case.method, WeightedCASAL):
+    if case.records == POPULATION:
         assert bool(((result.ancestors >= 0) & (result.ancestors < N)).all())
-        assert float(result.weights.max() - result.weights.min()) < 1e-12
+        islands = getattr(case.method, "islands", 1)
+        assert len(result.weights.unique()) <= islands or float(result.weights.max() - result.weights.min()) < 1e-12
     else:
         assert torch.equal(result.ancestors, torch.arange(N))
 
@@ -229,7 +299,7 @@ def threads_agree(target: casal.Target, constraint: casal.Constraint, method: Me
 @every_method
 @every_setting
 def test_threads_do_not_change_a_bit(case: MethodCase, setting: str) -> None:
-    assert threads_agree(*problem_of(setting), case.method, N)
+    assert threads_agree(*problem_of(setting, case.on), case.method, N)
 
 
 @pytest.mark.parametrize("constraint", [casal.Sphere(8.0), casal.Affine(torch.eye(64)[:9], 0.1)], ids=repr)
@@ -248,7 +318,7 @@ def test_threads_do_not_change_a_bit_of_large_events(method: Method[Any], constr
 @pytest.mark.parametrize("setting", ["sphere", "affine"])
 def test_threads_do_not_change_a_bit_of_many_chains(case: MethodCase, setting: str) -> None:
     """33000 chains: enough for torch to share out a sum over chains among threads."""
-    assert threads_agree(*problem_of(setting, steps=5), case.method, 33_000)
+    assert threads_agree(*problem_of(setting, case.on, steps=5), case.method, 33_000)
 
 
 @every_method
@@ -257,9 +327,7 @@ def test_tiles_repeat(case: MethodCase, setting: str) -> None:
     first, second = (run(case, setting, n=200, tile=64) for _ in range(2))
     assert first.provenance["tile"] == 64 and first.samples.shape[0] == 200
     assert same_bits(first, second)
-    assert len({tuple(row.flatten().tolist()) for row in first.state[0]}) > (
-        20 if isinstance(case.method, WeightedCASAL) else 199
-    )
+    assert len({tuple(row.flatten().tolist()) for row in first.state[0]}) > (20 if case.records == POPULATION else 199)
     if case.strict:
         assert float(first.certificate.violation.max()) <= 1e-12
 
@@ -274,9 +342,9 @@ def test_a_tile_does_not_see_the_others(case: MethodCase, setting: str) -> None:
 
 @every_method
 @every_setting
-def test_only_methods_whose_chains_meet_plan_exchanges(case: MethodCase, setting: str) -> None:
-    plan = case.method.plan(bare_problem(setting))
-    assert any(segment.rung is not None for segment in plan) == case.meets
+def test_only_methods_whose_chains_meet_plan_meetings(case: MethodCase, setting: str) -> None:
+    plan = case.method.plan(context_of(setting, case.on), N)
+    assert any(stage.meet is not None for stage in plan) == case.meets
 
 
 def test_final_projection_shares_the_noise_of_unconstrained() -> None:
@@ -303,37 +371,39 @@ def test_one_unconstrained_run_written_out() -> None:
 # ------------------------------------------------------------------ steps
 
 
-def bare_problem(setting: str, dtype: torch.dtype = torch.float64) -> Problem:
-    target, constraint = problem_of(setting)
-    return Problem(target, constraint, casal.Identity(), torch.zeros(0, *SETTINGS[setting][1], dtype=dtype))
+def context_of(setting: str, on: str, dtype: torch.dtype = torch.float64) -> Context:
+    target, constraint = problem_of(setting, on)
+    return Context(target, constraint, casal.Identity(), torch.zeros(0, *SETTINGS[setting][1], dtype=dtype))
 
 
 @every_method
 @every_setting
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 def test_steps_are_pure_and_chains_independent(case: MethodCase, setting: str, dtype: torch.dtype) -> None:
-    problem, method = bare_problem(setting, dtype), case.method
+    context, method = context_of(setting, case.on, dtype), case.method
     stream = torch.Generator().manual_seed(5)
     event = SETTINGS[setting][1]
-    state = method.init(problem, torch.randn(20, *event, generator=stream).to(dtype), stream)
+    state = method.init(context, torch.randn(20, *event, generator=stream).to(dtype), stream)
     some = torch.tensor([11, 3, 4, 19])
     moved = 0.0
-    for segment in method.plan(problem):
-        if segment.rung is not None:
-            state, _ = method.exchange(problem, state, segment.rung, stream)
-        for row in segment.rows:
-            noise = torch.randn(20, *event, generator=stream).to(dtype)
+    for stage in method.plan(context, 20):
+        if stage.meet is not None:
+            state, _ = stage.meet(context, state, stream)
+        for row in stage.rows:
+            noise = stage.noise(context, 20, stream)
+            assert isinstance(noise, Tensor)
             kept, kept_noise = [part.clone() for part in state], noise.clone()
-            after, again = (method.step(problem, state, row, noise) for _ in range(2))
+            after, again = (stage.step(context, state, row, noise) for _ in range(2))
             assert all(torch.equal(p, q) for p, q in zip(after, again, strict=True))
             assert all(torch.equal(p, q) for p, q in zip(state, kept, strict=True))
             assert torch.equal(noise, kept_noise)
             assert [(p.shape, p.dtype) for p in after] == [(p.shape, p.dtype) for p in state]
-            few = type(state)(*(part[some] if part.ndim else part for part in state))
-            apart = method.step(problem, few, row, noise[some])
-            for p, q in zip(apart, after, strict=True):
-                close = 1e-12 if dtype == torch.float64 else 1e-4
-                assert torch.allclose(p, q[some] if q.ndim else q, rtol=close, atol=close)
+            if noise.ndim:  # a key draws for all chains of a tile at once
+                few = type(state)(*(part[some] if part.ndim else part for part in state))
+                apart = stage.step(context, few, row, noise[some])
+                for p, q in zip(apart, after, strict=True):
+                    close = 1e-12 if dtype == torch.float64 else 1e-4
+                    assert torch.allclose(p, q[some] if q.ndim else q, rtol=close, atol=close)
             moved = max(moved, float((after[0] - state[0]).abs().max()))
             state = after
     assert moved > 0.01
@@ -355,8 +425,8 @@ def test_trace_has_the_documented_records(case: MethodCase, setting: str, tile: 
     assert trace["step"].tolist() == expected
     population = {"exchange_step", "rho", "ess", "ancestors"}
     at_end = {"boundary_mass", "finish_ess"}
-    wanted = {"step"} | case.records | (population if isinstance(case.method, WeightedCASAL) else set())
-    assert wanted <= set(trace) <= wanted | at_end
+    wanted = {"step"} | case.records | (population if case.records == POPULATION else set())
+    assert wanted <= set(trace) <= wanted | at_end | {"acceptance"}
     assert {len(trace[name]) for name in {"step"} | case.records} == {len(expected)}
     assert all(len(trace[name]) == 1 for name in at_end & set(trace))
     assert all(series.dtype == torch.float64 and bool(torch.isfinite(series).all()) for series in trace.values())
@@ -370,11 +440,12 @@ def test_trace_has_the_documented_records(case: MethodCase, setting: str, tile: 
         assert last["violation"] == pytest.approx(float(result.certificate.violation.max()), rel=1e-12)
     if "dual_norm" in last:
         assert last["dual_norm"] == pytest.approx(float(state.lam.flatten(1).norm(dim=1).mean()), rel=1e-12, abs=1e-15)
-    if isinstance(case.method, WeightedCASAL):
+    if case.records == POPULATION:
         assert len({len(trace[name]) for name in population}) == 1
         assert bool((trace["ess"] <= N * (1 + 1e-12)).all()) and bool((trace["ess"] >= 1).all())
         assert bool((trace["rho"].diff() >= 0).all())
-        assert float(trace["rho"].max()) == pytest.approx(30.0)
+        top = {"weighted": 30.0, "twisted": 30.0, "split": 0.2**-2}[case.id.split("-")[0]]
+        assert float(trace["rho"].max()) == pytest.approx(16.0 if "given" in case.id else top)
 
 
 @every_method
@@ -403,7 +474,7 @@ def with_identity() -> list[Any]:
     """All pairs, except that WeightedCASAL corrects a thin set only without a decoder: other runs by design."""
     return [
         pytest.param(case, setting, id=f"{setting}-{case.id}")
-        for case in METHODS
+        for case in CASES
         for setting, (constraint, _) in SETTINGS.items()
         if not (isinstance(case.method, WeightedCASAL) and case.method.correct and not constraint.solid)
     ]
@@ -414,7 +485,7 @@ def test_an_identity_matrix_changes_nothing(case: MethodCase, setting: str) -> N
     event = SETTINGS[setting][1]
     size = math.prod(event)
     decoder = casal.Linear(torch.eye(size, dtype=torch.float64), shape=event)
-    with_matrix = casal.sample(*problem_of(setting), case.method, N, decoder=decoder)
+    with_matrix = casal.sample(*problem_of(setting, case.on), case.method, N, decoder=decoder)
     assert with_matrix.provenance["decoder"] == "Linear"
     without = run(case, setting)
     assert torch.allclose(with_matrix.samples, without.samples, rtol=0, atol=1e-10)
@@ -438,7 +509,7 @@ def interrupting(at: int) -> Callable[[Tensor], Tensor]:
     return grad
 
 
-@every_method
+@density_methods
 @every_setting
 @pytest.mark.parametrize("steps", [1, 7])
 def test_interrupted_run_returns_what_it_has(case: MethodCase, setting: str, steps: int) -> None:
@@ -482,8 +553,31 @@ def test_interrupted_tiles_that_take_turns(method: Method[Any]) -> None:
     assert result.steps.tolist() == [5] * 16 + [4] * 24
 
 
-@every_method
+@density_methods
 def test_interrupted_before_the_first_step_there_is_nothing(case: MethodCase) -> None:
     target, constraint = problem_of("sphere", grad=interrupting(at=2))
     with pytest.raises(KeyboardInterrupt, match="before any chain took a step"):
         casal.sample(target, constraint, case.method, N)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.on == "diffusion"], ids=lambda case: case.id)
+@pytest.mark.parametrize("call", [6, 20])
+def test_interrupted_diffusion_returns_what_it_has(case: MethodCase, call: int) -> None:
+    """Stopped on the way down the noise levels, and on the ladder."""
+    calls = 0
+
+    def stopped(y: Tensor, sigma: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == min(call, STEPS if not case.meets else call):
+            raise KeyboardInterrupt
+        return denoiser(y, sigma)
+
+    constraint, event = SETTINGS["sphere"]
+    sigmas = casal.karras_sigmas(STEPS, 0.05, 5.0)
+    target = casal.edm(stopped, sigmas, shape=event, churn=1.0, dtype=torch.float64)
+    result = casal.sample(target, constraint, case.method, N)
+    assert result.partial and int(result.steps[0]) > 0
+    assert torch.equal(result.certificate.violation, constraint.violation(result.samples))
+    if case.strict:
+        assert float(result.certificate.violation.max()) <= 1e-12

@@ -15,7 +15,7 @@ from casal.errors import CasalError, DtypeError, SettingError, ShapeError
 from casal.methods.unconstrained import PointState
 from casal.targets import annealed, ddim, ddpm, edm, flow, karras_sigmas, vp_sde
 
-from .linear_gaussian import COVARIANCE, MEAN, Array, Moments, line, matrices, problem, propagate, rows
+from ..linear_gaussian import COVARIANCE, MEAN, Array, Moments, line, matrices, problem, propagate, rows
 
 F64 = torch.float64
 ONE = np.eye(2)

@@ -13,7 +13,7 @@ import casal
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 from casal.methods.unconstrained import PointState
 
-from .linear_gaussian import Moments, matrices, problem, propagate, rows
+from ..linear_gaussian import Moments, matrices, problem, propagate, rows
 
 F64 = torch.float64
 COVARIANCE = torch.tensor([[1.0, 0.8], [0.8, 1.0]], dtype=F64)

@@ -10,13 +10,10 @@ import torch
 
 import casal
 from casal.constraints import Constraint
-from casal.lab.problems import particle
-from casal.methods import Problem
-from casal.methods.finish import Confined, Plain, Reweighted, choose_finish
-from casal.methods.resampling import effective_size, systematic
-from casal.methods.weighted import Rung
+from casal.methods import Context
+from casal.methods.smc import Confined, Groups, Plain, Reweighted, Rung, choose_finish, effective_size, systematic
 
-from .linear_gaussian import (
+from ..linear_gaussian import (
     MEAN,
     NORMAL,
     PRECISION,
@@ -28,12 +25,13 @@ from .linear_gaussian import (
     rows,
     settled_covariance,
 )
+from ..models import RADIUS, particle, particle_answer, particle_potential
 
 
 class _Move(casal.WeightedCASAL):
     """The move of WeightedCASAL at one fixed rho, as a map of (x, noise)."""
 
-    def step(self, problem: Problem, state: Any, row: Any, noise: torch.Tensor) -> Any:
+    def step(self, problem: Context, state: Any, row: Any, noise: torch.Tensor) -> Any:
         x, last = state
         blank = self.init(problem, x, torch.Generator())
         rho = torch.tensor(self.rho, dtype=torch.float64)
@@ -41,7 +39,7 @@ class _Move(casal.WeightedCASAL):
         return moved.x, moved.noise
 
 
-def move_law(p: Problem, rho: float) -> tuple[Array, Array]:
+def move_law(p: Context, rho: float) -> tuple[Array, Array]:
     """Stationary mean and covariance of x under moves at one rho."""
     move = _Move(rho or 1.0)
     if not rho:
@@ -88,12 +86,12 @@ def _polar_grid(constraint: casal.Sphere, low: float, high: float) -> tuple[torc
 @pytest.mark.parametrize("rho", [8.0, 100.0])
 def test_the_final_weight_is_exact_at_every_rho(rho: float) -> None:
     """Quadrature of pi_rho times the final weight over an annulus gives the moments of the law on the circle."""
-    circle = casal.Sphere(particle.RADIUS)
-    p = problem(particle.plain(1), circle)
+    circle = casal.Sphere(RADIUS)
+    p = problem(particle(1), circle)
     x, log_area = _polar_grid(circle, 0.2, 7.0)
     z = circle.project(x)
-    log_pi = -_potential(x) - rho / 2 * (x - z).square().sum(1) + log_area
-    exact = particle.exact_answer()
+    log_pi = -particle_potential(x) - rho / 2 * (x - z).square().sum(1) + log_area
+    exact = particle_answer()
 
     def moments(log_weight: torch.Tensor) -> tuple[float, float]:
         w = torch.softmax(log_weight, dim=0)
@@ -104,12 +102,6 @@ def test_the_final_weight_is_exact_at_every_rho(rho: float) -> None:
     assert corrected[1] == pytest.approx(exact["sd_y"], abs=2e-5)
     # The test can tell: without the weight the spread is off by far more.
     assert abs(moments(log_pi)[1] - exact["sd_y"]) > 1e-3
-
-
-def _potential(x: torch.Tensor) -> torch.Tensor:
-    from casal.lab.problems import double_well
-
-    return double_well.potential(x[:, 0]) + 0.5 * (x[:, 1] / particle.SIGMA_Y) ** 2
 
 
 @pytest.mark.parametrize(
@@ -149,7 +141,7 @@ def test_the_weight_of_a_rung_is_the_ratio_of_the_penalties() -> None:
     method = casal.WeightedCASAL(casal.geometric(1.0, 10.0), ess=1e-9)
     x = torch.tensor([[0.0, 0.0], [2.0, 1.0], [0.5, 0.5]], dtype=torch.float64)
     state = method.init(p, x, torch.Generator())._replace(rho=torch.tensor(1.5, dtype=torch.float64))
-    new, info = method.exchange(p, state, Rung(4.0, 3), torch.Generator())
+    new, info = method.meet(Rung(4.0, 3), Groups(), p, state, torch.Generator())
     distance = (x.sum(1) - 1.0).abs() / 2**0.5
     torch.testing.assert_close(new.log_weight, -(4.0 - 1.5) / 2 * distance.square())
     w = torch.softmax(new.log_weight, 0)
@@ -170,6 +162,6 @@ def test_chains_outside_a_solid_set_give_way_to_chains_inside() -> None:
     p = problem(gaussian_target(10, 0.1), casal.Ball(1.0))
     x = torch.tensor([[0.1, 0.2], [3.0, 0.0], [0.0, -0.5], [0.0, 1.5]], dtype=torch.float64)
     state = casal.WeightedCASAL(10.0).init(p, x, torch.Generator())
-    new, info = Confined().apply(p, state, torch.Generator().manual_seed(0))
+    new, info = Confined()(p, state, torch.Generator().manual_seed(0), Groups())
     assert info["boundary_mass"] == 0.5
     assert sorted(new.ancestor.tolist()) == [0, 0, 2, 2]

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import casal
 from casal.methods import Method
-from casal.sampling.tiles import evened, tile_size
+from casal.sampling.tiles import even_size, tile_size
 
 STEPS, SIZE, TILE = 6, 8, 64
 SPHERE = casal.Sphere(2.0)
@@ -43,7 +43,7 @@ def target() -> casal.Target:
     "method", [casal.Unconstrained(), casal.Projected(), casal.CASAL(10.0)], ids=lambda method: method.name
 )
 def test_only_what_is_returned_grows_with_the_chains(method: Method[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("casal.chunks.CHUNK", TILE * SIZE)
+    monkeypatch.setattr("casal.methods.context.TOGETHER", TILE * SIZE)
     n = 40 * TILE
     with Largest() as seen:
         result = casal.sample(target(), SPHERE, method, n, tile=TILE, threads=1)
@@ -58,10 +58,10 @@ def test_only_what_is_returned_grows_with_the_chains(method: Method[Any], monkey
 
 def test_states_of_tiles_are_let_go_when_they_are_joined() -> None:
     from casal.methods.unconstrained import PointState
-    from casal.sampling.tiles import Tile, joined
+    from casal.sampling.tiles import Tile, join
 
     tiles = [Tile(k, 2 * k, 2 * k + 2, torch.Generator(), PointState(torch.full((2, 3), float(k)))) for k in range(3)]
-    whole = joined(tiles)
+    whole = join(tiles)
     assert whole.x[:, 0].tolist() == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
     assert all(tile.state is None for tile in tiles)
 
@@ -82,7 +82,7 @@ def test_a_weighted_run_looks_at_some_chains_at_a_time(monkeypatch: pytest.Monke
     """No float64 copy of all points in an exchange; and the same bits as in one go."""
     n, method = 40 * TILE, casal.WeightedCASAL(20.0)
     whole = casal.sample(target(), SPHERE, method, n, tile=TILE, threads=1)
-    monkeypatch.setattr("casal.chunks.CHUNK", TILE * SIZE)
+    monkeypatch.setattr("casal.methods.context.TOGETHER", TILE * SIZE)
     with Largest() as seen:
         parts = casal.sample(target(), SPHERE, method, n, tile=TILE, threads=1)
     assert torch.equal(parts.samples, whole.samples)
@@ -98,6 +98,6 @@ def test_a_weighted_run_looks_at_some_chains_at_a_time(monkeypatch: pytest.Monke
 )
 def test_tiles_of_nearly_the_same_size(n: int, size: int, count: int) -> None:
     """An even number of tiles, so that two threads end together; many of them for many threads."""
-    assert evened(n, 2048) == size
+    assert even_size(n, 2048) == size
     assert -(-n // size) == count
     assert n - (count - 1) * size > 0.75 * size

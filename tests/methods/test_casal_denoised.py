@@ -9,7 +9,19 @@ import casal
 from casal.errors import SettingError
 from casal.methods.denoised import estimate, score_of
 
-from .test_posterior import ALPHA_BAR, BETAS, eps
+MEAN = torch.tensor([0.5, -1.0, 0.2], dtype=torch.float64)
+ROOT = torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.8, 0.0], [-0.3, 0.2, 0.5]], dtype=torch.float64)
+COVARIANCE = ROOT @ ROOT.T
+BETAS = torch.linspace(1e-4, 0.05, 200, dtype=torch.float64)
+ALPHA_BAR = (1 - BETAS).cumprod(0)
+
+
+def eps(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """The exact noise prediction of the Gaussian."""
+    a = ALPHA_BAR[t]
+    spread = a * COVARIANCE + (1 - a) * torch.eye(3, dtype=torch.float64)
+    return (1 - a).sqrt() * torch.linalg.solve(spread, (x - a.sqrt() * MEAN).T).T
+
 
 ODE = casal.ddim(eps, BETAS, shape=(3,), steps=50, dtype=torch.float64)
 PLANE = casal.Affine([[1.0, 1.0, 1.0]], 0.4)

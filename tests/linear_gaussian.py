@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 
 import casal
-from casal.checks import check_decoder
-from casal.methods import Method, Problem
+from casal.methods import Context, Method
 
 Array = npt.NDArray[np.float64]
 
@@ -51,24 +50,24 @@ def line() -> casal.Affine:
     return casal.Affine(torch.as_tensor(NORMAL)[None], LEVEL)
 
 
-def problem(target: casal.Target, constraint: casal.Constraint, decoder: casal.Decoder | None = None) -> Problem:
-    """The problem as ``casal.sample`` sees it."""
+def problem(target: casal.Target, constraint: casal.Constraint, decoder: casal.Decoder | None = None) -> Context:
+    """The context as ``casal.sample`` sees it."""
     like = torch.zeros((0, 2), dtype=torch.float64)
-    return Problem(target, constraint, check_decoder(decoder).to(like), like)
+    return Context(target, constraint, (decoder or casal.Identity()).to(like), like)
 
 
-def rows(p: Problem, method: Method[Any]) -> list[Any]:
+def rows(p: Context, method: Method[Any]) -> list[Any]:
     """All rows of a method whose chains do not meet."""
-    return [row for segment in method.plan(p) for row in segment.rows]
+    return [row for stage in method.plan(p, 2) for row in stage.rows]
 
 
-def matrices(p: Problem, method: Method[Any], row: Any, kind: Any, sizes: Sequence[int]) -> tuple[Array, ...]:
+def matrices(p: Context, method: Method[Any], row: Any, kind: Any, sizes: Sequence[int]) -> tuple[Array, ...]:
     """(F, G, c) of state' = F state + G noise + c, by stepping from the origin and from every unit vector."""
-    total, width = sum(sizes), sizes[0]
+    total, width, take = sum(sizes), sizes[0], method.plan(p, 2)[0].step
 
     def step(flat: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         state = kind(*torch.split(flat, list(sizes), dim=1))
-        return torch.cat(list(method.step(p, state, row, noise)), dim=1)
+        return torch.cat(list(take(p, state, row, noise)), dim=1)
 
     eye = torch.eye(total + width, dtype=torch.float64)
     probes = torch.cat([torch.zeros((1, total + width), dtype=torch.float64), eye])

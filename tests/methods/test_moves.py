@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.methods import Problem, SplitGibbs
-from casal.methods.renoise import Renoise, Renoised, Reverse, footed, log_ratio, renoised, reversed_step, start_of
+from casal.methods import Context
+from casal.methods.gibbs_moves import GibbsMoves
+from casal.methods.metropolis_moves import MetropolisMoves, MetropolisState, log_ratio, with_feet
+from casal.methods.moves import Reverse
 
 COVARIANCE = torch.tensor([[1.0, 0.8, 0.1], [0.8, 1.0, 0.3], [0.1, 0.3, 0.5]], dtype=torch.float64)
 MEAN = torch.tensor([0.3, -0.5, 0.2], dtype=torch.float64)
+MOVES = MetropolisMoves(10)
 A = torch.tensor([[2.0, 0.0, 1.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
 
 
@@ -23,13 +26,13 @@ def denoiser(x: Tensor, sigma: Tensor) -> Tensor:
     return MEAN + (x - MEAN) @ gain.T
 
 
-def problem_of(constraint: casal.Constraint, decoder: casal.Decoder) -> Problem:
+def problem_of(constraint: casal.Constraint, decoder: casal.Decoder) -> Context:
     target = casal.edm(denoiser, casal.karras_sigmas(10, 1e-3, 10.0), shape=3, churn=1.0, dtype=torch.float64)
-    return Problem(target, constraint, decoder, torch.zeros(0, 3, dtype=torch.float64))
+    return Context(target, constraint, decoder, torch.zeros(0, 3, dtype=torch.float64))
 
 
-def at(problem: Problem, x: Tensor, rho: float) -> Renoised:
-    return footed(problem, start_of(problem, x))._replace(rho=torch.tensor(rho, dtype=torch.float64))
+def at(problem: Context, x: Tensor, rho: float) -> MetropolisState:
+    return with_feet(problem, MOVES.start(problem, x))._replace(rho=torch.tensor(rho, dtype=torch.float64))
 
 
 def moments(map_: Callable[[Tensor, list[Tensor]], Tensor], draws: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -41,11 +44,11 @@ def moments(map_: Callable[[Tensor, list[Tensor]], Tensor], draws: int) -> tuple
     return matrix, offset, sum((part.T @ part for part in parts), torch.zeros_like(matrix))
 
 
-def reverse(problem: Problem, y: Tensor, noise: list[Tensor], sigma: float) -> Tensor:
+def reverse(problem: Context, y: Tensor, noise: list[Tensor], sigma: float) -> Tensor:
     state = at(problem, y, sigma**-2.0)
     steps = len(noise)
     for j in range(steps):
-        state = reversed_step(problem, state, Reverse(j, steps, 1e-4), noise[j])
+        state = MOVES.reverse(problem, state, Reverse(j, steps, 1e-4), noise[j])
     return state.x
 
 
@@ -85,16 +88,18 @@ def test_the_acceptance_ratio_is_that_of_detailed_balance(constraint: casal.Cons
     problem = problem_of(constraint, decoder.to(torch.zeros(2, 3, dtype=torch.float64)))
     x, w, after = (torch.randn(40, 3, dtype=torch.float64) for _ in range(3))
     rho, scale = 7.0, 0.8
-    state = renoised(problem, at(problem, x, rho), Renoise(scale), w)
+    size = torch.tensor(scale, dtype=torch.float64)
+    state = MOVES.renoise(problem, at(problem, x, rho)._replace(size=size), (), w)
     s = scale / (math.sqrt(rho) * problem.decoder.norm())
-    new = footed(problem, state._replace(x=after))
+    new = with_feet(problem, state._replace(x=after))
     y, eye = state.start, torch.eye(3, dtype=torch.float64)
 
     def log_flow(start: Tensor, end: Tensor) -> Tensor:
         """log pi(start) + log N(y; start + g(start), s^2) + log p(end | y)."""
         decoded = problem.decode(start)
         gap = decoded - constraint.project(decoded)
-        base = renoised(problem, at(problem, start, rho), Renoise(scale), torch.zeros_like(start)).start
+        still = at(problem, start, rho)._replace(size=size)
+        base = MOVES.renoise(problem, still, (), torch.zeros_like(start)).start
         posterior = gaussian_log_density(end, MEAN, COVARIANCE) + gaussian_log_density(y, end, s**2 * eye)
         return (
             gaussian_log_density(start, MEAN, COVARIANCE)
@@ -111,12 +116,13 @@ def test_a_gibbs_sweep_leaves_the_conditional_law_as_it_is() -> None:
     """x ~ p(x | A x + sigma noise = z) before, and after: c is drawn by the method, x given c in closed form."""
     sigma, z = 0.4, torch.tensor([0.7, -0.2], dtype=torch.float64)
     problem = problem_of(casal.Sphere(1.0), casal.Linear(A))
-    method = SplitGibbs(sigma, moves="gibbs")
+    moves = GibbsMoves(10)
     eye = torch.eye(3, dtype=torch.float64)
 
     def centre(x: Tensor, noise: list[Tensor]) -> Tensor:
-        state = at(problem, x, sigma**-2.0)._replace(z=z.expand(len(x), 2))
-        return method.step(problem, state, Renoise(), noise[0]).x
+        rho = torch.tensor(sigma**-2.0, dtype=torch.float64)
+        state = moves.start(problem, x)._replace(z=z.expand(len(x), 2), rho=rho)
+        return moves.centre(problem, state, (), noise[0]).x
 
     matrix, offset, spread = moments(centre, 1)
     s = sigma / problem.decoder.norm()

@@ -17,6 +17,7 @@ import torch
 
 import casal
 from casal.errors import CasalWarning, StoreError
+from casal.sampling import stepping
 from casal.store import open_tree
 from casal.store.run_store import JOURNAL
 
@@ -82,19 +83,17 @@ def test_missing_tiles_are_run_again(name: str, missing: list[int], tmp_path: Pa
 
 
 def stopped_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """Ctrl-C at the given call of a method's step."""
-    count = 0
-    for kind in {type(method) for method in METHODS.values()}:
-        before = kind.step
+    """Ctrl-C at the given step."""
+    count, before = 0, stepping.step_once
 
-        def step(self: Any, *args: Any, before: Any = before) -> Any:
-            nonlocal count
-            count += 1
-            if count == steps:
-                raise KeyboardInterrupt
-            return before(self, *args)
+    def step_once(*args: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == steps:
+            raise KeyboardInterrupt
+        before(*args)
 
-        monkeypatch.setattr(kind, "step", step)
+    monkeypatch.setattr(stepping, "step_once", step_once)
 
 
 @every_run
@@ -114,7 +113,10 @@ def test_ctrl_c_keeps_the_store_and_says_how_to_go_on(
 @pytest.mark.parametrize("name", ["casal", "weighted", "split"])
 def test_killed_runs_continue_to_the_same_bits(name: str, tmp_path: Path) -> None:
     """SIGKILL at random moments, again and again, until the run is through."""
-    store, script = tmp_path / "run.zarr", [sys.executable, "-m", "tests.store.runs", name, str(tmp_path / "run.zarr")]
+    store, script = (
+        tmp_path / "run.zarr",
+        [sys.executable, "-m", "tests.sampling.runs", name, str(tmp_path / "run.zarr")],
+    )
     moments, kills = random.Random(7), 0
     for _ in range(40):
         process = subprocess.Popen(script, cwd=Path(__file__).parents[2])

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.blocks import compiled_blocks, steps_together
 from casal.errors import CasalWarning
-from casal.lab.nets import MLP
-from casal.methods import Method
+from casal.methods import Method, Stage
+from casal.methods.base import no_step
+from casal.sampling.stepping import compiled_blocks, steps_together
+
+from ..models import network_ddpm
 
 STEPS = 25
 SPHERE = casal.Sphere(2.0)
@@ -37,9 +39,7 @@ def langevin() -> casal.Target:
 
 
 def network() -> casal.Target:
-    net = MLP(4, width=16, depth=2, horizon=STEPS).requires_grad_(False)
-    torch.nn.init.normal_(net.output.weight, std=0.1, generator=torch.Generator().manual_seed(0))
-    return casal.ddpm(net, torch.linspace(0.02, 0.3, STEPS), shape=4)
+    return network_ddpm(STEPS, 16)
 
 
 def retraces(run: Callable[[], casal.SampleResult]) -> tuple[casal.SampleResult, int]:
@@ -111,7 +111,7 @@ def test_blocks_end_where_rows_change_or_something_is_recorded(
     flags: list[bool], done: int, every: int, sizes: list[int], together: list[bool]
 ) -> None:
     given = rows(flags)
-    blocks = compiled_blocks(given, done, every, 8)
+    blocks = compiled_blocks(Stage(given, no_step), done, every, 8)
     assert [row for block in blocks for row in block.rows] == given
     assert [len(block.rows) for block in blocks] == sizes
     assert [block.columns is not None for block in blocks] == together

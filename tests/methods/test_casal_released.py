@@ -6,30 +6,29 @@ import numpy as np
 import torch
 
 import casal
-from casal.lab.problems import particle
 from casal.sampling.tiles import cut
+
+from ..models import RADIUS, particle, particle_gradient, particle_start
 
 
 def test_released_equals_the_published_iteration_on_shared_noise() -> None:
     n, steps, tau, eta, burn = 64, 120, 1e-2, 1e-2, 12
     rho = casal.geometric(0.1, 100.0)
-    target = particle.plain(steps, tau)
-    result = casal.sample(
-        target, casal.Sphere(particle.RADIUS), casal.CASAL.released(rho, eta, burn_in=burn), n, seed=7
-    )
+    target = particle(steps, tau)
+    result = casal.sample(target, casal.Sphere(RADIUS), casal.CASAL.released(rho, eta, burn_in=burn), n, seed=7)
 
     (tile,) = cut(n, 4096, 7, torch.device("cpu"))
-    x = particle.start(n, tile.generator).numpy()
+    x = particle_start(n, tile.generator).numpy()
     values = rho(range(steps)).numpy().copy()
     values[:burn] = 0.0
 
     def project(v: np.ndarray) -> np.ndarray:
-        return particle.RADIUS * v / np.linalg.norm(v, axis=1, keepdims=True)
+        return RADIUS * v / np.linalg.norm(v, axis=1, keepdims=True)
 
     z, mu = project(x), np.zeros_like(x)
     for t in range(steps):
         w = torch.randn((len(tile), 2), generator=tile.generator).double().numpy()
-        gradient = particle.gradient(torch.as_tensor(x)).numpy()
+        gradient = particle_gradient(torch.as_tensor(x)).numpy()
         x = x - tau * (gradient + values[t] * (x - z + mu)) + np.sqrt(2 * tau) * w
         z = project(x + mu)
         mu = mu + eta * (x - z)
@@ -42,14 +41,14 @@ def test_released_equals_the_published_iteration_on_shared_noise() -> None:
 def test_algorithms_1_and_2_equal_their_printed_iterations_on_shared_noise() -> None:
     n, steps, tau, rho = 32, 50, 1e-2, 20.0
     for method, dual in ((casal.CASAL.algorithm1(rho), tau / rho), (casal.CASAL.algorithm2(rho), tau)):
-        result = casal.sample(particle.plain(steps, tau), casal.Sphere(particle.RADIUS), method, n, seed=3)
+        result = casal.sample(particle(steps, tau), casal.Sphere(RADIUS), method, n, seed=3)
         (tile,) = cut(n, 4096, 3, torch.device("cpu"))
-        x = particle.start(n, tile.generator)
-        project = casal.Sphere(particle.RADIUS).project
+        x = particle_start(n, tile.generator)
+        project = casal.Sphere(RADIUS).project
         z, mu = project(x), torch.zeros_like(x)
         for _ in range(steps):
             w = torch.randn((len(tile), 2), generator=tile.generator).double()
-            x = x - tau * particle.gradient(x) - tau * rho * (x - z + mu) + (2 * tau) ** 0.5 * w
+            x = x - tau * particle_gradient(x) - tau * rho * (x - z + mu) + (2 * tau) ** 0.5 * w
             z = project(z - tau * rho * (z - x - mu))
             mu = mu + dual * (x - z)
         torch.testing.assert_close(result.samples, z, atol=1e-11, rtol=0)

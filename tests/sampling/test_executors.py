@@ -13,9 +13,10 @@ from torch import Tensor
 import casal
 from casal import CASAL, Decoupled, FinalProjection, Penalty, PrimalDual, Projected, SplitGibbs, Twisted, WeightedCASAL
 from casal.errors import DivergedError, SettingError
-from casal.lab.nets import MLP
 from casal.methods import Method
 from casal.sampling.tiles import cut
+
+from ..models import network_ddpm
 
 STEPS, N, TILE = 12, 150, 32
 SPHERE = casal.Sphere(2.0)
@@ -34,9 +35,7 @@ def langevin(grad: Callable[[Tensor], Tensor] = gradient, step_size: float = 0.0
 
 
 def network() -> casal.Target:
-    net = MLP(4, width=32, depth=2, horizon=STEPS).requires_grad_(False)
-    torch.nn.init.normal_(net.output.weight, std=0.1, generator=torch.Generator().manual_seed(0))
-    return casal.ddpm(net, torch.linspace(0.02, 0.3, STEPS), shape=4)
+    return network_ddpm(STEPS, 32)
 
 
 LANGEVIN: list[Method[Any]] = [
@@ -95,11 +94,11 @@ def test_any_number_of_threads_gives_the_same_bits(target: Callable[[], casal.Ta
 def test_the_order_of_tiles_does_not_matter(method: Method[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     forward = casal.sample(langevin(), SPHERE, method, N, tile=TILE, threads=1)
 
-    def backward(self: Any, work: Callable[[Any], None], tiles: list[Any]) -> None:
+    def backward(self: Any, work: Callable[..., None], tiles: list[Any], arguments: Any = (), done: Any = None) -> None:
         for tile in reversed(tiles):
-            work(tile)
+            work(self.plan, tile, self, *arguments)
 
-    monkeypatch.setattr("casal.workers.Workers.each", backward)
+    monkeypatch.setattr("casal.sampling.executors.Threads.each", backward)
     assert same(forward, casal.sample(langevin(), SPHERE, method, N, tile=TILE, threads=1))
 
 
@@ -162,9 +161,9 @@ def test_an_interrupt_in_a_thread_keeps_what_is_done() -> None:
 
 
 def test_an_interrupt_of_the_waiting_thread_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    import casal.workers as workers
+    from casal.sampling import executors
 
-    wait, first = workers.wait, True
+    wait, first = executors.wait, True
 
     def interrupted(jobs: Any) -> Any:
         nonlocal first
@@ -174,7 +173,7 @@ def test_an_interrupt_of_the_waiting_thread_keeps_what_is_done(monkeypatch: pyte
             raise KeyboardInterrupt
         return wait(jobs)
 
-    monkeypatch.setattr(workers, "wait", interrupted)
+    monkeypatch.setattr(executors, "wait", interrupted)
     result = casal.sample(langevin(), SPHERE, CASAL(10.0), 40 * TILE, tile=TILE, threads=2)
     assert result.partial and result.steps[:TILE].tolist() == [STEPS] * TILE
 

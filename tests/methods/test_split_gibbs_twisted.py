@@ -14,15 +14,14 @@ from torch import Tensor
 
 import casal
 from casal import SplitGibbs, Twisted
-from casal.lab.problems.mixture_cases import CASES, MIXTURE
-from casal.lab.problems.mixture_families import FAMILIES
 from casal.methods import Method
+
+from ..models import mode_shares, mode_weights_on_circle, modes_ddpm
 
 pytestmark = pytest.mark.statistical
 N = 2000
-CIRCLE = next(
-    case for case in CASES.values() if isinstance(case.constraint, casal.Sphere) and case.constraint.radius == 2.0
-)
+CIRCLE = casal.Sphere(2.0)
+WEIGHTS = mode_weights_on_circle(2.0)
 METHODS: dict[str, Method[Any]] = {
     "gibbs": SplitGibbs(0.03, levels=30, moves="gibbs"),
     "metropolis": SplitGibbs(0.03, levels=30, moves="metropolis"),
@@ -34,13 +33,13 @@ every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 
 
 def mode_error(result: casal.SampleResult) -> float:
-    shares = (result.weights[:, None] * MIXTURE.responsibilities(result.samples)).sum(0)
-    return float((shares - CIRCLE.law.weights).abs().sum()) / 2
+    shares = (result.weights[:, None] * mode_shares(result.samples)).sum(0)
+    return float((shares - WEIGHTS).abs().sum()) / 2
 
 
 @every_method
 def test_modes_on_a_circle_have_their_weights(method: Method[Any]) -> None:
-    result = casal.sample(FAMILIES["ddpm"](MIXTURE, 120), CIRCLE.constraint, method, N, seed=4)
+    result = casal.sample(modes_ddpm(120), CIRCLE, method, N, seed=4)
     assert bool(result.certificate.feasible.all()) and float(result.certificate.violation.max()) < 1e-12
     # floor 0.012 at n = 2000; resampling doubles the variance, the reverse process adds up to 0.02
     assert mode_error(result) < 0.06
@@ -56,8 +55,8 @@ def test_without_weights_the_modes_are_wrong(name: str, monkeypatch: pytest.Monk
         return state._replace(log_weight=torch.zeros_like(state.log_weight))
 
     for module in (split_gibbs, twisted):
-        monkeypatch.setattr(module, "resampled_islands", unweighted)
-    result = casal.sample(FAMILIES["ddpm"](MIXTURE, 120), CIRCLE.constraint, METHODS[name], N, seed=4)
+        monkeypatch.setattr(module, "resample", unweighted)
+    result = casal.sample(modes_ddpm(120), CIRCLE, METHODS[name], N, seed=4)
     assert mode_error(result) > 0.1
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import casal
-from casal.lab.problems import field, particle
-from casal.lab.problems.base import quantile_distance
+
+from ..models import RADIUS, particle_answer, preconditioned_particle
 
 pytestmark = pytest.mark.statistical
 
@@ -61,13 +60,11 @@ def test_gaussian_on_a_line_weighted() -> None:
 
 
 def test_particle_weighted_at_500_evaluations() -> None:
-    result = casal.sample(
-        particle.preconditioned(500), casal.Sphere(particle.RADIUS), casal.WeightedCASAL(400.0), 4000, seed=1
-    )
+    result = casal.sample(preconditioned_particle(500), casal.Sphere(RADIUS), casal.WeightedCASAL(400.0), 4000, seed=1)
     assert result.cost.score_evaluations == 500
     assert int((result.samples[:, 0] > 0).sum()) == 0
-    assert float(result.samples[:, 1].std()) == pytest.approx(particle.EXPECTED["sd_y"], rel=0.03)
-    assert float(result.samples[:, 0].mean()) == pytest.approx(particle.EXPECTED["mean_x"], abs=3e-4)
+    assert float(result.samples[:, 1].std()) == pytest.approx(particle_answer()["sd_y"], rel=0.03)
+    assert float(result.samples[:, 0].mean()) == pytest.approx(particle_answer()["mean_x"], abs=3e-4)
     assert float(result.certificate.violation.max()) <= 1e-12
 
 
@@ -75,41 +72,12 @@ def test_particle_without_weights_is_in_the_wrong_mode() -> None:
     """The power of the test above: the same moves and the same ladder, but every chain keeps its weight."""
 
     class Unweighted(casal.WeightedCASAL):
-        def exchange(self, problem: Any, state: Any, rung: Any, generator: torch.Generator) -> Any:
-            new, info = super().exchange(problem, state, rung, generator)
+        def meet(self, rung: Any, groups: Any, context: Any, state: Any, generator: torch.Generator) -> Any:
+            new, info = super().meet(rung, groups, context, state, generator)
             return state._replace(rho=new.rho), info
 
-    result = casal.sample(particle.preconditioned(500), casal.Sphere(particle.RADIUS), Unweighted(400.0), 1000, seed=1)
+    result = casal.sample(preconditioned_particle(500), casal.Sphere(RADIUS), Unweighted(400.0), 1000, seed=1)
     assert int((result.samples[:, 0] > 0).sum()) > 20
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("n", "limit"), [(1000, 0.06), (4000, 0.03)])
-def test_field_weighted_at_1000_evaluations(n: int, limit: float) -> None:
-    """Mean W1 over 5 seeds; exact draws have 0.028 at n = 1000 and 0.014 at n = 4000."""
-    grid, cdf = field.exact_law()
-    distances, right = [], []
-    for seed in range(5):
-        result = casal.sample(
-            field.preconditioned(1000), casal.Sphere(field.ENERGY**0.5), casal.WeightedCASAL(400.0), n, seed=seed
-        )
-        first = result.samples[:, 0].numpy()
-        assert result.cost.score_evaluations == 1000
-        assert float(result.certificate.violation.max()) <= 1e-12
-        distances.append(quantile_distance(first, grid, cdf))
-        right.append((first > 0).mean())
-    assert np.mean(distances) <= limit
-    # Resampled chains are correlated: three standard errors over seeds, which are larger than binomial ones.
-    assert abs(np.mean(right) - field.EXPECTED[15.0]) <= 3 * max(np.std(right, ddof=1) / 5**0.5, (0.02 / n / 5) ** 0.5)
-
-
-def test_the_field_test_has_power() -> None:
-    grid, cdf = field.exact_law()
-    sphere = casal.Sphere(field.ENERGY**0.5)
-    for label in ("final projection", "projected", "Algorithm 1", "Algorithm 2", "released code"):
-        target, method = field.cases(field.ENERGY, 1000)[label]
-        first = casal.sample(target, sphere, method, 1000, seed=0).samples[:, 0].numpy()
-        assert quantile_distance(first, grid, cdf) > 0.5, label
 
 
 def test_a_box_keeps_no_atom_on_its_boundary() -> None:
