@@ -27,7 +27,9 @@ def vp_sde(
     time: str = "auto",
     dtype: torch.dtype = torch.float32,
 ) -> Target:
-    """x' = x + D (beta(t) x / 2 + beta(t) score(x, t)) + sqrt(beta(t) D) w,   from t = 1 down to ``end``.
+    """The variance-preserving diffusion run backwards in steps of D, from t = 1 down to ``end``:
+
+        x' = x + D (beta(t) x / 2 + beta(t) score(x, t)) + sqrt(beta(t) D) w.
 
     That is Euler-Maruyama for the reverse of dx = -beta x / 2 dt + sqrt(beta) dW with
     beta(t) = beta_min + t (beta_max - beta_min), the row
