@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import casal
-from casal.decoders import DCT, Decoder, Fourier, Gram, Identity, Linear, Nonlinear, Rows
-from casal.decoders import rows as module
+from casal.decoders import DCT, Decoder, Fourier, Gram, Identity, Linear, Nonlinear, Rows, transforms
 from casal.decoders.gram import ThinGram, gram_of
 from casal.errors import SettingError, ShapeError
 
@@ -124,7 +123,7 @@ def test_rows_of_a_matrix(index: list[int], columns: int) -> None:
 @pytest.mark.parametrize("algorithm", ["fft", "product"])
 @pytest.mark.parametrize("index", [[2], [29, 0, 13], list(range(30))], ids=["one", "some", "all"])
 def test_rows_of_a_transform(monkeypatch: pytest.MonkeyPatch, small: int, algorithm: str, index: list[int]) -> None:
-    monkeypatch.setattr(module, "SMALL_MATRIX", small)
+    monkeypatch.setattr(transforms, "SMALL_MATRIX", small)
     A = np.kron(cosine(4, 6), cosine(3, 5))[index]
     whole = DCT((4, 3), (6, 5), algorithm=algorithm)
     for latent in ((12,), (4, 3)):
@@ -180,7 +179,7 @@ def test_rows_of_rows_are_rows() -> None:
 
 @pytest.mark.parametrize("small", [0, 10**9], ids=["scatter", "matrix"])
 def test_rows_follow_the_dtype_of_the_run(monkeypatch: pytest.MonkeyPatch, small: int) -> None:
-    monkeypatch.setattr(module, "SMALL_MATRIX", small)
+    monkeypatch.setattr(transforms, "SMALL_MATRIX", small)
     like = torch.zeros(0, 5, dtype=torch.float32)
     for inner in (Fourier(3, 8), Linear(normal(8, 5)), Fourier(3, 8, scale=0.5)):
         decoder = Rows(inner, INDEX).to(like)
@@ -241,7 +240,7 @@ def test_rows_of_a_matrix_run_like_the_small_matrix(method: Any) -> None:
 
 @pytest.mark.parametrize("small", [0, 10**9], ids=["scatter", "matrix"])
 def test_rows_of_a_transform_run_like_the_small_matrix(monkeypatch: pytest.MonkeyPatch, small: int) -> None:
-    monkeypatch.setattr(module, "SMALL_MATRIX", small)
+    monkeypatch.setattr(transforms, "SMALL_MATRIX", small)
     index = [0, 5, 11, 17]
     whole = Fourier(5, 20, scale=torch.linspace(1.0, 0.2, 9, dtype=torch.float64))
     A = whole.matrix((9,), torch.zeros(0, 9, dtype=torch.float64))
