@@ -14,7 +14,7 @@ from torch import Tensor
 
 import casal
 from casal import diagnostics
-from casal.diagnostics.transport import directions
+from casal.diagnostics import directions
 from casal.errors import CasalWarning, SettingError, ShapeError
 from casal.methods.finish import WeightedState
 
@@ -55,7 +55,7 @@ def test_sliced_wasserstein_against_pot() -> None:
 
 def test_energy_distance_against_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """With POT's distances, and with blocks so small that there are many."""
-    monkeypatch.setattr("casal.diagnostics.energy.CHUNK", 1000)
+    monkeypatch.setattr("casal.diagnostics.distances.PAIRS_AT_ONCE", 1000)
     x, y, a = normal(150, 3), normal(120, 3, seed=1, shift=0.2), weights(150)
     p, q = (a / a.sum()).numpy(), np.full(120, 1 / 120)
     between, first, second = (ot.dist(u.numpy(), v.numpy(), "euclidean") for u, v in ((x, y), (x, x), (y, y)))
