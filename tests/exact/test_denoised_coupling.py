@@ -9,7 +9,9 @@ import casal
 from casal.errors import SettingError
 from casal.methods.denoised import estimate, score_of
 
-from .test_posterior import ALPHA_BAR, BETAS, eps
+from ..targets.gaussian import ABAR_3 as ALPHA_BAR
+from ..targets.gaussian import BETAS_3 as BETAS
+from ..targets.gaussian import eps_3 as eps
 
 ODE = casal.ddim(eps, BETAS, shape=(3,), steps=50, dtype=torch.float64)
 PLANE = casal.Affine([[1.0, 1.0, 1.0]], 0.4)
