@@ -257,7 +257,7 @@ class Transform(Decoder):
         self.channels = None if channels is None else whole_number(channels, "channels", 1)
         size = tuple(axis.size for axis in self.axes)
         self.shape: Event = size if self.channels is None else (self.channels, *size)
-        self.keep, self.source = _kept_positions(keep)
+        self.keep, self.source = _keep_positions(keep)
         self.latent_size: int = (self.channels or 1) * self.count
         self.scale = None if scale is None else _scales(scale, self.channels or 1, self.count)
         self.dense: Tensor | None = None
@@ -508,7 +508,7 @@ def _cast(tables: tuple[Tensor, ...], like: Tensor) -> tuple[Tensor, ...]:
     return tuple(table.to(like) if table.is_floating_point() else table.to(like.device) for table in tables)
 
 
-def _kept_positions(keep: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def _keep_positions(keep: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Positions of the kept coefficients in the grid, and for each place of the grid its coefficient (or a zero)."""
     if keep is None or bool(keep.all()):
         return None, None

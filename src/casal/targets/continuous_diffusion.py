@@ -10,7 +10,7 @@ from torch import Tensor
 
 from casal.errors import SettingError, whole_number
 from casal.targets.base import Table, Target
-from casal.targets.noise import Network, along, below, gaussian_start, noise_level, positive
+from casal.targets.noise import Network, along, below_least_level, gaussian_start, noise_level, positive
 
 
 def vp_sde(
@@ -113,6 +113,6 @@ def vp_sde(
         at = 2 * passed / (low + (low**2 + 2 * (high - low) * passed).sqrt())
         scale = torch.exp(-passed / 2)
         alpha, gain = along(scale, y), along(scale * known.square(), y)
-        return below(level, bounds[0], y, y + gain * network(alpha * y, at.clamp(last, 1.0)))
+        return below_least_level(level, bounds[0], y, y + gain * network(alpha * y, at.clamp(last, 1.0)))
 
     return Target(network, table, gaussian_start(shape, 1.0, dtype), denoise=denoise, name="vp_sde")

@@ -12,7 +12,7 @@ from casal.targets.base import Table, Target
 from casal.targets.noise import (
     Network,
     along,
-    below,
+    below_least_level,
     column,
     gaussian_start,
     implicit_rows,
@@ -197,4 +197,4 @@ class _Discrete:
             out = y - (size / alpha) * out
         elif self.prediction == "v":
             out = alpha * x - size * out
-        return below(level, float(self.levels[0]), y, out)
+        return below_least_level(level, float(self.levels[0]), y, out)

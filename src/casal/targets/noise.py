@@ -117,7 +117,7 @@ def noise_level(sigma: Tensor | float, y: Tensor) -> Tensor:
     return level
 
 
-def below(level: Tensor, least: Tensor | float, y: Tensor, clean: Tensor) -> Tensor:
+def below_least_level(level: Tensor, least: Tensor | float, y: Tensor, clean: Tensor) -> Tensor:
     """Extend E[x0 | x0 + sigma noise = y] to sigma below the least level that the network knows.
 
     There it is y + sigma^2 score(y) with the score of that least level: from y at sigma = 0 to ``clean``.

@@ -106,7 +106,7 @@ def posterior(
             shift = _shift(way, here.gap(estimate), here, derivative, variance, iterations, weight)
         return estimate + shift.reshape(mean.shape), 0.0
 
-    return _conditioned(target, correct, f"{len(observation.matrix)} observations")
+    return _condition(target, correct, f"{len(observation.matrix)} observations")
 
 
 def latent_posterior(
@@ -171,7 +171,7 @@ def latent_posterior(
             (gradient,) = torch.autograd.grad(cost.sum(), leaf)
         return latent.detach(), gradient
 
-    return _conditioned(target, guide, f"{len(observation.matrix)} decoded observations")
+    return _condition(target, guide, f"{len(observation.matrix)} decoded observations")
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def levels_of(target: Target) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     return levels
 
 
-def _conditioned(target: Target, correct: Correction, observations: str) -> Target:
+def _condition(target: Target, correct: Correction, observations: str) -> Target:
     """The target whose estimate of the clean sample is corrected, in its score and in its denoiser."""
     levels = levels_of(target)
 
