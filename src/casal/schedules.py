@@ -1,4 +1,4 @@
-"""Values along a run: a schedule is any callable from the table of a target to a tensor (T,)."""
+"""Schedules: values along a run, given by any callable from the table of a target to a tensor (T,)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Schedule: TypeAlias = Callable[[Any], Tensor]
 
 
 def constant(value: float) -> Schedule:
-    """``value`` at every step."""
+    """The same value at every step."""
     return lambda table: torch.full((len(table),), float(value), dtype=torch.float64)
 
 
@@ -36,11 +36,11 @@ def geometric(first: float, last: float) -> Schedule:
     """
     if first <= 0 or last <= 0:
         raise SettingError(f"a geometric schedule needs two positive ends, got {first} and {last}")
-    return lambda table: _ratios(float(first), float(last), len(table))
+    return lambda table: _equal_ratios(float(first), float(last), len(table))
 
 
 def inverse_variance(factor: float = 1.0) -> Schedule:
-    """factor / (sigma / alpha)^2: the coupling tied to the noise left in the state, for diffusion and flow targets."""
+    """Ties the coupling to the noise left in the state of a diffusion or flow target: factor / (sigma / alpha)^2."""
 
     def values(table: Any) -> Tensor:
         if getattr(table, "alpha", None) is None:
@@ -51,7 +51,7 @@ def inverse_variance(factor: float = 1.0) -> Schedule:
 
 
 def constant_gain(kappa: float) -> Schedule:
-    """kappa / b: every row pulls x towards z by the same share kappa / (1 + kappa)."""
+    """Pulls x towards z by the same share kappa / (1 + kappa) at every row: kappa / b."""
 
     def values(table: Any) -> Tensor:
         if not hasattr(table, "b"):
@@ -61,9 +61,8 @@ def constant_gain(kappa: float) -> Schedule:
     return values
 
 
-def _ratios(first: float, last: float, steps: int) -> Tensor:
-    exponents = torch.linspace(0.0, 1.0, steps, dtype=torch.float64)
-    values = first * (last / first) ** exponents
+def _equal_ratios(first: float, last: float, steps: int) -> Tensor:
+    values = first * (last / first) ** torch.linspace(0.0, 1.0, steps, dtype=torch.float64)
     if steps > 1:
         values[-1] = last
     return values

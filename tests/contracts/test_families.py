@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
 import re
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,7 +15,11 @@ from torch import Tensor
 
 import casal
 from casal import CASAL, FinalProjection, Projected
+from casal import decoders as decoder_room
+from casal import targets as target_room
+from casal.decoders import DECODERS
 from casal.errors import SettingError
+from casal.targets import TARGETS
 
 F64 = torch.float64
 N = 4
@@ -55,48 +62,45 @@ def start(size: int) -> Callable[[int, torch.Generator], Tensor]:
     return lambda n, stream: 2.0 * torch.randn((n, size), generator=stream, dtype=F64)
 
 
-def diffusion(name: str, size: int) -> casal.Target:
-    """A family with noise levels, a few steps long."""
-    plain: dict[str, Any] = {"shape": size, "dtype": F64}
+def plain(size: int) -> dict[str, Any]:
+    return {"shape": size, "dtype": F64}
+
+
+def discrete_of(name: str, kind: str) -> Callable[[int], casal.Target]:
+    return lambda size: TARGETS[name](discrete(kind), BETAS, prediction=kind, steps=6, **plain(size))
+
+
+def sde(corrector_steps: int) -> Callable[[int], casal.Target]:
+    return lambda size: casal.vp_sde(preserving, steps=8, corrector_steps=corrector_steps, **plain(size))
+
+
+def edm(churn: float) -> Callable[[int], casal.Target]:
     sigmas = casal.karras_sigmas(6, 0.05, 10.0)
-    if name.startswith("ddpm"):
-        kind = name.split("-")[1]
-        return casal.ddpm(discrete(kind), BETAS, prediction=kind, steps=6, **plain)
-    if name == "ddim":
-        return casal.ddim(discrete("eps"), BETAS, steps=6, **plain)
-    if name == "annealed":
-        return casal.annealed(exploding, [4.0, 1.0, 0.3], steps_per_level=2, step_size=0.2, init=start(size))
-    if name.startswith("vp_sde"):
-        return casal.vp_sde(preserving, steps=8, corrector_steps=int(name.endswith("corrected")), **plain)
-    if name.startswith("edm"):
-        churn = 1.0 if name.endswith("churn") else 0.0
-        return casal.edm(lambda x, s: clean(x, 1.0, s), sigmas, churn=churn, **plain)
-    return casal.flow(lambda x, t: (clean(x, t, 1 - t) - x) / (1 - t), steps=6, **plain)
+    return lambda size: casal.edm(lambda x, s: clean(x, 1.0, s), sigmas, churn=churn, **plain(size))
 
 
-def family(name: str, size: int) -> casal.Target:
-    if name == "langevin":
-        return casal.langevin(lambda x: (x - MEAN) / VARIANCE, steps=6, step_size=0.05, init=start(size))
-    if name == "energy":
-        return casal.energy(
-            lambda x: (x - MEAN).square().sum(1) / (2 * VARIANCE), steps=6, step_size=0.05, init=start(size)
-        )
-    return diffusion(name, size)
-
-
-DIFFUSIONS = (
-    "annealed",
-    "ddpm-eps",
-    "ddpm-x0",
-    "ddpm-v",
-    "ddim",
-    "vp_sde",
-    "vp_sde-corrected",
-    "edm",
-    "edm-churn",
-    "flow",
-)
-FAMILIES = ("langevin", "energy", *DIFFUSIONS)
+DIFFUSIONS: dict[str, Callable[[int], casal.Target]] = {
+    "annealed": lambda size: casal.annealed(
+        exploding, [4.0, 1.0, 0.3], steps_per_level=2, step_size=0.2, init=start(size)
+    ),
+    "ddpm-eps": discrete_of("ddpm", "eps"),
+    "ddpm-x0": discrete_of("ddpm", "x0"),
+    "ddpm-v": discrete_of("ddpm", "v"),
+    "ddim": discrete_of("ddim", "eps"),
+    "vp_sde": sde(0),
+    "vp_sde-corrected": sde(1),
+    "edm": edm(0.0),
+    "edm-churn": edm(1.0),
+    "flow": lambda size: casal.flow(lambda x, t: (clean(x, t, 1 - t) - x) / (1 - t), steps=6, **plain(size)),
+}
+FAMILIES: dict[str, Callable[[int], casal.Target]] = {
+    "langevin": lambda size: casal.langevin(lambda x: (x - MEAN) / VARIANCE, steps=6, step_size=0.05, init=start(size)),
+    "energy": lambda size: casal.energy(
+        lambda x: (x - MEAN).square().sum(1) / (2 * VARIANCE), steps=6, step_size=0.05, init=start(size)
+    ),
+    **DIFFUSIONS,
+}
+"""A few steps of every family by ``family`` or ``family-variant``: takes the numbers in a latent event."""
 
 
 # ------------------------------------------------------------------ decoders and sets: all decode to six numbers
@@ -114,14 +118,14 @@ class Behind(NamedTuple):
     linear: bool = True
 
 
-DECODERS: dict[str, Behind] = {
-    "identity": Behind(casal.Identity(), DECODED),
-    "linear": Behind(casal.Linear(matrix(DECODED, 4)), 4),
-    "fourier": Behind(casal.Fourier(3, DECODED), 5),
-    "dct": Behind(casal.DCT(4, DECODED, scale=[1.0, 0.8, 0.6, 0.4]), 4),
-    "dst": Behind(casal.DST(5, DECODED), 5),
-    "rows": Behind(casal.Rows(casal.Linear(matrix(9, 4)), [0, 1, 3, 4, 6, 8]), 4),
-    "nonlinear": Behind(casal.Nonlinear(lambda x: torch.tanh(x @ matrix(DECODED, 4).T), norm=1.6), 4, linear=False),
+BEHIND: dict[str, Behind] = {
+    "Identity": Behind(casal.Identity(), DECODED),
+    "Linear": Behind(casal.Linear(matrix(DECODED, 4)), 4),
+    "Fourier": Behind(casal.Fourier(3, DECODED), 5),
+    "DCT": Behind(casal.DCT(4, DECODED, scale=[1.0, 0.8, 0.6, 0.4]), 4),
+    "DST": Behind(casal.DST(5, DECODED), 5),
+    "Rows": Behind(casal.Rows(casal.Linear(matrix(9, 4)), [0, 1, 3, 4, 6, 8]), 4),
+    "Nonlinear": Behind(casal.Nonlinear(lambda x: torch.tanh(x @ matrix(DECODED, 4).T), norm=1.6), 4, linear=False),
 }
 SETS: dict[str, casal.Constraint] = {
     "sphere": casal.Sphere(1.5),
@@ -138,15 +142,52 @@ def casal_for(name: str, behind: Behind) -> CASAL:
     return CASAL(2.0, coupling="explicit", couple="denoised" if name in DIFFUSIONS else "auto")
 
 
-def feasible(name: str, behind: Behind, constraint: casal.Constraint, method: casal.Method[Any]) -> bool:
-    result = casal.sample(family(name, behind.size), constraint, method, N, decoder=behind.decoder, tol=TOL)
+def feasible(name: str, behind: Behind, constraint: casal.Constraint, method: casal.Method[Any, Any]) -> bool:
+    result = casal.sample(FAMILIES[name](behind.size), constraint, method, N, decoder=behind.decoder, tol=TOL)
     assert result.samples.dtype == F64 and result.samples.shape == (N, DECODED)
     assert float(constraint.violation(result.samples).max()) <= TOL
     return bool(result.certificate.feasible.all())
 
 
+# ------------------------------------------------------------------ nothing is left out
+
+
+def test_every_family_of_the_registry_is_tested_here() -> None:
+    assert {name.split("-")[0] for name in FAMILIES} == set(TARGETS)
+
+
+def test_every_decoder_of_the_registry_is_tested_here() -> None:
+    assert set(BEHIND) == set(DECODERS)
+    assert all(type(behind.decoder) is DECODERS[name] for name, behind in BEHIND.items())
+
+
+def test_the_registry_of_families_holds_every_public_function_that_makes_a_target() -> None:
+    """Those that change a target (``posterior``) take one first."""
+    public = {name: getattr(casal, name) for name in casal.__all__ if inspect.isfunction(getattr(casal, name))}
+    makers = {
+        name: function
+        for name, function in public.items()
+        if inspect.signature(function).return_annotation in ("Target", casal.Target)
+        and next(iter(inspect.signature(function).parameters)) != "target"
+    }
+    assert makers == dict(TARGETS)
+
+
+def test_the_registry_of_decoders_holds_every_public_decoder() -> None:
+    public = {name: getattr(casal, name) for name in casal.__all__ if inspect.isclass(getattr(casal, name))}
+    decoders = {name: kind for name, kind in public.items() if issubclass(kind, casal.Decoder)}
+    assert {name: kind for name, kind in decoders.items() if not inspect.isabstract(kind)} == dict(DECODERS)
+
+
+@pytest.mark.parametrize("room", [target_room, decoder_room], ids=["targets", "decoders"])
+def test_no_module_has_the_name_of_what_it_defines(room: ModuleType) -> None:
+    assert not {module.name for module in pkgutil.iter_modules(room.__path__)} & set(room.__all__)
+
+
+# ------------------------------------------------------------------ strict samples
+
 every_set = pytest.mark.parametrize("shape", SETS)
-every_decoder = pytest.mark.parametrize("decoder", DECODERS)
+every_decoder = pytest.mark.parametrize("decoder", BEHIND)
 every_family = pytest.mark.parametrize("name", FAMILIES)
 
 
@@ -154,7 +195,7 @@ every_family = pytest.mark.parametrize("name", FAMILIES)
 @every_decoder
 @every_family
 def test_casal_returns_samples_of_the_set(name: str, decoder: str, shape: str) -> None:
-    behind = DECODERS[decoder]
+    behind = BEHIND[decoder]
     assert feasible(name, behind, SETS[shape], casal_for(name, behind))
 
 
@@ -162,7 +203,7 @@ def test_casal_returns_samples_of_the_set(name: str, decoder: str, shape: str) -
 @every_decoder
 @every_family
 def test_projections_return_samples_of_the_set(name: str, decoder: str, shape: str) -> None:
-    behind = DECODERS[decoder]
+    behind = BEHIND[decoder]
     assert feasible(name, behind, SETS[shape], FinalProjection())
     if behind.linear:
         assert feasible(name, behind, SETS[shape], Projected())
@@ -174,12 +215,12 @@ def test_projections_return_samples_of_the_set(name: str, decoder: str, shape: s
 @pytest.mark.parametrize("name", DIFFUSIONS)
 def test_both_couplings_return_samples_of_the_set(name: str) -> None:
     for couple in ("state", "denoised"):
-        assert feasible(name, DECODERS["linear"], SETS["mass-energy"], CASAL(10.0, couple=couple))
+        assert feasible(name, BEHIND["Linear"], SETS["mass-energy"], CASAL(10.0, couple=couple))
 
 
 def test_the_default_says_what_to_change_behind_a_network() -> None:
     with pytest.raises(SettingError, match=r"Nonlinear is not linear: use coupling='explicit'"):
-        feasible("ddpm-eps", DECODERS["nonlinear"], SETS["sphere"], CASAL(10.0))
+        feasible("ddpm-eps", BEHIND["Nonlinear"], SETS["sphere"], CASAL(10.0))
 
 
 # ------------------------------------------------------------------ stability

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import scipy.fft
 import torch
 from torch import Tensor
@@ -18,6 +18,18 @@ Array = npt.NDArray[np.float64]
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def deficient() -> Tensor:
+    """A 5 x 4 matrix of rank 2."""
+    return normal(5, 2, seed=1) @ normal(2, 4, seed=2)
+
+
+matrices = pytest.mark.parametrize(
+    "A",
+    [normal(*shape) for shape in [(1, 1), (4, 4), (6, 3), (3, 6), (5, 1), (1, 5)]] + [deficient()],
+    ids=lambda A: str(tuple(A.shape)),
+)
 
 
 def fourier(modes: int, size: int) -> Array:
@@ -79,11 +91,12 @@ def check_gram(gram: Gram, A: Array, diagonal: Tensor | None, latent: tuple[int,
     G = A.T @ A
     v = normal(4, *latent, seed=3)
     rows = v.reshape(4, size).numpy()
-    for strength in (0.0, 0.3, 50.0):
+    for strength in (0.0, 0.3, 50.0, 1e3):
         solved = gram.solve(v, torch.tensor(strength, dtype=torch.float64))
         expected = np.linalg.solve(np.eye(size) + strength * D[:, None] * G, rows.T).T
         assert solved.shape == v.shape
-        np.testing.assert_allclose(solved.reshape(4, size).numpy(), expected, rtol=0, atol=atol)
+        off = atol * max(1.0, strength / 50)
+        np.testing.assert_allclose(solved.reshape(4, size).numpy(), expected, rtol=0, atol=off)
     white = gram.whiten(v)
     units = torch.eye(size, dtype=torch.float64).reshape(size, *white.shape[1:])
     W = gram.unwhiten(units).reshape(size, size).T.numpy()  # D^(1/2) U
@@ -93,7 +106,3 @@ def check_gram(gram: Gram, A: Array, diagonal: Tensor | None, latent: tuple[int,
     np.testing.assert_allclose(W.T @ G @ W, np.diag(spectrum), rtol=0, atol=atol * scale)
     np.testing.assert_allclose(white.reshape(4, size).numpy(), rows @ W, rtol=0, atol=atol)
     assert spectrum.min() >= 0.0
-
-
-def tensor(values: Any) -> Tensor:
-    return torch.as_tensor(np.ascontiguousarray(values), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Coupling some rows only, and the thin Gram matrix behind it."""
+"""Coupling some rows of a decoder only."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 import casal
-from casal.decoders import DCT, Decoder, Fourier, Gram, Identity, Linear, Nonlinear, Rows
-from casal.decoders import rows as module
-from casal.decoders.gram import ThinGram, gram_of
+from casal.decoders import DCT, Decoder, Fourier, Gram, Identity, Linear, Nonlinear, Rows, transforms
 from casal.errors import SettingError, ShapeError
 
-from .dense import check_gram, check_linear, cosine, diagonals, normal
+from .dense import check_gram, check_linear, cosine, normal
 
 
 class Doubling(Decoder):
@@ -34,72 +30,6 @@ class Doubling(Decoder):
 
     def norm(self) -> float:
         return 5**0.5
-
-
-# ------------------------------------------------------------------ the thin Gram matrix
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(1, 3), (1, 9), (2, 7), (3, 9), (4, 30)])
-def test_few_rows_give_a_thin_gram_matrix(rows: int, columns: int) -> None:
-    A = normal(rows, columns)
-    for diagonal in diagonals((columns,)):
-        gram = gram_of(A, (columns,), diagonal, torch.zeros(0, dtype=torch.float64))
-        assert isinstance(gram, ThinGram) and gram.basis.shape == gram.reflector.shape == (columns, rows)
-        check_gram(gram, A.numpy(), diagonal, (columns,))
-
-
-@pytest.mark.parametrize(
-    "A",
-    [
-        torch.zeros(2, 7, dtype=torch.float64),
-        torch.eye(2, 7, dtype=torch.float64),
-        -torch.eye(2, 7, dtype=torch.float64),
-        torch.eye(7, dtype=torch.float64)[[6, 1]],
-        normal(1, 7).repeat(2, 1),
-        torch.cat([normal(1, 7), torch.zeros(1, 7, dtype=torch.float64)]),
-    ],
-    ids=["zero", "first", "minus-first", "others", "repeated", "one-zero-row"],
-)
-def test_thin_gram_matrices_without_full_rank_or_along_axes(A: Tensor) -> None:
-    for diagonal in diagonals((7,)):
-        gram = gram_of(A, (7,), diagonal, torch.zeros(0, dtype=torch.float64))
-        assert isinstance(gram, ThinGram)
-        check_gram(gram, A.numpy(), diagonal, (7,))
-
-
-@settings(max_examples=60)
-@given(seed=st.integers(0, 10**6), rows=st.integers(1, 8), columns=st.integers(1, 25))
-def test_every_matrix_has_an_exact_gram(seed: int, rows: int, columns: int) -> None:
-    A = normal(rows, columns, seed=seed)
-    gram = gram_of(A, (columns,), None, torch.zeros(0, dtype=torch.float64))
-    assert isinstance(gram, ThinGram) == (3 * rows <= columns)
-    check_gram(gram, A.numpy(), None, (columns,), atol=1e-11)
-
-
-def test_a_thin_gram_follows_the_dtype_and_shape_of_the_run() -> None:
-    A = normal(2, 12)
-    gram = gram_of(A, (3, 4), None, torch.zeros(0, 3, 4, dtype=torch.float32))
-    assert isinstance(gram, ThinGram)
-    assert {gram.eigenvalues.dtype, gram.basis.dtype, gram.reflector.dtype} == {torch.float32}
-    solved = gram.solve(normal(2, 3, 4).float(), torch.tensor(1.0, dtype=torch.float64))
-    assert solved.dtype == torch.float32 and solved.shape == (2, 3, 4)
-
-
-def test_orthogonal_columns_need_no_basis() -> None:
-    A = torch.as_tensor(cosine(5, 9)) * torch.linspace(1.0, 0.01, 5, dtype=torch.float64)
-    gram = Linear(A).gram((5,), None, torch.zeros(0, 5, dtype=torch.float64))
-    assert gram.basis is None
-    check_gram(gram, A.numpy(), None, (5,))
-    tilted = A.clone()
-    tilted[0, 0] += 1e-9
-    assert Linear(tilted).gram((5,), None, torch.zeros(0, 5, dtype=torch.float64)).basis is not None
-
-
-def test_thin_grams_do_not_build_square_matrices() -> None:
-    """d = 20000: a (d, d) matrix would take 3.2 GB."""
-    gram = Linear(normal(2, 20000)).gram((20000,), None, torch.zeros(0, 20000, dtype=torch.float64))
-    v = normal(2, 20000, seed=1)
-    assert torch.allclose(gram.unwhiten(gram.whiten(v)), v, rtol=0, atol=1e-12)
 
 
 # ------------------------------------------------------------------ rows of anything linear
@@ -124,7 +54,7 @@ def test_rows_of_a_matrix(index: list[int], columns: int) -> None:
 @pytest.mark.parametrize("algorithm", ["fft", "product"])
 @pytest.mark.parametrize("index", [[2], [29, 0, 13], list(range(30))], ids=["one", "some", "all"])
 def test_rows_of_a_transform(monkeypatch: pytest.MonkeyPatch, small: int, algorithm: str, index: list[int]) -> None:
-    monkeypatch.setattr(module, "SMALL_MATRIX", small)
+    monkeypatch.setattr(transforms, "SMALL_MATRIX", small)
     A = np.kron(cosine(4, 6), cosine(3, 5))[index]
     whole = DCT((4, 3), (6, 5), algorithm=algorithm)
     for latent in ((12,), (4, 3)):
@@ -180,7 +110,7 @@ def test_rows_of_rows_are_rows() -> None:
 
 @pytest.mark.parametrize("small", [0, 10**9], ids=["scatter", "matrix"])
 def test_rows_follow_the_dtype_of_the_run(monkeypatch: pytest.MonkeyPatch, small: int) -> None:
-    monkeypatch.setattr(module, "SMALL_MATRIX", small)
+    monkeypatch.setattr(transforms, "SMALL_MATRIX", small)
     like = torch.zeros(0, 5, dtype=torch.float32)
     for inner in (Fourier(3, 8), Linear(normal(8, 5)), Fourier(3, 8, scale=0.5)):
         decoder = Rows(inner, INDEX).to(like)
@@ -241,7 +171,7 @@ def test_rows_of_a_matrix_run_like_the_small_matrix(method: Any) -> None:
 
 @pytest.mark.parametrize("small", [0, 10**9], ids=["scatter", "matrix"])
 def test_rows_of_a_transform_run_like_the_small_matrix(monkeypatch: pytest.MonkeyPatch, small: int) -> None:
-    monkeypatch.setattr(module, "SMALL_MATRIX", small)
+    monkeypatch.setattr(transforms, "SMALL_MATRIX", small)
     index = [0, 5, 11, 17]
     whole = Fourier(5, 20, scale=torch.linspace(1.0, 0.2, 9, dtype=torch.float64))
     A = whole.matrix((9,), torch.zeros(0, 9, dtype=torch.float64))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from casal.decoders import DCT, DST, Fourier, Transform
-from casal.decoders.axes import Cosines, Waves
+from casal.decoders.transforms import Cosines, Waves
 from casal.errors import DtypeError, SettingError, ShapeError
 
 from .dense import Array, cell_sine, check_linear, cosine, fourier, normal, sine

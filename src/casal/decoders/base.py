@@ -24,10 +24,15 @@ class Decoder(ABC):
 
     Attributes:
         linear: Whether the map is z = A x. A linear decoder gets ``matrix`` and ``gram`` for free.
+        identity: Whether the map is z = x.
+        shape: Shape of a decoded event, where the decoder fixes it.
+        latent_size: Numbers in a latent event, where the decoder fixes it.
     """
 
     linear: bool = False
     identity: bool = False
+    shape: Event | None = None
+    latent_size: int | None = None
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
@@ -43,7 +48,7 @@ class Decoder(ABC):
 
     def event(self, x: Tensor) -> Event:
         """Shape of the decoded events of x."""
-        return tuple(self(x[:1]).shape[1:])
+        return tuple(self(x[:1]).shape[1:]) if self.shape is None else self.shape
 
     def pinv(self, z: Tensor, latent: Event) -> Tensor:
         """Least-squares latent of z, as latent projected diffusion needs it."""
@@ -55,6 +60,27 @@ class Decoder(ABC):
         some = max(1, CHUNK // torch.Size(self.event(units[:1].reshape(1, *latent))).numel())
         images = [self(part.reshape(len(part), *latent)).reshape(len(part), -1) for part in units.split(some)]
         return torch.cat(images).T.to(torch.float64)
+
+    def matrix_rows(self, index: Tensor, latent: Event, like: Tensor) -> Tensor:
+        """Some rows of A (rows, d) in float64: as many unit vectors as its shorter side, never all of A at once."""
+        size, rows = torch.Size(latent).numel(), len(index)
+        origin = torch.zeros((1, *latent), dtype=like.dtype, device=like.device)
+        event = self.event(origin)
+        units = torch.eye(min(size, rows), dtype=like.dtype, device=like.device)
+        parts = units.split(max(1, CHUNK // torch.Size(event).numel()))
+        if size <= rows:
+            images = [self(part.reshape(len(part), *latent)).reshape(len(part), -1) for part in parts]
+            return torch.cat([image.index_select(1, index) for image in images]).T.to(torch.float64)
+        pulls = [self.vjp(origin.expand(len(part), *latent))(scatter(part, index, event)) for part in parts]
+        return torch.cat([pull.reshape(len(pull), size) for pull in pulls]).to(torch.float64)
+
+    def dense_rows(self, index: Tensor) -> Tensor | None:
+        """Some rows of A as a matrix, where a product with it is cheaper than decoding everything; else None."""
+        return None
+
+    def source_of_rows(self, index: Tensor) -> tuple[Decoder, Tensor]:
+        """The decoder and the positions there that hold these rows: those of rows of a decoder are rows of it."""
+        return self, index
 
     def gram(self, latent: Event, preconditioner: Tensor | None, like: Tensor) -> Gram:
         """Factorise D^(1/2) A^T A D^(1/2) once, for the implicit coupling and the weighted moves."""
@@ -77,8 +103,7 @@ class Decoder(ABC):
 class Identity(Decoder):
     """A = I: the model lives where the constraint does."""
 
-    linear = True
-    identity = True
+    linear = identity = True
 
     def __call__(self, x: Tensor) -> Tensor:
         return x
@@ -98,3 +123,9 @@ class Identity(Decoder):
     def gram(self, latent: Event, preconditioner: Tensor | None, like: Tensor) -> Gram:
         diagonal = torch.ones((), dtype=like.dtype, device=like.device) if preconditioner is None else preconditioner
         return Gram(diagonal.sqrt(), diagonal, None, unit=preconditioner is None)
+
+
+def scatter(v: Tensor, index: Tensor, event: Event) -> Tensor:
+    """Put the columns of v (n, rows) at their positions in events of zeros."""
+    full = torch.zeros((len(v), torch.Size(event).numel()), dtype=v.dtype, device=v.device)
+    return full.index_copy(1, index, v).reshape(len(v), *event)

@@ -23,7 +23,7 @@ POWER_CHANGE = 1e-4
 
 
 class Nonlinear(Decoder):
-    """z = g(x) for any differentiable g, with v -> J(x)^T v by autograd.
+    """Decodes by any differentiable map g, with v -> J(x)^T v by autograd: z = g(x).
 
     There is no A^T A to factorise, so the coupling must be explicit: ``CASAL(rho, coupling="explicit")``, stable while
     tau rho |J|^2 <= 1. |J| is ``norm`` if that is given. Else it is the largest estimate, by power iteration on J^T J,
@@ -57,7 +57,8 @@ class Nonlinear(Decoder):
             raise SettingError(f"norm must be finite and > 0, got {norm}")
         if isinstance(net, nn.Module):
             _refuse_random(net)
-        self.net, self.shape = net, None if shape is None else tuple(shape)
+        self.net = net
+        self.shape = None if shape is None else tuple(shape)
         self.bound = norm
         self.points = None if points is None else torch.as_tensor(points)
 

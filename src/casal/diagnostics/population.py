@@ -1,19 +1,16 @@
-"""Whether a weighted population still says something about the law, and what to change if not."""
+"""The health of a weighted population: whether it still represents the law, and what to change if not."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from casal.errors import CasalWarning
 from casal.methods import effective_size, normalised
-
-if TYPE_CHECKING:
-    from casal.sampling import SampleResult
 
 FEWEST_ANCESTORS = 0.02
 """Share of starting chains that must have descendants."""
@@ -29,6 +26,25 @@ Cut in two at the best place, one Gaussian gives 2.6, a uniform law 3.5, an expo
 
 SMALL_GROUP = 0.5
 NEARLY_ALL = 0.9
+
+
+class WeightedRun(Protocol):
+    """What is read of the result of a run: ``casal.SampleResult`` has it all."""
+
+    @property
+    def samples(self) -> Tensor: ...
+
+    @property
+    def weights(self) -> Tensor: ...
+
+    @property
+    def ancestors(self) -> Tensor: ...
+
+    @property
+    def trace(self) -> Mapping[str, Tensor]: ...
+
+    @property
+    def state(self) -> Any: ...
 
 
 class Clusters(NamedTuple):
@@ -67,22 +83,22 @@ class Population(NamedTuple):
     @property
     def split(self) -> bool:
         """A small group of chains carries nearly all weight, and the log-weights fall into two clusters."""
-        return self.clusters is not None and is_split(self.clusters, self.n)
+        return self.clusters is not None and _is_split(self.clusters, self.n)
 
 
-def population(result: SampleResult) -> Population:
+def population(result: WeightedRun) -> Population:
     """Effective sizes, surviving ancestors and clusters of weights of a run."""
     weights = result.weights
     ess = float(effective_size(weights))
-    seen = result.trace.get("ess")
-    least = ess if seen is None or not len(seen) else min(ess, float(seen.min()))
+    recorded = result.trace.get("ess")
+    least = ess if recorded is None or not len(recorded) else min(ess, float(recorded.min()))
     log_weight = getattr(result.state, "log_weight", None)
     found = None if log_weight is None else clusters(log_weight)
     return Population(len(weights), ess, least, len(torch.unique(result.ancestors)), found)
 
 
 def clusters(log_weight: Tensor) -> Clusters | None:
-    """max over cuts of the variance between the parts: Fisher's discriminant in one dimension, O(n log n).
+    """Cut log-weights in two where the variance between the parts is largest (Fisher's discriminant), in O(n log n).
 
     The separation, and not the largest gap, is the statistic: the largest gap of a sorted sample lies in its tail,
     and grows with n and with the tails although there is but one cluster. A separation is free of the scale of the
@@ -105,13 +121,13 @@ def clusters(log_weight: Tensor) -> Clusters | None:
     return Clusters(gap / within**0.5, gap, n - cut, float(weight[cut:].sum()))
 
 
-def is_split(found: Clusters, n: int) -> bool:
-    """Two clusters, the upper one a minority of at least two chains with nearly all weight."""
+def _is_split(found: Clusters, n: int) -> bool:
+    """Whether there are two clusters, the upper one a minority of at least two chains with nearly all weight."""
     minority = 2 <= found.chains <= SMALL_GROUP * n
     return minority and found.share >= NEARLY_ALL and found.separation >= SEPARATION
 
 
-def advice(result: SampleResult) -> list[str]:
+def advice(result: WeightedRun) -> list[str]:
     """What is wrong with the diversity of a run, each with its number and what works; empty if nothing is."""
     return _advice(result.trace, len(result.samples), getattr(result.state, "log_weight", None))
 
@@ -119,7 +135,7 @@ def advice(result: SampleResult) -> list[str]:
 def warn_if_degenerate(trace: Mapping[str, Tensor], n: int, log_weight: Tensor | None = None) -> None:
     """Warn when the samples descend from so few starting chains, or a few carry so much, that they say little."""
     found = None if log_weight is None else clusters(log_weight)
-    if _few_ancestors(trace, n) or (found is not None and is_split(found, n)):
+    if _few_ancestors(trace, n) or (found is not None and _is_split(found, n)):
         warnings.warn("; ".join(_advice(trace, n, log_weight)), CasalWarning, stacklevel=4)
 
 
@@ -128,10 +144,10 @@ def _few_ancestors(trace: Mapping[str, Tensor], n: int) -> bool:
 
 
 def _advice(trace: Mapping[str, Tensor], n: int, log_weight: Tensor | None) -> list[str]:
-    said = []
+    sentences = []
     if _few_ancestors(trace, n):
         least = f" (smallest effective size {float(trace['ess'].min()):.0f})" if "ess" in trace else ""
-        said.append(
+        sentences.append(
             f"only {int(trace['ancestors'][-1])} of {n} starting chains have descendants among the samples{least}: "
             "take more rejuvenation moves or inner steps a level, a preconditioner, more chains, or several islands "
             "whose samples are pooled"
@@ -139,15 +155,15 @@ def _advice(trace: Mapping[str, Tensor], n: int, log_weight: Tensor | None) -> l
     if "ess" in trace and float(trace["ess"].min()) < LEAST_ESS * n:
         worst = int(trace["ess"].argmin())
         where = f" at rho = {float(trace['rho'][worst]):.3g}" if "rho" in trace else f" at exchange {worst + 1}"
-        said.append(
+        sentences.append(
             f"the effective size fell to {float(trace['ess'][worst]):.0f} of {n}{where}: take more levels there "
             "(a slower ladder), or more inner steps a level"
         )
     found = None if log_weight is None else clusters(log_weight)
-    if found is not None and is_split(found, n):
-        said.append(
+    if found is not None and _is_split(found, n):
+        sentences.append(
             f"{found.chains} of {n} chains carry {100 * found.share:.1f} % of the weight, {found.gap:.1f} above the "
             "others in log-weight: the chains sit in two groups that do not mix; take more inner steps or rejuvenation "
             "moves a level, more levels, or several islands"
         )
-    return said
+    return sentences

@@ -1,18 +1,31 @@
-"""Model families: one function each, returning a score and a table."""
+"""Generative models: one function a family, each returning a score and a table of steps."""
 
-from casal.targets.annealed import annealed
+from collections.abc import Callable, Mapping
+
+from casal.targets.annealed_langevin import annealed
 from casal.targets.base import Table, Target
-from casal.targets.ddpm import ddim, ddpm
-from casal.targets.edm import edm, karras_sigmas
-from casal.targets.flow import flow
-from casal.targets.langevin import energy, langevin
-from casal.targets.latent_posterior import latent_posterior
+from casal.targets.continuous_diffusion import vp_sde
+from casal.targets.denoiser import edm, karras_sigmas
+from casal.targets.density import energy, langevin
+from casal.targets.discrete_diffusion import ddim, ddpm
+from casal.targets.flow_matching import flow
 from casal.targets.noise import along
-from casal.targets.observation import levels_of
-from casal.targets.posterior import posterior
-from casal.targets.vp_sde import vp_sde
+from casal.targets.observations import latent_posterior, levels_of, posterior
+
+TARGETS: Mapping[str, Callable[..., Target]] = {
+    "langevin": langevin,
+    "energy": energy,
+    "annealed": annealed,
+    "ddpm": ddpm,
+    "ddim": ddim,
+    "vp_sde": vp_sde,
+    "edm": edm,
+    "flow": flow,
+}
+"""Every model family by name. (``posterior`` and ``latent_posterior`` change a target of any family.)"""
 
 __all__ = [
+    "TARGETS",
     "Table",
     "Target",
     "along",

@@ -1,4 +1,4 @@
-"""What the families that learn from noise share. Before every row of their tables x = alpha x0 + sigma noise, so
+"""Shared by all families that learn from noise. Before every row of their tables x = alpha x0 + sigma noise, so
 
     x0_hat(x)    = (x + sigma^2 score(x)) / alpha      (Tweedie: the mean of x0 given x)
     noise_hat(x) = -sigma score(x)                     (the mean of the noise given x)
@@ -14,16 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.checks import whole_number
 from casal.errors import DtypeError, SettingError, ShapeError
 from casal.typing import Event
 
 TIMES = ("auto", "scalar", "batch")
-"""Forms of the time argument: found out, a number (0-d), one number a chain (n,)."""
+"""Forms of the time argument: detected, a number (0-d), one number a chain (n,)."""
 
 
 class Network:
-    """f(x, t), with t in the form that the function takes.
+    """Calls f(x, t) with t in the form that the function takes.
 
     "scalar" hands it a tensor without dimensions, "batch" one of shape (n,). "auto" tries the first, goes over to the
     second if the function raises or returns another shape than that of x, and remembers what worked. One chain alone
@@ -104,39 +103,40 @@ class Network:
 
 
 def along(value: Tensor, x: Tensor) -> Tensor:
-    """A number, or one number a chain, ready to be multiplied with x and without widening its dtype."""
+    """Reshape a number, or one number a chain, so that it multiplies x without widening its dtype."""
     if value.ndim == 0:
         return value.to(x.device)
     return value.to(x).reshape(-1, *[1] * (x.ndim - 1))
 
 
 def noise_level(sigma: Tensor | float, y: Tensor) -> Tensor:
-    """The sigma of ``denoise(y, sigma)`` in float64: a number, or one number a chain."""
+    """Check the sigma of ``denoise(y, sigma)`` and convert it to float64: a number, or one number a chain."""
     level = torch.as_tensor(sigma, dtype=torch.float64, device=y.device)
     if level.ndim and tuple(level.shape) != (len(y),):
         raise ShapeError(f"sigma has shape {tuple(level.shape)}; give a number or one a chain ({len(y)},)")
     return level
 
 
-def below(level: Tensor, least: Tensor | float, y: Tensor, clean: Tensor) -> Tensor:
-    """E[x0 | x0 + sigma noise = y] for sigma under the least level that the network knows.
+def below_least_level(level: Tensor, least: Tensor | float, y: Tensor, clean: Tensor) -> Tensor:
+    """Extend E[x0 | x0 + sigma noise = y] to sigma below the least level that the network knows.
 
-    There y + sigma^2 score(y) with the score of that least level: from the identity at sigma = 0 to ``clean``.
+    There it is y + sigma^2 score(y) with the score of that least level: from y at sigma = 0 to ``clean``.
     """
     part = along((level / least).clamp(max=1.0).square(), y)
     return (1 - part) * y + part * clean
 
 
-def following(values: Tensor, last: float) -> Tensor:
-    """What a column is after each row: shifted by one, ``last`` at the end."""
+def next_values(values: Tensor, last: float) -> Tensor:
+    """Each value replaced by the one of the next row, ``last`` at the end."""
     return torch.cat([values[1:], values.new_tensor([last])])
 
 
 def implicit_rows(
     alpha: Tensor, sigma: Tensor, alpha_next: Tensor, sigma_next: Tensor, eta: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x' = alpha' x0_hat + sqrt(sigma'^2 - s^2) noise_hat + s w, as rows on the score:
+    """Rows (a, b, s) of the implicit sampler:
 
+        x' = alpha' x0_hat + sqrt(sigma'^2 - s^2) noise_hat + s w,
         a = alpha' / alpha,   b = a sigma^2 - sigma sqrt(sigma'^2 - s^2),
         s = eta sigma' sqrt(1 - (alpha sigma' / (alpha' sigma))^2).
 
@@ -227,11 +227,3 @@ def one_of(value: str, name: str, allowed: Sequence[str]) -> str:
     if value not in allowed:
         raise SettingError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return value
-
-
-def steps_up_to(steps: object, least: int, most: int, of: str) -> int:
-    """A number of steps between two bounds."""
-    count = whole_number(steps, "steps", least)
-    if count > most:
-        raise SettingError(f"steps = {count} is more than the {most} {of}; take at most {most}")
-    return count

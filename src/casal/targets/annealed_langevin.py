@@ -23,7 +23,9 @@ def annealed(
     denoise_last: bool = False,
     time: str = "auto",
 ) -> Target:
-    """x' = x + tau_i score(x, sigma_i) + sqrt(2 tau_i) w,   tau_i = step_size sigma_i^2,   several steps a level.
+    """Annealed Langevin dynamics on a score for every noise level, several steps a level:
+
+        x' = x + tau_i score(x, sigma_i) + sqrt(2 tau_i) w,   tau_i = step_size sigma_i^2.
 
     The density at level i is that of x0 + sigma_i noise. Its -log p never curves more than 1 / sigma_i^2, so that
     step_size < 2 is stable at every level. The samples keep the noise of the last level; ``denoise_last`` adds the

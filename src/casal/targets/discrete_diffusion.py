@@ -7,20 +7,20 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from casal.checks import whole_number
 from casal.errors import SettingError
 from casal.targets.base import Table, Target
 from casal.targets.noise import (
     Network,
     along,
-    below,
+    below_least_level,
     column,
-    following,
     gaussian_start,
     implicit_rows,
+    next_values,
     noise_level,
     one_of,
     share,
-    steps_up_to,
 )
 
 PREDICTIONS = ("eps", "x0", "v")
@@ -39,8 +39,9 @@ def ddpm(
     time: str = "auto",
     dtype: torch.dtype = torch.float32,
 ) -> Target:
-    """x' = (x - beta / sqrt(1 - abar) eps(x, t)) / sqrt(alpha) + sigma_t w   (paper, eq. ddpm-sample), with
+    """Ancestral sampling with a network on T noise levels (paper, eq. ddpm-sample):
 
+        x' = (x - beta / sqrt(1 - abar) eps(x, t)) / sqrt(alpha) + sigma_t w,
         alpha_t = 1 - beta_t,   abar_t = alpha_1 ... alpha_t,   score = -eps / sqrt(1 - abar)   (eq. noise-score):
         a = 1 / sqrt(alpha),   b = beta / sqrt(alpha),   s = sigma_t, and 0 in the last row.
 
@@ -72,7 +73,7 @@ def ddpm(
     model = _Discrete(eps, betas, prediction, time)
     index = model.times(len(model.log_abar) if steps is None else steps, spacing)
     log_abar = model.log_abar[index]
-    log_next = following(log_abar, 0.0)
+    log_next = next_values(log_abar, 0.0)
     beta, beta_bar, beta_bar_next = (-torch.expm1(v) for v in (log_abar - log_next, log_abar, log_next))
     a = torch.exp((log_next - log_abar) / 2)
     if one_of(variance, "variance", ("posterior", "beta")) == "posterior":
@@ -96,7 +97,9 @@ def ddim(
     time: str = "auto",
     dtype: torch.dtype = torch.float32,
 ) -> Target:
-    """x' = sqrt(abar') x0_hat + sqrt(1 - abar' - s^2) eps(x, t) + s w,
+    """Implicit sampling with a network on T noise levels, which needs fewer steps than ``ddpm``:
+
+        x' = sqrt(abar') x0_hat + sqrt(1 - abar' - s^2) eps(x, t) + s w,
 
     where x0_hat = (x - sqrt(1 - abar) eps(x, t)) / sqrt(abar) and abar' belongs to the time visited next. With
     score = -eps / sqrt(1 - abar) this is the row
@@ -127,7 +130,7 @@ def ddim(
     model = _Discrete(eps, betas, prediction, time)
     index = model.times(steps, spacing)
     alpha, sigma = model.alpha_sigma(index)
-    a, b, s = implicit_rows(alpha, sigma, following(alpha, 1.0), following(sigma, 0.0), share(eta, "eta"))
+    a, b, s = implicit_rows(alpha, sigma, next_values(alpha, 1.0), next_values(sigma, 0.0), share(eta, "eta"))
     table = Table(a, b, s, index.to(a), alpha=alpha, sigma=sigma)
     return Target(model.score, table, gaussian_start(shape, 1.0, dtype), denoise=model.denoise, name="ddim")
 
@@ -157,7 +160,9 @@ class _Discrete:
     def times(self, steps: int, spacing: str) -> Tensor:
         """The times of a strided run, last first."""
         total = len(self.log_abar)
-        steps = steps_up_to(steps, 1, total, "times of betas")
+        steps = whole_number(steps, "steps", 1)
+        if steps > total:
+            raise SettingError(f"steps = {steps} is more than the {total} times of betas; take at most {total}")
         one_of(spacing, "spacing", SPACINGS)
         k = torch.arange(steps, dtype=torch.float64)
         if spacing == "trailing":
@@ -193,4 +198,4 @@ class _Discrete:
             out = y - (size / alpha) * out
         elif self.prediction == "v":
             out = alpha * x - size * out
-        return below(level, float(self.levels[0]), y, out)
+        return below_least_level(level, float(self.levels[0]), y, out)

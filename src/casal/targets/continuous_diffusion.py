@@ -11,7 +11,7 @@ from torch import Tensor
 from casal.checks import whole_number
 from casal.errors import SettingError
 from casal.targets.base import Table, Target
-from casal.targets.noise import Network, along, below, gaussian_start, noise_level, positive
+from casal.targets.noise import Network, along, below_least_level, gaussian_start, noise_level, positive
 
 
 def vp_sde(
@@ -28,7 +28,9 @@ def vp_sde(
     time: str = "auto",
     dtype: torch.dtype = torch.float32,
 ) -> Target:
-    """x' = x + D (beta(t) x / 2 + beta(t) score(x, t)) + sqrt(beta(t) D) w,   from t = 1 down to ``end``.
+    """The variance-preserving diffusion run backwards in steps of D, from t = 1 down to ``end``:
+
+        x' = x + D (beta(t) x / 2 + beta(t) score(x, t)) + sqrt(beta(t) D) w.
 
     That is Euler-Maruyama for the reverse of dx = -beta x / 2 dt + sqrt(beta) dW with
     beta(t) = beta_min + t (beta_max - beta_min), the row
@@ -112,6 +114,6 @@ def vp_sde(
         at = 2 * passed / (low + (low**2 + 2 * (high - low) * passed).sqrt())
         scale = torch.exp(-passed / 2)
         alpha, gain = along(scale, y), along(scale * known.square(), y)
-        return below(level, bounds[0], y, y + gain * network(alpha * y, at.clamp(last, 1.0)))
+        return below_least_level(level, bounds[0], y, y + gain * network(alpha * y, at.clamp(last, 1.0)))
 
     return Target(network, table, gaussian_start(shape, 1.0, dtype), denoise=denoise, name="vp_sde")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from casal.checks import whole_number
 from casal.targets.base import Table, Target
-from casal.targets.noise import Network, along, following, gaussian_start, implicit_rows, noise_level, share
+from casal.targets.noise import Network, along, gaussian_start, implicit_rows, next_values, noise_level, share
 
 
 def flow(
@@ -22,7 +22,9 @@ def flow(
     time: str = "auto",
     dtype: torch.dtype = torch.float32,
 ) -> Target:
-    """x' = x + velocity(x, t) / steps,   t = 0, 1 / steps, ... : Euler from noise (t = 0) to data (t = 1).
+    """Euler steps along a velocity, from noise (t = 0) to data (t = 1):
+
+        x' = x + velocity(x, t) / steps,   t = 0, 1 / steps, ...
 
     On x_t = t x1 + (1 - t) noise the velocity is E[x1 - noise | x_t], so x1_hat = x + (1 - t) velocity and
 
@@ -61,7 +63,7 @@ def flow(
     steps = whole_number(steps, "steps", 2)
     clean = torch.arange(1, steps, dtype=torch.float64) / steps
     noisy = 1 - clean
-    rows = implicit_rows(clean, noisy, following(clean, 1.0), following(noisy, 0.0), share(noise, "noise"))
+    rows = implicit_rows(clean, noisy, next_values(clean, 1.0), next_values(noisy, 0.0), share(noise, "noise"))
     start = gaussian_start(shape, 1.0, dtype)
 
     def forward(x: Tensor, t: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ from casal.targets.noise import (
     Network,
     along,
     column,
-    following,
     gaussian_start,
     implicit_rows,
+    next_values,
     noise_level,
     noise_levels,
     positive,
@@ -33,11 +33,12 @@ def edm(
     time: str = "auto",
     dtype: torch.dtype = torch.float32,
 ) -> Target:
-    """x' = x + (sigma_down - sigma) (x - denoiser(x, sigma)) / sigma + sigma_up w,   from sigmas[0] down to 0, where
+    """Sampling with a denoiser, from the noise level sigmas[0] down to 0:
 
-        sigma_up = churn sigma' sqrt(1 - (sigma' / sigma)^2),   sigma_down^2 + sigma_up^2 = sigma'^2
+        x' = x + (sigma_down - sigma) (x - denoiser(x, sigma)) / sigma + sigma_up w,
+        sigma_up = churn sigma' sqrt(1 - (sigma' / sigma)^2),   sigma_down^2 + sigma_up^2 = sigma'^2,
 
-    and sigma' is the next level. With score = (denoiser(x, sigma) - x) / sigma^2 (Tweedie) this is the row
+    where sigma' is the next level. With score = (denoiser(x, sigma) - x) / sigma^2 (Tweedie) this is the row
 
         a = 1,   b = sigma (sigma - sigma_down),   s = sigma_up.
 
@@ -63,7 +64,7 @@ def edm(
     levels = column(sigmas, "sigmas")
     sigma = noise_levels(levels[:-1] if len(levels) > 1 and float(levels[-1]) == 0.0 else levels)
     one = torch.ones_like(sigma)
-    a, b, s = implicit_rows(one, sigma, one, following(sigma, 0.0), share(churn, "churn"))
+    a, b, s = implicit_rows(one, sigma, one, next_values(sigma, 0.0), share(churn, "churn"))
 
     def score(x: Tensor, t: Tensor) -> Tensor:
         return (network(x, t) - x) / along(t, x).square()
@@ -76,7 +77,9 @@ def edm(
 
 
 def karras_sigmas(count: int, low: float = 0.002, high: float = 80.0, rho: float = 7.0) -> Tensor:
-    """sigma_i = (high^(1/rho) + i / (count - 1) (low^(1/rho) - high^(1/rho)))^rho,   i = 0 ... count - 1.
+    """Noise levels that are dense near the data:
+
+        sigma_i = (high^(1/rho) + i / (count - 1) (low^(1/rho) - high^(1/rho)))^rho,   i = 0 ... count - 1.
 
     Args:
         count: How many levels.
