@@ -1,5 +1,6 @@
 """Distances between samples and a law, each beside its floor, and the health of weighted populations."""
 
+from casal.diagnostics.degeneracy import Clusters, Population, advice, clusters, population, warn_if_degenerate
 from casal.diagnostics.distances import (
     Distance,
     classifier_test,
@@ -9,7 +10,6 @@ from casal.diagnostics.distances import (
     sliced_wasserstein,
     wasserstein1,
 )
-from casal.diagnostics.population import Clusters, Population, advice, clusters, population, warn_if_degenerate
 
 __all__ = [
     "Clusters",

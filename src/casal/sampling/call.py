@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from casal.checks import whole_number
 from casal.constraints import Budget, Constraint
 from casal.decoders import Decoder
-from casal.errors import SettingError
 from casal.methods import Method
 from casal.sampling.collect import collect
-from casal.sampling.executors import Dask, Executor, Threads, cluster
+from casal.sampling.executors import Dask, Executor, Threads, cluster_client
 from casal.sampling.keeping import StoreKeeper
 from casal.sampling.loop import Chains, Keeper, run
 from casal.sampling.plan import Options, make_plan
@@ -81,21 +78,12 @@ def sample(
     Raises:
         CasalError: Settings, shapes or sets that cannot work (before the first step), or chains that diverged.
     """
-    n, seed = whole_number(n, "n", 1), whole_number(seed, "seed", 0)
-    record_every = whole_number(record_every, "record_every", 0)
-    tile = None if tile is None else whole_number(tile, "tile", 1)
-    threads = None if threads is None else whole_number(threads, "threads", 1)
-    if client is not None and workers is not None:
-        raise SettingError("give client= or workers=, not both")
-    if compile and (client is not None or workers is not None):
-        raise SettingError("compile=True works in this process only; leave out client= and workers=")
-    options = Options(decoder, seed, dtype, device, tol, record_every, budget, tile, compile)
-    own = nullcontext(client) if workers is None else cluster(whole_number(workers, "workers", 1))
-    with torch.no_grad(), own as client:
+    options = Options(decoder, seed, dtype, device, tol, record_every, budget, tile, threads, compile)
+    with torch.no_grad(), cluster_client(client, workers, compile) as found:
         plan = make_plan(target, constraint, method, n, options)
         chains = Chains(plan.tiles(), plan.common_generator())
         with progress_bar(progress, plan.steps * len(chains.tiles), plan.method.name) as bar:
-            executor: Executor = Threads(plan, bar, threads) if client is None else Dask(plan, bar, client)
+            executor: Executor = Threads(plan, bar) if found is None else Dask(plan, bar, found)
             stepper: Stepper = Compiled(plan, Graphs.of(plan, executor.threads)) if compile else Eager()
             keeper = Keeper() if store is None else StoreKeeper(store, plan, chains, stepper.compiles, bar)
             with executor:

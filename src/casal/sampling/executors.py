@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from casal.checks import whole_number
 from casal.errors import CasalError, SettingError
 from casal.sampling.plan import Plan
 from casal.sampling.progress import Progress
@@ -71,14 +72,15 @@ class Executor(Watch, Protocol):
 class Threads:
     """Some threads of this process. Kernels release Python's lock, which is what makes threads worth it.
 
+    There are ``threads`` of them, as many as torch uses if left out. Devices other than the CPU get one.
+
     Args:
         plan: The run.
         bar: Shows the progress.
-        threads: How many; None for as many as torch uses. Devices other than the CPU get one.
     """
 
-    def __init__(self, plan: Plan, bar: Progress, threads: int | None) -> None:
-        tiles = -(-plan.n // plan.tile)
+    def __init__(self, plan: Plan, bar: Progress) -> None:
+        tiles, threads = -(-plan.n // plan.tile), plan.options.threads
         wanted = torch.get_num_threads() if threads is None else threads
         self.threads = min(wanted, tiles) if plan.device.type == "cpu" else 1
         self.plan, self.bar = plan, bar
@@ -266,8 +268,16 @@ def _remotely(plan: Plan, work: Work, tile: Tile, arguments: tuple[Any, ...]) ->
 
 
 @contextmanager
-def cluster(workers: int) -> Iterator[Any]:
-    """A client of an embedded cluster: that many processes of this machine, one thread each."""
+def cluster_client(client: Any, workers: int | None, compiled: bool) -> Iterator[Any]:
+    """The client of the caller's cluster, or of one of ``workers`` processes of this machine; None for no cluster."""
+    if client is not None and workers is not None:
+        raise SettingError("give client= or workers=, not both")
+    if compiled and (client is not None or workers is not None):
+        raise SettingError("compile=True works in this process only; leave out client= and workers=")
+    if workers is None:
+        yield client
+        return
+    whole_number(workers, "workers", 1)
     try:
         from distributed import Client, LocalCluster
     except ImportError as error:
@@ -276,6 +286,6 @@ def cluster(workers: int) -> Iterator[Any]:
         LocalCluster(  # type: ignore[no-untyped-call]
             n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None
         ) as local,
-        Client(local) as client,  # type: ignore[no-untyped-call]
+        Client(local) as own,  # type: ignore[no-untyped-call]
     ):
-        yield client
+        yield own

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from casal.checks import whole_number
 from casal.constraints import Budget, Constraint
 from casal.decoders import Decoder, Identity
 from casal.errors import DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
@@ -39,6 +40,7 @@ class Options(NamedTuple):
     record_every: int = 0
     budget: Budget | Callable[[float], Budget] | None = None
     tile: int | None = None
+    threads: int | None = None
     compile: bool = False
 
 
@@ -148,6 +150,7 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
     Raises:
         CasalError: Settings, shapes or sets that cannot work.
     """
+    n, options = _check_numbers(n, options)
     _check_call(target, constraint, method, n, options)
     place = torch.device(options.device) if options.device is not None else _device_of(target)
     stream = generator(options.seed, 1, place)
@@ -183,6 +186,14 @@ def _device_of(target: Target) -> torch.device:
 # ------------------------------------------------------------------- what is refused before the first step
 
 
+def _check_numbers(n: int, options: Options) -> tuple[int, Options]:
+    """Counts as whole numbers."""
+    given = {"seed": 0, "record_every": 0, "tile": 1, "threads": 1}
+    values = {name: getattr(options, name) for name in given}
+    whole: dict[str, Any] = {name: whole_number(v, name, given[name]) for name, v in values.items() if v is not None}
+    return whole_number(n, "n", 1), options._replace(**whole)
+
+
 def _check_call(target: Target, constraint: Constraint, method: Method[Any] | str, n: int, options: Options) -> None:
     """What ``casal.sample`` was handed, before anything is tried."""
     if not isinstance(constraint, Constraint):
@@ -196,6 +207,8 @@ def _check_call(target: Target, constraint: Constraint, method: Method[Any] | st
     if options.decoder is not None and not isinstance(options.decoder, Decoder):
         got = type(options.decoder).__name__
         raise SettingError(f"decoder must be a casal decoder such as casal.Linear(A), got {got}")
+    if options.compile and constraint.chains is not None:
+        raise SettingError("compile=True needs a set that is common to all chains; leave it out")
     if constraint.chains not in (None, n):
         raise ShapeError(f"the set has parameters for {constraint.chains} chains, but n = {n}; give one to each chain")
     init = target.init
