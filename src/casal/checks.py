@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
-from casal.errors import SettingError
+from casal.errors import SettingError, ShapeError
+from casal.typing import Event
+
+T = TypeVar("T")
 
 
 def whole_number(value: object, name: str, least: int) -> int:
@@ -17,21 +21,30 @@ def whole_number(value: object, name: str, least: int) -> int:
 
 
 def positive(value: float, name: str) -> float:
-    """``value`` as a float, or SettingError if it is not finite and > 0."""
+    """A finite number > 0."""
     number = float(value)
     if not 0.0 < number < math.inf:
         raise SettingError(f"{name} must be finite and > 0, got {value}")
     return number
 
 
-def share_of_chains(value: float, name: str) -> float:
-    """A share in (0, 1]."""
+def share(value: float, name: str, of: str) -> float:
+    """A number in (0, 1]: a share of something."""
     if not 0.0 < value <= 1.0:
-        raise SettingError(f"{name} is a share of the chains in (0, 1], got {value}")
+        raise SettingError(f"{name} is a share of {of} in (0, 1], got {value}")
     return float(value)
 
 
-def one_of(value: object, allowed: Sequence[object], name: str) -> None:
-    """SettingError unless ``value`` is one of the allowed ones."""
+def one_of(value: T, name: str, allowed: Sequence[T]) -> T:
+    """One of the allowed values."""
     if value not in allowed:
-        raise SettingError(f"{name} must be one of {tuple(allowed)}, got {value!r}")
+        raise SettingError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+    return value
+
+
+def event_shape(shape: int | Sequence[int]) -> Event:
+    """The shape of one sample: whole numbers >= 1."""
+    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
+        raise ShapeError(f"shape is that of one sample, without chains: whole numbers >= 1, got {shape}")
+    return sizes

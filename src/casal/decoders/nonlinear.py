@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from casal.checks import positive
 from casal.decoders.base import Decoder
 from casal.errors import SettingError, ShapeError
 from casal.typing import Event
@@ -53,8 +54,8 @@ class Nonlinear(Decoder):
     ) -> None:
         if not callable(net):
             raise SettingError(f"Nonlinear needs a module or a function, got {type(net).__name__}")
-        if norm is not None and not 0.0 < norm < float("inf"):
-            raise SettingError(f"norm must be finite and > 0, got {norm}")
+        if norm is not None:
+            positive(norm, "norm")
         if isinstance(net, nn.Module):
             _refuse_random(net)
         self.net = net

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from casal.checks import whole_number
+from casal.checks import one_of, whole_number
 from casal.decoders.base import Decoder, Identity
 from casal.decoders.gram import Gram
 from casal.decoders.linear import Diagonal
@@ -244,8 +244,7 @@ class Transform(Decoder):
         channels: int | None = None,
         algorithm: str = "auto",
     ) -> None:
-        if algorithm not in ALGORITHMS:
-            raise SettingError(f"algorithm must be one of {ALGORITHMS}, got {algorithm!r}")
+        one_of(algorithm, "algorithm", ALGORITHMS)
         self.axes = tuple(axes)
         self.products = tuple(
             algorithm == "product" or (algorithm == "auto" and axis.count <= axis.product_up_to) for axis in self.axes

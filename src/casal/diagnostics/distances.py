@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from casal.checks import whole_number
+from casal.checks import one_of, whole_number
 from casal.errors import SettingError, ShapeError
 from casal.methods import effective_size
 
@@ -299,8 +299,7 @@ def classifier_test(
         ridge: Penalty on the coefficients, in units of one sample.
         seed: Of waves and folds.
     """
-    if score not in ("accuracy", "auc"):
-        raise SettingError(f"score must be 'accuracy' or 'auc', got {score!r}")
+    one_of(score, "score", ("accuracy", "auc"))
     x, y = _pair(x, y)
     folds = whole_number(folds, "folds", 2)
     if min(len(x), len(y)) < folds:

@@ -123,7 +123,7 @@ class CASAL(Method[CASALState]):
             ("hold", ("lambda", "mu")),
             ("couple", ("auto", "state", "denoised")),
         ):
-            one_of(getattr(self, name), allowed, name)
+            one_of(getattr(self, name), name, allowed)
         if isinstance(self.dual_step, str) and self.dual_step not in ("auto", "admm", "tau", "tau/rho"):
             raise SettingError(
                 f"dual_step must be 'auto', 'admm', 'tau', 'tau/rho' or a number, got {self.dual_step!r}"

@@ -9,8 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.checks import one_of
-from casal.errors import SettingError
+from casal.checks import one_of, positive
 from casal.methods.base import Method, Stage, TableRow, table_rows
 from casal.methods.context import Context, move
 
@@ -43,9 +42,8 @@ class PrimalDual(Method[PrimalDualState]):
     strict: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not self.dual_step > 0:
-            raise SettingError(f"dual_step must be > 0, got {self.dual_step}")
-        one_of(self.average, ("chains", "time"), "average")
+        positive(self.dual_step, "dual_step")
+        one_of(self.average, "average", ("chains", "time"))
 
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
         rows = table_rows(context)

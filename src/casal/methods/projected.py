@@ -57,7 +57,7 @@ class Projected(Method[PointState]):
     name: ClassVar[str] = "projected"
 
     def __post_init__(self) -> None:
-        one_of(self.latent, LATENT, "latent")
+        one_of(self.latent, "latent", LATENT)
 
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
         first = burn_in_steps(self.burn_in, len(context.table))

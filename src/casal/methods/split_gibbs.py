@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from casal.checks import one_of, share_of_chains, whole_number
+from casal.checks import one_of, share, whole_number
 from casal.errors import SettingError
 from casal.methods.base import Method, Stage, no_step, split_records, table_rows
 from casal.methods.context import Context
@@ -72,8 +72,8 @@ class SplitGibbs(Method[Any]):
     def __post_init__(self) -> None:
         for name in ("inner_steps", "levels", "sweeps", "islands"):
             whole_number(getattr(self, name), name, 1)
-        share_of_chains(self.ess, "ess")
-        one_of(self.moves, MOVES, "moves")
+        share(self.ess, "ess", "the chains")
+        one_of(self.moves, "moves", MOVES)
         sigma = torch.as_tensor(self.sigmas, dtype=torch.float64).reshape(-1)
         if not len(sigma) or not bool((torch.isfinite(sigma) & (sigma > 0)).all()) or bool((sigma.diff() >= 0).any()):
             raise SettingError(f"sigmas must be finite, > 0 and strictly decreasing, got {sigma.tolist()}")

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.checks import share_of_chains
+from casal.checks import share
 from casal.errors import SettingError
 from casal.methods.base import Method, Stage, TableRow, burn_in_steps, no_step, split_records, table_rows
 from casal.methods.context import Context, chain_by_chain
@@ -90,7 +90,7 @@ class WeightedCASAL(Method[WeightedState]):
     promises_distribution: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        share_of_chains(self.ess, "ess")
+        share(self.ess, "ess", "the chains")
         if not callable(self.rho) and not 0.0 < self.rho < math.inf:
             raise SettingError(f"rho, the top of the ladder, must be finite and > 0, got {self.rho}")
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from casal.checks import whole_number
+from casal.checks import positive, whole_number
 from casal.targets.base import Table, Target
-from casal.targets.noise import Network, along, noise_level, noise_levels, positive
+from casal.targets.noise import Network, along, noise_level, noise_levels
 from casal.typing import Init
 
 

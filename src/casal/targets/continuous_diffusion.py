@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from casal.checks import whole_number
+from casal.checks import positive, whole_number
 from casal.errors import SettingError
 from casal.targets.base import Table, Target
-from casal.targets.noise import Network, along, below_least_level, gaussian_start, noise_level, positive
+from casal.targets.noise import Network, along, below_least_level, gaussian_start, noise_level
 
 
 def vp_sde(

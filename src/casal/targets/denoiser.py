@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from casal.checks import whole_number
+from casal.checks import positive, whole_number
 from casal.errors import SettingError
 from casal.targets.base import Table, Target
 from casal.targets.noise import (
@@ -19,8 +19,7 @@ from casal.targets.noise import (
     next_values,
     noise_level,
     noise_levels,
-    positive,
-    share,
+    noise_share,
 )
 
 
@@ -64,7 +63,7 @@ def edm(
     levels = column(sigmas, "sigmas")
     sigma = noise_levels(levels[:-1] if len(levels) > 1 and float(levels[-1]) == 0.0 else levels)
     one = torch.ones_like(sigma)
-    a, b, s = implicit_rows(one, sigma, one, next_values(sigma, 0.0), share(churn, "churn"))
+    a, b, s = implicit_rows(one, sigma, one, next_values(sigma, 0.0), noise_share(churn, "churn"))
 
     def score(x: Tensor, t: Tensor) -> Tensor:
         return (network(x, t) - x) / along(t, x).square()

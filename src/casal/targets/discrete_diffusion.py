@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from casal.checks import whole_number
+from casal.checks import one_of, whole_number
 from casal.errors import SettingError
 from casal.targets.base import Table, Target
 from casal.targets.noise import (
@@ -19,8 +19,7 @@ from casal.targets.noise import (
     implicit_rows,
     next_values,
     noise_level,
-    one_of,
-    share,
+    noise_share,
 )
 
 PREDICTIONS = ("eps", "x0", "v")
@@ -130,7 +129,7 @@ def ddim(
     model = _Discrete(eps, betas, prediction, time)
     index = model.times(steps, spacing)
     alpha, sigma = model.alpha_sigma(index)
-    a, b, s = implicit_rows(alpha, sigma, next_values(alpha, 1.0), next_values(sigma, 0.0), share(eta, "eta"))
+    a, b, s = implicit_rows(alpha, sigma, next_values(alpha, 1.0), next_values(sigma, 0.0), noise_share(eta, "eta"))
     table = Table(a, b, s, index.to(a), alpha=alpha, sigma=sigma)
     return Target(model.score, table, gaussian_start(shape, 1.0, dtype), denoise=model.denoise, name="ddim")
 

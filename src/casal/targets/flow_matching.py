@@ -9,7 +9,7 @@ from torch import Tensor
 
 from casal.checks import whole_number
 from casal.targets.base import Table, Target
-from casal.targets.noise import Network, along, gaussian_start, implicit_rows, next_values, noise_level, share
+from casal.targets.noise import Network, along, gaussian_start, implicit_rows, next_values, noise_level, noise_share
 
 
 def flow(
@@ -63,7 +63,7 @@ def flow(
     steps = whole_number(steps, "steps", 2)
     clean = torch.arange(1, steps, dtype=torch.float64) / steps
     noisy = 1 - clean
-    rows = implicit_rows(clean, noisy, next_values(clean, 1.0), next_values(noisy, 0.0), share(noise, "noise"))
+    rows = implicit_rows(clean, noisy, next_values(clean, 1.0), next_values(noisy, 0.0), noise_share(noise, "noise"))
     start = gaussian_start(shape, 1.0, dtype)
 
     def forward(x: Tensor, t: Tensor) -> Tensor:

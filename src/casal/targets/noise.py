@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from casal.checks import event_shape, one_of
 from casal.errors import DtypeError, SettingError, ShapeError
-from casal.typing import Event
 
 TIMES = ("auto", "scalar", "batch")
 """Forms of the time argument: detected, a number (0-d), one number a chain (n,)."""
@@ -173,14 +173,6 @@ def gaussian_start(
     return init
 
 
-def event_shape(shape: int | Sequence[int]) -> Event:
-    """The shape of one sample, checked."""
-    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
-        raise ShapeError(f"shape is that of one sample, without chains: whole numbers >= 1, got {shape}")
-    return sizes
-
-
 def noise_levels(sigmas: Tensor | Sequence[float]) -> Tensor:
     """Noise levels (L,) float64, finite, > 0 and strictly decreasing."""
     levels = column(sigmas, "sigmas")
@@ -208,22 +200,8 @@ def column(values: Any, name: str) -> Tensor:
     return out
 
 
-def share(value: float, name: str) -> float:
+def noise_share(value: float, name: str) -> float:
     """A number in [0, 1]."""
     if not 0.0 <= value <= 1.0:
         raise SettingError(f"{name} must lie in [0, 1], got {value}: 0 for the ODE, 1 for ancestral sampling")
     return float(value)
-
-
-def positive(value: float, name: str) -> float:
-    """A finite number > 0."""
-    if not 0.0 < value < float("inf"):
-        raise SettingError(f"{name} must be finite and > 0, got {value}")
-    return float(value)
-
-
-def one_of(value: str, name: str, allowed: Sequence[str]) -> str:
-    """A word from a list."""
-    if value not in allowed:
-        raise SettingError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-    return value

@@ -31,10 +31,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.checks import whole_number
+from casal.checks import one_of, whole_number
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 from casal.targets.base import Target
-from casal.targets.noise import along, noise_level, one_of
+from casal.targets.noise import along, noise_level
 
 WAYS = ("moment", "pigdm", "dps", "flat")
 
