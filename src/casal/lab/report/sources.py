@@ -1,0 +1,257 @@
+"""Which programs a module uses, found by reading imports: the hash of an experiment changes with these and no others.
+
+The imports of a file are followed from file to file, those inside functions included. The front door of a package is
+followed name by name: ``from casal.constraints import Box`` leads to the file that defines ``Box``, not to every file
+that ``casal/constraints/__init__.py`` mentions. A name that a front door defines itself (a registry, say) counts with
+the names that its statement uses.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+LOOSE = ""
+"""Stands for the statements of a front door that bind no name; they run whatever is imported."""
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_IMPORTS = (ast.Import, ast.ImportFrom)
+
+Locate = Callable[[str], Path | None]
+"""The file of a module by its dotted name; None for modules that do not count, such as numpy."""
+
+
+class Part(NamedTuple):
+    """What can be used: a whole module (name None), or one name of a package's front door."""
+
+    module: str
+    name: str | None = None
+
+
+def _read(node: ast.AST, words: list[str], imports: list[ast.Import | ast.ImportFrom]) -> None:
+    """Collect what a statement does, without layout, comments and docstrings, and its imports. One pass: it is fast."""
+    words.append(type(node).__name__)
+    if isinstance(node, _IMPORTS):
+        imports.append(node)
+    for name in node._fields:
+        value = None if name == "ctx" else getattr(node, name, None)
+        if isinstance(value, ast.AST):
+            _read(value, words, imports)
+        elif isinstance(value, list):
+            words.append("[")
+            for item in value:
+                if not isinstance(item, ast.AST):
+                    words.append(repr(item))
+                elif not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)):
+                    _read(item, words, imports)
+            words.append("]")
+        else:
+            words.append(repr(value))
+
+
+def in_folder(root: Path) -> Locate:
+    """Find the modules of the package in folder ``root`` (its name is the package's), without importing them."""
+
+    def locate(module: str) -> Path | None:
+        top, *rest = module.split(".")
+        if top != root.name:
+            return None
+        place = root.joinpath(*rest)
+        return next((p for p in (place.with_suffix(".py"), place / "__init__.py") if p.is_file()), None)
+
+    return locate
+
+
+def installed(module: str) -> Path | None:
+    """Find a module where Python finds it."""
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+@dataclass(frozen=True)
+class _File:
+    """A parsed module."""
+
+    module: str
+    is_package: bool
+    tree: ast.Module
+
+    @cached_property
+    def bound(self) -> dict[str, list[ast.stmt]]:
+        """Top-level statements by the name they bind; those that bind none under LOOSE."""
+        found: dict[str, list[ast.stmt]] = {LOOSE: []}
+        for statement in _unfolded(self.tree.body):
+            for name in _names_bound(statement):
+                found.setdefault(name, []).append(statement)
+        return found
+
+    def base(self, node: ast.ImportFrom) -> str:
+        """The module that a from-import names, relative ones resolved."""
+        if not node.level:
+            return node.module or ""
+        parts = self.module.split(".")
+        kept = parts[: len(parts) - node.level + self.is_package]
+        return ".".join([*kept, *([node.module] if node.module else [])])
+
+
+def _unfolded(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements, and those inside a top-level ``if`` or ``try`` in its place."""
+    for statement in body:
+        if isinstance(statement, ast.If):
+            yield from _unfolded([*statement.body, *statement.orelse])
+        elif isinstance(statement, ast.Try):
+            handlers = [inner for handler in statement.handlers for inner in handler.body]
+            yield from _unfolded([*statement.body, *handlers, *statement.orelse, *statement.finalbody])
+        else:
+            yield statement
+
+
+def _names_bound(statement: ast.stmt) -> list[str]:
+    if isinstance(statement, _IMPORTS):
+        return [alias.asname or alias.name.partition(".")[0] for alias in statement.names]
+    if isinstance(statement, _DEFINITIONS):
+        return [statement.name]
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        names = [target.id for target in targets if isinstance(target, ast.Name)]
+        return names if len(names) == len(targets) else [LOOSE]
+    docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return [] if docstring or isinstance(statement, ast.Pass) else [LOOSE]
+
+
+@dataclass
+class Sources:
+    """The programs that count.
+
+    Args:
+        locate: Where they are.
+    """
+
+    locate: Locate
+    _files: dict[str, _File | None] = field(default_factory=dict, repr=False)
+    _known: dict[Part, tuple[str, list[Part]]] = field(default_factory=dict, repr=False)
+
+    def used_by(self, *modules: str) -> dict[Part, str]:
+        """Every part that the modules use, directly or not, with the hash of its program."""
+        found: dict[Part, str] = {}
+        todo = [Part(module) for module in modules]
+        while todo:
+            part = todo.pop()
+            if part not in found:
+                if part not in self._known:
+                    self._known[part] = self._look(part)
+                found[part], uses = self._known[part]
+                todo += uses
+        return found
+
+    def digest(self, *modules: str) -> str:
+        """Hash of all programs that the modules use."""
+        told = sorted((part.module, part.name or "", code) for part, code in self.used_by(*modules).items() if code)
+        return hashlib.sha256(repr(told).encode()).hexdigest()
+
+    def _file(self, module: str) -> _File | None:
+        if module not in self._files:
+            path = self.locate(module)
+            self._files[module] = (
+                _File(module, path.name == "__init__.py", ast.parse(path.read_text(encoding="utf-8"))) if path else None
+            )
+        return self._files[module]
+
+    def _is_package(self, module: str) -> bool:
+        file = self._file(module)
+        return file is not None and file.is_package
+
+    def _look(self, part: Part) -> tuple[str, list[Part]]:
+        """The hash of a part, and the parts it uses directly."""
+        file = self._file(part.module)
+        if file is None:
+            return "", []
+        path = part.module.split(".")
+        uses = [Part(".".join(path[:k]), LOOSE) for k in range(1, len(path) + (part.name is not None))]
+        nodes: Sequence[ast.AST] = [file.tree] if part.name is None else file.bound.get(part.name, [])
+        own = [node for node in nodes if not isinstance(node, _IMPORTS)]
+        words: list[str] = []
+        imports: list[ast.Import | ast.ImportFrom] = []
+        for node in own:
+            _read(node, words, imports)
+        if part.name is not None:
+            loaded = {node.id for top in own for node in ast.walk(top) if isinstance(node, ast.Name)}
+            uses += [Part(part.module, name) for name in sorted(loaded & file.bound.keys())]
+        for node in nodes:
+            if isinstance(node, _IMPORTS):  # of a front door, which hands the name on
+                uses += self._imported(file, [node], only=part.name)[0]
+        used, packages = self._imported(file, imports)
+        for node in own:
+            used += self._attributes(node, packages)
+        return hashlib.sha256("\n".join(words).encode()).hexdigest() if own else "", [*uses, *used]
+
+    def _imported(
+        self, file: _File, imports: Sequence[ast.Import | ast.ImportFrom], only: str | None = None
+    ) -> tuple[list[Part], dict[str, str]]:
+        """What imports lead to, and the packages among them by the name under which they are used.
+
+        With ``only`` the name that the imports bind is handed on as it is: anything in a package may then be used.
+        """
+        found: list[Part] = []
+        packages: dict[str, str] = {}
+        for node in imports:
+            for alias in node.names:
+                bound = alias.asname or alias.name.partition(".")[0]
+                if only is not None and bound != only:
+                    continue
+                if isinstance(node, ast.Import):
+                    found += self._opened(alias.name)
+                    meant = alias.name if alias.asname else bound
+                elif alias.name == "*":
+                    found.append(Part(file.base(node)))
+                    continue
+                else:
+                    base = file.base(node)
+                    found += self._named(base, alias.name, inside=file.module == base)
+                    meant = f"{base}.{alias.name}"
+                if self._is_package(meant):
+                    packages[bound] = meant
+        return found if only is None else [*found, *map(Part, packages.values())], packages
+
+    def _opened(self, module: str) -> list[Part]:
+        """What ``import module`` itself uses: a file as a whole; of a package, what runs on the way in."""
+        file = self._file(module)
+        return [] if file is None else [Part(module, LOOSE if file.is_package else None)]
+
+    def _named(self, module: str, name: str, *, inside: bool = False) -> list[Part]:
+        """What ``from module import name`` uses; ``inside`` the front door of the module, name is a submodule."""
+        file = self._file(module)
+        if file is None or not file.is_package:
+            return self._opened(module)
+        if name in file.bound and not inside:
+            return [Part(module, name)]
+        if self._file(f"{module}.{name}"):
+            return self._opened(f"{module}.{name}")
+        return [Part(module, "__getattr__" if "__getattr__" in file.bound else None)]
+
+    def _attributes(self, node: ast.AST, packages: dict[str, str]) -> list[Part]:
+        """What ``package.name`` leads to wherever it stands in a node; a package by itself counts in full."""
+        if not packages:
+            return []
+        chain, base = [], node
+        while isinstance(base, ast.Attribute):
+            chain.append(base.attr)
+            base = base.value
+        if not isinstance(base, ast.Name) or base.id not in packages:
+            return [part for child in ast.iter_child_nodes(node) for part in self._attributes(child, packages)]
+        module = packages[base.id]
+        for name in reversed(chain):
+            file = self._file(module)
+            if file is None or not file.is_package or name in file.bound or not self._file(f"{module}.{name}"):
+                return self._named(module, name)
+            module = f"{module}.{name}"
+        return [Part(module)]
