@@ -182,8 +182,8 @@ def bench(
     root = Path(__file__).parents[2]
     if not (root / "benchmarks" / "__main__.py").exists():
         raise typer.BadParameter(
-            "the benchmarks are not part of the installed package; clone the repository, pip install -e '.[lab]' in it, and "
-            "run 'casal bench' again, or 'python -m benchmarks' there"
+            "the benchmarks are not part of the installed package; clone the repository, pip install -e '.[lab]' in it, "
+            "and run 'casal bench' again, or 'python -m benchmarks' there"
         )
     sys.path.insert(0, str(root))
     folder = import_module("benchmarks.__main__").main(quick, out, only)
