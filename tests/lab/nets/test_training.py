@@ -11,8 +11,7 @@ from torch import Tensor
 
 from casal.errors import DivergedError, DtypeError, SettingError, ShapeError
 from casal.lab.nets import MLP, Gaussian, random_flips, split, train_ddpm, train_denoiser
-from casal.lab.nets.loop import batches
-from casal.lab.nets.settings import Settings
+from casal.lab.nets.training import Settings, batches
 
 from .mixture import draw
 

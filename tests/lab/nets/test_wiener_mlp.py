@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from casal.errors import ShapeError
-from casal.lab.nets import Gaussian, WienerMLP, compare_ddpm, train_ddpm
-from casal.lab.nets.held_out import signal_and_noise
+from casal.lab.nets import Gaussian, WienerMLP, compare_ddpm, signal_and_noise, train_ddpm
 
 BETAS = torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)
 ALPHA, SIGMA = signal_and_noise(BETAS)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from casal.errors import CasalWarning, SettingError, ShapeError, whole_number
-from casal.lab.nets.shapes import all_digits, beside, check_event, event_shape, over_events
+from casal.lab.nets.events import all_digits, beside, check_event, event_shape, over_events
 
 RELATIVE_RANK = 1e-10
 """Eigenvalues of the covariance below this share of the largest are zero: the data do not vary there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +11,27 @@ import torch
 from torch import Tensor, nn
 
 from casal.errors import SettingError, whole_number
-from casal.lab.nets.embedding import cosine_features
-from casal.lab.nets.shapes import check_event, event_shape, over_events
-from casal.lab.nets.standardise import Standardise
+from casal.lab.nets.events import Standardise, check_event, event_shape, over_events
 from casal.lab.nets.streams import seeded
+
+
+def cosine_features(t: Tensor, features: int = 32, horizon: float = 1000.0) -> Tensor:
+    """phi_k(t) = cos(pi k t / horizon), k = 1 .. features: the cosine basis of [0, horizon].
+
+    Args:
+        t: Times, any shape, floating.
+        features: How many.
+        horizon: Length of the time axis: the number of steps of a DDPM, 1 for a model in continuous time.
+
+    Returns:
+        (*t.shape, features) of the dtype of ``t``.
+
+    >>> cosine_features(torch.tensor([0.0, 500.0]), features=2)
+    tensor([[ 1.0000e+00,  1.0000e+00],
+            [-4.3711e-08, -1.0000e+00]])
+    """
+    k = torch.arange(1, features + 1, dtype=t.dtype, device=t.device)
+    return torch.cos((t / horizon).unsqueeze(-1) * (math.pi * k))
 
 
 class MLP(nn.Module):

@@ -1,24 +1,107 @@
-"""Training a noise predictor (DDPM) or a denoiser, with a report that shows whether anything was learned."""
+"""Training a noise predictor (DDPM) or a denoiser, with a report that shows whether anything was learned.
+
+A run can stop between any two iterations and go on later to the same bits: random numbers and the order of the data are
+functions of the seed and the iteration (``streams``), and the file of a run holds all else that the next one depends on.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Sequence
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from casal.errors import DtypeError, SettingError, ShapeError, whole_number
+from casal.errors import DivergedError, DtypeError, SettingError, ShapeError, StoreError, whole_number
+from casal.lab.nets.checkpoint import read, require_safetensors, write
+from casal.lab.nets.evaluation import LevelLosses, compare_ddpm, compare_denoiser, noise_range
+from casal.lab.nets.events import beside, signal_and_noise
 from casal.lab.nets.gaussian import Gaussian
-from casal.lab.nets.held_out import compare_ddpm, compare_denoiser, noise_range, signal_and_noise
-from casal.lab.nets.loop import Augment, Callback, run
-from casal.lab.nets.report import LevelLosses, TrainingReport
-from casal.lab.nets.settings import Settings
-from casal.lab.nets.shapes import beside
-from casal.lab.nets.state import Checkpoint, fingerprint
-from casal.lab.nets.streams import SPLIT, normal_like, stream, using_threads
+from casal.lab.nets.streams import (
+    ITERATION,
+    MODULE,
+    ORDER,
+    SPLIT,
+    address,
+    normal_like,
+    seeded,
+    stream,
+    using_threads,
+)
+from casal.progress import progress_bar
+
+Loss = Callable[[Tensor, torch.Generator], Tensor]
+"""(batch, generator) -> the loss of the batch, a number to differentiate."""
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+"""(batch, generator) -> a batch of the same law and shape."""
+
+Callback = Callable[[int, float], None]
+"""(iteration counted from 1, its loss); whatever it raises stops the run between two iterations."""
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """The outcome of ``train_ddpm`` or ``train_denoiser``.
+
+    Attributes:
+        held_out: Losses per noise level of the averaged network, beside the Gaussian's.
+        history: (iterations,) float64, the training loss of every batch.
+        iterations: How many updates the network has seen.
+        resumed_from: Iteration at which this call took over; 0 for an unbroken run.
+        seconds: Spent on training, over all calls.
+    """
+
+    held_out: LevelLosses
+    history: Tensor
+    iterations: int
+    resumed_from: int
+    seconds: float
+
+    @property
+    def levels(self) -> Tensor:
+        """(L,) noise levels of the comparison."""
+        return self.held_out.levels
+
+    @property
+    def network(self) -> Tensor:
+        """(L,) held-out loss of the network."""
+        return self.held_out.network
+
+    @property
+    def gaussian(self) -> Tensor:
+        """(L,) held-out loss of the Gaussian."""
+        return self.held_out.gaussian
+
+    @property
+    def ratio(self) -> Tensor:
+        """(L,) network / Gaussian."""
+        return self.held_out.ratio
+
+    @property
+    def best(self) -> float:
+        """The smallest ratio."""
+        return self.held_out.best
+
+    @property
+    def learned(self) -> bool:
+        """Whether the network beats the Gaussian at some level."""
+        return self.held_out.learned
+
+    def __str__(self) -> str:
+        last = self.history[-max(1, len(self.history) // 10) :].mean()
+        head = f"{self.iterations} iterations in {self.seconds:.1f} s, training loss {last:.4g} over the last tenth"
+        return f"{head}\nheld-out loss per noise level\n{self.held_out}"
 
 
 def train_ddpm(
@@ -241,3 +324,344 @@ def _checkpoint(
 def _report(trained: tuple[Tensor, int, float], losses: LevelLosses) -> TrainingReport:
     history, resumed, seconds = trained
     return TrainingReport(losses, history, len(history), resumed, seconds)
+
+
+def random_flips(*dims: int) -> Augment:
+    """x -> x mirrored along each of ``dims`` with probability 1/2, for every point by itself.
+
+    Args:
+        *dims: Dimensions of a batch (n, *event), as in ``random_flips(-1, -2)`` for the two axes of a field.
+    """
+
+    def flips(x: Tensor, generator: torch.Generator) -> Tensor:
+        for dim in dims:
+            chosen = (torch.rand(len(x), generator=generator) < 0.5).to(x.device)
+            x = torch.where(chosen.view(-1, *(1,) * (x.ndim - 1)), x.flip(dim), x)
+        return x
+
+    flips.__qualname__ = f"random_flips{dims}"
+    return flips
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train.
+
+        rate(i) = learning_rate * min(1, (i + 1) / (warm_up n)) * (1 + cos(pi i / n)) / 2,      i = 0 .. n - 1
+        average <- average + r (weights - average),   r = max(1e-3, 10 / (i + 10)), or 1 - ema
+
+    Attributes:
+        iterations: n.
+        batch_size: Points of a batch.
+        learning_rate: The largest.
+        weight_decay: Decoupled, as in AdamW; 0 is Adam.
+        warm_up: Share of the iterations in which the rate grows.
+        ema: A fixed decay such as 0.999, 0 for no average; None for the rate above, which does not lag in short runs.
+        autocast: Run the network in bfloat16 where torch thinks it safe.
+        seed: Of everything random.
+        threads: Of torch, because they decide how sums round.
+    """
+
+    iterations: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float
+    warm_up: float
+    ema: float | None
+    autocast: bool
+    seed: int
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        whole_number(self.iterations, "iterations", 1)
+        whole_number(self.batch_size, "batch_size", 1)
+        whole_number(self.seed, "seed", 0)
+        for name in ("learning_rate", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise SettingError(f"{name} must be a finite number >= 0, got {getattr(self, name)}")
+        if not 0 <= self.warm_up <= 1:
+            raise SettingError(f"warm_up is a share of the iterations, between 0 and 1, got {self.warm_up}")
+        if self.ema is not None and not 0 <= self.ema < 1:
+            raise SettingError(f"ema must be None or a decay with 0 <= ema < 1, such as 0.999, got {self.ema}")
+
+    def rate(self, i: int) -> float:
+        """Learning rate of iteration i."""
+        rise = min(1.0, (i + 1) / max(1.0, self.warm_up * self.iterations))
+        return self.learning_rate * rise * (1 + math.cos(math.pi * i / self.iterations)) / 2
+
+    def average_rate(self, i: int) -> float:
+        """How far the average moves towards the weights after iteration i."""
+        return max(1e-3, 10 / (i + 10)) if self.ema is None else 1 - self.ema
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where and how often the run is kept, and what else it depends on.
+
+    Attributes:
+        path: The file; None for nowhere.
+        every: Iterations between two savings.
+        identity: Names and numbers of everything that decides the outcome, besides the settings.
+    """
+
+    path: Path | None
+    every: int
+    identity: dict[str, Any]
+
+
+def fingerprint(tensor: Tensor) -> str:
+    """A short name for the exact bits of a tensor."""
+    values = tensor.detach().cpu().contiguous()
+    digest = hashlib.blake2b(f"{values.dtype} {tuple(values.shape)}".encode(), digest_size=16)
+    digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def plain_config(net: nn.Module) -> Any:
+    """The configuration of a network as it comes back from JSON; None if it has none, or one that JSON cannot hold."""
+    try:
+        return json.loads(json.dumps(getattr(net, "config", None), allow_nan=False))
+    except (TypeError, ValueError):
+        return None
+
+
+class RunState:
+    """The moving parts: network, optimiser, average, history; and how to put them into a file and back."""
+
+    def __init__(self, net: nn.Module, settings: Settings, checkpoint: Checkpoint) -> None:
+        self.net, self.settings, self.checkpoint = net, settings, checkpoint
+        self.trained = {name: p for name, p in net.named_parameters() if p.requires_grad}
+        if not self.trained:
+            raise SettingError(f"{type(net).__name__} has no parameters to train")
+        self.average = {name: p.detach().clone() for name, p in self.trained.items()}
+        self.optimiser = torch.optim.AdamW(
+            list(self.trained.values()), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+        )
+        self.history: list[float] = []
+        self.seconds = 0.0
+        self.model = {"class": type(net).__name__, "config": plain_config(net)}
+        self.identity = {
+            **checkpoint.identity,
+            **asdict(settings),
+            "network": self.model,
+            "parameters": {name: list(p.shape) for name, p in self.trained.items()},
+            "dtypes": sorted({str(p.dtype) for p in self.trained.values()}),
+        }
+
+    @property
+    def done(self) -> int:
+        return len(self.history)
+
+    def step(self, batch: Tensor, loss: Loss, generator: torch.Generator) -> None:
+        """One update of weights and average."""
+        i = self.done
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.settings.rate(i)
+        with torch.autocast(batch.device.type, dtype=torch.bfloat16, enabled=self.settings.autocast):
+            value = loss(batch, generator)
+        number = value.item()
+        if not math.isfinite(number):
+            raise self._diverged(f"the training loss is {number} at", ahead=1)
+        self.optimiser.zero_grad(set_to_none=True)
+        value.backward()
+        self.optimiser.step()
+        averages = list(self.average.values())
+        torch._foreach_lerp_(averages, [p.detach() for p in self.trained.values()], self.settings.average_rate(i))
+        self.history.append(number)
+
+    def _diverged(self, what: str, ahead: int = 0) -> DivergedError:
+        step, steps = self.done + ahead, self.settings.iterations
+        return DivergedError(
+            f"{what} iteration {step} of {steps}; use a smaller learning_rate than {self.settings.learning_rate:g} "
+            "or a longer warm_up",
+            step=step,
+            steps=steps,
+        )
+
+    @torch.no_grad()
+    def use_average(self) -> None:
+        """Put the averaged weights into the network."""
+        for name, p in self.trained.items():
+            p.copy_(self.average[name])
+
+    def save(self) -> None:
+        """Write everything the next iteration depends on."""
+        if self.checkpoint.path is None:
+            return
+        if not all(bool(torch.isfinite(value).all()) for value in self.average.values()):
+            raise self._diverged("some weights are not finite after")
+        moments: dict[str, Tensor] = {}
+        for name, p in self.trained.items():
+            for key, value in self.optimiser.state.get(p, {}).items():
+                moments[f"optimiser.{key}.{name}"] = value
+        tensors = {
+            **{f"net.{name}": value for name, value in self.net.state_dict().items()},
+            **{f"ema.{name}": value for name, value in self.average.items()},
+            **moments,
+            "history": torch.tensor(self.history, dtype=torch.float64),
+        }
+        header = {"kind": "training", **self.model, "identity": self.identity, "seconds": self.seconds}
+        write(self.checkpoint.path, tensors, header)
+
+    def restore(self) -> None:
+        """Take up the run in the file, if it is this run; begin the file if there is none."""
+        path = self.checkpoint.path
+        if path is None or not path.exists():
+            self.save()  # a place that cannot be written to is known before the first iteration
+            return
+        tensors, header = read(path)
+        if header.get("kind") != "training":
+            raise StoreError(f"{path} holds a network, not a training run; choose another path")
+        theirs = header.get("identity")
+        theirs = theirs if isinstance(theirs, dict) else {}
+        differ = [key for key in self.identity if theirs.get(key) != self.identity[key]]
+        if differ:
+            told = ", ".join(f"{k} {theirs.get(k)!r} (now {self.identity[k]!r})" for k in differ if k != "parameters")
+            raise StoreError(
+                f"{path} is another run: {told or 'a network of another shape'}; "
+                "use the same settings, or another path, or delete the file"
+            )
+        try:
+            self._take(tensors)
+        except (KeyError, RuntimeError) as error:
+            raise StoreError(f"{path} does not hold the state of this run ({error}); delete it") from error
+        self.seconds = float(header.get("seconds", 0.0))
+
+    @torch.no_grad()
+    def _take(self, tensors: dict[str, Tensor]) -> None:
+        state = {name.removeprefix("net."): value for name, value in tensors.items() if name.startswith("net.")}
+        self.net.load_state_dict(state)
+        moments: dict[int, dict[str, Tensor]] = {}
+        for k, name in enumerate(self.trained):
+            self.average[name].copy_(tensors[f"ema.{name}"])
+            found = {key: tensors.get(f"optimiser.{key}.{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
+            if found["step"] is not None:
+                moments[k] = {key: value for key, value in found.items() if value is not None}
+        groups = self.optimiser.state_dict()["param_groups"]
+        self.optimiser.load_state_dict({"state": moments, "param_groups": groups})
+        self.history = tensors["history"].tolist()
+
+
+def batches(data: Tensor, settings: Settings, start: int) -> Iterator[Tensor]:
+    """Batches of iterations ``start``, ``start + 1``, ...: consecutive pieces of one shuffled epoch after the other."""
+    n, size = len(data), settings.batch_size
+    orders: dict[int, Tensor] = {}
+
+    def order(epoch: int) -> Tensor:
+        if epoch not in orders:
+            for old in [key for key in orders if key < epoch - 1]:
+                del orders[old]
+            orders[epoch] = torch.randperm(n, generator=stream(settings.seed, ORDER, epoch))
+        return orders[epoch]
+
+    for i in range(start, settings.iterations):
+        left, right = i * size, (i + 1) * size
+        parts = []
+        while left < right:
+            epoch, offset = divmod(left, n)
+            stop = min(n, offset + right - left)
+            parts.append(order(epoch)[offset:stop])
+            left += stop - offset
+        yield data[torch.cat(parts).to(data.device)]
+
+
+def run(
+    net: nn.Module,
+    data: Tensor,
+    loss: Loss,
+    settings: Settings,
+    checkpoint: Checkpoint,
+    *,
+    progress: bool,
+    callback: Callback | None,
+    augment: Augment | None,
+) -> tuple[Tensor, int, float]:
+    """Train ``net`` in place, or go on training it; at the end it holds the averaged weights.
+
+    Returns:
+        The loss of every iteration (n,), the iteration this call took over at, and the seconds over all calls.
+    """
+    state = RunState(net, settings, checkpoint)
+    if checkpoint.path is not None:
+        require_safetensors()
+    state.restore()
+    resumed = state.done
+    begun = time.perf_counter() - state.seconds
+    net.train()
+    try:
+        with (
+            patient_interrupt() as interrupt,
+            seeded(settings.seed),
+            progress_bar(progress, settings.iterations, f"training {type(net).__name__}") as bar,
+        ):
+            bar.advance(resumed)
+            for batch in batches(data, settings, resumed):
+                i = state.done
+                generator = stream(settings.seed, ITERATION, i)
+                torch.default_generator.manual_seed(address(settings.seed, MODULE, i))  # for dropout and the like
+                state.step(batch if augment is None else augment(batch, generator), loss, generator)
+                state.seconds = time.perf_counter() - begun
+                bar.advance(1)
+                try:
+                    if callback is not None:
+                        callback(state.done, state.history[-1])
+                    interrupt.check()
+                except KeyboardInterrupt as stop:
+                    state.save()
+                    raise KeyboardInterrupt(_how_to_continue(state)) from stop
+                if state.done % checkpoint.every == 0 or state.done == settings.iterations:
+                    state.save()
+            interrupt.check()
+    finally:
+        state.use_average()
+        net.eval()
+    return torch.tensor(state.history, dtype=torch.float64), resumed, state.seconds
+
+
+def _how_to_continue(state: RunState) -> str:
+    said = f"stopped after iteration {state.done} of {state.settings.iterations}; "
+    if state.checkpoint.path is None:
+        return said + "nothing was kept: pass checkpoint='some/file.safetensors' to be able to continue"
+    return said + f"the run is in {state.checkpoint.path}: make the same call again to continue it"
+
+
+class Interrupt:
+    """Whether Ctrl-C was pressed.
+
+    Attributes:
+        asked: It was.
+    """
+
+    asked = False
+
+    def check(self) -> None:
+        """Raise the KeyboardInterrupt that was held back, if there was one."""
+        if self.asked:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def patient_interrupt() -> Iterator[Interrupt]:
+    """The first Ctrl-C inside only sets ``asked``, for the loop to see between two steps; a second one stops at once.
+
+    Outside the main thread, where signals do not arrive, nothing changes.
+    """
+    state = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield state
+        return
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # somebody else already looks after it
+        yield state
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if state.asked:
+            signal.default_int_handler(number, frame)
+        state.asked = True
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield state
+    finally:
+        signal.signal(signal.SIGINT, before)

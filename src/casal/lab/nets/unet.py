@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from casal.errors import SettingError, ShapeError, whole_number
-from casal.lab.nets.shapes import over_events
+from casal.lab.nets.events import over_events
 from casal.lab.nets.streams import seeded
 
 Padding = Literal["zeros", "circular"]
