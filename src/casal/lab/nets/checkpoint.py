@@ -83,17 +83,6 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, header
 
 
-def describe(net: nn.Module) -> dict[str, Any]:
-    """Class name and constructor arguments, as they stand in a file."""
-    config = getattr(net, "config", None)
-    if not isinstance(config, dict):
-        raise StoreError(
-            f"{type(net).__name__} cannot be rebuilt from a file: give it a property 'config' that returns its "
-            "constructor arguments as a dict of plain JSON"
-        )
-    return {"class": type(net).__name__, "config": config}
-
-
 def save(net: nn.Module, path: str | Path) -> None:
     """Write a network to ``path`` (safetensors, configuration in its metadata), replacing what is there.
 
@@ -101,7 +90,13 @@ def save(net: nn.Module, path: str | Path) -> None:
         net: One of CLASSES, or any module with a ``config`` (see ``load`` about its class).
         path: Where to; missing directories are made.
     """
-    write(path, net.state_dict(), {"kind": "network", **describe(net)})
+    name, config = type(net).__name__, getattr(net, "config", None)
+    if not isinstance(config, dict):
+        raise StoreError(
+            f"{name} cannot be rebuilt from a file: give it a property 'config' that returns its "
+            "constructor arguments as a dict of plain JSON"
+        )
+    write(path, net.state_dict(), {"kind": "network", "class": name, "config": config})
 
 
 def load(path: str | Path, *, classes: Iterable[type[nn.Module]] = ()) -> nn.Module:
@@ -118,17 +113,9 @@ def load(path: str | Path, *, classes: Iterable[type[nn.Module]] = ()) -> nn.Mod
     """
     tensors, header = read(path)
     if header.get("kind") == "training":
-        tensors = {
-            name.removeprefix("net."): tensors.get("ema." + name.removeprefix("net."), tensor)
-            for name, tensor in tensors.items()
-            if name.startswith("net.")
-        }
-    return _rebuild(path, tensors, header, {kind.__name__: kind for kind in (*CLASSES, *classes)})
-
-
-def _rebuild(
-    path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any], known: Mapping[str, type[nn.Module]]
-) -> nn.Module:
+        weights = {key.removeprefix("net."): value for key, value in tensors.items() if key.startswith("net.")}
+        tensors = {key: tensors.get(f"ema.{key}", value) for key, value in weights.items()}
+    known = {kind.__name__: kind for kind in (*CLASSES, *classes)}
     name, config = header.get("class"), header.get("config")
     if not isinstance(name, str) or name not in known:
         raise StoreError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,12 @@ def event_shape(event: int | Sequence[int]) -> tuple[int, ...]:
     """The shape of one point, from a number or a sequence of numbers."""
     sizes = (event,) if isinstance(event, int) else tuple(event)
     return tuple(whole_number(size, "each size of the event", 1) for size in sizes)
+
+
+def arguments(net: nn.Module, *names: str) -> dict[str, Any]:
+    """Constructor arguments of a network that it keeps under their names, as plain JSON."""
+    found = {name: getattr(net, name) for name in names}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
 def check_event(x: Tensor, event: tuple[int, ...]) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from casal.errors import CasalWarning, SettingError, ShapeError, whole_number
-from casal.lab.nets.events import all_digits, beside, check_event, event_shape, over_events
+from casal.lab.nets.events import all_digits, arguments, beside, check_event, event_shape, over_events
 
 RELATIVE_RANK = 1e-10
 """Eigenvalues of the covariance below this share of the largest are zero: the data do not vary there."""
@@ -92,7 +92,7 @@ class Gaussian(nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """The arguments that make a filter of this shape."""
-        return {"event": list(self.event), "rank": self.rank}
+        return arguments(self, "event", "rank")
 
     def centred(self, y: Tensor) -> Tensor:
         """y - m as vectors (n, d) in the filter's own dtype."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from casal.errors import SettingError, whole_number
-from casal.lab.nets.events import Standardise, check_event, event_shape, over_events
+from casal.lab.nets.events import Standardise, arguments, check_event, event_shape, over_events
 from casal.lab.nets.streams import seeded
 
 
@@ -89,14 +89,7 @@ class MLP(nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """The arguments that make a network of this shape."""
-        return {
-            "event": list(self.event),
-            "width": self.width,
-            "depth": self.depth,
-            "features": self.features,
-            "horizon": self.horizon,
-            "seed": self.seed,
-        }
+        return arguments(self, "event", "width", "depth", "features", "horizon", "seed")
 
     def forward(self, x: Tensor, t: Tensor | float) -> Tensor:
         """eps(x, t) for x (n, *event) and t a number or (n,), whole or floating."""

@@ -1,7 +1,7 @@
 """Training a noise predictor (DDPM) or a denoiser, with a report that shows whether anything was learned.
 
-A run can stop between any two iterations and go on later to the same bits: random numbers and the order of the data are
-functions of the seed and the iteration (``streams``), and the file of a run holds all else that the next one depends on.
+A run can stop between any two iterations and go on later to the same bits: random numbers and the order of the data
+are functions of the seed and the iteration (``streams``), and the file of a run holds all else that matters.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -51,57 +52,28 @@ Callback = Callable[[int, float], None]
 
 
 @dataclass(frozen=True)
-class TrainingReport:
-    """The outcome of ``train_ddpm`` or ``train_denoiser``.
+class TrainingReport(LevelLosses):
+    """The outcome of ``train_ddpm`` or ``train_denoiser``: held-out losses of the averaged network, and the run.
 
     Attributes:
-        held_out: Losses per noise level of the averaged network, beside the Gaussian's.
         history: (iterations,) float64, the training loss of every batch.
-        iterations: How many updates the network has seen.
         resumed_from: Iteration at which this call took over; 0 for an unbroken run.
         seconds: Spent on training, over all calls.
     """
 
-    held_out: LevelLosses
     history: Tensor
-    iterations: int
     resumed_from: int
     seconds: float
 
     @property
-    def levels(self) -> Tensor:
-        """(L,) noise levels of the comparison."""
-        return self.held_out.levels
-
-    @property
-    def network(self) -> Tensor:
-        """(L,) held-out loss of the network."""
-        return self.held_out.network
-
-    @property
-    def gaussian(self) -> Tensor:
-        """(L,) held-out loss of the Gaussian."""
-        return self.held_out.gaussian
-
-    @property
-    def ratio(self) -> Tensor:
-        """(L,) network / Gaussian."""
-        return self.held_out.ratio
-
-    @property
-    def best(self) -> float:
-        """The smallest ratio."""
-        return self.held_out.best
-
-    @property
-    def learned(self) -> bool:
-        """Whether the network beats the Gaussian at some level."""
-        return self.held_out.learned
+    def iterations(self) -> int:
+        """How many updates the network has seen."""
+        return len(self.history)
 
     def __str__(self) -> str:
         last = self.history[-max(1, len(self.history) // 10) :].mean()
         head = f"{self.iterations} iterations in {self.seconds:.1f} s, training loss {last:.4g} over the last tenth"
-        return f"{head}\nheld-out loss per noise level\n{self.held_out}"
+        return f"{head}\nheld-out loss per noise level\n{super().__str__()}"
 
 
 def train_ddpm(
@@ -178,12 +150,14 @@ def train_ddpm(
         size = whole_number(batch_size, "batch_size", 1)
         updates = _iterations(epochs, iterations, len(train), size)
         settings = Settings(updates, size, learning_rate, weight_decay, warm_up, ema, autocast, seed, threads)
-        kept = _checkpoint(checkpoint, checkpoint_every, train, augment, loss="ddpm", betas=fingerprint(sigma))
-        trained = run(net, train, loss, settings, kept, progress=progress, callback=callback, augment=augment)
-        return _report(trained, compare_ddpm(net, gaussian, test, betas, levels=levels, seed=seed))
+        identity = {"loss": "ddpm", "betas": fingerprint(sigma)}
+        run = Run(net, train, loss, augment, settings, checkpoint, checkpoint_every, identity)
+        resumed = run.go(progress, callback)
+        losses = compare_ddpm(net, gaussian, test, betas, levels=levels, seed=seed)
+        return run.report(resumed, losses)
 
 
-def train_denoiser(
+def train_denoiser(  # noqa: D417
     net: nn.Module,
     data: Tensor,
     sigmas: Sequence[float] = (0.01, 3.0),
@@ -211,33 +185,16 @@ def train_denoiser(
     mse_G is the error of the Gaussian denoiser of the same data (``Gaussian.mse``): the loss is 1 at every noise level
     for a denoiser that knows mean and covariance only, and each level counts alike.
 
+    The arguments that are not listed, and the errors, are those of ``train_ddpm``.
+
     Args:
         net: ``net(y, sigma)`` with y (n, *event) and sigma (n,). For fields ``train, test = split(data)``, then
             ``WienerUNet.fit(train)``, trained with ``held_out=test``: its filter must not know the held-out points.
         data: (n, *event), of unit size.
         sigmas: The range of noise levels.
-        epochs: Passes over the data; give this or ``iterations``.
-        iterations: Updates.
-        batch_size: Points per update.
-        learning_rate: The largest; it follows a cosine after a warm-up.
-        weight_decay: Decoupled (AdamW); 0 is Adam.
-        warm_up: Share of the iterations in which the learning rate grows.
-        ema: As in ``train_ddpm``.
-        seed: Of everything random.
-        held_out: Share of the data kept for the report, or data of their own (m, *event).
         levels: Noise levels of the report: how many, or which sigmas.
         augment: (batch, generator) -> batch, such as ``random_flips(-1, -2)``.
         autocast: bfloat16 for the network; the Wiener filter keeps its digits.
-        checkpoint: The file to keep the run in, and to continue from, as in ``train_ddpm``.
-        checkpoint_every: Iterations between two savings.
-        threads: Of torch, while training; part of what decides the bits. Small networks are fastest with one.
-        progress: Show a bar if there is a terminal.
-        callback: Called with (iteration, loss) after every update.
-
-    Raises:
-        DivergedError: The loss is no longer a number.
-        StoreError: The checkpoint belongs to another run, or cannot be read or written.
-        KeyboardInterrupt: After Ctrl-C; the state was saved, and the message says how to continue.
     """
     with using_threads(whole_number(threads, "threads", 1)):
         low, high = noise_range(sigmas)
@@ -253,9 +210,11 @@ def train_denoiser(
         size = whole_number(batch_size, "batch_size", 1)
         updates = _iterations(epochs, iterations, len(train), size)
         settings = Settings(updates, size, learning_rate, weight_decay, warm_up, ema, autocast, seed, threads)
-        kept = _checkpoint(checkpoint, checkpoint_every, train, augment, loss="denoiser", sigmas=[low, high])
-        trained = run(net, train, loss, settings, kept, progress=progress, callback=callback, augment=augment)
-        return _report(trained, compare_denoiser(net, gaussian, test, levels=levels, sigmas=(low, high), seed=seed))
+        identity = {"loss": "denoiser", "sigmas": [low, high]}
+        run = Run(net, train, loss, augment, settings, checkpoint, checkpoint_every, identity)
+        resumed = run.go(progress, callback)
+        losses = compare_denoiser(net, gaussian, test, levels=levels, sigmas=(low, high), seed=seed)
+        return run.report(resumed, losses)
 
 
 def split(data: Tensor, share: float = 0.1, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -313,19 +272,6 @@ def _iterations(epochs: float | None, iterations: int | None, n: int, batch_size
     return math.ceil(epochs * n / batch_size)
 
 
-def _checkpoint(
-    path: str | Path | None, every: int, train: Tensor, augment: Augment | None, **identity: Any
-) -> Checkpoint:
-    name = None if augment is None else getattr(augment, "__qualname__", type(augment).__qualname__)
-    known = {**identity, "data": fingerprint(train) if path is not None else None, "augment": name}
-    return Checkpoint(None if path is None else Path(path), whole_number(every, "checkpoint_every", 1), known)
-
-
-def _report(trained: tuple[Tensor, int, float], losses: LevelLosses) -> TrainingReport:
-    history, resumed, seconds = trained
-    return TrainingReport(losses, history, len(history), resumed, seconds)
-
-
 def random_flips(*dims: int) -> Augment:
     """x -> x mirrored along each of ``dims`` with probability 1/2, for every point by itself.
 
@@ -336,7 +282,7 @@ def random_flips(*dims: int) -> Augment:
     def flips(x: Tensor, generator: torch.Generator) -> Tensor:
         for dim in dims:
             chosen = (torch.rand(len(x), generator=generator) < 0.5).to(x.device)
-            x = torch.where(chosen.view(-1, *(1,) * (x.ndim - 1)), x.flip(dim), x)
+            x = torch.where(beside(chosen, x), x.flip(dim), x)
         return x
 
     flips.__qualname__ = f"random_flips{dims}"
@@ -345,21 +291,12 @@ def random_flips(*dims: int) -> Augment:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train.
+    """How to train; the names are those of ``train_ddpm``.
 
         rate(i) = learning_rate * min(1, (i + 1) / (warm_up n)) * (1 + cos(pi i / n)) / 2,      i = 0 .. n - 1
         average <- average + r (weights - average),   r = max(1e-3, 10 / (i + 10)), or 1 - ema
 
-    Attributes:
-        iterations: n.
-        batch_size: Points of a batch.
-        learning_rate: The largest.
-        weight_decay: Decoupled, as in AdamW; 0 is Adam.
-        warm_up: Share of the iterations in which the rate grows.
-        ema: A fixed decay such as 0.999, 0 for no average; None for the rate above, which does not lag in short runs.
-        autocast: Run the network in bfloat16 where torch thinks it safe.
-        seed: Of everything random.
-        threads: Of torch, because they decide how sums round.
+    for n iterations. The number of threads is one of the settings because it decides how sums round.
     """
 
     iterations: int
@@ -394,21 +331,6 @@ class Settings:
         return max(1e-3, 10 / (i + 10)) if self.ema is None else 1 - self.ema
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """Where and how often the run is kept, and what else it depends on.
-
-    Attributes:
-        path: The file; None for nowhere.
-        every: Iterations between two savings.
-        identity: Names and numbers of everything that decides the outcome, besides the settings.
-    """
-
-    path: Path | None
-    every: int
-    identity: dict[str, Any]
-
-
 def fingerprint(tensor: Tensor) -> str:
     """A short name for the exact bits of a tensor."""
     values = tensor.detach().cpu().contiguous()
@@ -425,11 +347,33 @@ def plain_config(net: nn.Module) -> Any:
         return None
 
 
-class RunState:
-    """The moving parts: network, optimiser, average, history; and how to put them into a file and back."""
+class Run:
+    """A run between two iterations: network, optimiser, averaged weights, history; and its file.
 
-    def __init__(self, net: nn.Module, settings: Settings, checkpoint: Checkpoint) -> None:
-        self.net, self.settings, self.checkpoint = net, settings, checkpoint
+    Args:
+        net: To be trained, in place.
+        data: What it is trained on.
+        loss: Of a batch.
+        augment: As in ``train_ddpm``.
+        settings: How to train.
+        path: The file; None for nowhere.
+        every: Iterations between two savings.
+        identity: Names and numbers of everything else that decides the outcome.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        data: Tensor,
+        loss: Loss,
+        augment: Augment | None,
+        settings: Settings,
+        path: str | Path | None,
+        every: int,
+        identity: Mapping[str, Any],
+    ) -> None:
+        self.net, self.data, self.loss, self.augment, self.settings = net, data, loss, augment, settings
+        self.path, self.every = None if path is None else Path(path), whole_number(every, "checkpoint_every", 1)
         self.trained = {name: p for name, p in net.named_parameters() if p.requires_grad}
         if not self.trained:
             raise SettingError(f"{type(net).__name__} has no parameters to train")
@@ -441,7 +385,9 @@ class RunState:
         self.seconds = 0.0
         self.model = {"class": type(net).__name__, "config": plain_config(net)}
         self.identity = {
-            **checkpoint.identity,
+            **identity,
+            "data": fingerprint(data) if self.path else None,
+            "augment": None if augment is None else getattr(augment, "__qualname__", type(augment).__qualname__),
             **asdict(settings),
             "network": self.model,
             "parameters": {name: list(p.shape) for name, p in self.trained.items()},
@@ -450,15 +396,71 @@ class RunState:
 
     @property
     def done(self) -> int:
+        """Iterations so far."""
         return len(self.history)
 
-    def step(self, batch: Tensor, loss: Loss, generator: torch.Generator) -> None:
+    def go(self, progress: bool, callback: Callback | None) -> int:
+        """Train the network in place, or go on training it; at the end it holds the averaged weights.
+
+        Returns:
+            The iteration this call took over at.
+        """
+        if self.path is not None:
+            require_safetensors()
+        self.restore()
+        resumed, total = self.done, self.settings.iterations
+        begun = time.perf_counter() - self.seconds
+        self.net.train()
+        try:
+            with (
+                _patient_interrupt() as check_interrupt,
+                seeded(self.settings.seed),
+                progress_bar(progress, total, f"training {type(self.net).__name__}") as bar,
+            ):
+                bar.advance(resumed)
+                for batch in batches(self.data, self.settings, resumed):
+                    self.step(batch)
+                    self.seconds = time.perf_counter() - begun
+                    bar.advance(1)
+                    try:
+                        if callback is not None:
+                            callback(self.done, self.history[-1])
+                        check_interrupt()
+                    except KeyboardInterrupt as stop:
+                        self.save()
+                        raise KeyboardInterrupt(self._how_to_continue()) from stop
+                    if self.done % self.every == 0 or self.done == total:
+                        self.save()
+                check_interrupt()
+        finally:
+            self.use_average()
+            self.net.eval()
+        return resumed
+
+    def _how_to_continue(self) -> str:
+        said = f"stopped after iteration {self.done} of {self.settings.iterations}; "
+        if self.path is None:
+            return said + "nothing was kept: pass checkpoint='some/file.safetensors' to be able to continue"
+        return said + f"the run is in {self.path}: make the same call again to continue it"
+
+    def report(self, resumed: int, losses: LevelLosses) -> TrainingReport:
+        """What to tell about the run."""
+        return TrainingReport(**vars(losses), history=self._history(), resumed_from=resumed, seconds=self.seconds)
+
+    def _history(self) -> Tensor:
+        return torch.tensor(self.history, dtype=torch.float64)
+
+    def step(self, batch: Tensor) -> None:
         """One update of weights and average."""
-        i = self.done
+        i, seed = self.done, self.settings.seed
+        generator = stream(seed, ITERATION, i)
+        torch.default_generator.manual_seed(address(seed, MODULE, i))  # for dropout and the like
+        if self.augment is not None:
+            batch = self.augment(batch, generator)
         for group in self.optimiser.param_groups:
             group["lr"] = self.settings.rate(i)
         with torch.autocast(batch.device.type, dtype=torch.bfloat16, enabled=self.settings.autocast):
-            value = loss(batch, generator)
+            value = self.loss(batch, generator)
         number = value.item()
         if not math.isfinite(number):
             raise self._diverged(f"the training loss is {number} at", ahead=1)
@@ -486,26 +488,24 @@ class RunState:
 
     def save(self) -> None:
         """Write everything the next iteration depends on."""
-        if self.checkpoint.path is None:
+        if self.path is None:
             return
         if not all(bool(torch.isfinite(value).all()) for value in self.average.values()):
             raise self._diverged("some weights are not finite after")
-        moments: dict[str, Tensor] = {}
-        for name, p in self.trained.items():
-            for key, value in self.optimiser.state.get(p, {}).items():
-                moments[f"optimiser.{key}.{name}"] = value
         tensors = {
             **{f"net.{name}": value for name, value in self.net.state_dict().items()},
             **{f"ema.{name}": value for name, value in self.average.items()},
-            **moments,
-            "history": torch.tensor(self.history, dtype=torch.float64),
+            "history": self._history(),
         }
+        for name, p in self.trained.items():
+            for key, value in self.optimiser.state.get(p, {}).items():
+                tensors[f"optimiser.{key}.{name}"] = value
         header = {"kind": "training", **self.model, "identity": self.identity, "seconds": self.seconds}
-        write(self.checkpoint.path, tensors, header)
+        write(self.path, tensors, header)
 
     def restore(self) -> None:
         """Take up the run in the file, if it is this run; begin the file if there is none."""
-        path = self.checkpoint.path
+        path = self.path
         if path is None or not path.exists():
             self.save()  # a place that cannot be written to is known before the first iteration
             return
@@ -545,14 +545,10 @@ class RunState:
 def batches(data: Tensor, settings: Settings, start: int) -> Iterator[Tensor]:
     """Batches of iterations ``start``, ``start + 1``, ...: consecutive pieces of one shuffled epoch after the other."""
     n, size = len(data), settings.batch_size
-    orders: dict[int, Tensor] = {}
 
+    @lru_cache(maxsize=2)
     def order(epoch: int) -> Tensor:
-        if epoch not in orders:
-            for old in [key for key in orders if key < epoch - 1]:
-                del orders[old]
-            orders[epoch] = torch.randperm(n, generator=stream(settings.seed, ORDER, epoch))
-        return orders[epoch]
+        return torch.randperm(n, generator=stream(settings.seed, ORDER, epoch))
 
     for i in range(start, settings.iterations):
         left, right = i * size, (i + 1) * size
@@ -565,103 +561,30 @@ def batches(data: Tensor, settings: Settings, start: int) -> Iterator[Tensor]:
         yield data[torch.cat(parts).to(data.device)]
 
 
-def run(
-    net: nn.Module,
-    data: Tensor,
-    loss: Loss,
-    settings: Settings,
-    checkpoint: Checkpoint,
-    *,
-    progress: bool,
-    callback: Callback | None,
-    augment: Augment | None,
-) -> tuple[Tensor, int, float]:
-    """Train ``net`` in place, or go on training it; at the end it holds the averaged weights.
+@contextmanager
+def _patient_interrupt() -> Iterator[Callable[[], None]]:
+    """The first Ctrl-C inside waits until the function that is given is called; a second one stops at once.
 
-    Returns:
-        The loss of every iteration (n,), the iteration this call took over at, and the seconds over all calls.
+    Outside the main thread, where signals do not arrive, and where somebody else handles them, nothing changes.
     """
-    state = RunState(net, settings, checkpoint)
-    if checkpoint.path is not None:
-        require_safetensors()
-    state.restore()
-    resumed = state.done
-    begun = time.perf_counter() - state.seconds
-    net.train()
-    try:
-        with (
-            patient_interrupt() as interrupt,
-            seeded(settings.seed),
-            progress_bar(progress, settings.iterations, f"training {type(net).__name__}") as bar,
-        ):
-            bar.advance(resumed)
-            for batch in batches(data, settings, resumed):
-                i = state.done
-                generator = stream(settings.seed, ITERATION, i)
-                torch.default_generator.manual_seed(address(settings.seed, MODULE, i))  # for dropout and the like
-                state.step(batch if augment is None else augment(batch, generator), loss, generator)
-                state.seconds = time.perf_counter() - begun
-                bar.advance(1)
-                try:
-                    if callback is not None:
-                        callback(state.done, state.history[-1])
-                    interrupt.check()
-                except KeyboardInterrupt as stop:
-                    state.save()
-                    raise KeyboardInterrupt(_how_to_continue(state)) from stop
-                if state.done % checkpoint.every == 0 or state.done == settings.iterations:
-                    state.save()
-            interrupt.check()
-    finally:
-        state.use_average()
-        net.eval()
-    return torch.tensor(state.history, dtype=torch.float64), resumed, state.seconds
-
-
-def _how_to_continue(state: RunState) -> str:
-    said = f"stopped after iteration {state.done} of {state.settings.iterations}; "
-    if state.checkpoint.path is None:
-        return said + "nothing was kept: pass checkpoint='some/file.safetensors' to be able to continue"
-    return said + f"the run is in {state.checkpoint.path}: make the same call again to continue it"
-
-
-class Interrupt:
-    """Whether Ctrl-C was pressed.
-
-    Attributes:
-        asked: It was.
-    """
-
     asked = False
 
-    def check(self) -> None:
-        """Raise the KeyboardInterrupt that was held back, if there was one."""
-        if self.asked:
+    def check() -> None:
+        if asked:
             raise KeyboardInterrupt
 
-
-@contextmanager
-def patient_interrupt() -> Iterator[Interrupt]:
-    """The first Ctrl-C inside only sets ``asked``, for the loop to see between two steps; a second one stops at once.
-
-    Outside the main thread, where signals do not arrive, nothing changes.
-    """
-    state = Interrupt()
-    if threading.current_thread() is not threading.main_thread():
-        yield state
-        return
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # somebody else already looks after it
-        yield state
-        return
-
     def handle(number: int, frame: FrameType | None) -> None:
-        if state.asked:
+        nonlocal asked
+        if asked:
             signal.default_int_handler(number, frame)
-        state.asked = True
+        asked = True
 
-    signal.signal(signal.SIGINT, handle)
+    ours = threading.current_thread() is threading.main_thread()
+    ours = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, handle)
     try:
-        yield state
+        yield check
     finally:
-        signal.signal(signal.SIGINT, before)
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from casal.errors import SettingError, ShapeError, whole_number
-from casal.lab.nets.events import over_events
+from casal.lab.nets.events import arguments, over_events
 from casal.lab.nets.streams import seeded
 
 Padding = Literal["zeros", "circular"]
@@ -132,16 +132,7 @@ class UNet(nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """The arguments that make a network of this shape."""
-        return {
-            "inputs": self.inputs,
-            "outputs": self.outputs,
-            "grid": list(self.grid),
-            "widths": list(self.widths),
-            "padding": self.padding,
-            "positions": self.positions,
-            "sigmas": list(self.sigmas),
-            "seed": self.seed,
-        }
+        return arguments(self, "inputs", "outputs", "grid", "widths", "padding", "positions", "sigmas", "seed")
 
     def level_features(self, sigma: Tensor) -> Tensor:
         """(len(sigma), LEVEL_WIDTH) from log sigma, brought to [-1, 1] over the range of noise levels."""

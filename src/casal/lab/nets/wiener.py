@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from casal.errors import CasalWarning, ShapeError, whole_number
-from casal.lab.nets.events import Standardise, all_digits, over_events, signal_and_noise
+from casal.lab.nets.events import Standardise, all_digits, arguments, over_events, signal_and_noise
 from casal.lab.nets.gaussian import Gaussian
 from casal.lab.nets.mlp import MLP
 from casal.lab.nets.unet import Padding, UNet
@@ -139,13 +139,8 @@ class WienerUNet(nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """The arguments that make a denoiser of this shape."""
-        inner = self.unet.config
-        return {
-            **self.wiener.config,
-            "grid": list(self.grid),
-            "lifted": self.lift is not None,
-            **{name: inner[name] for name in ("widths", "padding", "positions", "sigmas", "seed")},
-        }
+        inner = arguments(self.unet, "widths", "padding", "positions", "sigmas", "seed")
+        return {**self.wiener.config, "grid": list(self.grid), "lifted": self.lift is not None, **inner}
 
     def extra(self, wiener: Tensor) -> Tensor:
         """More input for F, (n, extra_channels, height, width), from the Wiener output on the grid.
@@ -262,12 +257,8 @@ class WienerMLP(nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """The arguments that make a network of this shape."""
-        inner = self.mlp.config
-        return {
-            **self.wiener.config,
-            "steps": self.steps,
-            **{name: inner[name] for name in ("width", "depth", "features", "seed")},
-        }
+        inner = arguments(self.mlp, "width", "depth", "features", "seed")
+        return {**self.wiener.config, "steps": self.steps, **inner}
 
     def forward(self, x: Tensor, t: Tensor | float) -> Tensor:
         """eps(x, t) for x (n, *event) and t a number or (n,), one of 0 .. T - 1."""

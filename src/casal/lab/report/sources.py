@@ -22,6 +22,7 @@ LOOSE = ""
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IMPORTS = (ast.Import, ast.ImportFrom)
+Import = ast.Import | ast.ImportFrom
 
 Locate = Callable[[str], Path | None]
 """The file of a module by its dotted name; None for modules that do not count, such as numpy."""
@@ -34,7 +35,7 @@ class Part(NamedTuple):
     name: str | None = None
 
 
-def _read(node: ast.AST, words: list[str], imports: list[ast.Import | ast.ImportFrom]) -> None:
+def _read(node: ast.AST, words: list[str], imports: list[Import]) -> None:
     """Collect what a statement does, without layout, comments and docstrings, and its imports. One pass: it is fast."""
     words.append(type(node).__name__)
     if isinstance(node, _IMPORTS):
@@ -166,10 +167,6 @@ class Sources:
             )
         return self._files[module]
 
-    def _is_package(self, module: str) -> bool:
-        file = self._file(module)
-        return file is not None and file.is_package
-
     def _look(self, part: Part) -> tuple[str, list[Part]]:
         """The hash of a part, and the parts it uses directly."""
         file = self._file(part.module)
@@ -180,78 +177,71 @@ class Sources:
         nodes: Sequence[ast.AST] = [file.tree] if part.name is None else file.bound.get(part.name, [])
         own = [node for node in nodes if not isinstance(node, _IMPORTS)]
         words: list[str] = []
-        imports: list[ast.Import | ast.ImportFrom] = []
+        imports: list[Import] = []
         for node in own:
             _read(node, words, imports)
         if part.name is not None:
             loaded = {node.id for top in own for node in ast.walk(top) if isinstance(node, ast.Name)}
             uses += [Part(part.module, name) for name in sorted(loaded & file.bound.keys())]
-        for node in nodes:
-            if isinstance(node, _IMPORTS):  # of a front door, which hands the name on
-                uses += self._imported(file, [node], only=part.name)[0]
-        used, packages = self._imported(file, imports)
-        for node in own:
-            used += self._attributes(node, packages)
-        return hashlib.sha256("\n".join(words).encode()).hexdigest() if own else "", [*uses, *used]
+        packages: dict[str, str] = {}
+        uses += self._imported(file, imports, packages)
+        if packages:
+            uses += [used for node in own for used in self._attributes(node, packages)]
+        handed_on = [node for node in nodes if isinstance(node, _IMPORTS)]
+        packages = {}
+        uses += self._imported(file, handed_on, packages, only=part.name)
+        uses += map(Part, packages.values())  # anything in them may be used
+        return hashlib.sha256("\n".join(words).encode()).hexdigest() if own else "", uses
 
     def _imported(
-        self, file: _File, imports: Sequence[ast.Import | ast.ImportFrom], only: str | None = None
-    ) -> tuple[list[Part], dict[str, str]]:
-        """What imports lead to, and the packages among them by the name under which they are used.
-
-        With ``only`` the name that the imports bind is handed on as it is: anything in a package may then be used.
-        """
+        self, file: _File, imports: Sequence[Import], packages: dict[str, str], only: str | None = None
+    ) -> list[Part]:
+        """What imports lead to (``only``: those of one name); ``packages`` takes up those bound to a name."""
         found: list[Part] = []
-        packages: dict[str, str] = {}
         for node in imports:
             for alias in node.names:
                 bound = alias.asname or alias.name.partition(".")[0]
                 if only is not None and bound != only:
                     continue
                 if isinstance(node, ast.Import):
-                    found += self._opened(alias.name)
                     meant = alias.name if alias.asname else bound
+                    found += self._follow(alias.name, LOOSE)
                 elif alias.name == "*":
-                    found.append(Part(file.base(node)))
+                    found += self._follow(file.base(node), None)
                     continue
                 else:
-                    base = file.base(node)
-                    found += self._named(base, alias.name, inside=file.module == base)
-                    meant = f"{base}.{alias.name}"
-                if self._is_package(meant):
+                    meant = f"{file.base(node)}.{alias.name}"
+                    found += self._follow(file.base(node), LOOSE, [alias.name], door=file.module)
+                target = self._file(meant)
+                if target and target.is_package:
                     packages[bound] = meant
-        return found if only is None else [*found, *map(Part, packages.values())], packages
+        return found
 
-    def _opened(self, module: str) -> list[Part]:
-        """What ``import module`` itself uses: a file as a whole; of a package, what runs on the way in."""
+    def _follow(self, module: str, end: str | None, names: Sequence[str] = (), door: str = "") -> list[Part]:
+        """What ``module.name.name`` leads to; ``end`` is what counts of a package if the path ends at it.
+
+        Inside the front door ``door`` of a package, a name that it takes from the package itself is a submodule.
+        """
+        for name in names:
+            file = self._file(module)
+            if file is None or not file.is_package:
+                break
+            if name in file.bound and module != door:
+                return [Part(module, name)]
+            if not self._file(f"{module}.{name}"):
+                return [Part(module, "__getattr__" if "__getattr__" in file.bound else None)]
+            module = f"{module}.{name}"
         file = self._file(module)
-        return [] if file is None else [Part(module, LOOSE if file.is_package else None)]
+        return [] if file is None else [Part(module, end if file.is_package else None)]
 
-    def _named(self, module: str, name: str, *, inside: bool = False) -> list[Part]:
-        """What ``from module import name`` uses; ``inside`` the front door of the module, name is a submodule."""
-        file = self._file(module)
-        if file is None or not file.is_package:
-            return self._opened(module)
-        if name in file.bound and not inside:
-            return [Part(module, name)]
-        if self._file(f"{module}.{name}"):
-            return self._opened(f"{module}.{name}")
-        return [Part(module, "__getattr__" if "__getattr__" in file.bound else None)]
-
-    def _attributes(self, node: ast.AST, packages: dict[str, str]) -> list[Part]:
+    def _attributes(self, node: ast.AST, packages: dict[str, str]) -> Iterator[Part]:
         """What ``package.name`` leads to wherever it stands in a node; a package by itself counts in full."""
-        if not packages:
-            return []
         chain, base = [], node
         while isinstance(base, ast.Attribute):
             chain.append(base.attr)
             base = base.value
-        if not isinstance(base, ast.Name) or base.id not in packages:
-            return [part for child in ast.iter_child_nodes(node) for part in self._attributes(child, packages)]
-        module = packages[base.id]
-        for name in reversed(chain):
-            file = self._file(module)
-            if file is None or not file.is_package or name in file.bound or not self._file(f"{module}.{name}"):
-                return self._named(module, name)
-            module = f"{module}.{name}"
-        return [Part(module)]
+        if isinstance(base, ast.Name) and base.id in packages:
+            yield from self._follow(packages[base.id], None, chain[::-1])
+        else:
+            for child in ast.iter_child_nodes(node):
+                yield from self._attributes(child, packages)
