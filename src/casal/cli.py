@@ -112,7 +112,7 @@ def run(
         outcome = experiment.run(quick, method or None, lambda line: status.update(escape(f"running {line}")))
     show(console, outcome)
     folder = out or Path("out") / problem
-    for path in write_outcome(folder, outcome, experiment.question):
+    for path in write_outcome(folder, experiment, outcome):
         console.print(f"picture: {path}")
     console.print(f"tables:  {folder / 'results.md'}   ({outcome.seconds:.1f} s)")
 
@@ -182,8 +182,8 @@ def bench(
     root = Path(__file__).parents[2]
     if not (root / "benchmarks" / "__main__.py").exists():
         raise typer.BadParameter(
-            "the benchmarks are not part of the installed package; clone the repository, pip install -e '.[lab]' in it, "
-            "and run 'casal bench' again, or 'python -m benchmarks' there"
+            "the benchmarks are not part of the installed package; clone the repository, pip install -e '.[lab]' there "
+            "and run 'casal bench' again, or 'python -m benchmarks'"
         )
     sys.path.insert(0, str(root))
     folder = import_module("benchmarks.__main__").main(quick, out, only)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import SettingError, whole_number
-from casal.lab.nets.events import signal_and_noise
+from casal.lab.nets.events import noise_range, signal_and_noise
 from casal.lab.nets.gaussian import Gaussian
 from casal.lab.nets.streams import HELD_OUT, normal_like, stream
 from casal.typing import ScoreFunction
@@ -147,14 +147,6 @@ def compare_denoiser(
         return denoiser(y, sigma) - x, gaussian(y, sigma) - x
 
     return _compare(errors, points, values, "sigma", seed)
-
-
-def noise_range(sigmas: Sequence[float]) -> tuple[float, float]:
-    """The two ends, checked."""
-    ends = tuple(float(sigma) for sigma in sigmas)
-    if len(ends) != 2 or not 0 < ends[0] < ends[1] < float("inf"):
-        raise SettingError(f"sigmas must be two numbers 0 < low < high, got {ends}")
-    return ends[0], ends[1]
 
 
 @torch.no_grad()

@@ -68,6 +68,14 @@ def signal_and_noise(betas: Tensor) -> tuple[Tensor, Tensor]:
     return abar.sqrt(), (1 - abar).sqrt()
 
 
+def noise_range(sigmas: Sequence[float]) -> tuple[float, float]:
+    """The two ends, checked."""
+    ends = tuple(float(sigma) for sigma in sigmas)
+    if len(ends) != 2 or not 0 < ends[0] < ends[1] < float("inf"):
+        raise SettingError(f"sigmas must be two numbers 0 < low < high, got {ends}")
+    return ends[0], ends[1]
+
+
 class Standardise(nn.Module):
     """x = (raw - mean) / scale.
 

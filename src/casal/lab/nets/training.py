@@ -25,20 +25,10 @@ from torch import Tensor, nn
 
 from casal.errors import DivergedError, DtypeError, SettingError, ShapeError, StoreError, whole_number
 from casal.lab.nets.checkpoint import read, require_safetensors, write
-from casal.lab.nets.evaluation import LevelLosses, compare_ddpm, compare_denoiser, noise_range
-from casal.lab.nets.events import beside, signal_and_noise
+from casal.lab.nets.evaluation import LevelLosses, compare_ddpm, compare_denoiser
+from casal.lab.nets.events import beside, noise_range, signal_and_noise
 from casal.lab.nets.gaussian import Gaussian
-from casal.lab.nets.streams import (
-    ITERATION,
-    MODULE,
-    ORDER,
-    SPLIT,
-    address,
-    normal_like,
-    seeded,
-    stream,
-    using_threads,
-)
+from casal.lab.nets.streams import ITERATION, MODULE, ORDER, SPLIT, address, normal_like, seeded, stream, using_threads
 from casal.progress import progress_bar
 
 Loss = Callable[[Tensor, torch.Generator], Tensor]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from casal.errors import SettingError, ShapeError, whole_number
-from casal.lab.nets.events import arguments, over_events
+from casal.lab.nets.events import arguments, noise_range, over_events
 from casal.lab.nets.streams import seeded
 
 Padding = Literal["zeros", "circular"]
@@ -96,7 +96,7 @@ class UNet(nn.Module):
         self.widths = tuple(whole_number(width, "each width", 1) for width in widths)
         self.positions = whole_number(positions, "positions", 0)
         self.padding: Padding = padding
-        self.sigmas = tuple(float(sigma) for sigma in sigmas)
+        self.sigmas = noise_range(sigmas)
         self.seed = whole_number(seed, "seed", 0)
         factor = 2 ** (len(self.widths) - 1)
         if not self.widths:
@@ -108,8 +108,6 @@ class UNet(nn.Module):
             )
         if padding not in ("zeros", "circular"):
             raise SettingError(f"padding must be 'zeros' or 'circular', got {padding!r}")
-        if len(self.sigmas) != 2 or not 0 < self.sigmas[0] < self.sigmas[1]:
-            raise SettingError(f"sigmas must be two numbers 0 < low < high, got {self.sigmas}")
         with seeded(self.seed):
             self._build()
 

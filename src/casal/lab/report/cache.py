@@ -109,12 +109,12 @@ def folder_of(out: Path, name: str, quick: bool) -> Path:
     return out / ("quick" if quick else "full") / name
 
 
-def write_outcome(folder: Path, outcome: Outcome, question: str) -> list[Path]:
+def write_outcome(folder: Path, experiment: Experiment, outcome: Outcome) -> list[Path]:
     """Write the tables of an outcome as JSON and Markdown, and draw its pictures; their PNG files."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures = draw(outcome, folder)
     (folder / "results.json").write_text(outcome_json(outcome), encoding="utf-8")
-    (folder / "results.md").write_text(outcome_markdown(outcome, question), encoding="utf-8")
+    (folder / "results.md").write_text(outcome_markdown(outcome, experiment.question), encoding="utf-8")
     return pictures
 
 
@@ -124,7 +124,7 @@ def save(out: Path, experiment: Experiment, quick: bool, outcome: Outcome) -> Re
     for old in folder.glob("*"):
         if old.is_file():
             old.unlink()
-    pictures = tuple(path.name for path in write_outcome(folder, outcome, experiment.question))
+    pictures = tuple(path.name for path in write_outcome(folder, experiment, outcome))
     stamp = Stamp(
         key_of(experiment, quick),
         quick,

@@ -3,7 +3,7 @@
 The imports of a file are followed from file to file, those inside functions included. The front door of a package is
 followed name by name: ``from casal.constraints import Box`` leads to the file that defines ``Box``, not to every file
 that ``casal/constraints/__init__.py`` mentions. A name that a front door defines itself (a registry, say) counts with
-the names that its statement uses.
+the names that its statement uses. Modules whose names are only built as strings (``import_module``) are not seen.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _File:
     def bound(self) -> dict[str, list[ast.stmt]]:
         """Top-level statements by the name they bind; those that bind none under LOOSE."""
         found: dict[str, list[ast.stmt]] = {LOOSE: []}
-        for statement in _unfolded(self.tree.body):
+        for statement in self.tree.body:
             for name in _names_bound(statement):
                 found.setdefault(name, []).append(statement)
         return found
@@ -104,29 +104,20 @@ class _File:
         return ".".join([*kept, *([node.module] if node.module else [])])
 
 
-def _unfolded(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements, and those inside a top-level ``if`` or ``try`` in its place."""
-    for statement in body:
-        if isinstance(statement, ast.If):
-            yield from _unfolded([*statement.body, *statement.orelse])
-        elif isinstance(statement, ast.Try):
-            handlers = [inner for handler in statement.handlers for inner in handler.body]
-            yield from _unfolded([*statement.body, *handlers, *statement.orelse, *statement.finalbody])
-        else:
-            yield statement
-
-
-def _names_bound(statement: ast.stmt) -> list[str]:
-    if isinstance(statement, _IMPORTS):
-        return [alias.asname or alias.name.partition(".")[0] for alias in statement.names]
-    if isinstance(statement, _DEFINITIONS):
-        return [statement.name]
-    if isinstance(statement, ast.Assign | ast.AnnAssign):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        names = [target.id for target in targets if isinstance(target, ast.Name)]
-        return names if len(names) == len(targets) else [LOOSE]
-    docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-    return [] if docstring or isinstance(statement, ast.Pass) else [LOOSE]
+def _names_bound(node: ast.AST) -> list[str]:
+    """Names that a statement binds at the top level, also inside an ``if`` or ``try``."""
+    if isinstance(node, ast.If | ast.Try | ast.ExceptHandler):
+        inner = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt | ast.ExceptHandler)]
+        return [name for child in inner for name in _names_bound(child)]
+    if isinstance(node, _IMPORTS):
+        return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+    if isinstance(node, _DEFINITIONS):
+        return [node.name]
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return [target.id if isinstance(target, ast.Name) else LOOSE for target in targets]
+    docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return [] if docstring or isinstance(node, ast.Pass) else [LOOSE]
 
 
 @dataclass
