@@ -255,7 +255,7 @@ def test_pictures_of_a_quick_run(quick: Outcome, tmp_path: Path) -> None:
 
 
 def test_results_go_into_their_page(tmp_path: Path) -> None:
-    from casal.lab.report.docs import main
+    from casal.lab.report.page import main
 
     folder = tmp_path / "out"
     folder.mkdir()
