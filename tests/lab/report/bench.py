@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 from typer.testing import CliRunner
 
 from casal import cli
@@ -33,6 +35,18 @@ def outcome_of(name: str, quick: bool) -> Outcome:
         Claim("free", "0", "1", "not reproduced"),
     ]
     return Outcome(name, [ResultTable("Errors", COLUMNS, ROWS, "A note.")], claims, {}, {"n": 5, "quick": quick}, 0.5)
+
+
+def draw(outcome: Outcome, folder: Path) -> list[Path]:
+    paths = []
+    for name, width in (("small", 4.0), ("large", 14.0)):
+        figure, axis = plt.subplots(figsize=(width, 2))
+        axis.plot([0, 1], [1, 0])
+        paths.append(folder / f"{outcome.name}_{name}.png")
+        figure.savefig(paths[-1], dpi=40)
+        figure.savefig(paths[-1].with_suffix(".svg"))
+        plt.close(figure)
+    return paths
 
 
 class Bench:
