@@ -62,7 +62,8 @@ class Record:
 
 def _counts(module: str) -> bool:
     """Whether a module of the package can change a result: the command line, the report and figures cannot."""
-    return module != "casal.cli" and not module.startswith("casal.lab.report") and "figures" not in module.split(".")
+    outside = ("casal.cli", "casal.lab.report", "casal.lab.drawing")
+    return not module.startswith(outside) and "figures" not in module.split(".")
 
 
 @cache

@@ -9,6 +9,7 @@ the names that its statement uses. Modules whose names are only built as strings
 from __future__ import annotations
 
 import ast
+import gc
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -78,19 +79,20 @@ def installed(module: str) -> Path | None:
     return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
 
 
-@dataclass(frozen=True)
 class _File:
-    """A parsed module."""
+    """A module and its file. Trees are large, so only the statements of front doors are kept."""
 
-    module: str
-    is_package: bool
-    tree: ast.Module
+    def __init__(self, module: str, path: Path) -> None:
+        self.module, self.path, self.is_package = module, path, path.name == "__init__.py"
+
+    def tree(self) -> ast.Module:
+        return ast.parse(self.path.read_text(encoding="utf-8"))
 
     @cached_property
     def bound(self) -> dict[str, list[ast.stmt]]:
         """Top-level statements by the name they bind; those that bind none under LOOSE."""
         found: dict[str, list[ast.stmt]] = {LOOSE: []}
-        for statement in self.tree.body:
+        for statement in self.tree().body:
             for name in _names_bound(statement):
                 found.setdefault(name, []).append(statement)
         return found
@@ -136,13 +138,19 @@ class Sources:
         """Every part that the modules use, directly or not, with the hash of its program."""
         found: dict[Part, str] = {}
         todo = [Part(module) for module in modules]
-        while todo:
-            part = todo.pop()
-            if part not in found:
-                if part not in self._known:
-                    self._known[part] = self._look(part)
-                found[part], uses = self._known[part]
-                todo += uses
+        collects = gc.isenabled()
+        gc.disable()  # trees are many small objects without cycles; looking for some takes twice as long as the rest
+        try:
+            while todo:
+                part = todo.pop()
+                if part not in found:
+                    if part not in self._known:
+                        self._known[part] = self._look(part)
+                    found[part], uses = self._known[part]
+                    todo += uses
+        finally:
+            if collects:
+                gc.enable()
         return found
 
     def digest(self, *modules: str) -> str:
@@ -153,9 +161,7 @@ class Sources:
     def _file(self, module: str) -> _File | None:
         if module not in self._files:
             path = self.locate(module)
-            self._files[module] = (
-                _File(module, path.name == "__init__.py", ast.parse(path.read_text(encoding="utf-8"))) if path else None
-            )
+            self._files[module] = _File(module, path) if path else None
         return self._files[module]
 
     def _look(self, part: Part) -> tuple[str, list[Part]]:
@@ -165,7 +171,7 @@ class Sources:
             return "", []
         path = part.module.split(".")
         uses = [Part(".".join(path[:k]), LOOSE) for k in range(1, len(path) + (part.name is not None))]
-        nodes: Sequence[ast.AST] = [file.tree] if part.name is None else file.bound.get(part.name, [])
+        nodes: Sequence[ast.AST] = [file.tree()] if part.name is None else file.bound.get(part.name, [])
         own = [node for node in nodes if not isinstance(node, _IMPORTS)]
         words: list[str] = []
         imports: list[Import] = []
