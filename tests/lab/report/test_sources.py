@@ -12,7 +12,7 @@ import pytest
 
 import casal
 from casal.lab.report import cache
-from casal.lab.report.sources import Sources, in_folder, installed
+from casal.lab.report.sources import Sources, in_package
 
 ROOT = Path(casal.__file__).parent
 
@@ -49,7 +49,7 @@ def pack(tmp_path: Path) -> Path:
 
 
 def digest(root: Path, module: str) -> str:
-    return Sources(in_folder(root)).digest(module)
+    return Sources(in_package(root)).digest(module)
 
 
 def touches(root: Path, module: str, file: str) -> bool:
@@ -148,7 +148,7 @@ def test_hashing_is_fast() -> None:
     from casal.cli import experiments
 
     modules = [experiment.run.__module__ for experiment in experiments().values()]
-    sources = Sources(in_folder(ROOT))
+    sources = Sources(in_package(ROOT))
     for limit in (2.0, 0.2):
         began = time.process_time()
         assert len({sources.digest(module) for module in modules}) == len(modules)
@@ -159,18 +159,27 @@ def test_pictures_and_the_page_do_not_ask_for_a_new_run() -> None:
     from casal.cli import experiments
 
     for experiment in experiments().values():
-        used = cache._sources("casal").used_by(experiment.run.__module__)
+        used = cache._library().used_by(experiment.run.__module__)
         modules = {part.module for part, code in used.items() if code}
         assert len(modules) > 5
         assert not [m for m in modules if m.startswith("casal.lab.report") or "figures" in m.split(".")]
 
 
-def test_a_package_from_elsewhere_is_followed_too(pack: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert installed("pack.sets.ball") == pack / "sets" / "ball.py"
-    assert installed("pack.sets.nothing") is None
-    assert installed("nothing.at_all") is None
-    (pack / "uses_casal.py").write_text("from casal import Sphere\nfrom pack.sets import Box\n", encoding="utf-8")
-    used = {part.module for part, code in cache._sources("pack").used_by("pack.uses_casal").items() if code}
-    assert {"pack.uses_casal", "pack.sets.box", "pack.tools.late", casal.Sphere.__module__} <= used
+def test_an_experiment_from_elsewhere_is_followed_too(pack: Path) -> None:
+    """Through its package, into the library, and into modules beside it; not into what else is installed."""
+    (pack.parent / "beside.py").write_text("x = 1\n", encoding="utf-8")
+    place = pack / "uses_casal.py"
+    place.write_text("import beside, torch\nfrom casal import Sphere\nfrom pack.sets import Box\n", encoding="utf-8")
+    found = cache._outside("pack.uses_casal", place).used_by("pack.uses_casal")
+    used = {part.module for part, code in found.items() if code}
+    assert {"beside", "pack.uses_casal", "pack.sets.box", "pack.tools.late", casal.Sphere.__module__} <= used
     assert casal.Obstacles.__module__ not in used
+    site = pack.parent.rename(pack.parent.with_name("site-packages"))
+    found = cache._outside("pack.uses_casal", site / "pack" / "uses_casal.py").used_by("pack.uses_casal")
+    assert used - {part.module for part, code in found.items() if code} == {"beside"}
+
+
+def test_without_a_file_nothing_is_ever_current() -> None:
+    first = cache.source_digest("no_such_module")
+    cache.source_digest.cache_clear()
+    assert cache.source_digest("no_such_module") != first

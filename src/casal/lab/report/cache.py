@@ -12,18 +12,20 @@ import hashlib
 import json
 import os
 import platform
+import sys
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 
 import casal
 from casal.lab.problems.base import Experiment, Outcome
 from casal.lab.report.figures import draw
-from casal.lab.report.sources import Sources, in_folder, installed
+from casal.lab.report.sources import Sources, file_below, in_package
 from casal.lab.report.tables import outcome_from_json, outcome_json, outcome_markdown
 
 
@@ -67,22 +69,33 @@ def _counts(module: str) -> bool:
 
 
 @cache
-def _sources(top: str) -> Sources:
-    """The programs of this library, and those of the package ``top``, for experiments that come from elsewhere."""
-    library = in_folder(Path(casal.__file__).parent)
+def _library() -> Sources:
+    find = in_package(Path(casal.__file__).parent)
+    return Sources(lambda module: find(module) if _counts(module) else None)
+
+
+def _outside(start: str, file: Path) -> Sources:
+    """The programs an experiment from elsewhere may use: the library's, its package's, and modules beside it."""
+    home = file.parents[start.count(".") + (file.name == "__init__.py")]
 
     def locate(module: str) -> Path | None:
-        if module.split(".")[0] == top != "casal":
-            return installed(module)
-        return library(module) if _counts(module) else None
+        top = module.split(".")[0]
+        if top == "casal":
+            return _library().locate(module)
+        if top != start.split(".")[0] and home.name == "site-packages":
+            return None
+        return file if module == start else file_below(home, module)
 
     return Sources(locate)
 
 
 @cache
 def source_digest(module: str) -> str:
-    """Hash of the programs that the module of an experiment uses."""
-    return _sources(module.split(".")[0]).digest(module)
+    """Hash of the programs that the module of an experiment uses; always another one if its file is not known."""
+    if module.startswith("casal."):
+        return _library().digest(module)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return _outside(module, Path(file)).digest(module) if file else uuid4().hex
 
 
 def key_of(experiment: Experiment, quick: bool) -> str:

@@ -14,7 +14,6 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,26 +56,15 @@ def _read(node: ast.AST, words: list[str], imports: list[Import]) -> None:
             words.append(repr(value))
 
 
-def in_folder(root: Path) -> Locate:
-    """Find the modules of the package in folder ``root`` (its name is the package's), without importing them."""
-
-    def locate(module: str) -> Path | None:
-        top, *rest = module.split(".")
-        if top != root.name:
-            return None
-        place = root.joinpath(*rest)
-        return next((p for p in (place.with_suffix(".py"), place / "__init__.py") if p.is_file()), None)
-
-    return locate
+def file_below(folder: Path, module: str) -> Path | None:
+    """The file of a module if its top-level package lies in ``folder``; nothing is imported to find it."""
+    place = folder.joinpath(*module.split("."))
+    return next((p for p in (place / "__init__.py", place.with_suffix(".py")) if p.is_file()), None)
 
 
-def installed(module: str) -> Path | None:
-    """Find a module where Python finds it."""
-    try:
-        spec = find_spec(module)
-    except (ImportError, ValueError):
-        return None
-    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+def in_package(root: Path) -> Locate:
+    """Find the modules of the package in folder ``root``, and no others."""
+    return lambda module: file_below(root.parent, module) if module.split(".")[0] == root.name else None
 
 
 class _File:
