@@ -340,15 +340,8 @@ def plain_config(net: nn.Module) -> Any:
 class Run:
     """A run between two iterations: network, optimiser, averaged weights, history; and its file.
 
-    Args:
-        net: To be trained, in place.
-        data: What it is trained on.
-        loss: Of a batch.
-        augment: As in ``train_ddpm``.
-        settings: How to train.
-        path: The file; None for nowhere.
-        every: Iterations between two savings.
-        identity: Names and numbers of everything else that decides the outcome.
+    ``identity`` names everything that decides the outcome besides the settings, the data and the network: a file that
+    says otherwise belongs to another run.
     """
 
     def __init__(
