@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from casal.cli import app
-from casal.lab.problems import REGISTRY
+from casal.__main__ import LAB
+from casal.cli import app, experiments
 
 run = CliRunner().invoke
+ROOT = Path(__file__).parents[1]
 
 
 def test_list_names_every_experiment_and_its_question() -> None:
     result = run(app, ["list"])
     assert result.exit_code == 0
-    for experiment in REGISTRY.values():
+    for experiment in experiments().values():
         assert experiment.name in result.output
         assert experiment.question[:30] in result.output.replace("\n", " ")
 
@@ -48,15 +53,105 @@ def test_run_writes_tables_and_a_picture(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["run", "nothing"], "particle"), (["run", "particle", "--method", "magic"], "WeightedCASAL")],
+    [
+        (["run", "nothing"], "particle, field"),
+        (["run", "particle", "--method", "magic"], "WeightedCASAL"),
+        (["reproduce", "--only", "nothing"], "particle, field"),
+        (["list", "--module", "no_such_module"], "no module 'no_such_module'"),
+    ],
 )
 def test_a_wrong_name_is_answered_with_the_right_ones(arguments: list[str], said: str) -> None:
     result = run(app, arguments)
     assert result.exit_code == 2
-    assert said in result.output
+    assert said in plain(result.output)
+
+
+def plain(text: str) -> str:
+    """The text without the frame that rich draws around it."""
+    return re.sub(r"\s*│\s*", " ", text)
 
 
 def test_version() -> None:
     result = run(app, ["--version"])
     assert result.exit_code == 0
     assert "casal 0.1.0" in result.output
+
+
+STRANGER = """
+from casal.lab.problems.base import Column, Experiment, Outcome, ResultTable
+
+def run(quick, labels, tell):
+    tell("one part")
+    rows = [{"method": label, "value": 1.0} for label in labels or ("mine", "yours")]
+    return Outcome(NAME, [ResultTable("Table", [Column("method", "method"), Column("value", "value")], rows)])
+
+EXPERIMENT = Experiment(NAME, "Can a stranger join?", ("mine", "yours"), run)
+"""
+
+
+def test_a_module_from_outside_brings_its_experiment(tmp_path: Path) -> None:
+    """In a process of its own, from the folder that holds the module, as a stranger would do it."""
+    text = f"NAME = 'stranger'\n{STRANGER}\nfrom casal.lab.problems import REGISTRY\nREGISTRY[NAME] = EXPERIMENT\n"
+    (tmp_path / "my_module.py").write_text(text, encoding="utf-8")
+
+    def casal(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "casal", *arguments, "--module", "my_module"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    done = casal("run", "stranger", "--method", "yours", "--out", "here")
+    assert done.returncode == 0, done.stderr
+    assert "Can a stranger join?" in done.stdout
+    record = json.loads((tmp_path / "here" / "results.json").read_text(encoding="utf-8"))
+    assert record["tables"][0]["rows"] == [{"method": "yours", "value": 1.0}]
+    first, again = (casal("reproduce", "--only", "stranger", "--out", "all").stdout for _ in range(2))
+    assert "nothing to run" not in first
+    assert "nothing to run" in again
+    (tmp_path / "my_module.py").write_text(text.replace("1.0", "2.0"), encoding="utf-8")
+    assert "nothing to run" not in casal("reproduce", "--only", "stranger", "--out", "all").stdout
+
+
+def test_installed_packages_bring_experiments_by_entry_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from casal import cli
+
+    (tmp_path / "installed_one.py").write_text(f"NAME = 'installed'\n{STRANGER}", encoding="utf-8")
+    (tmp_path / "broken_one.py").write_text("raise ValueError('no luck')", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    group = "casal.experiments"
+    points = [EntryPoint(name, f"{name}:EXPERIMENT", group) for name in ("broken_one", "installed_one")]
+    monkeypatch.setattr(cli, "entry_points", lambda group: points if group == "casal.experiments" else [])
+    result = run(app, ["list"])
+    assert result.exit_code == 0
+    assert "installed  Can a stranger join?" in result.output
+    assert "particle" in result.output
+    assert "broken_one:EXPERIMENT is left out: ValueError: no luck" in result.output
+
+
+HIDE = """
+import sys
+
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {hidden!r}:
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Hide())
+import runpy
+sys.argv = ["casal", "list"]
+runpy.run_module("casal", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("hidden", [["typer", "rich"], ["matplotlib"], ["jinja2", "safetensors", "scipy"]])
+def test_without_the_extra_one_sentence_says_what_to_install(hidden: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", HIDE.format(hidden=hidden)], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    for said in (*hidden, "pip install 'casal[lab]'", "pip install -e '.[lab]'"):
+        assert said in done.stderr
+
+
+def test_the_sentence_names_what_the_extra_brings() -> None:
+    extra = re.search(r"^lab = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.S | re.M)
+    assert extra is not None
+    assert set(re.findall(r'"([a-z0-9]+)', extra[1])) == set(LAB)

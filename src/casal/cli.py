@@ -1,23 +1,27 @@
-"""The command line: ``casal list``, ``casal run``, ``casal reproduce``, ``casal report``."""
+"""The command line: ``casal list``, ``run``, ``reproduce``, ``report``, ``bench``; ``casal.__main__`` starts it."""
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
-try:
-    import typer
-    from rich.console import Console
-    from rich.markup import escape
-except ImportError:  # the core needs torch and numpy only
-    sys.exit("the command line needs the report extra: pip install 'casal[report]'")
-
 import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
 
 from casal import __version__
 from casal.lab.problems import REGISTRY
+from casal.lab.problems.base import Experiment
+from casal.lab.report.cache import names, write_outcome
+from casal.lab.report.page import write_page
+from casal.lab.report.reproduce import Ran, reproduce
+from casal.lab.report.tables import show
 
 app = typer.Typer(
     help="Strictly constrained generative sampling.",
@@ -26,6 +30,43 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console = Console()
+
+Modules = Annotated[
+    list[str] | None,
+    typer.Option("--module", help="Import this module first, so that its experiments join; may be repeated."),
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer chains and seeds.")]
+
+
+def experiments(modules: Iterable[str] = ()) -> Mapping[str, Experiment]:
+    """Every experiment there is, by name.
+
+    The library's own; then those that ``modules`` put into the registry when they are imported; then those of
+    installed packages, which name an ``Experiment`` under the entry point group ``casal.experiments``.
+    """
+    if modules and "" not in sys.path:
+        sys.path.insert(0, "")  # as python -m does: modules of the working directory are found
+    for module in modules:
+        try:
+            import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise
+            raise typer.BadParameter(f"there is no module {module!r} here or among the installed ones") from error
+    known = dict(REGISTRY)
+    for point in entry_points(group="casal.experiments"):
+        try:
+            found: Experiment = point.load()
+            known.setdefault(found.name, found)
+        except Exception as error:  # a broken package must not take the other experiments away
+            console.print(f"{point.value} is left out: {type(error).__name__}: {error}", markup=False, style="yellow")
+    return known
+
+
+def _check(what: str, wanted: Iterable[str], known: Iterable[str]) -> None:
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"no {what} {', '.join(map(repr, unknown))}; there are: {', '.join(known)}")
 
 
 def _version(wanted: bool) -> None:
@@ -46,64 +87,52 @@ def _main(
 
 
 @app.command("list")
-def list_experiments() -> None:
+def list_experiments(module: Modules = None) -> None:
     """What can be run, and the question each experiment answers."""
-    for experiment in REGISTRY.values():
-        console.print(f"[bold]{experiment.name}[/]  {experiment.question}")
-        console.print(f"    methods: {', '.join(experiment.methods)}", style="dim")
+    for experiment in experiments(module or ()).values():
+        console.print(f"[bold]{experiment.name}[/]  {escape(experiment.question)}")
+        console.print(f"    methods: {', '.join(experiment.methods)}", style="dim", markup=False)
 
 
 @app.command()
 def run(
     problem: Annotated[str, typer.Argument(help="Name of an experiment, as in 'casal list'.")],
     method: Annotated[list[str] | None, typer.Option(help="Run only this method; may be repeated.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer chains and seeds.")] = False,
+    quick: Quick = False,
     out: Annotated[Path | None, typer.Option(help="Folder for tables and pictures.")] = None,
+    module: Modules = None,
 ) -> None:
     """Run an experiment: print its table, write Markdown, JSON and pictures."""
-    from casal.lab.report.figures import draw
-    from casal.lab.report.tables import outcome_json, outcome_markdown, show
-
-    experiment = REGISTRY.get(problem)
-    if experiment is None:
-        raise typer.BadParameter(f"no experiment {problem!r}; there are: {', '.join(REGISTRY)}")
-    unknown = set(method or ()) - set(experiment.methods)
-    if unknown:
-        raise typer.BadParameter(
-            f"no method {sorted(unknown)} in {problem}; there are: {', '.join(experiment.methods)}"
-        )
-    console.print(f"[bold]{experiment.name}[/]: {experiment.question}")
+    known = experiments(module or ())
+    _check("experiment", [problem], known)
+    experiment = known[problem]
+    _check(f"method of {problem}", method or (), experiment.methods)
+    console.print(f"[bold]{experiment.name}[/]: {escape(experiment.question)}")
     with console.status("starting") as status:
-        outcome = experiment.run(quick, method or None, lambda line: status.update(f"running {line}"))
+        outcome = experiment.run(quick, method or None, lambda line: status.update(escape(f"running {line}")))
     show(console, outcome)
     folder = out or Path("out") / problem
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.md").write_text(outcome_markdown(outcome, experiment.question), encoding="utf-8")
-    (folder / "results.json").write_text(outcome_json(outcome), encoding="utf-8")
-    for path in draw(outcome, folder):
+    for path in write_outcome(folder, experiment, outcome):
         console.print(f"picture: {path}")
     console.print(f"tables:  {folder / 'results.md'}   ({outcome.seconds:.1f} s)")
 
 
 @app.command("reproduce")
 def reproduce_all(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer chains and seeds.")] = False,
+    quick: Quick = False,
     only: Annotated[list[str] | None, typer.Option(help="Only this experiment; may be repeated.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after this time; what is left out is named.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for outcomes and page.")] = Path("out/reproduce"),
+    module: Modules = None,
 ) -> None:
     """Run every experiment that is not on disk yet, and write one page of them all."""
-    from casal.lab.report.html import write_page
-    from casal.lab.report.page_run import Ran, reproduce
-
-    unknown = set(only or ()) - set(REGISTRY)
-    if unknown:
-        raise typer.BadParameter(f"no experiment {sorted(unknown)}; there are: {', '.join(REGISTRY)}")
+    known = experiments(module or ())
+    _check("experiment", only or (), known)
     ran, interrupted = Ran(), False
     try:
         with console.status("starting") as status:
             reproduce(
-                REGISTRY,
+                known,
                 out,
                 quick=quick,
                 only=only or (),
@@ -115,27 +144,30 @@ def reproduce_all(
     except KeyboardInterrupt:
         interrupted = True
         console.print("stopped; the experiments that ended are kept")
-    page = write_page(REGISTRY, out, ran.missing)
-    chosen = [part for name in only or () for part in ("--only", name)]
-    again = " ".join(["casal reproduce", *(["--quick"] if quick else []), *chosen, "--out", str(out)])
+    page = write_page(known, out, ran.missing)
     if interrupted or ran.late:
-        console.print(f"to run the rest: {again}", soft_wrap=True)
-    console.print(f"page: {page.resolve()}", soft_wrap=True)
+        again = ["casal", "reproduce", *(["--quick"] if quick else []), *_repeated("--only", only)]
+        again += ["--out", str(out), *_repeated("--module", module)]
+        console.print(f"to run the rest: {shlex.join(again)}", soft_wrap=True, markup=False)
+    console.print(f"page: {page.resolve()}", soft_wrap=True, markup=False)
     if interrupted:
         raise typer.Exit(130)
     if ran.failed:
         raise typer.Exit(1)
 
 
-@app.command()
-def report(folder: Annotated[Path, typer.Argument(help="Folder of 'casal reproduce'.")]) -> None:
-    """Write the page again from the outcomes on disk; nothing is run."""
-    from casal.lab.report.cache import names
-    from casal.lab.report.html import write_page
+def _repeated(option: str, values: Sequence[str] | None) -> list[str]:
+    return [part for value in values or () for part in (option, value)]
 
-    if not list(names(folder)):
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder of 'casal reproduce'.")], module: Modules = None
+) -> None:
+    """Write the page again from the outcomes on disk; nothing is run."""
+    if not names(folder):
         raise typer.BadParameter(f"{folder} holds no outcomes; 'casal reproduce --out {folder}' makes them")
-    console.print(f"page: {write_page(REGISTRY, folder).resolve()}", soft_wrap=True)
+    console.print(f"page: {write_page(experiments(module or ()), folder).resolve()}", soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -150,18 +182,9 @@ def bench(
     root = Path(__file__).parents[2]
     if not (root / "benchmarks" / "__main__.py").exists():
         raise typer.BadParameter(
-            "the benchmarks are not part of the installed package; clone the repository, 'pip install -e .' in it, and "
-            "run 'casal bench' again, or 'python -m benchmarks' there"
+            "the benchmarks are not part of the installed package; clone the repository, pip install -e '.[lab]' there "
+            "and run 'casal bench' again, or 'python -m benchmarks'"
         )
     sys.path.insert(0, str(root))
     folder = import_module("benchmarks.__main__").main(quick, out, only)
     console.print(f"tables:  {folder / 'bench.md'}")
-
-
-def main() -> None:
-    """Entry point of the console script."""
-    app()
-
-
-if __name__ == "__main__":
-    main()

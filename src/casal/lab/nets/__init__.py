@@ -6,19 +6,14 @@ samples from it. ``WienerMLP.fit(data, betas)`` is the same network as a correct
 noise level, trained and used in the same way. ``WienerUNet.fit(fields)`` and ``train_denoiser`` are for fields.
 """
 
-from casal.lab.nets.augment import random_flips
-from casal.lab.nets.checkpoint import load, save
-from casal.lab.nets.embedding import cosine_features
+from casal.lab.nets.checkpoint import load, require_safetensors, save
+from casal.lab.nets.evaluation import LevelLosses, ProbabilityFlow, compare_ddpm, compare_denoiser
+from casal.lab.nets.events import Standardise, signal_and_noise
 from casal.lab.nets.gaussian import Gaussian
-from casal.lab.nets.held_out import compare_ddpm, compare_denoiser
-from casal.lab.nets.mlp import MLP
-from casal.lab.nets.probability_flow import ProbabilityFlow
-from casal.lab.nets.report import LevelLosses, TrainingReport
-from casal.lab.nets.standardise import Standardise
-from casal.lab.nets.training import split, train_ddpm, train_denoiser
+from casal.lab.nets.mlp import MLP, cosine_features
+from casal.lab.nets.training import TrainingReport, random_flips, split, train_ddpm, train_denoiser
 from casal.lab.nets.unet import UNet
-from casal.lab.nets.wiener import WienerUNet
-from casal.lab.nets.wiener_mlp import WienerMLP
+from casal.lab.nets.wiener import WienerMLP, WienerUNet
 
 __all__ = [
     "MLP",
@@ -35,7 +30,9 @@ __all__ = [
     "cosine_features",
     "load",
     "random_flips",
+    "require_safetensors",
     "save",
+    "signal_and_noise",
     "split",
     "train_ddpm",
     "train_denoiser",

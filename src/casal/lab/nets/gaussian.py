@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from casal.checks import whole_number
 from casal.errors import CasalWarning, SettingError, ShapeError
-from casal.lab.nets.shapes import all_digits, beside, check_event, event_shape, over_events
+from casal.lab.nets.events import all_digits, arguments, beside, check_event, event_shape, over_events
 
 RELATIVE_RANK = 1e-10
 """Eigenvalues of the covariance below this share of the largest are zero: the data do not vary there."""
@@ -93,7 +93,7 @@ class Gaussian(nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """The arguments that make a filter of this shape."""
-        return {"event": list(self.event), "rank": self.rank}
+        return arguments(self, "event", "rank")
 
     def centred(self, y: Tensor) -> Tensor:
         """y - m as vectors (n, d) in the filter's own dtype."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,27 @@ from torch import Tensor, nn
 
 from casal.checks import whole_number
 from casal.errors import SettingError
-from casal.lab.nets.embedding import cosine_features
-from casal.lab.nets.shapes import check_event, event_shape, over_events
-from casal.lab.nets.standardise import Standardise
+from casal.lab.nets.events import Standardise, arguments, check_event, event_shape, over_events
 from casal.lab.nets.streams import seeded
+
+
+def cosine_features(t: Tensor, features: int = 32, horizon: float = 1000.0) -> Tensor:
+    """phi_k(t) = cos(pi k t / horizon), k = 1 .. features: the cosine basis of [0, horizon].
+
+    Args:
+        t: Times, any shape, floating.
+        features: How many.
+        horizon: Length of the time axis: the number of steps of a DDPM, 1 for a model in continuous time.
+
+    Returns:
+        (*t.shape, features) of the dtype of ``t``.
+
+    >>> cosine_features(torch.tensor([0.0, 500.0]), features=2)
+    tensor([[ 1.0000e+00,  1.0000e+00],
+            [-4.3711e-08, -1.0000e+00]])
+    """
+    k = torch.arange(1, features + 1, dtype=t.dtype, device=t.device)
+    return torch.cos((t / horizon).unsqueeze(-1) * (math.pi * k))
 
 
 class MLP(nn.Module):
@@ -72,14 +90,7 @@ class MLP(nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """The arguments that make a network of this shape."""
-        return {
-            "event": list(self.event),
-            "width": self.width,
-            "depth": self.depth,
-            "features": self.features,
-            "horizon": self.horizon,
-            "seed": self.seed,
-        }
+        return arguments(self, "event", "width", "depth", "features", "horizon", "seed")
 
     def forward(self, x: Tensor, t: Tensor | float) -> Tensor:
         """eps(x, t) for x (n, *event) and t a number or (n,), whole or floating."""

@@ -1,25 +1,70 @@
-"""Training a noise predictor (DDPM) or a denoiser, with a report that shows whether anything was learned."""
+"""Training a noise predictor (DDPM) or a denoiser, with a report that shows whether anything was learned.
+
+A run can stop between any two iterations and go on later to the same bits: random numbers and the order of the data
+are functions of the seed and the iteration (``streams``), and the file of a run holds all else that matters.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Sequence
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from casal.checks import whole_number
-from casal.errors import DtypeError, SettingError, ShapeError
+from casal.errors import DivergedError, DtypeError, SettingError, ShapeError, StoreError
+from casal.lab.nets.checkpoint import read, require_safetensors, write
+from casal.lab.nets.evaluation import LevelLosses, compare_ddpm, compare_denoiser
+from casal.lab.nets.events import beside, noise_range, signal_and_noise
 from casal.lab.nets.gaussian import Gaussian
-from casal.lab.nets.held_out import compare_ddpm, compare_denoiser, noise_range, signal_and_noise
-from casal.lab.nets.loop import Augment, Callback, run
-from casal.lab.nets.report import LevelLosses, TrainingReport
-from casal.lab.nets.settings import Settings
-from casal.lab.nets.shapes import beside
-from casal.lab.nets.state import Checkpoint, fingerprint
-from casal.lab.nets.streams import SPLIT, normal_like, stream, using_threads
+from casal.lab.nets.streams import ITERATION, MODULE, ORDER, SPLIT, address, normal_like, seeded, stream, using_threads
+from casal.sampling import progress_bar
+
+Loss = Callable[[Tensor, torch.Generator], Tensor]
+"""(batch, generator) -> the loss of the batch, a number to differentiate."""
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+"""(batch, generator) -> a batch of the same law and shape."""
+
+Callback = Callable[[int, float], None]
+"""(iteration counted from 1, its loss); whatever it raises stops the run between two iterations."""
+
+
+@dataclass(frozen=True)
+class TrainingReport(LevelLosses):
+    """The outcome of ``train_ddpm`` or ``train_denoiser``: held-out losses of the averaged network, and the run.
+
+    Attributes:
+        history: (iterations,) float64, the training loss of every batch.
+        resumed_from: Iteration at which this call took over; 0 for an unbroken run.
+        seconds: Spent on training, over all calls.
+    """
+
+    history: Tensor
+    resumed_from: int
+    seconds: float
+
+    @property
+    def iterations(self) -> int:
+        """How many updates the network has seen."""
+        return len(self.history)
+
+    def __str__(self) -> str:
+        last = self.history[-max(1, len(self.history) // 10) :].mean()
+        head = f"{self.iterations} iterations in {self.seconds:.1f} s, training loss {last:.4g} over the last tenth"
+        return f"{head}\nheld-out loss per noise level\n{super().__str__()}"
 
 
 def train_ddpm(
@@ -96,12 +141,14 @@ def train_ddpm(
         size = whole_number(batch_size, "batch_size", 1)
         updates = _iterations(epochs, iterations, len(train), size)
         settings = Settings(updates, size, learning_rate, weight_decay, warm_up, ema, autocast, seed, threads)
-        kept = _checkpoint(checkpoint, checkpoint_every, train, augment, loss="ddpm", betas=fingerprint(sigma))
-        trained = run(net, train, loss, settings, kept, progress=progress, callback=callback, augment=augment)
-        return _report(trained, compare_ddpm(net, gaussian, test, betas, levels=levels, seed=seed))
+        identity = {"loss": "ddpm", "betas": fingerprint(sigma)}
+        run = Run(net, train, loss, augment, settings, checkpoint, checkpoint_every, identity)
+        resumed = run.go(progress, callback)
+        losses = compare_ddpm(net, gaussian, test, betas, levels=levels, seed=seed)
+        return run.report(resumed, losses)
 
 
-def train_denoiser(
+def train_denoiser(  # noqa: D417
     net: nn.Module,
     data: Tensor,
     sigmas: Sequence[float] = (0.01, 3.0),
@@ -129,33 +176,16 @@ def train_denoiser(
     mse_G is the error of the Gaussian denoiser of the same data (``Gaussian.mse``): the loss is 1 at every noise level
     for a denoiser that knows mean and covariance only, and each level counts alike.
 
+    The arguments that are not listed, and the errors, are those of ``train_ddpm``.
+
     Args:
         net: ``net(y, sigma)`` with y (n, *event) and sigma (n,). For fields ``train, test = split(data)``, then
             ``WienerUNet.fit(train)``, trained with ``held_out=test``: its filter must not know the held-out points.
         data: (n, *event), of unit size.
         sigmas: The range of noise levels.
-        epochs: Passes over the data; give this or ``iterations``.
-        iterations: Updates.
-        batch_size: Points per update.
-        learning_rate: The largest; it follows a cosine after a warm-up.
-        weight_decay: Decoupled (AdamW); 0 is Adam.
-        warm_up: Share of the iterations in which the learning rate grows.
-        ema: As in ``train_ddpm``.
-        seed: Of everything random.
-        held_out: Share of the data kept for the report, or data of their own (m, *event).
         levels: Noise levels of the report: how many, or which sigmas.
         augment: (batch, generator) -> batch, such as ``random_flips(-1, -2)``.
         autocast: bfloat16 for the network; the Wiener filter keeps its digits.
-        checkpoint: The file to keep the run in, and to continue from, as in ``train_ddpm``.
-        checkpoint_every: Iterations between two savings.
-        threads: Of torch, while training; part of what decides the bits. Small networks are fastest with one.
-        progress: Show a bar if there is a terminal.
-        callback: Called with (iteration, loss) after every update.
-
-    Raises:
-        DivergedError: The loss is no longer a number.
-        StoreError: The checkpoint belongs to another run, or cannot be read or written.
-        KeyboardInterrupt: After Ctrl-C; the state was saved, and the message says how to continue.
     """
     with using_threads(whole_number(threads, "threads", 1)):
         low, high = noise_range(sigmas)
@@ -171,9 +201,11 @@ def train_denoiser(
         size = whole_number(batch_size, "batch_size", 1)
         updates = _iterations(epochs, iterations, len(train), size)
         settings = Settings(updates, size, learning_rate, weight_decay, warm_up, ema, autocast, seed, threads)
-        kept = _checkpoint(checkpoint, checkpoint_every, train, augment, loss="denoiser", sigmas=[low, high])
-        trained = run(net, train, loss, settings, kept, progress=progress, callback=callback, augment=augment)
-        return _report(trained, compare_denoiser(net, gaussian, test, levels=levels, sigmas=(low, high), seed=seed))
+        identity = {"loss": "denoiser", "sigmas": [low, high]}
+        run = Run(net, train, loss, augment, settings, checkpoint, checkpoint_every, identity)
+        resumed = run.go(progress, callback)
+        losses = compare_denoiser(net, gaussian, test, levels=levels, sigmas=(low, high), seed=seed)
+        return run.report(resumed, losses)
 
 
 def split(data: Tensor, share: float = 0.1, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -231,14 +263,312 @@ def _iterations(epochs: float | None, iterations: int | None, n: int, batch_size
     return math.ceil(epochs * n / batch_size)
 
 
-def _checkpoint(
-    path: str | Path | None, every: int, train: Tensor, augment: Augment | None, **identity: Any
-) -> Checkpoint:
-    name = None if augment is None else getattr(augment, "__qualname__", type(augment).__qualname__)
-    known = {**identity, "data": fingerprint(train) if path is not None else None, "augment": name}
-    return Checkpoint(None if path is None else Path(path), whole_number(every, "checkpoint_every", 1), known)
+def random_flips(*dims: int) -> Augment:
+    """x -> x mirrored along each of ``dims`` with probability 1/2, for every point by itself.
+
+    Args:
+        *dims: Dimensions of a batch (n, *event), as in ``random_flips(-1, -2)`` for the two axes of a field.
+    """
+
+    def flips(x: Tensor, generator: torch.Generator) -> Tensor:
+        for dim in dims:
+            chosen = (torch.rand(len(x), generator=generator) < 0.5).to(x.device)
+            x = torch.where(beside(chosen, x), x.flip(dim), x)
+        return x
+
+    flips.__qualname__ = f"random_flips{dims}"
+    return flips
 
 
-def _report(trained: tuple[Tensor, int, float], losses: LevelLosses) -> TrainingReport:
-    history, resumed, seconds = trained
-    return TrainingReport(losses, history, len(history), resumed, seconds)
+@dataclass(frozen=True)
+class Settings:
+    """How to train; the names are those of ``train_ddpm``.
+
+        rate(i) = learning_rate * min(1, (i + 1) / (warm_up n)) * (1 + cos(pi i / n)) / 2,      i = 0 .. n - 1
+        average <- average + r (weights - average),   r = max(1e-3, 10 / (i + 10)), or 1 - ema
+
+    for n iterations. The number of threads is one of the settings because it decides how sums round.
+    """
+
+    iterations: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float
+    warm_up: float
+    ema: float | None
+    autocast: bool
+    seed: int
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        whole_number(self.iterations, "iterations", 1)
+        whole_number(self.batch_size, "batch_size", 1)
+        whole_number(self.seed, "seed", 0)
+        for name in ("learning_rate", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise SettingError(f"{name} must be a finite number >= 0, got {getattr(self, name)}")
+        if not 0 <= self.warm_up <= 1:
+            raise SettingError(f"warm_up is a share of the iterations, between 0 and 1, got {self.warm_up}")
+        if self.ema is not None and not 0 <= self.ema < 1:
+            raise SettingError(f"ema must be None or a decay with 0 <= ema < 1, such as 0.999, got {self.ema}")
+
+    def rate(self, i: int) -> float:
+        """Learning rate of iteration i."""
+        rise = min(1.0, (i + 1) / max(1.0, self.warm_up * self.iterations))
+        return self.learning_rate * rise * (1 + math.cos(math.pi * i / self.iterations)) / 2
+
+    def average_rate(self, i: int) -> float:
+        """How far the average moves towards the weights after iteration i."""
+        return max(1e-3, 10 / (i + 10)) if self.ema is None else 1 - self.ema
+
+
+def fingerprint(tensor: Tensor) -> str:
+    """A short name for the exact bits of a tensor."""
+    values = tensor.detach().cpu().contiguous()
+    digest = hashlib.blake2b(f"{values.dtype} {tuple(values.shape)}".encode(), digest_size=16)
+    digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def plain_config(net: nn.Module) -> Any:
+    """The configuration of a network as it comes back from JSON; None if it has none, or one that JSON cannot hold."""
+    try:
+        return json.loads(json.dumps(getattr(net, "config", None), allow_nan=False))
+    except (TypeError, ValueError):
+        return None
+
+
+class Run:
+    """A run between two iterations: network, optimiser, averaged weights, history; and its file.
+
+    ``identity`` names everything that decides the outcome besides the settings, the data and the network: a file that
+    says otherwise belongs to another run.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        data: Tensor,
+        loss: Loss,
+        augment: Augment | None,
+        settings: Settings,
+        path: str | Path | None,
+        every: int,
+        identity: Mapping[str, Any],
+    ) -> None:
+        self.net, self.data, self.loss, self.augment, self.settings = net, data, loss, augment, settings
+        self.path, self.every = None if path is None else Path(path), whole_number(every, "checkpoint_every", 1)
+        self.trained = {name: p for name, p in net.named_parameters() if p.requires_grad}
+        if not self.trained:
+            raise SettingError(f"{type(net).__name__} has no parameters to train")
+        self.average = {name: p.detach().clone() for name, p in self.trained.items()}
+        self.optimiser = torch.optim.AdamW(
+            list(self.trained.values()), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+        )
+        self.history: list[float] = []
+        self.seconds = 0.0
+        self.model = {"class": type(net).__name__, "config": plain_config(net)}
+        self.identity = {
+            **identity,
+            "data": fingerprint(data) if self.path else None,
+            "augment": None if augment is None else getattr(augment, "__qualname__", type(augment).__qualname__),
+            **asdict(settings),
+            "network": self.model,
+            "parameters": {name: list(p.shape) for name, p in self.trained.items()},
+            "dtypes": sorted({str(p.dtype) for p in self.trained.values()}),
+        }
+
+    @property
+    def done(self) -> int:
+        """Iterations so far."""
+        return len(self.history)
+
+    def go(self, progress: bool, callback: Callback | None) -> int:
+        """Train the network in place, or go on training it; at the end it holds the averaged weights.
+
+        Returns:
+            The iteration this call took over at.
+        """
+        if self.path is not None:
+            require_safetensors()
+        self.restore()
+        resumed, total = self.done, self.settings.iterations
+        begun = time.perf_counter() - self.seconds
+        self.net.train()
+        try:
+            with (
+                _patient_interrupt() as check_interrupt,
+                seeded(self.settings.seed),
+                progress_bar(progress, total, f"training {type(self.net).__name__}") as bar,
+            ):
+                bar.advance(resumed)
+                for batch in batches(self.data, self.settings, resumed):
+                    self.step(batch)
+                    self.seconds = time.perf_counter() - begun
+                    bar.advance(1)
+                    try:
+                        if callback is not None:
+                            callback(self.done, self.history[-1])
+                        check_interrupt()
+                    except KeyboardInterrupt as stop:
+                        self.save()
+                        raise KeyboardInterrupt(self._how_to_continue()) from stop
+                    if self.done % self.every == 0 or self.done == total:
+                        self.save()
+                check_interrupt()
+        finally:
+            self.use_average()
+            self.net.eval()
+        return resumed
+
+    def _how_to_continue(self) -> str:
+        said = f"stopped after iteration {self.done} of {self.settings.iterations}; "
+        if self.path is None:
+            return said + "nothing was kept: pass checkpoint='some/file.safetensors' to be able to continue"
+        return said + f"the run is in {self.path}: make the same call again to continue it"
+
+    def report(self, resumed: int, losses: LevelLosses) -> TrainingReport:
+        """What to tell about the run."""
+        return TrainingReport(**vars(losses), history=self._history(), resumed_from=resumed, seconds=self.seconds)
+
+    def _history(self) -> Tensor:
+        return torch.tensor(self.history, dtype=torch.float64)
+
+    def step(self, batch: Tensor) -> None:
+        """One update of weights and average."""
+        i, seed = self.done, self.settings.seed
+        generator = stream(seed, ITERATION, i)
+        torch.default_generator.manual_seed(address(seed, MODULE, i))  # for dropout and the like
+        if self.augment is not None:
+            batch = self.augment(batch, generator)
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.settings.rate(i)
+        with torch.autocast(batch.device.type, dtype=torch.bfloat16, enabled=self.settings.autocast):
+            value = self.loss(batch, generator)
+        number = value.item()
+        if not math.isfinite(number):
+            raise self._diverged(f"the training loss is {number} at", ahead=1)
+        self.optimiser.zero_grad(set_to_none=True)
+        value.backward()
+        self.optimiser.step()
+        averages = list(self.average.values())
+        torch._foreach_lerp_(averages, [p.detach() for p in self.trained.values()], self.settings.average_rate(i))
+        self.history.append(number)
+
+    def _diverged(self, what: str, ahead: int = 0) -> DivergedError:
+        step, steps = self.done + ahead, self.settings.iterations
+        return DivergedError(
+            f"{what} iteration {step} of {steps}; use a smaller learning_rate than {self.settings.learning_rate:g} "
+            "or a longer warm_up",
+            step=step,
+            steps=steps,
+        )
+
+    @torch.no_grad()
+    def use_average(self) -> None:
+        """Put the averaged weights into the network."""
+        for name, p in self.trained.items():
+            p.copy_(self.average[name])
+
+    def save(self) -> None:
+        """Write everything the next iteration depends on."""
+        if self.path is None:
+            return
+        if not all(bool(torch.isfinite(value).all()) for value in self.average.values()):
+            raise self._diverged("some weights are not finite after")
+        tensors = {
+            **{f"net.{name}": value for name, value in self.net.state_dict().items()},
+            **{f"ema.{name}": value for name, value in self.average.items()},
+            "history": self._history(),
+        }
+        for name, p in self.trained.items():
+            for key, value in self.optimiser.state.get(p, {}).items():
+                tensors[f"optimiser.{key}.{name}"] = value
+        header = {"kind": "training", **self.model, "identity": self.identity, "seconds": self.seconds}
+        write(self.path, tensors, header)
+
+    def restore(self) -> None:
+        """Take up the run in the file, if it is this run; begin the file if there is none."""
+        path = self.path
+        if path is None or not path.exists():
+            self.save()  # a place that cannot be written to is known before the first iteration
+            return
+        tensors, header = read(path)
+        if header.get("kind") != "training":
+            raise StoreError(f"{path} holds a network, not a training run; choose another path")
+        theirs = header.get("identity")
+        theirs = theirs if isinstance(theirs, dict) else {}
+        differ = [key for key in self.identity if theirs.get(key) != self.identity[key]]
+        if differ:
+            told = ", ".join(f"{k} {theirs.get(k)!r} (now {self.identity[k]!r})" for k in differ if k != "parameters")
+            raise StoreError(
+                f"{path} is another run: {told or 'a network of another shape'}; "
+                "use the same settings, or another path, or delete the file"
+            )
+        try:
+            self._take(tensors)
+        except (KeyError, RuntimeError) as error:
+            raise StoreError(f"{path} does not hold the state of this run ({error}); delete it") from error
+        self.seconds = float(header.get("seconds", 0.0))
+
+    @torch.no_grad()
+    def _take(self, tensors: dict[str, Tensor]) -> None:
+        state = {name.removeprefix("net."): value for name, value in tensors.items() if name.startswith("net.")}
+        self.net.load_state_dict(state)
+        moments: dict[int, dict[str, Tensor]] = {}
+        for k, name in enumerate(self.trained):
+            self.average[name].copy_(tensors[f"ema.{name}"])
+            found = {key: tensors.get(f"optimiser.{key}.{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
+            if found["step"] is not None:
+                moments[k] = {key: value for key, value in found.items() if value is not None}
+        groups = self.optimiser.state_dict()["param_groups"]
+        self.optimiser.load_state_dict({"state": moments, "param_groups": groups})
+        self.history = tensors["history"].tolist()
+
+
+def batches(data: Tensor, settings: Settings, start: int) -> Iterator[Tensor]:
+    """Batches of iterations ``start``, ``start + 1``, ...: consecutive pieces of one shuffled epoch after the other."""
+    n, size = len(data), settings.batch_size
+
+    @lru_cache(maxsize=2)
+    def order(epoch: int) -> Tensor:
+        return torch.randperm(n, generator=stream(settings.seed, ORDER, epoch))
+
+    for i in range(start, settings.iterations):
+        left, right = i * size, (i + 1) * size
+        parts = []
+        while left < right:
+            epoch, offset = divmod(left, n)
+            stop = min(n, offset + right - left)
+            parts.append(order(epoch)[offset:stop])
+            left += stop - offset
+        yield data[torch.cat(parts).to(data.device)]
+
+
+@contextmanager
+def _patient_interrupt() -> Iterator[Callable[[], None]]:
+    """The first Ctrl-C inside waits until the function that is given is called; a second one stops at once.
+
+    Outside the main thread, where signals do not arrive, and where somebody else handles them, nothing changes.
+    """
+    asked = False
+
+    def check() -> None:
+        if asked:
+            raise KeyboardInterrupt
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            signal.default_int_handler(number, frame)
+        asked = True
+
+    ours = threading.current_thread() is threading.main_thread()
+    ours = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, handle)
+    try:
+        yield check
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from casal.checks import whole_number
 from casal.errors import SettingError, ShapeError
-from casal.lab.nets.shapes import over_events
+from casal.lab.nets.events import arguments, noise_range, over_events
 from casal.lab.nets.streams import seeded
 
 Padding = Literal["zeros", "circular"]
@@ -97,7 +97,7 @@ class UNet(nn.Module):
         self.widths = tuple(whole_number(width, "each width", 1) for width in widths)
         self.positions = whole_number(positions, "positions", 0)
         self.padding: Padding = padding
-        self.sigmas = tuple(float(sigma) for sigma in sigmas)
+        self.sigmas = noise_range(sigmas)
         self.seed = whole_number(seed, "seed", 0)
         factor = 2 ** (len(self.widths) - 1)
         if not self.widths:
@@ -109,8 +109,6 @@ class UNet(nn.Module):
             )
         if padding not in ("zeros", "circular"):
             raise SettingError(f"padding must be 'zeros' or 'circular', got {padding!r}")
-        if len(self.sigmas) != 2 or not 0 < self.sigmas[0] < self.sigmas[1]:
-            raise SettingError(f"sigmas must be two numbers 0 < low < high, got {self.sigmas}")
         with seeded(self.seed):
             self._build()
 
@@ -133,16 +131,7 @@ class UNet(nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """The arguments that make a network of this shape."""
-        return {
-            "inputs": self.inputs,
-            "outputs": self.outputs,
-            "grid": list(self.grid),
-            "widths": list(self.widths),
-            "padding": self.padding,
-            "positions": self.positions,
-            "sigmas": list(self.sigmas),
-            "seed": self.seed,
-        }
+        return arguments(self, "inputs", "outputs", "grid", "widths", "padding", "positions", "sigmas", "seed")
 
     def level_features(self, sigma: Tensor) -> Tensor:
         """(len(sigma), LEVEL_WIDTH) from log sigma, brought to [-1, 1] over the range of noise levels."""

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from casal.lab.nets.held_out import signal_and_noise
+from casal.lab.nets import signal_and_noise
 from casal.lab.problems.burgers_regimes_prior import DIMENSION, MEANS, WEIGHTS, WITHIN
 from casal.lab.problems.mixture_families import BETAS
 

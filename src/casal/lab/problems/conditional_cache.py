@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from casal.lab.nets import load, save
-from casal.lab.nets.files import require_safetensors
+from casal.lab.nets import load, require_safetensors, save
 from casal.store import write_whole
 
 

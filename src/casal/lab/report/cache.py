@@ -8,26 +8,25 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator
+import sys
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import torch
 
 import casal
 from casal.lab.problems.base import Experiment, Outcome
 from casal.lab.report.figures import draw
+from casal.lab.report.sources import Sources, file_below, in_package
 from casal.lab.report.tables import outcome_from_json, outcome_json, outcome_markdown
-
-OUTSIDE = ("report", "cli.py")
-"""Parts of the package that cannot change a result."""
 
 
 @dataclass(frozen=True)
@@ -63,32 +62,49 @@ class Record:
     current: bool
 
 
-def _code(path: Path) -> str:
-    """The program in a file, without comments, layout and docstrings: they do not ask for a new run."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [
-                part for part in node.body if not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))
-            ]
-    return ast.dump(tree)
+def _counts(module: str) -> bool:
+    """Whether a module of the package can change a result: the command line, the report and figures cannot."""
+    outside = ("casal.cli", "casal.lab.report", "casal.lab.drawing")
+    return not module.startswith(outside) and "figures" not in module.split(".")
 
 
 @cache
-def source_digest(root: Path = Path(casal.__file__).parent) -> str:
-    """Hash of every program of the package that can change a result."""
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        place = path.relative_to(root)
-        if place.parts[0] not in OUTSIDE:
-            digest.update(f"{place.as_posix()}\n{_code(path)}\n".encode())
-    return digest.hexdigest()
+def _library() -> Sources:
+    find = in_package(Path(casal.__file__).parent)
+    return Sources(lambda module: find(module) if _counts(module) else None)
 
 
-def key_of(name: str, quick: bool) -> str:
+def _outside(start: str, file: Path) -> Sources:
+    """The programs an experiment from elsewhere may use: the library's, its package's, and modules beside it."""
+    home = file.parents[start.count(".") + (file.name == "__init__.py")]
+
+    def locate(module: str) -> Path | None:
+        top = module.split(".")[0]
+        if top == "casal":
+            return _library().locate(module)
+        if top != start.split(".")[0] and home.name == "site-packages":
+            return None
+        return file if module == start else file_below(home, module)
+
+    return Sources(locate)
+
+
+@cache
+def source_digest(module: str) -> str:
+    """Hash of the programs that the module of an experiment uses; always another one if its file is not known."""
+    if module.startswith("casal."):
+        return _library().digest(module)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return _outside(module, Path(file)).digest(module) if file else uuid4().hex
+
+
+def key_of(experiment: Experiment, quick: bool) -> str:
     """Name of the settings of a run: equal keys, equal outcomes."""
-    text = json.dumps([name, quick, casal.__version__, torch.__version__, source_digest()])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    run: Any = experiment.run
+    while isinstance(run, partial):
+        run = run.func
+    parts = [experiment.name, quick, casal.__version__, torch.__version__, source_digest(run.__module__)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def machine() -> str:
@@ -107,18 +123,24 @@ def folder_of(out: Path, name: str, quick: bool) -> Path:
     return out / ("quick" if quick else "full") / name
 
 
+def write_outcome(folder: Path, experiment: Experiment, outcome: Outcome) -> list[Path]:
+    """Write the tables of an outcome as JSON and Markdown, and draw its pictures; their PNG files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = draw(outcome, folder)
+    (folder / "results.json").write_text(outcome_json(outcome), encoding="utf-8")
+    (folder / "results.md").write_text(outcome_markdown(outcome, experiment.question), encoding="utf-8")
+    return pictures
+
+
 def save(out: Path, experiment: Experiment, quick: bool, outcome: Outcome) -> Record:
     """Draw and write everything; the record comes last and at once."""
     folder = folder_of(out, experiment.name, quick)
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.iterdir():
+    for old in folder.glob("*"):
         if old.is_file():
             old.unlink()
-    pictures = tuple(path.name for path in draw(outcome, folder))
-    (folder / "results.json").write_text(outcome_json(outcome), encoding="utf-8")
-    (folder / "results.md").write_text(outcome_markdown(outcome, experiment.question), encoding="utf-8")
+    pictures = tuple(path.name for path in write_outcome(folder, experiment, outcome))
     stamp = Stamp(
-        key_of(experiment.name, quick),
+        key_of(experiment, quick),
         quick,
         experiment.question,
         datetime.now().astimezone().isoformat(timespec="minutes"),
@@ -132,24 +154,24 @@ def save(out: Path, experiment: Experiment, quick: bool, outcome: Outcome) -> Re
     return Record(stamp, outcome, folder, current=True)
 
 
-def load(out: Path, name: str, quick: bool) -> Record | None:
-    """What a run left behind, if it came to its end."""
+def load(out: Path, name: str, quick: bool, experiment: Experiment | None) -> Record | None:
+    """What a run left behind, if it came to its end; current only if the experiment that made it is known."""
     folder = folder_of(out, name, quick)
     if not (folder / "record.json").exists():
         return None
     found = json.loads((folder / "record.json").read_text(encoding="utf-8"))
     stamp = Stamp(**{**found, "pictures": tuple(found["pictures"])})
     outcome = outcome_from_json((folder / "results.json").read_text(encoding="utf-8"))
-    return Record(stamp, outcome, folder, stamp.key == key_of(name, quick))
+    current = experiment is not None and stamp.key == key_of(experiment, quick)
+    return Record(stamp, outcome, folder, current)
 
 
-def best(out: Path, name: str) -> Record | None:
+def best(out: Path, name: str, experiment: Experiment | None) -> Record | None:
     """The run to show: current before outdated, full before quick."""
-    found = [record for quick in (False, True) if (record := load(out, name, quick))]
+    found = [record for quick in (False, True) if (record := load(out, name, quick, experiment))]
     return max(found, key=lambda record: record.current, default=None)
 
 
-def names(out: Path) -> Iterator[str]:
+def names(out: Path) -> list[str]:
     """Every experiment that left a folder here."""
-    seen = {path.parent.name for mode in ("full", "quick") for path in (out / mode).glob("*/record.json")}
-    yield from sorted(seen)
+    return sorted({path.parent.name for mode in ("full", "quick") for path in (out / mode).glob("*/record.json")})

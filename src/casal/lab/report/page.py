@@ -1,51 +1,180 @@
-"""Put the results of a run into a page of the documentation.
+"""One page of all outcomes, with everything it needs inside: it opens from disk and asks nothing of the network.
 
-    python -m casal.lab.report.page out/mixture docs/families.md
-
-The page has a line ``<!-- results of NAME -->`` and, below it, ``<!-- end of results -->``; what stands between them
-is replaced by the tables of the run, with the date and the versions that made them. Its pictures go to ``images``
-beside the page.
+``templates/`` says how the page looks; this file says what is on it.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import re
-import shutil
-import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-END = "<!-- end of results -->"
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
+import casal
+from casal.lab.problems.base import Claim, Column, Experiment, ResultTable
+from casal.lab.report.cache import Record, best, machine, names
+from casal.lab.report.explorer import explorer_numbers
+from casal.lab.report.pictures import Picture, picture
+from casal.lab.report.style import INK, colour
+from casal.lab.report.tables import cell
 
-def results(folder: Path) -> tuple[str, str]:
-    """The name of the experiment in a folder of ``casal run``, and its results without their title."""
-    record = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    text = (folder / "results.md").read_text(encoding="utf-8")
-    settings = record["settings"]
-    made = [settings["date"]] if "date" in settings else []
-    made += [f"{key} {settings[key]}" for key in ("casal", "torch") if key in settings]
-    origin = ", ".join([f"`casal run {record['name']}`", *made, f"{record['seconds']:.0f} s."])
-    return record["name"], f"{origin}\n\n{text[text.index('### ') :].strip()}"
+VERDICTS = {"reproduced": ("yes", "✓"), "partly": ("partly", "~"), "not reproduced": ("no", "✗")}
+"""Verdict -> its class in the style sheet and its sign: it is told by sign and word, never by colour alone."""
 
+REFERENCE = re.compile(r"exact|floor|p_C$")
+"""Rows that are no method but what methods are measured by."""
 
-def splice(page: str, name: str, block: str) -> str:
-    """The page with its block of results replaced."""
-    pattern = re.compile(f"(<!-- results of {re.escape(name)} -->\n).*?({END})", re.DOTALL)
-    if not pattern.search(page):
-        raise ValueError(f"the page has no '<!-- results of {name} -->' followed by '{END}'")
-    return pattern.sub(lambda found: f"{found[1]}\n{block}\n\n{found[2]}", page)
-
-
-def main(folder: Path, page: Path) -> None:
-    """Rewrite the page and copy the pictures."""
-    name, block = results(folder)
-    page.write_text(splice(page.read_text(encoding="utf-8"), name, block), encoding="utf-8")
-    images = page.parent / "images"
-    images.mkdir(exist_ok=True)
-    for picture in sorted(folder.glob("*.png")):
-        shutil.copyfile(picture, images / picture.name)
+OUTDATED = "the source has changed since this was run: call casal reproduce to renew it"
+UNKNOWN = "no experiment of this name is known here, so whether this is current cannot be told; --module brings it in"
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+@dataclass(frozen=True)
+class Entry:
+    """An experiment on the page: its record, or the reason why there is none."""
+
+    name: str
+    question: str
+    record: Record | None
+    reason: str = ""
+    known: bool = True
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader must know before the numbers."""
+        old = self.record is not None and not self.record.current
+        return [text for text in (self.reason, (OUTDATED if self.known else UNKNOWN) if old else "") if text]
+
+    @property
+    def pictures(self) -> list[tuple[str, Picture]]:
+        """Titles and pictures, in the order to show them."""
+        files = [self.record.folder / file for file in self.record.stamp.pictures] if self.record else []
+        return [(f"{self.name}: {file.stem.replace('_', ' ')}", picture(file)) for file in files]
+
+
+def entries_of(registry: Mapping[str, Experiment], out: Path, missing: Mapping[str, str]) -> list[Entry]:
+    """All experiments of the registry in its order, then what else was found on disk."""
+    found = []
+    for name in dict.fromkeys([*registry, *names(out)]):
+        experiment = registry.get(name)
+        record = best(out, name, experiment)
+        question = experiment.question if experiment else record.stamp.question if record else ""
+        reason = missing.get(name, "" if record else "not run yet")
+        found.append(Entry(name, question, record, reason, experiment is not None))
+    return found
+
+
+def write_page(registry: Mapping[str, Experiment], out: Path, missing: Mapping[str, str] | None = None) -> Path:
+    """Write ``index.html`` from what is on disk; nothing is run.
+
+    Args:
+        registry: The experiments there are; those without an outcome are named on the page.
+        out: Folder of outcomes.
+        missing: Why an experiment has no outcome.
+
+    Returns:
+        Where the page is.
+    """
+    entries = entries_of(registry, out, missing or {})
+    records = [entry.record for entry in entries if entry.record]
+    quick = sum(record.stamp.quick for record in records)
+    text = (
+        _environment()
+        .get_template("page.html.jinja")
+        .render(
+            entries=entries,
+            total=sum((tally(record.outcome.claims) for record in records), Counter[str]()),
+            facts={
+                "page written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
+                "casal": casal.__version__,
+                "experiments": f"{len(records)} of {len(entries)}"
+                + (f", {quick} of them in quick mode" if quick else ""),
+                "total time": duration(sum(record.outcome.seconds for record in records)),
+                "machine": ", ".join(dict.fromkeys(record.stamp.machine for record in records)) or machine(),
+            },
+            any_quick=bool(quick),
+            explorer=explorer_numbers(),
+        )
+    )
+    path = out / "index.html"
+    out.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("casal.lab.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_plain,
+    )
+    made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    made.globals.update(verdicts=VERDICTS, cell=cell)
+    for function in (duration, kinds, methods, setting, shade, sort_value, tally):
+        made.filters[function.__name__] = function
+    made.tests["reference"] = lambda label: bool(REFERENCE.match(str(label)))
+    return made
+
+
+def _plain(value: object) -> object:
+    """The bars that Markdown tables need escaped are plain again."""
+    return value.replace("\\|", "|") if type(value) is str else value
+
+
+def tally(claims: Iterable[Claim]) -> Counter[str]:
+    """How many claims got each verdict."""
+    return Counter(claim.verdict for claim in claims if claim.verdict in VERDICTS)
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that reads best."""
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def setting(value: Any) -> str:
+    """The value of a setting as a reader wants it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {setting(part)}" for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(setting, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def sort_value(value: Any) -> str:
+    """What a cell is sorted by: a number where it begins with one."""
+    if isinstance(value, str):
+        found = re.match(r"[-+−]?\d*\.?\d+(?:e[-+]?\d+)?", value.strip())
+        value = float(found[0].replace("−", "-")) if found else None
+    return repr(float(value)) if value is not None and math.isfinite(value) else ""
+
+
+def kinds(table: ResultTable) -> list[str]:
+    """How each column is set: the head of the row, numbers, or text where there is no number at all."""
+
+    def words(column: Column) -> bool:
+        values = [row[column.key] for row in table.rows if row.get(column.key) is not None]
+        return bool(values) and not any(map(sort_value, values))
+
+    return ["head", *("txt" if words(column) else "num" for column in table.columns[1:])]
+
+
+def methods(tables: Sequence[ResultTable]) -> list[str]:
+    """The methods of an experiment, whose rows can be hidden."""
+    labels = dict.fromkeys(str(row.get("method", "")) for table in tables for row in table.rows)
+    return [label for label in labels if label and not REFERENCE.match(label)]
+
+
+def shade(method: str) -> str:
+    """The colour of a method's button."""
+    found = colour(method)
+    return "currentColor" if found == INK else found

@@ -45,7 +45,7 @@ def test_a_unet_learns_what_a_gaussian_cannot_know() -> None:
         net, train, held_out=test, iterations=60, batch_size=24, levels=5, augment=random_flips(-1, -2)
     )
     assert report.learned and report.best < 0.8
-    assert float((report.ratio - report.held_out.ratio_error * 4).max()) < 1.05  # and nowhere much worse
+    assert float((report.ratio - report.ratio_error * 4).max()) < 1.05  # and nowhere much worse
 
     dead = WienerUNet.fit(train, positions=4)
     still = train_denoiser(dead, train, held_out=test, iterations=1, batch_size=8, learning_rate=0.0, levels=5)

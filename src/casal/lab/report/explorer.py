@@ -53,7 +53,9 @@ def explorer_data() -> dict[str, Any]:
 
 
 @cache
-def explorer_json() -> str:
-    """The numbers for a script element: short, and unable to end it."""
-    rounded = json.loads(json.dumps(explorer_data()), parse_float=lambda number: float(f"{float(number):.6g}"))
-    return json.dumps(rounded, separators=(",", ":")).replace("<", "\\u003c")
+def explorer_numbers() -> dict[str, Any]:
+    """The same to six digits, for the page."""
+    rounded: dict[str, Any] = json.loads(
+        json.dumps(explorer_data()), parse_float=lambda text: float(f"{float(text):.6g}")
+    )
+    return rounded

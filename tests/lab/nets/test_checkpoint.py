@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from casal.errors import StoreError
-from casal.lab.nets import MLP, Gaussian, UNet, WienerMLP, WienerUNet, files, load, save
+from casal.lab.nets import MLP, Gaussian, UNet, WienerMLP, WienerUNet, checkpoint, load, save
 
 
 def awake(net: Any) -> Any:
@@ -94,7 +94,7 @@ def test_the_file_is_plain_safetensors_with_json(tmp_path: Path) -> None:
 def rewritten(path: Path, **changes: Any) -> Path:
     """A saved MLP whose header says something else."""
     save(MLP(2), path)
-    tensors, header = files.read(path)
+    tensors, header = checkpoint.read(path)
     save_file(tensors, path, metadata={"casal": json.dumps({**header, **changes})})
     return path
 
@@ -126,7 +126,7 @@ def test_files_that_are_not_ours_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="does not exist"):
         load(path)
     save_file({"a": torch.zeros(2)}, path)
-    with pytest.raises(StoreError, match=r"not one that casal\.nets wrote"):
+    with pytest.raises(StoreError, match=r"not one that casal\.lab\.nets wrote"):
         load(path)
     save_file({"a": torch.zeros(2)}, path, metadata={"casal": "{"})
     with pytest.raises(StoreError, match="not JSON"):
@@ -195,7 +195,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
 
 def test_without_safetensors_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(StoreError, match=r"pip install 'casal\[nets\]'"):
+    with pytest.raises(StoreError, match=r"pip install 'casal\[lab\]'"):
         save(MLP(2), tmp_path / "net")
-    with pytest.raises(StoreError, match=r"pip install 'casal\[nets\]'"):
+    with pytest.raises(StoreError, match=r"pip install 'casal\[lab\]'"):
         load(tmp_path / "net")

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from casal.errors import DivergedError, DtypeError, SettingError, ShapeError
 from casal.lab.nets import MLP, Gaussian, random_flips, split, train_ddpm, train_denoiser
-from casal.lab.nets.loop import batches
-from casal.lab.nets.settings import Settings
+from casal.lab.nets.training import Settings, batches
 
 from .mixture import draw
 
@@ -133,7 +132,7 @@ def test_a_denoiser_of_gaussian_data_has_loss_one_at_every_level() -> None:
     # |error|^2 / mse of a point varies by at most sqrt(2): 200 x 256 of them
     assert float(report.history.mean()) == pytest.approx(1.0, abs=4 * (2 / 51200) ** 0.5)
     torch.testing.assert_close(report.ratio, torch.ones(8, dtype=torch.float64))
-    assert report.held_out.name == "sigma"
+    assert report.name == "sigma"
 
 
 def test_epochs_are_passes_over_the_training_points() -> None:

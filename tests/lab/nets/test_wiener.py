@@ -1,4 +1,4 @@
-"""The UNet and its Wiener residual: exact at the start, of the promised form, periodic where it says so."""
+"""Networks that correct a Gaussian: its answer at first, of the promised form, silent where noise is all there is."""
 
 from __future__ import annotations
 
@@ -8,25 +8,98 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from casal.errors import CasalWarning, SettingError, ShapeError
-from casal.lab.nets import Gaussian, UNet, WienerUNet
+from casal.errors import ShapeError
+from casal.lab.nets import Gaussian, WienerMLP, WienerUNet, compare_ddpm, signal_and_noise, train_ddpm
 
-SMALL = (8, 12, 16)
+from .points import SMALL, awake, fields
 
-
-def fields(n: int = 400, shape: tuple[int, ...] = (8, 8), seed: int = 0) -> Tensor:
-    """Smooth random fields of unit size."""
-    x = torch.randn(n, *shape, generator=torch.Generator().manual_seed(seed))
-    x = x + x.roll(1, -1) + x.roll(1, -2)
-    return x / x.square().mean().sqrt()
+BETAS = torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)
+ALPHA, SIGMA = signal_and_noise(BETAS)
 
 
-def awake(net: nn.Module) -> nn.Module:
-    """All weights drawn anew, zeros included."""
-    generator = torch.Generator().manual_seed(5)
-    for p in net.parameters():
-        nn.init.normal_(p, std=0.3, generator=generator)
+def data(n: int = 400, seed: int = 0) -> Tensor:
+    """Correlated points around a mean that is not zero, with a third of them far off."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 4, generator=generator) @ torch.tensor(
+        [[1.0, 0.5, 0.0, 0.2], [0.0, 0.6, 0.3, 0.0], [0.0, 0.0, 0.3, 0.0], [0.0, 0.0, 0.0, 0.8]]
+    )
+    x[::3] += 5.0
+    return 0.4 * x + 0.7
+
+
+def with_output(net: WienerMLP) -> WienerMLP:
+    nn.init.normal_(net.mlp.output.weight, std=0.3, generator=torch.Generator().manual_seed(1))
     return net
+
+
+@pytest.mark.parametrize("t", [0, 37, 500, 999])
+def test_the_untrained_network_is_the_noise_predictor_of_the_gaussian(t: int) -> None:
+    x, y = data(), data(6, seed=1)
+    net, gaussian = WienerMLP.fit(x, BETAS).double(), Gaussian.fit(x, dtype=torch.float64)
+    expected = gaussian.eps(y.double(), float(ALPHA[t]), float(SIGMA[t]))
+    torch.testing.assert_close(net(y.double(), t), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_in_a_subspace_what_lies_outside_is_noise() -> None:
+    """Data on a plane in four dimensions: still the Gaussian's at the start, and F never leaves the plane."""
+    x = data()[:, :2] @ torch.tensor([[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, -1.0]])
+    net, gaussian = WienerMLP.fit(x, BETAS), Gaussian.fit(x)
+    assert net.wiener.rank == 2
+    y = data(6, seed=1)
+    expected = gaussian.eps(y, float(ALPHA[300]), float(SIGMA[300]))
+    torch.testing.assert_close(net(y, 300), expected, rtol=1e-4, atol=1e-4)
+    moved = with_output(net)(y, 300) - expected
+    torch.testing.assert_close(moved @ gaussian.basis @ gaussian.basis.T, moved, rtol=1e-3, atol=1e-5)
+
+
+def test_the_network_has_the_form_it_promises() -> None:
+    x, y, t = data(), data(5, seed=1).double(), 200
+    net = WienerMLP.fit(x, BETAS).double()
+    lam, v = torch.linalg.eigh(torch.cov(x.double().T, correction=0))
+    lam, v, mean = lam.flip(0), net.wiener.basis, x.double().mean(0)
+    shown: list[Tensor] = []
+    says = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+    def instead(module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        shown.append(given[0])
+        return says
+
+    net.mlp.register_forward_hook(instead)
+    a, s = ALPHA[t], SIGMA[t]
+    total, along = a**2 * lam + s**2, (y - a * mean) @ v
+    gain = a**2 * lam / total
+    expected = (along * s / total + (gain * (1 - gain)).sqrt() * gain.max() * says) @ v.T
+    torch.testing.assert_close(net(y, t), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(shown[0], along / total.sqrt(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_correction_vanishes_with_the_noise_and_with_the_signal() -> None:
+    x = data()
+    net, plain = with_output(WienerMLP.fit(x, BETAS)), WienerMLP.fit(x, BETAS)
+    w, size = torch.randn(400, 4, generator=torch.Generator().manual_seed(3)), []
+    for t in (0, 200, 999):
+        y = float(ALPHA[t]) * x + float(SIGMA[t]) * w
+        size.append(float((net(y, t) - plain(y, t)).abs().max().detach()))
+    assert size[0] < 0.3 * size[1] and size[2] < 1e-4 * size[1]
+
+
+def test_times_dtypes_and_shapes() -> None:
+    net, y = with_output(WienerMLP.fit(data().view(-1, 2, 2), BETAS)), data(3, seed=1).view(-1, 2, 2)
+    together = net(y, torch.tensor([0, 400, 999]))
+    for k, t in enumerate((0, 400, 999)):
+        torch.testing.assert_close(together[k : k + 1], net(y[k : k + 1], t), rtol=1e-4, atol=1e-5)
+    assert together.shape == y.shape and net(y.double(), 5.0).dtype == torch.float64
+    with pytest.raises(ShapeError):
+        net(torch.zeros(3, 4), 0)
+
+
+def test_a_short_training_is_hardly_worse_than_the_gaussian_anywhere_and_much_better_in_the_middle() -> None:
+    x, fresh = data(3000), data(3000, seed=9)
+    net = WienerMLP.fit(x, BETAS, width=32, depth=2)
+    train_ddpm(net, x, BETAS.float(), iterations=400, learning_rate=2e-2, held_out=fresh, progress=False)
+    losses = compare_ddpm(net, Gaussian.fit(x), fresh, BETAS)
+    assert float(losses.ratio.max()) < 1.05 and losses.best < 0.8
+    assert float(losses.ratio[[0, 1, 2, 3, 4, 5, 6, -1]].max()) < 1 + 1e-4
 
 
 @pytest.mark.parametrize("settings", [{}, {"padding": "circular"}, {"positions": 4}])
@@ -67,34 +140,6 @@ def test_each_chain_has_its_own_noise_level() -> None:
         torch.testing.assert_close(together[k : k + 1], net(y[k : k + 1], sigma), atol=1e-5, rtol=1e-4)
     assert not torch.allclose(net.unet(torch.zeros(1, 3, 8, 8), 0.1), net.unet(torch.zeros(1, 3, 8, 8), 1.0), atol=1e-3)
     assert net(y.double(), 1.0).dtype == torch.float64
-
-
-def test_the_untrained_unet_is_zero_and_keeps_the_grid() -> None:
-    h = torch.randn(2, 3, 12, 20, generator=torch.Generator().manual_seed(0))
-    out = UNet(3, 2, (12, 20), widths=SMALL)(h, 0.5)
-    assert torch.equal(out, torch.zeros(2, 2, 12, 20))
-
-
-def test_circular_padding_commutes_with_shifts_and_zero_padding_does_not() -> None:
-    h = torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))
-    for padding, commutes in (("circular", True), ("zeros", False)):
-        net = awake(UNet(1, 1, (16, 16), widths=SMALL, padding=padding))  # type: ignore[arg-type]
-        shifted = net(h.roll((4, 8), (-2, -1)), 0.5)  # a multiple of 4: the coarsest cells
-        assert torch.allclose(shifted, net(h, 0.5).roll((4, 8), (-2, -1)), atol=1e-3, rtol=1e-3) is commutes
-
-
-def test_positions_tell_the_network_where_it_is() -> None:
-    h = torch.zeros(1, 1, 8, 8)
-    blind = awake(UNet(1, 1, (8, 8), widths=SMALL, padding="circular"))(h, 0.5).detach()
-    seeing = awake(UNet(1, 1, (8, 8), widths=SMALL, padding="circular", positions=2))(h, 0.5).detach()
-    assert float(blind.std()) < 1e-4 < float(seeing.std())
-
-
-def test_outside_its_range_the_noise_level_is_taken_for_the_nearer_end() -> None:
-    net, h = awake(UNet(1, 1, (8, 8), widths=SMALL, sigmas=(0.1, 2.0))), torch.ones(1, 1, 8, 8)
-    assert torch.equal(net(h, 50.0), net(h, 2.0))
-    assert torch.equal(net(h, 0.0), net(h, 0.1))
-    assert not torch.equal(net(h, 1.0), net(h, 2.0))
 
 
 def test_coefficients_are_lifted_to_a_grid() -> None:
@@ -153,27 +198,3 @@ def test_autocast_leaves_the_filter_its_digits() -> None:
         assert torch.equal(wiener(y, 0.01), expected)
         assert torch.equal(wiener.score(y, 0.01), score)
         assert awake(net)(y, 0.01).dtype == torch.float32
-
-
-def test_wrong_settings_are_named() -> None:
-    data = fields()
-    with pytest.raises(ShapeError, match="divisible by 4"):
-        UNet(1, 1, (10, 8))
-    with pytest.raises(SettingError, match="padding"):
-        UNet(1, 1, (8, 8), padding="mirror")  # type: ignore[arg-type]
-    with pytest.raises(SettingError, match="low < high"):
-        UNet(1, 1, (8, 8), sigmas=(3.0, 0.01))
-    with pytest.raises(SettingError, match="widths is empty"):
-        UNet(1, 1, (8, 8), widths=())
-    with pytest.raises(ShapeError, match="made for"):
-        UNet(1, 1, (8, 8))(torch.zeros(1, 2, 8, 8), 1.0)
-    with pytest.raises(ShapeError, match="grid= and lift="):
-        WienerUNet.fit(data.flatten(1))
-    with pytest.raises(ShapeError, match="64 numbers and the grid"):
-        WienerUNet.fit(data, grid=(1, 16, 16))
-    with pytest.raises(ShapeError, match="not orthonormal"):
-        WienerUNet.fit(data.flatten(1), grid=(1, 8, 8), lift=2 * torch.eye(64))
-    with pytest.raises(ShapeError, match="lift has shape"):
-        WienerUNet.fit(data.flatten(1), grid=(1, 8, 8), lift=torch.eye(64)[:, :10])
-    with pytest.warns(CasalWarning, match=r"size 100 \(root mean square\)"):
-        WienerUNet.fit(100 * data)

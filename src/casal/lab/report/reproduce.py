@@ -93,7 +93,7 @@ def reproduce(
                 raise OutOfTime
             tell(f"{head}: {line}")
 
-        found = load(out, name, quick)
+        found = load(out, name, quick, experiment)
         if found and found.current:
             ran.kept.append(name)
             say(f"{head}: on disk, nothing to run")

@@ -10,17 +10,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from casal.errors import SettingError, ShapeError
-from casal.lab.nets import MLP, Standardise, cosine_features
+from casal.lab.nets import MLP, cosine_features
+
+from .points import noise
 
 
 def awake(net: MLP) -> MLP:
     """The same network with an output layer that is not zero."""
     torch.nn.init.normal_(net.output.weight, generator=torch.Generator().manual_seed(1))
     return net
-
-
-def noise(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
 def test_the_features_are_the_cosine_basis_of_the_time_axis() -> None:
@@ -104,21 +102,3 @@ def test_weights_come_from_the_seed_and_the_global_generator_stays_put() -> None
     assert torch.equal(torch.random.get_rng_state(), before)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
     assert not torch.equal(first.hidden[0].weight, other.hidden[0].weight)
-
-
-@pytest.mark.parametrize(("per", "kept"), [("coordinate", (3, 4, 5)), ("channel", (3,)), ("all", ())])
-def test_standardised_data_have_mean_zero_and_size_one(per: str, kept: tuple[int, ...]) -> None:
-    raw = 3 + 2 * noise(200, 3, 4, 5) * torch.arange(1, 61).view(3, 4, 5)
-    standardise = Standardise((3, 4, 5))
-    x = standardise.fit(raw, per)
-    groups = x.reshape(200, *kept, -1).movedim(0, -1).flatten(len(kept))
-    torch.testing.assert_close(groups.mean(-1), torch.zeros(kept), atol=1e-5, rtol=0)
-    torch.testing.assert_close(groups.square().mean(-1), torch.ones(kept), atol=1e-4, rtol=0)
-    torch.testing.assert_close(standardise.restore(x), raw, atol=1e-3, rtol=1e-5)
-
-
-def test_a_constant_coordinate_is_centred_and_not_divided_by_zero() -> None:
-    raw = torch.cat([noise(50, 1), torch.full((50, 1), 4.0)], dim=1)
-    assert torch.equal(Standardise((2,)).fit(raw)[:, 1], torch.zeros(50))
-    with pytest.raises(ShapeError, match="expected"):
-        Standardise((3,)).fit(raw)

@@ -1,0 +1,215 @@
+"""The page of all outcomes: what it holds, and how a browser shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pytest
+
+from casal.lab.problems import propositions_gaussian as line
+from casal.lab.problems.base import Claim, Column, Experiment, Outcome, ResultTable
+from casal.lab.report import cache, explorer, pictures
+from casal.lab.report.page import write_page
+from casal.lab.report.reproduce import Ran, reproduce
+
+from .bench import Bench
+
+
+def test_the_page_asks_nothing_of_the_network(bench: Bench, tmp_path: Path) -> None:
+    reproduce(bench.registry, tmp_path)
+    page = write_page(bench.registry, tmp_path).read_text(encoding="utf-8")
+    assert not re.search(r"""(?:src|href)=["'](?!data:|#)|@import|url\(|fetch\(|XMLHttp""", page)
+
+
+def test_everything_is_escaped(bench: Bench, tmp_path: Path) -> None:
+    """Also what only a file on disk says: names, stamps, settings, cells, messages."""
+    evil = "<img src=x onerror=alert(1)>\"'&"
+    column = Column("method", evil)
+    tables = [ResultTable(evil, [column, Column("b", evil)], [{"method": evil, "b": evil}, {"method": "b"}], evil)]
+    claim = Claim(evil, evil, evil, evil)
+    outcome = Outcome("alpha", tables, [claim], {}, {evil: evil, "more": {evil: [evil]}}, 1.0)
+    cache.save(tmp_path, bench.registry["alpha"], True, outcome)
+    record = tmp_path / "quick" / "alpha" / "record.json"
+    stamp = {key: evil for key in ("key", "question", "made", "version", "machine")}
+    record.write_text(json.dumps({**json.loads(record.read_text(encoding="utf-8")), **stamp}), encoding="utf-8")
+    experiment = Experiment(evil, evil, (evil,), bench.registry["beta"].run)
+    page = write_page({"alpha": bench.registry["alpha"], evil: experiment}, tmp_path, {evil: evil})
+    text = page.read_text(encoding="utf-8")
+    assert "<img src=x" not in text
+    assert text.count("&lt;img src=x onerror=alert(1)&gt;&#34;&#39;&amp;") > 20
+    assert "&amp;lt;" not in text  # nor escaped twice
+
+
+def test_an_outcome_of_an_unknown_experiment_is_shown_and_said_to_be_so(bench: Bench, tmp_path: Path) -> None:
+    reproduce(bench.registry, tmp_path)
+    text = write_page({"alpha": bench.registry["alpha"]}, tmp_path).read_text(encoding="utf-8")
+    assert "Does beta hold?" in text
+    assert text.count("no experiment of this name is known here") == 1
+    assert "the source has changed" not in text
+
+
+def test_a_drawing_with_very_many_points_goes_in_as_raster(tmp_path: Path) -> None:
+    figure, axis = plt.subplots(figsize=(4, 3))
+    axis.plot([0, 1], [0, 1])
+    figure.savefig(tmp_path / "a.png", dpi=160)
+    figure.savefig(tmp_path / "a.svg")
+    plt.close(figure)
+    small = pictures.picture(tmp_path / "a.png")
+    svg = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    (tmp_path / "a.svg").write_text(svg + "<!--" + "x" * pictures.LARGEST + "-->", encoding="utf-8")
+    large = pictures.picture(tmp_path / "a.png")
+    assert small.source.startswith("data:image/svg+xml")
+    assert large.source.startswith("data:image/png")
+    assert small[1:] == large[1:] == (384, 288)
+
+
+def test_the_laws_of_the_explorer() -> None:
+    """Against the solution of (P), known by a 2 x 2 inverse; and the step that must diverge does."""
+    data = explorer.explorer_data()
+    exact = data["exact"]
+    for k in (0, 20, 40):
+        rho = data["rho"][k]
+        mean, spread = data["laws"]["CASAL, common dual"][0][k]
+        (a, b), (_, d) = line.PRECISION
+        assert mean == pytest.approx(exact[0], abs=1e-8)
+        assert spread**2 == pytest.approx(0.5 * (a + rho) / ((a + rho) * d - b * b), rel=1e-3)
+    assert data["laws"]["Algorithm 1"][-1][-1] is None
+    assert data["laws"]["CASAL"][-1][-1] is not None
+    assert data["laws"]["Algorithm 1"][0][-1][1] ** 2 == pytest.approx(0.5 * exact[1] ** 2, rel=0.1)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    with driver.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page_file(bench: Bench, tmp_path: Path) -> str:
+    reproduce(bench.registry, tmp_path, ran=Ran())
+    return write_page(bench.registry, tmp_path).as_uri()
+
+
+def open_page(browser: Any, address: str, width: int, scheme: str) -> tuple[Any, list[str]]:
+    page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: said.append(request.url) if request.url.startswith("http") else None)
+    page.goto(address)
+    return page, said
+
+
+def luminance(colour: str) -> float:
+    parts = [float(part) / 255 for part in re.findall(r"[\d.]+", colour)[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+CONTRAST = """() => [...document.querySelectorAll("main *, nav *")].filter((e) =>
+  e.checkVisibility() && [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()) && !e.closest("svg")
+).map((e) => {
+  let ground = e;
+  const clear = (node) => getComputedStyle(node).backgroundColor === "rgba(0, 0, 0, 0)";
+  while (ground && clear(ground)) ground = ground.parentElement;
+  const under = ground && ground.tagName !== "NAV" ? ground : document.body;
+  return [e.className || e.tagName, getComputedStyle(e).color, getComputedStyle(under).backgroundColor];
+})"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1400])
+def test_the_page_in_a_browser(browser: Any, page_file: str, width: int, scheme: str) -> None:
+    page, said = open_page(browser, page_file, width, scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("[...document.images].filter((i) => i.getAttribute('src')).length") == 4
+    assert page.evaluate(
+        "[...document.images].filter((i) => i.getAttribute('src')).every((i) => i.complete && i.naturalWidth > 0)"
+    )
+    found = page.evaluate(CONTRAST)
+    assert len(found) > 50
+    for name, front, back in found:
+        light, dark = sorted((luminance(front), luminance(back)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, (name, front, back)
+    ground = luminance(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert ground < 0.05 if scheme == "dark" else ground > 0.8
+    assert said == []
+    page.close()
+
+
+def test_tables_sort_and_methods_hide(browser: Any, page_file: str) -> None:
+    page, said = open_page(browser, page_file, 1400, "light")
+    table = page.locator("#alpha table.sortable")
+
+    def column(k: int) -> list[str]:
+        return [str(row.locator("th, td").nth(k).inner_text()) for row in table.locator("tbody tr:visible").all()]
+
+    original = column(1)
+    assert original == ["10 ± 0.5", "9 ± 0.5", "-0.001", "-"]
+    button = table.locator("thead button").nth(1)
+    button.click()
+    assert column(1) == ["-0.001", "9 ± 0.5", "10 ± 0.5", "-"]
+    assert table.locator("thead th").nth(1).get_attribute("aria-sort") == "ascending"
+    button.click()
+    assert column(1) == ["10 ± 0.5", "9 ± 0.5", "-0.001", "-"]
+    table.locator("thead button").nth(2).click()
+    assert column(2) == ["2", "3 of 28", "12 of 28", "diverged"]
+    table.locator("thead button").nth(0).click()
+    assert column(0) == ["CASAL", "exact draws", "projected", "WeightedCASAL"]
+
+    chip = page.locator("#alpha .chip", has_text="projected")
+    chip.click()
+    assert chip.get_attribute("aria-pressed") == "false"
+    assert column(0) == ["CASAL", "exact draws", "WeightedCASAL"]
+    assert page.locator("#beta tr[data-method=projected]").is_visible()
+    page.locator("#alpha [data-all=false]").click()
+    assert column(0) == ["exact draws"]
+    page.locator("#alpha [data-all=true]").click()
+    assert len(column(0)) == 4
+    assert said == []
+    page.close()
+
+
+def test_pictures_enlarge_and_the_explorer_follows_its_sliders(browser: Any, page_file: str) -> None:
+    page, said = open_page(browser, page_file, 390, "light")
+    page.locator("#alpha .zoom").first.click()
+    image = page.locator("#viewer img")
+    fitted = image.bounding_box()["width"]
+    image.click()
+    assert image.bounding_box()["width"] > 1.5 * fitted
+    page.keyboard.press("Escape")
+    assert not image.is_visible()
+
+    data = explorer.explorer_data()
+
+    def drag(rho: int, tau: int) -> list[str]:
+        for name, value in (("rho", rho), ("tau", tau)):
+            page.evaluate(
+                "([name, value]) => { const e = document.getElementById(name); e.value = value; "
+                "e.dispatchEvent(new Event('input')); }",
+                [name, value],
+            )
+        row = page.locator("#laws-table tbody tr").nth(list(data["laws"]).index("Algorithm 1"))
+        return [str(text) for text in row.locator("td").all_inner_texts()]
+
+    mean, spread = data["laws"]["Algorithm 1"][0][20]
+    assert [float(text) for text in drag(20, 0)[:2]] == pytest.approx([mean, spread], abs=1e-4)
+    before = page.locator("#laws .law").nth(4).get_attribute("d")
+    assert drag(40, 7)[0] == "diverges"
+    assert page.locator("#laws .law").first.get_attribute("d") == ""
+    assert page.locator("#laws .law").nth(4).get_attribute("d") != before
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert said == []
+    page.close()
