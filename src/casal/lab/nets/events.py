@@ -8,16 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from casal.checks import whole_number
 from casal.errors import SettingError, ShapeError
 
 Per = Literal["coordinate", "channel", "all"]
-
-
-def event_shape(event: int | Sequence[int]) -> tuple[int, ...]:
-    """The shape of one point, from a number or a sequence of numbers."""
-    sizes = (event,) if isinstance(event, int) else tuple(event)
-    return tuple(whole_number(size, "each size of the event", 1) for size in sizes)
 
 
 def arguments(net: nn.Module, *names: str) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from casal.checks import whole_number
+from casal.checks import event_shape, whole_number
 from casal.errors import CasalWarning, SettingError, ShapeError
-from casal.lab.nets.events import all_digits, arguments, beside, check_event, event_shape, over_events
+from casal.lab.nets.events import all_digits, arguments, beside, check_event, over_events
 
 RELATIVE_RANK = 1e-10
 """Eigenvalues of the covariance below this share of the largest are zero: the data do not vary there."""

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from casal.checks import whole_number
+from casal.checks import event_shape, whole_number
 from casal.errors import SettingError
-from casal.lab.nets.events import Standardise, arguments, check_event, event_shape, over_events
+from casal.lab.nets.events import Standardise, arguments, check_event, over_events
 from casal.lab.nets.streams import seeded
 
 

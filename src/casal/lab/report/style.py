@@ -12,27 +12,11 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
+from casal.methods import METHODS
+
 EXACT = "#000000"
 INK = "#333333"
 FAINT = "#c8ccd0"
-
-COLOURS = {
-    "unconstrained": "#999999",
-    "final projection": "#56B4E9",
-    "projected": "#0072B2",
-    "penalty": "#E69F00",
-    "primal-dual": "#F0E442",
-    "decoupled": "#B8860B",
-    "Algorithm 1": "#CC79A7",
-    "Algorithm 2": "#882255",
-    "released code": "#D55E00",
-    "CASAL": "#44AA99",
-    "DPS": "#6699CC",
-    "WeightedCASAL": "#009E73",
-    "SplitGibbs": "#117733",
-    "Twisted": "#332288",
-}
-"""Okabe and Ito's palette, widened by colours of Tol's; a method keeps its colour in every picture."""
 
 _STYLE: Any = {
     "font.size": 9,
@@ -52,9 +36,9 @@ _STYLE: Any = {
 
 
 def colour(label: str) -> str:
-    """The colour of a method, by the longest known name its label begins with."""
-    known = [name for name in COLOURS if label.startswith(name)]
-    return COLOURS[max(known, key=len)] if known else INK
+    """The colour of a method in every picture, by the longest name of the registry that its label begins with."""
+    known = [name for name in METHODS if label.startswith(name)]
+    return METHODS[max(known, key=len)].colour if known else INK
 
 
 @contextmanager
