@@ -1,0 +1,178 @@
+"""What the cases of the conditional experiment share: runs over seeds, rows of figures, verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from casal import Constraint, Decoder, FinalProjection, Projected, SampleResult, SplitGibbs, Target, Twisted
+from casal.errors import SettingError
+from casal.lab.experiment import (
+    AnyMethod,
+    Claim,
+    Column,
+    ResultTable,
+    Tell,
+    mean_and_error,
+    sample_quietly,
+    verdict,
+    with_error,
+)
+from casal.lab.tuning import SETTINGS, VALIDATION_SEED, tuned
+from casal.methods import systematic
+
+SIGMA = 0.02
+"""The last noise level of the weighted methods; rho = 1 / SIGMA^2."""
+
+LADDER = {False: (40, 30), True: (12, 8)}
+"""Rungs of SplitGibbs and of Twisted, in a full and in a quick run."""
+
+HEALTH = (
+    Column("ess", "least ESS", ".0f"),
+    Column("ancestors", "ancestors", ".0f"),
+    Column("feasible", "feasible", ".1%"),
+    Column("violation", "largest violation", ".0e"),
+    Column("evaluations", "score evaluations", ".0f"),
+)
+"""The columns every case ends with."""
+
+
+PLAIN: dict[str, AnyMethod] = {"final projection": FinalProjection(), "projected": Projected()}
+"""The baselines of every case."""
+
+
+class Scale(NamedTuple):
+    """Chains, seeds, steps of the model, chains for tuning, every how manyth setting is tried."""
+
+    n: int
+    seeds: int
+    steps: int
+    tuning: int
+    stride: int
+
+
+FULL = Scale(4000, 5, 200, 500, 1)
+QUICK = Scale(400, 2, 50, 100, 10)
+"""For networks that are exact and cheap: mixtures and Gaussians."""
+
+
+class Dot(NamedTuple):
+    """One mark of the picture of all cases: a distance in units of its floor."""
+
+    case: str
+    method: str
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one case leaves behind.
+
+    Attributes:
+        tables: Its tables.
+        claims: Targets and verdicts.
+        dots: Distances over floors.
+        data: Arrays of its picture.
+    """
+
+    tables: Sequence[ResultTable]
+    claims: Sequence[Claim] = ()
+    dots: Sequence[Dot] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model, a set, and how many chains are drawn how often."""
+
+    target: Target
+    constraint: Constraint
+    n: int
+    seeds: Sequence[int]
+    decoder: Decoder | None = None
+
+    def draw(self, method: AnyMethod, n: int, seed: int) -> SampleResult:
+        """One run."""
+        return sample_quietly(self.target, self.constraint, method, n, decoder=self.decoder, seed=seed)
+
+    def runs(self, method: AnyMethod) -> list[SampleResult]:
+        """One run a seed."""
+        return [self.draw(method, self.n, seed) for seed in self.seeds]
+
+    def tuned(
+        self, settings: Sequence[tuple[str, AnyMethod]], loss: Callable[[SampleResult], float], n: int
+    ) -> tuple[str, list[SampleResult]]:
+        """Runs with the setting of smallest loss on validation chains; those refused or that lose a chain are out."""
+        found, _ = tuned(settings, lambda s: loss(self.draw(s[1], n, VALIDATION_SEED)), lambda s: self.runs(s[1]))
+        if found is None:
+            raise SettingError(f"all {len(settings)} settings are refused or diverge")
+        return found[0][0], found[1]
+
+    def compare(
+        self,
+        name: str,
+        methods: Mapping[str, AnyMethod],
+        labels: Sequence[str],
+        loss: Callable[[SampleResult], float],
+        scale: Scale,
+        tell: Tell,
+    ) -> dict[str, tuple[str, list[SampleResult]]]:
+        """Setting (if one was tuned) and runs of each method, then of each of the labels of ``tuning.SETTINGS``."""
+        found: dict[str, tuple[str, list[SampleResult]]] = {}
+        for label, method in methods.items():
+            tell(f"{name}: {label}")
+            found[label] = "", self.runs(method)
+        for label in labels:
+            tell(f"{name}: {label}")
+            found[label] = self.tuned(SETTINGS[label][:: scale.stride], loss, scale.tuning)
+        return found
+
+
+def weighted(quick: bool) -> dict[str, AnyMethod]:
+    """The two engines for laws with exact or small networks, as they come; with fewer rungs if ``quick``."""
+    levels, moves = LADDER[quick]
+    return {
+        "SplitGibbs, gibbs": SplitGibbs(SIGMA, levels=levels, moves="gibbs"),
+        "SplitGibbs, metropolis": SplitGibbs(SIGMA, levels=levels, moves="metropolis", inner_steps=20),
+        "Twisted": Twisted(SIGMA**-2, moves=moves),
+    }
+
+
+def figures(label: str, results: Sequence[SampleResult], **distances: Sequence[float]) -> dict[str, Any]:
+    """A row: each distance with its standard error over seeds, then the columns of HEALTH."""
+    row: dict[str, Any] = {"method": label}
+    for key, values in distances.items():
+        row |= with_error(key, *mean_and_error(values))
+    if "ess" in results[0].trace:
+        row["ess"] = float(np.mean([float(r.trace["ess"].min()) for r in results]))
+        row["ancestors"] = float(np.mean([len(torch.unique(r.ancestors)) for r in results]))
+    row["feasible"] = float(np.mean([float(r.certificate.feasible.double().mean()) for r in results]))
+    row["violation"] = max(float(r.certificate.violation.max()) for r in results)
+    row["evaluations"] = results[0].cost.score_evaluations
+    return row
+
+
+def equally_weighted(result: SampleResult, values: Tensor) -> Tensor:
+    """Values of the chains (n, ...), drawn anew by their weights."""
+    index = systematic(result.weights, torch.Generator().manual_seed(0))
+    return values[index]
+
+
+def at_most(text: str, value: float, limit: float, style: str = ".3f") -> Claim:
+    """A target from above, and whether it is met."""
+    return Claim(text, f"at most {limit:g}", format(value, style), verdict(value <= limit))
+
+
+def within(text: str, value: float, centre: float, slack: float) -> Claim:
+    """A target with a tolerance."""
+    return Claim(text, f"{centre:.2f} ± {slack:.2f}", f"{value:.3f}", verdict(abs(value - centre) <= slack))
+
+
+def dots(case: str, rows: Sequence[Mapping[str, Any]], key: str, floor: float) -> list[Dot]:
+    """Distances of the rows that have one, over their floor."""
+    return [Dot(case, row["method"], row[key] / floor) for row in rows if key in row]
