@@ -9,9 +9,10 @@ by ``casal.lab.experiments.register``.
 from __future__ import annotations
 
 import math
+import re
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import wraps
@@ -52,6 +53,23 @@ class Column:
     key: str
     label: str
     style: str = ".4g"
+
+
+_STYLE = re.compile(r"(.*), ([+.\d]*[defg%])")
+
+
+def columns(*headers: str) -> tuple[Column, ...]:
+    """The columns of headers: ``key: label, style`` each, with `` | `` between; label and style may be left out.
+
+    >>> columns("method | w1: distance to the law, .3f | n: chains, d")[1]
+    Column(key='w1', label='distance to the law', style='.3f')
+    """
+    found = []
+    for part in " | ".join(headers).split(" | "):
+        name, style = (part, ".4g") if (parts := _STYLE.fullmatch(part)) is None else parts.groups()
+        key, _, label = name.partition(": ")
+        found.append(Column(key, label or key, style))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -130,11 +148,13 @@ def stamp(run: Run) -> Run:
     return timed
 
 
-def sample_quietly(target: Target, constraint: Constraint, method: AnyMethod, n: int, **options: Any) -> SampleResult:
-    """``casal.sample`` without warnings of few ancestors, for tables that have the number."""
+def runs(
+    target: Target, constraint: Constraint, method: AnyMethod, n: int, seeds: Iterable[int], **options: Any
+) -> list[SampleResult]:
+    """One run of ``casal.sample`` for each seed, without warnings of few ancestors: the tables have the number."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CasalWarning)
-        return sample(target, constraint, method, n, **options)
+        return [sample(target, constraint, method, n, seed=seed, **options) for seed in seeds]
 
 
 def share(count: int, n: int) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from casal.lab.burgers import regimes
 def test_the_posterior_of_the_regimes_has_this_score() -> None:
     posterior = regimes.Posterior(0.4)
     x = posterior.sample(3, torch.Generator().manual_seed(0)).requires_grad_()
-    h, (along, across) = posterior.direction, posterior.variances
+    h, (along, across) = regimes.DIRECTION, regimes.VARIANCES
     gap = x[:, None] - posterior.means
     part = gap @ h
     log = posterior.weights.log() - (gap.square().sum(2) - part**2) / (2 * across) - part**2 / (2 * along)

@@ -73,7 +73,6 @@ SETS: dict[str, tuple[GaussianMixture, casal.Constraint, tuple[Array, Array]]] =
     "sphere in space": (IN_SPACE, casal.Sphere(1.3), sphere(1.3)),
     "line": (MIXTURE, casal.Affine([[2.0, 1.0]], 0.0), line((2.0, 1.0), 0.0)),
     "line, written twice": (MIXTURE, casal.Affine([[1.0, 1.0], [2.0, 2.0]], [1.0, 2.0]), line((1.0, 1.0), 1.0)),
-    "box": (MIXTURE, casal.Box([-1.0, -2.0], [1.0, 1.5]), box((-1.0, -2.0), (1.0, 1.5))),
     "half-plane": (MIXTURE, casal.HalfSpace([2.0, 0.0], 1.0), box((-6.5, -6.0), (0.5, 6.0))),
 }
 

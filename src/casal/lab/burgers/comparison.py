@@ -14,20 +14,11 @@ from torch import Tensor
 
 from casal import CASAL, FinalProjection, Penalty, Projected, Unconstrained
 from casal.errors import DivergedError
+from casal.lab.burgers import cycle
 from casal.lab.burgers.conserved import least_conserving, nearest_field
-from casal.lab.burgers.cycle import (
-    INFLATIONS,
-    MEMBERS,
-    Analyse,
-    Gaussian3DVar,
-    Window,
-    assimilate,
-    diffusion,
-    kalman,
-)
 from casal.lab.burgers.scores import Scores, average
 from casal.lab.burgers.setup import BASIS, DIMENSION, POINTS, SETUPS, TUNING_SEED, Model, Truth, truths
-from casal.lab.experiment import AnyMethod, Column, ResultTable, Tell, with_error
+from casal.lab.experiment import AnyMethod, ResultTable, Tell, columns, with_error
 
 RHO = 10.0
 
@@ -55,42 +46,25 @@ SCORES = ("l2", "l2_projected", "l2_member", "crps")
 
 
 class Scale(NamedTuple):
-    """How much is run.
+    """How much is run."""
 
-    Attributes:
-        trajectories: In each of the seeds.
-        seeds: Of truths, observations and noise.
-        networks: Trained from different starts.
-        steps: Of the diffusion.
-        tuning: Other trajectories, for the settings of baselines.
-        stride: Every how manyth penalty weight is tried.
-    """
-
-    trajectories: int
-    seeds: int
-    networks: int
-    steps: int
-    tuning: int
-    stride: int
+    trajectories: int  # in each of the seeds
+    seeds: int  # of truths, observations and noise
+    networks: int  # trained from different starts
+    steps: int  # of the diffusion
+    tuning: int  # other trajectories, for the settings of baselines
+    stride: int  # every how manyth penalty weight is tried
 
 
 @dataclass
 class Runs:
-    """What is kept of one method on one set-up.
+    """What is kept of one method on one set-up."""
 
-    Attributes:
-        values: Each of SCORES, (networks, n).
-        curve: Error in every window, (5, n), mean over networks.
-        first: Scores of the first network, for pictures and conservation.
-        seconds: Of one network.
-        setting: What was tuned.
-    """
-
-    first: Scores
-    values: dict[str, Tensor]
-    curve: Tensor
-    seconds: float
-    setting: str = ""
+    first: Scores  # scores of the first network, for pictures and conservation
+    values: dict[str, Tensor]  # each of SCORES, (networks, n)
+    curve: Tensor  # error in every window, (5, n), mean over networks
+    seconds: float  # of one network
+    setting: str = ""  # what was tuned
     figures: dict[str, float | None] = field(default_factory=dict)
 
 
@@ -110,50 +84,44 @@ def _summary(parts: Sequence[Scores], seconds: float, setting: str) -> Runs:
     return Runs(parts[0], values, curve, seconds, setting, figures)
 
 
-def classical(label: str, variational: Gaussian3DVar, truth: Truth, seed: int, inflation: float) -> Tensor:
+def classical(label: str, variational: cycle.Gaussian3DVar, truth: Truth, seed: int, inflation: float) -> Tensor:
     """Members of a method without a network, (5, m, n, points)."""
     if label.startswith("EnKF"):
-        return kalman(variational, truth, inflation, seed, project=label.endswith("projection"))
+        return cycle.kalman(variational, truth, inflation, seed, project=label.endswith("projection"))
     root = torch.linalg.cholesky(variational.covariance)
     generator = torch.Generator().manual_seed(seed)
 
-    def drawn(window: Window, truth: Truth, number: int) -> Tensor:
-        w = torch.randn((MEMBERS, len(truth), DIMENSION), generator=generator, dtype=torch.float64)
-        return (window.mean + w @ root.T) @ BASIS.T
+    def drawn(mean: Tensor) -> Tensor:
+        w = torch.randn((cycle.MEMBERS, len(truth), DIMENSION), generator=generator, dtype=torch.float64)
+        return (mean + w @ root.T) @ BASIS.T
 
-    def constrained(window: Window, truth: Truth, number: int) -> Tensor:
-        c = least_conserving(variational.precision, window.mean, truth.mass, truth.energy, POINTS)
-        return (c @ BASIS.T)[None]
-
-    def projected(window: Window, truth: Truth, number: int) -> Tensor:
-        return nearest_field(window.mean @ BASIS.T, truth.mass, truth.energy)[None]
-
-    ways: dict[str, Analyse] = {
-        "3D-Var": lambda window, truth, number: (window.mean @ BASIS.T)[None],
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
+        "3D-Var": lambda mean: (mean @ BASIS.T)[None],
         "3D-Var, 5 draws": drawn,
-        "3D-Var + projection": projected,
-        "3D-Var, constrained": constrained,
+        "3D-Var + projection": lambda mean: nearest_field(mean @ BASIS.T, truth.mass, truth.energy)[None],
+        "3D-Var, constrained": lambda mean: (
+            least_conserving(variational.precision, mean, truth.mass, truth.energy, POINTS) @ BASIS.T
+        )[None],
     }
-    return assimilate(variational, truth, ways[label])
+    return cycle.assimilate(variational, truth, lambda mean, truth, number: ways[label](mean))
 
 
-def tuned_inflation(variational: Gaussian3DVar, truth: Truth, label: str) -> float:
+def tuned_inflation(variational: cycle.Gaussian3DVar, truth: Truth, label: str) -> float:
     """Model error of the EnKF with the smallest error on other trajectories."""
-    loss = {q: float(Scores(classical(label, variational, truth, 0, q), truth).l2.mean()) for q in INFLATIONS}
+    loss = {q: float(Scores(classical(label, variational, truth, 0, q), truth).l2.mean()) for q in cycle.INFLATIONS}
     return min(loss, key=lambda q: loss[q])
 
 
 def tuned_penalties(model: Model, truth: Truth, label: str, scale: Scale, tell: Tell) -> list[float]:
     """Weights by their error on other trajectories, the best first; they grow until a run diverges."""
-    variational = Gaussian3DVar(model.setup, model.sigma)
     losses: dict[float, float] = {}
     for weight in WEIGHTS[:: scale.stride]:
         tell(f"set-up {model.setup.name}: {label}, weight {weight:.3g}")
         try:
-            members = assimilate(variational, truth, diffusion(model, penalty(label, weight), scale.steps, 0))
+            (scores,) = _each([model], truth, scale.steps, penalty(label, weight))
         except DivergedError:
             break
-        losses[weight] = float(Scores(members, truth).l2.mean())
+        losses[weight] = float(scores.l2.mean())
     return sorted(losses, key=lambda weight: losses[weight])
 
 
@@ -164,7 +132,7 @@ def penalty(label: str, weight: float) -> AnyMethod:
 
 def compare(models: Sequence[Model], truth: Truth, labels: Sequence[str], scale: Scale, tell: Tell) -> dict[str, Runs]:
     """Every method on the same truths; diffusion methods once for each network, with the same noise."""
-    setup, variational = models[0].setup, Gaussian3DVar(models[0].setup, models[0].sigma)
+    setup, variational = models[0].setup, cycle.Gaussian3DVar(models[0].setup, models[0].sigma)
     other = truths(setup, scale.tuning, TUNING_SEED)
     found: dict[str, Runs] = {}
     for label in labels:
@@ -192,7 +160,7 @@ def _timed(parts: Callable[[], list[Scores]], setting: str = "") -> Runs:
     return _summary(found, (time.perf_counter() - began) / len(found), setting)
 
 
-def _without_network(label: str, variational: Gaussian3DVar, truth: Truth, inflation: float) -> list[Scores]:
+def _without_network(label: str, variational: cycle.Gaussian3DVar, truth: Truth, inflation: float) -> list[Scores]:
     return [Scores(classical(label, variational, truth, 0, inflation), truth, variational.setup.amplitude)]
 
 
@@ -201,9 +169,9 @@ def _each(
 ) -> list[Scores]:
     """One assimilation for each network."""
     setup = models[0].setup
-    variational = Gaussian3DVar(setup, models[0].sigma)
-    analyses = [diffusion(model, method, steps, 0, in_latent=in_latent) for model in models]
-    return [Scores(assimilate(variational, truth, analyse), truth, setup.amplitude) for analyse in analyses]
+    variational = cycle.Gaussian3DVar(setup, models[0].sigma)
+    analyses = [cycle.diffusion(model, method, steps, 0, in_latent=in_latent) for model in models]
+    return [Scores(cycle.assimilate(variational, truth, analyse), truth, setup.amplitude) for analyse in analyses]
 
 
 def difference(one: Runs, other: Runs, key: str = "l2") -> tuple[float, float]:
@@ -224,21 +192,11 @@ def row(label: str, found: Mapping[str, Runs]) -> dict[str, Any]:
     return line
 
 
-COLUMNS = (
-    Column("method", "method"),
-    Column("l2", "error of the mean", ".3f"),
-    Column("gap", "minus unconstrained", "+.3f"),
-    Column("l2_projected", "re-projected mean", ".3f"),
-    Column("l2_member", "one member", ".3f"),
-    Column("member_mass", "mass error", ".0e"),
-    Column("member_energy", "energy error", ".0e"),
-    Column("mean_energy", "of the mean", ".0e"),
-    Column("worst_projected", "of the re-projected mean", ".0e"),
-    Column("crps", "CRPS", ".3f"),
-    Column("spread_skill", "spread / skill", ".2f"),
-    Column("spectrum", "spectrum", ".2f"),
-    Column("seconds", "time", ".2f"),
-    Column("setting", "setting"),
+COLUMNS = columns(
+    "method | l2: error of the mean, .3f | gap: minus unconstrained, +.3f | l2_projected: re-projected mean, .3f | "
+    "l2_member: one member, .3f | member_mass: mass error, .0e | member_energy: energy error, .0e | "
+    "mean_energy: of the mean, .0e | worst_projected: of the re-projected mean, .0e | crps: CRPS, .3f | "
+    "spread_skill: spread / skill, .2f | spectrum, .2f | seconds: time, .2f | setting"
 )
 
 

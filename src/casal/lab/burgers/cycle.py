@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,29 +56,12 @@ def forecast(time: float, damping: float) -> Tensor:
     return math.exp(-damping * time) * matrix
 
 
-class Window(NamedTuple):
-    """The Gaussian analysis of one window.
-
-    Attributes:
-        mean: m (n, 19), in coefficients.
-        background: b (n, 19).
-    """
-
-    mean: Tensor
-    background: Tensor
-
-
 @dataclass(frozen=True, eq=False)
 class Gaussian3DVar:
-    """Everything of 3D-Var that does not depend on the data.
+    """Everything of 3D-Var that does not depend on the data."""
 
-    Attributes:
-        setup: Times, noise, damping.
-        sigma: Size of every coefficient, (19,).
-    """
-
-    setup: Setup
-    sigma: Tensor
+    setup: Setup  # times, noise, damping
+    sigma: Tensor  # size of every coefficient, (19,)
 
     @property
     def spacing(self) -> float:
@@ -157,8 +140,8 @@ def guided(prior: Target, mean: Tensor, covariance: Tensor) -> Target:
     return replace(prior, score=score, denoise=None, name=f"{prior.name} given an analysis")
 
 
-Analyse = Callable[[Window, Truth, int], Tensor]
-"""(window, truth, number of the window) -> fields (members, n, points)."""
+Analyse = Callable[[Tensor, Truth, int], Tensor]
+"""(m in coefficients (n, 19), truth, number of the window) -> fields (members, n, points)."""
 
 
 def diffusion(
@@ -184,9 +167,9 @@ def diffusion(
     spread, take = variational.divided
     inverse = 1.0 / model.scale
 
-    def analyse(window: Window, truth: Truth, number: int) -> Tensor:
-        mean = (window.mean @ take.T * inverse).repeat(members, 1)
-        target = guided(prior, mean, inverse[:, None] * spread * inverse)
+    def analyse(mean: Tensor, truth: Truth, number: int) -> Tensor:
+        chains = (mean @ take.T * inverse).repeat(members, 1)
+        target = guided(prior, chains, inverse[:, None] * spread * inverse)
         mass, energy, n = truth.mass.repeat(members), truth.energy.repeat(members), members * len(truth)
         # In float64, so that z is in the range of the decoder to the last digit; the network stays in float32.
         options: dict[str, Any] = {"seed": seed * CYCLES + number, "tile": n, "threads": 1, "dtype": torch.float64}
@@ -208,7 +191,7 @@ def assimilate(variational: Gaussian3DVar, truth: Truth, analyse: Analyse) -> Te
     windows = []
     for number in range(CYCLES):
         mean = variational.mean(background, variational.observed(truth, number))
-        members = analyse(Window(mean, background), truth, number)
+        members = analyse(mean, truth, number)
         windows.append(members)
         background = variational.next_background(members.mean(0) @ BASIS)
     return torch.stack(windows)

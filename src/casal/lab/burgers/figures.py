@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from casal.lab.burgers.cycle import WINDOW
 from casal.lab.burgers.scores import analysed, power
 from casal.lab.burgers.setup import MODES, POINTS, SITES
+from casal.lab.drawing import legend_below, panels
 from casal.lab.experiment import Outcome
 from casal.lab.report.style import EXACT, FAINT, colour
 
@@ -45,9 +46,7 @@ def _ink(label: str) -> str:
 def _states(data: Mapping[str, Any]) -> Figure:
     """Members and mean in the last window, with the truth and what was seen of it."""
     shown, which = data["shown"], data["example"]
-    figure, axes = plt.subplots(
-        len(data["runs"]), len(shown), figsize=(2.3 * len(shown), 4.0), sharex=True, sharey="row", squeeze=False
-    )
+    figure, axes = panels(len(data["runs"]), len(shown), 2.3 * len(shown), 4.0, sharex=True, sharey="row")
     x = np.arange(POINTS) * 2 * np.pi / POINTS
     for line, (name, runs) in zip(axes, data["runs"].items(), strict=True):
         for axis, label in zip(line, shown, strict=True):
@@ -69,7 +68,7 @@ def _states(data: Mapping[str, Any]) -> Figure:
 
 def _errors(data: Mapping[str, Any]) -> Figure:
     """Relative error over the windows."""
-    figure, axes = plt.subplots(1, len(data["runs"]), figsize=(4.2 * len(data["runs"]), 3.2), squeeze=False)
+    figure, axes = panels(1, len(data["runs"]), 4.2 * len(data["runs"]), 3.2)
     for axis, (name, runs) in zip(axes[0], data["runs"].items(), strict=True):
         for label in data["shown"]:
             curve = runs[label].curve
@@ -78,15 +77,14 @@ def _errors(data: Mapping[str, Any]) -> Figure:
             axis.plot(windows, mean, "o-", color=_ink(label), markersize=3, label=label)
             axis.fill_between(windows, mean - error, mean + error, color=_ink(label), alpha=0.12, linewidth=0)
         axis.set(title=f"set-up {name}", xlabel="window", ylabel="relative error of the mean", xticks=windows)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    legend_below(figure, axes[0][0], 3)
     figure.suptitle("Error of the analysis as windows go by (band: one standard error)")
     return figure
 
 
 def _spectra(data: Mapping[str, Any]) -> Figure:
     """Power of the members in the last window over that of the truth, mode by mode."""
-    figure, axes = plt.subplots(1, len(data["runs"]), figsize=(4.2 * len(data["runs"]), 3.2), squeeze=False)
+    figure, axes = panels(1, len(data["runs"]), 4.2 * len(data["runs"]), 3.2)
     modes = np.arange(1, MODES)
     for axis, (name, runs) in zip(axes[0], data["runs"].items(), strict=True):
         axis.axhline(1.0, color=EXACT, linewidth=0.8)
@@ -95,20 +93,17 @@ def _spectra(data: Mapping[str, Any]) -> Figure:
             ratio = (scores.spectrum / power(analysed(scores.truth)[-1]))[1:MODES]
             axis.plot(modes, ratio, "o-", color=_ink(label), markersize=3, label=label)
         axis.set(title=f"set-up {name}", xlabel="mode", ylabel="power / the truth's", yscale="log", xticks=modes)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    legend_below(figure, axes[0][0], 3)
     figure.suptitle("Spectrum of the members in the last window")
     return figure
 
 
 def _trajectory(data: Mapping[str, Any]) -> Figure:
     """Mass, energy and error along one trajectory: analyses and their forecasts."""
-    panels = (("mass", "mass minus the truth's"), ("energy", "energy / the truth's"), ("l2", "relative error"))
-    figure, axes = plt.subplots(
-        len(data["along"]), len(panels), figsize=(10.0, 2.6 * len(data["along"])), sharex="row", squeeze=False
-    )
+    shown = (("mass", "mass minus the truth's"), ("energy", "energy / the truth's"), ("l2", "relative error"))
+    figure, axes = panels(len(data["along"]), len(shown), 10.0, 2.6 * len(data["along"]), sharex="row")
     for line, (name, labels) in zip(axes, data["along"].items(), strict=True):
-        for axis, (key, title) in zip(line, panels, strict=True):
+        for axis, (key, title) in zip(line, shown, strict=True):
             if key != "l2":
                 axis.axhline(0.0 if key == "mass" else 1.0, color=EXACT, linewidth=0.8)
             for label, series in labels.items():
@@ -119,8 +114,7 @@ def _trajectory(data: Mapping[str, Any]) -> Figure:
         line[0].set_ylabel(f"set-up {name}")
     for axis in axes[-1]:
         axis.set_xlabel("observation time")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    legend_below(figure, axes[0][0], len(labels))
     figure.suptitle("The mean of the members along one trajectory: analysis, then its damped forecast, in turn")
     return figure
 
@@ -129,9 +123,7 @@ def _hovmoeller(data: Mapping[str, Any]) -> Figure:
     """u(x, t), the truth first."""
     names = list(data["hovmoeller"])
     columns = ["truth", *data["shown"]]
-    figure, axes = plt.subplots(
-        len(names), len(columns), figsize=(1.7 * len(columns), 3.0 * len(names)), sharey="row", squeeze=False
-    )
+    figure, axes = panels(len(names), len(columns), 1.7 * len(columns), 3.0 * len(names), sharey="row")
     for line, name in zip(axes, names, strict=True):
         case = data["hovmoeller"][name]
         limit = float(np.abs(case["fields"]["truth"]).max())
@@ -168,9 +160,7 @@ def _invariants(drifts: Mapping[str, Mapping[str, Any]]) -> Figure:
 def _regimes(parts: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Set-up C: scores of every truth, method by method, for each prior."""
     keys = {"modes": "mode error", "sw1": "SW1", "reconstruction": "reconstruction error"}
-    figure, axes = plt.subplots(
-        len(parts), len(keys), figsize=(3.4 * len(keys), 3.0 * len(parts)), sharex="col", sharey="row", squeeze=False
-    )
+    figure, axes = panels(len(parts), len(keys), 3.4 * len(keys), 3.0 * len(parts), sharex="col", sharey="row")
     for line, (name, data) in zip(axes, parts.items(), strict=True):
         scores = data["scores"]
         rows = np.arange(len(scores))[::-1]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from casal import Target, ddpm, langevin, posterior
 from casal.lab.artifacts import network
 from casal.lab.burgers.regimes import DIMENSION, MEANS, REGIMES, SEEN, SENSOR, WITHIN, Reference
-from casal.lab.experiment import Column, ResultTable
+from casal.lab.experiment import ResultTable, columns
 from casal.lab.laws.families import BETAS
 from casal.lab.nets import Gaussian, ProbabilityFlow, WienerMLP, train_ddpm
 
@@ -56,15 +56,10 @@ class Training(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """A prior on latents that is a network.
+    """A prior on latents that is a network."""
 
-    Attributes:
-        net: The noise predictor.
-        training: How much of everything.
-    """
-
-    net: nn.Module
-    training: Training
+    net: nn.Module  # the noise predictor
+    training: Training  # how much of everything
 
     @classmethod
     def of(cls, training: Training) -> Learned:
@@ -183,12 +178,9 @@ def losses(learned: Learned) -> ResultTable:
         )
     return ResultTable(
         "Set-up C: held-out loss of the network over that of the exact score",
-        (
-            Column("t", "step t"),
-            Column("noise", "noise / signal", ".3f"),
-            Column("network", "network / exact", ".4f"),
-            Column("gaussian", "Gaussian / exact", ".4f"),
-            Column("score", "relative error of the score", ".4f"),
+        columns(
+            "t: step t | noise: noise / signal, .3f | network: network / exact, .4f | "
+            "gaussian: Gaussian / exact, .4f | score: relative error of the score, .4f"
         ),
         rows,
         note="The loss of a noise predictor is that of the exact score plus its own squared distance to it; that "

@@ -11,18 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from casal import (
-    CASAL,
-    DPS,
-    Constraint,
-    FinalProjection,
-    Penalty,
-    Projected,
-    SampleResult,
-    SplitGibbs,
-    Target,
-    WeightedCASAL,
-)
+import casal
 from casal.diagnostics import directions
 from casal.errors import DivergedError
 from casal.lab.burgers.learned import Learned, LearnedPosterior, Training, losses
@@ -30,97 +19,60 @@ from casal.lab.burgers.regimes import DECODER, DIMENSION, Case, Posterior, Refer
 from casal.lab.experiment import (
     AnyMethod,
     Array,
-    Column,
     ResultTable,
     Tell,
+    columns,
     mean_and_error,
-    sample_quietly,
+    runs,
     with_error,
 )
 from casal.lab.tuning import VALIDATION_SEED, tuned
 
 BEST = "WeightedCASAL"
 TOP = 1e5
-DPS_WEIGHTS = tuple(10.0 ** (k / 5) for k in range(-10, 11))
-PENALTY_WEIGHTS = tuple(10.0 ** (k / 4) for k in range(-18, 3))
 STEP = 0.2
 DIRECTIONS = 48
 
 
 class Scale(NamedTuple):
-    """How much is run.
+    """How much is run."""
 
-    Attributes:
-        truths: Fresh ones, for the table.
-        n: Chains.
-        steps: Of the diffusion.
-        ladder: Steps of the ladder in rho.
-        tuning: Other truths, for the settings of baselines.
-        stride: Every how manyth setting is tried.
-        draws: Of every regime, for the exact law.
-        learned: Of the network.
-    """
-
-    truths: int
-    n: int
-    steps: int
-    ladder: int
-    tuning: int
-    stride: int
-    draws: int
-    learned: Training
+    truths: int  # fresh ones, for the table
+    n: int  # chains
+    steps: int  # of the diffusion
+    ladder: int  # steps of the ladder in rho
+    tuning: int  # other truths, for the settings of baselines
+    stride: int  # every how manyth setting is tried
+    draws: int  # of every regime, for the exact law
+    learned: Training  # of the network
 
 
 class Model(Protocol):
     """A posterior: as a diffusion, as a denoiser for a ladder, as a fixed density."""
 
-    def diffusion(self, steps: int) -> Target: ...
-    def refined(self, steps: int) -> Target: ...
-    def static(self, steps: int, step_size: float) -> Target: ...
-
-
-def as_diffusion(model: Model, scale: Scale) -> Target:
-    """For methods that step through the noise levels."""
-    return model.diffusion(scale.steps)
-
-
-def as_denoiser(model: Model, scale: Scale) -> Target:
-    """For a ladder over a denoiser."""
-    return model.refined(scale.steps)
-
-
-def as_density(model: Model, scale: Scale) -> Target:
-    """For a ladder in rho over a fixed density."""
-    return model.static(scale.ladder, STEP)
+    def diffusion(self, steps: int) -> casal.Target: ...
+    def refined(self, steps: int) -> casal.Target: ...
+    def static(self, steps: int, step_size: float) -> casal.Target: ...
 
 
 class Entry(NamedTuple):
     """A method, the form in which it wants the posterior, and the name of its setting."""
 
     method: AnyMethod
-    form: Callable[[Model, Scale], Target] = as_diffusion
+    form: Callable[[Model, Scale], casal.Target] = lambda model, scale: model.diffusion(scale.steps)
     setting: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """One truth.
+    """One truth."""
 
-    Attributes:
-        case: The truth and what is known of it.
-        posterior: The exact one.
-        model: What methods sample from: the exact one, or a network's.
-        exact: The law on C under the exact prior.
-        law: The law on C under the prior of ``model``.
-        constraint: C.
-    """
-
-    case: Case
-    posterior: Posterior
-    model: Model
-    exact: Reference
-    law: Reference
-    constraint: Constraint
+    case: Case  # the truth and what is known of it
+    posterior: Posterior  # the exact one
+    model: Model  # what methods sample from: the exact one, or a network's
+    exact: Reference  # the law on C under the exact prior
+    law: Reference  # the law on C under the prior of ``model``
+    constraint: casal.Constraint  # C
 
     @classmethod
     def of(cls, seed: int, draws: int) -> Trial:
@@ -135,13 +87,10 @@ class Trial:
         model = LearnedPosterior(learned, self.case.value)
         return Trial(self.case, self.posterior, model, self.exact, learned.reference(self.exact), self.constraint)
 
-    def draw(self, entry: Entry, scale: Scale, seed: int) -> SampleResult:
-        """One run."""
-        options: dict[str, Any] = {"decoder": DECODER, "seed": seed, "threads": 1}
-        return sample_quietly(entry.form(self.model, scale), self.constraint, entry.method, scale.n, **options)
-
-    def scores(self, result: SampleResult) -> dict[str, float]:
-        """Distances to the law under the prior in use and to the exact one, reconstruction, violation, ancestors."""
+    def scores(self, entry: Entry, scale: Scale, seed: int) -> dict[str, float]:
+        """Of one run: distances to the law under the prior in use and to the exact one, and how it went."""
+        target = entry.form(self.model, scale)
+        (result,) = runs(target, self.constraint, entry.method, scale.n, [seed], decoder=DECODER, threads=1)
         x, weights = DECODER.pinv(result.samples.to(torch.float64), (DIMENSION,)), result.weights.to(torch.float64)
         nearest = torch.cdist(x, self.posterior.means).argmin(1)  # the regimes are far apart
         shares = torch.zeros(len(self.exact.modes), dtype=torch.float64).index_add_(0, nearest, weights)
@@ -172,26 +121,26 @@ def sliced(x: Tensor, weights: Tensor, law: Reference) -> float:
 
 
 TUNED: dict[str, Sequence[Entry]] = {
-    "penalty, tuned + projection": [
-        Entry(FinalProjection(Penalty(weight)), setting=f"weight {weight:.3g}") for weight in PENALTY_WEIGHTS
-    ],
-    "DPS, tuned + projection": [
-        Entry(FinalProjection(DPS(weight)), setting=f"weight {weight:.3g}") for weight in DPS_WEIGHTS
-    ],
+    label: [Entry(casal.FinalProjection(kind(10.0**k)), setting=f"weight {10.0**k:.3g}") for k in powers]
+    for label, kind, powers in (
+        ("penalty, tuned + projection", casal.Penalty, [k / 4 for k in range(-18, 3)]),
+        ("DPS, tuned + projection", casal.DPS, [k / 5 for k in range(-10, 11)]),
+    )
 }
 """21 weights each, up to divergence; chosen on other truths by mode error + SW1."""
 
 
 def methods(scale: Scale) -> dict[str, Entry | None]:
     """All methods in the order of the table; None for those with a setting to tune."""
-    gibbs = SplitGibbs(TOP**-0.5, levels=max(8, scale.ladder // 12), moves="metropolis", inner_steps=10)
+    gibbs = casal.SplitGibbs(TOP**-0.5, levels=max(8, scale.ladder // 12), moves="metropolis", inner_steps=10)
+    weighted = casal.WeightedCASAL(TOP, burn_in=1)
     return {
-        "final projection": Entry(FinalProjection()),
-        "projected": Entry(Projected()),
-        "CASAL, dual 1": Entry(CASAL(10.0, dual_step=1.0)),
+        "final projection": Entry(casal.FinalProjection()),
+        "projected": Entry(casal.Projected()),
+        "CASAL, dual 1": Entry(casal.CASAL(10.0, dual_step=1.0)),
         **dict.fromkeys(TUNED),
-        "SplitGibbs": Entry(gibbs, as_denoiser),
-        BEST: Entry(WeightedCASAL(TOP, burn_in=1), as_density),
+        "SplitGibbs": Entry(gibbs, lambda model, scale: model.refined(scale.steps)),
+        BEST: Entry(weighted, lambda model, scale: model.static(scale.ladder, STEP)),
     }
 
 
@@ -215,11 +164,11 @@ def _compared(
     settings: dict[str, str] = {}
 
     def loss(entry: Entry) -> float:
-        scores = [trial.scores(trial.draw(entry, scale, VALIDATION_SEED)) for trial in others]
+        scores = [trial.scores(entry, scale, VALIDATION_SEED) for trial in others]
         return sum(score["modes"] + score["sw1"] for score in scores)
 
     def scored(entry: Entry) -> dict[str, Array]:
-        scores = [trial.scores(trial.draw(entry, scale, k)) for k, trial in enumerate(trials)]
+        scores = [trial.scores(entry, scale, k) for k, trial in enumerate(trials)]
         return {key: np.array([score[key] for score in scores]) for key in scores[0]}
 
     for label, plain in methods(scale).items():
@@ -267,19 +216,10 @@ def _table(name: str, data: Mapping[str, Any], settings: Mapping[str, str], scal
     return ResultTable(
         f"Set-up C, {name}: three regimes, one sensor, mass, energy and bounds known; {scale.truths} truths, {scale.n} "
         "chains",
-        (
-            Column("method", "method"),
-            Column("modes", "mode error", ".3f"),
-            Column("sw1", "SW1", ".3f"),
-            Column("reconstruction", "reconstruction", ".3f"),
-            *(
-                (Column("modes_exact", "mode error, exact law", ".3f"), Column("sw1_exact", "SW1, exact law", ".3f"))
-                if learned
-                else ()
-            ),
-            Column("ancestors", "ancestors", ".0f"),
-            Column("violation", "largest violation", ".0e"),
-            Column("setting", "setting"),
+        columns(
+            "method | modes: mode error, .3f | sw1: SW1, .3f | reconstruction, .3f",
+            *(["modes_exact: mode error, exact law, .3f | sw1_exact: SW1, exact law, .3f"] if learned else []),
+            "ancestors, .0f | violation: largest violation, .0e | setting",
         ),
         rows,
         note=f"{note} The constraint overturns the likeliest regime of {turned} of {scale.truths} truths. Mode error: "

@@ -58,6 +58,16 @@ REGIMES = GaussianMixture(WEIGHTS, MEANS, torch.full_like(WEIGHTS, WITHIN))
 SEEN = math.sqrt(POINTS) * BASIS[SITE] * SPECTRUM
 """The sensor on latents, (19,)."""
 
+DIRECTION = SEEN / SEEN.norm()
+"""h: what the sensor sees, of length one."""
+
+_SIGNAL = WITHIN**2 * float(SEEN.square().sum())
+GAIN = _SIGNAL / (_SIGNAL + SENSOR**2)
+"""Share by which a mode moves towards the observation, along h."""
+
+VARIANCES = (WITHIN**2 * (1.0 - GAIN), WITHIN**2)
+"""Of a mode of the posterior, along h and across."""
+
 
 class Case(NamedTuple):
     """A truth x, what the sensor says of it, and its field A x."""
@@ -95,36 +105,20 @@ def case(seed: int) -> Case:
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """p(x | y): modes of equal covariance s^2 (I - h h^T) + v h h^T, h the direction the sensor sees."""
+    """p(x | y): modes of equal covariance s^2 (I - h h^T) + v h h^T."""
 
     value: float
-
-    @cached_property
-    def direction(self) -> Tensor:
-        """h, of length one."""
-        return SEEN / SEEN.norm()
-
-    @cached_property
-    def gain(self) -> float:
-        """Share by which a mode moves towards the observation, along h."""
-        signal = WITHIN**2 * float(SEEN.square().sum())
-        return signal / (signal + SENSOR**2)
-
-    @cached_property
-    def variances(self) -> tuple[float, float]:
-        """Along h, and across."""
-        return WITHIN**2 * (1.0 - self.gain), WITHIN**2
 
     @cached_property
     def means(self) -> Tensor:
         """(3, 19)."""
         gap = (self.value - MEANS @ SEEN) / SEEN.norm()
-        return MEANS + self.gain * gap[:, None] * self.direction
+        return MEANS + GAIN * gap[:, None] * DIRECTION
 
     @cached_property
     def weights(self) -> Tensor:
         """P(regime | y)."""
-        total = SENSOR**2 + WITHIN**2 * float(SEEN.square().sum())
+        total = SENSOR**2 + _SIGNAL
         return torch.softmax(WEIGHTS.log() - (self.value - MEANS @ SEEN).square() / (2 * total), dim=0)
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
@@ -135,14 +129,14 @@ class Posterior:
     def noise(self, n: int, generator: torch.Generator) -> Tensor:
         """Draws of the covariance of a mode."""
         w = torch.randn((n, DIMENSION), generator=generator, dtype=torch.float64)
-        shrink = math.sqrt(1.0 - self.gain) - 1.0
-        return WITHIN * (w + shrink * (w @ self.direction)[:, None] * self.direction)
+        shrink = math.sqrt(1.0 - GAIN) - 1.0
+        return WITHIN * (w + shrink * (w @ DIRECTION)[:, None] * DIRECTION)
 
     def score(self, x: Tensor, alpha: Tensor | float = 1.0, sigma: Tensor | float = 0.0) -> Tensor:
         """Gradient of log p of alpha x0 + sigma noise."""
         scale, noise = float(alpha), float(sigma)
-        along, across = (scale**2 * variance + noise**2 for variance in self.variances)
-        h, centres = self.direction.to(x), (scale * self.means).to(x)
+        along, across = (scale**2 * variance + noise**2 for variance in VARIANCES)
+        h, centres = DIRECTION.to(x), (scale * self.means).to(x)
         gap = x[:, None] - centres
         part = gap @ h
         square = gap.square().sum(2)
@@ -171,19 +165,12 @@ class Posterior:
 
 
 class Reference(NamedTuple):
-    """Weighted points of the exact law.
+    """Weighted points of the exact law."""
 
-    Attributes:
-        x: Latents whose images are in C, (m, 19).
-        weights: (m,), sum one.
-        modes: P(regime | y, C), (3,).
-        size: Effective size.
-    """
-
-    x: Tensor
-    weights: Tensor
-    modes: Tensor
-    size: float
+    x: Tensor  # latents whose images are in C, (m, 19)
+    weights: Tensor  # (m,), sum one
+    modes: Tensor  # P(regime | y, C), (3,)
+    size: float  # effective size
 
 
 def reference(found: Case, posterior: Posterior, draws: int, seed: int = 0) -> Reference:
@@ -192,7 +179,7 @@ def reference(found: Case, posterior: Posterior, draws: int, seed: int = 0) -> R
     size = POINTS
     mass, energy = float(found.field.sum()), float(found.field.square().sum())
     first, length = mass / math.sqrt(size), math.sqrt(energy - mass**2 / size)
-    h, (narrow, wide) = posterior.direction, posterior.variances
+    h, (narrow, wide) = DIRECTION, VARIANCES
     covariance = wide * torch.eye(DIMENSION, dtype=torch.float64) + (narrow - wide) * torch.outer(h, h)
     covariance = SPECTRUM[:, None] * covariance * SPECTRUM
     inner = covariance[1:, 1:] - torch.outer(covariance[1:, 0], covariance[0, 1:]) / covariance[0, 0]

@@ -5,23 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from casal.lab.burgers import regime_runs
+from casal.lab.burgers import regime_runs, studies
 from casal.lab.burgers.claims import claims, regime_claims
 from casal.lab.burgers.comparison import METHODS, Runs, Scale, compare, table
 from casal.lab.burgers.learned import Training as RegimeTraining
 from casal.lab.burgers.setup import SETUPS, Model, Training, Truth, joined, model, truths
-from casal.lab.burgers.studies import (
-    GLOBAL,
-    SIGMAS,
-    along,
-    hovmoeller,
-    invariants,
-    larger,
-    members_table,
-    networks,
-    one_scale,
-    starts,
-)
 from casal.lab.experiment import Claim, Outcome, ResultTable, Tell, stamp
 
 SHOWN = ("3D-Var", "3D-Var, constrained", "unconstrained", "projected, A+ P A", "Algorithm 2", "CASAL")
@@ -32,32 +20,22 @@ EXAMPLE = 1
 
 
 class Size(NamedTuple):
-    """The scale of every part.
+    """The scale of every part."""
 
-    Attributes:
-        runs: Of the comparison on A and B.
-        training: Of the networks.
-        some: Trajectories of the smaller studies: one scale, start of lambda, more members.
-        sigmas: Starts of lambda.
-        members: Members of CASAL beside constrained 3D-Var.
-        regimes: Of set-up C.
-        solver: Trajectories whose invariants are followed.
-    """
-
-    runs: Scale
-    training: Training
-    some: int
-    sigmas: Sequence[float]
-    members: Sequence[int]
-    regimes: regime_runs.Scale
-    solver: int
+    runs: Scale  # of the comparison on A and B
+    training: Training  # of the networks
+    some: int  # trajectories of the smaller studies: one scale, start of lambda, more members
+    sigmas: Sequence[float]  # starts of lambda
+    members: Sequence[int]  # members of CASAL beside constrained 3D-Var
+    regimes: regime_runs.Scale  # of set-up C
+    solver: int  # trajectories whose invariants are followed
 
 
 FULL = Size(
     Scale(50, 3, 2, 1000, 10, 1),
     Training(),
     50,
-    SIGMAS,
+    studies.SIGMAS,
     (5, 20, 80),
     regime_runs.Scale(40, 400, 200, 400, 6, 1, 20_000, RegimeTraining(10_000, 20_000, 400)),
     50,
@@ -111,11 +89,11 @@ def _pictures(found: Mapping[str, dict[str, Runs]], models: Mapping[str, list[Mo
         "shown": shown,
         "example": EXAMPLE,
         "along": {
-            name: {label: along(SETUPS[name], runs[label], EXAMPLE) for label in shown} for name, runs in found.items()
+            name: {label: studies.along(SETUPS[name], runs[label], EXAMPLE) for label in shown}
+            for name, runs in found.items()
         },
-        "hovmoeller": {name: hovmoeller(SETUPS[name], runs, shown, EXAMPLE) for name, runs in found.items()},
-        "invariants": invariants(size.solver),
-        "losses": {name: each[0].losses for name, each in models.items()},
+        "hovmoeller": {name: studies.hovmoeller(SETUPS[name], runs, shown, EXAMPLE) for name, runs in found.items()},
+        "invariants": studies.invariants(size.solver),
     }
 
 
@@ -129,18 +107,18 @@ def _studies(
 ) -> list[dict[str, Any]]:
     """Networks, more members, one scale for all modes, start of lambda; the rows of the members."""
     scale = size.runs
-    tables.append(networks([each[0] for each in models.values()]))
+    tables.append(studies.networks([each[0] for each in models.values()]))
     rows: list[dict[str, Any]] = []
     for name, truth in every.items():
         constrained = found[name]["3D-Var, constrained"].values["l2"][0, : size.some]
-        rows += larger(models[name][0], truth.first(size.some), constrained, scale.steps, size.members, tell)
-    tables.append(members_table(rows, size.some))
+        rows += studies.larger(models[name][0], truth.first(size.some), constrained, scale.steps, size.members, tell)
+    tables.append(studies.members_table(rows, size.some))
     flat = {
         name: compare(
-            [model(setup, size.training, 0, per_mode=False)], every[name].first(size.some), GLOBAL, scale, tell
+            [model(setup, size.training, 0, per_mode=False)], every[name].first(size.some), studies.GLOBAL, scale, tell
         )
         for name, setup in SETUPS.items()
     }
-    tables.append(one_scale(flat, {name: len(truth.first(size.some)) for name, truth in every.items()}))
-    tables.append(starts(models["A"][0], every["A"].first(size.some), scale.steps, size.sigmas, tell))
+    tables.append(studies.one_scale(flat, {name: len(truth.first(size.some)) for name, truth in every.items()}))
+    tables.append(studies.starts(models["A"][0], every["A"].first(size.some), scale.steps, size.sigmas, tell))
     return rows

@@ -24,17 +24,11 @@ def analysed(truth: Truth) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Figures of members (5 windows, m, n, points); each of shape (n,), the mean over the windows.
+    """Figures of members (5 windows, m, n, points); each of shape (n,), the mean over the windows."""
 
-    Attributes:
-        members: The fields.
-        truth: What they should be.
-        amplitude: The unit of CRPS and spread.
-    """
-
-    members: Tensor
-    truth: Truth
-    amplitude: float = 1.0
+    members: Tensor  # the fields
+    truth: Truth  # what they should be
+    amplitude: float = 1.0  # the unit of CRPS and spread
 
     @cached_property
     def mean(self) -> Tensor:

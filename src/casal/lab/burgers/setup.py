@@ -66,21 +66,13 @@ class Training(NamedTuple):
 
 
 class Truth(NamedTuple):
-    """Trajectories and what is seen of them.
+    """Trajectories and what is seen of them."""
 
-    Attributes:
-        initial: Fields at time zero, (n, points).
-        fields: At the observation times, (10, n, points).
-        observed: Noisy values at the sites, (10, n, 4).
-        mass: Of the initial fields, (n,).
-        energy: Likewise.
-    """
-
-    initial: Tensor
-    fields: Tensor
-    observed: Tensor
-    mass: Tensor
-    energy: Tensor
+    initial: Tensor  # fields at time zero, (n, points)
+    fields: Tensor  # at the observation times, (10, n, points)
+    observed: Tensor  # noisy values at the sites, (10, n, 4)
+    mass: Tensor  # of the initial fields, (n,)
+    energy: Tensor  # likewise
 
     def __len__(self) -> int:
         return len(self.mass)
@@ -118,21 +110,13 @@ def climatology(setup: Setup, trajectories: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A latent and the diffusion model on it.
+    """A latent and the diffusion model on it."""
 
-    Attributes:
-        setup: Where the data come from.
-        sigma: Size of every coefficient in the training data, (19,).
-        scale: c_j = scale_j x_j: sigma, or one number for all.
-        net: The noise predictor.
-        losses: Held-out losses beside those of the Gaussian model of the same latent.
-    """
-
-    setup: Setup
-    sigma: Tensor
-    scale: Tensor
-    net: nn.Module
-    losses: LevelLosses
+    setup: Setup  # where the data come from
+    sigma: Tensor  # size of every coefficient in the training data, (19,)
+    scale: Tensor  # c_j = scale_j x_j: sigma, or one number for all
+    net: nn.Module  # the noise predictor
+    losses: LevelLosses  # held-out losses beside those of the Gaussian model of the same latent
 
     @property
     def unit(self) -> float:

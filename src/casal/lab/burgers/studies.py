@@ -14,7 +14,7 @@ from casal.lab.burgers.comparison import DIFFUSION, RHO, Runs, difference
 from casal.lab.burgers.cycle import CYCLES, WINDOW, Gaussian3DVar, assimilate, diffusion, forecast
 from casal.lab.burgers.scores import Scores, average
 from casal.lab.burgers.setup import BASIS, POINTS, SETUPS, TIMES, Model, Setup, Truth
-from casal.lab.experiment import Array, Column, ResultTable, Tell, with_error
+from casal.lab.experiment import Array, ResultTable, Tell, columns, with_error
 from casal.lab.physics.burgers import Burgers, energy, mass, random_states
 
 SIGMAS = (0.0, 1.0, 5.0, 10.0, 20.0, 50.0, 100.0)
@@ -42,12 +42,9 @@ def starts(model: Model, truth: Truth, steps: int, sigmas: Sequence[float], tell
         rows.append(line)
     return ResultTable(
         f"Start of lambda, set-up {model.setup.name}: relative error, {len(truth)} trajectories",
-        (
-            Column("sigma", "sigma of lambda"),
-            Column("printed", "Algorithm 2", ".3f"),
-            Column("full", "CASAL", ".3f"),
-            Column("admm", "CASAL, dual 1", ".3f"),
-            Column("paper", "paper", ".2f"),
+        columns(
+            "sigma: sigma of lambda | printed: Algorithm 2, .3f | full: CASAL, .3f | admm: CASAL, dual 1, .3f | "
+            "paper, .2f"
         ),
         rows,
         note="The paper's own problem has other constants; what can be compared is how the error grows with sigma.",
@@ -65,10 +62,10 @@ def one_scale(found: Mapping[str, Mapping[str, Runs]], truths: Mapping[str, int]
         rows.append(line)
     return ResultTable(
         "One scale for all modes instead of one a mode: relative error",
-        (
-            Column("method", "method"),
-            *(Column(name, name, ".3f") for name in found),
-            *(Column(f"gap {name}", f"{name}: minus CASAL", "+.3f") for name in found),
+        columns(
+            "method",
+            *(f"{name}, .3f" for name in found),
+            *(f"gap {name}: {name}: minus CASAL, +.3f" for name in found),
         ),
         rows,
         note=f"One network; {', '.join(f'{n} trajectories of {name}' for name, n in truths.items())}. Differences are "
@@ -97,13 +94,9 @@ def members_table(rows: Sequence[Mapping[str, Any]], n: int) -> ResultTable:
     """The table of ``larger``."""
     return ResultTable(
         f"CASAL against constrained 3D-Var as members are added: {n} trajectories, one network",
-        (
-            Column("setup", "set-up"),
-            Column("members", "members", "d"),
-            Column("l2", "error of the mean", ".3f"),
-            Column("gap l2", "minus constrained 3D-Var", "+.3f"),
-            Column("l2_projected", "re-projected mean", ".3f"),
-            Column("gap l2_projected", "minus constrained 3D-Var", "+.3f"),
+        columns(
+            "setup: set-up | members, d | l2: error of the mean, .3f | gap l2: minus constrained 3D-Var, +.3f | "
+            "l2_projected: re-projected mean, .3f | gap l2_projected: minus constrained 3D-Var, +.3f"
         ),
         rows,
         note="Differences are paired.",
@@ -124,10 +117,10 @@ def networks(models: Sequence[Model]) -> ResultTable:
     names = [model.setup.name for model in models]
     return ResultTable(
         "Held-out loss of the noise predictor over that of the Gaussian score of the same latent",
-        (
-            Column("t", "step t"),
-            *(Column(name, f"{name}: network / Gaussian", ".4f") for name in names),
-            *(Column(f"loss {name}", f"{name}: loss", ".4f") for name in names),
+        columns(
+            "t: step t",
+            *(f"{name}: {name}: network / Gaussian, .4f" for name in names),
+            *(f"loss {name}: {name}: loss, .4f" for name in names),
         ),
         rows,
         note="Below 1 the network knows more than mean and covariance. The network is a correction of the Gaussian "

@@ -11,19 +11,17 @@ import torch
 from torch import Tensor
 
 from casal import Constraint, Decoder, FinalProjection, Projected, SampleResult, SplitGibbs, Target, Twisted
-from casal.errors import SettingError
 from casal.lab.experiment import (
     AnyMethod,
     Claim,
-    Column,
     ResultTable,
     Tell,
     mean_and_error,
-    sample_quietly,
+    runs,
     verdict,
     with_error,
 )
-from casal.lab.tuning import SETTINGS, VALIDATION_SEED, tuned
+from casal.lab.tuning import SETTINGS, VALIDATION_SEED, chosen, tuned
 from casal.methods import systematic
 
 SIGMA = 0.02
@@ -32,14 +30,9 @@ SIGMA = 0.02
 LADDER = {False: (40, 30), True: (12, 8)}
 """Rungs of SplitGibbs and of Twisted, in a full and in a quick run."""
 
-HEALTH = (
-    Column("ess", "least ESS", ".0f"),
-    Column("ancestors", "ancestors", ".0f"),
-    Column("feasible", "feasible", ".1%"),
-    Column("violation", "largest violation", ".0e"),
-    Column("evaluations", "score evaluations", ".0f"),
-)
-"""The columns every case ends with."""
+COST = "feasible, .1% | violation: largest violation, .0e | evaluations: score evaluations, .0f"
+HEALTH = f"ess: least ESS, .0f | ancestors, .0f | {COST}"
+"""The columns that the tables of all cases have."""
 
 
 PLAIN: dict[str, AnyMethod] = {"final projection": FinalProjection(), "projected": Projected()}
@@ -71,19 +64,12 @@ class Dot(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """What one case leaves behind.
+    """What one case leaves behind."""
 
-    Attributes:
-        tables: Its tables.
-        claims: Targets and verdicts.
-        dots: Distances over floors.
-        data: Arrays of its picture.
-    """
-
-    tables: Sequence[ResultTable]
-    claims: Sequence[Claim] = ()
-    dots: Sequence[Dot] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
+    tables: Sequence[ResultTable]  # its tables
+    claims: Sequence[Claim] = ()  # targets and verdicts
+    dots: Sequence[Dot] = ()  # distances over floors
+    data: Mapping[str, Any] = field(default_factory=dict)  # arrays of its picture
 
 
 @dataclass(frozen=True)
@@ -96,22 +82,21 @@ class Setup:
     seeds: Sequence[int]
     decoder: Decoder | None = None
 
-    def draw(self, method: AnyMethod, n: int, seed: int) -> SampleResult:
-        """One run."""
-        return sample_quietly(self.target, self.constraint, method, n, decoder=self.decoder, seed=seed)
-
-    def runs(self, method: AnyMethod) -> list[SampleResult]:
-        """One run a seed."""
-        return [self.draw(method, self.n, seed) for seed in self.seeds]
+    def runs(self, method: AnyMethod, n: int = 0, seeds: Sequence[int] = ()) -> list[SampleResult]:
+        """One run a seed; of other numbers of chains and seeds if they are given."""
+        return runs(self.target, self.constraint, method, n or self.n, seeds or self.seeds, decoder=self.decoder)
 
     def tuned(
         self, settings: Sequence[tuple[str, AnyMethod]], loss: Callable[[SampleResult], float], n: int
     ) -> tuple[str, list[SampleResult]]:
         """Runs with the setting of smallest loss on validation chains; those refused or that lose a chain are out."""
-        found, _ = tuned(settings, lambda s: loss(self.draw(s[1], n, VALIDATION_SEED)), lambda s: self.runs(s[1]))
-        if found is None:
-            raise SettingError(f"all {len(settings)} settings are refused or diverge")
-        return found[0][0], found[1]
+        found = tuned(
+            settings,
+            lambda setting: loss(self.runs(setting[1], n, [VALIDATION_SEED])[0]),
+            lambda setting: self.runs(setting[1]),
+        )
+        (name, _), results = chosen(found)
+        return name, results
 
     def compare(
         self,

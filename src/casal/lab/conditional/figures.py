@@ -11,20 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from casal.lab.conditional import quadrotor
 from casal.lab.conditional.common import Dot
 from casal.lab.conditional.images import mass_and_energy
-from casal.lab.conditional.quadrotor import (
-    AT,
-    INTERVAL,
-    ROWS,
-    SOLVED,
-    STEPS,
-    UNIT,
-    WIDTH,
-    classes,
-    intervals,
-    obstacles,
-)
+from casal.lab.drawing import headline, histogram, panels
 from casal.lab.experiment import Array, Outcome
 from casal.lab.laws.three_modes import CASES
 from casal.lab.report.style import EXACT, FAINT, INK, colour
@@ -103,22 +93,20 @@ def _dots(dots: Sequence[Dot]) -> Figure:
 def _circles(points: Mapping[tuple[str, str], Array]) -> Figure:
     """Angles of the samples against the exact density, one row a circle."""
     circles = {f"2-D mixture, {name}": case for name, case in CASES.items() if name.startswith("circle")}
-    figure, axes = plt.subplots(2, len(ON_CIRCLES), figsize=(10.4, 4.2), sharey="row", squeeze=False)
+    figure, axes = panels(2, len(ON_CIRCLES), 10.4, 4.2, sharey="row")
     for line, (name, case) in zip(axes, circles.items(), strict=True):
         edges = np.linspace(case.grid[0], case.grid[-1], BINS + 1)
         top = 1.2 * float(case.density.max())
         for axis, method in zip(line, ON_CIRCLES, strict=True):
             heights, _ = np.histogram(case.coordinate(points[name, method]), edges, density=True)
-            axis.stairs(np.minimum(heights, top), edges, fill=True, color=MARKS[method][0], alpha=0.75)
-            axis.plot(case.grid, case.density, color=EXACT, linewidth=1)
-            axis.set(xlim=(edges[0], edges[-1]), ylim=(0, top), yticks=[], xticks=[-90, 0, 90, 180])
-            axis.spines["left"].set_visible(False)
+            histogram(axis, heights, edges, MARKS[method][0], top, case.grid, case.density)
+            axis.set(xticks=[-90, 0, 90, 180])
         line[0].set_ylabel(name.removeprefix("2-D mixture, "))
     for axis, method in zip(axes[0], ON_CIRCLES, strict=True):
         axis.set_title(method, color=INK)
     for axis in axes[-1]:
         axis.set_xlabel("angle (degrees)")
-    figure.suptitle("Samples on two circles (line: exact density)", fontsize=11, fontweight="bold")
+    headline(figure, "Samples on two circles (line: exact density)")
     return figure
 
 
@@ -127,19 +115,21 @@ def _paths(found: Mapping[tuple[float, str], tuple[Array, Array]]) -> Figure:
     radii = list(dict.fromkeys(r for r, _ in found))
     known = list(dict.fromkeys(label for _, label in found))
     labels = ["exact draws", "CASAL", *(label for label in known if label.endswith("islands"))]
-    size = (3.3 * len(radii) + 1.0, 2.0 * len(labels) + 1.0)
-    figure, axes = plt.subplots(len(labels), len(radii), figsize=size, sharex=True, sharey=True, squeeze=False)
-    time, used = np.arange(1, STEPS + 1) * INTERVAL, set()
+    width, height = 3.3 * len(radii) + 1.0, 2.0 * len(labels) + 1.0
+    figure, axes = panels(len(labels), len(radii), width, height, sharex=True, sharey=True)
+    time, used = np.arange(1, quadrotor.STEPS + 1) * quadrotor.INTERVAL, set()
     for line, label in zip(axes, labels, strict=True):
         for axis, r in zip(line, radii, strict=True):
             path, z = found[r, label]
             free = _free(path, r)
-            kind = classes(torch.from_numpy(z), r).tolist()
+            kind = quadrotor.classes(torch.from_numpy(z), r).tolist()
             used |= set(kind)
             for y, number, good in zip(path, kind, free, strict=True):
                 axis.plot(time, y, color=PALETTE[number], linewidth=0.8, alpha=0.8 if good else 0.18)
-            for start, (low, high) in zip(AT, intervals(r), strict=True):
-                block = Rectangle((time[start], low), WIDTH * INTERVAL, high - low, edgecolor="none", zorder=3)
+            for start, (low, high) in zip(quadrotor.AT, quadrotor.intervals(r), strict=True):
+                block = Rectangle(
+                    (time[start], low), quadrotor.WIDTH * quadrotor.INTERVAL, high - low, edgecolor="none", zorder=3
+                )
                 block.set_facecolor("#444444")
                 axis.add_patch(block)
             axis.set(xlim=(0, time[-1]), ylim=(-FRAME, FRAME), xticks=[0, 0.5, 1, 1.5, 2])
@@ -149,14 +139,14 @@ def _paths(found: Mapping[tuple[float, str], tuple[Array, Array]]) -> Figure:
         axis.set_xlabel("time (s)")
     handles = [Line2D([], [], color=PALETTE[k], label=_name(k)) for k in sorted(used)]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
-    figure.suptitle("Paths past three obstacles (pale: deeper than 1 cm in one)", fontsize=11, fontweight="bold")
+    headline(figure, "Paths past three obstacles (pale: deeper than 1 cm in one)")
     return figure
 
 
 def _free(path: Array, r: float) -> list[bool]:
-    z = torch.from_numpy(path[:, ROWS] / UNIT)
-    depth = (z - obstacles(r).project(z)).abs().amax(1) * UNIT
-    return [bool(d <= SOLVED) for d in depth]
+    z = torch.from_numpy(path[:, quadrotor.ROWS] / quadrotor.UNIT)
+    depth = (z - quadrotor.obstacles(r).project(z)).abs().amax(1) * quadrotor.UNIT
+    return [bool(d <= quadrotor.SOLVED) for d in depth]
 
 
 def _name(kind: int) -> str:
@@ -166,7 +156,7 @@ def _name(kind: int) -> str:
 def _images(shown: Mapping[str, Array]) -> Figure:
     """One row of samples a method, all on the same scale of grey."""
     count = max(len(group) for group in shown.values())
-    figure, axes = plt.subplots(len(shown), count, figsize=(1.15 * count + 2.6, 1.2 * len(shown) + 0.5), squeeze=False)
+    figure, axes = panels(len(shown), count, 1.15 * count + 2.6, 1.2 * len(shown) + 0.5)
     for line, (label, group) in zip(axes, shown.items(), strict=True):
         for axis in line:
             axis.set(xticks=[], yticks=[])
@@ -177,5 +167,5 @@ def _images(shown: Mapping[str, Array]) -> Figure:
         mass, energy = (float(value.mean()) for value in mass_and_energy(torch.from_numpy(group)))
         text = f"{label}\nmass {mass:.1f}\nenergy {energy:.1f}"
         line[0].set_ylabel(text, rotation=0, ha="right", va="center", fontsize=8.5)
-    figure.suptitle("Samples of the image model on the set", fontsize=11, fontweight="bold")
+    headline(figure, "Samples of the image model on the set")
     return figure

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from casal import CASAL, Affine, FinalProjection, SampleResult, Target, ddpm, posterior
 from casal.lab.conditional.common import FULL, HEALTH, PLAIN, QUICK, Part, Setup, dots, figures, weighted, within
-from casal.lab.experiment import Array, Column, ResultTable, Tell
+from casal.lab.experiment import Array, ResultTable, Tell, columns
 from casal.lab.laws.families import BETAS
 
 CORRELATION = 0.8
@@ -74,14 +74,7 @@ def run(quick: bool, tell: Tell) -> Part:
     floor = float(np.mean([transport(MEAN + SPREAD * rng.standard_normal(scale.n)) for _ in range(40)]))
     table = ResultTable(
         f"Correlated Gaussian on x1 = 1: {scale.n} chains, {scale.seeds} seeds",
-        (
-            Column("method", "method"),
-            Column("mean", "mean of x2", ".3f"),
-            Column("sd", "sd of x2", ".3f"),
-            Column("w1", "W1", ".3f"),
-            *HEALTH,
-            Column("setting", "setting"),
-        ),
+        columns("method | mean: mean of x2, .3f | sd: sd of x2, .3f | w1: W1, .3f", HEALTH, "setting"),
         [*rows, {"method": "exact draws", "mean": MEAN, "sd": SPREAD, "w1": floor}],
         note="Algorithm 2 with rho = 5, CASAL with rho = 10. One evaluation of moment matching is one of the network "
         "and six backward passes.",

@@ -17,7 +17,7 @@ from casal import MassEnergy, SplitGibbs, Target, Twisted, Unconstrained, edm, k
 from casal.diagnostics import energy_distance
 from casal.lab.artifacts import network, points
 from casal.lab.conditional.common import HEALTH, PLAIN, Part, Setup, dots, figures
-from casal.lab.experiment import AnyMethod, Claim, Column, ResultTable, Tell, verdict
+from casal.lab.experiment import AnyMethod, Claim, ResultTable, Tell, columns, verdict
 from casal.lab.nets import WienerUNet, random_flips, split, train_denoiser
 
 SIZE = 16
@@ -144,7 +144,7 @@ def run(quick: bool, tell: Tell) -> Part:
 def _table(rows: Sequence[Mapping[str, Any]], n: int, seeds: int, floor: float, size: int) -> ResultTable:
     return ResultTable(
         f"16 x 16 images, mass {MASS:g} and energy {ENERGY:g}: {n} chains, {seeds} seeds",
-        (Column("method", "method"), Column("energy", "energy distance", ".3f"), *HEALTH),
+        columns("method | energy: energy distance, .3f", HEALTH),
         [*rows, {"method": "exact draws", "energy": floor}],
         note=f"To {size} samples of the model itself that fell near the set. The floor is that of {n} against {size} "
         "exact draws. sigma = 1 where nothing else is said; the gibbs moves return samples with noise of size sigma on "

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from casal import CASAL, Affine, Constraint, Sphere, Target, edm, karras_sigmas, posterior
-from casal.errors import SettingError
-from casal.lab.conditional.common import HEALTH, PLAIN, Part, Setup, at_most, dots, figures
-from casal.lab.experiment import AnyMethod, Claim, Column, ResultTable, Tell
-from casal.lab.tuning import tuned
+from casal.lab.conditional.common import COST, PLAIN, Part, at_most, dots, figures
+from casal.lab.experiment import AnyMethod, Claim, ResultTable, Tell, columns, runs
+from casal.lab.tuning import chosen, tuned
 
 SIDE = 16
 SEEN = 8
@@ -107,10 +106,7 @@ def _tuned(target: Target, scale: Scale) -> float:
     def loss(weight: float) -> float:
         return float(_row(Entry("DPS", _guided(target, "dps", weight), PROJECTION), [trial], scale.n)["ratio"])
 
-    found, _ = tuned(WEIGHTS[:: scale.stride], loss, lambda weight: None)
-    if found is None:
-        raise SettingError("DPS diverges with every weight")
-    return found[0]
+    return chosen(tuned(WEIGHTS[:: scale.stride], loss, lambda weight: None))[0]
 
 
 def run(quick: bool, tell: Tell) -> Part:
@@ -138,9 +134,8 @@ def run(quick: bool, tell: Tell) -> Part:
 def _row(entry: Entry, truths: Sequence[Truth], n: int) -> dict[str, Any]:
     results, ratios, singles = [], [], []
     for seed, case in enumerate(truths):
-        result = Setup(entry.target(case), case.constraint, n, ()).draw(entry.method, n, seed)
-        off = result.samples - case.field
-        results.append(result)
+        results += runs(entry.target(case), case.constraint, entry.method, n, [seed])
+        off = results[-1].samples - case.field
         ratios.append(float(off.mean(0).norm()) / case.kriging)
         singles.append(float(off.norm(dim=1).mean()) / case.kriging)
     row = figures(entry.label, results, ratio=ratios, single=singles)
@@ -151,13 +146,10 @@ def _table(rows: Sequence[Mapping[str, Any]], scale: Scale) -> ResultTable:
     return ResultTable(
         f"Inverse problem in {SIDE**2} dimensions, {SEEN} values and the norm known: {scale.n} chains, "
         f"{scale.truths} truths",
-        (
-            Column("method", "method"),
-            Column("ratio", "error of the mean / kriging's", ".3f"),
-            Column("single", "error of one sample / kriging's", ".3f"),
-            *HEALTH[2:],
-            Column("passes", "with backward passes", ".0f"),
-            Column("setting", "setting"),
+        columns(
+            "method | ratio: error of the mean / kriging's, .3f | single: error of one sample / kriging's, .3f",
+            COST,
+            "passes: with backward passes, .0f | setting",
         ),
         [*rows, {"method": "kriging", "ratio": 1.0}],
         note="± is one standard error over truths. DPS and moment matching see the observations; all end on the whole "

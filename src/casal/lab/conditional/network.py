@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from casal import CASAL, Sphere, Target, Unconstrained, ddpm, sample
 from casal.lab.artifacts import network, points
 from casal.lab.conditional.common import HEALTH, PLAIN, Part, Setup, at_most, dots, figures, weighted
-from casal.lab.experiment import Column, ResultTable, Tell
+from casal.lab.experiment import ResultTable, Tell, columns
 from casal.lab.laws.families import BETAS
 from casal.lab.laws.three_modes import MIXTURE
 from casal.lab.nets import MLP, train_ddpm
@@ -95,7 +95,7 @@ def run(quick: bool, tell: Tell) -> Part:
     true = float((MIXTURE.restricted(constraint).weights - exact).abs().sum()) / 2
     table = ResultTable(
         f"Trained network, 2-D mixture, circle R = 2: {scale.n} chains, {scale.seeds} seeds",
-        (Column("method", "method"), Column("tv", "TV of mode weights", ".3f"), *HEALTH),
+        columns("method | tv: TV of mode weights, .3f", HEALTH),
         [*rows, {"method": "exact draws", "tv": floor}],
         note=f"To the weights of {scale.reference} unconditional samples of the model near the circle (error about "
         f"{halves(free):.3f}), which are {true:.3f} from those of the mixture it was trained on.",

@@ -19,20 +19,9 @@ from torch import Tensor
 
 from casal import CASAL, Linear, Obstacles, SplitGibbs, Target, Twisted, ddpm
 from casal.diagnostics import mode_weights_tv
-from casal.lab.conditional.common import (
-    HEALTH,
-    LADDER,
-    PLAIN,
-    SIGMA,
-    Dot,
-    Part,
-    Setup,
-    at_most,
-    equally_weighted,
-    figures,
-)
+from casal.lab.conditional import common
 from casal.lab.conditional.gaussian import eps_network
-from casal.lab.experiment import AnyMethod, Array, Claim, Column, ResultTable, Tell, mean_and_error, verdict
+from casal.lab.experiment import AnyMethod, Array, Claim, ResultTable, Tell, columns, mean_and_error, verdict
 from casal.lab.laws.families import BETAS
 
 STEPS, INTERVAL, GRAVITY = 200, 0.01, 9.81
@@ -60,8 +49,8 @@ class Scale(NamedTuple):
     radii: Sequence[float]
 
 
-FULL = Scale(1600, 5, 4, LADDER[False], 400_000, RADII)
-QUICK = Scale(200, 2, 2, LADDER[True], 40_000, RADII[:1])
+FULL = Scale(1600, 5, 4, common.LADDER[False], 400_000, RADII)
+QUICK = Scale(200, 2, 2, common.LADDER[True], 40_000, RADII[:1])
 
 
 def integrator() -> Array:
@@ -145,16 +134,16 @@ def solutions(x: Tensor, r: float) -> tuple[int, float]:
 def _methods(scale: Scale) -> dict[str, AnyMethod]:
     levels, moves = scale.levels
     return {
-        **PLAIN,
+        **common.PLAIN,
         "Algorithm 2": CASAL.algorithm2(1.0),
         "CASAL": CASAL(100.0),
-        "SplitGibbs, metropolis": SplitGibbs(SIGMA, levels=levels),
-        "Twisted": Twisted(SIGMA**-2, moves=moves),
-        f"Twisted, {scale.islands} islands": Twisted(SIGMA**-2, moves=moves, islands=scale.islands),
+        "SplitGibbs, metropolis": SplitGibbs(common.SIGMA, levels=levels),
+        "Twisted": Twisted(common.SIGMA**-2, moves=moves),
+        f"Twisted, {scale.islands} islands": Twisted(common.SIGMA**-2, moves=moves, islands=scale.islands),
     }
 
 
-def run(quick: bool, tell: Tell) -> Part:
+def run(quick: bool, tell: Tell) -> common.Part:
     """Class weights, distinct solutions and feasibility without the projection, for three sizes of the gate."""
     scale = QUICK if quick else FULL
     rows: list[dict[str, Any]] = []
@@ -163,21 +152,21 @@ def run(quick: bool, tell: Tell) -> Part:
         free = exact_draws(r, scale.prior)
         exact = torch.bincount(classes(free @ decoder()[ROWS].T, r), minlength=8).double()
         paths[r, "exact draws"] = _shown(free, free @ decoder()[ROWS].T)
-        setup = Setup(model(), obstacles(r), scale.n, range(scale.seeds), Linear(decoder()[ROWS]))
+        setup = common.Setup(model(), obstacles(r), scale.n, range(scale.seeds), Linear(decoder()[ROWS]))
         floor = mode_weights_tv(torch.zeros(scale.n, dtype=torch.long), exact).floor
         for label, method in _methods(scale).items():
             tell(f"quadrotor, r = {r:g}: {label}")
             results = setup.runs(method)
             tv = [float(mode_weights_tv(classes(q.samples, r), exact, weights=q.weights, repeats=2)) for q in results]
-            found = [solutions(equally_weighted(q, q.state.x), r) for q in results]
-            row = figures(label, results, tv=tv, distinct=[f[0] for f in found])
+            found = [solutions(common.equally_weighted(q, q.state.x), r) for q in results]
+            row = common.figures(label, results, tv=tv, distinct=[f[0] for f in found])
             rows.append({"r": r, **row, "alone": float(np.mean([f[1] for f in found]))})
-            marks.append(Dot(f"Quadrotor, r = {r:g}", label, row["tv"] / floor))
-            x, z = (equally_weighted(results[0], v) for v in (results[0].state.x, results[0].samples))
+            marks.append(common.Dot(f"Quadrotor, r = {r:g}", label, row["tv"] / floor))
+            x, z = (common.equally_weighted(results[0], v) for v in (results[0].state.x, results[0].samples))
             paths[r, label] = _shown(x, z)
         label = f"exact draws ({len(free)} for the reference)"
         rows.append({"r": r, "method": label, "tv": floor, "distinct": solutions(free, r)[0]})
-    return Part([_table(rows, scale)], _claims(rows, scale), marks, {"paths": paths})
+    return common.Part([_table(rows, scale)], _claims(rows, scale), marks, {"paths": paths})
 
 
 def _shown(x: Tensor, z: Tensor, count: int = 40) -> tuple[Array, Array]:
@@ -189,13 +178,10 @@ def _shown(x: Tensor, z: Tensor, count: int = 40) -> tuple[Array, Array]:
 def _table(rows: Sequence[Mapping[str, Any]], scale: Scale) -> ResultTable:
     return ResultTable(
         f"Quadrotor past three obstacles: {scale.n} chains, {scale.seeds} seeds",
-        (
-            Column("r", "r (m)", ".1f"),
-            Column("method", "method"),
-            Column("tv", "TV of class weights", ".3f"),
-            Column("distinct", "distinct solutions of 100 chains", ".0f"),
-            Column("alone", "free without the projection", ".1%"),
-            *HEALTH,
+        columns(
+            "r: r (m), .1f | method | tv: TV of class weights, .3f | "
+            "distinct: distinct solutions of 100 chains, .0f | alone: free without the projection, .1%",
+            common.HEALTH,
         ),
         rows,
         note="A solution is a path G u of the latent that is nowhere deeper than 1 cm in an obstacle; two are distinct "
@@ -209,10 +195,10 @@ def _claims(rows: Sequence[Mapping[str, Any]], scale: Scale) -> list[Claim]:
     pooled = f"Twisted, {scale.islands} islands"
     for r in scale.radii:
         here = {row["method"]: row for row in rows if row["r"] == r}
-        out.append(at_most(f"Quadrotor, r = {r:g}: {pooled}, TV of class weights", here[pooled]["tv"], 0.15))
+        out.append(common.at_most(f"Quadrotor, r = {r:g}: {pooled}, TV of class weights", here[pooled]["tv"], 0.15))
         ours, theirs = here[pooled]["distinct"], here["CASAL"]["distinct"]
         text = f"Quadrotor, r = {r:g}: {pooled}, distinct solutions, twice those of CASAL"
         out.append(Claim(text, f"at least {2 * theirs:.0f}", f"{ours:.0f}", verdict(ours >= 2 * theirs)))
     mean, _ = mean_and_error([row["tv"] for row in rows if row["method"] == pooled])
-    out.append(at_most(f"Quadrotor, mean over r: {pooled}, TV of class weights", mean, 0.15))
+    out.append(common.at_most(f"Quadrotor, mean over r: {pooled}, TV of class weights", mean, 0.15))
     return out

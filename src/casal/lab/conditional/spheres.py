@@ -12,20 +12,9 @@ import torch
 from torch import Tensor
 
 from casal import SampleResult, Sphere
-from casal.lab.conditional.common import (
-    FULL,
-    HEALTH,
-    PLAIN,
-    QUICK,
-    Part,
-    Scale,
-    Setup,
-    at_most,
-    dots,
-    figures,
-    weighted,
-)
-from casal.lab.experiment import Array, Claim, Column, ResultTable, Tell
+from casal.lab.conditional import common
+from casal.lab.conditional.common import HEALTH
+from casal.lab.experiment import Array, Claim, ResultTable, Tell, columns
 from casal.lab.laws.families import FAMILIES
 from casal.lab.laws.gaussian_mixture import GaussianMixture, RestrictedMixture
 from casal.lab.laws.three_modes import MIXTURE
@@ -124,42 +113,32 @@ TUNED = ("Algorithm 2", "CASAL", "DPS, tuned + projection")
 """Methods whose setting is chosen on validation chains against the exact law, which flatters them."""
 
 
-def run(quick: bool, tell: Tell) -> Part:
+def run(quick: bool, tell: Tell) -> common.Part:
     """Every method on three spheres."""
-    scale = QUICK if quick else FULL
+    scale = common.QUICK if quick else common.FULL
     tables, claims, marks, data = [], [], [], {}
     for case in CASES:
         target = FAMILIES["ddpm"](case.mixture, scale.steps)
-        setup = Setup(target, case.constraint, scale.n, range(scale.seeds))
-        found = setup.compare(case.name, {**PLAIN, **weighted(quick)}, TUNED, case.loss, scale, tell)
+        setup = common.Setup(target, case.constraint, scale.n, range(scale.seeds))
+        found = setup.compare(case.name, {**common.PLAIN, **common.weighted(quick)}, TUNED, case.loss, scale, tell)
         rows = []
         for label, (setting, results) in found.items():
             z = [r.samples for r in results]
             distances = {"tv": list(map(case.total_variation, z)), "inside": list(map(case.inside, z))}
-            rows.append({**figures(label, results, **distances), "setting": setting})
+            rows.append({**common.figures(label, results, **distances), "setting": setting})
             data[case.name, label] = z[0].numpy()
         floor = case.floor(scale.n, 5 if quick else 20)
-        tables.append(_table(case, rows, floor, scale))
+        tables.append(
+            ResultTable(
+                f"{case.name}: {scale.n} chains, {scale.seeds} seeds",
+                columns("method | tv: TV of mode weights, .3f | inside: W1 within modes, .4f", HEALTH, "setting"),
+                [*rows, {"method": "exact draws", **floor}],
+                note="Settings of tuned methods: the best by TV + W1 on validation chains, against the exact law.",
+            )
+        )
         claims += _claims(case, rows, floor)
-        marks += dots(case.name, rows, "tv", floor["tv"])
-    return Part(tables, claims, marks, {"points": data})
-
-
-def _table(
-    case: SphereCase, rows: Sequence[Mapping[str, Any]], floor: Mapping[str, float], scale: Scale
-) -> ResultTable:
-    return ResultTable(
-        f"{case.name}: {scale.n} chains, {scale.seeds} seeds",
-        (
-            Column("method", "method"),
-            Column("tv", "TV of mode weights", ".3f"),
-            Column("inside", "W1 within modes", ".4f"),
-            *HEALTH,
-            Column("setting", "setting"),
-        ),
-        [*rows, {"method": "exact draws", **floor}],
-        note="Settings of tuned methods: the best by TV + W1 on validation chains, against the exact law.",
-    )
+        marks += common.dots(case.name, rows, "tv", floor["tv"])
+    return common.Part(tables, claims, marks, {"points": data})
 
 
 def _claims(case: SphereCase, rows: Sequence[Mapping[str, Any]], floor: Mapping[str, float]) -> list[Claim]:
@@ -167,7 +146,7 @@ def _claims(case: SphereCase, rows: Sequence[Mapping[str, Any]], floor: Mapping[
     for row in rows:
         if row["method"].startswith(("SplitGibbs", "Twisted")):
             text = f"{case.name}: {row['method']}"
-            out.append(at_most(f"{text}, TV of mode weights", row["tv"], case.wanted))
-            limit = 2 * floor["inside"]
-            out.append(at_most(f"{text}, W1 within modes (twice the floor)", row["inside"], round(limit, 4), ".4f"))
+            out.append(common.at_most(f"{text}, TV of mode weights", row["tv"], case.wanted))
+            text, limit = f"{text}, W1 within modes (twice the floor)", round(2 * floor["inside"], 4)
+            out.append(common.at_most(text, row["inside"], limit, ".4f"))
     return out

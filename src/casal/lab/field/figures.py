@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from casal.lab.drawing import headline, histogram, panels
 from casal.lab.experiment import Array, Outcome
 from casal.lab.field.ablations import PAPER_RHO, SCHEDULES
 from casal.lab.field.setup import STIFF, conditional
@@ -42,25 +43,17 @@ def _first(data: Mapping[str, Any], energy: float) -> Figure:
     edges = np.linspace(-4.2, 4.2, 61)
     for axis, row in zip(axes, rows, strict=False):
         heights, _ = np.histogram(first[energy, row["method"]], edges, density=True)
-        axis.stairs(np.minimum(heights, top), edges, fill=True, color=colour(row["method"]), alpha=0.75)
-        axis.plot(grid, density, color=EXACT, linewidth=1)
+        histogram(axis, heights, edges, colour(row["method"]), top, grid, density)
         axis.set_title(f"{row['method'].replace(' + projection', '')}\nW1 = {row['w1']:.3f}", fontsize=9)
-        axis.set(xlim=(-4.2, 4.2), ylim=(0, top), yticks=[], xticks=[-3, 0, 3])
-        axis.spines["left"].set_visible(False)
-    figure.suptitle(
-        f"First coefficient of fields with |x|² = {energy:g} (line: exact conditional law)",
-        fontsize=11,
-        fontweight="bold",
-    )
+        axis.set(xticks=[-3, 0, 3])
+    headline(figure, f"First coefficient of fields with |x|² = {energy:g} (line: exact conditional law)")
     figure.supxlabel("first coefficient", fontsize=9)
     return figure
 
 
 def _grid(count: int, *, sharey: bool = False) -> tuple[Figure, list[Axes]]:
     lines = -(-count // COLUMNS)
-    figure, axes = plt.subplots(
-        lines, COLUMNS, figsize=(2.2 * COLUMNS, 1.75 * lines + 0.6), sharex=True, sharey=sharey, squeeze=False
-    )
+    figure, axes = panels(lines, COLUMNS, 2.2 * COLUMNS, 1.75 * lines + 0.6, sharex=True, sharey=sharey)
     every = list(axes.flat)
     for axis in every[count:]:
         axis.set_axis_off()
@@ -81,7 +74,7 @@ def _energy(energies: Mapping[str, Array]) -> Figure:
         axis.text(0.97, 0.9, text, transform=axis.transAxes, ha="right", va="top", fontsize=8, color=INK)
         axis.set(xlim=(0, 30), yticks=[], ylim=(0, None))
         axis.spines["left"].set_visible(False)
-    figure.suptitle("Energy |x|² of the samples (dotted: 15, as asked)", fontsize=11, fontweight="bold")
+    headline(figure, "Energy |x|² of the samples (dotted: 15, as asked)")
     figure.supxlabel("energy", fontsize=9)
     return figure
 
@@ -90,9 +83,7 @@ def _snapshots(snapshots: Mapping[str, Array]) -> Figure:
     """Colour: the component u, whose mean is the first coefficient; arrows: the flow (u, v)."""
     labels = [label for label in SHOWN if label in snapshots] or list(snapshots)
     rows = 2
-    figure, axes = plt.subplots(
-        rows, len(labels), figsize=(2.3 * len(labels), 2.25 * rows + 0.5), squeeze=False, layout="constrained"
-    )
+    figure, axes = panels(rows, len(labels), 2.3 * len(labels), 2.25 * rows + 0.5, layout="constrained")
     size = max(float(np.abs(snapshots[label][:rows, 0]).max()) for label in labels)
     points = np.arange(5, 100, 10)
     image = None
@@ -110,11 +101,7 @@ def _snapshots(snapshots: Mapping[str, Array]) -> Figure:
         axes[0, column].set_title(label, fontsize=9)
     if image is not None:
         figure.colorbar(image, ax=axes, shrink=0.7, pad=0.01, label="u")
-    figure.suptitle(
-        "Samples at the lower (above) and upper quartile of the first coefficient (blue: the likely mode)",
-        fontsize=11,
-        fontweight="bold",
-    )
+    headline(figure, "Samples at the lower (above) and upper quartile of the first coefficient (blue: the likely mode)")
     return figure
 
 
@@ -165,9 +152,9 @@ def _spread_labels(axis: Axes, x: float, ends: Sequence[tuple[float, str]]) -> N
 
 def _rho_ablation(rows: Sequence[Mapping[str, Any]], exact: Mapping[str, float]) -> Figure:
     """Share in the wrong mode: a panel for each set-up and number of steps, a group of dots for each schedule."""
-    panels = list(dict.fromkeys((row["setup"], row["steps"]) for row in rows))
-    figure, axes = plt.subplots(1, len(panels), figsize=(2.75 * len(panels), 3.4), sharey=True, squeeze=False)
-    for axis, (setup, steps) in zip(axes.flat, panels, strict=True):
+    parts = list(dict.fromkeys((row["setup"], row["steps"]) for row in rows))
+    figure, axes = panels(1, len(parts), 2.75 * len(parts), 3.4, sharey=True)
+    for axis, (setup, steps) in zip(axes.flat, parts, strict=True):
         shown = [row for row in rows if (row["setup"], row["steps"]) == (setup, steps)]
         for k, row in enumerate(shown):
             place = np.arange(len(SCHEDULES)) + 0.16 * (k - (len(shown) - 1) / 2)
@@ -189,15 +176,14 @@ def _rho_ablation(rows: Sequence[Mapping[str, Any]], exact: Mapping[str, float])
         axis.grid(axis="y", color=FAINT, linewidth=0.4)
     axes[0, 0].set_ylabel("samples at x1 > 0, %")
     axes[0, -1].legend(fontsize=8, loc="upper right")
-    figure.suptitle("Schedules of ρ (dotted: exact share; bars: two binomial errors)", fontsize=11, fontweight="bold")
+    headline(figure, "Schedules of ρ (dotted: exact share; bars: two binomial errors)")
     return figure
 
 
-def _dual_ablation(
-    traces: Mapping[float, Mapping[float, tuple[Array, Array]]], bounds: Mapping[float, float]
-) -> Figure:
+def _dual_ablation(data: Mapping[str, Any]) -> Figure:
     """The mean size of the dual along the run: a panel for each dual step, a line for each size at the start."""
-    figure, axes = plt.subplots(1, len(traces), figsize=(4.6 * len(traces), 3.6), sharey=True, squeeze=False)
+    traces: Mapping[float, Mapping[float, tuple[Array, Array]]] = data["dual"]
+    figure, axes = panels(1, len(traces), 4.6 * len(traces), 3.6, sharey=True)
     for axis, (eta, lines) in zip(axes.flat, traces.items(), strict=True):
         shades = plt.get_cmap("viridis")(np.linspace(0.0, 0.88, len(lines)))
         for (size, (steps, norms)), shade in zip(lines.items(), shades, strict=True):
@@ -207,5 +193,5 @@ def _dual_ablation(
         axis.set_title(f"dual step {eta:g} (dotted: converged below)", fontsize=9)
     axes[0, 0].set_ylabel("mean size of μ")
     axes[0, -1].legend(fontsize=8.5, ncols=3, loc="upper right")
-    figure.suptitle("Forgetting the start of the dual", fontsize=11, fontweight="bold")
+    headline(figure, "Forgetting the start of the dual")
     return figure

@@ -9,28 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from casal import (
-    CASAL,
-    Decoupled,
-    FinalProjection,
-    Penalty,
-    PrimalDual,
-    Projected,
-    SampleResult,
-    Sphere,
-    Unconstrained,
-    WeightedCASAL,
-    linear,
-    sample,
-)
+import casal
 from casal.lab.experiment import (
     Array,
-    Column,
     Outcome,
     ResultTable,
     Tell,
+    columns,
     mean_and_error,
     quantile_distance,
+    runs,
     sampling_floor,
     share,
     stamp,
@@ -50,31 +38,18 @@ STEPS = 1000
 
 
 class Scale(NamedTuple):
-    """How much is run.
+    """How much is run."""
 
-    Attributes:
-        n: Chains of a run; the paper's number.
-        weighted: Chains of WeightedCASAL, whose quality depends on it.
-        seeds: Runs.
-        steps: Score evaluations.
-        tuning: Chains on which the penalty is tuned.
-        stride: Every how manyth setting of it is tried.
-        repeats: Seeds of the curves.
-        budgets: Score evaluations of the curves.
-        rho: Of the ablation of rho.
-        dual: Of the ablation of the dual.
-    """
-
-    n: int
-    weighted: int
-    seeds: int
-    steps: int
-    tuning: int
-    stride: int
-    repeats: int
-    budgets: Sequence[int]
-    rho: RhoScale
-    dual: DualScale
+    n: int  # chains of a run; the paper's number
+    weighted: int  # chains of WeightedCASAL, whose quality depends on it
+    seeds: int  # runs
+    steps: int  # score evaluations
+    tuning: int  # chains on which the penalty is tuned
+    stride: int  # every how manyth setting of it is tried
+    repeats: int  # seeds of the curves
+    budgets: Sequence[int]  # score evaluations of the curves
+    rho: RhoScale  # of the ablation of rho
+    dual: DualScale  # of the ablation of the dual
 
 
 _DUAL = DualScale((0.0, 1.0, 5.0, 10.0, 20.0, 50.0, 100.0), 10_000)
@@ -84,21 +59,21 @@ QUICK = Scale(200, 500, 2, 200, 50, 8, 1, (50, 200), RhoScale(250, (100, 400)), 
 
 def cases(steps: int) -> dict[str, Case]:
     """Every method at the same number of score evaluations; the settings do not depend on the energy."""
-    ramp, eta, burn = linear(*STIFF.rho), STIFF.dual_step, BURN_IN
+    ramp, eta, burn = casal.linear(*STIFF.rho), STIFF.dual_step, BURN_IN
     paper, scaled = STIFF.plain(steps), STIFF.preconditioned(steps)
     return {
-        "unconstrained": (paper, Unconstrained()),
-        "final projection": (scaled, FinalProjection()),
-        "projected": (paper, Projected(burn_in=burn)),
-        "projected, preconditioned": (scaled, Projected(burn_in=burn)),
-        "penalty": (paper, Penalty(0.5, burn_in=burn)),
-        "primal-dual": (paper, PrimalDual(eta)),
-        "decoupled": (paper, Decoupled(ramp, dual_step=eta)),
-        "Algorithm 1": (paper, CASAL.algorithm1(ramp)),
-        "Algorithm 2": (paper, CASAL.algorithm2(ramp)),
-        "released code": (paper, CASAL.released(ramp, eta, burn_in=burn)),
-        "CASAL": (scaled, CASAL(ramp, burn_in=burn)),
-        "WeightedCASAL": (STIFF.preconditioned(steps, 0.2), WeightedCASAL(400.0)),
+        "unconstrained": (paper, casal.Unconstrained()),
+        "final projection": (scaled, casal.FinalProjection()),
+        "projected": (paper, casal.Projected(burn_in=burn)),
+        "projected, preconditioned": (scaled, casal.Projected(burn_in=burn)),
+        "penalty": (paper, casal.Penalty(0.5, burn_in=burn)),
+        "primal-dual": (paper, casal.PrimalDual(eta)),
+        "decoupled": (paper, casal.Decoupled(ramp, dual_step=eta)),
+        "Algorithm 1": (paper, casal.CASAL.algorithm1(ramp)),
+        "Algorithm 2": (paper, casal.CASAL.algorithm2(ramp)),
+        "released code": (paper, casal.CASAL.released(ramp, eta, burn_in=burn)),
+        "CASAL": (scaled, casal.CASAL(ramp, burn_in=burn)),
+        "WeightedCASAL": (STIFF.preconditioned(steps, 0.2), casal.WeightedCASAL(400.0)),
     }
 
 
@@ -129,7 +104,7 @@ def levels(scale: Scale, labels: Sequence[str], tell: Tell) -> tuple[list[Result
     tables = []
     data: dict[str, dict[Any, Any]] = {key: {} for key in ("rows", "first", "energies", "snapshots", "floors")}
     for energy in ENERGIES:
-        every, sphere = cases(scale.steps), Sphere(energy**0.5)
+        every, sphere = cases(scale.steps), casal.Sphere(energy**0.5)
         tried = penalties(scale.steps)[:: scale.stride]
         if TUNED in labels:
             tell(f"|x|^2 = {energy:g}, tuning the penalty")
@@ -138,7 +113,7 @@ def levels(scale: Scale, labels: Sequence[str], tell: Tell) -> tuple[list[Result
         for label in labels:
             tell(f"|x|^2 = {energy:g}, {label}")
             n = scale.weighted if label == "WeightedCASAL" else scale.n
-            results = [sample(every[label][0], sphere, every[label][1], n, seed=seed) for seed in range(scale.seeds)]
+            results = runs(every[label][0], sphere, every[label][1], n, range(scale.seeds))
             rows.append(_row(label, energy, results))
             data["first"][energy, label] = _first(results[0])
             if energy == ENERGY:
@@ -150,23 +125,23 @@ def levels(scale: Scale, labels: Sequence[str], tell: Tell) -> tuple[list[Result
     return tables, data
 
 
-def _distance(energy: float, result: SampleResult) -> float:
+def _distance(energy: float, result: casal.SampleResult) -> float:
     return quantile_distance(_first(result), *conditional(STIFF, energy))
 
 
-def _quartiles(result: SampleResult) -> Array:
+def _quartiles(result: casal.SampleResult) -> Array:
     """The decoded samples at the lower and the upper quartile of the first coefficient."""
     order, n = torch.argsort(result.samples[:, 0]), len(result.samples)
     fields: Array = STIFF.decoded(result.samples[order[[n // 4, (3 * n) // 4]]].double()).numpy()
     return fields
 
 
-def _first(result: SampleResult) -> Array:
+def _first(result: casal.SampleResult) -> Array:
     values: Array = result.samples[:, 0].double().numpy()
     return values
 
 
-def _row(label: str, energy: float, results: Sequence[SampleResult]) -> dict[str, Any]:
+def _row(label: str, energy: float, results: Sequence[casal.SampleResult]) -> dict[str, Any]:
     grid, cdf = conditional(STIFF, energy)
     firsts = [_first(r) for r in results]
     pooled = np.concatenate(firsts)
@@ -194,16 +169,9 @@ def _table(energy: float, rows: Sequence[dict[str, Any]], scale: Scale, tried: i
     ]
     return ResultTable(
         f"Fields of energy {energy:g}: {scale.steps} score evaluations, {scale.seeds} seeds",
-        (
-            Column("method", "method"),
-            Column("n", "chains", "d"),
-            Column("w1", "W1 of the first coefficient", ".3f"),
-            Column("right", "share at x1 > 0", ".4f"),
-            Column("energy", "mean energy", ".2f"),
-            Column("energy_sd", "sd of it", ".2f"),
-            Column("violation", "largest violation", ".1e"),
-            Column("ancestors", "ancestors", ".0f"),
-            Column("seconds", "seconds", ".2f"),
+        columns(
+            "method | n: chains, d | w1: W1 of the first coefficient, .3f | right: share at x1 > 0, .4f | energy: mean "
+            "energy, .2f | energy_sd: sd of it, .2f | violation: largest violation, .1e | ancestors, .0f | seconds, .2f"
         ),
         [*rows, *exact],
         note="The last rows give the mean W1 of as many exact draws (the floor) and the exact share. The tuned "
@@ -213,18 +181,18 @@ def _table(energy: float, rows: Sequence[dict[str, Any]], scale: Scale, tried: i
 
 def curves(scale: Scale, labels: Sequence[str], tell: Tell) -> tuple[ResultTable, dict[str, Any]]:
     """W1 against score evaluations, every method with the same number of chains."""
-    n, sphere = scale.n, Sphere(ENERGY**0.5)
+    n, sphere = scale.n, casal.Sphere(ENERGY**0.5)
     rows: dict[str, dict[str, Any]] = {}
     for steps in scale.budgets:
         for label, (target, method) in cases(steps).items():
             if label in labels:
                 tell(f"{label}, {steps} evaluations")
-                found = [_distance(ENERGY, sample(target, sphere, method, n, seed=k)) for k in range(scale.repeats)]
+                found = [_distance(ENERGY, r) for r in runs(target, sphere, method, n, range(scale.repeats))]
                 rows.setdefault(label, {"method": label}).update(with_error(str(steps), *mean_and_error(found)))
     floor = sampling_floor(*conditional(STIFF, ENERGY), n)
     table = ResultTable(
         f"W1 of the first coefficient against score evaluations, energy {ENERGY:g}, {n} chains",
-        (Column("method", "method"), *(Column(str(steps), f"{steps}", ".3f") for steps in scale.budgets)),
+        columns("method", *(f"{steps}, .3f" for steps in scale.budgets)),
         [*rows.values(), {"method": "exact draws", **{str(steps): floor for steps in scale.budgets}}],
         note=f"Mean over {scale.repeats} seeds; every run spends its whole schedule of rho on its evaluations.",
     )

@@ -27,27 +27,16 @@ GRID = (100, 100)
 
 @dataclass(frozen=True)
 class Setup:
-    """Variances scale / (1 + |k|)^decay on a lattice of modes x modes wave numbers, two real numbers a mode.
+    """Variances scale / (1 + |k|)^decay on a lattice of modes x modes wave numbers, two real numbers a mode."""
 
-    Attributes:
-        name: For tables.
-        modes: Wave numbers on each axis.
-        scale: Variance at |k| = 0.
-        decay: Power at which the variance falls.
-        step_size: tau of plain Langevin dynamics, stable for the stiffest coefficient.
-        dual_step: Step of mu in the released update.
-        rho: Smallest and largest coupling.
-        energy: |x|^2.
-    """
-
-    name: str
-    modes: int
-    scale: float
-    decay: float
-    step_size: float
-    dual_step: float
-    rho: tuple[float, float]
-    energy: float
+    name: str  # for tables
+    modes: int  # wave numbers on each axis
+    scale: float  # variance at |k| = 0
+    decay: float  # power at which the variance falls
+    step_size: float  # tau of plain Langevin dynamics, stable for the stiffest coefficient
+    dual_step: float  # step of mu in the released update
+    rho: tuple[float, float]  # smallest and largest coupling
+    energy: float  # |x|^2
 
     def variances(self) -> Array:
         """Prior variances of the coefficients (those of the wells are not used)."""

@@ -15,7 +15,7 @@ BETAS = torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)
 """Ho et al.'s linear schedule."""
 
 BETA_RANGE = (0.1, 20.0)
-"""beta(0) and beta(1) of the variance-preserving diffusion, as in ``vp_sde``."""
+"""beta(0) and beta(1) of the variance-preserving diffusion, the defaults of ``vp_sde``."""
 
 LEVELS = 25
 
@@ -82,39 +82,22 @@ def _annealed(mixture: GaussianMixture, steps: int) -> Target:
     )
 
 
-def _ddpm(mixture: GaussianMixture, steps: int) -> Target:
-    return ddpm(eps_network(mixture), BETAS, steps=steps, shape=mixture.dimension)
+def _edm(mixture: GaussianMixture, steps: int, churn: float) -> Target:
+    def denoiser(x: Tensor, sigma: Tensor) -> Tensor:
+        return mixture.denoise(x, 1.0, sigma)
 
-
-def _vp_sde(mixture: GaussianMixture, steps: int) -> Target:
-    low, high = BETA_RANGE
-    return vp_sde(
-        vp_score(mixture),
-        steps=steps // 2,
-        corrector_steps=1,
-        shape=mixture.dimension,
-        beta_min=low,
-        beta_max=high,
-    )
-
-
-def _edm(mixture: GaussianMixture, steps: int, churn: float = 0.0) -> Target:
-    return edm(
-        lambda x, sigma: mixture.denoise(x, 1.0, sigma), karras_sigmas(steps), shape=mixture.dimension, churn=churn
-    )
-
-
-def _flow(mixture: GaussianMixture, steps: int) -> Target:
-    return flow(velocity(mixture), steps=steps, shape=mixture.dimension)
+    return edm(denoiser, karras_sigmas(steps), shape=mixture.dimension, churn=churn)
 
 
 FAMILIES: dict[str, Callable[[GaussianMixture, int], Target]] = {
     "langevin": _langevin,
     "annealed": _annealed,
-    "ddpm": _ddpm,
-    "vp_sde + corrector": _vp_sde,
-    "edm (ODE)": _edm,
+    "ddpm": lambda mixture, steps: ddpm(eps_network(mixture), BETAS, steps=steps, shape=mixture.dimension),
+    "vp_sde + corrector": lambda mixture, steps: vp_sde(
+        vp_score(mixture), steps=steps // 2, corrector_steps=1, shape=mixture.dimension
+    ),
+    "edm (ODE)": lambda mixture, steps: _edm(mixture, steps, churn=0.0),
     "edm, ancestral": lambda mixture, steps: _edm(mixture, steps, churn=1.0),
-    "flow": _flow,
+    "flow": lambda mixture, steps: flow(velocity(mixture), steps=steps, shape=mixture.dimension),
 }
 """(mixture, score evaluations) -> target, in float32."""

@@ -26,24 +26,15 @@ CONDITIONAL = np.array([LEVEL, TANGENT])
 """Mean of p_C."""
 VARIANCE = float(1.0 / PRECISION[1, 1])
 """Variance of p_C along the line; that of x1 is half of it."""
-MULTIPLIER = float(-(PRECISION @ (CONDITIONAL - MEAN))[0])
-"""lambda*, which is normal to the line and the same for every rho."""
 
 
 class Variant(NamedTuple):
-    """How a variant moves.
+    """How a variant moves."""
 
-    Attributes:
-        full: z = P(x + mu), else the damped step of the print.
-        implicit: Whether the coupling of x is implicit.
-        dual: Step of mu from (tau, rho).
-        common: One multiplier for infinitely many chains, driven by their mean; else one a chain.
-    """
-
-    full: bool
-    implicit: bool
-    dual: Callable[[Array, float], Array]
-    common: bool = False
+    full: bool  # z = P(x + mu), else the damped step of the print
+    implicit: bool  # whether the coupling of x is implicit
+    dual: Callable[[Array, float], Array]  # step of mu from (tau, rho)
+    common: bool = False  # one multiplier for infinitely many chains, driven by their mean; else one a chain
 
 
 VARIANTS = {

@@ -19,7 +19,7 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
-from casal import Affine, Box, Constraint, HalfSpace, Sphere
+from casal import Affine, Constraint, HalfSpace, Sphere
 from casal.errors import SettingError, ShapeError
 from casal.lab.experiment import Array
 
@@ -31,16 +31,11 @@ class GaussianMixture:
     """p(x) = sum_k w_k N(x; m_k, s_k^2 I) in any dimension.
 
     Functions of x (n, d) keep its dtype; alpha and sigma are numbers, or one a chain (n,).
-
-    Attributes:
-        weights: w, (m,), positive; scaled to sum to one.
-        means: m_k, (m, d).
-        spreads: s, (m,), the standard deviation of each mode in every direction.
     """
 
-    weights: Tensor
-    means: Tensor
-    spreads: Tensor
+    weights: Tensor  # w, (m,), positive; scaled to sum to one
+    means: Tensor  # m_k, (m, d)
+    spreads: Tensor  # s, (m,), the standard deviation of each mode in every direction
 
     def __post_init__(self) -> None:
         parts = {name: torch.as_tensor(getattr(self, name), dtype=torch.float64) for name in ("weights", "spreads")}
@@ -94,7 +89,7 @@ class GaussianMixture:
         return float((self.mode_weights(x) - weights).abs().sum()) / 2
 
     def restricted(self, constraint: Constraint) -> RestrictedMixture:
-        """The exact law on a Sphere, an Affine set, a Box or a HalfSpace."""
+        """The exact law on a Sphere, an Affine set or a HalfSpace."""
         return _restricted(constraint, self)
 
     def _log_joint(self, x: Tensor, alpha: Tensor | float, sigma: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,15 +108,10 @@ class GaussianMixture:
 
 @dataclass(frozen=True, eq=False)
 class RestrictedMixture:
-    """sum_k W_k p_k on a set, p_k the k-th Gaussian restricted to it.
+    """sum_k W_k p_k on a set, p_k the k-th Gaussian restricted to it."""
 
-    Attributes:
-        log_masses: log of w_k times the integral of mode k over the set, (m,).
-        draw_mode: (k, count, rng) -> exact draws of p_k, (count, d).
-    """
-
-    log_masses: Tensor
-    draw_mode: ModeSampler
+    log_masses: Tensor  # log of w_k times the integral of mode k over the set, (m,)
+    draw_mode: ModeSampler  # (k, count, rng) -> exact draws of p_k, (count, d)
 
     @property
     def weights(self) -> Tensor:
@@ -149,7 +139,7 @@ def _shares(log_joint: Tensor) -> Tensor:
 
 @singledispatch
 def _restricted(constraint: Constraint, mixture: GaussianMixture) -> RestrictedMixture:
-    raise SettingError(f"no exact law of a mixture on {constraint!r}; there is one on Sphere, Affine, Box, HalfSpace")
+    raise SettingError(f"no exact law of a mixture on {constraint!r}; there is one on Sphere, Affine, HalfSpace")
 
 
 @_restricted.register
@@ -191,22 +181,6 @@ def _on_affine(constraint: Affine, mixture: GaussianMixture) -> RestrictedMixtur
 
 
 @_restricted.register
-def _in_box(constraint: Box, mixture: GaussianMixture) -> RestrictedMixture:
-    """Every coordinate is a truncated normal."""
-    low, high = (
-        ((bound - mixture.means) / mixture.spreads[:, None]).numpy() for bound in (constraint.low, constraint.high)
-    )
-    log_mass = log_interval(low, high).sum(1)
-
-    def draw(k: int, count: int, rng: np.random.Generator) -> Array:
-        noise = stats.truncnorm.rvs(low[k], high[k], size=(count, mixture.dimension), random_state=rng)
-        drawn: Array = mixture.means[k].numpy() + float(mixture.spreads[k]) * noise
-        return drawn
-
-    return RestrictedMixture(mixture.weights.log() + torch.from_numpy(log_mass), draw)
-
-
-@_restricted.register
 def _in_half_space(constraint: HalfSpace, mixture: GaussianMixture) -> RestrictedMixture:
     """Across the border a truncated normal, along it free."""
     length = float(constraint.a.norm())
@@ -235,11 +209,3 @@ def log_bessel_ratio(order: float, kappa: Array) -> Array:
     small = np.where(large, 0.0, kappa)
     by_series = -order * math.log(2.0) - special.gammaln(order + 1) + np.log(special.hyp0f1(order + 1, small**2 / 4))
     return np.where(large, by_bessel, by_series)
-
-
-def log_interval(low: Array, high: Array) -> Array:
-    """log P(low < N(0, 1) < high), accurate in both tails."""
-    flip = low > 0
-    lower, upper = np.where(flip, -high, low), np.where(flip, -low, high)
-    top: Array = special.log_ndtr(upper)
-    return top + np.log1p(-np.exp(special.log_ndtr(lower) - top))

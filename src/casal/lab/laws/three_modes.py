@@ -31,23 +31,14 @@ REFERENCE = 25
 
 @dataclass(frozen=True, eq=False)
 class SetCase:
-    """A set, the law of MIXTURE on it, and a coordinate along it.
+    """A set, the law of MIXTURE on it, and a coordinate along it."""
 
-    Attributes:
-        name: What a reader sees.
-        constraint: The set.
-        axis: Name of the coordinate.
-        coordinate: Points (n, 2) -> (n,).
-        grid: Values of the coordinate, increasing and evenly spaced.
-        profile: Its exact density on the grid, up to a factor.
-    """
-
-    name: str
-    constraint: Constraint
-    axis: str
-    coordinate: Callable[[Array], Array]
-    grid: Array
-    profile: Array
+    name: str  # what a reader sees
+    constraint: Constraint  # the set
+    axis: str  # name of the coordinate
+    coordinate: Callable[[Array], Array]  # points (n, 2) -> (n,)
+    grid: Array  # values of the coordinate, increasing and evenly spaced
+    profile: Array  # its exact density on the grid, up to a factor
 
     @cached_property
     def law(self) -> RestrictedMixture:

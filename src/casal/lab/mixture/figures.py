@@ -13,9 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Rectangle
 
+from casal.lab.drawing import headline, histogram
 from casal.lab.experiment import Array, Outcome
 from casal.lab.laws.three_modes import CASES, SetCase
-from casal.lab.report.style import EXACT, INK, colour
+from casal.lab.report.style import INK, colour
 
 WORST = 0.6
 """Total variation at the dark end of the colour scale, the same in all pictures."""
@@ -35,7 +36,7 @@ def figures(outcome: Outcome) -> dict[str, Figure]:
         left, right = np.asarray(figure.subfigures(1, 2))
         _heat_map(left, data["rows"][name], data["floors"][name]["tv"], data["methods"], data["families"])
         _histograms(right, case, {key[1:]: z for key, z in data["points"].items() if key[0] == name}, data["methods"])
-        figure.suptitle(f"Three modes on the {name}", fontsize=11, fontweight="bold")
+        headline(figure, f"Three modes on the {name}")
         drawn["mixture_" + re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")] = figure
     return drawn
 
@@ -94,11 +95,8 @@ def _histograms(
     lines = -(-max(len(shown), 1) // columns)
     axes = panel.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     for axis, (method, (family, z)) in zip(axes.flat, shown.items(), strict=False):
-        axis.stairs(np.minimum(found[method], top), edges, fill=True, color=colour(method), alpha=0.75)
-        axis.plot(case.grid, case.density, color=EXACT, linewidth=1)
+        histogram(axis, found[method], edges, colour(method), top, case.grid, case.density)
         axis.set_title(_short(method) + ("" if family == FAMILY else f" ({family})"), fontsize=8.5)
-        axis.set(xlim=(edges[0], edges[-1]), ylim=(0, top), yticks=[])
-        axis.spines["left"].set_visible(False)
         if case.constraint.solid:
             _border(axis, case, z)
     for axis in list(axes.flat)[len(shown) :]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from casal import FinalProjection, Projected, SampleResult, SplitGibbs, Table, Target, Twisted, WeightedCASAL, sample
 from casal.errors import DivergedError, SettingError
-from casal.lab.experiment import AnyMethod, Outcome, Tell, mean_and_error, stamp, with_error
+from casal.lab.experiment import AnyMethod, Outcome, Tell, mean_and_error, runs, stamp, with_error
 from casal.lab.laws.families import FAMILIES
 from casal.lab.laws.three_modes import CASES, MIXTURE, SetCase
 from casal.lab.mixture.tables import PRINTED, claims, detail, matrix, models
@@ -90,7 +90,7 @@ def tuned_runs(entry: Entry, target: Target, case: SetCase, scale: Scale) -> Run
         return case.loss(sample(target, case.constraint, setting[1], scale.tuning, seed=VALIDATION_SEED).samples)
 
     def run(setting: tuple[str, AnyMethod]) -> list[SampleResult]:
-        return [sample(target, case.constraint, setting[1], scale.n, seed=seed) for seed in range(scale.seeds)]
+        return runs(target, case.constraint, setting[1], scale.n, range(scale.seeds))
 
     found, out = tuned(entry.settings[:: scale.stride], loss, run)
     (name, _), results = found or (("", None), ())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from casal import Sphere, Target, Unconstrained, sample
-from casal.lab.experiment import FAILS, HOLDS, PARTLY, Claim, Column, ResultTable, mean_and_error, with_error
+from casal import Sphere, Target, Unconstrained
+from casal.lab.experiment import FAILS, HOLDS, PARTLY, Claim, ResultTable, columns, mean_and_error, runs, with_error
 from casal.lab.laws.three_modes import MIXTURE
 
 Rows = Sequence[Mapping[str, Any]]
@@ -31,7 +31,7 @@ def matrix(
         lines.append(line)
     return ResultTable(
         f"Mode weights on the {name}: total variation",
-        (Column("method", "method"), *(Column(family, family, ".3f") for family in families)),
+        columns("method", *(f"{family}, .3f" for family in families)),
         lines,
         note=f"Exact draws: {floor['tv']:.3f}. A dash: the method is not made for that family, or is its default.",
     )
@@ -42,16 +42,10 @@ def detail(name: str, rows: Rows, floor: Mapping[str, float], size: str) -> Resu
     exact = {"family": "exact draws", "method": "", "tv": floor["tv"], "sliced": floor["sliced"]}
     return ResultTable(
         f"All figures on the {name}: {size}",
-        (
-            Column("family", "family"),
-            Column("method", "method"),
-            Column("tv", "TV of mode weights", ".3f"),
-            Column("gain", "TV minus that of one final projection", "+.3f"),
-            Column("sliced", "sliced W1", ".3f"),
-            Column("feasible", "feasible", ".1%"),
-            Column("violation", "largest violation", ".0e"),
-            Column("evaluations", "score evaluations", ".0f"),
-            Column("setting", "setting"),
+        columns(
+            "family | method | tv: TV of mode weights, .3f | gain: TV minus that of one final projection, +.3f | "
+            "sliced: sliced W1, .3f | feasible, .1% | violation: largest violation, .0e | "
+            "evaluations: score evaluations, .0f | setting"
         ),
         [*rows, exact],
         note="± is one standard error over seeds; differences are between runs with the same seed. Feasible: violation "
@@ -64,17 +58,13 @@ def models(targets: Mapping[str, Target], n: int, seeds: int) -> ResultTable:
     """What each family gives without a constraint: its own error, before any method adds one."""
     rows = []
     for family, target in targets.items():
-        results = [sample(target, Sphere(1.0), Unconstrained(), n, seed=seed) for seed in range(seeds)]
+        results = runs(target, Sphere(1.0), Unconstrained(), n, range(seeds))
         tv = mean_and_error([MIXTURE.total_variation(r.samples, MIXTURE.weights) for r in results])
         evaluations = results[0].cost.score_evaluations
         rows.append({"family": family, **with_error("tv", *tv), "evaluations": evaluations})
     return ResultTable(
         "Without a constraint: total variation to the weights of the mixture itself",
-        (
-            Column("family", "family"),
-            Column("tv", "TV of mode weights", ".3f"),
-            Column("evaluations", "score evaluations", ".0f"),
-        ),
+        columns("family | tv: TV of mode weights, .3f | evaluations: score evaluations, .0f"),
         rows,
         note="Langevin chains start as draws of the mixture; all others start as noise.",
     )

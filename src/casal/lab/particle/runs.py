@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from casal import (
-    CASAL,
-    Decoupled,
-    FinalProjection,
-    Penalty,
-    PrimalDual,
-    Projected,
-    SampleResult,
-    Sphere,
-    Unconstrained,
-    WeightedCASAL,
-    geometric,
-    sample,
-)
-from casal.lab.experiment import Claim, Column, Outcome, ResultTable, Tell, share, stamp, verdict, with_error
+import casal
+from casal.lab.experiment import Claim, Outcome, ResultTable, Tell, columns, share, stamp, verdict, with_error
 from casal.lab.particle.setup import PAPER, RADIUS, exact_answer, plain, preconditioned
 from casal.lab.tuning import Case, best, penalty_ramps
 
@@ -28,20 +15,20 @@ TUNED = "penalty, tuned + projection"
 
 def cases() -> dict[str, Case]:
     """Every method with its target: the authors' settings for what was published, one short run for the weights."""
-    ladder, eta, burn = geometric(*PAPER.rho), PAPER.dual_step, PAPER.burn_in
+    ladder, eta, burn = casal.geometric(*PAPER.rho), PAPER.dual_step, PAPER.burn_in
     paper = plain(PAPER.steps)
     return {
-        "unconstrained": (paper, Unconstrained()),
-        "final projection": (paper, FinalProjection()),
-        "projected": (paper, Projected(burn_in=burn)),
-        "penalty": (paper, Penalty(0.5, burn_in=burn)),
-        "primal-dual": (paper, PrimalDual(1e-3)),
-        "decoupled": (paper, Decoupled(ladder, dual_step=eta)),
-        "Algorithm 1": (paper, CASAL.algorithm1(ladder)),
-        "Algorithm 2": (paper, CASAL.algorithm2(ladder)),
-        "released code": (paper, CASAL.released(ladder, eta, burn_in=burn)),
-        "CASAL": (preconditioned(PAPER.steps), CASAL(ladder, burn_in=burn)),
-        "WeightedCASAL": (preconditioned(500), WeightedCASAL(400.0)),
+        "unconstrained": (paper, casal.Unconstrained()),
+        "final projection": (paper, casal.FinalProjection()),
+        "projected": (paper, casal.Projected(burn_in=burn)),
+        "penalty": (paper, casal.Penalty(0.5, burn_in=burn)),
+        "primal-dual": (paper, casal.PrimalDual(1e-3)),
+        "decoupled": (paper, casal.Decoupled(ladder, dual_step=eta)),
+        "Algorithm 1": (paper, casal.CASAL.algorithm1(ladder)),
+        "Algorithm 2": (paper, casal.CASAL.algorithm2(ladder)),
+        "released code": (paper, casal.CASAL.released(ladder, eta, burn_in=burn)),
+        "CASAL": (preconditioned(PAPER.steps), casal.CASAL(ladder, burn_in=burn)),
+        "WeightedCASAL": (preconditioned(500), casal.WeightedCASAL(400.0)),
     }
 
 
@@ -51,7 +38,7 @@ def penalties() -> list[Case]:
     return penalty_ramps(targets, (1e-4, 1e-3, 1e-2, 1e-1), (0.03, 0.1, 0.3, 1.0))
 
 
-def _loss(result: SampleResult) -> float:
+def _loss(result: casal.SampleResult) -> float:
     z, exact = result.samples, exact_answer()
     return float((z[:, 0] > 0).double().mean()) + abs(float(z[:, 1].std()) / exact["sd_y"] - 1.0)
 
@@ -63,24 +50,19 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
     rows, points, every = [], {}, cases()
     if labels is None or TUNED in labels:
         tell(f"tuning the penalty over {len(penalties())} settings")
-        every[TUNED] = best(penalties(), Sphere(RADIUS), _loss, 250 if quick else 500)
+        every[TUNED] = best(penalties(), casal.Sphere(RADIUS), _loss, 250 if quick else 500)
     for label, (target, method) in every.items():
         if labels is None or label in labels:
             tell(label)
-            result = sample(target, Sphere(RADIUS), method, n, seed=1)
+            result = casal.sample(target, casal.Sphere(RADIUS), method, n, seed=1)
             rows.append(_row(label, result))
             points[label] = result.samples.double().numpy()
     rows.append({"method": "exact (quadrature)", **exact_answer()})
     table = ResultTable(
         f"Particle on a circle, {n} chains",
-        (
-            Column("method", "method"),
-            Column("wrong", "share at x > 0", ".3g"),
-            Column("mean_x", "E x", ".4f"),
-            Column("sd_y", "sd y", ".4f"),
-            Column("violation", "largest violation", ".1e"),
-            Column("evaluations", "evaluations", ".0f"),
-            Column("seconds", "seconds", ".2f"),
+        columns(
+            "method | wrong: share at x > 0, .3g | mean_x: E x, .4f | sd_y: sd y, .4f | "
+            "violation: largest violation, .1e | evaluations, .0f | seconds, .2f"
         ),
         rows,
         note="Mean and spread are over all samples of a method; violation is | |z| - R | / R. The authors' step size "
@@ -90,7 +72,7 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
     return Outcome("particle", [table], _claims(rows), {"points": points}, {"n": n, **PAPER._asdict()})
 
 
-def _row(label: str, result: SampleResult) -> dict[str, Any]:
+def _row(label: str, result: casal.SampleResult) -> dict[str, Any]:
     z, n = result.samples.double(), len(result.samples)
     sd = float(z[:, 1].std())
     return {

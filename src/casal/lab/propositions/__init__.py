@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from casal.lab.drawing import writer
-from casal.lab.experiment import Claim, Column, Experiment, Outcome, ResultTable, Tell, stamp
+from casal.lab.experiment import Claim, Experiment, Outcome, ResultTable, Tell, columns, stamp
 from casal.lab.propositions.figures import figures
 from casal.lab.propositions.line import consistency, mixing, step_size
 from casal.lab.propositions.projection import information, penalty, unattained
@@ -46,7 +46,7 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
             checks.append(check(quick))
     summary = ResultTable(
         "The propositions",
-        (Column("number", "no.", "d"), Column("name", "check"), Column("verdict", "verdict")),
+        columns("number: no., d | name: check | verdict"),
         [{"number": c.number, "name": c.name, "verdict": c.verdict} for c in checks],
     )
     return Outcome(

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from casal.lab.drawing import headline, panels
 from casal.lab.experiment import Array, Outcome
 from casal.lab.propositions.setup import Check
 from casal.lab.report.style import EXACT, FAINT, INK, colour
@@ -20,14 +21,15 @@ def figures(outcome: Outcome) -> dict[str, Figure]:
     """A picture for every check that was run."""
     drawn = {}
     for name, check in outcome.data.items():
-        figure = DRAWINGS[name](check)
-        figure.suptitle(f"{check.number}. {TITLES[name]}", fontsize=11, fontweight="bold")
+        title, drawing = DRAWINGS[name]
+        figure = drawing(check)
+        headline(figure, f"{check.number}. {title}")
         drawn[f"propositions_{check.number:02d}_{name.replace(' ', '_')}"] = figure
     return drawn
 
 
 def _panels(count: int, width: float = 4.0) -> tuple[Figure, list[Axes]]:
-    figure, axes = plt.subplots(1, count, figsize=(width * count, 3.3), squeeze=False)
+    figure, axes = panels(1, count, width * count, 3.3)
     return figure, list(axes.flat)
 
 
@@ -145,7 +147,7 @@ def _dash(name: str) -> str:
 
 def _consistency(check: Check) -> Figure:
     """Mean of z1 with and without the dual; variance of every variant."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.3))
+    figure, (left, right) = _panels(2, 4.2)
     data = check.data
     left.axhline(data["exact"], color=EXACT, label="with the dual, every variant = E under p_C")
     left.semilogx(data["rho"], data["without"], color="#E69F00", label="without the dual")
@@ -164,7 +166,7 @@ def _consistency(check: Check) -> Figure:
 
 def _step_size(check: Check) -> Figure:
     """Limits of stability against the condition; the Lagrangian at rest against the step size."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.3))
+    figure, (left, right) = _panels(2, 4.2)
     data = check.data
     left.fill_between(data["rho"], 1e-4, data["condition"], color=FAINT, alpha=0.5, linewidth=0)
     left.text(0.9, 0.045, "grey: 4 τ (β + 4ρ) ≤ 1", fontsize=9)
@@ -205,28 +207,16 @@ def _mixing(check: Check) -> Figure:
     return figure
 
 
-DRAWINGS: dict[str, Callable[[Check], Figure]] = {
-    "information projection": _information,
-    "unattained duality": _unattained,
-    "penalty": _penalty,
-    "strong duality": _strong_duality,
-    "recovery": _recovery,
-    "relaxation": _relaxation,
-    "consistency": _consistency,
-    "optimum": _optimum,
-    "step size": _step_size,
-    "mixing": _mixing,
+DRAWINGS: dict[str, tuple[str, Callable[[Check], Figure]]] = {
+    "information projection": ("p_C is the nearest law on C", _information),
+    "unattained duality": ("No multiplier attains the projection", _unattained),
+    "penalty": ("No penalty reaches probability one", _penalty),
+    "strong duality": ("The split problem has a saddle point", _strong_duality),
+    "recovery": ("As ρ grows, both marginals tend to p_C", _recovery),
+    "relaxation": ("Relaxation error: one printed bound is too small by a factor of two", _relaxation),
+    "consistency": ("Gaussian and a line: the dual makes the mean right", _consistency),
+    "optimum": ("The form of the optimum", _optimum),
+    "step size": ("Step-size condition: safe, but the printed z-step breaks the decrement", _step_size),
+    "mixing": ("Averaged rate: only a full z-step with one common multiplier tends to q*", _mixing),
 }
-
-TITLES = {
-    "information projection": "p_C is the nearest law on C",
-    "unattained duality": "No multiplier attains the projection",
-    "penalty": "No penalty reaches probability one",
-    "strong duality": "The split problem has a saddle point",
-    "recovery": "As ρ grows, both marginals tend to p_C",
-    "relaxation": "Relaxation error: one printed bound is too small by a factor of two",
-    "consistency": "Gaussian and a line: the dual makes the mean right",
-    "optimum": "The form of the optimum",
-    "step size": "Step-size condition: safe, but the printed z-step breaks the decrement",
-    "mixing": "Averaged rate: only a full z-step with one common multiplier tends to q*",
-}
+"""Title and picture of each check."""

@@ -6,25 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from casal.lab.experiment import FAILS, HOLDS, PARTLY, Array, Column, ResultTable
-from casal.lab.laws.gaussian_line import (
-    BETA,
-    LEVEL,
-    TANGENT,
-    VARIANCE,
-    VARIANTS,
-    Variant,
-    divergence,
-    first,
-    optimum,
-    recursion,
-    spread,
-    stationary,
-    without_dual,
-)
+from casal.lab.experiment import FAILS, HOLDS, PARTLY, Array, ResultTable, columns
+from casal.lab.laws import gaussian_line as law
 from casal.lab.propositions.setup import Check
 
 COUPLING = 2.0
+TABULATED = (2.0, 20.0, 1000.0)
 CHUNK = 2000
 FIELD_BETA, FIELD_RHO, FIELD_TAU = 443.0, 20.0, 1e-3
 """Largest curvature, largest coupling and step size of the paper's field problem."""
@@ -37,24 +24,24 @@ def consistency(quick: bool) -> Check:
     rows: list[dict[str, Any]] = []
     curves: dict[str, Array] = {}
     error = 0.0
-    for name, variant in VARIANTS.items():
-        laws = [stationary(variant, tau, float(rho)) for rho in rhos]
-        error = max(error, *(abs(mean[2] - TANGENT) for mean, _ in laws), *(abs(mean[0] - LEVEL) for mean, _ in laws))
-        curves[name] = np.array([cov[2, 2] / VARIANCE for _, cov in laws])
+    for name, variant in law.VARIANTS.items():
+        laws = [law.stationary(variant, tau, float(rho)) for rho in rhos]
+        error = max(error, *(np.abs(mean[[0, 2]] - law.CONDITIONAL).max() for mean, _ in laws))
+        curves[name] = np.array([cov[2, 2] / law.VARIANCE for _, cov in laws])
         row: dict[str, Any] = {"variant": name}
-        for rho in (2.0, 20.0, 1000.0):
-            mean, cov = stationary(variant, tau, rho)
-            row |= {f"mean {rho:g}": first(float(mean[2])), f"var {rho:g}": cov[2, 2] / VARIANCE}
+        for rho in TABULATED:
+            mean, cov = law.stationary(variant, tau, rho)
+            row |= {f"mean {rho:g}": law.first(float(mean[2])), f"var {rho:g}": cov[2, 2] / law.VARIANCE}
         rows.append(row)
-    bare = np.array([without_dual(float(rho)) for rho in rhos])
-    rows.append({"variant": "without the dual", **{f"mean {rho:g}": without_dual(rho) for rho in (2.0, 20.0, 1000.0)}})
-    rows.append({"variant": "p_C", "mean 2": first(TANGENT), "mean 20": first(TANGENT), "mean 1000": first(TANGENT)})
+    bare = np.array([law.without_dual(float(rho)) for rho in rhos])
+    rows.append({"variant": "without the dual", **{f"mean {rho:g}": law.without_dual(rho) for rho in TABULATED}})
+    rows.append({"variant": "p_C", **{f"mean {rho:g}": law.first(law.TANGENT) for rho in TABULATED}})
     table = ResultTable(
         "Gaussian and a line: z1 in the long run, tau = 1e-4",
-        (
-            Column("variant", "variant"),
-            *(Column(f"mean {rho:g}", f"E z1, rho = {rho:g}", ".5f") for rho in (2.0, 20.0, 1000.0)),
-            *(Column(f"var {rho:g}", f"Var z1 / exact, rho = {rho:g}", ".3f") for rho in (2.0, 20.0, 1000.0)),
+        columns(
+            "variant",
+            *(f"mean {rho:g}: E z1, rho = {rho:g}, .5f" for rho in TABULATED),
+            *(f"var {rho:g}: Var z1 / exact, rho = {rho:g}, .3f" for rho in TABULATED),
         ),
         rows,
         note="A common dual is one multiplier for all chains, driven by their mean: a number, as in the theory.",
@@ -64,35 +51,35 @@ def consistency(quick: bool) -> Check:
         "consistency",
         "For a Gaussian and an affine set E x = E z = E under p_C, whatever rho (proposition Gaussian_consistency).",
         f"All variants, closed form, rho from 0.1 to 1000: largest error of a mean {error:.0e}. Without the dual E z1 "
-        f"is {without_dual(2.0):.4f} at rho = 2 where {first(TANGENT):.4f} is right. It is a statement about means "
-        f"only: Algorithm 1 as printed has {rows[0]['var 1000']:.2f} times the right variance at rho = 1000, because "
-        f"its z-step halves the temperature; the full z-step has {rows[4]['var 1000']:.2f} times.",
+        f"is {law.without_dual(2.0):.4f} at rho = 2 where {law.first(law.TANGENT):.4f} is right. It is a statement "
+        f"about means only: Algorithm 1 as printed has {rows[0]['var 1000']:.2f} times the right variance at rho = "
+        f"1000, because its z-step halves the temperature; the full z-step has {rows[4]['var 1000']:.2f} times.",
         HOLDS if error < 1e-8 else PARTLY,
         [table],
-        {"rho": rhos, "without": bare, "exact": first(TANGENT), "variance": curves},
+        {"rho": rhos, "without": bare, "exact": law.first(law.TANGENT), "variance": curves},
     )
 
 
-def allowed(rho: float, beta: float = BETA) -> float:
+def allowed(rho: float, beta: float = law.BETA) -> float:
     """The largest step size with 4 tau (beta + 4 rho) <= 1."""
     return 1.0 / (4.0 * (beta + 4.0 * rho))
 
 
-def stable_up_to(variant: Variant, rho: float) -> float:
+def stable_up_to(variant: law.Variant, rho: float) -> float:
     """The largest step size at which the recursion settles, to one per cent."""
     taus = np.geomspace(1e-5, 10.0, 1389)
-    radius = np.abs(np.linalg.eigvals(recursion(variant, taus, rho)[0])).max(1)
+    radius = np.abs(np.linalg.eigvals(law.recursion(variant, taus, rho)[0])).max(1)
     unstable = radius > 1.0 + 1e-9
     return float(taus[max(int(np.argmax(unstable)) - 1, 0)]) if unstable.any() else float("inf")
 
 
-def excess(variant: Variant, tau: float, rho: float) -> float:
+def excess(variant: law.Variant, tau: float, rho: float) -> float:
     """L(q, lambda*) - L(q*, lambda*) for the law q at which the variant rests."""
-    _, cov = stationary(variant, tau, rho)
-    best = optimum(rho)[1]
+    _, cov = law.stationary(variant, tau, rho)
+    best = law.optimum(rho)[1]
     gap = cov[0, 0] + cov[1, 1] + cov[2, 2] - 2 * cov[1, 2] - best[0, 0]
     # D(q^x | p) - D(q* | p) for laws of the same mean, where p's quadratic form enters through covariances only.
-    free = np.linalg.inv(optimum(0.0)[1])
+    free = np.linalg.inv(law.optimum(0.0)[1])
     entropy = np.linalg.slogdet(best)[1] - np.linalg.slogdet(cov[:2, :2])[1]
     return float(0.5 * (np.trace(free @ (cov[:2, :2] - best)) + entropy) + 0.5 * rho * gap)
 
@@ -102,19 +89,19 @@ def step_size(quick: bool) -> Check:
     rhos = np.geomspace(0.1, 100.0, 9 if quick else 25)
     limits = {
         name: np.array([stable_up_to(variant, float(rho)) for rho in rhos])
-        for name, variant in VARIANTS.items()
+        for name, variant in law.VARIANTS.items()
         if "common" not in name
     }
     condition = np.array([allowed(float(rho)) for rho in rhos])
     taus = np.geomspace(1e-5, allowed(COUPLING), 13)
-    common = {name: variant for name, variant in VARIANTS.items() if variant.common}
+    common = {name: variant for name, variant in law.VARIANTS.items() if variant.common}
     rests = {name: np.array([excess(v, float(tau), COUPLING) for tau in taus]) for name, v in common.items()}
     safe = {name: float((limit / condition).min()) for name, limit in limits.items()}
     printed, full = rests["Algorithm 1, common dual"], rests["CASAL, common dual"]
     rows = [{"variant": name, "margin": value} for name, value in safe.items()]
     table = ResultTable(
         "Step-size condition: largest stable step over largest allowed step, smallest over rho in [0.1, 100]",
-        (Column("variant", "variant"), Column("margin", "margin", ".2f")),
+        columns("variant | margin, .2f"),
         rows,
     )
     own = 4 * FIELD_TAU * (FIELD_BETA + 4 * FIELD_RHO)
@@ -135,7 +122,7 @@ def step_size(quick: bool) -> Check:
     )
 
 
-def trajectory(variant: Variant, steps: int, rho: float) -> dict[str, Array]:
+def trajectory(variant: law.Variant, steps: int, rho: float) -> dict[str, Array]:
     """D of the law at step t, its average over time, and D of the law of the averaged iterate, all to q*.
 
     The step sizes are tau_t = tau_0 / sqrt(t + 1), with tau_0 the largest that the step-size condition allows. The
@@ -147,12 +134,12 @@ def trajectory(variant: Variant, steps: int, rho: float) -> dict[str, Array]:
     means, covs, sums, sum_covs = (np.zeros((steps, *shape)) for shape in ((2,), (2, 2), (2,), (2, 2)))
     for begin in range(0, steps, CHUNK):
         t = np.arange(begin, min(begin + CHUNK, steps))
-        F, G, c = recursion(variant, allowed(rho) / np.sqrt(t + 1.0), rho)
+        F, G, c = law.recursion(variant, allowed(rho) / np.sqrt(t + 1.0), rho)
         wide = np.zeros((len(t), 7, 7))
         wide[:, :5, :5] = F
         wide[:, 5:, :2] = wide[:, 5:, 5:] = np.eye(2)
         shaken = wide.copy()
-        shaken[:, :5, :5], noise = spread(variant, F, G)
+        shaken[:, :5, :5], noise = law.spread(variant, F, G)
         heat = np.zeros((len(t), 7, 7))
         heat[:, :5, :5] = noise @ noise.swapaxes(1, 2)
         offset = np.concatenate([c, np.zeros((len(t), 2))], axis=1)
@@ -161,35 +148,35 @@ def trajectory(variant: Variant, steps: int, rho: float) -> dict[str, Array]:
             mean = wide[k] @ mean + offset[k]
             cov = shaken[k] @ cov @ shaken[k].T + heat[k]
             sums[step], sum_covs[step] = mean[5:] / (step + 1), cov[5:, 5:] / (step + 1) ** 2
-    best = optimum(rho)
-    every = divergence(means, covs, *best)
+    best = law.optimum(rho)
+    every = law.divergence(means, covs, *best)
     count = np.arange(1, steps + 1)
     kept = np.unique(np.geomspace(1, steps, 120).astype(int)) - 1
     return {
         "t": count[kept].astype(np.float64),
         "law": every[kept],
         "averaged law": (np.cumsum(every) / count)[kept],
-        "averaged iterate": divergence(sums, sum_covs, *best)[kept],
+        "averaged iterate": law.divergence(sums, sum_covs, *best)[kept],
     }
 
 
-def resting(variant: Variant, tau: float, rho: float) -> float:
+def resting(variant: law.Variant, tau: float, rho: float) -> float:
     """D(q^x | q*^x) of the law at which the variant rests."""
-    mean, cov = stationary(variant, tau, rho)
-    return float(divergence(mean[:2], cov[:2, :2], *optimum(rho)))
+    mean, cov = law.stationary(variant, tau, rho)
+    return float(law.divergence(mean[:2], cov[:2, :2], *law.optimum(rho)))
 
 
 def mixing(quick: bool) -> Check:
     """The averages of every variant against ln t / sqrt t."""
     steps = 20_000 if quick else 200_000
-    curves = {name: trajectory(variant, steps, COUPLING) for name, variant in VARIANTS.items()}
+    curves = {name: trajectory(variant, steps, COUPLING) for name, variant in law.VARIANTS.items()}
     rows: list[dict[str, Any]] = []
     for name, curve in curves.items():
         bound = np.log(curve["t"][-1]) / np.sqrt(curve["t"][-1])
         late = curve["t"] > steps / 10
         slope = np.polyfit(np.log(curve["t"][late]), np.log(curve["averaged law"][late]), 1)[0]
         end = {key: float(values[-1]) for key, values in curve.items()}
-        limit = resting(VARIANTS[name], 1e-6, COUPLING)
+        limit = resting(law.VARIANTS[name], 1e-6, COUPLING)
         rows.append(
             {"variant": name, **end, "slope": float(slope), "ratio": end["averaged law"] / bound, "limit": limit}
         )
@@ -199,14 +186,10 @@ def mixing(quick: bool) -> Check:
     early = float(np.interp(steps / 10, best["t"], best["averaged iterate"]))
     table = ResultTable(
         f"Mixing on a Gaussian and a line, rho = {COUPLING:g}, after {steps} steps tau_t = tau_0 / sqrt(t + 1)",
-        (
-            Column("variant", "variant"),
-            Column("limit", "D at rest, tau = 1e-6", ".1e"),
-            Column("law", "D(law at t)", ".2e"),
-            Column("averaged law", "average of D over time", ".2e"),
-            Column("slope", "its slope in log t", ".2f"),
-            Column("ratio", "its ratio to ln t / sqrt t", ".2f"),
-            Column("averaged iterate", "D(law of the averaged iterate)", ".2f"),
+        columns(
+            "variant | limit: D at rest, tau = 1e-6, .1e | law: D(law at t), .2e | "
+            "averaged law: average of D over time, .2e | slope: its slope in log t, .2f | "
+            "ratio: its ratio to ln t / sqrt t, .2f | averaged iterate: D(law of the averaged iterate), .2f"
         ),
         rows,
         note="All divergences are to q*^x, in closed form. The average of D over time bounds D of the averaged law "

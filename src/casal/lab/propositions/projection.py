@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from casal.lab.experiment import HOLDS, PARTLY, Array, Column, ResultTable
+from casal.lab.experiment import HOLDS, PARTLY, Array, ResultTable, columns
 from casal.lab.propositions.setup import ANGLES, Case, Check, gaussian_on_circle, kullback, normalised, well_on_interval
 
 WEIGHTS = np.geomspace(0.1, 1e6, 71)
@@ -99,13 +99,9 @@ def penalty(quick: bool) -> Check:
     least = float(curves[well_on_interval().name]["in C"].min())
     table = ResultTable(
         "Penalty c = d^2: probability to be outside",
-        (
-            Column("case", "case"),
-            Column("weight", "lambda", ".3g"),
-            Column("in C", "of C", ".5f"),
-            Column("within 0.001", "of C widened by 0.001", ".5f"),
-            Column("within 0.01", "by 0.01", ".5f"),
-            Column("within 0.1", "by 0.1", ".2e"),
+        columns(
+            "case | weight: lambda, .3g | in C: of C, .5f | within 0.001: of C widened by 0.001, .5f | "
+            "within 0.01: by 0.01, .5f | within 0.1: by 0.1, .2e"
         ),
         rows,
         note="A circle has no mass under any law with a density, so nothing is ever on it.",

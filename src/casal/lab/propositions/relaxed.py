@@ -6,49 +6,29 @@ from typing import Any
 
 import numpy as np
 
-from casal.lab.experiment import HOLDS, PARTLY, Array, Column, ResultTable
-from casal.lab.propositions.setup import (
-    ANGLES,
-    RADIUS,
-    Case,
-    Check,
-    gaussian_on_circle,
-    kullback,
-    normalised,
-    off_centre,
-    relaxed,
-    three_bumps,
-    tilted,
-    well_in_disc,
-    well_on_interval,
-)
+from casal.lab.experiment import HOLDS, PARTLY, Array, ResultTable, columns
+from casal.lab.propositions import setup
 
 RHOS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4)
 TABULATED = (0.3, 1.0, 1.3, 3.0, 10.0, 100.0)
 
 
-def strong_duality(quick: bool) -> Check:
+def strong_duality(quick: bool) -> setup.Check:
     """Primal value = dual value at the saddle point, so both are optimal."""
     rows, worst = [], 0.0
-    for case in (well_on_interval(), well_in_disc(), three_bumps()):
+    for case in (setup.well_on_interval(), setup.well_in_disc(), setup.three_bumps()):
         for rho in (0.3, 3.0, 30.0):
-            at = relaxed(case, rho)
+            at = setup.relaxed(case, rho)
             rows.append({"case": case.name, "rho": rho, "primal": at.primal, "dual": at.dual, "bound": case.divergence})
             worst = max(worst, abs(at.primal - at.dual))
-    mus, values = _dual_curve(well_on_interval(), 3.0)
-    best = relaxed(well_on_interval(), 3.0)
+    mus, values = _dual_curve(setup.well_on_interval(), 3.0)
+    best = setup.relaxed(setup.well_on_interval(), 3.0)
     table = ResultTable(
         "Strong duality of the split problem",
-        (
-            Column("case", "case"),
-            Column("rho", "rho", "g"),
-            Column("primal", "primal value", ".8f"),
-            Column("dual", "dual value", ".8f"),
-            Column("bound", "D(p_C given p)", ".4f"),
-        ),
+        columns("case | rho, g | primal: primal value, .8f | dual: dual value, .8f | bound: D(p_C given p), .4f"),
         rows,
     )
-    return Check(
+    return setup.Check(
         4,
         "strong duality",
         "Strong duality holds and is attained for the split problem (P) (proposition strong_duality; its equivalence "
@@ -62,24 +42,24 @@ def strong_duality(quick: bool) -> Check:
     )
 
 
-def _dual_curve(case: Case, rho: float) -> tuple[Array, Array]:
+def _dual_curve(case: setup.Case, rho: float) -> tuple[Array, Array]:
     mus = np.linspace(-1.5, 2.0, 141)
-    return mus, np.array([tilted(case, rho, np.array([mu]))[2] for mu in mus])
+    return mus, np.array([setup.tilted(case, rho, np.array([mu]))[2] for mu in mus])
 
 
-def optimum(quick: bool) -> Check:
+def optimum(quick: bool) -> setup.Check:
     """No feasible competitor beats the printed form, and the dual value proves that none can."""
-    case, rho = well_on_interval(), 3.0
-    at = relaxed(case, rho)
+    case, rho = setup.well_on_interval(), 3.0
+    at = setup.relaxed(case, rho)
     rng, excess = np.random.default_rng(0), []
     x = case.points[:, 0]
     for size in np.geomspace(0.02, 1.0, 40 if quick else 200):
         bumps = rng.normal(size=3) @ np.stack([np.sin((k + 1) * x) for k in range(3)])
-        q = normalised(np.log(np.maximum(at.x, 1e-300)) + size * bumps)
-        excess.append((kullback(q, at.x), _value(case, q, rho) - at.primal))
+        q = setup.normalised(np.log(np.maximum(at.x, 1e-300)) + size * bumps)
+        excess.append((setup.kullback(q, at.x), _value(case, q, rho) - at.primal))
     pairs = np.array(excess)
-    bare = relaxed(case, rho, dual=False)
-    return Check(
+    bare = setup.relaxed(case, rho, dual=False)
+    return setup.Check(
         8,
         "optimum",
         "The optimum is q^x(x) ~ exp(-f(x) - rho/2 d^2(x + mu)), z = P(x + mu) (proposition optimum_characterization).",
@@ -94,7 +74,7 @@ def optimum(quick: bool) -> Check:
     )
 
 
-def _value(case: Case, q: Array, rho: float) -> float:
+def _value(case: setup.Case, q: Array, rho: float) -> float:
     """The least value of (P) among joints with x-marginal q: its inner dual over mu, maximised by bisection.
 
     min over z of rho/2 E|x - z|^2 with E z = E x is max over mu of rho/2 E d^2(x + mu) - rho/2 mu^2 (1-D).
@@ -109,7 +89,7 @@ def _value(case: Case, q: Array, rho: float) -> float:
             high = mu
     moved = case.points + (low + high) / 2
     pull = float((q * np.square(moved - case.project(moved)).sum(1)).sum()) - ((low + high) / 2) ** 2
-    return kullback(q, case.mass) + 0.5 * rho * pull
+    return setup.kullback(q, case.mass) + 0.5 * rho * pull
 
 
 def first_distance(a: Array, weight_a: Array, b: Array, weight_b: Array) -> float:
@@ -120,24 +100,24 @@ def first_distance(a: Array, weight_a: Array, b: Array, weight_b: Array) -> floa
     return float((np.abs(rise[:-1]) * np.diff(values[order])).sum())
 
 
-def on_set(case: Case) -> tuple[Array, Array]:
+def on_set(case: setup.Case) -> tuple[Array, Array]:
     """First coordinate and masses of p_C; on the circle, of the surface law."""
     if not case.thin:
         mass = case.mass * case.inside
         return case.points[:, 0], mass / mass.sum()
-    z = RADIUS * np.stack([np.cos(ANGLES), np.sin(ANGLES)], axis=1)
-    return z[:, 0], normalised(-off_centre(z))
+    z = setup.RADIUS * np.stack([np.cos(setup.ANGLES), np.sin(setup.ANGLES)], axis=1)
+    return z[:, 0], setup.normalised(-setup.off_centre(z))
 
 
-def recovery(quick: bool) -> Check:
+def recovery(quick: bool) -> setup.Check:
     """W1 of q^x and q^z to p_C against rho."""
     rows: list[dict[str, Any]] = []
     curves: dict[str, dict[str, list[float]]] = {}
-    for case in (well_on_interval(), well_in_disc(), gaussian_on_circle()):
+    for case in (setup.well_on_interval(), setup.well_in_disc(), setup.gaussian_on_circle()):
         target = on_set(case)
         curve: dict[str, list[float]] = {"rho": [], "x": [], "z": []}
         for rho in RHOS[::2] if quick else RHOS:
-            at = relaxed(case, rho)
+            at = setup.relaxed(case, rho)
             x = first_distance(case.points[:, 0], at.x, *target)
             z = first_distance(at.z[:, 0], at.x, *target)
             rows.append({"case": case.name, "rho": rho, "x": x, "z": z, "mu": float(np.linalg.norm(at.mu))})
@@ -148,17 +128,11 @@ def recovery(quick: bool) -> Check:
     last = max(max(c["x"][-1], c["z"][-1]) / c["x"][0] for c in curves.values())
     table = ResultTable(
         "Recovery: W1 of the first coordinate to p_C",
-        (
-            Column("case", "case"),
-            Column("rho", "rho", "g"),
-            Column("x", "W1(q^x, p_C)", ".5f"),
-            Column("z", "W1(q^z, p_C)", ".5f"),
-            Column("mu", "size of mu", ".4f"),
-        ),
+        columns("case | rho, g | x: W1(q^x, p_C), .5f | z: W1(q^z, p_C), .5f | mu: size of mu, .4f"),
         rows,
         note="On the circle, which has no mass under p, p_C is the surface law.",
     )
-    return Check(
+    return setup.Check(
         5,
         "recovery",
         "q^x and q^z of (P) tend to p_C in distribution as rho grows (proposition problem_approximation).",
@@ -177,15 +151,15 @@ def _slope(x: list[float], y: list[float]) -> float:
     return float(np.log(y[-1] / y[-2]) / np.log(x[-1] / x[-2]))
 
 
-def relaxation(quick: bool) -> Check:
+def relaxation(quick: bool) -> setup.Check:
     """D(q^x | p) <= D(p_C | p), and rho W2^2 against the printed D(p_C | p) and the provable twice of it."""
     rows: list[dict[str, Any]] = []
     curves: dict[str, dict[str, list[float]]] = {}
-    for case in (well_on_interval(), well_in_disc(), three_bumps()):
+    for case in (setup.well_on_interval(), setup.well_in_disc(), setup.three_bumps()):
         curve: dict[str, list[float]] = {"rho": [], "divergence": [], "transport": []}
         count = 41 if case.points.shape[1] == 1 else 2 if quick else 21
         for rho in sorted({*TABULATED, *np.geomspace(0.03, 1e3, count).tolist()}):
-            at = relaxed(case, rho)
+            at = setup.relaxed(case, rho)
             row = {
                 "divergence": at.divergence / case.divergence,
                 "transport": rho * at.transport / case.divergence,
@@ -200,16 +174,13 @@ def relaxation(quick: bool) -> Check:
     worst = max(highest, key=lambda name: highest[name])
     table = ResultTable(
         "Relaxation error, in units of D(p_C given p)",
-        (
-            Column("case", "case"),
-            Column("rho", "rho", ".3g"),
-            Column("bound", "D(p_C given p)", ".4f"),
-            Column("divergence", "D(q^x given p), bound 1", ".4f"),
-            Column("transport", "rho W2^2(q^x, q^z), printed bound 1, proved 2", ".4f"),
+        columns(
+            "case | rho, .3g | bound: D(p_C given p), .4f | divergence: D(q^x given p), bound 1, .4f | "
+            "transport: rho W2^2(q^x, q^z), printed bound 1, proved 2, .4f"
         ),
         rows,
     )
-    return Check(
+    return setup.Check(
         6,
         "relaxation",
         "D(q^x | p) <= D(p_C | p), q^z(C) = 1 and W2^2(q^x, q^z) <= D(p_C | p) / rho (proposition relaxation_error).",

@@ -14,25 +14,15 @@ from casal.lab.laws import double_well
 
 @dataclass(frozen=True)
 class Check:
-    """One proposition, numbered.
+    """One proposition, numbered."""
 
-    Attributes:
-        number: Place in the list.
-        name: As in ``casal run propositions --method NAME``.
-        statement: What the paper says, with its label.
-        computed: What was computed and found; where the print departs, in which sense.
-        verdict: HOLDS, PARTLY or FAILS.
-        tables: The figures.
-        data: Arrays of the picture.
-    """
-
-    number: int
-    name: str
-    statement: str
-    computed: str
-    verdict: str
-    tables: Sequence[ResultTable] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
+    number: int  # place in the list
+    name: str  # as in ``casal run propositions --method NAME``
+    statement: str  # what the paper says, with its label
+    computed: str  # what was computed and found; where the print departs, in which sense
+    verdict: str  # HOLDS, PARTLY or FAILS
+    tables: Sequence[ResultTable] = ()  # the figures
+    data: Mapping[str, Any] = field(default_factory=dict)  # arrays of the picture
 
 
 RADIUS = 1.5
@@ -41,21 +31,13 @@ ANGLES = np.linspace(-np.pi, np.pi, 1081)[:-1]
 
 
 class Case(NamedTuple):
-    """A density and a set.
+    """A density and a set."""
 
-    Attributes:
-        name: For tables and pictures.
-        points: (N, d) quadrature points.
-        mass: (N,) mass of p at each point, sums to one.
-        project: P, on points (N, d).
-        thin: Whether C has no mass under p.
-    """
-
-    name: str
-    points: Array
-    mass: Array
-    project: Callable[[Array], Array]
-    thin: bool = False
+    name: str  # for tables and pictures
+    points: Array  # (N, d) quadrature points
+    mass: Array  # (N,) mass of p at each point, sums to one
+    project: Callable[[Array], Array]  # P, on points (N, d)
+    thin: bool = False  # whether C has no mass under p
 
     @property
     def inside(self) -> Array:
@@ -149,27 +131,16 @@ def off_centre(points: Array) -> Array:
 
 
 class Relaxed(NamedTuple):
-    """The saddle point of (P) on a case.
+    """The saddle point of (P) on a case."""
 
-    Attributes:
-        rho: Coupling.
-        mu: lambda / rho.
-        x: (N,) masses of q^x on the points of the case.
-        z: (N, d) where each point sends its z = P(x + mu).
-        primal: D(q^x | p) + rho/2 E|x - z|^2.
-        dual: The dual function at mu.
-        divergence: D(q^x | p).
-        transport: W2^2(q^x, q^z) = E|x - z|^2, because x -> P(x + mu) is the gradient of a convex function.
-    """
-
-    rho: float
-    mu: Array
-    x: Array
-    z: Array
-    primal: float
-    dual: float
-    divergence: float
-    transport: float
+    rho: float  # coupling
+    mu: Array  # lambda / rho
+    x: Array  # (N,) masses of q^x on the points of the case
+    z: Array  # (N, d) where each point sends its z = P(x + mu)
+    primal: float  # D(q^x | p) + rho/2 E|x - z|^2
+    dual: float  # the dual function at mu
+    divergence: float  # D(q^x | p)
+    transport: float  # W2^2(q^x, q^z) = E|x - z|^2, because x -> P(x + mu) is the gradient of a convex function
 
 
 def tilted(case: Case, rho: float, mu: Array) -> tuple[Array, Array, float]:
