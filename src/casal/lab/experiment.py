@@ -55,23 +55,6 @@ class Column:
     style: str = ".4g"
 
 
-_STYLE = re.compile(r"(.*), ([+.\d]*[defg%])")
-
-
-def columns(*headers: str) -> tuple[Column, ...]:
-    """The columns of headers: ``key: label, style`` each, with `` | `` between; label and style may be left out.
-
-    >>> columns("method | w1: distance to the law, .3f | n: chains, d")[1]
-    Column(key='w1', label='distance to the law', style='.3f')
-    """
-    found = []
-    for part in " | ".join(headers).split(" | "):
-        name, style = (part, ".4g") if (parts := _STYLE.fullmatch(part)) is None else parts.groups()
-        key, _, label = name.partition(": ")
-        found.append(Column(key, label or key, style))
-    return tuple(found)
-
-
 @dataclass(frozen=True)
 class ResultTable:
     """Rows of numbers; a row may carry ``<key>_se``, the standard error of ``<key>``."""
@@ -80,6 +63,23 @@ class ResultTable:
     columns: Sequence[Column]
     rows: Sequence[Mapping[str, Any]]
     note: str = ""
+
+    @classmethod
+    def of(
+        cls, title: str, header: str | Sequence[str], rows: Sequence[Mapping[str, Any]], note: str = ""
+    ) -> ResultTable:
+        """A table from a header of columns ``key: label, style`` with `` | `` between; label and style may be left out.
+
+        >>> ResultTable.of("Distances", "method | w1: distance to the law, .3f | n: chains, d", []).columns[1]
+        Column(key='w1', label='distance to the law', style='.3f')
+        """
+        columns = []
+        for part in (header if isinstance(header, str) else " | ".join(header)).split(" | "):
+            found = re.fullmatch(r"(.*), ([+.\d]*[defg%])", part)
+            name, style = found.groups() if found else (part, ".4g")
+            key, _, label = name.partition(": ")
+            columns.append(Column(key, label or key, style))
+        return cls(title, columns, rows, note)
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,13 @@ def mean_and_error(values: Sequence[float] | Array) -> tuple[float, float]:
 
 
 def with_error(key: str, value: float, error: float) -> dict[str, float]:
-    """The two entries of a row: a number and its standard error."""
+    """The two entries of a row for a number and its standard error."""
     return {key: value, f"{key}_se": error}
+
+
+def mean_entry(key: str, values: Sequence[float] | Array) -> dict[str, float]:
+    """The two entries of a row for the mean over seeds and its standard error."""
+    return with_error(key, *mean_and_error(values))
 
 
 def quantile_distance(samples: Array, grid: Array, cdf: Array) -> float:

@@ -1,20 +1,11 @@
-"""The registry of experiments. A new one joins by a folder and a row here, or from outside by ``register``."""
+"""The registry of experiments. A new one joins by a folder and its name in MODULES, or from outside by ``register``."""
 
 from casal.errors import SettingError
 from casal.lab import burgers, conditional, field, mixture, particle, propositions
 from casal.lab.experiment import Experiment
 
-EXPERIMENTS: dict[str, Experiment] = {
-    e.name: e
-    for e in (
-        particle.EXPERIMENT,
-        field.EXPERIMENT,
-        mixture.EXPERIMENT,
-        propositions.EXPERIMENT,
-        conditional.EXPERIMENT,
-        burgers.EXPERIMENT,
-    )
-}
+MODULES = (particle, field, mixture, propositions, conditional, burgers)
+EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in MODULES}
 """By name, in the order of ``casal list`` and of the report."""
 
 

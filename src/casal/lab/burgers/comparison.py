@@ -18,7 +18,7 @@ from casal.lab.burgers import cycle
 from casal.lab.burgers.conserved import least_conserving, nearest_field
 from casal.lab.burgers.scores import Scores, average
 from casal.lab.burgers.setup import BASIS, DIMENSION, POINTS, SETUPS, TUNING_SEED, Model, Truth, truths
-from casal.lab.experiment import AnyMethod, ResultTable, Tell, columns, with_error
+from casal.lab.experiment import AnyMethod, ResultTable, Tell, with_error
 
 RHO = 10.0
 
@@ -70,16 +70,11 @@ class Runs:
 
 def _summary(parts: Sequence[Scores], seconds: float, setting: str) -> Runs:
     values = {key: torch.stack([getattr(part, key) for part in parts]) for key in SCORES}
-    figures: dict[str, float | None] = {
-        "member_mass": max(float(p.member_errors[0].mean()) for p in parts),
-        "member_energy": max(float(p.member_errors[1].mean()) for p in parts),
-        "mean_energy": sum(float(p.mean_errors[1].mean()) for p in parts) / len(parts),
-        "worst": max(p.worst for p in parts),
-        "worst_projected": max(p.worst_projected for p in parts),
-        "out_of_range": max(p.out_of_range for p in parts),
-        "spread_skill": parts[0].spread_skill,
-        "spectrum": sum(p.spectrum_error() for p in parts) / len(parts),
-    }
+    figures = dict(parts[0].figures)  # of all networks the largest error, or the mean
+    for key in ("member_mass", "member_energy", "worst", "worst_projected", "out_of_range"):
+        figures[key] = max(part.figures[key] or 0.0 for part in parts)
+    for key in ("mean_energy", "spectrum"):
+        figures[key] = sum(part.figures[key] or 0.0 for part in parts) / len(parts)
     curve = torch.stack([part.curve for part in parts]).mean(0)
     return Runs(parts[0], values, curve, seconds, setting, figures)
 
@@ -118,10 +113,9 @@ def tuned_penalties(model: Model, truth: Truth, label: str, scale: Scale, tell: 
     for weight in WEIGHTS[:: scale.stride]:
         tell(f"set-up {model.setup.name}: {label}, weight {weight:.3g}")
         try:
-            (scores,) = _each([model], truth, scale.steps, penalty(label, weight))
+            losses[weight] = float(scores(model, truth, scale.steps, penalty(label, weight)).l2.mean())
         except DivergedError:
             break
-        losses[weight] = float(scores.l2.mean())
     return sorted(losses, key=lambda weight: losses[weight])
 
 
@@ -167,11 +161,14 @@ def _without_network(label: str, variational: cycle.Gaussian3DVar, truth: Truth,
 def _each(
     models: Sequence[Model], truth: Truth, steps: int, method: AnyMethod, in_latent: bool = False
 ) -> list[Scores]:
-    """One assimilation for each network."""
-    setup = models[0].setup
-    variational = cycle.Gaussian3DVar(setup, models[0].sigma)
-    analyses = [cycle.diffusion(model, method, steps, 0, in_latent=in_latent) for model in models]
-    return [Scores(cycle.assimilate(variational, truth, analyse), truth, setup.amplitude) for analyse in analyses]
+    return [scores(model, truth, steps, method, in_latent=in_latent) for model in models]
+
+
+def scores(model: Model, truth: Truth, steps: int, method: AnyMethod, **options: Any) -> Scores:
+    """One assimilation with a network; the options are those of ``cycle.diffusion``."""
+    variational = cycle.Gaussian3DVar(model.setup, model.sigma)
+    members = cycle.assimilate(variational, truth, cycle.diffusion(model, method, steps, 0, **options))
+    return Scores(members, truth, model.setup.amplitude)
 
 
 def difference(one: Runs, other: Runs, key: str = "l2") -> tuple[float, float]:
@@ -192,21 +189,16 @@ def row(label: str, found: Mapping[str, Runs]) -> dict[str, Any]:
     return line
 
 
-COLUMNS = columns(
-    "method | l2: error of the mean, .3f | gap: minus unconstrained, +.3f | l2_projected: re-projected mean, .3f | "
-    "l2_member: one member, .3f | member_mass: mass error, .0e | member_energy: energy error, .0e | "
-    "mean_energy: of the mean, .0e | worst_projected: of the re-projected mean, .0e | crps: CRPS, .3f | "
-    "spread_skill: spread / skill, .2f | spectrum, .2f | seconds: time, .2f | setting"
-)
-
-
 def table(name: str, found: Mapping[str, Runs], scale: Scale) -> ResultTable:
     """A line a method on one set-up."""
     setup = SETUPS[name]
-    return ResultTable(
+    return ResultTable.of(
         f"Set-up {name}: amplitude {setup.amplitude:g}, H = {setup.horizon:g}; {scale.trajectories} trajectories x "
         f"{scale.seeds} seeds, {scale.networks} networks, {scale.steps} steps",
-        COLUMNS,
+        "method | l2: error of the mean, .3f | gap: minus unconstrained, +.3f | l2_projected: re-projected mean, .3f | "
+        "l2_member: one member, .3f | member_mass: mass error, .0e | member_energy: energy error, .0e | "
+        "mean_energy: of the mean, .0e | worst_projected: of the re-projected mean, .0e | crps: CRPS, .3f | "
+        "spread_skill: spread / skill, .2f | spectrum, .2f | seconds: time, .2f | setting",
         [row(label, found) for label in found],
         note="Errors are relative l2, averaged over five windows; standard errors over trajectories, differences "
         "paired. Mass and energy: mean relative error of a member. CRPS in units of the amplitude; spread / skill is 1 "

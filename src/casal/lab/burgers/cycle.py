@@ -146,23 +146,14 @@ Analyse = Callable[[Tensor, Truth, int], Tensor]
 
 def diffusion(
     model: Model,
-    method: AnyMethod,
-    steps: int,
-    seed: int,
+    method: AnyMethod,  # how the set enters
+    steps: int,  # of the diffusion
+    seed: int,  # of the noise; the same for every method, so that they can be compared in pairs
     *,
-    in_latent: bool = False,
-    members: int = MEMBERS,
+    in_latent: bool = False,  # give the method the set of latents instead of the decoder
+    members: int = MEMBERS,  # samples whose mean is the analysis
 ) -> Analyse:
-    """Members by a method of the library; all trajectories in one run, each with its own mass, energy and m'.
-
-    Args:
-        model: Latent and network.
-        method: How the set enters.
-        steps: Of the diffusion.
-        seed: Of the noise; the same for every method, so that they can be compared in pairs.
-        in_latent: Give the method the set of latents instead of the decoder.
-        members: Samples whose mean is the analysis.
-    """
+    """Members by a method of the library; all trajectories in one run, each with its own mass, energy and m'."""
     variational, prior = Gaussian3DVar(model.setup, model.sigma), model.prior(steps)
     spread, take = variational.divided
     inverse = 1.0 / model.scale
@@ -197,17 +188,17 @@ def assimilate(variational: Gaussian3DVar, truth: Truth, analyse: Analyse) -> Te
     return torch.stack(windows)
 
 
-def kalman(variational: Gaussian3DVar, truth: Truth, inflation: float, seed: int, *, project: bool = False) -> Tensor:
+def kalman(
+    variational: Gaussian3DVar,
+    truth: Truth,
+    inflation: float,  # size of the model error, in units of sigma
+    seed: int,  # of members and noise
+    *,
+    project: bool = False,  # bring every analysed member to its mass and energy
+) -> Tensor:
     """x_i <- x_i + B G^T (G B G^T + R)^-1 (y + noise_i - G x_i),   B the covariance of the ensemble;
 
     then x_i <- L x_i + inflation sigma w_i, since the forecast is biased. Members (5 windows, 40, n, points).
-
-    Args:
-        variational: Observations and forecast.
-        truth: What is observed.
-        inflation: Size of the model error, in units of sigma.
-        seed: Of members and noise.
-        project: Whether to bring every analysed member to its mass and energy.
     """
     generator = stream(seed, 0, torch.device("cpu"))
 

@@ -128,15 +128,9 @@ def _hovmoeller(data: Mapping[str, Any]) -> Figure:
         case = data["hovmoeller"][name]
         limit = float(np.abs(case["fields"]["truth"]).max())
         for axis, label in zip(line, columns, strict=True):
-            axis.imshow(
-                case["fields"][label],
-                origin="lower",
-                aspect="auto",
-                cmap="RdBu_r",
-                vmin=-limit,
-                vmax=limit,
-                extent=(0.0, 2 * np.pi, 0.0, float(case["times"][-1])),
-            )
+            box = (0.0, 2 * np.pi, 0.0, float(case["times"][-1]))
+            look: dict[str, Any] = {"origin": "lower", "aspect": "auto", "cmap": "RdBu_r", "extent": box}
+            axis.imshow(case["fields"][label], vmin=-limit, vmax=limit, **look)
             axis.set_title(label.replace(", ", ",\n") if name == names[0] else "", fontsize=8)
             axis.set_xlabel("x" if name == names[-1] else "")
         line[0].set_ylabel(f"set-up {name}: time")

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from casal import Target, ddpm, langevin, posterior
 from casal.lab.artifacts import network
 from casal.lab.burgers.regimes import DIMENSION, MEANS, REGIMES, SEEN, SENSOR, WITHIN, Reference
-from casal.lab.experiment import ResultTable, columns
+from casal.lab.experiment import ResultTable
 from casal.lab.laws.families import BETAS
 from casal.lab.nets import Gaussian, ProbabilityFlow, WienerMLP, train_ddpm
 
@@ -167,21 +167,13 @@ def losses(learned: Learned) -> ResultTable:
         least = (exact - w).square().mean()
         off = (learned.net(noisy.float(), torch.tensor(t)).double() - exact).square().mean()
         plain = (gaussian.eps(noisy, alpha, sigma) - exact).square().mean()
-        rows.append(
-            {
-                "t": f"{t}",
-                "noise": sigma / alpha,
-                "network": float(1 + off / least),
-                "gaussian": float(1 + plain / least),
-                "score": float((off / exact.square().mean()).sqrt()),
-            }
-        )
-    return ResultTable(
+        score = (off / exact.square().mean()).sqrt()
+        numbers = {"network": 1 + off / least, "gaussian": 1 + plain / least, "score": score}
+        rows.append({"t": f"{t}", "noise": sigma / alpha, **{key: float(value) for key, value in numbers.items()}})
+    return ResultTable.of(
         "Set-up C: held-out loss of the network over that of the exact score",
-        columns(
-            "t: step t | noise: noise / signal, .3f | network: network / exact, .4f | "
-            "gaussian: Gaussian / exact, .4f | score: relative error of the score, .4f"
-        ),
+        "t: step t | noise: noise / signal, .3f | network: network / exact, .4f | "
+        "gaussian: Gaussian / exact, .4f | score: relative error of the score, .4f",
         rows,
         note="The loss of a noise predictor is that of the exact score plus its own squared distance to it; that "
         "distance is measured, so there is no noise in the ratio. Regimes have the size 0.15.",

@@ -16,16 +16,7 @@ from casal.diagnostics import directions
 from casal.errors import DivergedError
 from casal.lab.burgers.learned import Learned, LearnedPosterior, Training, losses
 from casal.lab.burgers.regimes import DECODER, DIMENSION, Case, Posterior, Reference, case, reference
-from casal.lab.experiment import (
-    AnyMethod,
-    Array,
-    ResultTable,
-    Tell,
-    columns,
-    mean_and_error,
-    runs,
-    with_error,
-)
+from casal.lab.experiment import AnyMethod, Array, ResultTable, Tell, mean_entry, runs
 from casal.lab.tuning import VALIDATION_SEED, tuned
 
 BEST = "WeightedCASAL"
@@ -197,13 +188,13 @@ def _table(name: str, data: Mapping[str, Any], settings: Mapping[str, str], scal
     for label, scores in data["scores"].items():
         line: dict[str, Any] = {"method": label, "setting": settings.get(label, "")}
         for key in keys:
-            line |= with_error(key, *mean_and_error(scores[key]))
+            line |= mean_entry(key, scores[key])
         line["violation"] = float(scores["violation"].max())
         line["ancestors"] = float(scores["ancestors"].mean())
         rows.append(line)
-    law = {"modes": 0.0, "sw1": 0.0, **with_error("reconstruction", *mean_and_error(data["exact"]))}
+    law = {"modes": 0.0, "sw1": 0.0, **mean_entry("reconstruction", data["exact"])}
     if learned:
-        law |= with_error("modes_exact", *mean_and_error(data["apart"]))
+        law |= mean_entry("modes_exact", data["apart"])
     rows.append({"method": "law of the network" if learned else "exact law", **law})
     turned = int((data["after"].argmax(1) != data["before"].argmax(1)).sum())
     note = (
@@ -213,10 +204,10 @@ def _table(name: str, data: Mapping[str, Any], settings: Mapping[str, str], scal
         if learned
         else "Exact scores."
     )
-    return ResultTable(
+    return ResultTable.of(
         f"Set-up C, {name}: three regimes, one sensor, mass, energy and bounds known; {scale.truths} truths, {scale.n} "
         "chains",
-        columns(
+        (
             "method | modes: mode error, .3f | sw1: SW1, .3f | reconstruction, .3f",
             *(["modes_exact: mode error, exact law, .3f | sw1_exact: SW1, exact law, .3f"] if learned else []),
             "ancestors, .0f | violation: largest violation, .0e | setting",

@@ -31,24 +31,10 @@ class Size(NamedTuple):
     solver: int  # trajectories whose invariants are followed
 
 
-FULL = Size(
-    Scale(50, 3, 2, 1000, 10, 1),
-    Training(),
-    50,
-    studies.SIGMAS,
-    (5, 20, 80),
-    regime_runs.Scale(40, 400, 200, 400, 6, 1, 20_000, RegimeTraining(10_000, 20_000, 400)),
-    50,
-)
-QUICK = Size(
-    Scale(6, 1, 1, 100, 3, 6),
-    Training(100, 150, None),
-    4,
-    (0.0, 10.0, 100.0),
-    (5, 10),
-    regime_runs.Scale(3, 100, 50, 60, 1, 7, 1000, RegimeTraining(500, 2000, 60)),
-    3,
-)
+_FULL = regime_runs.Scale(40, 400, 200, 400, 6, 1, 20_000, RegimeTraining(10_000, 20_000, 400))
+_QUICK = regime_runs.Scale(3, 100, 50, 60, 1, 7, 1000, RegimeTraining(500, 2000, 60))
+FULL = Size(Scale(50, 3, 2, 1000, 10, 1), Training(), 50, studies.SIGMAS, (5, 20, 80), _FULL, 50)
+QUICK = Size(Scale(6, 1, 1, 100, 3, 6), Training(100, 150, None), 4, (0.0, 10.0, 100.0), (5, 10), _QUICK, 3)
 
 
 @stamp
@@ -69,12 +55,12 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
     data = _pictures(found, models, size)
     verdicts: list[Claim] = []
     if labels is None:
-        rows = _studies(size, models, every, found, tables, tell)
+        studied = _studies(size, models, every, found, tell)
         more, data["regimes"], data["learned"] = regime_runs.run(size.regimes, tell)
-        tables += more
+        tables += [*studied, *more]
         if not quick:
             verdicts = [
-                *claims(found, [m[0] for m in models.values()], rows),
+                *claims(found, [m[0] for m in models.values()], studied[1].rows),
                 *regime_claims("Set-up C", data["regimes"]),
                 *regime_claims("Set-up C, learned prior", data["learned"]),
             ]
@@ -102,23 +88,14 @@ def _studies(
     models: Mapping[str, list[Model]],
     every: Mapping[str, Truth],
     found: Mapping[str, Mapping[str, Runs]],
-    tables: list[ResultTable],
     tell: Tell,
-) -> list[dict[str, Any]]:
-    """Networks, more members, one scale for all modes, start of lambda; the rows of the members."""
-    scale = size.runs
-    tables.append(studies.networks([each[0] for each in models.values()]))
-    rows: list[dict[str, Any]] = []
-    for name, truth in every.items():
-        constrained = found[name]["3D-Var, constrained"].values["l2"][0, : size.some]
-        rows += studies.larger(models[name][0], truth.first(size.some), constrained, scale.steps, size.members, tell)
-    tables.append(studies.members_table(rows, size.some))
+) -> list[ResultTable]:
+    """Networks, more members, one scale for all modes, start of lambda."""
+    scale, some = size.runs, {name: truth.first(size.some) for name, truth in every.items()}
+    members = studies.more_members(models, some, found, scale.steps, size.members, tell)
     flat = {
-        name: compare(
-            [model(setup, size.training, 0, per_mode=False)], every[name].first(size.some), studies.GLOBAL, scale, tell
-        )
+        name: compare([model(setup, size.training, 0, per_mode=False)], some[name], studies.GLOBAL, scale, tell)
         for name, setup in SETUPS.items()
     }
-    tables.append(studies.one_scale(flat, {name: len(truth.first(size.some)) for name, truth in every.items()}))
-    tables.append(studies.starts(models["A"][0], every["A"].first(size.some), scale.steps, size.sigmas, tell))
-    return rows
+    starts = studies.starts(models["A"][0], some["A"], scale.steps, size.sigmas, tell)
+    return [studies.networks([each[0] for each in models.values()]), members, studies.one_scale(flat, some), starts]

@@ -61,35 +61,6 @@ class Scores:
         return _relative(self.members, analysed(self.truth)[:, None]).mean((0, 1))
 
     @cached_property
-    def mean_errors(self) -> tuple[Tensor, Tensor]:
-        """Relative mass and energy errors of the mean."""
-        mass, energy = errors(self.mean, self.truth.mass, self.truth.energy)
-        return mass.mean(0), energy.mean(0)
-
-    @cached_property
-    def member_errors(self) -> tuple[Tensor, Tensor]:
-        """Those of the members, on average."""
-        mass, energy = errors(self.members, self.truth.mass, self.truth.energy)
-        return mass.mean((0, 1)), energy.mean((0, 1))
-
-    @cached_property
-    def worst(self) -> float:
-        """Largest violation of any member."""
-        return float(torch.maximum(*errors(self.members, self.truth.mass, self.truth.energy)).max())
-
-    @cached_property
-    def worst_projected(self) -> float:
-        """Largest violation of any re-projected mean."""
-        return float(torch.maximum(*errors(self.projected, self.truth.mass, self.truth.energy)).max())
-
-    @cached_property
-    def out_of_range(self) -> float:
-        """Largest |z - F F^T z| / |z| of any member."""
-        rest = self.members - (self.members @ BASIS) @ BASIS.T
-        length = torch.linalg.vector_norm(self.members, dim=-1)
-        return float((torch.linalg.vector_norm(rest, dim=-1) / length).max())
-
-    @cached_property
     def crps(self) -> Tensor:
         """E|X - u| - E|X - X'| / 2 per point, in units of the amplitude; the fair estimate from m members."""
         m = self.members.shape[1]
@@ -102,23 +73,38 @@ class Scores:
         return apart.mean(0) / self.amplitude
 
     @cached_property
-    def spread_skill(self) -> float | None:
-        """sqrt((1 + 1/m) mean variance) / root mean square error of the mean: 1 for a calibrated ensemble."""
-        m = self.members.shape[1]
-        if m == 1:
-            return None
-        variance = float(self.members.var(1).mean()) * (1 + 1 / m)
-        return math.sqrt(variance / float((self.mean - analysed(self.truth)).square().mean()))
-
-    @cached_property
     def spectrum(self) -> Tensor:
         """Mean power of modes 0 .. 19 of the members in the last window."""
         return power(self.members[-1])
 
-    def spectrum_error(self) -> float:
-        """Mean over the modes 1 .. 9 of |log10 (power / true power)| in the last window."""
-        ratio = self.spectrum / power(analysed(self.truth)[-1])
-        return float(ratio[1:MODES].log10().abs().mean())
+    @cached_property
+    def figures(self) -> dict[str, float | None]:
+        """Numbers of all trajectories together.
+
+        Relative errors of mass and energy of a member on average, and of the energy of the mean; the largest violation
+        of any member and of any re-projected mean; the largest |z - F F^T z| / |z|; spread / skill, which is
+        sqrt((1 + 1/m) mean variance) / root mean square error of the mean, 1 for a calibrated ensemble; and the mean
+        over modes 1 .. 9 of |log10 (power / true power)| in the last window.
+        """
+        truth, m = self.truth, self.members.shape[1]
+        mass, energy = errors(self.members, truth.mass, truth.energy)
+        off = self.members - (self.members @ BASIS) @ BASIS.T
+        skill = float((self.mean - analysed(truth)).square().mean())
+        ratio = self.spectrum / power(analysed(truth)[-1])
+        return {
+            "member_mass": float(mass.mean((0, 1)).mean()),
+            "member_energy": float(energy.mean((0, 1)).mean()),
+            "mean_energy": float(errors(self.mean, truth.mass, truth.energy)[1].mean(0).mean()),
+            "worst": float(torch.maximum(mass, energy).max()),
+            "worst_projected": float(torch.maximum(*errors(self.projected, truth.mass, truth.energy)).max()),
+            "out_of_range": float((_length(off) / _length(self.members)).max()),
+            "spread_skill": math.sqrt(float(self.members.var(1).mean()) * (1 + 1 / m) / skill) if m > 1 else None,
+            "spectrum": float(ratio[1:MODES].log10().abs().mean()),
+        }
+
+
+def _length(u: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(u, dim=-1)
 
 
 def average(values: Tensor) -> tuple[float, float]:
@@ -127,7 +113,7 @@ def average(values: Tensor) -> tuple[float, float]:
 
 
 def _relative(u: Tensor, exact: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(u - exact, dim=-1) / torch.linalg.vector_norm(exact, dim=-1)
+    return _length(u - exact) / _length(exact)
 
 
 def power(fields: Tensor) -> Tensor:

@@ -28,10 +28,7 @@ SITES = (0, 50, 100, 150)
 NOISE = 0.1
 """Standard deviation of the observations, in units of the amplitude."""
 
-FOURIER = Fourier(MODES, POINTS)
-"""F; ``FOURIER.pinv`` is F^T."""
-
-BASIS = FOURIER.matrix((DIMENSION,), torch.zeros((0, DIMENSION), dtype=torch.float64))
+BASIS = Fourier(MODES, POINTS).matrix((DIMENSION,), torch.zeros((0, DIMENSION), dtype=torch.float64))
 """F as a matrix (200, 19)."""
 
 TRAINING_SEED, HELD_OUT_SEED, TUNING_SEED = 7001, 7002, 7003
@@ -136,11 +133,7 @@ class Model:
 def model(setup: Setup, training: Training, seed: int, *, per_mode: bool = True) -> Model:
     """The trained model, from the cache or trained now: the paper's MLP as a correction of the Gaussian score.
 
-    Args:
-        setup: Of the data.
-        training: How much.
-        seed: Of the network and its training.
-        per_mode: Standardise every coefficient; otherwise one scale for all.
+    Every coefficient is standardised by itself (``per_mode``), or all by one number.
     """
     data = climatology(setup, training.trajectories, TRAINING_SEED)
     fresh = climatology(setup, max(training.trajectories // 10, 10), HELD_OUT_SEED)

@@ -10,16 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from casal import Constraint, Decoder, FinalProjection, Projected, SampleResult, SplitGibbs, Target, Twisted
+from casal import Constraint, FinalProjection, Projected, SampleResult, SplitGibbs, Target, Twisted
 from casal.lab.experiment import (
     AnyMethod,
     Claim,
     ResultTable,
     Tell,
-    mean_and_error,
+    mean_entry,
     runs,
     verdict,
-    with_error,
 )
 from casal.lab.tuning import SETTINGS, VALIDATION_SEED, chosen, tuned
 from casal.methods import systematic
@@ -72,50 +71,33 @@ class Part:
     data: Mapping[str, Any] = field(default_factory=dict)  # arrays of its picture
 
 
-@dataclass(frozen=True)
-class Setup:
-    """A model, a set, and how many chains are drawn how often."""
+def compare(
+    name: str,
+    target: Target,
+    constraint: Constraint,
+    methods: Mapping[str, AnyMethod],
+    labels: Sequence[str],  # of ``tuning.SETTINGS``
+    loss: Callable[[SampleResult], float],
+    scale: Scale,
+    tell: Tell,
+) -> dict[str, tuple[str, list[SampleResult]]]:
+    """Runs of each method, and of each of the labels with its best setting: (setting, runs)."""
+    found: dict[str, tuple[str, list[SampleResult]]] = {}
 
-    target: Target
-    constraint: Constraint
-    n: int
-    seeds: Sequence[int]
-    decoder: Decoder | None = None
+    def validation(setting: tuple[str, AnyMethod]) -> float:
+        return loss(runs(target, constraint, setting[1], scale.tuning, [VALIDATION_SEED])[0])
 
-    def runs(self, method: AnyMethod, n: int = 0, seeds: Sequence[int] = ()) -> list[SampleResult]:
-        """One run a seed; of other numbers of chains and seeds if they are given."""
-        return runs(self.target, self.constraint, method, n or self.n, seeds or self.seeds, decoder=self.decoder)
+    def fresh(setting: tuple[str, AnyMethod]) -> list[SampleResult]:
+        return runs(target, constraint, setting[1], scale.n, range(scale.seeds))
 
-    def tuned(
-        self, settings: Sequence[tuple[str, AnyMethod]], loss: Callable[[SampleResult], float], n: int
-    ) -> tuple[str, list[SampleResult]]:
-        """Runs with the setting of smallest loss on validation chains; those refused or that lose a chain are out."""
-        found = tuned(
-            settings,
-            lambda setting: loss(self.runs(setting[1], n, [VALIDATION_SEED])[0]),
-            lambda setting: self.runs(setting[1]),
-        )
-        (name, _), results = chosen(found)
-        return name, results
-
-    def compare(
-        self,
-        name: str,
-        methods: Mapping[str, AnyMethod],
-        labels: Sequence[str],
-        loss: Callable[[SampleResult], float],
-        scale: Scale,
-        tell: Tell,
-    ) -> dict[str, tuple[str, list[SampleResult]]]:
-        """Setting (if one was tuned) and runs of each method, then of each of the labels of ``tuning.SETTINGS``."""
-        found: dict[str, tuple[str, list[SampleResult]]] = {}
-        for label, method in methods.items():
-            tell(f"{name}: {label}")
-            found[label] = "", self.runs(method)
-        for label in labels:
-            tell(f"{name}: {label}")
-            found[label] = self.tuned(SETTINGS[label][:: scale.stride], loss, scale.tuning)
-        return found
+    for label, method in methods.items():
+        tell(f"{name}: {label}")
+        found[label] = "", fresh((label, method))
+    for label in labels:
+        tell(f"{name}: {label}")
+        (setting, _), results = chosen(tuned(SETTINGS[label][:: scale.stride], validation, fresh))
+        found[label] = setting, results
+    return found
 
 
 def weighted(quick: bool) -> dict[str, AnyMethod]:
@@ -132,7 +114,7 @@ def figures(label: str, results: Sequence[SampleResult], **distances: Sequence[f
     """A row: each distance with its standard error over seeds, then the columns of HEALTH."""
     row: dict[str, Any] = {"method": label}
     for key, values in distances.items():
-        row |= with_error(key, *mean_and_error(values))
+        row |= mean_entry(key, values)
     if "ess" in results[0].trace:
         row["ess"] = float(np.mean([float(r.trace["ess"].min()) for r in results]))
         row["ancestors"] = float(np.mean([len(torch.unique(r.ancestors)) for r in results]))

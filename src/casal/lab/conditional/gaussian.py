@@ -12,8 +12,8 @@ from scipy import special
 from torch import Tensor
 
 from casal import CASAL, Affine, FinalProjection, SampleResult, Target, ddpm, posterior
-from casal.lab.conditional.common import FULL, HEALTH, PLAIN, QUICK, Part, Setup, dots, figures, weighted, within
-from casal.lab.experiment import Array, ResultTable, Tell, columns
+from casal.lab.conditional.common import FULL, HEALTH, PLAIN, QUICK, Part, compare, dots, figures, weighted, within
+from casal.lab.experiment import Array, ResultTable, Tell, runs
 from casal.lab.laws.families import BETAS
 
 CORRELATION = 0.8
@@ -55,12 +55,12 @@ def run(quick: bool, tell: Tell) -> Part:
     scale = QUICK if quick else FULL
     H, y = torch.tensor([[1.0, 0.0]]), torch.tensor([1.0])
     target, constraint = model(scale.steps), Affine(H, y)
-    setup = Setup(target, constraint, scale.n, range(scale.seeds))
-    given = Setup(posterior(target, H, y, 0.0), constraint, scale.n, range(scale.seeds))
+    given, seeds = posterior(target, H, y, 0.0), range(scale.seeds)
     methods = {**PLAIN, "Algorithm 2": CASAL.algorithm2(5.0), "CASAL": CASAL(10.0), **weighted(quick)}
-    found = setup.compare("correlated Gaussian", methods, [GUIDED], lambda r: transport(_second(r)), scale, tell)
+    name, law = "correlated Gaussian", lambda result: transport(_second(result))
+    found = compare(name, target, constraint, methods, [GUIDED], law, scale, tell)
     tell("correlated Gaussian: moment matching")
-    found["moment matching + projection"] = "", given.runs(FinalProjection())
+    found["moment matching + projection"] = "", runs(given, constraint, FinalProjection(), scale.n, seeds)
     rows: list[dict[str, Any]] = []
     for label, (setting, results) in found.items():
         second = [_second(r) for r in results]
@@ -72,9 +72,9 @@ def run(quick: bool, tell: Tell) -> Part:
         rows.append({**figures(label, results, **distances), "setting": setting})
     rng = np.random.default_rng(0)
     floor = float(np.mean([transport(MEAN + SPREAD * rng.standard_normal(scale.n)) for _ in range(40)]))
-    table = ResultTable(
+    table = ResultTable.of(
         f"Correlated Gaussian on x1 = 1: {scale.n} chains, {scale.seeds} seeds",
-        columns("method | mean: mean of x2, .3f | sd: sd of x2, .3f | w1: W1, .3f", HEALTH, "setting"),
+        ("method | mean: mean of x2, .3f | sd: sd of x2, .3f | w1: W1, .3f", HEALTH, "setting"),
         [*rows, {"method": "exact draws", "mean": MEAN, "sd": SPREAD, "w1": floor}],
         note="Algorithm 2 with rho = 5, CASAL with rho = 10. One evaluation of moment matching is one of the network "
         "and six backward passes.",

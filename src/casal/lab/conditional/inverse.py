@@ -6,7 +6,7 @@ method is that of its posterior mean, over kriging's, so one is the floor; the n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from casal import CASAL, Affine, Constraint, Sphere, Target, edm, karras_sigmas, posterior
 from casal.lab.conditional.common import COST, PLAIN, Part, at_most, dots, figures
-from casal.lab.experiment import AnyMethod, Claim, ResultTable, Tell, columns, runs
+from casal.lab.experiment import AnyMethod, ResultTable, Tell, runs
 from casal.lab.tuning import chosen, tuned
 
 SIDE = 16
@@ -128,7 +128,25 @@ def run(quick: bool, tell: Tell) -> Part:
     for entry in entries:
         tell(f"inverse problem: {entry.label}")
         rows.append(_row(entry, truths, scale.n))
-    return Part([_table(rows, scale)], _claims(rows), dots("Inverse problem, 256-D", rows, "ratio", 1.0))
+    table = ResultTable.of(
+        f"Inverse problem in {SIDE**2} dimensions, {SEEN} values and the norm known: {scale.n} chains, "
+        f"{scale.truths} truths",
+        (
+            "method | ratio: error of the mean / kriging's, .3f | single: error of one sample / kriging's, .3f",
+            COST,
+            "passes: with backward passes, .0f | setting",
+        ),
+        [*rows, {"method": "kriging", "ratio": 1.0}],
+        note="± is one standard error over truths. DPS and moment matching see the observations; all end on the whole "
+        "set. The last count takes a backward pass through the network for one evaluation.",
+    )
+    claims = []
+    for row in rows:
+        if row["method"].startswith("moment"):
+            text = f"Inverse problem: {row['method']}"
+            claims.append(at_most(f"{text}, error of the mean / kriging's", row["ratio"], 1.05))
+            claims.append(at_most(f"{text}, evaluations with backward passes", row["passes"], 600, ".0f"))
+    return Part([table], claims, dots("Inverse problem, 256-D", rows, "ratio", 1.0))
 
 
 def _row(entry: Entry, truths: Sequence[Truth], n: int) -> dict[str, Any]:
@@ -140,28 +158,3 @@ def _row(entry: Entry, truths: Sequence[Truth], n: int) -> dict[str, Any]:
         singles.append(float(off.norm(dim=1).mean()) / case.kriging)
     row = figures(entry.label, results, ratio=ratios, single=singles)
     return {**row, "passes": row["evaluations"] * (1 + entry.passes), "setting": entry.setting}
-
-
-def _table(rows: Sequence[Mapping[str, Any]], scale: Scale) -> ResultTable:
-    return ResultTable(
-        f"Inverse problem in {SIDE**2} dimensions, {SEEN} values and the norm known: {scale.n} chains, "
-        f"{scale.truths} truths",
-        columns(
-            "method | ratio: error of the mean / kriging's, .3f | single: error of one sample / kriging's, .3f",
-            COST,
-            "passes: with backward passes, .0f | setting",
-        ),
-        [*rows, {"method": "kriging", "ratio": 1.0}],
-        note="± is one standard error over truths. DPS and moment matching see the observations; all end on the whole "
-        "set. The last count takes a backward pass through the network for one evaluation.",
-    )
-
-
-def _claims(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
-    out = []
-    for row in rows:
-        if row["method"].startswith("moment"):
-            out.append(at_most(f"Inverse problem: {row['method']}, error of the mean / kriging's", row["ratio"], 1.05))
-            text = f"Inverse problem: {row['method']}, evaluations with backward passes"
-            out.append(at_most(text, row["passes"], 600, ".0f"))
-    return out

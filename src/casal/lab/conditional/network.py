@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from casal import CASAL, Sphere, Target, Unconstrained, ddpm, sample
 from casal.lab.artifacts import network, points
-from casal.lab.conditional.common import HEALTH, PLAIN, Part, Setup, at_most, dots, figures, weighted
-from casal.lab.experiment import ResultTable, Tell, columns
+from casal.lab.conditional.common import HEALTH, PLAIN, Part, at_most, dots, figures, weighted
+from casal.lab.experiment import ResultTable, Tell, runs
 from casal.lab.laws.families import BETAS
 from casal.lab.laws.three_modes import MIXTURE
 from casal.lab.nets import MLP, train_ddpm
@@ -82,20 +82,19 @@ def run(quick: bool, tell: Tell) -> Part:
         lambda: sample(target, constraint, Unconstrained(), scale.reference, seed=REFERENCE_SEED).samples,
     )
     exact = shell_weights(free)
-    setup = Setup(target, constraint, scale.n, range(scale.seeds))
     rows: list[dict[str, Any]] = []
     methods = {**PLAIN, "Algorithm 2": CASAL.algorithm2(5.0), "CASAL": CASAL(1.0), **weighted(quick)}
     for label, method in methods.items():
         tell(f"trained network: {label}")
-        results = setup.runs(method)
+        results = runs(target, constraint, method, scale.n, range(scale.seeds))
         rows.append(figures(label, results, tv=[MIXTURE.total_variation(r.samples, exact) for r in results]))
     rng = np.random.default_rng(0)
     drawn = rng.multinomial(scale.n, exact.numpy(), size=400) / scale.n
     floor = float(np.abs(drawn - exact.numpy()).sum(1).mean()) / 2
     true = float((MIXTURE.restricted(constraint).weights - exact).abs().sum()) / 2
-    table = ResultTable(
+    table = ResultTable.of(
         f"Trained network, 2-D mixture, circle R = 2: {scale.n} chains, {scale.seeds} seeds",
-        columns("method | tv: TV of mode weights, .3f", HEALTH),
+        ("method | tv: TV of mode weights, .3f", HEALTH),
         [*rows, {"method": "exact draws", "tv": floor}],
         note=f"To the weights of {scale.reference} unconditional samples of the model near the circle (error about "
         f"{halves(free):.3f}), which are {true:.3f} from those of the mixture it was trained on.",

@@ -21,7 +21,7 @@ from casal import CASAL, Linear, Obstacles, SplitGibbs, Target, Twisted, ddpm
 from casal.diagnostics import mode_weights_tv
 from casal.lab.conditional import common
 from casal.lab.conditional.gaussian import eps_network
-from casal.lab.experiment import AnyMethod, Array, Claim, ResultTable, Tell, columns, mean_and_error, verdict
+from casal.lab.experiment import AnyMethod, Array, Claim, ResultTable, Tell, mean_and_error, runs, verdict
 from casal.lab.laws.families import BETAS
 
 STEPS, INTERVAL, GRAVITY = 200, 0.01, 9.81
@@ -39,18 +39,17 @@ SOLVED, APART = 0.01, 0.05
 
 
 class Scale(NamedTuple):
-    """Chains, seeds, islands, rungs of each ladder, prior draws for the reference, sizes of the last obstacle."""
+    """Chains, seeds, islands, prior draws for the reference, sizes of the last obstacle."""
 
     n: int
     seeds: int
     islands: int
-    levels: tuple[int, int]
     prior: int
     radii: Sequence[float]
 
 
-FULL = Scale(1600, 5, 4, common.LADDER[False], 400_000, RADII)
-QUICK = Scale(200, 2, 2, common.LADDER[True], 40_000, RADII[:1])
+FULL = Scale(1600, 5, 4, 400_000, RADII)
+QUICK = Scale(200, 2, 2, 40_000, RADII[:1])
 
 
 def integrator() -> Array:
@@ -131,15 +130,15 @@ def solutions(x: Tensor, r: float) -> tuple[int, float]:
     return distinct(x[solved] @ decoder().T), float((constraint.violation(z) <= 1e-9).double().mean())
 
 
-def _methods(scale: Scale) -> dict[str, AnyMethod]:
-    levels, moves = scale.levels
+def _methods(quick: bool, islands: int) -> dict[str, AnyMethod]:
+    levels, moves = common.LADDER[quick]
     return {
         **common.PLAIN,
         "Algorithm 2": CASAL.algorithm2(1.0),
         "CASAL": CASAL(100.0),
         "SplitGibbs, metropolis": SplitGibbs(common.SIGMA, levels=levels),
         "Twisted": Twisted(common.SIGMA**-2, moves=moves),
-        f"Twisted, {scale.islands} islands": Twisted(common.SIGMA**-2, moves=moves, islands=scale.islands),
+        f"Twisted, {islands} islands": Twisted(common.SIGMA**-2, moves=moves, islands=islands),
     }
 
 
@@ -152,11 +151,11 @@ def run(quick: bool, tell: Tell) -> common.Part:
         free = exact_draws(r, scale.prior)
         exact = torch.bincount(classes(free @ decoder()[ROWS].T, r), minlength=8).double()
         paths[r, "exact draws"] = _shown(free, free @ decoder()[ROWS].T)
-        setup = common.Setup(model(), obstacles(r), scale.n, range(scale.seeds), Linear(decoder()[ROWS]))
+        through = Linear(decoder()[ROWS])
         floor = mode_weights_tv(torch.zeros(scale.n, dtype=torch.long), exact).floor
-        for label, method in _methods(scale).items():
+        for label, method in _methods(quick, scale.islands).items():
             tell(f"quadrotor, r = {r:g}: {label}")
-            results = setup.runs(method)
+            results = runs(model(), obstacles(r), method, scale.n, range(scale.seeds), decoder=through)
             tv = [float(mode_weights_tv(classes(q.samples, r), exact, weights=q.weights, repeats=2)) for q in results]
             found = [solutions(common.equally_weighted(q, q.state.x), r) for q in results]
             row = common.figures(label, results, tv=tv, distinct=[f[0] for f in found])
@@ -176,9 +175,9 @@ def _shown(x: Tensor, z: Tensor, count: int = 40) -> tuple[Array, Array]:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], scale: Scale) -> ResultTable:
-    return ResultTable(
+    return ResultTable.of(
         f"Quadrotor past three obstacles: {scale.n} chains, {scale.seeds} seeds",
-        columns(
+        (
             "r: r (m), .1f | method | tv: TV of class weights, .3f | "
             "distinct: distinct solutions of 100 chains, .0f | alone: free without the projection, .1%",
             common.HEALTH,

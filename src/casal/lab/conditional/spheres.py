@@ -14,7 +14,7 @@ from torch import Tensor
 from casal import SampleResult, Sphere
 from casal.lab.conditional import common
 from casal.lab.conditional.common import HEALTH
-from casal.lab.experiment import Array, Claim, ResultTable, Tell, columns
+from casal.lab.experiment import Array, Claim, ResultTable, Tell
 from casal.lab.laws.families import FAMILIES
 from casal.lab.laws.gaussian_mixture import GaussianMixture, RestrictedMixture
 from casal.lab.laws.three_modes import MIXTURE
@@ -75,11 +75,7 @@ class SphereCase:
 
     def floor(self, n: int, repeats: int) -> Mapping[str, float]:
         """Both distances of n exact draws, on average."""
-        draws = [self.law.draw(n, torch.Generator().manual_seed(k)) for k in range(repeats)]
-        return {
-            "tv": float(np.mean([self.total_variation(z) for z in draws])),
-            "inside": float(np.mean([self.inside(z) for z in draws])),
-        }
+        return self.law.floor(n, repeats, tv=self.total_variation, inside=self.inside)
 
     @cached_property
     def _directions(self) -> Array:
@@ -119,8 +115,8 @@ def run(quick: bool, tell: Tell) -> common.Part:
     tables, claims, marks, data = [], [], [], {}
     for case in CASES:
         target = FAMILIES["ddpm"](case.mixture, scale.steps)
-        setup = common.Setup(target, case.constraint, scale.n, range(scale.seeds))
-        found = setup.compare(case.name, {**common.PLAIN, **common.weighted(quick)}, TUNED, case.loss, scale, tell)
+        methods = {**common.PLAIN, **common.weighted(quick)}
+        found = common.compare(case.name, target, case.constraint, methods, TUNED, case.loss, scale, tell)
         rows = []
         for label, (setting, results) in found.items():
             z = [r.samples for r in results]
@@ -129,9 +125,9 @@ def run(quick: bool, tell: Tell) -> common.Part:
             data[case.name, label] = z[0].numpy()
         floor = case.floor(scale.n, 5 if quick else 20)
         tables.append(
-            ResultTable(
+            ResultTable.of(
                 f"{case.name}: {scale.n} chains, {scale.seeds} seeds",
-                columns("method | tv: TV of mode weights, .3f | inside: W1 within modes, .4f", HEALTH, "setting"),
+                ("method | tv: TV of mode weights, .3f | inside: W1 within modes, .4f", HEALTH, "setting"),
                 [*rows, {"method": "exact draws", **floor}],
                 note="Settings of tuned methods: the best by TV + W1 on validation chains, against the exact law.",
             )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from casal import CASAL, Sphere, geometric, linear, sample
 from casal.errors import DivergedError
-from casal.lab.experiment import AnyMethod, Array, ResultTable, Tell, columns, quantile_distance, share, with_error
+from casal.lab.experiment import AnyMethod, Array, ResultTable, Tell, quantile_distance, share, with_error
 from casal.lab.field.setup import SOFT, STIFF, Setup, conditional, share_right
 from casal.schedules import Schedule
 
@@ -82,9 +82,9 @@ def rho_ablation(scale: RhoScale, tell: Tell) -> tuple[ResultTable, dict[str, An
         | {name: PAPER_RHO[steps, name] for name in SCHEDULES}
         for steps in (1000, 5000)
     ]
-    table = ResultTable(
+    table = ResultTable.of(
         f"Ablation of rho: share of samples at x1 > 0, {scale.n} chains",
-        columns(
+        (
             "setup: set-up | variant | steps, d",
             *(f"{name}, .4f" for name in SCHEDULES),
             *(f"{name} w1: W1, {name}, .2f" for name in SCHEDULES),
@@ -117,9 +117,9 @@ def dual_ablation(scale: DualScale, tell: Tell) -> tuple[ResultTable, dict[str, 
             known = traces[eta].get(row["size"])
             reached = None if known is None else _settled(*known, bounds[eta])
             row[f"{eta:g}"] = "diverged" if known is None else reached or f"> {scale.steps}"
-    table = ResultTable(
+    table = ResultTable.of(
         f"Ablation of the dual's start: steps to convergence, {CHAINS} chains, released update, rho = {STIFF.rho[1]:g}",
-        columns("size: sigma, g", *(f"{eta:g}: dual step {eta:g}, d" for eta in DUAL_STEPS), "paper"),
+        ("size: sigma, g", *(f"{eta:g}: dual step {eta:g}, d" for eta in DUAL_STEPS), "paper"),
         rows,
         note=f"Converged: the mean size of mu over the chains stays below {WITHIN:g} times the largest it reaches "
         f"from zero, looked at every {RECORD} steps. The paper states neither its criterion nor its dual step.",

@@ -128,26 +128,11 @@ def _curves(curves: Mapping[str, Any]) -> Figure:
 
 def _spread_labels(axis: Axes, x: float, ends: Sequence[tuple[float, str]]) -> None:
     """Labels beside the ends of their lines, pushed apart where they would touch."""
-    place = np.inf
+    place, arrow = np.inf, {"arrowstyle": "-", "linewidth": 0.8, "shrinkA": 1, "shrinkB": 4, "relpos": (0, 0.5)}
     for value, label in sorted(ends, reverse=True):
         place = min(value, place / 1.17)
-        axis.annotate(
-            label,
-            (x, value),
-            (1.05, place),
-            xycoords="data",
-            textcoords=axis.get_yaxis_transform(),
-            fontsize=8.5,
-            va="center",
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour(label),
-                "linewidth": 0.8,
-                "shrinkA": 1,
-                "shrinkB": 4,
-                "relpos": (0, 0.5),
-            },
-        )
+        look: dict[str, Any] = {"fontsize": 8.5, "va": "center", "arrowprops": arrow | {"color": colour(label)}}
+        axis.annotate(label, (x, value), (1.05, place), textcoords=axis.get_yaxis_transform(), **look)
 
 
 def _rho_ablation(rows: Sequence[Mapping[str, Any]], exact: Mapping[str, float]) -> Figure:
@@ -158,15 +143,9 @@ def _rho_ablation(rows: Sequence[Mapping[str, Any]], exact: Mapping[str, float])
         shown = [row for row in rows if (row["setup"], row["steps"]) == (setup, steps)]
         for k, row in enumerate(shown):
             place = np.arange(len(SCHEDULES)) + 0.16 * (k - (len(shown) - 1) / 2)
-            axis.errorbar(
-                place,
-                [100 * row[name] for name in SCHEDULES],
-                [200 * row[f"{name}_se"] for name in SCHEDULES],
-                fmt="o",
-                markersize=4.5,
-                color=colour(row["variant"]),
-                label=row["variant"],
-            )
+            look: dict[str, Any] = {"fmt": "o", "markersize": 4.5, "color": colour(row["variant"])}
+            shares, errors = ([100 * row[name] for name in SCHEDULES], [200 * row[f"{name}_se"] for name in SCHEDULES])
+            axis.errorbar(place, shares, errors, label=row["variant"], **look)
         printed = [100 * PAPER_RHO.get((steps, name), np.nan) for name in SCHEDULES]
         axis.plot(np.arange(len(SCHEDULES)) + 0.33, printed, "_", markersize=11, color=INK, label="as printed")
         axis.axhline(100 * exact[setup], color=EXACT, linewidth=0.8, linestyle=":")

@@ -15,8 +15,8 @@ from casal.lab.experiment import (
     Outcome,
     ResultTable,
     Tell,
-    columns,
     mean_and_error,
+    mean_entry,
     quantile_distance,
     runs,
     sampling_floor,
@@ -32,7 +32,6 @@ from casal.lab.tuning import Case, best, penalty_ramps
 ENERGY = STIFF.energy
 ENERGIES = tuple(EXPECTED)
 TUNED = "penalty, tuned + projection"
-BURN_IN = 0.1
 STEPS = 1000
 """Score evaluations of the paper's run."""
 
@@ -59,7 +58,7 @@ QUICK = Scale(200, 500, 2, 200, 50, 8, 1, (50, 200), RhoScale(250, (100, 400)), 
 
 def cases(steps: int) -> dict[str, Case]:
     """Every method at the same number of score evaluations; the settings do not depend on the energy."""
-    ramp, eta, burn = casal.linear(*STIFF.rho), STIFF.dual_step, BURN_IN
+    ramp, eta, burn = casal.linear(*STIFF.rho), STIFF.dual_step, 0.1
     paper, scaled = STIFF.plain(steps), STIFF.preconditioned(steps)
     return {
         "unconstrained": (paper, casal.Unconstrained()),
@@ -167,12 +166,11 @@ def _table(energy: float, rows: Sequence[dict[str, Any]], scale: Scale, tried: i
         {"method": "exact draws", "n": n, "w1": sampling_floor(*law, n), "right": share_right(STIFF, energy)}
         for n in sorted({row["n"] for row in rows})
     ]
-    return ResultTable(
+    return ResultTable.of(
         f"Fields of energy {energy:g}: {scale.steps} score evaluations, {scale.seeds} seeds",
-        columns(
-            "method | n: chains, d | w1: W1 of the first coefficient, .3f | right: share at x1 > 0, .4f | energy: mean "
-            "energy, .2f | energy_sd: sd of it, .2f | violation: largest violation, .1e | ancestors, .0f | seconds, .2f"
-        ),
+        "method | n: chains, d | w1: W1 of the first coefficient, .3f | right: share at x1 > 0, .4f | "
+        "energy: mean energy, .2f | energy_sd: sd of it, .2f | violation: largest violation, .1e | ancestors, .0f | "
+        "seconds, .2f",
         [*rows, *exact],
         note="The last rows give the mean W1 of as many exact draws (the floor) and the exact share. The tuned "
         f"penalty is the best of {tried} ramps and step sizes, chosen on other chains against the exact law.",
@@ -188,11 +186,11 @@ def curves(scale: Scale, labels: Sequence[str], tell: Tell) -> tuple[ResultTable
             if label in labels:
                 tell(f"{label}, {steps} evaluations")
                 found = [_distance(ENERGY, r) for r in runs(target, sphere, method, n, range(scale.repeats))]
-                rows.setdefault(label, {"method": label}).update(with_error(str(steps), *mean_and_error(found)))
+                rows.setdefault(label, {"method": label}).update(mean_entry(str(steps), found))
     floor = sampling_floor(*conditional(STIFF, ENERGY), n)
-    table = ResultTable(
+    table = ResultTable.of(
         f"W1 of the first coefficient against score evaluations, energy {ENERGY:g}, {n} chains",
-        columns("method", *(f"{steps}, .3f" for steps in scale.budgets)),
+        ("method", *(f"{steps}, .3f" for steps in scale.budgets)),
         [*rows.values(), {"method": "exact draws", **{str(steps): floor for steps in scale.budgets}}],
         note=f"Mean over {scale.repeats} seeds; every run spends its whole schedule of rho on its evaluations.",
     )

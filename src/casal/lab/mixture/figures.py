@@ -46,11 +46,7 @@ def _short(label: str) -> str:
 
 
 def _heat_map(
-    panel: SubFigure,
-    rows: Sequence[Mapping[str, Any]],
-    floor: float,
-    methods: Sequence[str],
-    families: Sequence[str],
+    panel: SubFigure, rows: Sequence[Mapping[str, Any]], floor: float, methods: Sequence[str], families: Sequence[str]
 ) -> None:
     """Numbers on shades; a rule parts the floor from the methods."""
     axis = panel.subplots()

@@ -9,20 +9,11 @@ from matplotlib.figure import Figure
 
 from casal.lab.experiment import Array, Outcome
 from casal.lab.laws import double_well
-from casal.lab.particle.runs import TUNED
+from casal.lab.particle.runs import PUBLISHED, TUNED
 from casal.lab.particle.setup import RADIUS, SIGMA_Y, exact_answer, exact_density
 from casal.lab.report.style import EXACT, FAINT, INK, colour
 
-SHOWN = (
-    "final projection",
-    "projected",
-    TUNED,
-    "Algorithm 1",
-    "Algorithm 2",
-    "released code",
-    "CASAL",
-    "WeightedCASAL",
-)
+SHOWN = ("final projection", "projected", TUNED, *PUBLISHED, "CASAL", "WeightedCASAL")
 
 
 def figures(outcome: Outcome) -> dict[str, Figure]:

@@ -12,9 +12,10 @@ The exact answers are sums over quadrature points, or in closed form: on the lin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from casal.lab.drawing import writer
-from casal.lab.experiment import Claim, Experiment, Outcome, ResultTable, Tell, columns, stamp
+from casal.lab.experiment import Claim, Experiment, Outcome, ResultTable, Tell, stamp
 from casal.lab.propositions.figures import figures
 from casal.lab.propositions.line import consistency, mixing, step_size
 from casal.lab.propositions.projection import information, penalty, unattained
@@ -40,13 +41,13 @@ CHECKS: dict[str, Callable[[bool], Check]] = {
 def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
     """All checks, or those named."""
     checks = []
-    for name, check in CHECKS.items():
+    for number, (name, check) in enumerate(CHECKS.items(), start=1):
         if labels is None or name in labels:
             tell(name)
-            checks.append(check(quick))
-    summary = ResultTable(
+            checks.append(replace(check(quick), number=number, name=name))
+    summary = ResultTable.of(
         "The propositions",
-        columns("number: no., d | name: check | verdict"),
+        "number: no., d | name: check | verdict",
         [{"number": c.number, "name": c.name, "verdict": c.verdict} for c in checks],
     )
     return Outcome(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from casal.lab.experiment import FAILS, HOLDS, PARTLY, Array, ResultTable, columns
+from casal.lab.experiment import FAILS, HOLDS, PARTLY, Array, ResultTable
 from casal.lab.laws import gaussian_line as law
 from casal.lab.propositions.setup import Check
 
@@ -36,9 +36,9 @@ def consistency(quick: bool) -> Check:
     bare = np.array([law.without_dual(float(rho)) for rho in rhos])
     rows.append({"variant": "without the dual", **{f"mean {rho:g}": law.without_dual(rho) for rho in TABULATED}})
     rows.append({"variant": "p_C", **{f"mean {rho:g}": law.first(law.TANGENT) for rho in TABULATED}})
-    table = ResultTable(
+    table = ResultTable.of(
         "Gaussian and a line: z1 in the long run, tau = 1e-4",
-        columns(
+        (
             "variant",
             *(f"mean {rho:g}: E z1, rho = {rho:g}, .5f" for rho in TABULATED),
             *(f"var {rho:g}: Var z1 / exact, rho = {rho:g}, .3f" for rho in TABULATED),
@@ -47,8 +47,6 @@ def consistency(quick: bool) -> Check:
         note="A common dual is one multiplier for all chains, driven by their mean: a number, as in the theory.",
     )
     return Check(
-        7,
-        "consistency",
         "For a Gaussian and an affine set E x = E z = E under p_C, whatever rho (proposition Gaussian_consistency).",
         f"All variants, closed form, rho from 0.1 to 1000: largest error of a mean {error:.0e}. Without the dual E z1 "
         f"is {law.without_dual(2.0):.4f} at rho = 2 where {law.first(law.TANGENT):.4f} is right. It is a statement "
@@ -99,15 +97,13 @@ def step_size(quick: bool) -> Check:
     safe = {name: float((limit / condition).min()) for name, limit in limits.items()}
     printed, full = rests["Algorithm 1, common dual"], rests["CASAL, common dual"]
     rows = [{"variant": name, "margin": value} for name, value in safe.items()]
-    table = ResultTable(
+    table = ResultTable.of(
         "Step-size condition: largest stable step over largest allowed step, smallest over rho in [0.1, 100]",
-        columns("variant | margin, .2f"),
+        "variant | margin, .2f",
         rows,
     )
     own = 4 * FIELD_TAU * (FIELD_BETA + 4 * FIELD_RHO)
     return Check(
-        9,
-        "step size",
         "If 4 tau (beta + 4 rho) <= 1, a step lowers the Lyapunov function by tau times the gap of the Lagrangian, up "
         "to C tau^2 (proposition primal_dual-decrement).",
         "As a condition for stability it is safe for every variant: all settle, with a margin of at least "
@@ -184,20 +180,16 @@ def mixing(quick: bool) -> Check:
     stuck = {row["variant"]: row["limit"] for row in rows if row["limit"] >= 1e-8}
     best = curves["CASAL, common dual"]
     early = float(np.interp(steps / 10, best["t"], best["averaged iterate"]))
-    table = ResultTable(
+    table = ResultTable.of(
         f"Mixing on a Gaussian and a line, rho = {COUPLING:g}, after {steps} steps tau_t = tau_0 / sqrt(t + 1)",
-        columns(
-            "variant | limit: D at rest, tau = 1e-6, .1e | law: D(law at t), .2e | "
-            "averaged law: average of D over time, .2e | slope: its slope in log t, .2f | "
-            "ratio: its ratio to ln t / sqrt t, .2f | averaged iterate: D(law of the averaged iterate), .2f"
-        ),
+        "variant | limit: D at rest, tau = 1e-6, .1e | law: D(law at t), .2e | "
+        "averaged law: average of D over time, .2e | slope: its slope in log t, .2f | "
+        "ratio: its ratio to ln t / sqrt t, .2f | averaged iterate: D(law of the averaged iterate), .2f",
         rows,
         note="All divergences are to q*^x, in closed form. The average of D over time bounds D of the averaged law "
         "from above.",
     )
     return Check(
-        10,
-        "mixing",
         "With tau_t = 1 / sqrt(t + 1) the law of the time-averaged iterate has D = O(ln t / sqrt t) to q*^x "
         "(proposition average_rate).",
         f"The average of D over time, which the proof bounds, goes to zero for: {', '.join(settled)}. It does not for "

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from casal.lab.experiment import HOLDS, PARTLY, Array, ResultTable, columns
+from casal.lab.experiment import HOLDS, PARTLY, Array, ResultTable
 from casal.lab.propositions.setup import ANGLES, Case, Check, gaussian_on_circle, kullback, normalised, well_on_interval
 
 WEIGHTS = np.geomspace(0.1, 1e6, 71)
@@ -33,8 +33,6 @@ def information(quick: bool) -> Check:
     share = float(np.exp(-case.divergence))
     lowest = min(float(v.min()) for v in curves.values())
     return Check(
-        1,
-        "information projection",
         "p_C is the law on C that is nearest to p in D(q | p) (proposition projection).",
         f"D(q | p) = D(q | p_C) - log P(C) for 243 laws on C, to {worst:.0e}; the smallest value is {lowest:.4f} = "
         f"-log P(C), at p_C. The printed proof gives P(C) = {share:.4f} for this value: a logarithm is missing, the "
@@ -66,8 +64,6 @@ def unattained(quick: bool) -> Check:
     gaps["indicator of the outside"] = np.log1p(odds * np.exp(-np.minimum(WEIGHTS, 700.0)))
     distant = float(gaps["squared distance"][-1])
     return Check(
-        2,
-        "unattained duality",
         "The supremum of the dual function of the projection problem is not attained (proposition unattained_duality).",
         f"log 1/P(C) - g(lambda) > 0 at all {len(WEIGHTS)} multipliers up to 1e6. With the indicator as cost it "
         "falls like e^-lambda "
@@ -97,18 +93,14 @@ def penalty(quick: bool) -> Check:
                 {"case": case.name, "weight": float(WEIGHTS[k]), **({"in C": 1.0} if case.thin else {}), **outside}
             )
     least = float(curves[well_on_interval().name]["in C"].min())
-    table = ResultTable(
+    table = ResultTable.of(
         "Penalty c = d^2: probability to be outside",
-        columns(
-            "case | weight: lambda, .3g | in C: of C, .5f | within 0.001: of C widened by 0.001, .5f | "
-            "within 0.01: by 0.01, .5f | within 0.1: by 0.1, .2e"
-        ),
+        "case | weight: lambda, .3g | in C: of C, .5f | within 0.001: of C widened by 0.001, .5f | "
+        "within 0.01: by 0.01, .5f | within 0.1: by 0.1, .2e",
         rows,
         note="A circle has no mass under any law with a density, so nothing is ever on it.",
     )
     return Check(
-        3,
-        "penalty",
         "Penalty methods cannot enforce P(C) = 1 (corollary penalty).",
         f"Under p exp(-lambda d^2) the mass outside an interval is still {least:.2%} at lambda = 1e6 (it falls like "
         "lambda^(-1/2)); on a circle it is 100 % for every lambda. A step of size tau is stable for lambda up to about "

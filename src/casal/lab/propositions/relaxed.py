@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from casal.lab.experiment import HOLDS, PARTLY, Array, ResultTable, columns
+from casal.lab.experiment import HOLDS, PARTLY, Array, ResultTable
 from casal.lab.propositions import setup
 
 RHOS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4)
@@ -23,14 +23,12 @@ def strong_duality(quick: bool) -> setup.Check:
             worst = max(worst, abs(at.primal - at.dual))
     mus, values = _dual_curve(setup.well_on_interval(), 3.0)
     best = setup.relaxed(setup.well_on_interval(), 3.0)
-    table = ResultTable(
+    table = ResultTable.of(
         "Strong duality of the split problem",
-        columns("case | rho, g | primal: primal value, .8f | dual: dual value, .8f | bound: D(p_C given p), .4f"),
+        "case | rho, g | primal: primal value, .8f | dual: dual value, .8f | bound: D(p_C given p), .4f",
         rows,
     )
     return setup.Check(
-        4,
-        "strong duality",
         "Strong duality holds and is attained for the split problem (P) (proposition strong_duality; its equivalence "
         "to the projection for x = z is proposition split).",
         f"Newton on the dual function, 9 cases by quadrature in 1-2-D: largest gap {worst:.1e}. Every value lies below "
@@ -60,8 +58,6 @@ def optimum(quick: bool) -> setup.Check:
     pairs = np.array(excess)
     bare = setup.relaxed(case, rho, dual=False)
     return setup.Check(
-        8,
-        "optimum",
         "The optimum is q^x(x) ~ exp(-f(x) - rho/2 d^2(x + mu)), z = P(x + mu) (proposition optimum_characterization).",
         f"The value of the printed form equals the dual value to {abs(at.primal - at.dual):.0e}, so nothing is better. "
         f"Of {len(pairs)} other laws, each with its best z of the same mean, the nearest in value is "
@@ -115,26 +111,22 @@ def recovery(quick: bool) -> setup.Check:
     curves: dict[str, dict[str, list[float]]] = {}
     for case in (setup.well_on_interval(), setup.well_in_disc(), setup.gaussian_on_circle()):
         target = on_set(case)
-        curve: dict[str, list[float]] = {"rho": [], "x": [], "z": []}
         for rho in RHOS[::2] if quick else RHOS:
             at = setup.relaxed(case, rho)
             x = first_distance(case.points[:, 0], at.x, *target)
             z = first_distance(at.z[:, 0], at.x, *target)
             rows.append({"case": case.name, "rho": rho, "x": x, "z": z, "mu": float(np.linalg.norm(at.mu))})
-            for key, value in zip(("rho", "x", "z"), (rho, x, z), strict=True):
-                curve[key].append(value)
-        curves[case.name] = curve
+        mine = [row for row in rows if row["case"] == case.name]
+        curves[case.name] = {key: [row[key] for row in mine] for key in ("rho", "x", "z")}
     slopes = {name: _slope(c["rho"], c["z"]) for name, c in curves.items()}
     last = max(max(c["x"][-1], c["z"][-1]) / c["x"][0] for c in curves.values())
-    table = ResultTable(
+    table = ResultTable.of(
         "Recovery: W1 of the first coordinate to p_C",
-        columns("case | rho, g | x: W1(q^x, p_C), .5f | z: W1(q^z, p_C), .5f | mu: size of mu, .4f"),
+        "case | rho, g | x: W1(q^x, p_C), .5f | z: W1(q^z, p_C), .5f | mu: size of mu, .4f",
         rows,
         note="On the circle, which has no mass under p, p_C is the surface law.",
     )
     return setup.Check(
-        5,
-        "recovery",
         "q^x and q^z of (P) tend to p_C in distribution as rho grows (proposition problem_approximation).",
         f"Quadrature on an interval, a disc and a circle: at rho = 1e4 what is left is at most {last:.1%} of the "
         "distance at rho = 0.1. Slopes of log W1(q^z, p_C) at the end: "
@@ -160,10 +152,7 @@ def relaxation(quick: bool) -> setup.Check:
         count = 41 if case.points.shape[1] == 1 else 2 if quick else 21
         for rho in sorted({*TABULATED, *np.geomspace(0.03, 1e3, count).tolist()}):
             at = setup.relaxed(case, rho)
-            row = {
-                "divergence": at.divergence / case.divergence,
-                "transport": rho * at.transport / case.divergence,
-            }
+            row = {"divergence": at.divergence / case.divergence, "transport": rho * at.transport / case.divergence}
             if rho in TABULATED:
                 rows.append({"case": case.name, "rho": rho, "bound": case.divergence, **row})
             for key, value in {"rho": rho, **row}.items():
@@ -172,17 +161,13 @@ def relaxation(quick: bool) -> setup.Check:
     highest = {name: max(c["transport"]) for name, c in curves.items()}
     first = max(max(c["divergence"]) for c in curves.values())
     worst = max(highest, key=lambda name: highest[name])
-    table = ResultTable(
+    table = ResultTable.of(
         "Relaxation error, in units of D(p_C given p)",
-        columns(
-            "case | rho, .3g | bound: D(p_C given p), .4f | divergence: D(q^x given p), bound 1, .4f | "
-            "transport: rho W2^2(q^x, q^z), printed bound 1, proved 2, .4f"
-        ),
+        "case | rho, .3g | bound: D(p_C given p), .4f | divergence: D(q^x given p), bound 1, .4f | "
+        "transport: rho W2^2(q^x, q^z), printed bound 1, proved 2, .4f",
         rows,
     )
     return setup.Check(
-        6,
-        "relaxation",
         "D(q^x | p) <= D(p_C | p), q^z(C) = 1 and W2^2(q^x, q^z) <= D(p_C | p) / rho (proposition relaxation_error).",
         f"The first two hold (largest ratio {first:.4f}). The lemma behind the third has rho/2, so it proves W2^2 <= 2 "
         f"D / rho; the printed 1 / rho is not a consequence and fails: on '{worst}' rho W2^2 reaches "

@@ -16,13 +16,13 @@ from casal.lab.laws import double_well
 class Check:
     """One proposition, numbered."""
 
-    number: int  # place in the list
-    name: str  # as in ``casal run propositions --method NAME``
     statement: str  # what the paper says, with its label
     computed: str  # what was computed and found; where the print departs, in which sense
     verdict: str  # HOLDS, PARTLY or FAILS
     tables: Sequence[ResultTable] = ()  # the figures
     data: Mapping[str, Any] = field(default_factory=dict)  # arrays of the picture
+    number: int = 0  # place in the list of checks
+    name: str = ""  # as in ``casal run propositions --method NAME``
 
 
 RADIUS = 1.5
@@ -62,11 +62,6 @@ def kullback(q: Array, p: Array) -> float:
     return float((q[kept] * np.log(q[kept] / p[kept])).sum())
 
 
-def interval(low: float, high: float) -> Callable[[Array], Array]:
-    """Projection onto [low, high]."""
-    return lambda x: np.clip(x, low, high)
-
-
 def disc(centre: Sequence[float], radius: float) -> Callable[[Array], Array]:
     """Projection onto a ball."""
 
@@ -91,7 +86,8 @@ def circle(radius: float) -> Callable[[Array], Array]:
 def well_on_interval(points: int = 4001) -> Case:
     """The double well of the field problem, and an interval between its wells."""
     x = np.linspace(-5.0, 3.0, points)
-    return Case("double well, interval", x[:, None], normalised(-double_well.potential(x)), interval(-0.6, 0.4))
+    mass = normalised(-double_well.potential(x))
+    return Case("double well, interval", x[:, None], mass, lambda z: np.clip(z, -0.6, 0.4))
 
 
 def well_in_disc() -> Case:
@@ -111,7 +107,7 @@ def three_bumps() -> Case:
         return np.asarray(np.exp(-0.5 * ((x - centre) / 0.3) ** 2))
 
     density = share * bump(0.0) + 0.5 * (1 - share) * (bump(-4.0) + bump(4.0))
-    return Case("three bumps, interval", x[:, None], density / density.sum(), interval(-1.0, 1.0))
+    return Case("three bumps, interval", x[:, None], density / density.sum(), lambda z: np.clip(z, -1.0, 1.0))
 
 
 def gaussian_on_circle(radial: int = 151, angle: Array = ANGLES) -> Case:
