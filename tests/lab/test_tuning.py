@@ -8,7 +8,7 @@ import casal
 from casal.errors import DivergedError, SettingError
 from casal.lab.laws.families import FAMILIES
 from casal.lab.laws.three_modes import MIXTURE
-from casal.lab.tuning import best, chosen, tuned
+from casal.lab.tuning import best, require, tune
 
 
 def test_tuning_passes_over_settings_that_diverge() -> None:
@@ -25,6 +25,6 @@ def test_the_next_best_runs_where_the_best_loses_a_chain() -> None:
             raise DivergedError("lost", step=1, steps=2, chains=[0])
         return f"ran {setting:g}"
 
-    found, out = tuned([3.0, 2.0, 4.0], lambda setting: setting, run)
+    found, out = tune([3.0, 2.0, 4.0], lambda setting: setting, run)
     assert found == (3.0, "ran 3") and [setting for setting, _ in out] == [2.0]
-    assert chosen((found, out)) == (3.0, "ran 3")
+    assert require((found, out)) == (3.0, "ran 3")

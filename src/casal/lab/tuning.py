@@ -18,7 +18,7 @@ Setting = TypeVar("Setting")
 Result = TypeVar("Result")
 
 
-def tuned(
+def tune(
     settings: Sequence[Setting], loss: Callable[[Setting], float], run: Callable[[Setting], Result]
 ) -> tuple[tuple[Setting, Result] | None, list[tuple[Setting, SettingError | DivergedError]]]:
     """Run the setting of smallest loss; the next one if it loses a chain.
@@ -47,10 +47,10 @@ def tuned(
     return None, out
 
 
-def chosen(
+def require(
     found: tuple[tuple[Setting, Result] | None, Sequence[tuple[Setting, SettingError | DivergedError]]],
 ) -> tuple[Setting, Result]:
-    """The setting and the result of ``tuned``.
+    """The setting and the result of ``tune``.
 
     Raises:
         SettingError: If all settings are out.
@@ -68,7 +68,7 @@ def best(
     def validation(case: Case) -> float:
         return loss(casal.sample(case[0], constraint, case[1], n, seed=VALIDATION_SEED))
 
-    return chosen(tuned(cases, validation, lambda case: None))[0]
+    return require(tune(cases, validation, lambda case: None))[0]
 
 
 def penalty_ramps(targets: Iterable[casal.Target], lows: Iterable[float], highs: Iterable[float]) -> list[Case]:

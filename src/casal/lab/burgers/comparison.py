@@ -101,13 +101,13 @@ def classical(label: str, variational: cycle.Gaussian3DVar, truth: Truth, seed: 
     return cycle.assimilate(variational, truth, lambda mean, truth, number: ways[label](mean))
 
 
-def tuned_inflation(variational: cycle.Gaussian3DVar, truth: Truth, label: str) -> float:
+def tune_inflation(variational: cycle.Gaussian3DVar, truth: Truth, label: str) -> float:
     """Model error of the EnKF with the smallest error on other trajectories."""
     loss = {q: float(Scores(classical(label, variational, truth, 0, q), truth).l2.mean()) for q in cycle.INFLATIONS}
     return min(loss, key=lambda q: loss[q])
 
 
-def tuned_penalties(model: Model, truth: Truth, label: str, scale: Scale, tell: Tell) -> list[float]:
+def rank_penalties(model: Model, truth: Truth, label: str, scale: Scale, tell: Tell) -> list[float]:
     """Weights by their error on other trajectories, the best first; they grow until a run diverges."""
     losses: dict[float, float] = {}
     for weight in WEIGHTS[:: scale.stride]:
@@ -133,21 +133,21 @@ def compare(models: Sequence[Model], truth: Truth, labels: Sequence[str], scale:
         tell(f"set-up {setup.name}: {label}")
         if label in CLASSICAL:
             filtered = label.startswith("EnKF")
-            inflation = tuned_inflation(variational, other, label) if filtered else 0.0
+            inflation = tune_inflation(variational, other, label) if filtered else 0.0
             parts = partial(_without_network, label, variational, truth, inflation)
-            found[label] = _timed(parts, f"model error {inflation:g} sigma" if filtered else "")
+            found[label] = _time(parts, f"model error {inflation:g} sigma" if filtered else "")
         elif label in DIFFUSION:
-            found[label] = _timed(partial(_each, models, truth, scale.steps, *DIFFUSION[label]))
+            found[label] = _time(partial(_each, models, truth, scale.steps, *DIFFUSION[label]))
         else:
-            for weight in tuned_penalties(models[0], other, label, scale, tell):
+            for weight in rank_penalties(models[0], other, label, scale, tell):
                 with suppress(DivergedError):  # stable on the few trajectories it was tuned on, perhaps not on these
                     parts = partial(_each, models, truth, scale.steps, penalty(label, weight))
-                    found[label] = _timed(parts, f"weight {weight:.3g}")
+                    found[label] = _time(parts, f"weight {weight:.3g}")
                     break
     return found
 
 
-def _timed(parts: Callable[[], list[Scores]], setting: str = "") -> Runs:
+def _time(parts: Callable[[], list[Scores]], setting: str = "") -> Runs:
     """Scores of each network, and the seconds of one."""
     began = time.perf_counter()
     found = parts()

@@ -17,7 +17,7 @@ from casal.errors import DivergedError
 from casal.lab.burgers.learned import Learned, LearnedPosterior, Training, losses
 from casal.lab.burgers.regimes import DECODER, DIMENSION, Case, Posterior, Reference, case, reference
 from casal.lab.experiment import AnyMethod, Array, ResultTable, Tell, mean_entry, runs
-from casal.lab.tuning import VALIDATION_SEED, tuned
+from casal.lab.tuning import VALIDATION_SEED, tune
 
 BEST = "WeightedCASAL"
 TOP = 1e5
@@ -140,15 +140,15 @@ def run(scale: Scale, tell: Tell) -> tuple[list[ResultTable], dict[str, Any], di
     tell("set-up C: references")
     trials = [Trial.of(seed, scale.draws) for seed in range(scale.truths)]
     others = [Trial.of(VALIDATION_SEED + seed, scale.draws) for seed in range(scale.tuning)]
-    table, exact = _compared("exact scores", trials, others, scale, tell)
+    table, exact = _compare("exact scores", trials, others, scale, tell)
     tell("set-up C: a network of the regimes (trained now unless cached), the law that it stands for")
     learned = Learned.of(scale.learned)
     given, tuning = ([trial.under(learned) for trial in each] for each in (trials, others))
-    second, found = _compared("learned prior", given, tuning, scale, tell)
+    second, found = _compare("learned prior", given, tuning, scale, tell)
     return [table, losses(learned), second], exact, found
 
 
-def _compared(
+def _compare(
     name: str, trials: Sequence[Trial], others: Sequence[Trial], scale: Scale, tell: Tell
 ) -> tuple[ResultTable, dict[str, Any]]:
     found: dict[str, dict[str, Array]] = {}
@@ -165,7 +165,7 @@ def _compared(
     for label, plain in methods(scale).items():
         tell(f"set-up C, {name}: {label}")
         if plain is None:
-            chosen, _ = tuned(TUNED[label][:: scale.stride], loss, scored)
+            chosen, _ = tune(TUNED[label][:: scale.stride], loss, scored)
             if chosen is not None:
                 settings[label], found[label] = chosen[0].setting, chosen[1]
         else:

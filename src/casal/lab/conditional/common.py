@@ -20,7 +20,7 @@ from casal.lab.experiment import (
     runs,
     verdict,
 )
-from casal.lab.tuning import SETTINGS, VALIDATION_SEED, chosen, tuned
+from casal.lab.tuning import SETTINGS, VALIDATION_SEED, require, tune
 from casal.methods import systematic
 
 SIGMA = 0.02
@@ -95,7 +95,7 @@ def compare(
         found[label] = "", fresh((label, method))
     for label in labels:
         tell(f"{name}: {label}")
-        (setting, _), results = chosen(tuned(SETTINGS[label][:: scale.stride], validation, fresh))
+        (setting, _), results = require(tune(SETTINGS[label][:: scale.stride], validation, fresh))
         found[label] = setting, results
     return found
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from casal import CASAL, Affine, Constraint, Sphere, Target, edm, karras_sigmas, posterior
 from casal.lab.conditional.common import COST, PLAIN, Part, at_most, dots, figures
 from casal.lab.experiment import AnyMethod, ResultTable, Tell, runs
-from casal.lab.tuning import chosen, tuned
+from casal.lab.tuning import require, tune
 
 SIDE = 16
 SEEN = 8
@@ -99,14 +99,14 @@ def _guided(target: Target, way: str, weight: float = 1.0) -> Callable[[Truth], 
     return lambda case: posterior(target, case.matrix, case.values, 0.0, way=way, iterations=ITERATIONS, weight=weight)
 
 
-def _tuned(target: Target, scale: Scale) -> float:
+def _tune(target: Target, scale: Scale) -> float:
     """The weight of DPS with the smallest error on a truth of its own."""
     trial = truth(1000)
 
     def loss(weight: float) -> float:
         return float(_row(Entry("DPS", _guided(target, "dps", weight), PROJECTION), [trial], scale.n)["ratio"])
 
-    return chosen(tuned(WEIGHTS[:: scale.stride], loss, lambda weight: None))[0]
+    return require(tune(WEIGHTS[:: scale.stride], loss, lambda weight: None))[0]
 
 
 def run(quick: bool, tell: Tell) -> Part:
@@ -114,7 +114,7 @@ def run(quick: bool, tell: Tell) -> Part:
     scale = QUICK if quick else FULL
     noisy, quiet = model(scale.steps, 1.0), model(scale.steps, 0.0)
     tell("inverse problem: tuning DPS")
-    weight = _tuned(noisy, scale)
+    weight = _tune(noisy, scale)
     entries = [
         Entry("final projection", lambda case: noisy, PROJECTION),
         Entry("projected", lambda case: noisy, PLAIN["projected"]),

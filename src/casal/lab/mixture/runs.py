@@ -25,7 +25,7 @@ from casal.lab.experiment import (
 )
 from casal.lab.laws.families import FAMILIES
 from casal.lab.laws.three_modes import CASES, MIXTURE, SetCase
-from casal.lab.tuning import SETTINGS, VALIDATION_SEED, tuned
+from casal.lab.tuning import SETTINGS, VALIDATION_SEED, tune
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -99,7 +99,7 @@ class Runs(NamedTuple):
         return "all out: " + "; ".join(": ".join(pair) for pair in self.out)
 
 
-def tuned_runs(entry: Entry, target: casal.Target, case: SetCase, scale: Scale) -> Runs:
+def run_best(entry: Entry, target: casal.Target, case: SetCase, scale: Scale) -> Runs:
     """Run the setting with the smallest loss on validation chains."""
 
     def loss(setting: tuple[str, AnyMethod]) -> float:
@@ -108,7 +108,7 @@ def tuned_runs(entry: Entry, target: casal.Target, case: SetCase, scale: Scale) 
     def run(setting: tuple[str, AnyMethod]) -> list[casal.SampleResult]:
         return runs(target, case.constraint, setting[1], scale.n, range(scale.seeds))
 
-    found, out = tuned(entry.settings[:: scale.stride], loss, run)
+    found, out = tune(entry.settings[:: scale.stride], loss, run)
     (name, _), results = found or (("", None), ())
     return Runs(results, name, [(left, _reason(error)) for (left, _), error in out])
 
@@ -134,15 +134,15 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
             for label, entry in entries.items():
                 if entry.applies(target.table):
                     tell(f"{name}, {family}, {label}")
-                    runs = tuned_runs(entry, target, case, scale)
-                    row = {"family": family, "method": label, "setting": str(runs)}
-                    if runs.results:
-                        values = [case.total_variation(r.samples) for r in runs.results]
+                    best = run_best(entry, target, case, scale)
+                    row = {"family": family, "method": label, "setting": str(best)}
+                    if best.results:
+                        values = [case.total_variation(r.samples) for r in best.results]
                         plain = values if label == "final projection" else plain
-                        row |= _numbers(case, runs.results, values, plain)
-                        points[name, family, label] = runs.results[0].samples.numpy()
+                        row |= _numbers(case, best.results, values, plain)
+                        points[name, family, label] = best.results[0].samples.numpy()
                     else:
-                        row["verdict"] = runs.verdict
+                        row["verdict"] = best.verdict
                     rows[name].append(row)
     floors = {name: case.floor(scale.n, 20 if quick else 100) for name, case in CASES.items()}
     tables = [
