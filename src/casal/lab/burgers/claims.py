@@ -57,7 +57,10 @@ def claims(found: Found, models: Sequence[Model], members: Sequence[Mapping[str,
     best = [gap + 2 * error < 0 for gaps in printed.values() for gap, error, _ in gaps.values()]
     return [
         Claim(
-            "Every z and re-projected mean has its mass and energy", "1e-12", f"{clean:.0e}", verdict(clean <= STRICT)
+            "Every z and every re-projected mean has its mass and energy",
+            "1e-12",
+            f"{clean:.0e}",
+            verdict(clean <= STRICT),
         ),
         Claim("z stays in the range of the decoder", "1e-12", f"{outside:.0e}", verdict(outside <= STRICT)),
         Claim(

@@ -1,6 +1,6 @@
-"""Cyclic assimilation: five windows of two observation times, a biased linear forecast, and three kinds of analysis:
+"""Cyclic assimilation: five windows of two observation times, a biased linear forecast, three kinds of analysis.
 
-3D-Var, a diffusion prior, and the ensemble Kalman filter that users of the field would try first.
+They are 3D-Var, a diffusion prior, and the ensemble Kalman filter that users of the field would try first.
 
 The analysis of a window is at its first time; the second observation is compared with the forecast from there. With b
 the forecast of the analysis before (zero at first), B = diag((0.7 sigma_j)^2) and R the noise of the observations,
