@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from casal.cli import app
-from casal.lab.problems import REGISTRY
+from casal.lab.experiments import EXPERIMENTS
 
 run = CliRunner().invoke
 
@@ -17,7 +17,7 @@ run = CliRunner().invoke
 def test_list_names_every_experiment_and_its_question() -> None:
     result = run(app, ["list"])
     assert result.exit_code == 0
-    for experiment in REGISTRY.values():
+    for experiment in EXPERIMENTS.values():
         assert experiment.name in result.output
         assert experiment.question[:30] in result.output.replace("\n", " ")
 

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from casal import cli
-from casal.lab.problems import propositions_gaussian as line
-from casal.lab.problems.base import Claim, Column, Experiment, Outcome, ResultTable
+from casal.lab.experiment import Claim, Column, Experiment, Outcome, ResultTable
+from casal.lab.laws import gaussian_line as line
 from casal.lab.report import cache, html_explorer, html_pictures
 from casal.lab.report.html import write_page
 from casal.lab.report.page_run import Ran, reproduce
@@ -53,7 +53,7 @@ class Bench:
         self.calls: list[tuple[str, bool]] = []
         self.act: dict[str, Callable[[], object]] = {}
         self.registry = {
-            name: Experiment(name, f"Does {name} hold?", ("CASAL",), partial(self._run, name))
+            name: Experiment(name, f"Does {name} hold?", ("CASAL",), partial(self._run, name), draw)
             for name in ("alpha", "beta")
         }
 
@@ -73,20 +73,20 @@ def fake_figures(outcome: Outcome) -> dict[str, Figure]:
     return drawn
 
 
+def draw(outcome: Outcome, folder: Path) -> list[Path]:
+    paths = []
+    for name, figure in fake_figures(outcome).items():
+        paths.append(folder / f"{name}.png")
+        figure.savefig(paths[-1], dpi=40)
+        figure.savefig(paths[-1].with_suffix(".svg"))
+        plt.close(figure)
+    return paths
+
+
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    def draw(outcome: Outcome, folder: Path) -> list[Path]:
-        paths = []
-        for name, figure in fake_figures(outcome).items():
-            paths.append(folder / f"{name}.png")
-            figure.savefig(paths[-1], dpi=40)
-            figure.savefig(paths[-1].with_suffix(".svg"))
-            plt.close(figure)
-        return paths
-
-    monkeypatch.setattr(cache, "draw", draw)
     made = Bench()
-    monkeypatch.setattr(cli, "REGISTRY", made.registry)
+    monkeypatch.setattr(cli, "EXPERIMENTS", made.registry)
     return made
 
 

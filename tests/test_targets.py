@@ -7,7 +7,8 @@ import torch
 
 import casal
 from casal.errors import SettingError, ShapeError
-from casal.lab.problems import double_well, particle
+from casal.lab.laws import double_well
+from casal.lab.particle import setup as particle
 
 
 def test_langevin_rows_are_one_tau_and_root_two_tau() -> None:

@@ -17,7 +17,7 @@ except ImportError:  # the core needs torch and numpy only
 import torch
 
 from casal import __version__
-from casal.lab.problems import REGISTRY
+from casal.lab.experiments import EXPERIMENTS
 
 app = typer.Typer(
     help="Strictly constrained generative sampling.",
@@ -48,7 +48,7 @@ def _main(
 @app.command("list")
 def list_experiments() -> None:
     """What can be run, and the question each experiment answers."""
-    for experiment in REGISTRY.values():
+    for experiment in EXPERIMENTS.values():
         console.print(f"[bold]{experiment.name}[/]  {experiment.question}")
         console.print(f"    methods: {', '.join(experiment.methods)}", style="dim")
 
@@ -61,12 +61,11 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder for tables and pictures.")] = None,
 ) -> None:
     """Run an experiment: print its table, write Markdown, JSON and pictures."""
-    from casal.lab.report.figures import draw
     from casal.lab.report.tables import outcome_json, outcome_markdown, show
 
-    experiment = REGISTRY.get(problem)
+    experiment = EXPERIMENTS.get(problem)
     if experiment is None:
-        raise typer.BadParameter(f"no experiment {problem!r}; there are: {', '.join(REGISTRY)}")
+        raise typer.BadParameter(f"no experiment {problem!r}; there are: {', '.join(EXPERIMENTS)}")
     unknown = set(method or ()) - set(experiment.methods)
     if unknown:
         raise typer.BadParameter(
@@ -80,7 +79,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.md").write_text(outcome_markdown(outcome, experiment.question), encoding="utf-8")
     (folder / "results.json").write_text(outcome_json(outcome), encoding="utf-8")
-    for path in draw(outcome, folder):
+    for path in experiment.draw(outcome, folder):
         console.print(f"picture: {path}")
     console.print(f"tables:  {folder / 'results.md'}   ({outcome.seconds:.1f} s)")
 
@@ -96,14 +95,14 @@ def reproduce_all(
     from casal.lab.report.html import write_page
     from casal.lab.report.page_run import Ran, reproduce
 
-    unknown = set(only or ()) - set(REGISTRY)
+    unknown = set(only or ()) - set(EXPERIMENTS)
     if unknown:
-        raise typer.BadParameter(f"no experiment {sorted(unknown)}; there are: {', '.join(REGISTRY)}")
+        raise typer.BadParameter(f"no experiment {sorted(unknown)}; there are: {', '.join(EXPERIMENTS)}")
     ran, interrupted = Ran(), False
     try:
         with console.status("starting") as status:
             reproduce(
-                REGISTRY,
+                EXPERIMENTS,
                 out,
                 quick=quick,
                 only=only or (),
@@ -115,7 +114,7 @@ def reproduce_all(
     except KeyboardInterrupt:
         interrupted = True
         console.print("stopped; the experiments that ended are kept")
-    page = write_page(REGISTRY, out, ran.missing)
+    page = write_page(EXPERIMENTS, out, ran.missing)
     chosen = [part for name in only or () for part in ("--only", name)]
     again = " ".join(["casal reproduce", *(["--quick"] if quick else []), *chosen, "--out", str(out)])
     if interrupted or ran.late:
@@ -135,7 +134,7 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of 'casal reprodu
 
     if not list(names(folder)):
         raise typer.BadParameter(f"{folder} holds no outcomes; 'casal reproduce --out {folder}' makes them")
-    console.print(f"page: {write_page(REGISTRY, folder).resolve()}", soft_wrap=True)
+    console.print(f"page: {write_page(EXPERIMENTS, folder).resolve()}", soft_wrap=True)
 
 
 @app.command()

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 import casal
-from casal.lab.problems import particle
+from casal.lab.particle import setup as particle
 from casal.tiles import cut
 
 

@@ -10,7 +10,7 @@ import torch
 
 import casal
 from casal.constraints import Constraint
-from casal.lab.problems import particle
+from casal.lab.particle import setup as particle
 from casal.methods import Problem
 from casal.methods.finish import Confined, Plain, Reweighted, choose_finish
 from casal.methods.resampling import effective_size, systematic
@@ -107,7 +107,7 @@ def test_the_final_weight_is_exact_at_every_rho(rho: float) -> None:
 
 
 def _potential(x: torch.Tensor) -> torch.Tensor:
-    from casal.lab.problems import double_well
+    from casal.lab.laws import double_well
 
     return double_well.potential(x[:, 0]) + 0.5 * (x[:, 1] / particle.SIGMA_Y) ** 2
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import casal
 from casal import SplitGibbs, Twisted
-from casal.lab.problems.mixture_cases import CASES, MIXTURE
-from casal.lab.problems.mixture_families import FAMILIES
+from casal.lab.laws.families import FAMILIES
+from casal.lab.laws.three_modes import CASES, MIXTURE
 from casal.methods import Method
 
 pytestmark = pytest.mark.statistical

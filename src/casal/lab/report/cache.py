@@ -22,8 +22,7 @@ from pathlib import Path
 import torch
 
 import casal
-from casal.lab.problems.base import Experiment, Outcome
-from casal.lab.report.figures import draw
+from casal.lab.experiment import Experiment, Outcome
 from casal.lab.report.tables import outcome_from_json, outcome_json, outcome_markdown
 
 OUTSIDE = ("report", "cli.py")
@@ -114,7 +113,7 @@ def save(out: Path, experiment: Experiment, quick: bool, outcome: Outcome) -> Re
     for old in folder.iterdir():
         if old.is_file():
             old.unlink()
-    pictures = tuple(path.name for path in draw(outcome, folder))
+    pictures = tuple(path.name for path in experiment.draw(outcome, folder))
     (folder / "results.json").write_text(outcome_json(outcome), encoding="utf-8")
     (folder / "results.md").write_text(outcome_markdown(outcome, experiment.question), encoding="utf-8")
     stamp = Stamp(

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import casal
-from casal.lab.problems.base import Experiment
+from casal.lab.experiment import Experiment
 from casal.lab.report.cache import Record, best, machine, names
 from casal.lab.report.html_explorer import explorer_json
 from casal.lab.report.html_pictures import picture

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from casal.lab.problems.base import Claim, Column, Outcome, ResultTable
+from casal.lab.experiment import Claim, Column, Outcome, ResultTable
 from casal.lab.report.style import INK, colour
 from casal.lab.report.tables import cell
 
