@@ -25,7 +25,7 @@ PAPER = {
 
 SCALE = 1.0 / casal.Fourier(MODES, POINTS).frequencies.flatten().clamp_min(1)
 
-METHODS: dict[str, casal.Method[Any, Any]] = {
+METHODS: dict[str, casal.Method[Any]] = {
     "unconstrained": casal.Unconstrained(),
     "projected": casal.Projected(),
     "penalty": casal.Penalty(1e-3),
@@ -47,7 +47,7 @@ def tables(quick: bool) -> Iterator[Table]:
     modes = casal.Fourier(MODES, POINTS)
     decoders = {"coefficients as they are": modes, "a scale for each mode": casal.Fourier(MODES, POINTS, scale=SCALE)}
 
-    def case(method: casal.Method[Any, Any], decoder: casal.Decoder, compile: bool) -> Any:
+    def case(method: casal.Method[Any], decoder: casal.Decoder, compile: bool) -> Any:
         options: dict[str, Any] = {"decoder": decoder, "threads": 1, "compile": compile}
         return lambda: casal.sample(network, law, method, BATCH, **options).cost.seconds
 

@@ -78,7 +78,7 @@ def test_version() -> None:
 
 
 STRANGER = """
-from casal.lab.problems.base import Column, Experiment, Outcome, ResultTable
+from casal.lab.experiment import Column, Experiment, Outcome, ResultTable
 
 def run(quick, labels, tell):
     tell("one part")
@@ -91,7 +91,7 @@ EXPERIMENT = Experiment(NAME, "Can a stranger join?", ("mine", "yours"), run)
 
 def test_a_module_from_outside_brings_its_experiment(tmp_path: Path) -> None:
     """In a process of its own, from the folder that holds the module, as a stranger would do it."""
-    text = f"NAME = 'stranger'\n{STRANGER}\nfrom casal.lab.problems import REGISTRY\nREGISTRY[NAME] = EXPERIMENT\n"
+    text = f"NAME = 'stranger'\n{STRANGER}\nfrom casal.lab.experiments import register\nregister(EXPERIMENT)\n"
     (tmp_path / "my_module.py").write_text(text, encoding="utf-8")
 
     def casal(*arguments: str) -> subprocess.CompletedProcess[str]:

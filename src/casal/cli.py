@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from casal import __version__
-from casal.lab.problems import REGISTRY
-from casal.lab.problems.base import Experiment
+from casal.lab.experiment import Experiment
+from casal.lab.experiments import EXPERIMENTS
 from casal.lab.report.cache import names, write_outcome
 from casal.lab.report.page import write_page
 from casal.lab.report.reproduce import Ran, reproduce
@@ -53,7 +53,7 @@ def experiments(modules: Iterable[str] = ()) -> Mapping[str, Experiment]:
             if error.name != module:
                 raise
             raise typer.BadParameter(f"there is no module {module!r} here or among the installed ones") from error
-    known = dict(REGISTRY)
+    known = dict(EXPERIMENTS)
     for point in entry_points(group="casal.experiments"):
         try:
             found: Experiment = point.load()

@@ -142,7 +142,7 @@ def casal_for(name: str, behind: Behind) -> CASAL:
     return CASAL(2.0, coupling="explicit", couple="denoised" if name in DIFFUSIONS else "auto")
 
 
-def feasible(name: str, behind: Behind, constraint: casal.Constraint, method: casal.Method[Any, Any]) -> bool:
+def feasible(name: str, behind: Behind, constraint: casal.Constraint, method: casal.Method[Any]) -> bool:
     result = casal.sample(FAMILIES[name](behind.size), constraint, method, N, decoder=behind.decoder, tol=TOL)
     assert result.samples.dtype == F64 and result.samples.shape == (N, DECODED)
     assert float(constraint.violation(result.samples).max()) <= TOL

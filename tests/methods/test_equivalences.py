@@ -31,7 +31,7 @@ FAMILIES: dict[str, Callable[[], casal.Target]] = {
     "edm": lambda: casal.edm(lambda x, s: bent(x, s) / (1 + s), casal.karras_sigmas(15), shape=SIZE, dtype=F64),
     "flow": lambda: casal.flow(lambda x, t: bent(x, t) - x, steps=20, shape=SIZE, dtype=F64),
 }
-METHODS: dict[str, casal.Method[Any, Any]] = {
+METHODS: dict[str, casal.Method[Any]] = {
     "casal": CASAL(10.0),
     "casal-denoised": CASAL(10.0, couple="denoised"),
     "casal-state": CASAL(casal.constant_gain(0.5), couple="state"),
@@ -41,7 +41,7 @@ METHODS: dict[str, casal.Method[Any, Any]] = {
 }
 
 
-def samples(family: str, method: casal.Method[Any, Any], decoder: casal.Decoder | None) -> Tensor:
+def samples(family: str, method: casal.Method[Any], decoder: casal.Decoder | None) -> Tensor:
     return casal.sample(FAMILIES[family](), casal.MassEnergy(1.0, 4.0), method, 6, decoder=decoder, seed=2).samples
 
 

@@ -28,7 +28,7 @@ def gaussian(steps: int, step_size: float) -> casal.Target:
     )
 
 
-def on_the_line(method: casal.Method[Any, Any], n: int = 20_000) -> torch.Tensor:
+def on_the_line(method: casal.Method[Any], n: int = 20_000) -> torch.Tensor:
     return casal.sample(gaussian(1500, 5e-3), casal.Affine([[1.0, 1.0]], 1.0), method, n, seed=11).samples[:, 0]
 
 
@@ -38,7 +38,7 @@ def is_conditional_law(x: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("method", [casal.CASAL(100.0), casal.CASAL(100.0, dual="mean"), casal.Projected()], ids=str)
-def test_gaussian_on_a_line(method: casal.Method[Any, Any]) -> None:
+def test_gaussian_on_a_line(method: casal.Method[Any]) -> None:
     assert is_conditional_law(on_the_line(method))
 
 
@@ -47,7 +47,7 @@ def test_gaussian_on_a_line(method: casal.Method[Any, Any]) -> None:
     [casal.CASAL.algorithm1(100.0), casal.CASAL(2.0, dual_step=0.0), casal.FinalProjection(), casal.CASAL(2.0)],
     ids=["half temperature", "no dual", "one projection", "weak coupling"],
 )
-def test_the_gaussian_test_has_power(method: casal.Method[Any, Any]) -> None:
+def test_the_gaussian_test_has_power(method: casal.Method[Any]) -> None:
     assert not is_conditional_law(on_the_line(method))
 
 

@@ -29,7 +29,7 @@ def denoiser(x: Tensor, s: Tensor) -> Tensor:
     return (logits.softmax(1)[..., None] * (CENTRES + VARIANCE / spread * (x[:, None] - CENTRES))).sum(1)
 
 
-def seen(method: casal.Method[Any, Any], churn: float = 0.0) -> tuple[float, float, float]:
+def seen(method: casal.Method[Any], churn: float = 0.0) -> tuple[float, float, float]:
     """Share of the first mode, mean of |x1|, deviation of |x1|."""
     target = casal.edm(denoiser, casal.karras_sigmas(100, 0.002, 80.0), shape=8, churn=churn, dtype=F64)
     first = casal.sample(target, SPHERE, method, 4000, seed=0).samples[:, 0]
@@ -46,7 +46,7 @@ def exact() -> tuple[float, float, float]:
     return float(p[u > 0].sum()), mean, float((p * (size - mean) ** 2).sum() ** 0.5)
 
 
-METHODS: dict[str, tuple[casal.Method[Any, Any], float]] = {
+METHODS: dict[str, tuple[casal.Method[Any], float]] = {
     'ODE, `"state"`, ρ = 10': (CASAL(10.0, couple="state"), 0.0),
     'ODE, `"denoised"`, ρ = 10': (CASAL(10.0, couple="denoised"), 0.0),
     'ODE, `"denoised"`, `inverse_variance(1)`': (CASAL(casal.inverse_variance(1.0)), 0.0),

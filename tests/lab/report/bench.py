@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 from typer.testing import CliRunner
 
 from casal import cli
-from casal.lab.problems.base import Claim, Column, Experiment, Outcome, ResultTable
+from casal.lab.experiment import Claim, Column, Experiment, Outcome, ResultTable
 
 LONG = "A very long heading of a column that no phone can show " * 2
 ROWS: list[dict[str, Any]] = [
@@ -56,7 +56,7 @@ class Bench:
         self.calls: list[tuple[str, bool]] = []
         self.act: dict[str, Callable[[], object]] = {}
         self.registry = {
-            name: Experiment(name, f"Does {name} hold?", ("CASAL",), partial(self._run, name))
+            name: Experiment(name, f"Does {name} hold?", ("CASAL",), partial(self._run, name), draw)
             for name in ("alpha", "beta")
         }
 

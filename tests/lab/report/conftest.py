@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 
 from casal import cli
-from casal.lab.report import cache
 
-from .bench import Bench, draw
+from .bench import Bench
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     made = Bench()
-    monkeypatch.setattr(cache, "draw", draw)
     monkeypatch.setattr(cli, "experiments", lambda modules=(): made.registry)
     return made

@@ -12,8 +12,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pytest
 
-from casal.lab.problems import propositions_gaussian as line
-from casal.lab.problems.base import Claim, Column, Experiment, Outcome, ResultTable
+from casal.lab.experiment import Claim, Column, Experiment, Outcome, ResultTable
+from casal.lab.laws import gaussian_line as line
 from casal.lab.report import cache, explorer, pictures
 from casal.lab.report.page import write_page
 from casal.lab.report.reproduce import Ran, reproduce

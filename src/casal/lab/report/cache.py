@@ -23,8 +23,7 @@ from uuid import uuid4
 import torch
 
 import casal
-from casal.lab.problems.base import Experiment, Outcome
-from casal.lab.report.figures import draw
+from casal.lab.experiment import Experiment, Outcome
 from casal.lab.report.sources import Sources, file_below, in_package
 from casal.lab.report.tables import outcome_from_json, outcome_json, outcome_markdown
 
@@ -126,7 +125,7 @@ def folder_of(out: Path, name: str, quick: bool) -> Path:
 def write_outcome(folder: Path, experiment: Experiment, outcome: Outcome) -> list[Path]:
     """Write the tables of an outcome as JSON and Markdown, and draw its pictures; their PNG files."""
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = draw(outcome, folder)
+    pictures = experiment.draw(outcome, folder)
     (folder / "results.json").write_text(outcome_json(outcome), encoding="utf-8")
     (folder / "results.md").write_text(outcome_markdown(outcome, experiment.question), encoding="utf-8")
     return pictures

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from casal.lab.problems import propositions_gaussian as line
-from casal.lab.problems.base import Array
+from casal.lab.experiment import Array
+from casal.lab.laws import gaussian_line as line
 from casal.lab.report.style import colour
 
 RHO: Array = np.geomspace(0.1, 1000.0, 41)

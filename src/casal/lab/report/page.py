@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import casal
-from casal.lab.problems.base import Claim, Column, Experiment, ResultTable
+from casal.lab.experiment import Claim, Column, Experiment, ResultTable
 from casal.lab.report.cache import Record, best, machine, names
 from casal.lab.report.explorer import explorer_numbers
 from casal.lab.report.pictures import Picture, picture

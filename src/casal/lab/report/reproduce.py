@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from casal.lab.problems.base import Experiment
+from casal.lab.experiment import Experiment
 from casal.lab.report.cache import load, save
 
 Tell = Callable[[str], None]

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from casal.lab.problems.base import Claim, Column, Outcome, ResultTable
+from casal.lab.experiment import Claim, Column, Outcome, ResultTable
 
 
 def cell(row: Mapping[str, Any], column: Column) -> str:

@@ -1,0 +1,145 @@
+"""Mass and energy, each chain with its own: in the decoded space, and seen from the latent.
+
+With c the Fourier coefficients of z, sum z = sqrt(N) c_0 and |z|^2 = |c|^2 for z in the range of F. So in the latent
+C is c_0 = M / sqrt(N) and |(c_1 ..)|^2 = r^2 = E - M^2 / N, and the least of a quadratic on it is a secular equation.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from casal import FromProjection
+from casal.errors import InfeasibleSet, ShapeError
+
+SWEEPS = 60
+PROBE = 2
+"""``casal.sample`` tries a set on this many of the first chains."""
+
+
+def radius(mass: Tensor, energy: Tensor, size: int) -> Tensor:
+    """r = sqrt(E - M^2 / N), (n,)."""
+    square = energy - mass.square() / size
+    if not bool((square > 0).all()):
+        raise InfeasibleSet(f"energy {float(energy.min()):g} below mass^2 / N: no field has so little")
+    return square.sqrt()
+
+
+def nearest_field(u: Tensor, mass: Tensor, energy: Tensor) -> Tensor:
+    """P(u) = M/N + r (u - ubar) / |u - ubar|, for fields (..., n, N) with (n,) masses and energies."""
+    size = u.shape[-1]
+    offset = u - u.mean(-1, keepdim=True)
+    offset = offset - offset.mean(-1, keepdim=True)  # what rounding left of the mean
+    direction = offset / torch.linalg.vector_norm(offset, dim=-1, keepdim=True).clamp_min(1e-300)
+    return (mass / size)[:, None] + radius(mass, energy, size)[:, None] * direction
+
+
+class Conserved(FromProjection):
+    """{sum z_i = M_i, |z_i|^2 = E_i} for chain i.
+
+    The residual is ((sum z - M) / sqrt(N), |z|^2 - E): both of the size of z. The violation is relative, as that of
+    ``casal.MassEnergy``. Such a set knows its chains by their place: run it with one tile.
+
+    Args:
+        mass: M (n,).
+        energy: E (n,).
+        size: N.
+    """
+
+    fast = True
+
+    def __init__(self, mass: Tensor, energy: Tensor, size: int) -> None:
+        self.mass, self.energy, self.size = mass, energy, size
+        self._level = (mass / size)[:, None]
+        self._radius = radius(mass, energy, size)[:, None]
+        super().__init__(
+            lambda z: nearest_field(z, *self._mine(z)), lambda z: torch.maximum(*errors(z, *self._mine(z)))
+        )
+
+    def project_fast(self, z: Tensor) -> Tensor:
+        offset = z - z.mean(1, keepdim=True)
+        length = torch.linalg.vector_norm(offset, dim=1, keepdim=True)
+        n = len(z)
+        return offset.mul_(self._radius[:n].to(z) / length).add_(self._level[:n].to(z))
+
+    def residual(self, z: Tensor) -> Tensor:
+        mass, energy = (value.to(z) for value in self._mine(z))
+        return torch.stack([(z.sum(1) - mass) / math.sqrt(self.size), z.square().sum(1) - energy], dim=1)
+
+    def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor:
+        return (z * (2.0 * weights[:, 1:])).add_(weights[:, :1] / math.sqrt(self.size))
+
+    def _mine(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        if len(z) != len(self.mass) and len(z) > PROBE:
+            raise ShapeError(f"{len(z)} chains for {len(self.mass)} masses; run all chains in one tile")
+        return self.mass[: len(z)], self.energy[: len(z)]
+
+
+def errors(z: Tensor, mass: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
+    """|sum z - M| / (sqrt(N E) + |M|) and | |z|^2 - E | / E, for fields (..., n, N)."""
+    size = z.shape[-1]
+    off = (z.sum(-1) - mass).abs() / ((size * energy).sqrt() + mass.abs())
+    return off, (z.square().sum(-1) - energy).abs() / energy
+
+
+def least_on_sphere(precision: Tensor, mean: Tensor, length: Tensor) -> Tensor:
+    """argmin (v - m)^T K (v - m) over |v| = r: v = (K + nu I)^-1 K m, nu > -k_min with |v| = r.
+
+    1/|v| grows with nu and is concave, so Newton's steps from the left of the one root never pass it; the root is the
+    global minimum. If m has no part along the softest direction (the "hard case"), |v| may be below r for every nu;
+    that part of v then makes up for it.
+
+    Args:
+        precision: K (d, d), positive definite.
+        mean: m (n, d).
+        length: r (n,), positive.
+
+    References:
+        More and Sorensen (1983), Computing a trust region step.
+    """
+    values, vectors = torch.linalg.eigh(precision)
+    pull = (mean @ vectors) * values
+    gaps = values - values[0]
+    nu = (pull.abs() / length[:, None] - gaps).amax(1).clamp_min(1e-14 * float(values[0]))
+    for _ in range(SWEEPS):
+        v = pull / (gaps + nu[:, None])
+        square = v.square().sum(1)
+        slope = (v.square() / (gaps + nu[:, None])).sum(1)
+        rise = (square / slope.clamp_min(1e-300)) * (square.sqrt() / length - 1.0)
+        nu = nu + rise.clamp_min(0.0)
+        if bool((rise <= 1e-15 * (nu + values[0])).all()):
+            break
+    found = pull / (gaps + nu[:, None])
+    rest = (length.square() - found[:, 1:].square().sum(1)).clamp_min(0.0).sqrt()
+    found[:, 0] = torch.where(pull[:, 0] < 0, -rest, rest)
+    found = found * (length / torch.linalg.vector_norm(found, dim=1))[:, None]
+    return found @ vectors.T
+
+
+def least_conserving(precision: Tensor, mean: Tensor, mass: Tensor, energy: Tensor, size: int) -> Tensor:
+    """argmin (c - m)^T K (c - m) over coefficients c (n, d) of the given mass and energy on ``size`` points.
+
+    c_0 is fixed by the mass; what is left is a Gaussian given c_0, on a sphere.
+    """
+    first = mass / math.sqrt(size)
+    inner = precision[1:, 1:]
+    given = mean[:, 1:] - (first - mean[:, 0])[:, None] * torch.linalg.solve(inner, precision[1:, 0])
+    return torch.cat([first[:, None], least_on_sphere(inner, given, radius(mass, energy, size))], dim=1)
+
+
+def conserved_latents(scale: Tensor, mass: Tensor, energy: Tensor, size: int) -> FromProjection:
+    """{x : the field with coefficients scale_j x_j has mass M_i and energy E_i}, its nearest point in x."""
+    metric = torch.diag(scale.pow(-2))
+
+    def project(x: Tensor) -> Tensor:
+        return least_conserving(metric, x * scale, mass[: len(x)], energy[: len(x)], size) / scale
+
+    def violation(x: Tensor) -> Tensor:
+        c = x * scale
+        M, E = mass[: len(x)], energy[: len(x)]
+        off = (math.sqrt(size) * c[:, 0] - M).abs() / ((size * E).sqrt() + M.abs())
+        return torch.maximum(off, (c.square().sum(1) - E).abs() / E)
+
+    return FromProjection(project, violation)

@@ -1,0 +1,225 @@
+"""Cyclic assimilation: five windows of two observation times, a biased linear forecast, three kinds of analysis.
+
+They are 3D-Var, a diffusion prior, and the ensemble Kalman filter that users of the field would try first.
+
+The analysis of a window is at its first time; the second observation is compared with the forecast from there. With b
+the forecast of the analysis before (zero at first), B = diag((0.7 sigma_j)^2) and R the noise of the observations,
+
+    P^-1 = B^-1 + G^T R^-1 G,   P^-1 m = B^-1 b + G^T R^-1 y,   G = [H; H L(dt)],
+
+in Fourier coefficients. The diffusion prior knows the climatology N(0, diag(sigma^2)) already, so it is divided out,
+
+    P'^-1 = P^-1 - diag(sigma^-2),   m' = P' P^-1 m,
+
+and m' enters as an observation of x0 with covariance P': score + sqrt(abar) (P' + (1 - abar) I)^-1 (m' - x0_hat). For
+a Gaussian prior N(0, I) that is exact, and returns N(m, P).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from casal import Target, sample
+from casal.lab.burgers.conserved import Conserved, conserved_latents, nearest_field
+from casal.lab.burgers.setup import BASIS, DIMENSION, MODES, NOISE, POINTS, SITES, TIMES, Model, Setup, Truth
+from casal.lab.experiment import AnyMethod
+from casal.sampling import generator as stream
+from casal.targets import along, levels_of
+
+CYCLES, WINDOW = 5, 2
+MEMBERS = 5
+SPEED = 0.45
+"""Of the forecast; the truth has 0.5 and steepens."""
+
+BACKGROUND = 0.7
+KALMAN_MEMBERS = 40
+INFLATIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
+"""Sizes of the Kalman filter's model error that are tried, in units of sigma."""
+
+
+def forecast(time: float, damping: float) -> Tensor:
+    """L (19, 19): coefficients shifted by 0.45 time and damped by exp(-damping time)."""
+    angle = torch.arange(MODES, dtype=torch.float64) * (SPEED * time)
+    matrix = torch.zeros((DIMENSION, DIMENSION), dtype=torch.float64)
+    cosines, sines = torch.arange(MODES), torch.arange(MODES, DIMENSION)
+    matrix[cosines, cosines] = angle.cos()
+    matrix[sines, sines] = angle[1:].cos()
+    matrix[cosines[1:], sines] = -angle[1:].sin()
+    matrix[sines, cosines[1:]] = angle[1:].sin()
+    return math.exp(-damping * time) * matrix
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian3DVar:
+    """Everything of 3D-Var that does not depend on the data."""
+
+    setup: Setup  # times, noise, damping
+    sigma: Tensor  # size of every coefficient, (19,)
+
+    @property
+    def spacing(self) -> float:
+        """Time between two observations."""
+        return self.setup.horizon / TIMES
+
+    @cached_property
+    def seen(self) -> Tensor:
+        """G (8, 19): both observations of a window from the state at its first time."""
+        H = BASIS[list(SITES)]
+        return torch.cat([H, H @ forecast(self.spacing, self.setup.damping)])
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of an observation."""
+        return NOISE * self.setup.amplitude
+
+    @cached_property
+    def prior_precision(self) -> Tensor:
+        """B^-1."""
+        return torch.diag((BACKGROUND * self.sigma).pow(-2))
+
+    @cached_property
+    def precision(self) -> Tensor:
+        """P^-1, the same in every window."""
+        return self.prior_precision + self.seen.T @ self.seen / self.noise**2
+
+    @cached_property
+    def covariance(self) -> Tensor:
+        """P."""
+        return torch.linalg.inv(self.precision)
+
+    def observed(self, truth: Truth, window: int) -> Tensor:
+        """Both observations of a window, (n, 8)."""
+        return torch.cat([truth.observed[WINDOW * window + k] for k in range(WINDOW)], dim=1)
+
+    def mean(self, background: Tensor, observed: Tensor) -> Tensor:
+        """m (n, 19)."""
+        right = background @ self.prior_precision + observed @ self.seen / self.noise**2
+        return torch.linalg.solve(self.precision, right.T).T
+
+    def next_background(self, analysis: Tensor) -> Tensor:
+        """The forecast from one window to the next."""
+        return analysis @ forecast(WINDOW * self.spacing, self.setup.damping).T
+
+    @cached_property
+    def divided(self) -> tuple[Tensor, Tensor]:
+        """P', and P' P^-1, which takes m to m'."""
+        other = torch.linalg.inv(self.precision - torch.diag(self.sigma.pow(-2)))
+        other = (other + other.T) / 2
+        return other, other @ self.precision
+
+
+def guided(prior: Target, mean: Tensor, covariance: Tensor) -> Target:
+    """score + alpha (P' + sigma^2 I)^-1 (m' - x0_hat), with x0_hat = (x + sigma^2 score) / alpha; alpha = sqrt(abar).
+
+    Args:
+        prior: A variance-preserving diffusion on the latent.
+        mean: m' of every chain, (n, d).
+        covariance: P' (d, d).
+    """
+    levels = levels_of(prior)
+    values, vectors = torch.linalg.eigh(covariance)
+
+    def pull(gap: Tensor, variance: Tensor) -> Tensor:
+        """(P' + variance I)^-1 gap."""
+        basis, spread = vectors.to(gap), values.to(gap)
+        return (gap @ basis / (spread + variance)) @ basis.T
+
+    def score(x: Tensor, t: Tensor) -> Tensor:
+        scale, size = (along(level, x) for level in levels(t))
+        free = prior.score(x, t)
+        clean = (x + size.square() * free) / scale
+        return free + scale * pull(mean[: len(x)].to(x) - clean, size.square())
+
+    return replace(prior, score=score, denoise=None, name=f"{prior.name} given an analysis")
+
+
+Analyse = Callable[[Tensor, Truth, int], Tensor]
+"""(m in coefficients (n, 19), truth, number of the window) -> fields (members, n, points)."""
+
+
+def diffusion(
+    model: Model,
+    method: AnyMethod,  # how the set enters
+    steps: int,  # of the diffusion
+    seed: int,  # of the noise; the same for every method, so that they can be compared in pairs
+    *,
+    in_latent: bool = False,  # give the method the set of latents instead of the decoder
+    members: int = MEMBERS,  # samples whose mean is the analysis
+) -> Analyse:
+    """Members by a method of the library; all trajectories in one run, each with its own mass, energy and m'."""
+    variational, prior = Gaussian3DVar(model.setup, model.sigma), model.prior(steps)
+    spread, take = variational.divided
+    inverse = 1.0 / model.scale
+
+    def analyse(mean: Tensor, truth: Truth, number: int) -> Tensor:
+        chains = (mean @ take.T * inverse).repeat(members, 1)
+        target = guided(prior, chains, inverse[:, None] * spread * inverse)
+        mass, energy, n = truth.mass.repeat(members), truth.energy.repeat(members), members * len(truth)
+        # In float64, so that z is in the range of the decoder to the last digit; the network stays in float32.
+        options: dict[str, Any] = {"seed": seed * CYCLES + number, "tile": n, "threads": 1, "dtype": torch.float64}
+        if in_latent:
+            x = sample(target, conserved_latents(model.scale, mass, energy, POINTS), method, n, **options).samples
+            fields = (x * model.scale) @ BASIS.T
+        else:
+            inside = Conserved(mass / model.unit, energy / model.unit**2, POINTS)
+            z = sample(target, inside, method, n, decoder=model.decoder, **options).samples
+            fields = z * model.unit
+        return fields.reshape(members, len(truth), POINTS)
+
+    return analyse
+
+
+def assimilate(variational: Gaussian3DVar, truth: Truth, analyse: Analyse) -> Tensor:
+    """All windows of a method that goes on from its own mean: members (5 windows, members, n, points)."""
+    background = torch.zeros((len(truth), DIMENSION), dtype=torch.float64)
+    windows = []
+    for number in range(CYCLES):
+        mean = variational.mean(background, variational.observed(truth, number))
+        members = analyse(mean, truth, number)
+        windows.append(members)
+        background = variational.next_background(members.mean(0) @ BASIS)
+    return torch.stack(windows)
+
+
+def kalman(
+    variational: Gaussian3DVar,
+    truth: Truth,
+    inflation: float,  # size of the model error, in units of sigma
+    seed: int,  # of members and noise
+    *,
+    project: bool = False,  # bring every analysed member to its mass and energy
+) -> Tensor:
+    """x_i <- x_i + B G^T (G B G^T + R)^-1 (y + noise_i - G x_i),   B the covariance of the ensemble;
+
+    then x_i <- L x_i + inflation sigma w_i, since the forecast is biased. Members (5 windows, 40, n, points).
+    """
+    generator = stream(seed, 0, torch.device("cpu"))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    n, G, sigma = len(truth), variational.seen, variational.sigma
+    members = BACKGROUND * sigma * normal(KALMAN_MEMBERS, n, DIMENSION)
+    windows = []
+    for number in range(CYCLES):
+        offset = members - members.mean(0)
+        covariance = torch.einsum("mni,mnj->nij", offset, offset) / (KALMAN_MEMBERS - 1)
+        across = covariance @ G.T
+        inner = G @ across + variational.noise**2 * torch.eye(len(G), dtype=torch.float64)
+        observed = variational.observed(truth, number) + variational.noise * normal(KALMAN_MEMBERS, n, len(G))
+        gain = torch.linalg.solve(inner, across.mT).mT
+        members = members + torch.einsum("nij,mnj->mni", gain, observed - members @ G.T)
+        fields = members @ BASIS.T
+        if project:
+            fields = nearest_field(fields, truth.mass, truth.energy)
+            members = fields @ BASIS
+        windows.append(fields)
+        members = variational.next_background(members) + inflation * sigma * normal(KALMAN_MEMBERS, n, DIMENSION)
+    return torch.stack(windows)

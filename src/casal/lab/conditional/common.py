@@ -1,0 +1,145 @@
+"""What the cases of the conditional experiment share: runs over seeds, rows of figures, verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from casal import Constraint, FinalProjection, Projected, SampleResult, SplitGibbs, Target, Twisted
+from casal.lab.experiment import (
+    AnyMethod,
+    Claim,
+    ResultTable,
+    Tell,
+    mean_entry,
+    runs,
+    verdict,
+)
+from casal.lab.tuning import SETTINGS, VALIDATION_SEED, require, tune
+from casal.methods import systematic
+
+SIGMA = 0.02
+"""The last noise level of the weighted methods; rho = 1 / SIGMA^2."""
+
+LADDER = {False: (40, 30), True: (12, 8)}
+"""Rungs of SplitGibbs and of Twisted, in a full and in a quick run."""
+
+COST = "feasible, .1% | violation: largest violation, .0e | evaluations: score evaluations, .0f"
+HEALTH = f"ess: least ESS, .0f | ancestors, .0f | {COST}"
+"""The columns that the tables of all cases have."""
+
+
+PLAIN: dict[str, AnyMethod] = {"final projection": FinalProjection(), "projected": Projected()}
+"""The baselines of every case."""
+
+
+class Scale(NamedTuple):
+    """Chains, seeds, steps of the model, chains for tuning, every how manyth setting is tried."""
+
+    n: int
+    seeds: int
+    steps: int
+    tuning: int
+    stride: int
+
+
+FULL = Scale(4000, 5, 200, 500, 1)
+QUICK = Scale(400, 2, 50, 100, 10)
+"""For networks that are exact and cheap: mixtures and Gaussians."""
+
+
+class Dot(NamedTuple):
+    """One mark of the picture of all cases: a distance in units of its floor."""
+
+    case: str
+    method: str
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one case leaves behind."""
+
+    tables: Sequence[ResultTable]  # its tables
+    claims: Sequence[Claim] = ()  # targets and verdicts
+    dots: Sequence[Dot] = ()  # distances over floors
+    data: Mapping[str, Any] = field(default_factory=dict)  # arrays of its picture
+
+
+def compare(
+    name: str,
+    target: Target,
+    constraint: Constraint,
+    methods: Mapping[str, AnyMethod],
+    labels: Sequence[str],  # of ``tuning.SETTINGS``
+    loss: Callable[[SampleResult], float],
+    scale: Scale,
+    tell: Tell,
+) -> dict[str, tuple[str, list[SampleResult]]]:
+    """Runs of each method, and of each of the labels with its best setting: (setting, runs)."""
+    found: dict[str, tuple[str, list[SampleResult]]] = {}
+
+    def validation(setting: tuple[str, AnyMethod]) -> float:
+        return loss(runs(target, constraint, setting[1], scale.tuning, [VALIDATION_SEED])[0])
+
+    def fresh(setting: tuple[str, AnyMethod]) -> list[SampleResult]:
+        return runs(target, constraint, setting[1], scale.n, range(scale.seeds))
+
+    for label, method in methods.items():
+        tell(f"{name}: {label}")
+        found[label] = "", fresh((label, method))
+    for label in labels:
+        tell(f"{name}: {label}")
+        (setting, _), results = require(tune(SETTINGS[label][:: scale.stride], validation, fresh))
+        found[label] = setting, results
+    return found
+
+
+def weighted(quick: bool) -> dict[str, AnyMethod]:
+    """The two engines for laws with exact or small networks, as they come; with fewer rungs if ``quick``."""
+    levels, moves = LADDER[quick]
+    return {
+        "SplitGibbs, gibbs": SplitGibbs(SIGMA, levels=levels, moves="gibbs"),
+        "SplitGibbs, metropolis": SplitGibbs(SIGMA, levels=levels, moves="metropolis", inner_steps=20),
+        "Twisted": Twisted(SIGMA**-2, moves=moves),
+    }
+
+
+def figures(label: str, results: Sequence[SampleResult], **distances: Sequence[float]) -> dict[str, Any]:
+    """A row: each distance with its standard error over seeds, then the columns of HEALTH."""
+    row: dict[str, Any] = {"method": label}
+    for key, values in distances.items():
+        row |= mean_entry(key, values)
+    if "ess" in results[0].trace:
+        row["ess"] = float(np.mean([float(r.trace["ess"].min()) for r in results]))
+        row["ancestors"] = float(np.mean([len(torch.unique(r.ancestors)) for r in results]))
+    row["feasible"] = float(np.mean([float(r.certificate.feasible.double().mean()) for r in results]))
+    row["violation"] = max(float(r.certificate.violation.max()) for r in results)
+    row["evaluations"] = results[0].cost.score_evaluations
+    return row
+
+
+def equally_weighted(result: SampleResult, values: Tensor) -> Tensor:
+    """Values of the chains (n, ...), drawn anew by their weights."""
+    index = systematic(result.weights, torch.Generator().manual_seed(0))
+    return values[index]
+
+
+def at_most(text: str, value: float, limit: float, style: str = ".3f") -> Claim:
+    """A target from above, and whether it is met."""
+    return Claim(text, f"at most {limit:g}", format(value, style), verdict(value <= limit))
+
+
+def within(text: str, value: float, centre: float, slack: float) -> Claim:
+    """A target with a tolerance."""
+    return Claim(text, f"{centre:.2f} ± {slack:.2f}", f"{value:.3f}", verdict(abs(value - centre) <= slack))
+
+
+def dots(case: str, rows: Sequence[Mapping[str, Any]], key: str, floor: float) -> list[Dot]:
+    """Distances of the rows that have one, over their floor."""
+    return [Dot(case, row["method"], row[key] / floor) for row in rows if key in row]

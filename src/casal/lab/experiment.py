@@ -1,0 +1,192 @@
+"""What an experiment is: a question, a run that answers it with tables and claims, and pictures of the outcome.
+
+    EXPERIMENT = Experiment("mine", "Does it hold?", ("CASAL", "projected"), run, draw)
+
+``run(quick, labels, tell)`` returns an ``Outcome``; ``draw(outcome, folder)`` writes its pictures. An experiment joins
+by ``casal.lab.experiments.register``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from casal import Constraint, Method, SampleResult, Target, __version__, sample
+from casal.errors import CasalWarning
+
+Array = npt.NDArray[np.float64]
+AnyMethod = Method[Any]
+Tell = Callable[[str], None]
+"""Called with a line of text as each part of a run begins."""
+
+HOLDS, PARTLY, FAILS = "reproduced", "partly", "not reproduced"
+"""The verdicts on a claim."""
+
+
+def verdict(*holds: bool) -> str:
+    """HOLDS if every part holds, PARTLY if some do, else FAILS."""
+    return HOLDS if all(holds) else PARTLY if any(holds) else FAILS
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        key: Name in the rows.
+        label: What a reader sees.
+        style: Format of a number.
+    """
+
+    key: str
+    label: str
+    style: str = ".4g"
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Rows of numbers; a row may carry ``<key>_se``, the standard error of ``<key>``."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Mapping[str, Any]]
+    note: str = ""
+
+    @classmethod
+    def of(
+        cls, title: str, header: str | Sequence[str], rows: Sequence[Mapping[str, Any]], note: str = ""
+    ) -> ResultTable:
+        """A table from a header of columns ``key: label, style`` with `` | `` between; label and style may be left out.
+
+        >>> ResultTable.of("Distances", "method | w1: distance to the law, .3f | n: chains, d", []).columns[1]
+        Column(key='w1', label='distance to the law', style='.3f')
+        """
+        columns = []
+        for part in (header if isinstance(header, str) else " | ".join(header)).split(" | "):
+            found = re.fullmatch(r"(.*), ([+.\d]*[defg%])", part)
+            name, style = found.groups() if found else (part, ".4g")
+            key, _, label = name.partition(": ")
+            columns.append(Column(key, label or key, style))
+        return cls(title, columns, rows, note)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A published or intended figure beside ours, and the verdict: HOLDS, PARTLY or FAILS."""
+
+    text: str
+    expected: str
+    ours: str
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run of an experiment leaves behind.
+
+    Attributes:
+        name: Name of the experiment.
+        tables: For the reader.
+        claims: For the verdict.
+        data: Arrays for the pictures.
+        settings: What was run.
+        seconds: How long it took.
+    """
+
+    name: str
+    tables: Sequence[ResultTable]
+    claims: Sequence[Claim] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+Run = Callable[[bool, Sequence[str] | None, Tell], Outcome]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An entry of the registry.
+
+    Attributes:
+        name: As in ``casal run NAME``.
+        question: What the experiment decides.
+        methods: Labels that ``--method`` accepts.
+        run: (quick, labels, tell) -> Outcome; labels None means all.
+        draw: (outcome, folder) -> paths of the pictures it wrote; see ``casal.lab.drawing``.
+    """
+
+    name: str
+    question: str
+    methods: Sequence[str]
+    run: Run
+    draw: Callable[[Outcome, Path], list[Path]] = lambda outcome, folder: []
+
+
+def stamp(run: Run) -> Run:
+    """Add the date, the versions and the duration to what a run returns."""
+
+    @wraps(run)
+    def timed(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
+        began = time.perf_counter()
+        outcome = run(quick, labels, tell)
+        made = {"date": date.today().isoformat(), "casal": __version__, "torch": str(torch.__version__)}
+        return replace(outcome, settings={**made, **outcome.settings}, seconds=time.perf_counter() - began)
+
+    return timed
+
+
+def runs(
+    target: Target, constraint: Constraint, method: AnyMethod, n: int, seeds: Iterable[int], **options: Any
+) -> list[SampleResult]:
+    """One run of ``casal.sample`` for each seed, without warnings of few ancestors: the tables have the number."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CasalWarning)
+        return [sample(target, constraint, method, n, seed=seed, **options) for seed in seeds]
+
+
+def share(count: int, n: int) -> tuple[float, float]:
+    """A proportion and its standard error (Agresti-Coull, so that 0 of n has an error too)."""
+    adjusted = (count + 2) / (n + 4)
+    return count / n, math.sqrt(adjusted * (1 - adjusted) / (n + 4))
+
+
+def mean_and_error(values: Sequence[float] | Array) -> tuple[float, float]:
+    """Mean over seeds and its standard error."""
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
+    return float(np.mean(values)), spread / math.sqrt(len(values))
+
+
+def with_error(key: str, value: float, error: float) -> dict[str, float]:
+    """The two entries of a row for a number and its standard error."""
+    return {key: value, f"{key}_se": error}
+
+
+def mean_entry(key: str, values: Sequence[float] | Array) -> dict[str, float]:
+    """The two entries of a row for the mean over seeds and its standard error."""
+    return with_error(key, *mean_and_error(values))
+
+
+def quantile_distance(samples: Array, grid: Array, cdf: Array) -> float:
+    """W1 between samples (n,) and the distribution with the given distribution function."""
+    levels = (np.arange(len(samples)) + 0.5) / len(samples)
+    return float(np.abs(np.sort(samples) - np.interp(levels, cdf, grid)).mean())
+
+
+def sampling_floor(grid: Array, cdf: Array, n: int, repeats: int = 200) -> float:
+    """Mean W1 of n independent exact draws to their own distribution: what no sampler can beat on average."""
+    rng = np.random.default_rng(0)
+    draws = np.interp(rng.random((repeats, n)), cdf, grid)
+    return float(np.mean([quantile_distance(row, grid, cdf) for row in draws]))

@@ -1,0 +1,26 @@
+"""Energy-constrained fields (paper, section 5.1): 50 Fourier coefficients, a double well, a fixed energy.
+
+Question: given the energy of a field, which methods sample its first mode from the exact conditional law?
+
+Set-up: the first two coefficients sit in the double well V, the other 48 are Gaussian with variances
+0.1 / (1 + |k|)^2, k on a 5 x 5 lattice, two real numbers a mode. On the sphere |x|^2 = 15 the right well is nearly out
+of reach; the levels 12, 10 and 8 are easier.
+
+The paper claims that CASAL matches the conditional law in 1000 steps, that projection stays in the wrong mode, that
+penalties keep the energy on average only, and two ablations: schedules of rho, and the size of the dual at the start.
+
+The exact answer is quadrature over the two coefficients in wells (``setup``).
+"""
+
+from casal.lab.drawing import writer
+from casal.lab.experiment import Experiment
+from casal.lab.field.figures import figures
+from casal.lab.field.runs import STEPS, TUNED, cases, run
+
+EXPERIMENT = Experiment(
+    "field",
+    "Given the energy of a field, which methods sample its first mode from the exact conditional law?",
+    (*cases(STEPS), TUNED),
+    run,
+    writer(figures),
+)

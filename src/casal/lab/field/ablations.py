@@ -1,0 +1,146 @@
+"""The paper's ablations on the field problem: schedules of rho, and the size of the dual at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from casal import CASAL, Sphere, geometric, linear, sample
+from casal.errors import DivergedError
+from casal.lab.experiment import AnyMethod, Array, ResultTable, Tell, quantile_distance, share, with_error
+from casal.lab.field.setup import SOFT, STIFF, Setup, conditional, share_right
+from casal.schedules import Schedule
+
+SCHEDULES = ("constant, small", "constant, large", "linear", "logarithmic")
+PAPER_RHO = {
+    (steps, name): value
+    for steps, shares in {1000: (0.424, 0.22, 0.0004, 0.038), 5000: (0.447, 0.028, 1e-5, 2e-6)}.items()
+    for name, value in zip(SCHEDULES, shares, strict=True)
+}
+"""Share of samples in the wrong mode, as printed."""
+
+PAPER_DUAL = {0.0: "10", 1.0: "200", 5.0: "800", 10.0: "1000", 20.0: "1600", 50.0: "2500", 100.0: "N/A"}
+"""Steps to convergence, as printed."""
+
+DUAL_STEPS = (1e-3, 1e-2)
+CHAINS = 100
+RECORD = 10
+WITHIN = 1.5
+"""A run has converged when the mean size of its dual stays below WITHIN times the largest one reached from zero."""
+
+
+class RhoScale(NamedTuple):
+    """Chains and numbers of steps."""
+
+    n: int
+    steps: Sequence[int]
+
+
+class DualScale(NamedTuple):
+    """Sizes of the start and the number of steps after which a run counts as not converged."""
+
+    sizes: Sequence[float]
+    steps: int
+
+
+def schedules(setup: Setup) -> dict[str, float | Schedule]:
+    """The four schedules of the paper between the two ends of rho."""
+    low, high = setup.rho
+    return dict(zip(SCHEDULES, (low, high, linear(low, high), geometric(low, high)), strict=True))
+
+
+def variants(setup: Setup, rho: float | Schedule) -> dict[str, AnyMethod]:
+    """The released update on both set-ups; the printed ones too where they are cheap."""
+    released: dict[str, AnyMethod] = {"released code": CASAL.released(rho, setup.dual_step, burn_in=0.1)}
+    if setup is STIFF:
+        return released
+    return {**released, "Algorithm 1": CASAL.algorithm1(rho), "CASAL": CASAL(rho, burn_in=0.1)}
+
+
+def rho_ablation(scale: RhoScale, tell: Tell) -> tuple[ResultTable, dict[str, Any]]:
+    """Share of samples in the wrong mode, with its binomial error, for each schedule and number of steps."""
+    rows: list[dict[str, Any]] = []
+    for setup in (STIFF, SOFT):
+        law, sphere = conditional(setup, setup.energy), Sphere(setup.energy**0.5)
+        for steps in scale.steps:
+            for label in variants(setup, 1.0):
+                row: dict[str, Any] = {"setup": setup.name, "variant": label, "steps": steps}
+                for name, rho in schedules(setup).items():
+                    tell(f"{setup.name}, {label}, rho {name}, {steps} steps")
+                    result = sample(setup.plain(steps), sphere, variants(setup, rho)[label], scale.n, seed=0)
+                    x: Array = result.samples[:, 0].double().numpy()
+                    row |= with_error(name, *share(int((x > 0).sum()), len(x)))
+                    row[f"{name} w1"] = quantile_distance(x, *law)
+                rows.append(row)
+    exact = [
+        {"setup": s.name, "variant": "exact", **dict.fromkeys(SCHEDULES, share_right(s, s.energy))}
+        for s in (STIFF, SOFT)
+    ]
+    paper = [
+        {"setup": "paper", "variant": "as printed", "steps": steps}
+        | {name: PAPER_RHO[steps, name] for name in SCHEDULES}
+        for steps in (1000, 5000)
+    ]
+    table = ResultTable.of(
+        f"Ablation of rho: share of samples at x1 > 0, {scale.n} chains",
+        (
+            "setup: set-up | variant | steps, d",
+            *(f"{name}, .4f" for name in SCHEDULES),
+            *(f"{name} w1: W1, {name}, .2f" for name in SCHEDULES),
+        ),
+        [*rows, *exact, *paper],
+        note=" ".join(
+            f"'{s.name}': {2 * s.modes**2} coefficients, energy {s.energy:g}, step size {s.step_size:g}, "
+            f"rho from {s.rho[0]:g} to {s.rho[1]:g}."
+            for s in (STIFF, SOFT)
+        )
+        + " Errors are binomial.",
+    )
+    return table, {"rho": rows, "rho exact": {s.name: share_right(s, s.energy) for s in (STIFF, SOFT)}}
+
+
+def dual_ablation(scale: DualScale, tell: Tell) -> tuple[ResultTable, dict[str, Any]]:
+    """Steps until a Gaussian start of mu is forgotten, released update, constant rho at its upper end."""
+    rows: list[dict[str, Any]] = [{"size": size, "paper": PAPER_DUAL[size]} for size in scale.sizes]
+    traces: dict[float, dict[float, tuple[Array, Array]]] = {}
+    bounds: dict[float, float] = {}
+    for eta in DUAL_STEPS:
+        traces[eta] = {}
+        for size in scale.sizes:
+            tell(f"dual of size {size:g} at the start, dual step {eta:g}")
+            trace = _dual_trace(size, eta, scale.steps)
+            if trace is not None:
+                traces[eta][size] = trace
+        bounds[eta] = WITHIN * float(traces[eta][0.0][1].max())
+        for row in rows:
+            known = traces[eta].get(row["size"])
+            reached = None if known is None else _settled(*known, bounds[eta])
+            row[f"{eta:g}"] = "diverged" if known is None else reached or f"> {scale.steps}"
+    table = ResultTable.of(
+        f"Ablation of the dual's start: steps to convergence, {CHAINS} chains, released update, rho = {STIFF.rho[1]:g}",
+        ("size: sigma, g", *(f"{eta:g}: dual step {eta:g}, d" for eta in DUAL_STEPS), "paper"),
+        rows,
+        note=f"Converged: the mean size of mu over the chains stays below {WITHIN:g} times the largest it reaches "
+        f"from zero, looked at every {RECORD} steps. The paper states neither its criterion nor its dual step.",
+    )
+    return table, {"dual": traces, "dual bounds": bounds, "dual rows": rows}
+
+
+def _dual_trace(size: float, eta: float, steps: int) -> tuple[Array, Array] | None:
+    """Recorded steps and the mean size of mu at each; None if chains diverge."""
+    method = replace(CASAL.released(STIFF.rho[1], eta), dual_init=size)
+    sphere = Sphere(STIFF.energy**0.5)
+    try:
+        trace = sample(STIFF.plain(steps), sphere, method, CHAINS, seed=0, record_every=RECORD).trace
+    except DivergedError:
+        return None
+    return trace["step"].numpy(), trace["dual_norm"].numpy()
+
+
+def _settled(steps: Array, norms: Array, bound: float) -> int | None:
+    """The first recorded step from which the norm stays below the bound; None if it ends above."""
+    above = norms > bound
+    if above[-1]:
+        return None
+    return int(steps[0] if not above.any() else steps[above.nonzero()[0][-1] + 1])

@@ -1,0 +1,176 @@
+"""The field problem: snapshots, the first coefficient and the energy of every method, cost curves, ablations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from casal.lab.drawing import headline, histogram, panels
+from casal.lab.experiment import Array, Outcome
+from casal.lab.field.ablations import PAPER_RHO, SCHEDULES
+from casal.lab.field.setup import STIFF, conditional
+from casal.lab.report.style import EXACT, FAINT, INK, colour
+
+SHOWN = ("unconstrained", "projected", "Algorithm 1", "released code", "WeightedCASAL")
+COLUMNS = 5
+
+
+def figures(outcome: Outcome) -> dict[str, Figure]:
+    """All pictures for which there is data."""
+    data = outcome.data
+    drawn = {f"field_first_{energy:g}": _first(data, energy) for energy in data["rows"]}
+    drawn |= {"field_snapshots": _snapshots(data["snapshots"]), "field_energy": _energy(data["energies"])}
+    drawn["field_curves"] = _curves(data["curves"])
+    if "rho" in data:
+        drawn["field_rho"] = _rho_ablation(data["rho"], data["rho exact"])
+        drawn["field_dual"] = _dual_ablation(data)
+    return drawn
+
+
+def _first(data: Mapping[str, Any], energy: float) -> Figure:
+    """A small histogram for each method, all on the same axes."""
+    rows, first = data["rows"][energy], data["first"]
+    grid, cdf = conditional(STIFF, energy)
+    density = np.gradient(cdf, grid)
+    labels = [row["method"] for row in rows]
+    figure, axes = _grid(len(labels), sharey=True)
+    top = 1.35 * float(density.max())
+    edges = np.linspace(-4.2, 4.2, 61)
+    for axis, row in zip(axes, rows, strict=False):
+        heights, _ = np.histogram(first[energy, row["method"]], edges, density=True)
+        histogram(axis, heights, edges, colour(row["method"]), top, grid, density)
+        axis.set_title(f"{row['method'].replace(' + projection', '')}\nW1 = {row['w1']:.3f}", fontsize=9)
+        axis.set(xticks=[-3, 0, 3])
+    headline(figure, f"First coefficient of fields with |x|² = {energy:g} (line: exact conditional law)")
+    figure.supxlabel("first coefficient", fontsize=9)
+    return figure
+
+
+def _grid(count: int, *, sharey: bool = False) -> tuple[Figure, list[Axes]]:
+    lines = -(-count // COLUMNS)
+    figure, axes = panels(lines, COLUMNS, 2.2 * COLUMNS, 1.75 * lines + 0.6, sharex=True, sharey=sharey)
+    every = list(axes.flat)
+    for axis in every[count:]:
+        axis.set_axis_off()
+    return figure, every[:count]
+
+
+def _energy(energies: Mapping[str, Array]) -> Figure:
+    """The energy of every sample; strict methods put all of them on one value."""
+    figure, axes = _grid(len(energies))
+    edges = np.linspace(0, 30, 61)
+    for axis, (label, values) in zip(axes, energies.items(), strict=True):
+        heights, _ = np.histogram(np.clip(values, 0, 29.9), edges)
+        axis.stairs(heights / len(values), edges, fill=True, color=colour(label), alpha=0.75)
+        axis.axvline(STIFF.energy, color=EXACT, linewidth=0.8, linestyle=":")
+        strict = float(np.abs(values - STIFF.energy).max()) < 1e-6
+        axis.set_title(label.replace(" + projection", ""), fontsize=9)
+        text = "all on it" if strict else f"mean {values.mean():.1f}\nsd {values.std():.1f}"
+        axis.text(0.97, 0.9, text, transform=axis.transAxes, ha="right", va="top", fontsize=8, color=INK)
+        axis.set(xlim=(0, 30), yticks=[], ylim=(0, None))
+        axis.spines["left"].set_visible(False)
+    headline(figure, "Energy |x|² of the samples (dotted: 15, as asked)")
+    figure.supxlabel("energy", fontsize=9)
+    return figure
+
+
+def _snapshots(snapshots: Mapping[str, Array]) -> Figure:
+    """Colour: the component u, whose mean is the first coefficient; arrows: the flow (u, v)."""
+    labels = [label for label in SHOWN if label in snapshots] or list(snapshots)
+    rows = 2
+    figure, axes = panels(rows, len(labels), 2.3 * len(labels), 2.25 * rows + 0.5, layout="constrained")
+    size = max(float(np.abs(snapshots[label][:rows, 0]).max()) for label in labels)
+    points = np.arange(5, 100, 10)
+    image = None
+    for column, label in enumerate(labels):
+        for row in range(rows):
+            u, v = snapshots[label][row]
+            axis = axes[row, column]
+            image = axis.imshow(u.T, origin="lower", cmap="RdBu_r", vmin=-size, vmax=size)
+            pick = np.ix_(points, points)
+            axis.quiver(points, points, u[pick].T, v[pick].T, color=INK, scale=18 * size, width=0.006)
+            axis.set(xticks=[], yticks=[])
+            axis.spines[:].set_visible(False)
+            energy = float((snapshots[label][row] ** 2).sum())
+            axis.set_xlabel(f"energy {energy:.2f}", fontsize=8)
+        axes[0, column].set_title(label, fontsize=9)
+    if image is not None:
+        figure.colorbar(image, ax=axes, shrink=0.7, pad=0.01, label="u")
+    headline(figure, "Samples at the lower (above) and upper quartile of the first coefficient (blue: the likely mode)")
+    return figure
+
+
+def _curves(curves: Mapping[str, Any]) -> Figure:
+    """W1 against score evaluations, direct labels at the right end."""
+    rows, budgets, floor = curves["rows"], curves["budgets"], curves["floor"]
+    figure, axis = plt.subplots(figsize=(7.6, 4.6))
+    ends = []
+    for row in rows:
+        label = row["method"]
+        values = [row[str(steps)] for steps in budgets]
+        strong = label == "WeightedCASAL"
+        axis.loglog(budgets, values, "o-", color=colour(label), linewidth=2.2 if strong else 1.3, markersize=3.5)
+        ends.append((values[-1], label))
+    _spread_labels(axis, budgets[-1], ends)
+    axis.axhline(floor, color=EXACT, linewidth=0.8, linestyle=":")
+    axis.text(budgets[0], floor * 1.06, "exact draws", fontsize=8.5)
+    axis.set_xticks(budgets, [str(steps) for steps in budgets])
+    axis.minorticks_off()
+    axis.set(xlabel="score evaluations per chain", ylabel="W1 of the first coefficient", xlim=(budgets[0] * 0.9, None))
+    axis.set_title("Which method for which budget: |x|² = 15", fontsize=11, fontweight="bold")
+    return figure
+
+
+def _spread_labels(axis: Axes, x: float, ends: Sequence[tuple[float, str]]) -> None:
+    """Labels beside the ends of their lines, pushed apart where they would touch."""
+    place, arrow = np.inf, {"arrowstyle": "-", "linewidth": 0.8, "shrinkA": 1, "shrinkB": 4, "relpos": (0, 0.5)}
+    for value, label in sorted(ends, reverse=True):
+        place = min(value, place / 1.17)
+        look: dict[str, Any] = {"fontsize": 8.5, "va": "center", "arrowprops": arrow | {"color": colour(label)}}
+        axis.annotate(label, (x, value), (1.05, place), textcoords=axis.get_yaxis_transform(), **look)
+
+
+def _rho_ablation(rows: Sequence[Mapping[str, Any]], exact: Mapping[str, float]) -> Figure:
+    """Share in the wrong mode: a panel for each set-up and number of steps, a group of dots for each schedule."""
+    parts = list(dict.fromkeys((row["setup"], row["steps"]) for row in rows))
+    figure, axes = panels(1, len(parts), 2.75 * len(parts), 3.4, sharey=True)
+    for axis, (setup, steps) in zip(axes.flat, parts, strict=True):
+        shown = [row for row in rows if (row["setup"], row["steps"]) == (setup, steps)]
+        for k, row in enumerate(shown):
+            place = np.arange(len(SCHEDULES)) + 0.16 * (k - (len(shown) - 1) / 2)
+            look: dict[str, Any] = {"fmt": "o", "markersize": 4.5, "color": colour(row["variant"])}
+            shares, errors = ([100 * row[name] for name in SCHEDULES], [200 * row[f"{name}_se"] for name in SCHEDULES])
+            axis.errorbar(place, shares, errors, label=row["variant"], **look)
+        printed = [100 * PAPER_RHO.get((steps, name), np.nan) for name in SCHEDULES]
+        axis.plot(np.arange(len(SCHEDULES)) + 0.33, printed, "_", markersize=11, color=INK, label="as printed")
+        axis.axhline(100 * exact[setup], color=EXACT, linewidth=0.8, linestyle=":")
+        axis.set_xticks(range(len(SCHEDULES)), [name.replace(", ", "\n") for name in SCHEDULES], fontsize=8)
+        axis.set_title(f"{'paper set-up' if setup == STIFF.name else setup}, {steps} steps", fontsize=9)
+        axis.set(xlim=(-0.5, len(SCHEDULES) - 0.3), ylim=(-2, 62))
+        axis.grid(axis="y", color=FAINT, linewidth=0.4)
+    axes[0, 0].set_ylabel("samples at x1 > 0, %")
+    axes[0, -1].legend(fontsize=8, loc="upper right")
+    headline(figure, "Schedules of ρ (dotted: exact share; bars: two binomial errors)")
+    return figure
+
+
+def _dual_ablation(data: Mapping[str, Any]) -> Figure:
+    """The mean size of the dual along the run: a panel for each dual step, a line for each size at the start."""
+    traces: Mapping[float, Mapping[float, tuple[Array, Array]]] = data["dual"]
+    figure, axes = panels(1, len(traces), 4.6 * len(traces), 3.6, sharey=True)
+    for axis, (eta, lines) in zip(axes.flat, traces.items(), strict=True):
+        shades = plt.get_cmap("viridis")(np.linspace(0.0, 0.88, len(lines)))
+        for (size, (steps, norms)), shade in zip(lines.items(), shades, strict=True):
+            axis.loglog(steps, norms, color=shade, label=f"σ = {size:g}")
+        axis.axhline(data["dual bounds"][eta], color=EXACT, linewidth=0.8, linestyle=":")
+        axis.set(xlabel="step", ylim=(0.03, 9000))
+        axis.set_title(f"dual step {eta:g} (dotted: converged below)", fontsize=9)
+    axes[0, 0].set_ylabel("mean size of μ")
+    axes[0, -1].legend(fontsize=8.5, ncols=3, loc="upper right")
+    headline(figure, "Forgetting the start of the dual")
+    return figure

@@ -1,0 +1,103 @@
+"""Every model family with an exact network: what is wrong in a sample is then the sampler's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from casal import Target, annealed, ddpm, edm, flow, karras_sigmas, langevin, vp_sde
+from casal.lab.laws.gaussian_mixture import GaussianMixture
+
+BETAS = torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)
+"""Ho et al.'s linear schedule."""
+
+BETA_RANGE = (0.1, 20.0)
+"""beta(0) and beta(1) of the variance-preserving diffusion, the defaults of ``vp_sde``."""
+
+LEVELS = 25
+
+
+class Smooth(Protocol):
+    """A distribution whose score is known under noise."""
+
+    def score(self, x: Tensor, alpha: Tensor | float, sigma: Tensor | float) -> Tensor:
+        """Gradient of the log density of alpha x0 + sigma noise."""
+        ...
+
+
+def eps_network(law: Smooth, betas: Tensor = BETAS) -> Callable[[Tensor, Tensor], Tensor]:
+    """eps(x, t) = E[noise | x] = -sigma_t score on the discrete chain of betas, t = 0 ... T - 1."""
+    log_abar = torch.cumsum(torch.log1p(-betas), 0)
+    alpha, sigma = torch.exp(log_abar / 2), (-torch.expm1(log_abar)).sqrt()
+
+    def eps(x: Tensor, t: Tensor) -> Tensor:
+        return -sigma[t].to(x).reshape(-1, 1) * law.score(x, alpha[t], sigma[t])
+
+    return eps
+
+
+def vp_score(mixture: GaussianMixture) -> Callable[[Tensor, Tensor], Tensor]:
+    """score(x, t) of the variance-preserving diffusion in continuous time."""
+    low, high = BETA_RANGE
+
+    def score(x: Tensor, t: Tensor) -> Tensor:
+        t = t.to(torch.float64)
+        decay = t * (low + t * (high - low) / 2)
+        return mixture.score(x, torch.exp(-decay / 2), (-torch.expm1(-decay)).sqrt())
+
+    return score
+
+
+def velocity(mixture: GaussianMixture) -> Callable[[Tensor, Tensor], Tensor]:
+    """The velocity E[x1 - noise | t x1 + (1 - t) noise = x], from noise (t = 0) to data (t = 1)."""
+    mean = mixture.weights @ mixture.means
+
+    def field(x: Tensor, t: Tensor) -> Tensor:
+        if not bool(t.any()):
+            return mean.to(x) - x
+        at = t.to(x).reshape(-1, 1)
+        return (x + (1 - at) * mixture.score(x, t, 1 - t)) / at
+
+    return field
+
+
+def _langevin(mixture: GaussianMixture, steps: int) -> Target:
+    """The chains start as draws of p, as they would after a long run without a constraint."""
+    return langevin(
+        lambda x: -mixture.score(x), steps=steps, step_size=0.01, init=lambda n, g: mixture.sample(n, g).float()
+    )
+
+
+def _annealed(mixture: GaussianMixture, steps: int) -> Target:
+    sigmas = torch.logspace(1, -1.3, LEVELS, dtype=torch.float64)
+    return annealed(
+        lambda x, sigma: mixture.score(x, 1.0, sigma),
+        sigmas,
+        steps_per_level=max(1, steps // LEVELS),
+        step_size=0.2,
+        init=lambda n, g: float(sigmas[0]) * torch.randn((n, mixture.dimension), generator=g),
+    )
+
+
+def _edm(mixture: GaussianMixture, steps: int, churn: float) -> Target:
+    def denoiser(x: Tensor, sigma: Tensor) -> Tensor:
+        return mixture.denoise(x, 1.0, sigma)
+
+    return edm(denoiser, karras_sigmas(steps), shape=mixture.dimension, churn=churn)
+
+
+FAMILIES: dict[str, Callable[[GaussianMixture, int], Target]] = {
+    "langevin": _langevin,
+    "annealed": _annealed,
+    "ddpm": lambda mixture, steps: ddpm(eps_network(mixture), BETAS, steps=steps, shape=mixture.dimension),
+    "vp_sde + corrector": lambda mixture, steps: vp_sde(
+        vp_score(mixture), steps=steps // 2, corrector_steps=1, shape=mixture.dimension
+    ),
+    "edm (ODE)": lambda mixture, steps: _edm(mixture, steps, churn=0.0),
+    "edm, ancestral": lambda mixture, steps: _edm(mixture, steps, churn=1.0),
+    "flow": lambda mixture, steps: flow(velocity(mixture), steps=steps, shape=mixture.dimension),
+}
+"""(mixture, score evaluations) -> target, in float32."""

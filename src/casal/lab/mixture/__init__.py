@@ -1,0 +1,25 @@
+"""A mixture in the plane, every model family, four sets: do the methods give each mode its right weight?
+
+Set-up: three Gaussian modes; a circle of two sizes, a line, a half-plane (``casal.lab.laws.three_modes``). The networks
+of all families are exact (``casal.lab.laws.families``), so all that is wrong in a sample is the sampler's. Each family
+gets the same number of score evaluations. Methods with settings are tuned on validation chains against the exact law,
+which flatters them.
+
+The paper claims that its algorithms run on any such model, that every sample is feasible, and that they sample the
+constrained law.
+
+The exact answer is in closed form: on each set every mode keeps its shape and gets a weight that is known.
+"""
+
+from casal.lab.drawing import writer
+from casal.lab.experiment import Experiment
+from casal.lab.mixture.figures import figures
+from casal.lab.mixture.runs import METHODS, run
+
+EXPERIMENT = Experiment(
+    "mixture",
+    "With an exact model of every family, which methods give the modes of a mixture their right weight on a set?",
+    tuple(METHODS),
+    run,
+    writer(figures),
+)

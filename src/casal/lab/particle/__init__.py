@@ -1,0 +1,22 @@
+"""A particle on a circle (paper, appendix particle): which methods find the side of the circle that is likely?
+
+Set-up: V(x) is a double well whose right well cannot reach the circle of radius 3, and y ~ N(0, 0.1^2). Almost all of
+the law on the circle sits at x = -3. A chain that starts on the right and is projected at once stays there.
+
+The paper claims, in a picture, that projected Langevin dynamics is stuck on the right and that CASAL is not.
+
+The exact answer is quadrature over the angle, with respect to the surface measure of the circle.
+"""
+
+from casal.lab.drawing import writer
+from casal.lab.experiment import Experiment
+from casal.lab.particle.figures import figures
+from casal.lab.particle.runs import TUNED, cases, run
+
+EXPERIMENT = Experiment(
+    "particle",
+    "On a circle whose likely side is far from the start, which methods get there, and with the right spread?",
+    (*cases(), TUNED),
+    run,
+    writer(figures),
+)

@@ -1,0 +1,222 @@
+"""The propositions: one picture a check, in the order of their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from casal.lab.drawing import headline, panels
+from casal.lab.experiment import Array, Outcome
+from casal.lab.propositions.setup import Check
+from casal.lab.report.style import EXACT, FAINT, INK, colour
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+
+
+def figures(outcome: Outcome) -> dict[str, Figure]:
+    """A picture for every check that was run."""
+    drawn = {}
+    for name, check in outcome.data.items():
+        title, drawing = DRAWINGS[name]
+        figure = drawing(check)
+        headline(figure, f"{check.number}. {title}")
+        drawn[f"propositions_{check.number:02d}_{name.replace(' ', '_')}"] = figure
+    return drawn
+
+
+def _panels(count: int, width: float = 4.0) -> tuple[Figure, list[Axes]]:
+    figure, axes = panels(1, count, width * count, 3.3)
+    return figure, list(axes.flat)
+
+
+def _information(check: Check) -> Figure:
+    figure, (axis,) = _panels(1, 5.4)
+    data = check.data
+    for (name, values), shade in zip(data["curves"].items(), PALETTE, strict=False):
+        axis.plot(data["tilts"], values, color=shade, label=name)
+    axis.axhline(data["least"], color=EXACT, linewidth=0.8, linestyle=":")
+    axis.text(-8, data["least"] - 0.05, "−log P(C)", fontsize=8.5, va="top")
+    axis.axhline(data["share"], color=FAINT, linewidth=0.8, linestyle="--")
+    axis.text(-8, data["share"] + 0.05, "P(C), as printed in the proof", fontsize=8.5, color="#8a8f94")
+    axis.plot([0], [data["least"]], "o", color=EXACT, markersize=5)
+    axis.annotate("p_C", (0, data["least"]), (0, -12), textcoords="offset points", ha="center", fontsize=9)
+    axis.set(xlabel="θ: strength of the change q ∝ p_C exp(θ s(x)) on C", ylabel="D(q | p)", ylim=(0, None))
+    axis.legend(title="direction s", fontsize=8.5, title_fontsize=8.5, loc="upper center")
+    return figure
+
+
+def _unattained(check: Check) -> Figure:
+    figure, (axis,) = _panels(1, 5.4)
+    for (name, gap), shade in zip(check.data["gaps"].items(), PALETTE, strict=False):
+        kept = gap > 1e-14
+        axis.loglog(check.data["weights"][kept], gap[kept], color=shade, label=f"cost: {name}")
+    axis.set(xlabel="multiplier λ", ylabel="log 1/P(C) − g(λ)", ylim=(1e-12, 10))
+    axis.legend(fontsize=8.5, loc="center right")
+    axis.set_title("distance of the dual function to its supremum: never zero", fontsize=9)
+    return figure
+
+
+def _penalty(check: Check) -> Figure:
+    figure, axes = _panels(2)
+    shades = dict(zip(("in C", "within 0.001", "within 0.01", "within 0.1"), (EXACT, *PALETTE), strict=False))
+    names = {"in C": "outside C", "within 0.001": "ε = 0.001", "within 0.01": "ε = 0.01", "within 0.1": "ε = 0.1"}
+    for axis, (case, curves) in zip(axes, check.data["curves"].items(), strict=True):
+        for name, outside in curves.items():
+            axis.loglog(check.data["weights"], np.maximum(outside, 1e-9), color=shades[name], label=names[name])
+        if "in C" not in curves:
+            axis.axhline(1.0, color=EXACT)
+        axis.set(xlabel="penalty weight λ, cost d²", ylim=(1e-4, 1.5), title=case)
+    axes[0].set_ylabel("probability outside C widened by ε")
+    axes[0].legend(fontsize=8.5, loc="lower left")
+    return figure
+
+
+def _strong_duality(check: Check) -> Figure:
+    figure, (axis,) = _panels(1, 5.4)
+    data = check.data
+    axis.plot(data["mu"], data["values"], color=PALETTE[0])
+    axis.axhline(data["primal"], color=EXACT, linewidth=0.8, linestyle=":")
+    axis.plot(*data["best"], "o", color=EXACT, markersize=5)
+    axis.text(data["mu"][0], data["primal"] + 0.06, "primal value of (P)", fontsize=8.5)
+    axis.text(1.15, -1.0, "dual function", fontsize=8.5, color=PALETTE[0])
+    axis.set(xlabel="μ = λ/ρ", ylabel="value", ylim=(float(np.min(data["values"])) - 0.1, data["primal"] + 0.5))
+    axis.set_title("double well on an interval, ρ = 3: the two meet", fontsize=9)
+    return figure
+
+
+def _recovery(check: Check) -> Figure:
+    figure, axes = _panels(3, 3.3)
+    for axis, (case, curve) in zip(axes, check.data["curves"].items(), strict=True):
+        for key, shade in (("x", PALETTE[0]), ("z", PALETTE[1])):
+            axis.loglog(curve["rho"], curve[key], "o-", markersize=3, color=shade, label=f"q^{key}")
+        axis.set(xlabel="ρ", ylim=(1e-4, 2))
+        axis.set_title(f"{case}\nslope of q^z at the end {check.data['slopes'][case]:.2f}", fontsize=9)
+    axes[0].set_ylabel("W1 to p_C")
+    axes[0].legend(fontsize=8.5, loc="lower left")
+    return figure
+
+
+def _relaxation(check: Check) -> Figure:
+    figure, axes = _panels(2)
+    for (case, curve), shade in zip(check.data["curves"].items(), PALETTE, strict=False):
+        axes[0].semilogx(curve["rho"], curve["divergence"], color=shade, label=case)
+        axes[1].semilogx(curve["rho"], curve["transport"], color=shade)
+    for axis in axes:
+        axis.axhline(1.0, color=EXACT, linewidth=0.8, linestyle=":")
+        axis.set(xlabel="ρ", ylim=(0, 2.25))
+    axes[1].axhline(2.0, color=EXACT, linewidth=0.8, linestyle="--")
+    right = 1e3
+    axes[0].text(0.03, 1.04, "bound", fontsize=8.5)
+    axes[1].text(right, 1.04, "bound as printed", fontsize=8.5, ha="right")
+    axes[1].text(right, 2.04, "bound that the lemma gives", fontsize=8.5, ha="right")
+    axes[0].set_title("D(q^x | p) / D(p_C | p)", fontsize=9)
+    axes[1].set_title("ρ W2²(q^x, q^z) / D(p_C | p)", fontsize=9)
+    axes[0].legend(fontsize=8.5, loc="upper left")
+    return figure
+
+
+def _optimum(check: Check) -> Figure:
+    figure, axes = _panels(2)
+    data = check.data
+    x: Array = data["x"]
+    width = x[1] - x[0]
+    axes[0].axvspan(*data["set"], color=FAINT, alpha=0.4, linewidth=0)
+    axes[0].text(float(np.mean(data["set"])), 0.02, "C", ha="center", fontsize=9)
+    lines = (("p", "p", INK), ("q", "q^x with μ*", PALETTE[0]), ("bare", "q^x with μ = 0", PALETTE[1]))
+    for key, label, shade in lines:
+        axes[0].plot(x, data[key] / width, color=shade, label=label, linestyle="--" if key == "bare" else "-")
+    axes[0].set(xlabel="x", ylabel="density", xlim=(-3.5, 2.2), ylim=(0, None))
+    axes[0].legend(fontsize=8.5, loc="upper left")
+    axes[0].set_title(f"the printed form, μ* = {data['mu']:.3f}", fontsize=9)
+    pairs = data["pairs"]
+    ends = [pairs.min(), pairs.max()]
+    axes[1].loglog(pairs[:, 0], pairs[:, 1], ".", color=PALETTE[0], markersize=4)
+    axes[1].plot(ends, ends, color=EXACT, linewidth=0.8, linestyle=":")
+    axes[1].set(xlabel="D(q | q*) of another law q", ylabel="its value − optimal value")
+    axes[1].set_title("every other law costs at least its divergence", fontsize=9)
+    return figure
+
+
+def _dash(name: str) -> str:
+    return "--" if "common" in name else "-"
+
+
+def _consistency(check: Check) -> Figure:
+    """Mean of z1 with and without the dual; variance of every variant."""
+    figure, (left, right) = _panels(2, 4.2)
+    data = check.data
+    left.axhline(data["exact"], color=EXACT, label="with the dual, every variant = E under p_C")
+    left.semilogx(data["rho"], data["without"], color="#E69F00", label="without the dual")
+    left.set(xlabel="ρ", ylabel="E z1")
+    left.legend(fontsize=8.5, loc="lower right")
+    left.set_title("mean", fontsize=9)
+    for name, values in data["variance"].items():
+        right.semilogx(data["rho"], values, color=colour(name), linestyle=_dash(name), label=name)
+    for level in (0.5, 1.0):
+        right.axhline(level, color=EXACT, linewidth=0.8, linestyle=":")
+    right.set(xlabel="ρ", ylabel="Var z1 / exact", ylim=(0, 3.2))
+    right.legend(fontsize=8, loc="upper right")
+    right.set_title("variance: the printed z-step halves it", fontsize=9)
+    return figure
+
+
+def _step_size(check: Check) -> Figure:
+    """Limits of stability against the condition; the Lagrangian at rest against the step size."""
+    figure, (left, right) = _panels(2, 4.2)
+    data = check.data
+    left.fill_between(data["rho"], 1e-4, data["condition"], color=FAINT, alpha=0.5, linewidth=0)
+    left.text(0.9, 0.045, "grey: 4 τ (β + 4ρ) ≤ 1", fontsize=9)
+    for name, limit in data["limits"].items():
+        left.loglog(data["rho"], np.minimum(limit, 10.0), color=colour(name), label=name)
+    left.set(xlabel="ρ", ylabel="τ", ylim=(5e-4, 1.5))
+    left.legend(fontsize=8.5, loc="lower left")
+    left.set_title("lines: largest stable step", fontsize=9)
+    for name, values in data["rests"].items():
+        right.loglog(data["tau"], np.maximum(values, 1e-13), "o-", markersize=3, color=colour(name), label=name)
+    right.loglog(data["tau"], data["tau"], color=EXACT, linewidth=0.8, linestyle=":")
+    right.text(data["tau"][-3], data["tau"][-3] * 1.6, "slope 1", fontsize=8.5, ha="right")
+    right.set(xlabel="τ", ylabel="L(q) − L(q*) at rest")
+    right.legend(fontsize=8.5, loc="lower right")
+    right.set_title(f"ρ = {data['coupling']:g}: must be ≤ C τ", fontsize=9)
+    return figure
+
+
+def _mixing(check: Check) -> Figure:
+    """The three readings of the rate."""
+    figure, axes = plt.subplots(1, 3, figsize=(11.4, 3.5))
+    titles = {
+        "law": "D of the law at step t",
+        "averaged law": "average of D over time (what the proof bounds)",
+        "averaged iterate": "D of the law of the averaged iterate (as printed)",
+    }
+    for axis, (key, title) in zip(axes, titles.items(), strict=True):
+        for name, curve in check.data["curves"].items():
+            axis.semilogx(curve["t"], curve[key], color=colour(name), linestyle=_dash(name), label=name)
+        t = curve["t"][curve["t"] > 10]
+        if key != "averaged iterate":
+            axis.set_yscale("log")
+            axis.plot(t, np.log(t) / np.sqrt(t), color=EXACT, linewidth=0.8, linestyle=":")
+            axis.text(t[0], 0.22 * np.log(t[0]) / t[0] ** 0.5, "ln t / √t", fontsize=8.5)
+        axis.set_title(title, fontsize=9)
+        axis.set_xlabel("t")
+    axes[0].legend(fontsize=8, loc="lower left")
+    return figure
+
+
+DRAWINGS: dict[str, tuple[str, Callable[[Check], Figure]]] = {
+    "information projection": ("p_C is the nearest law on C", _information),
+    "unattained duality": ("No multiplier attains the projection", _unattained),
+    "penalty": ("No penalty reaches probability one", _penalty),
+    "strong duality": ("The split problem has a saddle point", _strong_duality),
+    "recovery": ("As ρ grows, both marginals tend to p_C", _recovery),
+    "relaxation": ("Relaxation error: one printed bound is too small by a factor of two", _relaxation),
+    "consistency": ("Gaussian and a line: the dual makes the mean right", _consistency),
+    "optimum": ("The form of the optimum", _optimum),
+    "step size": ("Step-size condition: safe, but the printed z-step breaks the decrement", _step_size),
+    "mixing": ("Averaged rate: only a full z-step with one common multiplier tends to q*", _mixing),
+}
+"""Title and picture of each check."""

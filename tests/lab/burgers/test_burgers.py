@@ -1,0 +1,38 @@
+"""A quick run of the assimilation on the Burgers equation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from casal.lab.burgers import EXPERIMENT, METHODS
+from casal.lab.burgers.setup import SETUPS
+from casal.lab.experiment import Outcome
+
+
+@pytest.fixture(scope="module")
+def quick() -> Outcome:
+    return EXPERIMENT.run(True, None, lambda line: None)
+
+
+@pytest.mark.slow
+def test_a_quick_run_has_every_method_and_keeps_mass_and_energy(quick: Outcome) -> None:
+    free = {"3D-Var", "3D-Var, 5 draws", "EnKF", "unconstrained", "penalty, tuned"}
+    for name, table in zip(SETUPS, quick.tables, strict=False):
+        assert name in table.title and [row["method"] for row in table.rows] == list(METHODS)
+        for row in table.rows:
+            assert 0.0 < row["l2"] < 1.5 and row["worst_projected"] < 1e-12
+            if row["method"] not in free:
+                assert row["member_mass"] < 1e-12 and row["member_energy"] < 1e-12
+    for part in ("regimes", "learned"):
+        regimes = quick.data[part]["scores"]
+        assert all(float(found["violation"].max()) < 1e-8 for found in regimes.values())
+        assert float(regimes["SplitGibbs"]["modes"].mean()) < float(regimes["final projection"]["modes"].mean())
+
+
+@pytest.mark.slow
+def test_pictures_of_a_quick_run(quick: Outcome, tmp_path: Path) -> None:
+    names = {path.name for path in EXPERIMENT.draw(quick, tmp_path)}
+    parts = ("states", "errors", "spectra", "trajectory", "hovmoeller", "invariants", "regimes")
+    assert names == {f"burgers_{part}.png" for part in parts}

@@ -1,0 +1,33 @@
+"""The ablations of the field problem in small."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from casal import Sphere, sample
+from casal.lab.field.ablations import DualScale, _settled, dual_ablation, schedules, variants
+from casal.lab.field.setup import SOFT
+
+
+def test_on_the_less_stiff_set_up_annealing_is_enough_and_a_small_constant_is_not() -> None:
+    shares = {}
+    for name in ("constant, small", "linear"):
+        method = variants(SOFT, schedules(SOFT)[name])["released code"]
+        result = sample(SOFT.plain(1000), Sphere(SOFT.energy**0.5), method, 400, seed=0)
+        shares[name] = float((result.samples[:, 0] > 0).double().mean())
+    assert shares["constant, small"] > 0.3
+    assert shares["linear"] < 0.1
+
+
+def test_a_large_start_of_the_dual_takes_longer_to_forget() -> None:
+    table, data = dual_ablation(DualScale((0.0, 1.0, 5.0), 1200), lambda line: None)
+    steps = [row["0.01"] for row in table.rows]
+    assert steps[0] < steps[1] < steps[2]
+    assert set(data["dual"][0.01]) == {0.0, 1.0, 5.0}
+
+
+def test_settled() -> None:
+    steps, norms = np.array([10.0, 20.0, 30.0, 40.0]), np.array([3.0, 0.5, 2.0, 0.5])
+    assert _settled(steps, norms, 1.0) == 40
+    assert _settled(steps, norms, 4.0) == 10
+    assert _settled(steps, norms, 0.4) is None
