@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint format bench docs clean
+.PHONY: help venv demo check test lint format bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,6 +22,9 @@ $(STAMP): pyproject.toml requirements/constraints.txt
 
 demo: $(STAMP) ## run every experiment in quick mode (5 minutes at most) and say where the page is
 	OMP_NUM_THREADS=1 $(BIN)/casal reproduce --quick --minutes 4.5 --out out/demo
+
+check: $(STAMP) lint ## check style and types, then run the fast tests: under 90 seconds
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow"
 
 test: $(STAMP) lint ## check style and types, then run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
