@@ -94,9 +94,9 @@ def test_any_number_of_threads_gives_the_same_bits(target: Callable[[], casal.Ta
 def test_the_order_of_tiles_does_not_matter(method: Method[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     forward = casal.sample(langevin(), SPHERE, method, N, tile=TILE, threads=1)
 
-    def backward(self: Any, work: Callable[..., None], tiles: list[Any], arguments: Any = (), done: Any = None) -> None:
+    def backward(self: Any, work: Callable[..., None], tiles: list[Any], args: Any = (), done: Any = None) -> None:
         for tile in reversed(tiles):
-            work(self.plan, tile, self, *arguments)
+            work(self.plan, tile, self, *args)
 
     monkeypatch.setattr("casal.sampling.executors.Threads.each", backward)
     assert same(forward, casal.sample(langevin(), SPHERE, method, N, tile=TILE, threads=1))

@@ -6,11 +6,12 @@ number is the same for any executor and any number of threads or workers.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -27,11 +28,12 @@ SHOWN = ("rho", "ess", "violation")
 """What the progress bar shows of what is known on the way."""
 
 
-class Watch(Protocol):
-    """What a tile at work asks and tells."""
+class Watch:
+    """What a tile at work asks and tells. This one lets it go on and does not listen."""
 
     def may_go_on(self, tile: Tile) -> bool:
         """Whether nothing has happened that stops this tile: an interrupt, or an error in an earlier tile."""
+        return True
 
     def advance(self, steps: int) -> None:
         """So many steps more were taken."""
@@ -43,50 +45,59 @@ class Watch(Protocol):
 Work = Callable[..., None]
 """``work(plan, tile, watch, *arguments)``: a function at the top of a module, so that it can be sent to a worker."""
 
+Done = Callable[[Tile], None]
 
-class Executor(Watch, Protocol):
+
+class Executor(Watch, ABC):
     """Something that does work for every tile; use it as a context.
 
     Attributes:
+        plan: The run.
+        bar: Shows the progress.
         threads: Tiles that are worked on at the same time.
     """
 
     threads: int
 
-    def __enter__(self) -> Any: ...
-    def __exit__(self, *_: object) -> None: ...
+    def __init__(self, plan: Plan, bar: Progress) -> None:
+        self.plan, self.bar = plan, bar
+        self._stack = ExitStack()
 
-    def each(
-        self,
-        work: Work,
-        tiles: Sequence[Tile],
-        arguments: tuple[Any, ...] = (),
-        done: Callable[[Tile], None] | None = None,
-    ) -> None:
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def advance(self, steps: int) -> None:
+        self.bar.advance(steps)
+
+    def tell(self, known: Mapping[str, float]) -> None:
+        for name in SHOWN:
+            if name in known:
+                self.bar.tell(name, known[name])
+
+    @abstractmethod
+    def each(self, work: Work, tiles: Sequence[Tile], args: tuple[Any, ...] = (), done: Done | None = None) -> None:
         """Do ``work`` for all tiles, then ``done``, in any order.
 
         Of several errors the one of the first tile is raised, as one thread would.
         """
 
 
-class Threads:
+class Threads(Executor):
     """Some threads of this process. Kernels release Python's lock, which is what makes threads worth it.
 
     There are ``threads`` of them, as many as torch uses if left out. Devices other than the CPU get one.
-
-    Args:
-        plan: The run.
-        bar: Shows the progress.
     """
 
     def __init__(self, plan: Plan, bar: Progress) -> None:
+        super().__init__(plan, bar)
         tiles, threads = -(-plan.n // plan.tile), plan.options.threads
         wanted = torch.get_num_threads() if threads is None else threads
         self.threads = min(wanted, tiles) if plan.device.type == "cpu" else 1
-        self.plan, self.bar = plan, bar
         self._pinned = tiles > 1 or threads is not None
         self._pool: ThreadPoolExecutor | None = None
-        self._stack = ExitStack()
         self._last = tiles
         self._lock = Lock()
 
@@ -99,27 +110,12 @@ class Threads:
             self._pool = self._stack.enter_context(pool)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
     def may_go_on(self, tile: Tile) -> bool:
         return tile.index <= self._last
 
-    def advance(self, steps: int) -> None:
-        self.bar.advance(steps)
-
-    def tell(self, known: Mapping[str, float]) -> None:
-        _show(self.bar, known)
-
-    def each(
-        self,
-        work: Work,
-        tiles: Sequence[Tile],
-        arguments: tuple[Any, ...] = (),
-        done: Callable[[Tile], None] | None = None,
-    ) -> None:
+    def each(self, work: Work, tiles: Sequence[Tile], args: tuple[Any, ...] = (), done: Done | None = None) -> None:
         def job(tile: Tile) -> None:
-            work(self.plan, tile, self, *arguments)
+            work(self.plan, tile, self, *args)
             if done is not None and self.may_go_on(tile):
                 done(tile)
 
@@ -158,12 +154,6 @@ class Threads:
             self._last = min(self._last, last)
 
 
-def _show(bar: Progress, known: Mapping[str, float]) -> None:
-    for name in SHOWN:
-        if name in known:
-            bar.tell(name, known[name])
-
-
 def _surroundings(device: torch.device) -> Callable[[], Iterator[None]]:
     """The caller's autocast, which torch keeps for each thread, and no gradients."""
     autocast, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
@@ -178,7 +168,7 @@ def _surroundings(device: torch.device) -> Callable[[], Iterator[None]]:
 # ---------------------------------------------------------------------------------------------------------- Dask
 
 
-class Dask:
+class Dask(Executor):
     """The workers of a Dask cluster: each tile is one task, and the plan travels once to every worker.
 
     A tile carries its state, its random stream and its counters to a worker and back. A tile whose worker is lost is
@@ -193,7 +183,8 @@ class Dask:
     def __init__(self, plan: Plan, bar: Progress, client: Any) -> None:
         if not hasattr(client, "submit") or not hasattr(client, "scatter"):
             raise SettingError(f"client must be a distributed.Client, got {type(client).__name__}")
-        self.plan, self.bar, self.client = plan, bar, client
+        super().__init__(plan, bar)
+        self.client = client
         self.threads = max(1, len(client.scheduler_info().get("workers", {})))
         self._sent: Any = None
 
@@ -201,31 +192,13 @@ class Dask:
         self._sent = self.client.scatter(self.plan, broadcast=True)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._sent = None
-
-    def may_go_on(self, tile: Tile) -> bool:
-        return True
-
-    def advance(self, steps: int) -> None:
-        self.bar.advance(steps)
-
-    def tell(self, known: Mapping[str, float]) -> None:
-        _show(self.bar, known)
-
-    def each(
-        self,
-        work: Work,
-        tiles: Sequence[Tile],
-        arguments: tuple[Any, ...] = (),
-        done: Callable[[Tile], None] | None = None,
-    ) -> None:
+    def each(self, work: Work, tiles: Sequence[Tile], args: tuple[Any, ...] = (), done: Done | None = None) -> None:
         if not tiles:
             return
         from distributed import as_completed
 
         submit = self.client.submit
-        waiting = {submit(_remotely, self._sent, work, tile, arguments, pure=False): tile for tile in tiles}
+        waiting = {submit(_remotely, self._sent, work, tile, args, pure=False): tile for tile in tiles}
         failed: list[tuple[int, BaseException]] = []
         try:
             for future in as_completed(list(waiting)):  # type: ignore[no-untyped-call]
@@ -247,23 +220,10 @@ class Dask:
             raise CasalError(f"tile {index} failed on its worker: {type(error).__name__}: {error}") from error
 
 
-class _Alone:
-    """The watch of a tile on a worker: nobody stops it, nobody listens."""
-
-    def may_go_on(self, tile: Tile) -> bool:
-        return True
-
-    def advance(self, steps: int) -> None:
-        return
-
-    def tell(self, known: Mapping[str, float]) -> None:
-        return
-
-
 def _remotely(plan: Plan, work: Work, tile: Tile, arguments: tuple[Any, ...]) -> Tile:
     """On the worker."""
     with torch.no_grad(), one_thread():
-        work(plan, tile, _Alone(), *arguments)
+        work(plan, tile, Watch(), *arguments)
     return tile
 
 
