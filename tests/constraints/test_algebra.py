@@ -60,7 +60,7 @@ CONVEX: dict[str, tuple[Constraint, str, Rules]] = {
     ),
     "half-spaces & polytope": (
         HalfSpace(TILT[0], 0.1) & HalfSpace(-ONES[0], 1.0) & WALLED,
-        "iterative",
+        "quadratic programme",
         lambda x: [TILT @ x <= 0.1, -ONES @ x <= 1.0, WALLS.numpy() @ x <= 1],
     ),
     "ball & bounds": (BALL & BOX, "Dykstra", lambda x: [cvxpy.norm(x) <= 1.5, x >= -0.5, x <= 1]),
@@ -132,16 +132,10 @@ def test_curved_combinations_are_feasible_and_no_farther_than_slsqp_from_many_st
     assert float(constraint.violation(found.point).max()) <= 1e-11
 
     def equations(x: np.ndarray) -> np.ndarray:
-        h = constraint.residual(torch.as_tensor(x)[None])[0]
-        sided = constraint.one_sided
-        flags = torch.tensor([sided] * len(h) if isinstance(sided, bool) else sided)
-        return h[~flags].numpy()
+        return constraint.equations(torch.as_tensor(x)[None])[0].numpy()
 
     def inequalities(x: np.ndarray) -> np.ndarray:
-        h = constraint.residual(torch.as_tensor(x)[None])[0]
-        sided = constraint.one_sided
-        flags = torch.tensor([sided] * len(h) if isinstance(sided, bool) else sided)
-        return -h[flags].numpy()
+        return -constraint.inequalities(torch.as_tensor(x)[None])[0].numpy()
 
     for z, ours in zip(POINTS[:6].numpy(), found.point[:6].numpy(), strict=True):
         best = np.inf

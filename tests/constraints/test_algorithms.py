@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from casal.constraints import Affine, Ball, Box, Budget, Constraint, HalfSpace, MassEnergy, Projection, Sphere
-from casal.constraints.algorithms.accelerated import Quadratic, on_box
-from casal.constraints.algorithms.active_set import Nearest, Rows, contradiction, nearest, touching
-from casal.constraints.algorithms.alternating import alternating, averaged, douglas_rachford
-from casal.constraints.algorithms.dykstra import dykstra
+from casal.constraints.solvers.polyhedron import Nearest, Polyhedron, contradiction, nearest, touching
+from casal.constraints.solvers.splitting import Quadratic, alternating, dykstra, on_box
 from casal.errors import ProjectionError, SettingError
 
 Search = Callable[..., Projection]
@@ -130,7 +128,7 @@ def test_dykstra_agrees_with_the_active_set_to_ten_digits() -> None:
     high = torch.cat([torch.full((D,), 1.0), -0.4 / HALF.norm()[None], 0.2 / A_ROW.norm()[None]])
     z = 2.0 * normal(50, D, seed=6)
     found = dykstra(z, *over(members), Budget(1e-14, 5000))
-    exact = nearest(z, Rows.of(G, low.to(z), high.to(z)), Budget())
+    exact = nearest(z, Polyhedron.of(G, low.to(z), high.to(z)), Budget())
     assert bool(exact.converged.all())
     assert float((found.point - exact.point).abs().max()) <= 1e-10
 
@@ -150,7 +148,7 @@ def test_an_empty_intersection_flags_every_chain_with_its_best_residual() -> Non
     members: list[Constraint] = [Ball(1.0), HalfSpace([-1.0, 0.0], -3.0)]
     projections, violation = over(members)
     z = 2.0 * normal(6, 2, seed=7)
-    for search in (dykstra, alternating, averaged, douglas_rachford):
+    for search in (dykstra, alternating):
         found = search(z, projections, violation, Budget(1e-12, 200))
         assert not bool(found.converged.any())
         assert found.iterations.tolist() == [200] * 6
@@ -172,7 +170,7 @@ def test_only_the_hard_chain_is_flagged() -> None:
     assert float(found.residual[2]) > 1e-12
 
 
-@pytest.mark.parametrize("search", [dykstra, alternating, averaged, douglas_rachford])
+@pytest.mark.parametrize("search", [dykstra, alternating])
 def test_a_small_budget_gives_a_loose_point_and_says_so(search: Search) -> None:
     members: list[Constraint] = [Affine([[0.0, 1.0, 0.0]], 0.5), Affine([[0.3, 1.0, 0.2]], 0.2)]
     z = 3.0 * normal(20, 3, seed=8)
@@ -185,7 +183,7 @@ def test_a_small_budget_gives_a_loose_point_and_says_so(search: Search) -> None:
     assert bool(tolerant.converged.all()) and bool((tolerant.iterations < tight.iterations).all())
 
 
-@pytest.mark.parametrize("search", [dykstra, alternating, averaged, douglas_rachford])
+@pytest.mark.parametrize("search", [dykstra, alternating])
 def test_chains_that_are_done_are_left_alone(search: Search) -> None:
     """The members see only the chains that still work, and every chain ends as if it were alone."""
     members, _ = INTERSECTIONS["ball-half-space"]
@@ -221,7 +219,7 @@ def test_dykstra_from_far_away_finds_the_nearest_point(size: float) -> None:
         assert scipy.optimize.nnls(normals, (start - point) / size)[1] <= 1e-9
 
 
-@pytest.mark.parametrize("search", [dykstra, alternating, averaged, douglas_rachford])
+@pytest.mark.parametrize("search", [dykstra, alternating])
 def test_an_iteration_over_nothing_is_refused(search: Search) -> None:
     with pytest.raises(SettingError, match="at least one projection"):
         search(torch.zeros(1, 2), [], lambda z: z[:, 0], Budget())
@@ -240,62 +238,6 @@ def test_mass_and_energy_by_alternating_projections() -> None:
     assert float((found.point - closed).abs().max()) <= 1e-10
 
 
-def test_averaged_projections_never_increase_the_mean_squared_distance() -> None:
-    members: list[Constraint] = [Sphere(1.0), HalfSpace([1.0, 1.0, 0.0], -0.5), Box(-0.9, 0.4)]
-    projections, violation = over(members)
-    z = 2.0 * normal(30, 3, seed=13)
-    before = torch.full((30,), torch.inf, dtype=torch.float64)
-    for steps in range(8):
-        x = _after(z, projections, steps)
-        distance = torch.stack([(x - p(x)).square().sum(1) for p in projections]).mean(0)
-        assert bool((distance <= before + 1e-15).all())
-        before = distance
-    found = averaged(z, projections, violation, Budget(1e-6, 3000))
-    assert int(found.converged.sum()) >= 25
-
-
-def _after(z: Tensor, projections: list[Callable[[Tensor], Tensor]], steps: int) -> Tensor:
-    """The definition of averaged projections, written out."""
-    for _ in range(steps):
-        z = sum((p(z) for p in projections), torch.zeros_like(z)) / len(projections)
-    return z
-
-
-def test_averaged_projections_follow_their_definition() -> None:
-    members: list[Constraint] = [Sphere(1.0), Box(-0.9, 0.4)]
-    projections, _ = over(members)
-    z = 2.0 * normal(5, 3, seed=14)
-    steps_left = iter(range(6, 0, -1))
-    found = averaged(z, projections, lambda z: torch.full((len(z),), float(next(steps_left)) / 7), Budget(0.0, 5))
-    assert torch.allclose(found.point, _after(z, projections, 5), rtol=0, atol=1e-14)
-
-
-def test_douglas_rachford_leaves_the_trap_of_alternating_projections() -> None:
-    """A line and two points, one of them off the line: alternating projections shuttle between line and trap."""
-    points = torch.tensor([[0.0, 1.0], [3.0, 0.0]], dtype=torch.float64)
-
-    def to_points(z: Tensor) -> Tensor:
-        return points[torch.cdist(z, points).argmin(1)]
-
-    projections = [lambda z: z * torch.tensor([1.0, 0.0], dtype=torch.float64), to_points]
-
-    def violation(z: Tensor) -> Tensor:
-        return torch.maximum(z[:, 1].abs(), torch.cdist(z, points).amin(1))
-
-    z = torch.tensor([[0.2, 0.5]], dtype=torch.float64)
-    assert not bool(alternating(z, projections, violation, Budget(1e-12, 100)).converged[0])
-    found = douglas_rachford(z, projections, violation, Budget(1e-12, 100))
-    assert bool(found.converged[0]) and found.point[0].tolist() == [3.0, 0.0]
-    assert int(found.iterations[0]) == 6  # by hand: w goes down by one in each step, until (3, 0) is nearer than (0, 1)
-
-
-def test_douglas_rachford_over_four_sets() -> None:
-    members, _ = INTERSECTIONS["box-ball-half-space-affine"]
-    projections, violation = over(members)
-    found = douglas_rachford(2.0 * normal(20, D, seed=15), projections, violation, Budget(1e-9, 3000))
-    assert bool(found.converged.all()) and float(violation(found.point).max()) <= 1e-9
-
-
 # ------------------------------------------------------------------ the active set
 
 
@@ -304,8 +246,8 @@ def unit_rows(m: int, d: int, seed: int) -> Tensor:
     return G / G.norm(dim=1, keepdim=True)
 
 
-def below(G: Tensor, h: Tensor) -> Rows:
-    return Rows.of(G, torch.full_like(h, -torch.inf), h)
+def below(G: Tensor, h: Tensor) -> Polyhedron:
+    return Polyhedron.of(G, torch.full_like(h, -torch.inf), h)
 
 
 def assert_nearest(y: Tensor, x: Tensor, G: Tensor, h: Tensor, tolerance: float) -> None:
@@ -346,7 +288,7 @@ def test_equations_and_two_sided_rows() -> None:
     low = torch.tensor([0.5, -torch.inf, -0.2, -torch.inf, 0.1, -0.3], dtype=torch.float64)
     high = torch.tensor([0.5, 0.4, 0.2, torch.inf, torch.inf, -0.3], dtype=torch.float64)
     y = 2.0 * normal(20, 8, seed=27)
-    rows = Rows.of(G, low, high)
+    rows = Polyhedron.of(G, low, high)
     assert rows.equal.tolist() == [True, False, False, True, False, False]
     found = nearest(y, rows, Budget())
     assert bool(found.converged.all())
@@ -358,7 +300,7 @@ def test_equations_and_two_sided_rows() -> None:
 
     for start, point in zip(y[:6].numpy(), found.point[:6].numpy(), strict=True):
         np.testing.assert_allclose(point, conic(start, build), rtol=0, atol=1e-7)
-    pairs = Rows.of(torch.cat([G, -G]), torch.full((12,), -torch.inf).to(y), torch.cat([high, -low]))
+    pairs = Polyhedron.of(torch.cat([G, -G]), torch.full((12,), -torch.inf).to(y), torch.cat([high, -low]))
     assert float((nearest(y, pairs, Budget()).point - found.point).abs().max()) <= 1e-12
 
 
@@ -432,7 +374,7 @@ def test_a_budget_ends_the_newton_steps() -> None:
 
 
 def contradictory(seed: int, gap: float) -> tuple[Tensor, Tensor]:
-    """Rows with v . G = 0 and v . h = -gap for some v > 0 of length one, among others."""
+    """Polyhedron with v . G = 0 and v . h = -gap for some v > 0 of length one, among others."""
     G, h = normal(12, 5, seed=seed), normal(12, seed=seed + 1)
     v = uniform(7, seed=seed + 2) + 0.1
     G[6], h[6] = -(v[:6] @ G[:6]) / v[6], (-gap - v[:6] @ h[:6]) / v[6]

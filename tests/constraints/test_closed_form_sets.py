@@ -90,11 +90,12 @@ def test_projection_is_feasible_idempotent_and_blind_to_other_chains(
 def test_spec_survives_json_bit_by_bit(name: str, constraint: Constraint, event: Event) -> None:
     copy = constraint_from_spec(json.dumps(constraint.spec()))
     assert type(copy) is type(constraint) and repr(copy) == repr(constraint)
-    assert (copy.exact, copy.convex, copy.solid, copy.one_sided) == (
+    assert (copy.exact, copy.convex, copy.solid, copy.smooth, copy.equation_count()) == (
         constraint.exact,
         constraint.convex,
         constraint.solid,
-        constraint.one_sided,
+        constraint.smooth,
+        constraint.equation_count(),
     )
     z = torch.cat([normal(16, *event, seed=3), 10 * normal(8, *event, seed=4)])
     assert torch.equal(copy.project(z), constraint.project(z))

@@ -508,11 +508,11 @@ def test_projection_meets_the_unit_of_the_given_scale() -> None:
 def test_flags_and_residuals_fit_the_rows() -> None:
     z = normal(5, 3)
     equation, both, wall = Implicit(sphere), Implicit(sphere, low), Implicit(None, low)
-    assert equation.one_sided is False and wall.one_sided is True
+    assert equation.inequalities(z).shape == (5, 0) and wall.equations(z).shape == (5, 0)
     assert not equation.solid and not both.solid and wall.solid
     assert not equation.exact and not equation.convex and Implicit(None, ball, convex=True).convex
     values = both.residual(z)
-    assert both.one_sided == (False, True, True)
+    assert both.equation_count() == 1 and both.inequalities(z).shape == (5, 2)
     assert torch.equal(values, torch.cat([sphere(z), low(z)], dim=1))
     kept = both.positive_part(values)
     assert torch.equal(kept[:, :1], sphere(z)) and torch.equal(kept[:, 1:], low(z).clamp_min(0.0))

@@ -147,7 +147,7 @@ def test_violation_of_a_polytope_by_hand(
 def test_residual_of_a_polytope_by_hand() -> None:
     polytope = Polytope([[3.0, 4.0], [0.0, -2.0], [0.0, 0.0]], [5.0, 6.0, 0.0])
     z = torch.tensor([[1.0, 1.0], [0.0, -4.0]], dtype=torch.float64)
-    assert polytope.one_sided is True
+    assert polytope.equation_count() == 0
     assert polytope.residual(z).flatten().tolist() == pytest.approx([0.4, -4.0, -4.2, 1.0])
 
 
@@ -368,7 +368,7 @@ def test_violation_of_dynamics_by_hand() -> None:
     z = torch.tensor([right, off, hard], dtype=torch.float64)
     assert dynamics.violation(z).tolist() == pytest.approx([0.0, 0.5 / (2.0 + 1.5), 2.0 / (6.0 + 4.0)])
     residual = dynamics.residual(z)
-    assert dynamics.one_sided == (False, False, True, True, True, True)
+    assert dynamics.equation_count() == 2 and dynamics.inequalities(z).shape[1] == 4
     assert residual[1].tolist() == pytest.approx([0.0, 0.5, -2.0, -2.0, -6.0, -6.0])
     assert residual[2].tolist() == pytest.approx([0.0, 0.0, 2.0, -2.0, -10.0, -6.0])
 

@@ -12,8 +12,7 @@ from scipy import integrate, special, stats
 from torch import Tensor
 
 import casal
-from casal.constraints.algorithms.bessel import log_bessel_mean
-from casal.constraints.algorithms.truncated_normal import log_interval_mass, truncated_normal
+from casal.constraints.solvers.laws import log_bessel_mean, log_interval_mass, truncated_normal
 from casal.errors import ProjectionError, SettingError, ShapeError
 
 N = 40_000

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.algorithms.accelerated import Quadratic, on_box
-from casal.constraints.algorithms.active_set import Rows, nearest
-from casal.constraints.algorithms.active_set_state import LARGEST, UNDERFLOW
-from casal.constraints.base import Budget, Constraint, Projection, norm, relative
+from casal.constraints.base import Budget, Constraint, Projection, Way
+from casal.constraints.solvers.polyhedron import UNDERFLOW, Polyhedron, nearest
+from casal.constraints.solvers.splitting import Quadratic, on_box
+from casal.constraints.vectors import EPSILON, LARGEST, flat, norm, relative
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 from casal.typing import Event
 
-ROUNDING = 8 * torch.finfo(torch.float64).eps
+STILL = 8 * EPSILON
+"""Residual of a rollout that rounding alone can leave."""
 
 WELL_CONDITIONED = 100.0
 """Condition number of G^T G + I up to which accelerated gradients alone reach rounding, and quickly."""
@@ -42,7 +43,7 @@ class LinearDynamics(Constraint):
 
     All of it is factorised once, at construction. A projection takes accelerated projected gradients, one product with
     G^T G + I each, to rounding (about 80 for the quadrotor); where that matrix has a condition number above 100 they
-    only guess which inputs are saturated, and ``casal.constraints.algorithms.active_set`` finishes.
+    only guess which inputs are saturated, and the method of multipliers (``solvers.polyhedron``) finishes.
     What is returned is always the rollout of a clipped input, hence in C even if the budget ran out. The residual is
     the distance from optimality (length of a projected gradient step relative to that of z - c, or the residual of the
     active set): if it is above the tolerance, the point is flagged, because it is in C but not the nearest one.
@@ -68,6 +69,7 @@ class LinearDynamics(Constraint):
 
     exact = False
     convex = True
+    smooth = True
 
     def __init__(
         self,
@@ -139,10 +141,12 @@ class LinearDynamics(Constraint):
         p, q = self.B.shape
         return f"LinearDynamics({p} states, {q} inputs, steps={self.steps}, dt={self.dt:g}, outputs={self.outputs})"
 
+    @property
+    def way(self) -> Way:
+        return Way.GRADIENTS if self._quadratic.condition <= WELL_CONDITIONED else Way.QUADRATIC_PROGRAMME
+
     def explain(self) -> str:
-        condition = self._quadratic.condition
-        way = "accelerated projected gradients" if condition <= WELL_CONDITIONED else "active set of saturated inputs"
-        return f"{self!r}: {way} (condition number {condition:.3g}), convex"
+        return f"{self!r}: {self.way.value} (condition number {self._quadratic.condition:.3g}), convex"
 
     def validate(self, event: Event) -> None:
         expected = (self.steps, len(self.outputs) + self.B.shape[1])
@@ -169,12 +173,18 @@ class LinearDynamics(Constraint):
         y, u = self._split(z)
         return y * self.scale_y.to(z), u * self.scale_u.to(z)
 
-    def residual(self, z: Tensor) -> Tensor:
-        """y - c - G u, which vanishes, then u - u_max and -u - u_max, which are not positive; in standardised units."""
-        y, u = (_flat(part) for part in self._split(z))
-        limit, bounded = self._limit.to(z), self._bounded.to(z.device)
-        defect = y - self._free.to(z) - u @ self._response.to(z).T
-        return torch.cat([defect, u[:, bounded] - limit, -u[:, bounded] - limit], dim=1)
+    def equations(self, z: Tensor) -> Tensor:
+        """y - c - G u, in standardised units."""
+        y, u = (flat(part) for part in self._split(z))
+        return y - self._free.to(z) - u @ self._response.to(z).T
+
+    def inequalities(self, z: Tensor) -> Tensor:
+        """u - u_max and -u - u_max, in standardised units."""
+        u = flat(self._split(z)[1])[:, self._bounded.to(z.device)]
+        return torch.cat([u - self._limit.to(z), -u - self._limit.to(z)], dim=1)
+
+    def equation_count(self) -> int:
+        return len(self._response)
 
     def _arguments(self) -> dict[str, Any]:
         names = ("A", "B", "steps", "dt", "u_max", "y0", "scale_y", "scale_u", "outputs")
@@ -213,10 +223,9 @@ class LinearDynamics(Constraint):
         self._limit = bound[self._bounded]
         lengths = norm(self._inputs[self._bounded])
         level = self._limit / lengths
-        self._rows = Rows.of(self._inputs[self._bounded] / lengths[:, None], -level, level)
+        self._rows = Polyhedron.of(self._inputs[self._bounded] / lengths[:, None], -level, level)
         self._quadratic = Quadratic.of(triangle.T @ triangle)
         self._bound = bound
-        self.one_sided = (False,) * len(self._response) + (True,) * (2 * len(self._limit))
 
     def _split(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return z[..., : len(self.outputs)], z[..., len(self.outputs) :]
@@ -230,7 +239,7 @@ class LinearDynamics(Constraint):
         return states
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
-        y, u = (_flat(part) for part in self._split(z))
+        y, u = (flat(part) for part in self._split(z))
         target = torch.cat([y - self._free.to(z), u], dim=1)
         size = norm(target)
         if bool((size > LARGEST).any()):
@@ -240,12 +249,12 @@ class LinearDynamics(Constraint):
             )
         basis = self._basis.to(z)
         w = target @ basis
-        start = _flat(u if warm is None else self._split(warm)[1])
+        start = flat(u if warm is None else self._split(warm)[1])
         u, found = self._inputs_nearest(w, size, start, budget)
         point = self._event(u)
         near = torch.nonzero(norm(target - w @ basis.T) <= 1e-12 * size).flatten()
         if len(near):
-            inside = near[self._violation(z[near]) <= ROUNDING]  # these stay where they are
+            inside = near[self._violation(z[near]) <= STILL]  # these stay where they are
             point[inside], found.converged[inside] = z[inside], True
             found.iterations[inside], found.residual[inside] = 0, 0.0
         return found._replace(point=point)
@@ -254,11 +263,11 @@ class LinearDynamics(Constraint):
         """Accelerated gradients where they are fast and accurate; the active set where they do not get there."""
         inputs, bound, quadratic = self._inputs.to(w), self._bound.to(w), self._quadratic
         quadratic = quadratic._replace(hessian=quadratic.hessian.to(w))
-        aim = max(1e-3 * budget.tolerance, ROUNDING)
+        aim = max(1e-3 * budget.tolerance, STILL)
         well = quadratic.condition <= WELL_CONDITIONED
         enough = math.ceil(60 * math.sqrt(quadratic.condition)) if well else GUESSING
         first = Budget(aim if well else 0.0, min(budget.iterations, enough))
-        extra = math.ceil(3 * math.sqrt(quadratic.condition)) if well and aim == ROUNDING else 0
+        extra = math.ceil(3 * math.sqrt(quadratic.condition)) if well and aim == STILL else 0
         found = on_box(w @ self._triangle.to(w), quadratic, bound, first, size=size, start=start, extra=extra)
         u = found.point
         left = torch.nonzero(~found.converged & (found.iterations < budget.iterations)).flatten()
@@ -279,7 +288,7 @@ class LinearDynamics(Constraint):
         z = self._rolled_out(u)
         tiny = (u.abs() < UNDERFLOW) & (u != 0)
         if bool(tiny.any()):  # where rounding is absolute, the outputs may not match the inputs
-            spoilt = self._violation(z) > ROUNDING
+            spoilt = self._violation(z) > STILL
             z = self._rolled_out(u.masked_fill(tiny & spoilt[:, None, None], 0.0))
         return z
 
@@ -288,16 +297,16 @@ class LinearDynamics(Constraint):
         return torch.cat([y[..., self.outputs] / self.scale_y.to(u), u], dim=2)
 
     def _violation(self, z: Tensor) -> Tensor:
-        peak = _flat(z).abs().amax(1).clamp_min(UNDERFLOW)
+        peak = flat(z).abs().amax(1).clamp_min(UNDERFLOW)
         peak = torch.ldexp(torch.ones_like(peak), torch.frexp(peak).exponent - 1)  # a power of two does not round
         y, u = self._split(z / peak[:, None, None])
         states = self._roll(u * self.scale_u.to(z), self.y0.to(z) / peak[:, None])
         rolled = states[..., self.outputs] / self.scale_y.to(z)
-        defect = _flat(y - rolled).abs().amax(1)
-        dynamics = relative(defect, _flat(y).abs().amax(1) + _flat(rolled).abs().amax(1))
+        defect = flat(y - rolled).abs().amax(1)
+        dynamics = relative(defect, flat(y).abs().amax(1) + flat(rolled).abs().amax(1))
         limit = (self.u_max / self.scale_u).to(z) / peak[:, None]
         size = u.abs().amax(1)
-        excess = relative((size - limit).clamp_min(0.0), _flat(u).abs().amax(1)[:, None] + limit).amax(1)
+        excess = relative((size - limit).clamp_min(0.0), flat(u).abs().amax(1)[:, None] + limit).amax(1)
         return torch.maximum(dynamics, excess)
 
 
@@ -307,8 +316,3 @@ def _channels(name: str, values: Any, count: int) -> Tensor:
     if len(numbers) not in (1, count) or bool(torch.isnan(numbers).any()):
         raise ShapeError(f"{name} needs one number or {count} of them, got {numbers.tolist()}")
     return numbers.expand(count).clone()
-
-
-def _flat(part: Tensor) -> Tensor:
-    """(n, S, channels) -> (n, S channels), also for no chains at all."""
-    return part.flatten(1)

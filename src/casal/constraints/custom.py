@@ -22,7 +22,7 @@ class FromProjection(Constraint):
         exact: Whether ``project`` returns the nearest point.
         convex: Whether C is convex.
         solid: Whether C has an interior.
-        residual: Optional smooth functions (n, *event) -> (n, m) that vanish on C.
+        residual: Optional smooth functions (n, *event) -> (n, m) that vanish on C: equations.
     """
 
     def __init__(
@@ -38,10 +38,18 @@ class FromProjection(Constraint):
         if not callable(project) or not callable(violation):
             raise SettingError("FromProjection(project, violation) needs two callables")
         self._user_project, self._user_violation, self._user_residual = project, violation, residual
-        self.exact, self.convex, self.solid = exact, convex, solid
+        self.exact, self.convex, self.solid, self.smooth = exact, convex, solid, residual is not None
+        self._width: int | None = None if self.smooth else 0
 
-    def residual(self, z: Tensor) -> Tensor:
-        return super().residual(z) if self._user_residual is None else self._user_residual(z)
+    def equations(self, z: Tensor) -> Tensor:
+        if self._user_residual is None:
+            return super().equations(z)
+        values = self._user_residual(z)
+        self._width = values.shape[1]
+        return values
+
+    def equation_count(self) -> int | None:
+        return self._width
 
     def _project(self, z: Tensor) -> Tensor:
         out = self._user_project(z)
