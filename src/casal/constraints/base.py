@@ -284,7 +284,7 @@ class Constraint(ABC):
         """(chains,) labels, equal where all parameters are equal to the bit; None if ``chains`` is None."""
         if self.chains is None:
             return None
-        bits = [marked.values.reshape(marked.chains, -1).contiguous().view(torch.int64) for marked in self._marked()]
+        bits = [marked.rows.contiguous().view(torch.int64) for marked in self._marked()]
         return torch.unique(torch.cat(bits, dim=1), dim=0, return_inverse=True)[1]
 
     def _marked(self) -> Iterator[PerChain]:

@@ -47,6 +47,11 @@ class PerChain:
         """(n, *shape)."""
         return self.values.shape
 
+    @property
+    def rows(self) -> Tensor:
+        """(n, k), the values of a chain flattened."""
+        return self.values.reshape(len(self.values), -1)
+
     def take(self, index: slice | Tensor) -> PerChain:
         """The values of these chains: a slice, or their numbers (k,)."""
         if not isinstance(index, slice) and (not isinstance(index, Tensor) or index.dtype != torch.long):

@@ -252,7 +252,7 @@ class ObservedMassEnergy(Constraint):
             raise SettingError(f"index holds positions in the flattened event, integers; got {self.index.dtype}")
         self.index = self.index.to(torch.long).reshape(-1).clone()
         given = bound(values)
-        self.values: Bound = PerChain(raw(given).flatten(1)) if isinstance(given, PerChain) else given.reshape(-1)
+        self.values: Bound = PerChain(given.rows) if isinstance(given, PerChain) else given.reshape(-1)
         numbers = raw(self.values)
         if len(self.index) != numbers.shape[-1]:
             raise ShapeError(f"{len(self.index)} observed positions but {numbers.shape[-1]} values")
@@ -270,14 +270,13 @@ class ObservedMassEnergy(Constraint):
                 f"got mass {shown(mass, bad or 0)}, energy {shown(energy, bad or 0)}"
             )
         self.convex = self.energy is None
-        rows = numbers.reshape(-1, len(self.index)).tolist()
-        masses, energies = [math.fsum(row) for row in rows], [math.fsum(v * v for v in row) for row in rows]
         single = isinstance(self.values, Tensor)
+        rows = [numbers.tolist()] if single else numbers.tolist()
+        masses, energies = [math.fsum(row) for row in rows], [math.fsum(v * v for v in row) for row in rows]
         self._known_mass: Number = masses[0] if single else PerChain(masses)
         self._known_energy: Number = energies[0] if single else PerChain(energies)
-        sizes = numbers.abs().reshape(len(rows), -1)
-        peaks = sizes.amax(1) if len(self.index) else sizes.new_zeros(len(rows))
-        self._peak: Number = float(peaks[0]) if single else PerChain(peaks)
+        peaks = [max(map(abs, row), default=0.0) for row in rows]
+        self._peak: Number = peaks[0] if single else PerChain(peaks)
 
     def __repr__(self) -> str:
         mass = "" if self.mass is None else f", mass={self.mass:g}"
@@ -615,7 +614,7 @@ class MassEnergyBox(Constraint):
 
 def _same(side: Bound) -> bool:
     """Whether all coordinates have the same bound."""
-    numbers = raw(side).flatten(1) if isinstance(side, PerChain) else raw(side).reshape(1, -1)
+    numbers = side.rows if isinstance(side, PerChain) else raw(side).reshape(1, -1)
     return bool((numbers == numbers[:, :1]).all())
 
 

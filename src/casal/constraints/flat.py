@@ -522,7 +522,7 @@ class BoxHyperplane(Constraint):
 
     def _bounds(self, name: str, given: Any) -> Bound:
         side = bound(given)
-        rows = raw(side).reshape(side.chains, -1) if isinstance(side, PerChain) else side.reshape(-1)
+        rows = side.rows if isinstance(side, PerChain) else side.reshape(-1)
         if rows.shape[-1] not in (1, len(self.a)):
             raise ShapeError(f"{name} has {rows.shape[-1]} entries, the normal has {len(self.a)}")
         wide = rows.expand(*rows.shape[:-1], len(self.a)).clone()

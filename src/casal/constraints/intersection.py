@@ -212,7 +212,7 @@ def _equation_and_bounds(a: Affine, b: Box) -> BoxHyperplane | None:
         return None
     sides = []
     for side in (b.low, b.high):
-        numbers = raw(side).flatten(1) if isinstance(side, PerChain) else raw(side).reshape(-1)
+        numbers = side.rows if isinstance(side, PerChain) else raw(side).reshape(-1)
         if numbers.shape[-1] not in (1, size):
             return None
         sides.append(PerChain(numbers) if isinstance(side, PerChain) else numbers)

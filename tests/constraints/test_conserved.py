@@ -1,8 +1,9 @@
-"""Mass, energy and bounds at once: against solvers, and against the conditions of a nearest point."""
+"""Mass, energy, known coordinates and bounds: against solvers, and the conditions of a nearest point."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,16 +15,71 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
 
-from casal import Affine, Box, Constraint, Implicit, MassEnergy, constraint_from_spec
-from casal.constraints import MassEnergyBox, conserved
+from casal.constraints import (
+    Affine,
+    Box,
+    Constraint,
+    Implicit,
+    MassEnergy,
+    MassEnergyBox,
+    ObservedMassEnergy,
+    conserved,
+    constraint_from_spec,
+)
 from casal.constraints.conserved import direction
 from casal.errors import InfeasibleSet, ShapeError
 
-INF = float("inf")
+from .closed_form_cases import INF
+from .points import normal, one
+
+# ------------------------------------------------------------------ observed coordinates, mass and energy
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+@pytest.mark.parametrize(("mass", "energy"), [(1.5, 9.0), (None, 9.0), (-2.0, 6.0)])
+@pytest.mark.parametrize("seed", range(3))
+def test_observed_mass_energy_agrees_with_a_nonlinear_solver(mass: float | None, energy: float, seed: int) -> None:
+    index, values = [4, 1], np.array([1.0, -0.5])
+    z = 2.0 * normal(6, seed=seed).numpy()
+    conditions = [
+        {"type": "eq", "fun": lambda x: x[index] - values},
+        {"type": "eq", "fun": lambda x: x @ x - energy, "jac": lambda x: 2 * x},
+    ]
+    if mass is not None:
+        conditions.append({"type": "eq", "fun": lambda x: x.sum() - mass, "jac": lambda x: np.ones(6)})
+    best, where = math.inf, z
+    for start in 2.0 * np.random.default_rng(seed).standard_normal((8, 6)):
+        answer = minimize(
+            lambda x: ((x - z) ** 2).sum(),
+            start,
+            jac=lambda x: 2 * (x - z),
+            constraints=conditions,
+            options={"ftol": 1e-15, "maxiter": 500},
+        )
+        if answer.success and answer.fun < best:
+            best, where = answer.fun, answer.x
+    np.testing.assert_allclose(one(ObservedMassEnergy(index, values, mass, energy), z), where, rtol=0, atol=1e-6)
+
+
+def test_observed_mass_energy_at_a_constant_field() -> None:
+    foot = one(ObservedMassEnergy([0], [1.0], mass=4.0, energy=12.0), [9.0, 0.1, 0.1, 0.1])
+    np.testing.assert_allclose(foot, [1.0, 3.0, -1.0, 1.0], atol=1e-14)
+    np.testing.assert_allclose(
+        one(ObservedMassEnergy([0], [1.0], energy=5.0), [9.0, 0.0, 0.0]), [1.0, 2.0, 0.0], atol=1e-15
+    )
+
+
+def test_navier_stokes_size_to_rounding() -> None:
+    z = 3.0 * normal(8, 64, 64, seed=19)
+    index = torch.randperm(4096, generator=torch.Generator().manual_seed(0))[:123]
+    truth = normal(4096, seed=20)
+    known = ObservedMassEnergy(index, truth[index], mass=float(truth.sum()), energy=float(truth.square().sum()))
+    foot = known.project(z).flatten(1)
+    assert torch.equal(foot[:, index], truth[index].expand(8, -1))
+    assert float(known.violation(foot.reshape(8, 64, 64)).max()) <= 1e-14
+    assert float((foot.square().sum(1) / truth.square().sum() - 1).abs().max()) <= 1e-14
+
+
+# ------------------------------------------------------------------ mass, energy and bounds
 
 
 def drawn(seed: int, size: int, *, equal: bool) -> tuple[MassEnergyBox, Tensor]:
