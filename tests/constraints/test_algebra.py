@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 import torch
+from torch import Tensor
 
 import casal
 from casal.constraints import (
@@ -17,8 +18,8 @@ from casal.constraints import (
     Ball,
     Box,
     Constraint,
-    FromProjection,
     HalfSpace,
+    Implicit,
     Intersection,
     MassEnergy,
     Polytope,
@@ -38,6 +39,7 @@ TILT = torch.tensor([[1.0, -1.0, 0.5, 0.0]], dtype=torch.float64)
 WALLS = torch.as_tensor(RNG.normal(size=(6, SIZE)))
 TALL = torch.as_tensor(RNG.normal(size=(6, SIZE)))
 WIDE = torch.as_tensor(RNG.normal(size=(3, SIZE)))
+TURN = torch.linalg.qr(torch.as_tensor(np.random.default_rng(1).normal(size=(SIZE, SIZE)))).Q
 
 SUM, SKEW = Affine(ONES, 0.5), Affine(TILT, 0.2)
 SPHERE, BALL, BOX, WALLED = Sphere(2.0), Ball(1.5), Box(-0.5, 1.0), Polytope(WALLS, torch.ones(6))
@@ -166,15 +168,6 @@ def test_specs_survive_json(name: str) -> None:
     assert torch.equal(again.violation(POINTS), constraint.violation(POINTS))
 
 
-def test_specs_hold_data_only() -> None:
-    with pytest.raises(SettingError, match="functions"):
-        (BALL & FromProjection(BOX.project, BOX.violation)).spec()
-    with pytest.raises(SettingError, match="no set named"):
-        constraint_from_spec({"set": "os.system", "command": "true"})
-    with pytest.raises(SettingError, match="does not take"):
-        constraint_from_spec({"set": "Sphere", "size": 3})
-
-
 def test_members_are_flattened_and_checked() -> None:
     assert len((SUM & SKEW & BOX).members) == 3
     assert len(Intersection(SUM & SKEW, BOX & BALL).members) == 4
@@ -192,3 +185,94 @@ def test_penalty_works_on_smooth_combinations_and_names_what_does_not() -> None:
     assert bool(torch.isfinite(result.samples).all())
     with pytest.raises(SettingError, match="no smooth residual"):
         casal.sample(target, SPHERE | BOX, casal.Penalty(1.0), len(POINTS), seed=0)
+
+
+# ------------------------------------------------------------------ equations stay equations, inequalities inequalities
+
+
+def radius(z: Tensor) -> Tensor:
+    return z.square().sum(1, keepdim=True) - 4.0
+
+
+def half(z: Tensor) -> Tensor:
+    return z[:, :2] - 0.5
+
+
+SHELL, WALL = Implicit(radius, half), Implicit(None, half, convex=True)
+SHIFT = torch.linspace(-1.0, 1.0, SIZE, dtype=torch.float64)
+MIXED: dict[str, tuple[Callable[[], Constraint], Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "shifted": (lambda: Implicit(radius, half).shifted(SHIFT), lambda z: radius(z - SHIFT), lambda z: half(z - SHIFT)),
+    "scaled": (lambda: Implicit(radius, half).scaled(2.0), lambda z: radius(z / 2), lambda z: half(z / 2)),
+    "through": (
+        lambda: Implicit(None, half).through(TALL),
+        lambda z: torch.zeros(len(z), 0, dtype=z.dtype),
+        lambda z: half(z @ TALL.T),
+    ),
+    "through both": (
+        lambda: Implicit(radius, half).through(TALL),
+        lambda z: radius(z @ TALL.T),
+        lambda z: half(z @ TALL.T),
+    ),
+    "product": (
+        lambda: Product(Implicit(radius, half), None, Ball(1.5), sizes=(2, 1, 1)),
+        lambda z: radius(z[:, :2]),
+        lambda z: torch.cat([half(z[:, :2]), z[:, 3:].square() - 2.25], dim=1),
+    ),
+    "intersection": (
+        lambda: HalfSpace(ONES[0], 0.2) & Implicit(radius, half) & Affine(TILT, 0.3),
+        lambda z: torch.cat([(z @ TILT.T - 0.3) / TILT.norm(), radius(z)], dim=1),
+        lambda z: torch.cat([(z.sum(1, keepdim=True) - 0.2) / 2.0, half(z)], dim=1),
+    ),
+    "ball through a shift": (
+        lambda: BALL.shifted(SHIFT).through(TURN),
+        lambda z: torch.zeros(len(z), 0, dtype=z.dtype),
+        lambda z: (z @ TURN.T - SHIFT).square().sum(1, keepdim=True) - 2.25,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_sets_made_of_sets_keep_equations_and_inequalities_apart(name: str) -> None:
+    build, equations, inequalities = MIXED[name]
+    constraint = build()
+    torch.testing.assert_close(constraint.equations(POINTS), equations(POINTS))
+    torch.testing.assert_close(constraint.inequalities(POINTS), inequalities(POINTS))
+    residual = constraint.residual(POINTS)
+    assert torch.equal(residual, torch.cat([constraint.equations(POINTS), constraint.inequalities(POINTS)], dim=1))
+    expected = torch.cat([equations(POINTS), inequalities(POINTS).clamp_min(0.0)], dim=1)
+    torch.testing.assert_close(constraint.positive_part(residual), expected)
+    assert constraint.smooth and constraint.equation_count() == equations(POINTS).shape[1]
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_penalty_pulls_by_the_inequalities_that_are_broken(name: str) -> None:
+    """One step without noise and without a potential: x' = x - tau grad(weight/2 |h|^2 + weight/2 |g_+|^2)."""
+    build, equations, inequalities = MIXED[name]
+    weight, tau = 0.7, 1e-3
+    target = casal.langevin(lambda x: torch.zeros_like(x), steps=1, step_size=tau, init=POINTS)
+    ours = casal.sample(target, build(), casal.Penalty(weight), len(POINTS), seed=0).samples
+    free = casal.sample(target, build(), casal.Unconstrained(), len(POINTS), seed=0).samples
+    leaf = POINTS.clone().requires_grad_()
+    cost = equations(leaf).square().sum() + inequalities(leaf).clamp_min(0.0).square().sum()
+    (gradient,) = torch.autograd.grad(cost, leaf)
+    share = (free - ours).flatten() @ gradient.flatten() / gradient.square().sum()
+    torch.testing.assert_close(free - ours, share * gradient, rtol=0, atol=1e-12)
+    assert float(share) > 0
+
+
+def test_an_inequality_behind_a_matrix_leaves_points_inside_where_they_are() -> None:
+    walled = Implicit(None, lambda z: z.square().sum(1, keepdim=True) - 4.0).through(TALL)
+    inside = 0.1 * POINTS / (POINTS @ TALL.T).norm(dim=1, keepdim=True)
+    torch.testing.assert_close(walled.project(inside), inside, rtol=0, atol=1e-14)
+    assert float(walled.violation(walled.project(POINTS)).max()) <= 1e-11
+
+
+def test_flat_sides_give_their_rows() -> None:
+    for constraint in (SUM, HalfSpace(TILT[0], 0.1), BOX, WALLED, SUM & BOX, SUM & SKEW & BOX & WALLED):
+        rows = constraint.polyhedron(SIZE)
+        assert rows is not None and constraint.flat_sided
+        torch.testing.assert_close(rows.matrix.norm(dim=1), torch.ones(len(rows.matrix), dtype=torch.float64))
+        value = constraint.project(POINTS) @ rows.matrix.T
+        assert bool(((value >= rows.low - 1e-12) & (value <= rows.high + 1e-12)).all())
+    for curved in (BALL, SPHERE, BALL & BOX):
+        assert curved.polyhedron(SIZE) is None and not curved.flat_sided

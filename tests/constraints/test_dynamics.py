@@ -122,7 +122,7 @@ def test_several_inputs_and_one_output_agree_with_a_conic_solver() -> None:
 def test_an_ill_conditioned_system_goes_through_the_active_set() -> None:
     """An unstable system: gradients crawl (condition number 1e5), and the saturated inputs are found exactly."""
     dynamics = LinearDynamics([[0.0, 1.0], [2.0, 0.0]], [[0.0], [1.0]], 40, 0.1, 1.0, y0=[0.1, 0.0])
-    assert "active set" in dynamics.explain() and "accelerated" in quadrotor(20).explain()
+    assert "quadratic programme" in dynamics.explain() and "accelerated" in quadrotor(20).explain()
     z = dynamics.trajectory(3.0 * normal(8, 40, 1, seed=36)) + normal(8, 40, 3, seed=37)
     found = dynamics.solve(z)
     assert bool(found.converged.all())

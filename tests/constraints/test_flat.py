@@ -84,7 +84,7 @@ def test_the_event_is_one_vector() -> None:
     polytope = Polytope(G, h)
     assert torch.equal(polytope.project(z), polytope.project(z.reshape(6, 12)).reshape(6, 3, 4))
     assert torch.equal(polytope.violation(z), polytope.violation(z.reshape(6, 12)))
-    with pytest.raises(ShapeError, match=r"12 columns, events \(5,\) have 5"):
+    with pytest.raises(ShapeError, match=r"12 coordinates, events \(5,\) have 5"):
         polytope.project(torch.zeros(1, 5))
 
 

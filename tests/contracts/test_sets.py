@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from casal import Affine, Ball, Box, Constraint, FromProjection, HalfSpace, MassEnergy, Sphere
+from casal.constraints import SETS as REGISTRY
 from casal.errors import ProjectionError, SettingError, ShapeError
 
 from .sets import NO_RESIDUAL, SETS, SetCase, badly_scaled, matrix, ramp, redundant
@@ -95,6 +96,10 @@ def members(case: SetCase, draw: Draw, foot: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------ contracts
+
+
+def test_every_registered_set_has_a_row() -> None:
+    assert {type(case.constraint) for case in SETS} == set(REGISTRY.values())
 
 
 @every_set

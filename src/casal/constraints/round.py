@@ -74,7 +74,7 @@ class Round(Constraint):
                 worst = float(numbers[~torch.isfinite(numbers)][0])
                 raise InfeasibleSet(f"{type(self).__name__} needs a finite center, got {worst} in it")
             if isinstance(self.center, PerChain):
-                shift = PerChain(torch.linalg.vector_norm(numbers.flatten(1), dim=1))
+                shift = PerChain(torch.linalg.vector_norm(self.center.rows, dim=1))
             else:
                 shift = float(torch.linalg.vector_norm(numbers))
         self.chains = common_chains(radius=self.radius, center=self.center)
@@ -101,7 +101,7 @@ class Round(Constraint):
             return type(self)(self.radius)
         center = raw(self.center)
         one = isinstance(self.center, Tensor)
-        found = space.coordinates(center.reshape(1, -1) if one else center.flatten(1))
+        found = space.coordinates(center.reshape(1, -1) if one else self.center.rows)
         return None if found is None else type(self)(self.radius, found[0] if one else PerChain(found))
 
     def _height(self, z: Tensor) -> Tensor:
