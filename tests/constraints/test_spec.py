@@ -45,6 +45,45 @@ class Slab(Constraint):
         return {"half": self.half}
 
 
+class Hyperbola(Constraint):
+    """C = {z : z_1 z_2 = 1, z_1 >= 0}: what a smooth set writes."""
+
+    exact = False
+    smooth = True
+
+    def equations(self, z: Tensor) -> Tensor:
+        return z[:, :1] * z[:, 1:2] - 1.0
+
+    def inequalities(self, z: Tensor) -> Tensor:
+        return -z[:, :1]
+
+    def _project(self, z: Tensor) -> Tensor:
+        first = z[:, :1].clamp_min(0.5)
+        return torch.cat([first, 1.0 / first], dim=1)
+
+    def _violation(self, z: Tensor) -> Tensor:
+        return torch.maximum(self.equations(z).abs(), self.inequalities(z).clamp_min(0.0)).amax(1)
+
+
+def test_a_smooth_set_from_outside_has_its_equations_counted() -> None:
+    z = torch.tensor([[-1.0, 2.0], [3.0, 1.0]], dtype=torch.float64)
+    expected = torch.tensor([[-3.0, 1.0], [2.0, 0.0]], dtype=torch.float64)
+    for constraint in (
+        Hyperbola(),
+        Hyperbola().shifted(0.0),
+        Hyperbola().scaled(1.0),
+        Hyperbola().through(torch.eye(2)),
+    ):
+        with pytest.raises(SettingError, match="evaluate residual"):
+            constraint.positive_part(expected)
+        assert torch.equal(constraint.positive_part(constraint.residual(z)), expected)
+        assert constraint.equation_count() == 1
+    both = Hyperbola() & Ball(2.0)
+    assert both.positive_part(both.residual(z)).tolist() == [[-3.0, 1.0, 1.0], [2.0, 0.0, 6.0]]
+    target = casal.langevin(lambda x: x, steps=2, step_size=0.01, init=z)
+    assert bool(torch.isfinite(casal.sample(target, Hyperbola(), casal.Penalty(0.1), 2, seed=0).samples).all())
+
+
 @pytest.fixture
 def registered() -> Iterator[None]:
     register(Slab)

@@ -258,8 +258,9 @@ def test_violation_does_not_use_the_projection(case: SetCase, monkeypatch: pytes
 
 @every_set
 def test_every_set_has_a_name(case: SetCase) -> None:
-    parts = [case.constraint, *getattr(case.constraint, "members", ()), getattr(case.constraint, "inner", None)]
-    assert any(part is not None and type(part).__name__ in repr(case.constraint) for part in parts)
+    inner = [part for part in vars(case.constraint).values() if isinstance(part, Constraint)]
+    parts = [case.constraint, *getattr(case.constraint, "members", ()), *inner]
+    assert any(type(part).__name__ in repr(case.constraint) for part in parts)
 
 
 # ------------------------------------------------------------------ flags and residuals

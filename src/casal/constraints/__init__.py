@@ -27,34 +27,18 @@ from casal.constraints.simplex import L1Ball, Simplex
 from casal.constraints.spec import constraint_from_spec
 from casal.constraints.vectors import over_events
 
-for _kind in (
-    Affine,
-    AffineRound,
-    Ball,
-    Box,
-    BoxHyperplane,
-    Ellipsoid,
-    FromProjection,
-    HalfSpace,
-    Implicit,
-    Intersection,
-    L1Ball,
-    LinearDynamics,
-    MassEnergy,
-    MassEnergyBox,
+for _kind in (  # the registry: name -> class, read by ``constraint_from_spec``, the operators and the contract suite
+    *(Affine, Box, BoxHyperplane, HalfSpace, Polytope),
+    *(AffineRound, Ball, Ellipsoid, Sphere),
+    *(L1Ball, Simplex),
+    *(PSDCone, SecondOrderCone),
     Monotone,
-    ObservedMassEnergy,
+    *(MassEnergy, MassEnergyBox, ObservedMassEnergy),
+    LinearDynamics,
     Obstacles,
-    PSDCone,
-    Polytope,
-    Product,
-    Scaled,
-    SecondOrderCone,
-    Shifted,
-    Simplex,
-    Sphere,
-    Through,
-    Union,
+    Implicit,
+    FromProjection,
+    *(Intersection, Product, Scaled, Shifted, Through, Union),
 ):
     register(_kind)
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Budget, Constraint, Projection, Rows, Way, at_once, positive
+from casal.constraints.base import Budget, Constraint, Projection, Rows, Way, at_once, positive, total_count
 from casal.constraints.chains import bound, common_chains, raw, spread
 from casal.constraints.flat import Affine, HalfSpace, Polytope
 from casal.constraints.implicit import Implicit
-from casal.constraints.intersection import Intersection, take_apart, total_count
+from casal.constraints.intersection import Intersection, take_apart
 from casal.constraints.solvers.splitting import behind_matrix
 from casal.constraints.vectors import flat, gaussian, norm, tangent
 from casal.errors import SettingError, ShapeError
@@ -114,7 +114,7 @@ class Product(Constraint):
         return torch.cat([z.new_zeros(len(z), 0), *(member.inequalities(part) for member, part in self._blocks(z))], 1)
 
     def equation_count(self) -> int | None:
-        return total_count(self.members)
+        return total_count(self.members, self._equation_count)
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         starts = [None] * len(self.sizes) if warm is None else flat(warm).split(self.sizes, dim=1)
@@ -180,7 +180,7 @@ class Moved(Constraint):
         return self.inner.inequalities(self._back(z))
 
     def equation_count(self) -> int | None:
-        return self.inner.equation_count()
+        return total_count((self.inner,), self._equation_count)
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         return self.inner.log_tube_factor(self._back(x), self._back(z))
@@ -332,7 +332,7 @@ class Through(Constraint):
         return self.inner.inequalities(self._image(z))
 
     def equation_count(self) -> int | None:
-        return self.inner.equation_count()
+        return total_count((self.inner,), self._equation_count)
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         if self._turned:
@@ -371,13 +371,11 @@ def _with_rows(rows: Rows | None, A: Tensor) -> Constraint | None:
     equal = low == high
     above, below = ~equal & (high < torch.inf), ~equal & (low > -torch.inf)
     sides, levels = torch.cat([matrix[above], -matrix[below]]), torch.cat([high[above], -low[below]])
-    parts: list[Constraint] = [Affine(matrix[equal], low[equal])] if bool(equal.any()) else []
-    if len(sides) == 1 and bool((sides != 0).any()):
-        parts.append(HalfSpace(sides[0], float(levels[0])))
-    elif len(sides) > 1:
-        parts.append(Polytope(sides, levels))
-    return None if not parts or (len(sides) == 1 and len(parts) < 1 + bool(equal.any())) else _one(parts)
-
-
-def _one(parts: list[Constraint]) -> Constraint:
-    return parts[0] if len(parts) == 1 else Intersection(*parts)
+    if len(sides) == 1 and not bool(sides.any()):
+        return None
+    parts: list[Constraint] = []
+    if bool(equal.any()):
+        parts.append(Affine(matrix[equal], low[equal]))
+    if len(sides):
+        parts.append(HalfSpace(sides[0], float(levels[0])) if len(sides) == 1 else Polytope(sides, levels))
+    return Intersection(*parts) if len(parts) > 1 else next(iter(parts), None)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -137,6 +138,7 @@ class Constraint(ABC):
     fast: bool = False
     chains: int | None = None
     per_chain: tuple[str, ...] = ()
+    _equation_count: int | None = None  # a set that knows it says so; for others it is counted by ``residual``
 
     def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
         """Refuse ``PerChain`` where the class does not take it."""
@@ -208,8 +210,8 @@ class Constraint(ABC):
         return z.new_zeros(len(z), 0)
 
     def equation_count(self) -> int | None:
-        """How many equations there are; None if only an evaluation can tell, and there has been none."""
-        return 0
+        """How many equations there are; None if a set of unknown functions has not been evaluated yet."""
+        return self._equation_count
 
     def residual(self, z: Tensor) -> Tensor:
         """All smooth functions that describe C: the equations, then the inequalities."""
@@ -219,6 +221,8 @@ class Constraint(ABC):
                 "Projected, CASAL and WeightedCASAL need only its projection"
             )
         equations, inequalities = self.equations(z), self.inequalities(z)
+        if self.equation_count() is None:
+            self._equation_count = equations.shape[1]
         if not inequalities.shape[1]:
             return equations
         return torch.cat([equations, inequalities], dim=1) if equations.shape[1] else inequalities
@@ -231,7 +235,7 @@ class Constraint(ABC):
         """Values (n, m) of residuals or multipliers, those of inequalities cut off at zero."""
         count = self.equation_count()
         if count is None:
-            raise SettingError(f"{self!r} does not know its equations yet; evaluate residual(z) first")
+            raise SettingError(f"{self!r} has not counted its equations(z) yet; evaluate residual(z) first")
         if count >= values.shape[1]:
             return values
         inequalities = values[:, count:].clamp_min(0.0)
@@ -325,18 +329,19 @@ class Constraint(ABC):
         self._check_chains(z)
         zeros = torch.zeros(len(z), dtype=z.dtype, device=z.device)
         out = Projection(z.clone(), zeros != 0, zeros.long(), zeros)
-        for chosen in self._group_members():
-            part = self._alone(int(chosen[0]))._solve(z[chosen], budget, None if warm is None else warm[chosen])
+        for chosen, alone in self._group_sets:
+            part = alone._solve(z[chosen], budget, None if warm is None else warm[chosen])
             for whole, piece in zip(out, part, strict=True):
                 whole[chosen] = piece
         return out
 
-    def _group_members(self) -> list[Tensor]:
-        """The numbers of the chains in each group of equal parameters."""
+    @cached_property
+    def _group_sets(self) -> list[tuple[Tensor, Constraint]]:
+        """For each group of equal parameters, the numbers of its chains and their common set."""
         labels = self.groups()
-        if labels is None:
-            return []
-        return list(labels.argsort(stable=True).split(torch.bincount(labels).tolist()))
+        assert labels is not None
+        members = labels.argsort(stable=True).split(torch.bincount(labels).tolist())
+        return [(chosen, self._alone(int(chosen[0]))) for chosen in members]
 
     def _check_chains(self, z: Tensor) -> None:
         if self.chains is not None:
@@ -457,6 +462,13 @@ def at_once(point: Tensor) -> Projection:
     """What a closed form found."""
     zeros = torch.zeros(len(point), dtype=point.dtype, device=point.device)
     return Projection(point, zeros == 0, zeros.long(), zeros)
+
+
+def total_count(parts: Iterable[Constraint | None], otherwise: int | None = None) -> int | None:
+    """Equations of all sets together; ``otherwise`` if one of them has not counted its own."""
+    counts = [part.equation_count() for part in parts if part is not None]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else otherwise
 
 
 def positive(value: Any, name: str) -> float:

@@ -31,6 +31,7 @@ class SecondOrderCone(Constraint):
     convex = True
     solid = True
     smooth = True
+    _equation_count = 0
 
     def __repr__(self) -> str:
         return "SecondOrderCone()"

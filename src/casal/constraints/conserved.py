@@ -74,6 +74,7 @@ class MassEnergy(Constraint):
     """
 
     smooth = True
+    _equation_count = 2
     samples_near = True
     fast = True
     per_chain = ("mass", "energy")
@@ -113,9 +114,6 @@ class MassEnergy(Constraint):
     def equations(self, z: Tensor) -> Tensor:
         y = flat(z)
         return torch.stack([y.sum(1) - each(self.mass, z), y.square().sum(1) - each(self.energy, z)], dim=1)
-
-    def equation_count(self) -> int:
-        return 2
 
     def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         return (flat(z) * (2.0 * weights[:, 1:])).add_(weights[:, :1]).reshape(z.shape)
@@ -270,6 +268,7 @@ class ObservedMassEnergy(Constraint):
                 f"got mass {shown(mass, bad or 0)}, energy {shown(energy, bad or 0)}"
             )
         self.convex = self.energy is None
+        self._equation_count = len(self.index) + (self.mass is not None) + (self.energy is not None)
         single = isinstance(self.values, Tensor)
         rows = [numbers.tolist()] if single else numbers.tolist()
         masses, energies = [math.fsum(row) for row in rows], [math.fsum(v * v for v in row) for row in rows]
@@ -332,9 +331,6 @@ class ObservedMassEnergy(Constraint):
         if self.energy is not None:
             parts.append(y.square().sum(1, keepdim=True) - column(self.energy, z))
         return torch.cat(parts, dim=1)
-
-    def equation_count(self) -> int:
-        return len(self.index) + (self.mass is not None) + (self.energy is not None)
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         free = flat(x)[:, self._free(x)]
@@ -458,6 +454,7 @@ class MassEnergyBox(Constraint):
     """
 
     smooth = True
+    _equation_count = 2
     per_chain = ("mass", "energy", "low", "high")
 
     def __init__(self, mass: Any, energy: Any, low: Any, high: Any) -> None:
@@ -465,7 +462,6 @@ class MassEnergyBox(Constraint):
         self.chains = common_chains(equations=self.conserved, bounds=self.bounds)
         self.exact = all(_same(side) for side in (self.bounds.low, self.bounds.high))
         self._frames: dict[Event, _Frame] = {}
-        self._checked_events: set[Event] = set()
         if self.chains is None:
             self._check_any_size()
 
@@ -480,10 +476,8 @@ class MassEnergyBox(Constraint):
         if self.chains is None:
             self._frame(tuple(event))
             return
-        if event not in self._checked_events:
-            for members in self._group_members():
-                self._alone(int(members[0])).validate(event)
-            self._checked_events.add(event)
+        for _, alone in self._group_sets:
+            alone.validate(event)
 
     def _arguments(self) -> dict[str, Any]:
         return {**self.conserved._arguments(), **self.bounds._arguments()}
@@ -493,9 +487,6 @@ class MassEnergyBox(Constraint):
 
     def inequalities(self, z: Tensor) -> Tensor:
         return self.bounds.inequalities(z)
-
-    def equation_count(self) -> int:
-        return self.conserved.equation_count()
 
     def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         equations, below, above = weights.tensor_split((2, 2 + (weights.shape[1] - 2) // 2), dim=1)

@@ -39,17 +39,9 @@ class FromProjection(Constraint):
             raise SettingError("FromProjection(project, violation) needs two callables")
         self._user_project, self._user_violation, self._user_residual = project, violation, residual
         self.exact, self.convex, self.solid, self.smooth = exact, convex, solid, residual is not None
-        self._width: int | None = None if self.smooth else 0
 
     def equations(self, z: Tensor) -> Tensor:
-        if self._user_residual is None:
-            return super().equations(z)
-        values = self._user_residual(z)
-        self._width = values.shape[1]
-        return values
-
-    def equation_count(self) -> int | None:
-        return self._width
+        return super().equations(z) if self._user_residual is None else self._user_residual(z)
 
     def _project(self, z: Tensor) -> Tensor:
         out = self._user_project(z)

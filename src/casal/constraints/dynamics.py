@@ -183,9 +183,6 @@ class LinearDynamics(Constraint):
         u = flat(self._split(z)[1])[:, self._bounded.to(z.device)]
         return torch.cat([u - self._limit.to(z), -u - self._limit.to(z)], dim=1)
 
-    def equation_count(self) -> int:
-        return len(self._response)
-
     def _arguments(self) -> dict[str, Any]:
         names = ("A", "B", "steps", "dt", "u_max", "y0", "scale_y", "scale_u", "outputs")
         return {name: getattr(self, name) for name in names}
@@ -226,6 +223,7 @@ class LinearDynamics(Constraint):
         self._rows = Polyhedron.of(self._inputs[self._bounded] / lengths[:, None], -level, level)
         self._quadratic = Quadratic.of(triangle.T @ triangle)
         self._bound = bound
+        self._equation_count = len(self._response)
 
     def _split(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return z[..., : len(self.outputs)], z[..., len(self.outputs) :]

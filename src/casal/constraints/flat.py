@@ -86,6 +86,7 @@ class Affine(Constraint):
         self.A, self.b = matrix, _levels(b, matrix, "A", "b")
         self.chains = common_chains(b=self.b)
         self._rows, right = _equations(self.A, raw(self.b))
+        self._equation_count = len(self._rows)
         u, s, vh = torch.linalg.svd(self._rows, full_matrices=False)
         kept = s > RANK_TOLERANCE * (s[0] if len(s) else 1.0) * max(self._rows.shape)
         self._basis = vh[kept]
@@ -121,9 +122,6 @@ class Affine(Constraint):
     def equations(self, z: Tensor) -> Tensor:
         y = flat(z)
         return y @ self._rows.to(z).T - spread(self._right, y)
-
-    def equation_count(self) -> int:
-        return len(self._rows)
 
     def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         return (weights @ self._rows.to(z)).reshape(z.shape)
@@ -176,6 +174,7 @@ class HalfSpace(Constraint):
     convex = True
     solid = True
     smooth = True
+    _equation_count = 0
     flat_sided = True
     samples_near = True
     fast = True
@@ -261,6 +260,7 @@ class Box(Constraint):
 
     convex = True
     smooth = True
+    _equation_count = 0
     flat_sided = True
     samples_near = True
     fast = True
@@ -348,6 +348,7 @@ class Polytope(Constraint):
     exact = False
     convex = True
     smooth = True
+    _equation_count = 0
     flat_sided = True
 
     def __init__(self, G: Any, h: Any) -> None:
@@ -496,6 +497,7 @@ class BoxHyperplane(Constraint):
 
     convex = True
     smooth = True
+    _equation_count = 1
     flat_sided = True
     per_chain = ("low", "high", "b")
 
@@ -561,9 +563,6 @@ class BoxHyperplane(Constraint):
     def inequalities(self, z: Tensor) -> Tensor:
         y, plane = flat(z), self._plane(z)
         return torch.cat([plane.low - y, y - plane.high], dim=1).clamp_min(-1e30)
-
-    def equation_count(self) -> int:
-        return 1
 
     def polyhedron(self, size: int) -> Rows | None:
         if self.chains is not None:

@@ -88,7 +88,7 @@ class Implicit(Constraint):
         if self.scale is not None and not bool(((self.scale > 0) & (self.scale < torch.inf)).all()):
             raise SettingError(f"scale must be finite and > 0, got {scale}; it is the size of fn that counts as one")
         self.convex, self.starts, self.solid = bool(convex), whole_number(starts, "starts", 1), fn is None
-        self._width: int | None = 0 if fn is None else None
+        self._equation_count = 0 if fn is None else None
 
     def __repr__(self) -> str:
         parts = [("", self.fn), ("inequality=", self.inequality)]
@@ -106,16 +106,12 @@ class Implicit(Constraint):
     def equations(self, z: Tensor) -> Tensor:
         """h(z), in the unit of the function."""
         values = _evaluate(self.fn, "fn", z)
-        self._width = values.shape[1]
+        self._equation_count = values.shape[1]
         return values
 
     def inequalities(self, z: Tensor) -> Tensor:
         """g(z), in the unit of the function."""
         return _evaluate(self.inequality, "inequality", z)
-
-    def equation_count(self) -> int | None:
-        """The width of h, once it has been evaluated."""
-        return self._width
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         """log |det (I + sum_j a_j Hess h_j)| over the tangent space at z, where x - z = sum_j a_j grad h_j.

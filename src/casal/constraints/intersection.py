@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Budget, Constraint, Projection, Rows, Subspace, Way
+from casal.constraints.base import Budget, Constraint, Projection, Rows, Subspace, Way, total_count
 from casal.constraints.chains import Bound, PerChain, common_chains, raw
 from casal.constraints.conserved import MassEnergy, MassEnergyBox
 from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polytope
@@ -91,7 +91,7 @@ class Intersection(Constraint):
         return torch.cat([part.inequalities(z) for part in self._parts], dim=1)
 
     def equation_count(self) -> int | None:
-        return total_count(self._parts)
+        return total_count(self._parts, self._equation_count)
 
     def polyhedron(self, size: int) -> Rows | None:
         parts = [part.polyhedron(size) for part in self._parts]
@@ -151,13 +151,6 @@ def take_apart(kind: type[Constraint], members: Sequence[Any]) -> tuple[Constrai
             raise SettingError(f"{kind.__name__} is made of sets, got {type(member).__name__}")
         parts += member.members if isinstance(member, kind) else (member,)  # type: ignore[attr-defined]
     return tuple(parts)
-
-
-def total_count(parts: Sequence[Constraint | None]) -> int | None:
-    """Equations of all sets together; None if one does not know its own."""
-    counts = [part.equation_count() for part in parts if part is not None]
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
 
 
 # ------------------------------------------------------------------ pairs that merge

@@ -39,6 +39,7 @@ class Monotone(Constraint):
     convex = True
     solid = True
     smooth = True
+    _equation_count = 0
 
     def __init__(self, increasing: bool = True) -> None:
         self.increasing = bool(increasing)

@@ -62,6 +62,7 @@ class Obstacles(Constraint):
     """
 
     solid = True
+    _equation_count = 0
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, Subspace
+from casal.constraints.base import Constraint, Subspace, total_count
 from casal.constraints.chains import (
     Bound,
     PerChain,
@@ -132,12 +132,10 @@ class Sphere(Round):
     """
 
     samples_near = True
+    _equation_count = 1
 
     def equations(self, z: Tensor) -> Tensor:
         return self._height(z)
-
-    def equation_count(self) -> int:
-        return 1
 
     def project_fast(self, z: Tensor) -> Tensor:
         offset = self._offset(z)
@@ -189,6 +187,7 @@ class Ball(Round):
 
     convex = True
     solid = True
+    _equation_count = 0
 
     def inequalities(self, z: Tensor) -> Tensor:
         return self._height(z)
@@ -233,6 +232,7 @@ class AffineRound(Constraint):
     def __init__(self, flat_part: Affine, round_part: Round) -> None:
         self.flat_part, self.round_part = flat_part, round_part
         self.convex = round_part.convex
+        self._equation_count = total_count((flat_part, round_part))
         self.chains = common_chains(equations=flat_part, sphere=round_part)
         self._center: Bound | None = round_part.center
         size, radius = flat_part.A.shape[1], round_part.radius
@@ -281,9 +281,6 @@ class AffineRound(Constraint):
 
     def inequalities(self, z: Tensor) -> Tensor:
         return self.round_part.inequalities(z)
-
-    def equation_count(self) -> int:
-        return self.flat_part.equation_count() + (0 if self.convex else 1)
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         if self.convex or failing(lambda r: r > 0, self._radius) is not None:
@@ -373,6 +370,7 @@ class Ellipsoid(Constraint):
     convex = True
     solid = True
     smooth = True
+    _equation_count = 0
 
     def __init__(self, axes_or_matrix: Any, center: Any = None) -> None:
         given = torch.as_tensor(axes_or_matrix, dtype=torch.float64).clone()

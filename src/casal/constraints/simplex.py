@@ -32,6 +32,7 @@ class Simplex(Constraint):
 
     convex = True
     smooth = True
+    _equation_count = 1
     per_chain = ("total",)
 
     def __init__(self, total: Any = 1.0) -> None:
@@ -49,9 +50,6 @@ class Simplex(Constraint):
 
     def inequalities(self, z: Tensor) -> Tensor:
         return -flat(z)
-
-    def equation_count(self) -> int:
-        return 1
 
     def _project(self, z: Tensor) -> Tensor:
         return _onto_simplex(flat(z), column(self.total, z)).reshape(z.shape)

@@ -57,6 +57,7 @@ class Conserved(FromProjection):
         super().__init__(
             lambda z: nearest_field(z, *self._mine(z)), lambda z: torch.maximum(*errors(z, *self._mine(z)))
         )
+        self.smooth = True
 
     def project_fast(self, z: Tensor) -> Tensor:
         offset = z - z.mean(1, keepdim=True)
@@ -64,7 +65,7 @@ class Conserved(FromProjection):
         n = len(z)
         return offset.mul_(self._radius[:n].to(z) / length).add_(self._level[:n].to(z))
 
-    def residual(self, z: Tensor) -> Tensor:
+    def equations(self, z: Tensor) -> Tensor:
         mass, energy = (value.to(z) for value in self._mine(z))
         return torch.stack([(z.sum(1) - mass) / math.sqrt(self.size), z.square().sum(1) - energy], dim=1)
 
