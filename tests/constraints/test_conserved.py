@@ -172,9 +172,9 @@ def test_guessing_and_halving_agree() -> None:
     reduced = constraint._frame((24,)).reduced
     assert reduced is not None
     v = direction(normal(50, 24, seed=2))
-    guessed, left = conserved._refined(v, reduced.low, reduced.high)
+    guessed, left = conserved._refine(v, reduced.low, reduced.high)
     assert len(left) == 0
-    torch.testing.assert_close(conserved._bracketed(v, reduced), guessed, rtol=0, atol=1e-12)
+    torch.testing.assert_close(conserved._bracket(v, reduced), guessed, rtol=0, atol=1e-12)
 
 
 @settings(max_examples=300)

@@ -152,7 +152,7 @@ class Product(Constraint):
         return {"members": list(self.members), "sizes": list(self.sizes)}
 
 
-class Moved(Constraint):
+class _Motion(Constraint):
     """A set in other coordinates, its flags and its projection those of the set it is made of."""
 
     inner: Constraint
@@ -205,7 +205,7 @@ class Moved(Constraint):
         raise NotImplementedError
 
 
-class Shifted(Moved):
+class Shifted(_Motion):
     """C + t = {z + t : z in C}; P(z) = t + P_C(z - t). The violation is that of z - t.
 
     Args:
@@ -235,7 +235,7 @@ class Shifted(Moved):
         return {"inner": self.inner, "by": self.by}
 
 
-class Scaled(Moved):
+class Scaled(_Motion):
     """s C = {s z : z in C}, s > 0; P(z) = s P_C(z / s). The violation is that of z / s.
 
     Args:
@@ -287,9 +287,9 @@ class Through(Constraint):
         gram = self.A @ self.A.T
         self._square = float(gram.diagonal().mean())
         eye = self._square * torch.eye(len(gram), dtype=torch.float64)
-        self._turned = self._square > 0 and float((gram - eye).abs().max()) <= ORTHOGONAL * self._square
+        self._orthogonal = self._square > 0 and float((gram - eye).abs().max()) <= ORTHOGONAL * self._square
         self._same: Constraint | None = None
-        if self._turned:
+        if self._orthogonal:
             self._way, self.exact = inner.way, inner.exact
         elif self.chains is not None:
             alone = self._alone(0)
@@ -312,7 +312,7 @@ class Through(Constraint):
         return f"{self.inner!r}.through({len(self.A)} x {self.A.shape[1]})"
 
     def explain(self) -> str:
-        if self._turned:
+        if self._orthogonal:
             return f"{self!r}: {self.way.value}, A A^T is a multiple of I"
         if self._way is Way.NEWTON:
             return f"{self!r}: {self.way.value} on the residual of A x"
@@ -335,7 +335,7 @@ class Through(Constraint):
         return total_count((self.inner,), self._equation_count)
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
-        if self._turned:
+        if self._orthogonal:
             found = self.inner._solve(self._image(z), budget, None)
             rows = self.A.to(z) / self._square**0.5
             point = tangent(flat(z), rows) + flat(found.point) @ rows / self._square**0.5

@@ -27,7 +27,7 @@ class PerChain:
 
     def __init__(self, values: Any) -> None:
         given = values.values if isinstance(values, PerChain) else values
-        self.values: Tensor = torch.as_tensor(given, dtype=torch.float64)
+        self.values: Tensor = torch.as_tensor(given, dtype=torch.float64).detach().clone()
         if self.values.ndim < 1 or not len(self.values):
             raise ShapeError(f"PerChain takes (n, ...), one value for each of n >= 1 chains, got {tuple(self.shape)}")
 
@@ -120,16 +120,21 @@ def root(value: Any) -> Any:
     return value.clamp_min(0.0).sqrt() if isinstance(value, Tensor) else max(value, 0.0) ** 0.5
 
 
-def failing(good: Callable[..., Tensor], *values: Number) -> int | None:
+def first_failure(good: Callable[..., Tensor], *values: Number) -> int | None:
     """The first chain whose values fail a test written for tensors (0 for common values), or None."""
     wide = (v.values if isinstance(v, PerChain) else torch.tensor(v, dtype=torch.float64) for v in values)
     bad = torch.nonzero(~good(*wide).reshape(-1))
     return int(bad[0]) if len(bad) else None
 
 
-def shown(value: object, chain: int) -> str:
-    """A parameter for a message: as it was given, or that of one chain."""
-    return f"{value.values[chain].tolist()} in chain {chain}" if isinstance(value, PerChain) else f"{value}"
+def show(value: object, chain: int, form: str = "") -> str:
+    """A number for a message: as it was given, or that of one chain."""
+    return f"{value.values[chain].item():{form}} (chain {chain})" if isinstance(value, PerChain) else f"{value:{form}}"
+
+
+def short(value: Number, chain: int) -> str:
+    """The same in six digits."""
+    return show(value, chain, "g")
 
 
 Bound: TypeAlias = Tensor | PerChain

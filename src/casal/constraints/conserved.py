@@ -19,12 +19,13 @@ from casal.constraints.chains import (
     common_chains,
     derive,
     each,
-    failing,
+    first_failure,
     full,
     number,
     raw,
     root,
-    shown,
+    short,
+    show,
     spread,
 )
 from casal.constraints.flat import Affine, Box, BoxHyperplane
@@ -84,10 +85,10 @@ class MassEnergy(Constraint):
     def __init__(self, mass: Any, energy: Any) -> None:
         self.mass, self.energy = number(mass, "mass"), number(energy, "energy")
         self.chains = common_chains(mass=self.mass, energy=self.energy)
-        bad = failing(lambda m, e: (e >= 0) & (e < torch.inf) & torch.isfinite(m), self.mass, self.energy)
+        bad = first_failure(lambda m, e: (e >= 0) & (e < torch.inf) & torch.isfinite(m), self.mass, self.energy)
         if bad is not None:
             raise InfeasibleSet(
-                f"MassEnergy needs a finite mass and an energy >= 0, got {shown(mass, bad)} and {shown(energy, bad)}"
+                f"MassEnergy needs a finite mass and an energy >= 0, got {show(mass, bad)} and {show(energy, bad)}"
             )
 
     def __repr__(self) -> str:
@@ -96,16 +97,16 @@ class MassEnergy(Constraint):
     def validate(self, event: Event) -> None:
         size = torch.Size(event).numel()
         least, energy, mass = derive(lambda m: m**2 / size, self.mass), self.energy, self.mass
-        bad = failing(lambda e, floor: e >= floor * (1.0 - ROUNDING), energy, least)
+        bad = first_failure(lambda e, floor: e >= floor * (1.0 - ROUNDING), energy, least)
         if bad is not None:
             raise InfeasibleSet(
-                f"energy {_at(energy, bad)} is below mass^2 / N = {_at(least, bad)} "
-                f"(mass {_at(mass, bad)}, N = {size}): no field has so little energy at this mass"
+                f"energy {short(energy, bad)} is below mass^2 / N = {short(least, bad)} "
+                f"(mass {short(mass, bad)}, N = {size}): no field has so little energy at this mass"
             )
-        bad = failing(lambda e, floor: e <= floor * (1.0 + ROUNDING), energy, least) if size == 1 else None
+        bad = first_failure(lambda e, floor: e <= floor * (1.0 + ROUNDING), energy, least) if size == 1 else None
         if bad is not None:
             raise InfeasibleSet(
-                f"one coordinate with sum {_at(mass, bad)} has energy {_at(least, bad)}, not {_at(energy, bad)}"
+                f"one coordinate with sum {short(mass, bad)} has energy {short(least, bad)}, not {short(energy, bad)}"
             )
 
     def _arguments(self) -> dict[str, Any]:
@@ -120,7 +121,7 @@ class MassEnergy(Constraint):
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         y, radius = flat(x), self._radius(flat(x).shape[1])
-        if failing(lambda r: r > 0, radius) is not None:
+        if first_failure(lambda r: r > 0, radius) is not None:
             return None
         return (y.shape[1] - 2) * torch.log(norm(y - y.mean(1, keepdim=True)) / each(radius, x))
 
@@ -149,7 +150,7 @@ class MassEnergy(Constraint):
         """A sphere cut by one equation, if constant fields are in the subspace."""
         size = torch.Size(space.event).numel()
         ones = space.coordinates(torch.ones((1, size), dtype=torch.float64))
-        if ones is None or ones.numel() < 2 or failing(lambda r: r > 0, self._radius(size)) is not None:
+        if ones is None or ones.numel() < 2 or first_failure(lambda r: r > 0, self._radius(size)) is not None:
             return None
         return AffineRound(Affine(ones.flatten(1), self.mass), Sphere(derive(lambda e: e**0.5, self.energy)))
 
@@ -212,10 +213,6 @@ def direction(y: Tensor) -> Tensor:
     return unit(way - way.mean(1, keepdim=True), first)
 
 
-def _at(value: Number, chain: int) -> str:
-    return f"{value:g}" if isinstance(value, float) else f"{float(value.values[chain]):g} (chain {chain})"
-
-
 class ObservedMassEnergy(Constraint):
     """C = {z in R^N : z_k = v_k for k in index, sum z = M, |z|^2 = E}, a sphere inside a flat set, in closed form.
 
@@ -261,11 +258,13 @@ class ObservedMassEnergy(Constraint):
         self.mass = None if mass is None else number(mass, "mass")
         self.energy = None if energy is None else number(energy, "energy")
         self.chains = common_chains(values=self.values, mass=self.mass, energy=self.energy)
-        bad = failing(lambda m, e: torch.isfinite(m) & (e >= 0) & (e < torch.inf), self.mass or 0.0, self.energy or 0.0)
+        bad = first_failure(
+            lambda m, e: torch.isfinite(m) & (e >= 0) & (e < torch.inf), self.mass or 0.0, self.energy or 0.0
+        )
         if bad is not None or not bool(torch.isfinite(numbers).all()):
             raise InfeasibleSet(
                 "needs finite values, a finite mass and an energy >= 0, "
-                f"got mass {shown(mass, bad or 0)}, energy {shown(energy, bad or 0)}"
+                f"got mass {show(mass, bad or 0)}, energy {show(energy, bad or 0)}"
             )
         self.convex = self.energy is None
         self._equation_count = len(self.index) + (self.mass is not None) + (self.energy is not None)
@@ -293,31 +292,32 @@ class ObservedMassEnergy(Constraint):
         free = size - len(self.index)
         if self.mass is not None and free == 0:
             scale = float(raw(self.values).abs().reshape(-1, len(self.index)).sum(1).max())
-            bad = failing(lambda s, m: (s - m).abs() <= ROUNDING * (scale + m.abs()), self._known_mass, self.mass)
+            bad = first_failure(lambda s, m: (s - m).abs() <= ROUNDING * (scale + m.abs()), self._known_mass, self.mass)
             if bad is not None:
                 raise InfeasibleSet(
-                    f"all {size} coordinates are observed; their sum is {_at(self._known_mass, bad)}, "
-                    f"not {_at(self.mass, bad)}"
+                    f"all {size} coordinates are observed; their sum is {short(self._known_mass, bad)}, "
+                    f"not {short(self.mass, bad)}"
                 )
         if self.energy is not None:
             self._check_energy(size, free, self.energy)
 
     def _check_energy(self, size: int, free: int, energy: Number) -> None:
         spent, least = self._known_energy, self._least_energy(free)
-        bad = failing(lambda e, floor: e >= floor - ROUNDING * (floor + e), energy, least)
+        bad = first_failure(lambda e, floor: e >= floor - ROUNDING * (floor + e), energy, least)
         if bad is not None:
             rest = derive(lambda floor, known: floor - known, least, spent)
             raise InfeasibleSet(
-                f"energy {_at(energy, bad)} is below {_at(least, bad)}: the {len(self.index)} observed coordinates "
-                f"have {_at(spent, bad)}, and the mass left for the {free} free ones costs at least {_at(rest, bad)}"
+                f"energy {short(energy, bad)} is below {short(least, bad)}: the {len(self.index)} observed coordinates "
+                f"have {short(spent, bad)}, and the mass left for the {free} free ones costs at least "
+                f"{short(rest, bad)}"
             )
         # Without a direction to move in, the energy is decided already.
         decided = free <= (0 if self.mass is None else 1)
-        bad = failing(lambda e, floor: e <= floor + ROUNDING * (floor + e), energy, least) if decided else None
+        bad = first_failure(lambda e, floor: e <= floor + ROUNDING * (floor + e), energy, least) if decided else None
         if bad is not None:
             raise InfeasibleSet(
-                f"with {free} of {size} coordinates free, the other conditions fix the energy at {_at(least, bad)}, "
-                f"not {_at(energy, bad)}"
+                f"with {free} of {size} coordinates free, the other conditions fix the energy at {short(least, bad)}, "
+                f"not {short(energy, bad)}"
             )
 
     def _arguments(self) -> dict[str, Any]:
@@ -339,7 +339,7 @@ class ObservedMassEnergy(Constraint):
         if self.energy is None or directions <= 0:
             return torch.zeros(len(x), dtype=x.dtype, device=x.device)
         radius = self._radius(count)
-        if failing(lambda r: r > 0, radius) is not None:
+        if first_failure(lambda r: r > 0, radius) is not None:
             return None
         w = free if self.mass is None else free - free.mean(1, keepdim=True)
         return (directions - 1) * torch.log(norm(w) / each(radius, x))
@@ -373,7 +373,7 @@ class ObservedMassEnergy(Constraint):
         return refuse_overflow(out, self).reshape(z.shape)
 
     def _flat_part(self, y: Tensor) -> Tensor:
-        return _centred(_centred(y))  # the second pass removes the rounding of the first when |y| is huge
+        return _centre(_centre(y))  # the second pass removes the rounding of the first when |y| is huge
 
     def _round_part(self, y: Tensor) -> Tensor:
         count = y.shape[1]
@@ -384,9 +384,9 @@ class ObservedMassEnergy(Constraint):
             return torch.zeros_like(y)
         first = axis(y, 1.0, -1.0)
         # Measured from its first coordinate a constant field is zero exactly; halves keep the difference finite.
-        way = unit(_centred(0.5 * y - 0.5 * y[:, :1]), first)
+        way = unit(_centre(0.5 * y - 0.5 * y[:, :1]), first)
         # Centring again after the scaling removes the mean that rounding left in a small fluctuation.
-        return radius * unit(_centred(way), first)
+        return radius * unit(_centre(way), first)
 
     def _violation(self, z: Tensor) -> Tensor:
         y = flat(z)
@@ -405,7 +405,7 @@ class ObservedMassEnergy(Constraint):
         return worst
 
 
-def _centred(y: Tensor) -> Tensor:
+def _centre(y: Tensor) -> Tensor:
     return y - (y / y.shape[1]).sum(1, keepdim=True)
 
 
@@ -642,13 +642,13 @@ def _farthest(v: Tensor, bounds: _Bounds) -> Tensor:
     is taken: on the set, not always the farthest one. This cannot happen if all coordinates have the same bounds, for
     then every corner is as long as the longest point.
     """
-    u, left = _refined(v, bounds.low, bounds.high)
+    u, left = _refine(v, bounds.low, bounds.high)
     if len(left):
-        u[left] = _bracketed(v[left], bounds)
+        u[left] = _bracket(v[left], bounds)
     return u
 
 
-def _refined(v: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def _refine(v: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Answers, and the indices of the rows that have none yet.
 
     Which coordinates are clipped is guessed; the others get their own sum and length in closed form, which makes the
@@ -665,11 +665,11 @@ def _refined(v: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
             return out, left[:0]
         if not bool(lost.all()):
             left, v, line, u = left[lost], v[lost], line[lost], u[lost]
-        line = _fitted(v, u, (line > low) & (line < high))
+        line = _fit(v, u, (line > low) & (line < high))
     return out, left
 
 
-def _fitted(v: Tensor, u: Tensor, free: Tensor) -> Tensor:
+def _fit(v: Tensor, u: Tensor, free: Tensor) -> Tensor:
     """alpha v + beta with which the free coordinates supply what the clipped ones of u leave over."""
     share = free.to(v)
     clipped = u * (1.0 - share)
@@ -683,7 +683,7 @@ def _fitted(v: Tensor, u: Tensor, free: Tensor) -> Tensor:
     return alpha * offset + total / count
 
 
-def _bracketed(v: Tensor, bounds: _Bounds) -> Tensor:
+def _bracket(v: Tensor, bounds: _Bounds) -> Tensor:
     """By halving the range of alpha until the same coordinates are clipped at both ends.
 
     In between u is then linear in alpha, and the answer lies on the segment from end to end.
@@ -720,7 +720,7 @@ def _corners(v: Tensor, start: Tensor, bounds: _Bounds) -> tuple[Tensor, Tensor]
     near, far = torch.zeros_like(v[:, :1]), torch.ones_like(v[:, :1])
     share = near
     for _ in range(CORNERS):
-        point = _filled(_order(torch.lerp(v, bounds.low + bounds.high, share), bounds), bounds.low, bounds.high)
+        point = _filling(_order(torch.lerp(v, bounds.low + bounds.high, share), bounds), bounds.low, bounds.high)
         short = _short(point)
         start, end = torch.where(short, point, start), torch.where(short, end, point)
         near, far = torch.where(short, share, near), torch.where(short, far, share)
@@ -757,7 +757,7 @@ def _between(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(share < 0.5, p + share * step, q - (1.0 - share) * step)
 
 
-def _filled(order: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def _filling(order: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """From all coordinates at their lower bound, fill them to the upper one in this order (n, d) until the sum is 0."""
     before, width, need = _fill(order, low, high)
     added = torch.minimum((need - before).clamp_min(0.0), width)
@@ -773,7 +773,7 @@ def _longest(low: Tensor, high: Tensor) -> tuple[Tensor, float]:
     doubt about length one, each coordinate is tried first and last.
     """
     order = (low + high).argsort(descending=True, stable=True)[None]
-    corner = _filled(order, low, high)[0]
+    corner = _filling(order, low, high)[0]
     most = float((corner.square() + (corner - low) * (high - corner)).sum())
     for _ in range(TRIALS if len(low) <= MANY else 0):
         length = float(corner.square().sum())
@@ -782,7 +782,7 @@ def _longest(low: Tensor, high: Tensor) -> tuple[Tensor, float]:
         picked, everyone = torch.arange(len(low))[:, None], order.expand(len(low), -1)
         rest = everyone[everyone != picked].reshape(len(low), -1)
         tried = torch.cat([torch.cat([picked, rest], dim=1), torch.cat([rest, picked], dim=1)])
-        points = _filled(tried, low, high)
+        points = _filling(tried, low, high)
         best = int(points.square().sum(1).argmax())
         if float(points[best].square().sum()) <= length:
             break

@@ -283,14 +283,14 @@ class LinearDynamics(Constraint):
         """Clip the inputs and roll them out: a member of C in any case."""
         bound = self._bound.to(u)
         u = u.clamp(-bound, bound).reshape(len(u), self.steps, self.B.shape[1])
-        z = self._rolled_out(u)
+        z = self._roll_out(u)
         tiny = (u.abs() < UNDERFLOW) & (u != 0)
         if bool(tiny.any()):  # where rounding is absolute, the outputs may not match the inputs
             spoilt = self._violation(z) > STILL
-            z = self._rolled_out(u.masked_fill(tiny & spoilt[:, None, None], 0.0))
+            z = self._roll_out(u.masked_fill(tiny & spoilt[:, None, None], 0.0))
         return z
 
-    def _rolled_out(self, u: Tensor) -> Tensor:
+    def _roll_out(self, u: Tensor) -> Tensor:
         y = self._roll(u * self.scale_u.to(u), self.y0.to(u).expand(len(u), -1))
         return torch.cat([y[..., self.outputs] / self.scale_y.to(u), u], dim=2)
 

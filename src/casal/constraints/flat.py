@@ -25,11 +25,11 @@ from casal.constraints.chains import (
     derive,
     each,
     event_shape,
-    failing,
+    first_failure,
     full,
     number,
     raw,
-    shown,
+    show,
     spread,
 )
 from casal.constraints.solvers.laws import log_interval_mass, truncated_normal
@@ -185,10 +185,10 @@ class HalfSpace(Constraint):
         self.a = torch.as_tensor(a, dtype=torch.float64).reshape(-1).clone()
         self.b = number(b, "b")
         length = float(norm(self.a[None])[0])
-        bad = failing(torch.isfinite, self.b)
+        bad = first_failure(torch.isfinite, self.b)
         if not 0.0 < length < math.inf or bad is not None:
             raise InfeasibleSet(
-                f"HalfSpace needs a finite, nonzero normal and level; got |a| = {length:g}, b = {shown(b, bad or 0)}"
+                f"HalfSpace needs a finite, nonzero normal and level; got |a| = {length:g}, b = {show(b, bad or 0)}"
             )
         self.chains = common_chains(b=self.b)
         self._normal, self._level = self.a / length, derive(lambda b: b / length, self.b)
@@ -505,11 +505,11 @@ class BoxHyperplane(Constraint):
         self.a = torch.as_tensor(a, dtype=torch.float64).reshape(-1).clone()
         self.b = number(b, "b")
         length = float(norm(self.a[None])[0]) if len(self.a) else 0.0
-        bad = failing(torch.isfinite, self.b)
+        bad = first_failure(torch.isfinite, self.b)
         if not 0.0 < length < math.inf or bad is not None:
             raise InfeasibleSet(
                 f"BoxHyperplane needs a finite, nonzero normal and a level; got |a| = {length:g}, "
-                f"b = {shown(b, bad or 0)}"
+                f"b = {show(b, bad or 0)}"
             )
         self.chains = common_chains(low=low, high=high, b=self.b)
         self.low, self.high = self._bounds("low", low), self._bounds("high", high)

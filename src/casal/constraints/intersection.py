@@ -184,10 +184,10 @@ def _pair(a: Constraint, b: Constraint) -> Constraint | None:
 
 
 def _equations(a: Affine, b: Affine) -> Affine:
-    return Affine(torch.cat([a.A, b.A]), _joined(a.b, b.b))
+    return Affine(torch.cat([a.A, b.A]), _join(a.b, b.b))
 
 
-def _joined(first: Bound, second: Bound) -> Bound:
+def _join(first: Bound, second: Bound) -> Bound:
     """Two lists of levels as one, for each chain if one of them is."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return torch.cat([first, second])

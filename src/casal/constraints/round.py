@@ -18,11 +18,12 @@ from casal.constraints.chains import (
     derive,
     each,
     event_shape,
-    failing,
+    first_failure,
     full,
     number,
     raw,
-    shown,
+    short,
+    show,
     spread,
 )
 from casal.constraints.flat import Affine
@@ -35,6 +36,7 @@ from casal.constraints.vectors import (
     gaussian,
     norm,
     nudge,
+    once,
     over_events,
     peak,
     relative,
@@ -63,9 +65,9 @@ class Round(Constraint):
 
     def __init__(self, radius: Any, center: Any = None) -> None:
         self.radius = number(radius, "radius")
-        bad = failing(lambda r: (r >= 0) & (r < torch.inf), self.radius)
+        bad = first_failure(lambda r: (r >= 0) & (r < torch.inf), self.radius)
         if bad is not None:
-            raise InfeasibleSet(f"{type(self).__name__} needs a finite radius >= 0, got {shown(radius, bad)}")
+            raise InfeasibleSet(f"{type(self).__name__} needs a finite radius >= 0, got {show(radius, bad)}")
         self.center = None if center is None else bound(center)
         shift: Any = 0.0
         if self.center is not None:
@@ -246,18 +248,19 @@ class AffineRound(Constraint):
         own = flat_part.chains is not None or isinstance(self._center, PerChain)
         self._foot: Bound = PerChain(feet) if own else feet[0]
         gap = PerChain(gaps) if own else float(torch.linalg.vector_norm(feet[0] - center[0]))
-        bad = failing(lambda g, r: g <= r * (1 + ROUNDING) + ROUNDING * torch.maximum(g, r), gap, radius)
+        bad = first_failure(lambda g, r: g <= r * (1 + ROUNDING) + ROUNDING * torch.maximum(g, r), gap, radius)
         if bad is not None:
             raise InfeasibleSet(
-                f"the equations stay {_short(gap, bad)} away from the centre, beyond the radius {_short(radius, bad)}"
+                f"the equations stay {short(gap, bad)} away from the centre, beyond the radius {short(radius, bad)}"
             )
         self._radius = derive(_leg, radius, gap)
         self._axis = self._inside_direction(size)
+        self._made: dict[Any, Any] = {}
         if self._axis is None and not self.convex:
-            bad = failing(lambda r, g, R: r <= 1e-6 * torch.maximum(R, g), self._radius, gap, radius)
+            bad = first_failure(lambda r, g, R: r <= 1e-6 * torch.maximum(R, g), self._radius, gap, radius)
             if bad is not None:
                 raise InfeasibleSet(
-                    f"the equations fix a single point at distance {_short(gap, bad)}, not {_short(radius, bad)}"
+                    f"the equations fix a single point at distance {short(gap, bad)}, not {short(radius, bad)}"
                 )
 
     def __repr__(self) -> str:
@@ -283,7 +286,7 @@ class AffineRound(Constraint):
         return self.round_part.inequalities(z)
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
-        if self.convex or failing(lambda r: r > 0, self._radius) is not None:
+        if self.convex or first_failure(lambda r: r > 0, self._radius) is not None:
             return None
         inside = flat(self.flat_part._project(x))
         inside = inside - spread(self._foot, inside)
@@ -292,17 +295,24 @@ class AffineRound(Constraint):
 
     def project_fast(self, z: Tensor) -> Tensor:
         """u = (I - B^T B)(z - c), B an orthonormal basis of the rows of A."""
+        self._check_chains(z)
         y = flat(z)
-        basis, foot, radius = self.flat_part._basis.to(z), spread(self._foot, y), column(self._radius, z)
-        if self._axis is None:
+        basis, foot, center, radius, aside = once(self._made, z, lambda: self._constants(y))
+        if aside is None:
             return foot.expand(len(z), -1).reshape(z.shape)
-        offset = y if self._center is None else y - spread(self._center, y)
+        offset = y if center is None else y - center
         inside = torch.addmm(offset, offset @ basis.T, basis, alpha=-1.0)
         factor, length = shell_factor(inside, radius)
         if self.convex:
             factor = torch.where(length > radius, factor, torch.ones_like(factor))
-        nudge(inside, shortest(z.dtype) * self._axis.to(z))
+        nudge(inside, aside)
         return inside.mul_(factor).add_(foot).reshape(z.shape)
+
+    def _constants(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None, float | Tensor, Tensor | None]:
+        """B, q, c, r and the shortest step inside the flat, in the dtype of y (n, d)."""
+        center = None if self._center is None else spread(self._center, y)
+        aside = None if self._axis is None else shortest(y.dtype) * self._axis.to(y)
+        return self.flat_part._basis.to(y), spread(self._foot, y), center, column(self._radius, y), aside
 
     def within(self, space: Subspace) -> Constraint | None:
         flat_part, round_part = self.flat_part.within(space), self.round_part.within(space)
@@ -335,10 +345,6 @@ def _leg(hypotenuse: Any, other: Any) -> Any:
     """sqrt(R^2 - g^2) of floats or tensors."""
     square = hypotenuse**2 - other**2
     return square.clamp_min(0.0).sqrt() if isinstance(square, Tensor) else math.sqrt(max(square, 0.0))
-
-
-def _short(value: float | PerChain, chain: int) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else f"{float(value.values[chain]):.6g} (chain {chain})"
 
 
 class Ellipsoid(Constraint):

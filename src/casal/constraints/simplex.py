@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints.base import Constraint
-from casal.constraints.chains import Number, column, common_chains, each, failing, full, number, shown
+from casal.constraints.chains import Number, column, common_chains, each, first_failure, full, number, show
 from casal.constraints.vectors import LARGEST, flat, over_events, relative
 from casal.errors import InfeasibleSet
 
@@ -80,7 +80,7 @@ class L1Ball(Constraint):
     def __init__(self, radius: Any) -> None:
         self.radius = _size("L1Ball", "radius", radius)
         self.chains = common_chains(radius=self.radius)
-        self.solid = failing(lambda r: r > 0, self.radius) is None
+        self.solid = first_failure(lambda r: r > 0, self.radius) is None
 
     def __repr__(self) -> str:
         return f"L1Ball(radius={self.radius:g})"
@@ -121,7 +121,7 @@ def _sum(y: Tensor) -> Tensor:
 
 def _size(name: str, label: str, value: Any) -> Number:
     size = number(value, label)
-    bad = failing(lambda v: (v >= 0) & (v <= LARGEST), size)
+    bad = first_failure(lambda v: (v >= 0) & (v <= LARGEST), size)
     if bad is not None:
-        raise InfeasibleSet(f"{name} needs a {label} between 0 and {LARGEST:g}, got {shown(value, bad)}")
+        raise InfeasibleSet(f"{name} needs a {label} between 0 and {LARGEST:g}, got {show(value, bad)}")
     return size

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
 from casal.errors import ProjectionError
+
+Made = TypeVar("Made")
 
 EPSILON = torch.finfo(torch.float64).eps
 """Rounding of one operation in float64, relative."""
@@ -126,11 +131,22 @@ def nudge(part: Tensor, by: Tensor, alpha: float = 1.0) -> None:
         part.add_(by, alpha=alpha)
 
 
+def once(made: dict[tuple[torch.dtype, torch.device], Made], z: Tensor, make: Callable[[], Made]) -> Made:
+    """Constants in the dtype of z, made once for each dtype and device and kept in ``made``."""
+    if _compiled():
+        return make()
+    key = z.dtype, z.device
+    if key not in made:
+        made[key] = make()
+    return made[key]
+
+
 def _compiled() -> bool:
-    """Whether a compiler reads this. The one place that asks, for two reasons, both measured on a whole step.
+    """Whether a compiler reads this. The one place that asks, for three reasons, two of them measured on a step.
 
     A compiled kernel would work out the factor of a shell anew for every 16 numbers of a row, unless it is kept in
-    memory of its own (``as_strided``). And a nudge costs a twentieth of the step, while a chain that sits at the centre
-    to the last bit is moved by the next noise anyway, or by the strict projection at the end.
+    memory of its own (``as_strided``). A nudge costs a twentieth of the step, while a chain that sits at the centre to
+    the last bit is moved by the next noise anyway, or by the strict projection at the end. And a compiled graph must
+    not keep its tensors in a dictionary.
     """
     return torch.compiler.is_compiling()

@@ -368,20 +368,22 @@ def _tangent_at(here: _Point, chains: _Chains, inequality: Tensor) -> _Tangent:
     """
     gram = here.unit @ here.unit.mT
     longest = 0.9 * chains.radius
-    active, forces = _linearised(here, chains, gram, inequality, 0.0)
+    active, forces = _linear_problem(here, chains, gram, inequality, 0.0)
     normal = -_pull_back(here.unit, forces)
     for ridge in RIDGES if here.gap.shape[1] > 1 else ():
         long = norm(normal) > longest
         if not bool(long.any()):
             break
-        other, weaker = _linearised(here, chains, gram, inequality, ridge)
+        other, weaker = _linear_problem(here, chains, gram, inequality, ridge)
         active, forces = torch.where(long[:, None], other, active), torch.where(long[:, None], weaker, forces)
         normal = -_pull_back(here.unit, forces)
     share = _cut_to_radius(normal, longest)[:, None]
     return _tangent_of(here, chains, gram, active, inequality, share * forces)
 
 
-def _linearised(here: _Point, chains: _Chains, gram: Tensor, inequality: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+def _linear_problem(
+    here: _Point, chains: _Chains, gram: Tensor, inequality: Tensor, ridge: float
+) -> tuple[Tensor, Tensor]:
     """Active rows, and the forces f of the normal step -U^T f: (U U^T + ridge) f = gap over those rows."""
     active = here.lengths > 0
     if bool(inequality.any()):
@@ -512,7 +514,7 @@ def _plan(
         slide, curved = _conjugate_gradients(hessian, tangent.basis, gradient, tangent.angle, left)
         if not bool(inequality.any()):
             break
-        share, blocking = _blocked(here, tangent, inequality, normal, slide)
+        share, blocking = _block(here, tangent, inequality, normal, slide)
         if attempt == BLOCKED or not bool(blocking.any()):
             slide, curved = share[:, None] * slide, share[:, None] * curved
             break
@@ -556,9 +558,7 @@ def _conjugate_gradients(
     return t, bent
 
 
-def _blocked(
-    here: _Point, tangent: _Tangent, inequality: Tensor, normal: Tensor, slide: Tensor
-) -> tuple[Tensor, Tensor]:
+def _block(here: _Point, tangent: _Tangent, inequality: Tensor, normal: Tensor, slide: Tensor) -> tuple[Tensor, Tensor]:
     """The share of the tangential step up to the first row that is not active, and that row (one-hot)."""
     before = here.gap + _apply_rows(here.unit, normal)
     ahead = _apply_rows(here.unit, slide)
@@ -573,7 +573,7 @@ def _try_step(
     system: System, here: _Point, tangent: _Tangent, chains: _Chains, inequality: Tensor, move: _Step
 ) -> tuple[_Point, _Tangent, _Chains]:
     """Evaluate the step, take it or not, and adapt the radius."""
-    step, power = _corrected(system, here, tangent, move.step)
+    step, power = _correct(system, here, tangent, move.step)
     length = norm(step)
     there = _look(system, here.z + step)
     finite = torch.isfinite(there.violation)
@@ -618,7 +618,7 @@ def _try_step(
     return here, tangent, chains
 
 
-def _corrected(system: System, here: _Point, tangent: _Tangent, step: Tensor) -> tuple[Tensor, Tensor]:
+def _correct(system: System, here: _Point, tangent: _Tangent, step: Tensor) -> tuple[Tensor, Tensor]:
     """The step, bent back to the linearised rows, and the order of what it still leaves.
 
     A step along a curved set leaves it to second order, and would be refused for that (the Maratos effect).
