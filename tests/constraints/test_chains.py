@@ -118,6 +118,7 @@ CASES: dict[str, Case] = {
     "mass, energy & bounds": Case(lambda m, e: MassEnergy(m, e) & Box(-4.0, 4.0), [MASSES, ENERGIES]),
     "bounds for mass and energy": Case(lambda high: MassEnergy(1.0, 6.0) & Box(-4.0, high), [3.0 + STEPS]),
     "spheres & half-space": Case(lambda r: Sphere(r) & HalfSpace(ROWS[0], 0.1), [RADII], tolerance=1e-12),
+    "two spheres": Case(lambda r: Sphere(r) & Sphere(2.0, ROWS[0]), [1.5 + 0.1 * STEPS], tolerance=1e-12),
     "bounds & ball": Case(lambda high: Box(-0.5, high) & Ball(1.2), [0.3 * RADII], tolerance=1e-12),
     "bounds & half-space": Case(lambda high: Box(-1.0, high) & HalfSpace(ROWS[0], 0.1), [RADII], tolerance=1e-12),
 }
@@ -290,6 +291,11 @@ def test_the_violation_is_that_of_the_conserved_fields() -> None:
         (lambda: Affine(torch.ones(1, 2), PerChain([1.0, 9.0])) & Sphere(2.0), InfeasibleSet, r"6.36.* \(chain 1\)"),
         (lambda: BoxHyperplane(0.0, 1.0, [1.0, 1.0], PerChain([1.0, 3.0])), InfeasibleSet, "out of reach in chain 1"),
         (lambda: Affine(torch.zeros(1, 2), PerChain([0.0, 1.0])), InfeasibleSet, r"b\[0\] = 1"),
+        (
+            lambda: (Sphere(PerChain([1.0, 9.0])) & Sphere(1.0, torch.ones(2))).project(torch.ones(2, 2)),
+            InfeasibleSet,
+            "chain 1: .*inside",
+        ),
         (lambda: Ellipsoid(PerChain(torch.ones(2, 3))), SettingError, r"Ellipsoid takes no axes_or_matrix .*Sphere"),
         (lambda: Polytope([[1.0, 1.0]], PerChain([1.0, 2.0])), SettingError, "Polytope takes no h for each chain"),
         (lambda: Sphere(1.0).scaled(PerChain([1.0])), SettingError, "Scaled takes no by"),  # type: ignore[arg-type]

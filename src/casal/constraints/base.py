@@ -15,7 +15,7 @@ from torch import Tensor
 
 from casal.constraints.chains import PerChain, check_count
 from casal.constraints.vectors import over_events
-from casal.errors import ProjectionError, SettingError, ShapeError
+from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 from casal.typing import Event
 
 
@@ -335,13 +335,29 @@ class Constraint(ABC):
                 whole[chosen] = piece
         return out
 
+    def _tube_by_group(self, x: Tensor, z: Tensor) -> Tensor | None:
+        """``log_tube_factor``, likewise."""
+        self._check_chains(x)
+        out = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        for chosen, alone in self._group_sets:
+            part = alone.log_tube_factor(x[chosen], z[chosen])
+            if part is None:
+                return None
+            out[chosen] = part.to(out)
+        return out
+
     @cached_property
     def _group_sets(self) -> list[tuple[Tensor, Constraint]]:
         """For each group of equal parameters, the numbers of its chains and their common set."""
         labels = self.groups()
         assert labels is not None
-        members = labels.argsort(stable=True).split(torch.bincount(labels).tolist())
-        return [(chosen, self._alone(int(chosen[0]))) for chosen in members]
+        found: list[tuple[Tensor, Constraint]] = []
+        for chosen in labels.argsort(stable=True).split(torch.bincount(labels).tolist()):
+            try:
+                found.append((chosen, self._alone(int(chosen[0]))))
+            except InfeasibleSet as error:
+                raise InfeasibleSet(f"chain {int(chosen[0])}: {error}") from error
+        return found
 
     def _check_chains(self, z: Tensor) -> None:
         if self.chains is not None:

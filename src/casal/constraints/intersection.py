@@ -83,6 +83,8 @@ class Intersection(Constraint):
     def validate(self, event: Event) -> None:
         for part in (*self.members, *self._parts):
             part.validate(event)
+        if self._only is None and self.chains is not None:
+            assert self._group_sets  # made here, so that chains without a common point are refused before they move
 
     def equations(self, z: Tensor) -> Tensor:
         return torch.cat([part.equations(z) for part in self._parts], dim=1)
@@ -109,6 +111,8 @@ class Intersection(Constraint):
         return None if self._only is None else self._only.residual_pull(z, weights)
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
+        if self._only is None and self.chains is not None:
+            return self._tube_by_group(x, z)
         known = self._newton if self._only is None else self._only
         return None if known is None else known.log_tube_factor(x, z)
 

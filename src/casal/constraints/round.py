@@ -239,10 +239,12 @@ class AffineRound(Constraint):
         self._center: Bound | None = round_part.center
         size, radius = flat_part.A.shape[1], round_part.radius
         center = torch.zeros(1, size, dtype=torch.float64)
-        if self._center is not None:
-            shape = (-1, size) if isinstance(self._center, PerChain) else (1, size)
-            center = raw(self._center).reshape(shape)
-            self._center = PerChain(center) if isinstance(self._center, PerChain) else center[0]
+        if isinstance(self._center, PerChain):
+            center = self._center.rows
+            self._center = PerChain(center)
+        elif self._center is not None:
+            center = self._center.reshape(1, size)
+            self._center = center[0]
         feet = flat_part._project(center.expand(flat_part.chains or len(center), -1))
         gaps = torch.linalg.vector_norm(feet - center, dim=1)
         own = flat_part.chains is not None or isinstance(self._center, PerChain)
