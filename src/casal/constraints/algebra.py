@@ -152,10 +152,30 @@ class Product(Constraint):
         return {"members": list(self.members), "sizes": list(self.sizes)}
 
 
-class _Motion(Constraint):
-    """A set in other coordinates, its flags and its projection those of the set it is made of."""
+class _Preimage(Constraint):
+    """Points whose image lies in another set: {z : back(z) in inner}."""
 
     inner: Constraint
+
+    def equations(self, z: Tensor) -> Tensor:
+        return self.inner.equations(self._back(z))
+
+    def inequalities(self, z: Tensor) -> Tensor:
+        return self.inner.inequalities(self._back(z))
+
+    def equation_count(self) -> int | None:
+        return total_count((self.inner,), self._equation_count)
+
+    def _violation(self, z: Tensor) -> Tensor:
+        return self.inner._violation(self._back(z))
+
+    def _back(self, z: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class _Motion(_Preimage):
+    """A set in other coordinates, its flags and its projection those of the set it is made of."""
+
     _stretch: float = 1.0
 
     def _adopt(self, inner: Constraint) -> None:
@@ -173,15 +193,6 @@ class _Motion(Constraint):
     def validate(self, event: Event) -> None:
         self.inner.validate(event)
 
-    def equations(self, z: Tensor) -> Tensor:
-        return self.inner.equations(self._back(z))
-
-    def inequalities(self, z: Tensor) -> Tensor:
-        return self.inner.inequalities(self._back(z))
-
-    def equation_count(self) -> int | None:
-        return total_count((self.inner,), self._equation_count)
-
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         return self.inner.log_tube_factor(self._back(x), self._back(z))
 
@@ -194,12 +205,6 @@ class _Motion(Constraint):
 
     def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
         return self.inner._log_normaliser(self._back(y), sigma / self._stretch)
-
-    def _violation(self, z: Tensor) -> Tensor:
-        return self.inner._violation(self._back(z))
-
-    def _back(self, z: Tensor) -> Tensor:
-        raise NotImplementedError
 
     def _forth(self, z: Tensor) -> Tensor:
         raise NotImplementedError
@@ -260,7 +265,7 @@ class Scaled(_Motion):
         return {"inner": self.inner, "by": self.by}
 
 
-class Through(Constraint):
+class Through(_Preimage):
     """{x : A x in C}. How P is found depends on A and C; ``explain()`` says which way was taken:
 
     - A A^T = c I: closed form, P(x) = x + A^T (P_C(A x) - A x) / c;
@@ -297,9 +302,7 @@ class Through(Constraint):
         else:
             self._same = _with_rows(inner.polyhedron(len(self.A)), self.A)
             if self._same is None and inner.smooth and not inner.convex:
-                self._same = Implicit(
-                    lambda x: inner.equations(self._image(x)), lambda x: inner.inequalities(self._image(x))
-                )
+                self._same = Implicit(self.equations, self.inequalities)
             self._way = Way.SPLITTING if self._same is None else self._same.way
             self.exact = self._same is not None and self._same.exact
         self.solid = inner.solid and (self._same is None or self._same.solid or self._way is Way.NEWTON)
@@ -325,18 +328,9 @@ class Through(Constraint):
         if size != self.A.shape[1]:
             raise ShapeError(f"A takes {self.A.shape[1]} numbers, events {event} have {size}")
 
-    def equations(self, z: Tensor) -> Tensor:
-        return self.inner.equations(self._image(z))
-
-    def inequalities(self, z: Tensor) -> Tensor:
-        return self.inner.inequalities(self._image(z))
-
-    def equation_count(self) -> int | None:
-        return total_count((self.inner,), self._equation_count)
-
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         if self._orthogonal:
-            found = self.inner._solve(self._image(z), budget, None)
+            found = self.inner._solve(self._back(z), budget, None)
             rows = self.A.to(z) / self._square**0.5
             point = tangent(flat(z), rows) + flat(found.point) @ rows / self._square**0.5
             return found._replace(point=point.reshape(z.shape))
@@ -348,15 +342,12 @@ class Through(Constraint):
             flat(z),
             self.A.to(z),
             lambda y: flat(self.inner._project(y.reshape(-1, *self.shape))),
-            lambda x: self._violation(x),
+            self._violation,
             budget,
         )
         return found._replace(point=found.point.reshape(z.shape))
 
-    def _violation(self, z: Tensor) -> Tensor:
-        return self.inner._violation(self._image(z))
-
-    def _image(self, x: Tensor) -> Tensor:
+    def _back(self, x: Tensor) -> Tensor:
         return (flat(x) @ self.A.to(x).T).reshape(len(x), *self.shape)
 
     def _arguments(self) -> dict[str, Any]:
