@@ -120,6 +120,10 @@ CASES: dict[str, Case] = {
     "spheres & half-space": Case(lambda r: Sphere(r) & HalfSpace(ROWS[0], 0.1), [RADII], tolerance=1e-12),
     "two spheres": Case(lambda r: Sphere(r) & Sphere(2.0, ROWS[0]), [1.5 + 0.1 * STEPS], tolerance=1e-12),
     "bounds & ball": Case(lambda high: Box(-0.5, high) & Ball(1.2), [0.3 * RADII], tolerance=1e-12),
+    "bounds & ball, shifted": Case(
+        lambda high, t: Ball(1.2).shifted(t) & Box(-0.5, high), [RADII, 0.3 * normal(N, 4, seed=11)], tolerance=1e-12
+    ),
+    "sphere & union": Case(lambda r: Sphere(r) & (Box(-0.5, 3.0) | Box(-3.0, 0.1)), [RADII], tolerance=1e-11),
     "bounds & half-space": Case(lambda high: Box(-1.0, high) & HalfSpace(ROWS[0], 0.1), [RADII], tolerance=1e-12),
 }
 every_case = pytest.mark.parametrize("name", CASES)

@@ -15,7 +15,7 @@ from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polyto
 from casal.constraints.implicit import Implicit
 from casal.constraints.round import AffineRound, Ball, Round, Sphere
 from casal.constraints.solvers.polyhedron import Polyhedron, nearest
-from casal.constraints.solvers.splitting import alternating, dykstra
+from casal.constraints.solvers.splitting import Members, alternating, dykstra
 from casal.constraints.vectors import ROUNDING, flat
 from casal.errors import InfeasibleSet, SettingError
 from casal.typing import Event
@@ -33,7 +33,8 @@ class Intersection(Constraint):
 
     The iterative ways flag every chain that does not reach the tolerance. The violation is the largest of the members'.
     Members that provably have no common point raise InfeasibleSet; where it cannot be proved, all chains are flagged.
-    With parameters for each chain the iterative ways take chains of equal parameters together, group by group.
+    With parameters for each chain, the quadratic programme and Newton's steps go group by group, chains of equal
+    parameters together.
 
     Args:
         members: Two or more sets.
@@ -119,19 +120,20 @@ class Intersection(Constraint):
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         if self._only is not None:
             return self._only._solve(z, budget, warm)
+        if self._way in (Way.DYKSTRA, Way.ALTERNATING):
+            search = dykstra if self._way is Way.DYKSTRA else alternating
+            projections, violation, take = _maps(self._parts, self.members, budget)
+            return search(z, projections, violation, budget, None if self.chains is None else take)
         if self.chains is not None:
             return self._solve_by_group(z, budget, warm)
         if self._way is Way.QUADRATIC_PROGRAMME:
             found = nearest(flat(z), self._polyhedron(flat(z).shape[1]).to(z), budget)
             return Projection(found.point.reshape(z.shape), found.converged, found.iterations, found.residual)
-        if self._newton is not None:
-            return self._newton._solve(z, budget, warm)
-        projections = [lambda y, part=part: part._solve(y, budget, None).point for part in self._parts]
-        search = dykstra if self._way is Way.DYKSTRA else alternating
-        return search(z, projections, self._violation, budget)
+        assert self._newton is not None
+        return self._newton._solve(z, budget, warm)
 
     def _violation(self, z: Tensor) -> Tensor:
-        return torch.stack([member._violation(z) for member in self.members]).amax(0)
+        return worst_violation(self.members, z)
 
     def _arguments(self) -> dict[str, Any]:
         return {"members": list(self.members)}
@@ -143,6 +145,23 @@ class Intersection(Constraint):
             assert rows is not None
             self._polyhedra[size] = Polyhedron.of(*rows)
         return self._polyhedra[size]
+
+
+def worst_violation(members: Sequence[Constraint], z: Tensor) -> Tensor:
+    """(n,), the largest of the members'."""
+    return torch.stack([member._violation(z) for member in members]).amax(0)
+
+
+def _maps(parts: Sequence[Constraint], members: Sequence[Constraint], budget: Budget) -> Members:
+    """Projections onto the parts, and the violation of the members, for an iteration over them."""
+
+    def onto(part: Constraint) -> Callable[[Tensor], Tensor]:
+        return lambda y: part._solve(y, budget, None).point
+
+    def take(index: Tensor) -> Members:
+        return _maps([part.take(index) for part in parts], [member.take(index) for member in members], budget)
+
+    return Members([onto(part) for part in parts], lambda y: worst_violation(members, y), take)
 
 
 def take_apart(kind: type[Constraint], members: Sequence[Any]) -> tuple[Constraint, ...]:

@@ -28,7 +28,31 @@ BALANCED, BALANCE_EVERY, BALANCE_UNTIL = 10.0, 10, 300
 """Ratio of the two residuals that rho is adapted to, how often, and for how long."""
 
 
-def dykstra(z: Tensor, projections: Sequence[Map], violation: Map, budget: Budget) -> Projection:
+class Members(NamedTuple):
+    """The sets of an iteration, as it sees them.
+
+    Attributes:
+        projections: P_1, ..., P_K, each (n, *event) -> (n, *event).
+        violation: (n, *event) -> (n,), the largest violation of a member.
+        take: The members of some chains (k,), where they differ from chain to chain; None if they do not.
+    """
+
+    projections: Sequence[Map]
+    violation: Map
+    take: Callable[[Tensor], Members] | None = None
+
+    def of(self, chains: Tensor) -> Members:
+        """The members of these chains."""
+        return self if self.take is None else self.take(chains)
+
+
+def dykstra(
+    z: Tensor,
+    projections: Sequence[Map],
+    violation: Map,
+    budget: Budget,
+    take: Callable[[Tensor], Members] | None = None,
+) -> Projection:
     """Nearest points of the intersection of convex sets C_1, ..., C_K. One sweep takes every set in turn:
 
         x' = P_i(x + p_i),     p_i' = x + p_i - x',     from x = z and p_i = 0.
@@ -53,6 +77,7 @@ def dykstra(z: Tensor, projections: Sequence[Map], violation: Map, budget: Budge
         projections: P_1, ..., P_K, exact projections (n, *event) -> (n, *event) onto convex sets.
         violation: (n, *event) -> (n,), the largest violation of a member.
         budget: Tolerance on the residual, and the largest number of sweeps.
+        take: As in ``Members``; chains that are done leave the iteration, and the others need to keep their sets.
 
     References:
         Boyle and Dykstra, "A method for finding projections onto the intersection of convex sets in Hilbert spaces"
@@ -61,6 +86,7 @@ def dykstra(z: Tensor, projections: Sequence[Map], violation: Map, budget: Budge
         multipliers" (2011), sections 3.4.1 and 5.1.
     """
     _check_members(projections)
+    members = Members(projections, violation, take)
     inside = violation(z) <= min(budget.tolerance, STILL)
     nothing = torch.zeros_like(inside, dtype=z.dtype)
     found = Projection(z.clone(), inside, nothing.long(), nothing)
@@ -68,19 +94,20 @@ def dykstra(z: Tensor, projections: Sequence[Map], violation: Map, budget: Budge
     if budget.iterations < 1 or not len(left):
         return found._replace(residual=torch.where(inside, 0.0, torch.inf))
     rough = z[left]
-    for project in projections:
+    for project in members.of(left).projections:
         rough = project(rough)
     far = _length(z[left] - rough) > AFAR * _length(rough)
     for chains, search in ((left[~far], _sweeps), (left[far], _from_afar)):
         if len(chains):
-            for whole, part in zip(found, search(z[chains], projections, violation, budget), strict=True):
+            for whole, part in zip(found, search(z[chains], members.of(chains), budget), strict=True):
                 whole[chains] = part
     return found
 
 
-def _sweeps(z: Tensor, projections: Sequence[Map], violation: Map, budget: Budget) -> Projection:
+def _sweeps(z: Tensor, members: Members, budget: Budget) -> Projection:
     """Dykstra's algorithm proper."""
     record, tiny = Record(z, budget.tolerance), max(budget.tolerance, STILL)
+    projections, violation, _ = members
     x, size, increments = z, _length(z), [torch.zeros_like(z) for _ in projections]
     for step in range(1, budget.iterations + 1):
         moved = torch.zeros_like(size)
@@ -95,11 +122,13 @@ def _sweeps(z: Tensor, projections: Sequence[Map], violation: Map, budget: Budge
             break
         if not bool(onwards.all()):
             x, size, *increments = (part[onwards] for part in (x, size, *increments))
+            projections, violation, _ = members.of(record.chain)
     return record.projection()
 
 
-def _from_afar(z: Tensor, projections: Sequence[Map], violation: Map, budget: Budget) -> Projection:
+def _from_afar(z: Tensor, members: Members, budget: Budget) -> Projection:
     """The method of multipliers, alternating over the members; rho is adapted to balance |x_i - v| and |v' - v|."""
+    projections, violation, _ = members
     record, count = Record(z, budget.tolerance), len(projections)
     v = z
     for project in projections:
@@ -125,6 +154,7 @@ def _from_afar(z: Tensor, projections: Sequence[Map], violation: Map, budget: Bu
             break
         if not bool(onwards.all()):
             z, v, rho, *w = (part[onwards] for part in (z, v, rho, *w))
+            projections, violation, _ = members.of(record.chain)
     return record.projection()
 
 
@@ -133,30 +163,39 @@ def _length(z: Tensor) -> Tensor:
     return norm(flat(z))
 
 
-def alternating(z: Tensor, projections: Sequence[Map], violation: Map, budget: Budget) -> Projection:
+def alternating(
+    z: Tensor,
+    projections: Sequence[Map],
+    violation: Map,
+    budget: Budget,
+    take: Callable[[Tensor], Members] | None = None,
+) -> Projection:
     """x <- P_K(... P_2(P_1(x))), from x = z: alternating (cyclic) projections, for sets that need not be convex.
 
     It ends at a common point near z, in general not the nearest, and nothing guarantees that it does: the flags say
-    which chains made it. Local linear convergence where the sets
-    meet at an angle; the last set is met exactly at all times.
+    which chains made it. Local linear convergence where the sets meet at an angle; the last set is met exactly at all
+    times.
 
     Args:
         z: (n, *event) finite float64.
         projections: P_1, ..., P_K, each (n, *event) -> (n, *event).
         violation: (n, *event) -> (n,), the largest violation of a member; this is the residual.
         budget: Tolerance on the violation, and the largest number of sweeps.
+        take: As in ``dykstra``.
 
     References:
         Lewis, Luke and Malick, "Local linear convergence for alternating and averaged nonconvex projections", Found.
         Comput. Math. 9 (2009).
     """
     _check_members(projections)
-    record = Record(z, budget.tolerance)
+    record, members = Record(z, budget.tolerance), Members(projections, violation, take)
     x, onwards = z, record.add(z, violation(z), 0)
     for step in range(1, budget.iterations + 1):
-        x = x[onwards]
-        if not len(x):
-            break
+        if not bool(onwards.all()):
+            x = x[onwards]
+            if not len(x):
+                break
+            projections, violation, _ = members.of(record.chain)
         for project in projections:
             x = project(x)
         onwards = record.add(x, violation(x), step)
