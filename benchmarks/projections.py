@@ -13,8 +13,7 @@ from torch import Tensor
 
 from benchmarks.timing import Race, Table
 from casal.constraints import Affine, Box, Budget, Constraint, Implicit, LinearDynamics, MassEnergy, Polytope, Sphere
-from casal.constraints.algorithms.alternating import alternating
-from casal.constraints.algorithms.dykstra import dykstra
+from casal.constraints.solvers.splitting import alternating, dykstra
 
 SWEEPS = 20
 

@@ -86,7 +86,7 @@ def constrained_hmc(
         warm_up: Draws thrown away.
         seed: Of the momenta.
     """
-    if constraint.one_sided is not False:
+    if not constraint.smooth or constraint.inequalities(starts[:1]).shape[1]:
         raise ValueError(f"{constraint!r} is not a set of equations")
 
     def on_arrays(function: Callable[[Tensor], Tensor]) -> Callable[[np.ndarray], np.ndarray]:

@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 import scipy.optimize
 import torch
+from torch import Tensor
 
 import casal
 from casal.constraints import (
     Affine,
     Ball,
     Box,
-    Budget,
     Constraint,
-    Ellipsoid,
-    FromProjection,
     HalfSpace,
+    Implicit,
     Intersection,
     MassEnergy,
     Polytope,
@@ -29,9 +28,8 @@ from casal.constraints import (
     Sphere,
     Union,
     constraint_from_spec,
-    tightening,
 )
-from casal.errors import InfeasibleSet, SettingError, ShapeError
+from casal.errors import SettingError, ShapeError
 
 RNG = np.random.default_rng(0)
 SIZE = 4
@@ -41,6 +39,7 @@ TILT = torch.tensor([[1.0, -1.0, 0.5, 0.0]], dtype=torch.float64)
 WALLS = torch.as_tensor(RNG.normal(size=(6, SIZE)))
 TALL = torch.as_tensor(RNG.normal(size=(6, SIZE)))
 WIDE = torch.as_tensor(RNG.normal(size=(3, SIZE)))
+TURN = torch.linalg.qr(torch.as_tensor(np.random.default_rng(1).normal(size=(SIZE, SIZE)))).Q
 
 SUM, SKEW = Affine(ONES, 0.5), Affine(TILT, 0.2)
 SPHERE, BALL, BOX, WALLED = Sphere(2.0), Ball(1.5), Box(-0.5, 1.0), Polytope(WALLS, torch.ones(6))
@@ -60,7 +59,7 @@ CONVEX: dict[str, tuple[Constraint, str, Rules]] = {
     ),
     "half-spaces & polytope": (
         HalfSpace(TILT[0], 0.1) & HalfSpace(-ONES[0], 1.0) & WALLED,
-        "iterative",
+        "quadratic programme",
         lambda x: [TILT @ x <= 0.1, -ONES @ x <= 1.0, WALLS.numpy() @ x <= 1],
     ),
     "ball & bounds": (BALL & BOX, "Dykstra", lambda x: [cvxpy.norm(x) <= 1.5, x >= -0.5, x <= 1]),
@@ -132,16 +131,10 @@ def test_curved_combinations_are_feasible_and_no_farther_than_slsqp_from_many_st
     assert float(constraint.violation(found.point).max()) <= 1e-11
 
     def equations(x: np.ndarray) -> np.ndarray:
-        h = constraint.residual(torch.as_tensor(x)[None])[0]
-        sided = constraint.one_sided
-        flags = torch.tensor([sided] * len(h) if isinstance(sided, bool) else sided)
-        return h[~flags].numpy()
+        return constraint.equations(torch.as_tensor(x)[None])[0].numpy()
 
     def inequalities(x: np.ndarray) -> np.ndarray:
-        h = constraint.residual(torch.as_tensor(x)[None])[0]
-        sided = constraint.one_sided
-        flags = torch.tensor([sided] * len(h) if isinstance(sided, bool) else sided)
-        return -h[flags].numpy()
+        return -constraint.inequalities(torch.as_tensor(x)[None])[0].numpy()
 
     for z, ours in zip(POINTS[:6].numpy(), found.point[:6].numpy(), strict=True):
         best = np.inf
@@ -166,74 +159,6 @@ def test_a_union_takes_the_nearest_member() -> None:
     assert float(union.violation(SPHERE.project(POINTS)).max()) <= 1e-12
 
 
-def test_closed_form_equals_the_iteration_it_replaces() -> None:
-    for closed, parts in ((SUM & SPHERE, (SUM, SPHERE)), (MassEnergy(0.5, 4.0), (SUM, SPHERE))):
-        y = POINTS
-        for _ in range(3000):
-            y = parts[1].project(parts[0].project(y))
-        torch.testing.assert_close(closed.project(POINTS), y, atol=1e-10, rtol=0)
-
-
-def test_equation_and_sphere_is_the_mass_energy_set() -> None:
-    torch.testing.assert_close((SUM & SPHERE).project(POINTS), MassEnergy(0.5, 4.0).project(POINTS), atol=1e-12, rtol=0)
-    x = POINTS
-    ours, theirs = (c.log_tube_factor(x, c.project(x)) for c in (SUM & SPHERE, MassEnergy(0.5, 4.0)))
-    assert ours is not None and theirs is not None
-    torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.parametrize(
-    ("build", "says"),
-    [
-        (lambda: Sphere(1.0) & Affine([[1.0, 0.0]], 2.0), "2 away from the centre, beyond the radius 1"),
-        (lambda: Ball(1.0) & Affine([[1.0, 0.0]], 2.0), "beyond the radius"),
-        (lambda: Box(0, 1) & Box(2, 3), "low = 2, high = 1"),
-        (lambda: Ball(1.0) & Ball(1.0, [3.0, 0.0]), "centres 3 apart"),
-        (lambda: Sphere(1.0) & Sphere(2.0), "strictly inside"),
-        (lambda: Affine([[1.0, 0.0]], 0.0) & Affine([[2.0, 0.0]], 1.0), "no solution"),
-        (lambda: Box(0.0, 1.0) & Affine([[1.0, 1.0]], 3.0), "3"),
-    ],
-)
-def test_empty_intersections_that_can_be_proved_empty_are_refused(build: Callable[[], Constraint], says: str) -> None:
-    with pytest.raises(InfeasibleSet, match=says):
-        build()
-
-
-def test_empty_intersections_that_cannot_be_proved_empty_flag_every_chain() -> None:
-    apart = Ellipsoid([1.0, 1.0]) & FromProjection(
-        lambda z: Ball(1.0, [3.0, 0.0]).project(z), lambda z: Ball(1.0, [3.0, 0.0]).violation(z), convex=True
-    )
-    found = apart.solve(torch.randn((5, 2), generator=torch.Generator().manual_seed(0), dtype=torch.float64))
-    assert not bool(found.converged.any())
-    assert bool((found.residual > 0.05).all()) and bool((found.residual < 1.5).all())
-
-
-def test_a_loose_budget_is_loose_and_says_so() -> None:
-    pair = BALL & BOX
-    rough, fine = pair.solve(POINTS, budget=Budget(1e-12, 2)), pair.solve(POINTS)
-    assert not bool(rough.converged.all()) and bool(fine.converged.all())
-    assert int(rough.iterations.max()) <= 2 < int(fine.iterations.max())
-
-
-def test_loose_projections_inside_the_loop_still_end_in_strict_samples() -> None:
-    calls: list[int] = []
-
-    def counted(z: torch.Tensor) -> torch.Tensor:
-        calls.append(len(z))
-        return BOX.project(z)
-
-    pair = BALL & FromProjection(counted, BOX.violation, convex=True)
-    target = casal.langevin(lambda x: x - 1.0, steps=60, step_size=0.02, init=POINTS)
-    used = {}
-    for name, budget in (("full", None), ("loose", tightening(1e-1, 1e-6)), ("three", Budget(1e-12, 3))):
-        calls.clear()
-        result = casal.sample(target, pair, casal.CASAL(20.0), len(POINTS), seed=0, budget=budget)
-        assert float(result.certificate.violation.max()) <= 1e-10
-        used[name] = sum(calls)
-    assert used["loose"] < 0.7 * used["full"]
-    assert used["three"] < 0.7 * used["full"]
-
-
 @pytest.mark.parametrize("name", [*CONVEX, *CURVED])
 def test_specs_survive_json(name: str) -> None:
     constraint = CONVEX[name][0] if name in CONVEX else CURVED[name]
@@ -241,15 +166,6 @@ def test_specs_survive_json(name: str) -> None:
     assert type(again) is type(constraint)
     assert torch.equal(again.project(POINTS), constraint.project(POINTS))
     assert torch.equal(again.violation(POINTS), constraint.violation(POINTS))
-
-
-def test_specs_hold_data_only() -> None:
-    with pytest.raises(SettingError, match="functions"):
-        (BALL & FromProjection(BOX.project, BOX.violation)).spec()
-    with pytest.raises(SettingError, match="no set named"):
-        constraint_from_spec({"set": "os.system", "command": "true"})
-    with pytest.raises(SettingError, match="does not take"):
-        constraint_from_spec({"set": "Sphere", "size": 3})
 
 
 def test_members_are_flattened_and_checked() -> None:
@@ -269,3 +185,94 @@ def test_penalty_works_on_smooth_combinations_and_names_what_does_not() -> None:
     assert bool(torch.isfinite(result.samples).all())
     with pytest.raises(SettingError, match="no smooth residual"):
         casal.sample(target, SPHERE | BOX, casal.Penalty(1.0), len(POINTS), seed=0)
+
+
+# ------------------------------------------------------------------ equations stay equations, inequalities inequalities
+
+
+def radius(z: Tensor) -> Tensor:
+    return z.square().sum(1, keepdim=True) - 4.0
+
+
+def half(z: Tensor) -> Tensor:
+    return z[:, :2] - 0.5
+
+
+SHELL, WALL = Implicit(radius, half), Implicit(None, half, convex=True)
+SHIFT = torch.linspace(-1.0, 1.0, SIZE, dtype=torch.float64)
+MIXED: dict[str, tuple[Callable[[], Constraint], Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "shifted": (lambda: Implicit(radius, half).shifted(SHIFT), lambda z: radius(z - SHIFT), lambda z: half(z - SHIFT)),
+    "scaled": (lambda: Implicit(radius, half).scaled(2.0), lambda z: radius(z / 2), lambda z: half(z / 2)),
+    "through": (
+        lambda: Implicit(None, half).through(TALL),
+        lambda z: torch.zeros(len(z), 0, dtype=z.dtype),
+        lambda z: half(z @ TALL.T),
+    ),
+    "through both": (
+        lambda: Implicit(radius, half).through(TALL),
+        lambda z: radius(z @ TALL.T),
+        lambda z: half(z @ TALL.T),
+    ),
+    "product": (
+        lambda: Product(Implicit(radius, half), None, Ball(1.5), sizes=(2, 1, 1)),
+        lambda z: radius(z[:, :2]),
+        lambda z: torch.cat([half(z[:, :2]), z[:, 3:].square() - 2.25], dim=1),
+    ),
+    "intersection": (
+        lambda: HalfSpace(ONES[0], 0.2) & Implicit(radius, half) & Affine(TILT, 0.3),
+        lambda z: torch.cat([(z @ TILT.T - 0.3) / TILT.norm(), radius(z)], dim=1),
+        lambda z: torch.cat([(z.sum(1, keepdim=True) - 0.2) / 2.0, half(z)], dim=1),
+    ),
+    "ball through a shift": (
+        lambda: BALL.shifted(SHIFT).through(TURN),
+        lambda z: torch.zeros(len(z), 0, dtype=z.dtype),
+        lambda z: (z @ TURN.T - SHIFT).square().sum(1, keepdim=True) - 2.25,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_sets_made_of_sets_keep_equations_and_inequalities_apart(name: str) -> None:
+    build, equations, inequalities = MIXED[name]
+    constraint = build()
+    torch.testing.assert_close(constraint.equations(POINTS), equations(POINTS))
+    torch.testing.assert_close(constraint.inequalities(POINTS), inequalities(POINTS))
+    residual = constraint.residual(POINTS)
+    assert torch.equal(residual, torch.cat([constraint.equations(POINTS), constraint.inequalities(POINTS)], dim=1))
+    expected = torch.cat([equations(POINTS), inequalities(POINTS).clamp_min(0.0)], dim=1)
+    torch.testing.assert_close(constraint.positive_part(residual), expected)
+    assert constraint.smooth and constraint.equation_count() == equations(POINTS).shape[1]
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_penalty_pulls_by_the_inequalities_that_are_broken(name: str) -> None:
+    """One step without noise and without a potential: x' = x - tau grad(weight/2 |h|^2 + weight/2 |g_+|^2)."""
+    build, equations, inequalities = MIXED[name]
+    weight, tau = 0.7, 1e-3
+    target = casal.langevin(lambda x: torch.zeros_like(x), steps=1, step_size=tau, init=POINTS)
+    ours = casal.sample(target, build(), casal.Penalty(weight), len(POINTS), seed=0).samples
+    free = casal.sample(target, build(), casal.Unconstrained(), len(POINTS), seed=0).samples
+    leaf = POINTS.clone().requires_grad_()
+    cost = equations(leaf).square().sum() + inequalities(leaf).clamp_min(0.0).square().sum()
+    (gradient,) = torch.autograd.grad(cost, leaf)
+    share = (free - ours).flatten() @ gradient.flatten() / gradient.square().sum()
+    torch.testing.assert_close(free - ours, share * gradient, rtol=0, atol=1e-12)
+    assert float(share) > 0
+
+
+def test_an_inequality_behind_a_matrix_leaves_points_inside_where_they_are() -> None:
+    walled = Implicit(None, lambda z: z.square().sum(1, keepdim=True) - 4.0).through(TALL)
+    inside = 0.1 * POINTS / (POINTS @ TALL.T).norm(dim=1, keepdim=True)
+    torch.testing.assert_close(walled.project(inside), inside, rtol=0, atol=1e-14)
+    assert float(walled.violation(walled.project(POINTS)).max()) <= 1e-11
+
+
+def test_flat_sides_give_their_rows() -> None:
+    for constraint in (SUM, HalfSpace(TILT[0], 0.1), BOX, WALLED, SUM & BOX, SUM & SKEW & BOX & WALLED):
+        rows = constraint.polyhedron(SIZE)
+        assert rows is not None and constraint.flat_sided
+        torch.testing.assert_close(rows.matrix.norm(dim=1), torch.ones(len(rows.matrix), dtype=torch.float64))
+        value = constraint.project(POINTS) @ rows.matrix.T
+        assert bool(((value >= rows.low - 1e-12) & (value <= rows.high + 1e-12)).all())
+    for curved in (BALL, SPHERE, BALL & BOX):
+        assert curved.polyhedron(SIZE) is None and not curved.flat_sided

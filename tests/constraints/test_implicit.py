@@ -15,8 +15,8 @@ from torch import Tensor
 import casal
 from casal.constraints import Budget, Constraint, Implicit
 from casal.errors import ProjectionError, SettingError, ShapeError
-from casal.methods import Problem
-from casal.methods.finish import Confined, Plain, Reweighted, choose_finish
+from casal.methods import Context
+from casal.methods.smc import Confined, Plain, Reweighted, choose_finish
 
 from .implicit_cases import CENTER, ROWS, ball, ellipsoid, energy, low, mass_energy, rows, sphere, torus
 
@@ -508,11 +508,11 @@ def test_projection_meets_the_unit_of_the_given_scale() -> None:
 def test_flags_and_residuals_fit_the_rows() -> None:
     z = normal(5, 3)
     equation, both, wall = Implicit(sphere), Implicit(sphere, low), Implicit(None, low)
-    assert equation.one_sided is False and wall.one_sided is True
+    assert equation.inequalities(z).shape == (5, 0) and wall.equations(z).shape == (5, 0)
     assert not equation.solid and not both.solid and wall.solid
     assert not equation.exact and not equation.convex and Implicit(None, ball, convex=True).convex
     values = both.residual(z)
-    assert both.one_sided == (False, True, True)
+    assert both.equation_count() == 1 and both.inequalities(z).shape == (5, 2)
     assert torch.equal(values, torch.cat([sphere(z), low(z)], dim=1))
     kept = both.positive_part(values)
     assert torch.equal(kept[:, :1], sphere(z)) and torch.equal(kept[:, 1:], low(z).clamp_min(0.0))
@@ -604,7 +604,7 @@ def test_the_tube_factor_is_known_for_small_equations_only() -> None:
 )
 def test_weighted_casal_finishes_as_the_rows_allow(constraint: Constraint, kind: type) -> None:
     target = casal.langevin(lambda x: x, steps=5, step_size=0.1, init=normal(4, 3))
-    problem = Problem(target, constraint, casal.Identity(), torch.zeros(0, 3, dtype=torch.float64))
+    problem = Context(target, constraint, casal.Identity(), torch.zeros(0, 3, dtype=torch.float64))
     assert isinstance(choose_finish(problem, True), kind)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from casal import Affine, Ball, Box, Constraint, FromProjection, HalfSpace, MassEnergy, Product, Sphere
+from casal.constraints import AffineRound, MassEnergyBox
 
 from ..constraints.closed_form_cases import NO_RESIDUAL as CLOSED_FORM_NO_RESIDUAL
 from ..constraints.closed_form_cases import SETS as CLOSED_FORM
@@ -141,7 +142,8 @@ TAKEN = (
 SETS += [SetCase(*row) for row in (*CLOSED_FORM, *ITERATIVE, *IMPLICIT) if row[0] in TAKEN]
 SETS += [
     SetCase("intersection-affine-sphere", Affine(matrix(1, 5), 0.5) & Sphere(2.0), (5,)),
-    SetCase("mass-energy-box", MassEnergy(1.0, 2.0) & Box(-0.5, 1.0), (4,)),
+    SetCase("affine-ball", AffineRound(Affine(matrix(2, 5), 0.2), Ball(3.0, ramp(5))), (5,)),
+    SetCase("mass-energy-box", MassEnergyBox(1.0, 2.0, -0.5, 1.0), (4,)),
     SetCase("mass-energy-box-field", Box(-0.8, torch.inf) & MassEnergy(2.0, 9.0) & Box(-1.0, 2.5), (3, 4)),
     SetCase("mass-energy-box-own-bounds", MassEnergy(1.0, 3.5) & Box(ramp(5) - 1.0, 1.0 + 0.5 * ramp(5)), (5,)),
     SetCase("union-spheres", Sphere(1.0) | Sphere(3.0), (4,)),
@@ -151,5 +153,5 @@ SETS += [
     SetCase("scaled", Sphere(1.5).scaled(0.2), (3,)),
 ]
 
-NO_RESIDUAL = (*CLOSED_FORM_NO_RESIDUAL, "from-projection-cylinder", "union-spheres", "product", "dynamics-quadrotor")
+NO_RESIDUAL = (*CLOSED_FORM_NO_RESIDUAL, "from-projection-cylinder", "union-spheres")
 """Rows whose sets are not described by smooth functions."""

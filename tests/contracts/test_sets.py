@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from casal import Affine, Ball, Box, Constraint, FromProjection, HalfSpace, MassEnergy, Sphere
+from casal.constraints import SETS as REGISTRY
 from casal.errors import ProjectionError, SettingError, ShapeError
 
 from .sets import NO_RESIDUAL, SETS, SetCase, badly_scaled, matrix, ramp, redundant
@@ -95,6 +96,10 @@ def members(case: SetCase, draw: Draw, foot: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------ contracts
+
+
+def test_every_registered_set_has_a_row() -> None:
+    assert {type(case.constraint) for case in SETS} == set(REGISTRY.values())
 
 
 @every_set
@@ -253,8 +258,9 @@ def test_violation_does_not_use_the_projection(case: SetCase, monkeypatch: pytes
 
 @every_set
 def test_every_set_has_a_name(case: SetCase) -> None:
-    parts = [case.constraint, *getattr(case.constraint, "members", ()), getattr(case.constraint, "inner", None)]
-    assert any(part is not None and type(part).__name__ in repr(case.constraint) for part in parts)
+    inner = [part for part in vars(case.constraint).values() if isinstance(part, Constraint)]
+    parts = [case.constraint, *getattr(case.constraint, "members", ()), *inner]
+    assert any(type(part).__name__ in repr(case.constraint) for part in parts)
 
 
 # ------------------------------------------------------------------ flags and residuals
@@ -264,9 +270,11 @@ smooth = [case for case in SETS if case.id not in NO_RESIDUAL]
 no_outside = ("box-whole-space", "affine-no-equation")
 
 
-def one_sided(constraint: Constraint, residual: Tensor) -> Tensor:
-    """(m,) bool, whether a set says so once for all residuals or for each."""
-    return torch.tensor(constraint.one_sided).expand(residual.shape[1])
+def inequality(constraint: Constraint, residual: Tensor) -> Tensor:
+    """(m,) bool: which of the residuals are inequalities."""
+    count = constraint.equation_count()
+    assert count is not None
+    return torch.arange(residual.shape[1]) >= count
 
 
 def residual_size(constraint: Constraint, z: Tensor) -> Tensor:
@@ -285,7 +293,7 @@ def test_residual_vanishes_on_the_set(case: SetCase) -> None:
     residual = case.constraint.residual(on)
     assert residual.ndim == 2 and len(residual) == 64
     assert bool(torch.isfinite(residual).all())
-    off = torch.where(one_sided(case.constraint, residual), residual.clamp_min(0.0), residual.abs())
+    off = torch.where(inequality(case.constraint, residual), residual.clamp_min(0.0), residual.abs())
     assert bool((off <= 1e-14 * residual_size(case.constraint, on)[:, None]).all())
 
 
@@ -296,7 +304,7 @@ def test_residual_tells_off_from_on(case: SetCase) -> None:
     off = length(z - case.constraint.project(z)) > 1e-6 * (1e-200 + length(z))
     assert int(off.sum()) >= 16
     residual = case.constraint.residual(z)
-    reach = torch.where(one_sided(case.constraint, residual), residual, residual.abs())
+    reach = torch.where(inequality(case.constraint, residual), residual, residual.abs())
     assert bool((reach.amax(1)[off] > 0).all())
 
 
@@ -309,8 +317,8 @@ def test_residual_tells_off_from_on(case: SetCase) -> None:
     ],
     ids=["ball", "box", "half-space"],
 )
-def test_one_sided_residual_is_negative_inside(constraint: Constraint, inside: Tensor) -> None:
-    assert constraint.solid and constraint.one_sided and constraint.convex
+def test_inequalities_are_negative_inside(constraint: Constraint, inside: Tensor) -> None:
+    assert constraint.solid and constraint.equation_count() == 0 and constraint.convex
     z = inside[None].to(torch.float64)
     assert bool((constraint.residual(z) < 0).all())
     assert float(constraint.violation(z)[0]) == 0.0

@@ -10,8 +10,7 @@ import torch
 from torch.testing import assert_close
 
 import casal
-from casal.constraints import Constraint
-from casal.constraints.subspace import Subspace
+from casal.constraints import Constraint, Subspace
 from casal.decoders import Decoder, Transform
 from casal.methods import Method
 

@@ -1,29 +1,51 @@
-"""Sets: one class each, its formula in the docstring; sets made of sets in ``algebra``."""
+"""Sets: what a sample must satisfy. One class each, its formula in the docstring; one row each in ``SETS``."""
 
-from casal.constraints.affine import Affine, HalfSpace
-from casal.constraints.algebra import Product, Scaled, Shifted, Union
-from casal.constraints.base import Budget, Constraint, Projection, over_events, tightening
-from casal.constraints.box import Box
-from casal.constraints.box_hyperplane import BoxHyperplane
+from casal.constraints.algebra import Product, Scaled, Shifted, Through, Union
+from casal.constraints.base import (
+    SETS,
+    Budget,
+    Constraint,
+    Projection,
+    Rows,
+    Subspace,
+    Way,
+    register,
+    tightening,
+)
+from casal.constraints.chains import PerChain
 from casal.constraints.cones import PSDCone, SecondOrderCone
-from casal.constraints.ellipsoid import Ellipsoid
-from casal.constraints.from_projection import FromProjection
+from casal.constraints.conserved import MassEnergy, MassEnergyBox, ObservedMassEnergy
+from casal.constraints.custom import FromProjection
+from casal.constraints.dynamics import LinearDynamics
+from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polytope
 from casal.constraints.implicit import Implicit
 from casal.constraints.intersection import Intersection
-from casal.constraints.linear_dynamics import LinearDynamics
-from casal.constraints.mass_energy import MassEnergy
 from casal.constraints.monotone import Monotone
-from casal.constraints.observed import ObservedMassEnergy
 from casal.constraints.obstacles import Obstacles
-from casal.constraints.polytope import Polytope
+from casal.constraints.round import AffineRound, Ball, Ellipsoid, Sphere
 from casal.constraints.simplex import L1Ball, Simplex
 from casal.constraints.spec import constraint_from_spec
-from casal.constraints.sphere import Ball, Sphere
-from casal.constraints.subspace import Subspace
-from casal.constraints.through import Through
+from casal.constraints.vectors import over_events
+
+for _kind in (  # the registry: name -> class, read by ``constraint_from_spec``, the operators and the contract suite
+    *(Affine, Box, BoxHyperplane, HalfSpace, Polytope),
+    *(AffineRound, Ball, Ellipsoid, Sphere),
+    *(L1Ball, Simplex),
+    *(PSDCone, SecondOrderCone),
+    Monotone,
+    *(MassEnergy, MassEnergyBox, ObservedMassEnergy),
+    LinearDynamics,
+    Obstacles,
+    Implicit,
+    FromProjection,
+    *(Intersection, Product, Scaled, Shifted, Through, Union),
+):
+    register(_kind)
 
 __all__ = [
+    "SETS",
     "Affine",
+    "AffineRound",
     "Ball",
     "Box",
     "BoxHyperplane",
@@ -37,13 +59,16 @@ __all__ = [
     "L1Ball",
     "LinearDynamics",
     "MassEnergy",
+    "MassEnergyBox",
     "Monotone",
     "ObservedMassEnergy",
     "Obstacles",
     "PSDCone",
+    "PerChain",
     "Polytope",
     "Product",
     "Projection",
+    "Rows",
     "Scaled",
     "SecondOrderCone",
     "Shifted",
@@ -52,7 +77,9 @@ __all__ = [
     "Subspace",
     "Through",
     "Union",
+    "Way",
     "constraint_from_spec",
     "over_events",
+    "register",
     "tightening",
 ]

@@ -1,22 +1,22 @@
-"""What a set must be able to do: project a point, and say from its own definition how far off a point is."""
+"""The promise of a set: project a point, and say from its own definition how far off a point is."""
 
 from __future__ import annotations
 
+import inspect
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from casal.constraints.subspace import Subspace
-from casal.errors import ProjectionError, SettingError
+from casal.constraints.chains import PerChain, check_count
+from casal.constraints.vectors import over_events
+from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 from casal.typing import Event
-
-if TYPE_CHECKING:
-    from casal.constraints.algebra import Scaled, Shifted, Union
-    from casal.constraints.intersection import Intersection
-    from casal.constraints.through import Through
 
 
 class Budget(NamedTuple):
@@ -56,48 +56,101 @@ class Projection(NamedTuple):
     residual: Tensor
 
 
+class Way(Enum):
+    """How a projection is found."""
+
+    CLOSED_FORM = "closed form"
+    ITERATIVE = "iterative"
+    QUADRATIC_PROGRAMME = "quadratic programme"
+    GRADIENTS = "accelerated projected gradients"
+    NEWTON = "Newton steps"
+    DYKSTRA = "Dykstra"
+    ALTERNATING = "alternating projections"
+    SPLITTING = "splitting"
+
+
+class Rows(NamedTuple):
+    """A set with flat sides, low <= G z <= high, rows of G of length one; bounds may be infinite.
+
+    Attributes:
+        matrix: G (m, d).
+        low: (m,).
+        high: (m,).
+    """
+
+    matrix: Tensor
+    low: Tensor
+    high: Tensor
+
+
+INSIDE = 1e-12
+"""Share of a vector that may lie outside a subspace that holds it."""
+
+
+class Subspace(NamedTuple):
+    """The range of B, B^T B = I: points z = B c of decoded space with coordinates c, and |z| = |c|.
+
+    Attributes:
+        event: Shape of z.
+        synthesis: c -> B c, (n, *coordinates) -> (n, *event).
+        analysis: z -> B^T z.
+    """
+
+    event: Event
+    synthesis: Callable[[Tensor], Tensor]
+    analysis: Callable[[Tensor], Tensor]
+
+    def coordinates(self, vectors: Tensor) -> Tensor | None:
+        """Coordinates (m, *coordinates) of flat float64 vectors (m, k); None if one of them is not in the subspace."""
+        points = vectors.reshape(len(vectors), *self.event)
+        found = self.analysis(points)
+        outside = (self.synthesis(found) - points).flatten(1)
+        if bool((torch.linalg.vector_norm(outside, dim=1) > INSIDE * torch.linalg.vector_norm(vectors, dim=1)).any()):
+            return None
+        return found
+
+
 class Constraint(ABC):
     """A set C in decoded space. Dim 0 of every argument is the chain, the other dims are the event.
 
     A subclass writes ``_violation`` and either ``_project`` (closed form) or ``_solve`` (iterative); all receive
     finite float64 tensors. Two independent formulas on purpose: the certificate of a sample never goes through
-    the projection that made it.
+    the projection that made it. All else a set can do is optional, and it says so itself.
 
     Attributes:
         exact: The projection is the nearest point in closed form (up to rounding).
         convex: The set is convex, so the projection is unique and nonexpansive.
         solid: The set has an interior (a ball, a box), so a point can be strictly inside.
-        one_sided: ``residual(z) <= 0`` describes the set, instead of ``residual(z) = 0``; one flag for all residuals,
-            or one for each.
+        smooth: ``equations`` and ``inequalities`` describe C.
+        flat_sided: ``polyhedron`` gives the rows of C.
         samples_near: ``sample_near`` and ``log_normaliser`` are available, in closed form.
         fast: ``project_fast`` has a closed form of its own.
+        chains: How many chains the parameters are for (``PerChain``); None if they are common to all.
+        per_chain: Names of the arguments of the constructor that may be ``PerChain``.
     """
 
     exact: bool = True
     convex: bool = False
     solid: bool = False
-    one_sided: bool | tuple[bool, ...] = False
+    smooth: bool = False
+    flat_sided: bool = False
     samples_near: bool = False
     fast: bool = False
+    chains: int | None = None
+    per_chain: tuple[str, ...] = ()
+    _equation_count: int | None = None  # a set that knows it says so; for others it is counted by ``residual``
 
-    _named: dict[str, type[Constraint]] = {}  # noqa: RUF012 (filled by subclasses, for constraint_from_spec)
+    def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
+        """Refuse ``PerChain`` where the class does not take it."""
+        if any(isinstance(value, PerChain) for value in (*args, *kwargs.values())):
+            given = inspect.signature(cls).bind(*args, **kwargs).arguments
+            for name, value in given.items():
+                if isinstance(value, PerChain) and name not in cls.per_chain:
+                    can = "; ".join(f"{n} ({', '.join(kind.per_chain)})" for n, kind in SETS.items() if kind.per_chain)
+                    raise SettingError(f"{cls.__name__} takes no {name} for each chain; these sets do: {can}")
+        return super().__new__(cls)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        Constraint._named.setdefault(cls.__name__, cls)
-
-    @property
-    def chains(self) -> int | None:
-        """How many chains the parameters are for; None if they are common to all."""
-        return None
-
-    def take(self, index: slice | Tensor) -> Constraint:
-        """The set of some chains."""
-        return self
-
-    def groups(self) -> Tensor | None:
-        """Labels (chains,), equal where the parameters of two chains are equal; None if they are common to all."""
-        return None
+    # -------------------------------------------------------------- points
 
     def project(self, z: Tensor, *, budget: Budget | None = None, warm: Tensor | None = None) -> Tensor:
         """Nearest point of C, computed in float64 and returned in the dtype of ``z``.
@@ -120,10 +173,6 @@ class Constraint(ABC):
         """
         return self.project(z)
 
-    def within(self, space: Subspace) -> Constraint | None:
-        """{c : B c in C} in the coordinates of a subspace, if P(B c) is in the subspace for every c; else None."""
-        return None
-
     def solve(self, z: Tensor, *, budget: Budget | None = None, warm: Tensor | None = None) -> Projection:
         """As ``project``, with a convergence flag, the iterations and the residual of every chain."""
         wide = self._checked(z, "project")
@@ -141,30 +190,64 @@ class Constraint(ABC):
         """
         wide = z.to(torch.float64)
         finite = torch.isfinite(wide).flatten(1).all(1)
+        self._check_chains(z)
         self.validate(tuple(z.shape[1:]))
         value = self._violation(torch.where(over_events(finite, wide), wide, torch.zeros_like(wide)))
         return torch.where(finite, value, torch.full_like(value, torch.inf))
 
+    def validate(self, event: Event) -> None:
+        """Raise ShapeError or InfeasibleSet if events of this shape cannot lie in C."""
+        return
+
+    # -------------------------------------------------------------- smooth descriptions
+
+    def equations(self, z: Tensor) -> Tensor:
+        """Smooth functions (n, m) that vanish on C; width zero if there are none."""
+        return z.new_zeros(len(z), 0)
+
+    def inequalities(self, z: Tensor) -> Tensor:
+        """Smooth functions (n, m) that are <= 0 on C; width zero if there are none."""
+        return z.new_zeros(len(z), 0)
+
+    def equation_count(self) -> int | None:
+        """How many equations there are; None if a set of unknown functions has not been evaluated yet."""
+        return self._equation_count
+
     def residual(self, z: Tensor) -> Tensor:
-        """Smooth functions (n, m) that vanish (or are <= 0, where ``one_sided``) exactly on C."""
-        raise SettingError(
-            f"{type(self).__name__} has no smooth residual, so Penalty, PrimalDual and Decoupled cannot use it; "
-            "Projected, CASAL and WeightedCASAL need only its projection"
-        )
+        """All smooth functions that describe C: the equations, then the inequalities."""
+        if not self.smooth:
+            raise SettingError(
+                f"{type(self).__name__} has no smooth residual, so Penalty, PrimalDual and Decoupled cannot use it; "
+                "Projected, CASAL and WeightedCASAL need only its projection"
+            )
+        equations, inequalities = self.equations(z), self.inequalities(z)
+        if self.equation_count() is None:
+            self._equation_count = equations.shape[1]
+        if not inequalities.shape[1]:
+            return equations
+        return torch.cat([equations, inequalities], dim=1) if equations.shape[1] else inequalities
 
     def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         """J(z)^T weights, J the derivative of ``residual`` (n, m, *event), where it is written out; else None."""
         return None
 
     def positive_part(self, values: Tensor) -> Tensor:
-        """Values (n, m) of residuals or multipliers, cut off at zero where the residual is one-sided."""
-        if isinstance(self.one_sided, bool):
-            return values.clamp_min(0.0) if self.one_sided else values
-        return torch.where(torch.tensor(self.one_sided, device=values.device), values.clamp_min(0.0), values)
+        """Values (n, m) of residuals or multipliers, those of inequalities cut off at zero."""
+        count = self.equation_count()
+        if count is None:
+            raise SettingError(f"{self!r} has not counted its equations(z) yet; evaluate residual(z) first")
+        if count >= values.shape[1]:
+            return values
+        inequalities = values[:, count:].clamp_min(0.0)
+        return torch.cat([values[:, :count], inequalities], dim=1) if count else inequalities
 
-    def validate(self, event: Event) -> None:
-        """Raise ShapeError or InfeasibleSet if events of this shape cannot lie in C."""
-        return
+    def polyhedron(self, size: int) -> Rows | None:
+        """C as low <= G z <= high for flattened events of ``size`` coordinates; None if it is not flat-sided."""
+        return None
+
+    def within(self, space: Subspace) -> Constraint | None:
+        """{c : B c in C} in the coordinates of a subspace, if P(B c) is in the subspace for every c; else None."""
+        return None
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         """Logarithm of the volume factor J of the map (foot z, normal offset x - z) -> x, or None if unknown.
@@ -173,6 +256,8 @@ class Constraint(ABC):
         set, (|x| / R)^(d-1) for a sphere. WeightedCASAL divides by it.
         """
         return None
+
+    # -------------------------------------------------------------- Gaussians restricted to C
 
     def sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor | None:
         """z ~ N(y, sigma^2 I) restricted to C (surface measure): one exact draw a point (n, *event), in float64.
@@ -193,58 +278,151 @@ class Constraint(ABC):
             return None
         return self._log_normaliser(self._checked(y, "log_normaliser"), positive(sigma, "sigma"))
 
+    # -------------------------------------------------------------- parameters for each chain
+
+    def take(self, index: slice | Tensor) -> Constraint:
+        """The set with the parameters of these chains: a slice, or their numbers (k,). Itself if ``chains`` is None."""
+        return self._with_parameters(lambda values: values.take(index))
+
+    def groups(self) -> Tensor | None:
+        """(chains,) labels, equal where all parameters are equal to the bit; None if ``chains`` is None."""
+        if self.chains is None:
+            return None
+        bits = [marked.rows.contiguous().view(torch.int64) for marked in self._marked()]
+        return torch.unique(torch.cat(bits, dim=1), dim=0, return_inverse=True)[1]
+
+    def _marked(self) -> Iterator[PerChain]:
+        """All parameters that differ from chain to chain, those of members too."""
+
+        def walk(value: Any) -> Iterator[PerChain]:
+            if isinstance(value, PerChain):
+                yield value
+            elif isinstance(value, Constraint):
+                yield from value._marked()
+            elif isinstance(value, list | tuple):
+                for item in value:
+                    yield from walk(item)
+
+        if self.chains is not None:
+            yield from walk(list(self._arguments().values()))
+
+    def _with_parameters(self: Self, change: Callable[[PerChain], Any]) -> Self:
+        """The same set, every PerChain parameter replaced."""
+
+        def walk(value: Any) -> Any:
+            if isinstance(value, PerChain):
+                return change(value)
+            if isinstance(value, Constraint):
+                return value._with_parameters(change)
+            return [walk(item) for item in value] if isinstance(value, list | tuple) else value
+
+        if self.chains is None:
+            return self
+        return build(type(self), {name: walk(value) for name, value in self._arguments().items()})
+
+    def _alone(self: Self, chain: int) -> Self:
+        """The set of one chain, its parameters common to all points."""
+        return self._with_parameters(lambda marked: marked.values[chain])
+
+    def _solve_by_group(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
+        """Chains of equal parameters together: for algorithms that put chains aside as they finish."""
+        self._check_chains(z)
+        zeros = torch.zeros(len(z), dtype=z.dtype, device=z.device)
+        out = Projection(z.clone(), zeros != 0, zeros.long(), zeros)
+        for chosen, alone in self._group_sets:
+            part = alone._solve(z[chosen], budget, None if warm is None else warm[chosen])
+            for whole, piece in zip(out, part, strict=True):
+                whole[chosen] = piece
+        return out
+
+    def _tube_by_group(self, x: Tensor, z: Tensor) -> Tensor | None:
+        """``log_tube_factor``, likewise."""
+        self._check_chains(x)
+        out = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        for chosen, alone in self._group_sets:
+            part = alone.log_tube_factor(x[chosen], z[chosen])
+            if part is None:
+                return None
+            out[chosen] = part.to(out)
+        return out
+
+    @cached_property
+    def _group_sets(self) -> list[tuple[Tensor, Constraint]]:
+        """For each group of equal parameters, the numbers of its chains and their common set."""
+        labels = self.groups()
+        assert labels is not None
+        found: list[tuple[Tensor, Constraint]] = []
+        for chosen in labels.argsort(stable=True).split(torch.bincount(labels).tolist()):
+            try:
+                found.append((chosen, self._alone(int(chosen[0]))))
+            except InfeasibleSet as error:
+                raise InfeasibleSet(f"chain {int(chosen[0])}: {error}") from error
+        return found
+
+    def _check_chains(self, z: Tensor) -> None:
+        if self.chains is not None:
+            check_count(z, self.chains)
+
+    # -------------------------------------------------------------- words and data
+
+    @property
+    def way(self) -> Way:
+        """How the projection is found."""
+        return Way.CLOSED_FORM if self.exact else Way.ITERATIVE
+
     def explain(self) -> str:
-        """One line: which set, and how its projection is computed."""
-        return f"{self!r}: {'closed form' if self.exact else 'iterative'}{', convex' if self.convex else ''}"
+        """One line: which set, and how its projection is found."""
+        return f"{self!r}: {self.way.value}{', convex' if self.convex else ''}"
 
     def spec(self) -> dict[str, Any]:
         """The set as plain JSON data; ``casal.constraint_from_spec`` reads it back."""
-        from casal.constraints.spec import encode
-
         return {"set": type(self).__name__, **{name: encode(value) for name, value in self._arguments().items()}}
 
-    def __and__(self, other: Constraint) -> Intersection:
+    # -------------------------------------------------------------- sets made of sets
+    # Their classes derive from this one, so this file cannot import them: it finds them in the registry, by name.
+
+    def __and__(self, other: Constraint) -> Constraint:
         """Points in both sets."""
-        from casal.constraints.intersection import Intersection
+        return SETS["Intersection"](self, other)
 
-        return Intersection(self, other)
-
-    def __or__(self, other: Constraint) -> Union:
+    def __or__(self, other: Constraint) -> Constraint:
         """Points in either set."""
-        from casal.constraints.algebra import Union
+        return SETS["Union"](self, other)
 
-        return Union(self, other)
-
-    def through(self, A: Any) -> Through:
+    def through(self, A: Any) -> Constraint:
         """{x : A x in C}."""
-        from casal.constraints.through import Through
+        return SETS["Through"](self, A)
 
-        return Through(self, A)
+    def shifted(self, by: Any) -> Constraint:
+        """{z + by : z in C}; ``by`` may be PerChain."""
+        return SETS["Shifted"](self, by)
 
-    def shifted(self, by: Any) -> Shifted:
-        """{z + by : z in C}."""
-        from casal.constraints.algebra import Shifted
-
-        return Shifted(self, by)
-
-    def scaled(self, by: float) -> Scaled:
+    def scaled(self, by: float) -> Constraint:
         """{by z : z in C}, by > 0."""
-        from casal.constraints.algebra import Scaled
+        return SETS["Scaled"](self, by)
 
-        return Scaled(self, by)
+    # -------------------------------------------------------------- what a set writes
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
-        zeros = torch.zeros(len(z), dtype=z.dtype, device=z.device)
-        return Projection(self._project(z), zeros == 0, zeros.long(), zeros)
+        return at_once(self._project(z))
 
     def _project(self, z: Tensor) -> Tensor:
         return self._solve(z, Budget(), None).point
+
+    @abstractmethod
+    def _violation(self, z: Tensor) -> Tensor: ...
 
     def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
         raise NotImplementedError
 
     def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
         raise NotImplementedError
+
+    def _arguments(self) -> dict[str, Any]:
+        """Arguments of the constructor, for ``spec``; ``members`` are positional."""
+        raise SettingError(
+            f"{type(self).__name__} holds functions, which cannot be written as data; rebuild it in code"
+        )
 
     def _checked(self, z: Tensor, action: str) -> Tensor:
         """z in float64, of a shape that fits, or ProjectionError."""
@@ -256,86 +434,69 @@ class Constraint(ABC):
                 "check the score and the step size that produced them",
                 chains=lost,
             )
+        self._check_chains(z)
         self.validate(tuple(z.shape[1:]))
         return wide
 
-    @abstractmethod
-    def _violation(self, z: Tensor) -> Tensor: ...
 
-    def _arguments(self) -> dict[str, Any]:
-        """Arguments of the constructor, for ``spec``."""
-        raise SettingError(
-            f"{type(self).__name__} holds functions, which cannot be written as data; rebuild it in code"
-        )
+Self = TypeVar("Self", bound=Constraint)
+
+SETS: dict[str, type[Constraint]] = {}
+"""The registry: name -> class, for ``constraint_from_spec`` and for the operators; filled by ``register``."""
 
 
-def flat(z: Tensor) -> Tensor:
-    """(n, *event) -> (n, d)."""
-    return z.flatten(1)
+def register(kind: type[Self]) -> type[Self]:
+    """Make a set known by the name of its class, so that its ``spec`` can be read back. Also a decorator."""
+    SETS[kind.__name__] = kind
+    return kind
 
 
-def norm(v: Tensor) -> Tensor:
-    """Euclidean norm of the rows of (n, d), safe from overflow and underflow of the squares."""
-    peak = v.abs().amax(1, keepdim=True) if v.shape[1] else v.new_zeros(len(v), 1)
-    scale = torch.where(peak > 0, peak, torch.ones_like(peak))
-    return (scale * torch.linalg.vector_norm(v / scale, dim=1, keepdim=True)).squeeze(1)
+def build(kind: type[Self], arguments: Mapping[str, Any]) -> Self:
+    """The set with these arguments, as ``_arguments`` gives them."""
+    named = dict(arguments)
+    return kind(*named.pop("members", ()), **named)
 
 
-def shell_factor(offset: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """R / |v| for rows v of (n, d), and |v|, both (n, 1); |v| is taken to be at least ``shortest``.
-
-    A row of zeros gets R / shortest, so that v + shortest e comes out as R e for any direction e. Where |v|^2 overflows
-    the factor is not a number: a chain that far out is lost, and must not come back as the centre.
-    """
-    length = torch.linalg.vector_norm(offset, dim=1, keepdim=True).clamp_min(shortest(offset.dtype))
-    factor = length.pow(-2).mul_(length * radius)
-    if torch.compiler.is_compiling():  # kept as it is: else every 16 numbers of a row would work it out anew
-        factor = factor.as_strided(factor.shape, (1, 1))
-    return factor, length
-
-
-def leaned(shell: Tensor, factor: Tensor, coordinate: int, share: float = 1.0) -> Tensor:
-    """``shell`` (n, d), which is changed, plus ``share`` ``shortest`` ``factor`` in one coordinate.
-
-    A compiled step leaves it out: it costs a twentieth of the step, and a chain that sits at the centre to the last bit
-    is moved by the next noise, or by the strict projection at the end.
-    """
-    if not torch.compiler.is_compiling():
-        shell[:, coordinate : coordinate + 1].add_(factor, alpha=share * shortest(shell.dtype))
-    return shell
+def encode(value: Any) -> Any:
+    """Plain JSON data: tensors become nested lists, sets their specs, infinities strings."""
+    if isinstance(value, Constraint):
+        return value.spec()
+    if isinstance(value, PerChain):
+        return {"per_chain": encode(value.values)}
+    if isinstance(value, Tensor):
+        return encode(value.tolist())
+    if isinstance(value, list | tuple):
+        return [encode(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise SettingError(f"{type(value).__name__} cannot be written as JSON data")
 
 
-def shortest(dtype: torch.dtype) -> float:
-    """The length below which squares lose digits."""
-    return 10.0 * float(torch.finfo(dtype).tiny ** 0.5)
+def at_once(point: Tensor) -> Projection:
+    """What a closed form found."""
+    zeros = torch.zeros(len(point), dtype=point.dtype, device=point.device)
+    return Projection(point, zeros == 0, zeros.long(), zeros)
 
 
-def unit(v: Tensor, fallback: Tensor) -> Tensor:
-    """Rows of (n, d) scaled to length one; a zero row becomes ``fallback`` (d,)."""
-    peak = v.abs().amax(1, keepdim=True)
-    scaled = v / torch.where(peak > 0, peak, torch.ones_like(peak))
-    scaled = torch.where(peak > 0, scaled, fallback.expand_as(v))
-    return scaled / torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+def total_count(parts: Iterable[Constraint | None], otherwise: int | None = None) -> int | None:
+    """Equations of all sets together; ``otherwise`` if one of them has not counted its own."""
+    counts = [part.equation_count() for part in parts if part is not None]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else otherwise
 
 
-def relative(excess: Tensor, scale: Tensor) -> Tensor:
-    """``excess / scale`` with 0/0 = 0: a violation in units of the numbers it was computed from."""
-    return torch.where(excess > 0, excess / scale.clamp_min(torch.finfo(torch.float64).tiny), torch.zeros_like(excess))
-
-
-def gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Standard Gaussian numbers of the shape, dtype and device of a tensor."""
-    return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
-
-
-def positive(value: float, name: str) -> float:
+def positive(value: Any, name: str) -> float:
     """``value`` as a float, or SettingError if it is not finite and > 0."""
     number = float(value)
-    if not 0.0 < number < float("inf"):
+    if not 0.0 < number < math.inf:
         raise SettingError(f"{name} must be finite and > 0, got {value}")
     return number
 
 
-def over_events(values: Tensor, z: Tensor) -> Tensor:
-    """(n,) shaped to broadcast over the events of z."""
-    return values.reshape(-1, *([1] * (z.ndim - 1)))
+def check_size(size: int, event: Event) -> None:
+    """ShapeError unless events have so many coordinates."""
+    found = torch.Size(event).numel()
+    if size != found:
+        raise ShapeError(f"the set is written for {size} coordinates, events {event} have {found}")

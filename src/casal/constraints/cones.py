@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, flat, norm, over_events, relative
-from casal.errors import ProjectionError, ShapeError
+from casal.constraints.base import Constraint
+from casal.constraints.vectors import EPSILON, flat, norm, over_events, peak, refuse_overflow, relative
+from casal.errors import ShapeError
 from casal.typing import Event
-
-EPS = 2.0**-52
 
 
 class SecondOrderCone(Constraint):
@@ -22,7 +21,7 @@ class SecondOrderCone(Constraint):
                   (t + |v|) / 2 (1, v / |v|)         otherwise
 
     The nearest point is unique everywhere. A cone has no scale of its own: the violation is
-    max(0, |v| - t) / (|v| + |t|), between 0 and 1. The residuals |v|^2 - t^2 and -t are smooth and <= 0 on C.
+    max(0, |v| - t) / (|v| + |t|), between 0 and 1. The inequalities are |v|^2 - t^2 and -t.
 
     >>> SecondOrderCone().project(torch.tensor([[0.0, 3.0, 4.0], [-6.0, 3.0, 4.0]]))
     tensor([[2.5000, 1.5000, 2.0000],
@@ -31,7 +30,8 @@ class SecondOrderCone(Constraint):
 
     convex = True
     solid = True
-    one_sided = True
+    smooth = True
+    _equation_count = 0
 
     def __repr__(self) -> str:
         return "SecondOrderCone()"
@@ -43,18 +43,19 @@ class SecondOrderCone(Constraint):
     def _arguments(self) -> dict[str, Any]:
         return {}
 
-    def residual(self, z: Tensor) -> Tensor:
+    def inequalities(self, z: Tensor) -> Tensor:
         t, v = flat(z)[:, :1], flat(z)[:, 1:]
         return torch.cat([v.square().sum(1, keepdim=True) - t.square(), -t], dim=1)
 
     def _project(self, z: Tensor) -> Tensor:
-        y, peak = _scaled(flat(z))
+        size = peak(flat(z))
+        y = flat(z) / size
         t, v = y[:, :1], y[:, 1:]
         length = norm(v)[:, None]
         level = (0.5 * (t + length)).clamp_min(0.0)
         share = torch.where(length > 0, level / length.clamp_min(1e-300), torch.zeros_like(level))
-        foot = refuse_overflow(peak * torch.cat([level, share * v], dim=1), self).reshape(z.shape)
-        return torch.where(over_events(_excess(z) <= 4.0 * EPS, z), z, foot)
+        foot = refuse_overflow(size * torch.cat([level, share * v], dim=1), self).reshape(z.shape)
+        return torch.where(over_events(_excess(z) <= 4.0 * EPSILON, z), z, foot)
 
     def _violation(self, z: Tensor) -> Tensor:
         return _excess(z)
@@ -86,47 +87,28 @@ class PSDCone(Constraint):
         return {}
 
     def _project(self, z: Tensor) -> Tensor:
-        rows, peak = _scaled(flat(z))
-        scaled = rows.reshape(z.shape)
+        size = peak(flat(z))[:, :, None]
+        scaled = z / size
         symmetric = 0.5 * (scaled + scaled.mT)
         values, vectors = torch.linalg.eigh(symmetric)
         clipped = (vectors * values.clamp_min(0.0)[:, None, :]) @ vectors.mT
-        rounding = 4.0 * EPS * z.shape[1] * torch.linalg.vector_norm(symmetric, dim=(1, 2))
+        rounding = 4.0 * EPSILON * z.shape[1] * torch.linalg.vector_norm(symmetric, dim=(1, 2))
         inside = values.amin(1) >= -rounding
-        foot = torch.where(over_events(inside, z), symmetric, 0.5 * (clipped + clipped.mT)) * peak[:, :, None]
+        foot = torch.where(over_events(inside, z), symmetric, 0.5 * (clipped + clipped.mT)) * size
         unmoved = inside & (z == z.mT).flatten(1).all(1)
         return torch.where(over_events(unmoved, z), z, refuse_overflow(foot, self))
 
     def _violation(self, z: Tensor) -> Tensor:
-        rows, peak = _scaled(flat(z))
-        scaled = rows.reshape(z.shape)
+        size = peak(flat(z))
+        scaled, size = z / size[:, :, None], size[:, 0].clamp_max(1.0)
         asymmetry = 0.5 * torch.linalg.vector_norm(scaled - scaled.mT, dim=(1, 2))
         below = -torch.linalg.eigvalsh(0.5 * (scaled + scaled.mT)).amin(1)
-        worst, size = torch.maximum(asymmetry, below.clamp_min(0.0)), peak[:, 0].clamp_max(1.0)
+        worst = torch.maximum(asymmetry, below.clamp_min(0.0))
         return relative(size * worst, size * torch.linalg.vector_norm(scaled, dim=(1, 2)))
 
 
 def _excess(z: Tensor) -> Tensor:
     """max(0, |v| - t) / (|v| + |t|), on the scale of the largest coordinate so that 1e308 is a number like others."""
-    y, peak = _scaled(flat(z))
-    t, length, size = y[:, 0], norm(y[:, 1:]), peak[:, 0].clamp_max(1.0)
+    y, top = flat(z), peak(flat(z))
+    t, length, size = y[:, 0] / top[:, 0], norm(y[:, 1:] / top), top[:, 0].clamp_max(1.0)
     return relative(size * (length - t).clamp_min(0.0), size * (length + t.abs()))
-
-
-def _scaled(y: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows over their largest coordinate, and that coordinate (n, 1); zero rows stay."""
-    peak = y.abs().amax(1, keepdim=True)
-    return y / torch.where(peak > 0, peak, torch.ones_like(peak)), peak
-
-
-def refuse_overflow(point: Tensor, owner: Constraint) -> Tensor:
-    """The point, unless its nearest member of the set lies beyond the largest float."""
-    finite = torch.isfinite(point).flatten(1).all(1)
-    if not bool(finite.all()):
-        lost = torch.nonzero(~finite).flatten().tolist()
-        raise ProjectionError(
-            f"{type(owner).__name__}.project overflows for {len(lost)} of {len(point)} points: coordinates are close "
-            "to the largest float 1.8e308; check the score and the step size that produced them",
-            chains=lost,
-        )
-    return point

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.algorithms.gauss_newton import nearest
-from casal.constraints.base import Budget, Constraint, Projection, flat, norm
+from casal.checks import whole_number
+from casal.constraints.base import Budget, Constraint, Projection, Way, at_once
+from casal.constraints.solvers.gauss_newton import nearest
+from casal.constraints.vectors import flat, norm
 from casal.errors import SettingError, ShapeError
 from casal.typing import Event
 
@@ -34,7 +36,7 @@ class Implicit(Constraint):
     """C = {z : h(z) = 0, g(z) <= 0}; P(y) = argmin |z - y| over z in C, by batched Gauss-Newton / Newton steps.
 
     h = ``fn`` and g = ``inequality`` are torch functions of all chains at once, (n, *event) -> (n, m), that treat each
-    chain on its own. They get float64. The algorithm is that of ``algorithms/gauss_newton.py``: steps to the nearest
+    chain on its own. They get float64. The algorithm is that of ``solvers/gauss_newton.py``: steps to the nearest
     point of the linearised set, corrected for its curvature, in a trust region; quadratic convergence near a regular
     point. The result is a local minimum of the distance, reached from y (or from ``warm``): the nearest point if y is
     within the reach of C; from farther away ``starts`` tries more than one way down. A chain that ends elsewhere, at an
@@ -47,8 +49,6 @@ class Implicit(Constraint):
     to first order the distance to the surface c = 0 relative to 1 + |z|; it depends neither on the unit of c nor on
     how c was written, needs no further settings, and is one where the gradient vanishes off the surface. With
     ``scale`` it is |c| / scale instead, and no gradient is needed. It is infinite where c is not finite.
-
-    ``one_sided`` has one flag a row if there are both kinds; their numbers are known from the first evaluation on.
 
     Args:
         fn: h, or None if there are only inequalities.
@@ -67,6 +67,7 @@ class Implicit(Constraint):
     """
 
     exact = False
+    smooth = True
 
     def __init__(
         self,
@@ -83,42 +84,35 @@ class Implicit(Constraint):
         for name, given in (("fn", fn), ("inequality", inequality), ("jacobian", jacobian)):
             if given is not None and not callable(given):
                 raise SettingError(f"{name} must be a function (n, *event) -> (n, m), got {type(given).__name__}")
-        if int(starts) != starts or starts < 1:
-            raise SettingError(f"starts must be a whole number >= 1, got {starts}")
         self.fn, self.inequality, self.jacobian = fn, inequality, jacobian
         self.scale = None if scale is None else torch.as_tensor(scale, dtype=torch.float64).clone()
         if self.scale is not None and not bool(((self.scale > 0) & (self.scale < torch.inf)).all()):
             raise SettingError(f"scale must be finite and > 0, got {scale}; it is the size of fn that counts as one")
-        self.convex, self.starts, self.solid = bool(convex), int(starts), fn is None
-        self.one_sided = (fn is None) if fn is None or inequality is None else ()
+        self.convex, self.starts, self.solid = bool(convex), whole_number(starts, "starts", 1), fn is None
+        self._equation_count = 0 if fn is None else None
 
     def __repr__(self) -> str:
         parts = [("", self.fn), ("inequality=", self.inequality)]
         return f"Implicit({', '.join(label + _name(part) for label, part in parts if part is not None)})"
 
+    @property
+    def way(self) -> Way:
+        return Way.NEWTON
+
     def explain(self) -> str:
         """One line: which set, and how its projection is computed."""
         more = "" if self.starts == 1 else f", nearest of {self.starts} starts"
-        return f"{self!r}: Newton steps on the linearised set{more}{', convex' if self.convex else ''}"
+        return f"{self!r}: {self.way.value} on the linearised set{more}{', convex' if self.convex else ''}"
 
-    def residual(self, z: Tensor) -> Tensor:
-        """(n, m + k): h(z), then g(z), in the unit of the functions."""
-        parts = []
-        for name, function in (("fn", self.fn), ("inequality", self.inequality)):
-            if function is None:
-                continue
-            part = function(z)
-            if not isinstance(part, Tensor) or part.ndim != 2 or len(part) != len(z):
-                got = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
-                raise ShapeError(
-                    f"{name} returned {got} for {len(z)} points; it must return ({len(z)}, m), one row a point: "
-                    "h[:, None] for a single equation"
-                )
-            parts.append(part)
-        if len(parts) == 1:
-            return parts[0]
-        self.one_sided = (False,) * parts[0].shape[1] + (True,) * parts[1].shape[1]
-        return torch.cat(parts, dim=1)
+    def equations(self, z: Tensor) -> Tensor:
+        """h(z), in the unit of the function."""
+        values = _evaluate(self.fn, "fn", z)
+        self._equation_count = values.shape[1]
+        return values
+
+    def inequalities(self, z: Tensor) -> Tensor:
+        """g(z), in the unit of the function."""
+        return _evaluate(self.inequality, "inequality", z)
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         """log |det (I + sum_j a_j Hess h_j)| over the tangent space at z, where x - z = sum_j a_j grad h_j.
@@ -126,7 +120,7 @@ class Implicit(Constraint):
         For equations only, and up to LARGEST_TUBE coordinates; a chain where it is not finite gets zero.
         """
         size = math.prod(z.shape[1:])
-        if self.inequality is not None or size > LARGEST_TUBE:
+        if size > LARGEST_TUBE or self.inequalities(z[:1]).shape[1]:
             return None
         with _own_mode():
             system, tile = _System(self, tuple(z.shape[1:])), self._tile(z)
@@ -136,7 +130,7 @@ class Implicit(Constraint):
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         event = tuple(z.shape[1:])
         if not z.numel():
-            return super()._solve(z, budget, warm)
+            return at_once(z)
         with _own_mode():
             tile, system = max(1, self._tile(z) // self.starts), _System(self, event)
             anchors = flat(z).clone().split(tile)
@@ -144,9 +138,6 @@ class Implicit(Constraint):
             parts = [self._nearest(system, y, start, budget) for y, start in zip(anchors, starts, strict=True)]
             found = Projection(*(torch.cat(part) for part in zip(*parts, strict=True)))
         return found._replace(point=found.point.reshape(z.shape))
-
-    def _project(self, z: Tensor) -> Tensor:
-        return z if not z.numel() else super()._project(z)
 
     def _nearest(self, system: _System, y: Tensor, start: Tensor | None, budget: Budget) -> Projection:
         """The nearest of the points found from all starts."""
@@ -185,9 +176,8 @@ class _System:
     def __init__(self, owner: Implicit, event: Event) -> None:
         self.owner, self.event = owner, event
 
-    def one_sided(self, like: Tensor) -> Tensor:
-        flags = self.owner.one_sided
-        return torch.tensor(flags, device=like.device).expand(like.shape[1])
+    def inequality(self, like: Tensor) -> Tensor:
+        return torch.arange(like.shape[1], device=like.device) >= (self.owner.equation_count() or 0)
 
     def values(self, z: Tensor) -> Tensor:
         return self._rows(z).to(torch.float64)
@@ -214,7 +204,7 @@ class _System:
         return lambda v: _pull(gradient, leaf, v).detach()
 
     def violation(self, values: Tensor, lengths: Tensor, z: Tensor) -> Tensor:
-        size = torch.where(self.one_sided(values), values.clamp_min(0.0), values.abs())
+        size = torch.where(self.inequality(values), values.clamp_min(0.0), values.abs())
         if self.owner.scale is None:
             unit = size + lengths * (1.0 + norm(z))[:, None]
         else:
@@ -268,6 +258,20 @@ class _System:
             return (ahead - behind) / (2.0 * step)[:, None]
 
         return product
+
+
+def _evaluate(function: Function | None, name: str, z: Tensor) -> Tensor:
+    """(n, m), of width zero without a function."""
+    if function is None:
+        return z.new_zeros(len(z), 0)
+    part = function(z)
+    if not isinstance(part, Tensor) or part.ndim != 2 or len(part) != len(z):
+        got = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+        raise ShapeError(
+            f"{name} returned {got} for {len(z)} points; it must return ({len(z)}, m), one row a point: "
+            "h[:, None] for a single equation"
+        )
+    return part
 
 
 # ------------------------------------------------------------------ derivatives

@@ -1,165 +1,316 @@
-"""Points that lie in several sets at once."""
+"""Points that lie in several sets at once, and the one table of pairs whose intersection is a set of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from casal.constraints.affine import Affine, HalfSpace
-from casal.constraints.algorithms import active_set
-from casal.constraints.algorithms.alternating import alternating
-from casal.constraints.algorithms.dykstra import dykstra
-from casal.constraints.base import Budget, Constraint, Projection, flat
-from casal.constraints.box import Box
+from casal.constraints.base import Budget, Constraint, Projection, Rows, Subspace, Way, total_count
+from casal.constraints.chains import Bound, PerChain, common_chains, raw
+from casal.constraints.conserved import MassEnergy, MassEnergyBox
+from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polytope
 from casal.constraints.implicit import Implicit
-from casal.constraints.merging import merged
-from casal.constraints.polytope import Polytope
-from casal.constraints.subspace import Subspace
-from casal.errors import SettingError
+from casal.constraints.round import AffineRound, Ball, Round, Sphere
+from casal.constraints.solvers.polyhedron import Polyhedron, nearest
+from casal.constraints.solvers.splitting import Members, alternating, dykstra
+from casal.constraints.vectors import ROUNDING, flat
+from casal.errors import InfeasibleSet, SettingError
 from casal.typing import Event
-
-FLAT_SIDED = (Affine, HalfSpace, Box, Polytope)
 
 
 class Intersection(Constraint):
     """C = intersection of the members. How P is found depends on what they are; ``explain()`` says which way was taken:
 
-    - a closed form, where the members merge into one set that has one (equations with equations, a sphere or a ball
-      with equations, bounds with one equation or with mass and energy, ...);
-    - a quadratic programme, where all members are flat-sided (equations, half-spaces, bounds, polytopes);
+    - a closed form, where the members merge into one set that has one (``MERGES``: equations with equations, a sphere
+      or a ball with equations, bounds with one equation or with mass and energy, ...);
+    - a quadratic programme, where all members are flat-sided (they give the rows of a polyhedron);
     - Dykstra's algorithm for other convex members: the nearest point, at a linear rate;
     - Newton steps on the residuals where all members are smooth, otherwise alternating projections: a point of
       the intersection near z, in general not the nearest.
 
     The iterative ways flag every chain that does not reach the tolerance. The violation is the largest of the members'.
     Members that provably have no common point raise InfeasibleSet; where it cannot be proved, all chains are flagged.
+    With parameters for each chain, the quadratic programme and Newton's steps go group by group, chains of equal
+    parameters together.
 
     Args:
         members: Two or more sets.
     """
 
     def __init__(self, *members: Constraint) -> None:
-        self.members = flattened(Intersection, members)
-        self._parts = merged(self.members)
+        self.members = take_apart(Intersection, members)
+        self.chains = common_chains(**{f"member {i}": member for i, member in enumerate(self.members)})
+        self._parts = merge(self.members)
+        self._newton: Implicit | None = None
+        self._polyhedra: dict[int, Polyhedron] = {}
         self.convex = all(member.convex for member in self.members)
-        self.solid = len(self._parts) > 1 and all(member.solid for member in self.members)
-        self._smooth: Implicit | None = None
-        self._rows: dict[int, active_set.Rows] = {}
-        if len(self._parts) == 1:
-            only = self._parts[0]
-            self.exact, self.solid, self.one_sided = only.exact, only.solid, only.one_sided
-            self.fast = only.fast
-            self.way = "closed form" if only.exact else "iterative"
-        elif all(isinstance(part, FLAT_SIDED) for part in self._parts):
-            self.exact, self.way = False, "quadratic programme"
+        self.smooth = all(part.smooth for part in self._parts)
+        self.flat_sided = all(part.flat_sided for part in self._parts)
+        self.exact, self.solid = False, all(member.solid for member in self.members)
+        only = self._only
+        if only is not None:
+            self.exact, self.solid, self.fast, self._way = only.exact, only.solid, only.fast, only.way
+        elif self.chains is not None:
+            self._way = self._alone(0)._way
+        elif self.flat_sided:
+            self._way = Way.QUADRATIC_PROGRAMME
         elif self.convex:
-            self.exact, self.way = False, "Dykstra"
-        elif all(has_residual(part) for part in self._parts):
-            self.exact, self.way = False, "Newton steps on the residuals"
-            self._smooth = self._as_implicit()
+            self._way = Way.DYKSTRA
+        elif self.smooth:
+            self._way = Way.NEWTON
+            self._newton = Implicit(self.equations, self.inequalities)
         else:
-            self.exact, self.way = False, "alternating projections"
+            self._way = Way.ALTERNATING
+
+    @property
+    def way(self) -> Way:
+        return self._way
+
+    @property
+    def _only(self) -> Constraint | None:
+        """The one set that all members merge into, if they do."""
+        return self._parts[0] if len(self._parts) == 1 else None
 
     def __repr__(self) -> str:
         return f"({' & '.join(map(repr, self.members))})"
 
     def explain(self) -> str:
-        inner = self._parts[0].explain() if len(self._parts) == 1 else "; ".join(p.explain() for p in self._parts)
-        return f"{self.way}{', nearest point' if self.convex or self.exact else ''}: {inner}"
+        nearest_point = ", nearest point" if self.convex or self.exact else ""
+        return f"{self.way.value}{nearest_point}: {'; '.join(part.explain() for part in self._parts)}"
 
     def validate(self, event: Event) -> None:
         for part in (*self.members, *self._parts):
             part.validate(event)
+        if self._only is None and self.chains is not None:
+            assert self._group_sets  # made here, so that chains without a common point are refused before they move
 
-    def residual(self, z: Tensor) -> Tensor:
-        parts = [part.residual(z) for part in self._parts]
-        flags: list[bool] = []
-        for part, values in zip(self._parts, parts, strict=True):
-            given = part.one_sided
-            flags.extend([given] * values.shape[1] if isinstance(given, bool) else given)
-        self.one_sided = tuple(flags)
-        return torch.cat(parts, dim=1)
+    def equations(self, z: Tensor) -> Tensor:
+        return torch.cat([part.equations(z) for part in self._parts], dim=1)
+
+    def inequalities(self, z: Tensor) -> Tensor:
+        return torch.cat([part.inequalities(z) for part in self._parts], dim=1)
+
+    def equation_count(self) -> int | None:
+        return total_count(self._parts, self._equation_count)
+
+    def polyhedron(self, size: int) -> Rows | None:
+        parts = [part.polyhedron(size) for part in self._parts]
+        if any(part is None for part in parts):
+            return None
+        return Rows(*(torch.cat(column) for column in zip(*(part for part in parts if part is not None), strict=True)))
 
     def project_fast(self, z: Tensor) -> Tensor:
-        return self._parts[0].project_fast(z) if self.fast else self.project(z)
+        return self.project(z) if self._only is None else self._only.project_fast(z)
 
     def within(self, space: Subspace) -> Constraint | None:
-        return self._parts[0].within(space) if len(self._parts) == 1 else None
+        return None if self._only is None else self._only.within(space)
 
     def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
-        return self._parts[0].residual_pull(z, weights) if len(self._parts) == 1 else None
+        return None if self._only is None else self._only.residual_pull(z, weights)
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
-        if len(self._parts) == 1:
-            return self._parts[0].log_tube_factor(x, z)
-        return None if self._smooth is None else self._smooth.log_tube_factor(x, z)
+        if self._only is None and self.chains is not None:
+            return self._tube_by_group(x, z)
+        known = self._newton if self._only is None else self._only
+        return None if known is None else known.log_tube_factor(x, z)
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
-        if len(self._parts) == 1:
-            return self._parts[0]._solve(z, budget, warm)
-        if self.way == "quadratic programme":
-            found = active_set.nearest(flat(z), self._rows_for(flat(z).shape[1]).to(z), budget)
+        if self._only is not None:
+            return self._only._solve(z, budget, warm)
+        if self._way in (Way.DYKSTRA, Way.ALTERNATING):
+            search = dykstra if self._way is Way.DYKSTRA else alternating
+            projections, violation, take = _maps(self._parts, self.members, budget)
+            return search(z, projections, violation, budget, None if self.chains is None else take)
+        if self.chains is not None:
+            return self._solve_by_group(z, budget, warm)
+        if self._way is Way.QUADRATIC_PROGRAMME:
+            found = nearest(flat(z), self._polyhedron(flat(z).shape[1]).to(z), budget)
             return Projection(found.point.reshape(z.shape), found.converged, found.iterations, found.residual)
-        if self._smooth is not None:
-            return self._smooth._solve(z, budget, warm)
-        projections = [lambda y, part=part: part._solve(y, budget, None).point for part in self._parts]
-        search = dykstra if self.convex else alternating
-        return search(z, projections, self._violation, budget)
+        assert self._newton is not None
+        return self._newton._solve(z, budget, warm)
 
     def _violation(self, z: Tensor) -> Tensor:
-        return torch.stack([member._violation(z) for member in self.members]).amax(0)
+        return worst_violation(self.members, z)
 
     def _arguments(self) -> dict[str, Any]:
         return {"members": list(self.members)}
 
-    def _rows_for(self, size: int) -> active_set.Rows:
-        """All members as low <= G z <= high, for events of so many coordinates."""
-        if size not in self._rows:
-            parts = [_bounds(part, size) for part in self._parts]
-            self._rows[size] = active_set.Rows.of(*(torch.cat(column) for column in zip(*parts, strict=True)))
-        return self._rows[size]
-
-    def _as_implicit(self) -> Implicit:
-        """The members' residuals as one system; which of them are one-sided is known from the first evaluation on."""
-
-        def split(z: Tensor) -> tuple[Tensor, Tensor]:
-            values = self.residual(z)
-            sided = torch.tensor(self.one_sided, device=values.device)
-            return values[:, ~sided], values[:, sided]
-
-        both = any(part.one_sided is not False for part in self._parts)
-        return Implicit(lambda z: split(z)[0], (lambda z: split(z)[1]) if both else None)
+    def _polyhedron(self, size: int) -> Polyhedron:
+        """All members as one polyhedron, for events of so many coordinates."""
+        if size not in self._polyhedra:
+            rows = self.polyhedron(size)
+            assert rows is not None
+            self._polyhedra[size] = Polyhedron.of(*rows)
+        return self._polyhedra[size]
 
 
-def flattened(kind: type[Constraint], members: tuple[Constraint, ...]) -> tuple[Constraint, ...]:
+def worst_violation(members: Sequence[Constraint], z: Tensor) -> Tensor:
+    """(n,), the largest of the members'."""
+    return torch.stack([member._violation(z) for member in members]).amax(0)
+
+
+def _maps(parts: Sequence[Constraint], members: Sequence[Constraint], budget: Budget) -> Members:
+    """Projections onto the parts, and the violation of the members, for an iteration over them."""
+
+    def onto(part: Constraint) -> Callable[[Tensor], Tensor]:
+        return lambda y: part._solve(y, budget, None).point
+
+    def take(index: Tensor) -> Members:
+        return _maps([part.take(index) for part in parts], [member.take(index) for member in members], budget)
+
+    return Members([onto(part) for part in parts], lambda y: worst_violation(members, y), take)
+
+
+def take_apart(kind: type[Constraint], members: Sequence[Any]) -> tuple[Constraint, ...]:
     """The members, those of a nested set of the same kind taken out of it."""
     if len(members) < 2:
         raise SettingError(f"{kind.__name__} needs at least two sets, got {len(members)}")
+    parts: list[Constraint] = []
     for member in members:
         if not isinstance(member, Constraint):
             raise SettingError(f"{kind.__name__} is made of sets, got {type(member).__name__}")
-    return tuple(part for member in members for part in (member.members if isinstance(member, kind) else (member,)))  # type: ignore[attr-defined]
+        parts += member.members if isinstance(member, kind) else (member,)  # type: ignore[attr-defined]
+    return tuple(parts)
 
 
-def has_residual(part: Constraint) -> bool:
-    """Whether a set describes itself by smooth functions."""
-    return type(part).residual is not Constraint.residual and getattr(part, "_user_residual", part) is not None
+# ------------------------------------------------------------------ pairs that merge
 
 
-def _bounds(part: Constraint, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(G, low, high) of a flat-sided set, rows of length one."""
-    if isinstance(part, Affine):
-        return part._rows, part._right, part._right
+def merge(members: Sequence[Constraint]) -> list[Constraint]:
+    """Replace pairs by their closed form until none is left to replace. Equations first, so that they meet as one."""
+    parts = sorted(members, key=lambda member: type(member) is not Affine)
+    found = True
+    while found:
+        found = False
+        for i in range(len(parts)):
+            for j in range(i + 1, len(parts)):
+                both = _pair(parts[i], parts[j])
+                if both is not None:
+                    parts = [both, *(part for k, part in enumerate(parts) if k not in (i, j))]
+                    found = True
+                    break
+            if found:
+                break
+    return parts
+
+
+def _pair(a: Constraint, b: Constraint) -> Constraint | None:
+    for one, other in ((a, b), (b, a)):
+        merger = MERGES.get((type(one), type(other)))
+        both = None if merger is None else merger(one, other)
+        if both is not None:
+            return both
+    return None
+
+
+def _equations(a: Affine, b: Affine) -> Affine:
+    return Affine(torch.cat([a.A, b.A]), _join(a.b, b.b))
+
+
+def _join(first: Bound, second: Bound) -> Bound:
+    """Two lists of levels as one, for each chain if one of them is."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return torch.cat([first, second])
+    n = max(level.chains for level in (first, second) if isinstance(level, PerChain))
+    return PerChain(torch.cat([raw(level).expand(n, -1) for level in (first, second)], dim=1))
+
+
+def _equations_cut_round(a: Affine, b: AffineRound) -> AffineRound:
+    return AffineRound(_equations(a, b.flat_part), b.round_part)
+
+
+def _equation_and_bounds(a: Affine, b: Box) -> BoxHyperplane | None:
+    size = a.A.shape[1]
+    if len(a.A) != 1:
+        return None
+    sides = []
+    for side in (b.low, b.high):
+        numbers = side.rows if isinstance(side, PerChain) else raw(side).reshape(-1)
+        if numbers.shape[-1] not in (1, size):
+            return None
+        sides.append(PerChain(numbers) if isinstance(side, PerChain) else numbers)
+    level = PerChain(a.b.values[:, 0]) if isinstance(a.b, PerChain) else float(a.b[0])
+    return BoxHyperplane(sides[0], sides[1], a.A[0], level)
+
+
+def _bounds(a: Box, b: Box) -> Box:
+    low, high = (_extreme(torch.maximum, a.low, b.low), _extreme(torch.minimum, a.high, b.high))
+    return Box(low, high)
+
+
+def _extreme(pick: Callable[[Tensor, Tensor], Tensor], first: Bound, second: Bound) -> Bound:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return pick(first, second)
+    width = max(side.values.ndim - 1 if isinstance(side, PerChain) else side.ndim for side in (first, second))
+    wide = [
+        raw(side).reshape(-1, *[1] * (width - side.values.ndim + 1), *side.shape[1:])
+        if isinstance(side, PerChain)
+        else side
+        for side in (first, second)
+    ]
+    return PerChain(pick(*wide))
+
+
+def _bounds_once_more(a: MassEnergyBox, b: Box) -> MassEnergyBox:
+    both = _bounds(a.bounds, b)
+    return MassEnergyBox(a.conserved.mass, a.conserved.energy, both.low, both.high)
+
+
+def _inequalities(a: HalfSpace | Polytope, b: HalfSpace | Polytope) -> Polytope | None:
+    if a.chains is not None or b.chains is not None:
+        return None
+    (g, h), (k, m) = _raw_rows(a), _raw_rows(b)
+    return Polytope(torch.cat([g, k]), torch.cat([h, m]))
+
+
+def _raw_rows(part: HalfSpace | Polytope) -> tuple[Tensor, Tensor]:
     if isinstance(part, HalfSpace):
-        level = torch.tensor([part._level], dtype=torch.float64)
-        return part._normal[None], torch.full_like(level, -torch.inf), level
-    if isinstance(part, Box):
-        low, high = (bound.reshape(-1).expand(size) for bound in (part.low, part.high))
-        return torch.eye(size, dtype=torch.float64), low, high
-    assert isinstance(part, Polytope)
-    lengths = torch.linalg.vector_norm(part.G, dim=1)
-    kept = lengths > 0
-    level = part.h[kept] / lengths[kept]
-    return part.G[kept] / lengths[kept, None], torch.full_like(level, -torch.inf), level
+        return part.a[None], torch.tensor([part.b], dtype=torch.float64)
+    return part.G, part.h
+
+
+def _two_round(a: Round, b: Round) -> Constraint | None:
+    """Concentric ones merge; balls or spheres too far apart, or one inside the other, have no common point."""
+    if not isinstance(a.radius, float) or not isinstance(b.radius, float):
+        return None
+    centers = [part.center for part in (a, b) if part.center is not None]
+    if any(isinstance(center, PerChain) for center in centers):
+        return None
+    if len(centers) == 2 and centers[0].shape != centers[1].shape:
+        return None
+    offset = sum((raw(c) if part is a else -raw(c)) for part in (a, b) for c in [part.center] if c is not None)
+    gap = float(torch.linalg.vector_norm(torch.as_tensor(offset, dtype=torch.float64)))
+    slack = ROUNDING * (a.radius + b.radius + gap)
+    if gap > a.radius + b.radius + slack:
+        raise InfeasibleSet(f"centres {gap:.6g} apart, but the radii are only {a.radius:.6g} and {b.radius:.6g}")
+    shells = [part for part in (a, b) if not part.solid]
+    for outer, inner, size, least in ((a, b, a.radius, b.radius), (b, a, b.radius, a.radius)):
+        if outer in shells and gap + least + slack < size:
+            raise InfeasibleSet(f"{inner!r} lies strictly inside the sphere of radius {size:.6g} and never touches it")
+    if gap > 0:
+        return None
+    if len(shells) == 2 and abs(a.radius - b.radius) > slack:
+        raise InfeasibleSet(f"two concentric spheres of radius {a.radius:.6g} and {b.radius:.6g}")
+    return shells[0] if shells else a if a.radius <= b.radius else b
+
+
+MERGES: dict[tuple[type[Constraint], type[Constraint]], Callable[[Any, Any], Constraint | None]] = {
+    (Affine, Affine): _equations,
+    (Affine, Sphere): AffineRound,
+    (Affine, Ball): AffineRound,
+    (Affine, AffineRound): _equations_cut_round,
+    (Affine, Box): _equation_and_bounds,
+    (Box, Box): _bounds,
+    (MassEnergy, Box): lambda a, b: MassEnergyBox(a.mass, a.energy, b.low, b.high),
+    (MassEnergyBox, Box): _bounds_once_more,
+    (Sphere, Sphere): _two_round,
+    (Sphere, Ball): _two_round,
+    (Ball, Ball): _two_round,
+    (HalfSpace, HalfSpace): _inequalities,
+    (HalfSpace, Polytope): _inequalities,
+    (Polytope, Polytope): _inequalities,
+}
+"""Pairs of sets whose intersection is again one set. A merger may return None: not these two."""

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, flat, relative
+from casal.constraints.base import Constraint
+from casal.constraints.vectors import flat, relative
 
 ROUNDS = 12
 LARGE = 1e290
@@ -37,7 +38,8 @@ class Monotone(Constraint):
 
     convex = True
     solid = True
-    one_sided = True
+    smooth = True
+    _equation_count = 0
 
     def __init__(self, increasing: bool = True) -> None:
         self.increasing = bool(increasing)
@@ -48,7 +50,7 @@ class Monotone(Constraint):
     def _arguments(self) -> dict[str, Any]:
         return {"increasing": self.increasing}
 
-    def residual(self, z: Tensor) -> Tensor:
+    def inequalities(self, z: Tensor) -> Tensor:
         y = self._rising(z)
         return y[:, :-1] - y[:, 1:]
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import combinations
-from typing import Any
+from itertools import combinations, pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Budget, Constraint, Projection
-from casal.constraints.obstacle_intervals import Interval, merged_gates
-from casal.constraints.obstacle_scenes import FEASIBLE, scenes_of
-from casal.constraints.obstacle_shapes import BoxShape, Disc, Segment, Shape, overlap
-from casal.errors import SettingError, ShapeError
+from casal.constraints.base import Budget, Constraint, Projection, positive
+from casal.constraints.vectors import norm, relative, unit
+from casal.errors import InfeasibleSet, SettingError, ShapeError
 from casal.typing import Event
+
+TOUCHING = 1.0 + 1e-12
+ON_THE_EDGE = 1e-13
+FEASIBLE = 1e-12
+CHUNK = 4_000_000
 
 
 class Obstacles(Constraint):
@@ -42,8 +47,8 @@ class Obstacles(Constraint):
     of the obstacle, size and position together: max(|low|, |high|), r + |c|, and so on; for an obstacle without
     end, its finite edge + |z_s|. Depths below 1e-13 of that are on the edge of a disc, box or segment.
 
-    The residuals are, with slope one at the edges, (z - low)(high - z) / (high - low), (r^2 - |z - c|^2) / (2 r) and
-    the same for segments, all <= 0 on C. A box has no smooth residual.
+    The inequalities are, with slope one at the edges, (z - low)(high - z) / (high - low), (r^2 - |z - c|^2) / (2 r) and
+    the same for segments. A box has no smooth residual.
 
     Args:
         intervals: Rows (start, stop, low, high) for the steps start <= s < stop; one end may be infinite.
@@ -57,7 +62,7 @@ class Obstacles(Constraint):
     """
 
     solid = True
-    one_sided = True
+    _equation_count = 0
 
     def __init__(
         self,
@@ -79,10 +84,11 @@ class Obstacles(Constraint):
         dims = sorted({shape.dim for shape in self.shapes})
         if len(dims) > 1:
             raise ShapeError(f"the shapes have points with {dims} coordinates; all must have the same number")
+        self.smooth = all(shape.smooth for shape in self.shapes)
         self._dim = dims[0] if dims else None
-        self._gates = merged_gates(self.intervals)
-        self._scenes = scenes_of(self.shapes)
-        self.exact = self._dim in (None, 2) or not any(overlap(a, b) for a, b in combinations(self.shapes, 2))
+        self._gates = _gates_of(self.intervals)
+        self._scenes = _scenes_of(self.shapes)
+        self.exact = self._dim in (None, 2) or not any(_overlap(a, b) for a, b in combinations(self.shapes, 2))
 
     def __repr__(self) -> str:
         counts: dict[str, int] = {"intervals": len(self.intervals)}
@@ -102,16 +108,19 @@ class Obstacles(Constraint):
     def _arguments(self) -> dict[str, Any]:
         rows: dict[str, list[Any]] = {"intervals": [list(item) for item in self.intervals]}
         for kind in (Disc, BoxShape, Segment):
-            rows[kind.plural] = [shape.row() for shape in self.shapes if isinstance(shape, kind)]
+            rows[kind.plural] = [shape.row() for shape in self.shapes if shape.plural == kind.plural]
         return {name: value for name, value in rows.items() if value}
 
     def residual(self, z: Tensor) -> Tensor:
-        boxes = sum(isinstance(shape, BoxShape) for shape in self.shapes)
-        if boxes:
+        if not self.smooth:
             raise SettingError(
-                f"{boxes} of the obstacles are boxes, which have no smooth residual, so Penalty, PrimalDual and "
-                "Decoupled cannot use this set; use discs or segments, or Projected, CASAL or WeightedCASAL"
+                f"{sum(not shape.smooth for shape in self.shapes)} of the obstacles are boxes, which have no smooth "
+                "residual, so Penalty, PrimalDual and Decoupled cannot use this set; use discs or segments, or "
+                "Projected, CASAL or WeightedCASAL"
             )
+        return super().residual(z)
+
+    def inequalities(self, z: Tensor) -> Tensor:
         parts = [item.residual(z[:, item.start : item.stop]) for item in self.intervals]
         parts += [shape.residual(z[:, shape.start : shape.stop]) for shape in self.shapes]
         return torch.cat(parts, dim=1) if parts else z.new_zeros(len(z), 0)
@@ -157,3 +166,496 @@ class Obstacles(Constraint):
                 steps.scatter_reduce_(0, stuck // part.shape[1], walked, "amax")
                 out[:, scene.start : scene.stop] = x.reshape(part.shape)
         return out
+
+
+# ------------------------------------------------------------------ intervals
+
+
+class Interval(NamedTuple):
+    """low < z_s < high is forbidden for start <= s < stop."""
+
+    start: int
+    stop: int
+    low: float
+    high: float
+
+    @classmethod
+    def read(cls, row: Any) -> Interval:
+        if not isinstance(row, Sequence) or len(row) != 4:
+            raise SettingError(f"an interval obstacle is a row (start, stop, low, high), got {row!r}")
+        start, stop = _read_window(row[:2], row)
+        low, high = float(row[2]), float(row[3])
+        if not low < high:
+            raise SettingError(f"an interval obstacle needs low < high, got {low:g} and {high:g}")
+        if stop is None:
+            raise SettingError(f"an interval obstacle needs the step at which it ends, got {row!r}")
+        return cls(start, stop, low, high)
+
+    def depth(self, part: Tensor) -> Tensor:
+        edges = [abs(edge) for edge in (self.low, self.high) if math.isfinite(edge)]
+        scale = torch.full_like(part, max(edges, default=0.0))
+        scale = scale if len(edges) == 2 else scale + part.abs()
+        return relative(torch.minimum(part - self.low, self.high - part).clamp_min(0.0), scale)
+
+    def residual(self, part: Tensor) -> Tensor:
+        if self.low == -math.inf:
+            return self.high - part
+        if self.high == math.inf:
+            return part - self.low
+        return (part - self.low) * ((self.high - part) / (self.high - self.low))
+
+
+class Gates(NamedTuple):
+    """What is forbidden for start <= s < stop: disjoint open intervals."""
+
+    start: int
+    stop: int
+    intervals: list[tuple[float, float]]
+
+
+def _gates_of(items: Sequence[Interval]) -> list[Gates]:
+    """Cut time where an interval starts or stops, and merge the intervals of each piece that overlap."""
+    times = sorted({item.start for item in items} | {item.stop for item in items})
+    gates = []
+    for start, stop in pairwise(times):
+        union: list[tuple[float, float]] = []
+        for low, high in sorted((item.low, item.high) for item in items if item.start <= start < item.stop):
+            if union and low < union[-1][1]:
+                union[-1] = (union[-1][0], max(high, union[-1][1]))
+            else:
+                union.append((low, high))
+        if (-math.inf, math.inf) in union:
+            raise InfeasibleSet(f"the intervals at steps {start} to {stop - 1} cover the whole line: no way out")
+        if union:
+            gates.append(Gates(start, stop, union))
+    return gates
+
+
+# ------------------------------------------------------------------ shapes
+
+
+class Shape(ABC):
+    """An open obstacle in R^p that stands for start <= s < stop."""
+
+    plural: str
+    smooth: bool = True
+    bounded: bool = True
+    ball: tuple[Tensor, float] | None = None
+    """Centre and radius, if the shape is a ball."""
+
+    def __init__(self, dim: int, size: float, start: int, stop: int | None) -> None:
+        self.dim, self.size, self.start, self.stop = dim, size, start, stop
+
+    def window(self) -> list[int | None]:
+        """The end of a row, left out if the obstacle always stands."""
+        return [] if self.start == 0 and self.stop is None else [self.start, self.stop]
+
+    def relative_depth(self, x: Tensor) -> Tensor:
+        """Depth (m,) of the points x (m, p) below the edge, in units of the obstacle; zero outside."""
+        near = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        for column, low, high in zip(x.unbind(1), *(bound.tolist() for bound in self.bounds()), strict=True):
+            near &= (column > low) & (column < high)
+        near = torch.nonzero(near).flatten()
+        depth = self.depth(x[near]).clamp_min(0.0)
+        return x.new_zeros(len(x)).index_copy(0, near, relative(depth, self._unit(x[near])))
+
+    def _unit(self, x: Tensor) -> Tensor:
+        """What the depths (m,) of the points x (m, p) are measured in."""
+        return torch.full_like(x[:, 0], self.size)
+
+    @abstractmethod
+    def row(self) -> list[Any]: ...
+
+    @abstractmethod
+    def depth(self, x: Tensor) -> Tensor:
+        """Distance (m,) of the points x (m, p) inside to the edge; negative outside."""
+
+    @abstractmethod
+    def exit(self, x: Tensor) -> Tensor:
+        """Nearest point of the edge to the points x (m, p), which are inside."""
+
+    @abstractmethod
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """The axis-aligned box around the shape."""
+
+    @abstractmethod
+    def edges(self) -> list[Circle | Line]:
+        """What bounds the shape if p = 2."""
+
+    def residual(self, part: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Disc(Shape):
+    """|x - c| < r."""
+
+    plural = "discs"
+
+    def __init__(self, center: Tensor, radius: float, start: int, stop: int | None) -> None:
+        super().__init__(len(center), radius + float(torch.linalg.vector_norm(center)), start, stop)
+        self.center, self.radius = center, radius
+        self.ball = center, radius
+
+    @classmethod
+    def read(cls, row: Any) -> Disc:
+        (center, radius), (start, stop) = _split_row(
+            row, 2, "a disc is a row (center, radius) or (center, radius, start, stop)"
+        )
+        return cls(_read_point(center, row), positive(radius, "the radius of a disc"), start, stop)
+
+    def row(self) -> list[Any]:
+        return [self.center.tolist(), self.radius, *self.window()]
+
+    def depth(self, x: Tensor) -> Tensor:
+        return self.radius - torch.linalg.vector_norm(x - self.center.to(x), dim=1)
+
+    def exit(self, x: Tensor) -> Tensor:
+        return Circle(self.center, self.radius).foot(x)
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        return self.center - self.radius, self.center + self.radius
+
+    def edges(self) -> list[Circle | Line]:
+        return [Circle(self.center, self.radius)]
+
+    def residual(self, part: Tensor) -> Tensor:
+        return (self.radius**2 - (part - self.center.to(part)).square().sum(2)) / (2.0 * self.radius)
+
+
+class BoxShape(Shape):
+    """low < x < high in every coordinate."""
+
+    plural = "boxes"
+    smooth = False
+
+    def __init__(self, low: Tensor, high: Tensor, start: int, stop: int | None) -> None:
+        corners = torch.stack([low, high])
+        self.bounded = bool(torch.isfinite(corners).all())
+        size = torch.where(torch.isfinite(corners), corners, torch.zeros_like(corners)).abs().amax(0)
+        super().__init__(len(low), float(torch.linalg.vector_norm(size)), start, stop)
+        self.low, self.high = low, high
+
+    @classmethod
+    def read(cls, row: Any) -> BoxShape:
+        (low, high), (start, stop) = _split_row(row, 2, "a box is a row (low, high) or (low, high, start, stop)")
+        corners = _read_point(low, row, finite=False), _read_point(high, row, finite=False)
+        if len(corners[0]) != len(corners[1]) or not bool((corners[0] < corners[1]).all()):
+            raise SettingError(f"a box needs low < high in every coordinate, got {low} and {high}")
+        if not bool(torch.isfinite(torch.stack(corners)).any()):
+            raise InfeasibleSet("a box without any finite bound covers the whole space: no way out")
+        return cls(*corners, start, stop)
+
+    def row(self) -> list[Any]:
+        return [self.low.tolist(), self.high.tolist(), *self.window()]
+
+    def depth(self, x: Tensor) -> Tensor:
+        return torch.minimum(x - self.low.to(x), self.high.to(x) - x).amin(1)
+
+    def _unit(self, x: Tensor) -> Tensor:
+        return super()._unit(x) if self.bounded else self.size + x.abs().amax(1)
+
+    def exit(self, x: Tensor) -> Tensor:
+        low, high = self.low.to(x), self.high.to(x)
+        face = torch.cat([x - low, high - x], dim=1).argmin(1, keepdim=True)
+        walls = torch.cat([low, high]).expand(len(x), -1)
+        return x.scatter(1, face % self.dim, walls.gather(1, face))
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        return self.low, self.high
+
+    def edges(self) -> list[Circle | Line]:
+        lines: list[Circle | Line] = []
+        for axis in (0, 1):
+            along = torch.zeros(2, dtype=torch.float64)
+            along[1 - axis] = 1.0
+            for wall in (float(self.low[axis]), float(self.high[axis])):
+                if math.isfinite(wall):
+                    origin = wall * (1.0 - along)
+                    lines.append(Line(origin, along, float(self.low[1 - axis]), float(self.high[1 - axis])))
+        return lines
+
+
+class Segment(Shape):
+    """Distance to the segment from a to b < thickness / 2."""
+
+    plural = "segments"
+
+    def __init__(self, a: Tensor, b: Tensor, thickness: float, start: int, stop: int | None) -> None:
+        self.a, self.b, self.thickness, self.radius = a, b, thickness, 0.5 * thickness
+        ends = torch.linalg.vector_norm(torch.stack([a, b]), dim=1)
+        super().__init__(len(a), self.radius + float(ends.max()), start, stop)
+        self.length = float(torch.linalg.vector_norm(b - a))
+        first = torch.zeros_like(a)
+        first[0] = 1.0
+        self.along = unit((b - a)[None], first)[0]
+        # Some direction across, for points on the segment itself: the coordinate axis most across it, made so.
+        across = torch.zeros_like(a)
+        across[int(self.along.abs().argmin())] = 1.0
+        across = across - (across @ self.along) * self.along
+        self.across = unit(across[None], first)[0] if self.length else first
+
+    @classmethod
+    def read(cls, row: Any) -> Segment:
+        form = "a segment is a row (a, b, thickness) or (a, b, thickness, start, stop)"
+        (a, b, thickness), (start, stop) = _split_row(row, 3, form)
+        ends = _read_point(a, row), _read_point(b, row)
+        if len(ends[0]) != len(ends[1]):
+            raise ShapeError(f"the ends of a segment have {len(ends[0])} and {len(ends[1])} coordinates")
+        return cls(*ends, positive(thickness, "the thickness of a segment"), start, stop)
+
+    def row(self) -> list[Any]:
+        return [self.a.tolist(), self.b.tolist(), self.thickness, *self.window()]
+
+    def _foot(self, x: Tensor) -> Tensor:
+        """Nearest point of the segment itself."""
+        a, along = self.a.to(x), self.along.to(x)
+        return a + ((x - a) * along).sum(-1, keepdim=True).clamp(0.0, self.length) * along
+
+    def depth(self, x: Tensor) -> Tensor:
+        return self.radius - torch.linalg.vector_norm(x - self._foot(x), dim=1)
+
+    def exit(self, x: Tensor) -> Tensor:
+        foot = self._foot(x)
+        offset, along, across = x - foot, self.along.to(x), self.across.to(x)
+        middle = ((x - self.a.to(x)) * along).sum(1, keepdim=True)
+        middle = (middle > 0) & (middle < self.length)
+        offset = torch.where(middle, offset - (offset * along).sum(1, keepdim=True) * along, offset)
+        # On the segment only the side can be told, not the direction.
+        side = torch.where((offset * across).sum(1, keepdim=True) >= 0, across, -across)
+        centred = torch.linalg.vector_norm(offset, dim=1, keepdim=True) <= 1e-15 * self.size
+        return foot + self.radius * torch.where(centred, side, unit(offset, across))
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        return torch.minimum(self.a, self.b) - self.radius, torch.maximum(self.a, self.b) + self.radius
+
+    def edges(self) -> list[Circle | Line]:
+        ends: list[Circle | Line] = [Circle(self.a, self.radius), Circle(self.b, self.radius)]
+        across = torch.stack([-self.along[1], self.along[0]])
+        return ends + [Line(self.a + side * self.radius * across, self.along, 0.0, self.length) for side in (1.0, -1.0)]
+
+    def residual(self, part: Tensor) -> Tensor:
+        return (self.radius**2 - (part - self._foot(part)).square().sum(2)) / (2.0 * self.radius)
+
+
+def _overlap(one: Shape, other: Shape) -> bool:
+    """Whether two shapes stand at a common step and may share a point."""
+    if max(one.start, other.start) >= min(one.stop or math.inf, other.stop or math.inf):
+        return False
+    if one.ball is not None and other.ball is not None:
+        return float(torch.linalg.vector_norm(one.ball[0] - other.ball[0])) < one.ball[1] + other.ball[1]
+    (low, high), (other_low, other_high) = one.bounds(), other.bounds()
+    return bool(((low < other_high) & (other_low < high)).all())
+
+
+# ------------------------------------------------------------------ edges in the plane
+
+
+class Circle(NamedTuple):
+    """|x - center| = radius."""
+
+    center: Tensor
+    radius: float
+
+    def foot(self, x: Tensor) -> Tensor:
+        first = x.new_zeros(x.shape[1])
+        first[0] = 1.0
+        center = self.center.to(x)
+        return center + self.radius * unit(x - center, first)
+
+
+class Line(NamedTuple):
+    """origin + t along for low <= t <= high, |along| = 1."""
+
+    origin: Tensor
+    along: Tensor
+    low: float
+    high: float
+
+    def foot(self, x: Tensor) -> Tensor:
+        origin, along = self.origin.to(x), self.along.to(x)
+        return origin + ((x - origin) @ along).clamp(self.low, self.high)[:, None] * along
+
+
+def _meet(first: Circle | Line, second: Circle | Line) -> list[list[float]]:
+    """Points of the plane common to both; lines are taken without their ends."""
+    if isinstance(first, Line) and isinstance(second, Circle):
+        return _meet(second, first)
+    if isinstance(first, Circle) and isinstance(second, Circle):
+        away = second.center - first.center
+        distance = float(torch.linalg.vector_norm(away))
+        apart = distance > TOUCHING * (first.radius + second.radius)
+        if apart or distance == 0.0 or abs(first.radius - second.radius) > TOUCHING * distance:
+            return []
+        forth = 0.5 * (distance + (first.radius - second.radius) * ((first.radius + second.radius) / distance))
+        return _pair(first.center, away / distance, forth, first.radius)
+    if isinstance(first, Circle) and isinstance(second, Line):
+        start = second.origin + ((first.center - second.origin) @ second.along) * second.along
+        away = start - first.center
+        distance = float(torch.linalg.vector_norm(away))
+        across = torch.stack([-second.along[1], second.along[0]])
+        across = across if float(across @ away) >= 0 else -across
+        return _pair(first.center, across, distance, first.radius) if distance <= TOUCHING * first.radius else []
+    assert isinstance(first, Line) and isinstance(second, Line)
+    turn = float(first.along[0] * second.along[1] - first.along[1] * second.along[0])
+    if turn == 0.0:
+        return []
+    gap = second.origin - first.origin
+    forth = float(gap[0] * second.along[1] - gap[1] * second.along[0]) / turn
+    return [(first.origin + forth * first.along).tolist()] if math.isfinite(forth) else []
+
+
+def _pair(center: Tensor, along: Tensor, forth: float, radius: float) -> list[list[float]]:
+    """The two points of a circle whose component along a direction is ``forth``."""
+    aside = math.sqrt(max((radius - forth) * (radius + forth), 0.0))
+    across = torch.stack([-along[1], along[0]])
+    return [(center + forth * along + side * across).tolist() for side in (aside, -aside)]
+
+
+# ------------------------------------------------------------------ shapes that stand at the same time
+
+
+class Scene(NamedTuple):
+    """The shapes that stand for start <= s < stop; in the plane, their edges and the free points where these meet."""
+
+    start: int
+    stop: int | None
+    shapes: list[Shape]
+    edges: list[Circle | Line]
+    corners: Tensor
+
+    def free(self, x: Tensor, edge: float = ON_THE_EDGE) -> Tensor:
+        """Which of the points x (m, p) lie in no shape."""
+        free = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        for shape in self.shapes:
+            free &= shape.relative_depth(x) <= edge
+        return free
+
+    def leave(self, x: Tensor, budget: Budget, walked: Tensor) -> Tensor:
+        """Nearest way out for points x (m, p) inside; ``walked`` (m,) counts the steps of a walk."""
+        out = self._leave_deepest(x)
+        stuck = torch.nonzero(~self.free(out)).flatten()
+        if not len(stuck):
+            return out
+        if x.shape[1] == 2:
+            found, distance = self._nearest_candidate(x[stuck])
+            found = torch.where(torch.isinf(distance)[:, None], out[stuck], found)
+        else:
+            found = self._walk(x[stuck], budget, steps := torch.zeros_like(stuck))
+            walked[stuck] = steps
+        return out.index_copy(0, stuck, found)
+
+    def _leave_deepest(self, x: Tensor) -> Tensor:
+        """The way out of the shape that each point is deepest in: no way out of all shapes can be shorter."""
+        depth, which = torch.stack([shape.depth(x) for shape in self.shapes]).max(0)
+        out = x.clone()
+        for number, shape in enumerate(self.shapes):
+            inside = torch.nonzero((which == number) & (depth > 0)).flatten()
+            if len(inside):
+                out[inside] = shape.exit(x[inside])
+        return out
+
+    def _nearest_candidate(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Nearest free point among the feet on all edges and the corners; distance infinite if there is none."""
+        best, distance = x.clone(), torch.full_like(x[:, 0], torch.inf)
+        for edge in self.edges:
+            foot = edge.foot(x)
+            away = torch.where(self.free(foot), norm(foot - x), torch.inf)
+            best = torch.where((away < distance)[:, None], foot, best)
+            distance = torch.minimum(distance, away)
+        corners = self.corners.to(x)
+        if len(corners):
+            for part in torch.arange(len(x), device=x.device).split(max(CHUNK // len(corners), 1)):
+                away, which = torch.cdist(x[part], corners, compute_mode="donot_use_mm_for_euclid_dist").min(1)
+                best[part] = torch.where((away < distance[part])[:, None], corners[which], best[part])
+                distance[part] = torch.minimum(away, distance[part])
+        return best, distance
+
+    def _walk(self, x: Tensor, budget: Budget, steps: Tensor) -> Tensor:
+        """Try the ways out of every single shape, then leave the deepest shape again and again."""
+        edge = ON_THE_EDGE if budget.tolerance <= FEASIBLE else budget.tolerance
+        best, distance = self._leave_deepest(x), torch.full_like(x[:, 0], torch.inf)
+        for shape in self.shapes:
+            foot = shape.exit(x)
+            away = torch.where(self.free(foot, edge), norm(foot - x), torch.inf)
+            best = torch.where((away < distance)[:, None], foot, best)
+            distance = torch.minimum(distance, away)
+        for _ in range(budget.iterations):
+            stuck = torch.nonzero(~self.free(best, edge)).flatten()
+            if not len(stuck):
+                break
+            best[stuck] = self._leave_deepest(best[stuck])
+            steps[stuck] += 1
+        return best
+
+
+def _scenes_of(shapes: Sequence[Shape]) -> list[Scene]:
+    """Cut time where a shape appears or disappears."""
+    times = sorted({shape.start for shape in shapes} | {shape.stop for shape in shapes if shape.stop is not None})
+    scenes = []
+    for start, stop in zip(times, [*times[1:], None], strict=False):
+        present = [shape for shape in shapes if shape.start <= start and (shape.stop is None or start < shape.stop)]
+        if not present:
+            continue
+        scene = Scene(start, stop, present, [], torch.zeros(0, 2, dtype=torch.float64))
+        if present[0].dim == 2:
+            meeting = torch.tensor(_meeting_points(present), dtype=torch.float64).reshape(-1, 2)
+            edges = [edge for shape in present for edge in shape.edges()]
+            scene = scene._replace(edges=edges, corners=meeting[scene.free(meeting)])
+            _check_way_out(scene)
+        scenes.append(scene)
+    return scenes
+
+
+def _check_way_out(scene: Scene) -> None:
+    """Boxes without end may leave no free point at all."""
+    for shape in scene.shapes:
+        if not shape.bounded:
+            low, high = shape.bounds()
+            middle = 0.5 * (low.nan_to_num(neginf=-1e150) + high.nan_to_num(posinf=1e150))
+            inside = middle.clamp(low, high)[None]
+            stuck = not bool(scene.free(scene.leave(inside, Budget(), torch.zeros(1, dtype=torch.long))).all())
+            if stuck:
+                steps = (
+                    f"from step {scene.start} on"
+                    if scene.stop is None
+                    else f"at steps {scene.start} to {scene.stop - 1}"
+                )
+                raise InfeasibleSet(f"the boxes {steps} cover the whole plane: no way out")
+
+
+def _meeting_points(shapes: Sequence[Shape]) -> list[list[float]]:
+    """Points where the edges of two different shapes meet."""
+    points: list[list[float]] = []
+    for one, other in combinations(shapes, 2):
+        for first in one.edges():
+            for second in other.edges():
+                points += _meet(first, second)
+    return points
+
+
+# ------------------------------------------------------------------ rows that describe obstacles
+
+
+def _split_row(row: Any, fields: int, form: str) -> tuple[Any, tuple[int, int | None]]:
+    """The fields that describe an obstacle, and the steps at which it stands."""
+    if not isinstance(row, Sequence) or len(row) not in (fields, fields + 2):
+        raise SettingError(f"{form}, got {row!r}")
+    return row[:fields], _read_window(row[fields:], row)
+
+
+def _read_window(given: Any, row: Any) -> tuple[int, int | None]:
+    """Start and stop of an obstacle; without them it always stands, and with stop None to the end."""
+    start, stop = given or (0, None)
+    whole = all(isinstance(step, int) for step in (start, 0 if stop is None else stop))
+    if not whole or start < 0 or (stop is not None and stop <= start):
+        raise SettingError(f"an obstacle stands for the steps start <= s < stop with 0 <= start < stop, got {row!r}")
+    return start, stop
+
+
+def _read_point(given: Any, row: Any, *, finite: bool = True) -> Tensor:
+    """A point (p,) in float64."""
+    point = torch.as_tensor(given, dtype=torch.float64).clone()
+    good = point.isfinite() if finite else ~point.isnan()
+    if point.ndim != 1 or not len(point) or not bool(good.all()):
+        raise SettingError(f"a point of an obstacle is a list of p {'finite ' if finite else ''}numbers, got {row!r}")
+    return point

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, flat, over_events, relative
+from casal.constraints.base import Constraint
+from casal.constraints.chains import Number, column, common_chains, each, first_failure, full, number, show
+from casal.constraints.vectors import LARGEST, flat, over_events, relative
 from casal.errors import InfeasibleSet
-
-LARGEST = 1e300
 
 
 class Simplex(Constraint):
@@ -21,20 +21,23 @@ class Simplex(Constraint):
     and what lies more than M below it ends at zero whatever it is. The nearest point is unique everywhere.
     The violation is the larger of |sum z - M| and -min z, relative to M.
 
-    The residuals are sum z - M, M - sum z and -z, all <= 0 on C.
+    The equation is sum z - M, the inequalities are -z.
 
     Args:
-        total: M >= 0.
+        total: M >= 0; may be PerChain.
 
     >>> Simplex().project(torch.tensor([[0.5, 1.0, -3.0]]))
     tensor([[0.2500, 0.7500, 0.0000]])
     """
 
     convex = True
-    one_sided = True
+    smooth = True
+    _equation_count = 1
+    per_chain = ("total",)
 
-    def __init__(self, total: float = 1.0) -> None:
+    def __init__(self, total: Any = 1.0) -> None:
         self.total = _size("Simplex", "total", total)
+        self.chains = common_chains(total=self.total)
 
     def __repr__(self) -> str:
         return f"Simplex(total={self.total:g})"
@@ -42,18 +45,19 @@ class Simplex(Constraint):
     def _arguments(self) -> dict[str, Any]:
         return {"total": self.total}
 
-    def residual(self, z: Tensor) -> Tensor:
-        y = flat(z)
-        gap = y.sum(1, keepdim=True) - self.total
-        return torch.cat([gap, -gap, -y], dim=1)
+    def equations(self, z: Tensor) -> Tensor:
+        return flat(z).sum(1, keepdim=True) - column(self.total, z)
+
+    def inequalities(self, z: Tensor) -> Tensor:
+        return -flat(z)
 
     def _project(self, z: Tensor) -> Tensor:
-        return _onto_simplex(flat(z), self.total).reshape(z.shape)
+        return _onto_simplex(flat(z), column(self.total, z)).reshape(z.shape)
 
     def _violation(self, z: Tensor) -> Tensor:
         y = flat(z)
-        worst = torch.maximum((_sum(y) - self.total).abs(), (-y).amax(1))
-        return relative(worst, torch.full_like(worst, self.total))
+        worst = torch.maximum((_sum(y) - each(self.total, z)).abs(), (-y).amax(1))
+        return relative(worst, full(self.total, z))
 
 
 class L1Ball(Constraint):
@@ -63,7 +67,7 @@ class L1Ball(Constraint):
     coordinate is zero, so there is no smooth residual.
 
     Args:
-        radius: R >= 0.
+        radius: R >= 0; may be PerChain.
 
     >>> L1Ball(1.0).project(torch.tensor([[0.5, -1.0, 0.0], [0.5, -0.25, 0.0]]))
     tensor([[ 0.2500, -0.7500,  0.0000],
@@ -71,10 +75,12 @@ class L1Ball(Constraint):
     """
 
     convex = True
+    per_chain = ("radius",)
 
-    def __init__(self, radius: float) -> None:
+    def __init__(self, radius: Any) -> None:
         self.radius = _size("L1Ball", "radius", radius)
-        self.solid = self.radius > 0.0
+        self.chains = common_chains(radius=self.radius)
+        self.solid = first_failure(lambda r: r > 0, self.radius) is None
 
     def __repr__(self) -> str:
         return f"L1Ball(radius={self.radius:g})"
@@ -84,15 +90,15 @@ class L1Ball(Constraint):
 
     def _project(self, z: Tensor) -> Tensor:
         y = flat(z)
-        surface = torch.copysign(_onto_simplex(y.abs(), self.radius), y).reshape(z.shape)
-        return torch.where(over_events(_sum(y.abs()) > self.radius, z), surface, z)
+        surface = torch.copysign(_onto_simplex(y.abs(), column(self.radius, z)), y).reshape(z.shape)
+        return torch.where(over_events(_sum(y.abs()) > each(self.radius, z), z), surface, z)
 
     def _violation(self, z: Tensor) -> Tensor:
-        excess = (_sum(flat(z).abs()) - self.radius).clamp_min(0.0)
-        return relative(excess, torch.full_like(excess, self.radius))
+        excess = (_sum(flat(z).abs()) - each(self.radius, z)).clamp_min(0.0)
+        return relative(excess, full(self.radius, z))
 
 
-def _onto_simplex(y: Tensor, total: float) -> Tensor:
+def _onto_simplex(y: Tensor, total: float | Tensor) -> Tensor:
     """Nearest points of {sum = total, >= 0} to the rows of y, which may be huge."""
     y = (y - y.amax(1, keepdim=True)).clamp_min(-total)
     down = y.sort(1, descending=True).values
@@ -113,8 +119,9 @@ def _sum(y: Tensor) -> Tensor:
     return torch.where(peak > LARGEST, scale * (y / scale[:, None]).sum(1), y.sum(1))
 
 
-def _size(name: str, label: str, value: float) -> float:
-    number = float(value)
-    if not 0.0 <= number <= LARGEST:
-        raise InfeasibleSet(f"{name} needs a {label} between 0 and {LARGEST:g}, got {value}")
-    return number
+def _size(name: str, label: str, value: Any) -> Number:
+    size = number(value, label)
+    bad = first_failure(lambda v: (v >= 0) & (v <= LARGEST), size)
+    if bad is not None:
+        raise InfeasibleSet(f"{name} needs a {label} between 0 and {LARGEST:g}, got {show(value, bad)}")
+    return size

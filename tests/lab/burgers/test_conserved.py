@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from casal import Fourier
-from casal.lab.burgers.conserved import Conserved, conserved_latents, least_on_sphere, nearest_field
+from casal import Fourier, PerChain
+from casal.lab.burgers.conserved import Conserved, ConservedLatents, least_on_sphere, nearest_field
 from casal.lab.burgers.setup import BASIS, DIMENSION, MODES, POINTS, SETUPS, Model, Truth, truths
 from casal.lab.physics.burgers import energy, mass
 
@@ -24,10 +24,12 @@ def test_the_decoder_has_norm_one_and_the_projection_stays_in_its_range(sigma: T
 def test_every_chain_meets_its_own_mass_and_energy() -> None:
     truth = truths(SETUPS["B"], 5, 3)
     noisy = truth.initial + torch.randn(5, POINTS, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    found = Conserved(truth.mass, truth.energy, POINTS).project(noisy)
+    found = Conserved(PerChain(truth.mass), PerChain(truth.energy)).project(noisy)
     assert float(((mass(found) - truth.mass) / (POINTS * truth.energy).sqrt()).abs().max()) < 1e-12
     assert float((energy(found) / truth.energy - 1).abs().max()) < 1e-12
-    assert float(Conserved(truth.mass, truth.energy, POINTS).violation(noisy).min()) > 1e-3  # and noticed when not
+    assert (
+        float(Conserved(PerChain(truth.mass), PerChain(truth.energy)).violation(noisy).min()) > 1e-3
+    )  # and noticed when not
 
 
 def test_the_hard_case_of_the_secular_equation() -> None:
@@ -43,7 +45,7 @@ def test_the_hard_case_of_the_secular_equation() -> None:
 
 
 def test_sets_of_latents_are_exact(model: Model, truth: Truth) -> None:
-    inside = conserved_latents(model.scale, truth.mass, truth.energy, POINTS)
+    inside = ConservedLatents(model.scale, PerChain(truth.mass), PerChain(truth.energy), POINTS)
     y = torch.randn((len(truth), DIMENSION), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     x = inside.project(y)
     assert float(inside.violation(x).max()) < 1e-12
@@ -52,7 +54,7 @@ def test_sets_of_latents_are_exact(model: Model, truth: Truth) -> None:
 
 
 def test_the_fast_projection_is_the_strict_one(truth: Truth) -> None:
-    inside = Conserved(truth.mass, truth.energy, POINTS)
+    inside = Conserved(PerChain(truth.mass), PerChain(truth.energy))
     y = torch.randn((len(truth), POINTS), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     torch.testing.assert_close(inside.project_fast(y), inside.project(y))
     leaf = y.clone().requires_grad_()

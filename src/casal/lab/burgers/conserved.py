@@ -7,16 +7,15 @@ C is c_0 = M / sqrt(N) and |(c_1 ..)|^2 = r^2 = E - M^2 / N, and the least of a 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from casal import FromProjection
-from casal.errors import InfeasibleSet, ShapeError
+from casal import Constraint, MassEnergy, PerChain
+from casal.errors import InfeasibleSet
 
 SWEEPS = 60
-PROBE = 2
-"""``casal.sample`` tries a set on this many of the first chains."""
 
 
 def radius(mass: Tensor, energy: Tensor, size: int) -> Tensor:
@@ -28,53 +27,24 @@ def radius(mass: Tensor, energy: Tensor, size: int) -> Tensor:
 
 
 def nearest_field(u: Tensor, mass: Tensor, energy: Tensor) -> Tensor:
-    """P(u) = M/N + r (u - ubar) / |u - ubar|, for fields (..., n, N) with (n,) masses and energies."""
-    size = u.shape[-1]
-    offset = u - u.mean(-1, keepdim=True)
-    offset = offset - offset.mean(-1, keepdim=True)  # what rounding left of the mean
-    direction = offset / torch.linalg.vector_norm(offset, dim=-1, keepdim=True).clamp_min(1e-300)
-    return (mass / size)[:, None] + radius(mass, energy, size)[:, None] * direction
+    """The nearest fields of mass M_i and energy E_i, for fields (..., n, N) with (n,) masses and energies."""
+    fields = u.reshape(-1, u.shape[-1])
+    copies = len(fields) // len(mass)
+    inside = MassEnergy(PerChain(mass.repeat(copies)), PerChain(energy.repeat(copies)))
+    return inside.project(fields).reshape(u.shape)
 
 
-class Conserved(FromProjection):
-    """{sum z_i = M_i, |z_i|^2 = E_i} for chain i.
+class Conserved(MassEnergy):
+    """Mass and energy of each chain, its residual ((sum z - M) / sqrt(N), |z|^2 - E): both of the size of z.
 
-    The residual is ((sum z - M) / sqrt(N), |z|^2 - E): both of the size of z. The violation is relative, as that of
-    ``casal.MassEnergy``. Such a set knows its chains by their place: run it with one tile.
-
-    Args:
-        mass: M (n,).
-        energy: E (n,).
-        size: N.
+    A penalty on the residual then weighs both alike.
     """
 
-    fast = True
-
-    def __init__(self, mass: Tensor, energy: Tensor, size: int) -> None:
-        self.mass, self.energy, self.size = mass, energy, size
-        self._level = (mass / size)[:, None]
-        self._radius = radius(mass, energy, size)[:, None]
-        super().__init__(
-            lambda z: nearest_field(z, *self._mine(z)), lambda z: torch.maximum(*errors(z, *self._mine(z)))
-        )
-
-    def project_fast(self, z: Tensor) -> Tensor:
-        offset = z - z.mean(1, keepdim=True)
-        length = torch.linalg.vector_norm(offset, dim=1, keepdim=True)
-        n = len(z)
-        return offset.mul_(self._radius[:n].to(z) / length).add_(self._level[:n].to(z))
-
-    def residual(self, z: Tensor) -> Tensor:
-        mass, energy = (value.to(z) for value in self._mine(z))
-        return torch.stack([(z.sum(1) - mass) / math.sqrt(self.size), z.square().sum(1) - energy], dim=1)
+    def equations(self, z: Tensor) -> Tensor:
+        return super().equations(z) * z.new_tensor([z.shape[1] ** -0.5, 1.0])
 
     def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor:
-        return (z * (2.0 * weights[:, 1:])).add_(weights[:, :1] / math.sqrt(self.size))
-
-    def _mine(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        if len(z) != len(self.mass) and len(z) > PROBE:
-            raise ShapeError(f"{len(z)} chains for {len(self.mass)} masses; run all chains in one tile")
-        return self.mass[: len(z)], self.energy[: len(z)]
+        return (z * (2.0 * weights[:, 1:])).add_(weights[:, :1] / math.sqrt(z.shape[1]))
 
 
 def errors(z: Tensor, mass: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,17 +99,31 @@ def least_conserving(precision: Tensor, mean: Tensor, mass: Tensor, energy: Tens
     return torch.cat([first[:, None], least_on_sphere(inner, given, radius(mass, energy, size))], dim=1)
 
 
-def conserved_latents(scale: Tensor, mass: Tensor, energy: Tensor, size: int) -> FromProjection:
-    """{x : the field with coefficients scale_j x_j has mass M_i and energy E_i}, its nearest point in x."""
-    metric = torch.diag(scale.pow(-2))
+class ConservedLatents(Constraint):
+    """{x : the field with coefficients scale_j x_j has mass M_i and energy E_i}, its nearest point in x.
 
-    def project(x: Tensor) -> Tensor:
-        return least_conserving(metric, x * scale, mass[: len(x)], energy[: len(x)], size) / scale
+    Args:
+        scale: (d,).
+        mass: M_i, PerChain.
+        energy: E_i, PerChain.
+        size: N.
+    """
 
-    def violation(x: Tensor) -> Tensor:
-        c = x * scale
-        M, E = mass[: len(x)], energy[: len(x)]
-        off = (math.sqrt(size) * c[:, 0] - M).abs() / ((size * E).sqrt() + M.abs())
+    per_chain = ("mass", "energy")
+
+    def __init__(self, scale: Tensor, mass: PerChain, energy: PerChain, size: int) -> None:
+        self.scale, self.mass, self.energy, self.size = scale, mass, energy, size
+        self.chains = mass.chains
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"scale": self.scale, "mass": self.mass, "energy": self.energy, "size": self.size}
+
+    def _project(self, x: Tensor) -> Tensor:
+        metric = torch.diag(self.scale.pow(-2))
+        wanted = self.mass.values, self.energy.values
+        return least_conserving(metric, x * self.scale, *wanted, self.size) / self.scale
+
+    def _violation(self, x: Tensor) -> Tensor:
+        c, M, E = x * self.scale, self.mass.values, self.energy.values
+        off = (math.sqrt(self.size) * c[:, 0] - M).abs() / ((self.size * E).sqrt() + M.abs())
         return torch.maximum(off, (c.square().sum(1) - E).abs() / E)
-
-    return FromProjection(project, violation)

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal import Target, sample
-from casal.lab.burgers.conserved import Conserved, conserved_latents, nearest_field
+from casal import PerChain, Target, sample
+from casal.lab.burgers.conserved import Conserved, ConservedLatents, nearest_field
 from casal.lab.burgers.setup import BASIS, DIMENSION, MODES, NOISE, POINTS, SITES, TIMES, Model, Setup, Truth
 from casal.lab.experiment import AnyMethod
 from casal.sampling import generator as stream
@@ -163,12 +163,14 @@ def diffusion(
         target = guided(prior, chains, inverse[:, None] * spread * inverse)
         mass, energy, n = truth.mass.repeat(members), truth.energy.repeat(members), members * len(truth)
         # In float64, so that z is in the range of the decoder to the last digit; the network stays in float32.
+        # In one tile, because the score of ``guided`` knows its chains by their place.
         options: dict[str, Any] = {"seed": seed * CYCLES + number, "tile": n, "threads": 1, "dtype": torch.float64}
         if in_latent:
-            x = sample(target, conserved_latents(model.scale, mass, energy, POINTS), method, n, **options).samples
+            latents = ConservedLatents(model.scale, PerChain(mass), PerChain(energy), POINTS)
+            x = sample(target, latents, method, n, **options).samples
             fields = (x * model.scale) @ BASIS.T
         else:
-            inside = Conserved(mass / model.unit, energy / model.unit**2, POINTS)
+            inside = Conserved(PerChain(mass / model.unit), PerChain(energy / model.unit**2))
             z = sample(target, inside, method, n, decoder=model.decoder, **options).samples
             fields = z * model.unit
         return fields.reshape(members, len(truth), POINTS)

@@ -1,1 +1,0 @@
-"""Algorithms that project onto sets they know only through rows, or through other projections."""

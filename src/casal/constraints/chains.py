@@ -1,0 +1,174 @@
+"""Parameters that differ from chain to chain, marked as such: a shape is never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from casal.errors import SettingError, ShapeError
+
+
+class PerChain:
+    """A parameter of a set with a value for each chain: ``casal.MassEnergy(casal.PerChain(M), casal.PerChain(E))``.
+
+    Only what is marked so belongs to single chains; a plain tensor is one parameter common to all, whatever its shape.
+
+    Args:
+        values: (n, *shape): chain i has the parameter ``values[i]``.
+
+    >>> from casal import Sphere
+    >>> Sphere(PerChain([1.0, 2.0])).project(torch.tensor([[3.0, 4.0], [3.0, 4.0]]))
+    tensor([[0.6000, 0.8000],
+            [1.2000, 1.6000]])
+    """
+
+    def __init__(self, values: Any) -> None:
+        given = values.values if isinstance(values, PerChain) else values
+        self.values: Tensor = torch.as_tensor(given, dtype=torch.float64).detach().clone()
+        if self.values.ndim < 1 or not len(self.values):
+            raise ShapeError(f"PerChain takes (n, ...), one value for each of n >= 1 chains, got {tuple(self.shape)}")
+
+    def __repr__(self) -> str:
+        return f"PerChain{tuple(self.shape)}"
+
+    def __format__(self, form: str) -> str:
+        return repr(self)
+
+    @property
+    def chains(self) -> int:
+        """How many chains there are values for."""
+        return len(self.values)
+
+    @property
+    def shape(self) -> torch.Size:
+        """(n, *shape)."""
+        return self.values.shape
+
+    @property
+    def rows(self) -> Tensor:
+        """(n, k), the values of a chain flattened."""
+        return self.values.reshape(len(self.values), -1)
+
+    def take(self, index: slice | Tensor) -> PerChain:
+        """The values of these chains: a slice, or their numbers (k,)."""
+        if not isinstance(index, slice) and (not isinstance(index, Tensor) or index.dtype != torch.long):
+            raise SettingError(f"chains are taken by a slice or by a tensor of their numbers (int64), got {index!r}")
+        return PerChain(self.values[index if isinstance(index, slice) else index.to(self.values.device)])
+
+    def like(self, z: Tensor) -> Tensor:
+        """The values in the dtype of z (n, *event), shaped (n, ...) to broadcast over its events.
+
+        Raises:
+            ShapeError: z has another number of points than there are chains.
+        """
+        check_count(z, self.chains)
+        values = self.values.to(z)
+        return values.reshape(len(z), *[1] * (z.ndim - values.ndim), *values.shape[1:])
+
+
+def check_count(z: Tensor, chains: int) -> None:
+    """ShapeError unless z has one point for each of the chains."""
+    if len(z) != chains:
+        raise ShapeError(
+            f"{len(z)} points for a set with parameters for {chains} chains; "
+            "constraint.take(index) is the set of some of them"
+        )
+
+
+Number: TypeAlias = float | PerChain
+"""One number, or one for each chain (n,)."""
+
+
+def number(value: Any, name: str) -> Number:
+    """A parameter as a float, or as PerChain of shape (n,)."""
+    if not isinstance(value, PerChain):
+        return float(value)
+    if value.values.ndim != 1:
+        raise ShapeError(f"{name} is one number for each chain, PerChain of shape (n,), got {tuple(value.shape)}")
+    return value
+
+
+def each(value: Number, like: Tensor) -> float | Tensor:
+    """A number, or (n,) in the dtype of ``like`` (n, ...)."""
+    return value if isinstance(value, float) else value.like(like).reshape(-1)
+
+
+def column(value: Number, like: Tensor) -> float | Tensor:
+    """A number, or (n, 1) in the dtype of ``like`` (n, ...)."""
+    return value if isinstance(value, float) else value.like(like).reshape(-1, 1)
+
+
+def full(value: Number, like: Tensor) -> Tensor:
+    """(n,), of the dtype of ``like`` (n, ...)."""
+    if isinstance(value, float):
+        return torch.full((len(like),), value, dtype=like.dtype, device=like.device)
+    return value.like(like).reshape(-1)
+
+
+def derive(function: Callable[..., Any], *values: Number) -> Number:
+    """function(*values), for numbers or chain by chain; the function gets floats or tensors (n,)."""
+    if not any(isinstance(value, PerChain) for value in values):
+        return float(function(*values))
+    return PerChain(function(*(value.values if isinstance(value, PerChain) else value for value in values)))
+
+
+def root(value: Any) -> Any:
+    """sqrt(max(value, 0)) of a float or a tensor."""
+    return value.clamp_min(0.0).sqrt() if isinstance(value, Tensor) else max(value, 0.0) ** 0.5
+
+
+def first_failure(good: Callable[..., Tensor], *values: Number) -> int | None:
+    """The first chain whose values fail a test written for tensors (0 for common values), or None."""
+    wide = (v.values if isinstance(v, PerChain) else torch.tensor(v, dtype=torch.float64) for v in values)
+    bad = torch.nonzero(~good(*wide).reshape(-1))
+    return int(bad[0]) if len(bad) else None
+
+
+def show(value: object, chain: int, form: str = "") -> str:
+    """A number for a message: as it was given, or that of one chain."""
+    return f"{value.values[chain].item():{form}} (chain {chain})" if isinstance(value, PerChain) else f"{value:{form}}"
+
+
+def short(value: Number, chain: int) -> str:
+    """The same in six digits."""
+    return show(value, chain, "g")
+
+
+Bound: TypeAlias = Tensor | PerChain
+"""A tensor common to all chains, or (n, *shape) for each."""
+
+
+def bound(value: Any) -> Bound:
+    """A parameter as a float64 tensor of its own, or as PerChain."""
+    return value if isinstance(value, PerChain) else torch.as_tensor(value, dtype=torch.float64).clone()
+
+
+def spread(value: Bound, z: Tensor) -> Tensor:
+    """A parameter in the dtype of z (n, *event), to broadcast over it."""
+    return value.like(z) if isinstance(value, PerChain) else value.to(z)
+
+
+def raw(value: Bound) -> Tensor:
+    """All numbers of a parameter."""
+    return value.values if isinstance(value, PerChain) else value
+
+
+def event_shape(value: Bound) -> torch.Size:
+    """Shape of a parameter of one chain."""
+    return value.shape[1:] if isinstance(value, PerChain) else value.shape
+
+
+def common_chains(**parts: Any) -> int | None:
+    """How many chains the parameters or members (by name) are for; None if they are common to all.
+
+    Raises:
+        ShapeError: They are for different numbers of chains.
+    """
+    found = {name: part.chains for name, part in parts.items() if getattr(part, "chains", None) is not None}
+    if len(set(found.values())) > 1:
+        each_count = ", ".join(f"{count} in {name}" for name, count in found.items())
+        raise ShapeError(f"parameters for different numbers of chains: {each_count}")
+    return next(iter(found.values()), None)

@@ -1,0 +1,802 @@
+"""Conserved quantities: the sum and the sum of squares, with bounds or with known coordinates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from casal.constraints.base import Budget, Constraint, Projection, Subspace
+from casal.constraints.chains import (
+    Bound,
+    Number,
+    PerChain,
+    bound,
+    column,
+    common_chains,
+    derive,
+    each,
+    first_failure,
+    full,
+    number,
+    raw,
+    root,
+    short,
+    show,
+    spread,
+)
+from casal.constraints.flat import Affine, Box, BoxHyperplane
+from casal.constraints.round import AffineRound, Sphere
+from casal.constraints.solvers.laws import log_sphere_mass, near_sphere
+from casal.constraints.vectors import (
+    EPSILON,
+    ROUNDING,
+    axis,
+    flat,
+    gaussian,
+    norm,
+    nudge,
+    refuse_overflow,
+    relative,
+    shell_factor,
+    shortest,
+    unit,
+)
+from casal.errors import InfeasibleSet, SettingError, ShapeError
+from casal.typing import Event
+
+PASSES = 3
+ROUNDS = 30
+HALVINGS = 80
+CORNERS = 50
+SETTLED = 1e-13
+TIED = 1e-14
+WIDEST, NARROWEST = 1e20, 1e-20
+TRIALS, MANY = 20, 512
+
+
+class MassEnergy(Constraint):
+    """C = {z in R^N : sum z = M, |z|^2 = E}, a sphere inside a hyperplane, in closed form.
+
+    With the mean m = M / N and the radius r = sqrt(E - M^2 / N),
+
+        P(y) = m + r (y - ybar) / |y - ybar|,
+
+    which is also the limit of alternating projections onto the two sets. A constant y sits on the axis, equally
+    far from all of C; there the direction (1, -1, 0, ...) / sqrt(2) is taken. The violation is the larger of
+    |sum z - M| / (sqrt(N E) + |M|) and | |z|^2 - E | / E.
+
+    Args:
+        mass: M; may be PerChain.
+        energy: E; may be PerChain. It needs E >= M^2 / N, checked as soon as N is known.
+    """
+
+    smooth = True
+    _equation_count = 2
+    samples_near = True
+    fast = True
+    per_chain = ("mass", "energy")
+    mass: Any  # numbers, or PerChain
+    energy: Any
+
+    def __init__(self, mass: Any, energy: Any) -> None:
+        self.mass, self.energy = number(mass, "mass"), number(energy, "energy")
+        self.chains = common_chains(mass=self.mass, energy=self.energy)
+        bad = first_failure(lambda m, e: (e >= 0) & (e < torch.inf) & torch.isfinite(m), self.mass, self.energy)
+        if bad is not None:
+            raise InfeasibleSet(
+                f"MassEnergy needs a finite mass and an energy >= 0, got {show(mass, bad)} and {show(energy, bad)}"
+            )
+
+    def __repr__(self) -> str:
+        return f"MassEnergy(mass={self.mass:g}, energy={self.energy:g})"
+
+    def validate(self, event: Event) -> None:
+        size = torch.Size(event).numel()
+        least, energy, mass = derive(lambda m: m**2 / size, self.mass), self.energy, self.mass
+        bad = first_failure(lambda e, floor: e >= floor * (1.0 - ROUNDING), energy, least)
+        if bad is not None:
+            raise InfeasibleSet(
+                f"energy {short(energy, bad)} is below mass^2 / N = {short(least, bad)} "
+                f"(mass {short(mass, bad)}, N = {size}): no field has so little energy at this mass"
+            )
+        bad = first_failure(lambda e, floor: e <= floor * (1.0 + ROUNDING), energy, least) if size == 1 else None
+        if bad is not None:
+            raise InfeasibleSet(
+                f"one coordinate with sum {short(mass, bad)} has energy {short(least, bad)}, not {short(energy, bad)}"
+            )
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"mass": self.mass, "energy": self.energy}
+
+    def equations(self, z: Tensor) -> Tensor:
+        y = flat(z)
+        return torch.stack([y.sum(1) - each(self.mass, z), y.square().sum(1) - each(self.energy, z)], dim=1)
+
+    def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
+        return (flat(z) * (2.0 * weights[:, 1:])).add_(weights[:, :1]).reshape(z.shape)
+
+    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
+        y, radius = flat(x), self._radius(flat(x).shape[1])
+        if first_failure(lambda r: r > 0, radius) is not None:
+            return None
+        return (y.shape[1] - 2) * torch.log(norm(y - y.mean(1, keepdim=True)) / each(radius, x))
+
+    def _radius(self, size: int) -> Number:
+        return derive(lambda m, e: root(e - m**2 / size), self.mass, self.energy)
+
+    def _mean(self, z: Tensor, size: int) -> float | Tensor:
+        """M / N, a number or (n, 1)."""
+        return column(self.mass, z) / size
+
+    def project_fast(self, z: Tensor) -> Tensor:
+        y = flat(z)
+        size = y.shape[1]
+        if size == 1:
+            return torch.zeros_like(y).add_(column(self.mass, z)).reshape(z.shape)
+        offset = y - y.mean(1, keepdim=True)
+        factor, _ = shell_factor(offset, column(self._radius(size), z))
+        field = offset.mul_(factor).add_(self._mean(z, size))
+        # Off a constant field, along (1, -1, 0, ...) / sqrt(2).
+        step = 0.5**0.5 * shortest(z.dtype)
+        nudge(field[:, :1], factor, step)
+        nudge(field[:, 1:2], factor, -step)
+        return field.reshape(z.shape)
+
+    def within(self, space: Subspace) -> Constraint | None:
+        """A sphere cut by one equation, if constant fields are in the subspace."""
+        size = torch.Size(space.event).numel()
+        ones = space.coordinates(torch.ones((1, size), dtype=torch.float64))
+        if ones is None or ones.numel() < 2 or first_failure(lambda r: r > 0, self._radius(size)) is not None:
+            return None
+        return AffineRound(Affine(ones.flatten(1), self.mass), Sphere(derive(lambda e: e**0.5, self.energy)))
+
+    def _project(self, z: Tensor) -> Tensor:
+        y = flat(z)
+        size = y.shape[1]
+        if size == 1:
+            return self.project_fast(z)
+        return (self._mean(z, size) + column(self._radius(size), z) * direction(y)).reshape(z.shape)
+
+    def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+        """The mean, and a von Mises-Fisher direction around y - ybar in the hyperplane of sum zero."""
+        rows, size = flat(y), flat(y).shape[1]
+        if size == 1:
+            return self._project(y)
+        drawn = near_sphere(
+            direction(rows),
+            norm(_fluctuation(rows)) * 2.0,
+            each(self._radius(size), y),
+            sigma,
+            size - 1,
+            lambda count: _fluctuation(gaussian(rows[:count], generator)) * 2.0,
+            generator,
+        )
+        return self._project(drawn.reshape(y.shape))
+
+    def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
+        """A Gaussian at the distance of y from the hyperplane, times the normaliser of the sphere in it."""
+        rows, size = flat(y), flat(y).shape[1]
+        height = (rows.sum(1) - each(self.mass, y)) / (math.sqrt(size) * sigma)
+        across = -0.5 * height.square() - math.log(math.sqrt(2.0 * math.pi) * sigma)
+        if size == 1:
+            return across
+        return across + log_sphere_mass(norm(_fluctuation(rows)) * 2.0, each(self._radius(size), y), sigma, size - 1)
+
+    def _violation(self, z: Tensor) -> Tensor:
+        y = flat(z)
+        length, size = norm(y), y.shape[1]
+        top = derive(lambda m, e: (size * e) ** 0.5 + abs(m), self.mass, self.energy)
+        mass = relative((y.sum(1) - each(self.mass, z)).abs(), full(top, z))
+        energy = relative((length.square() - each(self.energy, z)).abs(), full(self.energy, z))
+        return torch.maximum(mass, energy)
+
+
+def _fluctuation(y: Tensor) -> Tensor:
+    """(y - ybar) / 2 for rows (n, d): exactly zero for a constant row.
+
+    Halving keeps differences of numbers near the largest float finite; taking them to the first coordinate makes a
+    constant field exactly zero, where subtracting a rounded mean would leave a constant.
+    """
+    shifted = 0.5 * y - 0.5 * y[:, :1]
+    return shifted - shifted.mean(1, keepdim=True)
+
+
+def direction(y: Tensor) -> Tensor:
+    """(y - ybar) / |y - ybar| for rows (n, d), d > 1."""
+    first = axis(y, 1.0, -1.0)
+    way = unit(_fluctuation(y), first)
+    # Centring again after the scaling removes the mean that rounding left in a small fluctuation.
+    return unit(way - way.mean(1, keepdim=True), first)
+
+
+class ObservedMassEnergy(Constraint):
+    """C = {z in R^N : z_k = v_k for k in index, sum z = M, |z|^2 = E}, a sphere inside a flat set, in closed form.
+
+    Of the N coordinates n_f are free. With m = (M - sum v) / n_f, r = sqrt(E - |v|^2 - n_f m^2), and w the free part
+    of y minus its mean,
+
+        P(y) = v on the observed coordinates,  m + r w / |w| on the free ones.
+
+    Without a mass, m = 0 and w is the free part itself; without an energy the free part is m + w (or stays as it is
+    if there is no mass either), a flat and convex set. Where w = 0, all of C is equally far and the direction
+    (1, -1, 0, ...) / sqrt(2) is taken, or (1, 0, ...) without a mass, counted in free coordinates.
+
+    The violation is the largest of |z_k - v_k| / (max |z| + max |v|), | |z|^2 - E | / E, and
+    |sum z - M| / (sqrt(N E) + |M|), with |z| in place of sqrt(E) where no energy is given.
+
+    Args:
+        index: Positions of the observed coordinates in the flattened event, each once.
+        values: v, as many numbers; PerChain: (n, k).
+        mass: M, or None if the sum is not known; may be PerChain.
+        energy: E, or None if the sum of squares is not known; may be PerChain.
+
+    >>> ObservedMassEnergy([0], [1.0], mass=3.0, energy=5.0).project(torch.tensor([[9.0, 1.0, 7.0]]))
+    tensor([[1., 0., 2.]])
+    """
+
+    smooth = True
+    per_chain = ("values", "mass", "energy")
+
+    def __init__(self, index: Any, values: Any, mass: Any = None, energy: Any = None) -> None:
+        self.index = torch.as_tensor(index)
+        if self.index.numel() and (self.index.is_floating_point() or self.index.dtype == torch.bool):
+            raise SettingError(f"index holds positions in the flattened event, integers; got {self.index.dtype}")
+        self.index = self.index.to(torch.long).reshape(-1).clone()
+        given = bound(values)
+        self.values: Bound = PerChain(given.rows) if isinstance(given, PerChain) else given.reshape(-1)
+        numbers = raw(self.values)
+        if len(self.index) != numbers.shape[-1]:
+            raise ShapeError(f"{len(self.index)} observed positions but {numbers.shape[-1]} values")
+        repeated = self.index.unique(return_counts=True)
+        if bool((repeated[1] > 1).any()):
+            twice = int(repeated[0][repeated[1] > 1][0])
+            raise SettingError(f"position {twice} is observed more than once; keep one value for each position")
+        self.mass = None if mass is None else number(mass, "mass")
+        self.energy = None if energy is None else number(energy, "energy")
+        self.chains = common_chains(values=self.values, mass=self.mass, energy=self.energy)
+        bad = first_failure(
+            lambda m, e: torch.isfinite(m) & (e >= 0) & (e < torch.inf), self.mass or 0.0, self.energy or 0.0
+        )
+        if bad is not None or not bool(torch.isfinite(numbers).all()):
+            raise InfeasibleSet(
+                "needs finite values, a finite mass and an energy >= 0, "
+                f"got mass {show(mass, bad or 0)}, energy {show(energy, bad or 0)}"
+            )
+        self.convex = self.energy is None
+        self._equation_count = len(self.index) + (self.mass is not None) + (self.energy is not None)
+        single = isinstance(self.values, Tensor)
+        rows = [numbers.tolist()] if single else numbers.tolist()
+        masses, energies = [math.fsum(row) for row in rows], [math.fsum(v * v for v in row) for row in rows]
+        self._known_mass: Number = masses[0] if single else PerChain(masses)
+        self._known_energy: Number = energies[0] if single else PerChain(energies)
+        peaks = [max(map(abs, row), default=0.0) for row in rows]
+        self._peak: Number = peaks[0] if single else PerChain(peaks)
+
+    def __repr__(self) -> str:
+        mass = "" if self.mass is None else f", mass={self.mass:g}"
+        energy = "" if self.energy is None else f", energy={self.energy:g}"
+        chains = f", values={self.values}" if isinstance(self.values, PerChain) else ""
+        return f"ObservedMassEnergy({len(self.index)} observed{chains}{mass}{energy})"
+
+    def validate(self, event: Event) -> None:
+        size = torch.Size(event).numel()
+        if len(self.index) and not 0 <= int(self.index.min()) <= int(self.index.max()) < size:
+            raise ShapeError(
+                f"observed positions run from {int(self.index.min())} to {int(self.index.max())}, "
+                f"events {event} have the positions 0 to {size - 1}"
+            )
+        free = size - len(self.index)
+        if self.mass is not None and free == 0:
+            scale = float(raw(self.values).abs().reshape(-1, len(self.index)).sum(1).max())
+            bad = first_failure(lambda s, m: (s - m).abs() <= ROUNDING * (scale + m.abs()), self._known_mass, self.mass)
+            if bad is not None:
+                raise InfeasibleSet(
+                    f"all {size} coordinates are observed; their sum is {short(self._known_mass, bad)}, "
+                    f"not {short(self.mass, bad)}"
+                )
+        if self.energy is not None:
+            self._check_energy(size, free, self.energy)
+
+    def _check_energy(self, size: int, free: int, energy: Number) -> None:
+        spent, least = self._known_energy, self._least_energy(free)
+        bad = first_failure(lambda e, floor: e >= floor - ROUNDING * (floor + e), energy, least)
+        if bad is not None:
+            rest = derive(lambda floor, known: floor - known, least, spent)
+            raise InfeasibleSet(
+                f"energy {short(energy, bad)} is below {short(least, bad)}: the {len(self.index)} observed coordinates "
+                f"have {short(spent, bad)}, and the mass left for the {free} free ones costs at least "
+                f"{short(rest, bad)}"
+            )
+        # Without a direction to move in, the energy is decided already.
+        decided = free <= (0 if self.mass is None else 1)
+        bad = first_failure(lambda e, floor: e <= floor + ROUNDING * (floor + e), energy, least) if decided else None
+        if bad is not None:
+            raise InfeasibleSet(
+                f"with {free} of {size} coordinates free, the other conditions fix the energy at {short(least, bad)}, "
+                f"not {short(energy, bad)}"
+            )
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"index": self.index, "values": self.values, "mass": self.mass, "energy": self.energy}
+
+    def equations(self, z: Tensor) -> Tensor:
+        y = flat(z)
+        parts = [y[:, self.index.to(z.device)] - spread(self.values, y)]
+        if self.mass is not None:
+            parts.append(y.sum(1, keepdim=True) - column(self.mass, z))
+        if self.energy is not None:
+            parts.append(y.square().sum(1, keepdim=True) - column(self.energy, z))
+        return torch.cat(parts, dim=1)
+
+    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
+        free = flat(x)[:, self._free(x)]
+        count = free.shape[1]
+        directions = count - (0 if self.mass is None else 1)
+        if self.energy is None or directions <= 0:
+            return torch.zeros(len(x), dtype=x.dtype, device=x.device)
+        radius = self._radius(count)
+        if first_failure(lambda r: r > 0, radius) is not None:
+            return None
+        w = free if self.mass is None else free - free.mean(1, keepdim=True)
+        return (directions - 1) * torch.log(norm(w) / each(radius, x))
+
+    def _free(self, z: Tensor) -> Tensor:
+        """Positions of the free coordinates."""
+        free = torch.ones(flat(z).shape[1], dtype=torch.bool, device=z.device)
+        free[self.index.to(z.device)] = False
+        return torch.nonzero(free).flatten()
+
+    def _mean(self, free: int) -> Number:
+        if self.mass is None or not free:
+            return 0.0
+        return derive(lambda m, known: (m - known) / free, self.mass, self._known_mass)
+
+    def _least_energy(self, free: int) -> Number:
+        return derive(lambda known, m: known + free * m**2, self._known_energy, self._mean(free))
+
+    def _radius(self, free: int) -> Number:
+        energy = 0.0 if self.energy is None else self.energy
+        return derive(lambda e, floor: root(e - floor), energy, self._least_energy(free))
+
+    def _project(self, z: Tensor) -> Tensor:
+        out, free = flat(z).clone(), self._free(z)
+        out[:, self.index.to(z.device)] = spread(self.values, out)
+        count = len(free)
+        if count and (self.mass is not None or self.energy is not None):
+            y = out[:, free]
+            inner = self._flat_part(y) if self.energy is None else self._round_part(y)
+            out[:, free] = column(self._mean(count), z) + inner
+        return refuse_overflow(out, self).reshape(z.shape)
+
+    def _flat_part(self, y: Tensor) -> Tensor:
+        return _centre(_centre(y))  # the second pass removes the rounding of the first when |y| is huge
+
+    def _round_part(self, y: Tensor) -> Tensor:
+        count = y.shape[1]
+        radius = column(self._radius(count), y)
+        if self.mass is None:
+            return radius * unit(y, axis(y, 1.0))
+        if count == 1:
+            return torch.zeros_like(y)
+        first = axis(y, 1.0, -1.0)
+        # Measured from its first coordinate a constant field is zero exactly; halves keep the difference finite.
+        way = unit(_centre(0.5 * y - 0.5 * y[:, :1]), first)
+        # Centring again after the scaling removes the mean that rounding left in a small fluctuation.
+        return radius * unit(_centre(way), first)
+
+    def _violation(self, z: Tensor) -> Tensor:
+        y = flat(z)
+        length, peak = norm(y), y.abs().amax(1)
+        worst = torch.zeros_like(length)
+        if len(self.index):
+            gap = (y[:, self.index.to(z.device)] - spread(self.values, y)).abs().amax(1)
+            worst = relative(gap, peak + each(self._peak, z))
+        size = length if self.energy is None else full(derive(lambda e: e**0.5, self.energy), z)
+        if self.mass is not None:
+            gap = (y.sum(1) - each(self.mass, z)).abs()
+            worst = torch.maximum(worst, relative(gap, y.shape[1] ** 0.5 * size + full(self.mass, z).abs()))
+        if self.energy is not None:
+            gap = (length.square() - each(self.energy, z)).abs()
+            worst = torch.maximum(worst, relative(gap, full(self.energy, z)))
+        return worst
+
+
+def _centre(y: Tensor) -> Tensor:
+    return y - (y / y.shape[1]).sum(1, keepdim=True)
+
+
+class _Frame(NamedTuple):
+    """What is known once N is: M, E, the mean m, the radius r, the bounds (N,), and the bounds on u = (z - m) / r."""
+
+    mass: float
+    energy: float
+    mean: float
+    radius: float
+    low: Tensor
+    high: Tensor
+    reduced: _Bounds | None
+
+
+class MassEnergyBox(Constraint):
+    """C = {z in R^N : sum z = M, |z|^2 = E, low <= z <= high}; what ``MassEnergy(M, E) & Box(low, high)`` becomes.
+
+        P(y) = clip(alpha y + beta, low, high),   alpha > 0 and beta such that both equations hold.
+
+    On C the distance to y depends on y . z alone, and such a point maximises it (see ``_farthest``), so it
+    is the nearest, and the only one. alpha and beta come from guessing which coordinates are clipped, and where the
+    guesses do not settle from halving intervals. Ties of y that bounds break (all of C is equally far from a constant
+    y) are broken in the order of the coordinates.
+
+    With one pair of bounds for all coordinates this is the nearest point from everywhere, and ``exact`` says so. With
+    bounds of their own, it is the nearest wherever alpha > 0 exists. It does not where the order of y fills small boxes
+    before large ones, so that even alpha = infinity has too little energy; to find the nearest point there is a
+    combinatorial problem, and a point of C is returned that need not be the nearest. Just below the largest energy that
+    such bounds allow, not even a point of C is certain to be found; ``solve`` flags those chains.
+
+    The violation is the larger of those of ``MassEnergy`` and ``Box``; the equations are those of the first, the
+    inequalities those of the second.
+
+    Args:
+        mass: M; this and all others may be PerChain, and chains of equal parameters are then projected together.
+        energy: E.
+        low: Lower bounds: a number, or a tensor that broadcasts to an event. Minus infinity is allowed.
+        high: Upper bounds, likewise.
+
+    Raises:
+        InfeasibleSet: The bounds leave no room for this mass or energy; raised as soon as N is known.
+
+    >>> MassEnergyBox(1.0, 2.0, -0.5, 1.0).project(torch.tensor([[3.0, 0.0, -3.0, 0.5]]))
+    tensor([[ 1.0000, -0.3090, -0.5000,  0.8090]])
+    """
+
+    smooth = True
+    _equation_count = 2
+    per_chain = ("mass", "energy", "low", "high")
+
+    def __init__(self, mass: Any, energy: Any, low: Any, high: Any) -> None:
+        self.conserved, self.bounds = MassEnergy(mass, energy), Box(low, high)
+        self.chains = common_chains(equations=self.conserved, bounds=self.bounds)
+        self.exact = all(_same(side) for side in (self.bounds.low, self.bounds.high))
+        self._frames: dict[Event, _Frame] = {}
+        if self.chains is None:
+            self._check_any_size()
+
+    def __repr__(self) -> str:
+        return f"({self.conserved!r} & {self.bounds!r})"
+
+    def explain(self) -> str:
+        how = f"{super().explain()}, alpha y + beta clipped to the bounds"
+        return how if self.exact else f"{how}, the nearest point where alpha > 0 exists"
+
+    def validate(self, event: Event) -> None:
+        if self.chains is None:
+            self._frame(tuple(event))
+            return
+        for _, alone in self._group_sets:
+            alone.validate(event)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {**self.conserved._arguments(), **self.bounds._arguments()}
+
+    def equations(self, z: Tensor) -> Tensor:
+        return self.conserved.equations(z)
+
+    def inequalities(self, z: Tensor) -> Tensor:
+        return self.bounds.inequalities(z)
+
+    def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
+        equations, below, above = weights.tensor_split((2, 2 + (weights.shape[1] - 2) // 2), dim=1)
+        pulled = self.conserved.residual_pull(z, equations)
+        return None if pulled is None else pulled.add_((above - below).reshape(z.shape))
+
+    def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
+        if self.chains is not None:
+            return self._solve_by_group(z, budget, warm)
+        frame = self._frame(tuple(z.shape[1:]))
+        y = flat(z).clone()
+        # A second pass starts beside the answer, and takes away what rounding left of the first.
+        for _ in range(PASSES):
+            left = torch.nonzero(~self._holds(y, frame)).flatten()
+            if not len(left):
+                break
+            y[left] = self._pass(y[left], frame)
+        point = y.reshape(z.shape)
+        residual = torch.zeros_like(y[:, 0]) if self.exact else self._violation(point)
+        return Projection(point, residual <= ROUNDING, torch.zeros_like(residual).long(), residual)
+
+    def _pass(self, y: Tensor, frame: _Frame) -> Tensor:
+        low, high = frame.low.to(y), frame.high.to(y)
+        if frame.reduced is None:
+            return torch.full_like(y, frame.mean).clamp(low, high)
+        reduced = frame.reduced
+        on = reduced._replace(low=reduced.low.to(y), high=reduced.high.to(y), longest=reduced.longest.to(y))
+        return (frame.mean + frame.radius * _farthest(direction(y), on)).clamp(low, high)
+
+    def _holds(self, y: Tensor, frame: _Frame) -> Tensor:
+        """Points (n,) that satisfy the definition to rounding, which stay where they are."""
+        power, size = y.square().sum(1), y.abs().sum(1) + abs(frame.mass)
+        bounded = ((y >= frame.low.to(y)) & (y <= frame.high.to(y))).all(1)
+        mass = (y.sum(1) - frame.mass).abs() <= 4.0 * EPSILON * size
+        return bounded & mass & ((power - frame.energy).abs() <= 8.0 * EPSILON * frame.energy)
+
+    def _violation(self, z: Tensor) -> Tensor:
+        return torch.maximum(self.conserved._violation(z), self.bounds._violation(z))
+
+    def _frame(self, event: Event) -> _Frame:
+        """Made at the first event of a shape, with all the checks."""
+        if event not in self._frames:
+            self.conserved.validate(event)
+            self.bounds.validate(event)
+            self._frames[event] = self._measured(event)
+        return self._frames[event]
+
+    def _numbers(self) -> tuple[Tensor, Tensor, float, float]:
+        """low, high, M and E, where they are common to all chains."""
+        low, high, mass, energy = self.bounds.low, self.bounds.high, self.conserved.mass, self.conserved.energy
+        assert isinstance(low, Tensor) and isinstance(high, Tensor)
+        assert isinstance(mass, float) and isinstance(energy, float)
+        return low, high, mass, energy
+
+    def _measured(self, event: Event) -> _Frame:
+        low, high, mass, energy = self._numbers()
+        low, high = low.expand(event).reshape(-1), high.expand(event).reshape(-1)
+        size = len(low)
+        least, most = float(low.sum()), float(high.sum())
+        slack = ROUNDING * (abs(mass) + math.sqrt(size * energy))
+        if not least - slack <= mass <= most + slack:
+            raise InfeasibleSet(
+                f"mass {mass:g} is out of reach: {size} coordinates within the bounds sum to {least:g} at least and "
+                f"{most:g} at most; choose a mass in between, or wider bounds"
+            )
+        mean, radius = mass / size, root(energy - mass**2 / size)
+        within = BoxHyperplane(low, high, torch.ones(size, dtype=torch.float64), mass)
+        level = float(within._project(torch.full((1, size), mean, dtype=torch.float64)).square().sum())
+        if energy < level * (1.0 - ROUNDING):
+            raise InfeasibleSet(
+                f"energy {energy:g} is too little: fields of mass {mass:g} within the bounds have {level:g} at least; "
+                "choose a larger energy, or bounds that come closer to the mean"
+            )
+        if radius == 0.0:
+            return _Frame(mass, energy, mean, radius, low, high, None)
+        return _Frame(mass, energy, mean, radius, low, high, self._reduced(low, high, mean, radius))
+
+    def _reduced(self, low: Tensor, high: Tensor, mean: float, radius: float) -> _Bounds:
+        """Bounds on u = (z - m) / r. Missing ones are put at two, which |u| = 1 does not reach."""
+        _, _, mass, energy = self._numbers()
+        low = torch.where(low.isinf(), high.clamp_max(mean - 2.0 * radius), low)
+        high = torch.where(high.isinf(), low.clamp_min(mean + 2.0 * radius), high)
+        below, above = (low - mean) / radius, (high - mean) / radius
+        within = BoxHyperplane(low, high, torch.ones(len(low), dtype=torch.float64), mass)
+
+        def onto(u: Tensor) -> Tensor:
+            return (within._project(mean + radius * u) - mean) / radius
+
+        corner, most = _longest(below, above)
+        if self.exact:
+            most = float(corner.square().sum())
+        if radius**2 * (1.0 - most) > ROUNDING * energy:
+            raise InfeasibleSet(
+                f"energy {energy:g} is too much: fields of mass {mass:g} within the bounds have "
+                f"{energy + radius**2 * (most - 1.0):g} at most; choose a smaller energy, or wider bounds"
+            )
+        return _Bounds(below, above, onto, corner)
+
+    def _check_any_size(self) -> None:
+        """What no number of coordinates can repair is refused at once."""
+        low, high, mass, energy = self._numbers()
+        floor = float(low.sum()) if bool((low >= 0).all()) else -math.inf
+        roof = float(high.sum()) if bool((high <= 0).all()) else math.inf
+        if mass < floor - ROUNDING * abs(floor) or mass > roof + ROUNDING * abs(roof):
+            raise InfeasibleSet(
+                f"mass {mass:g} is out of reach: the bounds alone ask for a sum of "
+                f"{f'{floor:g} or more' if mass < floor else f'{roof:g} or less'}"
+            )
+        least = float(torch.zeros_like(low).clamp(low, high).square().sum())
+        if energy < least * (1.0 - ROUNDING):
+            raise InfeasibleSet(
+                f"energy {energy:g} is too little: the bounds alone ask for {least:g} or more; "
+                "choose a larger energy, or bounds that come closer to zero"
+            )
+
+
+def _same(side: Bound) -> bool:
+    """Whether all coordinates have the same bound."""
+    numbers = side.rows if isinstance(side, PerChain) else raw(side).reshape(1, -1)
+    return bool((numbers == numbers[:, :1]).all())
+
+
+# ------------------------------------------------------------------ a sphere clipped by bounds
+
+
+class _Bounds(NamedTuple):
+    """A box that meets the sphere of sum zero and length one.
+
+    Attributes:
+        low: Finite lower bounds (d,).
+        high: Finite upper bounds (d,).
+        onto: The projection of rows (n, d) onto {low <= u <= high, sum u = 0}.
+        longest: A point (d,) of that set, about as long as they come.
+    """
+
+    low: Tensor
+    high: Tensor
+    onto: Callable[[Tensor], Tensor]
+    longest: Tensor
+
+
+def _farthest(v: Tensor, bounds: _Bounds) -> Tensor:
+    """Between bounds, the point of sum zero and length one that reaches farthest along rows v (n, d) of that kind.
+
+        maximise v . u   subject to   sum u = 0,  |u| = 1,  low <= u <= high
+
+    For alpha > 0 and any beta the point u = clip(alpha v + beta, low, high) maximises v . u - |u|^2 / (2 alpha) plus a
+    multiple of sum u, a strictly concave function, over the box. So one that meets both equations is the answer, and
+    the only one. With beta from the first equation, |u| never falls as alpha grows: from the least length at alpha = 0
+    to that of the corner which fills the coordinates in the order of v.
+
+    Where even the corner in the order of v is too short no alpha > 0 will do. Then a point between two longer corners
+    is taken: on the set, not always the farthest one. This cannot happen if all coordinates have the same bounds, for
+    then every corner is as long as the longest point.
+    """
+    u, left = _refine(v, bounds.low, bounds.high)
+    if len(left):
+        u[left] = _bracket(v[left], bounds)
+    return u
+
+
+def _refine(v: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Answers, and the indices of the rows that have none yet.
+
+    Which coordinates are clipped is guessed; the others get their own sum and length in closed form, which makes the
+    next guess. A row that meets both equations is done, whatever the guesses before it were.
+    """
+    out = v.clone()
+    left = torch.arange(len(v), device=v.device)
+    line = v
+    for _ in range(ROUNDS):
+        u = line.clamp(low, high)
+        lost = (u.sum(1).abs() > SETTLED) | ((u.square().sum(1) - 1.0).abs() > SETTLED)
+        out[left] = u
+        if not bool(lost.any()):
+            return out, left[:0]
+        if not bool(lost.all()):
+            left, v, line, u = left[lost], v[lost], line[lost], u[lost]
+        line = _fit(v, u, (line > low) & (line < high))
+    return out, left
+
+
+def _fit(v: Tensor, u: Tensor, free: Tensor) -> Tensor:
+    """alpha v + beta with which the free coordinates supply what the clipped ones of u leave over."""
+    share = free.to(v)
+    clipped = u * (1.0 - share)
+    total, power = -clipped.sum(1, keepdim=True), 1.0 - clipped.square().sum(1, keepdim=True)
+    count = share.sum(1, keepdim=True).clamp_min(1.0)
+    offset = v - (share * v).sum(1, keepdim=True) / count
+    spread = (share * offset.square()).sum(1, keepdim=True)
+    alpha = ((power - total.square() / count).clamp_min(0.0) / spread.clamp_min(1e-300)).sqrt()
+    # Ties are not to be told apart by their rounding.
+    alpha = torch.where(spread > TIED**2 * count, alpha, torch.zeros_like(alpha))
+    return alpha * offset + total / count
+
+
+def _bracket(v: Tensor, bounds: _Bounds) -> Tensor:
+    """By halving the range of alpha until the same coordinates are clipped at both ends.
+
+    In between u is then linear in alpha, and the answer lies on the segment from end to end.
+    """
+    order = _order(v, bounds)
+    # From the coordinate at which beta ends up as alpha grows, so that a large alpha does not drown the bounds.
+    v = v - v.gather(1, order).gather(1, _crossing(order, bounds.low, bounds.high))
+    start, end = bounds.onto(torch.zeros_like(v)), bounds.onto(WIDEST * v)
+    near, far = (torch.full_like(v[:, :1], math.log(alpha)) for alpha in (NARROWEST, WIDEST))
+    for _ in range(HALVINGS):
+        differ = (_pattern(start, bounds) != _pattern(end, bounds)).any(1, keepdim=True)
+        moving = differ & _short(start) & ~_short(end)
+        if not bool(moving.any()):
+            break
+        middle = 0.5 * (near + far)
+        point = bounds.onto(middle.exp() * v)
+        up, down = moving & _short(point), moving & ~_short(point)
+        start, end = torch.where(up, point, start), torch.where(down, point, end)
+        near, far = torch.where(up, middle, near), torch.where(down, middle, far)
+
+    stuck = torch.nonzero(_short(end).squeeze(1)).flatten()
+    if len(stuck):
+        start[stuck], end[stuck] = _corners(v[stuck], end[stuck], bounds)
+    return _between(start, end)
+
+
+def _corners(v: Tensor, start: Tensor, bounds: _Bounds) -> tuple[Tensor, Tensor]:
+    """Where alpha = infinity is too short: the last short corner and the first long one on the way to the longest.
+
+    The corner that fills in the order of v breaks the ties of v, which is all it takes with equal bounds. Beyond it the
+    order leans more and more on low + high, the energy that filling a coordinate adds for its mass.
+    """
+    end = bounds.longest.expand_as(v)
+    near, far = torch.zeros_like(v[:, :1]), torch.ones_like(v[:, :1])
+    share = near
+    for _ in range(CORNERS):
+        point = _filling(_order(torch.lerp(v, bounds.low + bounds.high, share), bounds), bounds.low, bounds.high)
+        short = _short(point)
+        start, end = torch.where(short, point, start), torch.where(short, end, point)
+        near, far = torch.where(short, share, near), torch.where(short, far, share)
+        if not bool((far > near).any()):
+            break
+        share = 0.5 * (near + far)
+    return start, end
+
+
+def _order(v: Tensor, bounds: _Bounds) -> Tensor:
+    """Coordinates from the largest v to the smallest; of equal ones those with the higher bounds first."""
+    high_first = (bounds.low + bounds.high).argsort(descending=True, stable=True)
+    return high_first[v[:, high_first].argsort(dim=1, descending=True, stable=True)]
+
+
+def _short(u: Tensor) -> Tensor:
+    return u.square().sum(1, keepdim=True) < 1.0
+
+
+def _pattern(u: Tensor, bounds: _Bounds) -> Tensor:
+    return (u >= bounds.high).to(torch.int8) - (u <= bounds.low).to(torch.int8)
+
+
+def _between(p: Tensor, q: Tensor) -> Tensor:
+    """The point of length one on the segment from p (no longer than one) to q (no shorter)."""
+    step = q - p
+    square, slope = step.square().sum(1, keepdim=True), (p * step).sum(1, keepdim=True)
+    lack = (1.0 - p.square().sum(1, keepdim=True)).clamp_min(0.0)
+    root = (slope.square() + square * lack).sqrt()
+    # Two forms of the same root, of which the one without cancellation is taken.
+    rising = slope > 0
+    above, below = torch.where(rising, lack, root - slope), torch.where(rising, slope + root, square)
+    share = torch.where(below > 0, above / below, torch.zeros_like(below)).clamp(0.0, 1.0)
+    return torch.where(share < 0.5, p + share * step, q - (1.0 - share) * step)
+
+
+def _filling(order: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """From all coordinates at their lower bound, fill them to the upper one in this order (n, d) until the sum is 0."""
+    before, width, need = _fill(order, low, high)
+    added = torch.minimum((need - before).clamp_min(0.0), width)
+    return (low + torch.zeros_like(width).scatter_(1, order, added)).clamp(low, high)
+
+
+def _longest(low: Tensor, high: Tensor) -> tuple[Tensor, float]:
+    """A corner (d,) of {low <= u <= high, sum u = 0} about as long as they come, and what no |u|^2 there exceeds.
+
+    Filling a coordinate adds energy low + high for its mass, so they are filled in this order. That is the longest
+    corner if all bounds are equal. Otherwise the one coordinate that is partly filled may be in the wrong place: to
+    find the best is a knapsack problem. No corner is longer than if u^2 followed its chord there. If that leaves a
+    doubt about length one, each coordinate is tried first and last.
+    """
+    order = (low + high).argsort(descending=True, stable=True)[None]
+    corner = _filling(order, low, high)[0]
+    most = float((corner.square() + (corner - low) * (high - corner)).sum())
+    for _ in range(TRIALS if len(low) <= MANY else 0):
+        length = float(corner.square().sum())
+        if length >= 1.0 or most < 1.0:
+            break
+        picked, everyone = torch.arange(len(low))[:, None], order.expand(len(low), -1)
+        rest = everyone[everyone != picked].reshape(len(low), -1)
+        tried = torch.cat([torch.cat([picked, rest], dim=1), torch.cat([rest, picked], dim=1)])
+        points = _filling(tried, low, high)
+        best = int(points.square().sum(1).argmax())
+        if float(points[best].square().sum()) <= length:
+            break
+        corner, order = points[best], tried[best][None]
+    return corner, most
+
+
+def _crossing(order: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """The place in the order (n, 1) of the coordinate that is filled last."""
+    before, _, need = _fill(order, low, high)
+    return ((before < need).sum(1, keepdim=True) - 1).clamp_min(0)
+
+
+def _fill(order: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """In this order: what the coordinates before take up, the room in each (n, d), and what all must take up (n, 1)."""
+    width = (high - low).expand(order.shape).gather(1, order)
+    return width.cumsum(1) - width, width, -low.expand(order.shape).sum(1, keepdim=True)

@@ -1,0 +1,316 @@
+"""Trajectories of a linear system under bounded inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from casal.constraints.base import Budget, Constraint, Projection, Way
+from casal.constraints.solvers.polyhedron import UNDERFLOW, Polyhedron, nearest
+from casal.constraints.solvers.splitting import Quadratic, on_box
+from casal.constraints.vectors import EPSILON, LARGEST, flat, norm, relative
+from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
+from casal.typing import Event
+
+STILL = 8 * EPSILON
+"""Residual of a rollout that rounding alone can leave."""
+
+WELL_CONDITIONED = 100.0
+"""Condition number of G^T G + I up to which accelerated gradients alone reach rounding, and quickly."""
+
+GUESSING = 100
+"""How many of them guess the active set beyond that."""
+
+
+class LinearDynamics(Constraint):
+    """C = {(y, u) : y_s = Ad y_{s-1} + Bd u_s, |u_s| <= u_max, s = 1 ... S}, from a given y_0.
+
+    Ad and Bd are the exact zero-order hold of y' = A y + B u: the input u_s is held from (s-1) dt to s dt, and y_s is
+    the state at s dt, at its end. So row s of an event holds an input and the state it leads to, y_0 itself is not in
+    the event, and y = c + G u with G block lower triangular (Toeplitz) and c the free response.
+
+    An event has the shape (S, o + q): first o state channels (``outputs``), then q inputs, in *standardised units*,
+
+        z = (y / scale_y, u / scale_u),
+
+    while A, B, dt, u_max and y_0 are physical. Norms, distances and the coupling rho are those of z, so
+
+        P(z) = argmin |(c + G u - y) / scale_y|^2 + |(u - u_0) / scale_u|^2   over |u| <= u_max.
+
+    All of it is factorised once, at construction. A projection takes accelerated projected gradients, one product with
+    G^T G + I each, to rounding (about 80 for the quadrotor); where that matrix has a condition number above 100 they
+    only guess which inputs are saturated, and the method of multipliers (``solvers.polyhedron``) finishes.
+    What is returned is always the rollout of a clipped input, hence in C even if the budget ran out. The residual is
+    the distance from optimality (length of a projected gradient step relative to that of z - c, or the residual of the
+    active set): if it is above the tolerance, the point is flagged, because it is in C but not the nearest one.
+
+    The violation is found by rolling out the inputs of z step by step. It is the larger of max|y - rollout| /
+    (max|y| + max|rollout|) and of the largest (|u| - u_max)_+ / (max|u| + u_max), both in standardised units.
+
+    Args:
+        A: (p, p).
+        B: (p, q).
+        steps: S.
+        dt: Time between samples.
+        u_max: Bound of |u|, a number or one for each input; infinity is allowed.
+        y0: (p,), zero if left out.
+        scale_y: Unit of each output, a number or (o,); one if left out.
+        scale_u: Unit of each input, a number or (q,); one if left out.
+        outputs: Which state channels are in the event; all if left out.
+
+    >>> quadrotor = LinearDynamics.double_integrator(9.81, steps=3, dt=1.0, u_max=0.5)
+    >>> quadrotor.rollout(torch.tensor([[[0.5], [0.0], [-0.5]]]))[0, :, 0]
+    tensor([2.4525, 7.3575, 9.8100], dtype=torch.float64)
+    """
+
+    exact = False
+    convex = True
+    smooth = True
+
+    def __init__(
+        self,
+        A: Any,
+        B: Any,
+        steps: int,
+        dt: float,
+        u_max: Any,
+        y0: Any = None,
+        scale_y: Any = None,
+        scale_u: Any = None,
+        outputs: Sequence[int] | None = None,
+    ) -> None:
+        self.A, self.B = (torch.as_tensor(part, dtype=torch.float64).clone() for part in (A, B))
+        if self.A.ndim != 2 or self.A.shape[0] != self.A.shape[1] or self.B.ndim != 2 or len(self.B) != len(self.A):
+            raise ShapeError(f"A must be (p, p) and B (p, q), got {tuple(self.A.shape)} and {tuple(self.B.shape)}")
+        p, q = self.B.shape
+        self.steps, self.dt = int(steps), float(dt)
+        if self.steps < 1 or q < 1 or not 0.0 < self.dt < float("inf"):
+            raise SettingError(
+                f"LinearDynamics needs steps >= 1, an input and 0 < dt < infinity, got {steps}, {q} and {dt}"
+            )
+        self.outputs = list(range(p)) if outputs is None else [int(index) for index in outputs]
+        if not self.outputs or len(set(self.outputs)) < len(self.outputs) or not set(self.outputs) <= set(range(p)):
+            raise SettingError(f"outputs must be distinct state channels among 0 ... {p - 1}, got {outputs}")
+        self.u_max = _channels("u_max", u_max, q)
+        if not bool((self.u_max >= 0).all()):
+            raise InfeasibleSet(f"|u| <= u_max needs u_max >= 0, got {self.u_max.tolist()}")
+        self.y0 = torch.zeros(p, dtype=torch.float64) if y0 is None else _channels("y0", y0, p)
+        self.scale_y = _channels("scale_y", 1.0 if scale_y is None else scale_y, len(self.outputs))
+        self.scale_u = _channels("scale_u", 1.0 if scale_u is None else scale_u, q)
+        for name, scale in (("scale_y", self.scale_y), ("scale_u", self.scale_u)):
+            if not bool(((scale > 0) & (scale < torch.inf)).all()):
+                raise SettingError(f"{name} must be positive and finite, got {scale.tolist()}")
+        if not all(bool(torch.isfinite(part).all()) for part in (self.A, self.B, self.y0)):
+            raise SettingError("A, B and y0 must be finite")
+        self._prepare()
+
+    @classmethod
+    def double_integrator(
+        cls,
+        gain: float,
+        *,
+        steps: int,
+        dt: float,
+        u_max: float,
+        y0: Any = None,
+        scale_y: Any = None,
+        scale_u: Any = None,
+        outputs: Sequence[int] = (0,),
+    ) -> LinearDynamics:
+        """y'' = gain u, with the position y (and the velocity, ``outputs=(0, 1)``) in the event.
+
+        With gain = 9.81 this is the planar quadrotor under small tilt u.
+
+        Args:
+            gain: Acceleration per unit of input.
+            steps: S.
+            dt: Time between samples.
+            u_max: Bound of |u|.
+            y0: Position and velocity at the start; at rest at zero if left out.
+            scale_y: Unit of each output.
+            scale_u: Unit of the input.
+            outputs: 0 for the position, 1 for the velocity.
+        """
+        return cls([[0.0, 1.0], [0.0, 0.0]], [[0.0], [gain]], steps, dt, u_max, y0, scale_y, scale_u, outputs)
+
+    def __repr__(self) -> str:
+        p, q = self.B.shape
+        return f"LinearDynamics({p} states, {q} inputs, steps={self.steps}, dt={self.dt:g}, outputs={self.outputs})"
+
+    @property
+    def way(self) -> Way:
+        return Way.GRADIENTS if self._quadratic.condition <= WELL_CONDITIONED else Way.QUADRATIC_PROGRAMME
+
+    def explain(self) -> str:
+        return f"{self!r}: {self.way.value} (condition number {self._quadratic.condition:.3g}), convex"
+
+    def validate(self, event: Event) -> None:
+        expected = (self.steps, len(self.outputs) + self.B.shape[1])
+        if event != expected:
+            raise ShapeError(
+                f"events must be {expected}: {self.steps} samples of {len(self.outputs)} outputs and "
+                f"{self.B.shape[1]} inputs; got {event}"
+            )
+
+    def rollout(self, u: Tensor) -> Tensor:
+        """States (n, S, p) after each of the inputs (n, S, q), step by step, float64, all in physical units."""
+        expected = (self.steps, self.B.shape[1])
+        if u.ndim != 3 or tuple(u.shape[1:]) != expected:
+            raise ShapeError(f"inputs must be (n, {expected[0]}, {expected[1]}), got {tuple(u.shape)}")
+        return self._roll(u.to(torch.float64), self.y0.to(u.device).expand(len(u), -1))
+
+    def trajectory(self, u: Tensor) -> Tensor:
+        """The event (n, S, o + q), in standardised units, that the physical inputs (n, S, q) lead to."""
+        y = self.rollout(u)[..., self.outputs]
+        return torch.cat([y / self.scale_y.to(y), u.to(y) / self.scale_u.to(y)], dim=2)
+
+    def physical(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs (n, S, o) and inputs (n, S, q) of events, in physical units."""
+        y, u = self._split(z)
+        return y * self.scale_y.to(z), u * self.scale_u.to(z)
+
+    def equations(self, z: Tensor) -> Tensor:
+        """y - c - G u, in standardised units."""
+        y, u = (flat(part) for part in self._split(z))
+        return y - self._free.to(z) - u @ self._response.to(z).T
+
+    def inequalities(self, z: Tensor) -> Tensor:
+        """u - u_max and -u - u_max, in standardised units."""
+        u = flat(self._split(z)[1])[:, self._bounded.to(z.device)]
+        return torch.cat([u - self._limit.to(z), -u - self._limit.to(z)], dim=1)
+
+    def _arguments(self) -> dict[str, Any]:
+        names = ("A", "B", "steps", "dt", "u_max", "y0", "scale_y", "scale_u", "outputs")
+        return {name: getattr(self, name) for name in names}
+
+    def _prepare(self) -> None:
+        (p, q), o = self.B.shape, len(self.outputs)
+        joint = torch.zeros(p + q, p + q, dtype=torch.float64)
+        joint[:p, :p], joint[:p, p:] = self.A, self.B
+        joint = torch.linalg.matrix_exp(self.dt * joint)
+        self._Ad, self._Bd = joint[:p, :p].contiguous(), joint[:p, p:].contiguous()
+        blocks, state, free, y = [], self._Bd, [], self.y0
+        for _ in range(self.steps):
+            y = self._Ad @ y
+            blocks.append(state[self.outputs])
+            free.append(y[self.outputs])
+            state = self._Ad @ state
+        impulse = torch.stack(blocks) / self.scale_y[:, None] * self.scale_u
+        lag = torch.arange(self.steps)[:, None] - torch.arange(self.steps)
+        response = impulse[lag.clamp_min(0)] * (lag >= 0)[:, :, None, None]
+        self._response = response.permute(0, 2, 1, 3).reshape(self.steps * o, self.steps * q)
+        self._free = (torch.stack(free) / self.scale_y).reshape(-1)
+        if not bool(torch.isfinite(self._response).all()) or not bool(torch.isfinite(self._free).all()):
+            raise SettingError(
+                f"the response over {self.steps} steps of {self.dt:g} is not finite: the system is unstable "
+                f"(spectral radius {float(torch.linalg.eigvals(self._Ad).abs().max()):.3g} per step); use fewer steps"
+            )
+        # Trajectories are c + (G; I) u = c + Q w with w = R u, and |Q w| = |w|.
+        basis, triangle = torch.linalg.qr(torch.cat([self._response, torch.eye(self.steps * q, dtype=torch.float64)]))
+        self._basis, self._triangle = basis, triangle
+        self._inputs = torch.linalg.solve_triangular(
+            triangle, torch.eye(self.steps * q, dtype=torch.float64), upper=True
+        )
+        bound = (self.u_max / self.scale_u).repeat(self.steps)
+        self._bounded = torch.nonzero(bound < torch.inf).flatten()
+        self._limit = bound[self._bounded]
+        lengths = norm(self._inputs[self._bounded])
+        level = self._limit / lengths
+        self._rows = Polyhedron.of(self._inputs[self._bounded] / lengths[:, None], -level, level)
+        self._quadratic = Quadratic.of(triangle.T @ triangle)
+        self._bound = bound
+        self._equation_count = len(self._response)
+
+    def _split(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        return z[..., : len(self.outputs)], z[..., len(self.outputs) :]
+
+    def _roll(self, u: Tensor, start: Tensor) -> Tensor:
+        drive, transition = u @ self._Bd.to(u).T, self._Ad.to(u).T.contiguous()
+        states, y = torch.empty_like(drive), start
+        for s in range(self.steps):
+            y = torch.addmm(drive[:, s], y, transition)
+            states[:, s] = y
+        return states
+
+    def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
+        y, u = (flat(part) for part in self._split(z))
+        target = torch.cat([y - self._free.to(z), u], dim=1)
+        size = norm(target)
+        if bool((size > LARGEST).any()):
+            raise ProjectionError(
+                f"trajectories of length {float(size.max()):.3g} overflow in a projection; rescale them",
+                chains=torch.nonzero(size > LARGEST).flatten().tolist(),
+            )
+        basis = self._basis.to(z)
+        w = target @ basis
+        start = flat(u if warm is None else self._split(warm)[1])
+        u, found = self._inputs_nearest(w, size, start, budget)
+        point = self._event(u)
+        near = torch.nonzero(norm(target - w @ basis.T) <= 1e-12 * size).flatten()
+        if len(near):
+            inside = near[self._violation(z[near]) <= STILL]  # these stay where they are
+            point[inside], found.converged[inside] = z[inside], True
+            found.iterations[inside], found.residual[inside] = 0, 0.0
+        return found._replace(point=point)
+
+    def _inputs_nearest(self, w: Tensor, size: Tensor, start: Tensor, budget: Budget) -> tuple[Tensor, Projection]:
+        """Accelerated gradients where they are fast and accurate; the active set where they do not get there."""
+        inputs, bound, quadratic = self._inputs.to(w), self._bound.to(w), self._quadratic
+        quadratic = quadratic._replace(hessian=quadratic.hessian.to(w))
+        aim = max(1e-3 * budget.tolerance, STILL)
+        well = quadratic.condition <= WELL_CONDITIONED
+        enough = math.ceil(60 * math.sqrt(quadratic.condition)) if well else GUESSING
+        first = Budget(aim if well else 0.0, min(budget.iterations, enough))
+        extra = math.ceil(3 * math.sqrt(quadratic.condition)) if well and aim == STILL else 0
+        found = on_box(w @ self._triangle.to(w), quadratic, bound, first, size=size, start=start, extra=extra)
+        u = found.point
+        left = torch.nonzero(~found.converged & (found.iterations < budget.iterations)).flatten()
+        if len(left):
+            rows = self._rows.to(w)
+            sign = torch.where(u.abs() >= bound, u.sign(), 0.0)[left][:, self._bounded.to(w.device)]
+            rest = Budget(budget.tolerance, budget.iterations - first.iterations)
+            exact = nearest(w[left], rows, rest, guess=rows.signed(sign))
+            u[left] = exact.point @ inputs.T
+            found.iterations[left] += exact.iterations
+            found.residual[left] = exact.residual
+        return u, found._replace(converged=found.residual <= budget.tolerance)
+
+    def _event(self, u: Tensor) -> Tensor:
+        """Clip the inputs and roll them out: a member of C in any case."""
+        bound = self._bound.to(u)
+        u = u.clamp(-bound, bound).reshape(len(u), self.steps, self.B.shape[1])
+        z = self._roll_out(u)
+        tiny = (u.abs() < UNDERFLOW) & (u != 0)
+        if bool(tiny.any()):  # where rounding is absolute, the outputs may not match the inputs
+            spoilt = self._violation(z) > STILL
+            z = self._roll_out(u.masked_fill(tiny & spoilt[:, None, None], 0.0))
+        return z
+
+    def _roll_out(self, u: Tensor) -> Tensor:
+        y = self._roll(u * self.scale_u.to(u), self.y0.to(u).expand(len(u), -1))
+        return torch.cat([y[..., self.outputs] / self.scale_y.to(u), u], dim=2)
+
+    def _violation(self, z: Tensor) -> Tensor:
+        peak = flat(z).abs().amax(1).clamp_min(UNDERFLOW)
+        peak = torch.ldexp(torch.ones_like(peak), torch.frexp(peak).exponent - 1)  # a power of two does not round
+        y, u = self._split(z / peak[:, None, None])
+        states = self._roll(u * self.scale_u.to(z), self.y0.to(z) / peak[:, None])
+        rolled = states[..., self.outputs] / self.scale_y.to(z)
+        defect = flat(y - rolled).abs().amax(1)
+        dynamics = relative(defect, flat(y).abs().amax(1) + flat(rolled).abs().amax(1))
+        limit = (self.u_max / self.scale_u).to(z) / peak[:, None]
+        size = u.abs().amax(1)
+        excess = relative((size - limit).clamp_min(0.0), flat(u).abs().amax(1)[:, None] + limit).amax(1)
+        return torch.maximum(dynamics, excess)
+
+
+def _channels(name: str, values: Any, count: int) -> Tensor:
+    """One number for every channel."""
+    numbers = torch.as_tensor(values, dtype=torch.float64).reshape(-1)
+    if len(numbers) not in (1, count) or bool(torch.isnan(numbers).any()):
+        raise ShapeError(f"{name} needs one number or {count} of them, got {numbers.tolist()}")
+    return numbers.expand(count).clone()

@@ -1,0 +1,691 @@
+"""Sets with flat sides: linear equations, inequalities, bounds, and bounds with an equation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from casal.constraints.base import (
+    Budget,
+    Constraint,
+    Projection,
+    Rows,
+    Subspace,
+    Way,
+    check_size,
+)
+from casal.constraints.chains import (
+    Bound,
+    PerChain,
+    bound,
+    common_chains,
+    derive,
+    each,
+    event_shape,
+    first_failure,
+    full,
+    number,
+    raw,
+    show,
+    spread,
+)
+from casal.constraints.solvers.laws import log_interval_mass, truncated_normal
+from casal.constraints.solvers.polyhedron import Polyhedron, contradiction, nearest, touching
+from casal.constraints.vectors import (
+    EPSILON,
+    ROUNDING,
+    flat,
+    gaussian,
+    norm,
+    refuse_overflow,
+    relative,
+    tangent,
+)
+from casal.errors import InfeasibleSet, ShapeError
+from casal.typing import Event
+
+RANK_TOLERANCE = 1e-12
+CONSISTENCY_TOLERANCE = 1e-9
+INTERIOR = 1e-6
+"""A polytope is called solid if all its inequalities can hold with this much room, relative to |z| + |h_i|."""
+FARTHEST = 1e300
+PASSES = 12
+
+
+class Affine(Constraint):
+    """C = {z : A z = b}; P(z) = z - A^+ (A z - b).
+
+    The rows are scaled to length one and factorised once by singular values, so redundant and dependent rows
+    do no harm; contradictory ones raise InfeasibleSet. (The paper prints the projection onto Az + b = 0 with
+    the sign of b reversed.) The violation is the largest |a_i z - b_i| / (|a_i| |z| + |b_i|), a relative error.
+
+    Args:
+        A: Matrix (m, d), or one row (d,); d is the number of coordinates of an event. A sparse matrix of torch or
+            SciPy is welcome; it is made dense, because its singular vectors are.
+        b: Right-hand side (m,), or a number for all rows; PerChain: (n, m), or (n,).
+
+    >>> Affine(torch.ones(1, 2), 1.0).project(torch.zeros(1, 2))
+    tensor([[0.5000, 0.5000]])
+    """
+
+    convex = True
+    smooth = True
+    flat_sided = True
+    samples_near = True
+    fast = True
+    per_chain = ("b",)
+    b: Any  # a tensor, or PerChain
+
+    def __init__(self, A: Any, b: Any) -> None:
+        matrix = torch.atleast_2d(torch.as_tensor(_dense(A), dtype=torch.float64)).clone()
+        if matrix.ndim != 2:
+            raise ShapeError(f"A must be a matrix (m, d), got shape {tuple(matrix.shape)}")
+        self.A, self.b = matrix, _levels(b, matrix, "A", "b")
+        self.chains = common_chains(b=self.b)
+        self._rows, right = _equations(self.A, raw(self.b))
+        self._equation_count = len(self._rows)
+        u, s, vh = torch.linalg.svd(self._rows, full_matrices=False)
+        kept = s > RANK_TOLERANCE * (s[0] if len(s) else 1.0) * max(self._rows.shape)
+        self._basis = vh[kept]
+        level = (u[:, kept].T @ right if self.chains is None else right @ u[:, kept]) / s[kept]
+        self._right: Bound = right if self.chains is None else PerChain(right)
+        self._level: Bound = level if self.chains is None else PerChain(level)
+        self._refuse_contradictions(u[:, kept], right)
+
+    def _refuse_contradictions(self, range_basis: Tensor, right: Tensor) -> None:
+        """b must lie in the range of A, each row measured by the b of the rows it depends on, and by rounding."""
+        if range_basis.shape[1] == len(range_basis):
+            return
+        right = right.reshape(-1, right.shape[-1]).T
+        gap = (right - range_basis @ (range_basis.T @ right)).abs()
+        scale = (range_basis @ range_basis.T).abs() @ right.abs() + right.abs()
+        rounding = len(gap) * 64 * EPSILON * right.abs().amax(0)
+        if bool((gap > CONSISTENCY_TOLERANCE * scale + rounding).any()):
+            raise InfeasibleSet(
+                f"A z = b has no solution: rank {len(self._basis)} of {len(self.A)} rows, "
+                f"least-squares residual {float(gap.max()):.3g} (rows scaled to length one)"
+            )
+
+    def __repr__(self) -> str:
+        chains = "" if self.chains is None else f", b={self.b}"
+        return f"Affine({self.A.shape[0]} x {self.A.shape[1]}, rank {len(self._basis)}{chains})"
+
+    def validate(self, event: Event) -> None:
+        check_size(self.A.shape[1], event)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"A": self.A, "b": self.b}
+
+    def equations(self, z: Tensor) -> Tensor:
+        y = flat(z)
+        return y @ self._rows.to(z).T - spread(self._right, y)
+
+    def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
+        return (weights @ self._rows.to(z)).reshape(z.shape)
+
+    def polyhedron(self, size: int) -> Rows | None:
+        return Rows(self._rows, self._right, self._right) if isinstance(self._right, Tensor) else None
+
+    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
+        return torch.zeros(len(x), dtype=x.dtype, device=x.device)
+
+    def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+        """P(y + sigma xi)."""
+        return self._project(y + sigma * gaussian(y, generator))
+
+    def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
+        """-dist^2 / (2 sigma^2) - m/2 log(2 pi sigma^2), m the rank of A."""
+        height = (flat(y) @ self._basis.to(y).T - spread(self._level, flat(y))) / sigma
+        return -0.5 * height.square().sum(1) - len(self._basis) * math.log(math.sqrt(2.0 * math.pi) * sigma)
+
+    def project_fast(self, z: Tensor) -> Tensor:
+        y, basis = flat(z), self._basis.to(z)
+        return torch.addmm(y, y @ basis.T - spread(self._level, y), basis, alpha=-1.0).reshape(z.shape)
+
+    def within(self, space: Subspace) -> Affine | None:
+        rows = space.coordinates(self.A) if len(self._basis) else None
+        return None if rows is None else Affine(rows.flatten(1), self.b)
+
+    def _project(self, z: Tensor) -> Tensor:
+        y, basis = flat(z), self._basis.to(z)
+        return (tangent(y, basis) + spread(self._level, y) @ basis).reshape(z.shape)
+
+    def _violation(self, z: Tensor) -> Tensor:
+        if not len(self._rows):
+            return torch.zeros(len(z), dtype=z.dtype, device=z.device)
+        y = flat(z)
+        right = spread(self._right, y)
+        return relative((y @ self._rows.to(z).T - right).abs(), norm(y)[:, None] + right.abs()).amax(1)
+
+
+class HalfSpace(Constraint):
+    """C = {z : a . z <= b}; P(z) = z - max(0, a . z - b) a / |a|^2.
+
+    The violation is max(0, a . z - b) / (|a| |z| + |b|), a relative error.
+
+    Args:
+        a: Normal, with as many entries as an event has coordinates.
+        b: Level; may be PerChain.
+    """
+
+    convex = True
+    solid = True
+    smooth = True
+    _equation_count = 0
+    flat_sided = True
+    samples_near = True
+    fast = True
+    per_chain = ("b",)
+    b: Any  # a number, or PerChain
+
+    def __init__(self, a: Any, b: Any) -> None:
+        self.a = torch.as_tensor(a, dtype=torch.float64).reshape(-1).clone()
+        self.b = number(b, "b")
+        length = float(norm(self.a[None])[0])
+        bad = first_failure(torch.isfinite, self.b)
+        if not 0.0 < length < math.inf or bad is not None:
+            raise InfeasibleSet(
+                f"HalfSpace needs a finite, nonzero normal and level; got |a| = {length:g}, b = {show(b, bad or 0)}"
+            )
+        self.chains = common_chains(b=self.b)
+        self._normal, self._level = self.a / length, derive(lambda b: b / length, self.b)
+
+    def __repr__(self) -> str:
+        return f"HalfSpace(d={len(self.a)}, b={self.b:g})"
+
+    def validate(self, event: Event) -> None:
+        check_size(len(self.a), event)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"a": self.a, "b": self.b}
+
+    def inequalities(self, z: Tensor) -> Tensor:
+        return self._height(z)[:, None]
+
+    def polyhedron(self, size: int) -> Rows | None:
+        if isinstance(self._level, PerChain):
+            return None
+        level = torch.tensor([self._level], dtype=torch.float64)
+        return Rows(self._normal[None], torch.full_like(level, -torch.inf), level)
+
+    def _height(self, z: Tensor) -> Tensor:
+        """(a . z - b) / |a|."""
+        return flat(z) @ self._normal.to(z) - each(self._level, z)
+
+    def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+        """A Gaussian along the plane, a Gaussian cut at b across it."""
+        normal, free = self._normal.to(y), flat(y + sigma * gaussian(y, generator))
+        height = truncated_normal(flat(y) @ normal, sigma, *self._heights(y), generator)
+        # A last projection for what rounding puts beyond the plane.
+        return self._project((tangent(free, normal[None]) + height[:, None] * normal).reshape(y.shape))
+
+    def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
+        """log Phi((b - a . y) / sigma), |a| = 1."""
+        return log_interval_mass(flat(y) @ self._normal.to(y), sigma, *self._heights(y))
+
+    def _heights(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        return y.new_tensor(-math.inf), full(self._level, y)
+
+    def project_fast(self, z: Tensor) -> Tensor:
+        return (flat(z) - self._height(z).clamp_min(0.0)[:, None] * self._normal.to(z)).reshape(z.shape)
+
+    def within(self, space: Subspace) -> Constraint | None:
+        normal = space.coordinates(self.a[None])
+        return None if normal is None else HalfSpace(normal[0], self.b)
+
+    def _project(self, z: Tensor) -> Tensor:
+        y, normal = flat(z), self._normal.to(z)
+        peak = y.abs().amax(1).clamp_min(1.0)
+        outside = (y / peak[:, None]) @ normal > each(self._level, z) / peak
+        foot = tangent(y, normal[None]) + full(self._level, z)[:, None] * normal
+        return torch.where(outside[:, None], foot, y).reshape(z.shape)
+
+    def _violation(self, z: Tensor) -> Tensor:
+        return relative(self._height(z).clamp_min(0.0), norm(flat(z)) + full(self._level, z).abs())
+
+
+class Box(Constraint):
+    """C = {z : low <= z <= high}, coordinate by coordinate; P(z) = min(max(z, low), high).
+
+    The violation is the largest excess over a bound, relative to |z|_inf + |bound|.
+
+    Args:
+        low: Lower bounds: a number, or a tensor that broadcasts to an event. Minus infinity is allowed. PerChain:
+            (n,), or (n, ...) with one of these for each chain.
+        high: Upper bounds, likewise; plus infinity is allowed.
+    """
+
+    convex = True
+    smooth = True
+    _equation_count = 0
+    flat_sided = True
+    samples_near = True
+    fast = True
+    per_chain = ("low", "high")
+    low: Any  # tensors, or PerChain
+    high: Any
+
+    def __init__(self, low: Any, high: Any) -> None:
+        self.chains = common_chains(low=low, high=high)
+        self.low, self.high = _together(bound(low), bound(high), self.chains)
+        below, above = raw(self.low), raw(self.high)
+        _refuse_crossed(below, above)
+        self.solid = bool((below < above).all())
+
+    def __repr__(self) -> str:
+        chains = "" if self.chains is None else f", {self.chains} chains"
+        low, high = float(raw(self.low).min()), float(raw(self.high).max())
+        return f"Box(low in [{low:g}, ...], high in [..., {high:g}]{chains})"
+
+    def validate(self, event: Event) -> None:
+        shape = event_shape(self.low)
+        try:
+            fits = torch.broadcast_shapes(shape, event) == torch.Size(event)
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise ShapeError(f"bounds of shape {tuple(shape)} do not broadcast to events {event}")
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"low": self.low, "high": self.high}
+
+    def inequalities(self, z: Tensor) -> Tensor:
+        below, above = flat(spread(self.low, z) - z), flat(z - spread(self.high, z))
+        return torch.cat([below, above], dim=1).clamp_min(-1e30)
+
+    def polyhedron(self, size: int) -> Rows | None:
+        if not isinstance(self.low, Tensor) or not isinstance(self.high, Tensor):
+            return None
+        low, high = (side.reshape(-1).expand(size) for side in (self.low, self.high))
+        return Rows(torch.eye(size, dtype=torch.float64), low, high)
+
+    def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+        """Coordinate by coordinate, a Gaussian cut to [low, high]."""
+        return truncated_normal(y, sigma, spread(self.low, y), spread(self.high, y), generator)
+
+    def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
+        """Sum of log[Phi((high - y) / sigma) - Phi((low - y) / sigma)]; of log-densities where low = high."""
+        return flat(log_interval_mass(y, sigma, spread(self.low, y), spread(self.high, y))).sum(1)
+
+    def project_fast(self, z: Tensor) -> Tensor:
+        return self._project(z)
+
+    def _project(self, z: Tensor) -> Tensor:
+        return torch.clamp(z, spread(self.low, z), spread(self.high, z))
+
+    def _violation(self, z: Tensor) -> Tensor:
+        low, high = (flat(spread(side, z).expand_as(z)) for side in (self.low, self.high))
+        return _excess(flat(z), low, high)
+
+
+class Polytope(Constraint):
+    """C = {z : G z <= h}, row by row; P(z) = z - G^T lam with the multipliers lam >= 0 of the active rows.
+
+    The nearest point is found by the method of multipliers with an exact active set (``solvers.polyhedron``): to
+    rounding, typically within 5 to 30 Newton steps, for all chains at once. The rows are scaled to length one. Zero
+    rows, redundant and repeated rows and pairs of opposite rows (an equation) do no harm; C need not be bounded. A
+    chain that does not get there within the budget is flagged: that happens if active rows are parallel to better than
+    about 1e-6.
+
+    An empty C raises InfeasibleSet if a Farkas certificate v >= 0, G^T v = 0, h . v < 0 is found, which takes one
+    projection. A set that is empty by less than rounding can tell is not caught there; then no chain converges, and
+    each is returned with the smallest residual found.
+
+    The violation is the largest max(0, g_i . z - h_i) / (|g_i| |z| + |h_i|), a relative error.
+
+    Args:
+        G: Matrix (m, d), or one row (d,); d is the number of coordinates of an event.
+        h: Levels (m,), or a number for all rows. Plus infinity is allowed and says nothing.
+
+    >>> Polytope([[1.0, 1.0], [-1.0, 1.0]], [2.0, 1.0]).project(torch.tensor([[1.0, 3.0], [2.0, 2.0]]))
+    tensor([[0.5000, 1.5000],
+            [1.0000, 1.0000]])
+    """
+
+    exact = False
+    convex = True
+    smooth = True
+    _equation_count = 0
+    flat_sided = True
+
+    def __init__(self, G: Any, h: Any) -> None:
+        matrix = torch.atleast_2d(torch.as_tensor(G, dtype=torch.float64)).clone()
+        if matrix.ndim != 2:
+            raise ShapeError(f"G must be a matrix (m, d), got shape {tuple(matrix.shape)}")
+        self.G, self.h = matrix, raw(_levels(h, matrix, "G", "h"))
+        unit_rows, level = _inequalities(self.G, self.h)
+        self._rows = Polyhedron.of(unit_rows, torch.full_like(level, -torch.inf), level)
+        self.solid = self._examine()
+
+    def __repr__(self) -> str:
+        return f"Polytope({self.G.shape[0]} x {self.G.shape[1]})"
+
+    @property
+    def way(self) -> Way:
+        return Way.QUADRATIC_PROGRAMME
+
+    def validate(self, event: Event) -> None:
+        check_size(self.G.shape[1], event)
+
+    def inequalities(self, z: Tensor) -> Tensor:
+        return flat(z) @ self._rows.matrix.to(z).T - self._rows.bound.to(z)
+
+    def polyhedron(self, size: int) -> Rows | None:
+        lengths = torch.linalg.vector_norm(self.G, dim=1)
+        kept = lengths > 0
+        level = self.h[kept] / lengths[kept]
+        return Rows(self.G[kept] / lengths[kept, None], torch.full_like(level, -torch.inf), level)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"G": self.G, "h": self.h}
+
+    def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
+        rows = self._rows.to(z)
+        guess = None if warm is None else touching(flat(warm), rows)
+        found = nearest(flat(z), rows, budget, guess=guess)
+        return Projection(found.point.reshape(z.shape), found.converged, found.iterations, found.residual)
+
+    def _violation(self, z: Tensor) -> Tensor:
+        y, level = flat(z), self._rows.bound.to(z)
+        if not len(level):
+            return torch.zeros(len(z), dtype=z.dtype, device=z.device)
+        scale = y.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        excess = (y / scale) @ self._rows.matrix.to(z).T - level / scale
+        return relative(excess, norm(y / scale)[:, None] + (level / scale).abs()).amax(1)
+
+    def _examine(self) -> bool:
+        """Raise InfeasibleSet if C is provably empty; tell whether it has an interior."""
+        rows = self._rows
+        if not len(rows.matrix):
+            return True
+        start = rows.matrix.new_zeros(1, rows.matrix.shape[1])
+        found = nearest(start, rows, Budget())
+        if not bool(found.converged[0]):
+            proof = contradiction(rows, found.drift[0])
+            if proof is not None:
+                raise InfeasibleSet(
+                    f"G z <= h has no solution: {len(proof)} of {len(rows.matrix)} rows contradict each other; "
+                    f"the best point found misses them by {float(found.residual[0]):.3g} (relative)"
+                )
+            return False
+        room = INTERIOR * (norm(found.point) + rows.bound.abs())
+        room = torch.where(room > 0, room, torch.full_like(room, INTERIOR))
+        return bool(nearest(found.point, rows._replace(bound=rows.bound - room), Budget()).converged[0])
+
+
+class _Plane(NamedTuple):
+    """A box and a plane through it: what is common (d,), what is for each chain (n, d) or (n, 1)."""
+
+    normal: Tensor
+    level: float | Tensor
+    low: Tensor
+    high: Tensor
+    top: Tensor
+    bottom: Tensor
+
+    def take(self, index: Tensor) -> _Plane:
+        level = self.level if isinstance(self.level, float) else self.level[index]
+        sides = (self.low, self.high, self.top, self.bottom)
+        return _Plane(self.normal, level, *(side[index] if side.ndim == 2 else side for side in sides))
+
+    def at(self, y: Tensor, lam: Tensor) -> Tensor:
+        """z(lam)."""
+        return torch.clamp(y - lam * self.normal, self.low, self.high)
+
+    def gap(self, z: Tensor) -> Tensor:
+        return (z * self.normal).sum(1, keepdim=True) - self.level
+
+    def holds(self, y: Tensor) -> Tensor:
+        """Points (n,) that satisfy the definition to rounding, which stay where they are."""
+        level = abs(self.level) if isinstance(self.level, float) else self.level.abs()
+        size = (y * self.normal).abs().sum(1, keepdim=True) + level
+        bounded = ((y >= self.low) & (y <= self.high)).all(1)
+        return bounded & (self.gap(y).abs() <= 8.0 * EPSILON * size).squeeze(1)
+
+    def breakpoints(self, y: Tensor) -> Tensor:
+        """Every multiplier at which a coordinate meets a bound, and zero, sorted."""
+        used = self.normal != 0
+        y, normal = y[:, used], self.normal[used]
+        parts = [torch.zeros_like(y[:, :1])]
+        for side in (self.low[..., used], self.high[..., used]):
+            met = ((y - side) / normal).clamp(-FARTHEST, FARTHEST)
+            parts.append(torch.where(torch.isinf(side), torch.zeros_like(met), met))
+        return torch.cat(parts, dim=1).sort(1).values
+
+    def between(self, p: Tensor, q: Tensor) -> Tensor:
+        """The point of the segment from p to q at which a . z = b."""
+        start, drop = self.gap(p), self.gap(p) - self.gap(q)
+        share = torch.where(drop == 0, torch.zeros_like(drop), start / drop).clamp(0.0, 1.0)
+        return torch.where(share < 0.5, p + share * (q - p), q - (1.0 - share) * (q - p))
+
+    def beyond(self, point: Tensor, corner: Tensor) -> Tensor:
+        """On from the outermost breakpoint, where only coordinates without a bound still move, towards a corner."""
+        free = torch.where(torch.isinf(corner), self.normal, torch.zeros_like(self.normal))
+        inside = self.between(point, torch.where((self.normal == 0) | torch.isinf(corner), point, corner))
+        if not bool((free != 0).any()):
+            return inside
+        share = free.square().sum(-1, keepdim=True)
+        moved = point - self.gap(point) * (free / torch.where(share > 0, share, 1.0))
+        return torch.where(share > 0, moved, inside)
+
+
+class BoxHyperplane(Constraint):
+    """C = {z : low <= z <= high, a . z = b}.
+
+    P(y) = z(lam) with z(lam) = min(max(y - lam a, low), high) and the multiplier lam such that a . z(lam) = b.
+    a . z(lam) falls with lam and is linear between the breakpoints (y_i - low_i) / a_i and (y_i - high_i) / a_i, so
+    the breakpoints are sorted, the two around the answer are found by bisection, and z is interpolated between
+    them: the answer is exact, lies in the box, and does not suffer from the size of lam. The nearest point is
+    unique everywhere. Coordinates with a_i = 0 are only clamped.
+
+    The violation is the larger of the excess over a bound relative to max |z| + |bound|, and
+    |a . z - b| / (|a| |z| + |b|).
+
+    Args:
+        low: Lower bounds: a number, or one for each coordinate of the flattened event. Minus infinity is allowed.
+            PerChain: (n,) or (n, d).
+        high: Upper bounds, likewise; plus infinity is allowed.
+        a: Normal, with as many entries as an event has coordinates.
+        b: Level; may be PerChain.
+
+    >>> BoxHyperplane(0.0, 1.0, [1.0, 1.0, 1.0], 1.5).project(torch.tensor([[3.0, 0.5, 0.0]]))
+    tensor([[1.0000, 0.5000, 0.0000]])
+    """
+
+    convex = True
+    smooth = True
+    _equation_count = 1
+    flat_sided = True
+    per_chain = ("low", "high", "b")
+
+    def __init__(self, low: Any, high: Any, a: Any, b: Any) -> None:
+        self.a = torch.as_tensor(a, dtype=torch.float64).reshape(-1).clone()
+        self.b = number(b, "b")
+        length = float(norm(self.a[None])[0]) if len(self.a) else 0.0
+        bad = first_failure(torch.isfinite, self.b)
+        if not 0.0 < length < math.inf or bad is not None:
+            raise InfeasibleSet(
+                f"BoxHyperplane needs a finite, nonzero normal and a level; got |a| = {length:g}, "
+                f"b = {show(b, bad or 0)}"
+            )
+        self.chains = common_chains(low=low, high=high, b=self.b)
+        self.low, self.high = self._bounds("low", low), self._bounds("high", high)
+        below, above = torch.broadcast_tensors(raw(self.low), raw(self.high))
+        _refuse_crossed(below, above)
+        self._normal, self._level = self.a / length, derive(lambda b: b / length, self.b)
+        rising = self._normal >= 0
+        # The corners of the box where a . z is largest (lam = -infinity) and smallest (lam = +infinity).
+        self._top, self._bottom = torch.where(rising, above, below), torch.where(rising, below, above)
+        for chain in range(self.chains or 1):
+            self._check_level(length, chain)
+
+    def _bounds(self, name: str, given: Any) -> Bound:
+        side = bound(given)
+        rows = side.rows if isinstance(side, PerChain) else side.reshape(-1)
+        if rows.shape[-1] not in (1, len(self.a)):
+            raise ShapeError(f"{name} has {rows.shape[-1]} entries, the normal has {len(self.a)}")
+        wide = rows.expand(*rows.shape[:-1], len(self.a)).clone()
+        return PerChain(wide) if isinstance(side, PerChain) else wide
+
+    def _check_level(self, length: float, chain: int) -> None:
+        used = self._normal != 0
+        level, where = self._level, ""
+        if isinstance(level, PerChain):
+            level, where = float(level.values[chain]), f" in chain {chain}"
+        corners = (side[chain] if side.ndim == 2 else side for side in (self._bottom, self._top))
+        ends = [(self._normal[used] * corner[used]).tolist() for corner in corners]
+        least, most = (
+            math.fsum(end) if all(map(math.isfinite, end)) else sign * math.inf
+            for end, sign in zip(ends, (-1, 1), strict=True)
+        )
+        slack = [ROUNDING * (abs(level) + sum(map(abs, end))) for end in ends]
+        if level < least - slack[0] or level > most + slack[1]:
+            raise InfeasibleSet(
+                f"a . z = {length * level:g} is out of reach{where}: "
+                f"inside the bounds a . z runs from {length * least:g} to {length * most:g}"
+            )
+
+    def __repr__(self) -> str:
+        return f"BoxHyperplane(d={len(self.a)}, b={self.b:g})"
+
+    def validate(self, event: Event) -> None:
+        check_size(len(self.a), event)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"low": self.low, "high": self.high, "a": self.a, "b": self.b}
+
+    def equations(self, z: Tensor) -> Tensor:
+        return self._plane(z).gap(flat(z))
+
+    def inequalities(self, z: Tensor) -> Tensor:
+        y, plane = flat(z), self._plane(z)
+        return torch.cat([plane.low - y, y - plane.high], dim=1).clamp_min(-1e30)
+
+    def polyhedron(self, size: int) -> Rows | None:
+        if self.chains is not None:
+            return None
+        level = torch.tensor([self._level], dtype=torch.float64)
+        matrix = torch.cat([self._normal[None], torch.eye(size, dtype=torch.float64)])
+        return Rows(matrix, torch.cat([level, raw(self.low)]), torch.cat([level, raw(self.high)]))
+
+    def _plane(self, z: Tensor) -> _Plane:
+        """All numbers in the dtype of z, with the count of chains checked."""
+        self._check_chains(z)
+        level = self._level if isinstance(self._level, float) else self._level.values.to(z)[:, None]
+        sides = (raw(self.low), raw(self.high), self._top, self._bottom)
+        return _Plane(self._normal.to(z), level, *(side.to(z) for side in sides))
+
+    def _project(self, z: Tensor) -> Tensor:
+        out = refuse_overflow(torch.where(flat(z).abs() > FARTHEST, torch.inf, flat(z)), self)
+        plane = self._plane(z)
+        # From a huge y the rounding of the first pass may exceed the answer; from there a second pass is exact.
+        for _ in range(PASSES):
+            left = torch.nonzero(~plane.holds(out)).flatten()
+            if not len(left):
+                break
+            out[left] = _cross(out[left], plane if self.chains is None else plane.take(left))
+        return out.reshape(z.shape)
+
+    def _violation(self, z: Tensor) -> Tensor:
+        y, plane = flat(z), self._plane(z)
+        equation = relative(plane.gap(y).abs().squeeze(1), norm(y) + full(self._level, z).abs())
+        return torch.maximum(equation, _excess(y, plane.low, plane.high))
+
+
+def _cross(y: Tensor, plane: _Plane) -> Tensor:
+    """z(lam) at the multiplier where a . z = b."""
+    lam = plane.breakpoints(y)
+    left = torch.zeros(len(y), 1, dtype=torch.long, device=y.device)
+    right = left + lam.shape[1] - 1
+    for _ in range(math.ceil(math.log2(lam.shape[1]))):
+        middle = (left + right) // 2
+        above = plane.gap(plane.at(y, lam.gather(1, middle))) >= 0
+        left, right = torch.where(above, middle, left), torch.where(above, right, middle)
+    near, far = lam.gather(1, left), lam.gather(1, right)
+    # At |y| = 1e150 a coordinate crosses its whole range within one rounding of lam: look just beside both ends.
+    for beside in (torch.nextafter(near, far), torch.nextafter(far, near)):
+        above = plane.gap(plane.at(y, beside)) >= 0
+        near, far = torch.where(above, beside, near), torch.where(above, far, beside)
+    foot = plane.between(plane.at(y, near), plane.at(y, far))
+
+    first, last = plane.at(y, lam[:, :1]), plane.at(y, lam[:, -1:])
+    foot = torch.where(plane.gap(first) < 0, plane.beyond(first, plane.top), foot)
+    return torch.where(plane.gap(last) > 0, plane.beyond(last, plane.bottom), foot)
+
+
+def _excess(y: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """The largest excess of the rows y over bounds that broadcast to them, relative to |y|_inf + |bound|."""
+    peak = y.abs().amax(1, keepdim=True)
+    parts = []
+    for side, excess in ((low, low - y), (high, y - high)):
+        size = torch.where(torch.isinf(side), torch.zeros_like(side), side.abs())
+        parts.append(relative(excess.clamp_min(0.0), peak + size).amax(1))
+    return torch.maximum(*parts)
+
+
+def _levels(given: Any, matrix: Tensor, left: str, name: str) -> Bound:
+    """One level for every row of a matrix, or for every row and chain."""
+    levels = raw(bound(given)).to(matrix.device)
+    levels = levels.reshape(len(levels), -1) if isinstance(given, PerChain) else levels.reshape(-1)
+    if levels.shape[-1] not in (1, len(matrix)):
+        raise ShapeError(f"{left} has {len(matrix)} rows but {name} has {levels.shape[-1]} entries")
+    wide = levels.expand(*levels.shape[:-1], len(matrix)).clone()
+    return PerChain(wide) if isinstance(given, PerChain) else wide
+
+
+def _equations(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows scaled to length one, b (..., m). A zero row says 0 = b_i: dropped if true, InfeasibleSet if not."""
+    if not (bool(torch.isfinite(A).all()) and bool(torch.isfinite(b).all())):
+        raise InfeasibleSet("the equations contain non-finite numbers")
+    lengths = norm(A)
+    empty = lengths == 0
+    wrong = torch.nonzero((empty & (b != 0)).reshape(-1, len(A)))
+    if len(wrong):
+        row, value = int(wrong[0, 1]), float(b.reshape(-1, len(A))[tuple(wrong[0])])
+        raise InfeasibleSet(f"row {row} of A is zero but b[{row}] = {value:g}: no z can satisfy it")
+    return A[~empty] / lengths[~empty, None], b[..., ~empty] / lengths[~empty]
+
+
+def _inequalities(G: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows scaled to length one. A zero row says 0 <= h_i: dropped if true, InfeasibleSet if not."""
+    if not bool(torch.isfinite(G).all()) or bool((torch.isnan(h) | (h == -torch.inf)).any()):
+        raise InfeasibleSet("the inequalities contain non-finite numbers (only h = +infinity is allowed)")
+    lengths = norm(G)
+    empty = lengths == 0
+    if bool((h[empty] < 0).any()):
+        row = int(torch.nonzero(empty & (h < 0))[0])
+        raise InfeasibleSet(f"row {row} of G is zero but h[{row}] = {float(h[row]):g} < 0: no z can satisfy it")
+    kept = ~empty & (h < torch.inf)
+    return G[kept] / lengths[kept, None], h[kept] / lengths[kept]
+
+
+def _together(low: Bound, high: Bound, chains: int | None) -> tuple[Bound, Bound]:
+    """Two bounds of one shape, both for each chain if one is."""
+    if isinstance(low, Tensor) and isinstance(high, Tensor):
+        return torch.broadcast_tensors(low, high)
+    shape = torch.broadcast_shapes(event_shape(low), event_shape(high))
+    both = []
+    for side in (low, high):
+        values, own = raw(side), event_shape(side)
+        rows = values.reshape(-1, *[1] * (len(shape) - len(own)), *own)
+        both.append(PerChain(rows.expand(chains or 1, *shape).clone()))
+    return both[0], both[1]
+
+
+def _refuse_crossed(low: Tensor, high: Tensor) -> None:
+    bad = ~(low <= high) | (low == torch.inf) | (high == -torch.inf)
+    if bool(bad.any()):
+        worst = tuple(torch.nonzero(bad)[0].tolist()) if bad.ndim else ()
+        raise InfeasibleSet(
+            f"low <= high fails for {int(bad.sum())} of {bad.numel()} bounds, first at {worst}: "
+            f"low = {float(low[worst]):g}, high = {float(high[worst]):g}"
+        )
+
+
+def _dense(A: Any) -> Any:
+    if isinstance(A, Tensor):
+        return A if A.layout == torch.strided else A.to_dense()
+    return A.toarray() if hasattr(A, "toarray") else A

@@ -1,0 +1,654 @@
+"""Nearest point of a smooth set {z : c(z) = 0, or <= 0 row by row}, for many points at once.
+
+The problem is
+
+    minimise 1/2 |z - y|^2   subject to   c_E(z) = 0,   c_I(z) <= 0.
+
+Linearise at z, every row scaled to length one: c(z + s) ~ c + U s. The Gauss-Newton step keeps y as its anchor and
+goes to the nearest point of the linearised set,
+
+    z + s = y - U^T (U U^T)^-1 (c + U (y - z)),
+
+that is s = n + t with the normal step n = -U^T (U U^T)^-1 c and the tangential step t = P_T (y - z), P_T = I - U^+ U.
+It knows nothing of the curvature of the set, so t is too long by the factor 1 + (distance / radius of curvature), and
+the plain iteration diverges from points that are far away. Newton's step for the same problem divides by that factor:
+
+    t = argmin 1/2 t.H t + (z - y + H n).t   over the tangent space, |t| <= radius,    H = I + sum_j lam_j Hess c_j,
+
+with lam the multipliers of the linearised problem. It is found by conjugate gradients (Steihaug), which need products
+H v only and follow a direction of negative curvature to the end of the trust region instead of to a maximum of
+the distance. The rows of I that take part are those of the linearised problem, a quadratic programme with as many
+unknowns as rows (block principal pivoting), so that near the answer the active set is that of the answer.
+
+Before it is judged, n + t is bent back to the rows, s <- s - U^T (U U^T)^-1 (c(z + s) - c - U s), so that a step along
+a curved set stays on it. A step is taken if it lowers |z - y|^2 / 2 + mu |c(z)| by a share of what the model promises,
+or if it halves the error of the Karush-Kuhn-Tucker conditions; otherwise the radius shrinks to where a model of c,
+known from the step that failed, says the merit is least. Near a regular answer convergence is quadratic. A chain costs
+the same, and ends at the same point, whatever other chains are in the batch.
+
+References:
+    Nocedal and Wright, "Numerical Optimization" (2006), Alg. 7.2 (Steihaug) and sec. 18.5 (trust-region SQP with a
+    normal and a tangential step); Byrd, Gould, Nocedal and Waltz, Math. Program. 100 (2004), for active sets from a
+    simpler subproblem; Judice and Pires, Comput. Oper. Res. 21 (1994), for block principal pivoting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from casal.constraints.base import Budget, Projection
+from casal.constraints.vectors import EPSILON, LARGEST, norm, over_events
+
+ANGLE = 1e-14
+"""Sine of the angle between y - z and the normal space that counts as zero; for a loose budget, its tolerance."""
+COARSE_ANGLE = 1e-6
+"""The same where rounding stops all progress earlier."""
+PATIENCE = (2, 10)
+"""Steps without progress at a feasible point before it is taken as it is: if it is nearly normal, and if not."""
+STRICT = 1e-10
+"""Tolerance up to which a budget asks for the nearest point to rounding."""
+BEYOND = 1e-3
+"""A tolerance up to STRICT is undercut by this factor where rounding allows: one more step of Newton's method."""
+FAR = 1e2
+"""Size of a starting point beyond which, if it is not near the set, smaller ones on its way to the origin are tried."""
+CRAWL = 100
+"""Steps without progress after which a chain gives up coming nearer, and only goes to the set if it can."""
+VANISHING = 1e-100
+"""A gradient shorter than this, relative to c / (1 + |z|), counts as zero."""
+NUDGE = 1e-3
+"""Share of the first step that goes aside, so that symmetry cannot hold a chain at a maximum of the distance."""
+FARTHEST = 10.0
+"""Longest first step, in units of 1 + |z|: a nearly vanishing gradient must not fling a chain away."""
+RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
+"""Levenberg ridges on U U^T (rows of length one) for normal steps that leave the trust region."""
+SHARE = 1e-4
+"""Least share of the promised decrease of the merit."""
+NARROW = 1e-3
+"""Relative gap below which the weight of the gap may fall again."""
+FORGET = 0.6
+"""Factor of that fall, per step."""
+CORRECTIONS = 2
+"""Evaluations of c spent on bending a step back to the set before the next Jacobian."""
+INNER_STEPS = 100
+"""Most conjugate gradient steps."""
+BLOCKED = 3
+"""How often a tangential step may run into a row that was not active, before it is cut short there."""
+HALVINGS = 12
+"""Most halvings of a step that failed, at once."""
+
+
+class System(Protocol):
+    """Rows c(z), their derivatives, and their violation; points are (n, d)."""
+
+    def inequality(self, like: Tensor) -> Tensor:
+        """(r,) bool: which of the rows of ``like`` (n, r) ask for c <= 0 instead of c = 0."""
+
+    def values(self, z: Tensor) -> Tensor:
+        """c(z), (n, r)."""
+
+    def linearise(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """c(z), (n, r), and its Jacobian, (n, r, d)."""
+
+    def curvature(self, z: Tensor, weights: Tensor) -> Callable[[Tensor], Tensor]:
+        """v -> (sum_j weights_j Hess c_j) v at z, weights (n, r)."""
+
+    def violation(self, values: Tensor, lengths: Tensor, z: Tensor) -> Tensor:
+        """(n,), from c(z) and the lengths (n, r) of its gradients."""
+
+
+class _Point(NamedTuple):
+    """A point and its linearisation; ``gap`` is c in units of the lengths of its gradients."""
+
+    z: Tensor
+    gap: Tensor
+    unit: Tensor
+    lengths: Tensor
+    violation: Tensor
+
+
+class _Tangent(NamedTuple):
+    """What the linearised problem says at a point.
+
+    Attributes:
+        active: (n, r) bool, rows that take part.
+        factor: L with L L^T = U U^T over the active rows.
+        basis: L^-1 U: an orthonormal basis of the normal space, (n, r, d), zero for other rows.
+        normal: n, (n, d), no longer than 0.9 radii.
+        forces: (n, r), -normal = U^T forces.
+        pull: (z - y) / scale, (n, d).
+        slide: Its tangential part, (n, d).
+        angle: |slide| / |pull|, (n,), or the relative slack of an active row if that is larger.
+        error: (n,), the larger of the angle and the relative size of the gap.
+    """
+
+    active: Tensor
+    factor: Tensor
+    basis: Tensor
+    normal: Tensor
+    forces: Tensor
+    pull: Tensor
+    slide: Tensor
+    angle: Tensor
+    error: Tensor
+
+
+class _Chains(NamedTuple):
+    """The chains at work.
+
+    Attributes:
+        chain: Number in the batch.
+        y: Anchor.
+        scale: 1 + |y|, the unit in which distances enter the merit.
+        radius: Of the trust region.
+        weight: mu, of the gap in the merit.
+        best: Least error so far.
+        moved: Whether the last step went anywhere.
+        stale: Steps at a feasible point without a lesser error or a move.
+        slow: Steps without a lesser error, wherever.
+    """
+
+    chain: Tensor
+    y: Tensor
+    scale: Tensor
+    radius: Tensor
+    weight: Tensor
+    best: Tensor
+    moved: Tensor
+    stale: Tensor
+    slow: Tensor
+
+
+class _Step(NamedTuple):
+    """A step, H applied to it, and the multipliers in H."""
+
+    step: Tensor
+    bent: Tensor
+    multipliers: Tensor
+
+
+Parts = TypeVar("Parts", _Point, _Tangent, _Chains, Projection)
+
+
+def _take(parts: Parts, index: Tensor) -> Parts:
+    """The chains ``index`` of a tuple of tensors."""
+    return type(parts)(*(part[index] for part in parts))
+
+
+def _choose(mask: Tensor, one: Parts, other: Parts) -> Parts:
+    """``one`` where the mask of chains is true, else ``other``, part by part."""
+    return type(one)(*(torch.where(over_events(mask, a), a, b) for a, b in zip(one, other, strict=True)))
+
+
+def _look(system: System, z: Tensor) -> _Point:
+    """Evaluate; a point where anything is not finite gets an infinite violation and harmless numbers."""
+    values, rows = system.linearise(z)
+    lengths = norm(rows.reshape(-1, rows.shape[2])).reshape(values.shape)
+    finite = torch.isfinite(values).all(1) & torch.isfinite(lengths).all(1)
+    values = torch.where(finite[:, None], values, torch.ones_like(values))
+    lengths = torch.where(finite[:, None], lengths, torch.zeros_like(lengths))
+    lengths = torch.where(lengths * (1.0 + norm(z))[:, None] > VANISHING * values.abs(), lengths, 0.0)
+    safe = torch.where(lengths > 0, lengths, 1.0)
+    unit = torch.where((finite[:, None] & (lengths > 0))[:, :, None], rows, 0.0) / safe[:, :, None]
+    violation = system.violation(values, lengths, z)
+    violation = torch.where(finite & torch.isfinite(violation), violation, torch.full_like(violation, torch.inf))
+    return _Point(z, values / safe, unit, lengths, violation)
+
+
+def _aside_direction(like: Tensor) -> Tensor:
+    """A fixed direction (d,) without symmetry."""
+    number = torch.arange(1, like.shape[1] + 1, dtype=like.dtype, device=like.device)
+    direction = torch.cos(2.3999632297286533 * number.square()) + 0.1
+    return direction / torch.linalg.vector_norm(direction)
+
+
+def _open_part(gap: Tensor, inequality: Tensor) -> Tensor:
+    """The part of a gap that has to be closed."""
+    return torch.where(inequality, gap.clamp_min(0.0), gap)
+
+
+# ------------------------------------------------------------------ the descent
+
+
+def nearest(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> Projection:
+    """Nearest points of the set to ``y``, or the point where a chain came to a halt, flagged.
+
+    A chain that halts early gets a second chance from a point beside its halt: the centre of a sphere, where the
+    gradient vanishes, or an axis of symmetry hold a chain only if it sits there exactly.
+
+    Args:
+        system: The rows.
+        y: Anchors (n, d), finite float64.
+        start: Where to start (n, d), such as the nearest point of a neighbour of y; at y itself if left out, or
+            where a row is not finite at ``start``.
+        budget: A chain is done when its violation is within the tolerance and y - z is normal to the set; iterations
+            are evaluations of c and its Jacobian.
+    """
+    found = _descend(system, y, start, budget)
+    halted = torch.nonzero(~found.converged & (found.iterations < budget.iterations)).flatten()
+    if not len(halted):
+        return found
+    before = _take(found, halted)
+    beside = before.point + NUDGE * (1.0 + norm(before.point))[:, None] * _aside_direction(y)
+    left = budget.iterations - int(before.iterations.min())
+    after = _descend(system, y[halted], beside, budget._replace(iterations=left))
+    better = after.converged | (after.residual < before.residual)
+    after = _choose(better, after, before)
+    total = (before.iterations + after.iterations).clamp_max(budget.iterations)
+    after = after._replace(iterations=torch.where(better, total, before.iterations))
+    for whole, part in zip(found, after, strict=True):
+        whole[halted] = part
+    return found
+
+
+def _descend(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> Projection:
+    """One descent for every chain; only those not yet done are worked on."""
+    n = len(y)
+    out = Projection(
+        y.clone(),
+        torch.zeros(n, dtype=torch.bool, device=y.device),
+        torch.zeros(n, dtype=torch.long, device=y.device),
+        torch.full((n,), torch.inf, dtype=y.dtype, device=y.device),
+    )
+    here = _look(system, y)
+    done = here.violation <= _aim(budget.tolerance)
+    out.converged[done], out.residual[:] = True, here.violation
+    live = torch.nonzero(~done).flatten()
+    if not len(live):
+        return out
+    here = _begin(system, _take(here, live), None if start is None else start[live])
+    y = y[live]
+    zero = y.new_zeros(len(y))
+    scale = 1.0 + norm(y).clamp_max(LARGEST)
+    chains = _Chains(live, y, scale, zero, zero, zero + torch.inf, zero == 0, 0 * live, 0 * live)
+    inequality = system.inequality(here.gap)
+    chains = chains._replace(radius=_first_radius(here, chains, inequality))
+    tangent = _tangent_at(here, chains, inequality)
+    for iteration in range(budget.iterations + 1):
+        chains = _progress(chains, here, tangent, budget.tolerance)
+        converged, stopped = _finished(chains, here, tangent, budget.tolerance)
+        if iteration == budget.iterations:
+            stopped = torch.ones_like(stopped)
+        if bool(stopped.any()):
+            gone = chains.chain[stopped]
+            out.point[gone], out.converged[gone] = here.z[stopped], converged[stopped]
+            out.iterations[gone], out.residual[gone] = iteration, here.violation[stopped]
+            left = torch.nonzero(~stopped).flatten()
+            here, tangent, chains = _take(here, left), _take(tangent, left), _take(chains, left)
+        if not len(chains.chain):
+            break
+        move = _plan(system, here, tangent, chains, inequality, first=iteration == 0)
+        here, tangent, chains = _try_step(system, here, tangent, chains, inequality, move)
+    return out
+
+
+def _begin(system: System, here: _Point, start: Tensor | None) -> _Point:
+    """The points to start from: ``start`` where it is usable, else y, or from far away a point towards the origin."""
+    y, fresh = here.z, torch.ones(len(here.z), dtype=torch.bool, device=here.z.device)
+    if start is not None:
+        usable = torch.isfinite(start).all(1)
+        other = _look(system, torch.where(usable[:, None], start, y))
+        usable &= torch.isfinite(other.violation)
+        here, fresh = _choose(usable, other, here), ~usable
+    size = norm(y)
+    remote = torch.isinf(here.violation) | (size > FAR) & (norm(here.gap) > 0.1 * size)
+    far = torch.nonzero(fresh & remote).flatten()
+    far = far[~_nearly_linear(system, _take(here, far))] if len(far) else far
+    if len(far):
+        nearer = y.clone()
+        nearer[far] = _on_the_ray(system, y[far])
+        other = _look(system, nearer)
+        here = _choose(fresh & torch.isfinite(other.violation), other, here)
+    return here
+
+
+def _nearly_linear(system: System, here: _Point) -> Tensor:
+    """Whether one Gauss-Newton step closes all but a hundredth of the gap, so that it can be trusted from far away."""
+    gram, active = here.unit @ here.unit.mT, here.lengths > 0
+    normal = -_pull_back(here.unit, torch.cholesky_solve(here.gap[:, :, None], _factorise(gram, active)).squeeze(2))
+    left = system.values(here.z + normal) / torch.where(here.lengths > 0, here.lengths, 1.0)
+    return torch.isfinite(here.violation) & (norm(left) <= 0.01 * norm(here.gap))
+
+
+def _on_the_ray(system: System, y: Tensor) -> Tensor:
+    """The point of {y, y / 10, y / 100, ...} where the sum of |c| is least."""
+    best, least = y, y.new_full((len(y),), torch.inf)
+    decades = torch.log10(y.abs().amax(1).clamp_min(1.0)).ceil() + 3
+    for decade in range(int(decades.max()) + 1):
+        point = y * 10.0**-decade
+        size = system.values(point).abs().sum(1)
+        better = (size < least) & (decade <= decades)
+        best, least = torch.where(better[:, None], point, best), torch.where(better, size, least)
+    return best
+
+
+def _progress(chains: _Chains, here: _Point, tangent: _Tangent, tolerance: float) -> _Chains:
+    """Count the steps that brought nothing at points that are feasible."""
+    slow = torch.where(tangent.error > 0.9 * chains.best, chains.slow + 1, 0)
+    idle = (slow > 0) & ~chains.moved & (here.violation <= tolerance)
+    stale = torch.where(idle, chains.stale + 1, 0)
+    best = torch.where(slow == 0, tangent.error, chains.best)
+    return chains._replace(best=best, stale=stale, slow=slow)
+
+
+def _aim(tolerance: float) -> float:
+    """The violation to go for."""
+    return max(BEYOND * tolerance, 4 * EPSILON) if tolerance <= STRICT else tolerance
+
+
+def _finished(chains: _Chains, here: _Point, tangent: _Tangent, tolerance: float) -> tuple[Tensor, Tensor]:
+    """Which chains are done, and which stop (done or not)."""
+    feasible = here.violation <= tolerance
+    straight = ANGLE if tolerance <= STRICT else tolerance
+    converged = (here.violation <= _aim(tolerance)) & (tangent.angle <= straight)
+    stuck = (chains.stale >= PATIENCE[1]) | (chains.radius <= 2 * EPSILON * (1e-3 + norm(here.z)))
+    stuck |= torch.isinf(here.violation) | (chains.slow >= CRAWL + torch.where(feasible, 0, PATIENCE[1]))
+    settled = stuck | (chains.stale >= PATIENCE[0])
+    converged |= feasible & settled & (tangent.angle <= max(COARSE_ANGLE, tolerance))
+    return converged, converged | stuck
+
+
+# ------------------------------------------------------------------ the linearised problem
+
+
+def _first_radius(here: _Point, chains: _Chains, inequality: Tensor) -> Tensor:
+    """A few times the distance to the rows, one by one, but no farther than a gradient can be trusted."""
+    step = norm(_open_part(here.gap, inequality)) + norm(chains.y - here.z)
+    return torch.minimum(2.0 * step, FARTHEST * (1.0 + norm(here.z)))
+
+
+def _tangent_at(here: _Point, chains: _Chains, inequality: Tensor) -> _Tangent:
+    """The active rows of the linearised problem, its normal step, and what is left of the optimality conditions.
+
+    Where the rows contradict each other, or nearly do, the normal step leaves the trust region. Then they need not
+    hold exactly: U U^T gets a Levenberg ridge, and at last the step is cut.
+    """
+    gram = here.unit @ here.unit.mT
+    longest = 0.9 * chains.radius
+    active, forces = _linear_problem(here, chains, gram, inequality, 0.0)
+    normal = -_pull_back(here.unit, forces)
+    for ridge in RIDGES if here.gap.shape[1] > 1 else ():
+        long = norm(normal) > longest
+        if not bool(long.any()):
+            break
+        other, weaker = _linear_problem(here, chains, gram, inequality, ridge)
+        active, forces = torch.where(long[:, None], other, active), torch.where(long[:, None], weaker, forces)
+        normal = -_pull_back(here.unit, forces)
+    share = _cut_to_radius(normal, longest)[:, None]
+    return _tangent_of(here, chains, gram, active, inequality, share * forces)
+
+
+def _linear_problem(
+    here: _Point, chains: _Chains, gram: Tensor, inequality: Tensor, ridge: float
+) -> tuple[Tensor, Tensor]:
+    """Active rows, and the forces f of the normal step -U^T f: (U U^T + ridge) f = gap over those rows."""
+    active = here.lengths > 0
+    if bool(inequality.any()):
+        # Towards the anchor, but not farther than the radius: the same answer once the steps are short.
+        away = chains.y - here.z
+        radius = torch.maximum(chains.radius, 1e-9 * (1.0 + norm(here.z)))
+        reach = here.gap + _apply_rows(here.unit, _cut_to_radius(away, radius)[:, None] * away)
+        active = _active_rows(gram, reach, active, inequality, ridge)
+    gap = torch.where(active, here.gap, torch.zeros_like(here.gap))
+    return active, torch.cholesky_solve(gap[:, :, None], _factorise(gram, active, ridge)).squeeze(2)
+
+
+def _tangent_of(
+    here: _Point, chains: _Chains, gram: Tensor, active: Tensor, inequality: Tensor, forces: Tensor
+) -> _Tangent:
+    """The tangent space of the active rows, the normal step there, and the error of the optimality conditions."""
+    factor = _factorise(gram, active)
+    basis = torch.linalg.solve_triangular(factor, here.unit * active[:, :, None], upper=False)
+    normal = -_pull_back(here.unit, forces)
+    pull = (here.z - chains.y) / chains.scale[:, None]
+    slide = _tangential(basis, pull)
+    angle, size = norm(slide), norm(pull)
+    # The rounding of z - y has a tangential part of its own.
+    noise = 4 * EPSILON * here.z.shape[1] ** 0.5 * (norm(here.z) / chains.scale + 1.0)
+    angle = torch.where(angle > noise, angle / size.clamp_min(1e-300), torch.zeros_like(angle))
+    size = 1.0 + norm(here.z)
+    loose = norm(torch.where(active & inequality, here.gap.clamp_max(0.0), torch.zeros_like(here.gap)))
+    angle = torch.maximum(angle, loose / size)
+    error = torch.maximum(angle, norm(_open_part(here.gap, inequality)) / size)
+    return _Tangent(active, factor, basis, normal, forces, pull, slide, angle, error)
+
+
+def _factorise(gram: Tensor, active: Tensor, ridge: float = 0.0) -> Tensor:
+    """Cholesky factor of U U^T + ridge over the active rows (one elsewhere), with more of it if it does not exist."""
+    both = active[:, :, None] & active[:, None, :]
+    matrix = torch.where(both, gram, torch.zeros_like(gram))
+    ridge = max(ridge, EPSILON * 4 * gram.shape[1])
+    diagonal = torch.where(active, torch.full_like(gram[:, 0], ridge), torch.ones_like(gram[:, 0]))
+    factor, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed(diagonal))
+    while bool((info > 0).any()):
+        ridge *= 100.0
+        again, info_again = torch.linalg.cholesky_ex(matrix + torch.diag_embed(diagonal.clamp_min(ridge)))
+        failed = info > 0
+        factor = torch.where(failed[:, None, None], again, factor)
+        info = torch.where(failed, info_again, torch.zeros_like(info))
+    return factor
+
+
+def _active_rows(gram: Tensor, reach: Tensor, usable: Tensor, inequality: Tensor, ridge: float) -> Tensor:
+    """Rows with a multiplier in min 1/2 m.(U U^T + ridge) m - reach.m, m >= 0 for inequalities.
+
+    By block principal pivoting: all wrong rows change sides at once as long as that lowers their number; after three
+    failures only the last wrong one does, which ends after finitely many steps.
+    """
+    active = usable & (~inequality | (reach > 0))
+    rows = reach.shape[1]
+    number = torch.arange(rows, device=reach.device)
+    fewest = torch.full_like(number[:1].expand(len(reach)), rows + 1)
+    chances = torch.full_like(fewest, 3)
+    for _ in range(20 + 4 * rows):
+        rhs = torch.where(active, reach, torch.zeros_like(reach))
+        multipliers = torch.cholesky_solve(rhs[:, :, None], _factorise(gram, active, ridge)).squeeze(2)
+        multipliers = torch.where(active, multipliers, torch.zeros_like(multipliers))
+        slack = _apply_rows(gram, multipliers) - reach
+        noise = 1e-13 * (multipliers.abs().amax(1) + reach.abs().amax(1))[:, None]
+        wrong = inequality & usable & torch.where(active, multipliers < -noise, slack < -noise)
+        count = wrong.sum(1)
+        if not bool(count.any()):
+            break
+        better = count < fewest
+        fewest = torch.where(better, count, fewest)
+        chances = torch.where(better, torch.full_like(chances, 3), chances - 1)
+        last = torch.where(wrong, number, torch.full_like(number, -1)).amax(1)
+        single = wrong & (number == last[:, None])
+        active = active ^ torch.where((chances >= 0)[:, None], wrong, single)
+    return active
+
+
+def _apply_rows(matrix: Tensor, v: Tensor) -> Tensor:
+    """(n, r, d) times (n, d); not by a matrix product, whose rounding depends on the number of chains."""
+    return (matrix * v[:, None, :]).sum(2)
+
+
+def _pull_back(matrix: Tensor, v: Tensor) -> Tensor:
+    """Transpose of (n, r, d) times (n, r)."""
+    return (matrix * v[:, :, None]).sum(1)
+
+
+def _row_length(v: Tensor) -> Tensor:
+    """Norm of each row, for numbers of ordinary size."""
+    return torch.linalg.vector_norm(v, dim=1)
+
+
+def _tangential(basis: Tensor, v: Tensor) -> Tensor:
+    """P_T v; the second pass removes what the rounding of the basis left."""
+    v = v - _pull_back(basis, _apply_rows(basis, v))
+    return v - _pull_back(basis, _apply_rows(basis, v))
+
+
+def _cut_to_radius(v: Tensor, radius: Tensor) -> Tensor:
+    """The factor <= 1 that brings v into the radius."""
+    return (radius / norm(v).clamp_min(1e-300)).clamp_max(1.0)
+
+
+# ------------------------------------------------------------------ one step
+
+
+def _plan(
+    system: System, here: _Point, tangent: _Tangent, chains: _Chains, inequality: Tensor, *, first: bool
+) -> _Step:
+    """Normal and tangential step inside the trust region."""
+    along = -_apply_rows(tangent.basis, tangent.pull)
+    multipliers = torch.linalg.solve_triangular(tangent.factor.mT, along[:, :, None], upper=True).squeeze(2)
+    multipliers = _open_part(multipliers + tangent.forces / chains.scale[:, None], inequality)
+    multipliers = torch.where(tangent.active, multipliers, torch.zeros_like(multipliers))
+    bend = system.curvature(here.z, multipliers / torch.where(here.lengths > 0, here.lengths, 1.0))
+
+    def hessian(v: Tensor) -> Tensor:
+        return v / chains.scale[:, None] + torch.nan_to_num(bend(v), 0.0, 0.0, 0.0)
+
+    for attempt in range(BLOCKED + 1):
+        normal = tangent.normal
+        bent = hessian(normal)
+        gradient = tangent.pull + bent
+        if first:
+            gradient = gradient + (NUDGE * norm(normal) / chains.scale)[:, None] * _aside_direction(normal)
+        left = (chains.radius.square() - normal.square().sum(1)).clamp_min(0.0).sqrt()
+        slide, curved = _conjugate_gradients(hessian, tangent.basis, gradient, tangent.angle, left)
+        if not bool(inequality.any()):
+            break
+        share, blocking = _block(here, tangent, inequality, normal, slide)
+        if attempt == BLOCKED or not bool(blocking.any()):
+            slide, curved = share[:, None] * slide, share[:, None] * curved
+            break
+        gram, active = here.unit @ here.unit.mT, tangent.active | blocking
+        gap = torch.where(active, here.gap, torch.zeros_like(here.gap))
+        forces = torch.cholesky_solve(gap[:, :, None], _factorise(gram, active)).squeeze(2)
+        forces = torch.where(blocking.any(1, keepdim=True), forces, tangent.forces)
+        forces = forces * _cut_to_radius(_pull_back(here.unit, forces), 0.9 * chains.radius)[:, None]
+        tangent = _tangent_of(here, chains, gram, active, inequality, forces)
+    slides = (chains.slow < CRAWL)[:, None]
+    return _Step(normal + torch.where(slides, slide, 0.0), bent + torch.where(slides, curved, 0.0), multipliers)
+
+
+def _conjugate_gradients(
+    hessian: Callable[[Tensor], Tensor], basis: Tensor, gradient: Tensor, angle: Tensor, radius: Tensor
+) -> tuple[Tensor, Tensor]:
+    """argmin 1/2 t.H t + gradient.t over the tangent space and |t| <= radius, and H times it."""
+    t, bent = torch.zeros_like(gradient), torch.zeros_like(gradient)
+    r = _tangential(basis, gradient)
+    size, rounding = _row_length(r), 1e-15 * _row_length(gradient)
+    aim = torch.maximum(size * angle.clamp(1e-10, 0.1), 0.1 * rounding)
+    p, live = -r, (size > rounding) & (radius > 0)
+    for _ in range(min(INNER_STEPS, r.shape[1])):
+        if not bool(live.any()):
+            break
+        p = torch.where(live[:, None], p, torch.zeros_like(p))
+        hp = hessian(p)
+        squared, curvature = r.square().sum(1), (p * hp).sum(1)
+        length = p.square().sum(1)
+        convex = curvature > EPSILON * length.sqrt() * _row_length(hp)
+        share = torch.where(convex, squared / torch.where(convex, curvature, 1.0), torch.inf)
+        cross, room = (t * p).sum(1), (radius.square() - t.square().sum(1)).clamp_min(0.0)
+        safe = torch.where(length > 0, length, 1.0)
+        edge = room / (cross + (cross.square() + safe * room).sqrt()).clamp_min(1e-300)
+        ends = share >= edge
+        share = torch.where(live, torch.minimum(share, edge), 0.0)[:, None]
+        t, bent = t + share * p, bent + share * hp
+        r = torch.where(live[:, None], _tangential(basis, r + share * hp), r)
+        live = live & ~ends & (_row_length(r) > aim)
+        p = -r + (r.square().sum(1) / torch.where(squared > 0, squared, 1.0))[:, None] * p
+    return t, bent
+
+
+def _block(here: _Point, tangent: _Tangent, inequality: Tensor, normal: Tensor, slide: Tensor) -> tuple[Tensor, Tensor]:
+    """The share of the tangential step up to the first row that is not active, and that row (one-hot)."""
+    before = here.gap + _apply_rows(here.unit, normal)
+    ahead = _apply_rows(here.unit, slide)
+    meets = inequality & ~tangent.active & (ahead > 0) & (before + ahead > 1e-13 * (1.0 + norm(here.z))[:, None])
+    room = torch.where(meets, (-before).clamp_min(0.0) / torch.where(meets, ahead, 1.0), torch.inf)
+    share, row = room.min(1)
+    blocking = meets & (torch.arange(room.shape[1], device=room.device) == row[:, None]) & (share < 1.0)[:, None]
+    return share.clamp_max(1.0), blocking
+
+
+def _try_step(
+    system: System, here: _Point, tangent: _Tangent, chains: _Chains, inequality: Tensor, move: _Step
+) -> tuple[_Point, _Tangent, _Chains]:
+    """Evaluate the step, take it or not, and adapt the radius."""
+    step, power = _correct(system, here, tangent, move.step)
+    length = norm(step)
+    there = _look(system, here.z + step)
+    finite = torch.isfinite(there.violation)
+    trial = torch.where(finite[:, None], there.gap * _ratio(there.lengths, here.lengths), torch.zeros_like(there.gap))
+    linear = here.gap + _apply_rows(here.unit, move.step)
+    theta, modelled, reached = (norm(_open_part(gap, inequality)) for gap in (here.gap, linear, trial))
+
+    slope = (tangent.pull * step).sum(1)
+    rise = (tangent.pull * move.step).sum(1) + 0.5 * (move.step * move.bent).sum(1)
+    closed = theta - modelled
+    helps = closed > 1e-8 * theta
+    needed = torch.where(helps, 2.0 * torch.maximum(rise, slope) / torch.where(helps, closed, 1.0), 0.0)
+    kept = torch.where(theta <= NARROW * (1.0 + norm(here.z)), FORGET * chains.weight, chains.weight)
+    weight = torch.stack([kept, needed, 2.0 * norm(move.multipliers)]).amax(0)
+    promised = weight * closed - rise
+    gained = weight * (theta - reached) - slope - 0.5 * step.square().sum(1) / chains.scale
+    rounding = 4 * EPSILON * weight * (1.0 + norm(here.z))
+    lower = finite & (gained >= SHARE * promised - rounding) & (promised > 0)
+
+    chains = chains._replace(weight=weight)
+    tangent_there = _tangent_at(there, chains, inequality)
+    taken = lower | (finite & (tangent_there.error <= 0.5 * chains.best))
+
+    error = torch.where(finite[:, None], trial - linear, torch.zeros_like(trial))
+    shorter = torch.full_like(length, 0.1)
+    if not bool(taken.all()):
+        shorter = torch.where(finite, _shorter(here, error, power, step, slope, chains, inequality), shorter)
+    longer = torch.where(gained > 0.99 * promised, 10.0, 3.0) * length
+    grown = torch.where(gained > 0.7 * promised, torch.maximum(chains.radius, longer), chains.radius)
+    grown = torch.where(lower & (gained < 0.1 * promised), 0.5 * length, grown)
+    radius = torch.where(taken, grown, shorter * length)
+    # A step may widen the gap to come nearer to y, but not again and again.
+    left = norm(_open_part(there.gap, inequality))
+    wider = taken & (left > 0.9 * theta) & (left > NARROW * (1.0 + norm(there.z)))
+    moved = taken & (length > 1e-9 * (1.0 + norm(there.z)))
+    chains = chains._replace(radius=radius, weight=torch.where(wider, 2.0 * weight, weight), moved=moved)
+    here, tangent = _choose(taken, there, here), _choose(taken, tangent_there, tangent)
+    again = torch.nonzero(~taken | (norm(tangent.normal) > 0.9 * radius)).flatten()
+    if len(again):
+        for whole, part in zip(tangent, _tangent_at(_take(here, again), _take(chains, again), inequality), strict=True):
+            whole[again] = part
+    return here, tangent, chains
+
+
+def _correct(system: System, here: _Point, tangent: _Tangent, step: Tensor) -> tuple[Tensor, Tensor]:
+    """The step, bent back to the linearised rows, and the order of what it still leaves.
+
+    A step along a curved set leaves it to second order, and would be refused for that (the Maratos effect).
+    """
+    linear, lengths = here.gap + _apply_rows(here.unit, step), torch.where(here.lengths > 0, here.lengths, 1.0)
+    bent, longest, small = step, 0.5 * norm(step), torch.ones_like(step[:, 0], dtype=torch.bool)
+    for _ in range(CORRECTIONS):
+        error = system.values(here.z + bent) / lengths - linear
+        usable = small & torch.isfinite(error).all(1)
+        error = torch.where(tangent.active & usable[:, None], error, 0.0)
+        bent = bent - _pull_back(here.unit, torch.cholesky_solve(error[:, :, None], tangent.factor).squeeze(2))
+        small = usable & (norm(bent - step) <= longest)
+        bent = torch.where(small[:, None], bent, step)
+    return bent, torch.where(small, 2.0 + CORRECTIONS, 2.0).to(step)
+
+
+def _ratio(new: Tensor, old: Tensor) -> Tensor:
+    """The factor from units of the new lengths to units of the old ones; a length of zero counts as one."""
+    return torch.where(new > 0, new, 1.0) / torch.where(old > 0, old, 1.0)
+
+
+def _shorter(
+    here: _Point, error: Tensor, power: Tensor, step: Tensor, slope: Tensor, chains: _Chains, inequality: Tensor
+) -> Tensor:
+    """The share of a failed step where the merit is least, with c + share U s + share^power error for its rows."""
+    share = (0.5 ** torch.arange(1, HALVINGS + 1, dtype=step.dtype, device=step.device))[:, None]
+    ahead = _apply_rows(here.unit, step)[:, None]
+    gap = here.gap[:, None] + share * ahead + share ** power[:, None, None] * error[:, None]
+    theta = torch.linalg.vector_norm(_open_part(gap, inequality), dim=2)
+    half = 0.5 * step.square().sum(1) / chains.scale
+    share = share.squeeze(1)
+    merit = chains.weight[:, None] * theta + share * slope[:, None] + share.square() * half[:, None]
+    return share[merit.argmin(1)]

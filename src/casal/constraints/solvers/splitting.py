@@ -1,0 +1,375 @@
+"""Nearest or common points of several sets known only through their projections, and two relatives.
+
+``dykstra`` finds the nearest point of an intersection of convex sets, ``alternating`` some point of any intersection,
+``behind_matrix`` the nearest x with A x in a set, and ``on_box`` minimises a quadratic function on a box.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from casal.constraints.base import Budget, Projection
+from casal.constraints.vectors import EPSILON, flat, norm, over_events, relative
+from casal.errors import SettingError
+
+Map: TypeAlias = Callable[[Tensor], Tensor]
+"""Points (n, *event) to points of the same shape, or to one number each (n,)."""
+
+STILL = 16 * EPSILON
+"""What a sweep moves by rounding alone."""
+AFAR = 30.0
+"""Distance of z, in units of the point reached, from which on the other algorithm takes over."""
+BALANCED, BALANCE_EVERY, BALANCE_UNTIL = 10.0, 10, 300
+"""Ratio of the two residuals that rho is adapted to, how often, and for how long."""
+
+
+class Members(NamedTuple):
+    """The sets of an iteration, as it sees them.
+
+    Attributes:
+        projections: P_1, ..., P_K, each (n, *event) -> (n, *event).
+        violation: (n, *event) -> (n,), the largest violation of a member.
+        take: The members of some chains (k,), where they differ from chain to chain; None if they do not.
+    """
+
+    projections: Sequence[Map]
+    violation: Map
+    take: Callable[[Tensor], Members] | None = None
+
+    def of(self, chains: Tensor) -> Members:
+        """The members of these chains."""
+        return self if self.take is None else self.take(chains)
+
+
+def dykstra(
+    z: Tensor,
+    projections: Sequence[Map],
+    violation: Map,
+    budget: Budget,
+    take: Callable[[Tensor], Members] | None = None,
+) -> Projection:
+    """Nearest points of the intersection of convex sets C_1, ..., C_K. One sweep takes every set in turn:
+
+        x' = P_i(x + p_i),     p_i' = x + p_i - x',     from x = z and p_i = 0.
+
+    The increments p_i are what plain alternating projections lack; they make the limit the nearest point. A sweep
+    that changes x but little may still be far from the limit (the algorithm can stall), so a chain is done only if
+
+        max( violation(x), sqrt(sum_i |p_i' - p_i|^2) / (|z| + |x|) ) <= tolerance,
+
+    and this maximum is the residual that is returned. The rate is linear for polyhedra and may be slow where sets meet
+    at small angles. In an empty intersection the increments grow without end; the chains are then flagged.
+
+    A sweep changes the increments by no more than what the sets are violated, so points far away would need as many
+    sweeps as they are far. They are left to the method of multipliers, whose step grows with the distance:
+
+        x_i = P_i(v - w_i),   v = (z + rho sum_i (x_i + w_i)) / (1 + rho K),   w_i += x_i - v,   rho ~ |z - x| / |x|;
+
+    the residual is then the largest of violation(x_K), |x_i - v| and |v' - v|, relative to |v| + sum_i |w_i|.
+
+    Args:
+        z: (n, *event) finite float64.
+        projections: P_1, ..., P_K, exact projections (n, *event) -> (n, *event) onto convex sets.
+        violation: (n, *event) -> (n,), the largest violation of a member.
+        budget: Tolerance on the residual, and the largest number of sweeps.
+        take: As in ``Members``; chains that are done leave the iteration, and the others need to keep their sets.
+
+    References:
+        Boyle and Dykstra, "A method for finding projections onto the intersection of convex sets in Hilbert spaces"
+        (1986); Birgin and Raydan, "Robust stopping criteria for Dykstra's algorithm", SIAM J. Sci. Comput. 26 (2005);
+        Boyd et al., "Distributed optimization and statistical learning via the alternating direction method of
+        multipliers" (2011), sections 3.4.1 and 5.1.
+    """
+    _check_members(projections)
+    members = Members(projections, violation, take)
+    inside = violation(z) <= min(budget.tolerance, STILL)
+    nothing = torch.zeros_like(inside, dtype=z.dtype)
+    found = Projection(z.clone(), inside, nothing.long(), nothing)
+    left = torch.nonzero(~inside).flatten()
+    if budget.iterations < 1 or not len(left):
+        return found._replace(residual=torch.where(inside, 0.0, torch.inf))
+    rough = z[left]
+    for project in members.of(left).projections:
+        rough = project(rough)
+    far = _length(z[left] - rough) > AFAR * _length(rough)
+    for chains, search in ((left[~far], _sweeps), (left[far], _from_afar)):
+        if len(chains):
+            for whole, part in zip(found, search(z[chains], members.of(chains), budget), strict=True):
+                whole[chains] = part
+    return found
+
+
+def _sweeps(z: Tensor, members: Members, budget: Budget) -> Projection:
+    """Dykstra's algorithm proper."""
+    record, tiny = Record(z, budget.tolerance), max(budget.tolerance, STILL)
+    projections, violation, _ = members
+    x, size, increments = z, _length(z), [torch.zeros_like(z) for _ in projections]
+    for step in range(1, budget.iterations + 1):
+        moved = torch.zeros_like(size)
+        for i, project in enumerate(projections):
+            target = x + increments[i]
+            x = project(target)
+            before, increments[i] = increments[i], target - x
+            moved = torch.hypot(moved, _length(increments[i] - before))
+        moved = relative(moved, size + _length(x))
+        onwards = record.add(x, torch.maximum(violation(x), torch.where(moved <= tiny, 0.0, moved)), step)
+        if not bool(onwards.any()):
+            break
+        if not bool(onwards.all()):
+            x, size, *increments = (part[onwards] for part in (x, size, *increments))
+            projections, violation, _ = members.of(record.chain)
+    return record.projection()
+
+
+def _from_afar(z: Tensor, members: Members, budget: Budget) -> Projection:
+    """The method of multipliers, alternating over the members; rho is adapted to balance |x_i - v| and |v' - v|."""
+    projections, violation, _ = members
+    record, count = Record(z, budget.tolerance), len(projections)
+    v = z
+    for project in projections:
+        v = project(v)
+    spread = torch.stack([_length(project(v) - v) for project in projections]).amax(0)
+    rho = (_length(z - v) / (_length(v) + spread).clamp_min(torch.finfo(torch.float64).tiny)).clamp(1.0, 1e300)
+    w = [(z - v) / over_events(count * rho, z) for _ in projections]
+    for step in range(1, budget.iterations + 1):
+        points = [project(v - offset) for project, offset in zip(projections, w, strict=True)]
+        total = torch.stack([x + offset for x, offset in zip(points, w, strict=True)]).sum(0)
+        share = over_events(1 / (1 / rho + count), z)
+        before, v = v, share * (z / over_events(rho, z) + total)
+        w = [offset + (x - v) for x, offset in zip(points, w, strict=True)]
+        apart = torch.stack([_length(x - v) for x in points]).amax(0)
+        moved = _length(v - before)
+        size = _length(v) + torch.stack([_length(offset) for offset in w]).sum(0)
+        broken = torch.maximum(violation(points[-1]), relative(torch.maximum(apart, moved), size))
+        if step % BALANCE_EVERY == 0 and step <= BALANCE_UNTIL:
+            factor = torch.where(apart > BALANCED * moved, 2.0, torch.where(moved > BALANCED * apart, 0.5, 1.0)).to(z)
+            rho, w = rho * factor, [offset / over_events(factor, z) for offset in w]
+        onwards = record.add(points[-1], broken, step)
+        if not bool(onwards.any()):
+            break
+        if not bool(onwards.all()):
+            z, v, rho, *w = (part[onwards] for part in (z, v, rho, *w))
+            projections, violation, _ = members.of(record.chain)
+    return record.projection()
+
+
+def _length(z: Tensor) -> Tensor:
+    """Norm of every event."""
+    return norm(flat(z))
+
+
+def alternating(
+    z: Tensor,
+    projections: Sequence[Map],
+    violation: Map,
+    budget: Budget,
+    take: Callable[[Tensor], Members] | None = None,
+) -> Projection:
+    """x <- P_K(... P_2(P_1(x))), from x = z: alternating (cyclic) projections, for sets that need not be convex.
+
+    It ends at a common point near z, in general not the nearest, and nothing guarantees that it does: the flags say
+    which chains made it. Local linear convergence where the sets meet at an angle; the last set is met exactly at all
+    times.
+
+    Args:
+        z: (n, *event) finite float64.
+        projections: P_1, ..., P_K, each (n, *event) -> (n, *event).
+        violation: (n, *event) -> (n,), the largest violation of a member; this is the residual.
+        budget: Tolerance on the violation, and the largest number of sweeps.
+        take: As in ``dykstra``.
+
+    References:
+        Lewis, Luke and Malick, "Local linear convergence for alternating and averaged nonconvex projections", Found.
+        Comput. Math. 9 (2009).
+    """
+    _check_members(projections)
+    record, members = Record(z, budget.tolerance), Members(projections, violation, take)
+    x, onwards = z, record.add(z, violation(z), 0)
+    for step in range(1, budget.iterations + 1):
+        if not bool(onwards.all()):
+            x = x[onwards]
+            if not len(x):
+                break
+            projections, violation, _ = members.of(record.chain)
+        for project in projections:
+            x = project(x)
+        onwards = record.add(x, violation(x), step)
+    return record.projection()
+
+
+def behind_matrix(
+    y: Tensor,
+    A: Tensor,
+    project: Callable[[Tensor], Tensor],
+    violation: Callable[[Tensor], Tensor],
+    budget: Budget,
+) -> Projection:
+    """min 1/2 |x - y|^2 subject to A x in C:
+
+        x = (I + rho A^T A)^-1 (y + rho A^T (z - u)),    z = P_C(A x + u),    u = u + A x - z.
+
+    rho = 1 / |A|^2 balances the two sides; A^T A is factorised once. A chain is done when its violation is within the
+    tolerance and x no longer moves; it flags what does not get there.
+
+    Args:
+        y: Points (n, d).
+        A: Matrix (k, d).
+        project: P_C on (n, k).
+        violation: Violation of x, (n, d) -> (n,).
+        budget: Tolerance and iterations.
+    """
+    values, basis = torch.linalg.eigh(A.T @ A)
+    rho = 1.0 / float(values[-1].clamp_min(torch.finfo(A.dtype).tiny))
+    inverse = (basis / (1.0 + rho * values.clamp_min(0.0))) @ basis.T
+    n = len(y)
+    out = Projection(
+        y.clone(),
+        torch.zeros(n, dtype=torch.bool, device=y.device),
+        torch.full((n,), budget.iterations, device=y.device),
+        violation(y),
+    )
+    chain = torch.arange(n, device=y.device)
+    x, anchor, z = y, y, project(y @ A.T)
+    u = torch.zeros_like(z)
+    for iteration in range(1, budget.iterations + 1):
+        new = (anchor + rho * (z - u) @ A) @ inverse
+        image = new @ A.T
+        z = project(image + u)
+        u = u + image - z
+        moved = (new - x).abs().amax(1) / (1.0 + new.abs().amax(1))
+        x = new
+        left = violation(x)
+        done = (left <= budget.tolerance) & (moved <= budget.tolerance)
+        out.point[chain], out.residual[chain] = x, left
+        out.converged[chain[done]] = True
+        out.iterations[chain[done]] = iteration
+        if bool(done.all()):
+            break
+        if bool(done.any()):
+            keep = ~done
+            chain, x, anchor, z, u = chain[keep], x[keep], anchor[keep], z[keep], u[keep]
+    return out
+
+
+class Quadratic(NamedTuple):
+    """1/2 u . H u with its extreme curvatures, prepared once.
+
+    Attributes:
+        hessian: H, (d, d), symmetric and positive definite.
+        least: Smallest eigenvalue of H.
+        most: Largest eigenvalue of H.
+    """
+
+    hessian: Tensor
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, hessian: Tensor) -> Quadratic:
+        """Find the extreme curvatures."""
+        values = torch.linalg.eigvalsh(hessian)
+        return cls(hessian, float(values[0]), float(values[-1]))
+
+    @property
+    def condition(self) -> float:
+        """Largest over smallest curvature."""
+        return self.most / self.least if self.least > 0 else math.inf
+
+
+def on_box(
+    f: Tensor,
+    quadratic: Quadratic,
+    limit: Tensor,
+    budget: Budget,
+    *,
+    size: Tensor,
+    start: Tensor | None = None,
+    extra: int = 0,
+) -> Projection:
+    """Minimise 1/2 u . H u - f . u over |u| <= limit, by Nesterov's method for strongly convex functions.
+
+        u' = clip(v - (H v - f) / L),     v' = u' + beta (u' - u),     beta = (sqrt(L) - sqrt(l)) / (sqrt(L) + sqrt(l)),
+
+    with l and L the extreme curvatures. The error falls by about 1 - sqrt(l / L) in each iteration, one product with
+    H. The residual is the length of a projected gradient step, |u - clip(u - (H u - f) / L)|, relative to ``size``.
+
+    Args:
+        f: (n, d).
+        quadratic: H and its curvatures.
+        limit: (d,), infinity where there is no bound.
+        budget: Tolerance on the residual, and the largest number of iterations.
+        size: (n,), size of the numbers that f was computed from.
+        start: (n, d), a point near the answer.
+        extra: Iterations that a chain takes after it has reached the tolerance; near rounding they make the answer
+            independent of the iteration at which that happened.
+
+    References:
+        Nesterov, "Introductory lectures on convex optimization" (2004), section 2.2.
+    """
+    H, root = quadratic.hessian, math.sqrt(quadratic.condition)
+    beta, step = (root - 1) / (root + 1), 1 / quadratic.most
+    u = torch.zeros_like(f) if start is None else start.clamp(-limit, limit)
+    record = Record(u, budget.tolerance)
+    v, at_u, quiet = u, u @ H, torch.zeros(len(u), dtype=torch.long, device=u.device)
+    at_v = at_u
+    for count in range(budget.iterations + 1):
+        residual = relative(norm(u - (u - step * (at_u - f)).clamp(-limit, limit)), size)
+        quiet = quiet + ((residual <= budget.tolerance) | (quiet > 0)).long()
+        onwards = record.add(u, residual, count, (quiet > extra) | (residual == 0))
+        if not bool(onwards.all()):
+            u, v, f, size, at_u, at_v, quiet = (part[onwards] for part in (u, v, f, size, at_u, at_v, quiet))
+        if not len(u) or count == budget.iterations:
+            break
+        before, at_before = u, at_u
+        u = (v - step * (at_v - f)).clamp(-limit, limit)
+        at_u = u @ H
+        v, at_v = u + beta * (u - before), at_u + beta * (at_u - at_before)
+    return record.projection()
+
+
+class Record:
+    """Best points of a batch, and the chains that are still at work.
+
+    Args:
+        z: Starting points (n, *event).
+        tolerance: Residual at which a chain is done.
+    """
+
+    def __init__(self, z: Tensor, tolerance: float) -> None:
+        self.point, self.tolerance = z.clone(), tolerance
+        self.residual = torch.full((len(z),), torch.inf, dtype=z.dtype, device=z.device)
+        self.iterations = torch.zeros(len(z), dtype=torch.long, device=z.device)
+        self.chain = torch.arange(len(z), device=z.device)
+
+    def add(self, x: Tensor, residual: Tensor, step: int, done: Tensor | None = None) -> Tensor:
+        """Keep what is better, and return which of the chains at work have to go on.
+
+        Args:
+            x: Points of the chains at work.
+            residual: Their residuals (n,).
+            step: How many steps they have taken.
+            done: Which of them are done; those within the tolerance if left out.
+        """
+        residual = residual.to(self.residual)
+        better = residual < self.residual[self.chain]
+        chosen = self.chain[better]
+        self.point[chosen], self.residual[chosen] = x[better], residual[better]
+        self.iterations[self.chain] = step
+        onwards = ~(residual <= self.tolerance if done is None else done)
+        self.chain = self.chain[onwards]
+        return onwards
+
+    def projection(self) -> Projection:
+        """The outcome."""
+        return Projection(self.point, self.residual <= self.tolerance, self.iterations, self.residual)
+
+
+def _check_members(projections: Sequence[Map]) -> None:
+    """An iteration over no sets at all has nothing to do."""
+    if not projections:
+        raise SettingError("an iteration over sets needs at least one projection, got none")

@@ -1,0 +1,152 @@
+"""Small vector helpers that know no set: shapes, safe norms, shells, what rounding may spoil."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from casal.errors import ProjectionError
+
+Made = TypeVar("Made")
+
+EPSILON = torch.finfo(torch.float64).eps
+"""Rounding of one operation in float64, relative."""
+
+ROUNDING = 1e-12
+"""Relative error granted to the parameters of a set before they count as contradictory, and to a point on its edge.
+
+Parameters come out of someone's sums in float64: a few thousand roundings, with a margin.
+"""
+
+LARGEST = 1e300
+"""Lengths beyond this overflow in sums of squares even after scaling."""
+
+
+def flat(z: Tensor) -> Tensor:
+    """(n, *event) -> (n, d)."""
+    return z.flatten(1)
+
+
+def over_events(values: Tensor, z: Tensor) -> Tensor:
+    """(n,) shaped to broadcast over the events of z."""
+    return values.reshape(-1, *([1] * (z.ndim - 1)))
+
+
+def peak(v: Tensor) -> Tensor:
+    """Largest |coordinate| of the rows of (n, d), (n, 1); one for a row of zeros, so that it can be divided by."""
+    top = v.abs().amax(1, keepdim=True) if v.shape[1] else v.new_zeros(len(v), 1)
+    return torch.where(top > 0, top, torch.ones_like(top))
+
+
+def norm(v: Tensor) -> Tensor:
+    """Euclidean norm of the rows of (n, d), safe from overflow and underflow of the squares."""
+    scale = peak(v)
+    return (scale * torch.linalg.vector_norm(v / scale, dim=1, keepdim=True)).squeeze(1)
+
+
+def unit(v: Tensor, fallback: Tensor) -> Tensor:
+    """Rows of (n, d) scaled to length one; a zero row becomes ``fallback`` (d,)."""
+    top = v.abs().amax(1, keepdim=True)
+    scaled = v / torch.where(top > 0, top, torch.ones_like(top))
+    scaled = torch.where(top > 0, scaled, fallback.expand_as(v))
+    return scaled / torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+
+
+def axis(like: Tensor, *numbers: float) -> Tensor:
+    """(d,) for rows (n, d): these numbers in the first coordinates, zero in the others."""
+    out = torch.zeros(like.shape[1], dtype=like.dtype, device=like.device)
+    for place, number in enumerate(numbers):
+        out[place] = number
+    return out
+
+
+def relative(excess: Tensor, scale: Tensor) -> Tensor:
+    """``excess / scale`` with 0/0 = 0: a violation in units of the numbers it was computed from."""
+    return torch.where(excess > 0, excess / scale.clamp_min(torch.finfo(torch.float64).tiny), torch.zeros_like(excess))
+
+
+def gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Standard Gaussian numbers of the shape, dtype and device of a tensor."""
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+def tangent(y: Tensor, basis: Tensor) -> Tensor:
+    """The part of y (n, d) orthogonal to the rows of ``basis``: exactly zero where it is nothing but rounding.
+
+    Without that, the foot of a point on the normal of a set through the origin would be noise, and its relative
+    violation one, however small the noise.
+    """
+    scale = peak(y)
+    scaled = y / scale
+    part = scaled - (scaled @ basis.T) @ basis
+    part = part - (part @ basis.T) @ basis
+    noise = norm(part) <= 1e-14 * norm(scaled)
+    return scale * torch.where(noise[:, None], torch.zeros_like(part), part)
+
+
+def refuse_overflow(point: Tensor, owner: object) -> Tensor:
+    """The point, unless its nearest member of the set ``owner`` lies beyond the largest float."""
+    finite = torch.isfinite(point).flatten(1).all(1)
+    if not bool(finite.all()):
+        lost = torch.nonzero(~finite).flatten().tolist()
+        raise ProjectionError(
+            f"{type(owner).__name__}.project overflows for {len(lost)} of {len(point)} points: coordinates are close "
+            "to the largest float 1.8e308; check the score and the step size that produced them",
+            chains=lost,
+        )
+    return point
+
+
+# ------------------------------------------------------------------ shells, in the dtype of the chains
+
+
+def shortest(dtype: torch.dtype) -> float:
+    """The length below which squares lose digits."""
+    return 10.0 * float(torch.finfo(dtype).tiny ** 0.5)
+
+
+def shell_factor(offset: Tensor, radius: float | Tensor) -> tuple[Tensor, Tensor]:
+    """R / |v| for rows v of (n, d), and |v|, both (n, 1); |v| is taken to be at least ``shortest``.
+
+    A row of zeros gets R / shortest, so that v + shortest e comes out as R e for any direction e. Where |v|^2 overflows
+    the factor is not a number: a chain that far out is lost, and must not come back as the centre.
+
+    Args:
+        offset: v.
+        radius: R, a number or (n, 1).
+    """
+    length = torch.linalg.vector_norm(offset, dim=1, keepdim=True).clamp_min(shortest(offset.dtype))
+    factor = length.pow(-2).mul_(length * radius)
+    if _compiled():
+        factor = factor.as_strided(factor.shape, (1, 1))
+    return factor, length
+
+
+def nudge(part: Tensor, by: Tensor, alpha: float = 1.0) -> None:
+    """Add ``alpha by`` to ``part`` in place: the shortest step off the centre, from where all of a shell is as near."""
+    if not _compiled():
+        part.add_(by, alpha=alpha)
+
+
+def once(made: dict[tuple[torch.dtype, torch.device], Made], z: Tensor, make: Callable[[], Made]) -> Made:
+    """Constants in the dtype of z, made once for each dtype and device and kept in ``made``."""
+    if _compiled():
+        return make()
+    key = z.dtype, z.device
+    if key not in made:
+        made[key] = make()
+    return made[key]
+
+
+def _compiled() -> bool:
+    """Whether a compiler reads this. The one place that asks, for three reasons, two of them measured on a step.
+
+    A compiled kernel would work out the factor of a shell anew for every 16 numbers of a row, unless it is kept in
+    memory of its own (``as_strided``). A nudge costs a twentieth of the step, while a chain that sits at the centre to
+    the last bit is moved by the next noise anyway, or by the strict projection at the end. And a compiled graph must
+    not keep its tensors in a dictionary.
+    """
+    return torch.compiler.is_compiling()

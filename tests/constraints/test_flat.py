@@ -1,0 +1,209 @@
+"""Bounds with an equation, polytopes, sparse equations."""
+
+from __future__ import annotations
+
+import math
+
+import cvxpy
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+
+from casal.constraints import Affine, Box, BoxHyperplane, Budget, Polytope
+from casal.errors import InfeasibleSet, ShapeError
+
+from .closed_form_cases import INF
+from .iterative_cases import cube, levels, matrix
+from .points import normal, one
+
+# ------------------------------------------------------------------ box and hyperplane
+
+
+def test_box_hyperplane_with_huge_points() -> None:
+    constraint = BoxHyperplane(-1.0, 1.0, [1.0, 1.0, 1.0], -0.5)
+    np.testing.assert_allclose(one(constraint, [1e150, -2e150, 0.5e150]), [1.0, -1.0, -0.5], atol=1e-15)
+    np.testing.assert_allclose(one(constraint, [1e150, 0.3, -0.2]), [1.0, -0.5, -1.0], atol=1e-15)
+    np.testing.assert_allclose(
+        one(BoxHyperplane(0.0, INF, np.ones(4), 1.0), np.full(4, 1e150)), np.full(4, 0.25), atol=1e-15
+    )
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 10_000), st.integers(1, 8), st.floats(-4, 4))
+def test_box_hyperplane_agrees_with_a_root_finder(seed: int, size: int, exponent: float) -> None:
+    rng = np.random.default_rng(seed)
+    low = np.where(rng.random(size) < 0.2, -np.inf, rng.normal(size=size))
+    high = np.where(rng.random(size) < 0.2, np.inf, np.maximum(low, -2.0) + rng.exponential(size=size))
+    a = np.sign(rng.normal(size=size)) * rng.uniform(0.2, 2.0, size) * (rng.random(size) < 0.8)
+    a[0] = 1.0
+    member = np.clip(rng.normal(size=size), low, high)
+    constraint = BoxHyperplane(low, high, a, float(a @ member))
+    for y in 10.0**exponent * rng.normal(size=(3, size)):
+        foot = one(constraint, y)
+        far = 1e3 * (10.0**exponent + 10.0)
+        lam = brentq(lambda t, y=y: a @ np.clip(y - t * a, low, high) - a @ member, -far, far, xtol=1e-300, rtol=1e-15)
+        np.testing.assert_allclose(foot, np.clip(y - lam * a, low, high), rtol=0, atol=1e-12 * (1 + np.abs(y).max()))
+
+
+# ------------------------------------------------------------------ polytopes
+
+
+@pytest.mark.parametrize(("d", "m"), [(3, 6), (12, 30), (40, 60)])
+@pytest.mark.parametrize("solver", ["CLARABEL", "OSQP"])
+def test_polytopes_agree_with_other_solvers(solver: str, d: int, m: int) -> None:
+    G, h = matrix(m, d, seed=10), levels(m, seed=11)
+    z = 2.0 * normal(5, d, seed=12)
+    foot = Polytope(G, h).project(z).numpy()
+    options = (
+        {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11}
+        if solver == "CLARABEL"
+        else {"eps_abs": 1e-10, "eps_rel": 1e-10, "max_iter": 100_000, "polishing": True}
+    )
+    for start, point in zip(z.numpy(), foot, strict=True):
+        x = cvxpy.Variable(d)
+        problem = cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares(x - start)), [G.numpy() @ x <= h.numpy()])
+        problem.solve(solver=solver, **options)
+        np.testing.assert_allclose(point, x.value, rtol=0, atol=1e-7)
+
+
+def test_a_cube_is_a_box() -> None:
+    low, high = torch.tensor([-1.0, 0.0, -2.0]), torch.tensor([0.5, 0.0, 3.0])
+    z = 3.0 * normal(50, 3, seed=13)
+    polytope = Polytope(cube(3), torch.cat([high, -low]))
+    assert torch.allclose(polytope.project(z), Box(low, high).project(z), rtol=0, atol=1e-15)
+    assert not polytope.solid and Polytope(cube(3), 1.0).solid
+
+
+def test_the_event_is_one_vector() -> None:
+    G, h = matrix(10, 12, seed=4), levels(10, seed=4)
+    z = 2.0 * normal(6, 3, 4, seed=14)
+    polytope = Polytope(G, h)
+    assert torch.equal(polytope.project(z), polytope.project(z.reshape(6, 12)).reshape(6, 3, 4))
+    assert torch.equal(polytope.violation(z), polytope.violation(z.reshape(6, 12)))
+    with pytest.raises(ShapeError, match=r"12 coordinates, events \(5,\) have 5"):
+        polytope.project(torch.zeros(1, 5))
+
+
+@pytest.mark.parametrize(
+    ("G", "h", "point", "expected"),
+    [
+        ([[3.0, 4.0]], [5.0], [3.0, 4.0], 4 / 6),
+        ([[3.0, 4.0]], [5.0], [-3.0, -4.0], 0.0),
+        ([[3.0, 4.0], [0.0, 1e9]], [5.0, 0.0], [0.0, 2.0], 2 / 2),
+        ([[3.0, 4.0], [0.0, 0.0]], [-5.0, 1.0], [0.0, 0.0], 1.0),
+        ([[0.0, 0.0]], [1.0], [7.0, 7.0], 0.0),
+    ],
+)
+def test_violation_of_a_polytope_by_hand(
+    G: list[list[float]], h: list[float], point: list[float], expected: float
+) -> None:
+    got = Polytope(G, h).violation(torch.tensor([point], dtype=torch.float64))
+    assert got.tolist() == pytest.approx([expected], rel=1e-14, abs=0.0)
+
+
+def test_residual_of_a_polytope_by_hand() -> None:
+    polytope = Polytope([[3.0, 4.0], [0.0, -2.0], [0.0, 0.0]], [5.0, 6.0, 0.0])
+    z = torch.tensor([[1.0, 1.0], [0.0, -4.0]], dtype=torch.float64)
+    assert polytope.equation_count() == 0
+    assert polytope.residual(z).flatten().tolist() == pytest.approx([0.4, -4.0, -4.2, 1.0])
+
+
+def test_a_set_without_inequalities_is_everything() -> None:
+    everything = Polytope(torch.zeros(2, 3), [0.0, math.inf])
+    z = normal(4, 3, seed=15)
+    assert torch.equal(everything.project(z), z) and everything.violation(z).tolist() == [0.0] * 4
+    assert everything.solid and everything.residual(z).shape == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("G", "h", "solid"),
+    [
+        ([[1.0], [-1.0]], [1.0, 0.0], True),
+        ([[1.0], [-1.0]], [1.0, -1.0], False),
+        ([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]], [1.0, -1.0, 5.0], False),
+        ([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0], True),
+        ([[1e-9, 0.0], [0.0, 1e9]], [1.0, 1e-9], True),
+    ],
+)
+def test_solid_means_that_all_inequalities_can_be_strict(G: list[list[float]], h: list[float], solid: bool) -> None:
+    assert Polytope(G, h).solid is solid
+
+
+@pytest.mark.parametrize(
+    ("G", "h", "message"),
+    [
+        ([[1.0, 0.0], [-1.0, 0.0]], [0.0, -1.0], "2 of 2 rows contradict"),
+        ([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]], [1.0, -1.0 - 1e-9, 0.0], "2 of 3 rows contradict"),
+        ([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]], [0.0, 0.0, -1.0], "3 of 3 rows contradict"),
+        ([[1.0, 1.0], [0.0, 0.0]], [0.0, -2.0], r"row 1 of G is zero but h\[1\] = -2"),
+        ([[1.0, math.nan]], [0.0], "non-finite"),
+        ([[1.0, 1.0]], [-math.inf], "non-finite"),
+    ],
+)
+def test_an_empty_polytope_is_refused(G: list[list[float]], h: list[float], message: str) -> None:
+    with pytest.raises(InfeasibleSet, match=message):
+        Polytope(G, h)
+
+
+def test_shapes_of_a_polytope_are_checked() -> None:
+    with pytest.raises(ShapeError, match="3 rows but h has 2"):
+        Polytope(torch.zeros(3, 2), [1.0, 2.0])
+    with pytest.raises(ShapeError, match=r"\(1, 2, 3\)"):
+        Polytope(torch.zeros(1, 2, 3), 1.0)
+
+
+def test_a_polytope_that_may_be_empty_flags_every_chain() -> None:
+    """Two half-planes whose edges meet at 1e-9 rad, a thousand million away: beyond proof, and beyond reach."""
+    doubtful = Polytope([[1.0, 0.0], [-1.0, 1e-9]], [0.0, -1.0])
+    z = normal(6, 2, seed=16)
+    found = doubtful.solve(z)
+    assert not bool(found.converged.any())
+    assert torch.allclose(found.residual, doubtful.violation(found.point), rtol=1e-6, atol=0)
+    assert bool((found.residual < doubtful.violation(z)).all())
+
+
+def test_in_a_batch_only_the_hard_chain_is_flagged() -> None:
+    """A wedge of 1e-8 rad: only the chain that would have to go to its edge, far away, does not get there."""
+    wedge = Polytope([[0.0, 1.0], [-1e-8, -1.0]], [0.0, -1e-3])
+    z = torch.tensor([[1e6, -0.1], [2e5, 3.0], [-1.0, 0.0], [3e5, -0.002]], dtype=torch.float64)
+    found = wedge.solve(z)
+    assert found.converged.tolist() == [True, True, False, True]
+    assert float(found.residual[2]) > 1e-12 and float(wedge.violation(found.point)[[0, 1, 3]].max()) <= 1e-14
+
+
+def test_a_polytope_keeps_to_its_budget() -> None:
+    polytope = Polytope(matrix(60, 20, seed=17), levels(60, seed=17))
+    z = 3.0 * normal(30, 20, seed=18)
+    loose, exact = polytope.solve(z, budget=Budget(1e-12, 3)), polytope.solve(z)
+    assert not bool(loose.converged.any()) and loose.iterations.tolist() == [3] * 30
+    assert bool((loose.residual > 1e-12).all()) and bool((exact.iterations > 3).all())
+    assert bool((loose.point - exact.point).norm(dim=1).mean() < 0.5 * (z - exact.point).norm(dim=1).mean())
+    rough = polytope.solve(z, budget=Budget(1e-2))
+    assert bool(rough.converged.all()) and float(rough.iterations.sum()) < float(exact.iterations.sum())
+
+
+def test_a_polytope_at_full_size() -> None:
+    """A hundred chains, two hundred coordinates, four hundred rows: all to rounding."""
+    polytope = Polytope(matrix(400, 200, seed=19), 15.0 * levels(400, seed=20))
+    z = normal(100, 200, seed=21)
+    found = polytope.solve(z)
+    assert bool(found.converged.all()) and float(found.residual.max()) <= 1e-14
+    assert float(polytope.violation(found.point).max()) <= 1e-14
+    # The nearest point is the one from which no member lies in the direction of z.
+    others = found.point.roll(1, 0)
+    assert bool((((z - found.point) * (others - found.point)).sum(1) <= 1e-12).all())
+
+
+# ------------------------------------------------------------------ sparse equations
+
+
+def test_sparse_matrices_of_torch_and_scipy_are_taken() -> None:
+    A = torch.tensor([[1.0, 0.0, 0.0, -1.0], [0.0, 2.0, 0.0, 0.0]], dtype=torch.float64)
+    z = torch.arange(8, dtype=torch.float64).reshape(2, 4)
+    expected = Affine(A, [0.5, 1.0]).project(z)
+    for sparse in (A.to_sparse(), A.to_sparse_coo(), scipy.sparse.csr_array(A.numpy())):
+        assert torch.equal(Affine(sparse, [0.5, 1.0]).project(z), expected)
