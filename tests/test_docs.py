@@ -107,6 +107,12 @@ def test_the_reference_has_every_public_name() -> None:
     assert page - modules <= set(casal.__all__)
 
 
+def test_the_readme_names_the_methods_that_promise_the_distribution() -> None:
+    (promise,) = re.findall(r"\*\*Distribution\*\*.*?promise this", (ROOT / "README.md").read_text(), re.DOTALL)
+    promising = {name for name, entry in METHODS.items() if entry.example.promises_distribution}
+    assert {name for name in names(promise) if name in METHODS} == promising
+
+
 # ---------------------------------------------------------------------------------------------- files
 
 
@@ -119,6 +125,12 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
         # A bare name such as `loop.py` may be in any room; a path is seen from the package or from the repository.
         places = rooms if "/" not in name.rstrip("/") else [PACKAGE, ROOT]
         assert any((place / name).exists() for place in places), f"{page.name} names {name}"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        assert (ROOT / link).exists(), link
 
 
 def test_every_page_is_in_the_menu() -> None:
