@@ -1,4 +1,4 @@
-"""Two roads to the same numbers, along diffusions. (Families against each other: test_diffusion_targets.py.)"""
+"""Two roads to the same numbers, along diffusions. (Families against each other: tests/targets.)"""
 
 from __future__ import annotations
 

@@ -1,0 +1,169 @@
+"""The docs are true: tables name what the registries hold, files that are named exist, examples run."""
+
+from __future__ import annotations
+
+import re
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import casal
+from casal.constraints import SETS
+from casal.decoders import DECODERS
+from casal.methods import METHODS
+from casal.targets import TARGETS
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "casal"
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+
+
+def text(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def table(page: str, *head: str) -> list[list[str]]:
+    """The rows of the only table of a page whose first columns have these heads."""
+    found = [
+        [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in block.splitlines()]
+        for block in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
+    ]
+    tables = [rows for rows in found if tuple(rows[0][: len(head)]) == head]
+    assert len(tables) == 1, f"{len(tables)} tables with the columns {head}"
+    return tables[0][2:]
+
+
+def names(cell: str) -> list[str]:
+    """The names in backticks, without arguments: ``Box(...)`` is Box."""
+    return [re.match(r"[\w.]+", code)[0] for code in re.findall(r"`([^`]+)`", cell) if code[0].isalpha()]  # type: ignore[index]
+
+
+def file_of(kind: type) -> str:
+    """The file of a class of the package, as tables write it."""
+    return f"`{kind.__module__.removeprefix('casal.').replace('.', '/')}.py`"
+
+
+# ---------------------------------------------------------------------------------------------- registries
+
+
+def test_the_table_of_promises_is_that_of_the_registry() -> None:
+    told = {row[0]: row[1:] for row in table(text("methods.md"), "name", "runs on")}
+    word = {True: "yes", False: "no"}
+    right = {
+        name: [entry.runs_on, word[entry.example.strict], word[entry.example.promises_distribution]]
+        for name, entry in METHODS.items()
+    }
+    assert told == right
+    assert list(told) == list(METHODS)
+
+
+def test_every_method_has_its_call_and_its_file() -> None:
+    rows = table(text("methods.md"), "name", "call")
+    assert [row[0] for row in rows] == list(METHODS)
+    for name, call, _, file in rows:
+        kind: Any = type(METHODS[name].example)
+        assert names(call)[0].split(".")[0] == kind.__name__
+        maker = casal
+        for part in names(call)[0].split("."):
+            maker = getattr(maker, part)
+        assert callable(maker)
+        assert file == file_of(kind)
+
+
+def test_every_set_stands_once_in_the_tables_with_its_file() -> None:
+    page = text("sets.md")
+    rows = [(row[0], row[3]) for row in table(page, "set", "definition")]
+    rows += [(row[1], row[3]) for row in table(page, "expression", "class")]
+    told = {name: file for cell, file in rows for name in names(cell)}
+    assert sum(len(names(cell)) for cell, _ in rows) == len(told)
+    own = {name: kind for name, kind in SETS.items() if kind.__module__.startswith("casal.")}
+    assert set(told) == set(own)
+    for name, file in told.items():
+        assert file == file_of(own[name]), name
+
+
+def test_the_table_of_parameters_for_each_chain_is_that_of_the_sets() -> None:
+    told = {name: names(row[1]) for row in table(text("sets.md"), "set", "for each chain") for name in names(row[0])}
+    own = {name: kind for name, kind in SETS.items() if kind.__module__.startswith("casal.")}
+    assert told == {name: list(kind.per_chain) for name, kind in own.items() if kind.per_chain}
+
+
+def test_every_model_family_and_decoder_is_in_the_tables() -> None:
+    page = text("models.md")
+    families = {name for row in table(page, "family", "`a`") for name in names(row[0])}
+    assert families - {"prediction"} == set(TARGETS)
+    decoders = {name for row in table(page, "decoder", "map") for name in names(row[0])}
+    assert decoders == set(DECODERS)
+
+
+def test_the_reference_has_every_public_name() -> None:
+    page = set(re.findall(r"^::: casal\.(\w+)$", text("api.md"), re.MULTILINE))
+    modules = {name for name in casal.__all__ if isinstance(getattr(casal, name), types.ModuleType)}
+    assert page >= set(casal.__all__) - modules - {"__version__"}
+    assert page - modules <= set(casal.__all__)
+
+
+def test_the_readme_names_the_methods_that_promise_the_distribution() -> None:
+    (promise,) = re.findall(r"\*\*Distribution\*\*.*?promise this", (ROOT / "README.md").read_text(), re.DOTALL)
+    promising = {name for name, entry in METHODS.items() if entry.example.promises_distribution}
+    assert {name for name in names(promise) if name in METHODS} == promising
+
+
+# ---------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    code = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL))
+    paths = [name for name in code if re.fullmatch(r"[\w./-]+\.py|[\w./-]+/|[\w./-]+/[\w-]+\.(md|txt)", name)]
+    rooms = [PACKAGE, ROOT, *(folder for folder in PACKAGE.rglob("*") if folder.is_dir())]
+    for name in paths:
+        # A bare name such as `loop.py` may be in any room; a path is seen from the package or from the repository.
+        places = rooms if "/" not in name.rstrip("/") else [PACKAGE, ROOT]
+        assert any((place / name).exists() for place in places), f"{page.name} names {name}"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        assert (ROOT / link).exists(), link
+
+
+def test_every_page_is_in_the_menu() -> None:
+    menu = re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(menu) == sorted(page.name for page in DOCS.glob("*.md"))
+
+
+def test_every_command_of_make_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for page in PAGES:
+        for target in re.findall(r"(?:^|`)make (\w+)", page.read_text(encoding="utf-8"), re.MULTILINE):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name} names make {target}"
+
+
+# ---------------------------------------------------------------------------------------------- examples
+
+
+def test_the_examples_of_sets_run() -> None:
+    known: dict[str, Any] = {}
+    blocks = re.findall(r"```python\n(.*?)```", text("sets.md"), re.DOTALL)
+    runnable = [block for block in blocks if "target, constraint, method" not in block]
+    for block in runnable:
+        exec(block, known)
+    assert len(runnable) == 2
+    result = known["result"]
+    assert bool(result.certificate.feasible.all())
+    assert torch.allclose(result.samples.sum(1), known["M"].double(), atol=1e-10)
+    assert torch.allclose(result.samples.square().sum(1), known["E"].double(), atol=1e-10)
+
+
+def test_the_example_of_the_first_page_runs() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", text("index.md"), re.DOTALL)
+    known: dict[str, Any] = {}
+    exec(block, known)
+    assert known["result"].samples.shape == (1000, 2)
+    assert bool(known["result"].certificate.feasible.all())
