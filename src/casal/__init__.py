@@ -1,4 +1,4 @@
-"""Strictly constrained generative sampling: samples that obey a law exactly, with a certificate."""
+"""Strictly constrained generative sampling: samples that satisfy a constraint exactly, with a certificate."""
 
 from casal import diagnostics, errors
 from casal.constraints import (

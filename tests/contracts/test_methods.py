@@ -335,7 +335,7 @@ def test_tiles_repeat(case: MethodCase, setting: str) -> None:
 @lone_methods
 @every_setting
 def test_a_tile_does_not_see_the_others(case: MethodCase, setting: str) -> None:
-    """Chains that exchange nothing are the same whether or not there are others."""
+    """Chains that never meet are the same whether or not there are others."""
     alone, together = run(case, setting, n=64, tile=64), run(case, setting, n=200, tile=64)
     assert torch.equal(together.samples[:64], alone.samples)
 

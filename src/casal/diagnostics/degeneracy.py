@@ -16,7 +16,7 @@ FEWEST_ANCESTORS = 0.02
 """Share of starting chains that must have descendants."""
 
 LEAST_ESS = 0.1
-"""Effective size, as a share of the chains, below which one exchange has thrown too much away."""
+"""Effective size, as a share of the chains, below which one meeting has thrown too much away."""
 
 SEPARATION = 4.5
 """Distance of two clusters of log-weights, in their own standard deviations, from which they are two.
@@ -154,7 +154,7 @@ def _advice(trace: Mapping[str, Tensor], n: int, log_weight: Tensor | None) -> l
         )
     if "ess" in trace and float(trace["ess"].min()) < LEAST_ESS * n:
         worst = int(trace["ess"].argmin())
-        where = f" at rho = {float(trace['rho'][worst]):.3g}" if "rho" in trace else f" at exchange {worst + 1}"
+        where = f" at rho = {float(trace['rho'][worst]):.3g}" if "rho" in trace else f" at meeting {worst + 1}"
         sentences.append(
             f"the effective size fell to {float(trace['ess'][worst]):.0f} of {n}{where}: take more levels there "
             "(a slower ladder), or more inner steps a level"

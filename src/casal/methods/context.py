@@ -182,6 +182,10 @@ class Context:
         """h(A x), its negative part cut off where only its positive part counts."""
         return self.constraint.positive_part(self.constraint.residual(self.decode(x)))
 
+    def check_smooth(self, x: Tensor) -> None:
+        """Evaluate the residual at one chain: a set without one is refused before the first step."""
+        self.constraint.take(slice(0, 1)).residual(self.decode(x[:1]))
+
     def residual_vjp(self, x: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """h(A x), and the gradient in x of weights . h (of |h|^2 / 2 if no weights are given)."""
         if weights is None and self.decoder.linear:

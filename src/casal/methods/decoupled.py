@@ -69,8 +69,8 @@ class Decoupled(Method[DecoupledState]):
         return [Stage(table_rows(context, DecoupledRow, rho=rho, kappa=rho * context.table.b), self.step)]
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> DecoupledState:
+        context.check_smooth(x)
         z = context.decode(x)
-        context.constraint.residual(z[:1])
         return DecoupledState(x, z, torch.zeros_like(z), torch.full_like(z.reshape(len(z), -1)[:, :1], self.weight))
 
     def step(self, context: Context, state: DecoupledState, row: DecoupledRow, noise: Tensor) -> DecoupledState:

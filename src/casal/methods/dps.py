@@ -50,7 +50,7 @@ class DPS(Method[PointState]):
         return [Stage(table_rows(context, DPSRow, alpha=alpha, sigma=sigma, weight=weight), self.step)]
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PointState:
-        context.residual(x[:1])
+        context.check_smooth(x)
         return PointState(x)
 
     def step(self, context: Context, state: PointState, row: DPSRow, noise: Tensor) -> PointState:

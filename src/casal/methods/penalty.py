@@ -49,7 +49,7 @@ class Penalty(Method[PointState]):
         return [Stage(table_rows(context, PenaltyRow, weight=zero_before(weight, first)), self.step)]
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PointState:
-        context.residual(x[:1])
+        context.check_smooth(x)
         return PointState(x)
 
     def step(self, context: Context, state: PointState, row: PenaltyRow, noise: Tensor) -> PointState:
