@@ -33,6 +33,7 @@ from torch import Tensor
 
 from casal.checks import one_of, whole_number
 from casal.errors import InfeasibleSet, SettingError, ShapeError
+from casal.linalg import conjugate_gradients
 from casal.targets.base import Target
 from casal.targets.noise import along, noise_level
 
@@ -308,24 +309,6 @@ def _shift(
     def system(v: Tensor) -> Tensor:
         return derivative(v @ H) @ H.T + ratio * v
 
-    return derivative(_conjugate_gradients(gap, system, solve, iterations) @ H)
-
-
-def _conjugate_gradients(right: Tensor, apply: Map, precondition: Map, iterations: int) -> Tensor:
-    """Solve apply(v) = right chain by chain; a chain that has converged no longer moves."""
-    tiny = torch.finfo(right.dtype).tiny
-    v, residual = torch.zeros_like(right), right
-    direction = precondition(residual)
-    size = (residual * direction).sum(1, keepdim=True)
-    floor = (32 * torch.finfo(right.dtype).eps) ** 2 * size + tiny
-    for _ in range(iterations):
-        image = apply(direction)
-        curvature = (direction * image).sum(1, keepdim=True)
-        active = (size > floor) & (curvature > 0)
-        step = torch.where(active, size / curvature.clamp_min(tiny), 0.0)
-        v, residual = v + step * direction, residual - step * image
-        conditioned = precondition(residual)
-        new = (residual * conditioned).sum(1, keepdim=True)
-        direction = conditioned + torch.where(active, new / size.clamp_min(tiny), 0.0) * direction
-        size = new
-    return v
+    rounding = torch.finfo(gap.dtype)
+    floor = (32 * rounding.eps) ** 2 * (gap * solve(gap)).sum(1) + rounding.tiny
+    return derivative(conjugate_gradients(system, gap, floor, iterations, precondition=solve)[0] @ H)

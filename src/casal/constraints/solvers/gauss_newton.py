@@ -42,6 +42,7 @@ from torch import Tensor
 
 from casal.constraints.base import Budget, Projection
 from casal.constraints.vectors import EPSILON, LARGEST, norm, over_events
+from casal.linalg import conjugate_gradients
 
 ANGLE = 1e-14
 """Sine of the angle between y - z and the normal space that counts as zero; for a loose budget, its tolerance."""
@@ -511,7 +512,7 @@ def _plan(
         if first:
             gradient = gradient + (NUDGE * norm(normal) / chains.scale)[:, None] * _aside_direction(normal)
         left = (chains.radius.square() - normal.square().sum(1)).clamp_min(0.0).sqrt()
-        slide, curved = _conjugate_gradients(hessian, tangent.basis, gradient, tangent.angle, left)
+        slide, curved = _slide(hessian, tangent.basis, gradient, tangent.angle, left)
         if not bool(inequality.any()):
             break
         share, blocking = _block(here, tangent, inequality, normal, slide)
@@ -528,34 +529,15 @@ def _plan(
     return _Step(normal + torch.where(slides, slide, 0.0), bent + torch.where(slides, curved, 0.0), multipliers)
 
 
-def _conjugate_gradients(
+def _slide(
     hessian: Callable[[Tensor], Tensor], basis: Tensor, gradient: Tensor, angle: Tensor, radius: Tensor
 ) -> tuple[Tensor, Tensor]:
     """argmin 1/2 t.H t + gradient.t over the tangent space and |t| <= radius, and H times it."""
-    t, bent = torch.zeros_like(gradient), torch.zeros_like(gradient)
-    r = _tangential(basis, gradient)
-    size, rounding = _row_length(r), 1e-15 * _row_length(gradient)
+    size, rounding = _row_length(_tangential(basis, gradient)), 1e-15 * _row_length(gradient)
     aim = torch.maximum(size * angle.clamp(1e-10, 0.1), 0.1 * rounding)
-    p, live = -r, (size > rounding) & (radius > 0)
-    for _ in range(min(INNER_STEPS, r.shape[1])):
-        if not bool(live.any()):
-            break
-        p = torch.where(live[:, None], p, torch.zeros_like(p))
-        hp = hessian(p)
-        squared, curvature = r.square().sum(1), (p * hp).sum(1)
-        length = p.square().sum(1)
-        convex = curvature > EPSILON * length.sqrt() * _row_length(hp)
-        share = torch.where(convex, squared / torch.where(convex, curvature, 1.0), torch.inf)
-        cross, room = (t * p).sum(1), (radius.square() - t.square().sum(1)).clamp_min(0.0)
-        safe = torch.where(length > 0, length, 1.0)
-        edge = room / (cross + (cross.square() + safe * room).sqrt()).clamp_min(1e-300)
-        ends = share >= edge
-        share = torch.where(live, torch.minimum(share, edge), 0.0)[:, None]
-        t, bent = t + share * p, bent + share * hp
-        r = torch.where(live[:, None], _tangential(basis, r + share * hp), r)
-        live = live & ~ends & (_row_length(r) > aim)
-        p = -r + (r.square().sum(1) / torch.where(squared > 0, squared, 1.0))[:, None] * p
-    return t, bent
+    floor = torch.where(size > rounding, aim.square(), torch.inf)
+    steps = min(INNER_STEPS, gradient.shape[1])
+    return conjugate_gradients(hessian, -gradient, floor, steps, project=lambda v: _tangential(basis, v), radius=radius)
 
 
 def _block(here: _Point, tangent: _Tangent, inequality: Tensor, normal: Tensor, slide: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,71 @@
+"""Conjugate gradients for many small systems at once, each chain its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def _same(v: Tensor) -> Tensor:
+    return v
+
+
+def conjugate_gradients(
+    apply: Callable[[Tensor], Tensor],
+    right: Tensor,
+    floor: Tensor,
+    steps: int,
+    *,
+    precondition: Callable[[Tensor], Tensor] = _same,
+    project: Callable[[Tensor], Tensor] = _same,
+    radius: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """argmin v . A v / 2 - right . v, chain by chain: the solution of A v = right if A is positive definite.
+
+    With a radius, over |v| <= radius: a chain stops where it meets the edge, or goes there along a direction in which A
+    is not convex (Steihaug 1983, The conjugate gradient method and trust regions in large scale optimization).
+
+    Args:
+        apply: v -> A v for rows v (n, d); A is symmetric.
+        right: (n, d).
+        floor: (n,) a chain is done where r . M r is not above it, r the residual and M the preconditioner.
+        steps: At most so many.
+        precondition: r -> M r.
+        project: Onto the subspace in which v is sought.
+        radius: (n,); None for no bound.
+
+    Returns:
+        v, and A v.
+    """
+    tiny, epsilon = torch.finfo(right.dtype).tiny, torch.finfo(right.dtype).eps
+    v, image_of_v = torch.zeros_like(right), torch.zeros_like(right)
+    r = project(right)
+    p = precondition(r)
+    size = (r * p).sum(1)
+    live = size > floor if radius is None else (size > floor) & (radius > 0)
+    for _ in range(steps):
+        if not bool(live.any()):
+            break
+        p = torch.where(live[:, None], p, torch.zeros_like(p))
+        image = apply(p)
+        curvature, length = (p * image).sum(1), p.square().sum(1)
+        convex = curvature > epsilon * (length * image.square().sum(1)).sqrt()
+        share, ends = size / torch.where(convex, curvature, 1.0), ~convex
+        if radius is not None:
+            share = torch.where(convex, share, torch.inf)
+            cross, room = (v * p).sum(1), (radius.square() - v.square().sum(1)).clamp_min(0.0)
+            long = torch.where(length > 0, length, 1.0)
+            edge = room / (cross + (cross.square() + long * room).sqrt()).clamp_min(1e-300)
+            share, ends = torch.minimum(share, edge), share >= edge
+        else:
+            share = torch.where(convex, share, 0.0)
+        share = torch.where(live, share, 0.0)[:, None]
+        v, image_of_v = v + share * p, image_of_v + share * image
+        r = torch.where(live[:, None], project(r - share * image), r)
+        conditioned = precondition(r)
+        new = (r * conditioned).sum(1)
+        p = conditioned + (new / size.clamp_min(tiny))[:, None] * p
+        live, size = live & ~ends & (new > floor), new
+    return v, image_of_v

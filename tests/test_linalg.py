@@ -1,0 +1,65 @@
+"""Conjugate gradients against dense solves, one chain at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from casal.linalg import conjugate_gradients
+
+GENERATOR = torch.Generator().manual_seed(0)
+ROOTS = torch.randn((7, 5, 5), generator=GENERATOR, dtype=torch.float64)
+MATRICES = ROOTS @ ROOTS.mT + 0.1 * torch.eye(5, dtype=torch.float64)
+RIGHT = torch.randn((7, 5), generator=GENERATOR, dtype=torch.float64)
+FLOOR = torch.full((7,), 1e-28, dtype=torch.float64)
+
+
+def product(matrices: Tensor, v: Tensor) -> Tensor:
+    return (matrices @ v[:, :, None]).squeeze(2)
+
+
+@pytest.mark.parametrize("conditioned", [False, True])
+def test_it_solves_every_system(conditioned: bool) -> None:
+    diagonal = MATRICES.diagonal(dim1=1, dim2=2)
+    options = {"precondition": lambda r: r / diagonal} if conditioned else {}
+    v, image = conjugate_gradients(lambda p: product(MATRICES, p), RIGHT, FLOOR, 40, **options)
+    torch.testing.assert_close(v, torch.linalg.solve(MATRICES, RIGHT), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(image, product(MATRICES, v), rtol=1e-9, atol=1e-9)
+
+
+def test_in_a_subspace_the_residual_is_normal_to_it() -> None:
+    """v sums to zero, and A v - right is a constant field."""
+    v, image = conjugate_gradients(
+        lambda p: product(MATRICES, p), RIGHT, FLOOR, 40, project=lambda r: r - r.mean(1, keepdim=True)
+    )
+    torch.testing.assert_close(v.sum(1), torch.zeros(7, dtype=torch.float64), rtol=0, atol=1e-10)
+    left = image - RIGHT
+    torch.testing.assert_close(left, left.mean(1, keepdim=True).expand(7, 5), rtol=0, atol=1e-9)
+
+
+def test_within_a_radius() -> None:
+    """A short radius ends on the edge, a long one at the solution; the value falls below that of steepest descent."""
+    exact = torch.linalg.solve(MATRICES, RIGHT)
+    radius = exact.norm(dim=1) * torch.tensor([0.1, 0.3, 0.5, 0.9, 1.1, 2.0, 10.0], dtype=torch.float64)
+    v, _ = conjugate_gradients(lambda p: product(MATRICES, p), RIGHT, FLOOR, 40, radius=radius)
+    torch.testing.assert_close(v[:4].norm(dim=1), radius[:4])
+    inside = v.norm(dim=1) < radius * (1 - 1e-9)
+    torch.testing.assert_close(v[inside], exact[inside], rtol=1e-8, atol=1e-8)
+    assert bool(inside[-2:].all())
+
+    def value(t: Tensor) -> Tensor:
+        return (t * product(MATRICES, t)).sum(1) / 2 - (RIGHT * t).sum(1)
+
+    length = RIGHT.square().sum(1) / (RIGHT * product(MATRICES, RIGHT)).sum(1)
+    cauchy = RIGHT * torch.minimum(length, radius / RIGHT.norm(dim=1))[:, None]
+    assert bool((value(v) <= value(cauchy) + 1e-12).all())
+
+
+def test_a_direction_that_is_not_convex_leads_to_the_edge_or_ends_the_chain() -> None:
+    turned = MATRICES * torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, 1.0, 1.0], dtype=torch.float64)[:, None, None]
+    radius = torch.full((7,), 1e3, dtype=torch.float64)
+    v, _ = conjugate_gradients(lambda p: product(turned, p), RIGHT, FLOOR, 40, radius=radius)
+    torch.testing.assert_close(v.norm(dim=1)[[1, 3]], radius[:2])
+    free, _ = conjugate_gradients(lambda p: product(turned, p), RIGHT, FLOOR, 40)
+    assert float(free[[1, 3]].abs().max()) == 0.0
