@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
 
 collect_ignore = ["stranger"]  # a package of its own, for test_stranger.py
+
+
+SLOW = (
+    "lab/",
+    "contracts/test_sets.py",
+    "contracts/test_families.py",
+    "sampling/test_scale_out.py",
+    "test_stranger.py",
+)
+"""Files whose tests `make check` leaves out, beside those that are marked."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Monte Carlo tests and whole suites are slow; `make check` runs the rest."""
+    for item in items:
+        if item.get_closest_marker("statistical") or any(f"/tests/{place}" in item.path.as_posix() for place in SLOW):
+            item.add_marker(pytest.mark.slow)
+
 
 # Examples are derived from the test itself: a failure comes back on every run and on every machine.
 settings.register_profile("casal", deadline=None, derandomize=True, database=None)

@@ -31,7 +31,7 @@ def conjugate_gradients(
         apply: v -> A v for rows v (n, d); A is symmetric.
         right: (n, d).
         floor: (n,) a chain is done where r . M r is not above it, r the residual and M the preconditioner.
-        steps: At most so many.
+        steps: Largest number of iterations.
         precondition: r -> M r.
         project: Onto the subspace in which v is sought.
         radius: (n,); None for no bound.

@@ -123,6 +123,7 @@ CURVED: dict[str, Constraint] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CURVED)
 def test_curved_combinations_are_feasible_and_no_farther_than_slsqp_from_many_starts(name: str) -> None:
     constraint = CURVED[name]

@@ -177,6 +177,7 @@ def test_guessing_and_halving_agree() -> None:
     torch.testing.assert_close(conserved._bracket(v, reduced), guessed, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     seed=st.integers(0, 2**32 - 1),

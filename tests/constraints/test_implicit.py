@@ -203,6 +203,7 @@ def slsqp(fn: Function | None, inequality: Function | None, y: Tensor, starts: i
     return torch.from_numpy(best).reshape(y.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Values in x were outside bounds")
 @pytest.mark.parametrize(
     ("fn", "inequality", "event"),
@@ -237,6 +238,7 @@ def test_within_reach_one_start_is_enough_for_the_nearest_point() -> None:
             assert float((mine - slsqp(fn, None, point, starts=3)).abs().max()) <= 1e-6
 
 
+@pytest.mark.slow
 def test_more_starts_find_the_nearer_of_two_valleys() -> None:
     wave = Implicit(lambda z: z[:, 1:] - torch.cos(3.0 * z[:, :1]))
     y = torch.stack([torch.linspace(-3, 3, 20, dtype=torch.float64), torch.full((20,), -2.5, dtype=torch.float64)], 1)
@@ -348,6 +350,7 @@ def test_huge_and_tiny_points_arrive(size: float) -> None:
 # ------------------------------------------------------------------ batches, dtypes, modes
 
 
+@pytest.mark.slow
 def test_chains_do_not_see_each_other() -> None:
     for constraint, event in (
         (Implicit(torus), (3,)),
@@ -639,6 +642,7 @@ def exact_moments() -> tuple[Tensor, Tensor]:
     return mean, (weight[:, None] * (z - mean).square()).sum(0).sqrt()
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 def test_weighted_casal_samples_the_gaussian_on_an_ellipse() -> None:
     result = casal.sample(gaussian(60, 0.2), ellipse(), casal.WeightedCASAL(200.0), 1000, seed=0)
@@ -650,6 +654,7 @@ def test_weighted_casal_samples_the_gaussian_on_an_ellipse() -> None:
     assert bool(((result.samples.std(0) - spread).abs() < error).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_casal_samples_an_ellipse_and_a_cap(dtype: torch.dtype) -> None:
     for constraint in (ellipse(), Implicit(ellipse().fn, lambda z: z[:, :1] - 1.0)):

@@ -86,6 +86,7 @@ def test_a_loose_budget_is_loose_and_says_so() -> None:
     assert int(rough.iterations.max()) <= 2 < int(fine.iterations.max())
 
 
+@pytest.mark.slow
 def test_loose_projections_inside_the_loop_still_end_in_strict_samples() -> None:
     calls: list[int] = []
 

@@ -149,7 +149,9 @@ every_method = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 density_methods = pytest.mark.parametrize(
     "case", [case for case in CASES if case.on == "density"], ids=lambda case: case.id
 )
-every_setting = pytest.mark.parametrize("setting", SETTINGS)
+every_setting = pytest.mark.parametrize(
+    "setting", [name if name == "sphere" else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
+)
 strict_methods = pytest.mark.parametrize("case", [case for case in CASES if case.strict], ids=lambda case: case.id)
 lone_methods = pytest.mark.parametrize(
     "case", [case for case in CASES if not case.meets and case.on == "density"], ids=lambda case: case.id
@@ -314,6 +316,7 @@ def test_threads_do_not_change_a_bit_of_large_events(method: Method[Any], constr
     assert threads_agree(target, constraint, method, 600)
 
 
+@pytest.mark.slow
 @meeting_methods
 @pytest.mark.parametrize("setting", ["sphere", "affine"])
 def test_threads_do_not_change_a_bit_of_many_chains(case: MethodCase, setting: str) -> None:
@@ -581,3 +584,21 @@ def test_interrupted_diffusion_returns_what_it_has(case: MethodCase, call: int) 
     assert torch.equal(result.certificate.violation, constraint.violation(result.samples))
     if case.strict:
         assert float(result.certificate.violation.max()) <= 1e-12
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.meets], ids=lambda case: case.id)
+def test_an_interrupt_while_chains_meet_keeps_them(case: MethodCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    from casal.sampling import loop
+
+    count, before = 0, loop.one_thread
+
+    def one_thread() -> Any:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise KeyboardInterrupt
+        return before()
+
+    monkeypatch.setattr(loop, "one_thread", one_thread)
+    result = run(case, "sphere", tile=16)
+    assert result.partial and len(result.samples) == N and int(result.steps.min()) > 0

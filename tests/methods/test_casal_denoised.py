@@ -77,3 +77,8 @@ def test_dps_pulls_the_estimate_towards_the_set() -> None:
     assert float((pulled.sum(1) - 0.4).abs().mean()) < 0.6 * float((free.sum(1) - 0.4).abs().mean())
     strict = casal.sample(target, PLANE, casal.FinalProjection(casal.DPS(2.0)), 300, seed=0)
     assert float(strict.certificate.violation.max()) < 1e-12
+
+
+def test_a_damped_step_on_the_estimate_is_refused() -> None:
+    with pytest.raises(SettingError, match="z_step='full'"):
+        casal.sample(ODE, PLANE, casal.CASAL(5.0, couple="denoised", z_step="damped"), 4)

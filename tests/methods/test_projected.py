@@ -43,6 +43,7 @@ def target(size: int, steps: int = 5) -> casal.Target:
     return casal.langevin(lambda x: x - 0.3, steps=steps, step_size=0.05, init=start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SETS)
 @pytest.mark.parametrize("name", DECODERS)
 def test_every_iterate_decodes_into_the_set(name: str, shape: str) -> None:

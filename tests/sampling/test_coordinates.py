@@ -61,6 +61,7 @@ def run(constraint: Constraint, decoder: Decoder, method: Method[Any], **options
     return casal.sample(model(), constraint, method, 11, **(settings | options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 @pytest.mark.parametrize("constraint", SETS.values(), ids=SETS.keys())
 @pytest.mark.parametrize("decoder", DECODERS.values(), ids=DECODERS.keys())

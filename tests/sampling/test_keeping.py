@@ -276,3 +276,51 @@ def test_xarray_opens_it_as_a_tree(tmp_path: Path) -> None:
     assert about["identity"]["seed"] == 3 and about["identity"]["constraint"]["set"] == "Sphere"
     assert {"platform", "python", "revision"} <= set(about["machine"])
     tree.close()
+
+
+def test_a_wrapped_method_with_two_kinds_of_states_goes_on_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twisted has one state on the way down and another on the ladder, also inside FinalProjection."""
+    monkeypatch.setattr("casal.store.run_store.CHECKPOINT_SECONDS", 0.0)
+    target = casal.edm(
+        lambda y, sigma: y / (1 + sigma.to(y) ** 2),
+        casal.karras_sigmas(10, 0.05, 5.0),
+        shape=3,
+        churn=1.0,
+        dtype=torch.float64,
+    )
+    method = casal.FinalProjection(casal.Twisted(20.0, moves=4, inner_steps=3))
+
+    def sampled(**options: Any) -> casal.SampleResult:
+        return casal.sample(target, casal.Sphere(1.0), method, 60, seed=2, threads=1, **options)
+
+    for steps in (6, 20):
+        store = tmp_path / f"{steps}.zarr"
+        with monkeypatch.context() as patch, pytest.warns(CasalWarning, match="repeat the same call"):
+            stopped_after(patch, steps)
+            sampled(store=store)
+        same(sampled(), sampled(store=store))
+
+
+def test_a_set_of_functions_is_continued_in_another_process(tmp_path: Path) -> None:
+    """Its identity holds no address in memory."""
+    script = (
+        "import sys, torch, casal\n"
+        "def project(z): return z / z.norm(dim=1, keepdim=True)\n"
+        "def violation(z): return (z.norm(dim=1) - 1).abs()\n"
+        "start = lambda n, g: torch.randn(n, 3, generator=g, dtype=torch.float64)\n"
+        "target = casal.langevin(lambda x: x, steps=5, step_size=.1, init=start)\n"
+        "casal.sample(target, casal.FromProjection(project, violation), casal.Projected(), 8, store=sys.argv[1])\n"
+    )
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", script, str(tmp_path / "run.zarr")], check=True)
+
+
+def test_a_saved_partial_run_keeps_the_steps_of_every_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        stopped_after(patch, 60)
+        partial = run("casal", threads=1)
+    assert len(partial.steps.unique()) == 2
+    partial.save(tmp_path / "partial.zarr")
+    assert torch.equal(casal.load(tmp_path / "partial.zarr").steps, partial.steps)

@@ -136,6 +136,24 @@ def test_stored_and_continued(tmp_path: Path) -> None:
         casal.sample(target(), other, casal.CASAL(10.0), N, tile=40, store=tmp_path / "run.zarr")
 
 
+@pytest.mark.parametrize("square", [False, True])
+def test_projected_to_the_nearest_latents(square: bool) -> None:
+    """Every chain to its own set behind a decoder, in closed form (A A^T = c I) and by Newton steps."""
+    A = torch.randn((2, 4), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    if square:
+        A = 2.0 * torch.linalg.qr(A.T)[0].T
+    radius = PerChain(torch.linspace(1.0, 3.0, N, dtype=torch.float64))
+    method = casal.Projected(latent="exact", burn_in=3)
+    result = casal.sample(target(10), casal.Sphere(radius), method, N, tile=40, decoder=casal.Linear(A))
+    torch.testing.assert_close((result.state.x @ A.T).norm(dim=1), radius.values, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("method", [casal.PrimalDual(0.1), casal.CASAL(10.0, dual="mean")], ids=lambda m: m.name)
+def test_one_multiplier_for_all_chains_needs_one_set(method: Any) -> None:
+    with pytest.raises(SettingError, match="common set, not PerChain"):
+        casal.sample(target(), OWN, method, N)
+
+
 def test_counts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ShapeError, match="parameters for 96 chains, but n = 40"):
         casal.sample(diffusion(), OWN, casal.CASAL(10.0), 40)

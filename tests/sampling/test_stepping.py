@@ -51,6 +51,7 @@ def retraces(run: Callable[[], casal.SampleResult]) -> tuple[casal.SampleResult,
     return result, counters["stats"]["unique_graphs"] - before
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize(
     ("target", "method", "graphs"),
@@ -131,6 +132,7 @@ def test_fewer_steps_together_where_their_noise_would_leave_the_cache(numbers: i
     assert steps_together(numbers) == steps
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_noise_that_a_state_keeps_is_not_written_over() -> None:
     """WeightedCASAL hands the noise of a move on to the next one."""
@@ -157,6 +159,7 @@ def test_without_a_compiler_there_is_one_warning_and_the_eager_result(monkeypatc
     assert torch.equal(result.samples, casal.sample(langevin(), SPHERE, method, 40, tile=16).samples)
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize(
     "method", [casal.SplitGibbs(0.2, inner_steps=2, levels=4), casal.Twisted(20.0, moves=3, inner_steps=2)]

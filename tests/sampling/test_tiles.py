@@ -43,7 +43,7 @@ def target() -> casal.Target:
     "method", [casal.Unconstrained(), casal.Projected(), casal.CASAL(10.0)], ids=lambda method: method.name
 )
 def test_only_what_is_returned_grows_with_the_chains(method: Method[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("casal.methods.context.TOGETHER", TILE * SIZE)
+    monkeypatch.setattr("casal.methods.context.NUMBERS_AT_ONCE", TILE * SIZE)
     n = 40 * TILE
     with Largest() as seen:
         result = casal.sample(target(), SPHERE, method, n, tile=TILE, threads=1)
@@ -82,7 +82,7 @@ def test_a_weighted_run_looks_at_some_chains_at_a_time(monkeypatch: pytest.Monke
     """No float64 copy of all points in an exchange; and the same bits as in one go."""
     n, method = 40 * TILE, casal.WeightedCASAL(20.0)
     whole = casal.sample(target(), SPHERE, method, n, tile=TILE, threads=1)
-    monkeypatch.setattr("casal.methods.context.TOGETHER", TILE * SIZE)
+    monkeypatch.setattr("casal.methods.context.NUMBERS_AT_ONCE", TILE * SIZE)
     with Largest() as seen:
         parts = casal.sample(target(), SPHERE, method, n, tile=TILE, threads=1)
     assert torch.equal(parts.samples, whole.samples)

@@ -56,6 +56,7 @@ def test_ddpm_rows_equal_diffusers(kind: str, steps: int | None, spacing: str) -
         assert float(target.table.s[k] ** 2) == pytest.approx(float(theirs._get_variance(t)), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_the_float32_tables_of_diffusers_round_and_we_do_not() -> None:
     """As it comes, its scheduler is off by its own rounding of 1 - abar (2e-4 at the small times) and no more."""
     stock, better = scheduler("DDPMScheduler", exact=False), scheduler("DDPMScheduler")

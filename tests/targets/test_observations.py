@@ -84,6 +84,7 @@ def gaps(name: str, steps: int, way: str = "moment") -> tuple[float, float]:
     return abs(moments.mean[1] - 0.8), abs(moments.covariance[1, 1] ** 0.5 - 0.6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_law_is_that_of_kriging_as_the_steps_grow(name: str) -> None:
     (_, few), (mean, many) = (gaps(name, steps) for steps in (100, 400))

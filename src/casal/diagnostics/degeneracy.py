@@ -101,7 +101,7 @@ def clusters(log_weight: Tensor) -> Clusters | None:
     """Cut log-weights in two where the variance between the parts is largest (Fisher's discriminant), in O(n log n).
 
     The separation, and not the largest gap, is the statistic: the largest gap of a sorted sample lies in its tail,
-    and grows with n and with the tails although there is but one cluster. A separation is free of the scale of the
+    and grows with n and with the tails although there is only one cluster. A separation is free of the scale of the
     weights, so one wide cluster (a ladder too steep) is told from two (modes that found unequal luck). None for equal
     or fewer than four finite weights.
     """

@@ -22,6 +22,9 @@ The error that is left is of the order of its square. Less would cost ancestors:
 def choose(context: Context, x: Tensor) -> Method[Any]:
     """WeightedCASAL on a fixed density, SplitGibbs on a diffusion or flow model (see docs/methods.md for figures).
 
+    Both resample. Where every chain has a set of its own there is nobody to resample with. That is refused: no other
+    method promises the distribution.
+
     Args:
         context: Model, set and decoder.
         x: A few starting points; on a fixed density their spread sets the scale. A diffusion model has scale one.

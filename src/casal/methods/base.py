@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import SettingError
-from casal.methods.context import Context
+from casal.methods.context import Context, move
 
 State = TypeVar("State", bound=tuple[Any, ...])
 
@@ -76,6 +76,11 @@ class Stage(NamedTuple):
     noise: Noise = gaussian
 
 
+def free_step(context: Context, state: Any, row: Any, noise: Tensor) -> Any:
+    """x' = a x + b score(x) + s w: one row of the table, without any constraint."""
+    return state._replace(x=move(context, state.x, context.score(state.x, row.t), row, noise))
+
+
 def no_step(context: Context, state: Any, row: Any, noise: Tensor) -> Any:
     """The step of a stage without rows."""
     return state
@@ -88,13 +93,16 @@ class Method(ABC, Generic[State]):
         name: What tables, traces and pictures call it.
         strict: Its samples lie in the set.
         promises_distribution: Its samples follow p restricted to the set, up to an error that its docstring states.
-        states: Classes of the states it uses, if ``init`` does not return the only one.
     """
 
     name: ClassVar[str]
     strict: ClassVar[bool] = True
     promises_distribution: ClassVar[bool] = False
-    states: ClassVar[tuple[type[Any], ...]] = ()
+
+    @property
+    def states(self) -> tuple[type[Any], ...]:
+        """Classes of the states it uses beside the one that ``init`` returns."""
+        return ()
 
     @abstractmethod
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
@@ -121,7 +129,7 @@ class Method(ABC, Generic[State]):
 
     def advice(self, state: State, row: Any) -> str:
         """What to say when chains diverge in a row: the numbers of the step, and what to change."""
-        return f"(tau = {float(getattr(row, 'b', 0.0)):.3g}); take a smaller step_size or a preconditioner"
+        return "; check the model at large arguments, and take smaller steps"
 
 
 class TableRow(NamedTuple):
@@ -131,6 +139,11 @@ class TableRow(NamedTuple):
     b: Tensor
     s: Tensor
     t: Tensor
+
+
+def step_advice(row: Any) -> str:
+    """The advice for a Langevin step that is too large."""
+    return f"(tau = {float(row.b):.3g}); take a smaller step_size or a preconditioner"
 
 
 def table_rows(context: Context, kind: Any = TableRow, **columns: Tensor) -> list[Any]:
@@ -149,6 +162,12 @@ def table_rows(context: Context, kind: Any = TableRow, **columns: Tensor) -> lis
 def _scalars(column: Tensor) -> Sequence[Tensor]:
     """The entries of a column; one and the same if they are equal, since making a tensor takes microseconds."""
     return [column[0]] * len(column) if bool((column == column[0]).all()) else column.unbind()
+
+
+def refuse_own_sets(context: Context, setting: str) -> None:
+    """SettingError where chains that share a multiplier have sets of their own."""
+    if context.constraint.chains is not None:
+        raise SettingError(f"{setting} shares one multiplier among all chains; they need a common set, not PerChain")
 
 
 def burn_in_steps(burn_in: float, steps: int) -> int:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from casal.checks import one_of
 from casal.errors import SettingError
-from casal.methods.base import Method, Stage, burn_in_steps, split_records, table_rows, zero_before
+from casal.methods.base import Method, Stage, burn_in_steps, refuse_own_sets, split_records, table_rows, zero_before
 from casal.methods.context import Context, move
-from casal.methods.denoised import estimate, noise_levels, pulled, score_of
+from casal.methods.denoised import estimate, noise_levels, pull_estimate, score_of
 from casal.schedules import Schedule, evaluate
 
 
@@ -27,25 +27,26 @@ class CASALState(NamedTuple):
 
 
 class CASALRow(NamedTuple):
-    """A plain row with kappa = tau rho, the damping of z, the dual step eta, the scale lam / mu, and x's noise.
+    """A plain row with rho, kappa = tau rho, the damping of z, the dual step eta, the scale lam / mu, and x's noise.
 
-    Three more numbers save divisions: ``per_scale`` = 1 / scale, ``pace`` = scale eta, and where A and D are multiples
-    of the identity ``lean`` = kappa D / (1 + kappa D), the share of the way to z.
+    Three more numbers save divisions: ``inverse_scale`` = 1 / scale, ``dual_gain`` = scale eta, and where A and D are
+    multiples of the identity ``share_to_z`` = kappa D / (1 + kappa D), the share of the way to z.
     """
 
     a: Tensor
     b: Tensor
     s: Tensor
     t: Tensor
+    rho: Tensor
     kappa: Tensor
     damping: Tensor
     eta: Tensor
     scale: Tensor
     alpha: Tensor
     sigma: Tensor
-    per_scale: Tensor
-    pace: Tensor
-    lean: Tensor
+    inverse_scale: Tensor
+    dual_gain: Tensor
+    share_to_z: Tensor
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ class CASAL(Method[CASALState]):
         step = self._estimate_step if couples_estimate(self, context) else self.step
         if self.dual == "chain":
             return [Stage(rows, step)]
+        refuse_own_sets(context, "dual='mean'")
         meets = [None, *(partial(self.meet, row) for row in rows)]
         return [Stage([row], step, meet) for row, meet in zip(rows, meets, strict=False)]
 
@@ -156,13 +158,13 @@ class CASAL(Method[CASALState]):
         free = move(context, x, context.score(x, row.t), row, noise)
         if self.coupling == "implicit" and self.z_step == "full" and context.isotropic:
             return self._straight_step(context, free, state, row)
-        mu = lam * row.per_scale
+        mu = lam * row.inverse_scale
         if self.coupling == "implicit":
             if self.z_step == "full":
                 z = context.project(context.decode(free) + mu, warm=z)
-            x = context.gram.solve(free.addcmul_(context.scaled(pull(z - mu)), row.kappa), row.kappa)
+            x = context.gram.solve(free.addcmul_(context.precondition(pull(z - mu)), row.kappa), row.kappa)
         else:
-            x = free - row.kappa * context.scaled(pull(context.decode(x) - z + mu))
+            x = free - row.kappa * context.precondition(pull(context.decode(x) - z + mu))
         decoded = context.decode(x)
         target = decoded + mu if self.z_step == "full" else z - row.damping * (z - decoded - mu)
         z = context.project(target, warm=z)
@@ -174,23 +176,23 @@ class CASAL(Method[CASALState]):
         With y = free + mu that is x' = y + (kappa D / (1 + kappa D)) (z' - y) - mu.
         """
         lam = state.lam
-        y = free.addcmul_(lam, row.per_scale)
+        y = free.addcmul_(lam, row.inverse_scale)
         z = context.project(y, warm=state.z)
-        x = _towards(y, z, row.lean).addcmul_(lam, row.per_scale, value=-1)
+        x = _towards(y, z, row.share_to_z).addcmul_(lam, row.inverse_scale, value=-1)
         return CASALState(x, z, self._dual(lam, x - z, row))
 
     def _dual(self, lam: Tensor, gap: Tensor, row: CASALRow) -> Tensor:
         """One multiplier for all chains is moved by ``meet``."""
-        return torch.addcmul(lam, gap, row.pace) if self.dual == "chain" else lam
+        return torch.addcmul(lam, gap, row.dual_gain) if self.dual == "chain" else lam
 
     def _estimate_step(self, context: Context, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
         """The same three updates on the denoised estimate, then the row with the score of the moved estimate."""
         x, z, lam = state
-        mu = lam * row.per_scale
+        mu = lam * row.inverse_scale
         clean = estimate(x, context.score(x, row.t), row.alpha, row.sigma)
         z = context.project(context.decode(clean) + mu, warm=z)
         if self.coupling == "implicit":
-            clean = pulled(context, clean, z - mu, row.kappa)
+            clean = pull_estimate(context, clean, z - mu, row.kappa)
         else:
             back = context.decoder.vjp(clean)(context.decode(clean) - z + mu)
             clean = clean - row.kappa / (1.0 + row.kappa * context.decoder.norm() ** 2) * back
@@ -208,12 +210,9 @@ class CASAL(Method[CASALState]):
         return state._replace(lam=state.lam + row.scale * row.eta * gap), {}
 
     def advice(self, state: CASALState, row: CASALRow) -> str:
-        tau, kappa = float(row.b), float(row.kappa)
-        rho = kappa / tau if tau else 0.0
-        return (
-            f"(tau = {tau:.3g}, rho = {rho:.3g}, tau rho = {kappa:.3g}); take a smaller step_size, a preconditioner, "
-            "or coupling='implicit'"
-        )
+        implicit = "" if self.coupling == "implicit" else ", or coupling='implicit'"
+        numbers = f"(tau = {float(row.b):.3g}, rho = {float(row.rho):.3g}, tau rho = {float(row.kappa):.3g})"
+        return f"{numbers}; take a smaller step_size, a preconditioner{implicit}"
 
     def decoded_parts(self) -> tuple[str, ...] | None:
         return None if self.dual_init else ("z", "lam")  # a random mu has a part outside the range of A
@@ -243,6 +242,8 @@ def casal_rows(context: Context, method: CASAL) -> list[CASALRow]:
         )
     alpha = sigma = torch.ones_like(rho)
     if couples_estimate(method, context):
+        if method.z_step == "damped":
+            raise SettingError("z_step='damped' couples to the state; on the denoised estimate take z_step='full'")
         alpha, sigma = noise_levels(table)
         tau = (sigma / alpha).square()
     kappa = zero_before(tau * rho, first)
@@ -259,15 +260,16 @@ def casal_rows(context: Context, method: CASAL) -> list[CASALRow]:
     return table_rows(
         context,
         CASALRow,
+        rho=rho,
         kappa=kappa,
         damping=torch.ones_like(kappa) if method.z_step == "full" else kappa.clamp_max(1.0),
         eta=eta,
         scale=scale,
         alpha=alpha,
         sigma=sigma,
-        per_scale=1.0 / scale,
-        pace=scale * eta,
-        lean=stiffness * kappa / (1.0 + stiffness * kappa),
+        inverse_scale=1.0 / scale,
+        dual_gain=scale * eta,
+        share_to_z=stiffness * kappa / (1.0 + stiffness * kappa),
     )
 
 

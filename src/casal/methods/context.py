@@ -37,11 +37,11 @@ class Usage:
     scores: int = 0
     projections: int = 0
 
-    def scored(self, chains: int) -> None:
+    def add_scores(self, chains: int) -> None:
         """One evaluation of the score for each of some chains."""
         self.scores += chains
 
-    def projected(self, chains: int) -> None:
+    def add_projections(self, chains: int) -> None:
         """One projection for each of some chains."""
         self.projections += chains
 
@@ -54,10 +54,10 @@ class Usage:
 class Uncounted(Usage):
     """For looking without being counted, and inside compiled steps, which are counted from outside."""
 
-    def scored(self, chains: int) -> None:
+    def add_scores(self, chains: int) -> None:
         return
 
-    def projected(self, chains: int) -> None:
+    def add_projections(self, chains: int) -> None:
         return
 
 
@@ -128,14 +128,14 @@ class Context:
 
     def score(self, x: Tensor, t: Tensor) -> Tensor:
         """Gradient of log p at x."""
-        self.usage.scored(len(x))
+        self.usage.add_scores(len(x))
         return self.target.score(x, t)
 
     def denoise(self, y: Tensor, sigma: float) -> Tensor:
         """E[x0 | x0 + sigma noise = y]."""
         if self.target.denoise is None:
             raise SettingError(f"{self.target.name} has no denoiser")
-        self.usage.scored(len(y))
+        self.usage.add_scores(len(y))
         return self.target.denoise(y, torch.as_tensor(sigma, dtype=torch.float64, device=y.device))
 
     def replace(self, **fields: Any) -> Context:
@@ -149,7 +149,7 @@ class Context:
         """The context of some chains of the run: their part of the set, their use counted on its own."""
         return self.replace(constraint=self.constraint.take(slice(start, stop)), usage=usage, first=start)
 
-    def unseen(self) -> Context:
+    def without_counting(self) -> Context:
         """The same context, its use not counted."""
         return self.replace(usage=Uncounted())
 
@@ -160,54 +160,53 @@ class Context:
             z: Points (n, *event).
             warm: A point near the answer, for iterative projections; they keep to the budget.
         """
-        self.usage.projected(len(z))
+        self.usage.add_projections(len(z))
         if self.constraint.fast:
             return self.constraint.project_fast(z)
         return self.constraint.project(z, budget=self.budget, warm=warm)
 
     def strict(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
         """P(z) in float64 in and out, as well as it can be done: what a method returns as a sample."""
-        self.usage.projected(len(z))
+        self.usage.add_projections(len(z))
         return self.constraint.project(z.to(torch.float64), warm=warm)
 
     def decode(self, x: Tensor) -> Tensor:
         """A x."""
         return self.decoder(x)
 
-    def scaled(self, v: Tensor) -> Tensor:
+    def precondition(self, v: Tensor) -> Tensor:
         """D v."""
         return v if self.diagonal is None else self.diagonal * v
 
-    def residual(self, x: Tensor) -> Tensor:
-        """h(A x), its negative part cut off where only its positive part counts."""
-        return self.constraint.positive_part(self.constraint.residual(self.decode(x)))
+    def residual(self, z: Tensor) -> Tensor:
+        """h(z), its negative part cut off where only its positive part counts."""
+        return self.constraint.positive_part(self.constraint.residual(z))
 
     def check_smooth(self, x: Tensor) -> None:
         """Evaluate the residual at one chain: a set without one is refused before the first step."""
         self.constraint.take(slice(0, 1)).residual(self.decode(x[:1]))
 
-    def residual_vjp(self, x: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """h(A x), and the gradient in x of weights . h (of |h|^2 / 2 if no weights are given)."""
-        if weights is None and self.decoder.linear:
+    def penalty_gradient(self, x: Tensor) -> Tensor:
+        """The gradient in x of |h(A x)|^2 / 2."""
+        if self.decoder.linear:
             decoded = self.decode(x)
-            value = self.constraint.positive_part(self.constraint.residual(decoded))
-            pulled = self.constraint.residual_pull(decoded, value)
-            if pulled is not None:
-                return value, self.decoder.vjp(x)(pulled)
+            pull = self.constraint.residual_pull(decoded, self.residual(decoded))
+            if pull is not None:
+                return self.decoder.vjp(x)(pull)
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
-            h = self.residual(leaf)
-            (gradient,) = torch.autograd.grad(h, leaf, grad_outputs=h.detach() if weights is None else weights)
-        return h.detach(), gradient
+            h = self.residual(self.decode(leaf))
+            (gradient,) = torch.autograd.grad(h, leaf, grad_outputs=h.detach())
+        return gradient
 
 
-TOGETHER = 1 << 22
+NUMBERS_AT_ONCE = 1 << 22
 """Numbers that are looked at together where all chains of a run are looked at."""
 
 
 def few_chains(*parts: Tensor) -> Iterator[slice]:
     """Slices of dim 0, so that what is made on the way stays small beside a million chains."""
-    chains = max(1, TOGETHER // max(1, *(part.shape[1:].numel() for part in parts)))
+    chains = max(1, NUMBERS_AT_ONCE // max(1, *(part.shape[1:].numel() for part in parts)))
     return (slice(start, start + chains) for start in range(0, len(parts[0]), chains))
 
 

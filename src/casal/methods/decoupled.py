@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import SettingError
-from casal.methods.base import Method, Stage, split_records, table_rows
+from casal.methods.base import Method, Stage, split_records, step_advice, table_rows
 from casal.methods.context import Context, move
 from casal.schedules import Schedule, evaluate
 
@@ -77,7 +77,7 @@ class Decoupled(Method[DecoupledState]):
         x, z, lam, weight = state
         pull = context.decoder.vjp(x)
         free = move(context, x, context.score(x, row.t), row, noise)
-        x = context.gram.solve(free + row.kappa * context.scaled(pull(z - lam / row.rho)), row.kappa)
+        x = context.gram.solve(free + row.kappa * context.precondition(pull(z - lam / row.rho)), row.kappa)
         decoded = context.decode(x)
         z, h = _penalised(context, z, decoded + lam / row.rho, row.rho / (2 * weight))
         lam = lam + row.rho * self.dual_step * (decoded - z)
@@ -86,23 +86,22 @@ class Decoupled(Method[DecoupledState]):
     def output(self, context: Context, state: DecoupledState) -> Tensor:
         return state.z
 
+    def advice(self, state: DecoupledState, row: DecoupledRow) -> str:
+        return step_advice(row)
+
     def monitor(self, context: Context, state: DecoupledState) -> Mapping[str, Tensor]:
         return split_records(context, state.x, state.z, state.lam)
 
 
 def _penalised(context: Context, z: Tensor, centre: Tensor, ridge: Tensor) -> tuple[Tensor, Tensor]:
     """One Gauss-Newton step for min |h(z)|^2 + ridge |z - centre|^2 from z, and the residual where it lands."""
-
-    def residual(point: Tensor) -> Tensor:
-        return context.constraint.positive_part(context.constraint.residual(point))
-
     with torch.enable_grad():
         leaf = z.detach().requires_grad_()
-        h = residual(leaf)
+        h = context.residual(leaf)
         rows = [torch.autograd.grad(h[:, k].sum(), leaf, retain_graph=True)[0] for k in range(h.shape[1])]
     jacobian = torch.stack([row.reshape(len(z), -1) for row in rows], dim=1)
     offset = (centre - z).reshape(len(z), -1, 1)
     system = jacobian @ jacobian.mT + ridge[:, :, None] * torch.eye(h.shape[1], dtype=z.dtype, device=z.device)
     multiplier = torch.linalg.solve(system, h.detach()[:, :, None] + jacobian @ offset)
     landed = centre - (jacobian.mT @ multiplier).reshape(z.shape)
-    return landed, residual(landed)
+    return landed, context.residual(landed)

@@ -26,7 +26,7 @@ def score_of(x: Tensor, clean: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
     return (alpha * clean - x) / sigma**2
 
 
-def pulled(context: Context, clean: Tensor, goal: Tensor, strength: Tensor) -> Tensor:
+def pull_estimate(context: Context, clean: Tensor, goal: Tensor, strength: Tensor) -> Tensor:
     """(I + strength A^T A)^-1 (D + strength A^T goal): the estimate moved so that its image nears ``goal``."""
     back = context.decoder.vjp(clean)(goal)
-    return context.gram.solve(clean + strength * context.scaled(back), strength)
+    return context.gram.solve(clean + strength * context.precondition(back), strength)

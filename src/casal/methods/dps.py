@@ -57,9 +57,12 @@ class DPS(Method[PointState]):
         with torch.enable_grad():
             leaf = state.x.detach().requires_grad_()
             score = context.score(leaf, row.t)
-            cost = context.residual((leaf + row.sigma**2 * score) / row.alpha).square().sum()
+            cost = context.residual(context.decode((leaf + row.sigma**2 * score) / row.alpha)).square().sum()
             (gradient,) = torch.autograd.grad(cost, leaf)
         return PointState(move(context, state.x, score.detach() - row.weight * gradient, row, noise))
 
     def output(self, context: Context, state: PointState) -> Tensor:
         return context.decode(state.x)
+
+    def advice(self, state: PointState, row: DPSRow) -> str:
+        return f"(weight = {float(row.weight):.3g}); take a smaller weight"

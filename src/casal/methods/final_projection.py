@@ -27,6 +27,11 @@ class FinalProjection(Method[Any]):
 
     name: ClassVar[str] = "final projection"
 
+    @property
+    def states(self) -> tuple[type[Any], ...]:
+        """Those of the inner method."""
+        return self.inner.states
+
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
         return self.inner.plan(context, n)
 

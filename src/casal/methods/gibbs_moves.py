@@ -28,7 +28,7 @@ class GibbsState(NamedTuple):
 
     Attributes:
         x: The point that moves; clean at the end of a move.
-        z: A point of C: a draw from N(A x, 1 / rho) restricted to C.
+        z: A point of C: the last draw from N(A x, 1 / rho) restricted to C; P(A x) before the first draw.
         estimate: The denoised estimate of the step before.
         log_weight: Logarithms of the weights, (n,).
         ancestor: Starting chain each chain descends from, (n,).

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from casal.errors import SettingError
 from casal.methods.base import Stage
-from casal.methods.context import Context, move
+from casal.methods.context import Context
 from casal.methods.smc import Finish
 
 RANGE = 0.1
@@ -121,8 +121,3 @@ def finest_level(context: Context) -> float:
             "(ddpm, vp_sde, edm, flow); for a fixed density take WeightedCASAL"
         )
     return float((table.sigma / table.alpha).min())
-
-
-def free_step(context: Context, state: Any, row: Any, noise: Tensor) -> Any:
-    """One row of the table, without any constraint."""
-    return state._replace(x=move(context, state.x, context.score(state.x, row.t), row, noise))

@@ -53,9 +53,12 @@ class Penalty(Method[PointState]):
         return PointState(x)
 
     def step(self, context: Context, state: PointState, row: PenaltyRow, noise: Tensor) -> PointState:
-        _, half_gradient = context.residual_vjp(state.x)
-        score = context.score(state.x, row.t) - (2 * row.weight) * half_gradient
+        score = context.score(state.x, row.t) - (2 * row.weight) * context.penalty_gradient(state.x)
         return PointState(move(context, state.x, score, row, noise))
 
     def output(self, context: Context, state: PointState) -> Tensor:
         return context.decode(state.x)
+
+    def advice(self, state: PointState, row: PenaltyRow) -> str:
+        numbers = f"(tau = {float(row.b):.3g}, weight = {float(row.weight):.3g})"
+        return f"{numbers}; take a smaller weight, a smaller step_size or a preconditioner"

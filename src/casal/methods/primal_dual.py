@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import one_of, positive
-from casal.methods.base import Method, Stage, TableRow, table_rows
+from casal.methods.base import Method, Stage, TableRow, refuse_own_sets, step_advice, table_rows
 from casal.methods.context import Context, move
 
 
@@ -49,6 +49,7 @@ class PrimalDual(Method[PrimalDualState]):
         rows = table_rows(context)
         if self.average == "time":
             return [Stage(rows, self.step)]
+        refuse_own_sets(context, "average='chains'")
         return [Stage([row], self.step, None if step == 0 else self.meet) for step, row in enumerate(rows)]
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PrimalDualState:
@@ -79,6 +80,9 @@ class PrimalDual(Method[PrimalDualState]):
             "violation": context.constraint.violation(context.decode(state.x)),
             "dual_norm": torch.linalg.vector_norm(state.lam, dim=1),
         }
+
+    def advice(self, state: PrimalDualState, row: TableRow) -> str:
+        return step_advice(row)
 
     def _ascend(self, context: Context, lam: Tensor, h: Tensor) -> Tensor:
         return context.constraint.positive_part(lam + self.dual_step * h)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,8 +13,8 @@ from torch import Tensor
 from casal.checks import one_of
 from casal.constraints import Constraint, Through
 from casal.errors import CasalError, SettingError
-from casal.methods.base import Method, Stage, burn_in_steps, table_rows
-from casal.methods.context import Context, move
+from casal.methods.base import Method, Stage, Step, TableRow, burn_in_steps, free_step, step_advice, table_rows
+from casal.methods.context import Context
 from casal.methods.unconstrained import PointState
 
 LATENT = ("pinv", "exact")
@@ -22,17 +23,6 @@ REACHED = 1e-10
 FAR = 1e8
 """Size of an image, in units of the point and its foot in decoded space, beyond which it is rounding blown up."""
 WAY_OUT = "use latent='pinv'"
-
-
-class ProjectedRow(NamedTuple):
-    """A plain row, whether its result is projected, and the set of latents if it is projected there."""
-
-    a: Tensor
-    b: Tensor
-    s: Tensor
-    t: Tensor
-    project: bool
-    latents: Constraint | None = None
 
 
 @dataclass(frozen=True)
@@ -60,26 +50,31 @@ class Projected(Method[PointState]):
         one_of(self.latent, "latent", LATENT)
 
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
-        first = burn_in_steps(self.burn_in, len(context.table))
-        plain = table_rows(context)
-        rows = [ProjectedRow(row.a, row.b, row.s, row.t, step >= first) for step, row in enumerate(plain)]
-        if self.latent == "exact" and not context.identity:
-            latents = _latents(context)
-            rows = [row._replace(latents=latents) for row in rows]
-        return [Stage(rows, self.step)]
+        first, rows = burn_in_steps(self.burn_in, len(context.table)), table_rows(context)
+        exact = self.latent == "exact" and not context.identity
+        step: Step = partial(self.latent_step, _latents(context)) if exact else self.step
+        burn_in = [Stage(rows[:first], free_step)] if first else []
+        return [*burn_in, Stage(rows[first:], step)]
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PointState:
         return PointState(x)
 
-    def step(self, context: Context, state: PointState, row: ProjectedRow, noise: Tensor) -> PointState:
-        x = move(context, state.x, context.score(state.x, row.t), row, noise)
-        if row.project:
-            if row.latents is None:
-                x = context.decoder.pinv(context.project(context.decode(x)), context.latent)
-            else:
-                context.usage.projected(len(x))
-                x = row.latents.project(x, budget=context.budget, warm=state.x)
-        return PointState(x)
+    def step(self, context: Context, state: PointState, row: TableRow, noise: Tensor) -> PointState:
+        """x' = A^+ P(A y), y the free step."""
+        y = free_step(context, state, row, noise).x
+        return PointState(context.decoder.pinv(context.project(context.decode(y)), context.latent))
+
+    def latent_step(
+        self, latents: Constraint, context: Context, state: PointState, row: TableRow, noise: Tensor
+    ) -> PointState:
+        """x' = P_L(y)."""
+        y = free_step(context, state, row, noise).x
+        context.usage.add_projections(len(y))
+        own = latents.take(slice(context.first, context.first + len(y)))
+        return PointState(own.project(y, budget=context.budget, warm=state.x))
+
+    def advice(self, state: PointState, row: TableRow) -> str:
+        return step_advice(row)
 
     def decoded_parts(self) -> tuple[str, ...] | None:
         return ()
@@ -94,19 +89,23 @@ def _latents(context: Context) -> Constraint:
     if not decoder.linear:
         raise SettingError(f"latent='exact' needs a linear decoder, got {type(decoder).__name__}; use CASAL")
     A = decoder.matrix(context.latent, context.like)
-    points = 1.0 + torch.eye(2, A.shape[1], dtype=torch.float64, device=A.device)
-    event = decoder.event(points.to(context.like).reshape(2, *context.latent))
+    count = min(2, constraint.chains or 2)
+    points = 1.0 + torch.eye(count, A.shape[1], dtype=torch.float64, device=A.device)
+    event = decoder.event(points.to(context.like).reshape(count, *context.latent))
     try:
         latents = Through(constraint, A, shape=event)
-        found = latents.project(points)
-        worst = float(latents.violation(found).max())
+        few = latents.take(slice(0, count))
+        found = few.project(points)
+        worst = float(few.violation(found).max())
     except CasalError as error:
         raise SettingError(f"{constraint!r} has no projection behind the decoder ({error}); {WAY_OUT}") from error
     size, near = (float((z @ A.T).abs().max()) for z in (found, points))
-    size /= near + float(constraint.project((points @ A.T).reshape(2, *event)).abs().max())
+    feet = constraint.take(slice(0, count)).project((points @ A.T).reshape(count, *event))
+    size /= near + float(feet.abs().max())
     if not worst <= REACHED or not size <= FAR:
         raise SettingError(
-            f"the decoder does not reach the set: by {latents.explain()}, the violation is {worst:.3g} (at most "
-            f"{REACHED:g}) {size:.3g} times as far out as need be (at most {FAR:g}); {WAY_OUT}"
+            f"the decoder does not reach the set: the projection in the latent ({latents.explain()}) leaves a "
+            f"violation of {worst:.3g} (limit {REACHED:g}) and is {size:.3g} times as large as necessary "
+            f"(limit {FAR:g}); {WAY_OUT}"
         )
     return latents

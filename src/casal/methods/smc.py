@@ -82,7 +82,7 @@ class Population(Protocol):
 
 Weighted = TypeVar("Weighted", bound=Population)
 
-LEAST_ALIKE = 16
+SMALLEST_GROUP = 16
 """Chains of the same set below which resampling among them says nothing."""
 
 
@@ -140,10 +140,10 @@ def groups_of(context: Context, n: int, islands: int | None = None) -> Groups:
         raise SettingError(f"islands = {islands} with a set for each chain: chains of one set are a group already")
     members = [torch.nonzero(labels == label).flatten() for label in labels.unique()]
     fewest = min(len(some) for some in members)
-    if fewest < LEAST_ALIKE:
+    if fewest < SMALLEST_GROUP:
         raise SettingError(
             f"chains are resampled among those with the same set, and of one set there are only {fewest}; repeat every "
-            f"parameter at least {LEAST_ALIKE} times, or take CASAL, whose chains do not meet"
+            f"parameter at least {SMALLEST_GROUP} times, or take CASAL(dual='chain'), whose chains do not meet"
         )
     return Groups() if len(members) == 1 else Groups([some.to(context.like.device) for some in members])
 
@@ -161,7 +161,7 @@ def systematic(weight: Tensor, generator: torch.Generator) -> Tensor:
     return torch.searchsorted(edges, points, right=True).clamp_max(n - 1)
 
 
-def chosen(state: Weighted, index: Tensor) -> Weighted:
+def take_chains(state: Weighted, index: Tensor) -> Weighted:
     """The chains with the given indices; parts without a chain dimension are common to all."""
     parts: tuple[Tensor, ...] = tuple(state)  # type: ignore[arg-type]
     return type(state)(*(part[index] if part.ndim else part for part in parts))
@@ -176,18 +176,22 @@ def resample(
     weights before.
     """
     groups = groups or Groups()
-    order = torch.arange(len(state.log_weight), device=state.log_weight.device)
-    index, log_weight, drawn = order.clone(), state.log_weight.clone(), False
-    for some in [order] if groups.members is None else groups.members:
+    if groups.members is None:
+        weight = normalised(state.log_weight)
+        if float(effective_size(weight)) >= ess * len(weight):
+            return state
+        whole: Weighted = take_chains(state, systematic(weight, generator))
+        renewed: Weighted = whole._replace(log_weight=torch.zeros_like(state.log_weight))
+        return renewed
+    index, log_weight = torch.arange(len(state.log_weight), device=state.log_weight.device), state.log_weight.clone()
+    for some in groups.members:
         weight = normalised(state.log_weight[some])
         if float(effective_size(weight)) < ess * len(some):
             index[some] = some[systematic(weight, generator)]
-            pooled = torch.logsumexp(state.log_weight[some], 0) - math.log(len(some)) if groups.pooled else 0.0
-            log_weight[some], drawn = pooled, True
-    if not drawn:
-        return state
-    renewed: Weighted = chosen(state, index)._replace(log_weight=log_weight)
-    return renewed
+            evidence = torch.logsumexp(state.log_weight[some], 0) - math.log(len(some))
+            log_weight[some] = evidence if groups.pooled else 0.0
+    drawn: Weighted = take_chains(state, index)._replace(log_weight=log_weight)
+    return drawn
 
 
 def population(state: Population, groups: Groups | None = None) -> dict[str, float]:

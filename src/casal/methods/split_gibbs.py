@@ -13,11 +13,11 @@ from torch import Tensor
 
 from casal.checks import one_of, share, whole_number
 from casal.errors import SettingError
-from casal.methods.base import Method, Stage, no_step, split_records, table_rows
+from casal.methods.base import Method, Stage, free_step, no_step, split_records, table_rows
 from casal.methods.context import Context
 from casal.methods.gibbs_moves import GibbsMoves
 from casal.methods.metropolis_moves import MetropolisMoves
-from casal.methods.moves import Moves, free_step
+from casal.methods.moves import Moves
 from casal.methods.smc import Finish, Groups, Rung, groups_of, next_rho, population, resample, rungs
 
 MOVES = ("auto", "gibbs", "metropolis")
@@ -96,8 +96,8 @@ class SplitGibbs(Method[Any]):
         able = context.constraint.samples_near and context.decoder.linear
         if self.moves == "gibbs" and not able:
             raise SettingError(
-                f"moves='gibbs' needs closed forms, which {context.constraint!r} behind "
-                f"{type(context.decoder).__name__} has not; take moves='metropolis'"
+                f"{context.constraint!r} behind {type(context.decoder).__name__} has no closed forms, "
+                "which moves='gibbs' needs; take moves='metropolis'"
             )
         small = math.prod(context.latent) <= GIBBS_DIMENSION
         gibbs = able and (self.moves == "gibbs" or (self.moves == "auto" and small))
@@ -108,6 +108,9 @@ class SplitGibbs(Method[Any]):
 
     def output(self, context: Context, state: Any) -> Tensor:
         return self.moves_for(context).output(context, state)
+
+    def advice(self, state: Any, row: Any) -> str:
+        return f"(rho = {float(state.rho):.3g}); check the denoiser at small noise, or end at a larger sigma"
 
     def monitor(self, context: Context, state: Any) -> Mapping[str, Tensor]:
         return split_records(context, state.x, state.z)

@@ -92,12 +92,16 @@ class Twisted(Method[Any]):
 
     name: ClassVar[str] = "Twisted"
     promises_distribution: ClassVar[bool] = True
-    states: ClassVar[tuple[type[Any], ...]] = (GuidedState, MetropolisState)
 
     def __post_init__(self) -> None:
         if not 0.0 < self.twist <= self.rho < math.inf:
             raise SettingError(f"0 < twist <= rho < infinity is needed, got twist = {self.twist}, rho = {self.rho}")
         _ = self.ladder
+
+    @property
+    def states(self) -> tuple[type[Any], ...]:
+        """On the way down the noise levels, then on the ladder."""
+        return GuidedState, MetropolisState
 
     @property
     def ladder(self) -> SplitGibbs:
@@ -165,6 +169,9 @@ class Twisted(Method[Any]):
 
     def output(self, context: Context, state: Any) -> Tensor:
         return context.strict(context.decode(state.x), warm=state.z)
+
+    def advice(self, state: Any, row: Any) -> str:
+        return f"(rho = {float(state.rho):.3g}); check the model's scale, or take a smaller twist"
 
     def monitor(self, context: Context, state: Any) -> Mapping[str, Tensor]:
         return split_records(context, state.x, state.z)

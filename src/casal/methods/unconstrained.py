@@ -9,8 +9,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.methods.base import Method, Stage, TableRow, table_rows
-from casal.methods.context import Context, move
+from casal.methods.base import Method, Stage, TableRow, free_step, step_advice, table_rows
+from casal.methods.context import Context
 
 
 class PointState(NamedTuple):
@@ -27,13 +27,13 @@ class Unconstrained(Method[PointState]):
     strict: ClassVar[bool] = False
 
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
-        return [Stage(table_rows(context), self.step)]
+        return [Stage(table_rows(context), free_step)]
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PointState:
         return PointState(x)
 
-    def step(self, context: Context, state: PointState, row: TableRow, noise: Tensor) -> PointState:
-        return PointState(move(context, state.x, context.score(state.x, row.t), row, noise))
-
     def output(self, context: Context, state: PointState) -> Tensor:
         return context.decode(state.x)
+
+    def advice(self, state: PointState, row: TableRow) -> str:
+        return step_advice(row)

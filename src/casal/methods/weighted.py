@@ -67,8 +67,8 @@ class WeightedCASAL(Method[WeightedState]):
     with S = (1/(tau D) + rho A^T A / MOVE)^-1, so that a move is stable at every rho. Half of the noise w is that of
     the move before (Leimkuhler and Matthews 2013): for every Gaussian on an affine set the law of x is then exactly
     pi_rho, whatever the step. The weight needs only the projection, so a score without a potential is enough. At
-    the top, ``finish`` removes what is left of the error of a finite rho (see there), and z = P(A x) is returned with
-    equal weights.
+    the top, a ``Finish`` of ``smc.py`` removes what is left of the error of a finite rho, and z = P(A x) is returned
+    with equal weights.
 
     Every rung looks at all chains at once; between rungs chains move on their own. The first ``burn_in`` steps
     run at rho = 0, because the ladder starts from samples of p: start with points that know all modes of p.
@@ -78,7 +78,7 @@ class WeightedCASAL(Method[WeightedState]):
             the spread of the log-weights, as far as is known at each rung; a schedule is taken as it is.
         ess: Resample when the effective size falls below this share of the chains.
         burn_in: Steps at rho = 0: a number of steps, or a fraction below one.
-        correct: Whether to run ``finish`` at the top.
+        correct: Whether to remove the error of a finite rho at the top, where the set allows it.
     """
 
     rho: float | Schedule

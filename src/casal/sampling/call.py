@@ -72,7 +72,7 @@ def sample(
         workers: The same on an embedded cluster of that many processes.
 
     Returns:
-        Samples, certificate, trace, cost, last state, provenance. Interrupted by Ctrl-C it returns the chains that
+        Samples, certificate, trace, cost, last state, provenance. If interrupted by Ctrl-C, it returns the chains that
         have taken at least one step, marked ``partial``.
 
     Raises:

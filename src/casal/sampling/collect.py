@@ -22,7 +22,7 @@ from casal.sampling.trace import Trace
 def collect(
     plan: Plan, chains: Chains, executor: Executor, stepper: Stepper, seconds: float, interrupted: bool
 ) -> SampleResult:
-    """All tiles that took a step, tile by tile: nothing is there more often than need be.
+    """All tiles that took a step, tile by tile, so that no tensor is held twice.
 
     Raises:
         KeyboardInterrupt: No tile took a step.
@@ -42,7 +42,7 @@ def collect(
         records.absorb(trace)
     which = torch.cat([torch.arange(tile.start, tile.stop) for tile in begun])
     steps = torch.cat([torch.full((len(tile),), tile.steps) for tile in begun])
-    state, series = _decoded(plan, join(begun)), records.collected()
+    state, series = _decoded(plan, join(begun)), records.series()
     warn_if_degenerate(series, n, getattr(state, "log_weight", None))
     about = {**plan.about(), "threads": executor.threads, "compile": stepper.compiles}
     return SampleResult(
@@ -72,5 +72,5 @@ def _samples(plan: Plan, tiles: list[Tile]) -> Tensor:
 
 def _decoded(plan: Plan, state: Any) -> Any:
     """The state as a reader expects it: in decoded space, in the dtype of the run."""
-    wide = plan.inside.lifted(state)
+    wide = plan.inside.lift(state)
     return type(state)(*(new.to(old.dtype) for new, old in zip(wide, state, strict=True)))

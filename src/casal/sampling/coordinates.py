@@ -30,7 +30,7 @@ class Coordinates(NamedTuple):
     basis: Decoder | None = None
     parts: tuple[str, ...] = ()
 
-    def lifted(self, state: Any) -> Any:
+    def lift(self, state: Any) -> Any:
         """The state in decoded space, in float64 where it was in coordinates."""
         if self.basis is None:
             return state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import warnings
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from casal.methods import Uncounted, Usage
 from casal.sampling.loop import Chains, Keeper
 from casal.sampling.plan import Plan
 from casal.sampling.progress import Progress
-from casal.sampling.result import SampleResult, tile_data
+from casal.sampling.result import SampleResult, state_data, tile_data
 from casal.sampling.tiles import Tile
 from casal.sampling.trace import Trace
 from casal.store import RunStore
@@ -46,10 +47,7 @@ class StoreKeeper(Keeper):
         if not plan.meets or len(done) == len(tiles):
             for index in done:
                 arrays, record = self.store.read(index)
-                fields = {name.removeprefix("state/"): part for name, part in arrays.items() if "state/" in name}
-                for name, (dtype, value) in record["common"].items():
-                    fields[name] = torch.tensor(value, dtype=getattr(torch, dtype.removeprefix("torch.")))
-                self._restore(tiles[index], {name: fields[name] for name in record["fields"]}, record)
+                self._restore(tiles[index], state_data(arrays, record), record)
             together = self.store.attributes.get("exchanges")
             if together is not None:
                 self._absorb(together)
@@ -107,16 +105,17 @@ class StoreKeeper(Keeper):
         self.store.write(tile.index, *tile_data(tile.state, samples, violation, _progress(tile)))
 
     def _restore(self, tile: Tile, state: dict[str, Tensor], record: Any) -> None:
-        kind = self._kinds()[tuple(state)]
+        kind = self._kinds[tuple(state)]
         tile.state = kind(*(part.to(self.plan.device) for part in state.values()))
         tile.steps, tile.usage = record["steps"], Usage(*record["usage"])
         tile.trace = Trace.from_plain(record["trace"])
         self.bar.advance(tile.steps)
 
+    @cached_property
     def _kinds(self) -> dict[tuple[str, ...], Any]:
         """The classes of the method's states, by their fields."""
         method, stream = self.plan.method, torch.Generator(self.plan.device)
-        context = self.plan.inside.context.of_chains(0, 1, Usage()).unseen()
+        context = self.plan.inside.context.of_chains(0, 1, Usage()).without_counting()
         first = type(method.init(context, self.plan.points(0, 1, stream), stream))
         return {kind._fields: kind for kind in (first, *method.states)}
 
@@ -144,7 +143,7 @@ def identity(plan: Plan, compiled: bool) -> dict[str, Any]:
     try:
         constraint: Any = plan.context.constraint.spec()
     except SettingError:  # a set of functions
-        constraint = repr(plan.context.constraint)
+        constraint = _plain_repr(plan.context.constraint)
     return {
         **about,
         "constraint": constraint,
@@ -183,5 +182,5 @@ def _rows_digest(plan: Plan) -> str:
             for row in stage.rows:
                 total.update(type(row).__name__.encode())
                 for part in row:
-                    total.update(repr(part.item() if isinstance(part, Tensor) and part.ndim == 0 else part).encode())
+                    total.update(_plain_repr(part.item() if isinstance(part, Tensor) else part).encode())
     return total.hexdigest()[:16]

@@ -9,7 +9,7 @@ Threads and clusters are behind ``Executor``, compiled and eager steps behind ``
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,13 +74,16 @@ def meet(plan: Plan, chains: Chains, k: int, executor: Executor) -> None:
     if together is None:
         return
     executor.each(start, [tile for tile in chains.tiles if tile.state is None])
-    whole = join(chains.tiles)
-    with one_thread():
-        whole, known = together(plan.inside.context.replace(usage=chains.usage), whole, chains.generator)
-    chains.trace.met(chains.tiles[0].steps, known)
+    whole: Any = join(chains.tiles)
+    known: Mapping[str, float] = {}
+    try:
+        with one_thread():
+            whole, known = together(plan.inside.context.replace(usage=chains.usage), whole, chains.generator)
+    finally:  # an interrupted meeting leaves the states as they were
+        for tile, state in zip(chains.tiles, split(whole, chains.tiles), strict=True):
+            tile.state = state
+    chains.trace.record_meeting(chains.tiles[0].steps, known)
     executor.tell(known)
-    for tile, state in zip(chains.tiles, split(whole, chains.tiles), strict=True):
-        tile.state = state
 
 
 def start(plan: Plan, tile: Tile, watch: Watch) -> None:

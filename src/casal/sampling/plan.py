@@ -118,12 +118,12 @@ class Plan:
     def output(self, tile: Tile, usage: Usage) -> Tensor:
         """The samples of a tile."""
         context = self.context.of_chains(tile.start, tile.stop, usage)
-        return self.method.output(context, self.inside.lifted(tile.state))
+        return self.method.output(context, self.inside.lift(tile.state))
 
     def record(self, tile: Tile, step: int) -> None:
         """Put what the method monitors into the trace of a tile; it counts as no use."""
-        context = self.context.of_chains(tile.start, tile.stop, Usage()).unseen()
-        tile.trace.record(step, self.method.monitor(context, self.inside.lifted(tile.state)))
+        context = self.context.of_chains(tile.start, tile.stop, Usage()).without_counting()
+        tile.trace.record(step, self.method.monitor(context, self.inside.lift(tile.state)))
 
     def about(self) -> Mapping[str, Any]:
         """Settings and versions."""
@@ -301,5 +301,5 @@ def _check_projection(constraint: Constraint, z: Tensor, tol: float) -> None:
     if constraint.exact and not worst <= tol:
         raise ProjectionError(
             f"{constraint!r}.project leaves the set: violation {worst:.3g} > tol = {tol:g} at the starting points; "
-            "mend the projection, declare it exact=False, or raise tol"
+            "fix the projection, declare it exact=False, or raise tol"
         )

@@ -86,7 +86,7 @@ class SampleResult:
         n, about = len(self.samples), dict(self.provenance)
         identity = {**about, "saved": True, "tol": self.certificate.tolerance, "n": n}
         usage = [round(self.cost.score_evaluations * n), round(self.cost.projections * n)]
-        record = {"steps": int(self.steps.max()), "usage": usage, "trace": Trace().plain()}
+        record = {"steps": self.steps.tolist(), "usage": usage, "trace": Trace().plain()}
         store = RunStore(place, identity, [(0, n)])
         store.write(0, *tile_data(self.state, self.samples, self.certificate.violation, record))
         series = {name: values.tolist() for name, values in self.trace.items()}
@@ -124,11 +124,20 @@ def tile_data(
     arrays = {f"state/{name}": part for name, part in fields.items() if part.ndim}
     arrays["posterior/samples"] = samples[:, None]
     arrays["sample_stats/violation"] = violation[:, None]
-    arrays["sample_stats/steps"] = torch.full((len(samples), 1), record["steps"])
+    arrays["sample_stats/steps"] = torch.as_tensor(record["steps"]).expand(len(samples))[:, None]
     if "log_weight" in fields:
         arrays["sample_stats/log_weight"] = fields["log_weight"][:, None]
     common = {name: [str(part.dtype), part.item()] for name, part in fields.items() if not part.ndim}
     return arrays, {**record, "common": common, "fields": list(fields)}
+
+
+def state_data(arrays: Mapping[str, Tensor], record: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The fields of a state from what ``tile_data`` made of it."""
+    common = {
+        name: torch.tensor(value, dtype=getattr(torch, dtype.removeprefix("torch.")))
+        for name, (dtype, value) in record["common"].items()
+    }
+    return {name: common[name] if name in common else arrays[f"state/{name}"] for name in record["fields"]}
 
 
 def load(path: str | Path) -> SampleResult:
@@ -169,19 +178,13 @@ def load(path: str | Path) -> SampleResult:
     series = {name: torch.tensor(v, dtype=torch.float64) for name, v in dict(run.pop("series", {})).items()}
     samples = all_chains("posterior/samples")[:, 0]
     used = [sum(record["usage"][k] for _, record in pieces) / len(samples) for k in (0, 1)]
-    fields, common = pieces[0][1]["fields"], pieces[0][1]["common"]
-    state = [
-        torch.tensor(common[name][1], dtype=getattr(torch, common[name][0].removeprefix("torch.")))
-        if name in common
-        else all_chains(f"state/{name}")
-        for name in fields
-    ]
+    fields = state_data({name: all_chains(name) for name in pieces[0][0]}, pieces[0][1])
     return SampleResult(
         samples=samples,
         certificate=Certificate(all_chains("sample_stats/violation")[:, 0], float(identity["tol"])),
-        trace=series or trace.collected(),
+        trace=series or trace.series(),
         cost=Cost(*about.get("cost", [*used, 0.0])),
-        state=namedtuple("State", fields)(*state),
+        state=namedtuple("State", fields)(**fields),
         provenance=run or identity,
         steps=all_chains("sample_stats/steps")[:, 0],
         partial=partial,

@@ -139,7 +139,7 @@ class Graphs:
         self.name, self.chains, self.holds = plan.method.name, plan.tile, made_from
         context = plan.inside.context
         _ = context.diagonal, context.root, context.noiseless
-        self._context = context.unseen()
+        self._context = context.without_counting()
         self._shared = threads > 1 and plan.device.type == "cpu"
         self._runs: dict[str, Callable[..., Any]] = {}
         self._kinds: dict[Hashable, Kind] = {}
@@ -247,7 +247,7 @@ class Graphs:
 class Compiled(Stepper):
     """Several rows in one compiled call. Tiles of another size (the last one) run eagerly.
 
-    Compiled code rounds otherwise than eager code: one step agrees to about 1e-6 (float32), not bit for bit.
+    Compiled code rounds differently from eager code: one step agrees to about 1e-6 (float32), not bit for bit.
 
     Args:
         plan: The run.

@@ -33,7 +33,7 @@ class Trace:
             return float("nan")
         return _combined(name, self.steps[max(self.steps)][name])
 
-    def met(self, step: int, values: Mapping[str, float]) -> None:
+    def record_meeting(self, step: int, values: Mapping[str, float]) -> None:
         """Keep the scalars of one meeting of all chains."""
         if values:
             self.meetings.append((step, dict(values)))
@@ -58,8 +58,8 @@ class Trace:
         }
         return cls(steps, [(int(step), dict(values)) for step, values in data["exchanges"]])
 
-    def collected(self) -> dict[str, Tensor]:
-        """Tensors of equal length for the steps, and of another equal length for the meetings."""
+    def series(self) -> dict[str, Tensor]:
+        """One tensor for each quantity: over the recorded steps, or over the meetings that know it."""
         out: dict[str, list[float]] = {}
         for step in sorted(self.steps):
             out.setdefault("step", []).append(step)

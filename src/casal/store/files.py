@@ -16,8 +16,8 @@ CAUSES = {
     errno.ENOSPC: "the disk is full; free some space and run the same call again, it continues from the tiles on disk",
     errno.EDQUOT: "the disk quota is used up; free some space and run the same call again",
     errno.EROFS: "the folder is read-only; choose another place",
-    errno.EACCES: "the folder may not be written; choose another place or change its permissions",
-    errno.EPERM: "the folder may not be written; choose another place or change its permissions",
+    errno.EACCES: "no permission to write to the folder; choose another place or change its permissions",
+    errno.EPERM: "no permission to write to the folder; choose another place or change its permissions",
     errno.ENOTDIR: "a part of its path is a file; choose another place",
 }
 

@@ -184,7 +184,7 @@ def zarr_module() -> Any:
 
 
 def packed(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """As NumPy, to the same bits; bfloat16, which NumPy has not, as the float32 that holds it."""
+    """As NumPy, to the same bits; bfloat16, which NumPy lacks, as the float32 that holds it."""
     tensor = tensor.detach().cpu().contiguous()
     return np.asarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
 
