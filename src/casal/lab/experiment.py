@@ -42,17 +42,11 @@ def verdict(*holds: bool) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table.
+    """One column of a table."""
 
-    Attributes:
-        key: Name in the rows.
-        label: What a reader sees.
-        style: Format of a number.
-    """
-
-    key: str
-    label: str
-    style: str = ".4g"
+    key: str  # name in the rows
+    label: str  # what a reader sees
+    style: str = ".4g"  # format of a number
 
 
 @dataclass(frozen=True)
@@ -94,23 +88,14 @@ class Claim:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of an experiment leaves behind.
+    """What a run of an experiment leaves behind."""
 
-    Attributes:
-        name: Name of the experiment.
-        tables: For the reader.
-        claims: For the verdict.
-        data: Arrays for the pictures.
-        settings: What was run.
-        seconds: How long it took.
-    """
-
-    name: str
-    tables: Sequence[ResultTable]
-    claims: Sequence[Claim] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
+    name: str  # of the experiment
+    tables: Sequence[ResultTable]  # for the reader
+    claims: Sequence[Claim] = ()  # for the verdict
+    data: Mapping[str, Any] = field(default_factory=dict)  # arrays for the pictures
+    settings: Mapping[str, Any] = field(default_factory=dict)  # what was run
+    seconds: float = 0.0  # how long it took
 
 
 Run = Callable[[bool, Sequence[str] | None, Tell], Outcome]
@@ -120,17 +105,13 @@ Run = Callable[[bool, Sequence[str] | None, Tell], Outcome]
 class Experiment:
     """An entry of the registry.
 
-    Attributes:
-        name: As in ``casal run NAME``.
-        question: What the experiment decides.
-        methods: Labels that ``--method`` accepts.
-        run: (quick, labels, tell) -> Outcome; labels None means all.
-        draw: (outcome, folder) -> paths of the pictures it wrote; see ``casal.lab.drawing``.
+    ``run(quick, labels, tell)`` returns an outcome (labels None means all); ``draw(outcome, folder)`` the paths of the
+    pictures it wrote, see ``casal.lab.drawing``.
     """
 
-    name: str
-    question: str
-    methods: Sequence[str]
+    name: str  # as in ``casal run NAME``
+    question: str  # what the experiment decides
+    methods: Sequence[str]  # labels that ``--method`` accepts
     run: Run
     draw: Callable[[Outcome, Path], list[Path]] = lambda outcome, folder: []
 

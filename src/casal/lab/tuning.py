@@ -21,16 +21,10 @@ Result = TypeVar("Result")
 def tune(
     settings: Sequence[Setting], loss: Callable[[Setting], float], run: Callable[[Setting], Result]
 ) -> tuple[tuple[Setting, Result] | None, list[tuple[Setting, SettingError | DivergedError]]]:
-    """Run the setting of smallest loss; the next one if it loses a chain.
+    """Run the setting of smallest loss on validation chains; the next one if it loses a chain on fresh ones.
 
-    Args:
-        settings: What is tried, in order of preference.
-        loss: Of a setting on validation chains.
-        run: On fresh chains.
-
-    Returns:
-        The setting with what its run returned (None if all are out), and those that are out: the library refuses
-        them, or they lose a chain, on validation or later.
+    Returns the setting with what its run returned (None if all are out), and those that are out: the library refuses
+    them, or they lose a chain, on validation or later.
     """
     scored: list[tuple[float, int]] = []
     out: list[tuple[Setting, SettingError | DivergedError]] = []

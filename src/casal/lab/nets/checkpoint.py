@@ -86,9 +86,7 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def save(net: nn.Module, path: str | Path) -> None:
     """Write a network to ``path`` (safetensors, configuration in its metadata), replacing what is there.
 
-    Args:
-        net: One of CLASSES, or any module with a ``config`` (see ``load`` about its class).
-        path: Where to; missing directories are made.
+    ``net`` is one of CLASSES, or any module with a ``config`` (see ``load`` about its class).
     """
     name, config = type(net).__name__, getattr(net, "config", None)
     if not isinstance(config, dict):
@@ -102,11 +100,8 @@ def save(net: nn.Module, path: str | Path) -> None:
 def load(path: str | Path, *, classes: Iterable[type[nn.Module]] = ()) -> nn.Module:
     """The network in a file, in evaluation mode, on the CPU, in the dtype it was saved in.
 
-    Reads what ``save`` wrote, and also the file of a training run, finished or not: then its averaged weights.
-
-    Args:
-        path: The file.
-        classes: Network classes of your own that the file may name, besides CLASSES.
+    Reads what ``save`` wrote, and also the file of a training run, finished or not: then its averaged weights. The
+    file may name CLASSES and ``classes`` of your own.
 
     Raises:
         StoreError: The file is damaged, of another version, names an unknown class, or does not fit it.

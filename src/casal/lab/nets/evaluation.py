@@ -125,19 +125,11 @@ def compare_denoiser(
 ) -> LevelLosses:
     """mean of |D(x + sigma w, sigma) - x|^2 per number, for a network and for the Gaussian.
 
-    Args:
-        denoiser: The network D(y, sigma), or any other denoiser.
-        gaussian: Of the training data.
-        points: Held-out data (n, *event).
-        levels: The sigmas to look at, or how many, in equal ratios over ``sigmas``.
-        sigmas: The range.
-        seed: Of the noise w.
+    ``levels`` are the sigmas to look at, or how many, in equal ratios over the range ``sigmas``.
     """
     if isinstance(levels, int):
-        low, high = noise_range(sigmas)
-        ends = torch.tensor([low, high], dtype=torch.float64).log()
-        count = whole_number(levels, "levels", 1)
-        values = torch.linspace(float(ends[0]), float(ends[1]), count, dtype=torch.float64).exp()
+        low, high = torch.tensor(noise_range(sigmas), dtype=torch.float64).log().tolist()
+        values = torch.linspace(low, high, whole_number(levels, "levels", 1), dtype=torch.float64).exp()
     else:
         values = torch.as_tensor(levels, dtype=torch.float64)
     if not len(values) or not bool((values > 0).all()):

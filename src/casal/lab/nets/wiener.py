@@ -17,21 +17,9 @@ from casal.errors import CasalWarning, ShapeError
 from casal.lab.nets.events import Standardise, all_digits, arguments, over_events, signal_and_noise
 from casal.lab.nets.gaussian import Gaussian
 from casal.lab.nets.mlp import MLP
-from casal.lab.nets.unet import Padding, UNet
+from casal.lab.nets.unet import UNet
 
 Denoiser = TypeVar("Denoiser", bound="WienerUNet")
-
-
-def _as_grid(shape: Sequence[int]) -> tuple[int, int, int]:
-    sizes = tuple(int(size) for size in shape)
-    if len(sizes) == 2:
-        sizes = (1, *sizes)
-    if len(sizes) != 3:
-        raise ShapeError(
-            f"a field needs (height, width) or (channels, height, width), got {sizes}; "
-            "give grid= and lift= for points that are vectors"
-        )
-    return sizes[0], sizes[1], sizes[2]
 
 
 class WienerUNet(nn.Module):
@@ -58,11 +46,7 @@ class WienerUNet(nn.Module):
         rank: Of the covariance; see ``fit``, which finds it.
         grid: (channels, height, width) that F works on; from ``event`` if None.
         lifted: Whether there is a map from points to the grid.
-        widths: Channels of F at each resolution.
-        padding: "circular" for periodic fields, "zeros" for the others.
-        positions: Learned position channels, for fields that are not periodic; 4 is a good number.
-        sigmas: Range of noise levels F is trained on; outside, it takes the level for the nearer end.
-        seed: Of the initial weights.
+        **settings: Of F (``UNet``): ``widths``, ``padding``, ``positions`` (4 is a good number), ``sigmas``, ``seed``.
     """
 
     extra_channels: ClassVar[int] = 0
@@ -75,16 +59,19 @@ class WienerUNet(nn.Module):
         rank: int | None = None,
         grid: Sequence[int] | None = None,
         lifted: bool = False,
-        widths: Sequence[int] = (32, 48, 64),
-        padding: Padding = "zeros",
-        positions: int = 0,
-        sigmas: Sequence[float] = (0.01, 3.0),
-        seed: int = 0,
+        **settings: Any,
     ) -> None:
         super().__init__()
         self.wiener = Gaussian(event, rank)
         self.event = self.wiener.event
-        self.grid = _as_grid(self.event if grid is None else grid)
+        self.grid = tuple(int(size) for size in (self.event if grid is None else grid))
+        if len(self.grid) == 2:
+            self.grid = (1, *self.grid)
+        if len(self.grid) != 3:
+            raise ShapeError(
+                f"a field needs (height, width) or (channels, height, width), got {self.grid}; "
+                "give grid= and lift= for points that are vectors"
+            )
         size, pixels = len(self.wiener.mean), torch.Size(self.grid).numel()
         if size > pixels or (size != pixels and not lifted):
             raise ShapeError(
@@ -93,10 +80,7 @@ class WienerUNet(nn.Module):
             )
         self.register_buffer("lift", torch.eye(pixels, size) if lifted else None)
         channels, *sizes = self.grid
-        inputs = 3 * channels + self.extra_channels
-        self.unet = UNet(
-            inputs, channels, sizes, widths=widths, padding=padding, positions=positions, sigmas=sigmas, seed=seed
-        )
+        self.unet = UNet(3 * channels + self.extra_channels, channels, sizes, **settings)
         self.standardise = Standardise(self.event)
 
     @classmethod
@@ -110,11 +94,7 @@ class WienerUNet(nn.Module):
     ) -> Denoiser:
         """A denoiser for ``data`` (n, *event) of unit size: its Wiener filter is computed, F is yet to be trained.
 
-        Args:
-            data: Training data.
-            grid: (channels, height, width) of the pixels, if points are vectors.
-            lift: (pixels, d) with orthonormal columns, from points to pixels.
-            **settings: ``widths``, ``padding``, ``positions``, ``sigmas``, ``seed``.
+        Points that are vectors need ``grid``, and ``lift`` (pixels, d) with orthonormal columns, from points to pixels.
         """
         gaussian = Gaussian.fit(data)
         size = float(data.double().square().mean().sqrt())
@@ -200,10 +180,7 @@ class WienerMLP(nn.Module):
         event: Shape of one point; treated as one vector.
         rank: Of the covariance; see ``fit``, which finds it.
         steps: T, the number of noise levels; ``fit`` takes it from betas.
-        width: Neurons of a hidden layer of F.
-        depth: Hidden layers of F.
-        features: Cosine features of the time.
-        seed: Of the initial weights.
+        **settings: Of F (``MLP``): ``width``, ``depth``, ``features``, ``seed``.
 
     Reference: the same idea for denoisers of fields is ``WienerUNet``.
 
@@ -216,23 +193,13 @@ class WienerMLP(nn.Module):
     sigma: Tensor
 
     def __init__(
-        self,
-        event: int | Sequence[int],
-        *,
-        rank: int | None = None,
-        steps: int = 1000,
-        width: int = 128,
-        depth: int = 3,
-        features: int = 32,
-        seed: int = 0,
+        self, event: int | Sequence[int], *, rank: int | None = None, steps: int = 1000, **settings: Any
     ) -> None:
         super().__init__()
         self.wiener = Gaussian(event, rank)
         self.event = self.wiener.event
         self.steps = whole_number(steps, "steps", 1)
-        self.mlp = MLP(
-            self.wiener.rank, width=width, depth=depth, features=features, horizon=float(self.steps), seed=seed
-        )
+        self.mlp = MLP(self.wiener.rank, horizon=float(self.steps), **settings)
         alpha, sigma = signal_and_noise(torch.linspace(0.1 / self.steps, 20 / (20 + self.steps), self.steps))
         self.register_buffer("alpha", alpha.float())
         self.register_buffer("sigma", sigma.float())
@@ -240,13 +207,7 @@ class WienerMLP(nn.Module):
 
     @classmethod
     def fit(cls, data: Tensor, betas: Tensor, **settings: Any) -> WienerMLP:
-        """A network for ``data`` (n, *event) and these noise levels: eps_G is computed, F is yet to be trained.
-
-        Args:
-            data: Training data.
-            betas: (T,), those of ``train_ddpm`` and ``ddpm``.
-            **settings: ``width``, ``depth``, ``features``, ``seed``.
-        """
+        """A network for ``data`` (n, *event) and these noise levels: eps_G is computed, F is yet to be trained."""
         gaussian = Gaussian.fit(data)
         alpha, sigma = signal_and_noise(betas)
         net = cls(gaussian.event, rank=gaussian.rank, steps=len(alpha), **settings)

@@ -55,7 +55,6 @@ def explorer_data() -> dict[str, Any]:
 @cache
 def explorer_numbers() -> dict[str, Any]:
     """The same to six digits, for the page."""
-    rounded: dict[str, Any] = json.loads(
-        json.dumps(explorer_data()), parse_float=lambda text: float(f"{float(text):.6g}")
-    )
+    text = json.dumps(explorer_data())
+    rounded: dict[str, Any] = json.loads(text, parse_float=lambda number: float(f"{float(number):.6g}"))
     return rounded

@@ -70,37 +70,23 @@ def entries_of(registry: Mapping[str, Experiment], out: Path, missing: Mapping[s
 
 
 def write_page(registry: Mapping[str, Experiment], out: Path, missing: Mapping[str, str] | None = None) -> Path:
-    """Write ``index.html`` from what is on disk; nothing is run.
+    """Write ``index.html`` into the folder of outcomes from what is on disk, and return its path; nothing is run.
 
-    Args:
-        registry: The experiments there are; those without an outcome are named on the page.
-        out: Folder of outcomes.
-        missing: Why an experiment has no outcome.
-
-    Returns:
-        Where the page is.
+    Experiments of the registry without an outcome are named on the page, with the reason in ``missing``.
     """
     entries = entries_of(registry, out, missing or {})
     records = [entry.record for entry in entries if entry.record]
     quick = sum(record.stamp.quick for record in records)
-    text = (
-        _environment()
-        .get_template("page.html.jinja")
-        .render(
-            entries=entries,
-            total=sum((tally(record.outcome.claims) for record in records), Counter[str]()),
-            facts={
-                "page written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
-                "casal": casal.__version__,
-                "experiments": f"{len(records)} of {len(entries)}"
-                + (f", {quick} of them in quick mode" if quick else ""),
-                "total time": duration(sum(record.outcome.seconds for record in records)),
-                "machine": ", ".join(dict.fromkeys(record.stamp.machine for record in records)) or machine(),
-            },
-            any_quick=bool(quick),
-            explorer=explorer_numbers(),
-        )
-    )
+    facts = {
+        "page written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
+        "casal": casal.__version__,
+        "experiments": f"{len(records)} of {len(entries)}" + (f", {quick} of them in quick mode" if quick else ""),
+        "total time": duration(sum(record.outcome.seconds for record in records)),
+        "machine": ", ".join(dict.fromkeys(record.stamp.machine for record in records)) or machine(),
+    }
+    total = sum((tally(record.outcome.claims) for record in records), Counter[str]())
+    page, numbers = _environment().get_template("page.html.jinja"), explorer_numbers()
+    text = page.render(entries=entries, total=total, facts=facts, any_quick=bool(quick), explorer=numbers)
     path = out / "index.html"
     out.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
