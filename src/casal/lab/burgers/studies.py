@@ -14,7 +14,7 @@ from casal import CASAL
 from casal.lab.burgers.comparison import DIFFUSION, RHO, Runs, difference, scores
 from casal.lab.burgers.cycle import CYCLES, WINDOW, forecast
 from casal.lab.burgers.scores import average
-from casal.lab.burgers.setup import BASIS, POINTS, SETUPS, TIMES, Model, Setup, Truth
+from casal.lab.burgers.setup import BASIS, POINTS, SETUPS, Model, Setup, Truth
 from casal.lab.experiment import Array, ResultTable, Tell, with_error
 from casal.lab.physics.burgers import Burgers, energy, mass, random_states
 
@@ -123,7 +123,7 @@ def along(setup: Setup, runs: Runs, which: int) -> dict[str, Array]:
     At the first time of a window the analysis itself, at the second its forecast.
     """
     truth = runs.first.truth
-    step = forecast(setup.horizon / TIMES, setup.damping)
+    step = forecast(setup.spacing, setup.damping)
     fields: list[Tensor] = []
     for mean in runs.first.mean[:, which]:
         fields += [mean, BASIS @ (step @ (BASIS.T @ mean))]
@@ -141,16 +141,15 @@ def hovmoeller(setup: Setup, found: Mapping[str, Runs], labels: Sequence[str], w
     truth = next(iter(found.values())).first.truth
     times = (torch.arange(FRAMES, dtype=torch.float64) + 1.0) * (setup.horizon / FRAMES)
     pictures = {"truth": Burgers(POINTS).trajectory(truth.initial[which], times).numpy()}
-    spacing = setup.horizon / TIMES
     for label in labels:
         rows = []
         for time in times.tolist():
-            window = min(max(int((time / spacing - 1.0 + 1e-9) // WINDOW), 0), CYCLES - 1)
-            since = time - (WINDOW * window + 1) * spacing
+            window = min(max(int((time / setup.spacing - 1.0 + 1e-9) // WINDOW), 0), CYCLES - 1)
+            since = time - (WINDOW * window + 1) * setup.spacing
             c = BASIS.T @ found[label].first.mean[window, which]
             rows.append(BASIS @ (forecast(since, setup.damping) @ c))
         pictures[label] = torch.stack(rows).numpy()
-    return {"times": times.numpy(), "fields": pictures, "spacing": spacing}
+    return {"times": times.numpy(), "fields": pictures}
 
 
 def invariants(n: int) -> dict[str, dict[str, Array]]:

@@ -11,16 +11,8 @@ import torch
 from torch import Tensor
 
 from casal import Constraint, FinalProjection, Projected, SampleResult, SplitGibbs, Target, Twisted
-from casal.lab.experiment import (
-    AnyMethod,
-    Claim,
-    ResultTable,
-    Tell,
-    mean_entry,
-    runs,
-    verdict,
-)
-from casal.lab.tuning import SETTINGS, VALIDATION_SEED, require, tune
+from casal.lab.experiment import AnyMethod, Claim, ResultTable, Tell, mean_entry, runs, verdict
+from casal.lab.tuning import SETTINGS, Scale, require, tuned
 from casal.methods import systematic
 
 SIGMA = 0.02
@@ -38,18 +30,8 @@ PLAIN: dict[str, AnyMethod] = {"final projection": FinalProjection(), "projected
 """The baselines of every case."""
 
 
-class Scale(NamedTuple):
-    """Chains, seeds, steps of the model, chains for tuning, every how manyth setting is tried."""
-
-    n: int
-    seeds: int
-    steps: int
-    tuning: int
-    stride: int
-
-
-FULL = Scale(4000, 5, 200, 500, 1)
-QUICK = Scale(400, 2, 50, 100, 10)
+FULL = Scale(4000, 5, 500, 200, 1)
+QUICK = Scale(400, 2, 100, 50, 10)
 """For networks that are exact and cheap: mixtures and Gaussians."""
 
 
@@ -83,19 +65,12 @@ def compare(
 ) -> dict[str, tuple[str, list[SampleResult]]]:
     """Runs of each method, and of each of the labels with its best setting: (setting, runs)."""
     found: dict[str, tuple[str, list[SampleResult]]] = {}
-
-    def validation(setting: tuple[str, AnyMethod]) -> float:
-        return loss(runs(target, constraint, setting[1], scale.tuning, [VALIDATION_SEED])[0])
-
-    def fresh(setting: tuple[str, AnyMethod]) -> list[SampleResult]:
-        return runs(target, constraint, setting[1], scale.n, range(scale.seeds))
-
     for label, method in methods.items():
         tell(f"{name}: {label}")
-        found[label] = "", fresh((label, method))
+        found[label] = "", runs(target, constraint, method, scale.n, range(scale.seeds))
     for label in labels:
         tell(f"{name}: {label}")
-        (setting, _), results = require(tune(SETTINGS[label][:: scale.stride], validation, fresh))
+        (setting, _), results = require(tuned(SETTINGS[label], target, constraint, loss, scale))
         found[label] = setting, results
     return found
 

@@ -54,7 +54,7 @@ def run(quick: bool, tell: Tell) -> Part:
     """Mean, standard deviation and W1 of x2."""
     scale = QUICK if quick else FULL
     H, y = torch.tensor([[1.0, 0.0]]), torch.tensor([1.0])
-    target, constraint = model(scale.steps), Affine(H, y)
+    target, constraint = model(scale.evaluations), Affine(H, y)
     given, seeds = posterior(target, H, y, 0.0), range(scale.seeds)
     methods = {**PLAIN, "Algorithm 2": CASAL.algorithm2(5.0), "CASAL": CASAL(10.0), **weighted(quick)}
     name, law = "correlated Gaussian", lambda result: transport(_second(result))

@@ -114,7 +114,7 @@ def run(quick: bool, tell: Tell) -> common.Part:
     scale = common.QUICK if quick else common.FULL
     tables, claims, marks, data = [], [], [], {}
     for case in CASES:
-        target = FAMILIES["ddpm"](case.mixture, scale.steps)
+        target = FAMILIES["ddpm"](case.mixture, scale.evaluations)
         methods = {**common.PLAIN, **common.weighted(quick)}
         found = common.compare(case.name, target, case.constraint, methods, TUNED, case.loss, scale, tell)
         rows = []

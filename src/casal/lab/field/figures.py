@@ -10,11 +10,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from casal.lab.drawing import headline, histogram, panels
+from casal.lab.drawing import EXACT, FAINT, INK, colour, headline, histogram, panels
 from casal.lab.experiment import Array, Outcome
 from casal.lab.field.ablations import PAPER_RHO, SCHEDULES
 from casal.lab.field.setup import STIFF, conditional
-from casal.lab.report.style import EXACT, FAINT, INK, colour
 
 SHOWN = ("unconstrained", "projected", "Algorithm 1", "released code", "WeightedCASAL")
 COLUMNS = 5

@@ -13,10 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Rectangle
 
-from casal.lab.drawing import headline, histogram
+from casal.lab.drawing import INK, colour, headline, histogram
 from casal.lab.experiment import Array, Outcome
 from casal.lab.laws.three_modes import CASES, SetCase
-from casal.lab.report.style import INK, colour
 
 WORST = 0.6
 """Total variation at the dark end of the colour scale, the same in all pictures."""

@@ -10,22 +10,10 @@ import numpy as np
 
 import casal
 from casal.errors import DivergedError, SettingError
-from casal.lab.experiment import (
-    FAILS,
-    HOLDS,
-    PARTLY,
-    AnyMethod,
-    Claim,
-    Outcome,
-    ResultTable,
-    Tell,
-    mean_entry,
-    runs,
-    stamp,
-)
+from casal.lab.experiment import FAILS, HOLDS, PARTLY, Claim, Outcome, ResultTable, Tell, mean_entry, runs, stamp
 from casal.lab.laws.families import FAMILIES
 from casal.lab.laws.three_modes import CASES, MIXTURE, SetCase
-from casal.lab.tuning import SETTINGS, VALIDATION_SEED, tune
+from casal.lab.tuning import SETTINGS, Named, Scale, tuned
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -36,18 +24,8 @@ PRINTED = ("Algorithm 1", "Algorithm 2")
 class Entry(NamedTuple):
     """A method of the comparison: the settings it is tuned over, and the tables it is meant for."""
 
-    settings: Sequence[tuple[str, AnyMethod]]
+    settings: Sequence[Named]
     applies: Callable[[casal.Table], bool] = lambda table: True
-
-
-class Scale(NamedTuple):
-    """How much is run: chains, seeds, chains for tuning, score evaluations, and every how manyth setting."""
-
-    n: int
-    seeds: int
-    tuning: int
-    evaluations: int
-    stride: int
 
 
 FULL = Scale(4000, 5, 1000, 250, 1)
@@ -101,14 +79,7 @@ class Runs(NamedTuple):
 
 def run_best(entry: Entry, target: casal.Target, case: SetCase, scale: Scale) -> Runs:
     """Run the setting with the smallest loss on validation chains."""
-
-    def loss(setting: tuple[str, AnyMethod]) -> float:
-        return case.loss(casal.sample(target, case.constraint, setting[1], scale.tuning, seed=VALIDATION_SEED).samples)
-
-    def run(setting: tuple[str, AnyMethod]) -> list[casal.SampleResult]:
-        return runs(target, case.constraint, setting[1], scale.n, range(scale.seeds))
-
-    found, out = tune(entry.settings[:: scale.stride], loss, run)
+    found, out = tuned(entry.settings, target, case.constraint, lambda result: case.loss(result.samples), scale)
     (name, _), results = found or (("", None), ())
     return Runs(results, name, [(left, _reason(error)) for (left, _), error in out])
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from casal.lab.drawing import colour
 from casal.lab.experiment import Array
 from casal.lab.laws import gaussian_line as line
-from casal.lab.report.style import colour
 
 RHO: Array = np.geomspace(0.1, 1000.0, 41)
 TAU = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3)

@@ -17,11 +17,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import casal
+from casal.lab.drawing import INK, colour
 from casal.lab.experiment import Claim, Column, Experiment, ResultTable
 from casal.lab.report.cache import Record, best, machine, names
 from casal.lab.report.explorer import explorer_numbers
 from casal.lab.report.pictures import Picture, picture
-from casal.lab.report.style import INK, colour
 from casal.lab.report.tables import cell
 
 VERDICTS = {"reproduced": ("yes", "✓"), "partly": ("partly", "~"), "not reproduced": ("no", "✗")}
