@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from casal.errors import SettingError
-from casal.lab.experiment import Experiment, Outcome, quantile_distance, sampling_floor, share, stamp, verdict
+from casal.lab.experiment import Experiment, Outcome, share, stamp, verdict
 from casal.lab.experiments import EXPERIMENTS, register
+from casal.lab.field.setup import quantile_distance, sampling_floor
 
 
 def test_the_floor_is_what_exact_draws_reach() -> None:

@@ -158,16 +158,3 @@ def with_error(key: str, value: float, error: float) -> dict[str, float]:
 def mean_entry(key: str, values: Sequence[float] | Array) -> dict[str, float]:
     """The two entries of a row for the mean over seeds and its standard error."""
     return with_error(key, *mean_and_error(values))
-
-
-def quantile_distance(samples: Array, grid: Array, cdf: Array) -> float:
-    """W1 between samples (n,) and the distribution with the given distribution function."""
-    levels = (np.arange(len(samples)) + 0.5) / len(samples)
-    return float(np.abs(np.sort(samples) - np.interp(levels, cdf, grid)).mean())
-
-
-def sampling_floor(grid: Array, cdf: Array, n: int, repeats: int = 200) -> float:
-    """Mean W1 of n independent exact draws to their own distribution: what no sampler can beat on average."""
-    rng = np.random.default_rng(0)
-    draws = np.interp(rng.random((repeats, n)), cdf, grid)
-    return float(np.mean([quantile_distance(row, grid, cdf) for row in draws]))

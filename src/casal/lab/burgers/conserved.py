@@ -41,11 +41,6 @@ class Conserved(FromProjection):
 
     The residual is ((sum z - M) / sqrt(N), |z|^2 - E): both of the size of z. The violation is relative, as that of
     ``casal.MassEnergy``. Such a set knows its chains by their place: run it with one tile.
-
-    Args:
-        mass: M (n,).
-        energy: E (n,).
-        size: N.
     """
 
     fast = True
@@ -89,12 +84,7 @@ def least_on_sphere(precision: Tensor, mean: Tensor, length: Tensor) -> Tensor:
 
     1/|v| grows with nu and is concave, so Newton's steps from the left of the one root never pass it; the root is the
     global minimum. If m has no part along the softest direction (the "hard case"), |v| may be below r for every nu;
-    that part of v then makes up for it.
-
-    Args:
-        precision: K (d, d), positive definite.
-        mean: m (n, d).
-        length: r (n,), positive.
+    that part of v then makes up for it. K (d, d) is positive definite, m (n, d), r (n,).
 
     References:
         More and Sorensen (1983), Computing a trust region step.

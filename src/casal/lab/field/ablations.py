@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from casal import CASAL, Sphere, geometric, linear, sample
 from casal.errors import DivergedError
-from casal.lab.experiment import AnyMethod, Array, ResultTable, Tell, quantile_distance, share, with_error
-from casal.lab.field.setup import SOFT, STIFF, Setup, conditional, share_right
+from casal.lab.experiment import AnyMethod, Array, ResultTable, Tell, share, with_error
+from casal.lab.field.setup import SOFT, STIFF, Setup, conditional, quantile_distance, share_right
 from casal.schedules import Schedule
 
 SCHEDULES = ("constant, small", "constant, large", "linear", "logarithmic")

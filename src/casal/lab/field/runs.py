@@ -10,23 +10,10 @@ import numpy as np
 import torch
 
 import casal
-from casal.lab.experiment import (
-    Array,
-    Outcome,
-    ResultTable,
-    Tell,
-    mean_and_error,
-    mean_entry,
-    quantile_distance,
-    runs,
-    sampling_floor,
-    share,
-    stamp,
-    with_error,
-)
+from casal.lab.experiment import Array, Outcome, ResultTable, Tell, mean_and_error, mean_entry, runs, share, stamp
 from casal.lab.field.ablations import DualScale, RhoScale, dual_ablation, rho_ablation
 from casal.lab.field.claims import claims
-from casal.lab.field.setup import EXPECTED, STIFF, conditional, share_right
+from casal.lab.field.setup import EXPECTED, STIFF, conditional, quantile_distance, sampling_floor, share_right
 from casal.lab.tuning import Case, best, penalty_ramps
 
 ENERGY = STIFF.energy
@@ -117,7 +104,8 @@ def levels(scale: Scale, labels: Sequence[str], tell: Tell) -> tuple[list[Result
             data["first"][energy, label] = _first(results[0])
             if energy == ENERGY:
                 data["energies"][label] = results[0].samples.double().square().sum(1).numpy()
-                data["snapshots"][label] = _quartiles(results[0])
+                quartiles = results[0].samples[torch.argsort(results[0].samples[:, 0])[[n // 4, (3 * n) // 4]]]
+                data["snapshots"][label] = STIFF.decoded(quartiles.double()).numpy()
         tables.append(_table(energy, rows, scale, len(tried)))
         data["rows"][energy] = rows
         data["floors"][energy] = sampling_floor(*conditional(STIFF, energy), scale.n)
@@ -126,13 +114,6 @@ def levels(scale: Scale, labels: Sequence[str], tell: Tell) -> tuple[list[Result
 
 def _distance(energy: float, result: casal.SampleResult) -> float:
     return quantile_distance(_first(result), *conditional(STIFF, energy))
-
-
-def _quartiles(result: casal.SampleResult) -> Array:
-    """The decoded samples at the lower and the upper quartile of the first coefficient."""
-    order, n = torch.argsort(result.samples[:, 0]), len(result.samples)
-    fields: Array = STIFF.decoded(result.samples[order[[n // 4, (3 * n) // 4]]].double()).numpy()
-    return fields
 
 
 def _first(result: casal.SampleResult) -> Array:
@@ -145,13 +126,13 @@ def _row(label: str, energy: float, results: Sequence[casal.SampleResult]) -> di
     firsts = [_first(r) for r in results]
     pooled = np.concatenate(firsts)
     right, binomial = share(int((pooled > 0).sum()), len(pooled))
-    right_se = max(binomial, mean_and_error([float((x > 0).mean()) for x in firsts])[1])
     squares = torch.cat([r.samples.double().square().sum(1) for r in results])
     return {
         "method": label,
         "n": len(firsts[0]),
-        **with_error("w1", *mean_and_error([quantile_distance(x, grid, cdf) for x in firsts])),
-        **with_error("right", right, right_se),
+        **mean_entry("w1", [quantile_distance(x, grid, cdf) for x in firsts]),
+        "right": right,
+        "right_se": max(binomial, mean_and_error([float((x > 0).mean()) for x in firsts])[1]),
         "energy": float(squares.mean()),
         "energy_sd": float(squares.std()),
         "violation": max(float(r.certificate.violation.max()) for r in results),

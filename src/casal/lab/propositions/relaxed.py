@@ -21,8 +21,9 @@ def strong_duality(quick: bool) -> setup.Check:
             at = setup.relaxed(case, rho)
             rows.append({"case": case.name, "rho": rho, "primal": at.primal, "dual": at.dual, "bound": case.divergence})
             worst = max(worst, abs(at.primal - at.dual))
-    mus, values = _dual_curve(setup.well_on_interval(), 3.0)
-    best = setup.relaxed(setup.well_on_interval(), 3.0)
+    case, mus = setup.well_on_interval(), np.linspace(-1.5, 2.0, 141)
+    values = np.array([setup.tilted(case, 3.0, np.array([mu]))[2] for mu in mus])
+    best = setup.relaxed(case, 3.0)
     table = ResultTable.of(
         "Strong duality of the split problem",
         "case | rho, g | primal: primal value, .8f | dual: dual value, .8f | bound: D(p_C given p), .4f",
@@ -38,11 +39,6 @@ def strong_duality(quick: bool) -> setup.Check:
         [table],
         {"mu": mus, "values": values, "best": (float(best.mu[0]), best.dual), "primal": best.primal},
     )
-
-
-def _dual_curve(case: setup.Case, rho: float) -> tuple[Array, Array]:
-    mus = np.linspace(-1.5, 2.0, 141)
-    return mus, np.array([setup.tilted(case, rho, np.array([mu]))[2] for mu in mus])
 
 
 def optimum(quick: bool) -> setup.Check:
@@ -118,7 +114,8 @@ def recovery(quick: bool) -> setup.Check:
             rows.append({"case": case.name, "rho": rho, "x": x, "z": z, "mu": float(np.linalg.norm(at.mu))})
         mine = [row for row in rows if row["case"] == case.name]
         curves[case.name] = {key: [row[key] for row in mine] for key in ("rho", "x", "z")}
-    slopes = {name: _slope(c["rho"], c["z"]) for name, c in curves.items()}
+    ends = {name: [np.log(c[key][-1] / c[key][-2]) for key in ("z", "rho")] for name, c in curves.items()}
+    slopes = {name: float(z / rho) for name, (z, rho) in ends.items()}
     last = max(max(c["x"][-1], c["z"][-1]) / c["x"][0] for c in curves.values())
     table = ResultTable.of(
         "Recovery: W1 of the first coordinate to p_C",
@@ -137,10 +134,6 @@ def recovery(quick: bool) -> setup.Check:
         [table],
         {"curves": curves, "slopes": slopes},
     )
-
-
-def _slope(x: list[float], y: list[float]) -> float:
-    return float(np.log(y[-1] / y[-2]) / np.log(x[-1] / x[-2]))
 
 
 def relaxation(quick: bool) -> setup.Check:
