@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from casal import Constraint, FinalProjection, Projected, SampleResult, SplitGibbs, Target, Twisted
-from casal.lab.experiment import AnyMethod, Claim, ResultTable, Tell, mean_entry, runs, verdict
+from casal.lab.experiment import AnyMethod, Claim, Tell, mean_entry, runs, verdict
 from casal.lab.tuning import SETTINGS, Scale, require, tuned
 from casal.methods import systematic
 
@@ -41,16 +40,6 @@ class Dot(NamedTuple):
     case: str
     method: str
     ratio: float
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one case leaves behind."""
-
-    tables: Sequence[ResultTable]  # its tables
-    claims: Sequence[Claim] = ()  # targets and verdicts
-    dots: Sequence[Dot] = ()  # distances over floors
-    data: Mapping[str, Any] = field(default_factory=dict)  # arrays of its picture
 
 
 def compare(

@@ -12,8 +12,8 @@ from scipy import special
 from torch import Tensor
 
 from casal import CASAL, Affine, FinalProjection, SampleResult, Target, ddpm, posterior
-from casal.lab.conditional.common import FULL, HEALTH, PLAIN, QUICK, Part, compare, dots, figures, weighted, within
-from casal.lab.experiment import Array, ResultTable, Tell, runs
+from casal.lab.conditional.common import FULL, HEALTH, PLAIN, QUICK, compare, dots, figures, weighted, within
+from casal.lab.experiment import Array, Outcome, ResultTable, Tell, runs
 from casal.lab.laws.families import BETAS
 
 CORRELATION = 0.8
@@ -50,7 +50,7 @@ def _second(result: SampleResult) -> Array:
     return result.samples[:, 1].to(torch.float64).numpy()
 
 
-def run(quick: bool, tell: Tell) -> Part:
+def run(quick: bool, tell: Tell) -> Outcome:
     """Mean, standard deviation and W1 of x2."""
     scale = QUICK if quick else FULL
     H, y = torch.tensor([[1.0, 0.0]]), torch.tensor([1.0])
@@ -86,4 +86,4 @@ def run(quick: bool, tell: Tell) -> Part:
         if row["method"].startswith(right)
         for key, name, centre, slack in (("mean", "mean", MEAN, 0.02), ("sd", "standard deviation", SPREAD, 0.03))
     ]
-    return Part([table], claims, dots("Correlated Gaussian", rows, "w1", floor))
+    return Outcome("gaussian", [table], claims, {"dots": dots("Correlated Gaussian", rows, "w1", floor)})

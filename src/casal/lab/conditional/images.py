@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from casal import MassEnergy, SplitGibbs, Target, Twisted, Unconstrained, edm, karras_sigmas, sample
 from casal.diagnostics import energy_distance
 from casal.lab.artifacts import network, points
-from casal.lab.conditional.common import HEALTH, PLAIN, Part, dots, figures
-from casal.lab.experiment import AnyMethod, Claim, ResultTable, Tell, runs, verdict
+from casal.lab.conditional.common import HEALTH, PLAIN, dots, figures
+from casal.lab.experiment import AnyMethod, Claim, Outcome, ResultTable, Tell, runs, verdict
 from casal.lab.nets import WienerUNet, random_flips, split, train_denoiser
 
 SIZE = 16
@@ -113,7 +113,7 @@ def _methods(scale: Scale, few: bool) -> dict[str, AnyMethod]:
     }
 
 
-def run(quick: bool, tell: Tell) -> Part:
+def run(quick: bool, tell: Tell) -> Outcome:
     """Energy distance to the reference, for many and for few chains."""
     scale = QUICK if quick else FULL
     constraint = MassEnergy(MASS, ENERGY)
@@ -138,7 +138,7 @@ def run(quick: bool, tell: Tell) -> Part:
         plain, ours = (row["energy"] for row in rows[:2])  # one final projection, SplitGibbs
         text = f"Images, {n} chains: SplitGibbs is not farther from the reference than one final projection"
         claims.append(Claim(text, f"at most {plain:.3f}", f"{ours:.3f}", verdict(ours <= plain)))
-    return Part(tables, claims, marks, {"images": shown})
+    return Outcome("images", tables, claims, {"dots": marks, "images": shown})
 
 
 def _table(rows: Sequence[Mapping[str, Any]], n: int, seeds: int, floor: float, size: int) -> ResultTable:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from casal import CASAL, Affine, Constraint, Sphere, Target, edm, karras_sigmas, posterior
-from casal.lab.conditional.common import COST, PLAIN, Part, at_most, dots, figures
-from casal.lab.experiment import AnyMethod, ResultTable, Tell, runs
+from casal.lab.conditional.common import COST, PLAIN, at_most, dots, figures
+from casal.lab.experiment import AnyMethod, Outcome, ResultTable, Tell, runs
 from casal.lab.tuning import require, tune
 
 SIDE = 16
@@ -109,7 +109,7 @@ def _tune(target: Target, scale: Scale) -> float:
     return require(tune(WEIGHTS[:: scale.stride], loss, lambda weight: None))[0]
 
 
-def run(quick: bool, tell: Tell) -> Part:
+def run(quick: bool, tell: Tell) -> Outcome:
     """Error of the mean over kriging's, for several truths."""
     scale = QUICK if quick else FULL
     noisy, quiet = model(scale.steps, 1.0), model(scale.steps, 0.0)
@@ -146,7 +146,7 @@ def run(quick: bool, tell: Tell) -> Part:
             text = f"Inverse problem: {row['method']}"
             claims.append(at_most(f"{text}, error of the mean / kriging's", row["ratio"], 1.05))
             claims.append(at_most(f"{text}, evaluations with backward passes", row["passes"], 600, ".0f"))
-    return Part([table], claims, dots("Inverse problem, 256-D", rows, "ratio", 1.0))
+    return Outcome("inverse", [table], claims, {"dots": dots("Inverse problem, 256-D", rows, "ratio", 1.0)})
 
 
 def _row(entry: Entry, truths: Sequence[Truth], n: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from casal import SampleResult, Sphere
 from casal.lab.conditional import common
 from casal.lab.conditional.common import HEALTH
-from casal.lab.experiment import Array, Claim, ResultTable, Tell
+from casal.lab.experiment import Array, Claim, Outcome, ResultTable, Tell
 from casal.lab.laws.families import FAMILIES
 from casal.lab.laws.gaussian_mixture import GaussianMixture, RestrictedMixture
 from casal.lab.laws.three_modes import MIXTURE
@@ -109,7 +109,7 @@ TUNED = ("Algorithm 2", "CASAL", "DPS, tuned + projection")
 """Methods whose setting is chosen on validation chains against the exact law, which flatters them."""
 
 
-def run(quick: bool, tell: Tell) -> common.Part:
+def run(quick: bool, tell: Tell) -> Outcome:
     """Every method on three spheres."""
     scale = common.QUICK if quick else common.FULL
     tables, claims, marks, data = [], [], [], {}
@@ -134,7 +134,7 @@ def run(quick: bool, tell: Tell) -> common.Part:
         )
         claims += _claims(case, rows, floor)
         marks += common.dots(case.name, rows, "tv", floor["tv"])
-    return common.Part(tables, claims, marks, {"points": data})
+    return Outcome("mixtures", tables, claims, {"dots": marks, "points": data})
 
 
 def _claims(case: SphereCase, rows: Sequence[Mapping[str, Any]], floor: Mapping[str, float]) -> list[Claim]:

@@ -11,7 +11,7 @@ import torch
 
 import casal
 from casal.lab.experiment import Array, Outcome, ResultTable, Tell, mean_and_error, mean_entry, runs, share, stamp
-from casal.lab.field.ablations import DualScale, RhoScale, dual_ablation, rho_ablation
+from casal.lab.field.ablations import dual_ablation, rho_ablation
 from casal.lab.field.claims import claims
 from casal.lab.field.setup import EXPECTED, STIFF, conditional, quantile_distance, sampling_floor, share_right
 from casal.lab.tuning import Case, best, penalty_ramps
@@ -34,13 +34,13 @@ class Scale(NamedTuple):
     stride: int  # every how manyth setting of it is tried
     repeats: int  # seeds of the curves
     budgets: Sequence[int]  # score evaluations of the curves
-    rho: RhoScale  # of the ablation of rho
-    dual: DualScale  # of the ablation of the dual
+    rho: tuple[int, Sequence[int]]  # chains and steps of the ablation of rho
+    dual: tuple[Sequence[float], int]  # sizes and steps of the ablation of the dual
 
 
-_DUAL = DualScale((0.0, 1.0, 5.0, 10.0, 20.0, 50.0, 100.0), 10_000)
-FULL = Scale(1000, 4000, 5, STEPS, 250, 1, 2, (100, 300, 1000, 3000), RhoScale(4000, (1000, 5000)), _DUAL)
-QUICK = Scale(200, 500, 2, 200, 50, 8, 1, (50, 200), RhoScale(250, (100, 400)), DualScale((0.0, 1.0), 2000))
+_SIZES = (0.0, 1.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+FULL = Scale(1000, 4000, 5, STEPS, 250, 1, 2, (100, 300, 1000, 3000), (4000, (1000, 5000)), (_SIZES, 10_000))
+QUICK = Scale(200, 500, 2, 200, 50, 8, 1, (50, 200), (250, (100, 400)), ((0.0, 1.0), 2000))
 
 
 def cases(steps: int) -> dict[str, Case]:
@@ -78,7 +78,7 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
     curve_table, data["curves"] = curves(scale, chosen, tell)
     tables.append(curve_table)
     if labels is None:
-        for table, found in (rho_ablation(scale.rho, tell), dual_ablation(scale.dual, tell)):
+        for table, found in (rho_ablation(*scale.rho, tell), dual_ablation(*scale.dual, tell)):
             tables.append(table)
             data |= found
     settings = {key: value for key, value in scale._asdict().items() if isinstance(value, int)}
