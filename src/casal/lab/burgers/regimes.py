@@ -138,7 +138,7 @@ class Posterior:
 
     def diffusion(self, steps: int) -> Target:
         """Ancestral sampling with the exact score."""
-        return ddpm(eps_network(self), BETAS, shape=DIMENSION, steps=steps, time="scalar")
+        return ddpm(eps_network(self.score), BETAS, shape=DIMENSION, steps=steps, time="scalar")
 
     def refined(self, steps: int) -> Target:
         """For a ladder over a denoiser: it starts with ancestral sampling."""

@@ -21,10 +21,10 @@ MEAN, SPREAD = CORRELATION, math.sqrt(1 - CORRELATION**2)
 GUIDED = "DPS, tuned + projection"
 
 
-def eps_network(covariance: Tensor, betas: Tensor = BETAS) -> Callable[[Tensor, Tensor], Tensor]:
-    """eps(x, t) = E[noise | x] for N(0, covariance) on the chain of betas."""
+def eps_network(covariance: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """eps(x, t) = E[noise | x] for N(0, covariance) on the chain of BETAS."""
     values, axes = torch.linalg.eigh(covariance)
-    kept = torch.exp(torch.cumsum(torch.log1p(-betas), 0))
+    kept = torch.exp(torch.cumsum(torch.log1p(-BETAS), 0))
 
     def eps(x: Tensor, t: Tensor) -> Tensor:
         share = kept[t].reshape(-1, 1)

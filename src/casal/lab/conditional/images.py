@@ -7,7 +7,6 @@ values and restricting to the surface is one law.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -134,19 +133,16 @@ def run(quick: bool, tell: Tell) -> Outcome:
                 shown[label] = results[0].samples[:: n // SHOWN][:SHOWN].numpy()
         floor = sum(floors) / len(floors)
         marks += dots(f"16 x 16 images, n = {n}", rows, "energy", floor)
-        tables.append(_table(rows, n, scale.seeds, floor, len(exact)))
+        table = ResultTable.of(
+            f"16 x 16 images, mass {MASS:g} and energy {ENERGY:g}: {n} chains, {scale.seeds} seeds",
+            ("method | energy: energy distance, .3f", HEALTH),
+            [*rows, {"method": "exact draws", "energy": floor}],
+            note=f"To {len(exact)} samples of the model itself that fell near the set. The floor is that of {n} "
+            f"against {len(exact)} exact draws. sigma = 1 where nothing else is said; the gibbs moves return samples "
+            "with noise of size sigma on them, which must be small.",
+        )
+        tables.append(table)
         plain, ours = (row["energy"] for row in rows[:2])  # one final projection, SplitGibbs
         text = f"Images, {n} chains: SplitGibbs is not farther from the reference than one final projection"
         claims.append(Claim(text, f"at most {plain:.3f}", f"{ours:.3f}", verdict(ours <= plain)))
     return Outcome("images", tables, claims, {"dots": marks, "images": shown})
-
-
-def _table(rows: Sequence[Mapping[str, Any]], n: int, seeds: int, floor: float, size: int) -> ResultTable:
-    return ResultTable.of(
-        f"16 x 16 images, mass {MASS:g} and energy {ENERGY:g}: {n} chains, {seeds} seeds",
-        ("method | energy: energy distance, .3f", HEALTH),
-        [*rows, {"method": "exact draws", "energy": floor}],
-        note=f"To {size} samples of the model itself that fell near the set. The floor is that of {n} against {size} "
-        "exact draws. sigma = 1 where nothing else is said; the gibbs moves return samples with noise of size sigma on "
-        "them, which must be small.",
-    )

@@ -99,22 +99,17 @@ def _guided(target: Target, way: str, weight: float = 1.0) -> Callable[[Truth], 
     return lambda case: posterior(target, case.matrix, case.values, 0.0, way=way, iterations=ITERATIONS, weight=weight)
 
 
-def _tune(target: Target, scale: Scale) -> float:
-    """The weight of DPS with the smallest error on a truth of its own."""
-    trial = truth(1000)
-
-    def loss(weight: float) -> float:
-        return float(_row(Entry("DPS", _guided(target, "dps", weight), PROJECTION), [trial], scale.n)["ratio"])
-
-    return require(tune(WEIGHTS[:: scale.stride], loss, lambda weight: None))[0]
-
-
 def run(quick: bool, tell: Tell) -> Outcome:
     """Error of the mean over kriging's, for several truths."""
     scale = QUICK if quick else FULL
     noisy, quiet = model(scale.steps, 1.0), model(scale.steps, 0.0)
     tell("inverse problem: tuning DPS")
-    weight = _tune(noisy, scale)
+    trial = [truth(1000)]  # the weight of DPS with the smallest error on a truth of its own
+
+    def loss(weight: float) -> float:
+        return float(_row(Entry("DPS", _guided(noisy, "dps", weight), PROJECTION), trial, scale.n)["ratio"])
+
+    weight, _ = require(tune(WEIGHTS[:: scale.stride], loss, lambda weight: None))
     entries = [
         Entry("final projection", lambda case: noisy, PROJECTION),
         Entry("projected", lambda case: noisy, PLAIN["projected"]),

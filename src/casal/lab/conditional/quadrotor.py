@@ -168,9 +168,9 @@ def run(quick: bool, tell: Tell) -> Outcome:
     return Outcome("quadrotor", [_table(rows, scale)], _claims(rows, scale), {"dots": marks, "paths": paths})
 
 
-def _shown(x: Tensor, z: Tensor, count: int = 40) -> tuple[Array, Array]:
-    """Paths (count, S) in metres of some latents, and their values on the constrained rows."""
-    some = torch.linspace(0, len(x) - 1, count).long()
+def _shown(x: Tensor, z: Tensor) -> tuple[Array, Array]:
+    """Paths (40, S) in metres of some latents, and their values on the constrained rows."""
+    some = torch.linspace(0, len(x) - 1, 40).long()
     return (x[some] @ decoder().T * UNIT).numpy(), z[some].numpy()
 
 

@@ -66,10 +66,9 @@ class Setup:
         scale[:WELLS] = 1.5
         return scale * torch.randn((n, len(scale)), generator=generator, dtype=torch.float64)
 
-    def plain(self, steps: int, step_size: float | None = None) -> Target:
+    def plain(self, steps: int) -> Target:
         """Langevin dynamics with one step size for all coefficients."""
-        tau = self.step_size if step_size is None else step_size
-        return langevin(self.gradient, steps=steps, step_size=tau, init=self.start)
+        return langevin(self.gradient, steps=steps, step_size=self.step_size, init=self.start)
 
     def preconditioned(self, steps: int, step_size: float = 0.1) -> Target:
         """Langevin dynamics in which all coefficients relax at the same pace."""

@@ -75,11 +75,9 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise StoreError(f"{place}: its header is not JSON ({error})") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise StoreError(f"{place} is a safetensors file, but not one that casal.lab.nets wrote")
-    if header.get("version") != VERSION:
-        raise StoreError(
-            f"{place} has version {header.get('version')} of the format, this casal reads version {VERSION}; "
-            "use the casal that wrote it, or train again"
-        )
+    if (version := header.get("version")) != VERSION:
+        known = f"this casal reads version {VERSION}; use the casal that wrote it, or train again"
+        raise StoreError(f"{place} has version {version} of the format, {known}")
     return tensors, header
 
 

@@ -63,19 +63,15 @@ class LevelLosses:
 
     def __str__(self) -> str:
         rows = zip(self.levels, self.network, self.gaussian, self.ratio, self.ratio_error, strict=True)
-        verdict = (
-            f"the network beats the Gaussian: best ratio {self.best:.3f}"
-            if self.learned
-            else f"the network does not beat the Gaussian (best ratio {self.best:.3f}): it knows nothing more than "
-            "mean and covariance; train longer, with another network, or with more data"
-        )
-        return "\n".join(
-            [
-                f"{self.name:>10} {'network':>10} {'Gaussian':>10} {'ratio':>7}",
-                *(f"{t:>10.4g} {a:>10.4g} {b:>10.4g} {r:>7.3f} +- {e:.3f}" for t, a, b, r, e in rows),
-                verdict,
-            ]
-        )
+        head = f"{self.name:>10} {'network':>10} {'Gaussian':>10} {'ratio':>7}"
+        lines = [f"{t:>10.4g} {a:>10.4g} {b:>10.4g} {r:>7.3f} +- {e:.3f}" for t, a, b, r, e in rows]
+        verdict = f"the network beats the Gaussian: best ratio {self.best:.3f}"
+        if not self.learned:
+            verdict = (
+                f"the network does not beat the Gaussian (best ratio {self.best:.3f}): it knows nothing more than "
+                "mean and covariance; train longer, with another network, or with more data"
+            )
+        return "\n".join([head, *lines, verdict])
 
 
 def compare_ddpm(

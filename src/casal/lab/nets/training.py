@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -31,9 +31,6 @@ from casal.lab.nets.events import beside, noise_range, signal_and_noise
 from casal.lab.nets.gaussian import Gaussian
 from casal.lab.nets.streams import ITERATION, MODULE, ORDER, SPLIT, address, normal_like, seeded, stream, using_threads
 from casal.sampling import progress_bar
-
-Loss = Callable[[Tensor, torch.Generator], Tensor]
-"""(batch, generator) -> the loss of the batch, a number to differentiate."""
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 """(batch, generator) -> a batch of the same law and shape."""
@@ -309,14 +306,6 @@ def fingerprint(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def plain_config(net: nn.Module) -> Any:
-    """The configuration of a network as it comes back from JSON; None if it has none, or one that JSON cannot hold."""
-    try:
-        return json.loads(json.dumps(getattr(net, "config", None), allow_nan=False))
-    except (TypeError, ValueError):
-        return None
-
-
 class Run:
     """A run between two iterations: network, optimiser, averaged weights, history; and its file.
 
@@ -328,7 +317,7 @@ class Run:
         self,
         net: nn.Module,
         data: Tensor,
-        loss: Loss,
+        loss: Callable[[Tensor, torch.Generator], Tensor],
         augment: Augment | None,
         settings: Settings,
         path: str | Path | None,
@@ -346,7 +335,9 @@ class Run:
         )
         self.history: list[float] = []
         self.seconds = 0.0
-        self.model = {"class": type(net).__name__, "config": plain_config(net)}
+        self.model = {"class": type(net).__name__, "config": None}
+        with suppress(TypeError, ValueError):  # a network without a configuration that JSON can hold is trained too
+            self.model["config"] = json.loads(json.dumps(getattr(net, "config", None), allow_nan=False))
         self.identity = {
             **identity,
             "data": fingerprint(data) if self.path else None,
@@ -387,7 +378,10 @@ class Run:
                         check_interrupt()
                     except KeyboardInterrupt as stop:
                         self.save()
-                        raise KeyboardInterrupt(self._how_to_continue()) from stop
+                        way_out = "nothing was kept: pass checkpoint='some/file.safetensors' to be able to continue"
+                        if self.path is not None:
+                            way_out = f"the run is in {self.path}: make the same call again to continue it"
+                        raise KeyboardInterrupt(f"stopped after iteration {self.done} of {total}; {way_out}") from stop
                     if self.done % self.every == 0 or self.done == total:
                         self.save()
                 check_interrupt()
@@ -397,12 +391,6 @@ class Run:
                     p.copy_(self.average[name])
             self.net.eval()
         return resumed
-
-    def _how_to_continue(self) -> str:
-        said = f"stopped after iteration {self.done} of {self.settings.iterations}; "
-        if self.path is None:
-            return said + "nothing was kept: pass checkpoint='some/file.safetensors' to be able to continue"
-        return said + f"the run is in {self.path}: make the same call again to continue it"
 
     def past(self) -> Tensor:
         """(iterations so far,) losses."""

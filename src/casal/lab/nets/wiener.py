@@ -130,14 +130,6 @@ class WienerUNet(nn.Module):
         """
         raise NotImplementedError("a subclass with extra_channels > 0 defines extra(wiener)")
 
-    def to_grid(self, vector: Tensor) -> Tensor:
-        """Points (n, d) as fields (n, *grid)."""
-        return (vector if self.lift is None else vector @ self.lift.T).view(-1, *self.grid)
-
-    def from_grid(self, field: Tensor) -> Tensor:
-        """The transpose of ``to_grid``."""
-        return field.flatten(1) if self.lift is None else field.flatten(1) @ self.lift
-
     def forward(self, y: Tensor, sigma: Tensor | float) -> Tensor:
         """D(y, sigma) for y (n, *event), sigma a number or (n,)."""
         filter = self.wiener
@@ -148,13 +140,16 @@ class WienerUNet(nn.Module):
             wiener = filter(y.to(centred.dtype), level).flatten(1)
             whitened = ((centred @ filter.basis) / (lam + square).sqrt()) @ filter.basis.T
             scaled = (centred + filter.mean) / (1 + square).sqrt()
-            fields = [self.to_grid(vector) for vector in (whitened, wiener, scaled)]
+            vectors = (whitened, wiener, scaled)
+            pixels = vectors if self.lift is None else [vector @ self.lift.T for vector in vectors]
+            fields = [pixel.view(-1, *self.grid) for pixel in pixels]
             if self.extra_channels:
                 fields.append(self.extra(fields[1]))
         learned = self.unet(torch.cat(fields, dim=1), level)
         with all_digits(y):
-            spread = (square * lam / (lam + square)).sqrt()
-            residual = (spread * (self.from_grid(learned.to(centred.dtype)) @ filter.basis)) @ filter.basis.T
+            spread, says = (square * lam / (lam + square)).sqrt(), learned.to(centred.dtype).flatten(1)
+            says = says if self.lift is None else says @ self.lift
+            residual = (spread * (says @ filter.basis)) @ filter.basis.T
             return (wiener + residual).view(y.shape).to(y.dtype)
 
 
