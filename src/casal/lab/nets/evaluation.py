@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -187,12 +187,13 @@ class ProbabilityFlow:
         wanted = torch.linspace(float(phi[0].sqrt()), float(phi[-1].sqrt()), steps + 1, dtype=torch.float64).square()
         index = torch.unique((phi - wanted[:, None]).abs().argmin(1))
         self.times, self.angles = index.tolist(), phi[index].tolist()
+        self.pairs = list(itertools.pairwise(range(len(index))))
 
     def sample(self, n: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
         """n draws (n, d) of the law at t = 0: the ODE from noise back."""
         x = torch.randn((n, self.dimension), generator=generator, dtype=dtype)
         with torch.no_grad():
-            for here, there in self._pairs(reverse=True):
+            for there, here in reversed(self.pairs):
                 step = self.angles[there] - self.angles[here]
                 slope = self._velocity(x, here)
                 x = x + step / 2 * (slope + self._velocity(x + step * slope, there))
@@ -202,16 +203,12 @@ class ProbabilityFlow:
         """log p (n,) float64 of points x (n, d) at t = 0."""
         total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         x = x.detach()
-        for here, there in self._pairs():
+        for here, there in self.pairs:
             step = self.angles[there] - self.angles[here]
             slope, first = self._velocity_and_divergence(x, here)
             ahead, second = self._velocity_and_divergence(x + step * slope, there)
             x, total = x + step / 2 * (slope + ahead), total + step / 2 * (first + second)
         return total - (x.double().square().sum(1) + self.dimension * math.log(2 * math.pi)) / 2
-
-    def _pairs(self, reverse: bool = False) -> Iterator[tuple[int, int]]:
-        order = range(len(self.times))
-        return itertools.pairwise(reversed(order) if reverse else order)
 
     def _velocity(self, x: Tensor, k: int) -> Tensor:
         angle = self.angles[k]
