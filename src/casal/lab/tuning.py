@@ -47,11 +47,7 @@ def tune(
 def require(
     found: tuple[tuple[Setting, Result] | None, Sequence[tuple[Setting, SettingError | DivergedError]]],
 ) -> tuple[Setting, Result]:
-    """The setting and the result of ``tune``.
-
-    Raises:
-        SettingError: If all settings are out.
-    """
+    """The setting and the result of ``tune``; SettingError if all settings are out."""
     if found[0] is None:
         raise SettingError(f"all {len(found[1])} settings are refused or diverge")
     return found[0]

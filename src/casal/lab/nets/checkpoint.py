@@ -99,10 +99,7 @@ def load(path: str | Path, *, classes: Iterable[type[nn.Module]] = ()) -> nn.Mod
     """The network in a file, in evaluation mode, on the CPU, in the dtype it was saved in.
 
     Reads what ``save`` wrote, and also the file of a training run, finished or not: then its averaged weights. The
-    file may name CLASSES and ``classes`` of your own.
-
-    Raises:
-        StoreError: The file is damaged, of another version, names an unknown class, or does not fit it.
+    file may name CLASSES and ``classes`` of your own. StoreError if it is damaged, or of another version.
     """
     tensors, header = read(path)
     if header.get("kind") == "training":

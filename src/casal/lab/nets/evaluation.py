@@ -26,21 +26,13 @@ Pair = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class LevelLosses:
-    """Held-out losses of a network and of the Gaussian model of its training data, on the same points and noise.
+    """Held-out losses of a network and of the Gaussian model of its training data, on the same points and noise."""
 
-    Attributes:
-        name: What a level is: "t", the step of a DDPM, or "sigma", the size of the noise.
-        levels: (L,) float64.
-        network: (L,) mean squared error per number: of the noise (DDPM) or of the clean point (denoiser).
-        gaussian: (L,) the same for the Gaussian.
-        ratio_error: (L,) standard error of ``ratio``.
-    """
-
-    name: str
-    levels: Tensor
-    network: Tensor
-    gaussian: Tensor
-    ratio_error: Tensor
+    name: str  # what a level is: "t", the step of a DDPM, or "sigma", the size of the noise
+    levels: Tensor  # (L,) float64
+    network: Tensor  # (L,) mean squared error per number: of the noise (DDPM) or of the clean point (denoiser)
+    gaussian: Tensor  # (L,) the same for the Gaussian
+    ratio_error: Tensor  # (L,) standard error of ``ratio``
 
     @property
     def ratio(self) -> Tensor:
@@ -83,15 +75,10 @@ def compare_ddpm(
     levels: int | Sequence[float] = 10,
     seed: int = 0,
 ) -> LevelLosses:
-    """mean of |eps(alpha_t x + sigma_t w, t) - w|^2 per number, for a network and for the Gaussian.
+    """mean of |eps(alpha_t x + sigma_t w, t) - w|^2 per number, for a network and for the Gaussian of its data.
 
-    Args:
-        eps: The network, or anything that predicts the noise.
-        gaussian: Of the training data.
-        points: Held-out data (n, *event).
-        betas: (T,).
-        levels: The steps t to look at, or how many: then they lie closer where there is little noise.
-        seed: Of the noise w.
+    ``points`` are held-out data (n, *event), ``levels`` the steps t to look at, or how many: then they lie closer where
+    there is little noise.
     """
     alpha, sigma = signal_and_noise(betas)
     last = len(alpha) - 1

@@ -30,10 +30,8 @@ class MLP(nn.Module):
     """eps(x, t) = W_L h_{L-1} + b_L,  h_0 = [x, phi(t)],  h_l = silu(W_l h_{l-1} + b_l).
 
     ``depth`` hidden layers of ``width``; the last layer starts at zero, so the untrained network says 0. It computes
-    in the dtype of its weights and answers in the dtype of x.
-
-    Attributes:
-        standardise: Statistics of the training data, for the caller to use; identity until fitted.
+    in the dtype of its weights and answers in the dtype of x. ``standardise`` holds statistics of the training data,
+    for the caller to use.
 
     Args:
         event: Shape of one point; treated as one vector.

@@ -41,17 +41,11 @@ Callback = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class TrainingReport(LevelLosses):
-    """The outcome of ``train_ddpm`` or ``train_denoiser``: held-out losses of the averaged network, and the run.
+    """The outcome of ``train_ddpm`` or ``train_denoiser``: held-out losses of the averaged network, and the run."""
 
-    Attributes:
-        history: (iterations,) float64, the training loss of every batch.
-        resumed_from: Iteration at which this call took over; 0 for an unbroken run.
-        seconds: Spent on training, over all calls.
-    """
-
-    history: Tensor
-    resumed_from: int
-    seconds: float
+    history: Tensor  # (iterations,) float64, the training loss of every batch
+    resumed_from: int  # iteration at which this call took over; 0 for an unbroken run
+    seconds: float  # spent on training, over all calls
 
     @property
     def iterations(self) -> int:

@@ -36,10 +36,8 @@ class WienerUNet(nn.Module):
     A point may also be a vector of coefficients with an orthonormal map ``lift`` to the pixels of a grid (cosine or
     Fourier coefficients, say): then F works on the grid, and V, lam, m on the coefficients.
 
-    Attributes:
-        wiener: W.
-        standardise: Statistics of the raw data, for the caller to use; identity until fitted.
-        extra_channels: How many channels ``extra`` adds; a subclass sets both.
+    ``wiener`` is W, ``standardise`` holds statistics of the raw data, for the caller to use. A subclass that knows the
+    physics adds ``extra_channels`` to the input of F, which ``extra`` computes.
 
     Args:
         event: Shape of one point.
@@ -124,10 +122,7 @@ class WienerUNet(nn.Module):
         return {**self.wiener.config, "grid": list(self.grid), "lifted": self.lift is not None, **inner}
 
     def extra(self, wiener: Tensor) -> Tensor:
-        """More input for F, (n, extra_channels, height, width), from the Wiener output on the grid.
-
-        A subclass that knows the physics gives derived fields here: velocities and advection of a vorticity, say.
-        """
+        """More input for F, (n, extra_channels, height, width), from W on the grid: velocities of a vorticity, say."""
         raise NotImplementedError("a subclass with extra_channels > 0 defines extra(wiener)")
 
     def forward(self, y: Tensor, sigma: Tensor | float) -> Tensor:
@@ -167,9 +162,7 @@ class WienerMLP(nn.Module):
     enter with sqrt(g_i g_j g_k): at most sqrt(g) max(g). A plain network must learn eps = x there, and misses it by
     far more than the Gaussian does.
 
-    Attributes:
-        wiener: m, V and lam; ``fit`` takes them from data.
-        standardise: Statistics of the raw data, for the caller to use; identity until fitted.
+    ``wiener`` holds m, V and lam, ``standardise`` statistics of the raw data, for the caller to use.
 
     Args:
         event: Shape of one point; treated as one vector.
