@@ -41,17 +41,11 @@ DECODER = Fourier(MODES, POINTS, scale=SPECTRUM)
 BASIS = Fourier(MODES, POINTS).matrix((DIMENSION,), torch.zeros((0, DIMENSION), dtype=torch.float64))
 
 
-def _means() -> Tensor:
-    """Three shapes of nearly the same mass and energy, in the latent."""
-    generator = torch.Generator().manual_seed(1)
-    means = torch.randn((3, DIMENSION), generator=generator, dtype=torch.float64)
-    length = torch.linalg.vector_norm((means * SPECTRUM)[:, 1:], dim=1, keepdim=True)
-    means[:, 1:] /= length
-    means[:, 0] *= WITHIN
-    return means
+MEANS = torch.randn((3, DIMENSION), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+MEANS[:, 1:] /= torch.linalg.vector_norm((MEANS * SPECTRUM)[:, 1:], dim=1, keepdim=True)
+MEANS[:, 0] *= WITHIN
+"""Three shapes of nearly the same mass and energy, in the latent."""
 
-
-MEANS = _means()
 REGIMES = GaussianMixture(WEIGHTS, MEANS, torch.full_like(WEIGHTS, WITHIN))
 """The prior on latents."""
 

@@ -24,10 +24,8 @@ COST = "feasible, .1% | violation: largest violation, .0e | evaluations: score e
 HEALTH = f"ess: least ESS, .0f | ancestors, .0f | {COST}"
 """The columns that the tables of all cases have."""
 
-
 PLAIN: dict[str, AnyMethod] = {"final projection": FinalProjection(), "projected": Projected()}
 """The baselines of every case."""
-
 
 FULL = Scale(4000, 5, 500, 200, 1)
 QUICK = Scale(400, 2, 100, 50, 10)
@@ -90,8 +88,7 @@ def figures(label: str, results: Sequence[SampleResult], **distances: Sequence[f
 
 def equally_weighted(result: SampleResult, values: Tensor) -> Tensor:
     """Values of the chains (n, ...), drawn anew by their weights."""
-    index = systematic(result.weights, torch.Generator().manual_seed(0))
-    return values[index]
+    return values[systematic(result.weights, torch.Generator().manual_seed(0))]
 
 
 def at_most(text: str, value: float, limit: float, style: str = ".3f") -> Claim:

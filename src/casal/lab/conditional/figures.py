@@ -57,10 +57,6 @@ def figures(outcome: Outcome) -> dict[str, Figure]:
     return drawn
 
 
-def _family(method: str) -> str:
-    return next(name for name in MARKS if method.startswith(name))
-
-
 def _dots(dots: Sequence[Dot]) -> Figure:
     """Distance over the floor of exact draws, on a logarithmic axis; the shaded strip is within twice the floor."""
     cases = list(dict.fromkeys(dot.case for dot in dots))
@@ -69,8 +65,9 @@ def _dots(dots: Sequence[Dot]) -> Figure:
     axis.axvline(1.0, color=EXACT, linewidth=0.8, zorder=1)
     for y in range(1, len(cases)):
         axis.axhline(y - 0.5, color=FAINT, linewidth=0.5, zorder=0)
+    families = {dot.method: next(name for name in MARKS if dot.method.startswith(name)) for dot in dots}
     for place, (name, (ink, mark)) in enumerate(MARKS.items()):
-        mine = [dot for dot in dots if _family(dot.method) == name]
+        mine = [dot for dot in dots if families[dot.method] == name]
         for dot in mine:
             first = next(other.method for other in mine if other.case == dot.case)
             at = cases.index(dot.case) + 0.085 * (place - (len(MARKS) - 1) / 2)

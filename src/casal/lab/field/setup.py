@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from casal import Fourier, Target, langevin
+from casal import Target, langevin
 from casal.lab.experiment import Array
 from casal.lab.laws import double_well
 
@@ -78,26 +78,10 @@ class Setup:
     def decoded(self, x: Tensor) -> Tensor:
         """(n, 2, 100, 100): the two components u + i v = sum_k (x_2k + i x_2k+1) e^(2 pi i k.s) / 100 of a flow.
 
-        By ``Fourier`` on each component; |field|^2 = |x|^2 (Parseval).
+        |field|^2 = |x|^2 (Parseval).
         """
-        fields: Tensor = Fourier(self.modes, GRID, channels=2)(self.waves(x))
-        return fields
-
-    def waves(self, x: Tensor) -> Tensor:
-        """(n, 2, side, side) coefficients of the travelling waves of x in the standing waves of ``Fourier``."""
-        m, n = self.modes, len(x)
-        real, imaginary = x.reshape(n, m, m, 2).unbind(-1)
-        one = torch.full((m,), 0.5**0.5, dtype=x.dtype)
-        one[0] = 1.0  # a wave number 0 has no sine: its cosine carries all
-        weight = one[:, None] * one[None, :]
-        a, b = real * weight, imaginary * weight
-        out = x.new_zeros((n, 2, 2 * m - 1, 2 * m - 1))
-        for channel, (cosine, sine) in enumerate(((a, -b), (b, a))):  # Re: a cos - b sin; Im: b cos + a sin
-            out[:, channel, :m, :m] = cosine
-            out[:, channel, m:, m:] = -cosine[:, 1:, 1:]
-            out[:, channel, m:, :m] = sine[:, 1:, :]
-            out[:, channel, :m, m:] = sine[:, :, 1:]
-        return out
+        waves = torch.view_as_complex(x.reshape(len(x), self.modes, self.modes, 2))
+        return torch.view_as_real(torch.fft.ifft2(waves, GRID, norm="ortho")).movedim(-1, 1)
 
 
 def squares_density(weights: Array, top: float, points: int = 1 << 15) -> tuple[Array, Array]:

@@ -31,16 +31,11 @@ def law(name: str, tau: float, rho: float) -> Law | None:
     return line.first(float(mean[2])), math.sqrt(covariance[2, 2] / 2)
 
 
-def bare_law(rho: float) -> Law:
-    """The same if x is only drawn towards the line and then projected: mu = 0, in continuous time."""
-    covariance = np.linalg.inv(line.PRECISION + rho * np.diag([1.0, 0.0]))
-    return line.without_dual(rho), math.sqrt(covariance[1, 1] / 2)
-
-
 def explorer_data() -> dict[str, Any]:
     """The exact law, and for each variant one law for every tau and rho."""
     laws = {name: [[law(name, tau, float(rho)) for rho in RHO] for tau in TAU] for name in line.VARIANTS}
-    bare = [bare_law(float(rho)) for rho in RHO]
+    # If x is only drawn towards the line and then projected: mu = 0, in continuous time.
+    bare = [(line.without_dual(float(rho)), math.sqrt(line.optimum(float(rho))[1][1, 1] / 2)) for rho in RHO]
     return {
         "rho": RHO.tolist(),
         "tau": TAU,
