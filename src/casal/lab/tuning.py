@@ -92,11 +92,11 @@ def best(
     return require(tune(cases, validation, lambda case: None))[0]
 
 
-def penalty_ramps(targets: Iterable[casal.Target], lows: Iterable[float], highs: Iterable[float]) -> list[Case]:
-    """Penalties whose weight climbs geometrically, each followed by one projection."""
+def penalty_ramps(targets: Iterable[casal.Target]) -> list[Case]:
+    """Penalties whose weight climbs geometrically, slowly or fast, each followed by one projection."""
     return [
         (target, casal.FinalProjection(casal.Penalty(casal.geometric(low, high), burn_in=0.1)))
-        for target, low, high in product(targets, lows, highs)
+        for target, low, high in product(targets, (1e-4, 1e-3, 1e-2, 1e-1), (0.03, 0.1, 0.3, 1.0))
         if low < high
     ]
 

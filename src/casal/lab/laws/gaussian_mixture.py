@@ -38,15 +38,13 @@ class GaussianMixture:
     spreads: Tensor  # s, (m,), the standard deviation of each mode in every direction
 
     def __post_init__(self) -> None:
-        parts = {name: torch.as_tensor(getattr(self, name), dtype=torch.float64) for name in ("weights", "spreads")}
-        means = torch.as_tensor(self.means, dtype=torch.float64)
-        if means.ndim != 2 or any(part.shape != means.shape[:1] for part in parts.values()):
+        weights, means, spreads = (part.to(torch.float64) for part in (self.weights, self.means, self.spreads))
+        if means.ndim != 2 or not weights.shape == spreads.shape == means.shape[:1]:
             raise ShapeError(f"means (m, d) need m weights and m spreads, got means {tuple(means.shape)}")
-        if any(not bool((part > 0).all()) for part in parts.values()):
+        if not bool((torch.stack([weights, spreads]) > 0).all()):
             raise SettingError("weights and spreads of a mixture must be > 0")
-        object.__setattr__(self, "weights", parts["weights"] / parts["weights"].sum())
-        object.__setattr__(self, "spreads", parts["spreads"])
-        object.__setattr__(self, "means", means)
+        for name, value in (("weights", weights / weights.sum()), ("means", means), ("spreads", spreads)):
+            object.__setattr__(self, name, value)
 
     @property
     def dimension(self) -> int:

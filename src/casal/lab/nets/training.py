@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from casal.checks import whole_number
+from casal.checks import positive, whole_number
 from casal.errors import DivergedError, DtypeError, SettingError, ShapeError, StoreError
 from casal.lab.nets.checkpoint import read, require_safetensors, write
 from casal.lab.nets.evaluation import LevelLosses, compare_ddpm, compare_denoiser
@@ -232,11 +232,9 @@ def _check(data: Tensor, name: str) -> None:
 def _iterations(epochs: float | None, iterations: int | None, n: int, batch_size: int) -> int:
     if (epochs is None) == (iterations is None):
         raise SettingError(f"give either epochs or iterations, got epochs={epochs} and iterations={iterations}")
-    if iterations is not None:
-        return whole_number(iterations, "iterations", 1)
-    if epochs is None or not 0 < epochs < math.inf:
-        raise SettingError(f"epochs must be a finite number > 0, got {epochs}")
-    return math.ceil(epochs * n / batch_size)
+    if epochs is not None:
+        return math.ceil(positive(epochs, "epochs") * n / batch_size)
+    return whole_number(iterations, "iterations", 1)
 
 
 def random_flips(*dims: int) -> Augment:
@@ -274,9 +272,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         whole_number(self.seed, "seed", 0)
-        for name in ("learning_rate", "weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise SettingError(f"{name} must be a finite number >= 0, got {getattr(self, name)}")
+        for name, value in (("learning_rate", self.learning_rate), ("weight_decay", self.weight_decay)):
+            if not 0 <= value < math.inf:
+                raise SettingError(f"{name} must be a finite number >= 0, got {value}")
         if not 0 <= self.warm_up <= 1:
             raise SettingError(f"warm_up is a share of the iterations, between 0 and 1, got {self.warm_up}")
         if self.ema is not None and not 0 <= self.ema < 1:
@@ -485,14 +483,10 @@ def batches(data: Tensor, settings: Settings, start: int) -> Iterator[Tensor]:
         return torch.randperm(n, generator=stream(settings.seed, ORDER, epoch))
 
     for i in range(start, settings.iterations):
-        left, right = i * size, (i + 1) * size
-        parts = []
-        while left < right:
-            epoch, offset = divmod(left, n)
-            stop = min(n, offset + right - left)
-            parts.append(order(epoch)[offset:stop])
-            left += stop - offset
-        yield data[torch.cat(parts).to(data.device)]
+        epoch, offset = divmod(i * size, n)
+        more = -(-(offset + size) // n)  # epochs that the batch touches
+        shuffled = torch.cat([order(epoch + k) for k in range(more)])
+        yield data[shuffled[offset : offset + size].to(data.device)]
 
 
 @contextmanager

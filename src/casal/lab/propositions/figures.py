@@ -151,7 +151,8 @@ def _consistency(check: Check) -> Figure:
     for level in (0.5, 1.0):
         right.axhline(level, color=EXACT, linewidth=0.8, linestyle=":")
     title = "variance: the printed z-step halves it"
-    label(right, title, "upper right", xlabel="ρ", ylabel="Var z1 / exact", ylim=(0, 3.2))
+    label(right, title, xlabel="ρ", ylabel="Var z1 / exact", ylim=(0, 3.2))
+    right.legend(fontsize=8, loc="upper right")
     return figure
 
 
@@ -190,7 +191,7 @@ def _mixing(check: Check) -> Figure:
             axis.plot(t, np.log(t) / np.sqrt(t), color=EXACT, linewidth=0.8, linestyle=":")
             axis.text(t[0], 0.22 * np.log(t[0]) / t[0] ** 0.5, "ln t / √t", fontsize=8.5)
         label(axis, title, xlabel="t")
-    label(axes[0], legend="lower left")
+    axes[0].legend(fontsize=8, loc="lower left")
     return figure
 
 
