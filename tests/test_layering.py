@@ -203,7 +203,7 @@ def test_importing_casal_loads_nothing_but_torch_and_numpy() -> None:
         ("from .base import flat", "casal.constraints.round", None),
         ("from casal.constraints import Constraint\nimport torch, math", "casal.methods.base", None),
         ("def f():\n    from rich.progress import Progress", "casal.sampling.progress", None),
-        ("import matplotlib", "casal.lab.report.style", None),
+        ("import matplotlib", "casal.lab.drawing", None),
         ("import scipy", "casal.lab.field.setup", None),
         ("from casal import Sphere", "casal.lab.particle.setup", None),
     ],

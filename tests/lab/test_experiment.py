@@ -1,21 +1,14 @@
-"""What experiments share: errors of shares, distances to a law, the registry."""
+"""What experiments share: errors of shares, verdicts, the registry."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from casal.errors import SettingError
-from casal.lab.experiment import Experiment, Outcome, quantile_distance, sampling_floor, share, stamp, verdict
+from casal.lab.experiment import Experiment, Outcome, share, stamp, verdict
 from casal.lab.experiments import EXPERIMENTS, register
-
-
-def test_the_floor_is_what_exact_draws_reach() -> None:
-    grid = np.linspace(0, 1, 2001)
-    assert sampling_floor(grid, grid, 1000) == pytest.approx(np.sqrt(np.pi / 32 / 1000) * 1.0, rel=0.1)
-    assert quantile_distance((np.arange(100) + 0.5) / 100, grid, grid) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_a_share_of_zero_has_an_error() -> None:

@@ -42,17 +42,11 @@ def verdict(*holds: bool) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table.
+    """One column of a table."""
 
-    Attributes:
-        key: Name in the rows.
-        label: What a reader sees.
-        style: Format of a number.
-    """
-
-    key: str
-    label: str
-    style: str = ".4g"
+    key: str  # name in the rows
+    label: str  # what a reader sees
+    style: str = ".4g"  # format of a number
 
 
 @dataclass(frozen=True)
@@ -94,23 +88,14 @@ class Claim:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of an experiment leaves behind.
+    """What a run of an experiment leaves behind."""
 
-    Attributes:
-        name: Name of the experiment.
-        tables: For the reader.
-        claims: For the verdict.
-        data: Arrays for the pictures.
-        settings: What was run.
-        seconds: How long it took.
-    """
-
-    name: str
-    tables: Sequence[ResultTable]
-    claims: Sequence[Claim] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
+    name: str  # of the experiment
+    tables: Sequence[ResultTable]  # for the reader
+    claims: Sequence[Claim] = ()  # for the verdict
+    data: Mapping[str, Any] = field(default_factory=dict)  # arrays for the pictures
+    settings: Mapping[str, Any] = field(default_factory=dict)  # what was run
+    seconds: float = 0.0  # how long it took
 
 
 Run = Callable[[bool, Sequence[str] | None, Tell], Outcome]
@@ -120,17 +105,13 @@ Run = Callable[[bool, Sequence[str] | None, Tell], Outcome]
 class Experiment:
     """An entry of the registry.
 
-    Attributes:
-        name: As in ``casal run NAME``.
-        question: What the experiment decides.
-        methods: Labels that ``--method`` accepts.
-        run: (quick, labels, tell) -> Outcome; labels None means all.
-        draw: (outcome, folder) -> paths of the pictures it wrote; see ``casal.lab.drawing``.
+    ``run(quick, labels, tell)`` returns an outcome (labels None means all); ``draw(outcome, folder)`` the paths of the
+    pictures it wrote, see ``casal.lab.drawing``.
     """
 
-    name: str
-    question: str
-    methods: Sequence[str]
+    name: str  # as in ``casal run NAME``
+    question: str  # what the experiment decides
+    methods: Sequence[str]  # labels that ``--method`` accepts
     run: Run
     draw: Callable[[Outcome, Path], list[Path]] = lambda outcome, folder: []
 
@@ -177,16 +158,3 @@ def with_error(key: str, value: float, error: float) -> dict[str, float]:
 def mean_entry(key: str, values: Sequence[float] | Array) -> dict[str, float]:
     """The two entries of a row for the mean over seeds and its standard error."""
     return with_error(key, *mean_and_error(values))
-
-
-def quantile_distance(samples: Array, grid: Array, cdf: Array) -> float:
-    """W1 between samples (n,) and the distribution with the given distribution function."""
-    levels = (np.arange(len(samples)) + 0.5) / len(samples)
-    return float(np.abs(np.sort(samples) - np.interp(levels, cdf, grid)).mean())
-
-
-def sampling_floor(grid: Array, cdf: Array, n: int, repeats: int = 200) -> float:
-    """Mean W1 of n independent exact draws to their own distribution: what no sampler can beat on average."""
-    rng = np.random.default_rng(0)
-    draws = np.interp(rng.random((repeats, n)), cdf, grid)
-    return float(np.mean([quantile_distance(row, grid, cdf) for row in draws]))

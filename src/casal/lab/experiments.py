@@ -10,11 +10,7 @@ EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT 
 
 
 def register(experiment: Experiment) -> Experiment:
-    """Add an experiment from outside the package.
-
-    Raises:
-        SettingError: If there is another experiment of this name.
-    """
+    """Add an experiment from outside the package; SettingError if there is another one of this name."""
     if EXPERIMENTS.setdefault(experiment.name, experiment) is not experiment:
         raise SettingError(f"there is an experiment {experiment.name!r} already; give yours another name")
     return experiment

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import casal
 from casal.errors import DivergedError, SettingError
-from casal.lab.experiment import AnyMethod
+from casal.lab.experiment import AnyMethod, runs
 
 VALIDATION_SEED = 1_000_003
 """Seeds of reported runs are small numbers; this one is kept for choosing settings."""
 
 Case = tuple[casal.Target, AnyMethod]
+Named = tuple[str, AnyMethod]
+"""A setting and the method that has it."""
+
 Setting = TypeVar("Setting")
 Result = TypeVar("Result")
 
@@ -21,16 +24,10 @@ Result = TypeVar("Result")
 def tune(
     settings: Sequence[Setting], loss: Callable[[Setting], float], run: Callable[[Setting], Result]
 ) -> tuple[tuple[Setting, Result] | None, list[tuple[Setting, SettingError | DivergedError]]]:
-    """Run the setting of smallest loss; the next one if it loses a chain.
+    """Run the setting of smallest loss on validation chains; the next one if it loses a chain on fresh ones.
 
-    Args:
-        settings: What is tried, in order of preference.
-        loss: Of a setting on validation chains.
-        run: On fresh chains.
-
-    Returns:
-        The setting with what its run returned (None if all are out), and those that are out: the library refuses
-        them, or they lose a chain, on validation or later.
+    Returns the setting with what its run returned (None if all are out), and those that are out: the library refuses
+    them, or they lose a chain, on validation or later.
     """
     scored: list[tuple[float, int]] = []
     out: list[tuple[Setting, SettingError | DivergedError]] = []
@@ -50,14 +47,38 @@ def tune(
 def require(
     found: tuple[tuple[Setting, Result] | None, Sequence[tuple[Setting, SettingError | DivergedError]]],
 ) -> tuple[Setting, Result]:
-    """The setting and the result of ``tune``.
-
-    Raises:
-        SettingError: If all settings are out.
-    """
+    """The setting and the result of ``tune``; SettingError if all settings are out."""
     if found[0] is None:
         raise SettingError(f"all {len(found[1])} settings are refused or diverge")
     return found[0]
+
+
+class Scale(NamedTuple):
+    """How much is run."""
+
+    n: int  # chains
+    seeds: int  # runs
+    tuning: int  # chains for tuning
+    evaluations: int  # of the score, in a run
+    stride: int  # every how manyth setting is tried
+
+
+def tuned(
+    settings: Sequence[Named],
+    target: casal.Target,
+    constraint: casal.Constraint,
+    loss: Callable[[casal.SampleResult], float],
+    scale: Scale,
+) -> tuple[tuple[Named, list[casal.SampleResult]] | None, list[tuple[Named, SettingError | DivergedError]]]:
+    """``tune`` over named methods on one target and set: runs over the seeds with the best of them."""
+
+    def validation(setting: Named) -> float:
+        return loss(runs(target, constraint, setting[1], scale.tuning, [VALIDATION_SEED])[0])
+
+    def fresh(setting: Named) -> list[casal.SampleResult]:
+        return runs(target, constraint, setting[1], scale.n, range(scale.seeds))
+
+    return tune(settings[:: scale.stride], validation, fresh)
 
 
 def best(
@@ -71,11 +92,11 @@ def best(
     return require(tune(cases, validation, lambda case: None))[0]
 
 
-def penalty_ramps(targets: Iterable[casal.Target], lows: Iterable[float], highs: Iterable[float]) -> list[Case]:
-    """Penalties whose weight climbs geometrically, each followed by one projection."""
+def penalty_ramps(targets: Iterable[casal.Target]) -> list[Case]:
+    """Penalties whose weight climbs geometrically, slowly or fast, each followed by one projection."""
     return [
         (target, casal.FinalProjection(casal.Penalty(casal.geometric(low, high), burn_in=0.1)))
-        for target, low, high in product(targets, lows, highs)
+        for target, low, high in product(targets, (1e-4, 1e-3, 1e-2, 1e-1), (0.03, 0.1, 0.3, 1.0))
         if low < high
     ]
 
@@ -99,7 +120,7 @@ _GUIDES: dict[str, Any] = {
     **{f"weight {c:g} alpha^2 / sigma^2": casal.inverse_variance(c) for c in (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)},
 }
 
-SETTINGS: Mapping[str, Sequence[tuple[str, AnyMethod]]] = {
+SETTINGS: Mapping[str, Sequence[Named]] = {
     "penalty, tuned + projection": [
         (f"{name}, off for {burn:.0%}", casal.FinalProjection(casal.Penalty(weight, burn_in=burn)))
         for name, weight in _PENALTIES.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from casal import Sphere, sample
-from casal.lab.field.ablations import DualScale, _settled, dual_ablation, schedules, variants
+from casal.lab.field.ablations import _settled, dual_ablation, schedules, variants
 from casal.lab.field.setup import SOFT
 
 
@@ -20,7 +20,7 @@ def test_on_the_less_stiff_set_up_annealing_is_enough_and_a_small_constant_is_no
 
 
 def test_a_large_start_of_the_dual_takes_longer_to_forget() -> None:
-    table, data = dual_ablation(DualScale((0.0, 1.0, 5.0), 1200), lambda line: None)
+    table, data = dual_ablation((0.0, 1.0, 5.0), 1200, lambda line: None)
     steps = [row["0.01"] for row in table.rows]
     assert steps[0] < steps[1] < steps[2]
     assert set(data["dual"][0.01]) == {0.0, 1.0, 5.0}

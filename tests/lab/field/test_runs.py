@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from casal import Sphere, sample
-from casal.lab.experiment import Outcome, quantile_distance
+from casal.lab.experiment import Outcome
 from casal.lab.field import EXPERIMENT, runs
-from casal.lab.field.setup import EXPECTED, STIFF, conditional
+from casal.lab.field.setup import EXPECTED, STIFF, conditional, quantile_distance
 
 
 @pytest.mark.parametrize("energy", EXPECTED)

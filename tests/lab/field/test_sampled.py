@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import casal
-from casal.lab.experiment import quantile_distance
 from casal.lab.field import runs as field
-from casal.lab.field.setup import EXPECTED, STIFF, conditional
+from casal.lab.field.setup import EXPECTED, STIFF, conditional, quantile_distance
 
 pytestmark = pytest.mark.statistical
 

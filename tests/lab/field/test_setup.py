@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from casal.lab.field.setup import EXPECTED, SOFT, STIFF, WELLS, Setup, conditional, share_right, squares_density
+from casal.lab.field.setup import (
+    EXPECTED,
+    SOFT,
+    STIFF,
+    WELLS,
+    Setup,
+    conditional,
+    quantile_distance,
+    sampling_floor,
+    share_right,
+    squares_density,
+)
 from casal.lab.laws import double_well
 
 
@@ -81,3 +92,9 @@ def test_the_quantiles_of_the_law_are_those_of_its_density() -> None:
     assert cdf[-1] == pytest.approx(1.0)
     assert (np.diff(cdf) >= 0).all()
     assert float(np.interp(0.5, cdf, grid)) == pytest.approx(-2.704, abs=2e-3)
+
+
+def test_the_floor_is_what_exact_draws_reach() -> None:
+    grid = np.linspace(0, 1, 2001)
+    assert sampling_floor(grid, grid, 1000) == pytest.approx(np.sqrt(np.pi / 32 / 1000) * 1.0, rel=0.1)
+    assert quantile_distance((np.arange(100) + 0.5) / 100, grid, grid) == pytest.approx(0.0, abs=1e-12)

@@ -84,7 +84,7 @@ def test_mode_weights_by_quadrature(name: str) -> None:
     masses = weight @ mode_densities(law, points)
     exact = law.restricted(constraint)
     np.testing.assert_allclose(exact.weights.numpy(), masses / masses.sum(), atol=1e-6)
-    assert exact.log_mass == pytest.approx(np.log(masses.sum()), abs=1e-6)
+    assert float(exact.log_masses.logsumexp(0)) == pytest.approx(np.log(masses.sum()), abs=1e-6)
     soft = (weight[:, None] * mode_densities(law, points)).sum(1) @ law.responsibilities(
         torch.from_numpy(points)
     ).numpy()
@@ -126,7 +126,7 @@ def test_the_test_of_draws_notices_wider_modes(name: str) -> None:
 
 def test_the_order_of_draws_says_nothing() -> None:
     z = MIXTURE.restricted(casal.Sphere(2.0)).draw(4000, torch.Generator().manual_seed(0))
-    halves = [MIXTURE.mode_weights(part) for part in z.split(2000)]
+    halves = [MIXTURE.responsibilities(part).mean(0) for part in z.split(2000)]
     torch.testing.assert_close(halves[0], halves[1], atol=0.06, rtol=0)
 
 

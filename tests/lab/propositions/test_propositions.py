@@ -15,7 +15,7 @@ from casal.lab import propositions
 from casal.lab.experiment import HOLDS, PARTLY, Outcome
 from casal.lab.laws import gaussian_line as gaussian
 from casal.lab.propositions.line import allowed, excess, resting
-from casal.lab.propositions.relaxed import first_distance
+from casal.lab.propositions.quadrature import first_distance
 from casal.lab.propositions.setup import Check, relaxed, three_bumps, well_in_disc, well_on_interval
 from casal.methods import Context
 from casal.methods.casal import CASALState

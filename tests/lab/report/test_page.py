@@ -14,7 +14,7 @@ import pytest
 
 from casal.lab.experiment import Claim, Column, Experiment, Outcome, ResultTable
 from casal.lab.laws import gaussian_line as line
-from casal.lab.report import cache, explorer, pictures
+from casal.lab.report import cache, explorer, page
 from casal.lab.report.page import write_page
 from casal.lab.report.reproduce import Ran, reproduce
 
@@ -60,10 +60,10 @@ def test_a_drawing_with_very_many_points_goes_in_as_raster(tmp_path: Path) -> No
     figure.savefig(tmp_path / "a.png", dpi=160)
     figure.savefig(tmp_path / "a.svg")
     plt.close(figure)
-    small = pictures.picture(tmp_path / "a.png")
+    small = page.picture(tmp_path / "a.png")
     svg = (tmp_path / "a.svg").read_text(encoding="utf-8")
-    (tmp_path / "a.svg").write_text(svg + "<!--" + "x" * pictures.LARGEST + "-->", encoding="utf-8")
-    large = pictures.picture(tmp_path / "a.png")
+    (tmp_path / "a.svg").write_text(svg + "<!--" + "x" * page.LARGEST + "-->", encoding="utf-8")
+    large = page.picture(tmp_path / "a.png")
     assert small.source.startswith("data:image/svg+xml")
     assert large.source.startswith("data:image/png")
     assert small[1:] == large[1:] == (384, 288)

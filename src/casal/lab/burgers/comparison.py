@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from casal import CASAL, FinalProjection, Penalty, Projected, Unconstrained
-from casal.errors import DivergedError
 from casal.lab.burgers import cycle
 from casal.lab.burgers.conserved import least_conserving, nearest_field
 from casal.lab.burgers.scores import Scores, average
 from casal.lab.burgers.setup import BASIS, DIMENSION, POINTS, SETUPS, TUNING_SEED, Model, Truth, truths
 from casal.lab.experiment import AnyMethod, ResultTable, Tell, with_error
+from casal.lab.tuning import tune
 
 RHO = 10.0
 
@@ -40,7 +38,7 @@ DIFFUSION: dict[str, tuple[AnyMethod, bool]] = {
 
 METHODS = (*CLASSICAL, *DIFFUSION, *TUNED)
 WEIGHTS = tuple(10.0 ** (k / 4) for k in range(-14, 9))
-"""Penalty weights, 0.0003 to 100; the search ends where a run diverges."""
+"""Penalty weights, 0.0003 to 100; those that diverge are out."""
 
 SCORES = ("l2", "l2_projected", "l2_member", "crps")
 
@@ -64,104 +62,80 @@ class Runs:
     values: dict[str, Tensor]  # each of SCORES, (networks, n)
     curve: Tensor  # error in every window, (5, n), mean over networks
     seconds: float  # of one network
-    setting: str = ""  # what was tuned
-    figures: dict[str, float | None] = field(default_factory=dict)
+    setting: str  # what was tuned
+    figures: dict[str, float | None]  # conservation, calibration, spectrum
 
 
-def _summary(parts: Sequence[Scores], seconds: float, setting: str) -> Runs:
-    values = {key: torch.stack([getattr(part, key) for part in parts]) for key in SCORES}
-    figures = dict(parts[0].figures)  # of all networks the largest error, or the mean
-    for key in ("member_mass", "member_energy", "worst", "worst_projected", "out_of_range"):
-        figures[key] = max(part.figures[key] or 0.0 for part in parts)
-    for key in ("mean_energy", "spectrum"):
-        figures[key] = sum(part.figures[key] or 0.0 for part in parts) / len(parts)
-    curve = torch.stack([part.curve for part in parts]).mean(0)
-    return Runs(parts[0], values, curve, seconds, setting, figures)
-
-
-def classical(label: str, variational: cycle.Gaussian3DVar, truth: Truth, seed: int, inflation: float) -> Tensor:
+def classical(label: str, variational: cycle.Gaussian3DVar, truth: Truth, inflation: float) -> Tensor:
     """Members of a method without a network, (5, m, n, points)."""
     if label.startswith("EnKF"):
-        return cycle.kalman(variational, truth, inflation, seed, project=label.endswith("projection"))
+        return cycle.kalman(variational, truth, inflation, 0, project=label.endswith("projection"))
     root = torch.linalg.cholesky(variational.covariance)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
 
-    def drawn(mean: Tensor) -> Tensor:
-        w = torch.randn((cycle.MEMBERS, len(truth), DIMENSION), generator=generator, dtype=torch.float64)
-        return (mean + w @ root.T) @ BASIS.T
+    def analyse(mean: Tensor, truth: Truth, number: int) -> Tensor:
+        if label == "3D-Var, 5 draws":
+            w = torch.randn((cycle.MEMBERS, len(truth), DIMENSION), generator=generator, dtype=torch.float64)
+            return (mean + w @ root.T) @ BASIS.T
+        if label == "3D-Var, constrained":
+            mean = least_conserving(variational.precision, mean, truth.mass, truth.energy, POINTS)
+        fields = mean @ BASIS.T
+        return (nearest_field(fields, truth.mass, truth.energy) if label.endswith("projection") else fields)[None]
 
-    ways: dict[str, Callable[[Tensor], Tensor]] = {
-        "3D-Var": lambda mean: (mean @ BASIS.T)[None],
-        "3D-Var, 5 draws": drawn,
-        "3D-Var + projection": lambda mean: nearest_field(mean @ BASIS.T, truth.mass, truth.energy)[None],
-        "3D-Var, constrained": lambda mean: (
-            least_conserving(variational.precision, mean, truth.mass, truth.energy, POINTS) @ BASIS.T
-        )[None],
-    }
-    return cycle.assimilate(variational, truth, lambda mean, truth, number: ways[label](mean))
+    return cycle.assimilate(variational, truth, analyse)
 
 
-def tune_inflation(variational: cycle.Gaussian3DVar, truth: Truth, label: str) -> float:
-    """Model error of the EnKF with the smallest error on other trajectories."""
-    loss = {q: float(Scores(classical(label, variational, truth, 0, q), truth).l2.mean()) for q in cycle.INFLATIONS}
-    return min(loss, key=lambda q: loss[q])
+def _settings(label: str, stride: int) -> tuple[Sequence[float], str]:
+    """What a method is tuned over, and how a reader is told."""
+    if label.startswith("EnKF"):
+        return cycle.INFLATIONS, "model error {:g} sigma"
+    return (WEIGHTS[::stride], "weight {:.3g}") if label in TUNED else ((0.0,), "")
 
 
-def rank_penalties(model: Model, truth: Truth, label: str, scale: Scale, tell: Tell) -> list[float]:
-    """Weights by their error on other trajectories, the best first; they grow until a run diverges."""
-    losses: dict[float, float] = {}
-    for weight in WEIGHTS[:: scale.stride]:
-        tell(f"set-up {model.setup.name}: {label}, weight {weight:.3g}")
-        try:
-            losses[weight] = float(scores(model, truth, scale.steps, penalty(label, weight)).l2.mean())
-        except DivergedError:
-            break
-    return sorted(losses, key=lambda weight: losses[weight])
-
-
-def penalty(label: str, weight: float) -> AnyMethod:
-    """Guidance, with or without one projection at the end."""
-    return FinalProjection(Penalty(weight)) if label.endswith("projection") else Penalty(weight)
+def _each(label: str, setting: float, models: Sequence[Model], truth: Truth, steps: int) -> list[Scores]:
+    """Scores of a method: one for each network, or one if it needs none."""
+    if label in CLASSICAL:
+        variational = cycle.Gaussian3DVar(models[0].setup, models[0].sigma)
+        return [Scores(classical(label, variational, truth, setting), truth, variational.setup.amplitude)]
+    method, in_latent = DIFFUSION.get(label) or (Penalty(setting), False)
+    if label == TUNED[1]:
+        method = FinalProjection(method)
+    return [scores(model, truth, steps, method, in_latent=in_latent) for model in models]
 
 
 def compare(models: Sequence[Model], truth: Truth, labels: Sequence[str], scale: Scale, tell: Tell) -> dict[str, Runs]:
     """Every method on the same truths; diffusion methods once for each network, with the same noise."""
-    setup, variational = models[0].setup, cycle.Gaussian3DVar(models[0].setup, models[0].sigma)
-    other = truths(setup, scale.tuning, TUNING_SEED)
-    found: dict[str, Runs] = {}
-    for label in labels:
-        tell(f"set-up {setup.name}: {label}")
-        if label in CLASSICAL:
-            filtered = label.startswith("EnKF")
-            inflation = tune_inflation(variational, other, label) if filtered else 0.0
-            parts = partial(_without_network, label, variational, truth, inflation)
-            found[label] = _time(parts, f"model error {inflation:g} sigma" if filtered else "")
-        elif label in DIFFUSION:
-            found[label] = _time(partial(_each, models, truth, scale.steps, *DIFFUSION[label]))
-        else:
-            for weight in rank_penalties(models[0], other, label, scale, tell):
-                with suppress(DivergedError):  # stable on the few trajectories it was tuned on, perhaps not on these
-                    parts = partial(_each, models, truth, scale.steps, penalty(label, weight))
-                    found[label] = _time(parts, f"weight {weight:.3g}")
-                    break
-    return found
+    other = truths(models[0].setup, scale.tuning, TUNING_SEED)
+    found = {label: _run_best(label, models, truth, other, scale, tell) for label in labels}
+    return {label: runs for label, runs in found.items() if runs is not None}
 
 
-def _time(parts: Callable[[], list[Scores]], setting: str = "") -> Runs:
-    """Scores of each network, and the seconds of one."""
-    began = time.perf_counter()
-    found = parts()
-    return _summary(found, (time.perf_counter() - began) / len(found), setting)
+def _run_best(label: str, models: Sequence[Model], truth: Truth, other: Truth, scale: Scale, tell: Tell) -> Runs | None:
+    """The method with the setting that has the smallest error on other trajectories; None if all diverge."""
+    settings, text = _settings(label, scale.stride)
 
+    def loss(setting: float) -> float:
+        tell(f"set-up {models[0].setup.name}: {label}, {text.format(setting)}")
+        return float(_each(label, setting, models[:1], other, scale.steps)[0].l2.mean())
 
-def _without_network(label: str, variational: cycle.Gaussian3DVar, truth: Truth, inflation: float) -> list[Scores]:
-    return [Scores(classical(label, variational, truth, 0, inflation), truth, variational.setup.amplitude)]
+    def run(setting: float) -> Runs:
+        tell(f"set-up {models[0].setup.name}: {label}")
+        began = time.perf_counter()
+        parts = _each(label, setting, models, truth, scale.steps)
+        seconds = (time.perf_counter() - began) / len(parts)
+        values = {key: torch.stack([getattr(part, key) for part in parts]) for key in SCORES}
+        figures = dict(parts[0].figures)  # of all networks the largest error, or the mean
+        for key in ("member_mass", "member_energy", "worst", "worst_projected", "out_of_range"):
+            figures[key] = max(part.figures[key] or 0.0 for part in parts)
+        for key in ("mean_energy", "spectrum"):
+            figures[key] = sum(part.figures[key] or 0.0 for part in parts) / len(parts)
+        curve = torch.stack([part.curve for part in parts]).mean(0)
+        return Runs(parts[0], values, curve, seconds, text.format(setting), figures)
 
-
-def _each(
-    models: Sequence[Model], truth: Truth, steps: int, method: AnyMethod, in_latent: bool = False
-) -> list[Scores]:
-    return [scores(model, truth, steps, method, in_latent=in_latent) for model in models]
+    if len(settings) == 1:
+        return run(settings[0])
+    best, _ = tune(settings, loss, run)
+    return best[1] if best else None
 
 
 def scores(model: Model, truth: Truth, steps: int, method: AnyMethod, **options: Any) -> Scores:
@@ -171,9 +145,9 @@ def scores(model: Model, truth: Truth, steps: int, method: AnyMethod, **options:
     return Scores(members, truth, model.setup.amplitude)
 
 
-def difference(one: Runs, other: Runs, key: str = "l2") -> tuple[float, float]:
-    """one - other, paired: mean over trajectories (networks averaged first) and its standard error."""
-    return average(one.values[key].mean(0) - other.values[key].mean(0))
+def difference(one: Runs, other: Runs) -> tuple[float, float]:
+    """Error of one - other, paired: mean over trajectories (networks averaged first) and its standard error."""
+    return average(one.values["l2"].mean(0) - other.values["l2"].mean(0))
 
 
 def row(label: str, found: Mapping[str, Runs]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from casal import PerChain, Target, sample
 from casal.lab.burgers.conserved import Conserved, ConservedLatents, nearest_field
-from casal.lab.burgers.setup import BASIS, DIMENSION, MODES, NOISE, POINTS, SITES, TIMES, Model, Setup, Truth
+from casal.lab.burgers.setup import BASIS, DIMENSION, MODES, NOISE, POINTS, SITES, Model, Setup, Truth
 from casal.lab.experiment import AnyMethod
 from casal.sampling import generator as stream
 from casal.targets import along, levels_of
@@ -63,16 +63,11 @@ class Gaussian3DVar:
     setup: Setup  # times, noise, damping
     sigma: Tensor  # size of every coefficient, (19,)
 
-    @property
-    def spacing(self) -> float:
-        """Time between two observations."""
-        return self.setup.horizon / TIMES
-
     @cached_property
     def seen(self) -> Tensor:
         """G (8, 19): both observations of a window from the state at its first time."""
         H = BASIS[list(SITES)]
-        return torch.cat([H, H @ forecast(self.spacing, self.setup.damping)])
+        return torch.cat([H, H @ forecast(self.setup.spacing, self.setup.damping)])
 
     @property
     def noise(self) -> float:
@@ -105,7 +100,7 @@ class Gaussian3DVar:
 
     def next_background(self, analysis: Tensor) -> Tensor:
         """The forecast from one window to the next."""
-        return analysis @ forecast(WINDOW * self.spacing, self.setup.damping).T
+        return analysis @ forecast(WINDOW * self.setup.spacing, self.setup.damping).T
 
     @cached_property
     def divided(self) -> tuple[Tensor, Tensor]:
@@ -118,24 +113,16 @@ class Gaussian3DVar:
 def guided(prior: Target, mean: Tensor, covariance: Tensor) -> Target:
     """score + alpha (P' + sigma^2 I)^-1 (m' - x0_hat), with x0_hat = (x + sigma^2 score) / alpha; alpha = sqrt(abar).
 
-    Args:
-        prior: A variance-preserving diffusion on the latent.
-        mean: m' of every chain, (n, d).
-        covariance: P' (d, d).
+    ``prior`` is a variance-preserving diffusion on the latent, ``mean`` m' of every chain (n, d), ``covariance`` P'.
     """
     levels = levels_of(prior)
     values, vectors = torch.linalg.eigh(covariance)
 
-    def pull(gap: Tensor, variance: Tensor) -> Tensor:
-        """(P' + variance I)^-1 gap."""
-        basis, spread = vectors.to(gap), values.to(gap)
-        return (gap @ basis / (spread + variance)) @ basis.T
-
     def score(x: Tensor, t: Tensor) -> Tensor:
         scale, size = (along(level, x) for level in levels(t))
-        free = prior.score(x, t)
-        clean = (x + size.square() * free) / scale
-        return free + scale * pull(mean[: len(x)].to(x) - clean, size.square())
+        free, basis = prior.score(x, t), vectors.to(x)
+        gap = mean[: len(x)].to(x) - (x + size.square() * free) / scale
+        return free + scale * ((gap @ basis / (values.to(x) + size.square())) @ basis.T)
 
     return replace(prior, score=score, denoise=None, name=f"{prior.name} given an analysis")
 

@@ -12,9 +12,8 @@ from matplotlib.figure import Figure
 from casal.lab.burgers.cycle import WINDOW
 from casal.lab.burgers.scores import analysed, power
 from casal.lab.burgers.setup import MODES, POINTS, SITES
-from casal.lab.drawing import legend_below, panels
+from casal.lab.drawing import EXACT, FAINT, below, colour, legend_below, panels
 from casal.lab.experiment import Outcome
-from casal.lab.report.style import EXACT, FAINT, colour
 
 COLOURS = {"3D-Var": "#999999", "3D-Var, constrained": "#D55E00", "unconstrained": "#B8860B"}
 """Of methods that only this experiment has, or has beside others of the same colour."""
@@ -60,8 +59,7 @@ def _states(data: Mapping[str, Any]) -> Figure:
             axis.plot(x[list(SITES)], seen, "o", color=EXACT, markersize=4, markerfacecolor="white")
             axis.set_title(label if name == "A" else "")
         line[0].set_ylabel(f"set-up {name}: u")
-    for axis in axes[-1]:
-        axis.set_xlabel("x")
+    below(axes, "x")
     figure.suptitle("Analyses in the last window (black: truth, circles: what was seen; thin: members)")
     return figure
 
@@ -112,8 +110,7 @@ def _trajectory(data: Mapping[str, Any]) -> Figure:
             axis.set_title(title if name == next(iter(data["along"])) else "")
             axis.set_xticks(moments)
         line[0].set_ylabel(f"set-up {name}")
-    for axis in axes[-1]:
-        axis.set_xlabel("observation time")
+    below(axes, "observation time")
     legend_below(figure, axes[0][0], len(labels))
     figure.suptitle("The mean of the members along one trajectory: analysis, then its damped forecast, in turn")
     return figure

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +26,9 @@ from casal.lab.artifacts import network
 from casal.lab.burgers.regimes import DIMENSION, MEANS, REGIMES, SEEN, SENSOR, WITHIN, Reference
 from casal.lab.experiment import ResultTable
 from casal.lab.laws.families import BETAS
-from casal.lab.nets import Gaussian, ProbabilityFlow, WienerMLP, train_ddpm
+from casal.lab.nets import Gaussian, ProbabilityFlow, WienerMLP, signal_and_noise, train_ddpm
 
-_ABAR = torch.cumprod(1 - BETAS, dim=0)
-ALPHA, SIGMA = _ABAR.sqrt(), (1 - _ABAR).sqrt()
+ALPHA, SIGMA = signal_and_noise(BETAS)
 DRAWS, HELD_OUT = 200_000, 5_000
 BATCH, RATE = 1024, 2e-3
 LEVELS = (0, 3, 12, 49, 111, 197, 308, 444, 604, 789, 999)
@@ -66,12 +65,10 @@ class Learned:
         """From the cache, or trained now (a minute)."""
 
         def train() -> nn.Module:
-            x = draws(DRAWS, SEED).float()
+            x, held_out = draws(DRAWS, SEED).float(), draws(HELD_OUT, SEED + 1).float()
             net = WienerMLP.fit(x, BETAS, seed=SEED)
-            held_out = draws(HELD_OUT, SEED + 1).float()
-            options: dict[str, Any] = {"batch_size": BATCH, "learning_rate": RATE, "ema": None, "seed": SEED}
-            iterations = training.iterations
-            train_ddpm(net, x, BETAS.float(), iterations=iterations, held_out=held_out, progress=False, **options)
+            options = {"batch_size": BATCH, "learning_rate": RATE, "iterations": training.iterations, "seed": SEED}
+            train_ddpm(net, x, BETAS.float(), held_out=held_out, progress=False, **options)
             return net
 
         return cls(network(f"burgers_regimes_wiener_{training.iterations}", train).requires_grad_(False), training)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,12 +38,8 @@ class Scale(NamedTuple):
     learned: Training  # of the network
 
 
-class Model(Protocol):
-    """A posterior: as a diffusion, as a denoiser for a ladder, as a fixed density."""
-
-    def diffusion(self, steps: int) -> casal.Target: ...
-    def refined(self, steps: int) -> casal.Target: ...
-    def static(self, steps: int, step_size: float) -> casal.Target: ...
+Model = Posterior | LearnedPosterior
+"""A posterior: as a diffusion, as a denoiser for a ladder, as a fixed density."""
 
 
 class Entry(NamedTuple):

@@ -41,17 +41,11 @@ DECODER = Fourier(MODES, POINTS, scale=SPECTRUM)
 BASIS = Fourier(MODES, POINTS).matrix((DIMENSION,), torch.zeros((0, DIMENSION), dtype=torch.float64))
 
 
-def _means() -> Tensor:
-    """Three shapes of nearly the same mass and energy, in the latent."""
-    generator = torch.Generator().manual_seed(1)
-    means = torch.randn((3, DIMENSION), generator=generator, dtype=torch.float64)
-    length = torch.linalg.vector_norm((means * SPECTRUM)[:, 1:], dim=1, keepdim=True)
-    means[:, 1:] /= length
-    means[:, 0] *= WITHIN
-    return means
+MEANS = torch.randn((3, DIMENSION), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+MEANS[:, 1:] /= torch.linalg.vector_norm((MEANS * SPECTRUM)[:, 1:], dim=1, keepdim=True)
+MEANS[:, 0] *= WITHIN
+"""Three shapes of nearly the same mass and energy, in the latent."""
 
-
-MEANS = _means()
 REGIMES = GaussianMixture(WEIGHTS, MEANS, torch.full_like(WEIGHTS, WITHIN))
 """The prior on latents."""
 
@@ -77,11 +71,6 @@ class Case(NamedTuple):
     field: Tensor
 
     @property
-    def conserved(self) -> MassEnergy:
-        """Mass and energy of the truth."""
-        return MassEnergy(float(self.field.sum()), float(self.field.square().sum()))
-
-    @property
     def bounds(self) -> Box:
         """Least and largest value of the truth, with a margin."""
         low, high = float(self.field.min()), float(self.field.max())
@@ -90,8 +79,8 @@ class Case(NamedTuple):
 
     @property
     def constraint(self) -> Constraint:
-        """All three."""
-        return self.conserved & self.bounds
+        """Mass and energy of the truth, and the bounds."""
+        return MassEnergy(float(self.field.sum()), float(self.field.square().sum())) & self.bounds
 
 
 def case(seed: int) -> Case:
@@ -124,13 +113,9 @@ class Posterior:
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """n exact draws, (n, 19) float64."""
         k = torch.multinomial(self.weights, n, replacement=True, generator=generator)
-        return self.means[k] + self.noise(n, generator)
-
-    def noise(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draws of the covariance of a mode."""
         w = torch.randn((n, DIMENSION), generator=generator, dtype=torch.float64)
         shrink = math.sqrt(1.0 - GAIN) - 1.0
-        return WITHIN * (w + shrink * (w @ DIRECTION)[:, None] * DIRECTION)
+        return self.means[k] + WITHIN * (w + shrink * (w @ DIRECTION)[:, None] * DIRECTION)
 
     def score(self, x: Tensor, alpha: Tensor | float = 1.0, sigma: Tensor | float = 0.0) -> Tensor:
         """Gradient of log p of alpha x0 + sigma noise."""
@@ -147,7 +132,7 @@ class Posterior:
 
     def diffusion(self, steps: int) -> Target:
         """Ancestral sampling with the exact score."""
-        return ddpm(eps_network(self), BETAS, shape=DIMENSION, steps=steps, time="scalar")
+        return ddpm(eps_network(self.score), BETAS, shape=DIMENSION, steps=steps, time="scalar")
 
     def refined(self, steps: int) -> Target:
         """For a ladder over a denoiser: it starts with ancestral sampling."""
@@ -173,12 +158,11 @@ class Reference(NamedTuple):
     size: float  # effective size
 
 
-def reference(found: Case, posterior: Posterior, draws: int, seed: int = 0) -> Reference:
+def reference(found: Case, posterior: Posterior, draws: int) -> Reference:
     """The law of x given y on C, by importance sampling with ``draws`` directions of each regime."""
-    generator = torch.Generator().manual_seed(seed)
-    size = POINTS
+    generator = torch.Generator().manual_seed(0)
     mass, energy = float(found.field.sum()), float(found.field.square().sum())
-    first, length = mass / math.sqrt(size), math.sqrt(energy - mass**2 / size)
+    first, length = mass / math.sqrt(POINTS), math.sqrt(energy - mass**2 / POINTS)
     h, (narrow, wide) = DIRECTION, VARIANCES
     covariance = wide * torch.eye(DIMENSION, dtype=torch.float64) + (narrow - wide) * torch.outer(h, h)
     covariance = SPECTRUM[:, None] * covariance * SPECTRUM
@@ -199,11 +183,9 @@ def reference(found: Case, posterior: Posterior, draws: int, seed: int = 0) -> R
         inside = torch.logsumexp(along, dim=1) + math.log(float(ratio[1] - ratio[0]))
         logs.append(across + (b - a / 2 - rest) - (inside - rest))
         points.append(torch.cat([torch.full((draws, 1), first, dtype=torch.float64), length * theta], dim=1))
-    c, log_weight = torch.cat(points), torch.cat(logs)
+    c, box = torch.cat(points), found.bounds
     fields = c @ BASIS.T
-    box = found.bounds
     kept = ((fields >= box.low) & (fields <= box.high)).all(1)
-    log_weight = torch.where(kept, log_weight, -torch.inf)
-    weights = torch.softmax(log_weight, dim=0)
+    weights = torch.softmax(torch.where(kept, torch.cat(logs), -torch.inf), dim=0)
     modes = weights.reshape(len(WEIGHTS), draws).sum(1)
     return Reference(c[kept] / SPECTRUM, weights[kept], modes, float(1 / weights.square().sum()))

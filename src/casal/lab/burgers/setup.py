@@ -45,9 +45,14 @@ class Setup:
     damping: float
 
     @property
+    def spacing(self) -> float:
+        """Time between two observations, H/10."""
+        return self.horizon / TIMES
+
+    @property
     def times(self) -> Tensor:
-        """The ten observation times H/10, 2 H/10 .. H."""
-        return torch.arange(1, TIMES + 1, dtype=torch.float64) * (self.horizon / TIMES)
+        """The ten observation times."""
+        return torch.arange(1, TIMES + 1, dtype=torch.float64) * self.spacing
 
 
 SETUPS = {"A": Setup("A", 0.05, 8.0, 0.15), "B": Setup("B", 0.2, 4.0, 0.30)}

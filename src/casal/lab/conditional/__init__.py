@@ -17,12 +17,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from casal.lab.conditional import gaussian, images, inverse, network, quadrotor, spheres
-from casal.lab.conditional.common import Part
 from casal.lab.conditional.figures import figures
 from casal.lab.drawing import writer
 from casal.lab.experiment import Experiment, Outcome, Tell, stamp
 
-CASES: dict[str, Callable[[bool, Tell], Part]] = {
+CASES: dict[str, Callable[[bool, Tell], Outcome]] = {
     "mixtures": spheres.run,
     "quadrotor": quadrotor.run,
     "gaussian": gaussian.run,
@@ -42,14 +41,12 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
             start = time.perf_counter()
             parts[name] = case(quick, tell)
             seconds[name] = round(time.perf_counter() - start, 1)
+    data = {key: value for part in parts.values() for key, value in part.data.items()}
     return Outcome(
         "conditional",
         [table for part in parts.values() for table in part.tables],
         [] if quick else [claim for part in parts.values() for claim in part.claims],
-        {
-            "dots": [dot for part in parts.values() for dot in part.dots],
-            **{key: value for part in parts.values() for key, value in part.data.items()},
-        },
+        {**data, "dots": [dot for part in parts.values() for dot in part.data["dots"]]},
         {"quick": quick, "seconds": seconds},
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,16 +10,8 @@ import torch
 from torch import Tensor
 
 from casal import Constraint, FinalProjection, Projected, SampleResult, SplitGibbs, Target, Twisted
-from casal.lab.experiment import (
-    AnyMethod,
-    Claim,
-    ResultTable,
-    Tell,
-    mean_entry,
-    runs,
-    verdict,
-)
-from casal.lab.tuning import SETTINGS, VALIDATION_SEED, require, tune
+from casal.lab.experiment import AnyMethod, Claim, Tell, mean_entry, runs, verdict
+from casal.lab.tuning import SETTINGS, Scale, require, tuned
 from casal.methods import systematic
 
 SIGMA = 0.02
@@ -33,23 +24,11 @@ COST = "feasible, .1% | violation: largest violation, .0e | evaluations: score e
 HEALTH = f"ess: least ESS, .0f | ancestors, .0f | {COST}"
 """The columns that the tables of all cases have."""
 
-
 PLAIN: dict[str, AnyMethod] = {"final projection": FinalProjection(), "projected": Projected()}
 """The baselines of every case."""
 
-
-class Scale(NamedTuple):
-    """Chains, seeds, steps of the model, chains for tuning, every how manyth setting is tried."""
-
-    n: int
-    seeds: int
-    steps: int
-    tuning: int
-    stride: int
-
-
-FULL = Scale(4000, 5, 200, 500, 1)
-QUICK = Scale(400, 2, 50, 100, 10)
+FULL = Scale(4000, 5, 500, 200, 1)
+QUICK = Scale(400, 2, 100, 50, 10)
 """For networks that are exact and cheap: mixtures and Gaussians."""
 
 
@@ -59,16 +38,6 @@ class Dot(NamedTuple):
     case: str
     method: str
     ratio: float
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one case leaves behind."""
-
-    tables: Sequence[ResultTable]  # its tables
-    claims: Sequence[Claim] = ()  # targets and verdicts
-    dots: Sequence[Dot] = ()  # distances over floors
-    data: Mapping[str, Any] = field(default_factory=dict)  # arrays of its picture
 
 
 def compare(
@@ -83,19 +52,12 @@ def compare(
 ) -> dict[str, tuple[str, list[SampleResult]]]:
     """Runs of each method, and of each of the labels with its best setting: (setting, runs)."""
     found: dict[str, tuple[str, list[SampleResult]]] = {}
-
-    def validation(setting: tuple[str, AnyMethod]) -> float:
-        return loss(runs(target, constraint, setting[1], scale.tuning, [VALIDATION_SEED])[0])
-
-    def fresh(setting: tuple[str, AnyMethod]) -> list[SampleResult]:
-        return runs(target, constraint, setting[1], scale.n, range(scale.seeds))
-
     for label, method in methods.items():
         tell(f"{name}: {label}")
-        found[label] = "", fresh((label, method))
+        found[label] = "", runs(target, constraint, method, scale.n, range(scale.seeds))
     for label in labels:
         tell(f"{name}: {label}")
-        (setting, _), results = require(tune(SETTINGS[label][:: scale.stride], validation, fresh))
+        (setting, _), results = require(tuned(SETTINGS[label], target, constraint, loss, scale))
         found[label] = setting, results
     return found
 
@@ -126,8 +88,7 @@ def figures(label: str, results: Sequence[SampleResult], **distances: Sequence[f
 
 def equally_weighted(result: SampleResult, values: Tensor) -> Tensor:
     """Values of the chains (n, ...), drawn anew by their weights."""
-    index = systematic(result.weights, torch.Generator().manual_seed(0))
-    return values[index]
+    return values[systematic(result.weights, torch.Generator().manual_seed(0))]
 
 
 def at_most(text: str, value: float, limit: float, style: str = ".3f") -> Claim:

@@ -14,10 +14,9 @@ from matplotlib.patches import Rectangle
 from casal.lab.conditional import quadrotor
 from casal.lab.conditional.common import Dot
 from casal.lab.conditional.images import mass_and_energy
-from casal.lab.drawing import headline, histogram, panels
+from casal.lab.drawing import EXACT, FAINT, INK, below, colour, headline, histogram, panels
 from casal.lab.experiment import Array, Outcome
 from casal.lab.laws.three_modes import CASES
-from casal.lab.report.style import EXACT, FAINT, INK, colour
 
 MARKS = {
     "SplitGibbs, gibbs": (colour("SplitGibbs"), "o"),
@@ -58,10 +57,6 @@ def figures(outcome: Outcome) -> dict[str, Figure]:
     return drawn
 
 
-def _family(method: str) -> str:
-    return next(name for name in MARKS if method.startswith(name))
-
-
 def _dots(dots: Sequence[Dot]) -> Figure:
     """Distance over the floor of exact draws, on a logarithmic axis; the shaded strip is within twice the floor."""
     cases = list(dict.fromkeys(dot.case for dot in dots))
@@ -70,8 +65,9 @@ def _dots(dots: Sequence[Dot]) -> Figure:
     axis.axvline(1.0, color=EXACT, linewidth=0.8, zorder=1)
     for y in range(1, len(cases)):
         axis.axhline(y - 0.5, color=FAINT, linewidth=0.5, zorder=0)
+    families = {dot.method: next(name for name in MARKS if dot.method.startswith(name)) for dot in dots}
     for place, (name, (ink, mark)) in enumerate(MARKS.items()):
-        mine = [dot for dot in dots if _family(dot.method) == name]
+        mine = [dot for dot in dots if families[dot.method] == name]
         for dot in mine:
             first = next(other.method for other in mine if other.case == dot.case)
             at = cases.index(dot.case) + 0.085 * (place - (len(MARKS) - 1) / 2)
@@ -104,8 +100,7 @@ def _circles(points: Mapping[tuple[str, str], Array]) -> Figure:
         line[0].set_ylabel(name.removeprefix("2-D mixture, "))
     for axis, method in zip(axes[0], ON_CIRCLES, strict=True):
         axis.set_title(method, color=INK)
-    for axis in axes[-1]:
-        axis.set_xlabel("angle (degrees)")
+    below(axes, "angle (degrees)")
     headline(figure, "Samples on two circles (line: exact density)")
     return figure
 
@@ -135,8 +130,7 @@ def _paths(found: Mapping[tuple[float, str], tuple[Array, Array]]) -> Figure:
             axis.set(xlim=(0, time[-1]), ylim=(-FRAME, FRAME), xticks=[0, 0.5, 1, 1.5, 2])
             axis.set_title(f"{label}, r = {r:g} m: {np.mean(free):.0%} free", fontsize=9)
         line[0].set_ylabel("y (m)")
-    for axis in axes[-1]:
-        axis.set_xlabel("time (s)")
+    below(axes, "time (s)")
     handles = [Line2D([], [], color=PALETTE[k], label=_name(k)) for k in sorted(used)]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
     headline(figure, "Paths past three obstacles (pale: deeper than 1 cm in one)")

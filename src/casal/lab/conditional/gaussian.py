@@ -12,8 +12,8 @@ from scipy import special
 from torch import Tensor
 
 from casal import CASAL, Affine, FinalProjection, SampleResult, Target, ddpm, posterior
-from casal.lab.conditional.common import FULL, HEALTH, PLAIN, QUICK, Part, compare, dots, figures, weighted, within
-from casal.lab.experiment import Array, ResultTable, Tell, runs
+from casal.lab.conditional.common import FULL, HEALTH, PLAIN, QUICK, compare, dots, figures, weighted, within
+from casal.lab.experiment import Array, Outcome, ResultTable, Tell, runs
 from casal.lab.laws.families import BETAS
 
 CORRELATION = 0.8
@@ -21,10 +21,10 @@ MEAN, SPREAD = CORRELATION, math.sqrt(1 - CORRELATION**2)
 GUIDED = "DPS, tuned + projection"
 
 
-def eps_network(covariance: Tensor, betas: Tensor = BETAS) -> Callable[[Tensor, Tensor], Tensor]:
-    """eps(x, t) = E[noise | x] for N(0, covariance) on the chain of betas."""
+def eps_network(covariance: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """eps(x, t) = E[noise | x] for N(0, covariance) on the chain of BETAS."""
     values, axes = torch.linalg.eigh(covariance)
-    kept = torch.exp(torch.cumsum(torch.log1p(-betas), 0))
+    kept = torch.exp(torch.cumsum(torch.log1p(-BETAS), 0))
 
     def eps(x: Tensor, t: Tensor) -> Tensor:
         share = kept[t].reshape(-1, 1)
@@ -50,11 +50,11 @@ def _second(result: SampleResult) -> Array:
     return result.samples[:, 1].to(torch.float64).numpy()
 
 
-def run(quick: bool, tell: Tell) -> Part:
+def run(quick: bool, tell: Tell) -> Outcome:
     """Mean, standard deviation and W1 of x2."""
     scale = QUICK if quick else FULL
     H, y = torch.tensor([[1.0, 0.0]]), torch.tensor([1.0])
-    target, constraint = model(scale.steps), Affine(H, y)
+    target, constraint = model(scale.evaluations), Affine(H, y)
     given, seeds = posterior(target, H, y, 0.0), range(scale.seeds)
     methods = {**PLAIN, "Algorithm 2": CASAL.algorithm2(5.0), "CASAL": CASAL(10.0), **weighted(quick)}
     name, law = "correlated Gaussian", lambda result: transport(_second(result))
@@ -86,4 +86,4 @@ def run(quick: bool, tell: Tell) -> Part:
         if row["method"].startswith(right)
         for key, name, centre, slack in (("mean", "mean", MEAN, 0.02), ("sd", "standard deviation", SPREAD, 0.03))
     ]
-    return Part([table], claims, dots("Correlated Gaussian", rows, "w1", floor))
+    return Outcome("gaussian", [table], claims, {"dots": dots("Correlated Gaussian", rows, "w1", floor)})

@@ -7,7 +7,6 @@ values and restricting to the surface is one law.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +15,8 @@ from torch import Tensor, nn
 from casal import MassEnergy, SplitGibbs, Target, Twisted, Unconstrained, edm, karras_sigmas, sample
 from casal.diagnostics import energy_distance
 from casal.lab.artifacts import network, points
-from casal.lab.conditional.common import HEALTH, PLAIN, Part, dots, figures
-from casal.lab.experiment import AnyMethod, Claim, ResultTable, Tell, runs, verdict
+from casal.lab.conditional.common import HEALTH, PLAIN, dots, figures
+from casal.lab.experiment import AnyMethod, Claim, Outcome, ResultTable, Tell, runs, verdict
 from casal.lab.nets import WienerUNet, random_flips, split, train_denoiser
 
 SIZE = 16
@@ -113,7 +112,7 @@ def _methods(scale: Scale, few: bool) -> dict[str, AnyMethod]:
     }
 
 
-def run(quick: bool, tell: Tell) -> Part:
+def run(quick: bool, tell: Tell) -> Outcome:
     """Energy distance to the reference, for many and for few chains."""
     scale = QUICK if quick else FULL
     constraint = MassEnergy(MASS, ENERGY)
@@ -134,19 +133,16 @@ def run(quick: bool, tell: Tell) -> Part:
                 shown[label] = results[0].samples[:: n // SHOWN][:SHOWN].numpy()
         floor = sum(floors) / len(floors)
         marks += dots(f"16 x 16 images, n = {n}", rows, "energy", floor)
-        tables.append(_table(rows, n, scale.seeds, floor, len(exact)))
+        table = ResultTable.of(
+            f"16 x 16 images, mass {MASS:g} and energy {ENERGY:g}: {n} chains, {scale.seeds} seeds",
+            ("method | energy: energy distance, .3f", HEALTH),
+            [*rows, {"method": "exact draws", "energy": floor}],
+            note=f"To {len(exact)} samples of the model itself that fell near the set. The floor is that of {n} "
+            f"against {len(exact)} exact draws. sigma = 1 where nothing else is said; the gibbs moves return samples "
+            "with noise of size sigma on them, which must be small.",
+        )
+        tables.append(table)
         plain, ours = (row["energy"] for row in rows[:2])  # one final projection, SplitGibbs
         text = f"Images, {n} chains: SplitGibbs is not farther from the reference than one final projection"
         claims.append(Claim(text, f"at most {plain:.3f}", f"{ours:.3f}", verdict(ours <= plain)))
-    return Part(tables, claims, marks, {"images": shown})
-
-
-def _table(rows: Sequence[Mapping[str, Any]], n: int, seeds: int, floor: float, size: int) -> ResultTable:
-    return ResultTable.of(
-        f"16 x 16 images, mass {MASS:g} and energy {ENERGY:g}: {n} chains, {seeds} seeds",
-        ("method | energy: energy distance, .3f", HEALTH),
-        [*rows, {"method": "exact draws", "energy": floor}],
-        note=f"To {size} samples of the model itself that fell near the set. The floor is that of {n} against {size} "
-        "exact draws. sigma = 1 where nothing else is said; the gibbs moves return samples with noise of size sigma on "
-        "them, which must be small.",
-    )
+    return Outcome("images", tables, claims, {"dots": marks, "images": shown})

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from casal import CASAL, Affine, Constraint, Sphere, Target, edm, karras_sigmas, posterior
-from casal.lab.conditional.common import COST, PLAIN, Part, at_most, dots, figures
-from casal.lab.experiment import AnyMethod, ResultTable, Tell, runs
+from casal.lab.conditional.common import COST, PLAIN, at_most, dots, figures
+from casal.lab.experiment import AnyMethod, Outcome, ResultTable, Tell, runs
 from casal.lab.tuning import require, tune
 
 SIDE = 16
@@ -99,22 +99,17 @@ def _guided(target: Target, way: str, weight: float = 1.0) -> Callable[[Truth], 
     return lambda case: posterior(target, case.matrix, case.values, 0.0, way=way, iterations=ITERATIONS, weight=weight)
 
 
-def _tune(target: Target, scale: Scale) -> float:
-    """The weight of DPS with the smallest error on a truth of its own."""
-    trial = truth(1000)
-
-    def loss(weight: float) -> float:
-        return float(_row(Entry("DPS", _guided(target, "dps", weight), PROJECTION), [trial], scale.n)["ratio"])
-
-    return require(tune(WEIGHTS[:: scale.stride], loss, lambda weight: None))[0]
-
-
-def run(quick: bool, tell: Tell) -> Part:
+def run(quick: bool, tell: Tell) -> Outcome:
     """Error of the mean over kriging's, for several truths."""
     scale = QUICK if quick else FULL
     noisy, quiet = model(scale.steps, 1.0), model(scale.steps, 0.0)
     tell("inverse problem: tuning DPS")
-    weight = _tune(noisy, scale)
+    trial = [truth(1000)]  # the weight of DPS with the smallest error on a truth of its own
+
+    def loss(weight: float) -> float:
+        return float(_row(Entry("DPS", _guided(noisy, "dps", weight), PROJECTION), trial, scale.n)["ratio"])
+
+    weight, _ = require(tune(WEIGHTS[:: scale.stride], loss, lambda weight: None))
     entries = [
         Entry("final projection", lambda case: noisy, PROJECTION),
         Entry("projected", lambda case: noisy, PLAIN["projected"]),
@@ -146,7 +141,7 @@ def run(quick: bool, tell: Tell) -> Part:
             text = f"Inverse problem: {row['method']}"
             claims.append(at_most(f"{text}, error of the mean / kriging's", row["ratio"], 1.05))
             claims.append(at_most(f"{text}, evaluations with backward passes", row["passes"], 600, ".0f"))
-    return Part([table], claims, dots("Inverse problem, 256-D", rows, "ratio", 1.0))
+    return Outcome("inverse", [table], claims, {"dots": dots("Inverse problem, 256-D", rows, "ratio", 1.0)})
 
 
 def _row(entry: Entry, truths: Sequence[Truth], n: int) -> dict[str, Any]:

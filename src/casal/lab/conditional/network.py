@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from casal import CASAL, Sphere, Target, Unconstrained, ddpm, sample
 from casal.lab.artifacts import network, points
-from casal.lab.conditional.common import HEALTH, PLAIN, Part, at_most, dots, figures, weighted
-from casal.lab.experiment import ResultTable, Tell, runs
+from casal.lab.conditional.common import HEALTH, PLAIN, at_most, dots, figures, weighted
+from casal.lab.experiment import Outcome, ResultTable, Tell, runs
 from casal.lab.laws.families import BETAS
 from casal.lab.laws.three_modes import MIXTURE
 from casal.lab.nets import MLP, train_ddpm
@@ -70,7 +70,7 @@ def halves(free: Tensor) -> float:
     return float((one - other).abs().sum()) / 4
 
 
-def run(quick: bool, tell: Tell) -> Part:
+def run(quick: bool, tell: Tell) -> Outcome:
     """Total variation of the mode weights to the model's own."""
     scale = QUICK if quick else FULL
     tell("trained network: training")
@@ -104,4 +104,4 @@ def run(quick: bool, tell: Tell) -> Part:
         for row in rows
         if row["method"].startswith(("SplitGibbs", "Twisted"))
     ]
-    return Part([table], claims, dots("Trained network, circle R = 2", rows, "tv", floor))
+    return Outcome("network", [table], claims, {"dots": dots("Trained network, circle R = 2", rows, "tv", floor)})

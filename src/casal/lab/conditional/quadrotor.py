@@ -21,7 +21,7 @@ from casal import CASAL, Linear, Obstacles, SplitGibbs, Target, Twisted, ddpm
 from casal.diagnostics import mode_weights_tv
 from casal.lab.conditional import common
 from casal.lab.conditional.gaussian import eps_network
-from casal.lab.experiment import AnyMethod, Array, Claim, ResultTable, Tell, mean_and_error, runs, verdict
+from casal.lab.experiment import AnyMethod, Array, Claim, Outcome, ResultTable, Tell, mean_and_error, runs, verdict
 from casal.lab.laws.families import BETAS
 
 STEPS, INTERVAL, GRAVITY = 200, 0.01, 9.81
@@ -142,7 +142,7 @@ def _methods(quick: bool, islands: int) -> dict[str, AnyMethod]:
     }
 
 
-def run(quick: bool, tell: Tell) -> common.Part:
+def run(quick: bool, tell: Tell) -> Outcome:
     """Class weights, distinct solutions and feasibility without the projection, for three sizes of the gate."""
     scale = QUICK if quick else FULL
     rows: list[dict[str, Any]] = []
@@ -165,12 +165,12 @@ def run(quick: bool, tell: Tell) -> common.Part:
             paths[r, label] = _shown(x, z)
         label = f"exact draws ({len(free)} for the reference)"
         rows.append({"r": r, "method": label, "tv": floor, "distinct": solutions(free, r)[0]})
-    return common.Part([_table(rows, scale)], _claims(rows, scale), marks, {"paths": paths})
+    return Outcome("quadrotor", [_table(rows, scale)], _claims(rows, scale), {"dots": marks, "paths": paths})
 
 
-def _shown(x: Tensor, z: Tensor, count: int = 40) -> tuple[Array, Array]:
-    """Paths (count, S) in metres of some latents, and their values on the constrained rows."""
-    some = torch.linspace(0, len(x) - 1, count).long()
+def _shown(x: Tensor, z: Tensor) -> tuple[Array, Array]:
+    """Paths (40, S) in metres of some latents, and their values on the constrained rows."""
+    some = torch.linspace(0, len(x) - 1, 40).long()
     return (x[some] @ decoder().T * UNIT).numpy(), z[some].numpy()
 
 

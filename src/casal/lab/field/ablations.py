@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from casal import CASAL, Sphere, geometric, linear, sample
 from casal.errors import DivergedError
-from casal.lab.experiment import AnyMethod, Array, ResultTable, Tell, quantile_distance, share, with_error
-from casal.lab.field.setup import SOFT, STIFF, Setup, conditional, share_right
+from casal.lab.experiment import AnyMethod, Array, ResultTable, Tell, share, with_error
+from casal.lab.field.setup import SOFT, STIFF, Setup, conditional, quantile_distance, share_right
 from casal.schedules import Schedule
 
 SCHEDULES = ("constant, small", "constant, large", "linear", "logarithmic")
@@ -30,20 +30,6 @@ WITHIN = 1.5
 """A run has converged when the mean size of its dual stays below WITHIN times the largest one reached from zero."""
 
 
-class RhoScale(NamedTuple):
-    """Chains and numbers of steps."""
-
-    n: int
-    steps: Sequence[int]
-
-
-class DualScale(NamedTuple):
-    """Sizes of the start and the number of steps after which a run counts as not converged."""
-
-    sizes: Sequence[float]
-    steps: int
-
-
 def schedules(setup: Setup) -> dict[str, float | Schedule]:
     """The four schedules of the paper between the two ends of rho."""
     low, high = setup.rho
@@ -58,17 +44,17 @@ def variants(setup: Setup, rho: float | Schedule) -> dict[str, AnyMethod]:
     return {**released, "Algorithm 1": CASAL.algorithm1(rho), "CASAL": CASAL(rho, burn_in=0.1)}
 
 
-def rho_ablation(scale: RhoScale, tell: Tell) -> tuple[ResultTable, dict[str, Any]]:
+def rho_ablation(n: int, budgets: Sequence[int], tell: Tell) -> tuple[ResultTable, dict[str, Any]]:
     """Share of samples in the wrong mode, with its binomial error, for each schedule and number of steps."""
     rows: list[dict[str, Any]] = []
     for setup in (STIFF, SOFT):
         law, sphere = conditional(setup, setup.energy), Sphere(setup.energy**0.5)
-        for steps in scale.steps:
+        for steps in budgets:
             for label in variants(setup, 1.0):
                 row: dict[str, Any] = {"setup": setup.name, "variant": label, "steps": steps}
                 for name, rho in schedules(setup).items():
                     tell(f"{setup.name}, {label}, rho {name}, {steps} steps")
-                    result = sample(setup.plain(steps), sphere, variants(setup, rho)[label], scale.n, seed=0)
+                    result = sample(setup.plain(steps), sphere, variants(setup, rho)[label], n, seed=0)
                     x: Array = result.samples[:, 0].double().numpy()
                     row |= with_error(name, *share(int((x > 0).sum()), len(x)))
                     row[f"{name} w1"] = quantile_distance(x, *law)
@@ -83,7 +69,7 @@ def rho_ablation(scale: RhoScale, tell: Tell) -> tuple[ResultTable, dict[str, An
         for steps in (1000, 5000)
     ]
     table = ResultTable.of(
-        f"Ablation of rho: share of samples at x1 > 0, {scale.n} chains",
+        f"Ablation of rho: share of samples at x1 > 0, {n} chains",
         (
             "setup: set-up | variant | steps, d",
             *(f"{name}, .4f" for name in SCHEDULES),
@@ -100,23 +86,26 @@ def rho_ablation(scale: RhoScale, tell: Tell) -> tuple[ResultTable, dict[str, An
     return table, {"rho": rows, "rho exact": {s.name: share_right(s, s.energy) for s in (STIFF, SOFT)}}
 
 
-def dual_ablation(scale: DualScale, tell: Tell) -> tuple[ResultTable, dict[str, Any]]:
-    """Steps until a Gaussian start of mu is forgotten, released update, constant rho at its upper end."""
-    rows: list[dict[str, Any]] = [{"size": size, "paper": PAPER_DUAL[size]} for size in scale.sizes]
+def dual_ablation(sizes: Sequence[float], steps: int, tell: Tell) -> tuple[ResultTable, dict[str, Any]]:
+    """Steps until a Gaussian start of mu is forgotten, released update, constant rho at its upper end.
+
+    A run that has not settled after ``steps`` counts as not converged.
+    """
+    rows: list[dict[str, Any]] = [{"size": size, "paper": PAPER_DUAL[size]} for size in sizes]
     traces: dict[float, dict[float, tuple[Array, Array]]] = {}
     bounds: dict[float, float] = {}
     for eta in DUAL_STEPS:
         traces[eta] = {}
-        for size in scale.sizes:
+        for size in sizes:
             tell(f"dual of size {size:g} at the start, dual step {eta:g}")
-            trace = _dual_trace(size, eta, scale.steps)
+            trace = _dual_trace(size, eta, steps)
             if trace is not None:
                 traces[eta][size] = trace
         bounds[eta] = WITHIN * float(traces[eta][0.0][1].max())
         for row in rows:
             known = traces[eta].get(row["size"])
             reached = None if known is None else _settled(*known, bounds[eta])
-            row[f"{eta:g}"] = "diverged" if known is None else reached or f"> {scale.steps}"
+            row[f"{eta:g}"] = "diverged" if known is None else reached or f"> {steps}"
     table = ResultTable.of(
         f"Ablation of the dual's start: steps to convergence, {CHAINS} chains, released update, rho = {STIFF.rho[1]:g}",
         ("size: sigma, g", *(f"{eta:g}: dual step {eta:g}, d" for eta in DUAL_STEPS), "paper"),

@@ -10,11 +10,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from casal.lab.drawing import headline, histogram, panels
+from casal.lab.drawing import EXACT, FAINT, INK, colour, headline, histogram, panels
 from casal.lab.experiment import Array, Outcome
 from casal.lab.field.ablations import PAPER_RHO, SCHEDULES
 from casal.lab.field.setup import STIFF, conditional
-from casal.lab.report.style import EXACT, FAINT, INK, colour
 
 SHOWN = ("unconstrained", "projected", "Algorithm 1", "released code", "WeightedCASAL")
 COLUMNS = 5
@@ -37,8 +36,7 @@ def _first(data: Mapping[str, Any], energy: float) -> Figure:
     rows, first = data["rows"][energy], data["first"]
     grid, cdf = conditional(STIFF, energy)
     density = np.gradient(cdf, grid)
-    labels = [row["method"] for row in rows]
-    figure, axes = _grid(len(labels), sharey=True)
+    figure, axes = _grid(len(rows), sharey=True)
     top = 1.35 * float(density.max())
     edges = np.linspace(-4.2, 4.2, 61)
     for axis, row in zip(axes, rows, strict=False):
@@ -82,25 +80,20 @@ def _energy(energies: Mapping[str, Array]) -> Figure:
 def _snapshots(snapshots: Mapping[str, Array]) -> Figure:
     """Colour: the component u, whose mean is the first coefficient; arrows: the flow (u, v)."""
     labels = [label for label in SHOWN if label in snapshots] or list(snapshots)
-    rows = 2
-    figure, axes = panels(rows, len(labels), 2.3 * len(labels), 2.25 * rows + 0.5, layout="constrained")
-    size = max(float(np.abs(snapshots[label][:rows, 0]).max()) for label in labels)
+    figure, axes = panels(2, len(labels), 2.3 * len(labels), 5.0, layout="constrained")
+    size = max(float(np.abs(snapshots[label][:, 0]).max()) for label in labels)
     points = np.arange(5, 100, 10)
-    image = None
+    pick = np.ix_(points, points)
     for column, label in enumerate(labels):
-        for row in range(rows):
-            u, v = snapshots[label][row]
+        for row, (u, v) in enumerate(snapshots[label]):
             axis = axes[row, column]
             image = axis.imshow(u.T, origin="lower", cmap="RdBu_r", vmin=-size, vmax=size)
-            pick = np.ix_(points, points)
             axis.quiver(points, points, u[pick].T, v[pick].T, color=INK, scale=18 * size, width=0.006)
             axis.set(xticks=[], yticks=[])
             axis.spines[:].set_visible(False)
-            energy = float((snapshots[label][row] ** 2).sum())
-            axis.set_xlabel(f"energy {energy:.2f}", fontsize=8)
+            axis.set_xlabel(f"energy {float((u**2 + v**2).sum()):.2f}", fontsize=8)
         axes[0, column].set_title(label, fontsize=9)
-    if image is not None:
-        figure.colorbar(image, ax=axes, shrink=0.7, pad=0.01, label="u")
+    figure.colorbar(image, ax=axes, shrink=0.7, pad=0.01, label="u")
     headline(figure, "Samples at the lower (above) and upper quartile of the first coefficient (blue: the likely mode)")
     return figure
 

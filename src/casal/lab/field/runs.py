@@ -10,23 +10,10 @@ import numpy as np
 import torch
 
 import casal
-from casal.lab.experiment import (
-    Array,
-    Outcome,
-    ResultTable,
-    Tell,
-    mean_and_error,
-    mean_entry,
-    quantile_distance,
-    runs,
-    sampling_floor,
-    share,
-    stamp,
-    with_error,
-)
-from casal.lab.field.ablations import DualScale, RhoScale, dual_ablation, rho_ablation
+from casal.lab.experiment import Array, Outcome, ResultTable, Tell, mean_and_error, mean_entry, runs, share, stamp
+from casal.lab.field.ablations import dual_ablation, rho_ablation
 from casal.lab.field.claims import claims
-from casal.lab.field.setup import EXPECTED, STIFF, conditional, share_right
+from casal.lab.field.setup import EXPECTED, STIFF, conditional, quantile_distance, sampling_floor, share_right
 from casal.lab.tuning import Case, best, penalty_ramps
 
 ENERGY = STIFF.energy
@@ -47,13 +34,13 @@ class Scale(NamedTuple):
     stride: int  # every how manyth setting of it is tried
     repeats: int  # seeds of the curves
     budgets: Sequence[int]  # score evaluations of the curves
-    rho: RhoScale  # of the ablation of rho
-    dual: DualScale  # of the ablation of the dual
+    rho: tuple[int, Sequence[int]]  # chains and steps of the ablation of rho
+    dual: tuple[Sequence[float], int]  # sizes and steps of the ablation of the dual
 
 
-_DUAL = DualScale((0.0, 1.0, 5.0, 10.0, 20.0, 50.0, 100.0), 10_000)
-FULL = Scale(1000, 4000, 5, STEPS, 250, 1, 2, (100, 300, 1000, 3000), RhoScale(4000, (1000, 5000)), _DUAL)
-QUICK = Scale(200, 500, 2, 200, 50, 8, 1, (50, 200), RhoScale(250, (100, 400)), DualScale((0.0, 1.0), 2000))
+_SIZES = (0.0, 1.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+FULL = Scale(1000, 4000, 5, STEPS, 250, 1, 2, (100, 300, 1000, 3000), (4000, (1000, 5000)), (_SIZES, 10_000))
+QUICK = Scale(200, 500, 2, 200, 50, 8, 1, (50, 200), (250, (100, 400)), ((0.0, 1.0), 2000))
 
 
 def cases(steps: int) -> dict[str, Case]:
@@ -78,8 +65,7 @@ def cases(steps: int) -> dict[str, Case]:
 
 def penalties(steps: int) -> list[Case]:
     """Settings among which the penalty baseline is tuned: slow and fast ramps, small and large steps."""
-    targets = (STIFF.preconditioned(steps), STIFF.preconditioned(steps, 0.03))
-    return penalty_ramps(targets, (1e-4, 1e-3, 1e-2, 1e-1), (0.03, 0.1, 0.3, 1.0))
+    return penalty_ramps([STIFF.preconditioned(steps), STIFF.preconditioned(steps, 0.03)])
 
 
 @stamp
@@ -91,7 +77,7 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
     curve_table, data["curves"] = curves(scale, chosen, tell)
     tables.append(curve_table)
     if labels is None:
-        for table, found in (rho_ablation(scale.rho, tell), dual_ablation(scale.dual, tell)):
+        for table, found in (rho_ablation(*scale.rho, tell), dual_ablation(*scale.dual, tell)):
             tables.append(table)
             data |= found
     settings = {key: value for key, value in scale._asdict().items() if isinstance(value, int)}
@@ -117,7 +103,8 @@ def levels(scale: Scale, labels: Sequence[str], tell: Tell) -> tuple[list[Result
             data["first"][energy, label] = _first(results[0])
             if energy == ENERGY:
                 data["energies"][label] = results[0].samples.double().square().sum(1).numpy()
-                data["snapshots"][label] = _quartiles(results[0])
+                quartiles = results[0].samples[torch.argsort(results[0].samples[:, 0])[[n // 4, (3 * n) // 4]]]
+                data["snapshots"][label] = STIFF.decoded(quartiles.double()).numpy()
         tables.append(_table(energy, rows, scale, len(tried)))
         data["rows"][energy] = rows
         data["floors"][energy] = sampling_floor(*conditional(STIFF, energy), scale.n)
@@ -126,13 +113,6 @@ def levels(scale: Scale, labels: Sequence[str], tell: Tell) -> tuple[list[Result
 
 def _distance(energy: float, result: casal.SampleResult) -> float:
     return quantile_distance(_first(result), *conditional(STIFF, energy))
-
-
-def _quartiles(result: casal.SampleResult) -> Array:
-    """The decoded samples at the lower and the upper quartile of the first coefficient."""
-    order, n = torch.argsort(result.samples[:, 0]), len(result.samples)
-    fields: Array = STIFF.decoded(result.samples[order[[n // 4, (3 * n) // 4]]].double()).numpy()
-    return fields
 
 
 def _first(result: casal.SampleResult) -> Array:
@@ -145,13 +125,13 @@ def _row(label: str, energy: float, results: Sequence[casal.SampleResult]) -> di
     firsts = [_first(r) for r in results]
     pooled = np.concatenate(firsts)
     right, binomial = share(int((pooled > 0).sum()), len(pooled))
-    right_se = max(binomial, mean_and_error([float((x > 0).mean()) for x in firsts])[1])
     squares = torch.cat([r.samples.double().square().sum(1) for r in results])
     return {
         "method": label,
         "n": len(firsts[0]),
-        **with_error("w1", *mean_and_error([quantile_distance(x, grid, cdf) for x in firsts])),
-        **with_error("right", right, right_se),
+        **mean_entry("w1", [quantile_distance(x, grid, cdf) for x in firsts]),
+        "right": right,
+        "right_se": max(binomial, mean_and_error([float((x > 0).mean()) for x in firsts])[1]),
         "energy": float(squares.mean()),
         "energy_sd": float(squares.std()),
         "violation": max(float(r.certificate.violation.max()) for r in results),

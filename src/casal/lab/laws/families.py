@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,21 +19,16 @@ BETA_RANGE = (0.1, 20.0)
 LEVELS = 25
 
 
-class Smooth(Protocol):
-    """A distribution whose score is known under noise."""
+def eps_network(score: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """eps(x, t) = E[noise | x] = -sigma_t score on the discrete chain of BETAS, t = 0 ... T - 1.
 
-    def score(self, x: Tensor, alpha: Tensor | float, sigma: Tensor | float) -> Tensor:
-        """Gradient of the log density of alpha x0 + sigma noise."""
-        ...
-
-
-def eps_network(law: Smooth, betas: Tensor = BETAS) -> Callable[[Tensor, Tensor], Tensor]:
-    """eps(x, t) = E[noise | x] = -sigma_t score on the discrete chain of betas, t = 0 ... T - 1."""
-    log_abar = torch.cumsum(torch.log1p(-betas), 0)
+    ``score(x, alpha, sigma)`` is the gradient of the log density of alpha x0 + sigma noise.
+    """
+    log_abar = torch.cumsum(torch.log1p(-BETAS), 0)
     alpha, sigma = torch.exp(log_abar / 2), (-torch.expm1(log_abar)).sqrt()
 
     def eps(x: Tensor, t: Tensor) -> Tensor:
-        return -sigma[t].to(x).reshape(-1, 1) * law.score(x, alpha[t], sigma[t])
+        return -sigma[t].to(x).reshape(-1, 1) * score(x, alpha[t], sigma[t])
 
     return eps
 
@@ -83,16 +77,14 @@ def _annealed(mixture: GaussianMixture, steps: int) -> Target:
 
 
 def _edm(mixture: GaussianMixture, steps: int, churn: float) -> Target:
-    def denoiser(x: Tensor, sigma: Tensor) -> Tensor:
-        return mixture.denoise(x, 1.0, sigma)
-
-    return edm(denoiser, karras_sigmas(steps), shape=mixture.dimension, churn=churn)
+    sigmas = karras_sigmas(steps)
+    return edm(lambda x, sigma: mixture.denoise(x, 1.0, sigma), sigmas, shape=mixture.dimension, churn=churn)
 
 
 FAMILIES: dict[str, Callable[[GaussianMixture, int], Target]] = {
     "langevin": _langevin,
     "annealed": _annealed,
-    "ddpm": lambda mixture, steps: ddpm(eps_network(mixture), BETAS, steps=steps, shape=mixture.dimension),
+    "ddpm": lambda mixture, steps: ddpm(eps_network(mixture.score), BETAS, steps=steps, shape=mixture.dimension),
     "vp_sde + corrector": lambda mixture, steps: vp_sde(
         vp_score(mixture), steps=steps // 2, corrector_steps=1, shape=mixture.dimension
     ),

@@ -38,15 +38,13 @@ class GaussianMixture:
     spreads: Tensor  # s, (m,), the standard deviation of each mode in every direction
 
     def __post_init__(self) -> None:
-        parts = {name: torch.as_tensor(getattr(self, name), dtype=torch.float64) for name in ("weights", "spreads")}
-        means = torch.as_tensor(self.means, dtype=torch.float64)
-        if means.ndim != 2 or any(part.shape != means.shape[:1] for part in parts.values()):
+        weights, means, spreads = (part.to(torch.float64) for part in (self.weights, self.means, self.spreads))
+        if means.ndim != 2 or not weights.shape == spreads.shape == means.shape[:1]:
             raise ShapeError(f"means (m, d) need m weights and m spreads, got means {tuple(means.shape)}")
-        if any(not bool((part > 0).all()) for part in parts.values()):
+        if not bool((torch.stack([weights, spreads]) > 0).all()):
             raise SettingError("weights and spreads of a mixture must be > 0")
-        object.__setattr__(self, "weights", parts["weights"] / parts["weights"].sum())
-        object.__setattr__(self, "spreads", parts["spreads"])
-        object.__setattr__(self, "means", means)
+        for name, value in (("weights", weights / weights.sum()), ("means", means), ("spreads", spreads)):
+            object.__setattr__(self, name, value)
 
     @property
     def dimension(self) -> int:
@@ -58,10 +56,9 @@ class GaussianMixture:
         log_joint, _, _ = self._log_joint(x, alpha, sigma)
         return torch.logsumexp(log_joint, dim=1) - 0.5 * self.dimension * math.log(2 * math.pi)
 
-    def responsibilities(self, x: Tensor, alpha: Tensor | float = 1.0, sigma: Tensor | float = 0.0) -> Tensor:
+    def responsibilities(self, x: Tensor) -> Tensor:
         """P(mode k | x), (n, m). Their mean over samples of p on any set C is W_k: a soft count without bias."""
-        log_joint, _, _ = self._log_joint(x, alpha, sigma)
-        return _shares(log_joint)
+        return _shares(self._log_joint(x, 1.0, 0.0)[0])
 
     def score(self, x: Tensor, alpha: Tensor | float = 1.0, sigma: Tensor | float = 0.0) -> Tensor:
         """Gradient of ``log_density``: sum_k P(k | x) (alpha m_k - x) / (alpha^2 s_k^2 + sigma^2)."""
@@ -80,13 +77,9 @@ class GaussianMixture:
         noise = torch.randn((n, self.dimension), generator=generator, dtype=torch.float64)
         return self.means[mode] + self.spreads[mode, None] * noise
 
-    def mode_weights(self, x: Tensor) -> Tensor:
-        """Soft counts of samples: the mean of P(mode k | x), (m,)."""
-        return self.responsibilities(x.to(torch.float64)).mean(0)
-
     def total_variation(self, x: Tensor, weights: Tensor) -> float:
         """1/2 sum_k |mean P(mode k | x) - W_k|: between the modes of samples and wanted weights W (m,)."""
-        return float((self.mode_weights(x) - weights).abs().sum()) / 2
+        return float((self.responsibilities(x.to(torch.float64)).mean(0) - weights).abs().sum()) / 2
 
     def restricted(self, constraint: Constraint) -> RestrictedMixture:
         """The exact law on a Sphere, an Affine set or a HalfSpace."""
@@ -117,11 +110,6 @@ class RestrictedMixture:
     def weights(self) -> Tensor:
         """W, (m,)."""
         return torch.softmax(self.log_masses, dim=0)
-
-    @property
-    def log_mass(self) -> float:
-        """log of the integral of p over the set."""
-        return float(torch.logsumexp(self.log_masses, dim=0))
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         """n independent exact draws, (n, d) float64, in random order."""

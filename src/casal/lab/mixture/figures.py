@@ -9,14 +9,12 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Rectangle
 
-from casal.lab.drawing import headline, histogram
+from casal.lab.drawing import INK, below, colour, headline, histogram
 from casal.lab.experiment import Array, Outcome
 from casal.lab.laws.three_modes import CASES, SetCase
-from casal.lab.report.style import INK, colour
 
 WORST = 0.6
 """Total variation at the dark end of the colour scale, the same in all pictures."""
@@ -94,15 +92,10 @@ def _histograms(
         histogram(axis, found[method], edges, colour(method), top, case.grid, case.density)
         axis.set_title(_short(method) + ("" if family == FAMILY else f" ({family})"), fontsize=8.5)
         if case.constraint.solid:
-            _border(axis, case, z)
+            atom = float((case.constraint.residual(torch.from_numpy(z)).abs() < 1e-9).double().mean())
+            text = f"{atom:.0%} on the border"  # where the exact law has none
+            axis.text(0.03, 0.93, text, transform=axis.transAxes, va="top", fontsize=7.5, color=INK)
     for axis in list(axes.flat)[len(shown) :]:
         axis.set_axis_off()
-    for axis in axes[-1]:
-        axis.set_xlabel(case.axis)
+    below(axes, case.axis)
     panel.suptitle(f"Samples of {FAMILY} along the set (line: exact density)", fontsize=9)
-
-
-def _border(axis: Axes, case: SetCase, z: Array) -> None:
-    """The share of samples on the border of a solid set, where the exact law has none."""
-    atom = float((case.constraint.residual(torch.from_numpy(z)).abs() < 1e-9).double().mean())
-    axis.text(0.03, 0.93, f"{atom:.0%} on the border", transform=axis.transAxes, va="top", fontsize=7.5, color=INK)

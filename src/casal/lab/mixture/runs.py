@@ -10,22 +10,10 @@ import numpy as np
 
 import casal
 from casal.errors import DivergedError, SettingError
-from casal.lab.experiment import (
-    FAILS,
-    HOLDS,
-    PARTLY,
-    AnyMethod,
-    Claim,
-    Outcome,
-    ResultTable,
-    Tell,
-    mean_entry,
-    runs,
-    stamp,
-)
+from casal.lab.experiment import FAILS, HOLDS, PARTLY, Claim, Outcome, ResultTable, Tell, mean_entry, runs, stamp
 from casal.lab.laws.families import FAMILIES
 from casal.lab.laws.three_modes import CASES, MIXTURE, SetCase
-from casal.lab.tuning import SETTINGS, VALIDATION_SEED, tune
+from casal.lab.tuning import SETTINGS, Named, Scale, tuned
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -36,18 +24,8 @@ PRINTED = ("Algorithm 1", "Algorithm 2")
 class Entry(NamedTuple):
     """A method of the comparison: the settings it is tuned over, and the tables it is meant for."""
 
-    settings: Sequence[tuple[str, AnyMethod]]
+    settings: Sequence[Named]
     applies: Callable[[casal.Table], bool] = lambda table: True
-
-
-class Scale(NamedTuple):
-    """How much is run: chains, seeds, chains for tuning, score evaluations, and every how manyth setting."""
-
-    n: int
-    seeds: int
-    tuning: int
-    evaluations: int
-    stride: int
 
 
 FULL = Scale(4000, 5, 1000, 250, 1)
@@ -78,39 +56,22 @@ METHODS: dict[str, Entry] = {
 """A new sampler joins by a line here; what the library refuses is shown as refused."""
 
 
-class Runs(NamedTuple):
-    """One result a seed with the best setting (none if all are out), its name, and why others are out."""
+def run_best(
+    entry: Entry, target: casal.Target, case: SetCase, scale: Scale
+) -> tuple[Sequence[casal.SampleResult], dict[str, Any]]:
+    """A result a seed with the best setting on validation chains, and its name with why others are out.
 
-    results: Sequence[casal.SampleResult]
-    setting: str
-    out: Sequence[tuple[str, str]]
-
-    @property
-    def verdict(self) -> str:
-        """Why there is no result: refused before the first step, or all settings that were let in diverged."""
-        return "diverged" if all(why.startswith("diverged") for _, why in self.out) else "refused"
-
-    def __str__(self) -> str:
-        if self.results:
-            last = f"{len(self.out)} out, last {': '.join(self.out[-1])}" if self.out else ""
-            return "; ".join(part for part in (self.setting, last) if part)
-        if len({why for _, why in self.out}) == 1:
-            return f"all {len(self.out)} out: {self.out[0][1]}"
-        return "all out: " + "; ".join(": ".join(pair) for pair in self.out)
-
-
-def run_best(entry: Entry, target: casal.Target, case: SetCase, scale: Scale) -> Runs:
-    """Run the setting with the smallest loss on validation chains."""
-
-    def loss(setting: tuple[str, AnyMethod]) -> float:
-        return case.loss(casal.sample(target, case.constraint, setting[1], scale.tuning, seed=VALIDATION_SEED).samples)
-
-    def run(setting: tuple[str, AnyMethod]) -> list[casal.SampleResult]:
-        return runs(target, case.constraint, setting[1], scale.n, range(scale.seeds))
-
-    found, out = tune(entry.settings[:: scale.stride], loss, run)
-    (name, _), results = found or (("", None), ())
-    return Runs(results, name, [(left, _reason(error)) for (left, _), error in out])
+    If all are out there is no result but a verdict: refused before the first step, or all that were let in diverged.
+    """
+    found, left = tuned(entry.settings, target, case.constraint, lambda result: case.loss(result.samples), scale)
+    out = [(name, _reason(error)) for (name, _), error in left]
+    if found:
+        last = f"{len(out)} out, last {': '.join(out[-1])}" if out else ""
+        return found[1], {"setting": "; ".join(part for part in (found[0][0], last) if part)}
+    reasons = {why for _, why in out}
+    told = f"all {len(out)} out: {out[0][1]}" if len(reasons) == 1 else "all out: " + "; ".join(map(": ".join, out))
+    verdict = "diverged" if all(why.startswith("diverged") for why in reasons) else "refused"
+    return (), {"setting": told, "verdict": verdict}
 
 
 def _reason(error: SettingError | DivergedError) -> str:
@@ -134,15 +95,13 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
             for label, entry in entries.items():
                 if entry.applies(target.table):
                     tell(f"{name}, {family}, {label}")
-                    best = run_best(entry, target, case, scale)
-                    row = {"family": family, "method": label, "setting": str(best)}
-                    if best.results:
-                        values = [case.total_variation(r.samples) for r in best.results]
+                    results, told = run_best(entry, target, case, scale)
+                    row = {"family": family, "method": label, **told}
+                    if results:
+                        values = [case.total_variation(r.samples) for r in results]
                         plain = values if label == "final projection" else plain
-                        row |= _numbers(case, best.results, values, plain)
-                        points[name, family, label] = best.results[0].samples.numpy()
-                    else:
-                        row["verdict"] = best.verdict
+                        row |= _numbers(case, results, values, plain)
+                        points[name, family, label] = results[0].samples.numpy()
                     rows[name].append(row)
     floors = {name: case.floor(scale.n, 20 if quick else 100) for name, case in CASES.items()}
     tables = [

@@ -75,20 +75,16 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise StoreError(f"{place}: its header is not JSON ({error})") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise StoreError(f"{place} is a safetensors file, but not one that casal.lab.nets wrote")
-    if header.get("version") != VERSION:
-        raise StoreError(
-            f"{place} has version {header.get('version')} of the format, this casal reads version {VERSION}; "
-            "use the casal that wrote it, or train again"
-        )
+    if (version := header.get("version")) != VERSION:
+        known = f"this casal reads version {VERSION}; use the casal that wrote it, or train again"
+        raise StoreError(f"{place} has version {version} of the format, {known}")
     return tensors, header
 
 
 def save(net: nn.Module, path: str | Path) -> None:
     """Write a network to ``path`` (safetensors, configuration in its metadata), replacing what is there.
 
-    Args:
-        net: One of CLASSES, or any module with a ``config`` (see ``load`` about its class).
-        path: Where to; missing directories are made.
+    ``net`` is one of CLASSES, or any module with a ``config`` (see ``load`` about its class).
     """
     name, config = type(net).__name__, getattr(net, "config", None)
     if not isinstance(config, dict):
@@ -102,14 +98,8 @@ def save(net: nn.Module, path: str | Path) -> None:
 def load(path: str | Path, *, classes: Iterable[type[nn.Module]] = ()) -> nn.Module:
     """The network in a file, in evaluation mode, on the CPU, in the dtype it was saved in.
 
-    Reads what ``save`` wrote, and also the file of a training run, finished or not: then its averaged weights.
-
-    Args:
-        path: The file.
-        classes: Network classes of your own that the file may name, besides CLASSES.
-
-    Raises:
-        StoreError: The file is damaged, of another version, names an unknown class, or does not fit it.
+    Reads what ``save`` wrote, and also the file of a training run, finished or not: then its averaged weights. The
+    file may name CLASSES and ``classes`` of your own. StoreError if it is damaged, or of another version.
     """
     tensors, header = read(path)
     if header.get("kind") == "training":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,21 +26,13 @@ Pair = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class LevelLosses:
-    """Held-out losses of a network and of the Gaussian model of its training data, on the same points and noise.
+    """Held-out losses of a network and of the Gaussian model of its training data, on the same points and noise."""
 
-    Attributes:
-        name: What a level is: "t", the step of a DDPM, or "sigma", the size of the noise.
-        levels: (L,) float64.
-        network: (L,) mean squared error per number: of the noise (DDPM) or of the clean point (denoiser).
-        gaussian: (L,) the same for the Gaussian.
-        ratio_error: (L,) standard error of ``ratio``.
-    """
-
-    name: str
-    levels: Tensor
-    network: Tensor
-    gaussian: Tensor
-    ratio_error: Tensor
+    name: str  # what a level is: "t", the step of a DDPM, or "sigma", the size of the noise
+    levels: Tensor  # (L,) float64
+    network: Tensor  # (L,) mean squared error per number: of the noise (DDPM) or of the clean point (denoiser)
+    gaussian: Tensor  # (L,) the same for the Gaussian
+    ratio_error: Tensor  # (L,) standard error of ``ratio``
 
     @property
     def ratio(self) -> Tensor:
@@ -63,19 +55,15 @@ class LevelLosses:
 
     def __str__(self) -> str:
         rows = zip(self.levels, self.network, self.gaussian, self.ratio, self.ratio_error, strict=True)
-        verdict = (
-            f"the network beats the Gaussian: best ratio {self.best:.3f}"
-            if self.learned
-            else f"the network does not beat the Gaussian (best ratio {self.best:.3f}): it knows nothing more than "
-            "mean and covariance; train longer, with another network, or with more data"
-        )
-        return "\n".join(
-            [
-                f"{self.name:>10} {'network':>10} {'Gaussian':>10} {'ratio':>7}",
-                *(f"{t:>10.4g} {a:>10.4g} {b:>10.4g} {r:>7.3f} +- {e:.3f}" for t, a, b, r, e in rows),
-                verdict,
-            ]
-        )
+        head = f"{self.name:>10} {'network':>10} {'Gaussian':>10} {'ratio':>7}"
+        lines = [f"{t:>10.4g} {a:>10.4g} {b:>10.4g} {r:>7.3f} +- {e:.3f}" for t, a, b, r, e in rows]
+        verdict = f"the network beats the Gaussian: best ratio {self.best:.3f}"
+        if not self.learned:
+            verdict = (
+                f"the network does not beat the Gaussian (best ratio {self.best:.3f}): it knows nothing more than "
+                "mean and covariance; train longer, with another network, or with more data"
+            )
+        return "\n".join([head, *lines, verdict])
 
 
 def compare_ddpm(
@@ -87,15 +75,10 @@ def compare_ddpm(
     levels: int | Sequence[float] = 10,
     seed: int = 0,
 ) -> LevelLosses:
-    """mean of |eps(alpha_t x + sigma_t w, t) - w|^2 per number, for a network and for the Gaussian.
+    """mean of |eps(alpha_t x + sigma_t w, t) - w|^2 per number, for a network and for the Gaussian of its data.
 
-    Args:
-        eps: The network, or anything that predicts the noise.
-        gaussian: Of the training data.
-        points: Held-out data (n, *event).
-        betas: (T,).
-        levels: The steps t to look at, or how many: then they lie closer where there is little noise.
-        seed: Of the noise w.
+    ``points`` are held-out data (n, *event), ``levels`` the steps t to look at, or how many: then they lie closer where
+    there is little noise.
     """
     alpha, sigma = signal_and_noise(betas)
     last = len(alpha) - 1
@@ -125,19 +108,11 @@ def compare_denoiser(
 ) -> LevelLosses:
     """mean of |D(x + sigma w, sigma) - x|^2 per number, for a network and for the Gaussian.
 
-    Args:
-        denoiser: The network D(y, sigma), or any other denoiser.
-        gaussian: Of the training data.
-        points: Held-out data (n, *event).
-        levels: The sigmas to look at, or how many, in equal ratios over ``sigmas``.
-        sigmas: The range.
-        seed: Of the noise w.
+    ``levels`` are the sigmas to look at, or how many, in equal ratios over the range ``sigmas``.
     """
     if isinstance(levels, int):
-        low, high = noise_range(sigmas)
-        ends = torch.tensor([low, high], dtype=torch.float64).log()
-        count = whole_number(levels, "levels", 1)
-        values = torch.linspace(float(ends[0]), float(ends[1]), count, dtype=torch.float64).exp()
+        low, high = torch.tensor(noise_range(sigmas), dtype=torch.float64).log().tolist()
+        values = torch.linspace(low, high, whole_number(levels, "levels", 1), dtype=torch.float64).exp()
     else:
         values = torch.as_tensor(levels, dtype=torch.float64)
     if not len(values) or not bool((values > 0).all()):
@@ -199,12 +174,13 @@ class ProbabilityFlow:
         wanted = torch.linspace(float(phi[0].sqrt()), float(phi[-1].sqrt()), steps + 1, dtype=torch.float64).square()
         index = torch.unique((phi - wanted[:, None]).abs().argmin(1))
         self.times, self.angles = index.tolist(), phi[index].tolist()
+        self.pairs = list(itertools.pairwise(range(len(index))))
 
     def sample(self, n: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
         """n draws (n, d) of the law at t = 0: the ODE from noise back."""
         x = torch.randn((n, self.dimension), generator=generator, dtype=dtype)
         with torch.no_grad():
-            for here, there in self._pairs(reverse=True):
+            for there, here in reversed(self.pairs):
                 step = self.angles[there] - self.angles[here]
                 slope = self._velocity(x, here)
                 x = x + step / 2 * (slope + self._velocity(x + step * slope, there))
@@ -214,16 +190,12 @@ class ProbabilityFlow:
         """log p (n,) float64 of points x (n, d) at t = 0."""
         total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         x = x.detach()
-        for here, there in self._pairs():
+        for here, there in self.pairs:
             step = self.angles[there] - self.angles[here]
             slope, first = self._velocity_and_divergence(x, here)
             ahead, second = self._velocity_and_divergence(x + step * slope, there)
             x, total = x + step / 2 * (slope + ahead), total + step / 2 * (first + second)
         return total - (x.double().square().sum(1) + self.dimension * math.log(2 * math.pi)) / 2
-
-    def _pairs(self, reverse: bool = False) -> Iterator[tuple[int, int]]:
-        order = range(len(self.times))
-        return itertools.pairwise(reversed(order) if reverse else order)
 
     def _velocity(self, x: Tensor, k: int) -> Tensor:
         angle = self.angles[k]

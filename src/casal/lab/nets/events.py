@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from casal.checks import one_of
 from casal.errors import SettingError, ShapeError
 
 Per = Literal["coordinate", "channel", "all"]
@@ -26,13 +27,7 @@ def check_event(x: Tensor, event: tuple[int, ...]) -> None:
 
 
 def over_events(value: Tensor | float, x: Tensor, name: str = "t") -> Tensor:
-    """A time or noise level as (1,) or (n,), in the dtype and on the device of x (n, *event).
-
-    Args:
-        value: A number, a tensor with one element, or one per chain; whole or floating.
-        x: What it belongs to.
-        name: For the message.
-    """
+    """A time or noise level as (1,) or (n,), in the dtype and on the device of x (n, *event); ``name`` for messages."""
     tensor = torch.as_tensor(value, dtype=x.dtype, device=x.device)
     if tensor.numel() == 1:
         return tensor.reshape(1)
@@ -76,13 +71,6 @@ class Standardise(nn.Module):
     A network works on standardised x and never calls this itself: it carries the two numbers so that they travel in
     its checkpoint. Identity until ``fit`` is called.
 
-    Attributes:
-        mean: (*event).
-        scale: (*event), positive.
-
-    Args:
-        event: Shape of one point.
-
     >>> standardise = Standardise((1,))
     >>> standardise.fit(torch.tensor([[1.0], [3.0]])).flatten()
     tensor([-1.,  1.])
@@ -101,17 +89,10 @@ class Standardise(nn.Module):
     def fit(self, raw: Tensor, per: Per = "coordinate") -> Tensor:
         """Take mean and standard deviation from ``raw`` (n, *event), and return it standardised.
 
-        Args:
-            raw: The data.
-            per: One pair of numbers per "coordinate", per "channel" (first event dimension), or one for "all".
+        One pair of numbers ``per`` "coordinate", per "channel" (the first event dimension), or one for "all".
         """
-        if raw.ndim < 2 or tuple(raw.shape[1:]) != tuple(self.mean.shape):
-            raise ShapeError(
-                f"data of shape {tuple(raw.shape)} for events {tuple(self.mean.shape)}; expected (n, *event)"
-            )
-        if per not in ("coordinate", "channel", "all"):
-            raise SettingError(f"per must be 'coordinate', 'channel' or 'all', got {per!r}")
-        first = {"coordinate": raw.ndim, "channel": 2, "all": 1}[per]
+        check_event(raw, tuple(self.mean.shape))
+        first = {"coordinate": raw.ndim, "channel": 2, "all": 1}[one_of(per, "per", ("coordinate", "channel", "all"))]
         over = (0, *range(first, raw.ndim))
         mean = raw.double().mean(over, keepdim=True)
         scale = raw.double().sub(mean).square().mean(over, keepdim=True).sqrt()
@@ -121,7 +102,6 @@ class Standardise(nn.Module):
         return self(raw)
 
     def forward(self, raw: Tensor) -> Tensor:
-        """(raw - mean) / scale."""
         return (raw - self.mean) / self.scale
 
     def restore(self, x: Tensor) -> Tensor:

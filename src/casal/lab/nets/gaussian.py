@@ -27,11 +27,6 @@ class Gaussian(nn.Module):
     It is E[x | x + sigma w = y] exactly if the data are Gaussian, and the best affine denoiser if they are not. As a
     module it can be called, moved, and saved like a network.
 
-    Attributes:
-        mean: m, (d,).
-        basis: V, (d, r) with orthonormal columns; r < d if the data lie in a subspace.
-        variances: lam, (r,), positive, decreasing.
-
     Args:
         event: Shape of one point, d numbers.
         rank: r; d if None. The standard normal law on the first r coordinates until fitted.
@@ -43,9 +38,9 @@ class Gaussian(nn.Module):
     tensor([[1.]])
     """
 
-    mean: Tensor
-    basis: Tensor
-    variances: Tensor
+    mean: Tensor  # m, (d,)
+    basis: Tensor  # V, (d, r) with orthonormal columns; r < d if the data lie in a subspace
+    variances: Tensor  # lam, (r,), positive, decreasing
 
     def __init__(self, event: int | Sequence[int], rank: int | None = None) -> None:
         super().__init__()

@@ -10,22 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from casal.checks import event_shape, whole_number
-from casal.errors import SettingError
+from casal.checks import event_shape, positive, whole_number
 from casal.lab.nets.events import Standardise, arguments, check_event, over_events
 from casal.lab.nets.streams import seeded
 
 
 def cosine_features(t: Tensor, features: int = 32, horizon: float = 1000.0) -> Tensor:
-    """phi_k(t) = cos(pi k t / horizon), k = 1 .. features: the cosine basis of [0, horizon].
-
-    Args:
-        t: Times, any shape, floating.
-        features: How many.
-        horizon: Length of the time axis: the number of steps of a DDPM, 1 for a model in continuous time.
-
-    Returns:
-        (*t.shape, features) of the dtype of ``t``.
+    """phi_k(t) = cos(pi k t / horizon), k = 1 .. features: the cosine basis of [0, horizon], (*t.shape, features).
 
     >>> cosine_features(torch.tensor([0.0, 500.0]), features=2)
     tensor([[ 1.0000e+00,  1.0000e+00],
@@ -39,10 +30,8 @@ class MLP(nn.Module):
     """eps(x, t) = W_L h_{L-1} + b_L,  h_0 = [x, phi(t)],  h_l = silu(W_l h_{l-1} + b_l).
 
     ``depth`` hidden layers of ``width``; the last layer starts at zero, so the untrained network says 0. It computes
-    in the dtype of its weights and answers in the dtype of x.
-
-    Attributes:
-        standardise: Statistics of the training data, for the caller to use; identity until fitted.
+    in the dtype of its weights and answers in the dtype of x. ``standardise`` holds statistics of the training data,
+    for the caller to use.
 
     Args:
         event: Shape of one point; treated as one vector.
@@ -71,9 +60,7 @@ class MLP(nn.Module):
         self.width = whole_number(width, "width", 1)
         self.depth = whole_number(depth, "depth", 1)
         self.features = whole_number(features, "features", 1)
-        if not horizon > 0:
-            raise SettingError(f"horizon must be > 0 (the number of steps of a DDPM), got {horizon}")
-        self.horizon = float(horizon)
+        self.horizon = positive(horizon, "horizon (the number of steps of a DDPM)")
         self.seed = whole_number(seed, "seed", 0)
         size = torch.Size(self.event).numel()
         with seeded(self.seed):

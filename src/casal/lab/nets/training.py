@@ -13,9 +13,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from casal.checks import whole_number
+from casal.checks import positive, whole_number
 from casal.errors import DivergedError, DtypeError, SettingError, ShapeError, StoreError
 from casal.lab.nets.checkpoint import read, require_safetensors, write
 from casal.lab.nets.evaluation import LevelLosses, compare_ddpm, compare_denoiser
@@ -31,9 +31,6 @@ from casal.lab.nets.events import beside, noise_range, signal_and_noise
 from casal.lab.nets.gaussian import Gaussian
 from casal.lab.nets.streams import ITERATION, MODULE, ORDER, SPLIT, address, normal_like, seeded, stream, using_threads
 from casal.sampling import progress_bar
-
-Loss = Callable[[Tensor, torch.Generator], Tensor]
-"""(batch, generator) -> the loss of the batch, a number to differentiate."""
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 """(batch, generator) -> a batch of the same law and shape."""
@@ -44,17 +41,11 @@ Callback = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class TrainingReport(LevelLosses):
-    """The outcome of ``train_ddpm`` or ``train_denoiser``: held-out losses of the averaged network, and the run.
+    """The outcome of ``train_ddpm`` or ``train_denoiser``: held-out losses of the averaged network, and the run."""
 
-    Attributes:
-        history: (iterations,) float64, the training loss of every batch.
-        resumed_from: Iteration at which this call took over; 0 for an unbroken run.
-        seconds: Spent on training, over all calls.
-    """
-
-    history: Tensor
-    resumed_from: int
-    seconds: float
+    history: Tensor  # (iterations,) float64, the training loss of every batch
+    resumed_from: int  # iteration at which this call took over; 0 for an unbroken run
+    seconds: float  # spent on training, over all calls
 
     @property
     def iterations(self) -> int:
@@ -67,10 +58,69 @@ class TrainingReport(LevelLosses):
         return f"{head}\nheld-out loss per noise level\n{super().__str__()}"
 
 
-def train_ddpm(
+def train_ddpm(net: nn.Module, data: Tensor, betas: Tensor, **options: Any) -> TrainingReport:
+    """min over eps of  E |eps(alpha_t x + sigma_t w, t) - w|^2,   t uniform on 0 .. T-1,  w ~ N(0, I).
+
+    Args:
+        net: ``net(x, t)`` with x (n, *event) and t (n,) whole numbers.
+        data: (n, *event), standardised.
+        betas: (T,), as in ``torch.linspace(1e-4, 0.02, 1000)``.
+        **options: Those of ``train``; ``levels`` are steps t.
+
+    Reference: Ho, Jain, Abbeel 2020, eq. 14; paper, appendix on algorithms.
+    """
+    alpha, sigma = signal_and_noise(betas)
+
+    def loss(gaussian: Gaussian, x: Tensor, generator: torch.Generator) -> Tensor:
+        t = torch.randint(len(alpha), (len(x),), generator=generator).to(x.device)
+        w = normal_like(x, generator)
+        error: Tensor = net(beside(alpha.to(x)[t], x) * x + beside(sigma.to(x)[t], x) * w, t) - w
+        return error.float().square().mean()
+
+    def compare(gaussian: Gaussian, test: Tensor, **how: Any) -> LevelLosses:
+        return compare_ddpm(net, gaussian, test, betas, **how)
+
+    return train(net, data, loss, compare, {"loss": "ddpm", "betas": fingerprint(sigma)}, **options)
+
+
+def train_denoiser(
+    net: nn.Module, data: Tensor, sigmas: Sequence[float] = (0.01, 3.0), **options: Any
+) -> TrainingReport:
+    """min over D of  E |D(x + sigma w, sigma) - x|^2 / mse_G(sigma),   log sigma uniform,  w ~ N(0, I).
+
+    mse_G is the error of the Gaussian denoiser of the same data (``Gaussian.mse``): the loss is 1 at every noise level
+    for a denoiser that knows mean and covariance only, and each level counts alike.
+
+    Args:
+        net: ``net(y, sigma)`` with y (n, *event) and sigma (n,). For fields ``train, test = split(data)``, then
+            ``WienerUNet.fit(train)``, trained with ``held_out=test``: its filter must not know the held-out points.
+        data: (n, *event), of unit size.
+        sigmas: The range of noise levels.
+        **options: Those of ``train``; ``levels`` are sigmas. By default batches of 64, a learning rate of 3e-3, a
+            weight decay of 0.01, 5 % warm-up, 8 levels, and a saving every 100 iterations.
+    """
+    low, high = noise_range(sigmas)
+
+    def loss(gaussian: Gaussian, x: Tensor, generator: torch.Generator) -> Tensor:
+        u = torch.rand(len(x), generator=generator).to(x)
+        sigma = (u * math.log(high / low) + math.log(low)).exp()
+        error: Tensor = net(x + beside(sigma, x) * normal_like(x, generator), sigma) - x
+        return (error.float().square().flatten(1).mean(1) / gaussian.mse(sigma).float()).mean()
+
+    def compare(gaussian: Gaussian, test: Tensor, **how: Any) -> LevelLosses:
+        return compare_denoiser(net, gaussian, test, sigmas=(low, high), **how)
+
+    usual = {"batch_size": 64, "learning_rate": 3e-3, "weight_decay": 0.01, "warm_up": 0.05, "levels": 8}
+    options = {**usual, "checkpoint_every": 100, **options}
+    return train(net, data, loss, compare, {"loss": "denoiser", "sigmas": [low, high]}, **options)
+
+
+def train(
     net: nn.Module,
     data: Tensor,
-    betas: Tensor,
+    loss: Callable[[Gaussian, Tensor, torch.Generator], Tensor],
+    compare: Callable[..., LevelLosses],
+    identity: Mapping[str, Any],
     *,
     epochs: float | None = None,
     iterations: int | None = None,
@@ -90,16 +140,18 @@ def train_ddpm(
     progress: bool = True,
     callback: Callback | None = None,
 ) -> TrainingReport:
-    """min over eps of  E |eps(alpha_t x + sigma_t w, t) - w|^2,   t uniform on 0 .. T-1,  w ~ N(0, I).
+    """What ``train_ddpm`` and ``train_denoiser`` have in common.
 
     Trains ``net`` in place; at the end it holds the averaged weights, in evaluation mode. Every random number is a
     function of ``seed`` and the iteration. If ``checkpoint`` names a file, the run is kept in it and an interrupted run
     (Ctrl-C, kill, power) is continued by the same call, to the same bits as an unbroken one on the same machine.
 
     Args:
-        net: ``net(x, t)`` with x (n, *event) and t (n,) whole numbers.
-        data: (n, *event), standardised.
-        betas: (T,), as in ``torch.linspace(1e-4, 0.02, 1000)``.
+        net: The network.
+        data: (n, *event).
+        loss: (Gaussian of the training data, batch, generator) -> a number to differentiate.
+        compare: (Gaussian, held-out points, levels, seed) -> held-out losses.
+        identity: Names the loss, so that the file of a run is not taken up by another one.
         epochs: Passes over the data; give this or ``iterations``.
         iterations: Updates.
         batch_size: Points per update.
@@ -110,9 +162,9 @@ def train_ddpm(
             not lag in short runs.
         seed: Of everything random.
         held_out: Share of the data kept for the report, or data of their own (m, *event).
-        levels: Noise levels of the report: how many, or which t.
-        augment: (batch, generator) -> batch, for data with symmetries.
-        autocast: bfloat16 where torch thinks it safe.
+        levels: Noise levels of the report: how many, or which.
+        augment: (batch, generator) -> batch, for data with symmetries, such as ``random_flips(-1, -2)``.
+        autocast: bfloat16 where torch thinks it safe; a Wiener filter keeps its digits.
         checkpoint: The file to keep the run in.
         checkpoint_every: Iterations between two savings.
         threads: Of torch, while training; part of what decides the bits. Small networks are fastest with one.
@@ -123,89 +175,17 @@ def train_ddpm(
         DivergedError: The loss is no longer a number.
         StoreError: The checkpoint belongs to another run, or cannot be read or written.
         KeyboardInterrupt: After Ctrl-C; the state was saved, and the message says how to continue.
-
-    Reference: Ho, Jain, Abbeel 2020, eq. 14; paper, appendix on algorithms.
     """
     with using_threads(whole_number(threads, "threads", 1)):
-        alpha, sigma = signal_and_noise(betas)
-        train, test = _points(net, data, held_out, seed)
-        gaussian = Gaussian.fit(train, dtype=train.dtype)
-        alpha_t, sigma_t = alpha.to(train), sigma.to(train)
-
-        def loss(x: Tensor, generator: torch.Generator) -> Tensor:
-            t = torch.randint(len(alpha_t), (len(x),), generator=generator).to(x.device)
-            w = normal_like(x, generator)
-            error: Tensor = net(beside(alpha_t[t], x) * x + beside(sigma_t[t], x) * w, t) - w
-            return error.float().square().mean()
-
+        known, test = _points(net, data, held_out, seed)
+        gaussian = Gaussian.fit(known, dtype=known.dtype)
         size = whole_number(batch_size, "batch_size", 1)
-        updates = _iterations(epochs, iterations, len(train), size)
+        updates = _iterations(epochs, iterations, len(known), size)
         settings = Settings(updates, size, learning_rate, weight_decay, warm_up, ema, autocast, seed, threads)
-        identity = {"loss": "ddpm", "betas": fingerprint(sigma)}
-        run = Run(net, train, loss, augment, settings, checkpoint, checkpoint_every, identity)
+        run = Run(net, known, partial(loss, gaussian), augment, settings, checkpoint, checkpoint_every, identity)
         resumed = run.go(progress, callback)
-        losses = compare_ddpm(net, gaussian, test, betas, levels=levels, seed=seed)
-        return run.report(resumed, losses)
-
-
-def train_denoiser(  # noqa: D417
-    net: nn.Module,
-    data: Tensor,
-    sigmas: Sequence[float] = (0.01, 3.0),
-    *,
-    epochs: float | None = None,
-    iterations: int | None = None,
-    batch_size: int = 64,
-    learning_rate: float = 3e-3,
-    weight_decay: float = 0.01,
-    warm_up: float = 0.05,
-    ema: float | None = None,
-    seed: int = 0,
-    held_out: float | Tensor = 0.1,
-    levels: int | Sequence[float] = 8,
-    augment: Augment | None = None,
-    autocast: bool = False,
-    checkpoint: str | Path | None = None,
-    checkpoint_every: int = 100,
-    threads: int = 1,
-    progress: bool = True,
-    callback: Callback | None = None,
-) -> TrainingReport:
-    """min over D of  E |D(x + sigma w, sigma) - x|^2 / mse_G(sigma),   log sigma uniform,  w ~ N(0, I).
-
-    mse_G is the error of the Gaussian denoiser of the same data (``Gaussian.mse``): the loss is 1 at every noise level
-    for a denoiser that knows mean and covariance only, and each level counts alike.
-
-    The arguments that are not listed, and the errors, are those of ``train_ddpm``.
-
-    Args:
-        net: ``net(y, sigma)`` with y (n, *event) and sigma (n,). For fields ``train, test = split(data)``, then
-            ``WienerUNet.fit(train)``, trained with ``held_out=test``: its filter must not know the held-out points.
-        data: (n, *event), of unit size.
-        sigmas: The range of noise levels.
-        levels: Noise levels of the report: how many, or which sigmas.
-        augment: (batch, generator) -> batch, such as ``random_flips(-1, -2)``.
-        autocast: bfloat16 for the network; the Wiener filter keeps its digits.
-    """
-    with using_threads(whole_number(threads, "threads", 1)):
-        low, high = noise_range(sigmas)
-        train, test = _points(net, data, held_out, seed)
-        gaussian = Gaussian.fit(train, dtype=train.dtype)
-
-        def loss(x: Tensor, generator: torch.Generator) -> Tensor:
-            u = torch.rand(len(x), generator=generator).to(x)
-            sigma = (u * math.log(high / low) + math.log(low)).exp()
-            error: Tensor = net(x + beside(sigma, x) * normal_like(x, generator), sigma) - x
-            return (error.float().square().flatten(1).mean(1) / gaussian.mse(sigma).float()).mean()
-
-        size = whole_number(batch_size, "batch_size", 1)
-        updates = _iterations(epochs, iterations, len(train), size)
-        settings = Settings(updates, size, learning_rate, weight_decay, warm_up, ema, autocast, seed, threads)
-        identity = {"loss": "denoiser", "sigmas": [low, high]}
-        run = Run(net, train, loss, augment, settings, checkpoint, checkpoint_every, identity)
-        resumed = run.go(progress, callback)
-        losses = compare_denoiser(net, gaussian, test, levels=levels, sigmas=(low, high), seed=seed)
-        return run.report(resumed, losses)
+        losses = compare(gaussian, test, levels=levels, seed=seed)
+        return TrainingReport(**vars(losses), history=run.past(), resumed_from=resumed, seconds=run.seconds)
 
 
 def split(data: Tensor, share: float = 0.1, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -213,10 +193,6 @@ def split(data: Tensor, share: float = 0.1, seed: int = 0) -> tuple[Tensor, Tens
 
     For whatever is fitted before the training, such as a Wiener filter, so that it does not see the held-out points.
 
-    Args:
-        data: (n, *event).
-        share: Of the points, to hold out.
-        seed: Of the choice.
     """
     kept = round(share * len(data)) if 0 < share < 1 else 0
     if not 0 < kept < len(data) - 1:
@@ -256,19 +232,13 @@ def _check(data: Tensor, name: str) -> None:
 def _iterations(epochs: float | None, iterations: int | None, n: int, batch_size: int) -> int:
     if (epochs is None) == (iterations is None):
         raise SettingError(f"give either epochs or iterations, got epochs={epochs} and iterations={iterations}")
-    if iterations is not None:
-        return whole_number(iterations, "iterations", 1)
-    if epochs is None or not 0 < epochs < math.inf:
-        raise SettingError(f"epochs must be a finite number > 0, got {epochs}")
-    return math.ceil(epochs * n / batch_size)
+    if epochs is not None:
+        return math.ceil(positive(epochs, "epochs") * n / batch_size)
+    return whole_number(iterations, "iterations", 1)
 
 
 def random_flips(*dims: int) -> Augment:
-    """x -> x mirrored along each of ``dims`` with probability 1/2, for every point by itself.
-
-    Args:
-        *dims: Dimensions of a batch (n, *event), as in ``random_flips(-1, -2)`` for the two axes of a field.
-    """
+    """x -> x mirrored along each of ``dims`` of a batch (n, *event) with probability 1/2, for every point by itself."""
 
     def flips(x: Tensor, generator: torch.Generator) -> Tensor:
         for dim in dims:
@@ -301,12 +271,10 @@ class Settings:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        whole_number(self.iterations, "iterations", 1)
-        whole_number(self.batch_size, "batch_size", 1)
         whole_number(self.seed, "seed", 0)
-        for name in ("learning_rate", "weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise SettingError(f"{name} must be a finite number >= 0, got {getattr(self, name)}")
+        for name, value in (("learning_rate", self.learning_rate), ("weight_decay", self.weight_decay)):
+            if not 0 <= value < math.inf:
+                raise SettingError(f"{name} must be a finite number >= 0, got {value}")
         if not 0 <= self.warm_up <= 1:
             raise SettingError(f"warm_up is a share of the iterations, between 0 and 1, got {self.warm_up}")
         if self.ema is not None and not 0 <= self.ema < 1:
@@ -330,14 +298,6 @@ def fingerprint(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def plain_config(net: nn.Module) -> Any:
-    """The configuration of a network as it comes back from JSON; None if it has none, or one that JSON cannot hold."""
-    try:
-        return json.loads(json.dumps(getattr(net, "config", None), allow_nan=False))
-    except (TypeError, ValueError):
-        return None
-
-
 class Run:
     """A run between two iterations: network, optimiser, averaged weights, history; and its file.
 
@@ -349,7 +309,7 @@ class Run:
         self,
         net: nn.Module,
         data: Tensor,
-        loss: Loss,
+        loss: Callable[[Tensor, torch.Generator], Tensor],
         augment: Augment | None,
         settings: Settings,
         path: str | Path | None,
@@ -367,7 +327,9 @@ class Run:
         )
         self.history: list[float] = []
         self.seconds = 0.0
-        self.model = {"class": type(net).__name__, "config": plain_config(net)}
+        self.model = {"class": type(net).__name__, "config": None}
+        with suppress(TypeError, ValueError):  # a network without a configuration that JSON can hold is trained too
+            self.model["config"] = json.loads(json.dumps(getattr(net, "config", None), allow_nan=False))
         self.identity = {
             **identity,
             "data": fingerprint(data) if self.path else None,
@@ -384,11 +346,7 @@ class Run:
         return len(self.history)
 
     def go(self, progress: bool, callback: Callback | None) -> int:
-        """Train the network in place, or go on training it; at the end it holds the averaged weights.
-
-        Returns:
-            The iteration this call took over at.
-        """
+        """Train the network in place, or go on training it; return the iteration this call took over at."""
         if self.path is not None:
             require_safetensors()
         self.restore()
@@ -412,26 +370,22 @@ class Run:
                         check_interrupt()
                     except KeyboardInterrupt as stop:
                         self.save()
-                        raise KeyboardInterrupt(self._how_to_continue()) from stop
+                        way_out = "nothing was kept: pass checkpoint='some/file.safetensors' to be able to continue"
+                        if self.path is not None:
+                            way_out = f"the run is in {self.path}: make the same call again to continue it"
+                        raise KeyboardInterrupt(f"stopped after iteration {self.done} of {total}; {way_out}") from stop
                     if self.done % self.every == 0 or self.done == total:
                         self.save()
                 check_interrupt()
         finally:
-            self.use_average()
+            with torch.no_grad():  # the network ends with the averaged weights
+                for name, p in self.trained.items():
+                    p.copy_(self.average[name])
             self.net.eval()
         return resumed
 
-    def _how_to_continue(self) -> str:
-        said = f"stopped after iteration {self.done} of {self.settings.iterations}; "
-        if self.path is None:
-            return said + "nothing was kept: pass checkpoint='some/file.safetensors' to be able to continue"
-        return said + f"the run is in {self.path}: make the same call again to continue it"
-
-    def report(self, resumed: int, losses: LevelLosses) -> TrainingReport:
-        """What to tell about the run."""
-        return TrainingReport(**vars(losses), history=self._history(), resumed_from=resumed, seconds=self.seconds)
-
-    def _history(self) -> Tensor:
+    def past(self) -> Tensor:
+        """(iterations so far,) losses."""
         return torch.tensor(self.history, dtype=torch.float64)
 
     def step(self, batch: Tensor) -> None:
@@ -464,12 +418,6 @@ class Run:
             steps=steps,
         )
 
-    @torch.no_grad()
-    def use_average(self) -> None:
-        """Put the averaged weights into the network."""
-        for name, p in self.trained.items():
-            p.copy_(self.average[name])
-
     def save(self) -> None:
         """Write everything the next iteration depends on."""
         if self.path is None:
@@ -479,7 +427,7 @@ class Run:
         tensors = {
             **{f"net.{name}": value for name, value in self.net.state_dict().items()},
             **{f"ema.{name}": value for name, value in self.average.items()},
-            "history": self._history(),
+            "history": self.past(),
         }
         for name, p in self.trained.items():
             for key, value in self.optimiser.state.get(p, {}).items():
@@ -535,14 +483,10 @@ def batches(data: Tensor, settings: Settings, start: int) -> Iterator[Tensor]:
         return torch.randperm(n, generator=stream(settings.seed, ORDER, epoch))
 
     for i in range(start, settings.iterations):
-        left, right = i * size, (i + 1) * size
-        parts = []
-        while left < right:
-            epoch, offset = divmod(left, n)
-            stop = min(n, offset + right - left)
-            parts.append(order(epoch)[offset:stop])
-            left += stop - offset
-        yield data[torch.cat(parts).to(data.device)]
+        epoch, offset = divmod(i * size, n)
+        more = -(-(offset + size) // n)  # epochs that the batch touches
+        shuffled = torch.cat([order(epoch + k) for k in range(more)])
+        yield data[shuffled[offset : offset + size].to(data.device)]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from casal.checks import whole_number
+from casal.checks import one_of, whole_number
 from casal.errors import SettingError, ShapeError
 from casal.lab.nets.events import arguments, noise_range, over_events
 from casal.lab.nets.streams import seeded
@@ -33,10 +33,6 @@ class Block(nn.Module):
     """h -> h + conv(silu((1 + a) norm(conv(silu(norm(h)))) + b)), with (a, b) linear in the noise level's features.
 
     The second convolution starts at zero: the block starts as the identity.
-
-    Args:
-        channels: In and out.
-        padding: "zeros" or "circular".
     """
 
     def __init__(self, channels: int, padding: Padding) -> None:
@@ -45,10 +41,8 @@ class Block(nn.Module):
         self.conv_in = nn.Conv2d(channels, channels, 3, padding=1, padding_mode=padding)
         self.conv_out = nn.Conv2d(channels, channels, 3, padding=1, padding_mode=padding)
         self.modulate = nn.Linear(LEVEL_WIDTH, 2 * channels)
-        for layer in (self.conv_out, self.modulate):
-            nn.init.zeros_(layer.weight)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+        for parameter in (*self.conv_out.parameters(), *self.modulate.parameters()):
+            nn.init.zeros_(parameter)
 
     def forward(self, h: Tensor, level: Tensor) -> Tensor:
         """One residual step for h (n, c, height, width) and level features (1 or n, LEVEL_WIDTH)."""
@@ -96,7 +90,7 @@ class UNet(nn.Module):
         self.grid = tuple(whole_number(size, "each size of the grid", 1) for size in grid)
         self.widths = tuple(whole_number(width, "each width", 1) for width in widths)
         self.positions = whole_number(positions, "positions", 0)
-        self.padding: Padding = padding
+        self.padding = one_of(padding, "padding", ("zeros", "circular"))
         self.sigmas = noise_range(sigmas)
         self.seed = whole_number(seed, "seed", 0)
         factor = 2 ** (len(self.widths) - 1)
@@ -107,13 +101,12 @@ class UNet(nn.Module):
                 f"grid {self.grid} with {len(self.widths)} resolutions; give two sizes divisible by {factor}, "
                 "or fewer widths"
             )
-        if padding not in ("zeros", "circular"):
-            raise SettingError(f"padding must be 'zeros' or 'circular', got {padding!r}")
         with seeded(self.seed):
-            self._build()
+            self._build(self.widths, self.padding)
+        for parameter in self.head.parameters():
+            nn.init.zeros_(parameter)
 
-    def _build(self) -> None:
-        widths, padding = self.widths, self.padding
+    def _build(self, widths: Sequence[int], padding: Padding) -> None:
         pairs = list(itertools.pairwise(widths))
         self.level = nn.Sequential(nn.Linear(1, LEVEL_WIDTH), nn.SiLU(), nn.Linear(LEVEL_WIDTH, LEVEL_WIDTH), nn.SiLU())
         self.position = nn.Parameter(torch.randn(1, self.positions, *self.grid)) if self.positions else None
@@ -124,27 +117,19 @@ class UNet(nn.Module):
         self.widen = nn.ModuleList(nn.Conv2d(coarse, fine, 1) for fine, coarse in pairs)
         self.norm = _norm(widths[0])
         self.head = nn.Conv2d(widths[0], self.outputs, 3, padding=1, padding_mode=padding)
-        nn.init.zeros_(self.head.weight)
-        if self.head.bias is not None:
-            nn.init.zeros_(self.head.bias)
 
     @property
     def config(self) -> dict[str, Any]:
         """The arguments that make a network of this shape."""
         return arguments(self, "inputs", "outputs", "grid", "widths", "padding", "positions", "sigmas", "seed")
 
-    def level_features(self, sigma: Tensor) -> Tensor:
-        """(len(sigma), LEVEL_WIDTH) from log sigma, brought to [-1, 1] over the range of noise levels."""
-        low, high = (math.log(end) for end in self.sigmas)
-        log = sigma.clamp(*self.sigmas).log()
-        out: Tensor = self.level((2 * (log - low) / (high - low) - 1).unsqueeze(1))
-        return out
-
     def forward(self, h: Tensor, sigma: Tensor | float) -> Tensor:
         """F(h, sigma) for h (n, inputs, height, width), sigma a number or (n,)."""
         if tuple(h.shape[1:]) != (self.inputs, *self.grid):
             raise ShapeError(f"h has shape {tuple(h.shape)}; this network was made for (n, {self.inputs}, {self.grid})")
-        level = self.level_features(over_events(sigma, h, "sigma"))
+        low, high = (math.log(end) for end in self.sigmas)
+        log = over_events(sigma, h, "sigma").clamp(*self.sigmas).log()
+        level = self.level((2 * (log - low) / (high - low) - 1).unsqueeze(1))  # of log sigma, brought to [-1, 1]
         if self.position is not None:
             h = torch.cat([h, self.position.expand(len(h), -1, -1, -1)], dim=1)
         h = self.stem(h)

@@ -17,21 +17,9 @@ from casal.errors import CasalWarning, ShapeError
 from casal.lab.nets.events import Standardise, all_digits, arguments, over_events, signal_and_noise
 from casal.lab.nets.gaussian import Gaussian
 from casal.lab.nets.mlp import MLP
-from casal.lab.nets.unet import Padding, UNet
+from casal.lab.nets.unet import UNet
 
 Denoiser = TypeVar("Denoiser", bound="WienerUNet")
-
-
-def _as_grid(shape: Sequence[int]) -> tuple[int, int, int]:
-    sizes = tuple(int(size) for size in shape)
-    if len(sizes) == 2:
-        sizes = (1, *sizes)
-    if len(sizes) != 3:
-        raise ShapeError(
-            f"a field needs (height, width) or (channels, height, width), got {sizes}; "
-            "give grid= and lift= for points that are vectors"
-        )
-    return sizes[0], sizes[1], sizes[2]
 
 
 class WienerUNet(nn.Module):
@@ -48,21 +36,15 @@ class WienerUNet(nn.Module):
     A point may also be a vector of coefficients with an orthonormal map ``lift`` to the pixels of a grid (cosine or
     Fourier coefficients, say): then F works on the grid, and V, lam, m on the coefficients.
 
-    Attributes:
-        wiener: W.
-        standardise: Statistics of the raw data, for the caller to use; identity until fitted.
-        extra_channels: How many channels ``extra`` adds; a subclass sets both.
+    ``wiener`` is W, ``standardise`` holds statistics of the raw data, for the caller to use. A subclass that knows the
+    physics adds ``extra_channels`` to the input of F, which ``extra`` computes.
 
     Args:
         event: Shape of one point.
         rank: Of the covariance; see ``fit``, which finds it.
         grid: (channels, height, width) that F works on; from ``event`` if None.
         lifted: Whether there is a map from points to the grid.
-        widths: Channels of F at each resolution.
-        padding: "circular" for periodic fields, "zeros" for the others.
-        positions: Learned position channels, for fields that are not periodic; 4 is a good number.
-        sigmas: Range of noise levels F is trained on; outside, it takes the level for the nearer end.
-        seed: Of the initial weights.
+        **settings: Of F (``UNet``): ``widths``, ``padding``, ``positions`` (4 is a good number), ``sigmas``, ``seed``.
     """
 
     extra_channels: ClassVar[int] = 0
@@ -75,16 +57,19 @@ class WienerUNet(nn.Module):
         rank: int | None = None,
         grid: Sequence[int] | None = None,
         lifted: bool = False,
-        widths: Sequence[int] = (32, 48, 64),
-        padding: Padding = "zeros",
-        positions: int = 0,
-        sigmas: Sequence[float] = (0.01, 3.0),
-        seed: int = 0,
+        **settings: Any,
     ) -> None:
         super().__init__()
         self.wiener = Gaussian(event, rank)
         self.event = self.wiener.event
-        self.grid = _as_grid(self.event if grid is None else grid)
+        self.grid = tuple(int(size) for size in (self.event if grid is None else grid))
+        if len(self.grid) == 2:
+            self.grid = (1, *self.grid)
+        if len(self.grid) != 3:
+            raise ShapeError(
+                f"a field needs (height, width) or (channels, height, width), got {self.grid}; "
+                "give grid= and lift= for points that are vectors"
+            )
         size, pixels = len(self.wiener.mean), torch.Size(self.grid).numel()
         if size > pixels or (size != pixels and not lifted):
             raise ShapeError(
@@ -93,10 +78,7 @@ class WienerUNet(nn.Module):
             )
         self.register_buffer("lift", torch.eye(pixels, size) if lifted else None)
         channels, *sizes = self.grid
-        inputs = 3 * channels + self.extra_channels
-        self.unet = UNet(
-            inputs, channels, sizes, widths=widths, padding=padding, positions=positions, sigmas=sigmas, seed=seed
-        )
+        self.unet = UNet(3 * channels + self.extra_channels, channels, sizes, **settings)
         self.standardise = Standardise(self.event)
 
     @classmethod
@@ -110,11 +92,7 @@ class WienerUNet(nn.Module):
     ) -> Denoiser:
         """A denoiser for ``data`` (n, *event) of unit size: its Wiener filter is computed, F is yet to be trained.
 
-        Args:
-            data: Training data.
-            grid: (channels, height, width) of the pixels, if points are vectors.
-            lift: (pixels, d) with orthonormal columns, from points to pixels.
-            **settings: ``widths``, ``padding``, ``positions``, ``sigmas``, ``seed``.
+        Points that are vectors need ``grid``, and ``lift`` (pixels, d) with orthonormal columns, from points to pixels.
         """
         gaussian = Gaussian.fit(data)
         size = float(data.double().square().mean().sqrt())
@@ -144,19 +122,8 @@ class WienerUNet(nn.Module):
         return {**self.wiener.config, "grid": list(self.grid), "lifted": self.lift is not None, **inner}
 
     def extra(self, wiener: Tensor) -> Tensor:
-        """More input for F, (n, extra_channels, height, width), from the Wiener output on the grid.
-
-        A subclass that knows the physics gives derived fields here: velocities and advection of a vorticity, say.
-        """
+        """More input for F, (n, extra_channels, height, width), from W on the grid: velocities of a vorticity, say."""
         raise NotImplementedError("a subclass with extra_channels > 0 defines extra(wiener)")
-
-    def to_grid(self, vector: Tensor) -> Tensor:
-        """Points (n, d) as fields (n, *grid)."""
-        return (vector if self.lift is None else vector @ self.lift.T).view(-1, *self.grid)
-
-    def from_grid(self, field: Tensor) -> Tensor:
-        """The transpose of ``to_grid``."""
-        return field.flatten(1) if self.lift is None else field.flatten(1) @ self.lift
 
     def forward(self, y: Tensor, sigma: Tensor | float) -> Tensor:
         """D(y, sigma) for y (n, *event), sigma a number or (n,)."""
@@ -168,13 +135,16 @@ class WienerUNet(nn.Module):
             wiener = filter(y.to(centred.dtype), level).flatten(1)
             whitened = ((centred @ filter.basis) / (lam + square).sqrt()) @ filter.basis.T
             scaled = (centred + filter.mean) / (1 + square).sqrt()
-            fields = [self.to_grid(vector) for vector in (whitened, wiener, scaled)]
+            vectors = (whitened, wiener, scaled)
+            pixels = vectors if self.lift is None else [vector @ self.lift.T for vector in vectors]
+            fields = [pixel.view(-1, *self.grid) for pixel in pixels]
             if self.extra_channels:
                 fields.append(self.extra(fields[1]))
         learned = self.unet(torch.cat(fields, dim=1), level)
         with all_digits(y):
-            spread = (square * lam / (lam + square)).sqrt()
-            residual = (spread * (self.from_grid(learned.to(centred.dtype)) @ filter.basis)) @ filter.basis.T
+            spread, says = (square * lam / (lam + square)).sqrt(), learned.to(centred.dtype).flatten(1)
+            says = says if self.lift is None else says @ self.lift
+            residual = (spread * (says @ filter.basis)) @ filter.basis.T
             return (wiener + residual).view(y.shape).to(y.dtype)
 
 
@@ -192,18 +162,13 @@ class WienerMLP(nn.Module):
     enter with sqrt(g_i g_j g_k): at most sqrt(g) max(g). A plain network must learn eps = x there, and misses it by
     far more than the Gaussian does.
 
-    Attributes:
-        wiener: m, V and lam; ``fit`` takes them from data.
-        standardise: Statistics of the raw data, for the caller to use; identity until fitted.
+    ``wiener`` holds m, V and lam, ``standardise`` statistics of the raw data, for the caller to use.
 
     Args:
         event: Shape of one point; treated as one vector.
         rank: Of the covariance; see ``fit``, which finds it.
         steps: T, the number of noise levels; ``fit`` takes it from betas.
-        width: Neurons of a hidden layer of F.
-        depth: Hidden layers of F.
-        features: Cosine features of the time.
-        seed: Of the initial weights.
+        **settings: Of F (``MLP``): ``width``, ``depth``, ``features``, ``seed``.
 
     Reference: the same idea for denoisers of fields is ``WienerUNet``.
 
@@ -216,23 +181,13 @@ class WienerMLP(nn.Module):
     sigma: Tensor
 
     def __init__(
-        self,
-        event: int | Sequence[int],
-        *,
-        rank: int | None = None,
-        steps: int = 1000,
-        width: int = 128,
-        depth: int = 3,
-        features: int = 32,
-        seed: int = 0,
+        self, event: int | Sequence[int], *, rank: int | None = None, steps: int = 1000, **settings: Any
     ) -> None:
         super().__init__()
         self.wiener = Gaussian(event, rank)
         self.event = self.wiener.event
         self.steps = whole_number(steps, "steps", 1)
-        self.mlp = MLP(
-            self.wiener.rank, width=width, depth=depth, features=features, horizon=float(self.steps), seed=seed
-        )
+        self.mlp = MLP(self.wiener.rank, horizon=float(self.steps), **settings)
         alpha, sigma = signal_and_noise(torch.linspace(0.1 / self.steps, 20 / (20 + self.steps), self.steps))
         self.register_buffer("alpha", alpha.float())
         self.register_buffer("sigma", sigma.float())
@@ -240,13 +195,7 @@ class WienerMLP(nn.Module):
 
     @classmethod
     def fit(cls, data: Tensor, betas: Tensor, **settings: Any) -> WienerMLP:
-        """A network for ``data`` (n, *event) and these noise levels: eps_G is computed, F is yet to be trained.
-
-        Args:
-            data: Training data.
-            betas: (T,), those of ``train_ddpm`` and ``ddpm``.
-            **settings: ``width``, ``depth``, ``features``, ``seed``.
-        """
+        """A network for ``data`` (n, *event) and these noise levels: eps_G is computed, F is yet to be trained."""
         gaussian = Gaussian.fit(data)
         alpha, sigma = signal_and_noise(betas)
         net = cls(gaussian.event, rank=gaussian.rank, steps=len(alpha), **settings)

@@ -7,11 +7,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from casal.lab.drawing import EXACT, FAINT, INK, colour
 from casal.lab.experiment import Array, Outcome
 from casal.lab.laws import double_well
 from casal.lab.particle.runs import PUBLISHED, TUNED
 from casal.lab.particle.setup import RADIUS, SIGMA_Y, exact_answer, exact_density
-from casal.lab.report.style import EXACT, FAINT, INK, colour
 
 SHOWN = ("final projection", "projected", TUNED, *PUBLISHED, "CASAL", "WeightedCASAL")
 

@@ -35,8 +35,7 @@ def cases() -> dict[str, Case]:
 
 def penalties() -> list[Case]:
     """Settings among which the penalty baseline is tuned: plain and preconditioned, slow and fast ramps."""
-    targets = (plain(PAPER.steps), preconditioned(PAPER.steps))
-    return penalty_ramps(targets, (1e-4, 1e-3, 1e-2, 1e-1), (0.03, 0.1, 0.3, 1.0))
+    return penalty_ramps([plain(PAPER.steps), preconditioned(PAPER.steps)])
 
 
 def _loss(result: casal.SampleResult) -> float:

@@ -43,20 +43,20 @@ def start(n: int, generator: torch.Generator) -> Tensor:
     return torch.randn((n, 2), generator=generator, dtype=torch.float64)
 
 
-def plain(steps: int, step_size: float = PAPER.step_size) -> Target:
+def plain(steps: int) -> Target:
     """Langevin dynamics with the authors' step size."""
-    return langevin(gradient, steps=steps, step_size=step_size, init=start)
+    return langevin(gradient, steps=steps, step_size=PAPER.step_size, init=start)
 
 
-def preconditioned(steps: int, step_size: float = 0.1) -> Target:
+def preconditioned(steps: int) -> Target:
     """The same with one step size per coordinate, so that both relax at the same pace."""
     diagonal = torch.tensor([1.0 / double_well.CURVATURE, SIGMA_Y**2], dtype=torch.float64)
-    return langevin(gradient, steps=steps, step_size=step_size, init=start, preconditioner=diagonal)
+    return langevin(gradient, steps=steps, step_size=0.1, init=start, preconditioner=diagonal)
 
 
-def exact_density(points: int = 20001) -> tuple[Array, Array]:
+def exact_density() -> tuple[Array, Array]:
     """Angles in [-pi, pi) and the density of the law on the circle with respect to the angle."""
-    angle = np.linspace(-np.pi, np.pi, points)[:-1]
+    angle = np.linspace(-np.pi, np.pi, 20001)[:-1]
     x, y = RADIUS * np.cos(angle), RADIUS * np.sin(angle)
     log_density = -double_well.potential(x) - 0.5 * (y / SIGMA_Y) ** 2
     density = np.exp(log_density - log_density.max())

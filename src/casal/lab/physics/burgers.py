@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from casal.checks import whole_number
+from casal.checks import positive, whole_number
 from casal.errors import DivergedError, SettingError
 
 LENGTH = 2.0 * math.pi
@@ -28,22 +28,15 @@ TOLERANCE = 1e-12
 
 @dataclass(frozen=True)
 class Burgers:
-    """The equation on a grid.
+    """The equation on a grid."""
 
-    Args:
-        points: Grid points on [0, 2 pi).
-        speed: c, the linear advection.
-        step: Largest time step dt; a step is shortened to meet the times that are asked for.
-    """
-
-    points: int = 200
-    speed: float = 0.5
-    step: float = 0.01
+    points: int = 200  # on [0, 2 pi)
+    speed: float = 0.5  # c, the linear advection
+    step: float = 0.01  # largest time step dt; it is shortened to meet the times that are asked for
 
     def __post_init__(self) -> None:
         whole_number(self.points, "points", 3)
-        if not self.step > 0:
-            raise SettingError(f"step must be > 0, got {self.step}")
+        positive(self.step, "step")
 
     @property
     def grid(self) -> Tensor:
@@ -107,25 +100,15 @@ def energy(u: Tensor) -> Tensor:
     return u.square().sum(-1)
 
 
-def random_states(
-    n: int, amplitude: float, generator: torch.Generator, *, points: int = 200, modes: int = 20, decay: float = 1.5
-) -> Tensor:
-    """Smooth random fields (n, points): modes 1 .. ``modes`` with Gaussian coefficients of size k^-decay.
+def random_states(n: int, amplitude: float, generator: torch.Generator, *, points: int = 200) -> Tensor:
+    """Smooth random fields (n, points): modes 1 .. 20 with Gaussian coefficients of size k^-1.5.
 
     The fluctuation of every field is scaled to the root mean square ``amplitude``; its mean is N(0, amplitude^2).
-
-    Args:
-        n: How many.
-        amplitude: Size of the fluctuation and of the mean.
-        generator: Source of randomness.
-        points: Grid points.
-        modes: Fourier modes.
-        decay: Exponent of the spectrum.
     """
-    k = torch.arange(1, modes + 1, dtype=torch.float64)
-    real, imaginary = torch.randn((2, n, modes), generator=generator, dtype=torch.float64) * k**-decay
+    k = torch.arange(1, 21, dtype=torch.float64)
+    real, imaginary = torch.randn((2, n, 20), generator=generator, dtype=torch.float64) * k**-1.5
     spectrum = torch.zeros((n, points // 2 + 1), dtype=torch.complex128)
-    spectrum[:, 1 : modes + 1] = torch.complex(real, imaginary)
+    spectrum[:, 1:21] = torch.complex(real, imaginary)
     field = torch.fft.irfft(spectrum, n=points)
     field = amplitude * field / field.square().mean(1, keepdim=True).sqrt()
     return field + amplitude * torch.randn((n, 1), generator=generator, dtype=torch.float64)

@@ -16,23 +16,21 @@ from dataclasses import replace
 
 from casal.lab.drawing import writer
 from casal.lab.experiment import Claim, Experiment, Outcome, ResultTable, Tell, stamp
+from casal.lab.propositions import line, quadrature
 from casal.lab.propositions.figures import figures
-from casal.lab.propositions.line import consistency, mixing, step_size
-from casal.lab.propositions.projection import information, penalty, unattained
-from casal.lab.propositions.relaxed import optimum, recovery, relaxation, strong_duality
 from casal.lab.propositions.setup import Check
 
 CHECKS: dict[str, Callable[[bool], Check]] = {
-    "information projection": information,
-    "unattained duality": unattained,
-    "penalty": penalty,
-    "strong duality": strong_duality,
-    "recovery": recovery,
-    "relaxation": relaxation,
-    "consistency": consistency,
-    "optimum": optimum,
-    "step size": step_size,
-    "mixing": mixing,
+    "information projection": quadrature.information,
+    "unattained duality": quadrature.unattained,
+    "penalty": quadrature.penalty,
+    "strong duality": quadrature.strong_duality,
+    "recovery": quadrature.recovery,
+    "relaxation": quadrature.relaxation,
+    "consistency": line.consistency,
+    "optimum": quadrature.optimum,
+    "step size": line.step_size,
+    "mixing": line.mixing,
 }
 """In the order of the paper's numbers; a check joins by a line here and a picture of its name."""
 

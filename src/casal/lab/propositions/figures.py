@@ -9,10 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from casal.lab.drawing import headline, panels
+from casal.lab.drawing import EXACT, FAINT, INK, colour, headline, label, panels
 from casal.lab.experiment import Array, Outcome
 from casal.lab.propositions.setup import Check
-from casal.lab.report.style import EXACT, FAINT, INK, colour
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 
@@ -54,9 +53,8 @@ def _unattained(check: Check) -> Figure:
     for (name, gap), shade in zip(check.data["gaps"].items(), PALETTE, strict=False):
         kept = gap > 1e-14
         axis.loglog(check.data["weights"][kept], gap[kept], color=shade, label=f"cost: {name}")
-    axis.set(xlabel="multiplier λ", ylabel="log 1/P(C) − g(λ)", ylim=(1e-12, 10))
-    axis.legend(fontsize=8.5, loc="center right")
-    axis.set_title("distance of the dual function to its supremum: never zero", fontsize=9)
+    title = "distance of the dual function to its supremum: never zero"
+    label(axis, title, "center right", xlabel="multiplier λ", ylabel="log 1/P(C) − g(λ)", ylim=(1e-12, 10))
     return figure
 
 
@@ -70,8 +68,7 @@ def _penalty(check: Check) -> Figure:
         if "in C" not in curves:
             axis.axhline(1.0, color=EXACT)
         axis.set(xlabel="penalty weight λ, cost d²", ylim=(1e-4, 1.5), title=case)
-    axes[0].set_ylabel("probability outside C widened by ε")
-    axes[0].legend(fontsize=8.5, loc="lower left")
+    label(axes[0], legend="lower left", ylabel="probability outside C widened by ε")
     return figure
 
 
@@ -83,8 +80,9 @@ def _strong_duality(check: Check) -> Figure:
     axis.plot(*data["best"], "o", color=EXACT, markersize=5)
     axis.text(data["mu"][0], data["primal"] + 0.06, "primal value of (P)", fontsize=8.5)
     axis.text(1.15, -1.0, "dual function", fontsize=8.5, color=PALETTE[0])
-    axis.set(xlabel="μ = λ/ρ", ylabel="value", ylim=(float(np.min(data["values"])) - 0.1, data["primal"] + 0.5))
-    axis.set_title("double well on an interval, ρ = 3: the two meet", fontsize=9)
+    limits = (float(np.min(data["values"])) - 0.1, data["primal"] + 0.5)
+    title = "double well on an interval, ρ = 3: the two meet"
+    label(axis, title, xlabel="μ = λ/ρ", ylabel="value", ylim=limits)
     return figure
 
 
@@ -93,10 +91,9 @@ def _recovery(check: Check) -> Figure:
     for axis, (case, curve) in zip(axes, check.data["curves"].items(), strict=True):
         for key, shade in (("x", PALETTE[0]), ("z", PALETTE[1])):
             axis.loglog(curve["rho"], curve[key], "o-", markersize=3, color=shade, label=f"q^{key}")
-        axis.set(xlabel="ρ", ylim=(1e-4, 2))
-        axis.set_title(f"{case}\nslope of q^z at the end {check.data['slopes'][case]:.2f}", fontsize=9)
-    axes[0].set_ylabel("W1 to p_C")
-    axes[0].legend(fontsize=8.5, loc="lower left")
+        title = f"{case}\nslope of q^z at the end {check.data['slopes'][case]:.2f}"
+        label(axis, title, xlabel="ρ", ylim=(1e-4, 2))
+    label(axes[0], legend="lower left", ylabel="W1 to p_C")
     return figure
 
 
@@ -109,13 +106,11 @@ def _relaxation(check: Check) -> Figure:
         axis.axhline(1.0, color=EXACT, linewidth=0.8, linestyle=":")
         axis.set(xlabel="ρ", ylim=(0, 2.25))
     axes[1].axhline(2.0, color=EXACT, linewidth=0.8, linestyle="--")
-    right = 1e3
     axes[0].text(0.03, 1.04, "bound", fontsize=8.5)
-    axes[1].text(right, 1.04, "bound as printed", fontsize=8.5, ha="right")
-    axes[1].text(right, 2.04, "bound that the lemma gives", fontsize=8.5, ha="right")
-    axes[0].set_title("D(q^x | p) / D(p_C | p)", fontsize=9)
-    axes[1].set_title("ρ W2²(q^x, q^z) / D(p_C | p)", fontsize=9)
-    axes[0].legend(fontsize=8.5, loc="upper left")
+    for height, text in ((1.04, "bound as printed"), (2.04, "bound that the lemma gives")):
+        axes[1].text(1e3, height, text, fontsize=8.5, ha="right")
+    label(axes[0], "D(q^x | p) / D(p_C | p)", "upper left")
+    label(axes[1], "ρ W2²(q^x, q^z) / D(p_C | p)")
     return figure
 
 
@@ -127,17 +122,16 @@ def _optimum(check: Check) -> Figure:
     axes[0].axvspan(*data["set"], color=FAINT, alpha=0.4, linewidth=0)
     axes[0].text(float(np.mean(data["set"])), 0.02, "C", ha="center", fontsize=9)
     lines = (("p", "p", INK), ("q", "q^x with μ*", PALETTE[0]), ("bare", "q^x with μ = 0", PALETTE[1]))
-    for key, label, shade in lines:
-        axes[0].plot(x, data[key] / width, color=shade, label=label, linestyle="--" if key == "bare" else "-")
-    axes[0].set(xlabel="x", ylabel="density", xlim=(-3.5, 2.2), ylim=(0, None))
-    axes[0].legend(fontsize=8.5, loc="upper left")
-    axes[0].set_title(f"the printed form, μ* = {data['mu']:.3f}", fontsize=9)
+    for key, name, shade in lines:
+        axes[0].plot(x, data[key] / width, color=shade, label=name, linestyle="--" if key == "bare" else "-")
+    title = f"the printed form, μ* = {data['mu']:.3f}"
+    label(axes[0], title, "upper left", xlabel="x", ylabel="density", xlim=(-3.5, 2.2), ylim=(0, None))
     pairs = data["pairs"]
     ends = [pairs.min(), pairs.max()]
     axes[1].loglog(pairs[:, 0], pairs[:, 1], ".", color=PALETTE[0], markersize=4)
     axes[1].plot(ends, ends, color=EXACT, linewidth=0.8, linestyle=":")
-    axes[1].set(xlabel="D(q | q*) of another law q", ylabel="its value − optimal value")
-    axes[1].set_title("every other law costs at least its divergence", fontsize=9)
+    title = "every other law costs at least its divergence"
+    label(axes[1], title, xlabel="D(q | q*) of another law q", ylabel="its value − optimal value")
     return figure
 
 
@@ -151,16 +145,14 @@ def _consistency(check: Check) -> Figure:
     data = check.data
     left.axhline(data["exact"], color=EXACT, label="with the dual, every variant = E under p_C")
     left.semilogx(data["rho"], data["without"], color="#E69F00", label="without the dual")
-    left.set(xlabel="ρ", ylabel="E z1")
-    left.legend(fontsize=8.5, loc="lower right")
-    left.set_title("mean", fontsize=9)
+    label(left, "mean", "lower right", xlabel="ρ", ylabel="E z1")
     for name, values in data["variance"].items():
         right.semilogx(data["rho"], values, color=colour(name), linestyle=_dash(name), label=name)
     for level in (0.5, 1.0):
         right.axhline(level, color=EXACT, linewidth=0.8, linestyle=":")
-    right.set(xlabel="ρ", ylabel="Var z1 / exact", ylim=(0, 3.2))
+    title = "variance: the printed z-step halves it"
+    label(right, title, xlabel="ρ", ylabel="Var z1 / exact", ylim=(0, 3.2))
     right.legend(fontsize=8, loc="upper right")
-    right.set_title("variance: the printed z-step halves it", fontsize=9)
     return figure
 
 
@@ -172,16 +164,13 @@ def _step_size(check: Check) -> Figure:
     left.text(0.9, 0.045, "grey: 4 τ (β + 4ρ) ≤ 1", fontsize=9)
     for name, limit in data["limits"].items():
         left.loglog(data["rho"], np.minimum(limit, 10.0), color=colour(name), label=name)
-    left.set(xlabel="ρ", ylabel="τ", ylim=(5e-4, 1.5))
-    left.legend(fontsize=8.5, loc="lower left")
-    left.set_title("lines: largest stable step", fontsize=9)
+    label(left, "lines: largest stable step", "lower left", xlabel="ρ", ylabel="τ", ylim=(5e-4, 1.5))
     for name, values in data["rests"].items():
         right.loglog(data["tau"], np.maximum(values, 1e-13), "o-", markersize=3, color=colour(name), label=name)
     right.loglog(data["tau"], data["tau"], color=EXACT, linewidth=0.8, linestyle=":")
     right.text(data["tau"][-3], data["tau"][-3] * 1.6, "slope 1", fontsize=8.5, ha="right")
-    right.set(xlabel="τ", ylabel="L(q) − L(q*) at rest")
-    right.legend(fontsize=8.5, loc="lower right")
-    right.set_title(f"ρ = {data['coupling']:g}: must be ≤ C τ", fontsize=9)
+    title = f"ρ = {data['coupling']:g}: must be ≤ C τ"
+    label(right, title, "lower right", xlabel="τ", ylabel="L(q) − L(q*) at rest")
     return figure
 
 
@@ -201,8 +190,7 @@ def _mixing(check: Check) -> Figure:
             axis.set_yscale("log")
             axis.plot(t, np.log(t) / np.sqrt(t), color=EXACT, linewidth=0.8, linestyle=":")
             axis.text(t[0], 0.22 * np.log(t[0]) / t[0] ** 0.5, "ln t / √t", fontsize=8.5)
-        axis.set_title(title, fontsize=9)
-        axis.set_xlabel("t")
+        label(axis, title, xlabel="t")
     axes[0].legend(fontsize=8, loc="lower left")
     return figure
 

@@ -58,9 +58,9 @@ def consistency(quick: bool) -> Check:
     )
 
 
-def allowed(rho: float, beta: float = law.BETA) -> float:
+def allowed(rho: float) -> float:
     """The largest step size with 4 tau (beta + 4 rho) <= 1."""
-    return 1.0 / (4.0 * (beta + 4.0 * rho))
+    return 1.0 / (4.0 * (law.BETA + 4.0 * rho))
 
 
 def stable_up_to(variant: law.Variant, rho: float) -> float:

@@ -62,25 +62,18 @@ def kullback(q: Array, p: Array) -> float:
     return float((q[kept] * np.log(q[kept] / p[kept])).sum())
 
 
-def disc(centre: Sequence[float], radius: float) -> Callable[[Array], Array]:
-    """Projection onto a ball."""
-
-    def project(x: Array) -> Array:
-        offset = x - np.asarray(centre)
-        length = np.linalg.norm(offset, axis=1, keepdims=True)
-        return np.asarray(np.where(length > radius, centre + offset * (radius / np.maximum(length, radius)), x))
-
-    return project
+def _onto_disc(x: Array) -> Array:
+    """Projection onto the disc of radius 0.7 around (-0.5, 0.5)."""
+    centre, radius = np.array([-0.5, 0.5]), 0.7
+    offset = x - centre
+    length = np.linalg.norm(offset, axis=1, keepdims=True)
+    return np.asarray(np.where(length > radius, centre + offset * (radius / np.maximum(length, radius)), x))
 
 
-def circle(radius: float) -> Callable[[Array], Array]:
-    """Projection onto a circle around the origin; the origin itself goes to (radius, 0)."""
-
-    def project(x: Array) -> Array:
-        angle = np.arctan2(x[:, 1], x[:, 0])
-        return radius * np.stack([np.cos(angle), np.sin(angle)], axis=1)
-
-    return project
+def _onto_circle(x: Array) -> Array:
+    """Projection onto the circle of radius RADIUS around the origin, which itself goes to (RADIUS, 0)."""
+    angle = np.arctan2(x[:, 1], x[:, 0])
+    return RADIUS * np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
 def well_on_interval(points: int = 4001) -> Case:
@@ -95,7 +88,7 @@ def well_in_disc() -> Case:
     x, y = np.meshgrid(np.linspace(-5.0, 3.0, 401), np.linspace(-2.5, 2.5, 251), indexing="ij")
     points = np.stack([x.ravel(), y.ravel()], axis=1)
     energy = double_well.potential(points[:, 0]) + 0.5 * (points[:, 1] / 0.6) ** 2
-    return Case("double well x Gaussian, disc", points, normalised(-energy), disc((-0.5, 0.5), 0.7))
+    return Case("double well x Gaussian, disc", points, normalised(-energy), _onto_disc)
 
 
 def three_bumps() -> Case:
@@ -118,7 +111,7 @@ def gaussian_on_circle(radial: int = 151, angle: Array = ANGLES) -> Case:
     rr, aa = np.meshgrid(r, angle, indexing="ij")
     points = np.stack([(rr * np.cos(aa)).ravel(), (rr * np.sin(aa)).ravel()], axis=1)
     log_area = np.log(np.maximum((rr * width[:, None]).ravel(), 1e-300))
-    return Case("Gaussian, circle", points, normalised(log_area - off_centre(points)), circle(RADIUS), thin=True)
+    return Case("Gaussian, circle", points, normalised(log_area - off_centre(points)), _onto_circle, thin=True)
 
 
 def off_centre(points: Array) -> Array:
@@ -129,7 +122,6 @@ def off_centre(points: Array) -> Array:
 class Relaxed(NamedTuple):
     """The saddle point of (P) on a case."""
 
-    rho: float  # coupling
     mu: Array  # lambda / rho
     x: Array  # (N,) masses of q^x on the points of the case
     z: Array  # (N, d) where each point sends its z = P(x + mu)
@@ -171,4 +163,4 @@ def relaxed(case: Case, rho: float, *, dual: bool = True) -> Relaxed:
     q, z, bound = tilted(case, rho, mu)
     divergence = kullback(q, case.mass)
     transport = float((q * np.square(case.points - z).sum(1)).sum())
-    return Relaxed(rho, mu, q, z, divergence + 0.5 * rho * transport, bound, divergence, transport)
+    return Relaxed(mu, q, z, divergence + 0.5 * rho * transport, bound, divergence, transport)

@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cache, partial
@@ -30,25 +31,15 @@ from casal.lab.report.tables import outcome_from_json, outcome_json, outcome_mar
 
 @dataclass(frozen=True)
 class Stamp:
-    """Where an outcome comes from.
+    """Where an outcome comes from."""
 
-    Attributes:
-        key: Hash of all that decides the outcome.
-        quick: Whether fewer chains were run.
-        question: What the experiment decides.
-        made: Day and time.
-        version: Of the library.
-        machine: What it ran on.
-        pictures: File names, in the order to show them.
-    """
-
-    key: str
-    quick: bool
-    question: str
-    made: str
-    version: str
-    machine: str
-    pictures: tuple[str, ...]
+    key: str  # hash of all that decides the outcome
+    quick: bool  # whether fewer chains were run
+    question: str  # what the experiment decides
+    made: str  # day and time
+    version: str  # of the library
+    machine: str  # what it ran on
+    pictures: Sequence[str]  # file names, in the order to show them
 
 
 @dataclass(frozen=True)
@@ -137,16 +128,9 @@ def save(out: Path, experiment: Experiment, quick: bool, outcome: Outcome) -> Re
     for old in folder.glob("*"):
         if old.is_file():
             old.unlink()
-    pictures = tuple(path.name for path in write_outcome(folder, experiment, outcome))
-    stamp = Stamp(
-        key_of(experiment, quick),
-        quick,
-        experiment.question,
-        datetime.now().astimezone().isoformat(timespec="minutes"),
-        casal.__version__,
-        machine(),
-        pictures,
-    )
+    pictures = [path.name for path in write_outcome(folder, experiment, outcome)]
+    key, now = key_of(experiment, quick), datetime.now().astimezone().isoformat(timespec="minutes")
+    stamp = Stamp(key, quick, experiment.question, now, casal.__version__, machine(), pictures)
     half = folder / "record.json.part"
     half.write_text(json.dumps(asdict(stamp), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     half.replace(folder / "record.json")
@@ -158,8 +142,7 @@ def load(out: Path, name: str, quick: bool, experiment: Experiment | None) -> Re
     folder = folder_of(out, name, quick)
     if not (folder / "record.json").exists():
         return None
-    found = json.loads((folder / "record.json").read_text(encoding="utf-8"))
-    stamp = Stamp(**{**found, "pictures": tuple(found["pictures"])})
+    stamp = Stamp(**json.loads((folder / "record.json").read_text(encoding="utf-8")))
     outcome = outcome_from_json((folder / "results.json").read_text(encoding="utf-8"))
     current = experiment is not None and stamp.key == key_of(experiment, quick)
     return Record(stamp, outcome, folder, current)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from casal.lab.drawing import colour
 from casal.lab.experiment import Array
 from casal.lab.laws import gaussian_line as line
-from casal.lab.report.style import colour
 
 RHO: Array = np.geomspace(0.1, 1000.0, 41)
 TAU = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3)
@@ -31,16 +31,11 @@ def law(name: str, tau: float, rho: float) -> Law | None:
     return line.first(float(mean[2])), math.sqrt(covariance[2, 2] / 2)
 
 
-def bare_law(rho: float) -> Law:
-    """The same if x is only drawn towards the line and then projected: mu = 0, in continuous time."""
-    covariance = np.linalg.inv(line.PRECISION + rho * np.diag([1.0, 0.0]))
-    return line.without_dual(rho), math.sqrt(covariance[1, 1] / 2)
-
-
 def explorer_data() -> dict[str, Any]:
     """The exact law, and for each variant one law for every tau and rho."""
     laws = {name: [[law(name, tau, float(rho)) for rho in RHO] for tau in TAU] for name in line.VARIANTS}
-    bare = [bare_law(float(rho)) for rho in RHO]
+    # If x is only drawn towards the line and then projected: mu = 0, in continuous time.
+    bare = [(line.without_dual(float(rho)), math.sqrt(line.optimum(float(rho))[1][1, 1] / 2)) for rho in RHO]
     return {
         "rho": RHO.tolist(),
         "tau": TAU,
@@ -55,7 +50,6 @@ def explorer_data() -> dict[str, Any]:
 @cache
 def explorer_numbers() -> dict[str, Any]:
     """The same to six digits, for the page."""
-    rounded: dict[str, Any] = json.loads(
-        json.dumps(explorer_data()), parse_float=lambda text: float(f"{float(text):.6g}")
-    )
+    text = json.dumps(explorer_data())
+    rounded: dict[str, Any] = json.loads(text, parse_float=lambda number: float(f"{float(number):.6g}"))
     return rounded

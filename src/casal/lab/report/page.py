@@ -5,23 +5,24 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
+import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import casal
+from casal.lab.drawing import INK, colour
 from casal.lab.experiment import Claim, Column, Experiment, ResultTable
 from casal.lab.report.cache import Record, best, machine, names
 from casal.lab.report.explorer import explorer_numbers
-from casal.lab.report.pictures import Picture, picture
-from casal.lab.report.style import INK, colour
 from casal.lab.report.tables import cell
 
 VERDICTS = {"reproduced": ("yes", "✓"), "partly": ("partly", "~"), "not reproduced": ("no", "✗")}
@@ -32,6 +33,49 @@ REFERENCE = re.compile(r"exact|floor|p_C$")
 
 OUTDATED = "the source has changed since this was run: call casal reproduce to renew it"
 UNKNOWN = "no experiment of this name is known here, so whether this is current cannot be told; --module brings it in"
+
+LARGEST = 600_000
+"""Bytes above which a drawing (tens of thousands of points) goes in as PNG."""
+
+POINT = 4 / 3
+"""CSS pixels of a point."""
+
+DPI_SCALE = 96 / 160
+"""CSS pixels of a pixel of the PNG files, which are drawn at 160 dots per inch."""
+
+
+class Picture(NamedTuple):
+    """Data URI and size in CSS pixels."""
+
+    source: str
+    width: int
+    height: int
+
+
+def slim(svg: str) -> str:
+    """A drawing without its metadata and with coordinates to a hundredth of a point."""
+    svg = re.sub(r"^.*?(?=<svg)", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(?<= d=")[^"]*', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg)
+    return re.sub(r"\n\s*", "\n", svg)
+
+
+def picture(png: Path) -> Picture:
+    """The picture whose PNG this is, from the SVG beside it where that is small enough."""
+    drawing = png.with_suffix(".svg")
+    if drawing.exists():
+        svg = slim(drawing.read_text(encoding="utf-8"))
+        size = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', svg)
+        if size and len(svg.encode()) <= LARGEST:
+            width, height = (round(POINT * float(part)) for part in size.groups())
+            return Picture(_uri("image/svg+xml", svg.encode()), width, height)
+    data = png.read_bytes()
+    width, height = (round(DPI_SCALE * part) for part in struct.unpack(">II", data[16:24]))
+    return Picture(_uri("image/png", data), width, height)
+
+
+def _uri(kind: str, data: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 @dataclass(frozen=True)
@@ -70,37 +114,23 @@ def entries_of(registry: Mapping[str, Experiment], out: Path, missing: Mapping[s
 
 
 def write_page(registry: Mapping[str, Experiment], out: Path, missing: Mapping[str, str] | None = None) -> Path:
-    """Write ``index.html`` from what is on disk; nothing is run.
+    """Write ``index.html`` into the folder of outcomes from what is on disk, and return its path; nothing is run.
 
-    Args:
-        registry: The experiments there are; those without an outcome are named on the page.
-        out: Folder of outcomes.
-        missing: Why an experiment has no outcome.
-
-    Returns:
-        Where the page is.
+    Experiments of the registry without an outcome are named on the page, with the reason in ``missing``.
     """
     entries = entries_of(registry, out, missing or {})
     records = [entry.record for entry in entries if entry.record]
     quick = sum(record.stamp.quick for record in records)
-    text = (
-        _environment()
-        .get_template("page.html.jinja")
-        .render(
-            entries=entries,
-            total=sum((tally(record.outcome.claims) for record in records), Counter[str]()),
-            facts={
-                "page written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
-                "casal": casal.__version__,
-                "experiments": f"{len(records)} of {len(entries)}"
-                + (f", {quick} of them in quick mode" if quick else ""),
-                "total time": duration(sum(record.outcome.seconds for record in records)),
-                "machine": ", ".join(dict.fromkeys(record.stamp.machine for record in records)) or machine(),
-            },
-            any_quick=bool(quick),
-            explorer=explorer_numbers(),
-        )
-    )
+    facts = {
+        "page written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
+        "casal": casal.__version__,
+        "experiments": f"{len(records)} of {len(entries)}" + (f", {quick} of them in quick mode" if quick else ""),
+        "total time": duration(sum(record.outcome.seconds for record in records)),
+        "machine": ", ".join(dict.fromkeys(record.stamp.machine for record in records)) or machine(),
+    }
+    total = sum((tally(record.outcome.claims) for record in records), Counter[str]())
+    page, numbers = _environment().get_template("page.html.jinja"), explorer_numbers()
+    text = page.render(entries=entries, total=total, facts=facts, any_quick=bool(quick), explorer=numbers)
     path = out / "index.html"
     out.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from casal.lab.experiment import Experiment
+from casal.lab.experiment import Experiment, Tell
 from casal.lab.report.cache import load, save
-
-Tell = Callable[[str], None]
 
 
 class OutOfTime(BaseException):
@@ -77,9 +75,6 @@ def reproduce(
         say: Told when an experiment ends.
         tell: Told each part of an experiment as it begins.
         ran: Filled as it goes, for whoever wants to know after an interruption.
-
-    Returns:
-        What was run, what was there, what is missing.
     """
     ran = ran if ran is not None else Ran()
     end = None if minutes is None else time.monotonic() + 60 * minutes

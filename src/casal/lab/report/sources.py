@@ -12,8 +12,8 @@ import ast
 import gc
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,33 +67,6 @@ def in_package(root: Path) -> Locate:
     return lambda module: file_below(root.parent, module) if module.split(".")[0] == root.name else None
 
 
-class _File:
-    """A module and its file. Trees are large, so only the statements of front doors are kept."""
-
-    def __init__(self, module: str, path: Path) -> None:
-        self.module, self.path, self.is_package = module, path, path.name == "__init__.py"
-
-    def tree(self) -> ast.Module:
-        return ast.parse(self.path.read_text(encoding="utf-8"))
-
-    @cached_property
-    def bound(self) -> dict[str, list[ast.stmt]]:
-        """Top-level statements by the name they bind; those that bind none under LOOSE."""
-        found: dict[str, list[ast.stmt]] = {LOOSE: []}
-        for statement in self.tree().body:
-            for name in _names_bound(statement):
-                found.setdefault(name, []).append(statement)
-        return found
-
-    def base(self, node: ast.ImportFrom) -> str:
-        """The module that a from-import names, relative ones resolved."""
-        if not node.level:
-            return node.module or ""
-        parts = self.module.split(".")
-        kept = parts[: len(parts) - node.level + self.is_package]
-        return ".".join([*kept, *([node.module] if node.module else [])])
-
-
 def _names_bound(node: ast.AST) -> list[str]:
     """Names that a statement binds at the top level, also inside an ``if`` or ``try``."""
     if isinstance(node, ast.If | ast.Try | ast.ExceptHandler):
@@ -110,17 +83,12 @@ def _names_bound(node: ast.AST) -> list[str]:
     return [] if docstring or isinstance(node, ast.Pass) else [LOOSE]
 
 
-@dataclass
 class Sources:
-    """The programs that count.
+    """The programs that count: those that ``locate`` finds."""
 
-    Args:
-        locate: Where they are.
-    """
-
-    locate: Locate
-    _files: dict[str, _File | None] = field(default_factory=dict, repr=False)
-    _known: dict[Part, tuple[str, list[Part]]] = field(default_factory=dict, repr=False)
+    def __init__(self, locate: Locate) -> None:
+        self.locate = cache(locate)
+        self._look, self._bound = cache(self._read_part), cache(self._read_door)
 
     def used_by(self, *modules: str) -> dict[Part, str]:
         """Every part that the modules use, directly or not, with the hash of its program."""
@@ -132,9 +100,7 @@ class Sources:
             while todo:
                 part = todo.pop()
                 if part not in found:
-                    if part not in self._known:
-                        self._known[part] = self._look(part)
-                    found[part], uses = self._known[part]
+                    found[part], uses = self._look(part)
                     todo += uses
         finally:
             if collects:
@@ -146,40 +112,50 @@ class Sources:
         told = sorted((part.module, part.name or "", code) for part, code in self.used_by(*modules).items() if code)
         return hashlib.sha256(repr(told).encode()).hexdigest()
 
-    def _file(self, module: str) -> _File | None:
-        if module not in self._files:
-            path = self.locate(module)
-            self._files[module] = _File(module, path) if path else None
-        return self._files[module]
+    def _tree(self, module: str) -> ast.Module:
+        path = self.locate(module)
+        return ast.parse(path.read_text(encoding="utf-8") if path else "")
 
-    def _look(self, part: Part) -> tuple[str, list[Part]]:
+    def _is_package(self, module: str) -> bool:
+        path = self.locate(module)
+        return path is not None and path.name == "__init__.py"
+
+    def _read_door(self, module: str) -> dict[str, list[ast.stmt]]:
+        """Top-level statements of a package by the name they bind; those that bind none under LOOSE."""
+        found: dict[str, list[ast.stmt]] = {LOOSE: []}
+        for statement in self._tree(module).body:
+            for name in _names_bound(statement):
+                found.setdefault(name, []).append(statement)
+        return found
+
+    def _read_part(self, part: Part) -> tuple[str, list[Part]]:
         """The hash of a part, and the parts it uses directly."""
-        file = self._file(part.module)
-        if file is None:
+        module, name = part
+        if self.locate(module) is None:
             return "", []
-        path = part.module.split(".")
-        uses = [Part(".".join(path[:k]), LOOSE) for k in range(1, len(path) + (part.name is not None))]
-        nodes: Sequence[ast.AST] = [file.tree()] if part.name is None else file.bound.get(part.name, [])
+        path = module.split(".")
+        uses = [Part(".".join(path[:k]), LOOSE) for k in range(1, len(path) + (name is not None))]
+        nodes: Sequence[ast.AST] = [self._tree(module)] if name is None else self._bound(module).get(name, [])
         own = [node for node in nodes if not isinstance(node, _IMPORTS)]
         words: list[str] = []
         imports: list[Import] = []
         for node in own:
             _read(node, words, imports)
-        if part.name is not None:
+        if name is not None:
             loaded = {node.id for top in own for node in ast.walk(top) if isinstance(node, ast.Name)}
-            uses += [Part(part.module, name) for name in sorted(loaded & file.bound.keys())]
+            uses += [Part(module, other) for other in sorted(loaded & self._bound(module).keys())]
         packages: dict[str, str] = {}
-        uses += self._imported(file, imports, packages)
+        uses += self._imported(module, imports, packages)
         if packages:
             uses += [used for node in own for used in self._attributes(node, packages)]
         handed_on = [node for node in nodes if isinstance(node, _IMPORTS)]
         packages = {}
-        uses += self._imported(file, handed_on, packages, only=part.name)
+        uses += self._imported(module, handed_on, packages, only=name)
         uses += map(Part, packages.values())  # anything in them may be used
         return hashlib.sha256("\n".join(words).encode()).hexdigest() if own else "", uses
 
     def _imported(
-        self, file: _File, imports: Sequence[Import], packages: dict[str, str], only: str | None = None
+        self, module: str, imports: Sequence[Import], packages: dict[str, str], only: str | None = None
     ) -> list[Part]:
         """What imports lead to (``only``: those of one name); ``packages`` takes up those bound to a name."""
         found: list[Part] = []
@@ -191,14 +167,13 @@ class Sources:
                 if isinstance(node, ast.Import):
                     meant = alias.name if alias.asname else bound
                     found += self._follow(alias.name, LOOSE)
-                elif alias.name == "*":
-                    found += self._follow(file.base(node), None)
-                    continue
                 else:
-                    meant = f"{file.base(node)}.{alias.name}"
-                    found += self._follow(file.base(node), LOOSE, [alias.name], door=file.module)
-                target = self._file(meant)
-                if target and target.is_package:
+                    here = module if self._is_package(module) else module.rpartition(".")[0]
+                    base = resolve_name("." * node.level + (node.module or ""), here)
+                    meant = f"{base}.{alias.name}"
+                    whole = alias.name == "*"
+                    found += self._follow(base, None if whole else LOOSE, () if whole else [alias.name], door=module)
+                if self._is_package(meant):
                     packages[bound] = meant
         return found
 
@@ -208,16 +183,15 @@ class Sources:
         Inside the front door ``door`` of a package, a name that it takes from the package itself is a submodule.
         """
         for name in names:
-            file = self._file(module)
-            if file is None or not file.is_package:
+            if not self._is_package(module):
                 break
-            if name in file.bound and module != door:
+            bound = self._bound(module)
+            if name in bound and module != door:
                 return [Part(module, name)]
-            if not self._file(f"{module}.{name}"):
-                return [Part(module, "__getattr__" if "__getattr__" in file.bound else None)]
+            if not self.locate(f"{module}.{name}"):
+                return [Part(module, "__getattr__" if "__getattr__" in bound else None)]
             module = f"{module}.{name}"
-        file = self._file(module)
-        return [] if file is None else [Part(module, end if file.is_package else None)]
+        return [Part(module, end if self._is_package(module) else None)] if self.locate(module) else []
 
     def _attributes(self, node: ast.AST, packages: dict[str, str]) -> Iterator[Part]:
         """What ``package.name`` leads to wherever it stands in a node; a package by itself counts in full."""

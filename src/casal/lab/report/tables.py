@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -22,9 +23,7 @@ def cell(row: Mapping[str, Any], column: Column) -> str:
         return value
     text = format(value, column.style)
     error = row.get(f"{column.key}_se")
-    if error is None or not math.isfinite(error):
-        return text
-    return f"{text} ± {error:.1g}"
+    return text if error is None or not math.isfinite(error) else f"{text} ± {error:.1g}"
 
 
 def markdown(table: ResultTable) -> str:
@@ -54,16 +53,8 @@ def outcome_json(outcome: Outcome) -> str:
         "name": outcome.name,
         "settings": dict(outcome.settings),
         "seconds": round(outcome.seconds, 2),
-        "tables": [
-            {
-                "title": t.title,
-                "note": t.note,
-                "columns": [vars(column) for column in t.columns],
-                "rows": [dict(row) for row in t.rows],
-            }
-            for t in outcome.tables
-        ],
-        "claims": [vars(claim) for claim in outcome.claims],
+        "tables": [asdict(table) for table in outcome.tables],
+        "claims": [asdict(claim) for claim in outcome.claims],
     }
     return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
 
@@ -71,16 +62,9 @@ def outcome_json(outcome: Outcome) -> str:
 def outcome_from_json(text: str) -> Outcome:
     """What ``outcome_json`` wrote; the arrays of the pictures are gone."""
     record = json.loads(text)
-    return Outcome(
-        record["name"],
-        [
-            ResultTable(t["title"], [Column(**column) for column in t["columns"]], t["rows"], t["note"])
-            for t in record["tables"]
-        ],
-        [Claim(**claim) for claim in record["claims"]],
-        settings=record["settings"],
-        seconds=record["seconds"],
-    )
+    tables = [ResultTable(**{**t, "columns": [Column(**column) for column in t["columns"]]}) for t in record["tables"]]
+    claims = [Claim(**claim) for claim in record["claims"]]
+    return Outcome(record["name"], tables, claims, settings=record["settings"], seconds=record["seconds"])
 
 
 def show(console: Console, outcome: Outcome) -> None:
