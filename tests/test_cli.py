@@ -14,6 +14,9 @@ from typer.testing import CliRunner
 
 from casal.__main__ import LAB
 from casal.cli import app, experiments
+from casal.constraints import SETS
+from casal.methods import METHODS
+from casal.targets import TARGETS
 
 run = CliRunner().invoke
 ROOT = Path(__file__).parents[1]
@@ -25,6 +28,13 @@ def test_list_names_every_experiment_and_its_question() -> None:
     for experiment in experiments().values():
         assert experiment.name in result.output
         assert experiment.question[:30] in result.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize(("what", "names"), [("methods", METHODS), ("sets", SETS), ("models", TARGETS)])
+def test_list_names_every_row_of_a_registry(what: str, names: dict[str, object]) -> None:
+    result = run(app, ["list", what])
+    assert result.exit_code == 0
+    assert all(name in result.output for name in names)
 
 
 def test_run_writes_tables_and_a_picture(tmp_path: Path) -> None:

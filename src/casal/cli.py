@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
+from inspect import getdoc
 from pathlib import Path
 from typing import Annotated
 
@@ -16,12 +17,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from casal import __version__
+from casal.constraints import SETS
 from casal.lab.experiment import Experiment
 from casal.lab.experiments import EXPERIMENTS
 from casal.lab.report.cache import names, write_outcome
 from casal.lab.report.page import write_page
 from casal.lab.report.reproduce import Ran, reproduce
 from casal.lab.report.tables import show
+from casal.methods import METHODS
+from casal.targets import TARGETS
 
 app = typer.Typer(
     help="Strictly constrained generative sampling.",
@@ -86,12 +90,36 @@ def _main(
     torch.set_num_threads(1)
 
 
+def _first_line(thing: object) -> str:
+    return (getdoc(thing) or "").partition("\n")[0]
+
+
+def _registry(what: str, modules: Iterable[str]) -> Iterable[tuple[str, str, str]]:
+    """Name, what it is, and one more line, of every row of a registry."""
+    if what == "experiments":
+        for experiment in experiments(modules).values():
+            yield experiment.name, experiment.question, f"methods: {', '.join(experiment.methods)}"
+        return
+    experiments(modules)  # whose modules may bring methods and sets too
+    if what == "methods":
+        for name, row in METHODS.items():
+            promises = ["strict"] * row.example.strict + ["distribution"] * row.example.promises_distribution
+            yield name, _first_line(row.example), f"{row.example!r}; {', '.join(promises) or 'promises nothing'}"
+    for name, thing in {"sets": SETS, "models": TARGETS}.get(what, {}).items():
+        yield name, _first_line(thing), ""
+
+
 @app.command("list")
-def list_experiments(module: Modules = None) -> None:
-    """What can be run, and the question each experiment answers."""
-    for experiment in experiments(module or ()).values():
-        console.print(f"[bold]{experiment.name}[/]  {escape(experiment.question)}")
-        console.print(f"    methods: {', '.join(experiment.methods)}", style="dim", markup=False)
+def list_registry(
+    what: Annotated[str, typer.Argument(help="experiments, methods, sets or models.")] = "experiments",
+    module: Modules = None,
+) -> None:
+    """What can be run, with the question each experiment answers; or every method, set or model family."""
+    _check("list of", [what], ("experiments", "methods", "sets", "models"))
+    for name, text, more in _registry(what, module or ()):
+        console.print(f"[bold]{escape(name)}[/]  {escape(text)}")
+        if more:
+            console.print(f"    {escape(more)}", style="dim")
 
 
 @app.command()

@@ -30,7 +30,9 @@ class DPSRow(NamedTuple):
 
 @dataclass(frozen=True)
 class DPS(Method[PointState]):
-    """x' = a x + b (score(x) - weight grad_x |h(A D(x))|^2) + s w, with D(x) = (x + sigma^2 score(x)) / alpha.
+    """Guides the denoised estimate D(x) = (x + sigma^2 score(x)) / alpha towards the set (Chung et al. 2023):
+
+        x' = a x + b (score(x) - weight grad_x |h(A D(x))|^2) + s w
 
     The gradient goes through the network. The samples are close to the set, not on it:
     ``FinalProjection(DPS(weight))`` makes them strict. The best weight is narrow; tune it.

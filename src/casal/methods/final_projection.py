@@ -16,7 +16,9 @@ from casal.methods.unconstrained import Unconstrained
 
 @dataclass(frozen=True)
 class FinalProjection(Method[Any]):
-    """z = P(A x_T), with x_T from ``inner``. Feasible; in general not distributed as p restricted to C.
+    """Projects the samples of another method once, at the end: z = P(A x_T).
+
+    Feasible; in general not distributed as p restricted to C.
 
     Args:
         inner: The method to run before the projection; unconstrained sampling if left out, a penalty for

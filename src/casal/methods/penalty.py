@@ -27,7 +27,9 @@ class PenaltyRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Penalty(Method[PointState]):
-    """x' = a x + b (score(x) - weight grad c(x)) + s w, with c = |h(A x)|^2 (paper, eq. penalty).
+    """Adds a soft penalty c = |h(A x)|^2 to the score (paper, eq. penalty), known as guidance:
+
+        x' = a x + b (score(x) - weight grad c(x)) + s w
 
     h is the smooth residual of the set. For every finite weight P(x in C) < 1 (paper, corollary penalty): the
     certificate flags what is not feasible. ``FinalProjection(Penalty(...))`` makes it strict.

@@ -23,7 +23,9 @@ class PrimalDualState(NamedTuple):
 
 @dataclass(frozen=True)
 class PrimalDual(Method[PrimalDualState]):
-    """x' = a x + b (score(x) - J^T lam) + s w;   lam' = lam + dual_step E[h(x')].
+    """Enforces the constraint on average, by a multiplier (Chamon et al. 2024):
+
+        x' = a x + b (score(x) - J^T lam) + s w,      lam' = lam + dual_step E[h(x')]
 
     h is the smooth residual of the set and J its derivative. The expectation is over all chains
     (``average="chains"``, one multiplier for all) or over time along each chain (``average="time"``). Enforces

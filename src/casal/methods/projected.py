@@ -27,7 +27,9 @@ WAY_OUT = "use latent='pinv'"
 
 @dataclass(frozen=True)
 class Projected(Method[PointState]):
-    """x' = A^+ P(A (a x + b score(x) + s w)) (paper, example projected). Feasible; stays where it starts.
+    """Projects after every step (paper, example projected). Feasible; stays where it starts.
+
+        x' = A^+ P(A (a x + b score(x) + s w))
 
     Where A does not reach every z, A A^+ P(z) may leave C again: the chain is then only near it, and the samples are
     made strict at the end. "exact" takes the nearest latent whose image is in C instead,

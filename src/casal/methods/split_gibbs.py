@@ -29,7 +29,9 @@ but forgets more of x in every sweep: in 16 dimensions it keeps half the ancesto
 
 @dataclass(frozen=True)
 class SplitGibbs(Method[Any]):
-    """Climb p(x) N(z; A x, sigma^2) 1_C(z) from sigma = infinity down, with importance weights (rho = 1 / sigma^2):
+    """Samples a diffusion model restricted to C: a ladder of couplings, climbed with importance weights.
+
+    The levels are p(x) N(z; A x, sigma^2) 1_C(z), from sigma = infinity down (rho = 1 / sigma^2):
 
         weight *= Phi_sigma'(x) / Phi_sigma(x);          resample (systematic) if the effective size < ess n
         "gibbs":       z ~ N(A x, sigma'^2) restricted to C,   Phi_sigma(x) = integral of N(z; A x, sigma^2) over C

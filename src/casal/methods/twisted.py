@@ -59,7 +59,7 @@ class GuidedState(NamedTuple):
 
 @dataclass(frozen=True)
 class Twisted(Method[Any]):
-    """Guide every chain by a potential of its denoised estimate D, and pay for the guidance with weights:
+    """Guides every chain by a potential of its denoised estimate D, and pays for the guidance with weights:
 
         V_t(x) = r^T (I / rho + v_t A A^T)^-1 r / 2,   r = A D(x) - P(A D(x)),   v_t = sigma^2 / (alpha^2 + sigma^2)
         delta  = -b (alpha / sigma^2) v_t A^T (I / rho + v_t A A^T)^-1 r          (the gradient of V_t, D' left out)

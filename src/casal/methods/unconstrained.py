@@ -21,7 +21,12 @@ class PointState(NamedTuple):
 
 @dataclass(frozen=True)
 class Unconstrained(Method[PointState]):
-    """x' = a x + b score(x) + s w (paper, eq. langevin_gradient-step). Samples are A x, feasible only by luck."""
+    """Samples as if there were no constraint (paper, eq. langevin_gradient-step):
+
+        x' = a x + b score(x) + s w
+
+    The samples are A x, feasible only by luck.
+    """
 
     name: ClassVar[str] = "unconstrained"
     strict: ClassVar[bool] = False

@@ -59,7 +59,9 @@ class WeightedState(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightedCASAL(Method[WeightedState]):
-    """Climb pi_rho(x) ~ p(x) exp(-rho/2 dist(A x, C)^2) from rho = 0, with importance weights:
+    """Samples p restricted to C: a ladder of couplings, climbed with importance weights.
+
+    The rungs are pi_rho(x) ~ p(x) exp(-rho/2 dist(A x, C)^2), from rho = 0 up:
 
         weight *= exp(-(rho' - rho)/2 |A x - P(A x)|^2);   resample (systematic) if the effective size < ess n
         x' = x + S (score(x) - rho A^T (A x - P(A x))) + (S/2)^(1/2) (w + w')        (Langevin move for pi_rho')

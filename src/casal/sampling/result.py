@@ -40,8 +40,8 @@ class SampleResult:
         samples: (n, *event) in decoded space; for methods that promise feasibility this is z, in float64.
         certificate: Violation of every sample.
         trace: Scalars along the run. At recorded steps: ``step``, ``gap`` (mean of |A x - z|), ``violation`` (largest),
-            ``dual_norm`` (mean). At meetings of all chains: ``exchange_step``, ``rho``, ``ess``,
-            ``ancestors``, and at the last one ``boundary_mass`` or ``finish_ess``.
+            ``dual_norm`` (mean). At meetings of all chains: ``exchange_step``, ``rho``, ``ess``, ``ancestors``; on a
+            ladder of Metropolis moves ``acceptance``; at the last meeting ``boundary_mass`` or ``finish_ess``.
         cost: Score evaluations and projections per chain, seconds.
         state: The last state of the method (x, z, multipliers, weights ...).
         provenance: Settings and versions.
