@@ -59,9 +59,6 @@ class Union(Constraint):
     def _violation(self, z: Tensor) -> Tensor:
         return torch.stack([member._violation(z) for member in self.members]).amin(0)
 
-    def _arguments(self) -> dict[str, Any]:
-        return {"members": list(self.members)}
-
 
 class Product(Constraint):
     """C = {z : block k of z lies in member k}, the event flattened and cut into consecutive blocks.
@@ -148,9 +145,6 @@ class Product(Constraint):
         parts = [member._violation(block) for member, block in self._blocks(z)]
         return torch.stack(parts).amax(0) if parts else torch.zeros(len(z), dtype=z.dtype, device=z.device)
 
-    def _arguments(self) -> dict[str, Any]:
-        return {"members": list(self.members), "sizes": list(self.sizes)}
-
 
 class _Preimage(Constraint):
     """Points whose image lies in another set: {z : back(z) in inner}."""
@@ -236,9 +230,6 @@ class Shifted(_Motion):
     def _forth(self, z: Tensor) -> Tensor:
         return z + spread(self.by, z)
 
-    def _arguments(self) -> dict[str, Any]:
-        return {"inner": self.inner, "by": self.by}
-
 
 class Scaled(_Motion):
     """s C = {s z : z in C}, s > 0; P(z) = s P_C(z / s). The violation is that of z / s.
@@ -260,9 +251,6 @@ class Scaled(_Motion):
 
     def _forth(self, z: Tensor) -> Tensor:
         return z * self.by
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"inner": self.inner, "by": self.by}
 
 
 class Through(_Preimage):
@@ -349,9 +337,6 @@ class Through(_Preimage):
 
     def _back(self, x: Tensor) -> Tensor:
         return (flat(x) @ self.A.to(x).T).reshape(len(x), *self.shape)
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"inner": self.inner, "A": self.A, "shape": list(self.shape)}
 
 
 def _with_rows(rows: Rows | None, A: Tensor) -> Constraint | None:

@@ -419,10 +419,16 @@ class Constraint(ABC):
         raise NotImplementedError
 
     def _arguments(self) -> dict[str, Any]:
-        """Arguments of the constructor, for ``spec``; ``members`` are positional."""
-        raise SettingError(
-            f"{type(self).__name__} holds functions, which cannot be written as data; rebuild it in code"
-        )
+        """Arguments of the constructor, kept as attributes of the same names; ``members`` are positional."""
+        kind = type(self)
+        names = [] if kind.__init__ is object.__init__ else list(inspect.signature(kind.__init__).parameters)[1:]
+        kept = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        if len(kept) < len(names) or any(callable(value) for value in kept.values()):
+            raise SettingError(
+                f"{kind.__name__} holds functions or does not keep its arguments, so it cannot be written as data; "
+                "rebuild it in code"
+            )
+        return kept
 
     def _checked(self, z: Tensor, action: str) -> Tensor:
         """z in float64, of a shape that fits, or ProjectionError."""

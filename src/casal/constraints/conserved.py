@@ -109,9 +109,6 @@ class MassEnergy(Constraint):
                 f"one coordinate with sum {short(mass, bad)} has energy {short(least, bad)}, not {short(energy, bad)}"
             )
 
-    def _arguments(self) -> dict[str, Any]:
-        return {"mass": self.mass, "energy": self.energy}
-
     def equations(self, z: Tensor) -> Tensor:
         y = flat(z)
         return torch.stack([y.sum(1) - each(self.mass, z), y.square().sum(1) - each(self.energy, z)], dim=1)
@@ -319,9 +316,6 @@ class ObservedMassEnergy(Constraint):
                 f"with {free} of {size} coordinates free, the other conditions fix the energy at {short(least, bad)}, "
                 f"not {short(energy, bad)}"
             )
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"index": self.index, "values": self.values, "mass": self.mass, "energy": self.energy}
 
     def equations(self, z: Tensor) -> Tensor:
         y = flat(z)

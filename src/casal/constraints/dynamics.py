@@ -183,10 +183,6 @@ class LinearDynamics(Constraint):
         u = flat(self._split(z)[1])[:, self._bounded.to(z.device)]
         return torch.cat([u - self._limit.to(z), -u - self._limit.to(z)], dim=1)
 
-    def _arguments(self) -> dict[str, Any]:
-        names = ("A", "B", "steps", "dt", "u_max", "y0", "scale_y", "scale_u", "outputs")
-        return {name: getattr(self, name) for name in names}
-
     def _prepare(self) -> None:
         (p, q), o = self.B.shape, len(self.outputs)
         joint = torch.zeros(p + q, p + q, dtype=torch.float64)

@@ -116,9 +116,6 @@ class Affine(Constraint):
     def validate(self, event: Event) -> None:
         check_size(self.A.shape[1], event)
 
-    def _arguments(self) -> dict[str, Any]:
-        return {"A": self.A, "b": self.b}
-
     def equations(self, z: Tensor) -> Tensor:
         y = flat(z)
         return y @ self._rows.to(z).T - spread(self._right, y)
@@ -198,9 +195,6 @@ class HalfSpace(Constraint):
 
     def validate(self, event: Event) -> None:
         check_size(len(self.a), event)
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"a": self.a, "b": self.b}
 
     def inequalities(self, z: Tensor) -> Tensor:
         return self._height(z)[:, None]
@@ -289,9 +283,6 @@ class Box(Constraint):
         if not fits:
             raise ShapeError(f"bounds of shape {tuple(shape)} do not broadcast to events {event}")
 
-    def _arguments(self) -> dict[str, Any]:
-        return {"low": self.low, "high": self.high}
-
     def inequalities(self, z: Tensor) -> Tensor:
         below, above = flat(spread(self.low, z) - z), flat(z - spread(self.high, z))
         return torch.cat([below, above], dim=1).clamp_min(-1e30)
@@ -378,9 +369,6 @@ class Polytope(Constraint):
         kept = lengths > 0
         level = self.h[kept] / lengths[kept]
         return Rows(self.G[kept] / lengths[kept, None], torch.full_like(level, -torch.inf), level)
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"G": self.G, "h": self.h}
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         rows = self._rows.to(z)
@@ -553,9 +541,6 @@ class BoxHyperplane(Constraint):
 
     def validate(self, event: Event) -> None:
         check_size(len(self.a), event)
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"low": self.low, "high": self.high, "a": self.a, "b": self.b}
 
     def equations(self, z: Tensor) -> Tensor:
         return self._plane(z).gap(flat(z))

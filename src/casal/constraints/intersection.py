@@ -135,9 +135,6 @@ class Intersection(Constraint):
     def _violation(self, z: Tensor) -> Tensor:
         return worst_violation(self.members, z)
 
-    def _arguments(self) -> dict[str, Any]:
-        return {"members": list(self.members)}
-
     def _polyhedron(self, size: int) -> Polyhedron:
         """All members as one polyhedron, for events of so many coordinates."""
         if size not in self._polyhedra:

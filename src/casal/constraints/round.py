@@ -91,9 +91,6 @@ class Round(Constraint):
         if self.center is not None and tuple(event_shape(self.center)) != event:
             raise ShapeError(f"center has shape {tuple(event_shape(self.center))}, events have shape {event}")
 
-    def _arguments(self) -> dict[str, Any]:
-        return {"radius": self.radius, "center": self.center}
-
     def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         return (self._offset(z) * (2.0 * weights)).reshape(z.shape)
 
@@ -338,9 +335,6 @@ class AffineRound(Constraint):
 
     def _violation(self, z: Tensor) -> Tensor:
         return torch.maximum(self.flat_part._violation(z), self.round_part._violation(z))
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"flat_part": self.flat_part, "round_part": self.round_part}
 
 
 def _leg(hypotenuse: Any, other: Any) -> Any:

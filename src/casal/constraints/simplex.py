@@ -42,9 +42,6 @@ class Simplex(Constraint):
     def __repr__(self) -> str:
         return f"Simplex(total={self.total:g})"
 
-    def _arguments(self) -> dict[str, Any]:
-        return {"total": self.total}
-
     def equations(self, z: Tensor) -> Tensor:
         return flat(z).sum(1, keepdim=True) - column(self.total, z)
 
@@ -84,9 +81,6 @@ class L1Ball(Constraint):
 
     def __repr__(self) -> str:
         return f"L1Ball(radius={self.radius:g})"
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"radius": self.radius}
 
     def _project(self, z: Tensor) -> Tensor:
         y = flat(z)
