@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Budget, Constraint, Projection, Rows, Way, at_once, positive, total_count
+from casal.checks import positive
+from casal.constraints.base import Budget, Constraint, Projection, Rows, Way, at_once, total_count
 from casal.constraints.chains import bound, common_chains, raw, spread
 from casal.constraints.flat import Affine, HalfSpace, Polytope
 from casal.constraints.implicit import Implicit
@@ -75,6 +76,7 @@ class Product(Constraint):
         self.members, self.sizes = members, tuple(int(size) for size in sizes)
         if len(self.members) != len(self.sizes) or not members or min(self.sizes) < 1:
             raise ShapeError(f"{len(members)} members need as many sizes >= 1, got {self.sizes}")
+        self._coordinates = sum(self.sizes)
         given = [member for member in members if member is not None]
         self.exact = all(member.exact for member in given)
         self.convex = all(member.convex for member in given)
@@ -91,9 +93,7 @@ class Product(Constraint):
         return f"block by block {self.sizes}: {inner}"
 
     def validate(self, event: Event) -> None:
-        size = torch.Size(event).numel()
-        if size != sum(self.sizes):
-            raise ShapeError(f"blocks {self.sizes} hold {sum(self.sizes)} coordinates, events {event} have {size}")
+        super().validate(event)
         for member, block in zip(self.members, self.sizes, strict=True):
             if member is not None:
                 member.validate((block,))
@@ -274,6 +274,7 @@ class Through(_Preimage):
         self.A = torch.as_tensor(A, dtype=torch.float64)
         if self.A.ndim != 2:
             raise ShapeError(f"through needs a matrix (k, d), got shape {tuple(self.A.shape)}")
+        self._coordinates = self.A.shape[1]
         self.shape: Event = (len(self.A),) if shape is None else tuple(shape)
         inner.validate(self.shape)
         self.convex, self.smooth, self.chains = inner.convex, inner.smooth, inner.chains
@@ -310,11 +311,6 @@ class Through(_Preimage):
         if self._way is Way.SPLITTING:
             return f"{self!r}: {self.way.value} between x and A x"
         return f"{self!r}: as {self._same.explain()}" if self._same is not None else super().explain()
-
-    def validate(self, event: Event) -> None:
-        size = torch.Size(event).numel()
-        if size != self.A.shape[1]:
-            raise ShapeError(f"A takes {self.A.shape[1]} numbers, events {event} have {size}")
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         if self._orthogonal:

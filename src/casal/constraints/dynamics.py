@@ -123,17 +123,7 @@ class LinearDynamics(Constraint):
     ) -> LinearDynamics:
         """y'' = gain u, with the position y (and the velocity, ``outputs=(0, 1)``) in the event.
 
-        With gain = 9.81 this is the planar quadrotor under small tilt u.
-
-        Args:
-            gain: Acceleration per unit of input.
-            steps: S.
-            dt: Time between samples.
-            u_max: Bound of |u|.
-            y0: Position and velocity at the start; at rest at zero if left out.
-            scale_y: Unit of each output.
-            scale_u: Unit of the input.
-            outputs: 0 for the position, 1 for the velocity.
+        With gain = 9.81 this is the planar quadrotor under small tilt u. The other arguments are those of the class.
         """
         return cls([[0.0, 1.0], [0.0, 0.0]], [[0.0], [gain]], steps, dt, u_max, y0, scale_y, scale_u, outputs)
 

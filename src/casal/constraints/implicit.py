@@ -1,4 +1,4 @@
-"""Sets given by torch functions: equations, inequalities, or both."""
+"""Sets given by functions: equations, inequalities, or both; or the user's own projection and violation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from casal.checks import whole_number
 from casal.constraints.base import Budget, Constraint, Projection, Way, at_once
 from casal.constraints.solvers.gauss_newton import nearest
 from casal.constraints.vectors import flat, norm
-from casal.errors import SettingError, ShapeError
+from casal.errors import ProjectionError, SettingError, ShapeError
 from casal.typing import Event
 
 LARGEST_TUBE = 64
@@ -170,6 +170,54 @@ class Implicit(Constraint):
         return max(1, TILE // max(1, size * rows))
 
 
+class FromProjection(Constraint):
+    """C = {z : violation(z) = 0}, with the user's own projection onto it.
+
+    The two functions must be independent of each other: the certificate rests on ``violation`` alone.
+    ``casal.sample`` tries both on the starting points before the first step.
+
+    Args:
+        project: (n, *event) float64 -> (n, *event), a nearest point of C or an approximation of it.
+        violation: (n, *event) float64 -> (n,), zero on C, positive elsewhere.
+        exact: Whether ``project`` returns the nearest point.
+        convex: Whether C is convex.
+        solid: Whether C has an interior.
+        residual: Optional smooth functions (n, *event) -> (n, m) that vanish on C: equations.
+    """
+
+    def __init__(
+        self,
+        project: Callable[[Tensor], Tensor],
+        violation: Callable[[Tensor], Tensor],
+        *,
+        exact: bool = True,
+        convex: bool = False,
+        solid: bool = False,
+        residual: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        if not callable(project) or not callable(violation):
+            raise SettingError("FromProjection(project, violation) needs two callables")
+        self._user_project, self._user_violation, self._user_residual = project, violation, residual
+        self.exact, self.convex, self.solid, self.smooth = exact, convex, solid, residual is not None
+
+    def equations(self, z: Tensor) -> Tensor:
+        return super().equations(z) if self._user_residual is None else self._user_residual(z)
+
+    def _project(self, z: Tensor) -> Tensor:
+        out = self._user_project(z)
+        if not isinstance(out, Tensor) or out.shape != z.shape:
+            raise ShapeError(f"project returned {_shown(out)} for points of shape {tuple(z.shape)}")
+        if not bool(out.isfinite().all()):
+            raise ProjectionError("project returned non-finite coordinates for finite points")
+        return out
+
+    def _violation(self, z: Tensor) -> Tensor:
+        out = self._user_violation(z)
+        if not isinstance(out, Tensor) or tuple(out.shape) != (len(z),):
+            raise ShapeError(f"violation returned {_shown(out)} for {len(z)} points, not one number per point")
+        return out.to(z.dtype)
+
+
 class _System:
     """The rows of an Implicit set as functions of flat points (n, d)."""
 
@@ -238,8 +286,7 @@ class _System:
         assert self.owner.jacobian is not None
         out = self.owner.jacobian(z.reshape(len(z), *self.event))
         if not isinstance(out, Tensor) or out.numel() != len(z) * rows * z.shape[1]:
-            got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise ShapeError(f"jacobian returned {got}; it must return {(len(z), rows, *self.event)}")
+            raise ShapeError(f"jacobian returned {_shown(out)}; it must return {(len(z), rows, *self.event)}")
         return out.reshape(len(z), rows, z.shape[1]).to(torch.float64)
 
     def _gradient(self, z: Tensor, weights: Tensor) -> Tensor:
@@ -266,12 +313,14 @@ def _evaluate(function: Function | None, name: str, z: Tensor) -> Tensor:
         return z.new_zeros(len(z), 0)
     part = function(z)
     if not isinstance(part, Tensor) or part.ndim != 2 or len(part) != len(z):
-        got = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
-        raise ShapeError(
-            f"{name} returned {got} for {len(z)} points; it must return ({len(z)}, m), one row a point: "
-            "h[:, None] for a single equation"
-        )
+        wanted = f"({len(z)}, m), one row a point: h[:, None] for a single equation"
+        raise ShapeError(f"{name} returned {_shown(part)} for {len(z)} points; it must return {wanted}")
     return part
+
+
+def _shown(out: object) -> object:
+    """What a user's function returned, for a message."""
+    return tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
 
 
 # ------------------------------------------------------------------ derivatives

@@ -110,6 +110,11 @@ class _Point(NamedTuple):
     lengths: Tensor
     violation: Tensor
 
+    @property
+    def units(self) -> Tensor:
+        """The lengths, with one for zero."""
+        return torch.where(self.lengths > 0, self.lengths, 1.0)
+
 
 class _Tangent(NamedTuple):
     """What the linearised problem says at a point.
@@ -310,7 +315,7 @@ def _nearly_linear(system: System, here: _Point) -> Tensor:
     """Whether one Gauss-Newton step closes all but a hundredth of the gap, so that it can be trusted from far away."""
     gram, active = here.unit @ here.unit.mT, here.lengths > 0
     normal = -_pull_back(here.unit, torch.cholesky_solve(here.gap[:, :, None], _factorise(gram, active)).squeeze(2))
-    left = system.values(here.z + normal) / torch.where(here.lengths > 0, here.lengths, 1.0)
+    left = system.values(here.z + normal) / here.units
     return torch.isfinite(here.violation) & (norm(left) <= 0.01 * norm(here.gap))
 
 
@@ -473,11 +478,6 @@ def _pull_back(matrix: Tensor, v: Tensor) -> Tensor:
     return (matrix * v[:, :, None]).sum(1)
 
 
-def _row_length(v: Tensor) -> Tensor:
-    """Norm of each row, for numbers of ordinary size."""
-    return torch.linalg.vector_norm(v, dim=1)
-
-
 def _tangential(basis: Tensor, v: Tensor) -> Tensor:
     """P_T v; the second pass removes what the rounding of the basis left."""
     v = v - _pull_back(basis, _apply_rows(basis, v))
@@ -500,7 +500,7 @@ def _plan(
     multipliers = torch.linalg.solve_triangular(tangent.factor.mT, along[:, :, None], upper=True).squeeze(2)
     multipliers = _open_part(multipliers + tangent.forces / chains.scale[:, None], inequality)
     multipliers = torch.where(tangent.active, multipliers, torch.zeros_like(multipliers))
-    bend = system.curvature(here.z, multipliers / torch.where(here.lengths > 0, here.lengths, 1.0))
+    bend = system.curvature(here.z, multipliers / here.units)
 
     def hessian(v: Tensor) -> Tensor:
         return v / chains.scale[:, None] + torch.nan_to_num(bend(v), 0.0, 0.0, 0.0)
@@ -533,7 +533,8 @@ def _slide(
     hessian: Callable[[Tensor], Tensor], basis: Tensor, gradient: Tensor, angle: Tensor, radius: Tensor
 ) -> tuple[Tensor, Tensor]:
     """argmin 1/2 t.H t + gradient.t over the tangent space and |t| <= radius, and H times it."""
-    size, rounding = _row_length(_tangential(basis, gradient)), 1e-15 * _row_length(gradient)
+    size = torch.linalg.vector_norm(_tangential(basis, gradient), dim=1)
+    rounding = 1e-15 * torch.linalg.vector_norm(gradient, dim=1)
     aim = torch.maximum(size * angle.clamp(1e-10, 0.1), 0.1 * rounding)
     floor = torch.where(size > rounding, aim.square(), torch.inf)
     steps = min(INNER_STEPS, gradient.shape[1])
@@ -559,7 +560,7 @@ def _try_step(
     length = norm(step)
     there = _look(system, here.z + step)
     finite = torch.isfinite(there.violation)
-    trial = torch.where(finite[:, None], there.gap * _ratio(there.lengths, here.lengths), torch.zeros_like(there.gap))
+    trial = torch.where(finite[:, None], there.gap * (there.units / here.units), torch.zeros_like(there.gap))
     linear = here.gap + _apply_rows(here.unit, move.step)
     theta, modelled, reached = (norm(_open_part(gap, inequality)) for gap in (here.gap, linear, trial))
 
@@ -605,7 +606,7 @@ def _correct(system: System, here: _Point, tangent: _Tangent, step: Tensor) -> t
 
     A step along a curved set leaves it to second order, and would be refused for that (the Maratos effect).
     """
-    linear, lengths = here.gap + _apply_rows(here.unit, step), torch.where(here.lengths > 0, here.lengths, 1.0)
+    linear, lengths = here.gap + _apply_rows(here.unit, step), here.units
     bent, longest, small = step, 0.5 * norm(step), torch.ones_like(step[:, 0], dtype=torch.bool)
     for _ in range(CORRECTIONS):
         error = system.values(here.z + bent) / lengths - linear
@@ -615,11 +616,6 @@ def _correct(system: System, here: _Point, tangent: _Tangent, step: Tensor) -> t
         small = usable & (norm(bent - step) <= longest)
         bent = torch.where(small[:, None], bent, step)
     return bent, torch.where(small, 2.0 + CORRECTIONS, 2.0).to(step)
-
-
-def _ratio(new: Tensor, old: Tensor) -> Tensor:
-    """The factor from units of the new lengths to units of the old ones; a length of zero counts as one."""
-    return torch.where(new > 0, new, 1.0) / torch.where(old > 0, old, 1.0)
 
 
 def _shorter(
