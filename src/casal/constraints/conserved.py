@@ -274,8 +274,8 @@ class ObservedMassEnergy(Constraint):
 
     def validate(self, event: Event) -> None:
         size = torch.Size(event).numel()
-        first, last = (int(self.index.min()), int(self.index.max())) if len(self.index) else (0, size - 1)
-        if not 0 <= first <= last < size:
+        first, last = min(self.index.tolist(), default=0), max(self.index.tolist(), default=-1)
+        if first < 0 or last >= size:
             raise ShapeError(f"observed positions run from {first} to {last}, those of {event} from 0 to {size - 1}")
         free = size - len(self.index)
         if self.mass is not None and free == 0:
