@@ -76,7 +76,6 @@ class Product(Constraint):
         self.members, self.sizes = members, tuple(int(size) for size in sizes)
         if len(self.members) != len(self.sizes) or not members or min(self.sizes) < 1:
             raise ShapeError(f"{len(members)} members need as many sizes >= 1, got {self.sizes}")
-        self._coordinates = sum(self.sizes)
         given = [member for member in members if member is not None]
         self.exact = all(member.exact for member in given)
         self.convex = all(member.convex for member in given)
@@ -93,7 +92,9 @@ class Product(Constraint):
         return f"block by block {self.sizes}: {inner}"
 
     def validate(self, event: Event) -> None:
-        super().validate(event)
+        size = torch.Size(event).numel()
+        if size != sum(self.sizes):
+            raise ShapeError(f"blocks {self.sizes} hold {sum(self.sizes)} coordinates, events {event} have {size}")
         for member, block in zip(self.members, self.sizes, strict=True):
             if member is not None:
                 member.validate((block,))
