@@ -228,14 +228,14 @@ class _System:
         return torch.arange(like.shape[1], device=like.device) >= (self.owner.equation_count() or 0)
 
     def values(self, z: Tensor) -> Tensor:
-        return self._rows(z).to(torch.float64)
+        return self.owner.residual(z.reshape(len(z), *self.event)).to(torch.float64)
 
     def linearise(self, z: Tensor) -> tuple[Tensor, Tensor]:
         if self.owner.jacobian is not None:
             values = self.values(z)
             return values, self._given(z, values.shape[1])
         with _differentiable(z) as leaf:
-            values = self._rows(leaf).to(torch.float64)
+            values = self.values(leaf)
             rows = _jacobian(values, leaf)
         return values.detach(), rows.detach().to(torch.float64)
 
@@ -244,7 +244,7 @@ class _System:
             return self._differences(z, weights)
         try:
             with _differentiable(z) as leaf:
-                values = self._rows(leaf).to(torch.float64)
+                values = self.values(leaf)
                 gradient = _pull(values, leaf, weights, create_graph=True)
             _pull(gradient, leaf, torch.zeros_like(z))
         except (RuntimeError, NotImplementedError):  # a function that can be differentiated only once
@@ -252,11 +252,13 @@ class _System:
         return lambda v: _pull(gradient, leaf, v).detach()
 
     def violation(self, values: Tensor, lengths: Tensor, z: Tensor) -> Tensor:
-        size = torch.where(self.inequality(values), values.clamp_min(0.0), values.abs())
-        if self.owner.scale is None:
+        size, scale = torch.where(self.inequality(values), values.clamp_min(0.0), values.abs()), self.owner.scale
+        if scale is None:
             unit = size + lengths * (1.0 + norm(z))[:, None]
+        elif scale.ndim > 1 or scale.numel() not in (1, values.shape[1]):
+            raise ShapeError(f"scale has shape {tuple(scale.shape)} for {values.shape[1]} rows; give one number a row")
         else:
-            unit = self._scale(values).expand_as(values)
+            unit = scale.to(values).expand_as(values)
         share = torch.where(size > 0, size / unit.clamp_min(torch.finfo(torch.float64).tiny), torch.zeros_like(size))
         return share.amax(1) if share.shape[1] else share.new_zeros(len(share))
 
@@ -272,16 +274,6 @@ class _System:
         value = self.violation(values, lengths, z)
         return torch.where(finite & torch.isfinite(value), value, torch.full_like(value, torch.inf))
 
-    def _rows(self, z: Tensor) -> Tensor:
-        return self.owner.residual(z.reshape(len(z), *self.event))
-
-    def _scale(self, values: Tensor) -> Tensor:
-        assert self.owner.scale is not None
-        scale = self.owner.scale.to(values)
-        if scale.ndim > 1 or scale.numel() not in (1, values.shape[1]):
-            raise ShapeError(f"scale has shape {tuple(scale.shape)} for {values.shape[1]} rows; give one number a row")
-        return scale
-
     def _given(self, z: Tensor, rows: int) -> Tensor:
         assert self.owner.jacobian is not None
         out = self.owner.jacobian(z.reshape(len(z), *self.event))
@@ -294,7 +286,7 @@ class _System:
         if self.owner.jacobian is not None:
             return (weights[:, None, :] @ self._given(z, weights.shape[1])).squeeze(1)
         with _differentiable(z) as leaf:
-            return _pull(self._rows(leaf).to(torch.float64), leaf, weights).detach()
+            return _pull(self.values(leaf), leaf, weights).detach()
 
     def _differences(self, z: Tensor, weights: Tensor) -> Function:
         def product(v: Tensor) -> Tensor:
