@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.timing import Race, Table
 from casal.constraints import Affine, Box, Budget, Constraint, Implicit, LinearDynamics, MassEnergy, Polytope, Sphere
-from casal.constraints.solvers.splitting import alternating, dykstra
+from casal.constraints.solvers.splitting import Members, alternating, dykstra
 
 SWEEPS = 20
 
@@ -58,15 +58,15 @@ def _mass_energy(n: int, size: int) -> Cases:
                 x = project(x)
         return x
 
-    budget, violation = Budget(0.0, SWEEPS), closed._violation
+    budget, sets = Budget(0.0, SWEEPS), Members(projections, closed._violation)
     newton, narrow = Implicit(closed.residual), z.float()
     return {
         "closed form": lambda: closed.project(z),
         "closed form, in the loop (float32)": lambda: closed.project_fast(narrow).double(),
         "Gauss-Newton": lambda: newton.project(z),
         f"{SWEEPS} alternating sweeps, bare loop": bare,
-        f"{SWEEPS} alternating sweeps, with flags": lambda: alternating(z, projections, violation, budget).point,
-        f"{SWEEPS} Dykstra sweeps": lambda: dykstra(z, projections, violation, budget).point,
+        f"{SWEEPS} alternating sweeps, with flags": lambda: alternating(z, sets, budget).point,
+        f"{SWEEPS} Dykstra sweeps": lambda: dykstra(z, sets, budget).point,
     }
 
 
@@ -92,7 +92,7 @@ def _quadrotor(n: int) -> Cases:
         return (z - on_trajectories(z)).abs().amax((1, 2)) / z.abs().amax((1, 2))
 
     def by_dykstra() -> Tensor:
-        return dykstra(z, [on_trajectories, box._project], defect, Budget(1e-6, 300)).point
+        return dykstra(z, Members([on_trajectories, box._project], defect), Budget(1e-6, 300)).point
 
     return {
         "exact": lambda: dynamics.project(z),

@@ -251,7 +251,7 @@ def test_violation_by_hand(constraint: Constraint, point: Any, expected: float) 
         (lambda: Ellipsoid(torch.ones(2, 3)), ShapeError, r"\(2, 3\)"),
         (lambda: Ellipsoid([[1.0, 0.5], [0.0, 1.0]]), SettingError, "not symmetric: entries differ by 0.5"),
         (lambda: Ellipsoid([[1.0, 2.0], [2.0, 1.0]]), InfeasibleSet, "eigenvalues -1 to 3"),
-        (lambda: Simplex(-1.0), InfeasibleSet, "got -1.0"),
+        (lambda: Simplex(-1.0), InfeasibleSet, "got -1"),
         (lambda: L1Ball(math.nan), InfeasibleSet, "got nan"),
         (lambda: PSDCone().project(torch.zeros(1, 2, 3)), ShapeError, r"\(2, 3\)"),
         (lambda: Obstacles(intervals=[(0, 2, 1.0, 1.0)]), SettingError, "low < high, got 1 and 1"),

@@ -285,7 +285,7 @@ def test_the_violation_is_that_of_the_conserved_fields() -> None:
         (lambda: PerChain(3.0), ShapeError, "one value for each"),
         (lambda: PerChain(torch.zeros(0)), ShapeError, "n >= 1"),
         (lambda: Sphere(PerChain(torch.ones(3, 2))), ShapeError, r"radius is one number for each chain.*\(3, 2\)"),
-        (lambda: Sphere(PerChain([1.0, -2.0])), InfeasibleSet, r"got -2.0 \(chain 1\)"),
+        (lambda: Sphere(PerChain([1.0, -2.0])), InfeasibleSet, r"got -2 \(chain 1\)"),
         (lambda: MassEnergy(PerChain([1.0, 2.0]), PerChain([1.0, 2.0, 3.0])), ShapeError, "2 in mass, 3 in energy"),
         (lambda: Sphere(PerChain([1.0, 2.0])) & Box(PerChain([0.0] * 3), 1.0), ShapeError, "2 in member 0, 3 in"),
         (lambda: Sphere(PerChain([1.0, 2.0])) | Sphere(PerChain([1.0] * 4)), ShapeError, "2 in member 0, 4 in"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -40,9 +39,6 @@ class Slab(Constraint):
 
     def _violation(self, z: Tensor) -> Tensor:
         return (z[:, 0].abs() - self.half).clamp_min(0.0)
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"half": self.half}
 
 
 class Hyperbola(Constraint):

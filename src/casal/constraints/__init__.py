@@ -1,24 +1,13 @@
 """Sets: what a sample must satisfy. One class each, its formula in the docstring; one row each in ``SETS``."""
 
 from casal.constraints.algebra import Product, Scaled, Shifted, Through, Union
-from casal.constraints.base import (
-    SETS,
-    Budget,
-    Constraint,
-    Projection,
-    Rows,
-    Subspace,
-    Way,
-    register,
-    tightening,
-)
+from casal.constraints.base import SETS, Budget, Constraint, Projection, Rows, Subspace, Way, register, tightening
 from casal.constraints.chains import PerChain
 from casal.constraints.cones import PSDCone, SecondOrderCone
 from casal.constraints.conserved import MassEnergy, MassEnergyBox, ObservedMassEnergy
-from casal.constraints.custom import FromProjection
 from casal.constraints.dynamics import LinearDynamics
 from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polytope
-from casal.constraints.implicit import Implicit
+from casal.constraints.implicit import FromProjection, Implicit
 from casal.constraints.intersection import Intersection
 from casal.constraints.monotone import Monotone
 from casal.constraints.obstacles import Obstacles
@@ -36,8 +25,7 @@ for _kind in (  # the registry: name -> class, read by ``constraint_from_spec``,
     *(MassEnergy, MassEnergyBox, ObservedMassEnergy),
     LinearDynamics,
     Obstacles,
-    Implicit,
-    FromProjection,
+    *(FromProjection, Implicit),
     *(Intersection, Product, Scaled, Shifted, Through, Union),
 ):
     register(_kind)

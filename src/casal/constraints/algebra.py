@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Budget, Constraint, Projection, Rows, Way, at_once, positive, total_count
+from casal.checks import positive
+from casal.constraints.base import Budget, Constraint, Projection, Rows, Way, at_once, total_count
 from casal.constraints.chains import bound, common_chains, raw, spread
 from casal.constraints.flat import Affine, HalfSpace, Polytope
 from casal.constraints.implicit import Implicit
@@ -58,9 +59,6 @@ class Union(Constraint):
 
     def _violation(self, z: Tensor) -> Tensor:
         return torch.stack([member._violation(z) for member in self.members]).amin(0)
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"members": list(self.members)}
 
 
 class Product(Constraint):
@@ -148,9 +146,6 @@ class Product(Constraint):
         parts = [member._violation(block) for member, block in self._blocks(z)]
         return torch.stack(parts).amax(0) if parts else torch.zeros(len(z), dtype=z.dtype, device=z.device)
 
-    def _arguments(self) -> dict[str, Any]:
-        return {"members": list(self.members), "sizes": list(self.sizes)}
-
 
 class _Preimage(Constraint):
     """Points whose image lies in another set: {z : back(z) in inner}."""
@@ -236,9 +231,6 @@ class Shifted(_Motion):
     def _forth(self, z: Tensor) -> Tensor:
         return z + spread(self.by, z)
 
-    def _arguments(self) -> dict[str, Any]:
-        return {"inner": self.inner, "by": self.by}
-
 
 class Scaled(_Motion):
     """s C = {s z : z in C}, s > 0; P(z) = s P_C(z / s). The violation is that of z / s.
@@ -260,9 +252,6 @@ class Scaled(_Motion):
 
     def _forth(self, z: Tensor) -> Tensor:
         return z * self.by
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"inner": self.inner, "by": self.by}
 
 
 class Through(_Preimage):
@@ -286,6 +275,7 @@ class Through(_Preimage):
         self.A = torch.as_tensor(A, dtype=torch.float64)
         if self.A.ndim != 2:
             raise ShapeError(f"through needs a matrix (k, d), got shape {tuple(self.A.shape)}")
+        self._coordinates = self.A.shape[1]
         self.shape: Event = (len(self.A),) if shape is None else tuple(shape)
         inner.validate(self.shape)
         self.convex, self.smooth, self.chains = inner.convex, inner.smooth, inner.chains
@@ -323,11 +313,6 @@ class Through(_Preimage):
             return f"{self!r}: {self.way.value} between x and A x"
         return f"{self!r}: as {self._same.explain()}" if self._same is not None else super().explain()
 
-    def validate(self, event: Event) -> None:
-        size = torch.Size(event).numel()
-        if size != self.A.shape[1]:
-            raise ShapeError(f"A takes {self.A.shape[1]} numbers, events {event} have {size}")
-
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         if self._orthogonal:
             found = self.inner._solve(self._back(z), budget, None)
@@ -349,9 +334,6 @@ class Through(_Preimage):
 
     def _back(self, x: Tensor) -> Tensor:
         return (flat(x) @ self.A.to(x).T).reshape(len(x), *self.shape)
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"inner": self.inner, "A": self.A, "shape": list(self.shape)}
 
 
 def _with_rows(rows: Rows | None, A: Tensor) -> Constraint | None:

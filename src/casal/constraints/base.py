@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from casal.checks import positive
 from casal.constraints.chains import PerChain, check_count
 from casal.constraints.vectors import over_events
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
@@ -138,6 +139,7 @@ class Constraint(ABC):
     fast: bool = False
     chains: int | None = None
     per_chain: tuple[str, ...] = ()
+    _coordinates: int | None = None  # how many an event must have, for a set that is written for so many
     _equation_count: int | None = None  # a set that knows it says so; for others it is counted by ``residual``
 
     def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
@@ -197,7 +199,9 @@ class Constraint(ABC):
 
     def validate(self, event: Event) -> None:
         """Raise ShapeError or InfeasibleSet if events of this shape cannot lie in C."""
-        return
+        size = torch.Size(event).numel()
+        if self._coordinates not in (None, size):
+            raise ShapeError(f"the set is written for {self._coordinates} coordinates, events {event} have {size}")
 
     # -------------------------------------------------------------- smooth descriptions
 
@@ -282,47 +286,18 @@ class Constraint(ABC):
 
     def take(self, index: slice | Tensor) -> Constraint:
         """The set with the parameters of these chains: a slice, or their numbers (k,). Itself if ``chains`` is None."""
-        return self._with_parameters(lambda values: values.take(index))
+        return _with_parameters(self, lambda values: values.take(index))
 
     def groups(self) -> Tensor | None:
         """(chains,) labels, equal where all parameters are equal to the bit; None if ``chains`` is None."""
         if self.chains is None:
             return None
-        bits = [marked.rows.contiguous().view(torch.int64) for marked in self._marked()]
+        bits = [marked.rows.contiguous().view(torch.int64) for marked in _parameters(self)]
         return torch.unique(torch.cat(bits, dim=1), dim=0, return_inverse=True)[1]
-
-    def _marked(self) -> Iterator[PerChain]:
-        """All parameters that differ from chain to chain, those of members too."""
-
-        def walk(value: Any) -> Iterator[PerChain]:
-            if isinstance(value, PerChain):
-                yield value
-            elif isinstance(value, Constraint):
-                yield from value._marked()
-            elif isinstance(value, list | tuple):
-                for item in value:
-                    yield from walk(item)
-
-        if self.chains is not None:
-            yield from walk(list(self._arguments().values()))
-
-    def _with_parameters(self: Self, change: Callable[[PerChain], Any]) -> Self:
-        """The same set, every PerChain parameter replaced."""
-
-        def walk(value: Any) -> Any:
-            if isinstance(value, PerChain):
-                return change(value)
-            if isinstance(value, Constraint):
-                return value._with_parameters(change)
-            return [walk(item) for item in value] if isinstance(value, list | tuple) else value
-
-        if self.chains is None:
-            return self
-        return build(type(self), {name: walk(value) for name, value in self._arguments().items()})
 
     def _alone(self: Self, chain: int) -> Self:
         """The set of one chain, its parameters common to all points."""
-        return self._with_parameters(lambda marked: marked.values[chain])
+        return _with_parameters(self, lambda marked: marked.values[chain])
 
     def _solve_by_group(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         """Chains of equal parameters together: for algorithms that put chains aside as they finish."""
@@ -419,10 +394,16 @@ class Constraint(ABC):
         raise NotImplementedError
 
     def _arguments(self) -> dict[str, Any]:
-        """Arguments of the constructor, for ``spec``; ``members`` are positional."""
-        raise SettingError(
-            f"{type(self).__name__} holds functions, which cannot be written as data; rebuild it in code"
-        )
+        """Arguments of the constructor, kept as attributes of the same names; ``members`` are positional."""
+        kind = type(self)
+        names = [] if kind.__init__ is object.__init__ else list(inspect.signature(kind.__init__).parameters)[1:]
+        kept = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        if len(kept) < len(names) or any(callable(value) for value in kept.values()):
+            raise SettingError(
+                f"{kind.__name__} holds functions or does not keep its arguments, so it cannot be written as data; "
+                "rebuild it in code"
+            )
+        return kept
 
     def _checked(self, z: Tensor, action: str) -> Tensor:
         """z in float64, of a shape that fits, or ProjectionError."""
@@ -457,6 +438,27 @@ def build(kind: type[Self], arguments: Mapping[str, Any]) -> Self:
     return kind(*named.pop("members", ()), **named)
 
 
+def _parameters(value: Any) -> Iterator[PerChain]:
+    """All parameters that differ from chain to chain, in a set, its members, or lists of them."""
+    if isinstance(value, PerChain):
+        yield value
+    elif isinstance(value, Constraint) and value.chains is not None:
+        yield from _parameters(list(value._arguments().values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _parameters(item)
+
+
+def _with_parameters(value: Any, change: Callable[[PerChain], Any]) -> Any:
+    """The same, every one of these parameters replaced."""
+    if isinstance(value, PerChain):
+        return change(value)
+    if isinstance(value, Constraint) and value.chains is not None:
+        arguments = value._arguments()
+        return build(type(value), {name: _with_parameters(part, change) for name, part in arguments.items()})
+    return [_with_parameters(item, change) for item in value] if isinstance(value, list | tuple) else value
+
+
 def encode(value: Any) -> Any:
     """Plain JSON data: tensors become nested lists, sets their specs, infinities strings."""
     if isinstance(value, Constraint):
@@ -485,18 +487,3 @@ def total_count(parts: Iterable[Constraint | None], otherwise: int | None = None
     counts = [part.equation_count() for part in parts if part is not None]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else otherwise
-
-
-def positive(value: Any, name: str) -> float:
-    """``value`` as a float, or SettingError if it is not finite and > 0."""
-    number = float(value)
-    if not 0.0 < number < math.inf:
-        raise SettingError(f"{name} must be finite and > 0, got {value}")
-    return number
-
-
-def check_size(size: int, event: Event) -> None:
-    """ShapeError unless events have so many coordinates."""
-    found = torch.Size(event).numel()
-    if size != found:
-        raise ShapeError(f"the set is written for {size} coordinates, events {event} have {found}")

@@ -101,13 +101,6 @@ def column(value: Number, like: Tensor) -> float | Tensor:
     return value if isinstance(value, float) else value.like(like).reshape(-1, 1)
 
 
-def full(value: Number, like: Tensor) -> Tensor:
-    """(n,), of the dtype of ``like`` (n, ...)."""
-    if isinstance(value, float):
-        return torch.full((len(like),), value, dtype=like.dtype, device=like.device)
-    return value.like(like).reshape(-1)
-
-
 def derive(function: Callable[..., Any], *values: Number) -> Number:
     """function(*values), for numbers or chain by chain; the function gets floats or tensors (n,)."""
     if not any(isinstance(value, PerChain) for value in values):
@@ -127,14 +120,11 @@ def first_failure(good: Callable[..., Tensor], *values: Number) -> int | None:
     return int(bad[0]) if len(bad) else None
 
 
-def show(value: object, chain: int, form: str = "") -> str:
-    """A number for a message: as it was given, or that of one chain."""
-    return f"{value.values[chain].item():{form}} (chain {chain})" if isinstance(value, PerChain) else f"{value:{form}}"
-
-
-def short(value: Number, chain: int) -> str:
-    """The same in six digits."""
-    return show(value, chain, "g")
+def show(value: Number | None, chain: int, form: str = "g") -> str:
+    """A number for a message, in six digits: the common one, or that of one chain."""
+    if isinstance(value, PerChain):
+        return f"{value.values[chain].item():{form}} (chain {chain})"
+    return "None" if value is None else f"{value:{form}}"
 
 
 Bound: TypeAlias = Tensor | PerChain
@@ -172,3 +162,18 @@ def common_chains(**parts: Any) -> int | None:
         each_count = ", ".join(f"{count} in {name}" for name, count in found.items())
         raise ShapeError(f"parameters for different numbers of chains: {each_count}")
     return next(iter(found.values()), None)
+
+
+def together(first: Bound, second: Bound) -> tuple[Bound, Bound]:
+    """Two parameters of one shape, both for each chain if one is."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return torch.broadcast_tensors(first, second)
+    chains = common_chains(first=first, second=second)
+    shape = torch.broadcast_shapes(event_shape(first), event_shape(second))
+
+    def widen(side: Bound) -> PerChain:
+        own = event_shape(side)
+        rows = raw(side).reshape(-1, *[1] * (len(shape) - len(own)), *own)
+        return PerChain(rows.expand(chains or 1, *shape))
+
+    return widen(first), widen(second)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -39,9 +37,6 @@ class SecondOrderCone(Constraint):
     def validate(self, event: Event) -> None:
         if not torch.Size(event).numel():
             raise ShapeError(f"a second-order cone needs at least one coordinate, events have shape {event}")
-
-    def _arguments(self) -> dict[str, Any]:
-        return {}
 
     def inequalities(self, z: Tensor) -> Tensor:
         t, v = flat(z)[:, :1], flat(z)[:, 1:]
@@ -82,9 +77,6 @@ class PSDCone(Constraint):
     def validate(self, event: Event) -> None:
         if len(event) != 2 or event[0] != event[1] or not event[0]:
             raise ShapeError(f"PSDCone holds square matrices, events (k, k); got {event}")
-
-    def _arguments(self) -> dict[str, Any]:
-        return {}
 
     def _project(self, z: Tensor) -> Tensor:
         size = peak(flat(z))[:, :, None]

@@ -20,17 +20,15 @@ from casal.constraints.chains import (
     derive,
     each,
     first_failure,
-    full,
     number,
     raw,
     root,
-    short,
     show,
     spread,
 )
 from casal.constraints.flat import Affine, Box, BoxHyperplane
 from casal.constraints.round import AffineRound, Sphere
-from casal.constraints.solvers.laws import log_sphere_mass, near_sphere
+from casal.constraints.solvers.laws import log_sphere_mass, von_mises_fisher
 from casal.constraints.vectors import (
     EPSILON,
     ROUNDING,
@@ -87,30 +85,22 @@ class MassEnergy(Constraint):
         self.chains = common_chains(mass=self.mass, energy=self.energy)
         bad = first_failure(lambda m, e: (e >= 0) & (e < torch.inf) & torch.isfinite(m), self.mass, self.energy)
         if bad is not None:
-            raise InfeasibleSet(
-                f"MassEnergy needs a finite mass and an energy >= 0, got {show(mass, bad)} and {show(energy, bad)}"
-            )
+            found = f"{show(self.mass, bad, '')} and {show(self.energy, bad, '')}"
+            raise InfeasibleSet(f"MassEnergy needs a finite mass and an energy >= 0, got {found}")
 
     def __repr__(self) -> str:
         return f"MassEnergy(mass={self.mass:g}, energy={self.energy:g})"
 
     def validate(self, event: Event) -> None:
         size = torch.Size(event).numel()
-        least, energy, mass = derive(lambda m: m**2 / size, self.mass), self.energy, self.mass
+        least, energy = derive(lambda m: m**2 / size, self.mass), self.energy
         bad = first_failure(lambda e, floor: e >= floor * (1.0 - ROUNDING), energy, least)
         if bad is not None:
-            raise InfeasibleSet(
-                f"energy {short(energy, bad)} is below mass^2 / N = {short(least, bad)} "
-                f"(mass {short(mass, bad)}, N = {size}): no field has so little energy at this mass"
-            )
+            found = f"energy {show(energy, bad)} is below mass^2 / N = {show(least, bad)}"
+            raise InfeasibleSet(f"{found} (mass {show(self.mass, bad)}, N = {size}): no field has so little")
         bad = first_failure(lambda e, floor: e <= floor * (1.0 + ROUNDING), energy, least) if size == 1 else None
         if bad is not None:
-            raise InfeasibleSet(
-                f"one coordinate with sum {short(mass, bad)} has energy {short(least, bad)}, not {short(energy, bad)}"
-            )
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"mass": self.mass, "energy": self.energy}
+            raise InfeasibleSet(f"one coordinate of this mass has energy {show(least, bad)}, not {show(energy, bad)}")
 
     def equations(self, z: Tensor) -> Tensor:
         y = flat(z)
@@ -128,10 +118,6 @@ class MassEnergy(Constraint):
     def _radius(self, size: int) -> Number:
         return derive(lambda m, e: root(e - m**2 / size), self.mass, self.energy)
 
-    def _mean(self, z: Tensor, size: int) -> float | Tensor:
-        """M / N, a number or (n, 1)."""
-        return column(self.mass, z) / size
-
     def project_fast(self, z: Tensor) -> Tensor:
         y = flat(z)
         size = y.shape[1]
@@ -139,7 +125,7 @@ class MassEnergy(Constraint):
             return torch.zeros_like(y).add_(column(self.mass, z)).reshape(z.shape)
         offset = y - y.mean(1, keepdim=True)
         factor, _ = shell_factor(offset, column(self._radius(size), z))
-        field = offset.mul_(factor).add_(self._mean(z, size))
+        field = offset.mul_(factor).add_(column(self.mass, z) / size)
         # Off a constant field, along (1, -1, 0, ...) / sqrt(2).
         step = 0.5**0.5 * shortest(z.dtype)
         nudge(field[:, :1], factor, step)
@@ -159,22 +145,19 @@ class MassEnergy(Constraint):
         size = y.shape[1]
         if size == 1:
             return self.project_fast(z)
-        return (self._mean(z, size) + column(self._radius(size), z) * direction(y)).reshape(z.shape)
+        return (column(self.mass, z) / size + column(self._radius(size), z) * direction(y)).reshape(z.shape)
 
     def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
         """The mean, and a von Mises-Fisher direction around y - ybar in the hyperplane of sum zero."""
         rows, size = flat(y), flat(y).shape[1]
         if size == 1:
             return self._project(y)
-        drawn = near_sphere(
-            direction(rows),
-            norm(_fluctuation(rows)) * 2.0,
-            each(self._radius(size), y),
-            sigma,
-            size - 1,
-            lambda count: _fluctuation(gaussian(rows[:count], generator)) * 2.0,
-            generator,
-        )
+        kappa = (each(self._radius(size), y) / sigma) * (norm(_fluctuation(rows)) * 2.0 / sigma)
+
+        def normal(count: int) -> Tensor:
+            return _fluctuation(gaussian(rows[:count], generator)) * 2.0
+
+        drawn = von_mises_fisher(direction(rows), kappa, size - 1, normal, generator)
         return self._project(drawn.reshape(y.shape))
 
     def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
@@ -190,27 +173,34 @@ class MassEnergy(Constraint):
         y = flat(z)
         length, size = norm(y), y.shape[1]
         top = derive(lambda m, e: (size * e) ** 0.5 + abs(m), self.mass, self.energy)
-        mass = relative((y.sum(1) - each(self.mass, z)).abs(), full(top, z))
-        energy = relative((length.square() - each(self.energy, z)).abs(), full(self.energy, z))
+        mass = relative((y.sum(1) - each(self.mass, z)).abs(), each(top, z))
+        energy = relative((length.square() - each(self.energy, z)).abs(), each(self.energy, z))
         return torch.maximum(mass, energy)
 
 
-def _fluctuation(y: Tensor) -> Tensor:
+def _mean_free(y: Tensor) -> Tensor:
+    return y - y.mean(1, keepdim=True)
+
+
+def _mean_free_huge(y: Tensor) -> Tensor:
+    """The same where the sum may overflow."""
+    return y - (y / y.shape[1]).sum(1, keepdim=True)
+
+
+def _fluctuation(y: Tensor, centre: Callable[[Tensor], Tensor] = _mean_free) -> Tensor:
     """(y - ybar) / 2 for rows (n, d): exactly zero for a constant row.
 
     Halving keeps differences of numbers near the largest float finite; taking them to the first coordinate makes a
     constant field exactly zero, where subtracting a rounded mean would leave a constant.
     """
-    shifted = 0.5 * y - 0.5 * y[:, :1]
-    return shifted - shifted.mean(1, keepdim=True)
+    return centre(0.5 * y - 0.5 * y[:, :1])
 
 
-def direction(y: Tensor) -> Tensor:
+def direction(y: Tensor, centre: Callable[[Tensor], Tensor] = _mean_free) -> Tensor:
     """(y - ybar) / |y - ybar| for rows (n, d), d > 1."""
     first = axis(y, 1.0, -1.0)
-    way = unit(_fluctuation(y), first)
     # Centring again after the scaling removes the mean that rounding left in a small fluctuation.
-    return unit(way - way.mean(1, keepdim=True), first)
+    return unit(centre(unit(_fluctuation(y, centre), first)), first)
 
 
 class ObservedMassEnergy(Constraint):
@@ -262,19 +252,19 @@ class ObservedMassEnergy(Constraint):
             lambda m, e: torch.isfinite(m) & (e >= 0) & (e < torch.inf), self.mass or 0.0, self.energy or 0.0
         )
         if bad is not None or not bool(torch.isfinite(numbers).all()):
-            raise InfeasibleSet(
-                "needs finite values, a finite mass and an energy >= 0, "
-                f"got mass {show(mass, bad or 0)}, energy {show(energy, bad or 0)}"
-            )
+            found = f"mass {show(self.mass, bad or 0)}, energy {show(self.energy, bad or 0)}"
+            raise InfeasibleSet(f"ObservedMassEnergy needs finite values and mass, and an energy >= 0, got {found}")
         self.convex = self.energy is None
         self._equation_count = len(self.index) + (self.mass is not None) + (self.energy is not None)
-        single = isinstance(self.values, Tensor)
-        rows = [numbers.tolist()] if single else numbers.tolist()
-        masses, energies = [math.fsum(row) for row in rows], [math.fsum(v * v for v in row) for row in rows]
-        self._known_mass: Number = masses[0] if single else PerChain(masses)
-        self._known_energy: Number = energies[0] if single else PerChain(energies)
-        peaks = [max(map(abs, row), default=0.0) for row in rows]
-        self._peak: Number = peaks[0] if single else PerChain(peaks)
+        self._known_mass = self._known(math.fsum)
+        self._known_energy = self._known(lambda row: math.fsum(v * v for v in row))
+        self._peak = self._known(lambda row: max(map(abs, row), default=0.0))
+
+    def _known(self, measure: Callable[[list[float]], float]) -> Number:
+        """What the observed values say, for all chains or for each."""
+        if isinstance(self.values, PerChain):
+            return PerChain([measure(row) for row in self.values.values.tolist()])
+        return measure(self.values.tolist())
 
     def __repr__(self) -> str:
         mass = "" if self.mass is None else f", mass={self.mass:g}"
@@ -284,20 +274,16 @@ class ObservedMassEnergy(Constraint):
 
     def validate(self, event: Event) -> None:
         size = torch.Size(event).numel()
-        if len(self.index) and not 0 <= int(self.index.min()) <= int(self.index.max()) < size:
-            raise ShapeError(
-                f"observed positions run from {int(self.index.min())} to {int(self.index.max())}, "
-                f"events {event} have the positions 0 to {size - 1}"
-            )
+        first, last = min(self.index.tolist(), default=0), max(self.index.tolist(), default=-1)
+        if first < 0 or last >= size:
+            raise ShapeError(f"observed positions run from {first} to {last}, those of {event} from 0 to {size - 1}")
         free = size - len(self.index)
         if self.mass is not None and free == 0:
             scale = float(raw(self.values).abs().reshape(-1, len(self.index)).sum(1).max())
             bad = first_failure(lambda s, m: (s - m).abs() <= ROUNDING * (scale + m.abs()), self._known_mass, self.mass)
             if bad is not None:
-                raise InfeasibleSet(
-                    f"all {size} coordinates are observed; their sum is {short(self._known_mass, bad)}, "
-                    f"not {short(self.mass, bad)}"
-                )
+                found = f"their sum is {show(self._known_mass, bad)}, not {show(self.mass, bad)}"
+                raise InfeasibleSet(f"all {size} coordinates are observed; {found}")
         if self.energy is not None:
             self._check_energy(size, free, self.energy)
 
@@ -305,23 +291,15 @@ class ObservedMassEnergy(Constraint):
         spent, least = self._known_energy, self._least_energy(free)
         bad = first_failure(lambda e, floor: e >= floor - ROUNDING * (floor + e), energy, least)
         if bad is not None:
-            rest = derive(lambda floor, known: floor - known, least, spent)
-            raise InfeasibleSet(
-                f"energy {short(energy, bad)} is below {short(least, bad)}: the {len(self.index)} observed coordinates "
-                f"have {short(spent, bad)}, and the mass left for the {free} free ones costs at least "
-                f"{short(rest, bad)}"
-            )
+            rest = show(derive(lambda floor, known: floor - known, least, spent), bad)
+            parts = f"the observed ones have {show(spent, bad)}, the mass of the {free} others takes at least {rest}"
+            raise InfeasibleSet(f"energy {show(energy, bad)} is below {show(least, bad)}: {parts}")
         # Without a direction to move in, the energy is decided already.
         decided = free <= (0 if self.mass is None else 1)
         bad = first_failure(lambda e, floor: e <= floor + ROUNDING * (floor + e), energy, least) if decided else None
         if bad is not None:
-            raise InfeasibleSet(
-                f"with {free} of {size} coordinates free, the other conditions fix the energy at {short(least, bad)}, "
-                f"not {short(energy, bad)}"
-            )
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"index": self.index, "values": self.values, "mass": self.mass, "energy": self.energy}
+            fixed = f"fix the energy at {show(least, bad)}, not {show(energy, bad)}"
+            raise InfeasibleSet(f"with {free} of {size} coordinates free, the other conditions {fixed}")
 
     def equations(self, z: Tensor) -> Tensor:
         y = flat(z)
@@ -368,25 +346,15 @@ class ObservedMassEnergy(Constraint):
         count = len(free)
         if count and (self.mass is not None or self.energy is not None):
             y = out[:, free]
-            inner = self._flat_part(y) if self.energy is None else self._round_part(y)
+            radius = column(self._radius(count), y)
+            if self.energy is None:  # the second pass removes the rounding of the first when |y| is huge
+                inner = _mean_free_huge(_mean_free_huge(y))
+            elif self.mass is None:
+                inner = radius * unit(y, axis(y, 1.0))
+            else:
+                inner = torch.zeros_like(y) if count == 1 else radius * direction(y, _mean_free_huge)
             out[:, free] = column(self._mean(count), z) + inner
         return refuse_overflow(out, self).reshape(z.shape)
-
-    def _flat_part(self, y: Tensor) -> Tensor:
-        return _centre(_centre(y))  # the second pass removes the rounding of the first when |y| is huge
-
-    def _round_part(self, y: Tensor) -> Tensor:
-        count = y.shape[1]
-        radius = column(self._radius(count), y)
-        if self.mass is None:
-            return radius * unit(y, axis(y, 1.0))
-        if count == 1:
-            return torch.zeros_like(y)
-        first = axis(y, 1.0, -1.0)
-        # Measured from its first coordinate a constant field is zero exactly; halves keep the difference finite.
-        way = unit(_centre(0.5 * y - 0.5 * y[:, :1]), first)
-        # Centring again after the scaling removes the mean that rounding left in a small fluctuation.
-        return radius * unit(_centre(way), first)
 
     def _violation(self, z: Tensor) -> Tensor:
         y = flat(z)
@@ -395,25 +363,19 @@ class ObservedMassEnergy(Constraint):
         if len(self.index):
             gap = (y[:, self.index.to(z.device)] - spread(self.values, y)).abs().amax(1)
             worst = relative(gap, peak + each(self._peak, z))
-        size = length if self.energy is None else full(derive(lambda e: e**0.5, self.energy), z)
+        size = length if self.energy is None else each(derive(lambda e: e**0.5, self.energy), z)
         if self.mass is not None:
             gap = (y.sum(1) - each(self.mass, z)).abs()
-            worst = torch.maximum(worst, relative(gap, y.shape[1] ** 0.5 * size + full(self.mass, z).abs()))
+            worst = torch.maximum(worst, relative(gap, y.shape[1] ** 0.5 * size + abs(each(self.mass, z))))
         if self.energy is not None:
             gap = (length.square() - each(self.energy, z)).abs()
-            worst = torch.maximum(worst, relative(gap, full(self.energy, z)))
+            worst = torch.maximum(worst, relative(gap, each(self.energy, z)))
         return worst
 
 
-def _centre(y: Tensor) -> Tensor:
-    return y - (y / y.shape[1]).sum(1, keepdim=True)
-
-
 class _Frame(NamedTuple):
-    """What is known once N is: M, E, the mean m, the radius r, the bounds (N,), and the bounds on u = (z - m) / r."""
+    """What is known once N is: the mean m, the radius r, the bounds (N,), and those on u = (z - m) / r if r > 0."""
 
-    mass: float
-    energy: float
     mean: float
     radius: float
     low: Tensor
@@ -518,10 +480,11 @@ class MassEnergyBox(Constraint):
 
     def _holds(self, y: Tensor, frame: _Frame) -> Tensor:
         """Points (n,) that satisfy the definition to rounding, which stay where they are."""
-        power, size = y.square().sum(1), y.abs().sum(1) + abs(frame.mass)
+        mass, energy = self.conserved.mass, self.conserved.energy
+        power, size = y.square().sum(1), y.abs().sum(1) + abs(mass)
         bounded = ((y >= frame.low.to(y)) & (y <= frame.high.to(y))).all(1)
-        mass = (y.sum(1) - frame.mass).abs() <= 4.0 * EPSILON * size
-        return bounded & mass & ((power - frame.energy).abs() <= 8.0 * EPSILON * frame.energy)
+        summed = (y.sum(1) - mass).abs() <= 4.0 * EPSILON * size
+        return bounded & summed & ((power - energy).abs() <= 8.0 * EPSILON * energy)
 
     def _violation(self, z: Tensor) -> Tensor:
         return torch.maximum(self.conserved._violation(z), self.bounds._violation(z))
@@ -534,24 +497,15 @@ class MassEnergyBox(Constraint):
             self._frames[event] = self._measured(event)
         return self._frames[event]
 
-    def _numbers(self) -> tuple[Tensor, Tensor, float, float]:
-        """low, high, M and E, where they are common to all chains."""
-        low, high, mass, energy = self.bounds.low, self.bounds.high, self.conserved.mass, self.conserved.energy
-        assert isinstance(low, Tensor) and isinstance(high, Tensor)
-        assert isinstance(mass, float) and isinstance(energy, float)
-        return low, high, mass, energy
-
     def _measured(self, event: Event) -> _Frame:
-        low, high, mass, energy = self._numbers()
-        low, high = low.expand(event).reshape(-1), high.expand(event).reshape(-1)
+        mass, energy = self.conserved.mass, self.conserved.energy
+        low, high = (side.expand(event).reshape(-1) for side in (self.bounds.low, self.bounds.high))
         size = len(low)
         least, most = float(low.sum()), float(high.sum())
         slack = ROUNDING * (abs(mass) + math.sqrt(size * energy))
         if not least - slack <= mass <= most + slack:
-            raise InfeasibleSet(
-                f"mass {mass:g} is out of reach: {size} coordinates within the bounds sum to {least:g} at least and "
-                f"{most:g} at most; choose a mass in between, or wider bounds"
-            )
+            reach = f"{size} coordinates within the bounds sum to {least:g} at least and {most:g} at most"
+            raise InfeasibleSet(f"mass {mass:g} is out of reach: {reach}; choose a mass in between, or wider bounds")
         mean, radius = mass / size, root(energy - mass**2 / size)
         within = BoxHyperplane(low, high, torch.ones(size, dtype=torch.float64), mass)
         level = float(within._project(torch.full((1, size), mean, dtype=torch.float64)).square().sum())
@@ -560,13 +514,11 @@ class MassEnergyBox(Constraint):
                 f"energy {energy:g} is too little: fields of mass {mass:g} within the bounds have {level:g} at least; "
                 "choose a larger energy, or bounds that come closer to the mean"
             )
-        if radius == 0.0:
-            return _Frame(mass, energy, mean, radius, low, high, None)
-        return _Frame(mass, energy, mean, radius, low, high, self._reduced(low, high, mean, radius))
+        return _Frame(mean, radius, low, high, self._reduced(low, high, mean, radius) if radius else None)
 
     def _reduced(self, low: Tensor, high: Tensor, mean: float, radius: float) -> _Bounds:
         """Bounds on u = (z - m) / r. Missing ones are put at two, which |u| = 1 does not reach."""
-        _, _, mass, energy = self._numbers()
+        mass, energy = self.conserved.mass, self.conserved.energy
         low = torch.where(low.isinf(), high.clamp_max(mean - 2.0 * radius), low)
         high = torch.where(high.isinf(), low.clamp_min(mean + 2.0 * radius), high)
         below, above = (low - mean) / radius, (high - mean) / radius
@@ -587,14 +539,12 @@ class MassEnergyBox(Constraint):
 
     def _check_any_size(self) -> None:
         """What no number of coordinates can repair is refused at once."""
-        low, high, mass, energy = self._numbers()
+        low, high, mass, energy = self.bounds.low, self.bounds.high, self.conserved.mass, self.conserved.energy
         floor = float(low.sum()) if bool((low >= 0).all()) else -math.inf
         roof = float(high.sum()) if bool((high <= 0).all()) else math.inf
         if mass < floor - ROUNDING * abs(floor) or mass > roof + ROUNDING * abs(roof):
-            raise InfeasibleSet(
-                f"mass {mass:g} is out of reach: the bounds alone ask for a sum of "
-                f"{f'{floor:g} or more' if mass < floor else f'{roof:g} or less'}"
-            )
+            asked = f"{floor:g} or more" if mass < floor else f"{roof:g} or less"
+            raise InfeasibleSet(f"mass {mass:g} is out of reach: the bounds alone ask for a sum of {asked}")
         least = float(torch.zeros_like(low).clamp(low, high).square().sum())
         if energy < least * (1.0 - ROUNDING):
             raise InfeasibleSet(
@@ -689,22 +639,24 @@ def _bracket(v: Tensor, bounds: _Bounds) -> Tensor:
     In between u is then linear in alpha, and the answer lies on the segment from end to end.
     """
     order = _order(v, bounds)
-    # From the coordinate at which beta ends up as alpha grows, so that a large alpha does not drown the bounds.
-    v = v - v.gather(1, order).gather(1, _crossing(order, bounds.low, bounds.high))
+    # From the coordinate that is filled last, where beta ends up as alpha grows: a large alpha then drowns no bounds.
+    before, _, need = _fill(order, bounds.low, bounds.high)
+    last = ((before < need).sum(1, keepdim=True) - 1).clamp_min(0)
+    v = v - v.gather(1, order).gather(1, last)
     start, end = bounds.onto(torch.zeros_like(v)), bounds.onto(WIDEST * v)
     near, far = (torch.full_like(v[:, :1], math.log(alpha)) for alpha in (NARROWEST, WIDEST))
     for _ in range(HALVINGS):
         differ = (_pattern(start, bounds) != _pattern(end, bounds)).any(1, keepdim=True)
-        moving = differ & _short(start) & ~_short(end)
+        moving = differ & _show(start) & ~_show(end)
         if not bool(moving.any()):
             break
         middle = 0.5 * (near + far)
         point = bounds.onto(middle.exp() * v)
-        up, down = moving & _short(point), moving & ~_short(point)
+        up, down = moving & _show(point), moving & ~_show(point)
         start, end = torch.where(up, point, start), torch.where(down, point, end)
         near, far = torch.where(up, middle, near), torch.where(down, middle, far)
 
-    stuck = torch.nonzero(_short(end).squeeze(1)).flatten()
+    stuck = torch.nonzero(_show(end).squeeze(1)).flatten()
     if len(stuck):
         start[stuck], end[stuck] = _corners(v[stuck], end[stuck], bounds)
     return _between(start, end)
@@ -721,7 +673,7 @@ def _corners(v: Tensor, start: Tensor, bounds: _Bounds) -> tuple[Tensor, Tensor]
     share = near
     for _ in range(CORNERS):
         point = _filling(_order(torch.lerp(v, bounds.low + bounds.high, share), bounds), bounds.low, bounds.high)
-        short = _short(point)
+        short = _show(point)
         start, end = torch.where(short, point, start), torch.where(short, end, point)
         near, far = torch.where(short, share, near), torch.where(short, far, share)
         if not bool((far > near).any()):
@@ -736,7 +688,7 @@ def _order(v: Tensor, bounds: _Bounds) -> Tensor:
     return high_first[v[:, high_first].argsort(dim=1, descending=True, stable=True)]
 
 
-def _short(u: Tensor) -> Tensor:
+def _show(u: Tensor) -> Tensor:
     return u.square().sum(1, keepdim=True) < 1.0
 
 
@@ -788,12 +740,6 @@ def _longest(low: Tensor, high: Tensor) -> tuple[Tensor, float]:
             break
         corner, order = points[best], tried[best][None]
     return corner, most
-
-
-def _crossing(order: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The place in the order (n, 1) of the coordinate that is filled last."""
-    before, _, need = _fill(order, low, high)
-    return ((before < need).sum(1, keepdim=True) - 1).clamp_min(0)
 
 
 def _fill(order: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:

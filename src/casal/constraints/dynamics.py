@@ -123,17 +123,7 @@ class LinearDynamics(Constraint):
     ) -> LinearDynamics:
         """y'' = gain u, with the position y (and the velocity, ``outputs=(0, 1)``) in the event.
 
-        With gain = 9.81 this is the planar quadrotor under small tilt u.
-
-        Args:
-            gain: Acceleration per unit of input.
-            steps: S.
-            dt: Time between samples.
-            u_max: Bound of |u|.
-            y0: Position and velocity at the start; at rest at zero if left out.
-            scale_y: Unit of each output.
-            scale_u: Unit of the input.
-            outputs: 0 for the position, 1 for the velocity.
+        With gain = 9.81 this is the planar quadrotor under small tilt u. The other arguments are those of the class.
         """
         return cls([[0.0, 1.0], [0.0, 0.0]], [[0.0], [gain]], steps, dt, u_max, y0, scale_y, scale_u, outputs)
 
@@ -182,10 +172,6 @@ class LinearDynamics(Constraint):
         """u - u_max and -u - u_max, in standardised units."""
         u = flat(self._split(z)[1])[:, self._bounded.to(z.device)]
         return torch.cat([u - self._limit.to(z), -u - self._limit.to(z)], dim=1)
-
-    def _arguments(self) -> dict[str, Any]:
-        names = ("A", "B", "steps", "dt", "u_max", "y0", "scale_y", "scale_u", "outputs")
-        return {name: getattr(self, name) for name in names}
 
     def _prepare(self) -> None:
         (p, q), o = self.B.shape, len(self.outputs)

@@ -8,42 +8,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.constraints.base import (
-    Budget,
-    Constraint,
-    Projection,
-    Rows,
-    Subspace,
-    Way,
-    check_size,
-)
+from casal.constraints.base import Budget, Constraint, Projection, Rows, Subspace, Way
 from casal.constraints.chains import (
     Bound,
+    Number,
     PerChain,
     bound,
+    column,
     common_chains,
     derive,
     each,
     event_shape,
     first_failure,
-    full,
     number,
     raw,
     show,
     spread,
+    together,
 )
 from casal.constraints.solvers.laws import log_interval_mass, truncated_normal
 from casal.constraints.solvers.polyhedron import Polyhedron, contradiction, nearest, touching
-from casal.constraints.vectors import (
-    EPSILON,
-    ROUNDING,
-    flat,
-    gaussian,
-    norm,
-    refuse_overflow,
-    relative,
-    tangent,
-)
+from casal.constraints.vectors import EPSILON, ROUNDING, flat, gaussian, norm, refuse_overflow, relative, tangent
 from casal.errors import InfeasibleSet, ShapeError
 from casal.typing import Event
 
@@ -80,10 +65,9 @@ class Affine(Constraint):
     b: Any  # a tensor, or PerChain
 
     def __init__(self, A: Any, b: Any) -> None:
-        matrix = torch.atleast_2d(torch.as_tensor(_dense(A), dtype=torch.float64)).clone()
-        if matrix.ndim != 2:
-            raise ShapeError(f"A must be a matrix (m, d), got shape {tuple(matrix.shape)}")
-        self.A, self.b = matrix, _levels(b, matrix, "A", "b")
+        self.A = _matrix(A, "A")
+        self._coordinates = self.A.shape[1]
+        self.b = _for_each(b, self.A, "b", "rows")
         self.chains = common_chains(b=self.b)
         self._rows, right = _equations(self.A, raw(self.b))
         self._equation_count = len(self._rows)
@@ -112,12 +96,6 @@ class Affine(Constraint):
     def __repr__(self) -> str:
         chains = "" if self.chains is None else f", b={self.b}"
         return f"Affine({self.A.shape[0]} x {self.A.shape[1]}, rank {len(self._basis)}{chains})"
-
-    def validate(self, event: Event) -> None:
-        check_size(self.A.shape[1], event)
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"A": self.A, "b": self.b}
 
     def equations(self, z: Tensor) -> Tensor:
         y = flat(z)
@@ -182,25 +160,17 @@ class HalfSpace(Constraint):
     b: Any  # a number, or PerChain
 
     def __init__(self, a: Any, b: Any) -> None:
-        self.a = torch.as_tensor(a, dtype=torch.float64).reshape(-1).clone()
-        self.b = number(b, "b")
-        length = float(norm(self.a[None])[0])
-        bad = first_failure(torch.isfinite, self.b)
-        if not 0.0 < length < math.inf or bad is not None:
-            raise InfeasibleSet(
-                f"HalfSpace needs a finite, nonzero normal and level; got |a| = {length:g}, b = {show(b, bad or 0)}"
-            )
+        self.a, self.b, length = _normal_and_level(self, a, b)
+        self._coordinates = len(self.a)
         self.chains = common_chains(b=self.b)
         self._normal, self._level = self.a / length, derive(lambda b: b / length, self.b)
 
     def __repr__(self) -> str:
         return f"HalfSpace(d={len(self.a)}, b={self.b:g})"
 
-    def validate(self, event: Event) -> None:
-        check_size(len(self.a), event)
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"a": self.a, "b": self.b}
+    def sides(self) -> tuple[Tensor, Tensor]:
+        """G and h of {z : G z <= h}, where b is common to all chains."""
+        return self.a[None], torch.tensor([self.b], dtype=torch.float64)
 
     def inequalities(self, z: Tensor) -> Tensor:
         return self._height(z)[:, None]
@@ -227,7 +197,7 @@ class HalfSpace(Constraint):
         return log_interval_mass(flat(y) @ self._normal.to(y), sigma, *self._heights(y))
 
     def _heights(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        return y.new_tensor(-math.inf), full(self._level, y)
+        return y.new_tensor(-math.inf), y.new_zeros(len(y)) + each(self._level, y)
 
     def project_fast(self, z: Tensor) -> Tensor:
         return (flat(z) - self._height(z).clamp_min(0.0)[:, None] * self._normal.to(z)).reshape(z.shape)
@@ -240,11 +210,11 @@ class HalfSpace(Constraint):
         y, normal = flat(z), self._normal.to(z)
         peak = y.abs().amax(1).clamp_min(1.0)
         outside = (y / peak[:, None]) @ normal > each(self._level, z) / peak
-        foot = tangent(y, normal[None]) + full(self._level, z)[:, None] * normal
+        foot = tangent(y, normal[None]) + column(self._level, z) * normal
         return torch.where(outside[:, None], foot, y).reshape(z.shape)
 
     def _violation(self, z: Tensor) -> Tensor:
-        return relative(self._height(z).clamp_min(0.0), norm(flat(z)) + full(self._level, z).abs())
+        return relative(self._height(z).clamp_min(0.0), norm(flat(z)) + each(derive(abs, self._level), z))
 
 
 class Box(Constraint):
@@ -270,7 +240,7 @@ class Box(Constraint):
 
     def __init__(self, low: Any, high: Any) -> None:
         self.chains = common_chains(low=low, high=high)
-        self.low, self.high = _together(bound(low), bound(high), self.chains)
+        self.low, self.high = together(bound(low), bound(high))
         below, above = raw(self.low), raw(self.high)
         _refuse_crossed(below, above)
         self.solid = bool((below < above).all())
@@ -288,9 +258,6 @@ class Box(Constraint):
             fits = False
         if not fits:
             raise ShapeError(f"bounds of shape {tuple(shape)} do not broadcast to events {event}")
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"low": self.low, "high": self.high}
 
     def inequalities(self, z: Tensor) -> Tensor:
         below, above = flat(spread(self.low, z) - z), flat(z - spread(self.high, z))
@@ -352,10 +319,9 @@ class Polytope(Constraint):
     flat_sided = True
 
     def __init__(self, G: Any, h: Any) -> None:
-        matrix = torch.atleast_2d(torch.as_tensor(G, dtype=torch.float64)).clone()
-        if matrix.ndim != 2:
-            raise ShapeError(f"G must be a matrix (m, d), got shape {tuple(matrix.shape)}")
-        self.G, self.h = matrix, raw(_levels(h, matrix, "G", "h"))
+        self.G = _matrix(G, "G")
+        self._coordinates = self.G.shape[1]
+        self.h = raw(_for_each(h, self.G, "h", "rows"))
         unit_rows, level = _inequalities(self.G, self.h)
         self._rows = Polyhedron.of(unit_rows, torch.full_like(level, -torch.inf), level)
         self.solid = self._examine()
@@ -367,8 +333,9 @@ class Polytope(Constraint):
     def way(self) -> Way:
         return Way.QUADRATIC_PROGRAMME
 
-    def validate(self, event: Event) -> None:
-        check_size(self.G.shape[1], event)
+    def sides(self) -> tuple[Tensor, Tensor]:
+        """G and h."""
+        return self.G, self.h
 
     def inequalities(self, z: Tensor) -> Tensor:
         return flat(z) @ self._rows.matrix.to(z).T - self._rows.bound.to(z)
@@ -378,9 +345,6 @@ class Polytope(Constraint):
         kept = lengths > 0
         level = self.h[kept] / lengths[kept]
         return Rows(self.G[kept] / lengths[kept, None], torch.full_like(level, -torch.inf), level)
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"G": self.G, "h": self.h}
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         rows = self._rows.to(z)
@@ -502,17 +466,11 @@ class BoxHyperplane(Constraint):
     per_chain = ("low", "high", "b")
 
     def __init__(self, low: Any, high: Any, a: Any, b: Any) -> None:
-        self.a = torch.as_tensor(a, dtype=torch.float64).reshape(-1).clone()
-        self.b = number(b, "b")
-        length = float(norm(self.a[None])[0]) if len(self.a) else 0.0
-        bad = first_failure(torch.isfinite, self.b)
-        if not 0.0 < length < math.inf or bad is not None:
-            raise InfeasibleSet(
-                f"BoxHyperplane needs a finite, nonzero normal and a level; got |a| = {length:g}, "
-                f"b = {show(b, bad or 0)}"
-            )
+        self.a, self.b, length = _normal_and_level(self, a, b)
+        self._coordinates = len(self.a)
         self.chains = common_chains(low=low, high=high, b=self.b)
-        self.low, self.high = self._bounds("low", low), self._bounds("high", high)
+        self.low = _for_each(low, self.a, "low", "coordinates")
+        self.high = _for_each(high, self.a, "high", "coordinates")
         below, above = torch.broadcast_tensors(raw(self.low), raw(self.high))
         _refuse_crossed(below, above)
         self._normal, self._level = self.a / length, derive(lambda b: b / length, self.b)
@@ -521,14 +479,6 @@ class BoxHyperplane(Constraint):
         self._top, self._bottom = torch.where(rising, above, below), torch.where(rising, below, above)
         for chain in range(self.chains or 1):
             self._check_level(length, chain)
-
-    def _bounds(self, name: str, given: Any) -> Bound:
-        side = bound(given)
-        rows = side.rows if isinstance(side, PerChain) else side.reshape(-1)
-        if rows.shape[-1] not in (1, len(self.a)):
-            raise ShapeError(f"{name} has {rows.shape[-1]} entries, the normal has {len(self.a)}")
-        wide = rows.expand(*rows.shape[:-1], len(self.a)).clone()
-        return PerChain(wide) if isinstance(side, PerChain) else wide
 
     def _check_level(self, length: float, chain: int) -> None:
         used = self._normal != 0
@@ -551,12 +501,6 @@ class BoxHyperplane(Constraint):
     def __repr__(self) -> str:
         return f"BoxHyperplane(d={len(self.a)}, b={self.b:g})"
 
-    def validate(self, event: Event) -> None:
-        check_size(len(self.a), event)
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"low": self.low, "high": self.high, "a": self.a, "b": self.b}
-
     def equations(self, z: Tensor) -> Tensor:
         return self._plane(z).gap(flat(z))
 
@@ -574,9 +518,8 @@ class BoxHyperplane(Constraint):
     def _plane(self, z: Tensor) -> _Plane:
         """All numbers in the dtype of z, with the count of chains checked."""
         self._check_chains(z)
-        level = self._level if isinstance(self._level, float) else self._level.values.to(z)[:, None]
         sides = (raw(self.low), raw(self.high), self._top, self._bottom)
-        return _Plane(self._normal.to(z), level, *(side.to(z) for side in sides))
+        return _Plane(self._normal.to(z), column(self._level, z), *(side.to(z) for side in sides))
 
     def _project(self, z: Tensor) -> Tensor:
         out = refuse_overflow(torch.where(flat(z).abs() > FARTHEST, torch.inf, flat(z)), self)
@@ -591,7 +534,7 @@ class BoxHyperplane(Constraint):
 
     def _violation(self, z: Tensor) -> Tensor:
         y, plane = flat(z), self._plane(z)
-        equation = relative(plane.gap(y).abs().squeeze(1), norm(y) + full(self._level, z).abs())
+        equation = relative(plane.gap(y).abs().squeeze(1), norm(y) + each(derive(abs, self._level), z))
         return torch.maximum(equation, _excess(y, plane.low, plane.high))
 
 
@@ -626,14 +569,35 @@ def _excess(y: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return torch.maximum(*parts)
 
 
-def _levels(given: Any, matrix: Tensor, left: str, name: str) -> Bound:
-    """One level for every row of a matrix, or for every row and chain."""
-    levels = raw(bound(given)).to(matrix.device)
-    levels = levels.reshape(len(levels), -1) if isinstance(given, PerChain) else levels.reshape(-1)
-    if levels.shape[-1] not in (1, len(matrix)):
-        raise ShapeError(f"{left} has {len(matrix)} rows but {name} has {levels.shape[-1]} entries")
-    wide = levels.expand(*levels.shape[:-1], len(matrix)).clone()
-    return PerChain(wide) if isinstance(given, PerChain) else wide
+def _matrix(given: Any, name: str) -> Tensor:
+    """A dense matrix (m, d) of its own, from one row, or from a sparse matrix of torch or SciPy."""
+    if isinstance(given, Tensor) and given.layout != torch.strided:
+        given = given.to_dense()
+    dense = given.toarray() if hasattr(given, "toarray") else given
+    matrix = torch.atleast_2d(torch.as_tensor(dense, dtype=torch.float64)).clone()
+    if matrix.ndim != 2:
+        raise ShapeError(f"{name} must be a matrix (m, d), got shape {tuple(matrix.shape)}")
+    return matrix
+
+
+def _for_each(given: Any, rows: Tensor, name: str, what: str) -> Bound:
+    """One number for each of the rows, or for each of them and each chain."""
+    value = bound(given)
+    numbers = (value.rows if isinstance(value, PerChain) else value.reshape(-1)).to(rows.device)
+    if numbers.shape[-1] not in (1, len(rows)):
+        raise ShapeError(f"{len(rows)} {what} but {name} has {numbers.shape[-1]} entries")
+    wide = numbers.expand(*numbers.shape[:-1], len(rows)).clone()
+    return PerChain(wide) if isinstance(value, PerChain) else wide
+
+
+def _normal_and_level(owner: object, a: Any, b: Any) -> tuple[Tensor, Number, float]:
+    """a and b of a . z = b or <= b, and |a|."""
+    normal, level = torch.as_tensor(a, dtype=torch.float64).reshape(-1).clone(), number(b, "b")
+    length, bad = float(norm(normal[None])[0]), first_failure(torch.isfinite, level)
+    if not 0.0 < length < math.inf or bad is not None:
+        found = f"|a| = {length:g}, b = {show(level, bad or 0)}"
+        raise InfeasibleSet(f"{type(owner).__name__} needs a finite, nonzero normal and a finite level; got {found}")
+    return normal, level, length
 
 
 def _equations(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -662,19 +626,6 @@ def _inequalities(G: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     return G[kept] / lengths[kept, None], h[kept] / lengths[kept]
 
 
-def _together(low: Bound, high: Bound, chains: int | None) -> tuple[Bound, Bound]:
-    """Two bounds of one shape, both for each chain if one is."""
-    if isinstance(low, Tensor) and isinstance(high, Tensor):
-        return torch.broadcast_tensors(low, high)
-    shape = torch.broadcast_shapes(event_shape(low), event_shape(high))
-    both = []
-    for side in (low, high):
-        values, own = raw(side), event_shape(side)
-        rows = values.reshape(-1, *[1] * (len(shape) - len(own)), *own)
-        both.append(PerChain(rows.expand(chains or 1, *shape).clone()))
-    return both[0], both[1]
-
-
 def _refuse_crossed(low: Tensor, high: Tensor) -> None:
     bad = ~(low <= high) | (low == torch.inf) | (high == -torch.inf)
     if bool(bad.any()):
@@ -683,9 +634,3 @@ def _refuse_crossed(low: Tensor, high: Tensor) -> None:
             f"low <= high fails for {int(bad.sum())} of {bad.numel()} bounds, first at {worst}: "
             f"low = {float(low[worst]):g}, high = {float(high[worst]):g}"
         )
-
-
-def _dense(A: Any) -> Any:
-    if isinstance(A, Tensor):
-        return A if A.layout == torch.strided else A.to_dense()
-    return A.toarray() if hasattr(A, "toarray") else A

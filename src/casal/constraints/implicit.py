@@ -1,4 +1,4 @@
-"""Sets given by torch functions: equations, inequalities, or both."""
+"""Sets given by functions: equations, inequalities, or both; or the user's own projection and violation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from casal.checks import whole_number
 from casal.constraints.base import Budget, Constraint, Projection, Way, at_once
 from casal.constraints.solvers.gauss_newton import nearest
 from casal.constraints.vectors import flat, norm
-from casal.errors import SettingError, ShapeError
+from casal.errors import ProjectionError, SettingError, ShapeError
 from casal.typing import Event
 
 LARGEST_TUBE = 64
@@ -170,6 +170,54 @@ class Implicit(Constraint):
         return max(1, TILE // max(1, size * rows))
 
 
+class FromProjection(Constraint):
+    """C = {z : violation(z) = 0}, with the user's own projection onto it.
+
+    The two functions must be independent of each other: the certificate rests on ``violation`` alone.
+    ``casal.sample`` tries both on the starting points before the first step.
+
+    Args:
+        project: (n, *event) float64 -> (n, *event), a nearest point of C or an approximation of it.
+        violation: (n, *event) float64 -> (n,), zero on C, positive elsewhere.
+        exact: Whether ``project`` returns the nearest point.
+        convex: Whether C is convex.
+        solid: Whether C has an interior.
+        residual: Optional smooth functions (n, *event) -> (n, m) that vanish on C: equations.
+    """
+
+    def __init__(
+        self,
+        project: Callable[[Tensor], Tensor],
+        violation: Callable[[Tensor], Tensor],
+        *,
+        exact: bool = True,
+        convex: bool = False,
+        solid: bool = False,
+        residual: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        if not callable(project) or not callable(violation):
+            raise SettingError("FromProjection(project, violation) needs two callables")
+        self._user_project, self._user_violation, self._user_residual = project, violation, residual
+        self.exact, self.convex, self.solid, self.smooth = exact, convex, solid, residual is not None
+
+    def equations(self, z: Tensor) -> Tensor:
+        return super().equations(z) if self._user_residual is None else self._user_residual(z)
+
+    def _project(self, z: Tensor) -> Tensor:
+        out = self._user_project(z)
+        if not isinstance(out, Tensor) or out.shape != z.shape:
+            raise ShapeError(f"project returned {_shown(out)} for points of shape {tuple(z.shape)}")
+        if not bool(out.isfinite().all()):
+            raise ProjectionError("project returned non-finite coordinates for finite points")
+        return out
+
+    def _violation(self, z: Tensor) -> Tensor:
+        out = self._user_violation(z)
+        if not isinstance(out, Tensor) or tuple(out.shape) != (len(z),):
+            raise ShapeError(f"violation returned {_shown(out)} for {len(z)} points, not one number per point")
+        return out.to(z.dtype)
+
+
 class _System:
     """The rows of an Implicit set as functions of flat points (n, d)."""
 
@@ -180,14 +228,14 @@ class _System:
         return torch.arange(like.shape[1], device=like.device) >= (self.owner.equation_count() or 0)
 
     def values(self, z: Tensor) -> Tensor:
-        return self._rows(z).to(torch.float64)
+        return self.owner.residual(z.reshape(len(z), *self.event)).to(torch.float64)
 
     def linearise(self, z: Tensor) -> tuple[Tensor, Tensor]:
         if self.owner.jacobian is not None:
             values = self.values(z)
             return values, self._given(z, values.shape[1])
         with _differentiable(z) as leaf:
-            values = self._rows(leaf).to(torch.float64)
+            values = self.values(leaf)
             rows = _jacobian(values, leaf)
         return values.detach(), rows.detach().to(torch.float64)
 
@@ -196,7 +244,7 @@ class _System:
             return self._differences(z, weights)
         try:
             with _differentiable(z) as leaf:
-                values = self._rows(leaf).to(torch.float64)
+                values = self.values(leaf)
                 gradient = _pull(values, leaf, weights, create_graph=True)
             _pull(gradient, leaf, torch.zeros_like(z))
         except (RuntimeError, NotImplementedError):  # a function that can be differentiated only once
@@ -204,11 +252,13 @@ class _System:
         return lambda v: _pull(gradient, leaf, v).detach()
 
     def violation(self, values: Tensor, lengths: Tensor, z: Tensor) -> Tensor:
-        size = torch.where(self.inequality(values), values.clamp_min(0.0), values.abs())
-        if self.owner.scale is None:
+        size, scale = torch.where(self.inequality(values), values.clamp_min(0.0), values.abs()), self.owner.scale
+        if scale is None:
             unit = size + lengths * (1.0 + norm(z))[:, None]
+        elif scale.ndim > 1 or scale.numel() not in (1, values.shape[1]):
+            raise ShapeError(f"scale has shape {tuple(scale.shape)} for {values.shape[1]} rows; give one number a row")
         else:
-            unit = self._scale(values).expand_as(values)
+            unit = scale.to(values).expand_as(values)
         share = torch.where(size > 0, size / unit.clamp_min(torch.finfo(torch.float64).tiny), torch.zeros_like(size))
         return share.amax(1) if share.shape[1] else share.new_zeros(len(share))
 
@@ -224,22 +274,11 @@ class _System:
         value = self.violation(values, lengths, z)
         return torch.where(finite & torch.isfinite(value), value, torch.full_like(value, torch.inf))
 
-    def _rows(self, z: Tensor) -> Tensor:
-        return self.owner.residual(z.reshape(len(z), *self.event))
-
-    def _scale(self, values: Tensor) -> Tensor:
-        assert self.owner.scale is not None
-        scale = self.owner.scale.to(values)
-        if scale.ndim > 1 or scale.numel() not in (1, values.shape[1]):
-            raise ShapeError(f"scale has shape {tuple(scale.shape)} for {values.shape[1]} rows; give one number a row")
-        return scale
-
     def _given(self, z: Tensor, rows: int) -> Tensor:
         assert self.owner.jacobian is not None
         out = self.owner.jacobian(z.reshape(len(z), *self.event))
         if not isinstance(out, Tensor) or out.numel() != len(z) * rows * z.shape[1]:
-            got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise ShapeError(f"jacobian returned {got}; it must return {(len(z), rows, *self.event)}")
+            raise ShapeError(f"jacobian returned {_shown(out)}; it must return {(len(z), rows, *self.event)}")
         return out.reshape(len(z), rows, z.shape[1]).to(torch.float64)
 
     def _gradient(self, z: Tensor, weights: Tensor) -> Tensor:
@@ -247,7 +286,7 @@ class _System:
         if self.owner.jacobian is not None:
             return (weights[:, None, :] @ self._given(z, weights.shape[1])).squeeze(1)
         with _differentiable(z) as leaf:
-            return _pull(self._rows(leaf).to(torch.float64), leaf, weights).detach()
+            return _pull(self.values(leaf), leaf, weights).detach()
 
     def _differences(self, z: Tensor, weights: Tensor) -> Function:
         def product(v: Tensor) -> Tensor:
@@ -266,12 +305,14 @@ def _evaluate(function: Function | None, name: str, z: Tensor) -> Tensor:
         return z.new_zeros(len(z), 0)
     part = function(z)
     if not isinstance(part, Tensor) or part.ndim != 2 or len(part) != len(z):
-        got = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
-        raise ShapeError(
-            f"{name} returned {got} for {len(z)} points; it must return ({len(z)}, m), one row a point: "
-            "h[:, None] for a single equation"
-        )
+        wanted = f"({len(z)}, m), one row a point: h[:, None] for a single equation"
+        raise ShapeError(f"{name} returned {_shown(part)} for {len(z)} points; it must return {wanted}")
     return part
+
+
+def _shown(out: object) -> object:
+    """What a user's function returned, for a message."""
+    return tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
 
 
 # ------------------------------------------------------------------ derivatives

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints.base import Budget, Constraint, Projection, Rows, Subspace, Way, total_count
-from casal.constraints.chains import Bound, PerChain, common_chains, raw
+from casal.constraints.chains import Bound, PerChain, common_chains, event_shape, raw, together
 from casal.constraints.conserved import MassEnergy, MassEnergyBox
 from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polytope
 from casal.constraints.implicit import Implicit
@@ -122,8 +122,7 @@ class Intersection(Constraint):
             return self._only._solve(z, budget, warm)
         if self._way in (Way.DYKSTRA, Way.ALTERNATING):
             search = dykstra if self._way is Way.DYKSTRA else alternating
-            projections, violation, take = _maps(self._parts, self.members, budget)
-            return search(z, projections, violation, budget, None if self.chains is None else take)
+            return search(z, _maps(self._parts, self.members, budget), budget)
         if self.chains is not None:
             return self._solve_by_group(z, budget, warm)
         if self._way is Way.QUADRATIC_PROGRAMME:
@@ -134,9 +133,6 @@ class Intersection(Constraint):
 
     def _violation(self, z: Tensor) -> Tensor:
         return worst_violation(self.members, z)
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"members": list(self.members)}
 
     def _polyhedron(self, size: int) -> Polyhedron:
         """All members as one polyhedron, for events of so many coordinates."""
@@ -223,35 +219,20 @@ def _equations_cut_round(a: Affine, b: AffineRound) -> AffineRound:
 
 
 def _equation_and_bounds(a: Affine, b: Box) -> BoxHyperplane | None:
-    size = a.A.shape[1]
-    if len(a.A) != 1:
+    if len(a.A) != 1 or event_shape(b.low).numel() not in (1, a.A.shape[1]):
         return None
-    sides = []
-    for side in (b.low, b.high):
-        numbers = side.rows if isinstance(side, PerChain) else raw(side).reshape(-1)
-        if numbers.shape[-1] not in (1, size):
-            return None
-        sides.append(PerChain(numbers) if isinstance(side, PerChain) else numbers)
     level = PerChain(a.b.values[:, 0]) if isinstance(a.b, PerChain) else float(a.b[0])
-    return BoxHyperplane(sides[0], sides[1], a.A[0], level)
+    return BoxHyperplane(b.low, b.high, a.A[0], level)
 
 
 def _bounds(a: Box, b: Box) -> Box:
-    low, high = (_extreme(torch.maximum, a.low, b.low), _extreme(torch.minimum, a.high, b.high))
-    return Box(low, high)
+    low, high = together(a.low, b.low), together(a.high, b.high)
+    return Box(_pick(torch.maximum, *low), _pick(torch.minimum, *high))
 
 
-def _extreme(pick: Callable[[Tensor, Tensor], Tensor], first: Bound, second: Bound) -> Bound:
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return pick(first, second)
-    width = max(side.values.ndim - 1 if isinstance(side, PerChain) else side.ndim for side in (first, second))
-    wide = [
-        raw(side).reshape(-1, *[1] * (width - side.values.ndim + 1), *side.shape[1:])
-        if isinstance(side, PerChain)
-        else side
-        for side in (first, second)
-    ]
-    return PerChain(pick(*wide))
+def _pick(extreme: Callable[[Tensor, Tensor], Tensor], first: Bound, second: Bound) -> Bound:
+    picked = extreme(raw(first), raw(second))
+    return PerChain(picked) if isinstance(first, PerChain) else picked
 
 
 def _bounds_once_more(a: MassEnergyBox, b: Box) -> MassEnergyBox:
@@ -262,26 +243,18 @@ def _bounds_once_more(a: MassEnergyBox, b: Box) -> MassEnergyBox:
 def _inequalities(a: HalfSpace | Polytope, b: HalfSpace | Polytope) -> Polytope | None:
     if a.chains is not None or b.chains is not None:
         return None
-    (g, h), (k, m) = _raw_rows(a), _raw_rows(b)
+    (g, h), (k, m) = a.sides(), b.sides()
     return Polytope(torch.cat([g, k]), torch.cat([h, m]))
-
-
-def _raw_rows(part: HalfSpace | Polytope) -> tuple[Tensor, Tensor]:
-    if isinstance(part, HalfSpace):
-        return part.a[None], torch.tensor([part.b], dtype=torch.float64)
-    return part.G, part.h
 
 
 def _two_round(a: Round, b: Round) -> Constraint | None:
     """Concentric ones merge; balls or spheres too far apart, or one inside the other, have no common point."""
-    if not isinstance(a.radius, float) or not isinstance(b.radius, float):
-        return None
     centers = [part.center for part in (a, b) if part.center is not None]
-    if any(isinstance(center, PerChain) for center in centers):
+    if a.chains is not None or b.chains is not None:
         return None
     if len(centers) == 2 and centers[0].shape != centers[1].shape:
         return None
-    offset = sum((raw(c) if part is a else -raw(c)) for part in (a, b) for c in [part.center] if c is not None)
+    offset = sum((c if part is a else -c) for part in (a, b) for c in [part.center] if c is not None)
     gap = float(torch.linalg.vector_norm(torch.as_tensor(offset, dtype=torch.float64)))
     slack = ROUNDING * (a.radius + b.radius + gap)
     if gap > a.radius + b.radius + slack:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -46,9 +44,6 @@ class Monotone(Constraint):
 
     def __repr__(self) -> str:
         return f"Monotone(increasing={self.increasing})"
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"increasing": self.increasing}
 
     def inequalities(self, z: Tensor) -> Tensor:
         y = self._rising(z)

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Budget, Constraint, Projection, positive
-from casal.constraints.vectors import norm, relative, unit
+from casal.checks import positive
+from casal.constraints.base import Budget, Constraint, Projection, at_once
+from casal.constraints.vectors import axis, norm, relative, unit
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 from casal.typing import Event
 
@@ -78,9 +79,7 @@ class Obstacles(Constraint):
             *(Segment.read(row) for row in segments),
         ]
         if self.intervals and self.shapes:
-            raise SettingError(
-                "intervals are for events (S,), shapes for events (S, p); make them two sets of a Product"
-            )
+            raise SettingError("intervals are for events (S,), shapes for events (S, p); take a Product of two sets")
         dims = sorted({shape.dim for shape in self.shapes})
         if len(dims) > 1:
             raise ShapeError(f"the shapes have points with {dims} coordinates; all must have the same number")
@@ -113,11 +112,8 @@ class Obstacles(Constraint):
 
     def residual(self, z: Tensor) -> Tensor:
         if not self.smooth:
-            raise SettingError(
-                f"{sum(not shape.smooth for shape in self.shapes)} of the obstacles are boxes, which have no smooth "
-                "residual, so Penalty, PrimalDual and Decoupled cannot use this set; use discs or segments, or "
-                "Projected, CASAL or WeightedCASAL"
-            )
+            boxes = f"{sum(not shape.smooth for shape in self.shapes)} of the obstacles are boxes"
+            raise SettingError(f"{boxes}, which have no smooth residual; use discs or segments, or Projected or CASAL")
         return super().residual(z)
 
     def inequalities(self, z: Tensor) -> Tensor:
@@ -137,15 +133,12 @@ class Obstacles(Constraint):
         return worst
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
-        if self.exact:
-            return super()._solve(z, budget, warm)
         steps = torch.zeros(len(z), dtype=torch.long, device=z.device)
-        point = self._leave(z, budget, steps)
+        point = self._leave(z, Budget() if self.exact else budget, steps)
+        if self.exact:
+            return at_once(point)
         residual = self._violation(point)
         return Projection(point, residual <= max(budget.tolerance, FEASIBLE), steps, residual)
-
-    def _project(self, z: Tensor) -> Tensor:
-        return self._leave(z, Budget(), torch.zeros(len(z), dtype=torch.long, device=z.device))
 
     def _leave(self, z: Tensor, budget: Budget, steps: Tensor) -> Tensor:
         """Nearest way out; ``steps`` (n,) is raised to the number of walking steps of each chain."""
@@ -205,16 +198,8 @@ class Interval(NamedTuple):
         return (part - self.low) * ((self.high - part) / (self.high - self.low))
 
 
-class Gates(NamedTuple):
-    """What is forbidden for start <= s < stop: disjoint open intervals."""
-
-    start: int
-    stop: int
-    intervals: list[tuple[float, float]]
-
-
-def _gates_of(items: Sequence[Interval]) -> list[Gates]:
-    """Cut time where an interval starts or stops, and merge the intervals of each piece that overlap."""
+def _gates_of(items: Sequence[Interval]) -> list[tuple[int, int, list[tuple[float, float]]]]:
+    """Cut time where an interval starts or stops: start, stop, and the disjoint intervals forbidden in between."""
     times = sorted({item.start for item in items} | {item.stop for item in items})
     gates = []
     for start, stop in pairwise(times):
@@ -227,7 +212,7 @@ def _gates_of(items: Sequence[Interval]) -> list[Gates]:
         if (-math.inf, math.inf) in union:
             raise InfeasibleSet(f"the intervals at steps {start} to {stop - 1} cover the whole line: no way out")
         if union:
-            gates.append(Gates(start, stop, union))
+            gates.append((start, stop, union))
     return gates
 
 
@@ -365,13 +350,11 @@ class BoxShape(Shape):
 
     def edges(self) -> list[Circle | Line]:
         lines: list[Circle | Line] = []
-        for axis in (0, 1):
-            along = torch.zeros(2, dtype=torch.float64)
-            along[1 - axis] = 1.0
-            for wall in (float(self.low[axis]), float(self.high[axis])):
+        for across, along in zip((0, 1), torch.eye(2, dtype=torch.float64).flip(0), strict=True):
+            for wall in (float(self.low[across]), float(self.high[across])):
                 if math.isfinite(wall):
-                    origin = wall * (1.0 - along)
-                    lines.append(Line(origin, along, float(self.low[1 - axis]), float(self.high[1 - axis])))
+                    ends = float(self.low[1 - across]), float(self.high[1 - across])
+                    lines.append(Line(wall * (1.0 - along), along, *ends))
         return lines
 
 
@@ -385,8 +368,7 @@ class Segment(Shape):
         ends = torch.linalg.vector_norm(torch.stack([a, b]), dim=1)
         super().__init__(len(a), self.radius + float(ends.max()), start, stop)
         self.length = float(torch.linalg.vector_norm(b - a))
-        first = torch.zeros_like(a)
-        first[0] = 1.0
+        first = axis(a[None], 1.0)
         self.along = unit((b - a)[None], first)[0]
         # Some direction across, for points on the segment itself: the coordinate axis most across it, made so.
         across = torch.zeros_like(a)
@@ -457,10 +439,29 @@ class Circle(NamedTuple):
     radius: float
 
     def foot(self, x: Tensor) -> Tensor:
-        first = x.new_zeros(x.shape[1])
-        first[0] = 1.0
         center = self.center.to(x)
-        return center + self.radius * unit(x - center, first)
+        return center + self.radius * unit(x - center, axis(x, 1.0))
+
+    def meet(self, other: Circle | Line) -> list[list[float]]:
+        """Points of the plane common to both; lines are taken without their ends."""
+        return other.meet_circle(self)
+
+    def meet_circle(self, first: Circle) -> list[list[float]]:
+        away = self.center - first.center
+        distance = float(torch.linalg.vector_norm(away))
+        apart = distance > TOUCHING * (first.radius + self.radius)
+        if apart or distance == 0.0 or abs(first.radius - self.radius) > TOUCHING * distance:
+            return []
+        forth = 0.5 * (distance + (first.radius - self.radius) * ((first.radius + self.radius) / distance))
+        return _pair(first.center, away / distance, forth, first.radius)
+
+    def meet_line(self, line: Line) -> list[list[float]]:
+        start = line.origin + ((self.center - line.origin) @ line.along) * line.along
+        away = start - self.center
+        distance = float(torch.linalg.vector_norm(away))
+        across = torch.stack([-line.along[1], line.along[0]])
+        across = across if float(across @ away) >= 0 else -across
+        return _pair(self.center, across, distance, self.radius) if distance <= TOUCHING * self.radius else []
 
 
 class Line(NamedTuple):
@@ -475,33 +476,19 @@ class Line(NamedTuple):
         origin, along = self.origin.to(x), self.along.to(x)
         return origin + ((x - origin) @ along).clamp(self.low, self.high)[:, None] * along
 
+    def meet(self, other: Circle | Line) -> list[list[float]]:
+        return other.meet_line(self)
 
-def _meet(first: Circle | Line, second: Circle | Line) -> list[list[float]]:
-    """Points of the plane common to both; lines are taken without their ends."""
-    if isinstance(first, Line) and isinstance(second, Circle):
-        return _meet(second, first)
-    if isinstance(first, Circle) and isinstance(second, Circle):
-        away = second.center - first.center
-        distance = float(torch.linalg.vector_norm(away))
-        apart = distance > TOUCHING * (first.radius + second.radius)
-        if apart or distance == 0.0 or abs(first.radius - second.radius) > TOUCHING * distance:
+    def meet_circle(self, circle: Circle) -> list[list[float]]:
+        return circle.meet_line(self)
+
+    def meet_line(self, first: Line) -> list[list[float]]:
+        turn = float(first.along[0] * self.along[1] - first.along[1] * self.along[0])
+        if turn == 0.0:
             return []
-        forth = 0.5 * (distance + (first.radius - second.radius) * ((first.radius + second.radius) / distance))
-        return _pair(first.center, away / distance, forth, first.radius)
-    if isinstance(first, Circle) and isinstance(second, Line):
-        start = second.origin + ((first.center - second.origin) @ second.along) * second.along
-        away = start - first.center
-        distance = float(torch.linalg.vector_norm(away))
-        across = torch.stack([-second.along[1], second.along[0]])
-        across = across if float(across @ away) >= 0 else -across
-        return _pair(first.center, across, distance, first.radius) if distance <= TOUCHING * first.radius else []
-    assert isinstance(first, Line) and isinstance(second, Line)
-    turn = float(first.along[0] * second.along[1] - first.along[1] * second.along[0])
-    if turn == 0.0:
-        return []
-    gap = second.origin - first.origin
-    forth = float(gap[0] * second.along[1] - gap[1] * second.along[0]) / turn
-    return [(first.origin + forth * first.along).tolist()] if math.isfinite(forth) else []
+        gap = self.origin - first.origin
+        forth = float(gap[0] * self.along[1] - gap[1] * self.along[0]) / turn
+        return [(first.origin + forth * first.along).tolist()] if math.isfinite(forth) else []
 
 
 def _pair(center: Tensor, along: Tensor, forth: float, radius: float) -> list[list[float]]:
@@ -598,8 +585,10 @@ def _scenes_of(shapes: Sequence[Shape]) -> list[Scene]:
             continue
         scene = Scene(start, stop, present, [], torch.zeros(0, 2, dtype=torch.float64))
         if present[0].dim == 2:
-            meeting = torch.tensor(_meeting_points(present), dtype=torch.float64).reshape(-1, 2)
             edges = [edge for shape in present for edge in shape.edges()]
+            pairs = [(a, b) for one, other in combinations(present, 2) for a in one.edges() for b in other.edges()]
+            points = [point for first, second in pairs for point in first.meet(second)]
+            meeting = torch.tensor(points, dtype=torch.float64).reshape(-1, 2)
             scene = scene._replace(edges=edges, corners=meeting[scene.free(meeting)])
             _check_way_out(scene)
         scenes.append(scene)
@@ -608,29 +597,14 @@ def _scenes_of(shapes: Sequence[Shape]) -> list[Scene]:
 
 def _check_way_out(scene: Scene) -> None:
     """Boxes without end may leave no free point at all."""
+    steps = f"from step {scene.start} on" if scene.stop is None else f"at steps {scene.start} to {scene.stop - 1}"
     for shape in scene.shapes:
         if not shape.bounded:
             low, high = shape.bounds()
             middle = 0.5 * (low.nan_to_num(neginf=-1e150) + high.nan_to_num(posinf=1e150))
             inside = middle.clamp(low, high)[None]
-            stuck = not bool(scene.free(scene.leave(inside, Budget(), torch.zeros(1, dtype=torch.long))).all())
-            if stuck:
-                steps = (
-                    f"from step {scene.start} on"
-                    if scene.stop is None
-                    else f"at steps {scene.start} to {scene.stop - 1}"
-                )
+            if not bool(scene.free(scene.leave(inside, Budget(), torch.zeros(1, dtype=torch.long))).all()):
                 raise InfeasibleSet(f"the boxes {steps} cover the whole plane: no way out")
-
-
-def _meeting_points(shapes: Sequence[Shape]) -> list[list[float]]:
-    """Points where the edges of two different shapes meet."""
-    points: list[list[float]] = []
-    for one, other in combinations(shapes, 2):
-        for first in one.edges():
-            for second in other.edges():
-                points += _meet(first, second)
-    return points
 
 
 # ------------------------------------------------------------------ rows that describe obstacles

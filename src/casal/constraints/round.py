@@ -19,15 +19,13 @@ from casal.constraints.chains import (
     each,
     event_shape,
     first_failure,
-    full,
     number,
     raw,
-    short,
     show,
     spread,
 )
 from casal.constraints.flat import Affine
-from casal.constraints.solvers.laws import log_sphere_mass, near_sphere
+from casal.constraints.solvers.laws import log_sphere_mass, von_mises_fisher
 from casal.constraints.vectors import (
     EPSILON,
     ROUNDING,
@@ -67,7 +65,7 @@ class Round(Constraint):
         self.radius = number(radius, "radius")
         bad = first_failure(lambda r: (r >= 0) & (r < torch.inf), self.radius)
         if bad is not None:
-            raise InfeasibleSet(f"{type(self).__name__} needs a finite radius >= 0, got {show(radius, bad)}")
+            raise InfeasibleSet(f"{type(self).__name__} needs a finite radius >= 0, got {show(self.radius, bad)}")
         self.center = None if center is None else bound(center)
         shift: Any = 0.0
         if self.center is not None:
@@ -91,9 +89,6 @@ class Round(Constraint):
         if self.center is not None and tuple(event_shape(self.center)) != event:
             raise ShapeError(f"center has shape {tuple(event_shape(self.center))}, events have shape {event}")
 
-    def _arguments(self) -> dict[str, Any]:
-        return {"radius": self.radius, "center": self.center}
-
     def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         return (self._offset(z) * (2.0 * weights)).reshape(z.shape)
 
@@ -101,10 +96,9 @@ class Round(Constraint):
         """A sphere or ball again, if its centre is in the subspace."""
         if self.center is None:
             return type(self)(self.radius)
-        center = raw(self.center)
-        one = isinstance(self.center, Tensor)
-        found = space.coordinates(center.reshape(1, -1) if one else self.center.rows)
-        return None if found is None else type(self)(self.radius, found[0] if one else PerChain(found))
+        own = isinstance(self.center, PerChain)
+        found = space.coordinates(self.center.rows if own else self.center.reshape(1, -1))
+        return None if found is None else type(self)(self.radius, PerChain(found) if own else found[0])
 
     def _height(self, z: Tensor) -> Tensor:
         """|z - c|^2 - R^2, (n, 1)."""
@@ -153,15 +147,9 @@ class Sphere(Round):
     def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
         """A von Mises-Fisher direction around (y - c) / |y - c|, of concentration R |y - c| / sigma^2."""
         offset = self._offset(y)
-        drawn = near_sphere(
-            unit(offset, axis(offset, 1.0)),
-            norm(offset),
-            each(self.radius, y),
-            sigma,
-            offset.shape[1],
-            lambda rows: gaussian(offset[:rows], generator),
-            generator,
-        )
+        kappa = (each(self.radius, y) / sigma) * (norm(offset) / sigma)
+        mean, size = unit(offset, axis(offset, 1.0)), offset.shape[1]
+        drawn = von_mises_fisher(mean, kappa, size, lambda rows: gaussian(offset[:rows], generator), generator)
         return self._place(column(self.radius, y) * unit(drawn, axis(drawn, 1.0)), y)
 
     def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
@@ -170,7 +158,7 @@ class Sphere(Round):
         return log_sphere_mass(norm(offset), each(self.radius, y), sigma, offset.shape[1])
 
     def _violation(self, z: Tensor) -> Tensor:
-        return relative((norm(self._offset(z)) - each(self.radius, z)).abs(), full(self._size, z))
+        return relative((norm(self._offset(z)) - each(self.radius, z)).abs(), each(self._size, z))
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         offset = self._offset(x)
@@ -210,7 +198,7 @@ class Ball(Round):
         return torch.where(over_events(outside, z), shell, z)
 
     def _violation(self, z: Tensor) -> Tensor:
-        return relative((norm(self._offset(z)) - each(self.radius, z)).clamp_min(0.0), full(self._size, z))
+        return relative((norm(self._offset(z)) - each(self.radius, z)).clamp_min(0.0), each(self._size, z))
 
 
 class AffineRound(Constraint):
@@ -236,15 +224,10 @@ class AffineRound(Constraint):
         self.convex = round_part.convex
         self._equation_count = total_count((flat_part, round_part))
         self.chains = common_chains(equations=flat_part, sphere=round_part)
-        self._center: Bound | None = round_part.center
-        size, radius = flat_part.A.shape[1], round_part.radius
-        center = torch.zeros(1, size, dtype=torch.float64)
-        if isinstance(self._center, PerChain):
-            center = self._center.rows
-            self._center = PerChain(center)
-        elif self._center is not None:
-            center = self._center.reshape(1, size)
-            self._center = center[0]
+        given, size, radius = round_part.center, flat_part.A.shape[1], round_part.radius
+        center = torch.zeros(1, size, dtype=torch.float64) if given is None else raw(given).reshape(-1, size)
+        self._center: Bound | None = PerChain(center) if isinstance(given, PerChain) else center[0]
+        self._center = None if given is None else self._center
         feet = flat_part._project(center.expand(flat_part.chains or len(center), -1))
         gaps = torch.linalg.vector_norm(feet - center, dim=1)
         own = flat_part.chains is not None or isinstance(self._center, PerChain)
@@ -253,7 +236,7 @@ class AffineRound(Constraint):
         bad = first_failure(lambda g, r: g <= r * (1 + ROUNDING) + ROUNDING * torch.maximum(g, r), gap, radius)
         if bad is not None:
             raise InfeasibleSet(
-                f"the equations stay {short(gap, bad)} away from the centre, beyond the radius {short(radius, bad)}"
+                f"the equations stay {show(gap, bad)} away from the centre, beyond the radius {show(radius, bad)}"
             )
         self._radius = derive(_leg, radius, gap)
         self._axis = self._inside_direction(size)
@@ -261,9 +244,7 @@ class AffineRound(Constraint):
         if self._axis is None and not self.convex:
             bad = first_failure(lambda r, g, R: r <= 1e-6 * torch.maximum(R, g), self._radius, gap, radius)
             if bad is not None:
-                raise InfeasibleSet(
-                    f"the equations fix a single point at distance {short(gap, bad)}, not {short(radius, bad)}"
-                )
+                raise InfeasibleSet(f"the equations fix a point at distance {show(gap, bad)}, not {show(radius, bad)}")
 
     def __repr__(self) -> str:
         return f"({self.flat_part!r} & {self.round_part!r})"
@@ -339,9 +320,6 @@ class AffineRound(Constraint):
     def _violation(self, z: Tensor) -> Tensor:
         return torch.maximum(self.flat_part._violation(z), self.round_part._violation(z))
 
-    def _arguments(self) -> dict[str, Any]:
-        return {"flat_part": self.flat_part, "round_part": self.round_part}
-
 
 def _leg(hypotenuse: Any, other: Any) -> Any:
     """sqrt(R^2 - g^2) of floats or tensors."""
@@ -401,16 +379,14 @@ class Ellipsoid(Constraint):
                 f"the semi-axes must be positive and within a factor {1 / FLATTEST_AXES:.0e}, "
                 f"got {least:g} to {most:g}; a set that is flat along some directions is an intersection with Affine"
             )
-        self._least, self._most = least, most
+        self._least, self._most, self._coordinates = least, most, len(self._semi)
 
     def __repr__(self) -> str:
         center = "" if self.center is None else ", center=..."
         return f"Ellipsoid(d={len(self._semi)}, semi-axes {self._least:g} to {self._most:g}{center})"
 
     def validate(self, event: Event) -> None:
-        size = torch.Size(event).numel()
-        if size != len(self._semi):
-            raise ShapeError(f"the ellipsoid has {len(self._semi)} axes, events {event} have {size} coordinates")
+        super().validate(event)
         if self.center is not None and tuple(self.center.shape) != event:
             raise ShapeError(f"center has shape {tuple(self.center.shape)}, events have shape {event}")
 
@@ -481,9 +457,7 @@ def _eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
     top = float(matrix.abs().max())
     gap = float((matrix - matrix.T).abs().max())
     if gap > SYMMETRY * top:
-        raise SettingError(
-            f"the matrix is not symmetric: entries differ by {gap:g}; pass (Q + Q.T) / 2 if that is meant"
-        )
+        raise SettingError(f"the matrix is not symmetric: entries differ by {gap:g}; pass (Q + Q.T) / 2")
     values, vectors = torch.linalg.eigh(matrix / (top or 1.0))
     if not float(values[0]) > FLATTEST_MATRIX * float(values[-1]):
         raise InfeasibleSet(

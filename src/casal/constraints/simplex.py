@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints.base import Constraint
-from casal.constraints.chains import Number, column, common_chains, each, first_failure, full, number, show
+from casal.constraints.chains import Number, column, common_chains, each, first_failure, number, show
 from casal.constraints.vectors import LARGEST, flat, over_events, relative
 from casal.errors import InfeasibleSet
 
@@ -42,9 +42,6 @@ class Simplex(Constraint):
     def __repr__(self) -> str:
         return f"Simplex(total={self.total:g})"
 
-    def _arguments(self) -> dict[str, Any]:
-        return {"total": self.total}
-
     def equations(self, z: Tensor) -> Tensor:
         return flat(z).sum(1, keepdim=True) - column(self.total, z)
 
@@ -57,7 +54,7 @@ class Simplex(Constraint):
     def _violation(self, z: Tensor) -> Tensor:
         y = flat(z)
         worst = torch.maximum((_sum(y) - each(self.total, z)).abs(), (-y).amax(1))
-        return relative(worst, full(self.total, z))
+        return relative(worst, each(self.total, z))
 
 
 class L1Ball(Constraint):
@@ -85,9 +82,6 @@ class L1Ball(Constraint):
     def __repr__(self) -> str:
         return f"L1Ball(radius={self.radius:g})"
 
-    def _arguments(self) -> dict[str, Any]:
-        return {"radius": self.radius}
-
     def _project(self, z: Tensor) -> Tensor:
         y = flat(z)
         surface = torch.copysign(_onto_simplex(y.abs(), column(self.radius, z)), y).reshape(z.shape)
@@ -95,7 +89,7 @@ class L1Ball(Constraint):
 
     def _violation(self, z: Tensor) -> Tensor:
         excess = (_sum(flat(z).abs()) - each(self.radius, z)).clamp_min(0.0)
-        return relative(excess, full(self.radius, z))
+        return relative(excess, each(self.radius, z))
 
 
 def _onto_simplex(y: Tensor, total: float | Tensor) -> Tensor:
@@ -123,5 +117,5 @@ def _size(name: str, label: str, value: Any) -> Number:
     size = number(value, label)
     bad = first_failure(lambda v: (v >= 0) & (v <= LARGEST), size)
     if bad is not None:
-        raise InfeasibleSet(f"{name} needs a {label} between 0 and {LARGEST:g}, got {show(value, bad)}")
+        raise InfeasibleSet(f"{name} needs a {label} between 0 and {LARGEST:g}, got {show(size, bad)}")
     return size

@@ -63,9 +63,11 @@ def axis(like: Tensor, *numbers: float) -> Tensor:
     return out
 
 
-def relative(excess: Tensor, scale: Tensor) -> Tensor:
+def relative(excess: Tensor, scale: float | Tensor) -> Tensor:
     """``excess / scale`` with 0/0 = 0: a violation in units of the numbers it was computed from."""
-    return torch.where(excess > 0, excess / scale.clamp_min(torch.finfo(torch.float64).tiny), torch.zeros_like(excess))
+    tiny = torch.finfo(torch.float64).tiny
+    unit = max(scale, tiny) if isinstance(scale, float) else scale.clamp_min(tiny)
+    return torch.where(excess > 0, excess / unit, torch.zeros_like(excess))
 
 
 def gaussian(like: Tensor, generator: torch.Generator) -> Tensor:

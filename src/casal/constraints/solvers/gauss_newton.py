@@ -109,6 +109,16 @@ class _Point(NamedTuple):
     unit: Tensor
     lengths: Tensor
     violation: Tensor
+    inequality: Tensor
+
+    def open(self, gap: Tensor) -> Tensor:
+        """The part of a gap (n, r) that has to be closed."""
+        return torch.where(self.inequality, gap.clamp_min(0.0), gap)
+
+    @property
+    def units(self) -> Tensor:
+        """The lengths, with one for zero."""
+        return torch.where(self.lengths > 0, self.lengths, 1.0)
 
 
 class _Tangent(NamedTuple):
@@ -196,7 +206,7 @@ def _look(system: System, z: Tensor) -> _Point:
     unit = torch.where((finite[:, None] & (lengths > 0))[:, :, None], rows, 0.0) / safe[:, :, None]
     violation = system.violation(values, lengths, z)
     violation = torch.where(finite & torch.isfinite(violation), violation, torch.full_like(violation, torch.inf))
-    return _Point(z, values / safe, unit, lengths, violation)
+    return _Point(z, values / safe, unit, lengths, violation, system.inequality(values).expand_as(values))
 
 
 def _aside_direction(like: Tensor) -> Tensor:
@@ -204,11 +214,6 @@ def _aside_direction(like: Tensor) -> Tensor:
     number = torch.arange(1, like.shape[1] + 1, dtype=like.dtype, device=like.device)
     direction = torch.cos(2.3999632297286533 * number.square()) + 0.1
     return direction / torch.linalg.vector_norm(direction)
-
-
-def _open_part(gap: Tensor, inequality: Tensor) -> Tensor:
-    """The part of a gap that has to be closed."""
-    return torch.where(inequality, gap.clamp_min(0.0), gap)
 
 
 # ------------------------------------------------------------------ the descent
@@ -265,9 +270,8 @@ def _descend(system: System, y: Tensor, start: Tensor | None, budget: Budget) ->
     zero = y.new_zeros(len(y))
     scale = 1.0 + norm(y).clamp_max(LARGEST)
     chains = _Chains(live, y, scale, zero, zero, zero + torch.inf, zero == 0, 0 * live, 0 * live)
-    inequality = system.inequality(here.gap)
-    chains = chains._replace(radius=_first_radius(here, chains, inequality))
-    tangent = _tangent_at(here, chains, inequality)
+    chains = chains._replace(radius=_first_radius(here, chains))
+    tangent = _tangent_at(here, chains)
     for iteration in range(budget.iterations + 1):
         chains = _progress(chains, here, tangent, budget.tolerance)
         converged, stopped = _finished(chains, here, tangent, budget.tolerance)
@@ -281,8 +285,8 @@ def _descend(system: System, y: Tensor, start: Tensor | None, budget: Budget) ->
             here, tangent, chains = _take(here, left), _take(tangent, left), _take(chains, left)
         if not len(chains.chain):
             break
-        move = _plan(system, here, tangent, chains, inequality, first=iteration == 0)
-        here, tangent, chains = _try_step(system, here, tangent, chains, inequality, move)
+        move = _plan(system, here, tangent, chains, first=iteration == 0)
+        here, tangent, chains = _try_step(system, here, tangent, chains, move)
     return out
 
 
@@ -310,7 +314,7 @@ def _nearly_linear(system: System, here: _Point) -> Tensor:
     """Whether one Gauss-Newton step closes all but a hundredth of the gap, so that it can be trusted from far away."""
     gram, active = here.unit @ here.unit.mT, here.lengths > 0
     normal = -_pull_back(here.unit, torch.cholesky_solve(here.gap[:, :, None], _factorise(gram, active)).squeeze(2))
-    left = system.values(here.z + normal) / torch.where(here.lengths > 0, here.lengths, 1.0)
+    left = system.values(here.z + normal) / here.units
     return torch.isfinite(here.violation) & (norm(left) <= 0.01 * norm(here.gap))
 
 
@@ -355,13 +359,13 @@ def _finished(chains: _Chains, here: _Point, tangent: _Tangent, tolerance: float
 # ------------------------------------------------------------------ the linearised problem
 
 
-def _first_radius(here: _Point, chains: _Chains, inequality: Tensor) -> Tensor:
+def _first_radius(here: _Point, chains: _Chains) -> Tensor:
     """A few times the distance to the rows, one by one, but no farther than a gradient can be trusted."""
-    step = norm(_open_part(here.gap, inequality)) + norm(chains.y - here.z)
+    step = norm(here.open(here.gap)) + norm(chains.y - here.z)
     return torch.minimum(2.0 * step, FARTHEST * (1.0 + norm(here.z)))
 
 
-def _tangent_at(here: _Point, chains: _Chains, inequality: Tensor) -> _Tangent:
+def _tangent_at(here: _Point, chains: _Chains) -> _Tangent:
     """The active rows of the linearised problem, its normal step, and what is left of the optimality conditions.
 
     Where the rows contradict each other, or nearly do, the normal step leaves the trust region. Then they need not
@@ -369,37 +373,33 @@ def _tangent_at(here: _Point, chains: _Chains, inequality: Tensor) -> _Tangent:
     """
     gram = here.unit @ here.unit.mT
     longest = 0.9 * chains.radius
-    active, forces = _linear_problem(here, chains, gram, inequality, 0.0)
+    active, forces = _linear_problem(here, chains, gram, 0.0)
     normal = -_pull_back(here.unit, forces)
     for ridge in RIDGES if here.gap.shape[1] > 1 else ():
         long = norm(normal) > longest
         if not bool(long.any()):
             break
-        other, weaker = _linear_problem(here, chains, gram, inequality, ridge)
+        other, weaker = _linear_problem(here, chains, gram, ridge)
         active, forces = torch.where(long[:, None], other, active), torch.where(long[:, None], weaker, forces)
         normal = -_pull_back(here.unit, forces)
     share = _cut_to_radius(normal, longest)[:, None]
-    return _tangent_of(here, chains, gram, active, inequality, share * forces)
+    return _tangent_of(here, chains, gram, active, share * forces)
 
 
-def _linear_problem(
-    here: _Point, chains: _Chains, gram: Tensor, inequality: Tensor, ridge: float
-) -> tuple[Tensor, Tensor]:
+def _linear_problem(here: _Point, chains: _Chains, gram: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     """Active rows, and the forces f of the normal step -U^T f: (U U^T + ridge) f = gap over those rows."""
     active = here.lengths > 0
-    if bool(inequality.any()):
+    if bool(here.inequality.any()):
         # Towards the anchor, but not farther than the radius: the same answer once the steps are short.
         away = chains.y - here.z
         radius = torch.maximum(chains.radius, 1e-9 * (1.0 + norm(here.z)))
         reach = here.gap + _apply_rows(here.unit, _cut_to_radius(away, radius)[:, None] * away)
-        active = _active_rows(gram, reach, active, inequality, ridge)
+        active = _active_rows(gram, reach, active, here.inequality, ridge)
     gap = torch.where(active, here.gap, torch.zeros_like(here.gap))
     return active, torch.cholesky_solve(gap[:, :, None], _factorise(gram, active, ridge)).squeeze(2)
 
 
-def _tangent_of(
-    here: _Point, chains: _Chains, gram: Tensor, active: Tensor, inequality: Tensor, forces: Tensor
-) -> _Tangent:
+def _tangent_of(here: _Point, chains: _Chains, gram: Tensor, active: Tensor, forces: Tensor) -> _Tangent:
     """The tangent space of the active rows, the normal step there, and the error of the optimality conditions."""
     factor = _factorise(gram, active)
     basis = torch.linalg.solve_triangular(factor, here.unit * active[:, :, None], upper=False)
@@ -411,9 +411,9 @@ def _tangent_of(
     noise = 4 * EPSILON * here.z.shape[1] ** 0.5 * (norm(here.z) / chains.scale + 1.0)
     angle = torch.where(angle > noise, angle / size.clamp_min(1e-300), torch.zeros_like(angle))
     size = 1.0 + norm(here.z)
-    loose = norm(torch.where(active & inequality, here.gap.clamp_max(0.0), torch.zeros_like(here.gap)))
+    loose = norm(torch.where(active & here.inequality, here.gap.clamp_max(0.0), torch.zeros_like(here.gap)))
     angle = torch.maximum(angle, loose / size)
-    error = torch.maximum(angle, norm(_open_part(here.gap, inequality)) / size)
+    error = torch.maximum(angle, norm(here.open(here.gap)) / size)
     return _Tangent(active, factor, basis, normal, forces, pull, slide, angle, error)
 
 
@@ -473,11 +473,6 @@ def _pull_back(matrix: Tensor, v: Tensor) -> Tensor:
     return (matrix * v[:, :, None]).sum(1)
 
 
-def _row_length(v: Tensor) -> Tensor:
-    """Norm of each row, for numbers of ordinary size."""
-    return torch.linalg.vector_norm(v, dim=1)
-
-
 def _tangential(basis: Tensor, v: Tensor) -> Tensor:
     """P_T v; the second pass removes what the rounding of the basis left."""
     v = v - _pull_back(basis, _apply_rows(basis, v))
@@ -492,15 +487,13 @@ def _cut_to_radius(v: Tensor, radius: Tensor) -> Tensor:
 # ------------------------------------------------------------------ one step
 
 
-def _plan(
-    system: System, here: _Point, tangent: _Tangent, chains: _Chains, inequality: Tensor, *, first: bool
-) -> _Step:
+def _plan(system: System, here: _Point, tangent: _Tangent, chains: _Chains, *, first: bool) -> _Step:
     """Normal and tangential step inside the trust region."""
     along = -_apply_rows(tangent.basis, tangent.pull)
     multipliers = torch.linalg.solve_triangular(tangent.factor.mT, along[:, :, None], upper=True).squeeze(2)
-    multipliers = _open_part(multipliers + tangent.forces / chains.scale[:, None], inequality)
+    multipliers = here.open(multipliers + tangent.forces / chains.scale[:, None])
     multipliers = torch.where(tangent.active, multipliers, torch.zeros_like(multipliers))
-    bend = system.curvature(here.z, multipliers / torch.where(here.lengths > 0, here.lengths, 1.0))
+    bend = system.curvature(here.z, multipliers / here.units)
 
     def hessian(v: Tensor) -> Tensor:
         return v / chains.scale[:, None] + torch.nan_to_num(bend(v), 0.0, 0.0, 0.0)
@@ -513,9 +506,9 @@ def _plan(
             gradient = gradient + (NUDGE * norm(normal) / chains.scale)[:, None] * _aside_direction(normal)
         left = (chains.radius.square() - normal.square().sum(1)).clamp_min(0.0).sqrt()
         slide, curved = _slide(hessian, tangent.basis, gradient, tangent.angle, left)
-        if not bool(inequality.any()):
+        if not bool(here.inequality.any()):
             break
-        share, blocking = _block(here, tangent, inequality, normal, slide)
+        share, blocking = _block(here, tangent, normal, slide)
         if attempt == BLOCKED or not bool(blocking.any()):
             slide, curved = share[:, None] * slide, share[:, None] * curved
             break
@@ -524,7 +517,7 @@ def _plan(
         forces = torch.cholesky_solve(gap[:, :, None], _factorise(gram, active)).squeeze(2)
         forces = torch.where(blocking.any(1, keepdim=True), forces, tangent.forces)
         forces = forces * _cut_to_radius(_pull_back(here.unit, forces), 0.9 * chains.radius)[:, None]
-        tangent = _tangent_of(here, chains, gram, active, inequality, forces)
+        tangent = _tangent_of(here, chains, gram, active, forces)
     slides = (chains.slow < CRAWL)[:, None]
     return _Step(normal + torch.where(slides, slide, 0.0), bent + torch.where(slides, curved, 0.0), multipliers)
 
@@ -533,18 +526,19 @@ def _slide(
     hessian: Callable[[Tensor], Tensor], basis: Tensor, gradient: Tensor, angle: Tensor, radius: Tensor
 ) -> tuple[Tensor, Tensor]:
     """argmin 1/2 t.H t + gradient.t over the tangent space and |t| <= radius, and H times it."""
-    size, rounding = _row_length(_tangential(basis, gradient)), 1e-15 * _row_length(gradient)
+    size = torch.linalg.vector_norm(_tangential(basis, gradient), dim=1)
+    rounding = 1e-15 * torch.linalg.vector_norm(gradient, dim=1)
     aim = torch.maximum(size * angle.clamp(1e-10, 0.1), 0.1 * rounding)
     floor = torch.where(size > rounding, aim.square(), torch.inf)
     steps = min(INNER_STEPS, gradient.shape[1])
     return conjugate_gradients(hessian, -gradient, floor, steps, project=lambda v: _tangential(basis, v), radius=radius)
 
 
-def _block(here: _Point, tangent: _Tangent, inequality: Tensor, normal: Tensor, slide: Tensor) -> tuple[Tensor, Tensor]:
+def _block(here: _Point, tangent: _Tangent, normal: Tensor, slide: Tensor) -> tuple[Tensor, Tensor]:
     """The share of the tangential step up to the first row that is not active, and that row (one-hot)."""
     before = here.gap + _apply_rows(here.unit, normal)
     ahead = _apply_rows(here.unit, slide)
-    meets = inequality & ~tangent.active & (ahead > 0) & (before + ahead > 1e-13 * (1.0 + norm(here.z))[:, None])
+    meets = here.inequality & ~tangent.active & (ahead > 0) & (before + ahead > 1e-13 * (1.0 + norm(here.z))[:, None])
     room = torch.where(meets, (-before).clamp_min(0.0) / torch.where(meets, ahead, 1.0), torch.inf)
     share, row = room.min(1)
     blocking = meets & (torch.arange(room.shape[1], device=room.device) == row[:, None]) & (share < 1.0)[:, None]
@@ -552,16 +546,16 @@ def _block(here: _Point, tangent: _Tangent, inequality: Tensor, normal: Tensor, 
 
 
 def _try_step(
-    system: System, here: _Point, tangent: _Tangent, chains: _Chains, inequality: Tensor, move: _Step
+    system: System, here: _Point, tangent: _Tangent, chains: _Chains, move: _Step
 ) -> tuple[_Point, _Tangent, _Chains]:
     """Evaluate the step, take it or not, and adapt the radius."""
     step, power = _correct(system, here, tangent, move.step)
     length = norm(step)
     there = _look(system, here.z + step)
     finite = torch.isfinite(there.violation)
-    trial = torch.where(finite[:, None], there.gap * _ratio(there.lengths, here.lengths), torch.zeros_like(there.gap))
+    trial = torch.where(finite[:, None], there.gap * (there.units / here.units), torch.zeros_like(there.gap))
     linear = here.gap + _apply_rows(here.unit, move.step)
-    theta, modelled, reached = (norm(_open_part(gap, inequality)) for gap in (here.gap, linear, trial))
+    theta, modelled, reached = (norm(here.open(gap)) for gap in (here.gap, linear, trial))
 
     slope = (tangent.pull * step).sum(1)
     rise = (tangent.pull * move.step).sum(1) + 0.5 * (move.step * move.bent).sum(1)
@@ -576,26 +570,26 @@ def _try_step(
     lower = finite & (gained >= SHARE * promised - rounding) & (promised > 0)
 
     chains = chains._replace(weight=weight)
-    tangent_there = _tangent_at(there, chains, inequality)
+    tangent_there = _tangent_at(there, chains)
     taken = lower | (finite & (tangent_there.error <= 0.5 * chains.best))
 
     error = torch.where(finite[:, None], trial - linear, torch.zeros_like(trial))
     shorter = torch.full_like(length, 0.1)
     if not bool(taken.all()):
-        shorter = torch.where(finite, _shorter(here, error, power, step, slope, chains, inequality), shorter)
+        shorter = torch.where(finite, _shorter(here, error, power, step, slope, chains), shorter)
     longer = torch.where(gained > 0.99 * promised, 10.0, 3.0) * length
     grown = torch.where(gained > 0.7 * promised, torch.maximum(chains.radius, longer), chains.radius)
     grown = torch.where(lower & (gained < 0.1 * promised), 0.5 * length, grown)
     radius = torch.where(taken, grown, shorter * length)
     # A step may widen the gap to come nearer to y, but not again and again.
-    left = norm(_open_part(there.gap, inequality))
+    left = norm(there.open(there.gap))
     wider = taken & (left > 0.9 * theta) & (left > NARROW * (1.0 + norm(there.z)))
     moved = taken & (length > 1e-9 * (1.0 + norm(there.z)))
     chains = chains._replace(radius=radius, weight=torch.where(wider, 2.0 * weight, weight), moved=moved)
     here, tangent = _choose(taken, there, here), _choose(taken, tangent_there, tangent)
     again = torch.nonzero(~taken | (norm(tangent.normal) > 0.9 * radius)).flatten()
     if len(again):
-        for whole, part in zip(tangent, _tangent_at(_take(here, again), _take(chains, again), inequality), strict=True):
+        for whole, part in zip(tangent, _tangent_at(_take(here, again), _take(chains, again)), strict=True):
             whole[again] = part
     return here, tangent, chains
 
@@ -605,7 +599,7 @@ def _correct(system: System, here: _Point, tangent: _Tangent, step: Tensor) -> t
 
     A step along a curved set leaves it to second order, and would be refused for that (the Maratos effect).
     """
-    linear, lengths = here.gap + _apply_rows(here.unit, step), torch.where(here.lengths > 0, here.lengths, 1.0)
+    linear, lengths = here.gap + _apply_rows(here.unit, step), here.units
     bent, longest, small = step, 0.5 * norm(step), torch.ones_like(step[:, 0], dtype=torch.bool)
     for _ in range(CORRECTIONS):
         error = system.values(here.z + bent) / lengths - linear
@@ -617,19 +611,12 @@ def _correct(system: System, here: _Point, tangent: _Tangent, step: Tensor) -> t
     return bent, torch.where(small, 2.0 + CORRECTIONS, 2.0).to(step)
 
 
-def _ratio(new: Tensor, old: Tensor) -> Tensor:
-    """The factor from units of the new lengths to units of the old ones; a length of zero counts as one."""
-    return torch.where(new > 0, new, 1.0) / torch.where(old > 0, old, 1.0)
-
-
-def _shorter(
-    here: _Point, error: Tensor, power: Tensor, step: Tensor, slope: Tensor, chains: _Chains, inequality: Tensor
-) -> Tensor:
+def _shorter(here: _Point, error: Tensor, power: Tensor, step: Tensor, slope: Tensor, chains: _Chains) -> Tensor:
     """The share of a failed step where the merit is least, with c + share U s + share^power error for its rows."""
     share = (0.5 ** torch.arange(1, HALVINGS + 1, dtype=step.dtype, device=step.device))[:, None]
     ahead = _apply_rows(here.unit, step)[:, None]
     gap = here.gap[:, None] + share * ahead + share ** power[:, None, None] * error[:, None]
-    theta = torch.linalg.vector_norm(_open_part(gap, inequality), dim=2)
+    theta = torch.linalg.vector_norm(torch.where(here.inequality[:, None], gap.clamp_min(0.0), gap), dim=2)
     half = 0.5 * step.square().sum(1) / chains.scale
     share = share.squeeze(1)
     merit = chains.weight[:, None] * theta + share * slope[:, None] + share.square() * half[:, None]

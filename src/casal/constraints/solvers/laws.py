@@ -1,7 +1,7 @@
 """Gaussians restricted to an interval or a sphere: exact draws and log-masses, however far out they lie.
 
-``truncated_normal`` and ``log_interval_mass`` for intervals; ``von_mises_fisher``, ``near_sphere`` and
-``log_sphere_mass`` for spheres, whose normalisers are modified Bessel functions (``log_bessel_mean``).
+``truncated_normal`` and ``log_interval_mass`` for intervals; ``von_mises_fisher`` and ``log_sphere_mass`` for spheres,
+whose normalisers are modified Bessel functions (``log_bessel_mean``).
 """
 
 from __future__ import annotations
@@ -126,13 +126,12 @@ def _distance_from_end(u: Tensor, beta: Tensor, width: Tensor) -> Tensor:
 
 
 def von_mises_fisher(
-    mean: Tensor,
-    kappa: Tensor,
-    dimension: int,
-    normal: Callable[[int], Tensor],
-    generator: torch.Generator,
+    mean: Tensor, kappa: Tensor, dimension: int, normal: Callable[[int], Tensor], generator: torch.Generator
 ) -> Tensor:
     """u ~ exp(kappa mean . u) on the unit sphere of a space with ``dimension`` dimensions, one draw a row.
+
+    A Gaussian N(y, sigma^2 I) restricted to the sphere of radius R has the direction of y as its mean, and
+    kappa = R |y| / sigma^2.
 
     Wood's rejection in the variable delta = 1 - mean . u, so that no digits are lost when kappa is large. With
     b = (d - 1) / (2 kappa + sqrt(4 kappa^2 + (d - 1)^2)) and delta_0 = 2 b / (1 + b),
@@ -176,32 +175,20 @@ def von_mises_fisher(
     return drawn
 
 
-def near_sphere(
-    direction: Tensor,
-    distance: Tensor,
-    radius: float | Tensor,
-    sigma: float,
-    dimension: int,
-    normal: Callable[[int], Tensor],
-    generator: torch.Generator,
-) -> Tensor:
-    """Direction of z ~ N(y, sigma^2 I) on the sphere of that radius, from the direction and the distance of y."""
-    kappa = (radius / sigma) * (distance / sigma)
-    return von_mises_fisher(direction, kappa, dimension, normal, generator)
-
-
 def log_sphere_mass(distance: Tensor, radius: float | Tensor, sigma: float, dimension: int) -> Tensor:
     """log of the integral of N(z; y, sigma^2 I) over the sphere |z| = R of R^d, from r = |y|.
 
     -(r - R)^2 / (2 sigma^2) - d/2 log(2 pi sigma^2) + (d - 1) log R + log |S^(d-1)| + log mean exp(kappa (cos - 1)),
-    kappa = R r / sigma^2. A sphere of radius zero is a point, of mass one. R is a number or (n,).
+    kappa = R r / sigma^2, |S^(d-1)| = 2 pi^(d/2) / Gamma(d/2). A sphere of radius zero is a point, of mass one. R is a
+    number or (n,).
     """
     value = -0.5 * ((distance - radius) / sigma).square() - dimension * math.log(math.sqrt(2.0 * math.pi) * sigma)
     if isinstance(radius, float) and radius == 0.0:
         return value
     kappa = ((radius / sigma) * (distance / sigma)).clamp_max(LARGEST_KAPPA)
     log_radius = math.log(radius) if isinstance(radius, float) else torch.log(radius)
-    constant = (dimension - 1) * log_radius + log_sphere_area(dimension)
+    log_area = math.log(2.0) + 0.5 * dimension * math.log(math.pi) - math.lgamma(0.5 * dimension)
+    constant = (dimension - 1) * log_radius + log_area
     mass = value + constant + log_bessel_mean(0.5 * dimension - 1.0, kappa)
     return mass if isinstance(radius, float) else torch.where(radius == 0.0, value, mass)
 
@@ -255,11 +242,6 @@ def log_bessel_mean(order: float, kappa: Tensor) -> Tensor:
         value = value + torch.log1p(kappa * ratio / (2.0 * above))
         ratio = kappa / (2.0 * above + kappa * ratio)
     return value
-
-
-def log_sphere_area(dimension: int) -> float:
-    """log of 2 pi^(d/2) / Gamma(d/2), the area of the unit sphere of R^d."""
-    return math.log(2.0) + 0.5 * dimension * math.log(math.pi) - math.lgamma(0.5 * dimension)
 
 
 def _olver(order: float, kappa: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from casal.constraints.base import Budget, Projection
 from casal.constraints.vectors import EPSILON, flat, norm, over_events, relative
-from casal.errors import SettingError
 
 Map: TypeAlias = Callable[[Tensor], Tensor]
 """Points (n, *event) to points of the same shape, or to one number each (n,)."""
@@ -34,7 +33,8 @@ class Members(NamedTuple):
     Attributes:
         projections: P_1, ..., P_K, each (n, *event) -> (n, *event).
         violation: (n, *event) -> (n,), the largest violation of a member.
-        take: The members of some chains (k,), where they differ from chain to chain; None if they do not.
+        take: The members of some chains (k,), where they differ from chain to chain; None if they do not. Chains that
+            are done leave an iteration, and the others keep their sets.
     """
 
     projections: Sequence[Map]
@@ -46,13 +46,7 @@ class Members(NamedTuple):
         return self if self.take is None else self.take(chains)
 
 
-def dykstra(
-    z: Tensor,
-    projections: Sequence[Map],
-    violation: Map,
-    budget: Budget,
-    take: Callable[[Tensor], Members] | None = None,
-) -> Projection:
+def dykstra(z: Tensor, members: Members, budget: Budget) -> Projection:
     """Nearest points of the intersection of convex sets C_1, ..., C_K. One sweep takes every set in turn:
 
         x' = P_i(x + p_i),     p_i' = x + p_i - x',     from x = z and p_i = 0.
@@ -74,10 +68,8 @@ def dykstra(
 
     Args:
         z: (n, *event) finite float64.
-        projections: P_1, ..., P_K, exact projections (n, *event) -> (n, *event) onto convex sets.
-        violation: (n, *event) -> (n,), the largest violation of a member.
+        members: Convex sets, their projections exact.
         budget: Tolerance on the residual, and the largest number of sweeps.
-        take: As in ``Members``; chains that are done leave the iteration, and the others need to keep their sets.
 
     References:
         Boyle and Dykstra, "A method for finding projections onto the intersection of convex sets in Hilbert spaces"
@@ -85,9 +77,7 @@ def dykstra(
         Boyd et al., "Distributed optimization and statistical learning via the alternating direction method of
         multipliers" (2011), sections 3.4.1 and 5.1.
     """
-    _check_members(projections)
-    members = Members(projections, violation, take)
-    inside = violation(z) <= min(budget.tolerance, STILL)
+    inside = members.violation(z) <= min(budget.tolerance, STILL)
     nothing = torch.zeros_like(inside, dtype=z.dtype)
     found = Projection(z.clone(), inside, nothing.long(), nothing)
     left = torch.nonzero(~inside).flatten()
@@ -107,37 +97,34 @@ def dykstra(
 def _sweeps(z: Tensor, members: Members, budget: Budget) -> Projection:
     """Dykstra's algorithm proper."""
     record, tiny = Record(z, budget.tolerance), max(budget.tolerance, STILL)
-    projections, violation, _ = members
-    x, size, increments = z, _length(z), [torch.zeros_like(z) for _ in projections]
+    x, size, now, increments = z, _length(z), members, [torch.zeros_like(z) for _ in members.projections]
     for step in range(1, budget.iterations + 1):
         moved = torch.zeros_like(size)
-        for i, project in enumerate(projections):
+        for i, project in enumerate(now.projections):
             target = x + increments[i]
             x = project(target)
             before, increments[i] = increments[i], target - x
             moved = torch.hypot(moved, _length(increments[i] - before))
         moved = relative(moved, size + _length(x))
-        onwards = record.add(x, torch.maximum(violation(x), torch.where(moved <= tiny, 0.0, moved)), step)
+        onwards = record.add(x, torch.maximum(now.violation(x), torch.where(moved <= tiny, 0.0, moved)), step)
         if not bool(onwards.any()):
             break
         if not bool(onwards.all()):
             x, size, *increments = (part[onwards] for part in (x, size, *increments))
-            projections, violation, _ = members.of(record.chain)
+            now = members.of(record.chain)
     return record.projection()
 
 
 def _from_afar(z: Tensor, members: Members, budget: Budget) -> Projection:
     """The method of multipliers, alternating over the members; rho is adapted to balance |x_i - v| and |v' - v|."""
-    projections, violation, _ = members
-    record, count = Record(z, budget.tolerance), len(projections)
-    v = z
-    for project in projections:
+    record, count, now, v = Record(z, budget.tolerance), len(members.projections), members, z
+    for project in now.projections:
         v = project(v)
-    spread = torch.stack([_length(project(v) - v) for project in projections]).amax(0)
+    spread = torch.stack([_length(project(v) - v) for project in now.projections]).amax(0)
     rho = (_length(z - v) / (_length(v) + spread).clamp_min(torch.finfo(torch.float64).tiny)).clamp(1.0, 1e300)
-    w = [(z - v) / over_events(count * rho, z) for _ in projections]
+    w = [(z - v) / over_events(count * rho, z) for _ in range(count)]
     for step in range(1, budget.iterations + 1):
-        points = [project(v - offset) for project, offset in zip(projections, w, strict=True)]
+        points = [project(v - offset) for project, offset in zip(now.projections, w, strict=True)]
         total = torch.stack([x + offset for x, offset in zip(points, w, strict=True)]).sum(0)
         share = over_events(1 / (1 / rho + count), z)
         before, v = v, share * (z / over_events(rho, z) + total)
@@ -145,7 +132,7 @@ def _from_afar(z: Tensor, members: Members, budget: Budget) -> Projection:
         apart = torch.stack([_length(x - v) for x in points]).amax(0)
         moved = _length(v - before)
         size = _length(v) + torch.stack([_length(offset) for offset in w]).sum(0)
-        broken = torch.maximum(violation(points[-1]), relative(torch.maximum(apart, moved), size))
+        broken = torch.maximum(now.violation(points[-1]), relative(torch.maximum(apart, moved), size))
         if step % BALANCE_EVERY == 0 and step <= BALANCE_UNTIL:
             factor = torch.where(apart > BALANCED * moved, 2.0, torch.where(moved > BALANCED * apart, 0.5, 1.0)).to(z)
             rho, w = rho * factor, [offset / over_events(factor, z) for offset in w]
@@ -154,7 +141,7 @@ def _from_afar(z: Tensor, members: Members, budget: Budget) -> Projection:
             break
         if not bool(onwards.all()):
             z, v, rho, *w = (part[onwards] for part in (z, v, rho, *w))
-            projections, violation, _ = members.of(record.chain)
+            now = members.of(record.chain)
     return record.projection()
 
 
@@ -163,13 +150,7 @@ def _length(z: Tensor) -> Tensor:
     return norm(flat(z))
 
 
-def alternating(
-    z: Tensor,
-    projections: Sequence[Map],
-    violation: Map,
-    budget: Budget,
-    take: Callable[[Tensor], Members] | None = None,
-) -> Projection:
+def alternating(z: Tensor, members: Members, budget: Budget) -> Projection:
     """x <- P_K(... P_2(P_1(x))), from x = z: alternating (cyclic) projections, for sets that need not be convex.
 
     It ends at a common point near z, in general not the nearest, and nothing guarantees that it does: the flags say
@@ -178,36 +159,29 @@ def alternating(
 
     Args:
         z: (n, *event) finite float64.
-        projections: P_1, ..., P_K, each (n, *event) -> (n, *event).
-        violation: (n, *event) -> (n,), the largest violation of a member; this is the residual.
+        members: The sets; their largest violation is the residual.
         budget: Tolerance on the violation, and the largest number of sweeps.
-        take: As in ``dykstra``.
 
     References:
         Lewis, Luke and Malick, "Local linear convergence for alternating and averaged nonconvex projections", Found.
         Comput. Math. 9 (2009).
     """
-    _check_members(projections)
-    record, members = Record(z, budget.tolerance), Members(projections, violation, take)
-    x, onwards = z, record.add(z, violation(z), 0)
+    record, now, x = Record(z, budget.tolerance), members, z
+    onwards = record.add(z, members.violation(z), 0)
     for step in range(1, budget.iterations + 1):
         if not bool(onwards.all()):
             x = x[onwards]
             if not len(x):
                 break
-            projections, violation, _ = members.of(record.chain)
-        for project in projections:
+            now = members.of(record.chain)
+        for project in now.projections:
             x = project(x)
-        onwards = record.add(x, violation(x), step)
+        onwards = record.add(x, now.violation(x), step)
     return record.projection()
 
 
 def behind_matrix(
-    y: Tensor,
-    A: Tensor,
-    project: Callable[[Tensor], Tensor],
-    violation: Callable[[Tensor], Tensor],
-    budget: Budget,
+    y: Tensor, A: Tensor, project: Callable[[Tensor], Tensor], violation: Callable[[Tensor], Tensor], budget: Budget
 ) -> Projection:
     """min 1/2 |x - y|^2 subject to A x in C:
 
@@ -367,9 +341,3 @@ class Record:
     def projection(self) -> Projection:
         """The outcome."""
         return Projection(self.point, self.residual <= self.tolerance, self.iterations, self.residual)
-
-
-def _check_members(projections: Sequence[Map]) -> None:
-    """An iteration over no sets at all has nothing to do."""
-    if not projections:
-        raise SettingError("an iteration over sets needs at least one projection, got none")
