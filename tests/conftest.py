@@ -15,6 +15,8 @@ SLOW = (
     "lab/",
     "contracts/test_sets.py",
     "contracts/test_families.py",
+    "constraints/test_implicit.py",
+    "diagnostics/test_distances.py",
     "sampling/test_scale_out.py",
     "test_stranger.py",
 )

@@ -99,6 +99,7 @@ EXPERIMENT = Experiment(NAME, "Can a stranger join?", ("mine", "yours"), run)
 """
 
 
+@pytest.mark.slow
 def test_a_module_from_outside_brings_its_experiment(tmp_path: Path) -> None:
     """In a process of its own, from the folder that holds the module, as a stranger would do it."""
     text = f"NAME = 'stranger'\n{STRANGER}\nfrom casal.lab.experiments import register\nregister(EXPERIMENT)\n"
@@ -151,6 +152,7 @@ runpy.run_module("casal", run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [["typer", "rich"], ["matplotlib"], ["jinja2", "safetensors", "scipy"]])
 def test_without_the_extra_one_sentence_says_what_to_install(hidden: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", HIDE.format(hidden=hidden)], capture_output=True, text=True)

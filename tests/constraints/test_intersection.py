@@ -37,6 +37,7 @@ SUM, SKEW = Affine(ONES, 0.5), Affine(TILT, 0.2)
 SPHERE, BALL, BOX, WALLED = Sphere(2.0), Ball(1.5), Box(-0.5, 1.0), Polytope(WALLS, torch.ones(6))
 
 
+@pytest.mark.slow
 def test_closed_form_equals_the_iteration_it_replaces() -> None:
     for closed, parts in ((SUM & SPHERE, (SUM, SPHERE)), (MassEnergy(0.5, 4.0), (SUM, SPHERE))):
         y = POINTS
@@ -70,6 +71,7 @@ def test_empty_intersections_that_can_be_proved_empty_are_refused(build: Callabl
         build()
 
 
+@pytest.mark.slow
 def test_empty_intersections_that_cannot_be_proved_empty_flag_every_chain() -> None:
     apart = Ellipsoid([1.0, 1.0]) & FromProjection(
         lambda z: Ball(1.0, [3.0, 0.0]).project(z), lambda z: Ball(1.0, [3.0, 0.0]).violation(z), convex=True

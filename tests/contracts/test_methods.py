@@ -304,6 +304,7 @@ def test_threads_do_not_change_a_bit(case: MethodCase, setting: str) -> None:
     assert threads_agree(*problem_of(setting, case.on), case.method, N)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("constraint", [casal.Sphere(8.0), casal.Affine(torch.eye(64)[:9], 0.1)], ids=repr)
 @pytest.mark.parametrize(
     "method",

@@ -303,6 +303,7 @@ def test_a_wrapped_method_with_two_kinds_of_states_goes_on_from_its_checkpoint(
         same(sampled(), sampled(store=store))
 
 
+@pytest.mark.slow
 def test_a_set_of_functions_is_continued_in_another_process(tmp_path: Path) -> None:
     """Its identity holds no address in memory."""
     script = (

@@ -136,6 +136,7 @@ def test_stored_and_continued(tmp_path: Path) -> None:
         casal.sample(target(), other, casal.CASAL(10.0), N, tile=40, store=tmp_path / "run.zarr")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("square", [False, True])
 def test_projected_to_the_nearest_latents(square: bool) -> None:
     """Every chain to its own set behind a decoder, in closed form (A A^T = c I) and by Newton steps."""

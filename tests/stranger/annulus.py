@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,6 +9,7 @@ import casal
 from casal.constraints import register
 
 
+@register
 class Annulus(casal.Constraint):
     """C = {z : inner <= |z| <= outer}; P(z) scales z to the nearest radius.
 
@@ -42,9 +41,3 @@ class Annulus(casal.Constraint):
     def _violation(self, z: Tensor) -> Tensor:
         length = z.flatten(1).norm(dim=1)
         return torch.maximum(self.inner - length, length - self.outer).clamp_min(0.0) / self.outer
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"inner": self.inner, "outer": self.outer}
-
-
-register(Annulus)

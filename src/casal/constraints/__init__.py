@@ -1,4 +1,4 @@
-"""Sets: what a sample must satisfy. One class each, its formula in the docstring; one row each in ``SETS``."""
+"""Sets: what a sample must satisfy. One class each, with its formula; ``@register`` is its row in ``SETS``."""
 
 from casal.constraints.algebra import Product, Scaled, Shifted, Through, Union
 from casal.constraints.base import SETS, Budget, Constraint, Projection, Rows, Subspace, Way, register, tightening
@@ -16,19 +16,8 @@ from casal.constraints.simplex import L1Ball, Simplex
 from casal.constraints.spec import constraint_from_spec
 from casal.constraints.vectors import over_events
 
-for _kind in (  # the registry: name -> class, read by ``constraint_from_spec``, the operators and the contract suite
-    *(Affine, Box, BoxHyperplane, HalfSpace, Polytope),
-    *(AffineRound, Ball, Ellipsoid, Sphere),
-    *(L1Ball, Simplex),
-    *(PSDCone, SecondOrderCone),
-    Monotone,
-    *(MassEnergy, MassEnergyBox, ObservedMassEnergy),
-    LinearDynamics,
-    Obstacles,
-    *(FromProjection, Implicit),
-    *(Intersection, Product, Scaled, Shifted, Through, Union),
-):
-    register(_kind)
+for _kind in (Intersection, Product, Scaled, Shifted, Through, Union):
+    register(_kind)  # here and not at the class: the operators of every set reach them by their names
 
 __all__ = [
     "SETS",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint
+from casal.constraints.base import Constraint, register
 from casal.constraints.vectors import EPSILON, flat, norm, over_events, peak, refuse_overflow, relative
 from casal.errors import ShapeError
 from casal.typing import Event
 
 
+@register
 class SecondOrderCone(Constraint):
     """C = {(t, v) : |v| <= t}, t the first coordinate of the flattened event and v the others.
 
@@ -56,6 +57,7 @@ class SecondOrderCone(Constraint):
         return _excess(z)
 
 
+@register
 class PSDCone(Constraint):
     """C = {Z : Z = Z^T, u^T Z u >= 0 for all u}, events (k, k).
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Budget, Constraint, Projection, Subspace
+from casal.constraints.base import Budget, Constraint, Projection, Subspace, register
 from casal.constraints.chains import (
     Bound,
     Number,
@@ -56,6 +56,7 @@ WIDEST, NARROWEST = 1e20, 1e-20
 TRIALS, MANY = 20, 512
 
 
+@register
 class MassEnergy(Constraint):
     """C = {z in R^N : sum z = M, |z|^2 = E}, a sphere inside a hyperplane, in closed form.
 
@@ -203,6 +204,7 @@ def direction(y: Tensor, centre: Callable[[Tensor], Tensor] = _mean_free) -> Ten
     return unit(centre(unit(_fluctuation(y, centre), first)), first)
 
 
+@register
 class ObservedMassEnergy(Constraint):
     """C = {z in R^N : z_k = v_k for k in index, sum z = M, |z|^2 = E}, a sphere inside a flat set, in closed form.
 
@@ -383,6 +385,7 @@ class _Frame(NamedTuple):
     reduced: _Bounds | None
 
 
+@register
 class MassEnergyBox(Constraint):
     """C = {z in R^N : sum z = M, |z|^2 = E, low <= z <= high}; what ``MassEnergy(M, E) & Box(low, high)`` becomes.
 

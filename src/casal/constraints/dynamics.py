@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Budget, Constraint, Projection, Way
+from casal.constraints.base import Budget, Constraint, Projection, Way, register
 from casal.constraints.solvers.polyhedron import UNDERFLOW, Polyhedron, nearest
 from casal.constraints.solvers.splitting import Quadratic, on_box
 from casal.constraints.vectors import EPSILON, LARGEST, flat, norm, relative
@@ -26,6 +26,7 @@ GUESSING = 100
 """How many of them guess the active set beyond that."""
 
 
+@register
 class LinearDynamics(Constraint):
     """C = {(y, u) : y_s = Ad y_{s-1} + Bd u_s, |u_s| <= u_max, s = 1 ... S}, from a given y_0.
 

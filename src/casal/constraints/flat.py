@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Budget, Constraint, Projection, Rows, Subspace, Way
+from casal.constraints.base import Budget, Constraint, Projection, Rows, Subspace, Way, register
 from casal.constraints.chains import (
     Bound,
     Number,
@@ -40,6 +40,7 @@ FARTHEST = 1e300
 PASSES = 12
 
 
+@register
 class Affine(Constraint):
     """C = {z : A z = b}; P(z) = z - A^+ (A z - b).
 
@@ -139,6 +140,7 @@ class Affine(Constraint):
         return relative((y @ self._rows.to(z).T - right).abs(), norm(y)[:, None] + right.abs()).amax(1)
 
 
+@register
 class HalfSpace(Constraint):
     """C = {z : a . z <= b}; P(z) = z - max(0, a . z - b) a / |a|^2.
 
@@ -217,6 +219,7 @@ class HalfSpace(Constraint):
         return relative(self._height(z).clamp_min(0.0), norm(flat(z)) + each(derive(abs, self._level), z))
 
 
+@register
 class Box(Constraint):
     """C = {z : low <= z <= high}, coordinate by coordinate; P(z) = min(max(z, low), high).
 
@@ -288,6 +291,7 @@ class Box(Constraint):
         return _excess(flat(z), low, high)
 
 
+@register
 class Polytope(Constraint):
     """C = {z : G z <= h}, row by row; P(z) = z - G^T lam with the multipliers lam >= 0 of the active rows.
 
@@ -436,6 +440,7 @@ class _Plane(NamedTuple):
         return torch.where(share > 0, moved, inside)
 
 
+@register
 class BoxHyperplane(Constraint):
     """C = {z : low <= z <= high, a . z = b}.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import whole_number
-from casal.constraints.base import Budget, Constraint, Projection, Way, at_once
+from casal.constraints.base import Budget, Constraint, Projection, Way, at_once, register
 from casal.constraints.solvers.gauss_newton import nearest
 from casal.constraints.vectors import flat, norm
 from casal.errors import ProjectionError, SettingError, ShapeError
@@ -32,6 +32,7 @@ DIFFERENCE = 1e-6
 Function = Callable[[Tensor], Tensor]
 
 
+@register
 class Implicit(Constraint):
     """C = {z : h(z) = 0, g(z) <= 0}; P(y) = argmin |z - y| over z in C, by batched Gauss-Newton / Newton steps.
 
@@ -170,6 +171,7 @@ class Implicit(Constraint):
         return max(1, TILE // max(1, size * rows))
 
 
+@register
 class FromProjection(Constraint):
     """C = {z : violation(z) = 0}, with the user's own projection onto it.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint
+from casal.constraints.base import Constraint, register
 from casal.constraints.vectors import flat, relative
 
 ROUNDS = 12
@@ -13,6 +13,7 @@ LARGE = 1e290
 SHRINK = 2.0**-40
 
 
+@register
 class Monotone(Constraint):
     """C = {z : z_1 <= z_2 <= ... <= z_d} along the flattened event, or >= if ``increasing`` is false.
 

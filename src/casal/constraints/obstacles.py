@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import positive
-from casal.constraints.base import Budget, Constraint, Projection, at_once
+from casal.constraints.base import Budget, Constraint, Projection, at_once, register
 from casal.constraints.vectors import axis, norm, relative, unit
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 from casal.typing import Event
@@ -23,6 +23,7 @@ FEASIBLE = 1e-12
 CHUNK = 4_000_000
 
 
+@register
 class Obstacles(Constraint):
     """C = {z : z_s lies in no obstacle that stands at time step s}, obstacles being open: their edges are allowed.
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, Subspace, total_count
+from casal.constraints.base import Constraint, Subspace, register, total_count
 from casal.constraints.chains import (
     Bound,
     PerChain,
@@ -112,6 +112,7 @@ class Round(Constraint):
         return moved if self.center is None else moved + spread(self.center, z)
 
 
+@register
 class Sphere(Round):
     """C = {z : |z - c| = R}; P(z) = c + R (z - c) / |z - c|.
 
@@ -165,6 +166,7 @@ class Sphere(Round):
         return (offset.shape[1] - 1) * torch.log(norm(offset) / each(self.radius, x))
 
 
+@register
 class Ball(Round):
     """C = {z : |z - c| <= R}; points outside go to c + R (z - c) / |z - c|, points inside stay.
 
@@ -201,6 +203,7 @@ class Ball(Round):
         return relative((norm(self._offset(z)) - each(self.radius, z)).clamp_min(0.0), each(self._size, z))
 
 
+@register
 class AffineRound(Constraint):
     """C = {z : A z = b, |z - c| = R} (or <= R), in closed form; what ``Affine(A, b) & Sphere(R, c)`` becomes.
 
@@ -327,6 +330,7 @@ def _leg(hypotenuse: Any, other: Any) -> Any:
     return square.clamp_min(0.0).sqrt() if isinstance(square, Tensor) else math.sqrt(max(square, 0.0))
 
 
+@register
 class Ellipsoid(Constraint):
     """C = {z : (z - c)^T Q (z - c) <= 1}, Q = V diag(1 / s_i^2) V^T with the semi-axes s_i.
 

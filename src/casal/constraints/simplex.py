@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint
+from casal.constraints.base import Constraint, register
 from casal.constraints.chains import Number, column, common_chains, each, first_failure, number, show
 from casal.constraints.vectors import LARGEST, flat, over_events, relative
 from casal.errors import InfeasibleSet
 
 
+@register
 class Simplex(Constraint):
     """C = {z : z >= 0, sum z = M}; P(y) = max(y - tau, 0) with tau such that the sum is M.
 
@@ -57,6 +58,7 @@ class Simplex(Constraint):
         return relative(worst, each(self.total, z))
 
 
+@register
 class L1Ball(Constraint):
     """C = {z : |z_1| + ... + |z_d| <= R}; outside, P(y) = sign(y) max(|y| - tau, 0) with tau such that the sum is R.
 

@@ -106,6 +106,7 @@ def test_repeated_and_dependent_rows_do_no_harm() -> None:
     assert float((many.point - plain.point).abs().max()) <= 1e-13
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(seed=st.integers(0, 2**32 - 1), d=st.integers(1, 6), m=st.integers(1, 14), size=st.floats(-3.0, 3.0))
 def test_every_polyhedron_around_zero_is_projected_onto(seed: int, d: int, m: int, size: float) -> None:

@@ -7,7 +7,6 @@ C is c_0 = M / sqrt(N) and |(c_1 ..)|^2 = r^2 = E - M^2 / N, and the least of a 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,9 +113,6 @@ class ConservedLatents(Constraint):
     def __init__(self, scale: Tensor, mass: PerChain, energy: PerChain, size: int) -> None:
         self.scale, self.mass, self.energy, self.size = scale, mass, energy, size
         self.chains = mass.chains
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"scale": self.scale, "mass": self.mass, "energy": self.energy, "size": self.size}
 
     def _project(self, x: Tensor) -> Tensor:
         metric = torch.diag(self.scale.pow(-2))
