@@ -17,7 +17,7 @@ SLOW = (
     "contracts/test_families.py",
     "constraints/test_implicit.py",
     "diagnostics/test_distances.py",
-    "sampling/test_scale_out.py",
+    "sampling/test_executors_dask.py",
     "test_stranger.py",
 )
 """Files whose tests `make check` leaves out, beside those that are marked."""
