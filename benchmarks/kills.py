@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import torch
-from tests.store.runs import METHODS, run
+from tests.sampling.runs import METHODS, run
 
 import casal
 
@@ -30,7 +30,7 @@ def broken(name: str, moments: random.Random) -> tuple[int, bool]:
     with tempfile.TemporaryDirectory() as folder:
         store, kills = Path(folder) / "run.zarr", 0
         while True:
-            process = subprocess.Popen([sys.executable, "-m", "tests.store.runs", name, str(store)])
+            process = subprocess.Popen([sys.executable, "-m", "tests.sampling.runs", name, str(store)])
             while not store.exists() and process.poll() is None:
                 time.sleep(0.005)
             try:
