@@ -491,6 +491,7 @@ def with_identity() -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "setting"), with_identity())
 def test_an_identity_matrix_changes_nothing(case: MethodCase, setting: str) -> None:
     event = SETTINGS[setting][1]
