@@ -285,8 +285,23 @@ class Constraint(ABC):
     # -------------------------------------------------------------- parameters for each chain
 
     def take(self, index: slice | Tensor) -> Constraint:
-        """The set with the parameters of these chains: a slice, or their numbers (k,). Itself if ``chains`` is None."""
-        return _with_parameters(self, lambda values: values.take(index))
+        """The set with the parameters of these chains: a slice, or their numbers (k,). Itself if ``chains`` is None.
+
+        A run cuts the set into the same slices again and again, so they are built once: a set may factorise a matrix.
+        """
+        if self.chains is None:
+            return self
+        if not isinstance(index, slice):
+            return _with_parameters(self, lambda values: values.take(index))
+        ends = index.indices(self.chains)
+        if ends not in self._slices:
+            self._slices[ends] = _with_parameters(self, lambda values: values.take(index))
+        return self._slices[ends]
+
+    @cached_property
+    def _slices(self) -> dict[tuple[int, int, int], Constraint]:
+        """Parts of the set that were asked for."""
+        return {}
 
     def groups(self) -> Tensor | None:
         """(chains,) labels, equal where all parameters are equal to the bit; None if ``chains`` is None."""

@@ -129,7 +129,7 @@ class Method(ABC, Generic[State]):
 
     def advice(self, state: State, row: Any) -> str:
         """What to say when chains diverge in a row: the numbers of the step, and what to change."""
-        return "; check the model at large arguments, and take smaller steps"
+        return "with these settings; check the model at large arguments, or take smaller steps"
 
 
 class TableRow(NamedTuple):

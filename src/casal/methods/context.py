@@ -149,10 +149,6 @@ class Context:
         """The context of some chains of the run: their part of the set, their use counted on its own."""
         return self.replace(constraint=self.constraint.take(slice(start, stop)), usage=usage, first=start)
 
-    def without_counting(self) -> Context:
-        """The same context, its use not counted."""
-        return self.replace(usage=Uncounted())
-
     def project(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
         """P(z) for the loop: in the dtype of z where there is a fast closed form, else in float64 inside.
 

@@ -34,6 +34,7 @@ class StoreKeeper(Keeper):
         path: The folder of the store.
         plan: The run.
         chains: Its chains.
+        compiled: Whether its steps are compiled, which changes bits.
         bar: Shows the progress.
     """
 
@@ -115,7 +116,7 @@ class StoreKeeper(Keeper):
     def _kinds(self) -> dict[tuple[str, ...], Any]:
         """The classes of the method's states, by their fields."""
         method, stream = self.plan.method, torch.Generator(self.plan.device)
-        context = self.plan.inside.context.of_chains(0, 1, Usage()).without_counting()
+        context = self.plan.inside.context.of_chains(0, 1, Uncounted())
         first = type(method.init(context, self.plan.points(0, 1, stream), stream))
         return {kind._fields: kind for kind in (first, *method.states)}
 
@@ -182,5 +183,5 @@ def _rows_digest(plan: Plan) -> str:
             for row in stage.rows:
                 total.update(type(row).__name__.encode())
                 for part in row:
-                    total.update(_plain_repr(part.item() if isinstance(part, Tensor) else part).encode())
+                    total.update(_plain_repr(part.tolist() if isinstance(part, Tensor) else part).encode())
     return total.hexdigest()[:16]

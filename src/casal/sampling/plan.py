@@ -16,7 +16,7 @@ from casal.checks import whole_number
 from casal.constraints import Budget, Constraint
 from casal.decoders import Decoder, Identity
 from casal.errors import DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
-from casal.methods import Context, Method, Stage, Usage, choose
+from casal.methods import Context, Method, Stage, Uncounted, Usage, choose
 from casal.sampling.coordinates import Coordinates, coordinates
 from casal.sampling.tiles import Tile, cut, even_size, generator, tile_size
 from casal.targets import Target
@@ -122,7 +122,7 @@ class Plan:
 
     def record(self, tile: Tile, step: int) -> None:
         """Put what the method monitors into the trace of a tile; it counts as no use."""
-        context = self.context.of_chains(tile.start, tile.stop, Usage()).without_counting()
+        context = self.context.of_chains(tile.start, tile.stop, Uncounted())
         tile.trace.record(step, self.method.monitor(context, self.inside.lift(tile.state)))
 
     def about(self) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import CasalWarning
-from casal.methods import Context, Stage, Usage
+from casal.methods import Context, Stage, Uncounted, Usage
 from casal.sampling.plan import Plan
 from casal.sampling.tiles import Tile
 
@@ -139,7 +139,7 @@ class Graphs:
         self.name, self.chains, self.holds = plan.method.name, plan.tile, made_from
         context = plan.inside.context
         _ = context.diagonal, context.root, context.noiseless
-        self._context = context.without_counting()
+        self._context = context.replace(usage=Uncounted())
         self._shared = threads > 1 and plan.device.type == "cpu"
         self._runs: dict[str, Callable[..., Any]] = {}
         self._kinds: dict[Hashable, Kind] = {}
