@@ -70,10 +70,10 @@ class MetropolisMoves(Moves):
     def start(self, context: Context, x: Tensor) -> MetropolisState:
         log_weight, ancestor = equal_weights(context, len(x))
         z = context.project(context.decode(x))
-        return self.population(x, z, log_weight, ancestor, log_weight.new_zeros(()))
+        return self.from_clean(x, z, log_weight, ancestor, log_weight.new_zeros(()))
 
     @staticmethod
-    def population(x: Tensor, z: Tensor, log_weight: Tensor, ancestor: Tensor, rho: Tensor) -> MetropolisState:
+    def from_clean(x: Tensor, z: Tensor, log_weight: Tensor, ancestor: Tensor, rho: Tensor) -> MetropolisState:
         """Clean points that have not moved yet, with their weights."""
         zeros = torch.zeros_like(log_weight)
         return MetropolisState(x, z, x, x, x, zeros, log_weight, ancestor, zeros, rho, torch.ones_like(rho))

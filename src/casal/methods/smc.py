@@ -2,8 +2,8 @@
 
 A ladder climbs pi_rho(x) ~ p(x) exp(-rho/2 dist(A x, C)^2) from rho = 0. At every rung all chains meet: the next rho is
 placed, the chains are weighted for it, and they are resampled where the weights have become uneven. At the top the
-chains follow pi_rho, and z = P(A x) follows p on C only up to O(1/rho). A ``Finish`` does better, by
-what the set allows.
+chains follow pi_rho, and z = P(A x) follows p on C only up to O(1/rho). A ``Finish`` does better where the set
+allows it.
 """
 
 from __future__ import annotations
@@ -107,18 +107,24 @@ class Groups(NamedTuple):
 
     Attributes:
         members: Indices of the chains of each group; None if all chains are one group.
-        pooled: Whether the groups sample the same distribution (islands), so that their evidence weighs them.
+        islands: Whether the groups sample the same distribution, so that their evidence weighs them.
     """
 
     members: Sequence[Tensor] | None = None
-    pooled: bool = False
+    islands: bool = False
+
+    def each(self, like: Tensor) -> Sequence[Tensor]:
+        """Indices of the chains of each group, for values ``like`` (n,) of all chains."""
+        return [torch.arange(len(like), device=like.device)] if self.members is None else self.members
+
+    def by_distribution(self) -> Groups:
+        """The groups that sample different distributions: islands are one."""
+        return Groups() if self.islands else self
 
     def weights(self, log_weight: Tensor) -> Tensor:
         """Weights of all chains that sum to one; groups of different distributions share them by their size."""
-        if self.members is None or self.pooled:
-            return normalised(log_weight)
         weight = torch.empty_like(log_weight)
-        for some in self.members:
+        for some in self.by_distribution().each(log_weight):
             weight[some] = normalised(log_weight[some]) * (len(some) / len(log_weight))
         return weight
 
@@ -135,7 +141,7 @@ def groups_of(context: Context, n: int, islands: int | None = None) -> Groups:
         if n % islands:
             raise SettingError(f"{n} chains do not fall into {islands} islands of equal size; change n or islands")
         order = torch.arange(n, device=context.like.device)
-        return Groups(order.reshape(islands, -1).unbind(), pooled=True)
+        return Groups(order.reshape(islands, -1).unbind(), islands=True)
     if islands is not None and islands > 1:
         raise SettingError(f"islands = {islands} with a set for each chain: chains of one set are a group already")
     members = [torch.nonzero(labels == label).flatten() for label in labels.unique()]
@@ -167,38 +173,30 @@ def take_chains(state: Weighted, index: Tensor) -> Weighted:
     return type(state)(*(part[index] if part.ndim else part for part in parts))
 
 
-def resample(
-    state: Weighted, generator: torch.Generator, groups: Groups | None = None, ess: float = math.inf
-) -> Weighted:
+def resample(state: Weighted, generator: torch.Generator, groups: Groups, ess: float = math.inf) -> Weighted:
     """Draw every group anew by its weights if its effective size is below a share ``ess`` of its chains.
 
     After the draw the weights of a group are equal. Islands keep their evidence: their chains carry the mean of the
     weights before.
     """
-    groups = groups or Groups()
-    if groups.members is None:
-        weight = normalised(state.log_weight)
-        if float(effective_size(weight)) >= ess * len(weight):
-            return state
-        whole: Weighted = take_chains(state, systematic(weight, generator))
-        renewed: Weighted = whole._replace(log_weight=torch.zeros_like(state.log_weight))
-        return renewed
-    index, log_weight = torch.arange(len(state.log_weight), device=state.log_weight.device), state.log_weight.clone()
-    for some in groups.members:
-        weight = normalised(state.log_weight[some])
+    old, drawn = state.log_weight, False
+    index, log_weight = torch.arange(len(old), device=old.device), old.clone()
+    for some in groups.each(old):
+        weight = normalised(old[some])
         if float(effective_size(weight)) < ess * len(some):
-            index[some] = some[systematic(weight, generator)]
-            evidence = torch.logsumexp(state.log_weight[some], 0) - math.log(len(some))
-            log_weight[some] = evidence if groups.pooled else 0.0
-    drawn: Weighted = take_chains(state, index)._replace(log_weight=log_weight)
-    return drawn
+            index[some], drawn = some[systematic(weight, generator)], True
+            log_weight[some] = torch.logsumexp(old[some], 0) - math.log(len(some)) if groups.islands else 0.0
+    if not drawn:
+        return state
+    renewed: Weighted = take_chains(state, index)._replace(log_weight=log_weight)
+    return renewed
 
 
-def population(state: Population, groups: Groups | None = None) -> dict[str, float]:
+def population_record(state: Population, groups: Groups) -> dict[str, float]:
     """What the trace keeps of every meeting: rho, effective size, and how many ancestors are alive."""
     return {
         "rho": float(state.rho),
-        "ess": float(effective_size((groups or Groups()).weights(state.log_weight))),
+        "ess": float(effective_size(groups.weights(state.log_weight))),
         "ancestors": float(torch.bincount(state.ancestor).count_nonzero()),
     }
 
@@ -230,7 +228,7 @@ class Plain(Finish):
     def __call__(
         self, context: Context, state: Weighted, generator: torch.Generator, groups: Groups
     ) -> tuple[Weighted, Mapping[str, float]]:
-        return state, population(state, groups)
+        return state, population_record(state, groups)
 
 
 class Reweighted(Finish):
@@ -256,7 +254,7 @@ class Reweighted(Finish):
                 steps=steps,
                 chains=lost,
             )
-        info = population(state, groups)
+        info = population_record(state, groups)
         return resample(state, generator, groups), {**info, "finish_ess": info["ess"]}
 
     def log_weights(self, context: Context, x: Tensor, z: Tensor) -> Tensor:
@@ -283,19 +281,15 @@ class Confined(Finish):
     def __call__(
         self, context: Context, state: Weighted, generator: torch.Generator, groups: Groups
     ) -> tuple[Weighted, Mapping[str, float]]:
-        inside = torch.cat(
-            [
-                context.constraint.take(some).violation(context.decode(state.x[some])) == 0.0
-                for some in few_chains(state.x)
-            ]
-        )
-        outside = 1.0 - float(inside.to(torch.float64).mean())
-        everyone = [torch.arange(len(inside))] if groups.members is None or groups.pooled else groups.members
-        if min(float(inside[some].to(torch.float64).mean()) for some in everyone) < LEAST_INSIDE:
-            return state, {**population(state, groups), "boundary_mass": outside}
+        inside = torch.cat([self._inside(context, state.x, some) for some in few_chains(state.x)])
+        outside, apart = 1.0 - float(inside.to(torch.float64).mean()), groups.by_distribution()
+        if min(float(inside[some].to(torch.float64).mean()) for some in apart.each(inside)) < LEAST_INSIDE:
+            return state, {**population_record(state, groups), "boundary_mass": outside}
         state = state._replace(log_weight=torch.where(inside, state.log_weight, -torch.inf))
-        whole = groups if groups.members is not None and not groups.pooled else Groups()
-        return resample(state, generator, whole), {**population(state, groups), "boundary_mass": outside}
+        return resample(state, generator, apart), {**population_record(state, groups), "boundary_mass": outside}
+
+    def _inside(self, context: Context, x: Tensor, some: slice) -> Tensor:
+        return context.constraint.take(some).violation(context.decode(x[some])) == 0.0
 
 
 def choose_finish(context: Context, correct: bool) -> Finish:

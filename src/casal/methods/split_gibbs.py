@@ -18,7 +18,7 @@ from casal.methods.context import Context
 from casal.methods.gibbs_moves import GibbsMoves
 from casal.methods.metropolis_moves import MetropolisMoves
 from casal.methods.moves import Moves
-from casal.methods.smc import Finish, Groups, Rung, groups_of, next_rho, population, resample, rungs
+from casal.methods.smc import Finish, Groups, Rung, groups_of, next_rho, population_record, resample, rungs
 
 MOVES = ("auto", "gibbs", "metropolis")
 
@@ -129,7 +129,7 @@ class SplitGibbs(Method[Any]):
             rho = next_rho(float(state.rho), top, moves.half(context, state), weight, rung.left)
         log_weight = state.log_weight + moves.weigh(context, state, rho)
         state = state._replace(rho=torch.full_like(state.rho, rho), log_weight=log_weight)
-        return resample(state, generator, groups, self.ess), {**population(state, groups), **moved}
+        return resample(state, generator, groups, self.ess), {**population_record(state, groups), **moved}
 
     def end(
         self, moves: Moves, finish: Finish, groups: Groups, context: Context, state: Any, generator: torch.Generator

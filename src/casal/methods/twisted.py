@@ -17,7 +17,7 @@ from casal.methods.context import Context, move
 from casal.methods.denoised import estimate, noise_levels
 from casal.methods.metropolis_moves import MetropolisMoves, MetropolisState, with_feet
 from casal.methods.moves import finest_level
-from casal.methods.smc import Groups, equal_weights, groups_of, population, resample
+from casal.methods.smc import Groups, equal_weights, groups_of, population_record, resample
 from casal.methods.split_gibbs import SplitGibbs
 
 
@@ -157,14 +157,14 @@ class Twisted(Method[Any]):
         self, groups: Groups, context: Context, state: GuidedState, generator: torch.Generator
     ) -> tuple[GuidedState, Mapping[str, float]]:
         """Resample where the weights are uneven."""
-        return resample(state, generator, groups, self.ess), population(state, groups)
+        return resample(state, generator, groups, self.ess), population_record(state, groups)
 
     def land(
         self, groups: Groups, context: Context, state: GuidedState, generator: torch.Generator
     ) -> tuple[MetropolisState, Mapping[str, float]]:
         """The clean points at the end of the table become the population of the ladder."""
         state, info = self.meet(groups, context, state, generator)
-        clean = MetropolisMoves.population(state.x, state.z, state.log_weight, state.ancestor, state.rho)
+        clean = MetropolisMoves.from_clean(state.x, state.z, state.log_weight, state.ancestor, state.rho)
         return with_feet(context, clean), info
 
     def output(self, context: Context, state: Any) -> Tensor:

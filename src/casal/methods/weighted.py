@@ -23,7 +23,7 @@ from casal.methods.smc import (
     groups_of,
     half_square,
     next_rho,
-    population,
+    population_record,
     resample,
     rungs,
 )
@@ -141,7 +141,9 @@ class WeightedCASAL(Method[WeightedState]):
             rho = next_rho(float(state.rho), float(self.rho), half, weight, rung.left)
         level = torch.as_tensor(rho, dtype=torch.float64, device=half.device)
         state = state._replace(rho=level, log_weight=state.log_weight - (level - state.rho) * half)
-        return resample(state, generator, groups, math.inf if rung.left == 1 else self.ess), population(state, groups)
+        return resample(state, generator, groups, math.inf if rung.left == 1 else self.ess), population_record(
+            state, groups
+        )
 
     def output(self, context: Context, state: WeightedState) -> Tensor:
         return context.strict(context.decode(state.x), warm=state.z)

@@ -82,8 +82,10 @@ class StoreKeeper(Keeper):
 
     def end(self) -> None:
         if self.plan.meets:
+            done = self.store.done()
             for tile in self.chains.tiles:
-                self._write(tile)
+                if tile.index not in done:
+                    self._write(tile)
 
     def finish(self, result: SampleResult) -> None:
         """Keep what only the whole run knows, or say how to go on if it was interrupted."""
