@@ -1,7 +1,19 @@
 """Sets: what a sample must satisfy. One class each, with its formula; ``@register`` is its row in ``SETS``."""
 
 from casal.constraints.algebra import Product, Scaled, Shifted, Through, Union
-from casal.constraints.base import SETS, Budget, Constraint, Projection, Rows, Subspace, Way, register, tightening
+from casal.constraints.base import (
+    SETS,
+    Budget,
+    Constraint,
+    Landing,
+    Parts,
+    Projection,
+    Rows,
+    Subspace,
+    Way,
+    register,
+    tightening,
+)
 from casal.constraints.chains import PerChain
 from casal.constraints.cones import PSDCone, SecondOrderCone
 from casal.constraints.conserved import MassEnergy, MassEnergyBox, ObservedMassEnergy
@@ -34,6 +46,7 @@ __all__ = [
     "Implicit",
     "Intersection",
     "L1Ball",
+    "Landing",
     "LinearDynamics",
     "MassEnergy",
     "MassEnergyBox",
@@ -41,6 +54,7 @@ __all__ = [
     "ObservedMassEnergy",
     "Obstacles",
     "PSDCone",
+    "Parts",
     "PerChain",
     "Polytope",
     "Product",

@@ -84,6 +84,32 @@ class Rows(NamedTuple):
     high: Tensor
 
 
+class Parts(NamedTuple):
+    """C = surface & solid, its equations and its inequalities apart.
+
+    Attributes:
+        surface: The set of the equations alone, which has no edge; None if there are no equations.
+        solid: A set with an interior, the set of the inequalities; None if there are none.
+    """
+
+    surface: Constraint | None
+    solid: Constraint | None
+
+
+class Landing(NamedTuple):
+    """Where points land on the surface part of C, chain by chain.
+
+    Attributes:
+        foot: Nearest point of the surface part, (n, *event); the point itself where C has no equations.
+        inside: Whether the foot satisfies the inequalities, (n,) bool.
+        log_tube: ``log_tube_factor`` of the surface part, (n,); zero where C has no equations; None if unknown.
+    """
+
+    foot: Tensor
+    inside: Tensor
+    log_tube: Tensor | None
+
+
 INSIDE = 1e-12
 """Share of a vector that may lie outside a subspace that holds it."""
 
@@ -244,6 +270,34 @@ class Constraint(ABC):
             return values
         inequalities = values[:, count:].clamp_min(0.0)
         return torch.cat([values[:, :count], inequalities], dim=1) if count else inequalities
+
+    # -------------------------------------------------------------- equations and inequalities apart
+
+    def parts(self, event: Event) -> Parts:
+        """C as its surface part (equations) and its solid part (inequalities), for events of this shape.
+
+        A sampler treats them differently: chains approach the surface by a slack that shrinks, and the inequalities
+        hold for the foot on the surface or do not. A simplex is one equation and an orthant.
+        """
+        return Parts(None, self) if self.solid else Parts(self, None)
+
+    def landing(self, y: Tensor) -> Landing:
+        """Where points (n, *event) land on the surface part, and whether the inequalities hold there."""
+        surface, solid = self.parts(tuple(y.shape[1:]))
+        foot = y
+        if surface is None:
+            log_tube: Tensor | None = torch.zeros(len(y), dtype=torch.float64, device=y.device)
+        else:
+            foot = surface.project(y)
+            log_tube = surface.log_tube_factor(y.to(torch.float64), foot.to(torch.float64))
+        if solid is None:
+            return Landing(foot, torch.ones(len(y), dtype=torch.bool, device=y.device), log_tube)
+        return Landing(foot, solid.violation(foot) == 0.0, log_tube)
+
+    def codimension(self, event: Event) -> int | None:
+        """Independent equations of C: 0 for a set with an interior, 1 for a sphere; None if that is not known."""
+        surface = self.parts(event).surface
+        return 0 if surface is None else surface.equation_count()
 
     def polyhedron(self, size: int) -> Rows | None:
         """C as low <= G z <= high for flattened events of ``size`` coordinates; None if it is not flat-sided."""
