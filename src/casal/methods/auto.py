@@ -30,6 +30,5 @@ def choose(context: Context, x: Tensor) -> Method[Any]:
         x: A few starting points; on a fixed density their spread sets the scale. A diffusion model has scale one.
     """
     if context.table.static:
-        spread = float(context.decode(x).std(0).square().sum().sqrt()) if len(x) > 1 else 1.0
-        return WeightedCASAL((SLACK * (spread or 1.0)) ** -2)
+        return WeightedCASAL()
     return SplitGibbs(SLACK * context.decoder.norm() * math.sqrt(x[0].numel()))

@@ -22,7 +22,7 @@ from casal.constraints import over_events
 from casal.methods.base import Stage, uniform
 from casal.methods.context import Context
 from casal.methods.moves import Moves
-from casal.methods.smc import Confined, Finish, Plain, equal_weights, half_square
+from casal.methods.smc import Finish, Landed, equal_weights, half_square
 
 TOWARDS = 0.75
 """Share of the way to C that g goes when the noise is as large as the slack rho^(-1/2)."""
@@ -101,7 +101,7 @@ class MetropolisMoves(Moves):
         return state.half
 
     def finish(self, context: Context) -> tuple[Finish, list[Stage]]:
-        return (Confined() if context.constraint.solid else Plain()), []
+        return Landed(None), []
 
     def output(self, context: Context, state: MetropolisState) -> Tensor:
         return context.strict(context.decode(state.x), warm=state.z)

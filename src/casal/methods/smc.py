@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -201,19 +201,94 @@ def population_record(state: Population, groups: Groups) -> dict[str, float]:
     }
 
 
+# ------------------------------------------------------------------------------------------- the top of the ladder
+
+LEAST_INSIDE = 0.75
+"""Share of chains whose foot satisfies the inequalities, from which on the ladder may end."""
+
+CARRIED, LEFT = 0.3, 0.1
+"""Spread of the log-weights of the last correction from which on the ladder may end: where there is a correction, and
+where there is none and exp of it is what is left of the error."""
+
+LOOKS = 10
+"""Rungs from one look at the chains to the next; the last ones look every time."""
+
+WIDEST_STEP = 100.0
+"""Factor of rho beyond which nothing is extrapolated."""
+
+
+def look_due(rung: Rung) -> bool:
+    """Whether the chains are looked at on this rung to find the top of the ladder."""
+    return rung.left % LOOKS == 0 or rung.left < LOOKS
+
+
+def ladder_top(
+    rho: float,
+    half: Tensor,
+    weight: Tensor,
+    inside: Tensor,
+    rise: Tensor,
+    groups: Groups,
+    *,
+    least: float,
+    spread: float,
+) -> float:
+    """The rho at which the distribution of the feet no longer changes, extrapolated from where the chains are.
+
+    Two things are left to do at a finite rho, and both shrink like rho^(-1/2), the size of the slack:
+
+    - the logarithm of the share of chains whose foot satisfies the inequalities. It must reach log LEAST_INSIDE.
+    - the spread of log p(x) - log p(z) + log J(x, z), the correction from x to its foot z. It must reach ``spread``.
+      It is read off the model's own score along the normals of the set, so no scale is assumed.
+
+    Args:
+        rho: Where the chains are.
+        half: dist(A x, C)^2 / 2 of every chain, (n,).
+        weight: Weights that sum to one, (n,).
+        inside: Whether the foot satisfies the inequalities, (n,) bool.
+        rise: log p(x) - log p(z) + log J(x, z) of every chain, as far as it is known, (n,).
+        groups: Chains that sample different distributions; the one that needs most decides.
+        least: The ladder does not end below this rho.
+        spread: What the spread must reach.
+    """
+    mean = float((weight * half).sum())
+    if mean == 0.0:
+        return max(rho, least)
+    here, needed = max(rho, 0.5 / mean), least
+    for some in groups.by_distribution().each(half):
+        w = weight[some] / weight[some].sum()
+        share = float((w * inside[some]).sum())
+        lost = -math.log(max(share, 0.5 / len(some)))
+        needed = max(
+            needed, here * min((lost / -math.log(LEAST_INSIDE)) ** 2, WIDEST_STEP) if share < LEAST_INSIDE else 0.0
+        )
+        v = torch.where(inside[some], w, 0.0 if share > 0.0 else w)
+        v, change = v / v.sum(), rise[some].clamp(-MOST_RISE, MOST_RISE)
+        off = float((v * (change - (v * change).sum()).square()).sum().sqrt())
+        needed = max(needed, here * min((off / spread) ** 2, WIDEST_STEP))
+    return max(rho, needed)
+
+
+MOST_RISE = 20.0
+"""Where |log p(x) - log p(z)| is cut off, so that one chain far out does not decide alone."""
+
+
 # ---------------------------------------------------------------------------------------------------- the finish
 
-LEAST_INSIDE = 0.1
-"""Share of chains inside C below which ``Confined`` projects the others instead of replacing them."""
+FEWEST_INSIDE = 16
+"""Chains inside below which the finish leaves the others where they are: their samples lie on the boundary."""
 
 GAUSS_POINTS = (0.5 - 0.5 / math.sqrt(3.0), 0.5 + 0.5 / math.sqrt(3.0))
+
+Score: TypeAlias = Callable[[Context, Tensor], Tensor]
+"""``score(context, x)``: the gradient of log p at clean points."""
 
 
 class Finish(ABC):
     """What happens after the last rung."""
 
     evaluations: int = 0
-    """How many of the table's score evaluations it uses."""
+    """How many score evaluations it uses."""
 
     @abstractmethod
     def __call__(
@@ -223,7 +298,7 @@ class Finish(ABC):
 
 
 class Plain(Finish):
-    """z = P(A x), with an error O(1/rho): what is left for other sets, and for a decoder with a thin set."""
+    """z = P(A x), with an error of order rho^(-1/2) at edges and 1/rho elsewhere."""
 
     def __call__(
         self, context: Context, state: Weighted, generator: torch.Generator, groups: Groups
@@ -231,21 +306,38 @@ class Plain(Finish):
         return state, population_record(state, groups)
 
 
-class Reweighted(Finish):
-    """weight = p(z) / (p(x) J(x, z)): exact for every rho, at two more score evaluations.
+class Landed(Finish):
+    """Turns chains near C into samples of p on C, by weights:
 
-    For a sphere, an affine set, mass and energy: x is a foot z and a normal offset, of density
-    p(x) exp(-rho/2 |x - z|^2) J(x, z) in these coordinates. The weight turns it into p(z) times a Gaussian offset.
-    log p(x) - log p(z) is the line integral of the score, by two Gauss points.
+        weight = 1 if the foot z satisfies the inequalities, else 0;   times   p(x - o) / (p(x) J(A x, z))
+
+    z is the foot of A x on the surface part of C and o the offset A x - z seen in the latent, A o = A x - z. In the
+    coordinates (z, offset, what A does not see) x has the density p(x) exp(-rho/2 |A x - z|^2) J(A x, z) where z is in
+    C, so the weight is exact for every rho as long as the slack is below the reach of the surface. log p(x) -
+    log p(x - o) is the line integral of the score, by two Gauss points. The second factor needs a tube factor and a
+    linear decoder that reaches all of decoded space; without them an error of order 1 / rho is left. A set with an
+    interior has z = A x, and the first factor alone is exact.
+
+    Where fewer than FEWEST_INSIDE chains are inside, the others stay and their samples lie on the boundary; the trace
+    says so by ``inside``.
+
+    Args:
+        score: The score at clean points; None leaves out the second factor.
+        log_coupling: log Phi of the last rung at a chain, where it is not -rho/2 dist(A x, C)^2.
     """
 
-    evaluations = len(GAUSS_POINTS)
+    def __init__(
+        self, score: Score | None, log_coupling: Callable[[Context, Tensor, float], Tensor] | None = None
+    ) -> None:
+        self.score, self.log_coupling = score, log_coupling
+        self.evaluations = 0 if score is None else len(GAUSS_POINTS)
 
     def __call__(
         self, context: Context, state: Weighted, generator: torch.Generator, groups: Groups
     ) -> tuple[Weighted, Mapping[str, float]]:
-        state = state._replace(log_weight=state.log_weight + self.log_weights(context, state.x, state.z))
-        lost = torch.nonzero(~torch.isfinite(state.log_weight)).flatten().tolist()
+        parts = [self._look(context, state, some) for some in few_chains(state.x, state.z)]
+        inside, change = (torch.cat(column) for column in zip(*parts, strict=True))
+        lost = torch.nonzero(~torch.isfinite(change)).flatten().tolist()
         if lost:
             steps = len(context.table)
             raise DivergedError(
@@ -254,50 +346,74 @@ class Reweighted(Finish):
                 steps=steps,
                 chains=lost,
             )
+        apart = groups.by_distribution()
+        enough = min(int(inside[some].sum()) for some in apart.each(inside)) >= min(FEWEST_INSIDE, len(inside))
+        log_weight = state.log_weight + change
+        share = float(inside.to(torch.float64).mean())
+        state = state._replace(log_weight=torch.where(inside, log_weight, -torch.inf) if enough else log_weight)
         info = population_record(state, groups)
-        return resample(state, generator, groups), {**info, "finish_ess": info["ess"]}
+        return resample(state, generator, apart), {**info, "finish_ess": info["ess"], "inside": share}
 
-    def log_weights(self, context: Context, x: Tensor, z: Tensor) -> Tensor:
-        """log p(z) - log p(x) - log J(x, z), from the score alone."""
-        t, parts = context.table.t[-1].to(context.like.device), []
-        for some in few_chains(x, z):
-            offset = x[some] - z[some]
-            scores = torch.stack([context.score(z[some] + share * offset, t) for share in GAUSS_POINTS]).mean(0)
-            rise = (scores * offset).reshape(len(offset), -1).sum(1).to(torch.float64)
-            wide = x[some].to(torch.float64), z[some].to(torch.float64)
-            tube = context.constraint.take(some).log_tube_factor(*wide)
-            assert tube is not None, "choose_finish takes Reweighted only for sets with a tube factor"
-            parts.append(-rise - tube)
-        return torch.cat(parts)
-
-
-class Confined(Finish):
-    """weight = 1 inside C, 0 outside: given that x is inside a set with an interior, it follows p on C exactly.
-
-    Chains outside (the boundary mass, reported) give way to copies of chains inside. If fewer than LEAST_INSIDE are
-    inside, too few would be left, and the others are projected.
-    """
-
-    def __call__(
-        self, context: Context, state: Weighted, generator: torch.Generator, groups: Groups
-    ) -> tuple[Weighted, Mapping[str, float]]:
-        inside = torch.cat([self._inside(context, state.x, some) for some in few_chains(state.x)])
-        outside, apart = 1.0 - float(inside.to(torch.float64).mean()), groups.by_distribution()
-        if min(float(inside[some].to(torch.float64).mean()) for some in apart.each(inside)) < LEAST_INSIDE:
-            return state, {**population_record(state, groups), "boundary_mass": outside}
-        state = state._replace(log_weight=torch.where(inside, state.log_weight, -torch.inf))
-        return resample(state, generator, apart), {**population_record(state, groups), "boundary_mass": outside}
-
-    def _inside(self, context: Context, x: Tensor, some: slice) -> Tensor:
-        return context.constraint.take(some).violation(context.decode(x[some])) == 0.0
+    def _look(self, context: Context, state: Weighted, some: slice) -> tuple[Tensor, Tensor]:
+        """Whether the feet of some chains are inside, and the logarithm of the second factor."""
+        x = state.x[some]
+        decoded = context.decode(x)
+        at = context.constraint.take(some).landing(decoded)
+        change = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        if self.log_coupling is not None:
+            local = context.replace(constraint=context.constraint.take(some))
+            rho = float(state.rho)
+            change = -rho * half_square(decoded - at.foot) - self.log_coupling(local, decoded, rho)
+        if self.score is not None:
+            assert at.log_tube is not None, "choose_finish hands out a score only for sets with a tube factor"
+            offset = lift(context, (decoded - at.foot).to(x.dtype))
+            scores = [self.score(context, x - (1.0 - share) * offset) for share in GAUSS_POINTS]
+            change = change - along(torch.stack(scores).mean(0), offset) - at.log_tube
+        return at.inside, torch.where(at.inside, change, torch.zeros_like(change))
 
 
-def choose_finish(context: Context, correct: bool) -> Finish:
+def along(v: Tensor, w: Tensor) -> Tensor:
+    """v . w, chain by chain, in float64."""
+    return (v.to(torch.float64) * w.to(torch.float64)).reshape(len(v), -1).sum(1)
+
+
+def lift(context: Context, offset: Tensor) -> Tensor:
+    """A displacement o of the latent with A o = offset: D A^T (A D A^T)^-1 offset for a linear A that is onto."""
+    if context.identity:
+        return offset
+    gram = context.gram
+    turned = gram.whiten(context.decoder.vjp(context.like)(offset))
+    floor = ONTO * gram.eigenvalues.max()
+    back = torch.where(gram.eigenvalues > floor, 1.0 / gram.eigenvalues.clamp_min(floor), 0.0)
+    return gram.unwhiten(turned * back).reshape(len(offset), *context.latent)
+
+
+ONTO = 1e-10
+"""Eigenvalues of A^T A that count as zero, relative to the largest."""
+
+
+def onto(context: Context) -> bool:
+    """Whether the decoder is linear and reaches all of decoded space."""
+    if context.identity:
+        return True
+    if not context.decoder.linear:
+        return False
+    e = context.gram.eigenvalues
+    rank = int((e > ONTO * e.max()).expand(context.latent if e.ndim != 1 else e.shape).sum())
+    return rank == context.decode(context.like.new_zeros(1, *context.latent)).numel()
+
+
+def has_edge(context: Context) -> bool:
+    """Whether C has inequalities."""
+    event = tuple(context.decode(context.like.new_zeros(1, *context.latent)).shape[1:])
+    return context.constraint.take(slice(0, 1)).parts(event).solid is not None
+
+
+def choose_finish(context: Context, score: Score) -> Landed:
     """The best finish that the set and the decoder allow."""
-    if correct and context.constraint.solid:
-        return Confined()
     one = context.constraint.take(slice(0, 1))
-    probe = torch.ones((1, *context.latent), dtype=torch.float64, device=context.like.device)
-    if correct and context.identity and one.log_tube_factor(probe, probe) is not None:
-        return Reweighted()
-    return Plain()
+    probe = context.decode(torch.ones((1, *context.latent), dtype=context.like.dtype, device=context.like.device))
+    surface = one.parts(tuple(probe.shape[1:])).surface
+    wide = probe.to(torch.float64)
+    known = surface is not None and onto(context) and surface.log_tube_factor(wide, wide) is not None
+    return Landed(score if known else None)

@@ -14,14 +14,23 @@ from torch import Tensor
 from casal.checks import share
 from casal.errors import SettingError
 from casal.methods.base import Method, Stage, TableRow, burn_in_steps, no_step, split_records, table_rows
-from casal.methods.context import Context, chain_by_chain
+from casal.methods.context import Context, chain_by_chain, few_chains
 from casal.methods.smc import (
+    CARRIED,
+    LEFT,
+    Finish,
     Groups,
+    Plain,
     Rung,
+    along,
     choose_finish,
     equal_weights,
     groups_of,
     half_square,
+    has_edge,
+    ladder_top,
+    lift,
+    look_due,
     next_rho,
     population_record,
     resample,
@@ -44,17 +53,21 @@ class WeightedState(NamedTuple):
         x: Points.
         z: Their feet P(A x).
         noise: The noise of the last move, half of which enters the next one.
+        rise: log p(x) - log p(z) to first order, from the last score that was read for it, (n,).
         log_weight: Logarithms of the weights, (n,).
         ancestor: Starting chain each chain descends from, (n,).
         rho: The rung all chains are at.
+        top: Where the ladder ends, as far as the chains have shown.
     """
 
     x: Tensor
     z: Tensor
     noise: Tensor
+    rise: Tensor
     log_weight: Tensor
     ancestor: Tensor
     rho: Tensor
+    top: Tensor
 
 
 @dataclass(frozen=True)
@@ -83,7 +96,7 @@ class WeightedCASAL(Method[WeightedState]):
         correct: Whether to remove the error of a finite rho at the top, where the set allows it.
     """
 
-    rho: float | Schedule
+    rho: float | Schedule | None = None
     ess: float = 0.7
     burn_in: float = 0.2
     correct: bool = True
@@ -93,7 +106,7 @@ class WeightedCASAL(Method[WeightedState]):
 
     def __post_init__(self) -> None:
         share(self.ess, "ess", "the chains")
-        if not callable(self.rho) and not 0.0 < self.rho < math.inf:
+        if self.rho is not None and not callable(self.rho) and not 0.0 < self.rho < math.inf:
             raise SettingError(f"rho, the top of the ladder, must be finite and > 0, got {self.rho}")
 
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
@@ -102,48 +115,101 @@ class WeightedCASAL(Method[WeightedState]):
             raise SettingError("WeightedCASAL needs a fixed density (langevin, energy), not a diffusion")
         _ = context.gram
         rows, groups = table_rows(context), groups_of(context, n)
-        finish = choose_finish(context, self.correct)
+        finish: Finish = choose_finish(context, clean_score) if self.correct else Plain()
         first, last = burn_in_steps(self.burn_in, len(rows)), len(rows) - finish.evaluations
         if last - first < 1:
             raise SettingError(f"{len(rows)} steps leave none for the ladder after {first} of burn-in; take more")
-        climb = [
-            Stage([row], self.step, partial(self.meet, rung, groups))
-            for rung, row in zip(self._rungs(last - first), rows[first:last], strict=True)
-        ]
-        return [Stage(rows[:first], self.step), *climb, Stage([], no_step, partial(finish, groups=groups))]
+        climb, edge = list[Stage](), self.correct and has_edge(context)
+        ladder = self._rungs(last - first)
+        for k, (rung, row) in enumerate(zip(ladder, rows[first:last], strict=True)):
+            step = self.reading_step if k + 1 < len(ladder) and look_due(ladder[k + 1]) else self.step
+            meet = partial(self.meet, rung, groups, edge, CARRIED if finish.evaluations else LEFT)
+            climb.append(Stage([row], step, meet))
+        burn_in = (
+            [Stage(rows[: first - 1], self.step), Stage(rows[first - 1 : first], self.reading_step)] if first else []
+        )
+        return [*burn_in, *climb, Stage([], no_step, partial(finish, groups=groups))]
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> WeightedState:
         log_weight, ancestor = equal_weights(context, len(x))
-        z = context.project(context.decode(x))
-        return WeightedState(x, z, torch.zeros_like(x), log_weight, ancestor, log_weight.new_zeros(()))
+        z, zero = context.project(context.decode(x)), log_weight.new_zeros(())
+        return WeightedState(x, z, torch.zeros_like(x), torch.zeros_like(log_weight), log_weight, ancestor, zero, zero)
 
     def step(self, context: Context, state: WeightedState, row: TableRow, noise: Tensor) -> WeightedState:
         """One Langevin move for pi_rho."""
+        return self._move(context, state, row, noise, context.score(state.x, row.t))
+
+    def reading_step(self, context: Context, state: WeightedState, row: TableRow, noise: Tensor) -> WeightedState:
+        """The same, and how much log p changes from x to its foot."""
+        score = context.score(state.x, row.t)
+        offset = lift(context, (context.decode(state.x) - state.z).to(state.x.dtype))
+        return self._move(context, state._replace(rise=along(score, offset)), row, noise, score)
+
+    def _move(
+        self, context: Context, state: WeightedState, row: TableRow, noise: Tensor, score: Tensor
+    ) -> WeightedState:
         x, gram = state.x, context.gram
         size = row.b / (1.0 + row.b * state.rho * gram.eigenvalues / MOVE)
         limit = DRIFT_LIMIT * size.sqrt()
         pull = context.decoder.vjp(x)(context.decode(x) - state.z)
-        shift = (size * gram.whiten(context.score(x, row.t))).clamp_(-limit, limit)
+        shift = (size * gram.whiten(score)).clamp_(-limit, limit)
         shift.addcmul_(gram.whiten(pull), size * state.rho, value=-1)
         shift.addcmul_((state.noise + noise).reshape(shift.shape), (size / 2).sqrt())
         x = x + gram.unwhiten(shift).reshape(x.shape)
         return state._replace(x=x, z=context.project(context.decode(x), warm=state.z), noise=noise)
 
     def meet(
-        self, rung: Rung, groups: Groups, context: Context, state: WeightedState, generator: torch.Generator
+        self,
+        rung: Rung,
+        groups: Groups,
+        edge: bool,
+        spread: float,
+        context: Context,
+        state: WeightedState,
+        generator: torch.Generator,
     ) -> tuple[WeightedState, Mapping[str, float]]:
         """Climb one rung: weight all chains for the next rho, and resample where the weights are uneven."""
         half = chain_by_chain(lambda x, z: half_square(context.decode(x) - z), state.x, state.z)
         rho = rung.rho
         if rho is None:
-            assert not callable(self.rho)
             weight = groups.weights(state.log_weight)
-            rho = next_rho(float(state.rho), float(self.rho), half, weight, rung.left)
+            if look_due(rung) or float(state.top) == 0.0:
+                state = state._replace(
+                    top=torch.full_like(state.rho, self._top(context, state, half, weight, groups, edge, spread))
+                )
+            rho = next_rho(float(state.rho), max(float(state.top), float(state.rho)), half, weight, rung.left)
         level = torch.as_tensor(rho, dtype=torch.float64, device=half.device)
         state = state._replace(rho=level, log_weight=state.log_weight - (level - state.rho) * half)
         return resample(state, generator, groups, math.inf if rung.left == 1 else self.ess), population_record(
             state, groups
         )
+
+    def _top(
+        self,
+        context: Context,
+        state: WeightedState,
+        half: Tensor,
+        weight: Tensor,
+        groups: Groups,
+        edge: bool,
+        spread: float,
+    ) -> float:
+        """Where the ladder ends: at the rho that was given, and not before the inequalities hold for most chains."""
+        given = None if callable(self.rho) else self.rho
+        if given is not None and not edge:
+            return float(given)
+        look = partial(self._look, context, state)
+        parts = [look(some) for some in few_chains(state.x, state.z)]
+        inside, rise = (torch.cat(column) for column in zip(*parts, strict=True))
+        if given is not None:
+            rise = torch.zeros_like(rise)
+        return ladder_top(
+            float(state.rho), half, weight, inside, rise, groups, least=float(given or 0.0), spread=spread
+        )
+
+    def _look(self, context: Context, state: WeightedState, some: slice) -> tuple[Tensor, Tensor]:
+        at = context.constraint.take(some).landing(context.decode(state.x[some]))
+        return at.inside, state.rise[some] if at.log_tube is None else state.rise[some] + at.log_tube
 
     def output(self, context: Context, state: WeightedState) -> Tensor:
         return context.strict(context.decode(state.x), warm=state.z)
@@ -163,3 +229,8 @@ class WeightedCASAL(Method[WeightedState]):
         if bool((ladder.diff() < 0).any()):
             raise SettingError("the ladder of rho must not descend; use geometric(low, high) or a number")
         return rungs(count, ladder)
+
+
+def clean_score(context: Context, x: Tensor) -> Tensor:
+    """The score of a fixed density."""
+    return context.score(x, context.table.t[-1].to(x.device))
