@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import Tensor
@@ -31,4 +30,4 @@ def choose(context: Context, x: Tensor) -> Method[Any]:
     """
     if context.table.static:
         return WeightedCASAL()
-    return SplitGibbs(SLACK * context.decoder.norm() * math.sqrt(x[0].numel()))
+    return SplitGibbs(inner_steps=20)

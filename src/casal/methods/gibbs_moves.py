@@ -19,8 +19,8 @@ from torch import Tensor
 
 from casal.methods.base import Stage, generator_of, key
 from casal.methods.context import Context
-from casal.methods.moves import Moves
-from casal.methods.smc import Finish, Plain, equal_weights, half_square
+from casal.methods.moves import Moves, clean_score
+from casal.methods.smc import Landed, choose_finish, equal_weights, half_square
 
 
 class GibbsState(NamedTuple):
@@ -33,6 +33,9 @@ class GibbsState(NamedTuple):
         log_weight: Logarithms of the weights, (n,).
         ancestor: Starting chain each chain descends from, (n,).
         rho: Coupling that all chains are at.
+        top: Where the ladder ends, as far as the chains have shown.
+        floor: Where the reverse process ends (``moves.data_floor``).
+        blur: Size of its last noise, in units of its last level.
     """
 
     x: Tensor
@@ -41,6 +44,9 @@ class GibbsState(NamedTuple):
     log_weight: Tensor
     ancestor: Tensor
     rho: Tensor
+    top: Tensor
+    floor: Tensor
+    blur: Tensor
 
 
 class GibbsMoves(Moves):
@@ -49,7 +55,8 @@ class GibbsMoves(Moves):
     def start(self, context: Context, x: Tensor) -> GibbsState:
         log_weight, ancestor = equal_weights(context, len(x))
         z = context.project(context.decode(x))
-        return GibbsState(x, z, x, log_weight, ancestor, log_weight.new_zeros(()))
+        zero = log_weight.new_zeros(())
+        return GibbsState(x, z, x, log_weight, ancestor, zero, zero, zero, zero)
 
     def sweep(self, context: Context) -> list[Stage]:
         _ = context.gram
@@ -68,11 +75,8 @@ class GibbsMoves(Moves):
         decoded = context.decode(state.x)
         return half_square(decoded - context.project(decoded, warm=state.z))
 
-    def finish(self, context: Context) -> tuple[Finish, list[Stage]]:
-        return Plain(), [Stage([()], self.draw, noise=key)]
-
-    def output(self, context: Context, state: GibbsState) -> Tensor:
-        return context.strict(state.z, warm=state.z)
+    def finish(self, context: Context) -> Landed:
+        return choose_finish(context, clean_score, _log_mass)
 
     def level(self, context: Context, state: GibbsState) -> float:
         return 1.0 / (float(state.rho) ** 0.5 * context.decoder.norm())

@@ -21,8 +21,8 @@ from torch import Tensor
 from casal.constraints import over_events
 from casal.methods.base import Stage, uniform
 from casal.methods.context import Context
-from casal.methods.moves import Moves
-from casal.methods.smc import Finish, Landed, equal_weights, half_square
+from casal.methods.moves import Moves, clean_score
+from casal.methods.smc import Landed, choose_finish, equal_weights, half_square
 
 TOWARDS = 0.75
 """Share of the way to C that g goes when the noise is as large as the slack rho^(-1/2)."""
@@ -49,6 +49,9 @@ class MetropolisState(NamedTuple):
         accepted: How many proposals each chain has accepted since the last rung, (n,).
         rho: Coupling that all chains are at.
         size: Size of the noise in units of rho^(-1/2) / |A|.
+        top: Where the ladder ends, as far as the chains have shown.
+        floor: Where the reverse process ends (``moves.data_floor``).
+        blur: Size of its last noise, in units of its last level.
     """
 
     x: Tensor
@@ -62,6 +65,9 @@ class MetropolisState(NamedTuple):
     accepted: Tensor
     rho: Tensor
     size: Tensor
+    top: Tensor
+    floor: Tensor
+    blur: Tensor
 
 
 class MetropolisMoves(Moves):
@@ -76,7 +82,8 @@ class MetropolisMoves(Moves):
     def from_clean(x: Tensor, z: Tensor, log_weight: Tensor, ancestor: Tensor, rho: Tensor) -> MetropolisState:
         """Clean points that have not moved yet, with their weights."""
         zeros = torch.zeros_like(log_weight)
-        return MetropolisState(x, z, x, x, x, zeros, log_weight, ancestor, zeros, rho, torch.ones_like(rho))
+        one, none = torch.ones_like(rho), torch.zeros_like(rho)
+        return MetropolisState(x, z, x, x, x, zeros, log_weight, ancestor, zeros, rho, one, none, none, none)
 
     def sweep(self, context: Context) -> list[Stage]:
         return [
@@ -100,11 +107,8 @@ class MetropolisMoves(Moves):
     def half(self, context: Context, state: MetropolisState) -> Tensor:
         return state.half
 
-    def finish(self, context: Context) -> tuple[Finish, list[Stage]]:
-        return Landed(None), []
-
-    def output(self, context: Context, state: MetropolisState) -> Tensor:
-        return context.strict(context.decode(state.x), warm=state.z)
+    def finish(self, context: Context) -> Landed:
+        return choose_finish(context, clean_score)
 
     def level(self, context: Context, state: MetropolisState) -> float:
         return float(state.size) / (float(state.rho) ** 0.5 * context.decoder.norm())

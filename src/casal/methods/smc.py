@@ -222,51 +222,54 @@ def look_due(rung: Rung) -> bool:
     return rung.left % LOOKS == 0 or rung.left < LOOKS
 
 
-def ladder_top(
-    rho: float,
-    half: Tensor,
-    weight: Tensor,
-    inside: Tensor,
-    rise: Tensor,
-    groups: Groups,
-    *,
-    least: float,
-    spread: float,
+def slack_rho(rho: float, half: Tensor, weight: Tensor) -> float:
+    """The rho of a slack as large as the distances of the chains are now."""
+    mean = float((weight * half).sum())
+    return max(rho, 0.5 / mean) if mean > 0.0 else rho
+
+
+def top_for_inside(
+    rho: float, half: Tensor, weight: Tensor, inside: Tensor, groups: Groups, least: float = 0.0
 ) -> float:
-    """The rho at which the distribution of the feet no longer changes, extrapolated from where the chains are.
+    """The rho at which the feet of LEAST_INSIDE of the chains satisfy the inequalities.
 
-    Two things are left to do at a finite rho, and both shrink like rho^(-1/2), the size of the slack:
-
-    - the logarithm of the share of chains whose foot satisfies the inequalities. It must reach log LEAST_INSIDE.
-    - the spread of log p(x) - log p(z) + log J(x, z), the correction from x to its foot z. It must reach ``spread``.
-      It is read off the model's own score along the normals of the set, so no scale is assumed.
+    Chains outside are at most a slack of size rho^(-1/2) away, so -log of the share inside shrinks like rho^(-1/2).
 
     Args:
         rho: Where the chains are.
         half: dist(A x, C)^2 / 2 of every chain, (n,).
         weight: Weights that sum to one, (n,).
         inside: Whether the foot satisfies the inequalities, (n,) bool.
-        rise: log p(x) - log p(z) + log J(x, z) of every chain, as far as it is known, (n,).
         groups: Chains that sample different distributions; the one that needs most decides.
         least: The ladder does not end below this rho.
-        spread: What the spread must reach.
     """
-    mean = float((weight * half).sum())
-    if mean == 0.0:
-        return max(rho, least)
-    here, needed = max(rho, 0.5 / mean), least
+    here, top = slack_rho(rho, half, weight), max(rho, least)
     for some in groups.by_distribution().each(half):
-        w = weight[some] / weight[some].sum()
-        share = float((w * inside[some]).sum())
-        lost = -math.log(max(share, 0.5 / len(some)))
-        needed = max(
-            needed, here * min((lost / -math.log(LEAST_INSIDE)) ** 2, WIDEST_STEP) if share < LEAST_INSIDE else 0.0
-        )
-        v = torch.where(inside[some], w, 0.0 if share > 0.0 else w)
-        v, change = v / v.sum(), rise[some].clamp(-MOST_RISE, MOST_RISE)
-        off = float((v * (change - (v * change).sum()).square()).sum().sqrt())
-        needed = max(needed, here * min((off / spread) ** 2, WIDEST_STEP))
-    return max(rho, needed)
+        share = float((weight[some] * inside[some]).sum() / weight[some].sum())
+        if share < LEAST_INSIDE:
+            lost = math.log(max(share, 0.5 / len(some))) / math.log(LEAST_INSIDE)
+            top = max(top, here * min(lost**2, WIDEST_STEP))
+    return top
+
+
+def top_for_spread(rho: float, half: Tensor, weight: Tensor, rise: Tensor, spread: float, least: float = 0.0) -> float:
+    """The rho at which the correction from x to its foot z spreads by no more than ``spread``.
+
+    The correction log p(x) - log p(z) + log J(x, z) is of the size of the slack, rho^(-1/2). It is read off the model's
+    own score along the normals of the set, so no scale of the data is assumed.
+
+    Args:
+        rho: Where the chains are.
+        half: dist(A x, C)^2 / 2 of the chains, (n,).
+        weight: Weights that sum to one, of all chains or of the few whose correction is known.
+        rise: The correction of these chains to first order.
+        spread: Standard deviation that it must reach.
+        least: The ladder does not end below this rho.
+    """
+    change = rise.clamp(-MOST_RISE, MOST_RISE)
+    off = float((weight * (change - (weight * change).sum()).square()).sum().sqrt())
+    here = slack_rho(rho, half, torch.full_like(half, 1.0 / len(half)) if len(half) != len(weight) else weight)
+    return max(rho, least, here * min((off / spread) ** 2, WIDEST_STEP))
 
 
 MOST_RISE = 20.0
@@ -280,8 +283,12 @@ FEWEST_INSIDE = 16
 
 GAUSS_POINTS = (0.5 - 0.5 / math.sqrt(3.0), 0.5 + 0.5 / math.sqrt(3.0))
 
-Score: TypeAlias = Callable[[Context, Tensor], Tensor]
-"""``score(context, x)``: the gradient of log p at clean points."""
+Score: TypeAlias = Callable[[Context, Any, Tensor], Tensor]
+"""``score(context, state, x)``: the gradient of log p at clean points."""
+
+
+Coupling: TypeAlias = Callable[[Context, Tensor, float], Tensor]
+"""``log_coupling(context, decoded, rho)``: log Phi_rho of decoded points, (n,)."""
 
 
 class Finish(ABC):
@@ -326,9 +333,7 @@ class Landed(Finish):
         log_coupling: log Phi of the last rung at a chain, where it is not -rho/2 dist(A x, C)^2.
     """
 
-    def __init__(
-        self, score: Score | None, log_coupling: Callable[[Context, Tensor, float], Tensor] | None = None
-    ) -> None:
+    def __init__(self, score: Score | None, log_coupling: Coupling | None = None) -> None:
         self.score, self.log_coupling = score, log_coupling
         self.evaluations = 0 if score is None else len(GAUSS_POINTS)
 
@@ -367,7 +372,7 @@ class Landed(Finish):
         if self.score is not None:
             assert at.log_tube is not None, "choose_finish hands out a score only for sets with a tube factor"
             offset = lift(context, (decoded - at.foot).to(x.dtype))
-            scores = [self.score(context, x - (1.0 - share) * offset) for share in GAUSS_POINTS]
+            scores = [self.score(context, state, x - (1.0 - share) * offset) for share in GAUSS_POINTS]
             change = change - along(torch.stack(scores).mean(0), offset) - at.log_tube
         return at.inside, torch.where(at.inside, change, torch.zeros_like(change))
 
@@ -409,11 +414,11 @@ def has_edge(context: Context) -> bool:
     return context.constraint.take(slice(0, 1)).parts(event).solid is not None
 
 
-def choose_finish(context: Context, score: Score) -> Landed:
+def choose_finish(context: Context, score: Score, log_coupling: Coupling | None = None) -> Landed:
     """The best finish that the set and the decoder allow."""
     one = context.constraint.take(slice(0, 1))
     probe = context.decode(torch.ones((1, *context.latent), dtype=context.like.dtype, device=context.like.device))
     surface = one.parts(tuple(probe.shape[1:])).surface
     wide = probe.to(torch.float64)
     known = surface is not None and onto(context) and surface.log_tube_factor(wide, wide) is not None
-    return Landed(score if known else None)
+    return Landed(score if known else None, log_coupling)

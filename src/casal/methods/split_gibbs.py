@@ -14,15 +14,38 @@ from torch import Tensor
 from casal.checks import one_of, share, whole_number
 from casal.errors import SettingError
 from casal.methods.base import Method, Stage, free_step, no_step, split_records, table_rows
-from casal.methods.context import Context
+from casal.methods.context import Context, few_chains
 from casal.methods.gibbs_moves import GibbsMoves
 from casal.methods.metropolis_moves import MetropolisMoves
-from casal.methods.moves import Moves
-from casal.methods.smc import Finish, Groups, Rung, groups_of, next_rho, population_record, resample, rungs
+from casal.methods.moves import Moves, clean_score, data_floor
+from casal.methods.smc import (
+    CARRIED,
+    LEFT,
+    Groups,
+    Landed,
+    Rung,
+    along,
+    groups_of,
+    has_edge,
+    lift,
+    next_rho,
+    onto,
+    population_record,
+    resample,
+    rungs,
+    top_for_inside,
+    top_for_spread,
+)
+
+LOOKS = 4
+"""Levels from one look at the chains to the next, where the end of the ladder is not given."""
+
+LOOK_CHAINS = 512
+"""Chains whose score is evaluated in a look."""
 
 MOVES = ("auto", "gibbs", "metropolis")
 
-GIBBS_DIMENSION = 16
+GIBBS_DIMENSION = 8
 """Up to here "auto" takes gibbs, which needs fewer evaluations on few dimensions (half the inner steps in the plane)
 but forgets more of x in every sweep: in 16 dimensions it keeps half the ancestors of metropolis, in 256 one."""
 
@@ -60,7 +83,7 @@ class SplitGibbs(Method[Any]):
         islands: Groups of chains that never meet, of equal size, pooled by their evidence (see ``Twisted``).
     """
 
-    sigmas: float | Sequence[float] | Tensor
+    sigmas: float | Sequence[float] | Tensor | None = None
     inner_steps: int = 10
     levels: int = 40
     ess: float = 0.7
@@ -76,6 +99,8 @@ class SplitGibbs(Method[Any]):
             whole_number(getattr(self, name), name, 1)
         share(self.ess, "ess", "the chains")
         one_of(self.moves, "moves", MOVES)
+        if self.sigmas is None:
+            return
         sigma = torch.as_tensor(self.sigmas, dtype=torch.float64).reshape(-1)
         if not len(sigma) or not bool((torch.isfinite(sigma) & (sigma > 0)).all()) or bool((sigma.diff() >= 0).any()):
             raise SettingError(f"sigmas must be finite, > 0 and strictly decreasing, got {sigma.tolist()}")
@@ -86,12 +111,11 @@ class SplitGibbs(Method[Any]):
     def climb(self, context: Context, n: int) -> list[Stage]:
         """The ladder, from clean points on."""
         moves, groups = self.moves_for(context), groups_of(context, n, self.islands)
-        stages = list[Stage]()
+        finish, edge, stages = moves.finish(context), has_edge(context), list[Stage]()
         for rung in self._rungs():
             first, *rest = moves.sweep(context) * self.sweeps
-            stages += [first._replace(meet=partial(self.meet, moves, rung, groups)), *rest]
-        finish, after = moves.finish(context)
-        return [*stages, Stage([], no_step, partial(self.end, moves, finish, groups)), *after]
+            stages += [first._replace(meet=partial(self.meet, moves, rung, groups, edge, finish)), *rest]
+        return [*stages, Stage([], no_step, partial(self.end, moves, finish, groups))]
 
     def moves_for(self, context: Context) -> Moves:
         """The kind of moves: gibbs where it is asked for, or where there are closed forms and few dimensions."""
@@ -118,21 +142,53 @@ class SplitGibbs(Method[Any]):
         return split_records(context, state.x, state.z)
 
     def meet(
-        self, moves: Moves, rung: Rung, groups: Groups, context: Context, state: Any, generator: torch.Generator
+        self,
+        moves: Moves,
+        rung: Rung,
+        groups: Groups,
+        edge: bool,
+        finish: Landed,
+        context: Context,
+        state: Any,
+        generator: torch.Generator,
     ) -> tuple[Any, Mapping[str, float]]:
         """Climb one rung: weight all chains for the next rho, and resample where the weights are uneven."""
+        if float(state.floor) == 0.0:
+            floor, blur = (torch.full_like(state.rho, v) for v in data_floor(context, state.x, generator))
+            state = state._replace(floor=floor, blur=blur)
         state, moved = moves.arrive(context, state, self.sweeps)
         rho = rung.rho
         if rho is None:
-            top = float(torch.as_tensor(self.sigmas, dtype=torch.float64)) ** -2
-            weight = groups.weights(state.log_weight)
-            rho = next_rho(float(state.rho), top, moves.half(context, state), weight, rung.left)
+            half, weight = moves.half(context, state), groups.weights(state.log_weight)
+            if rung.left % LOOKS == 0 or rung.left < LOOKS or float(state.top) == 0.0:
+                top = self._top(context, state, half, weight, groups, edge, finish)
+                state = state._replace(top=torch.full_like(state.rho, top))
+            rho = next_rho(float(state.rho), max(float(state.top), float(state.rho)), half, weight, rung.left)
         log_weight = state.log_weight + moves.weigh(context, state, rho)
         state = state._replace(rho=torch.full_like(state.rho, rho), log_weight=log_weight)
         return resample(state, generator, groups, self.ess), {**population_record(state, groups), **moved}
 
+    def _top(
+        self, context: Context, state: Any, half: Tensor, weight: Tensor, groups: Groups, edge: bool, finish: Landed
+    ) -> float:
+        """Where the ladder ends: at the sigma that was given, and not before the inequalities hold for most chains."""
+        given = 0.0 if self.sigmas is None else float(torch.as_tensor(self.sigmas, dtype=torch.float64)) ** -2
+        if given and not edge:
+            return given
+        rho, top = float(state.rho), given
+        if edge:
+            parts = few_chains(state.x, state.z)
+            inside = torch.cat([context.constraint.take(p).landing(context.decode(state.x[p])).inside for p in parts])
+            top = top_for_inside(rho, half, weight, inside, groups, top)
+        if not given:
+            few = torch.arange(0, len(half), max(1, len(half) // LOOK_CHAINS), device=half.device)
+            rise = _rise(context.replace(constraint=context.constraint.take(few)), state, few)
+            spread = CARRIED if finish.evaluations else LEFT
+            top = top_for_spread(rho, half, weight[few] / weight[few].sum(), rise, spread, top)
+        return top
+
     def end(
-        self, moves: Moves, finish: Finish, groups: Groups, context: Context, state: Any, generator: torch.Generator
+        self, moves: Moves, finish: Landed, groups: Groups, context: Context, state: Any, generator: torch.Generator
     ) -> tuple[Any, Mapping[str, float]]:
         """Resample all chains, then what the set allows to remove the error of a finite rho."""
         _, moved = moves.arrive(context, state, self.sweeps)
@@ -140,5 +196,18 @@ class SplitGibbs(Method[Any]):
         return state, {**info, **moved}
 
     def _rungs(self) -> list[Rung]:
+        if self.sigmas is None:
+            return rungs(self.levels)
         sigma = torch.as_tensor(self.sigmas, dtype=torch.float64)
         return rungs(self.levels) if sigma.ndim == 0 else rungs(len(sigma), sigma.pow(-2))
+
+
+def _rise(context: Context, state: Any, few: Tensor) -> Tensor:
+    """log p(x) - log p(z) + log J(A x, z) of some chains to first order, from the score at clean points."""
+    x = state.x[few]
+    decoded = context.decode(x)
+    at = context.constraint.landing(decoded)
+    offset = (decoded - at.foot).to(x.dtype)
+    back = lift(context, offset) if onto(context) else context.decoder.vjp(x)(offset) / context.decoder.norm() ** 2
+    rise = along(clean_score(context, state, x), back)
+    return rise if at.log_tube is None else rise + at.log_tube

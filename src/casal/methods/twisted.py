@@ -139,7 +139,8 @@ class Twisted(Method[Any]):
         rho = torch.tensor(float(self.twist), dtype=torch.float64, device=x.device)
         z = context.project(context.decode(x))
         state = GuidedState(x, z, x, log_weight, log_weight, ancestor, rho)
-        return self._with_potential(context, state, context.table.t[0].to(x.device), alpha[0], sigma[0])
+        state = self._with_potential(context, state, context.table.t[0].to(x.device), alpha[0], sigma[0])
+        return state._replace(log_weight=-state.potential)
 
     def step(self, context: Context, state: GuidedState, row: GuidedRow, noise: Tensor) -> GuidedState:
         """One row of the table with the guide, and the weights that pay for it."""

@@ -28,13 +28,14 @@ from casal.methods.smc import (
     groups_of,
     half_square,
     has_edge,
-    ladder_top,
     lift,
     look_due,
     next_rho,
     population_record,
     resample,
     rungs,
+    top_for_inside,
+    top_for_spread,
 )
 from casal.schedules import Schedule, evaluate
 
@@ -196,16 +197,12 @@ class WeightedCASAL(Method[WeightedState]):
     ) -> float:
         """Where the ladder ends: at the rho that was given, and not before the inequalities hold for most chains."""
         given = None if callable(self.rho) else self.rho
-        if given is not None and not edge:
-            return float(given)
-        look = partial(self._look, context, state)
-        parts = [look(some) for some in few_chains(state.x, state.z)]
+        if given and not edge:
+            return given
+        parts = [self._look(context, state, some) for some in few_chains(state.x, state.z)]
         inside, rise = (torch.cat(column) for column in zip(*parts, strict=True))
-        if given is not None:
-            rise = torch.zeros_like(rise)
-        return ladder_top(
-            float(state.rho), half, weight, inside, rise, groups, least=float(given or 0.0), spread=spread
-        )
+        top = top_for_inside(float(state.rho), half, weight, inside, groups, given or 0.0)
+        return top if given else top_for_spread(float(state.rho), half, weight, rise, spread, top)
 
     def _look(self, context: Context, state: WeightedState, some: slice) -> tuple[Tensor, Tensor]:
         at = context.constraint.take(some).landing(context.decode(state.x[some]))
@@ -231,6 +228,6 @@ class WeightedCASAL(Method[WeightedState]):
         return rungs(count, ladder)
 
 
-def clean_score(context: Context, x: Tensor) -> Tensor:
+def clean_score(context: Context, state: WeightedState, x: Tensor) -> Tensor:
     """The score of a fixed density."""
     return context.score(x, context.table.t[-1].to(x.device))

@@ -68,6 +68,7 @@ class Target:
         init: Starting points (n, *event), or a callable (n, generator) -> points.
         potential: f = -log p + constant, (n, *event) -> (n,), where it is known.
         denoise: ``denoise(y, sigma)`` = E[x0 | x0 + sigma noise = y], for models trained on noise.
+        finest: The smallest noise at which ``denoise`` may be asked; that of the last row of the table if None.
         name: For messages and provenance.
         init_evaluations: Evaluations of the network that ``init`` spends on a chain; part of the cost of a run.
     """
@@ -77,5 +78,6 @@ class Target:
     init: Init
     potential: Callable[[Tensor], Tensor] | None = None
     denoise: Callable[[Tensor, Tensor], Tensor] | None = None
+    finest: float | None = None
     name: str = "target"
     init_evaluations: int = 0

@@ -11,6 +11,9 @@ from casal.checks import whole_number
 from casal.targets.base import Table, Target
 from casal.targets.noise import Network, along, gaussian_start, implicit_rows, next_values, noise_level, noise_share
 
+FINEST = 1e-3
+"""Noise at which a velocity may be asked; it is trained on all times up to t = 1."""
+
 
 def flow(
     velocity: Callable[[Tensor, Tensor], Tensor],
@@ -88,4 +91,4 @@ def flow(
         return x + (1 - at) * forward(x, t)
 
     table = Table(*rows, noisy if reverse else clean, alpha=clean, sigma=noisy)
-    return Target(score, table, init, denoise=denoise, name="flow", init_evaluations=1)
+    return Target(score, table, init, denoise=denoise, finest=FINEST, name="flow", init_evaluations=1)
