@@ -2,14 +2,15 @@
 
 A coupling of strength rho is noise of size rho^(-1/2), so a move adds noise of about that size to a clean point and
 runs the model's reverse process back down. It takes ``inner_steps`` evaluations of the denoiser D at levels
-s_0 > s_1 > ... whose cube roots are equally spaced. With r = (s' / s)^2 and h = log(s / s') of each step,
+s_0 > s_1 > ... whose seventh roots are equally spaced. With r = (s' / s)^2 and h = log(s / s') of each step,
 
-    x' = r x + (1 - r) (D + (D - D_before) h / (2 h_before)) + s' sqrt(1 - r) w,     the last one x' = D(x) + e s w
+    x' = r x + (1 - r) (D + c (D - D_before) h / (2 h_before)) + s' sqrt(1 - r) w,     the last one x' = D(x) + e s w
 
-with e^2 s^2 the denoising error of the model at the last level (``data_floor``), which is the variance of x0 there: a
-multistep method of second order (Lu et al. 2022, SDE-DPM-Solver++ 2M). The first step is of first order. On a
-Gaussian the mean is exact and ten steps have the variance to 1 or 2 % where s is not above the scale of the data
-(geometric levels: 7 %); features finer than the last level are smoothed.
+with e^2 s^2 the denoising error of the model at the last level (``data_floor``), which is the variance of x0 there.
+c = 1 is a multistep method of second order (Lu et al. 2022, SDE-DPM-Solver++ 2M). Its difference of two estimates
+carries their noise, so it makes the variance too large, as c = 0 makes it too small. MULTISTEP = 0.85 balances both:
+with 20 steps the variance of a Gaussian is right to 2 % for s from a tenth to 500 times its standard deviation (c = 1:
+up to 14 % too large, c = 0: up to 45 % too small). The first step is of first order.
 
 Two kinds of moves share it: ``gibbs_moves.py`` and ``metropolis_moves.py``.
 """
@@ -38,7 +39,10 @@ READ = 512
 LEVEL_STEP = 2.0
 """Factor from one noise level to the next on the way to the scale of the data."""
 
-SPACING = 3.0
+MULTISTEP = 0.85
+"""c, the share of the multistep term."""
+
+SPACING = 7.0
 """The levels are equally spaced in their power 1 / SPACING."""
 
 
@@ -107,7 +111,7 @@ class Moves(ABC):
         ahead = clean
         if row.at > 0 and there < here:
             ratio_of_steps = math.log(here / there) / math.log(_level(s, floor, row, row.at - 1) / here)
-            ahead = clean + (0.5 * ratio_of_steps) * (clean - state.estimate)
+            ahead = clean + (0.5 * MULTISTEP * ratio_of_steps) * (clean - state.estimate)
         kept = (there / here) ** 2
         x = kept * state.x + (1.0 - kept) * ahead + there * math.sqrt(1.0 - kept) * noise
         return state._replace(x=x, estimate=clean)

@@ -116,4 +116,5 @@ def vp_sde(
         alpha, gain = along(scale, y), along(scale * known.square(), y)
         return below_least_level(level, bounds[0], y, y + gain * network(alpha * y, at.clamp(last, 1.0)))
 
-    return Target(network, table, gaussian_start(shape, 1.0, dtype), denoise=denoise, name="vp_sde")
+    start = gaussian_start(shape, 1.0, dtype)
+    return Target(network, table, start, denoise=denoise, finest=bounds[0], name="vp_sde")

@@ -81,7 +81,8 @@ def ddpm(
         s = beta.sqrt()
         s[-1] = 0.0
     table = Table(a, beta * a, s, index.to(a), alpha=torch.exp(log_abar / 2), sigma=beta_bar.sqrt())
-    return Target(model.score, table, gaussian_start(shape, 1.0, dtype), denoise=model.denoise, name="ddpm")
+    start = gaussian_start(shape, 1.0, dtype)
+    return Target(model.score, table, start, denoise=model.denoise, finest=float(model.levels[0]), name="ddpm")
 
 
 def ddim(
@@ -131,7 +132,8 @@ def ddim(
     alpha, sigma = model.alpha_sigma(index)
     a, b, s = implicit_rows(alpha, sigma, next_values(alpha, 1.0), next_values(sigma, 0.0), noise_share(eta, "eta"))
     table = Table(a, b, s, index.to(a), alpha=alpha, sigma=sigma)
-    return Target(model.score, table, gaussian_start(shape, 1.0, dtype), denoise=model.denoise, name="ddim")
+    start = gaussian_start(shape, 1.0, dtype)
+    return Target(model.score, table, start, denoise=model.denoise, finest=float(model.levels[0]), name="ddim")
 
 
 class _Discrete:
