@@ -59,6 +59,22 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """The settings of a fixed density that were left open ("auto").
+
+    ``casal.sample`` finds them on a pilot run before anything else. Until then the table holds no numbers in their
+    place: its b and s are nan if the step size is open, its preconditioner is None if the preconditioner is.
+
+    Attributes:
+        step_size: Whether the step size is open.
+        preconditioner: Whether the preconditioner is open.
+    """
+
+    step_size: bool
+    preconditioner: bool
+
+
+@dataclass(frozen=True)
 class Target:
     """What to sample: a score, the table of its steps, and where to start.
 
@@ -69,7 +85,9 @@ class Target:
         potential: f = -log p + constant, (n, *event) -> (n,), where it is known.
         denoise: ``denoise(y, sigma)`` = E[x0 | x0 + sigma noise = y], for models trained on noise.
         name: For messages and provenance.
-        init_evaluations: Evaluations of the network that ``init`` spends on a chain; part of the cost of a run.
+        init_evaluations: Evaluations of the network before the first step, a chain: those that ``init`` spends, and
+            those of a pilot run shared out among the chains. Part of the cost of a run.
+        tune: The settings of the table that are open; None if it is complete.
     """
 
     score: ScoreFunction
@@ -78,4 +96,5 @@ class Target:
     potential: Callable[[Tensor], Tensor] | None = None
     denoise: Callable[[Tensor, Tensor], Tensor] | None = None
     name: str = "target"
-    init_evaluations: int = 0
+    init_evaluations: float = 0
+    tune: Tuning | None = None
