@@ -1,0 +1,394 @@
+"""A pilot run on a fixed density: finds its step size and its preconditioner, and looks whether given ones fit.
+
+At most PILOT_CHAINS chains start where the run starts. In the coordinates y = D^(-1/2) x, where g is the score,
+
+1. the largest curvature of f = -log p at the starting points, by Lanczos iterations on differences of the score,
+   gives each chain a first step;
+2. the chains relax by Metropolis-adjusted Langevin moves
+
+       y' = y + tau g(y) + sqrt(2 tau) w,
+       log r = f(y) - f(y') + (|y' - y - tau g(y)|^2 - |y - y' - tau g(y')|^2) / (4 tau),
+
+   each with its own tau, which grows when a move is accepted and shrinks when it is refused, so that a start that is far
+   too wide, or in a stiff region, comes to rest. Where f is not known its difference is the trapezoid of the score
+   along the move: then log r = tau (|g(y)|^2 - |g(y')|^2) / 4;
+3. D is one over the mean curvature of f in every coordinate, from u (H u) with random signs u, where the directions are
+   scaled by D itself and D is found anew until it fits;
+4. the step is tau = STEP / lambda, with lambda the largest curvature (in units of D) that the relaxed chains see, and
+   that their feet on the set see along it. A few moves with it check that the spread of log r stays below SPREAD times
+   the square root of the dimension.
+
+The acceptance of a Metropolis move falls with the dimension d at a fixed step: log r spreads like
+tau^(3/2) sqrt(d / 2) on a Gaussian. The moves of the samplers here do not need acceptance, and their error in every
+coordinate does not depend on d, so the spread is measured in units of sqrt(d). On a Gaussian that D makes round the step is
+STEP in every dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from casal.errors import SettingError
+from casal.methods import Context
+from casal.targets import Tuning
+
+PILOT_CHAINS = 256
+"""Chains of a pilot."""
+
+STEP = 0.4
+"""The step in units of one over the largest curvature; 2 is the limit of stability."""
+
+SPREAD = 0.27
+"""Largest spread of log r in units of the square root of the dimension: one and a half times that of STEP on N(0, I)."""
+
+BEND = 0.05
+"""The step in units of one over the curvature of the set: a move along a sphere of radius R leaves it by
+tau (d - 1) / R on average, which is to be small beside R."""
+
+HIGH, HIGHEST = 0.9, 0.99
+"""Shares of the chains that see less than the curvature that sets the step, and than the one that must stay stable."""
+
+RELAX, SETTLE, CHECK = 20, 10, 4
+"""Moves before D is found, after it was found, and for the check of the step."""
+
+FIRST_LANCZOS, LANCZOS, SCALINGS = 6, 8, 3
+"""Iterations for the largest curvature at the start and of the relaxed chains; rounds for D."""
+
+FAST, SLOW = (1.6, 0.3), (1.2, 0.5)
+"""Factors of a chain's step after an accepted and a refused move: in the first half of the moves, and then."""
+
+DOWNHILL, LEAP = 3.0, 4.0
+"""log r above which a chain counts as far from rest, and the factor of its step then."""
+
+TRIMMED = 0.05
+"""Share of the chains that is left out at both ends of a mean."""
+
+FLAT = 1e-6
+"""Curvature, in units of one over the square of the spread, below which f counts as flat."""
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """What a pilot run found.
+
+    Attributes:
+        step_size: tau in units of D.
+        preconditioner: D, of the shape of an event: the one that was found, or the one that was given; None for 1.
+        ratio: The given step size (its median, if there is one per step) over the one found; 1 if none was given.
+        acceptance: Of Metropolis moves with the step size that was found.
+        integrable: False if the density does not seem to have a finite integral off the set: nothing holds the chains
+            back in the direction in which they are pushed.
+        evaluations: Evaluations of the score or the potential, each for one chain.
+    """
+
+    step_size: float
+    preconditioner: Tensor | None
+    ratio: float
+    acceptance: float
+    integrable: bool
+    evaluations: int
+
+
+def run_pilot(context: Context, x: Tensor, chains: Tensor, tune: Tuning | None, generator: torch.Generator) -> Pilot:
+    """Find the settings that are open, and compare those that are given with what would be found.
+
+    Args:
+        context: Model, set and decoder of the run.
+        x: Starting points (m, *event).
+        chains: Numbers (m,) of these chains in the run.
+        tune: What is open; None if nothing is, and the given step size is to be looked at.
+        generator: A random stream of its own.
+
+    Raises:
+        SettingError: The score is not finite at some of the starting points.
+    """
+    tune = tune or Tuning(step_size=False, preconditioner=False)
+    model = _Model(context)
+    spread = _spread(x)
+    if tune.preconditioner:
+        root = torch.full_like(x[0], spread)
+    else:
+        root = x.new_ones(x.shape[1:]) if context.root is None else context.root.expand(x.shape[1:])
+    state = _first_state(model, x)
+    if tune.preconditioner:
+        root = model.scaled(x, root, x.new_full((len(x),), 1.0), generator)
+    unit = max(float((x.std(0) / root).square().mean().sqrt()), 0.0) if len(x) > 1 else 0.0
+    unit = unit or spread / float(root.square().mean().sqrt())
+    curvature = model.largest_curvature(x, root, x.new_full((len(x),), unit), FIRST_LANCZOS, generator)
+    tau = torch.where(curvature > FLAT / unit**2, STEP / curvature, unit**2)
+    state, tau = model.relax(state, root, tau, RELAX, generator)
+    if tune.preconditioner:
+        before = root
+        root = model.scaled(state.x, root, tau.sqrt(), generator)
+        tau = (tau.log().mean() + 2 * (before.log() - root.log()).mean()).exp().expand(len(x))
+        state, tau = model.relax(state, root, tau, SETTLE, generator)
+        root = model.diagonal(state.x, root, tau.sqrt(), generator)
+    limit = _curvature_at_rest(model, state.x, root, tau, chains, generator)
+    size = STEP / limit if limit > 0 else float(tau.median())
+    state, size, acceptance = _check_size(model, state, root, size, limit > 0, generator)
+    given = context.table.b
+    return Pilot(
+        step_size=size,
+        preconditioner=root.square().to(torch.float64) if tune.preconditioner else context.table.preconditioner,
+        ratio=1.0 if tune.step_size else float(given.median()) / size,
+        acceptance=acceptance,
+        integrable=_holds_together(state, root),
+        evaluations=model.evaluations,
+    )
+
+
+class _State(NamedTuple):
+    """Points, their scores, and f where it is known."""
+
+    x: Tensor
+    score: Tensor
+    potential: Tensor | None
+
+
+class _Model:
+    """The density of a run, its evaluations counted."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.evaluations = 0
+
+    def score(self, x: Tensor) -> Tensor:
+        self.evaluations += len(x)
+        return self.context.target.score(x, self.context.table.t[0].to(x.device))
+
+    def state(self, x: Tensor) -> _State:
+        potential = self.context.target.potential
+        if potential is None:
+            return _State(x, self.score(x), None)
+        self.evaluations += len(x)
+        return _State(x, self.score(x), potential(x).detach().reshape(len(x)).to(torch.float64))
+
+    def curved(self, x: Tensor, root: Tensor, length: Tensor, u: Tensor) -> Tensor:
+        """D^(1/2) H D^(1/2) u by central differences over a small share of ``length`` (m,), for |u_i| about one."""
+        step = _along(torch.finfo(x.dtype).eps ** 0.25 * length, x)
+        ahead, behind = x + step * root * u, x - step * root * u
+        both = self.score(torch.cat([behind, ahead]))
+        return root * (both[: len(x)] - both[len(x) :]) / (2 * step)
+
+    def largest_curvature(
+        self, x: Tensor, root: Tensor, length: Tensor, iterations: int, generator: torch.Generator
+    ) -> Tensor:
+        """The largest eigenvalue of D^(1/2) H D^(1/2) at every point, (m,), by Lanczos iterations; >= 0."""
+        m, d = len(x), x[0].numel()
+        iterations = min(iterations, d)
+        v = _normal(x, generator).reshape(m, d)
+        v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True)
+        basis = [v]
+        tridiagonal = x.new_zeros((m, iterations, iterations), dtype=torch.float64)
+        for k in range(iterations):
+            scale = math.sqrt(d)  # so that the coordinates of the direction are about one
+            w = self.curved(x, root, length, scale * basis[k].reshape(x.shape)).reshape(m, d) / scale
+            tridiagonal[:, k, k] = (w * basis[k]).sum(1)
+            for _ in range(2):
+                for other in basis:
+                    w = w - (w * other).sum(1, keepdim=True) * other
+            size = torch.linalg.vector_norm(w, dim=1)
+            if k + 1 < iterations:
+                tridiagonal[:, k, k + 1] = tridiagonal[:, k + 1, k] = size
+                basis.append(w / size.clamp_min(torch.finfo(x.dtype).tiny)[:, None])
+        finite = torch.isfinite(tridiagonal).flatten(1).all(1)
+        tridiagonal[~finite] = 0.0
+        return torch.linalg.eigvalsh(tridiagonal)[:, -1].clamp_min(0.0).to(x.dtype)
+
+    def scaled(self, x: Tensor, root: Tensor, length: Tensor, generator: torch.Generator) -> Tensor:
+        """D^(1/2) such that the rows of D^(1/2) H D^(1/2) have length one in the mean over the points.
+
+        The length of a row is never less than its diagonal element and never negative, so that this works far from
+        the right D and where f is not convex; each round is measured in the scale of the one before.
+        """
+        for _ in range(SCALINGS):
+            u = _signs(x, generator)
+            rows = _trimmed_mean(self.curved(x, root, length, u).square()).sqrt()
+            root = _filled(root / rows.sqrt(), x)
+            length = torch.ones_like(length)
+        return root
+
+    def diagonal(self, x: Tensor, root: Tensor, length: Tensor, generator: torch.Generator) -> Tensor:
+        """D^(1/2) from the mean diagonal of the Hessian; the spread of the chains where that is not positive."""
+        root = self.scaled(x, root, length, generator)
+        pairs = [(u, self.curved(x, root, torch.ones_like(length), u)) for u in (_signs(x, generator) for _ in "12")]
+        share = _trimmed_mean(torch.cat([u * curved for u, curved in pairs]))
+        curved_up = share > TRIMMED
+        return torch.where(curved_up, root / share.clamp_min(TRIMMED).sqrt(), _filled(x.std(0), x))
+
+    def relax(
+        self, state: _State, root: Tensor, tau: Tensor, moves: int, generator: torch.Generator
+    ) -> tuple[_State, Tensor]:
+        """Metropolis-adjusted moves, each chain with a step of its own that it adapts."""
+        for k in range(moves):
+            state, log_ratio, accepted = self.move(state, root, tau, generator)
+            grow, shrink = FAST if 2 * k < moves else SLOW
+            grown = torch.where(log_ratio > DOWNHILL, LEAP, grow)
+            tau = tau * torch.where(accepted, grown, shrink).to(tau)
+        return state, tau
+
+    def move(
+        self, state: _State, root: Tensor, tau: Tensor, generator: torch.Generator
+    ) -> tuple[_State, Tensor, Tensor]:
+        """One move of all chains: where they are, log r (m,) float64, and who has moved."""
+        step = _along(tau, state.x)
+        push = root * state.score
+        shift = step * push + (2 * step).sqrt() * _normal(state.x, generator)
+        there = self.state(state.x + root * shift)
+        back = root * there.score
+        forward, backward = _squares(shift - step * push), _squares(shift + step * back)
+        if state.potential is None or there.potential is None:
+            fall = (shift * (push + back)).reshape(len(shift), -1).sum(1, dtype=torch.float64) / 2
+        else:
+            fall = state.potential - there.potential
+        log_ratio = fall + (forward - backward) / (4 * tau.to(torch.float64))
+        log_ratio = torch.where(torch.isfinite(back).reshape(len(back), -1).all(1), log_ratio, -math.inf)
+        log_ratio = log_ratio.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+        chance = torch.rand(len(tau), generator=generator, dtype=torch.float64, device=tau.device)
+        accepted = chance.log() < log_ratio
+        parts = [None if old is None or new is None else _pick(accepted, new, old) for old, new in zip(state, there)]
+        assert parts[0] is not None and parts[1] is not None
+        return _State(parts[0], parts[1], parts[2]), log_ratio, accepted
+
+
+def _first_state(model: _Model, x: Tensor) -> _State:
+    state = model.state(x)
+    lost = int((~torch.isfinite(state.score).reshape(len(x), -1).all(1)).sum())
+    if lost:
+        raise SettingError(
+            f"no step size can be found: the gradient of {model.context.target.name} is not finite at {lost} of the "
+            f"{len(x)} starting points tried; start where the density is positive, or give step_size a number"
+        )
+    return state
+
+
+def _curvature_at_rest(
+    model: _Model, x: Tensor, root: Tensor, tau: Tensor, chains: Tensor, generator: torch.Generator
+) -> float:
+    """The curvature that limits the step, of f at the chains and of f and the set at their feet; 0 if all is flat."""
+    surface = model.context.constraint.take(chains).parts(tuple(x.shape[1:])).surface
+    length = tau.sqrt()
+    if surface is None or not model.context.identity:
+        return _typical(model.largest_curvature(x, root, length, LANCZOS, generator))
+    wide, z = root.to(torch.float64), surface.project(x.to(torch.float64))
+    step = torch.finfo(torch.float64).eps ** 0.25 * _along(length, x).to(torch.float64)
+
+    def both_ways(wave: Tensor) -> tuple[Tensor, Tensor]:
+        """First and second derivative of P(z + r wave) in r at 0."""
+        ahead, behind = surface.project(z + step * wave), surface.project(z - step * wave)
+        return (ahead - behind) / (2 * step), (ahead + behind - 2 * z) / step.square()
+
+    tangent, _ = both_ways(wide * _normal(z, generator))
+    along, away = both_ways(tangent)
+    moved = _squares(along / wide).clamp_min(torch.finfo(torch.float64).tiny)
+    z = z.to(x.dtype)
+    pull = -(model.score(z).to(torch.float64) * away).reshape(len(x), -1).sum(1) / moved
+    bent = _squares(away / wide) / moved.square() * moved.mean()
+    some = slice(0, None, 2)
+    points = torch.cat([x[some], z[some]])
+    both = model.largest_curvature(points, root, torch.cat([length[some]] * 2), LANCZOS, generator)
+    free, feet = both[: len(x[some])], both[len(x[some]) :]
+    on_set = feet + pull[some].clamp_min(0.0).to(feet).nan_to_num(0.0)
+    return max(_typical(free), _typical(on_set), STEP / BEND * float(bent.nan_to_num(0.0).median()))
+
+
+def _check_size(
+    model: _Model, state: _State, root: Tensor, size: float, curved: bool, generator: torch.Generator
+) -> tuple[_State, float, float]:
+    """Moves with one step for all chains: smaller steps as long as log r spreads too much; larger ones if f is flat."""
+    scale = math.sqrt(state.x[0].numel())
+    acceptance = 1.0
+    for attempt in range(4):
+        tau, ratios = state.x.new_full((len(state.x),), size), []
+        for _ in range(CHECK):
+            state, log_ratio, _ = model.move(state, root, tau, generator)
+            ratios.append(log_ratio)
+        low, high = (float(torch.cat(ratios).quantile(q)) for q in (0.1587, 0.8413))
+        spread = (high - low) / 2 / scale
+        acceptance = float(torch.cat(ratios).clamp_max(0.0).exp().mean())
+        if spread <= SPREAD or attempt == 3:
+            break
+        size *= max((SPREAD / spread) ** (2 / 3) * 0.9, 0.1) if math.isfinite(spread) else 0.1
+    return state, size, acceptance
+
+
+def _holds_together(state: _State, root: Tensor) -> bool:
+    """Whether the chains seem to follow a density with a finite integral.
+
+    For such a density E[(x - mean) . score] = -d and E[score] = 0. Chains that are still on their way obey neither, but
+    are held: the first is clearly negative, and along the mean score the score falls. A linear potential has neither.
+    """
+    x = (state.x.to(torch.float64) / root.to(torch.float64)).reshape(len(state.x), -1)
+    g = (state.score.to(torch.float64) * root.to(torch.float64)).reshape(len(x), -1)
+    if len(x) < 8:
+        return True
+    centred = x - x.mean(0)
+    if float((centred * g).sum(1).mean()) > -0.5:
+        return False
+    mean = g.mean(0)
+    size = float(torch.linalg.vector_norm(mean))
+    noise = float((g.var(0).sum() / len(g)).sqrt())
+    if size <= 5 * noise:
+        return True
+    push, place = g @ mean / size, centred @ mean / size
+    products = place * (push - push.mean())
+    return float(products.mean()) < -3 * float(products.std()) / math.sqrt(len(products))
+
+
+# ----------------------------------------------------------------------------------------------- small things
+
+
+def _spread(x: Tensor) -> float:
+    """The standard deviation of a coordinate, its size if all chains are at one point, else 1."""
+    if len(x) > 1 and float(x.var(0).mean()) > 0:
+        return float(x.var(0).mean().sqrt())
+    return float(x.square().mean().sqrt()) or 1.0
+
+
+def _typical(curvature: Tensor) -> float:
+    """What most chains see; a quarter of what the worst see, so that none is unstable."""
+    high, highest = (float(curvature.to(torch.float64).quantile(q)) for q in (HIGH, HIGHEST))
+    return max(high, highest / 4)
+
+
+def _filled(root: Tensor, x: Tensor) -> Tensor:
+    """Entries that are not finite numbers > 0 replaced by the spread of the chains, or by the mean of the others."""
+    good = torch.isfinite(root) & (root > 0)
+    if bool(good.all()):
+        return root
+    spread = x.std(0) if len(x) > 1 else torch.zeros_like(root)
+    other = root[good].log().mean().exp() if bool(good.any()) else root.new_tensor(_spread(x))
+    return torch.where(good, root, torch.where(spread > 0, spread, other))
+
+
+def _trimmed_mean(values: Tensor) -> Tensor:
+    """The mean over dim 0 without the smallest and the largest."""
+    cut = int(TRIMMED * len(values))
+    return values.sort(0).values[cut : len(values) - cut].mean(0)
+
+
+def _normal(x: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
+
+
+def _signs(x: Tensor, generator: torch.Generator) -> Tensor:
+    return 1.0 - 2.0 * torch.randint(0, 2, x.shape, generator=generator, device=x.device).to(x.dtype)
+
+
+def _squares(v: Tensor) -> Tensor:
+    """|v|^2, chain by chain, in float64."""
+    return v.to(torch.float64).square().reshape(len(v), -1).sum(1)
+
+
+def _along(values: Tensor, x: Tensor) -> Tensor:
+    """Numbers (m,) that multiply points."""
+    return values.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def _pick(which: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(_along(which, old), new, old)
