@@ -9,19 +9,19 @@ At most PILOT_CHAINS chains start where the run starts. In the coordinates y = D
        y' = y + tau g(y) + sqrt(2 tau) w,
        log r = f(y) - f(y') + (|y' - y - tau g(y)|^2 - |y - y' - tau g(y')|^2) / (4 tau),
 
-   each with its own tau, which grows when a move is accepted and shrinks when it is refused, so that a start that is far
-   too wide, or in a stiff region, comes to rest. Where f is not known its difference is the trapezoid of the score
+   each with its own tau, which grows when a move is accepted and shrinks when it is refused, so that a start that is
+   far too wide, or in a stiff region, comes to rest. Where f is not known its difference is the trapezoid of the score
    along the move: then log r = tau (|g(y)|^2 - |g(y')|^2) / 4;
 3. D is one over the mean curvature of f in every coordinate, from u (H u) with random signs u, where the directions are
    scaled by D itself and D is found anew until it fits;
 4. the step is tau = STEP / lambda, with lambda the largest curvature (in units of D) that the relaxed chains see, and
    that their feet on the set see along it. A few moves with it check that the spread of log r stays below SPREAD times
-   the square root of the dimension.
+   the square root of the dimension. A set that is bent itself may ask for a smaller step (BEND).
 
 The acceptance of a Metropolis move falls with the dimension d at a fixed step: log r spreads like
 tau^(3/2) sqrt(d / 2) on a Gaussian. The moves of the samplers here do not need acceptance, and their error in every
-coordinate does not depend on d, so the spread is measured in units of sqrt(d). On a Gaussian that D makes round the step is
-STEP in every dimension.
+coordinate does not depend on d, so the spread is measured in units of sqrt(d). On a Gaussian that D makes round the
+step is STEP in every dimension.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ STEP = 0.4
 """The step in units of one over the largest curvature; 2 is the limit of stability."""
 
 SPREAD = 0.27
-"""Largest spread of log r in units of the square root of the dimension: one and a half times that of STEP on N(0, I)."""
+"""Largest spread of log r in units of the root of the dimension: one and a half times that of STEP on N(0, I)."""
 
 BEND = 0.05
-"""The step in units of one over the curvature of the set: a move along a sphere of radius R leaves it by
-tau (d - 1) / R on average, which is to be small beside R."""
+"""The step in units of one over the curvature of the set, (d - 1) / R^2 for a sphere: a move along it ends outside,
+and the projection back takes a share tau (d - 1) / R^2 of the noise away."""
 
 HIGH, HIGHEST = 0.9, 0.99
 """Shares of the chains that see less than the curvature that sets the step, and than the one that must stay stable."""
@@ -68,6 +68,10 @@ DOWNHILL, LEAP = 3.0, 4.0
 TRIMMED = 0.05
 """Share of the chains that is left out at both ends of a mean."""
 
+LEAST = 0.05
+"""Mean curvature of a coordinate, in units of the length of its row of the Hessian, below which the spread of the
+chains sets the scale of the coordinate."""
+
 FLAT = 1e-6
 """Curvature, in units of one over the square of the spread, below which f counts as flat."""
 
@@ -77,9 +81,12 @@ class Pilot:
     """What a pilot run found.
 
     Attributes:
-        step_size: tau in units of D.
+        step_size: tau in units of D, for moves that may end on the set by a projection.
+        free_step_size: The same for moves that are not projected: what f alone allows, as it is off and along the set.
+            It is larger where the set is bent strongly. ``WeightedCASAL`` bounds its moves near the set by itself.
         preconditioner: D, of the shape of an event: the one that was found, or the one that was given; None for 1.
-        ratio: The given step size (its median, if there is one per step) over the one found; 1 if none was given.
+        ratio: The given step size (its median, if there is one per step) over the one found; 1 if none was given, or
+            if it lies between ``step_size`` and ``free_step_size``.
         acceptance: Of Metropolis moves with the step size that was found.
         integrable: False if the density does not seem to have a finite integral off the set: nothing holds the chains
             back in the direction in which they are pushed.
@@ -87,6 +94,7 @@ class Pilot:
     """
 
     step_size: float
+    free_step_size: float
     preconditioner: Tensor | None
     ratio: float
     acceptance: float
@@ -117,9 +125,9 @@ def run_pilot(context: Context, x: Tensor, chains: Tensor, tune: Tuning | None, 
     state = _first_state(model, x)
     if tune.preconditioner:
         root = model.scaled(x, root, x.new_full((len(x),), 1.0), generator)
-    unit = max(float((x.std(0) / root).square().mean().sqrt()), 0.0) if len(x) > 1 else 0.0
-    unit = unit or spread / float(root.square().mean().sqrt())
-    curvature = model.largest_curvature(x, root, x.new_full((len(x),), unit), FIRST_LANCZOS, generator)
+    unit = float((_deviation(x) / root).square().mean().sqrt()) or spread / float(root.square().mean().sqrt())
+    length = x.new_full((len(x),), min(unit, 1.0) if tune.preconditioner else unit)
+    curvature = model.largest_curvature(x, root, length, FIRST_LANCZOS, generator)
     tau = torch.where(curvature > FLAT / unit**2, STEP / curvature, unit**2)
     state, tau = model.relax(state, root, tau, RELAX, generator)
     if tune.preconditioner:
@@ -128,18 +136,24 @@ def run_pilot(context: Context, x: Tensor, chains: Tensor, tune: Tuning | None, 
         tau = (tau.log().mean() + 2 * (before.log() - root.log()).mean()).exp().expand(len(x))
         state, tau = model.relax(state, root, tau, SETTLE, generator)
         root = model.diagonal(state.x, root, tau.sqrt(), generator)
-    limit = _curvature_at_rest(model, state.x, root, tau, chains, generator)
-    size = STEP / limit if limit > 0 else float(tau.median())
-    state, size, acceptance = _check_size(model, state, root, size, limit > 0, generator)
-    given = context.table.b
+    steepest, bent = _curvature_at_rest(model, state, root, tau, chains, generator)
+    free = STEP / steepest if steepest > 0 else float(tau.median())
+    state, free, acceptance = _check_size(model, state, root, free, generator)
+    size = min(free, BEND / bent) if bent > 0 else free
     return Pilot(
         step_size=size,
+        free_step_size=free,
         preconditioner=root.square().to(torch.float64) if tune.preconditioner else context.table.preconditioner,
-        ratio=1.0 if tune.step_size else float(given.median()) / size,
+        ratio=1.0 if tune.step_size else _ratio(float(context.table.b.median()), size, free),
         acceptance=acceptance,
         integrable=_holds_together(state, root),
         evaluations=model.evaluations,
     )
+
+
+def _ratio(given: float, least: float, most: float) -> float:
+    """given / least below an interval, given / most above it, 1 inside."""
+    return given / min(max(given, least), most)
 
 
 class _State(NamedTuple):
@@ -216,10 +230,12 @@ class _Model:
     def diagonal(self, x: Tensor, root: Tensor, length: Tensor, generator: torch.Generator) -> Tensor:
         """D^(1/2) from the mean diagonal of the Hessian; the spread of the chains where that is not positive."""
         root = self.scaled(x, root, length, generator)
-        pairs = [(u, self.curved(x, root, torch.ones_like(length), u)) for u in (_signs(x, generator) for _ in "12")]
-        share = _trimmed_mean(torch.cat([u * curved for u, curved in pairs]))
-        curved_up = share > TRIMMED
-        return torch.where(curved_up, root / share.clamp_min(TRIMMED).sqrt(), _filled(x.std(0), x))
+        products = []
+        for _ in range(min(8, max(2, 64 // len(x)))):
+            u = _signs(x, generator)
+            products.append(u * self.curved(x, root, torch.ones_like(length), u))
+        share = _trimmed_mean(torch.cat(products))
+        return torch.where(share > LEAST, root / share.clamp_min(LEAST).sqrt(), _filled(_deviation(x), x))
 
     def relax(
         self, state: _State, root: Tensor, tau: Tensor, moves: int, generator: torch.Generator
@@ -243,7 +259,7 @@ class _Model:
         back = root * there.score
         forward, backward = _squares(shift - step * push), _squares(shift + step * back)
         if state.potential is None or there.potential is None:
-            fall = (shift * (push + back)).reshape(len(shift), -1).sum(1, dtype=torch.float64) / 2
+            fall = _products(shift, push + back) / 2
         else:
             fall = state.potential - there.potential
         log_ratio = fall + (forward - backward) / (4 * tau.to(torch.float64))
@@ -251,9 +267,10 @@ class _Model:
         log_ratio = log_ratio.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
         chance = torch.rand(len(tau), generator=generator, dtype=torch.float64, device=tau.device)
         accepted = chance.log() < log_ratio
-        parts = [None if old is None or new is None else _pick(accepted, new, old) for old, new in zip(state, there)]
-        assert parts[0] is not None and parts[1] is not None
-        return _State(parts[0], parts[1], parts[2]), log_ratio, accepted
+        x, score = _pick(accepted, there.x, state.x), _pick(accepted, there.score, state.score)
+        if state.potential is None or there.potential is None:
+            return _State(x, score, None), log_ratio, accepted
+        return _State(x, score, _pick(accepted, there.potential, state.potential)), log_ratio, accepted
 
 
 def _first_state(model: _Model, x: Tensor) -> _State:
@@ -268,13 +285,17 @@ def _first_state(model: _Model, x: Tensor) -> _State:
 
 
 def _curvature_at_rest(
-    model: _Model, x: Tensor, root: Tensor, tau: Tensor, chains: Tensor, generator: torch.Generator
-) -> float:
-    """The curvature that limits the step, of f at the chains and of f and the set at their feet; 0 if all is flat."""
+    model: _Model, state: _State, root: Tensor, tau: Tensor, chains: Tensor, generator: torch.Generator
+) -> tuple[float, float]:
+    """What limits the step: the curvature of f, at the chains and along the set at their feet, and that of the set.
+
+    In units of D; 0 for what is flat. At a foot z, a line z + r u along the set bends away from it by r^2 a / 2, and
+    f grows along it by r^2 (u H u + grad f . a) / 2.
+    """
+    x, length = state.x, tau.sqrt()
     surface = model.context.constraint.take(chains).parts(tuple(x.shape[1:])).surface
-    length = tau.sqrt()
     if surface is None or not model.context.identity:
-        return _typical(model.largest_curvature(x, root, length, LANCZOS, generator))
+        return _typical(model.largest_curvature(x, root, length, LANCZOS, generator)), 0.0
     wide, z = root.to(torch.float64), surface.project(x.to(torch.float64))
     step = torch.finfo(torch.float64).eps ** 0.25 * _along(length, x).to(torch.float64)
 
@@ -286,21 +307,27 @@ def _curvature_at_rest(
     tangent, _ = both_ways(wide * _normal(z, generator))
     along, away = both_ways(tangent)
     moved = _squares(along / wide).clamp_min(torch.finfo(torch.float64).tiny)
-    z = z.to(x.dtype)
-    pull = -(model.score(z).to(torch.float64) * away).reshape(len(x), -1).sum(1) / moved
+    foot = z.to(x.dtype)
+    score = model.score(foot)
+    pull = -_products(score, away) / moved
     bent = _squares(away / wide) / moved.square() * moved.mean()
+    weight = _even_weights(_products(score + state.score, z - x) / 2)  # log p(z) - log p(x), by the trapezoid
     some = slice(0, None, 2)
-    points = torch.cat([x[some], z[some]])
-    both = model.largest_curvature(points, root, torch.cat([length[some]] * 2), LANCZOS, generator)
+    points, lengths = torch.cat([x[some], foot[some]]), torch.cat([length[some], length[some]])
+    both = model.largest_curvature(points, root, lengths, LANCZOS, generator)
     free, feet = both[: len(x[some])], both[len(x[some]) :]
-    on_set = feet + pull[some].clamp_min(0.0).to(feet).nan_to_num(0.0)
-    return max(_typical(free), _typical(on_set), STEP / BEND * float(bent.nan_to_num(0.0).median()))
+    on_set = feet + pull[some].nan_to_num(0.0).clamp_min(0.0).to(feet)
+    return max(_typical(free), _typical(on_set, weight[some])), float(bent.nan_to_num(0.0).median())
 
 
 def _check_size(
-    model: _Model, state: _State, root: Tensor, size: float, curved: bool, generator: torch.Generator
+    model: _Model, state: _State, root: Tensor, size: float, generator: torch.Generator
 ) -> tuple[_State, float, float]:
-    """Moves with one step for all chains: smaller steps as long as log r spreads too much; larger ones if f is flat."""
+    """Moves with one step for all chains, which is made smaller as long as log r spreads too much.
+
+    The spread is that from the median down to the quantile of one standard deviation: chains that are still on their
+    way have a large log r, which says nothing against the step.
+    """
     scale = math.sqrt(state.x[0].numel())
     acceptance = 1.0
     for attempt in range(4):
@@ -308,8 +335,8 @@ def _check_size(
         for _ in range(CHECK):
             state, log_ratio, _ = model.move(state, root, tau, generator)
             ratios.append(log_ratio)
-        low, high = (float(torch.cat(ratios).quantile(q)) for q in (0.1587, 0.8413))
-        spread = (high - low) / 2 / scale
+        low, middle = (float(torch.cat(ratios).quantile(q)) for q in (0.1587, 0.5))
+        spread = (min(middle, 0.0) - low) / scale
         acceptance = float(torch.cat(ratios).clamp_max(0.0).exp().mean())
         if spread <= SPREAD or attempt == 3:
             break
@@ -345,15 +372,32 @@ def _holds_together(state: _State, root: Tensor) -> bool:
 
 def _spread(x: Tensor) -> float:
     """The standard deviation of a coordinate, its size if all chains are at one point, else 1."""
-    if len(x) > 1 and float(x.var(0).mean()) > 0:
-        return float(x.var(0).mean().sqrt())
-    return float(x.square().mean().sqrt()) or 1.0
+    return float(_deviation(x).square().mean().sqrt()) or float(x.square().mean().sqrt()) or 1.0
 
 
-def _typical(curvature: Tensor) -> float:
+def _deviation(x: Tensor) -> Tensor:
+    """The standard deviation of every coordinate over the chains; 0 for one chain."""
+    return x.std(0, unbiased=False)
+
+
+def _typical(curvature: Tensor, weight: Tensor | None = None) -> float:
     """What most chains see; a quarter of what the worst see, so that none is unstable."""
-    high, highest = (float(curvature.to(torch.float64).quantile(q)) for q in (HIGH, HIGHEST))
+    values, order = curvature.to(torch.float64).sort()
+    share = (torch.ones_like(values) if weight is None else weight[order]).cumsum(0)
+    at = torch.searchsorted(share / share[-1], share.new_tensor([HIGH, HIGHEST])).clamp_max(len(values) - 1)
+    high, highest = values[at].tolist()
     return max(high, highest / 4)
+
+
+def _even_weights(log_weight: Tensor) -> Tensor:
+    """Weights that sum to one, their logarithms halved until they are worth at least a tenth of the chains."""
+    log_weight = log_weight.nan_to_num(nan=-math.inf, posinf=-math.inf)
+    log_weight = log_weight.clamp_min(float(log_weight.max()) - 700.0)
+    while True:
+        weight = torch.softmax(log_weight, 0)
+        if 10.0 / float(weight.square().sum()) >= len(weight):
+            return weight
+        log_weight = log_weight / 2
 
 
 def _filled(root: Tensor, x: Tensor) -> Tensor:
@@ -361,7 +405,7 @@ def _filled(root: Tensor, x: Tensor) -> Tensor:
     good = torch.isfinite(root) & (root > 0)
     if bool(good.all()):
         return root
-    spread = x.std(0) if len(x) > 1 else torch.zeros_like(root)
+    spread = _deviation(x)
     other = root[good].log().mean().exp() if bool(good.any()) else root.new_tensor(_spread(x))
     return torch.where(good, root, torch.where(spread > 0, spread, other))
 
@@ -383,6 +427,11 @@ def _signs(x: Tensor, generator: torch.Generator) -> Tensor:
 def _squares(v: Tensor) -> Tensor:
     """|v|^2, chain by chain, in float64."""
     return v.to(torch.float64).square().reshape(len(v), -1).sum(1)
+
+
+def _products(v: Tensor, w: Tensor) -> Tensor:
+    """v . w, chain by chain, in float64."""
+    return (v.to(torch.float64) * w.to(torch.float64)).reshape(len(v), -1).sum(1)
 
 
 def _along(values: Tensor, x: Tensor) -> Tensor:

@@ -173,8 +173,9 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
         target = _tuned(target, pilot, n)
         context = context.replace(target=target)
     if target.table.static and target.potential is not None:
+        stream = generator(options.seed, START_STREAM, place)
         with one_thread():
-            context = context.replace(start=fit_start(target.init, n, generator(options.seed, START_STREAM, place)))
+            context = context.replace(start=fit_start(target.init, context.latent, n, stream))
     if not isinstance(method, Method):
         few = min(n, SPREAD_PROBE)
         points = _starting_points(target, 0, few, generator(options.seed, 1, place), options.dtype)
@@ -198,7 +199,7 @@ def look_ahead(context: Context, n: int, options: Options) -> Pilot:
         x = target.init[chains.to(target.init.device)].to(context.like)
     else:
         x = _starting_points(target, 0, few, stream, options.dtype)
-    with one_thread():
+    with torch.no_grad(), one_thread():
         return run_pilot(context, x, chains, target.tune, stream)
 
 

@@ -7,7 +7,7 @@ p through the densities q^(1-b) p^b. Without q it keeps the weights of the modes
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -131,30 +131,31 @@ class FittedGaussian:
         return torch.linalg.solve_triangular(self.root.to(centred), centred.T, upper=False).T
 
 
-def fit_start(init: Init, n: int, generator: torch.Generator) -> StartDensity | None:
+def fit_start(init: Init, event: Event, n: int, generator: torch.Generator) -> StartDensity | None:
     """The density of the starting points: their own if they have one, else that of a Gaussian if they are Gaussian.
 
     A tensor is fitted on its own rows, a callable on up to MOST_DRAWS draws from ``generator``. A callable that can
     only give n points is asked for n. Isotropic, diagonal and full covariances compete by their Bayesian information
-    criterion. The best of them must pass a test: after whitening, skewness and excess kurtosis of every coordinate and
-    of some fixed directions, the correlations and variances, and the spread of the radius are those of N(0, I), at level
-    LEVEL in all (Bonferroni). None if no model passes, if there are too few rows for its parameters (ROWS_PER_PARAMETER
-    for each), if rows repeat, or if events have more than MOST_COORDINATES coordinates.
+    criterion, and the best that passes a test is returned: after whitening, skewness and excess kurtosis of every
+    coordinate and of some fixed directions, the correlations and variances, and the spread of the radius are those of
+    N(0, I), at level LEVEL in all (Bonferroni). None if no model passes, if there are too few rows for its parameters
+    (ROWS_PER_PARAMETER for each), if rows repeat, or if events have more than MOST_COORDINATES coordinates.
 
     Args:
         init: Starting points, or a callable (n, generator) -> points.
+        event: Shape of one sample.
         n: Chains of the run.
         generator: A random stream that nothing else uses.
     """
     if isinstance(init, StartDensity):
         return init
+    if torch.Size(event).numel() > MOST_COORDINATES:
+        return None
     points = init if isinstance(init, Tensor) else _draw(init, n, generator)
-    if points is None or points.ndim < 2 or not points.is_floating_point() or not 1 <= points[:1].numel():
+    if points is None or tuple(points.shape[1:]) != event or not points.is_floating_point():
         return None
-    if points[0].numel() > MOST_COORDINATES or not bool(torch.isfinite(points).all()):
-        return None
-    event, rows = tuple(points.shape[1:]), points.detach().reshape(len(points), -1).to(torch.float64)
-    if len(rows) < 2 or len(torch.unique(rows, dim=0)) < (1 - DUPLICATES) * len(rows):
+    rows = points.detach().reshape(len(points), -1).to(torch.float64)
+    if not bool(torch.isfinite(rows).all()) or len(torch.unique(rows, dim=0)) < (1 - DUPLICATES) * len(rows):
         return None
     for fit in sorted(_fits(rows, event), key=lambda fit: fit.criterion):
         if _looks_standard(fit.density.whiten(points)):
@@ -201,12 +202,16 @@ def _fits(rows: Tensor, event: Event) -> list[_Fit]:
     return found
 
 
-def _draw(init: object, n: int, generator: torch.Generator) -> Tensor | None:
-    """Many points from a callable, or n if it can give no others; None if it fails."""
+def _draw(init: Callable[[int, torch.Generator], Tensor], n: int, generator: torch.Generator) -> Tensor | None:
+    """Many points from a callable, or n if it can give no others; None if it fails.
+
+    The global random state is left as it was, for callables that use it.
+    """
     for count in (MOST_DRAWS, n):
         try:
-            points = init(count, generator)  # type: ignore[operator]
-        except Exception:
+            with torch.random.fork_rng(devices=[]):
+                points = init(count, generator)
+        except Exception:  # whatever a foreign function raises: it cannot give so many
             continue
         if isinstance(points, Tensor) and points.ndim >= 2 and len(points) == count:
             return points
