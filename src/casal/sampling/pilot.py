@@ -65,6 +65,10 @@ FAST, SLOW = (1.6, 0.3), (1.2, 0.5)
 DOWNHILL, LEAP = 3.0, 4.0
 """log r above which a chain counts as far from rest, and the factor of its step then."""
 
+SET_STEP, SMOOTH = 1e-3, 0.25
+"""Step of differences along the set, in units of the root of a chain's step; and the share by which second differences
+over one and two of them may differ, or the foot lies on an edge, whose bend says nothing."""
+
 TRIMMED = 0.05
 """Share of the chains that is left out at both ends of a mean."""
 
@@ -135,7 +139,7 @@ def run_pilot(context: Context, x: Tensor, chains: Tensor, tune: Tuning | None, 
         root = model.scaled(state.x, root, tau.sqrt(), generator)
         tau = (tau.log().mean() + 2 * (before.log() - root.log()).mean()).exp().expand(len(x))
         state, tau = model.relax(state, root, tau, SETTLE, generator)
-        root = model.diagonal(state.x, root, tau.sqrt(), generator)
+        root = model.diagonal(state.x, x, root, tau.sqrt(), generator)
     steepest, bent = _curvature_at_rest(model, state, root, tau, chains, generator)
     free = STEP / steepest if steepest > 0 else float(tau.median())
     state, free, acceptance = _check_size(model, state, root, free, generator)
@@ -227,15 +231,21 @@ class _Model:
             length = torch.ones_like(length)
         return root
 
-    def diagonal(self, x: Tensor, root: Tensor, length: Tensor, generator: torch.Generator) -> Tensor:
-        """D^(1/2) from the mean diagonal of the Hessian; the spread of the chains where that is not positive."""
+    def diagonal(self, x: Tensor, first: Tensor, root: Tensor, length: Tensor, generator: torch.Generator) -> Tensor:
+        """D^(1/2) from the mean diagonal of the Hessian.
+
+        Where that is not positive the spread of the chains takes its place, or that of their starting points
+        ``first`` if it is smaller: nothing may hold the chains back there.
+        """
         root = self.scaled(x, root, length, generator)
         products = []
         for _ in range(min(8, max(2, 64 // len(x)))):
             u = _signs(x, generator)
             products.append(u * self.curved(x, root, torch.ones_like(length), u))
         share = _trimmed_mean(torch.cat(products))
-        return torch.where(share > LEAST, root / share.clamp_min(LEAST).sqrt(), _filled(_deviation(x), x))
+        spread, before = _deviation(x), _deviation(first)
+        spread = torch.where(before > 0, torch.minimum(before, spread), spread)
+        return torch.where(share > LEAST, root / share.clamp_min(LEAST).sqrt(), _filled(spread, x))
 
     def relax(
         self, state: _State, root: Tensor, tau: Tensor, moves: int, generator: torch.Generator
@@ -297,15 +307,18 @@ def _curvature_at_rest(
     if surface is None or not model.context.identity:
         return _typical(model.largest_curvature(x, root, length, LANCZOS, generator)), 0.0
     wide, z = root.to(torch.float64), surface.project(x.to(torch.float64))
-    step = torch.finfo(torch.float64).eps ** 0.25 * _along(length, x).to(torch.float64)
+    step = SET_STEP * _along(length, x).to(torch.float64)
 
-    def both_ways(wave: Tensor) -> tuple[Tensor, Tensor]:
+    def both_ways(wave: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         """First and second derivative of P(z + r wave) in r at 0."""
         ahead, behind = surface.project(z + step * wave), surface.project(z - step * wave)
         return (ahead - behind) / (2 * step), (ahead + behind - 2 * z) / step.square()
 
-    tangent, _ = both_ways(wide * _normal(z, generator))
-    along, away = both_ways(tangent)
+    tangent, _ = both_ways(wide * _normal(z, generator), step)
+    along, away = both_ways(tangent, step)
+    _, twice = both_ways(tangent, 2 * step)
+    smooth = _squares((away - twice) / wide) < SMOOTH**2 * _squares(away / wide)  # at an edge twice is half of away
+    away = torch.where(_along(smooth, away), away, 0.0)
     moved = _squares(along / wide).clamp_min(torch.finfo(torch.float64).tiny)
     foot = z.to(x.dtype)
     score = model.score(foot)
@@ -349,13 +362,15 @@ def _holds_together(state: _State, root: Tensor) -> bool:
 
     For such a density E[(x - mean) . score] = -d and E[score] = 0. Chains that are still on their way obey neither, but
     are held: the first is clearly negative, and along the mean score the score falls. A linear potential has neither.
+    A coordinate of the score that is the same for all chains holds nobody.
     """
     x = (state.x.to(torch.float64) / root.to(torch.float64)).reshape(len(state.x), -1)
     g = (state.score.to(torch.float64) * root.to(torch.float64)).reshape(len(x), -1)
     if len(x) < 8:
         return True
-    centred = x - x.mean(0)
-    if float((centred * g).sum(1).mean()) > -0.5:
+    centred, rounding = x - x.mean(0), 100 * torch.finfo(state.x.dtype).eps
+    constant = g.amax(0) - g.amin(0) <= rounding * g.abs().amax(0)
+    if bool(constant.any()) or float((centred * g).sum(1).mean()) > -0.5:
         return False
     mean = g.mean(0)
     size = float(torch.linalg.vector_norm(mean))

@@ -20,7 +20,7 @@ from casal.methods import Context, Method, Stage, Uncounted, Usage, choose
 from casal.sampling.coordinates import Coordinates, coordinates
 from casal.sampling.pilot import PILOT_CHAINS, Pilot, run_pilot
 from casal.sampling.tiles import Tile, cut, even_size, generator, one_thread, tile_size
-from casal.targets import Target, fit_start, settled
+from casal.targets import Target, Tuning, fit_start, settled
 from casal.version import __version__
 
 PROBE = 2
@@ -170,7 +170,7 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
     pilot = None
     if target.tune is not None:
         pilot = look_ahead(context, n, options)
-        target = _tuned(target, pilot, n)
+        target = tuned(target, pilot, n, target.tune)
         context = context.replace(target=target)
     if target.table.static and target.potential is not None:
         stream = generator(options.seed, START_STREAM, place)
@@ -203,11 +203,10 @@ def look_ahead(context: Context, n: int, options: Options) -> Pilot:
         return run_pilot(context, x, chains, target.tune, stream)
 
 
-def _tuned(target: Target, pilot: Pilot, n: int) -> Target:
-    """The target with what the pilot found, whose evaluations all chains share."""
-    assert target.tune is not None
-    size = pilot.step_size if target.tune.step_size else None
-    diagonal = pilot.preconditioner if target.tune.preconditioner else None
+def tuned(target: Target, pilot: Pilot, n: int, tune: Tuning) -> Target:
+    """The target with what the pilot found for the settings in ``tune``; all chains share its evaluations."""
+    size = pilot.step_size if tune.step_size else None
+    diagonal = pilot.preconditioner if tune.preconditioner else None
     spent = target.init_evaluations + pilot.evaluations / n
     return replace(settled(target, step_size=size, preconditioner=diagonal), init_evaluations=spent)
 
