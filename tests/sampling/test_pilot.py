@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.errors import SettingError
+from casal.errors import DivergedError, SettingError
 from casal.sampling.pilot import BEND, STEP, Pilot
 from casal.sampling.plan import Options, Plan, look_ahead, make_plan
 
@@ -69,6 +69,10 @@ def von_mises_fisher(step_size: float | str) -> casal.Target:
     )
 
 
+def quartic(x: Tensor) -> Tensor:
+    return x.pow(4).sum(1) / 4
+
+
 def mixture_potential(x: Tensor) -> Tensor:
     variance = MODE_SCALES.square().to(x)
     distance = (x[:, None] - MODES.to(x)).square().sum(2)
@@ -92,9 +96,9 @@ def test_the_step_does_not_depend_on_the_start(std: float) -> None:
     zeros = torch.zeros((1000, 3), dtype=WIDE)
     init = start(3, std) if std else zeros
     assert found(gaussian(1.0, init=init), solid(3), n=1000).step_size == pytest.approx(STEP, rel=1e-4)
-    quartic = casal.energy(lambda x: x.pow(4).sum(1) / 4, steps=50, step_size="auto", init=init)
+    target = casal.energy(quartic, steps=50, step_size="auto", init=init)
     # At rest the curvature 3 x^2 of the worst of three coordinates is about 4, of one chain in ten above 7.5.
-    assert 0.04 < found(quartic, solid(3), n=1000).step_size < 0.08
+    assert 0.04 < found(target, solid(3), n=1000).step_size < 0.08
 
 
 @pytest.mark.parametrize("d", [3, 20])
@@ -166,6 +170,38 @@ def test_von_mises_fisher_with_the_step_that_was_found() -> None:
     assert cosine("auto") == pytest.approx(right, abs=0.015)
     assert cosine(BEND / 2 / 100) < right - 0.15
     assert cosine(BEND / 2 * 100) > right + 0.1
+
+
+# ---------------------------------------------------------------------------------------- the first steps
+
+
+def test_first_steps_grow_to_the_step_where_the_start_is_stiff() -> None:
+    stiff = found(casal.energy(quartic, steps=100, step_size="auto", init=start(3, 300.0)), solid(3))
+    sizes = stiff.step_sizes(100)
+    assert float(sizes[0]) == stiff.first_step_size < 1e-5 * stiff.step_size
+    assert float(sizes[12]) == float(sizes[-1]) == stiff.step_size  # within a tenth of the steps
+    assert float((sizes[1:] / sizes[:-1]).min()) >= 1.0
+    torch.testing.assert_close(
+        stiff.step_sizes(1000)[1:5] / stiff.step_sizes(1000)[:4], torch.full((4,), 1.5, dtype=WIDE)
+    )
+    for std in (0.01, 2.0, 300.0):
+        even = plan(gaussian(1.0, std, d=2), solid(2))
+        assert even.pilot is not None
+        assert bool((even.target.table.b == even.pilot.step_size).all())
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("std", [30.0, 3000.0])
+def test_chains_come_down_from_a_steep_tail(std: float) -> None:
+    """E x^2 = 2 Gamma(3/4) / Gamma(1/4) for exp(-x^4 / 4), standard error .007; the Euler steps add 2 %."""
+    right = 2.0 * math.gamma(0.75) / math.gamma(0.25)
+    target = casal.energy(quartic, steps=300, step_size="auto", init=start(3, std))
+    x = casal.sample(target, casal.Ball(1e6), casal.Unconstrained(), 2000).samples
+    assert float(x.square().mean()) == pytest.approx(right, abs=0.03)
+    pilot = found(target, casal.Ball(1e6), n=2000)
+    constant = casal.energy(quartic, steps=300, step_size=pilot.step_size, init=start(3, std))
+    with pytest.raises(DivergedError):
+        casal.sample(constant, casal.Ball(1e6), casal.Unconstrained(), 2000)
 
 
 # ---------------------------------------------------------------------------------- the preconditioner

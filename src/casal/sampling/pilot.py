@@ -16,7 +16,8 @@ At most PILOT_CHAINS chains start where the run starts. In the coordinates y = D
    scaled by D itself and D is found anew until it fits;
 4. the step is tau = STEP / lambda, with lambda the largest curvature (in units of D) that the relaxed chains see, and
    that their feet on the set see along it. A few moves with it check that the spread of log r stays below SPREAD times
-   the square root of the dimension. A set that is bent itself may ask for a smaller step (BEND).
+   the square root of the dimension. A set that is bent itself may ask for a smaller step (BEND), and a start in a stiff
+   region for smaller first steps.
 
 The acceptance of a Metropolis move falls with the dimension d at a fixed step: log r spreads like
 tau^(3/2) sqrt(d / 2) on a Gaussian. The moves of the samplers here do not need acceptance, and their error in every
@@ -69,6 +70,10 @@ SET_STEP, SMOOTH = 1e-3, 0.25
 """Step of differences along the set, in units of the root of a chain's step; and the share by which second differences
 over one and two of them may differ, or the foot lies on an edge, whose bend says nothing."""
 
+STIFF, GROWTH, LONGEST_RISE = 3.0, 1.5, 0.1
+"""A start is stiff if it asks for a step so many times smaller. Then the first steps grow by this factor each, or by
+more if that took more than this share of all steps."""
+
 TRIMMED = 0.05
 """Share of the chains that is left out at both ends of a mean."""
 
@@ -88,6 +93,8 @@ class Pilot:
         step_size: tau in units of D, for moves that may end on the set by a projection.
         free_step_size: The same for moves that are not projected: what f alone allows, as it is off and along the set.
             It is larger where the set is bent strongly. ``WeightedCASAL`` bounds its moves near the set by itself.
+        first_step_size: What the curvature of f at the starting points allows; smaller than ``step_size`` if the start
+            is stiffer than where the chains come to rest.
         preconditioner: D, of the shape of an event: the one that was found, or the one that was given; None for 1.
         ratio: The given step size (its median, if there is one per step) over the one found; 1 if none was given, or
             if it lies between ``step_size`` and ``free_step_size``.
@@ -99,11 +106,25 @@ class Pilot:
 
     step_size: float
     free_step_size: float
+    first_step_size: float
     preconditioner: Tensor | None
     ratio: float
     acceptance: float
     integrable: bool
     evaluations: int
+
+    def step_sizes(self, steps: int) -> Tensor:
+        """The step size of every step, (steps,): tau, reached from a smaller one if the start is stiff.
+
+        The first steps grow by a constant factor. In a steep tail the chains come down as they grow: for a potential
+        like |x|^k or exp(x) the step times the curvature where a chain is stays about the same.
+        """
+        if self.first_step_size >= self.step_size / STIFF:
+            return torch.full((steps,), self.step_size, dtype=torch.float64)
+        rise = math.log(self.step_size / self.first_step_size)
+        factor = max(GROWTH, math.exp(rise / max(1.0, LONGEST_RISE * steps)))
+        grown = self.first_step_size * factor ** torch.arange(steps, dtype=torch.float64)
+        return grown.clamp_max(self.step_size)
 
 
 def run_pilot(context: Context, x: Tensor, chains: Tensor, tune: Tuning | None, generator: torch.Generator) -> Pilot:
@@ -140,6 +161,7 @@ def run_pilot(context: Context, x: Tensor, chains: Tensor, tune: Tuning | None, 
         tau = (tau.log().mean() + 2 * (before.log() - root.log()).mean()).exp().expand(len(x))
         state, tau = model.relax(state, root, tau, SETTLE, generator)
         root = model.diagonal(state.x, x, root, tau.sqrt(), generator)
+        curvature = model.largest_curvature(x, root, torch.ones_like(tau), FIRST_LANCZOS, generator)
     steepest, bent = _curvature_at_rest(model, state, root, tau, chains, generator)
     free = STEP / steepest if steepest > 0 else float(tau.median())
     state, free, acceptance = _check_size(model, state, root, free, generator)
@@ -147,6 +169,7 @@ def run_pilot(context: Context, x: Tensor, chains: Tensor, tune: Tuning | None, 
     return Pilot(
         step_size=size,
         free_step_size=free,
+        first_step_size=min(size, STEP / max(_typical(curvature), torch.finfo(torch.float64).tiny)),
         preconditioner=root.square().to(torch.float64) if tune.preconditioner else context.table.preconditioner,
         ratio=1.0 if tune.step_size else _ratio(float(context.table.b.median()), size, free),
         acceptance=acceptance,

@@ -205,7 +205,7 @@ def look_ahead(context: Context, n: int, options: Options) -> Pilot:
 
 def tuned(target: Target, pilot: Pilot, n: int, tune: Tuning) -> Target:
     """The target with what the pilot found for the settings in ``tune``; all chains share its evaluations."""
-    size = pilot.step_size if tune.step_size else None
+    size = pilot.step_sizes(len(target.table)) if tune.step_size else None
     diagonal = pilot.preconditioner if tune.preconditioner else None
     spent = target.init_evaluations + pilot.evaluations / n
     return replace(settled(target, step_size=size, preconditioner=diagonal), init_evaluations=spent)

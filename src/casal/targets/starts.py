@@ -155,12 +155,19 @@ def fit_start(init: Init, event: Event, n: int, generator: torch.Generator) -> S
     if points is None or tuple(points.shape[1:]) != event or not points.is_floating_point():
         return None
     rows = points.detach().reshape(len(points), -1).to(torch.float64)
-    if not bool(torch.isfinite(rows).all()) or len(torch.unique(rows, dim=0)) < (1 - DUPLICATES) * len(rows):
+    if not bool(torch.isfinite(rows).all()) or _repeated(rows) > DUPLICATES * len(rows):
         return None
     for fit in sorted(_fits(rows, event), key=lambda fit: fit.criterion):
         if _looks_standard(fit.density.whiten(points)):
             return fit.density
     return None
+
+
+def _repeated(rows: Tensor) -> int:
+    """How many rows are copies of another: two that differ have different products with a random vector."""
+    vector = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(rows)
+    products = (rows * vector).sum(1).sort().values
+    return int((products.diff() == 0).sum())
 
 
 class _Fit(NamedTuple):
@@ -228,7 +235,8 @@ def _looks_standard(w: Tensor) -> bool:
     directions = torch.randn((d, DIRECTIONS if d > 1 else 0), generator=stream, dtype=torch.float64).to(w)
     along = torch.cat([w, w @ (directions / torch.linalg.vector_norm(directions, dim=0))], dim=1)
     along = (along - along.mean(0)) / along.std(0, unbiased=False)
-    normal = [_skewness_deviate(along.pow(3).mean(0), n), _kurtosis_deviate(along.pow(4).mean(0), n)]
+    square = along.square()
+    normal = [_skewness_deviate((square * along).mean(0), n), _kurtosis_deviate(square.square().mean(0), n)]
     squares = w.square().sum(1)
     radius = (squares.square().mean() - d * (d + 2) * (n - 1) / (n + 1)) / math.sqrt(8 * d * (d + 2) / n)
     second = w.T @ w / n
