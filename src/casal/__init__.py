@@ -49,6 +49,7 @@ from casal.methods import (
 from casal.sampling import Certificate, SampleResult, load, sample
 from casal.schedules import constant, constant_gain, geometric, inverse_variance, linear
 from casal.targets import (
+    GaussianStart,
     Table,
     Target,
     annealed,
@@ -83,6 +84,7 @@ __all__ = [
     "FinalProjection",
     "Fourier",
     "FromProjection",
+    "GaussianStart",
     "HalfSpace",
     "Identity",
     "Implicit",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,3 +16,16 @@ ScoreFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 Init: TypeAlias = Tensor | Callable[[int, torch.Generator], Tensor]
 """The starting points: a tensor (n, *event), or a callable (n, generator) -> tensor."""
+
+
+@runtime_checkable
+class StartDensity(Protocol):
+    """The density of the starting points, where it is known: whatever has these two methods."""
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """log q at points (n, *event), normalised: (n,) float64."""
+        ...
+
+    def score(self, x: Tensor) -> Tensor:
+        """The gradient of log q, of the shape and dtype of x."""
+        ...

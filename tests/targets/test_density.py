@@ -7,6 +7,7 @@ import torch
 
 import casal
 from casal.errors import SettingError, ShapeError
+from casal.targets import Tuning, settled
 
 
 def potential(x: torch.Tensor) -> torch.Tensor:
@@ -72,3 +73,38 @@ def test_step_sizes_are_checked() -> None:
             casal.langevin(lambda x: x, steps=steps, step_size=size, init=torch.zeros(1, 1))  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match="one value per step"):
         casal.langevin(lambda x: x, steps=3, step_size=torch.ones(4), init=torch.zeros(1, 1))
+
+
+def test_langevin_takes_the_potential_of_its_gradient() -> None:
+    target = casal.langevin(gradient, steps=5, step_size=0.1, init=start, potential=potential)
+    assert target.potential is potential
+    with pytest.raises(SettingError, match="potential must be a function"):
+        casal.langevin(gradient, steps=5, step_size=0.1, init=start, potential=3.0)  # type: ignore[arg-type]
+
+
+def test_open_settings_are_marked_and_settled() -> None:
+    open_step = casal.langevin(gradient, steps=5, step_size="auto", init=start, preconditioner=torch.ones(2))
+    assert open_step.tune == Tuning(step_size=True, preconditioner=False)
+    assert bool(open_step.table.b.isnan().all())
+    settled_step = settled(open_step, step_size=0.2)
+    assert settled_step.tune is None
+    torch.testing.assert_close(settled_step.table.b, torch.full((5,), 0.2, dtype=torch.float64))
+    torch.testing.assert_close(settled_step.table.s, torch.full((5,), 0.4, dtype=torch.float64).sqrt())
+    assert settled_step.table.preconditioner is open_step.table.preconditioner
+
+    both = casal.energy(potential, steps=5, step_size="auto", init=start, preconditioner="auto")
+    assert both.tune == Tuning(step_size=True, preconditioner=True)
+    done = settled(both, step_size=0.2, preconditioner=torch.tensor([0.1, 0.01])).table
+    assert done.preconditioner is not None and len(done) == 5
+    with pytest.raises(SettingError, match="finite and > 0"):
+        settled(both, preconditioner=torch.ones(2))
+    assert casal.langevin(gradient, steps=5, step_size=0.1, init=start).tune is None
+
+
+def test_words_other_than_auto_are_refused() -> None:
+    with pytest.raises(SettingError, match="step_size must be 'auto'"):
+        casal.langevin(gradient, steps=5, step_size="large", init=start)
+    with pytest.raises(SettingError, match="preconditioner must be 'auto'"):
+        casal.langevin(gradient, steps=5, step_size=0.1, init=start, preconditioner="diagonal")
+    with pytest.raises(SettingError, match="no fixed density"):
+        settled(casal.ddpm(lambda x, t: x, torch.linspace(0.1, 0.2, 5), shape=2), step_size=0.1)

@@ -15,6 +15,7 @@ from casal.constraints import Budget, Constraint
 from casal.decoders import Decoder, Gram
 from casal.errors import SettingError
 from casal.targets import Table, Target
+from casal.typing import StartDensity
 
 
 class Steps(Protocol):
@@ -74,6 +75,7 @@ class Context:
         row_dtype: Dtype of the numbers of a row. Compiled steps want that of the chains: mixed dtypes keep a kernel
             from being vectorised.
         first: Number of the first of these chains in the run.
+        start: The density of the starting points, for a fixed density with a potential; None if it is not known.
     """
 
     target: Target
@@ -84,6 +86,7 @@ class Context:
     budget: Budget | None = None
     row_dtype: torch.dtype = torch.float64
     first: int = 0
+    start: StartDensity | None = None
 
     @property
     def table(self) -> Table:

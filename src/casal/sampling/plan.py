@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -18,12 +18,16 @@ from casal.decoders import Decoder, Identity
 from casal.errors import DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
 from casal.methods import Context, Method, Stage, Uncounted, Usage, choose
 from casal.sampling.coordinates import Coordinates, coordinates
-from casal.sampling.tiles import Tile, cut, even_size, generator, tile_size
-from casal.targets import Target
+from casal.sampling.pilot import PILOT_CHAINS, Pilot, run_pilot
+from casal.sampling.tiles import Tile, cut, even_size, generator, one_thread, tile_size
+from casal.targets import Target, Tuning, fit_start, settled
 from casal.version import __version__
 
 PROBE = 2
 """Chains on which the score and the projection are tried."""
+
+PILOT_STREAM, START_STREAM = 1 << 40, 1 << 41
+"""Random streams of the pilot run, and of the draws by which the starting points are known; no tile comes so far."""
 
 SPREAD_PROBE = 64
 """Starting points from which ``method="auto"`` reads the scale of a fixed density."""
@@ -69,6 +73,7 @@ class Plan:
         legs: All stages.
         tile: Chains in a tile.
         options: The settings of the call.
+        pilot: What the pilot run found, if there was one.
     """
 
     target: Target
@@ -79,6 +84,7 @@ class Plan:
     legs: Sequence[Leg]
     tile: int
     options: Options
+    pilot: Pilot | None = None
 
     @property
     def steps(self) -> int:
@@ -127,6 +133,7 @@ class Plan:
 
     def about(self) -> Mapping[str, Any]:
         """Settings and versions."""
+        found = {} if self.pilot is None else {"step_size": self.pilot.step_size, "integrable": self.pilot.integrable}
         return {
             "casal": __version__,
             "torch": str(torch.__version__),
@@ -141,6 +148,7 @@ class Plan:
             "seed": self.options.seed,
             "tile": self.tile,
             "dtype": str(self.context.like.dtype),
+            **found,
         }
 
 
@@ -159,6 +167,15 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
     row_dtype = probe.dtype if options.compile else torch.float64
     context = Context(target, constraint, decoder.to(probe), probe[:0], row_dtype=row_dtype)
     _check_context(context, probe, options.tol)
+    pilot = None
+    if target.tune is not None:
+        pilot = look_ahead(context, n, options)
+        target = tuned(target, pilot, n, target.tune)
+        context = context.replace(target=target)
+    if target.table.static and target.potential is not None:
+        stream = generator(options.seed, START_STREAM, place)
+        with one_thread():
+            context = context.replace(start=fit_start(target.init, context.latent, n, stream))
     if not isinstance(method, Method):
         few = min(n, SPREAD_PROBE)
         points = _starting_points(target, 0, few, generator(options.seed, 1, place), options.dtype)
@@ -169,7 +186,29 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
         end += sum(len(stage.rows) for stage in stages)
         legs.append(Leg(stages, end))
     size = options.tile or even_size(n, tile_size(context.latent, context.decoder.event(probe)))
-    return Plan(target, method, n, context, inside, legs, min(size, n), options)
+    return Plan(target, method, n, context, inside, legs, min(size, n), options, pilot)
+
+
+def look_ahead(context: Context, n: int, options: Options) -> Pilot:
+    """A pilot run on a fixed density: finds what is open, and compares a given step size with what it would choose."""
+    few = min(n, PILOT_CHAINS)
+    chains = torch.linspace(0, n - 1, few, dtype=torch.float64).round().long()
+    stream = generator(options.seed, PILOT_STREAM, context.like.device)
+    target = context.target
+    if isinstance(target.init, Tensor):
+        x = target.init[chains.to(target.init.device)].to(context.like)
+    else:
+        x = _starting_points(target, 0, few, stream, options.dtype)
+    with torch.no_grad(), one_thread():
+        return run_pilot(context, x, chains, target.tune, stream)
+
+
+def tuned(target: Target, pilot: Pilot, n: int, tune: Tuning) -> Target:
+    """The target with what the pilot found for the settings in ``tune``; all chains share its evaluations."""
+    size = pilot.step_sizes(len(target.table)) if tune.step_size else None
+    diagonal = pilot.preconditioner if tune.preconditioner else None
+    spent = target.init_evaluations + pilot.evaluations / n
+    return replace(settled(target, step_size=size, preconditioner=diagonal), init_evaluations=spent)
 
 
 def _legs(stages: Sequence[Stage]) -> list[list[Stage]]:

@@ -3,14 +3,15 @@
 from collections.abc import Callable, Mapping
 
 from casal.targets.annealed_langevin import annealed
-from casal.targets.base import Table, Target
+from casal.targets.base import Table, Target, Tuning
 from casal.targets.continuous_diffusion import vp_sde
 from casal.targets.denoiser import edm, karras_sigmas
-from casal.targets.density import energy, langevin
+from casal.targets.density import energy, langevin, settled
 from casal.targets.discrete_diffusion import ddim, ddpm
 from casal.targets.flow_matching import flow
 from casal.targets.noise import along
 from casal.targets.observations import latent_posterior, levels_of, posterior
+from casal.targets.starts import GaussianStart, fit_start
 
 TARGETS: Mapping[str, Callable[..., Target]] = {
     "langevin": langevin,
@@ -26,19 +27,23 @@ TARGETS: Mapping[str, Callable[..., Target]] = {
 
 __all__ = [
     "TARGETS",
+    "GaussianStart",
     "Table",
     "Target",
+    "Tuning",
     "along",
     "annealed",
     "ddim",
     "ddpm",
     "edm",
     "energy",
+    "fit_start",
     "flow",
     "karras_sigmas",
     "langevin",
     "latent_posterior",
     "levels_of",
     "posterior",
+    "settled",
     "vp_sde",
 ]

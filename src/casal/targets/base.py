@@ -59,6 +59,22 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """The settings of a fixed density that were left open ("auto").
+
+    ``casal.sample`` finds them on a pilot run before anything else. Until then the table holds no numbers in their
+    place: its b and s are nan if the step size is open, its preconditioner is None if the preconditioner is.
+
+    Attributes:
+        step_size: Whether the step size is open.
+        preconditioner: Whether the preconditioner is open.
+    """
+
+    step_size: bool
+    preconditioner: bool
+
+
+@dataclass(frozen=True)
 class Target:
     """What to sample: a score, the table of its steps, and where to start.
 
@@ -70,7 +86,9 @@ class Target:
         denoise: ``denoise(y, sigma)`` = E[x0 | x0 + sigma noise = y], for models trained on noise.
         finest: The smallest noise at which ``denoise`` may be asked; that of the last row of the table if None.
         name: For messages and provenance.
-        init_evaluations: Evaluations of the network that ``init`` spends on a chain; part of the cost of a run.
+        init_evaluations: Evaluations of the network before the first step, a chain: those that ``init`` spends, and
+            those of a pilot run shared out among the chains. Part of the cost of a run.
+        tune: The settings of the table that are open; None if it is complete.
     """
 
     score: ScoreFunction
@@ -80,4 +98,5 @@ class Target:
     denoise: Callable[[Tensor, Tensor], Tensor] | None = None
     finest: float | None = None
     name: str = "target"
-    init_evaluations: int = 0
+    init_evaluations: float = 0
+    tune: Tuning | None = None
