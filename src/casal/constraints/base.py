@@ -15,7 +15,7 @@ from torch import Tensor
 
 from casal.checks import positive
 from casal.constraints.chains import PerChain, check_count
-from casal.constraints.vectors import over_events
+from casal.constraints.vectors import ROUNDING, over_events
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 from casal.typing import Event
 
@@ -110,8 +110,27 @@ class Landing(NamedTuple):
     log_tube: Tensor | None
 
 
+class SphereInFlat(NamedTuple):
+    """{z : A z = b, |z - c| = R} for flattened events: what spheres and linear equations have in common.
+
+    Attributes:
+        matrix: A (m, d); no rows if there are no linear equations.
+        level: b (m,), or PerChain (n, m).
+        radius: R, a number or PerChain (n,); None if there is no sphere.
+        center: c (d,), or PerChain (n, d); None for the origin.
+    """
+
+    matrix: Tensor
+    level: Tensor | PerChain
+    radius: float | PerChain | None = None
+    center: Tensor | PerChain | None = None
+
+
 INSIDE = 1e-12
 """Share of a vector that may lie outside a subspace that holds it."""
+
+LANDED = 1e-9
+"""Violation up to which a foot counts as on the surface although its projection did not reach the tolerance."""
 
 
 class Subspace(NamedTuple):
@@ -277,27 +296,87 @@ class Constraint(ABC):
         """C as its surface part (equations) and its solid part (inequalities), for events of this shape.
 
         A sampler treats them differently: chains approach the surface by a slack that shrinks, and the inequalities
-        hold for the foot on the surface or do not. A simplex is one equation and an orthant.
+        hold for the foot on the surface or do not. A simplex is one equation and an orthant. Built once per shape.
+        Both are None if C is the whole space.
+
+        Raises:
+            SettingError: C is a union of pieces that have both; ``landing`` treats each piece on its own.
         """
+        key = tuple(event)
+        if key not in self._known_parts:
+            self.validate(key)
+            self._known_parts[key] = self._apart(key)
+        return self._known_parts[key]
+
+    @cached_property
+    def _known_parts(self) -> dict[Event, Parts]:
+        """Parts that were asked for."""
+        return {}
+
+    def _apart(self, event: Event) -> Parts:
+        """What ``parts`` returns. A surface part is its own surface part, a solid part its own solid part."""
         return Parts(None, self) if self.solid else Parts(self, None)
 
     def landing(self, y: Tensor) -> Landing:
-        """Where points (n, *event) land on the surface part, and whether the inequalities hold there."""
-        surface, solid = self.parts(tuple(y.shape[1:]))
-        foot = y
+        """Where points (n, *event) land on the surface part, and whether the inequalities hold there.
+
+        A foot that touches an inequality to rounding counts as inside; one on which the projection did not converge
+        does not. A set without equations takes points as they are, and inside means a violation of exactly zero.
+        """
+        event = tuple(y.shape[1:])
+        surface, solid = self.parts(event)
+        inside = torch.ones(len(y), dtype=torch.bool, device=y.device)
         if surface is None:
-            log_tube: Tensor | None = torch.zeros(len(y), dtype=torch.float64, device=y.device)
-        else:
-            foot = surface.project(y)
-            log_tube = surface.log_tube_factor(y.to(torch.float64), foot.to(torch.float64))
-        if solid is None:
-            return Landing(foot, torch.ones(len(y), dtype=torch.bool, device=y.device), log_tube)
-        return Landing(foot, solid.violation(foot) == 0.0, log_tube)
+            inside = inside if solid is None else solid.violation(y) == 0.0
+            return Landing(y, inside, torch.zeros(len(y), dtype=torch.float64, device=y.device))
+        wide = y.to(torch.float64)
+        found = surface.solve(wide)
+        if not bool(found.converged.all()):
+            inside = found.converged | (surface.violation(found.point) <= LANDED)
+        if solid is not None:
+            inside = inside & (solid.violation(found.point) <= ROUNDING)
+        return Landing(found.point.to(y.dtype), inside, surface.log_tube_factor(wide, found.point))
 
     def codimension(self, event: Event) -> int | None:
-        """Independent equations of C: 0 for a set with an interior, 1 for a sphere; None if that is not known."""
+        """Independent equations of C: 0 for a set with an interior, 1 for a sphere; None if that is not known.
+
+        It is not known either if it differs from chain to chain, or from piece to piece of a union.
+        """
         surface = self.parts(event).surface
-        return 0 if surface is None else surface.equation_count()
+        if surface is None:
+            return 0
+        return self.equation_count() if surface is self else surface.codimension(event)
+
+    def reach(self, event: Event) -> float | None:
+        """Largest width of a tube around the surface part in which every point has one nearest point there.
+
+        The radius for a sphere, infinity for a flat set and for a set without equations, at most half the distance
+        between the pieces of a union. A slack must be small against it. The smallest over chains; None if unknown.
+        """
+        surface = self.parts(event).surface
+        if surface is None:
+            return math.inf
+        if surface is not self:
+            return surface.reach(event)
+        return math.inf if self.convex else None
+
+    def check_measure(self, event: Event) -> None:
+        """Refuse a set that has no distribution of one dimension: a union of pieces of different dimension.
+
+        For samplers that promise the distribution. Sets made of sets ask their members; all others do nothing.
+
+        Raises:
+            SettingError: Some pieces have probability zero beside the others; the message names them.
+        """
+        return None
+
+    def pieces(self, event: Event) -> tuple[Constraint, ...]:
+        """Sets without unions inside them whose union is C; C itself unless a union is in it."""
+        return (self,)
+
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        """The surface as linear equations and at most one sphere, if it is that; for sets that meet others."""
+        return None
 
     def polyhedron(self, size: int) -> Rows | None:
         """C as low <= G z <= high for flattened events of ``size`` coordinates; None if it is not flat-sided."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints.base import Budget, Constraint, Projection, Rows, Subspace, Way, total_count
-from casal.constraints.chains import Bound, PerChain, common_chains, event_shape, raw, together
+from casal.constraints.chains import Bound, PerChain, common_chains, event_shape, join, raw, together
 from casal.constraints.conserved import MassEnergy, MassEnergyBox
 from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polytope
 from casal.constraints.implicit import Implicit
@@ -203,15 +203,7 @@ def _pair(a: Constraint, b: Constraint) -> Constraint | None:
 
 
 def _equations(a: Affine, b: Affine) -> Affine:
-    return Affine(torch.cat([a.A, b.A]), _join(a.b, b.b))
-
-
-def _join(first: Bound, second: Bound) -> Bound:
-    """Two lists of levels as one, for each chain if one of them is."""
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return torch.cat([first, second])
-    n = max(level.chains for level in (first, second) if isinstance(level, PerChain))
-    return PerChain(torch.cat([raw(level).expand(n, -1) for level in (first, second)], dim=1))
+    return Affine(torch.cat([a.A, b.A]), join(a.b, b.b))
 
 
 def _equations_cut_round(a: Affine, b: AffineRound) -> AffineRound:
