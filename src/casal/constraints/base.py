@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -371,7 +371,19 @@ class Constraint(ABC):
         return None
 
     def pieces(self, event: Event) -> tuple[Constraint, ...]:
-        """Sets without unions inside them whose union is C; C itself unless a union is in it."""
+        """Sets without unions inside them whose union is C; C itself unless a union is in it. Built once per shape."""
+        key = tuple(event)
+        if key not in self._known_pieces:
+            self._known_pieces[key] = self._written_out(key)
+        return self._known_pieces[key]
+
+    @cached_property
+    def _known_pieces(self) -> dict[Event, tuple[Constraint, ...]]:
+        """Pieces that were asked for."""
+        return {}
+
+    def _written_out(self, event: Event) -> tuple[Constraint, ...]:
+        """What ``pieces`` returns."""
         return (self,)
 
     def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
@@ -622,6 +634,32 @@ def encode(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise SettingError(f"{type(value).__name__} cannot be written as JSON data")
+
+
+def nearest_landing(pieces: Sequence[Constraint], y: Tensor) -> Landing:
+    """``landing`` on a union: each point lands on the piece that is nearest to it, inequalities included."""
+    chain = torch.arange(len(y), device=y.device)
+    found = [piece.landing(y) for piece in pieces]
+    distance = torch.stack([_distance(piece, y, landed) for piece, landed in zip(pieces, found, strict=True)])
+    nearest = distance.argmin(0)
+    tubes = [landed.log_tube for landed in found if landed.log_tube is not None]
+    return Landing(
+        torch.stack([landed.foot for landed in found])[nearest, chain],
+        torch.stack([landed.inside for landed in found])[nearest, chain],
+        torch.stack(tubes)[nearest, chain] if len(tubes) == len(found) else None,
+    )
+
+
+def _distance(piece: Constraint, y: Tensor, landed: Landing) -> Tensor:
+    """Distances (n,) to a set. A foot that satisfies the inequalities is the nearest point; others are projected."""
+    wide, foot = y.to(torch.float64), landed.foot.to(torch.float64)
+    lost = torch.zeros(len(y), dtype=torch.bool, device=y.device)
+    if not bool(landed.inside.all()):
+        projected = piece.solve(wide)
+        foot = torch.where(over_events(landed.inside, y), foot, projected.point)
+        lost = ~landed.inside & ~projected.converged
+    length = torch.linalg.vector_norm((foot - wide).flatten(1), dim=1)
+    return torch.where(lost, torch.inf, length)
 
 
 def at_once(point: Tensor) -> Projection:

@@ -117,7 +117,7 @@ class _Symmetric(Constraint):
         return event[0] * (event[0] - 1) // 2
 
     def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        above, right = torch.triu_indices(*event, offset=1)
+        above, right = torch.triu_indices(event[0], event[1], 1)
         rows = torch.zeros(len(above), *event, dtype=torch.float64)
         one = torch.arange(len(above))
         rows[one, above, right], rows[one, right, above] = 1.0, -1.0

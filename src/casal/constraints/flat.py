@@ -474,11 +474,15 @@ def _has_room(rows: Polyhedron, point: Tensor, chosen: Tensor) -> bool:
     return bool(nearest(point, rows._replace(bound=tighter), Budget()).converged[0])
 
 
-def flat_parts(rows: Polyhedron) -> Parts | None:
+def flat_parts(rows: Polyhedron, *, only_in_disguise: bool = False) -> Parts | None:
     """Equations and inequalities of a polyhedron apart; None if they cannot be told apart.
 
     An inequality is an equation in disguise if it cannot hold with room to spare while the others hold. If each of the
     rest can, all of them can at once (take the mean of the points), so the rest has an interior.
+
+    Args:
+        rows: The polyhedron.
+        only_in_disguise: None as well if no inequality is an equation in disguise.
     """
     start = rows.matrix.new_zeros(1, rows.matrix.shape[1])
     found = nearest(start, rows, Budget())
@@ -491,6 +495,8 @@ def flat_parts(rows: Polyhedron) -> Parts | None:
         for row in torch.nonzero(~equal).flatten():
             one = torch.arange(len(equal), device=equal.device) == row
             equal[row] = not _has_room(rows, found.point, one)
+    if only_in_disguise and bool((equal == rows.equal).all()):
+        return None
     try:
         surface = Affine(rows.matrix[equal], rows.bound[equal]) if bool(equal.any()) else None
         left = ~equal
