@@ -12,6 +12,7 @@ from torch import Tensor
 
 from casal.checks import positive
 from casal.constraints.base import (
+    MOST_ROWS,
     Budget,
     Constraint,
     Landing,
@@ -23,6 +24,7 @@ from casal.constraints.base import (
     at_once,
     build,
     nearest_landing,
+    nearest_solution,
     total_count,
 )
 from casal.constraints.chains import (
@@ -50,7 +52,7 @@ from casal.constraints.intersection import (
     together_in,
 )
 from casal.constraints.solvers.splitting import behind_matrix
-from casal.constraints.vectors import flat, gaussian, norm, tangent
+from casal.constraints.vectors import EPSILON, flat, gaussian, over_events, tangent
 from casal.errors import SettingError, ShapeError
 from casal.typing import Event
 
@@ -66,6 +68,8 @@ class Union(Constraint):
     Args:
         members: Two or more sets.
     """
+
+    in_pieces = True
 
     def __init__(self, *members: Constraint) -> None:
         self.members = take_apart(Union, members)
@@ -84,13 +88,7 @@ class Union(Constraint):
             member.validate(event)
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
-        tried = [member._solve(z, budget, warm) for member in self.members]
-        distance = torch.stack([norm(flat(found.point) - flat(z)) for found in tried])
-        # A member whose projection did not converge is taken only if none did.
-        distance = torch.where(torch.stack([found.converged for found in tried]), distance, distance + 1e300)
-        nearest = distance.argmin(0)
-        chain = torch.arange(len(z), device=z.device)
-        return Projection(*(torch.stack(parts)[nearest, chain] for parts in zip(*tried, strict=True)))
+        return nearest_solution(self.members, z, budget, warm)
 
     def _violation(self, z: Tensor) -> Tensor:
         return torch.stack([member._violation(z) for member in self.members]).amin(0)
@@ -145,6 +143,8 @@ class Product(Constraint):
         self.solid = all(member.solid for member in given)
         self.smooth = all(member.smooth for member in given)
         self.samples_near = all(member.samples_near for member in given)
+        self.in_pieces = any(member.in_pieces for member in given)
+        self.flat_sided = all(member.flat_sided for member in given)
         self.chains = common_chains(**{f"block {i}": member for i, member in enumerate(members)})
 
     def __repr__(self) -> str:
@@ -176,6 +176,20 @@ class Product(Constraint):
 
     def equation_count(self) -> int | None:
         return total_count(self.members, self._equation_count)
+
+    def polyhedron(self, size: int) -> Rows | None:
+        if size > MOST_ROWS:
+            return None
+        blocks, start = [Rows(*(torch.zeros(shape, dtype=torch.float64) for shape in ((0, size), (0,), (0,))))], 0
+        for member, width in zip(self.members, self.sizes, strict=True):
+            rows = None if member is None else member.polyhedron(width)
+            if rows is not None:
+                ends = start, size - start - width
+                blocks.append(rows._replace(matrix=torch.nn.functional.pad(rows.matrix, ends)))
+            elif member is not None:
+                return None
+            start += width
+        return Rows(*(torch.cat(column) for column in zip(*blocks, strict=True)))
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         starts = [None] * len(self.sizes) if warm is None else flat(warm).split(self.sizes, dim=1)
@@ -274,8 +288,6 @@ class Product(Constraint):
             raise SettingError(
                 f"unions in the blocks make {count} pieces, at most {MOST_PIECES} are treated one by one"
             )
-        if count == 1:
-            return (self,)
         return tuple(Product(*choice, sizes=self.sizes) for choice in itertools.product(*choices))
 
     def _sized(self) -> Iterator[tuple[Constraint, int]]:
@@ -331,7 +343,7 @@ class _Motion(_Preimage):
     def _adopt(self, inner: Constraint) -> None:
         self.inner = inner
         self.exact, self.convex, self.solid, self.smooth = inner.exact, inner.convex, inner.solid, inner.smooth
-        self.samples_near, self.chains = inner.samples_near, inner.chains
+        self.samples_near, self.chains, self.in_pieces = inner.samples_near, inner.chains, inner.in_pieces
 
     @property
     def way(self) -> Way:
@@ -347,9 +359,11 @@ class _Motion(_Preimage):
         return self.inner.log_tube_factor(self._back(x), self._back(z))
 
     def landing(self, y: Tensor) -> Landing:
+        """That of the set; a coordinate that does not move stays what it is, to the last bit."""
         self._check_chains(y)
-        landed = self.inner.landing(self._back(y.to(torch.float64)))
-        return landed._replace(foot=self._forth(landed.foot).to(y.dtype))
+        back = self._back(y.to(torch.float64))
+        landed = self.inner.landing(back)
+        return landed._replace(foot=torch.where(landed.foot == back, y, self._forth(landed.foot).to(y.dtype)))
 
     def codimension(self, event: Event) -> int | None:
         return self.inner.codimension(event)
@@ -401,9 +415,17 @@ class Shifted(_Motion):
         self.chains = common_chains(set=inner, shift=self.by)
         if not bool(torch.isfinite(raw(self.by)).all()):
             raise SettingError("a shift must be finite")
+        self.flat_sided = inner.flat_sided
 
     def __repr__(self) -> str:
         return f"{self.inner!r}.shifted(...)"
+
+    def polyhedron(self, size: int) -> Rows | None:
+        rows = self.inner.polyhedron(size) if size <= MOST_ROWS else None
+        if rows is None or isinstance(self.by, PerChain) or self.by.numel() not in (1, size):
+            return None
+        moved = rows.matrix @ self.by.reshape(-1).expand(size)
+        return rows._replace(low=rows.low + moved, high=rows.high + moved)
 
     def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
         found = self.inner._sphere_in_flat(event)
@@ -437,6 +459,11 @@ class Scaled(_Motion):
     def __init__(self, inner: Constraint, by: float) -> None:
         self._adopt(inner)
         self.by = self._stretch = positive(by, "the factor that scales a set")
+        self.flat_sided = inner.flat_sided
+
+    def polyhedron(self, size: int) -> Rows | None:
+        rows = self.inner.polyhedron(size)
+        return None if rows is None else rows._replace(low=self.by * rows.low, high=self.by * rows.high)
 
     def __repr__(self) -> str:
         return f"{self.inner!r}.scaled({self.by:g})"
@@ -469,6 +496,7 @@ class Through(_Preimage):
     """{x : A x in C}. How P is found depends on A and C; ``explain()`` says which way was taken:
 
     - A A^T = c I: closed form, P(x) = x + A^T (P_C(A x) - A x) / c;
+    - a union in C: the nearest of its pieces, each through A;
     - C of equations, half-spaces, bounds or a polytope: the same kind of set again, with A in its rows;
     - C smooth: Newton steps on its residual of A x;
     - otherwise splitting (ADMM) between x and A x, which finds the nearest point for a convex C.
@@ -490,6 +518,7 @@ class Through(_Preimage):
         self.shape: Event = (len(self.A),) if shape is None else tuple(shape)
         inner.validate(self.shape)
         self.convex, self.smooth, self.chains = inner.convex, inner.smooth, inner.chains
+        self.in_pieces = inner.in_pieces
         gram = self.A @ self.A.T
         self._square = float(gram.diagonal().mean())
         eye = self._square * torch.eye(len(gram), dtype=torch.float64)
@@ -497,6 +526,8 @@ class Through(_Preimage):
         self._same: Constraint | None = None
         if self._orthogonal:
             self._way, self.exact = inner.way, inner.exact
+        elif self.in_pieces:
+            self._way, self.exact = Way.PIECES, all(piece.exact for piece in self.pieces(self.shape))
         elif self.chains is not None:
             alone = self._alone(0)
             self._way, self.exact = alone._way, alone.exact
@@ -527,31 +558,33 @@ class Through(_Preimage):
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         if self._orthogonal:
             return self.inner.log_tube_factor(self._back(x), self._back(z))
+        if self.in_pieces:
+            return self.landing(x).log_tube
         if self.chains is not None:
             return self._tube_by_group(x, z)
         return None if self._same is None else self._same.log_tube_factor(x, z)
 
     def landing(self, y: Tensor) -> Landing:
         if not self._orthogonal:
-            pieces = self.pieces(tuple(y.shape[1:]))
-            return super().landing(y) if pieces == (self,) else nearest_landing(pieces, y)
+            return nearest_landing(self.pieces(tuple(y.shape[1:])), y) if self.in_pieces else super().landing(y)
         self._check_chains(y)
         wide = y.to(torch.float64)
-        landed = self.inner.landing(self._back(wide))
-        return landed._replace(foot=self._over(wide, landed.foot).to(y.dtype))
+        image = self._back(wide)
+        landed = self.inner.landing(image)
+        still = over_events(flat(landed.foot == image).all(1), y)
+        return landed._replace(foot=torch.where(still, y, self._over(wide, landed.foot).to(y.dtype)))
 
     def codimension(self, event: Event) -> int | None:
         if self._orthogonal or int(torch.linalg.matrix_rank(self.A)) == len(self.A):
             return self.inner.codimension(self.shape)
-        if self.pieces(event) != (self,):
+        if self.in_pieces:
             return common_codimension(self.pieces(event), event)
         surface = self.parts(event).surface
         return 0 if surface is None else None if surface is self else surface.codimension(event)
 
     def reach(self, event: Event) -> float | None:
         if not self._orthogonal:
-            pieces = self.pieces(event)
-            return super().reach(event) if pieces == (self,) else reach_of_pieces(pieces, event)
+            return reach_of_pieces(self.pieces(event), event) if self.in_pieces else super().reach(event)
         inner = self.inner.reach(self.shape)
         return None if inner is None else inner / self._square**0.5
 
@@ -599,6 +632,8 @@ class Through(_Preimage):
         if self._orthogonal:
             found = self.inner._solve(self._back(z), budget, None)
             return found._replace(point=self._over(z, found.point))
+        if self.in_pieces:
+            return nearest_solution(self.pieces(tuple(z.shape[1:])), z, budget, warm)
         if self.chains is not None:
             return self._solve_by_group(z, budget, warm)
         if self._same is not None:
@@ -611,6 +646,12 @@ class Through(_Preimage):
             budget,
         )
         return found._replace(point=found.point.reshape(z.shape))
+
+    def _violation(self, z: Tensor) -> Tensor:
+        """Coordinates of A x that are nothing but the rounding of the product count as zero."""
+        image, scale = flat(self._back(z)), flat(z).abs() @ self.A.to(z).abs().T
+        image = torch.where(image.abs() <= 8.0 * EPSILON * scale, 0.0, image)
+        return self.inner._violation(image.reshape(-1, *self.shape))
 
     def _back(self, x: Tensor) -> Tensor:
         return (flat(x) @ self.A.to(x).T).reshape(len(x), *self.shape)

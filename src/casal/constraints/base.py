@@ -15,7 +15,7 @@ from torch import Tensor
 
 from casal.checks import positive
 from casal.constraints.chains import PerChain, check_count
-from casal.constraints.vectors import ROUNDING, over_events
+from casal.constraints.vectors import ROUNDING, norm, over_events
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 from casal.typing import Event
 
@@ -68,6 +68,7 @@ class Way(Enum):
     DYKSTRA = "Dykstra"
     ALTERNATING = "alternating projections"
     SPLITTING = "splitting"
+    PIECES = "nearest of the pieces"
 
 
 class Rows(NamedTuple):
@@ -129,6 +130,9 @@ class SphereInFlat(NamedTuple):
 INSIDE = 1e-12
 """Share of a vector that may lie outside a subspace that holds it."""
 
+MOST_ROWS = 2000
+"""Coordinates up to which sets with other ways to be projected write out their rows, a dense matrix."""
+
 LANDED = 1e-9
 """Violation up to which a foot counts as on the surface although its projection did not reach the tolerance."""
 
@@ -168,9 +172,10 @@ class Constraint(ABC):
         convex: The set is convex, so the projection is unique and nonexpansive.
         solid: The set has an interior (a ball, a box), so a point can be strictly inside.
         smooth: ``equations`` and ``inequalities`` describe C.
-        flat_sided: ``polyhedron`` gives the rows of C.
+        flat_sided: ``polyhedron`` gives the rows of C, at least up to MOST_ROWS coordinates.
         samples_near: ``sample_near`` and ``log_normaliser`` are available, in closed form.
         fast: ``project_fast`` has a closed form of its own.
+        in_pieces: There is a union in C, so it is treated piece by piece (``pieces``).
         chains: How many chains the parameters are for (``PerChain``); None if they are common to all.
         per_chain: Names of the arguments of the constructor that may be ``PerChain``.
     """
@@ -182,6 +187,7 @@ class Constraint(ABC):
     flat_sided: bool = False
     samples_near: bool = False
     fast: bool = False
+    in_pieces: bool = False
     chains: int | None = None
     per_chain: tuple[str, ...] = ()
     _coordinates: int | None = None  # how many an event must have, for a set that is written for so many
@@ -373,6 +379,8 @@ class Constraint(ABC):
     def pieces(self, event: Event) -> tuple[Constraint, ...]:
         """Sets without unions inside them whose union is C; C itself unless a union is in it. Built once per shape."""
         key = tuple(event)
+        if not self.in_pieces:
+            return (self,)
         if key not in self._known_pieces:
             self._known_pieces[key] = self._written_out(key)
         return self._known_pieces[key]
@@ -634,6 +642,15 @@ def encode(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise SettingError(f"{type(value).__name__} cannot be written as JSON data")
+
+
+def nearest_solution(pieces: Sequence[Constraint], z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
+    """The nearest of the projections onto several sets; one that did not converge is taken only if none did."""
+    tried = [piece._solve(z, budget, warm) for piece in pieces]
+    distance = torch.stack([norm((found.point - z).flatten(1)) for found in tried])
+    distance = torch.where(torch.stack([found.converged for found in tried]), distance, distance + 1e300)
+    nearest, chain = distance.argmin(0), torch.arange(len(z), device=z.device)
+    return Projection(*(torch.stack(parts)[nearest, chain] for parts in zip(*tried, strict=True)))
 
 
 def nearest_landing(pieces: Sequence[Constraint], y: Tensor) -> Landing:

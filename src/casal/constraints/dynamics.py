@@ -176,11 +176,14 @@ class LinearDynamics(Constraint):
         return torch.cat([u - self._limit.to(z), -u - self._limit.to(z)], dim=1)
 
     def _apart(self, event: Event) -> Parts:
-        """The rollout, with the inputs that u_max = 0 switches off; the bounds on the others."""
+        """The rollout, with the inputs that u_max = 0 switches off (all: a point); the bounds on the others."""
         (_, q), o, count = self.B.shape, len(self.outputs), len(self._response)
         place = torch.arange(self.steps * (o + q)).reshape(self.steps, o + q)
         outputs, inputs = place[:, :o].reshape(-1), place[:, o:].reshape(-1)
         off = self._bound == 0
+        if bool(off.all()):
+            only = self._event(torch.zeros(1, len(off), dtype=torch.float64))[0]
+            return Parts(Box(only, only), None)
         rows = torch.zeros(count + int(off.sum()), place.numel(), dtype=torch.float64)
         rows[:count, outputs] = torch.eye(count, dtype=torch.float64)
         rows[:count, inputs] = -self._response

@@ -22,6 +22,7 @@ from casal.constraints.base import (
     Subspace,
     Way,
     nearest_landing,
+    nearest_solution,
     total_count,
 )
 from casal.constraints.chains import (
@@ -51,8 +52,11 @@ from casal.typing import Event
 MOST_PIECES = 64
 """Pieces that an intersection of unions is written out into."""
 
-TRIES, TO_AND_FRO, MEETING = 8, 20, 1e-6
-"""Starts and rounds of the search for the distance of two pieces, and the relative distance at which they meet."""
+TRIES, TO_AND_FRO = 8, 40
+"""Starts and rounds of the search for the distance of two pieces."""
+
+SETTLED, MEETING = 0.99, 1e-9
+"""Pieces are apart if their distance no longer falls from round to round, and is no rounding of the points' length."""
 
 MOST_COORDINATES = 1000
 """Coordinates up to which a set with flat sides is searched for inequalities that are equations in disguise."""
@@ -63,6 +67,7 @@ class Intersection(Constraint):
 
     - a closed form, where the members merge into one set that has one (``MERGES``: equations with equations, a sphere
       or a ball with equations, bounds with one equation or with mass and energy, ...);
+    - the nearest of the pieces, where a member is a union: each of its pieces meets the other members;
     - a quadratic programme, where all members are flat-sided (they give the rows of a polyhedron);
     - Dykstra's algorithm for other convex members: the nearest point, at a linear rate;
     - Newton steps on the residuals where all members are smooth, otherwise alternating projections: a point of
@@ -82,13 +87,16 @@ class Intersection(Constraint):
         self.chains = common_chains(**{f"member {i}": member for i, member in enumerate(self.members)})
         self._parts = merge(self.members)
         self._newton: Implicit | None = None
-        self._polyhedra: dict[int, Polyhedron] = {}
+        self._polyhedra: dict[int, Polyhedron | None] = {}
         self.convex = all(member.convex for member in self.members)
         self.smooth = all(part.smooth for part in self._parts)
         self.flat_sided = all(part.flat_sided for part in self._parts)
         self.exact, self.solid = False, all(member.solid for member in self.members)
         only = self._only
-        if only is not None:
+        self.in_pieces = any(part.in_pieces for part in self._parts)
+        if self.in_pieces and only is None:
+            self._way = Way.PIECES
+        elif only is not None:
             self.exact, self.solid, self.fast, self._way = only.exact, only.solid, only.fast, only.way
         elif self.chains is not None:
             self._way = self._alone(0)._way
@@ -152,8 +160,6 @@ class Intersection(Constraint):
         """Of a union and another set: the intersections of each piece with it, without those that are empty."""
         choices = [member.pieces(event) for member in self.members]
         count = math.prod(map(len, choices))
-        if count == 1:
-            return (self,)
         if count > MOST_PIECES:
             raise SettingError(f"unions meet in {count} pieces, at most {MOST_PIECES} are treated one by one")
         found, empty = [], []
@@ -169,13 +175,11 @@ class Intersection(Constraint):
         return tuple(found)
 
     def landing(self, y: Tensor) -> Landing:
-        pieces = self.pieces(tuple(y.shape[1:]))
-        return super().landing(y) if pieces == (self,) else nearest_landing(pieces, y)
+        return nearest_landing(self.pieces(tuple(y.shape[1:])), y) if self.in_pieces else super().landing(y)
 
     def codimension(self, event: Event) -> int | None:
-        pieces = self.pieces(event)
-        if pieces != (self,):
-            return common_codimension(pieces, event)
+        if self.in_pieces:
+            return common_codimension(self.pieces(event), event)
         surface = self.parts(event).surface
         if surface is not self:
             return 0 if surface is None else surface.codimension(event)
@@ -184,18 +188,16 @@ class Intersection(Constraint):
         return sum(known) if len(known) == len(counts) else None
 
     def reach(self, event: Event) -> float | None:
-        pieces = self.pieces(event)
-        return super().reach(event) if pieces == (self,) else reach_of_pieces(pieces, event)
+        return reach_of_pieces(self.pieces(event), event) if self.in_pieces else super().reach(event)
 
     def check_measure(self, event: Event) -> None:
-        pieces = self.pieces(event)
-        if pieces != (self,):
-            refuse_mixed_dimensions(pieces, event)
+        if self.in_pieces:
+            refuse_mixed_dimensions(self.pieces(event), event)
 
     def _apart(self, event: Event) -> Parts:
         if self._only is not None:
             return self._only.parts(event)
-        if self.pieces(event) != (self,):
+        if self.in_pieces:
             raise SettingError("an intersection with a union has parts piece by piece; ``landing`` treats each of them")
         hidden = self._equations_in_disguise(event)
         if hidden is not None:
@@ -211,12 +213,12 @@ class Intersection(Constraint):
         size = torch.Size(event).numel()
         if not self.flat_sided or self.chains is not None or size > MOST_COORDINATES:
             return None
-        return flat_parts(self._polyhedron(size), only_in_disguise=True)
+        rows = self._polyhedron(size)
+        return None if rows is None else flat_parts(rows, only_in_disguise=True)
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
-        pieces = self.pieces(tuple(x.shape[1:]))
-        if pieces != (self,):
-            return nearest_landing(pieces, x).log_tube
+        if self.in_pieces:
+            return self.landing(x).log_tube
         if self._only is None and self.chains is not None:
             return self._tube_by_group(x, z)
         known = self._newton if self._only is None else self._only
@@ -225,13 +227,17 @@ class Intersection(Constraint):
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         if self._only is not None:
             return self._only._solve(z, budget, warm)
-        if self._way in (Way.DYKSTRA, Way.ALTERNATING):
-            search = dykstra if self._way is Way.DYKSTRA else alternating
+        if self.in_pieces:
+            return nearest_solution(self.pieces(tuple(z.shape[1:])), z, budget, warm)
+        if self._way in (Way.DYKSTRA, Way.ALTERNATING) or self._too_many_rows(torch.Size(z.shape[1:]).numel()):
+            search = alternating if self._way is Way.ALTERNATING else dykstra
             return search(z, _maps(self._parts, self.members, budget), budget)
         if self.chains is not None:
             return self._solve_by_group(z, budget, warm)
         if self._way is Way.QUADRATIC_PROGRAMME:
-            found = nearest(flat(z), self._polyhedron(flat(z).shape[1]).to(z), budget)
+            rows = self._polyhedron(flat(z).shape[1])
+            assert rows is not None
+            found = nearest(flat(z), rows.to(z), budget)
             return Projection(found.point.reshape(z.shape), found.converged, found.iterations, found.residual)
         assert self._newton is not None
         return self._newton._solve(z, budget, warm)
@@ -239,12 +245,15 @@ class Intersection(Constraint):
     def _violation(self, z: Tensor) -> Tensor:
         return worst_violation(self.members, z)
 
-    def _polyhedron(self, size: int) -> Polyhedron:
+    def _too_many_rows(self, size: int) -> bool:
+        """Whether a member does not write out its rows for so many coordinates."""
+        return self._way is Way.QUADRATIC_PROGRAMME and self.chains is None and self._polyhedron(size) is None
+
+    def _polyhedron(self, size: int) -> Polyhedron | None:
         """All members as one polyhedron, for events of so many coordinates."""
         if size not in self._polyhedra:
             rows = self.polyhedron(size)
-            assert rows is not None
-            self._polyhedra[size] = Polyhedron.of(*rows)
+            self._polyhedra[size] = None if rows is None else Polyhedron.of(*rows)
         return self._polyhedra[size]
 
 
@@ -347,13 +356,15 @@ def reach_of_pieces(pieces: Sequence[Constraint], event: Event) -> float | None:
     starts = torch.randn(TRIES, *event, generator=generator, dtype=torch.float64)
     for first, second in itertools.combinations(pieces, 2):
         for start in starts[:, None] if chains is None else starts[:, None].expand(-1, chains, *event):
-            z = start
+            z, gaps = start, []
             for _ in range(TO_AND_FRO):
                 foot = first.project(z)
                 z = second.project(foot)
-            gap = torch.linalg.vector_norm((z - foot).flatten(1), dim=1)
-            apart = gap > MEETING * (1.0 + torch.linalg.vector_norm(z.flatten(1), dim=1))
-            known += (0.5 * gap[apart]).tolist()
+                gaps.append(torch.linalg.vector_norm((z - foot).flatten(1), dim=1))
+            apart = (gaps[-1] > SETTLED * gaps[-2]) & (
+                gaps[-1] > MEETING * torch.linalg.vector_norm(z.flatten(1), dim=1)
+            )
+            known += (0.5 * gaps[-1][apart]).tolist()
     return min(known)
 
 

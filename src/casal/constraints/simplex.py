@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, Parts, register
-from casal.constraints.chains import Number, as_rows, column, common_chains, each, first_failure, number, show
+from casal.constraints.base import MOST_ROWS, Constraint, Parts, Rows, register
+from casal.constraints.chains import Number, PerChain, as_rows, column, common_chains, each, first_failure, number, show
 from casal.constraints.flat import Affine, Box, BoxHyperplane, points_where_zero
 from casal.constraints.vectors import LARGEST, flat, over_events, relative
 from casal.errors import InfeasibleSet
@@ -36,6 +36,7 @@ class Simplex(Constraint):
     convex = True
     smooth = True
     _equation_count = 1
+    flat_sided = True
     per_chain = ("total",)
 
     def __init__(self, total: Any = 1.0) -> None:
@@ -50,6 +51,14 @@ class Simplex(Constraint):
 
     def inequalities(self, z: Tensor) -> Tensor:
         return -flat(z)
+
+    def polyhedron(self, size: int) -> Rows | None:
+        if isinstance(self.total, PerChain) or size > MOST_ROWS:
+            return None
+        ones, eye = torch.ones(1, size, dtype=torch.float64), torch.eye(size, dtype=torch.float64)
+        low, high = torch.zeros(size + 1, dtype=torch.float64), torch.full((size + 1,), torch.inf, dtype=torch.float64)
+        low[0] = high[0] = self.total * size**-0.5
+        return Rows(torch.cat([ones * size**-0.5, eye]), low, high)
 
     def _apart(self, event: Event) -> Parts:
         """One equation and an orthant; the origin where M = 0."""
