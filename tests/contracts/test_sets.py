@@ -263,6 +263,44 @@ def test_every_set_has_a_name(case: SetCase) -> None:
     assert any(type(part).__name__ in repr(case.constraint) for part in parts)
 
 
+# ------------------------------------------------------------------ equations and inequalities apart
+
+
+@every_set
+def test_surface_and_solid_part_together_are_the_set(case: SetCase) -> None:
+    constraint = case.constraint
+    y = torch.randn(32, *case.event, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    surface, solid = constraint.parts(case.event)
+    landed, nearest = constraint.landing(y), constraint.project(y)
+    assert surface is None or float(surface.violation(landed.foot).max()) <= FEASIBLE
+    assert surface is not None or torch.equal(landed.foot, y)
+    assert surface is None or surface.parts(case.event).solid is None
+    assert solid is None or solid.parts(case.event).surface is None
+    for z in (y, nearest, landed.foot):
+        parts = [part.violation(z) <= FEASIBLE for part in (surface, solid) if part is not None]
+        both = torch.stack(parts).all(0) if parts else torch.ones(len(z), dtype=torch.bool)
+        assert torch.equal(both, constraint.violation(z) <= FEASIBLE)
+    inside = landed.inside
+    if constraint.exact:  # the nearest point of the surface that satisfies the inequalities is the nearest of C
+        assert bool((length(landed.foot - nearest)[inside] <= 1e-9 * (1 + length(nearest)[inside])).all())
+
+
+@every_set
+def test_landings_know_their_volume_factor_and_dimension(case: SetCase) -> None:
+    constraint = case.constraint
+    y = torch.randn(8, *case.event, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    landed, codimension = constraint.landing(y), constraint.codimension(case.event)
+    constraint.check_measure(case.event)
+    if case.id == "from-projection-cylinder":  # a user's surface, of which nothing more is known
+        assert landed.log_tube is None and codimension is None and constraint.reach(case.event) is None
+        return
+    assert landed.log_tube is not None and bool(torch.isfinite(landed.log_tube).all())
+    assert codimension is not None and 0 <= codimension <= math.prod(case.event)
+    assert (codimension == 0) == (constraint.parts(case.event).surface is None)
+    reach = constraint.reach(case.event)
+    assert reach is None or reach > 0
+
+
 # ------------------------------------------------------------------ flags and residuals
 
 

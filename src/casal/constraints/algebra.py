@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,13 +11,48 @@ import torch
 from torch import Tensor
 
 from casal.checks import positive
-from casal.constraints.base import Budget, Constraint, Projection, Rows, Way, at_once, total_count
-from casal.constraints.chains import bound, common_chains, raw, spread
+from casal.constraints.base import (
+    MOST_ROWS,
+    Budget,
+    Constraint,
+    Landing,
+    Parts,
+    Projection,
+    Rows,
+    SphereInFlat,
+    Way,
+    at_once,
+    build,
+    nearest_landing,
+    nearest_solution,
+    total_count,
+)
+from casal.constraints.chains import (
+    Bound,
+    PerChain,
+    bound,
+    common_chains,
+    event_shape,
+    join,
+    marked,
+    raw,
+    spread,
+    together,
+)
 from casal.constraints.flat import Affine, HalfSpace, Polytope
 from casal.constraints.implicit import Implicit
-from casal.constraints.intersection import Intersection, take_apart
+from casal.constraints.intersection import (
+    MOST_PIECES,
+    Intersection,
+    common_codimension,
+    meet,
+    reach_of_pieces,
+    refuse_mixed_dimensions,
+    take_apart,
+    together_in,
+)
 from casal.constraints.solvers.splitting import behind_matrix
-from casal.constraints.vectors import flat, gaussian, norm, tangent
+from casal.constraints.vectors import EPSILON, flat, gaussian, over_events, tangent
 from casal.errors import SettingError, ShapeError
 from casal.typing import Event
 
@@ -31,6 +68,8 @@ class Union(Constraint):
     Args:
         members: Two or more sets.
     """
+
+    in_pieces = True
 
     def __init__(self, *members: Constraint) -> None:
         self.members = take_apart(Union, members)
@@ -49,16 +88,38 @@ class Union(Constraint):
             member.validate(event)
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
-        tried = [member._solve(z, budget, warm) for member in self.members]
-        distance = torch.stack([norm(flat(found.point) - flat(z)) for found in tried])
-        # A member whose projection did not converge is taken only if none did.
-        distance = torch.where(torch.stack([found.converged for found in tried]), distance, distance + 1e300)
-        nearest = distance.argmin(0)
-        chain = torch.arange(len(z), device=z.device)
-        return Projection(*(torch.stack(parts)[nearest, chain] for parts in zip(*tried, strict=True)))
+        return nearest_solution(self.members, z, budget, warm)
 
     def _violation(self, z: Tensor) -> Tensor:
         return torch.stack([member._violation(z) for member in self.members]).amin(0)
+
+    def _written_out(self, event: Event) -> tuple[Constraint, ...]:
+        return tuple(piece for member in self.members for piece in member.pieces(event))
+
+    def landing(self, y: Tensor) -> Landing:
+        return nearest_landing(self.pieces(tuple(y.shape[1:])), y)
+
+    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
+        """That of the piece on which x lands."""
+        return self.landing(x).log_tube
+
+    def codimension(self, event: Event) -> int | None:
+        return common_codimension(self.pieces(event), event)
+
+    def reach(self, event: Event) -> float | None:
+        return reach_of_pieces(self.pieces(event), event)
+
+    def check_measure(self, event: Event) -> None:
+        refuse_mixed_dimensions(self.pieces(event), event)
+
+    def _apart(self, event: Event) -> Parts:
+        """Itself, if all pieces are surfaces or all are solid."""
+        parts = [piece.parts(event) for piece in self.pieces(event)]
+        if all(part.surface is None for part in parts):
+            return Parts(None, self)
+        if all(part.solid is None and part.surface is not None for part in parts):
+            return Parts(self, None)
+        raise SettingError("a union with inequalities has parts piece by piece; ``landing`` treats each of them")
 
 
 class Product(Constraint):
@@ -82,6 +143,8 @@ class Product(Constraint):
         self.solid = all(member.solid for member in given)
         self.smooth = all(member.smooth for member in given)
         self.samples_near = all(member.samples_near for member in given)
+        self.in_pieces = any(member.in_pieces for member in given)
+        self.flat_sided = all(member.flat_sided for member in given)
         self.chains = common_chains(**{f"block {i}": member for i, member in enumerate(members)})
 
     def __repr__(self) -> str:
@@ -113,6 +176,20 @@ class Product(Constraint):
 
     def equation_count(self) -> int | None:
         return total_count(self.members, self._equation_count)
+
+    def polyhedron(self, size: int) -> Rows | None:
+        if size > MOST_ROWS:
+            return None
+        blocks, start = [Rows(*(torch.zeros(shape, dtype=torch.float64) for shape in ((0, size), (0,), (0,))))], 0
+        for member, width in zip(self.members, self.sizes, strict=True):
+            rows = None if member is None else member.polyhedron(width)
+            if rows is not None:
+                ends = start, size - start - width
+                blocks.append(rows._replace(matrix=torch.nn.functional.pad(rows.matrix, ends)))
+            elif member is not None:
+                return None
+            start += width
+        return Rows(*(torch.cat(column) for column in zip(*blocks, strict=True)))
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         starts = [None] * len(self.sizes) if warm is None else flat(warm).split(self.sizes, dim=1)
@@ -146,6 +223,95 @@ class Product(Constraint):
         parts = [member._violation(block) for member, block in self._blocks(z)]
         return torch.stack(parts).amax(0) if parts else torch.zeros(len(z), dtype=z.dtype, device=z.device)
 
+    def _apart(self, event: Event) -> Parts:
+        """Block by block."""
+        apart = [
+            Parts(None, None) if member is None else member.parts((size,))
+            for member, size in zip(self.members, self.sizes, strict=True)
+        ]
+        surfaces, solids = (
+            None
+            if not any(blocks)
+            else self
+            if all(block is member for block, member in zip(blocks, self.members, strict=True))
+            else Product(*blocks, sizes=self.sizes)
+            for blocks in zip(*apart, strict=True)
+        )
+        return Parts(surfaces, solids)
+
+    def landing(self, y: Tensor) -> Landing:
+        """Block by block."""
+        self._check_chains(y)
+        self.validate(tuple(y.shape[1:]))
+        inside = torch.ones(len(y), dtype=torch.bool, device=y.device)
+        log_tube: Tensor | None = torch.zeros(len(y), dtype=torch.float64, device=y.device)
+        feet = []
+        for member, block in zip(self.members, flat(y).split(self.sizes, dim=1), strict=True):
+            landed = Landing(block, inside, log_tube) if member is None else member.landing(block)
+            feet.append(landed.foot)
+            inside = inside & landed.inside
+            if member is not None:
+                log_tube = None if log_tube is None or landed.log_tube is None else log_tube + landed.log_tube
+        return Landing(torch.cat(feet, dim=1).reshape(y.shape), inside, log_tube)
+
+    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
+        """Sum over the blocks."""
+        total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        for (member, before), (_, after) in zip(self._blocks(x), self._blocks(z), strict=True):
+            part = member.log_tube_factor(before, after)
+            if part is None:
+                return None
+            total = total + part
+        return total
+
+    def codimension(self, event: Event) -> int | None:
+        counts = [member.codimension((size,)) for member, size in self._sized()]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    def reach(self, event: Event) -> float | None:
+        widths = [member.reach((size,)) for member, size in self._sized()]
+        known = [width for width in widths if width is not None]
+        return min(known, default=math.inf) if len(known) == len(widths) else None
+
+    def check_measure(self, event: Event) -> None:
+        for member, size in self._sized():
+            member.check_measure((size,))
+
+    def _written_out(self, event: Event) -> tuple[Constraint, ...]:
+        choices = [
+            (None,) if member is None else member.pieces((size,))
+            for member, size in zip(self.members, self.sizes, strict=True)
+        ]
+        count = math.prod(map(len, choices))
+        if count > MOST_PIECES:
+            raise SettingError(
+                f"unions in the blocks make {count} pieces, at most {MOST_PIECES} are treated one by one"
+            )
+        return tuple(Product(*choice, sizes=self.sizes) for choice in itertools.product(*choices))
+
+    def _sized(self) -> Iterator[tuple[Constraint, int]]:
+        """Members and their sizes, without blocks that are free."""
+        for member, size in zip(self.members, self.sizes, strict=True):
+            if member is not None:
+                yield member, size
+
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        """Linear equations block by block."""
+        size, start = sum(self.sizes), 0
+        matrix = torch.zeros(0, size, dtype=torch.float64)
+        level: Bound = matrix[:, 0]
+        for member, width in zip(self.members, self.sizes, strict=True):
+            if member is not None:
+                found = member._sphere_in_flat((width,))
+                if found is None or found.radius is not None:
+                    return None
+                ends = start, size - start - width
+                matrix = torch.cat([matrix, torch.nn.functional.pad(found.matrix, ends)])
+                level = join(level, found.level)
+            start += width
+        return SphereInFlat(matrix, level)
+
 
 class _Preimage(Constraint):
     """Points whose image lies in another set: {z : back(z) in inner}."""
@@ -171,12 +337,13 @@ class _Preimage(Constraint):
 class _Motion(_Preimage):
     """A set in other coordinates, its flags and its projection those of the set it is made of."""
 
+    by: Any
     _stretch: float = 1.0
 
     def _adopt(self, inner: Constraint) -> None:
         self.inner = inner
         self.exact, self.convex, self.solid, self.smooth = inner.exact, inner.convex, inner.solid, inner.smooth
-        self.samples_near, self.chains = inner.samples_near, inner.chains
+        self.samples_near, self.chains, self.in_pieces = inner.samples_near, inner.chains, inner.in_pieces
 
     @property
     def way(self) -> Way:
@@ -190,6 +357,33 @@ class _Motion(_Preimage):
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         return self.inner.log_tube_factor(self._back(x), self._back(z))
+
+    def landing(self, y: Tensor) -> Landing:
+        """That of the set; a coordinate that does not move stays what it is, to the last bit."""
+        self._check_chains(y)
+        back = self._back(y.to(torch.float64))
+        landed = self.inner.landing(back)
+        return landed._replace(foot=torch.where(landed.foot == back, y, self._forth(landed.foot).to(y.dtype)))
+
+    def codimension(self, event: Event) -> int | None:
+        return self.inner.codimension(event)
+
+    def reach(self, event: Event) -> float | None:
+        inner = self.inner.reach(event)
+        return None if inner is None else self._stretch * inner
+
+    def check_measure(self, event: Event) -> None:
+        self.inner.check_measure(event)
+
+    def _written_out(self, event: Event) -> tuple[Constraint, ...]:
+        return tuple(self._of(piece) for piece in self.inner.pieces(event))
+
+    def _apart(self, event: Event) -> Parts:
+        return Parts(*(None if part is None else self._of(part) for part in self.inner.parts(event)))
+
+    def _of(self, part: Constraint) -> Constraint:
+        """The same motion of another set."""
+        return self if part is self.inner else build(type(self), {"inner": part, "by": self.by})
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         found = self.inner._solve(self._back(z), budget, None if warm is None else self._back(warm))
@@ -221,9 +415,31 @@ class Shifted(_Motion):
         self.chains = common_chains(set=inner, shift=self.by)
         if not bool(torch.isfinite(raw(self.by)).all()):
             raise SettingError("a shift must be finite")
+        self.flat_sided = inner.flat_sided
 
     def __repr__(self) -> str:
         return f"{self.inner!r}.shifted(...)"
+
+    def polyhedron(self, size: int) -> Rows | None:
+        rows = self.inner.polyhedron(size) if size <= MOST_ROWS else None
+        if rows is None or isinstance(self.by, PerChain) or self.by.numel() not in (1, size):
+            return None
+        moved = rows.matrix @ self.by.reshape(-1).expand(size)
+        return rows._replace(low=rows.low + moved, high=rows.high + moved)
+
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        found = self.inner._sphere_in_flat(event)
+        if found is None:
+            return None
+        own, shape = isinstance(self.by, PerChain), event_shape(self.by)
+        by = raw(self.by).reshape(-1, *[1] * (len(event) - len(shape)), *shape).expand(-1, *event).flatten(1)
+        level, moved = together(found.level, marked(by @ found.matrix.T, own))
+        center: Bound = marked(by, own)
+        if found.center is not None:
+            here, there = together(found.center, center)
+            center = marked((raw(here) + raw(there)).reshape(-1, by.shape[1]), isinstance(here, PerChain))
+        total = raw(level) + raw(moved)
+        return found._replace(level=PerChain(total) if isinstance(level, PerChain) else total, center=center)
 
     def _back(self, z: Tensor) -> Tensor:
         return z - spread(self.by, z)
@@ -243,9 +459,31 @@ class Scaled(_Motion):
     def __init__(self, inner: Constraint, by: float) -> None:
         self._adopt(inner)
         self.by = self._stretch = positive(by, "the factor that scales a set")
+        self.flat_sided = inner.flat_sided
+
+    def polyhedron(self, size: int) -> Rows | None:
+        rows = self.inner.polyhedron(size)
+        return None if rows is None else rows._replace(low=self.by * rows.low, high=self.by * rows.high)
 
     def __repr__(self) -> str:
         return f"{self.inner!r}.scaled({self.by:g})"
+
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        found = self.inner._sphere_in_flat(event)
+        if found is None:
+            return None
+        level, center, radius = (self._times(part) for part in (found.level, found.center, found.radius))
+        return found._replace(level=level, center=center, radius=radius)
+
+    def _times(self, value: Any) -> Any:
+        """s times a parameter, for each chain if it is."""
+        return (
+            None
+            if value is None
+            else PerChain(self.by * value.values)
+            if isinstance(value, PerChain)
+            else self.by * value
+        )
 
     def _back(self, z: Tensor) -> Tensor:
         return z / self.by
@@ -258,6 +496,7 @@ class Through(_Preimage):
     """{x : A x in C}. How P is found depends on A and C; ``explain()`` says which way was taken:
 
     - A A^T = c I: closed form, P(x) = x + A^T (P_C(A x) - A x) / c;
+    - a union in C: the nearest of its pieces, each through A;
     - C of equations, half-spaces, bounds or a polytope: the same kind of set again, with A in its rows;
     - C smooth: Newton steps on its residual of A x;
     - otherwise splitting (ADMM) between x and A x, which finds the nearest point for a convex C.
@@ -279,6 +518,7 @@ class Through(_Preimage):
         self.shape: Event = (len(self.A),) if shape is None else tuple(shape)
         inner.validate(self.shape)
         self.convex, self.smooth, self.chains = inner.convex, inner.smooth, inner.chains
+        self.in_pieces = inner.in_pieces
         gram = self.A @ self.A.T
         self._square = float(gram.diagonal().mean())
         eye = self._square * torch.eye(len(gram), dtype=torch.float64)
@@ -286,6 +526,8 @@ class Through(_Preimage):
         self._same: Constraint | None = None
         if self._orthogonal:
             self._way, self.exact = inner.way, inner.exact
+        elif self.in_pieces:
+            self._way, self.exact = Way.PIECES, all(piece.exact for piece in self.pieces(self.shape))
         elif self.chains is not None:
             alone = self._alone(0)
             self._way, self.exact = alone._way, alone.exact
@@ -313,12 +555,85 @@ class Through(_Preimage):
             return f"{self!r}: {self.way.value} between x and A x"
         return f"{self!r}: as {self._same.explain()}" if self._same is not None else super().explain()
 
+    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
+        if self._orthogonal:
+            return self.inner.log_tube_factor(self._back(x), self._back(z))
+        if self.in_pieces:
+            return self.landing(x).log_tube
+        if self.chains is not None:
+            return self._tube_by_group(x, z)
+        return None if self._same is None else self._same.log_tube_factor(x, z)
+
+    def landing(self, y: Tensor) -> Landing:
+        if not self._orthogonal:
+            return nearest_landing(self.pieces(tuple(y.shape[1:])), y) if self.in_pieces else super().landing(y)
+        self._check_chains(y)
+        wide = y.to(torch.float64)
+        image = self._back(wide)
+        landed = self.inner.landing(image)
+        still = over_events(flat(landed.foot == image).all(1), y)
+        return landed._replace(foot=torch.where(still, y, self._over(wide, landed.foot).to(y.dtype)))
+
+    def codimension(self, event: Event) -> int | None:
+        if self._orthogonal or int(torch.linalg.matrix_rank(self.A)) == len(self.A):
+            return self.inner.codimension(self.shape)
+        if self.in_pieces:
+            return common_codimension(self.pieces(event), event)
+        surface = self.parts(event).surface
+        return 0 if surface is None else None if surface is self else surface.codimension(event)
+
+    def reach(self, event: Event) -> float | None:
+        if not self._orthogonal:
+            return reach_of_pieces(self.pieces(event), event) if self.in_pieces else super().reach(event)
+        inner = self.inner.reach(self.shape)
+        return None if inner is None else inner / self._square**0.5
+
+    def check_measure(self, event: Event) -> None:
+        self.inner.check_measure(self.shape)
+
+    def _written_out(self, event: Event) -> tuple[Constraint, ...]:
+        return tuple(self._of(piece) for piece in self.inner.pieces(self.shape))
+
+    def _of(self, part: Constraint) -> Constraint:
+        """Another set, through the same matrix."""
+        return self if part is self.inner else Through(part, self.A, shape=self.shape)
+
+    def _apart(self, event: Event) -> Parts:
+        """Those of the set, each through the matrix. A solid set that A x only touches is thin again."""
+        if self._same is not None and self._same.flat_sided:
+            return self._same.parts(event)
+        surface, solid = self.inner.parts(self.shape)
+        surfaces: list[Constraint] = [] if surface is None else [self._surface(surface)]
+        if solid is not None and solid is not self.inner:
+            rest = self._of(solid).parts(event)
+            surfaces += [] if rest.surface is None else [rest.surface]
+            return Parts(together_in(meet(surfaces, event)), rest.solid)
+        return Parts(next(iter(surfaces), None), None if solid is None else self)
+
+    def _surface(self, surface: Constraint) -> Constraint:
+        """A surface through the matrix; linear equations stay linear equations."""
+        found = surface._sphere_in_flat(self.shape)
+        if found is None or found.radius is not None or self._orthogonal:
+            return self._of(surface)
+        return Affine(found.matrix @ self.A, found.level)
+
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        found = self.inner._sphere_in_flat(self.shape)
+        if found is None or found.radius is not None:
+            return None
+        return SphereInFlat(found.matrix @ self.A, found.level)
+
+    def _over(self, x: Tensor, image: Tensor) -> Tensor:
+        """The point nearest to x whose image under A is given, A A^T = c I."""
+        rows = self.A.to(x) / self._square**0.5
+        return (tangent(flat(x), rows) + flat(image) @ rows / self._square**0.5).reshape(x.shape)
+
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         if self._orthogonal:
             found = self.inner._solve(self._back(z), budget, None)
-            rows = self.A.to(z) / self._square**0.5
-            point = tangent(flat(z), rows) + flat(found.point) @ rows / self._square**0.5
-            return found._replace(point=point.reshape(z.shape))
+            return found._replace(point=self._over(z, found.point))
+        if self.in_pieces:
+            return nearest_solution(self.pieces(tuple(z.shape[1:])), z, budget, warm)
         if self.chains is not None:
             return self._solve_by_group(z, budget, warm)
         if self._same is not None:
@@ -331,6 +646,12 @@ class Through(_Preimage):
             budget,
         )
         return found._replace(point=found.point.reshape(z.shape))
+
+    def _violation(self, z: Tensor) -> Tensor:
+        """Coordinates of A x that are nothing but the rounding of the product count as zero."""
+        image, scale = flat(self._back(z)), flat(z).abs() @ self.A.to(z).abs().T
+        image = torch.where(image.abs() <= 8.0 * EPSILON * scale, 0.0, image)
+        return self.inner._violation(image.reshape(-1, *self.shape))
 
     def _back(self, x: Tensor) -> Tensor:
         return (flat(x) @ self.A.to(x).T).reshape(len(x), *self.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from casal.checks import positive
 from casal.constraints.chains import PerChain, check_count
-from casal.constraints.vectors import over_events
+from casal.constraints.vectors import ROUNDING, norm, over_events
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 from casal.typing import Event
 
@@ -68,6 +68,7 @@ class Way(Enum):
     DYKSTRA = "Dykstra"
     ALTERNATING = "alternating projections"
     SPLITTING = "splitting"
+    PIECES = "nearest of the pieces"
 
 
 class Rows(NamedTuple):
@@ -110,8 +111,30 @@ class Landing(NamedTuple):
     log_tube: Tensor | None
 
 
+class SphereInFlat(NamedTuple):
+    """{z : A z = b, |z - c| = R} for flattened events: what spheres and linear equations have in common.
+
+    Attributes:
+        matrix: A (m, d); no rows if there are no linear equations.
+        level: b (m,), or PerChain (n, m).
+        radius: R, a number or PerChain (n,); None if there is no sphere.
+        center: c (d,), or PerChain (n, d); None for the origin.
+    """
+
+    matrix: Tensor
+    level: Tensor | PerChain
+    radius: float | PerChain | None = None
+    center: Tensor | PerChain | None = None
+
+
 INSIDE = 1e-12
 """Share of a vector that may lie outside a subspace that holds it."""
+
+MOST_ROWS = 2000
+"""Coordinates up to which sets with other ways to be projected write out their rows, a dense matrix."""
+
+LANDED = 1e-9
+"""Violation up to which a foot counts as on the surface although its projection did not reach the tolerance."""
 
 
 class Subspace(NamedTuple):
@@ -149,9 +172,10 @@ class Constraint(ABC):
         convex: The set is convex, so the projection is unique and nonexpansive.
         solid: The set has an interior (a ball, a box), so a point can be strictly inside.
         smooth: ``equations`` and ``inequalities`` describe C.
-        flat_sided: ``polyhedron`` gives the rows of C.
+        flat_sided: ``polyhedron`` gives the rows of C, at least up to MOST_ROWS coordinates.
         samples_near: ``sample_near`` and ``log_normaliser`` are available, in closed form.
         fast: ``project_fast`` has a closed form of its own.
+        in_pieces: There is a union in C, so it is treated piece by piece (``pieces``).
         chains: How many chains the parameters are for (``PerChain``); None if they are common to all.
         per_chain: Names of the arguments of the constructor that may be ``PerChain``.
     """
@@ -163,6 +187,7 @@ class Constraint(ABC):
     flat_sided: bool = False
     samples_near: bool = False
     fast: bool = False
+    in_pieces: bool = False
     chains: int | None = None
     per_chain: tuple[str, ...] = ()
     _coordinates: int | None = None  # how many an event must have, for a set that is written for so many
@@ -277,27 +302,101 @@ class Constraint(ABC):
         """C as its surface part (equations) and its solid part (inequalities), for events of this shape.
 
         A sampler treats them differently: chains approach the surface by a slack that shrinks, and the inequalities
-        hold for the foot on the surface or do not. A simplex is one equation and an orthant.
+        hold for the foot on the surface or do not. A simplex is one equation and an orthant. Built once per shape.
+        Both are None if C is the whole space.
+
+        Raises:
+            SettingError: C is a union of pieces that have both; ``landing`` treats each piece on its own.
         """
+        key = tuple(event)
+        if key not in self._known_parts:
+            self.validate(key)
+            self._known_parts[key] = self._apart(key)
+        return self._known_parts[key]
+
+    @cached_property
+    def _known_parts(self) -> dict[Event, Parts]:
+        """Parts that were asked for."""
+        return {}
+
+    def _apart(self, event: Event) -> Parts:
+        """What ``parts`` returns. A surface part is its own surface part, a solid part its own solid part."""
         return Parts(None, self) if self.solid else Parts(self, None)
 
     def landing(self, y: Tensor) -> Landing:
-        """Where points (n, *event) land on the surface part, and whether the inequalities hold there."""
-        surface, solid = self.parts(tuple(y.shape[1:]))
-        foot = y
+        """Where points (n, *event) land on the surface part, and whether the inequalities hold there.
+
+        A foot that touches an inequality to rounding counts as inside; one on which the projection did not converge
+        does not. A set without equations takes points as they are, and inside means a violation of exactly zero.
+        """
+        event = tuple(y.shape[1:])
+        surface, solid = self.parts(event)
+        inside = torch.ones(len(y), dtype=torch.bool, device=y.device)
         if surface is None:
-            log_tube: Tensor | None = torch.zeros(len(y), dtype=torch.float64, device=y.device)
-        else:
-            foot = surface.project(y)
-            log_tube = surface.log_tube_factor(y.to(torch.float64), foot.to(torch.float64))
-        if solid is None:
-            return Landing(foot, torch.ones(len(y), dtype=torch.bool, device=y.device), log_tube)
-        return Landing(foot, solid.violation(foot) == 0.0, log_tube)
+            inside = inside if solid is None else solid.violation(y) == 0.0
+            return Landing(y, inside, torch.zeros(len(y), dtype=torch.float64, device=y.device))
+        wide = y.to(torch.float64)
+        found = surface.solve(wide)
+        if not bool(found.converged.all()):
+            inside = found.converged | (surface.violation(found.point) <= LANDED)
+        if solid is not None:
+            inside = inside & (solid.violation(found.point) <= ROUNDING)
+        return Landing(found.point.to(y.dtype), inside, surface.log_tube_factor(wide, found.point))
 
     def codimension(self, event: Event) -> int | None:
-        """Independent equations of C: 0 for a set with an interior, 1 for a sphere; None if that is not known."""
+        """Independent equations of C: 0 for a set with an interior, 1 for a sphere; None if that is not known.
+
+        It is not known either if it differs from chain to chain, or from piece to piece of a union.
+        """
         surface = self.parts(event).surface
-        return 0 if surface is None else surface.equation_count()
+        if surface is None:
+            return 0
+        return self.equation_count() if surface is self else surface.codimension(event)
+
+    def reach(self, event: Event) -> float | None:
+        """Largest width of a tube around the surface part in which every point has one nearest point there.
+
+        The radius for a sphere, infinity for a flat set and for a set without equations, at most half the distance
+        between the pieces of a union. A slack must be small against it. The smallest over chains; None if unknown.
+        """
+        surface = self.parts(event).surface
+        if surface is None:
+            return math.inf
+        if surface is not self:
+            return surface.reach(event)
+        return math.inf if self.convex else None
+
+    def check_measure(self, event: Event) -> None:
+        """Refuse a set that has no distribution of one dimension: a union of pieces of different dimension.
+
+        For samplers that promise the distribution. Sets made of sets ask their members; all others do nothing.
+
+        Raises:
+            SettingError: Some pieces have probability zero beside the others; the message names them.
+        """
+        return None
+
+    def pieces(self, event: Event) -> tuple[Constraint, ...]:
+        """Sets without unions inside them whose union is C; C itself unless a union is in it. Built once per shape."""
+        key = tuple(event)
+        if not self.in_pieces:
+            return (self,)
+        if key not in self._known_pieces:
+            self._known_pieces[key] = self._written_out(key)
+        return self._known_pieces[key]
+
+    @cached_property
+    def _known_pieces(self) -> dict[Event, tuple[Constraint, ...]]:
+        """Pieces that were asked for."""
+        return {}
+
+    def _written_out(self, event: Event) -> tuple[Constraint, ...]:
+        """What ``pieces`` returns."""
+        return (self,)
+
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        """The surface as linear equations and at most one sphere, if it is that; for sets that meet others."""
+        return None
 
     def polyhedron(self, size: int) -> Rows | None:
         """C as low <= G z <= high for flattened events of ``size`` coordinates; None if it is not flat-sided."""
@@ -543,6 +642,41 @@ def encode(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise SettingError(f"{type(value).__name__} cannot be written as JSON data")
+
+
+def nearest_solution(pieces: Sequence[Constraint], z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
+    """The nearest of the projections onto several sets; one that did not converge is taken only if none did."""
+    tried = [piece._solve(z, budget, warm) for piece in pieces]
+    distance = torch.stack([norm((found.point - z).flatten(1)) for found in tried])
+    distance = torch.where(torch.stack([found.converged for found in tried]), distance, distance + 1e300)
+    nearest, chain = distance.argmin(0), torch.arange(len(z), device=z.device)
+    return Projection(*(torch.stack(parts)[nearest, chain] for parts in zip(*tried, strict=True)))
+
+
+def nearest_landing(pieces: Sequence[Constraint], y: Tensor) -> Landing:
+    """``landing`` on a union: each point lands on the piece that is nearest to it, inequalities included."""
+    chain = torch.arange(len(y), device=y.device)
+    found = [piece.landing(y) for piece in pieces]
+    distance = torch.stack([_distance(piece, y, landed) for piece, landed in zip(pieces, found, strict=True)])
+    nearest = distance.argmin(0)
+    tubes = [landed.log_tube for landed in found if landed.log_tube is not None]
+    return Landing(
+        torch.stack([landed.foot for landed in found])[nearest, chain],
+        torch.stack([landed.inside for landed in found])[nearest, chain],
+        torch.stack(tubes)[nearest, chain] if len(tubes) == len(found) else None,
+    )
+
+
+def _distance(piece: Constraint, y: Tensor, landed: Landing) -> Tensor:
+    """Distances (n,) to a set. A foot that satisfies the inequalities is the nearest point; others are projected."""
+    wide, foot = y.to(torch.float64), landed.foot.to(torch.float64)
+    lost = torch.zeros(len(y), dtype=torch.bool, device=y.device)
+    if not bool(landed.inside.all()):
+        projected = piece.solve(wide)
+        foot = torch.where(over_events(landed.inside, y), foot, projected.point)
+        lost = ~landed.inside & ~projected.converged
+    length = torch.linalg.vector_norm((foot - wide).flatten(1), dim=1)
+    return torch.where(lost, torch.inf, length)
 
 
 def at_once(point: Tensor) -> Projection:

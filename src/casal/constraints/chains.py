@@ -120,6 +120,12 @@ def first_failure(good: Callable[..., Tensor], *values: Number) -> int | None:
     return int(bad[0]) if len(bad) else None
 
 
+def share(good: Callable[..., Tensor], *values: Number) -> float:
+    """Share of the chains whose values pass a test written for tensors; one or zero for common values."""
+    wide = (v.values if isinstance(v, PerChain) else torch.tensor(v, dtype=torch.float64) for v in values)
+    return float(good(*wide).reshape(-1).to(torch.float64).mean())
+
+
 def show(value: Number | None, chain: int, form: str = "g") -> str:
     """A number for a message, in six digits: the common one, or that of one chain."""
     if isinstance(value, PerChain):
@@ -177,3 +183,23 @@ def together(first: Bound, second: Bound) -> tuple[Bound, Bound]:
         return PerChain(rows.expand(chains or 1, *shape))
 
     return widen(first), widen(second)
+
+
+def as_rows(level: Number) -> Bound:
+    """The level of one equation as a list of one, (1,) or PerChain (n, 1)."""
+    return (
+        PerChain(level.values[:, None]) if isinstance(level, PerChain) else torch.tensor([level], dtype=torch.float64)
+    )
+
+
+def marked(values: Tensor, own: bool) -> Bound:
+    """Values (n, *shape) for each chain if they are its own; else those of the first, common to all."""
+    return PerChain(values) if own else values[0]
+
+
+def join(first: Bound, second: Bound) -> Bound:
+    """Two lists of numbers as one, for each chain if one of them is."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return torch.cat([first, second])
+    n = common_chains(first=first, second=second) or 1
+    return PerChain(torch.cat([raw(level).expand(n, -1) for level in (first, second)], dim=1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, register
+from casal.constraints.base import Constraint, Parts, SphereInFlat, register
 from casal.constraints.vectors import EPSILON, flat, norm, over_events, peak, refuse_overflow, relative
 from casal.errors import ShapeError
 from casal.typing import Event
@@ -80,6 +80,10 @@ class PSDCone(Constraint):
         if len(event) != 2 or event[0] != event[1] or not event[0]:
             raise ShapeError(f"PSDCone holds square matrices, events (k, k); got {event}")
 
+    def _apart(self, event: Event) -> Parts:
+        """Symmetric matrices, and matrices whose symmetric part is positive semidefinite."""
+        return Parts(_Symmetric() if event[0] > 1 else None, _PositivePart())
+
     def _project(self, z: Tensor) -> Tensor:
         size = peak(flat(z))[:, :, None]
         scaled = z / size
@@ -99,6 +103,51 @@ class PSDCone(Constraint):
         below = -torch.linalg.eigvalsh(0.5 * (scaled + scaled.mT)).amin(1)
         worst = torch.maximum(asymmetry, below.clamp_min(0.0))
         return relative(size * worst, size * torch.linalg.vector_norm(scaled, dim=(1, 2)))
+
+
+class _Symmetric(Constraint):
+    """{Z : Z = Z^T}, the surface part of PSDCone; P(Z) = (Z + Z^T) / 2. The violation is |Z - Z^T| / (2 |Z|)."""
+
+    convex = True
+
+    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
+        return torch.zeros(len(x), dtype=x.dtype, device=x.device)
+
+    def codimension(self, event: Event) -> int | None:
+        return event[0] * (event[0] - 1) // 2
+
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        above, right = torch.triu_indices(event[0], event[1], 1)
+        rows = torch.zeros(len(above), *event, dtype=torch.float64)
+        one = torch.arange(len(above))
+        rows[one, above, right], rows[one, right, above] = 1.0, -1.0
+        return SphereInFlat(rows.flatten(1), rows.new_zeros(len(above)))
+
+    def _project(self, z: Tensor) -> Tensor:
+        return 0.5 * z + 0.5 * z.mT
+
+    def _violation(self, z: Tensor) -> Tensor:
+        scaled = z / peak(flat(z))[:, :, None]
+        return relative(0.5 * norm(flat(scaled - scaled.mT)), norm(flat(scaled)))
+
+
+class _PositivePart(Constraint):
+    """{Z : u^T Z u >= 0 for all u}, the solid part of PSDCone: its symmetric part is positive semidefinite.
+
+    P(Z) replaces the symmetric part by its own projection and keeps the other. The violation is minus the smallest
+    eigenvalue of the symmetric part, relative to |Z|.
+    """
+
+    convex = True
+    solid = True
+
+    def _project(self, z: Tensor) -> Tensor:
+        return 0.5 * z - 0.5 * z.mT + PSDCone()._project(0.5 * z + 0.5 * z.mT)
+
+    def _violation(self, z: Tensor) -> Tensor:
+        scaled = z / peak(flat(z))[:, :, None]
+        below = -torch.linalg.eigvalsh(0.5 * (scaled + scaled.mT)).amin(1)
+        return relative(below.clamp_min(0.0), norm(flat(scaled)))
 
 
 def _excess(z: Tensor) -> Tensor:

@@ -9,25 +9,29 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Budget, Constraint, Projection, Subspace, register
+from casal.constraints.base import Budget, Constraint, Parts, Projection, SphereInFlat, Subspace, register
 from casal.constraints.chains import (
     Bound,
     Number,
     PerChain,
+    as_rows,
     bound,
     column,
     common_chains,
     derive,
     each,
     first_failure,
+    join,
+    marked,
     number,
     raw,
     root,
+    share,
     show,
     spread,
 )
 from casal.constraints.flat import Affine, Box, BoxHyperplane
-from casal.constraints.round import AffineRound, Sphere
+from casal.constraints.round import AffineRound, Sphere, shell_tube, smallest_positive
 from casal.constraints.solvers.laws import log_sphere_mass, von_mises_fisher
 from casal.constraints.vectors import (
     EPSILON,
@@ -111,10 +115,33 @@ class MassEnergy(Constraint):
         return (flat(z) * (2.0 * weights[:, 1:])).add_(weights[:, :1]).reshape(z.shape)
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
-        y, radius = flat(x), self._radius(flat(x).shape[1])
-        if first_failure(lambda r: r > 0, radius) is not None:
-            return None
-        return (y.shape[1] - 2) * torch.log(norm(y - y.mean(1, keepdim=True)) / each(radius, x))
+        y = flat(x)
+        return shell_tube(y - y.mean(1, keepdim=True), each(self._radius(y.shape[1]), x), 2)
+
+    def codimension(self, event: Event) -> int | None:
+        size = torch.Size(event).numel()
+        constant = self._constant(size)
+        return size if constant == 1.0 else None if constant else 2
+
+    def reach(self, event: Event) -> float | None:
+        return smallest_positive(self._radius(torch.Size(event).numel()))
+
+    def _apart(self, event: Event) -> Parts:
+        """The constant field where E = M^2 / N."""
+        size = torch.Size(event).numel()
+        if self._constant(size) < 1.0:
+            return Parts(self, None)
+        mean = raw(as_rows(derive(lambda m: m / size, self.mass))).reshape(-1, *[1] * len(event))
+        level = marked(mean, isinstance(self.mass, PerChain))
+        return Parts(Box(level, level), None)
+
+    def _constant(self, size: int) -> float:
+        """Share of the chains that are left with the constant field."""
+        return share(lambda m, e: e - m**2 / size <= ROUNDING * e, self.mass, self.energy)
+
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        ones = torch.ones(1, torch.Size(event).numel(), dtype=torch.float64)
+        return SphereInFlat(ones, as_rows(self.mass), derive(lambda e: e**0.5, self.energy))
 
     def _radius(self, size: int) -> Number:
         return derive(lambda m, e: root(e - m**2 / size), self.mass, self.energy)
@@ -318,11 +345,50 @@ class ObservedMassEnergy(Constraint):
         directions = count - (0 if self.mass is None else 1)
         if self.energy is None or directions <= 0:
             return torch.zeros(len(x), dtype=x.dtype, device=x.device)
-        radius = self._radius(count)
-        if first_failure(lambda r: r > 0, radius) is not None:
-            return None
         w = free if self.mass is None else free - free.mean(1, keepdim=True)
-        return (directions - 1) * torch.log(norm(w) / each(radius, x))
+        return shell_tube(w, each(self._radius(count), x), count - directions + 1)
+
+    def codimension(self, event: Event) -> int | None:
+        size = torch.Size(event).numel()
+        directions = self._directions(size)
+        fixed = self._fixed(size)
+        return size if fixed == 1.0 else None if fixed else size - directions + (self.energy is not None)
+
+    def reach(self, event: Event) -> float | None:
+        size = torch.Size(event).numel()
+        if self.energy is None or not self._directions(size):
+            return math.inf
+        return smallest_positive(self._radius(size - len(self.index)))
+
+    def _apart(self, event: Event) -> Parts:
+        """A point where all coordinates are observed, or the energy leaves no other."""
+        size = torch.Size(event).numel()
+        if self._fixed(size) < 1.0:
+            return Parts(self if size > self._directions(size) or self.energy is not None else None, None)
+        chains = self.chains or 1
+        point = self._project(torch.zeros(chains, *event, dtype=torch.float64))
+        level = marked(point, self.chains is not None)
+        return Parts(Box(level, level), None)
+
+    def _directions(self, size: int) -> int:
+        """Dimensions that are left before the energy is known."""
+        free = size - len(self.index)
+        return max(0, free - (0 if self.mass is None else 1))
+
+    def _fixed(self, size: int) -> float:
+        """Share of the chains that are left with one point."""
+        if not self._directions(size) or self.energy is None:
+            return float(not self._directions(size))
+        free = size - len(self.index)
+        return share(lambda e, least: e - least <= ROUNDING * e, self.energy, self._least_energy(free))
+
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        size = torch.Size(event).numel()
+        rows, level = torch.eye(size, dtype=torch.float64)[self.index], self.values
+        if self.mass is not None:
+            rows, level = torch.cat([rows, rows.new_ones(1, size)]), join(level, as_rows(self.mass))
+        radius = None if self.energy is None else derive(lambda e: e**0.5, self.energy)
+        return SphereInFlat(rows, level, radius)
 
     def _free(self, z: Tensor) -> Tensor:
         """Positions of the free coordinates."""
@@ -457,6 +523,30 @@ class MassEnergyBox(Constraint):
         equations, below, above = weights.tensor_split((2, 2 + (weights.shape[1] - 2) // 2), dim=1)
         pulled = self.conserved.residual_pull(z, equations)
         return None if pulled is None else pulled.add_((above - below).reshape(z.shape))
+
+    def _apart(self, event: Event) -> Parts:
+        """Mass and energy, known where low = high; the bounds on the others."""
+        low, high = (self.bounds._over(raw(side), event) for side in (self.bounds.low, self.bounds.high))
+        own, ones = isinstance(self.bounds.low, PerChain), torch.ones(low.shape[1], dtype=torch.float64)
+        met = BoxHyperplane(marked(low, own), marked(high, own), ones, self.conserved.mass)._bounds_met()
+        pinned, rest = met._pinned, met._bounds_where(~met._pinned)
+        solid = rest._shaped(event) if rest._has_an_edge else None
+        if self.conserved.parts(event).surface is not self.conserved:
+            return Parts(self.conserved.parts(event).surface, None)
+        if not bool(pinned.any()):
+            return Parts(self.conserved, solid)
+        pins = met._bounds_where(pinned)
+        if bool(pinned.all()):
+            return Parts(pins._shaped(event), None)
+        rows = pins._sphere_in_flat((low.shape[1],))
+        if rows is None:
+            raise SettingError(
+                "low = high fixes other coordinates in one chain than in another; "
+                "sample those chains in runs of their own (constraint.take)"
+            )
+        observed = ObservedMassEnergy(rows.matrix.argmax(1), rows.level, self.conserved.mass, self.conserved.energy)
+        surface = observed.parts(event).surface
+        return Parts(surface, solid if surface is observed else None)
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         if self.chains is not None:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Budget, Constraint, Projection, Way, register
+from casal.constraints.base import Budget, Constraint, Parts, Projection, Way, register
+from casal.constraints.flat import Affine, Box
 from casal.constraints.solvers.polyhedron import UNDERFLOW, Polyhedron, nearest
 from casal.constraints.solvers.splitting import Quadratic, on_box
 from casal.constraints.vectors import EPSILON, LARGEST, flat, norm, relative
@@ -173,6 +174,25 @@ class LinearDynamics(Constraint):
         """u - u_max and -u - u_max, in standardised units."""
         u = flat(self._split(z)[1])[:, self._bounded.to(z.device)]
         return torch.cat([u - self._limit.to(z), -u - self._limit.to(z)], dim=1)
+
+    def _apart(self, event: Event) -> Parts:
+        """The rollout, with the inputs that u_max = 0 switches off (all: a point); the bounds on the others."""
+        (_, q), o, count = self.B.shape, len(self.outputs), len(self._response)
+        place = torch.arange(self.steps * (o + q)).reshape(self.steps, o + q)
+        outputs, inputs = place[:, :o].reshape(-1), place[:, o:].reshape(-1)
+        off = self._bound == 0
+        if bool(off.all()):
+            only = self._event(torch.zeros(1, len(off), dtype=torch.float64))[0]
+            return Parts(Box(only, only), None)
+        rows = torch.zeros(count + int(off.sum()), place.numel(), dtype=torch.float64)
+        rows[:count, outputs] = torch.eye(count, dtype=torch.float64)
+        rows[:count, inputs] = -self._response
+        rows[count + torch.arange(int(off.sum())), inputs[off]] = 1.0
+        level = torch.cat([self._free, self._free.new_zeros(int(off.sum()))])
+        high = torch.full((place.numel(),), torch.inf, dtype=torch.float64)
+        high[inputs] = torch.where(off, torch.inf, self._bound)
+        solid = Box(-high.reshape(event), high.reshape(event)) if bool(torch.isfinite(high).any()) else None
+        return Parts(Affine(rows, level), solid)
 
     def _prepare(self) -> None:
         (p, q), o = self.B.shape, len(self.outputs)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Budget, Constraint, Projection, Rows, Subspace, Way, register
+from casal.constraints.base import Budget, Constraint, Parts, Projection, Rows, SphereInFlat, Subspace, Way, register
 from casal.constraints.chains import (
     Bound,
     Number,
     PerChain,
+    as_rows,
     bound,
     column,
     common_chains,
@@ -20,6 +22,8 @@ from casal.constraints.chains import (
     each,
     event_shape,
     first_failure,
+    join,
+    marked,
     number,
     raw,
     show,
@@ -36,6 +40,8 @@ RANK_TOLERANCE = 1e-12
 CONSISTENCY_TOLERANCE = 1e-9
 INTERIOR = 1e-6
 """A polytope is called solid if all its inequalities can hold with this much room, relative to |z| + |h_i|."""
+MOST_ROWS = 1000
+"""Inequalities up to which those that are equations in disguise are looked for, one projection each."""
 FARTHEST = 1e300
 PASSES = 12
 
@@ -110,6 +116,15 @@ class Affine(Constraint):
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         return torch.zeros(len(x), dtype=x.dtype, device=x.device)
+
+    def codimension(self, event: Event) -> int | None:
+        return len(self._basis)
+
+    def _apart(self, event: Event) -> Parts:
+        return Parts(self if len(self._basis) else None, None)
+
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        return SphereInFlat(self.A, self.b)
 
     def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
         """P(y + sigma xi)."""
@@ -272,6 +287,62 @@ class Box(Constraint):
         low, high = (side.reshape(-1).expand(size) for side in (self.low, self.high))
         return Rows(torch.eye(size, dtype=torch.float64), low, high)
 
+    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
+        """Zero for bounds that fix coordinates and leave the others free."""
+        return None if self._has_an_edge else torch.zeros(len(x), dtype=x.dtype, device=x.device)
+
+    def codimension(self, event: Event) -> int | None:
+        counts = self._over(self._pinned, event).sum(1)
+        return int(counts[0]) if bool((counts == counts[0]).all()) else None
+
+    def _apart(self, event: Event) -> Parts:
+        """Coordinates with low = high are equations. The surface part is a box too: no bounds on the others."""
+        pinned = self._pinned
+        if not bool(pinned.any()):
+            return Parts(None, self)
+        if not self._has_an_edge:
+            return Parts(self, None)
+        return Parts(self._bounds_where(pinned), self._bounds_where(~pinned))
+
+    @cached_property
+    def _pinned(self) -> Tensor:
+        """Where low = high, in the shape of the bounds."""
+        return raw(self.low) == raw(self.high)
+
+    @cached_property
+    def _has_an_edge(self) -> bool:
+        """Whether a coordinate has bounds that do not fix it."""
+        bounded = torch.isfinite(raw(self.low)) | torch.isfinite(raw(self.high))
+        return bool((bounded & ~self._pinned).any())
+
+    def _bounds_where(self, chosen: Tensor) -> Box:
+        """The same bounds where ``chosen``, none elsewhere."""
+        low = torch.where(chosen, raw(self.low), -torch.inf)
+        high = torch.where(chosen, raw(self.high), torch.inf)
+        return Box(PerChain(low), PerChain(high)) if isinstance(self.low, PerChain) else Box(low, high)
+
+    def _shaped(self, event: Event) -> Box:
+        """The same for events of a shape, from bounds for flattened ones."""
+        own = isinstance(self.low, PerChain)
+        low, high = (raw(side).reshape(-1, *event) for side in (self.low, self.high))
+        return Box(marked(low, own), marked(high, own))
+
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        if self._has_an_edge:
+            return None
+        pinned, values = self._over(self._pinned, event), self._over(raw(self.low), event)
+        if bool((pinned != pinned[:1]).any()):
+            return None
+        index = torch.nonzero(pinned[0]).flatten()
+        rows = torch.eye(pinned.shape[1], dtype=torch.float64)[index]
+        return SphereInFlat(rows, marked(values[:, index], isinstance(self.low, PerChain)))
+
+    def _over(self, values: Tensor, event: Event) -> Tensor:
+        """Values in the shape of the bounds, spread over flattened events: (n, d), or (1, d) if common to all."""
+        rows = values if isinstance(self.low, PerChain) else values[None]
+        shape = rows.shape[1:]
+        return rows.reshape(len(rows), *[1] * (len(event) - len(shape)), *shape).expand(-1, *event).flatten(1)
+
     def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
         """Coordinate by coordinate, a Gaussian cut to [low, high]."""
         return truncated_normal(y, sigma, spread(self.low, y), spread(self.high, y), generator)
@@ -289,6 +360,15 @@ class Box(Constraint):
     def _violation(self, z: Tensor) -> Tensor:
         low, high = (flat(spread(side, z).expand_as(z)) for side in (self.low, self.high))
         return _excess(flat(z), low, high)
+
+
+def points_where_zero(radius: Number, center: Bound | None, event: Event) -> Box:
+    """The centre where a radius is zero, all of space in chains where it is not."""
+    middle = torch.zeros(1, *event, dtype=torch.float64) if center is None else raw(center).reshape(-1, *event)
+    size = radius.values if isinstance(radius, PerChain) else torch.tensor([radius], dtype=torch.float64)
+    zero = (size == 0).reshape(-1, *[1] * len(event))
+    own = isinstance(radius, PerChain) or isinstance(center, PerChain)
+    return Box(*(marked(torch.where(zero, middle, free), own) for free in (-torch.inf, torch.inf)))
 
 
 @register
@@ -350,6 +430,10 @@ class Polytope(Constraint):
         level = self.h[kept] / lengths[kept]
         return Rows(self.G[kept] / lengths[kept, None], torch.full_like(level, -torch.inf), level)
 
+    def _apart(self, event: Event) -> Parts:
+        """Rows that hold with equality on all of C, such as a pair of opposite rows, are equations."""
+        return Parts(None, self) if self.solid else (flat_parts(self._rows) or Parts(self, None))
+
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         rows = self._rows.to(z)
         guess = None if warm is None else touching(flat(warm), rows)
@@ -379,9 +463,47 @@ class Polytope(Constraint):
                     f"the best point found misses them by {float(found.residual[0]):.3g} (relative)"
                 )
             return False
-        room = INTERIOR * (norm(found.point) + rows.bound.abs())
-        room = torch.where(room > 0, room, torch.full_like(room, INTERIOR))
-        return bool(nearest(found.point, rows._replace(bound=rows.bound - room), Budget()).converged[0])
+        return _has_room(rows, found.point, ~rows.equal)
+
+
+def _has_room(rows: Polyhedron, point: Tensor, chosen: Tensor) -> bool:
+    """Whether the chosen rows can all hold with room to spare, from a point (1, d) where all of them hold."""
+    room = INTERIOR * (norm(point) + rows.bound.abs())
+    room = torch.where(room > 0, room, torch.full_like(room, INTERIOR))
+    tighter = torch.where(chosen, rows.bound - room, rows.bound)
+    return bool(nearest(point, rows._replace(bound=tighter), Budget()).converged[0])
+
+
+def flat_parts(rows: Polyhedron, *, only_in_disguise: bool = False) -> Parts | None:
+    """Equations and inequalities of a polyhedron apart; None if they cannot be told apart.
+
+    An inequality is an equation in disguise if it cannot hold with room to spare while the others hold. If each of the
+    rest can, all of them can at once (take the mean of the points), so the rest has an interior.
+
+    Args:
+        rows: The polyhedron.
+        only_in_disguise: None as well if no inequality is an equation in disguise.
+    """
+    start = rows.matrix.new_zeros(1, rows.matrix.shape[1])
+    found = nearest(start, rows, Budget())
+    if not bool(found.converged[0]):
+        return None
+    equal = rows.equal.clone()
+    if bool((~equal).any()) and not _has_room(rows, found.point, ~equal):
+        if len(equal) > MOST_ROWS:
+            return None
+        for row in torch.nonzero(~equal).flatten():
+            one = torch.arange(len(equal), device=equal.device) == row
+            equal[row] = not _has_room(rows, found.point, one)
+    if only_in_disguise and bool((equal == rows.equal).all()):
+        return None
+    try:
+        surface = Affine(rows.matrix[equal], rows.bound[equal]) if bool(equal.any()) else None
+        left = ~equal
+        solid = Polytope(rows.matrix[left], rows.bound[left]) if bool(left.any()) else None
+    except InfeasibleSet:
+        return None
+    return Parts(surface, solid) if solid is None or solid.solid else None
 
 
 class _Plane(NamedTuple):
@@ -519,6 +641,56 @@ class BoxHyperplane(Constraint):
         level = torch.tensor([self._level], dtype=torch.float64)
         matrix = torch.cat([self._normal[None], torch.eye(size, dtype=torch.float64)])
         return Rows(matrix, torch.cat([level, raw(self.low)]), torch.cat([level, raw(self.high)]))
+
+    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
+        """Zero for bounds that fix coordinates and leave the others free."""
+        return None if self._bounds._has_an_edge else torch.zeros(len(x), dtype=x.dtype, device=x.device)
+
+    def codimension(self, event: Event) -> int | None:
+        surface = self.parts(event).surface
+        if surface is None or surface is not self:
+            return None if surface is None else surface.codimension(event)
+        pinned = self._bounds.codimension((self.a.numel(),))
+        return None if pinned is None else pinned + 1
+
+    def _apart(self, event: Event) -> Parts:
+        """a . z = b, and coordinates with low = high: all used ones where a . z can be no less, or no more, than b."""
+        met, shape = self._bounds_met(), tuple(event)
+        pinned, rest = met._pinned, met._bounds_where(~met._pinned)
+        solid = rest._shaped(shape) if rest._has_an_edge else None
+        if not bool(pinned.any()):
+            return Parts(Affine(self.a, as_rows(self.b)), solid)
+        pins = met._bounds_where(pinned)
+        if bool(pinned[..., self.a != 0].all()):
+            return Parts(pins._shaped(shape), solid)
+        if not self._bounds._has_an_edge:
+            return Parts(self, None)
+        return Parts(BoxHyperplane(pins.low, pins.high, self.a, self.b), solid)
+
+    @cached_property
+    def _bounds(self) -> Box:
+        """The bounds alone, for flattened events."""
+        own, count = self.chains is not None, self.chains or 1
+        return Box(*(marked(raw(side).expand(count, -1), own) for side in (self.low, self.high)))
+
+    def _bounds_met(self) -> Box:
+        """The bounds, but both at one corner for the used coordinates if only that corner has the level."""
+        own, used, count = self.chains is not None, self._normal != 0, self.chains or 1
+        low, high = (raw(side).expand(count, -1) for side in (self.low, self.high))
+        level = raw(as_rows(self._level)).reshape(-1, 1)
+        for corner in (self._top, self._bottom):
+            terms = torch.where(used, self._normal * corner, 0.0).expand(count, -1)
+            slack = ROUNDING * (level.abs() + terms.abs().sum(1, keepdim=True))
+            only = (terms.sum(1, keepdim=True) - level).abs() <= slack
+            here = only & torch.isfinite(terms).all(1, keepdim=True) & used
+            low, high = torch.where(here, corner, low), torch.where(here, corner, high)
+        return Box(marked(low, own), marked(high, own))
+
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        pins = self._bounds._sphere_in_flat((self.a.numel(),))
+        if pins is None:
+            return None
+        return SphereInFlat(torch.cat([self.a[None], pins.matrix]), join(as_rows(self.b), pins.level))
 
     def _plane(self, z: Tensor) -> _Plane:
         """All numbers in the dtype of z, with the count of chains checked."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import whole_number
-from casal.constraints.base import Budget, Constraint, Projection, Way, at_once, register
+from casal.constraints.base import Budget, Constraint, Parts, Projection, Way, at_once, register
 from casal.constraints.solvers.gauss_newton import nearest
 from casal.constraints.vectors import flat, norm
 from casal.errors import ProjectionError, SettingError, ShapeError
@@ -114,6 +114,42 @@ class Implicit(Constraint):
     def inequalities(self, z: Tensor) -> Tensor:
         """g(z), in the unit of the function."""
         return _evaluate(self.inequality, "inequality", z)
+
+    def codimension(self, event: Event) -> int | None:
+        """Rows of h, which are taken to be independent."""
+        return self._row_count(event)
+
+    def _apart(self, event: Event) -> Parts:
+        """h(z) = 0, and g(z) <= 0."""
+        if self.fn is None or self.inequality is None:
+            return Parts(None, self) if self.fn is None else Parts(self, None)
+        count, both = self._row_count(event), self.jacobian
+
+        def rows(some: slice) -> Function | None:
+            return None if both is None else lambda z: both(z).reshape(len(z), -1, *z.shape[1:])[:, some]
+
+        def units(some: slice) -> Tensor | None:
+            return self.scale if self.scale is None or self.scale.numel() == 1 else self.scale[some]
+
+        first, second = slice(count), slice(count, None)
+        return Parts(
+            Implicit(self.fn, jacobian=rows(first), scale=units(first), convex=self.convex, starts=self.starts),
+            Implicit(
+                None,
+                self.inequality,
+                jacobian=rows(second),
+                scale=units(second),
+                convex=self.convex,
+                starts=self.starts,
+            ),
+        )
+
+    def _row_count(self, event: Event) -> int:
+        """Rows of h, from its value at one point."""
+        if self._equation_count is None:
+            with _own_mode():
+                self.equations(torch.zeros(1, *event, dtype=torch.float64))
+        return self._equation_count or 0
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         """log |det (I + sum_j a_j Hess h_j)| over the tangent space at z, where x - z = sum_j a_j grad h_j.

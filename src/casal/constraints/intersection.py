@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Budget, Constraint, Projection, Rows, Subspace, Way, total_count
-from casal.constraints.chains import Bound, PerChain, common_chains, event_shape, raw, together
+from casal.constraints.base import (
+    Budget,
+    Constraint,
+    Landing,
+    Parts,
+    Projection,
+    Rows,
+    SphereInFlat,
+    Subspace,
+    Way,
+    nearest_landing,
+    nearest_solution,
+    total_count,
+)
+from casal.constraints.chains import (
+    Bound,
+    PerChain,
+    as_rows,
+    common_chains,
+    derive,
+    event_shape,
+    first_failure,
+    join,
+    marked,
+    raw,
+    show,
+    together,
+)
 from casal.constraints.conserved import MassEnergy, MassEnergyBox
-from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polytope
+from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polytope, flat_parts
 from casal.constraints.implicit import Implicit
 from casal.constraints.round import AffineRound, Ball, Round, Sphere
 from casal.constraints.solvers.polyhedron import Polyhedron, nearest
@@ -20,12 +49,25 @@ from casal.constraints.vectors import ROUNDING, flat
 from casal.errors import InfeasibleSet, SettingError
 from casal.typing import Event
 
+MOST_PIECES = 64
+"""Pieces that an intersection of unions is written out into."""
+
+TRIES, TO_AND_FRO = 8, 40
+"""Starts and rounds of the search for the distance of two pieces."""
+
+SETTLED, MEETING = 0.99, 1e-9
+"""Pieces are apart if their distance no longer falls from round to round, and is no rounding of the points' length."""
+
+MOST_COORDINATES = 1000
+"""Coordinates up to which a set with flat sides is searched for inequalities that are equations in disguise."""
+
 
 class Intersection(Constraint):
     """C = intersection of the members. How P is found depends on what they are; ``explain()`` says which way was taken:
 
     - a closed form, where the members merge into one set that has one (``MERGES``: equations with equations, a sphere
       or a ball with equations, bounds with one equation or with mass and energy, ...);
+    - the nearest of the pieces, where a member is a union: each of its pieces meets the other members;
     - a quadratic programme, where all members are flat-sided (they give the rows of a polyhedron);
     - Dykstra's algorithm for other convex members: the nearest point, at a linear rate;
     - Newton steps on the residuals where all members are smooth, otherwise alternating projections: a point of
@@ -45,13 +87,16 @@ class Intersection(Constraint):
         self.chains = common_chains(**{f"member {i}": member for i, member in enumerate(self.members)})
         self._parts = merge(self.members)
         self._newton: Implicit | None = None
-        self._polyhedra: dict[int, Polyhedron] = {}
+        self._polyhedra: dict[int, Polyhedron | None] = {}
         self.convex = all(member.convex for member in self.members)
         self.smooth = all(part.smooth for part in self._parts)
         self.flat_sided = all(part.flat_sided for part in self._parts)
         self.exact, self.solid = False, all(member.solid for member in self.members)
         only = self._only
-        if only is not None:
+        self.in_pieces = any(part.in_pieces for part in self._parts)
+        if self.in_pieces and only is None:
+            self._way = Way.PIECES
+        elif only is not None:
             self.exact, self.solid, self.fast, self._way = only.exact, only.solid, only.fast, only.way
         elif self.chains is not None:
             self._way = self._alone(0)._way
@@ -111,7 +156,69 @@ class Intersection(Constraint):
     def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         return None if self._only is None else self._only.residual_pull(z, weights)
 
+    def _written_out(self, event: Event) -> tuple[Constraint, ...]:
+        """Of a union and another set: the intersections of each piece with it, without those that are empty."""
+        choices = [member.pieces(event) for member in self.members]
+        count = math.prod(map(len, choices))
+        if count > MOST_PIECES:
+            raise SettingError(f"unions meet in {count} pieces, at most {MOST_PIECES} are treated one by one")
+        found, empty = [], []
+        for choice in itertools.product(*choices):
+            try:
+                piece = Intersection(*choice)
+                piece.parts(event)
+                found.append(piece)
+            except InfeasibleSet as error:
+                empty.append(str(error))
+        if not found:
+            raise InfeasibleSet(f"none of the {count} pieces of the unions meets the other sets: {empty[0]}")
+        return tuple(found)
+
+    def landing(self, y: Tensor) -> Landing:
+        return nearest_landing(self.pieces(tuple(y.shape[1:])), y) if self.in_pieces else super().landing(y)
+
+    def codimension(self, event: Event) -> int | None:
+        if self.in_pieces:
+            return common_codimension(self.pieces(event), event)
+        surface = self.parts(event).surface
+        if surface is not self:
+            return 0 if surface is None else surface.codimension(event)
+        counts = [part.codimension(event) for part in self._parts]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    def reach(self, event: Event) -> float | None:
+        return reach_of_pieces(self.pieces(event), event) if self.in_pieces else super().reach(event)
+
+    def check_measure(self, event: Event) -> None:
+        if self.in_pieces:
+            refuse_mixed_dimensions(self.pieces(event), event)
+
+    def _apart(self, event: Event) -> Parts:
+        if self._only is not None:
+            return self._only.parts(event)
+        if self.in_pieces:
+            raise SettingError("an intersection with a union has parts piece by piece; ``landing`` treats each of them")
+        hidden = self._equations_in_disguise(event)
+        if hidden is not None:
+            return hidden
+        surfaces, solids = split(self._parts, event)
+        met = meet(surfaces, event)
+        if not solids and len(met) == len(self._parts):
+            return Parts(self, None)
+        return Parts(together_in(met), together_in(solids))
+
+    def _equations_in_disguise(self, event: Event) -> Parts | None:
+        """The parts of a set with flat sides whose inequalities cannot all hold with room to spare."""
+        size = torch.Size(event).numel()
+        if not self.flat_sided or self.chains is not None or size > MOST_COORDINATES:
+            return None
+        rows = self._polyhedron(size)
+        return None if rows is None else flat_parts(rows, only_in_disguise=True)
+
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
+        if self.in_pieces:
+            return self.landing(x).log_tube
         if self._only is None and self.chains is not None:
             return self._tube_by_group(x, z)
         known = self._newton if self._only is None else self._only
@@ -120,13 +227,17 @@ class Intersection(Constraint):
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         if self._only is not None:
             return self._only._solve(z, budget, warm)
-        if self._way in (Way.DYKSTRA, Way.ALTERNATING):
-            search = dykstra if self._way is Way.DYKSTRA else alternating
+        if self.in_pieces:
+            return nearest_solution(self.pieces(tuple(z.shape[1:])), z, budget, warm)
+        if self._way in (Way.DYKSTRA, Way.ALTERNATING) or self._too_many_rows(torch.Size(z.shape[1:]).numel()):
+            search = alternating if self._way is Way.ALTERNATING else dykstra
             return search(z, _maps(self._parts, self.members, budget), budget)
         if self.chains is not None:
             return self._solve_by_group(z, budget, warm)
         if self._way is Way.QUADRATIC_PROGRAMME:
-            found = nearest(flat(z), self._polyhedron(flat(z).shape[1]).to(z), budget)
+            rows = self._polyhedron(flat(z).shape[1])
+            assert rows is not None
+            found = nearest(flat(z), rows.to(z), budget)
             return Projection(found.point.reshape(z.shape), found.converged, found.iterations, found.residual)
         assert self._newton is not None
         return self._newton._solve(z, budget, warm)
@@ -134,13 +245,127 @@ class Intersection(Constraint):
     def _violation(self, z: Tensor) -> Tensor:
         return worst_violation(self.members, z)
 
-    def _polyhedron(self, size: int) -> Polyhedron:
+    def _too_many_rows(self, size: int) -> bool:
+        """Whether a member does not write out its rows for so many coordinates."""
+        return self._way is Way.QUADRATIC_PROGRAMME and self.chains is None and self._polyhedron(size) is None
+
+    def _polyhedron(self, size: int) -> Polyhedron | None:
         """All members as one polyhedron, for events of so many coordinates."""
         if size not in self._polyhedra:
             rows = self.polyhedron(size)
-            assert rows is not None
-            self._polyhedra[size] = Polyhedron.of(*rows)
+            self._polyhedra[size] = None if rows is None else Polyhedron.of(*rows)
         return self._polyhedra[size]
+
+
+# ------------------------------------------------------------------ surfaces that meet
+
+
+def split(members: Sequence[Constraint], event: Event) -> tuple[list[Constraint], list[Constraint]]:
+    """Surface parts and solid parts of sets that meet; solid parts that merge into a thin one are split again."""
+    left = list(members)
+    while True:
+        apart = [part.parts(event) for part in left]
+        surfaces = [part.surface for part in apart if part.surface is not None]
+        solids = merge([part.solid for part in apart if part.solid is not None])
+        if all(part.parts(event).surface is None for part in solids):
+            return surfaces, solids
+        left = [*surfaces, *solids]
+
+
+def meet(surfaces: Sequence[Constraint], event: Event) -> list[Constraint]:
+    """Surfaces that meet, those that are linear equations and spheres as one in closed form."""
+    known = [(surface, surface._sphere_in_flat(event)) for surface in surfaces]
+    round_or_flat = [found for _, found in known if found is not None]
+    both = _sphere_in_flats(round_or_flat, event) if len(round_or_flat) > 1 else None
+    return list(surfaces) if both is None else [both, *(surface for surface, found in known if found is None)]
+
+
+def together_in(members: Sequence[Constraint]) -> Constraint | None:
+    """The intersection of any number of sets."""
+    return Intersection(*members) if len(members) > 1 else next(iter(members), None)
+
+
+def _sphere_in_flats(parts: Sequence[SphereInFlat], event: Event) -> Constraint | None:
+    """Linear equations and at most one sphere: two spheres differ by a linear equation. None if it is not one for all.
+
+    |z - c|^2 = R^2 and |z - k|^2 = S^2 say 2 (k - c) . z = R^2 - |c|^2 - S^2 + |k|^2.
+    """
+    matrix = torch.cat([part.matrix for part in parts])
+    level: Bound = functools.reduce(join, (part.level for part in parts))
+    spheres = [(part.center, part.radius) for part in parts if part.radius is not None]
+    for other, size in spheres[1:]:
+        center, radius = spheres[0]
+        if isinstance(center, PerChain) or isinstance(other, PerChain):
+            return None
+        zero = torch.zeros(matrix.shape[1], dtype=torch.float64)
+        first, second = zero if center is None else center, zero if other is None else other
+        if torch.equal(first, second):
+            bad = first_failure(lambda r, s: (r - s).abs() <= ROUNDING * (r + s), radius, size)
+            if bad is not None:
+                raise InfeasibleSet(f"two concentric spheres of radius {show(radius, bad)} and {show(size, bad)}")
+            continue
+        gap = float(second.square().sum() - first.square().sum())
+        value = derive(lambda r, s, gap=gap: r**2 - s**2 + gap, radius, size)
+        matrix, level = torch.cat([matrix, 2.0 * (second - first)[None]]), join(level, as_rows(value))
+    flat_part = Affine(matrix, level)
+    if not spheres:
+        return flat_part
+    center, radius = spheres[0]
+    middle = None if center is None else marked(raw(center).reshape(-1, *event), isinstance(center, PerChain))
+    sphere = Sphere(radius, middle)
+    return AffineRound(flat_part, sphere).parts(event).surface if len(flat_part._basis) else sphere
+
+
+# ------------------------------------------------------------------ pieces of unions
+
+
+def common_codimension(pieces: Sequence[Constraint], event: Event) -> int | None:
+    """That of the pieces, if it is the same for all."""
+    counts = {piece.codimension(event) for piece in pieces}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def refuse_mixed_dimensions(pieces: Sequence[Constraint], event: Event) -> None:
+    """SettingError if pieces have different dimensions."""
+    size = torch.Size(event).numel()
+    counts = [piece.codimension(event) for piece in pieces]
+    known = {count for count in counts if count is not None}
+    if len(known) < 2:
+        return
+    least = min(known)
+    thin = [f"{piece!r} ({size - c})" for piece, c in zip(pieces, counts, strict=True) if c is not None and c > least]
+    full = [f"{piece!r} ({size - c})" for piece, c in zip(pieces, counts, strict=True) if c == least]
+    raise SettingError(
+        f"the union has pieces of different dimension: {', '.join(thin)} beside {', '.join(full)} (dimension in "
+        "brackets). Pieces of smaller dimension have probability zero, as a point beside a circle has: leave them out, "
+        "or sample them in a run of their own"
+    )
+
+
+def reach_of_pieces(pieces: Sequence[Constraint], event: Event) -> float | None:
+    """Smallest of the pieces' own, and of half the distances between pieces that do not meet.
+
+    Distances are found by projecting to and fro from a few fixed points: exact for convex pieces.
+    """
+    own = [piece.reach(event) for piece in pieces]
+    known = [reach for reach in own if reach is not None]
+    if len(known) < len(own):
+        return None
+    chains = next((piece.chains for piece in pieces if piece.chains is not None), None)
+    generator = torch.Generator().manual_seed(0)
+    starts = torch.randn(TRIES, *event, generator=generator, dtype=torch.float64)
+    for first, second in itertools.combinations(pieces, 2):
+        for start in starts[:, None] if chains is None else starts[:, None].expand(-1, chains, *event):
+            z, gaps = start, []
+            for _ in range(TO_AND_FRO):
+                foot = first.project(z)
+                z = second.project(foot)
+                gaps.append(torch.linalg.vector_norm((z - foot).flatten(1), dim=1))
+            apart = (gaps[-1] > SETTLED * gaps[-2]) & (
+                gaps[-1] > MEETING * torch.linalg.vector_norm(z.flatten(1), dim=1)
+            )
+            known += (0.5 * gaps[-1][apart]).tolist()
+    return min(known)
 
 
 def worst_violation(members: Sequence[Constraint], z: Tensor) -> Tensor:
@@ -203,15 +428,7 @@ def _pair(a: Constraint, b: Constraint) -> Constraint | None:
 
 
 def _equations(a: Affine, b: Affine) -> Affine:
-    return Affine(torch.cat([a.A, b.A]), _join(a.b, b.b))
-
-
-def _join(first: Bound, second: Bound) -> Bound:
-    """Two lists of levels as one, for each chain if one of them is."""
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return torch.cat([first, second])
-    n = max(level.chains for level in (first, second) if isinstance(level, PerChain))
-    return PerChain(torch.cat([raw(level).expand(n, -1) for level in (first, second)], dim=1))
+    return Affine(torch.cat([a.A, b.A]), join(a.b, b.b))
 
 
 def _equations_cut_round(a: Affine, b: AffineRound) -> AffineRound:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, register
+from casal.constraints.base import MOST_ROWS, Constraint, Rows, register
 from casal.constraints.vectors import flat, relative
 
 ROUNDS = 12
@@ -38,6 +38,7 @@ class Monotone(Constraint):
     convex = True
     solid = True
     smooth = True
+    flat_sided = True
     _equation_count = 0
 
     def __init__(self, increasing: bool = True) -> None:
@@ -49,6 +50,14 @@ class Monotone(Constraint):
     def inequalities(self, z: Tensor) -> Tensor:
         y = self._rising(z)
         return y[:, :-1] - y[:, 1:]
+
+    def polyhedron(self, size: int) -> Rows | None:
+        if size > MOST_ROWS:
+            return None
+        eye = torch.eye(size, dtype=torch.float64)
+        falls = (eye[:-1] - eye[1:]) * 0.5**0.5
+        zero = torch.zeros(size - 1, dtype=torch.float64)
+        return Rows(falls if self.increasing else -falls, torch.full_like(zero, -torch.inf), zero)
 
     def _rising(self, z: Tensor) -> Tensor:
         return flat(z) if self.increasing else flat(z).flip(1)

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, Subspace, register, total_count
+from casal.constraints.base import Constraint, Parts, SphereInFlat, Subspace, register, total_count
 from casal.constraints.chains import (
     Bound,
+    Number,
     PerChain,
     bound,
     column,
@@ -19,12 +20,14 @@ from casal.constraints.chains import (
     each,
     event_shape,
     first_failure,
+    marked,
     number,
     raw,
+    share,
     show,
     spread,
 )
-from casal.constraints.flat import Affine
+from casal.constraints.flat import Affine, Box, points_where_zero
 from casal.constraints.solvers.laws import log_sphere_mass, von_mises_fisher
 from casal.constraints.vectors import (
     EPSILON,
@@ -100,6 +103,12 @@ class Round(Constraint):
         found = space.coordinates(self.center.rows if own else self.center.reshape(1, -1))
         return None if found is None else type(self)(self.radius, PerChain(found) if own else found[0])
 
+    def _is_point(self) -> bool | None:
+        """Whether R = 0; None if only in some chains."""
+        if first_failure(lambda r: r > 0, self.radius) is None:
+            return False
+        return True if first_failure(lambda r: r == 0, self.radius) is None else None
+
     def _height(self, z: Tensor) -> Tensor:
         """|z - c|^2 - R^2, (n, 1)."""
         return self._offset(z).square().sum(1, keepdim=True) - column(self._square, z)
@@ -162,8 +171,22 @@ class Sphere(Round):
         return relative((norm(self._offset(z)) - each(self.radius, z)).abs(), each(self._size, z))
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
-        offset = self._offset(x)
-        return (offset.shape[1] - 1) * torch.log(norm(offset) / each(self.radius, x))
+        return shell_tube(self._offset(x), each(self.radius, x), 1)
+
+    def codimension(self, event: Event) -> int | None:
+        point = self._is_point()
+        return None if point is None else torch.Size(event).numel() if point else 1
+
+    def reach(self, event: Event) -> float | None:
+        return smallest_positive(self.radius)
+
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        size = torch.Size(event).numel()
+        nothing = torch.zeros(0, size, dtype=torch.float64)
+        center = self.center
+        if center is not None:
+            center = PerChain(center.rows) if isinstance(center, PerChain) else center.reshape(-1)
+        return SphereInFlat(nothing, nothing[:, 0], self.radius, center)
 
 
 @register
@@ -178,11 +201,20 @@ class Ball(Round):
     """
 
     convex = True
-    solid = True
     _equation_count = 0
+
+    def __init__(self, radius: Any, center: Any = None) -> None:
+        super().__init__(radius, center)
+        self.solid = self._is_point() is False
 
     def inequalities(self, z: Tensor) -> Tensor:
         return self._height(z)
+
+    def _apart(self, event: Event) -> Parts:
+        """The centre where R = 0."""
+        if self.solid:
+            return Parts(None, self)
+        return Parts(points_where_zero(self.radius, self.center, event), None if self._is_point() else self)
 
     def project_fast(self, z: Tensor) -> Tensor:
         offset, radius = self._offset(z), column(self.radius, z)
@@ -241,6 +273,7 @@ class AffineRound(Constraint):
             raise InfeasibleSet(
                 f"the equations stay {show(gap, bad)} away from the centre, beyond the radius {show(radius, bad)}"
             )
+        self._gap = gap
         self._radius = derive(_leg, radius, gap)
         self._axis = self._inside_direction(size)
         self._made: dict[Any, Any] = {}
@@ -272,12 +305,38 @@ class AffineRound(Constraint):
         return self.round_part.inequalities(z)
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
-        if self.convex or first_failure(lambda r: r > 0, self._radius) is not None:
+        if self.convex:
             return None
         inside = flat(self.flat_part._project(x))
-        inside = inside - spread(self._foot, inside)
-        dimension = inside.shape[1] - len(self.flat_part._basis)
-        return (dimension - 1) * torch.log(norm(inside) / each(self._radius, x))
+        return shell_tube(inside - spread(self._foot, inside), each(self._radius, x), 1 + len(self.flat_part._basis))
+
+    def codimension(self, event: Event) -> int | None:
+        surface = self.parts(event).surface
+        if surface is not self:
+            return 0 if surface is None else surface.codimension(event)
+        return len(self.flat_part._basis) + 1
+
+    def reach(self, event: Event) -> float | None:
+        return super().reach(event) if self.parts(event).surface is not self else smallest_positive(self._radius)
+
+    def _apart(self, event: Event) -> Parts:
+        """Equations and the ball; a point where the equations touch it, or fix one."""
+        touching = share(lambda g, r: g >= r * (1.0 - ROUNDING), self._gap, self.round_part.radius)
+        if touching == 1.0 or self._axis is None:
+            own, feet = isinstance(self._foot, PerChain), raw(self._foot).reshape(-1, *event)
+            return Parts(Box(marked(feet, own), marked(feet, own)), None)
+        if not self.convex:
+            return Parts(self, None)
+        if touching:
+            raise SettingError(
+                "in some chains the equations touch the ball in one point, in others they cut it: sets of different "
+                "dimension; sample those chains in runs of their own (constraint.take)"
+            )
+        return Parts(self.flat_part, self.round_part) if len(self.flat_part._basis) else self.round_part.parts(event)
+
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        whole = None if self.convex else self.round_part._sphere_in_flat(event)
+        return None if whole is None else whole._replace(matrix=self.flat_part.A, level=self.flat_part.b)
 
     def project_fast(self, z: Tensor) -> Tensor:
         """u = (I - B^T B)(z - c), B an orthonormal basis of the rows of A."""
@@ -322,6 +381,19 @@ class AffineRound(Constraint):
 
     def _violation(self, z: Tensor) -> Tensor:
         return torch.maximum(self.flat_part._violation(z), self.round_part._violation(z))
+
+
+def shell_tube(offset: Tensor, radius: float | Tensor, codimension: int) -> Tensor:
+    """(k - 1) log(|v| / R), v rows in a space of k dimensions; zero where R = 0, for the set is a point there."""
+    size = torch.as_tensor(radius, dtype=offset.dtype, device=offset.device)
+    ratio = norm(offset) / torch.where(size > 0, size, 1.0)
+    return (offset.shape[1] - codimension) * torch.log(torch.where(size > 0, ratio, 1.0))
+
+
+def smallest_positive(radius: Number) -> float:
+    """The smallest radius that is not zero; infinity if all are, for a point has one nearest point everywhere."""
+    sizes = radius.values if isinstance(radius, PerChain) else torch.tensor([radius], dtype=torch.float64)
+    return float(torch.where(sizes > 0, sizes, torch.inf).min())
 
 
 def _leg(hypotenuse: Any, other: Any) -> Any:

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, register
-from casal.constraints.chains import Number, column, common_chains, each, first_failure, number, show
+from casal.constraints.base import MOST_ROWS, Constraint, Parts, Rows, register
+from casal.constraints.chains import Number, PerChain, as_rows, column, common_chains, each, first_failure, number, show
+from casal.constraints.flat import Affine, Box, BoxHyperplane, points_where_zero
 from casal.constraints.vectors import LARGEST, flat, over_events, relative
 from casal.errors import InfeasibleSet
+from casal.typing import Event
 
 
 @register
@@ -34,6 +36,7 @@ class Simplex(Constraint):
     convex = True
     smooth = True
     _equation_count = 1
+    flat_sided = True
     per_chain = ("total",)
 
     def __init__(self, total: Any = 1.0) -> None:
@@ -48,6 +51,21 @@ class Simplex(Constraint):
 
     def inequalities(self, z: Tensor) -> Tensor:
         return -flat(z)
+
+    def polyhedron(self, size: int) -> Rows | None:
+        if isinstance(self.total, PerChain) or size > MOST_ROWS:
+            return None
+        ones, eye = torch.ones(1, size, dtype=torch.float64), torch.eye(size, dtype=torch.float64)
+        low, high = torch.zeros(size + 1, dtype=torch.float64), torch.full((size + 1,), torch.inf, dtype=torch.float64)
+        low[0] = high[0] = self.total * size**-0.5
+        return Rows(torch.cat([ones * size**-0.5, eye]), low, high)
+
+    def _apart(self, event: Event) -> Parts:
+        """One equation and an orthant; the origin where M = 0."""
+        ones = torch.ones(torch.Size(event).numel(), dtype=torch.float64)
+        if first_failure(lambda m: m > 0, self.total) is not None:
+            return BoxHyperplane(0.0, torch.inf, ones, self.total).parts(event)
+        return Parts(Affine(ones, as_rows(self.total)), Box(0.0, torch.inf))
 
     def _project(self, z: Tensor) -> Tensor:
         return _onto_simplex(flat(z), column(self.total, z)).reshape(z.shape)
@@ -83,6 +101,13 @@ class L1Ball(Constraint):
 
     def __repr__(self) -> str:
         return f"L1Ball(radius={self.radius:g})"
+
+    def _apart(self, event: Event) -> Parts:
+        """The origin where R = 0."""
+        if self.solid:
+            return Parts(None, self)
+        only_points = first_failure(lambda r: r == 0, self.radius) is None
+        return Parts(points_where_zero(self.radius, None, event), None if only_points else self)
 
     def _project(self, z: Tensor) -> Tensor:
         y = flat(z)
