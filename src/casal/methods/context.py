@@ -134,6 +134,13 @@ class Context:
         self.usage.add_scores(len(x))
         return self.target.score(x, t)
 
+    def log_density(self, x: Tensor) -> Tensor:
+        """-f(x) = log p + constant, (n,) float64; counts as much as a score."""
+        if self.target.potential is None:
+            raise SettingError(f"{self.target.name} has no potential; give langevin(potential=...) or take energy")
+        self.usage.add_scores(len(x))
+        return -self.target.potential(x).to(torch.float64)
+
     def denoise(self, y: Tensor, sigma: float) -> Tensor:
         """E[x0 | x0 + sigma noise = y]."""
         if self.target.denoise is None:

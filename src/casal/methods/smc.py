@@ -21,6 +21,13 @@ from casal.methods.context import Context, few_chains
 
 # ---------------------------------------------------------------------------------------------------- the ladder
 
+MOVE = 0.2
+"""Share of its distance to C that a chain may relax in one Langevin move; bounds the step by MOVE / rho."""
+
+DRIFT_LIMIT = 10.0
+"""Largest drift of one Langevin move, in units of the square root of its step: a steep tail cannot fling a chain away.
+A stable step on a Gaussian stays below it up to ten standard deviations."""
+
 
 class Rung(NamedTuple):
     """One rung of the ladder: its rho if it is given, and the number of rungs left, itself included."""

@@ -6,18 +6,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from casal.checks import share
 from casal.errors import SettingError
+from casal.methods.adjusted import AdjustedState, adjusted_noise, adjusted_step, begin, follow, read_rise, warm
 from casal.methods.base import Method, Stage, TableRow, burn_in_steps, no_step, split_records, table_rows
 from casal.methods.context import Context, chain_by_chain, few_chains
 from casal.methods.smc import (
     CARRIED,
+    DRIFT_LIMIT,
     LEFT,
+    MOVE,
     Finish,
     Groups,
     Plain,
@@ -39,12 +42,8 @@ from casal.methods.smc import (
 )
 from casal.schedules import Schedule, evaluate
 
-MOVE = 0.2
-"""Share of its distance to C that a chain may relax in one move; bounds the step by MOVE / rho."""
-
-DRIFT_LIMIT = 10.0
-"""Largest drift of one move, in units of the square root of its step: a steep tail cannot fling a chain away.
-A stable step on a Gaussian stays below it up to ten standard deviations."""
+BURN_IN, TEMPERED = 0.2, 0.4
+"""Share of the evaluations before the ladder: of a burn-in, and of a tempered start."""
 
 
 class WeightedState(NamedTuple):
@@ -72,7 +71,7 @@ class WeightedState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WeightedCASAL(Method[WeightedState]):
+class WeightedCASAL(Method[Any]):
     """Samples p restricted to C: a ladder of couplings, climbed with importance weights.
 
     The rungs are pi_rho(x) ~ p(x) exp(-rho/2 dist(A x, C)^2), from rho = 0 up:
@@ -86,21 +85,32 @@ class WeightedCASAL(Method[WeightedState]):
     the top, a ``Finish`` of ``smc.py`` removes what is left of the error of a finite rho, and z = P(A x) is returned
     with equal weights.
 
-    Every rung looks at all chains at once; between rungs chains move on their own. The first ``burn_in`` steps
-    run at rho = 0, because the ladder starts from samples of p: start with points that know all modes of p.
+    Every rung looks at all chains at once; between rungs chains move on their own. The ladder starts from samples of p.
+    Where the density of the starting points and the potential of p are known, a tempered start (``adjusted.py``)
+    leads there, and the modes get their right weights from any start that covers them. Otherwise the first ``burn_in``
+    steps run at rho = 0, and the modes keep the weights that the starting points gave them.
 
     Args:
-        rho: Top of the ladder. With a number the rungs are placed by the chains themselves, in equal steps of
-            the spread of the log-weights, as far as is known at each rung; a schedule is taken as it is.
+        rho: Top of the ladder. With None it ends where the feet of the chains no longer change: the inequalities of C
+            hold for most of them, and the last correction is small. A number is taken as it is, but for inequalities
+            that few chains satisfy there: for them the ladder goes on. The rungs are placed by the chains themselves,
+            in equal steps of the spread of the log-weights, as far as is known at each rung. A schedule is taken as it
+            is.
         ess: Resample when the effective size falls below this share of the chains.
-        burn_in: Steps at rho = 0: a number of steps, or a fraction below one.
+        burn_in: Steps before the ladder: a number of steps, or a fraction below one. None takes 0.2 of them, or 0.4
+            for a tempered start, whose rungs take two evaluations each. 0: the starting points are samples of p.
         correct: Whether to remove the error of a finite rho at the top, where the set allows it.
+        temper: Whether to weigh the start where its density and the potential are known.
+        metropolis: Whether to accept or refuse every move, which makes the moves exact whatever the step. It takes two
+            evaluations a step with a potential. Without one, the difference of log p is a trapezoid of the score.
     """
 
     rho: float | Schedule | None = None
     ess: float = 0.7
-    burn_in: float = 0.2
+    burn_in: float | None = None
     correct: bool = True
+    temper: bool = True
+    metropolis: bool = False
 
     name: ClassVar[str] = "WeightedCASAL"
     promises_distribution: ClassVar[bool] = True
@@ -110,31 +120,82 @@ class WeightedCASAL(Method[WeightedState]):
         if self.rho is not None and not callable(self.rho) and not 0.0 < self.rho < math.inf:
             raise SettingError(f"rho, the top of the ladder, must be finite and > 0, got {self.rho}")
 
+    @property
+    def states(self) -> tuple[type[Any], ...]:
+        """Metropolis-adjusted chains, and chains that are not adjusted."""
+        return AdjustedState, WeightedState
+
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
-        table = context.table
-        if not table.static:
+        if not context.table.static:
             raise SettingError("WeightedCASAL needs a fixed density (langevin, energy), not a diffusion")
         _ = context.gram
         rows, groups = table_rows(context), groups_of(context, n)
         finish: Finish = choose_finish(context, clean_score) if self.correct else Plain()
-        first, last = burn_in_steps(self.burn_in, len(rows)), len(rows) - finish.evaluations
-        if last - first < 1:
+        tempered = self._tempered(context)
+        share = (TEMPERED if tempered else BURN_IN) if self.burn_in is None else self.burn_in
+        first, last = burn_in_steps(share, len(rows)), len(rows) - finish.evaluations
+        price = 2 if context.target.potential is not None else 1  # evaluations of an adjusted move
+        climb = rows[first:last:price] if self.metropolis else rows[first:last]
+        if not climb:
             raise SettingError(f"{len(rows)} steps leave none for the ladder after {first} of burn-in; take more")
-        climb, edge = list[Stage](), self.correct and has_edge(context)
-        ladder = self._rungs(last - first)
-        for k, (rung, row) in enumerate(zip(ladder, rows[first:last], strict=True)):
-            step = self.reading_step if k + 1 < len(ladder) and look_due(ladder[k + 1]) else self.step
-            meet = partial(self.meet, rung, groups, edge, CARRIED if finish.evaluations else LEFT)
-            climb.append(Stage([row], step, meet))
-        burn_in = (
-            [Stage(rows[: first - 1], self.step), Stage(rows[first - 1 : first], self.reading_step)] if first else []
-        )
-        return [*burn_in, *climb, Stage([], no_step, partial(finish, groups=groups))]
+        early = rows[: max(first - price, 0) : price] if tempered or self.metropolis else rows[:first]
+        stages = [*self._begin(early, tempered, groups), *self._climb(context, climb, groups, finish)]
+        return [*stages, Stage([], no_step, partial(finish, groups=groups))]
 
-    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> WeightedState:
+    def _tempered(self, context: Context) -> bool:
+        """Whether the start is weighed."""
+        known = context.start is not None and context.target.potential is not None
+        return self.temper and known and self.burn_in != 0
+
+    def _begin(self, rows: Sequence[Any], tempered: bool, groups: Groups) -> list[Stage]:
+        """The stages before the ladder."""
+        if tempered:
+            left = range(len(rows), 0, -1)
+            meets = [partial(warm, k, self.ess, groups) for k in left]
+            stages = [Stage([row], adjusted_step, m, adjusted_noise) for row, m in zip(rows, meets, strict=True)]
+            return [*stages, Stage([], no_step, self.land)]
+        if self.metropolis:
+            return [Stage([row], adjusted_step, self.settle, adjusted_noise) for row in rows]
+        return [Stage(rows[:-1], self.step), Stage(rows[-1:], self.reading_step)] if rows else []
+
+    def _climb(self, context: Context, rows: Sequence[Any], groups: Groups, finish: Finish) -> list[Stage]:
+        """The stages of the ladder."""
+        stages, edge = list[Stage](), self.correct and has_edge(context)
+        ladder = self._rungs(len(rows))
+        for k, (rung, row) in enumerate(zip(ladder, rows, strict=True)):
+            meet = partial(self.meet, rung, groups, edge, CARRIED if finish.evaluations else LEFT)
+            read = k + 1 < len(ladder) and look_due(ladder[k + 1])
+            if self.metropolis:
+                stages.append(Stage([row], adjusted_step, meet, adjusted_noise))
+            else:
+                stages.append(Stage([row], self.reading_step if read else self.step, meet))
+        return stages
+
+    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> Any:
+        if self.metropolis or self._tempered(context):
+            return begin(context, x)
         log_weight, ancestor = equal_weights(context, len(x))
         z, zero = context.project(context.decode(x)), log_weight.new_zeros(())
         return WeightedState(x, z, torch.zeros_like(x), torch.zeros_like(log_weight), log_weight, ancestor, zero, zero)
+
+    def land(
+        self, context: Context, state: AdjustedState, generator: torch.Generator
+    ) -> tuple[Any, Mapping[str, float]]:
+        """The chains at the end of a tempered start become those of the ladder."""
+        x, none = state.x, torch.zeros_like(state.top)
+        if self.metropolis:
+            return state._replace(top=none), {}
+        rise = read_rise(context, state)
+        return WeightedState(
+            x, state.z, torch.zeros_like(x), rise, state.log_weight, state.ancestor, state.rho, none
+        ), {}
+
+    def settle(
+        self, context: Context, state: AdjustedState, generator: torch.Generator
+    ) -> tuple[AdjustedState, Mapping[str, float]]:
+        """Between two moves of the burn-in: the step follows the share of accepted proposals."""
+        state, rate = follow(state)
+        return state, {"acceptance": rate}
 
     def step(self, context: Context, state: WeightedState, row: TableRow, noise: Tensor) -> WeightedState:
         """One Langevin move for pi_rho."""
@@ -166,29 +227,32 @@ class WeightedCASAL(Method[WeightedState]):
         edge: bool,
         spread: float,
         context: Context,
-        state: WeightedState,
+        state: Any,
         generator: torch.Generator,
-    ) -> tuple[WeightedState, Mapping[str, float]]:
+    ) -> tuple[Any, Mapping[str, float]]:
         """Climb one rung: weight all chains for the next rho, and resample where the weights are uneven."""
+        moved = dict[str, float]()
+        if self.metropolis:
+            state, moved["acceptance"] = follow(state)
         half = chain_by_chain(lambda x, z: half_square(context.decode(x) - z), state.x, state.z)
         rho = rung.rho
         if rho is None:
             weight = groups.weights(state.log_weight)
             if look_due(rung) or float(state.top) == 0.0:
-                state = state._replace(
-                    top=torch.full_like(state.rho, self._top(context, state, half, weight, groups, edge, spread))
-                )
+                if self.metropolis:
+                    state = state._replace(rise=read_rise(context, state))
+                top = self._top(context, state, half, weight, groups, edge, spread)
+                state = state._replace(top=torch.full_like(state.rho, top))
             rho = next_rho(float(state.rho), max(float(state.top), float(state.rho)), half, weight, rung.left)
         level = torch.as_tensor(rho, dtype=torch.float64, device=half.device)
         state = state._replace(rho=level, log_weight=state.log_weight - (level - state.rho) * half)
-        return resample(state, generator, groups, math.inf if rung.left == 1 else self.ess), population_record(
-            state, groups
-        )
+        info = {**population_record(state, groups), **moved}
+        return resample(state, generator, groups, math.inf if rung.left == 1 else self.ess), info
 
     def _top(
         self,
         context: Context,
-        state: WeightedState,
+        state: Any,
         half: Tensor,
         weight: Tensor,
         groups: Groups,
@@ -204,17 +268,17 @@ class WeightedCASAL(Method[WeightedState]):
         top = top_for_inside(float(state.rho), half, weight, inside, groups, given or 0.0)
         return top if given else top_for_spread(float(state.rho), half, weight, rise, spread, top)
 
-    def _look(self, context: Context, state: WeightedState, some: slice) -> tuple[Tensor, Tensor]:
+    def _look(self, context: Context, state: Any, some: slice) -> tuple[Tensor, Tensor]:
         at = context.constraint.take(some).landing(context.decode(state.x[some]))
         return at.inside, state.rise[some] if at.log_tube is None else state.rise[some] + at.log_tube
 
-    def output(self, context: Context, state: WeightedState) -> Tensor:
+    def output(self, context: Context, state: Any) -> Tensor:
         return context.strict(context.decode(state.x), warm=state.z)
 
-    def monitor(self, context: Context, state: WeightedState) -> Mapping[str, Tensor]:
+    def monitor(self, context: Context, state: Any) -> Mapping[str, Tensor]:
         return split_records(context, state.x, state.z)
 
-    def advice(self, state: WeightedState, row: TableRow) -> str:
+    def advice(self, state: Any, row: TableRow) -> str:
         tau, rho = float(row.b), float(state.rho)
         numbers = f"(tau = {tau:.3g}, rho = {rho:.3g}, tau rho = {tau * rho:.3g})"
         return f"{numbers}; take a smaller step_size or a preconditioner"
@@ -228,6 +292,6 @@ class WeightedCASAL(Method[WeightedState]):
         return rungs(count, ladder)
 
 
-def clean_score(context: Context, state: WeightedState, x: Tensor) -> Tensor:
+def clean_score(context: Context, state: Any, x: Tensor) -> Tensor:
     """The score of a fixed density."""
     return context.score(x, context.table.t[-1].to(x.device))

@@ -1,0 +1,190 @@
+"""Metropolis-adjusted Langevin moves, and the tempered start that they make possible.
+
+A move for the density pi(x) ~ q(x)^(1-b) p(x)^b exp(-rho/2 dist(A x, C)^2) proposes, in the coordinates u in which the
+preconditioner D and A^T A are diagonal,
+
+    u' = u + S g(u) + (2 S)^(1/2) w,   g = grad log pi,   S = size (b / tau + (1 - b) k + rho A^T A / MOVE)^-1
+    accept with probability min(1, pi(u') exp(-|u - u' - S g(u')|^2 / 4S) / (pi(u) exp(-|u' - u - S g(u)|^2 / 4S)))
+
+so it leaves pi as it is, whatever the step. log p comes from the potential. Without one its difference is the trapezoid
+of the score along the move, which is exact for Gaussians. ``size`` follows the share of accepted proposals.
+
+**Tempered start.** With the density q of the starting points and the potential known, the chains climb from q to
+p exp(-rho_0/2 dist^2) through b = 0 ... 1, rho = b rho_0, with weights:
+
+    weight *= (p(x) exp(-rho_0/2 dist(A x, C)^2) / q(x))^(b' - b);   resample if the effective size < ess n;   one move
+
+rho_0 is the slack that the starting points have anyway. It holds chains back where p alone is not integrable. After it
+the modes of p have their right weights wherever the chains came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from casal.constraints import over_events
+from casal.methods.base import TableRow
+from casal.methods.context import Context, chain_by_chain
+from casal.methods.smc import (
+    DRIFT_LIMIT,
+    MOVE,
+    Groups,
+    along,
+    equal_weights,
+    half_square,
+    lift,
+    next_rho,
+    population_record,
+    resample,
+    slack_rho,
+)
+
+WANTED, PACE = 0.7, 0.5
+"""Share of proposals to accept, and how fast the size of the step follows it from rung to rung."""
+
+SIZES = (1e-3, 1e2)
+"""Bounds of the size of the step, in units of the one that was asked for."""
+
+
+class AdjustedState(NamedTuple):
+    """A population of Metropolis-adjusted chains.
+
+    Attributes:
+        x: Points.
+        z: Their feet P(A x).
+        score: Score of p at x.
+        log_p: log p at x up to a constant, (n,); only its differences along a chain where there is no potential.
+        half: dist(A x, C)^2 / 2, (n,).
+        rise: log p(x) - log p(z) to first order, (n,).
+        log_weight: Logarithms of the weights, (n,).
+        ancestor: Starting chain each chain descends from, (n,).
+        accepted: Proposals each chain has accepted since the last rung, (n,).
+        rho: Coupling that all chains are at.
+        top: Where the ladder ends, as far as the chains have shown; during the start rho_0.
+        share: b, how far the start has come; 1 after it.
+        stiffness: k, the mean curvature of -log q.
+        size: Size of the step, in units of the one that was asked for.
+    """
+
+    x: Tensor
+    z: Tensor
+    score: Tensor
+    log_p: Tensor
+    half: Tensor
+    rise: Tensor
+    log_weight: Tensor
+    ancestor: Tensor
+    accepted: Tensor
+    rho: Tensor
+    top: Tensor
+    share: Tensor
+    stiffness: Tensor
+    size: Tensor
+
+
+def adjusted_noise(context: Context, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
+    """Standard normal numbers (n, d + 1): d for a proposal, and one that decides on it."""
+    count = torch.Size(context.latent).numel() + 1
+    return torch.randn((n, count), generator=generator, device=generator.device).to(context.like.dtype)
+
+
+def begin(context: Context, x: Tensor) -> AdjustedState:
+    """Chains with equal weights at x; without a density of the start, as samples of p."""
+    log_weight, ancestor = equal_weights(context, len(x))
+    zeros, zero = torch.zeros_like(log_weight), log_weight.new_zeros(())
+    score = context.score(x, context.table.t[0].to(x.device))
+    log_p = zeros if context.target.potential is None else context.log_density(x)
+    z = context.project(context.decode(x))
+    half = half_square(context.decode(x) - z)
+    one = torch.ones_like(zero)
+    return AdjustedState(x, z, score, log_p, half, zeros, log_weight, ancestor, zeros, zero, zero, one, zero, one)
+
+
+def adjusted_step(context: Context, state: AdjustedState, row: TableRow, noise: Tensor) -> AdjustedState:
+    """Propose, and accept or not."""
+    x, gram, b = state.x, context.gram, float(state.share)
+    stiff = b / row.b + (1.0 - b) * state.stiffness + state.rho * gram.eigenvalues / MOVE
+    size = (state.size / stiff).to(x.dtype)
+    w, decide = noise[:, :-1], noise[:, -1]
+    drift = _drift(context, state, size)
+    shift = drift + (2.0 * size).sqrt() * w.reshape(drift.shape)
+    y = x + gram.unwhiten(shift).reshape(x.shape)
+    decoded = context.decode(y)
+    z = context.project(decoded, warm=state.z)
+    score = context.score(y, row.t)
+    if context.target.potential is None:
+        log_p = state.log_p + along(state.score + score, y - x) / 2
+    else:
+        log_p = context.log_density(y)
+    new = state._replace(x=y, z=z, score=score, log_p=log_p, half=half_square(decoded - z))
+    back = (shift + _drift(context, new, size)).to(torch.float64).square() / (4.0 * size)
+    ratio = _log_pi(context, new, b) - _log_pi(context, state, b)
+    ratio += w.to(torch.float64).square().sum(1) / 2 - back.reshape(len(x), -1).sum(1)
+    yes = torch.special.log_ndtr(decide.to(torch.float64)) < ratio
+    chosen = {
+        name: torch.where(over_events(yes, getattr(new, name)), getattr(new, name), getattr(state, name))
+        for name in ("x", "z", "score", "log_p", "half")
+    }
+    chosen["z"] = chosen["z"].to(state.z.dtype)
+    return state._replace(**chosen, accepted=state.accepted + yes.to(state.accepted))
+
+
+def _drift(context: Context, state: AdjustedState, size: Tensor) -> Tensor:
+    """S g in the coordinates u, cut off far out: a steep tail cannot fling a proposal away."""
+    b, rho = float(state.share), float(state.rho)
+    gradient = state.score
+    if b < 1.0 and context.start is not None:
+        gradient = b * gradient + (1.0 - b) * context.start.score(state.x)
+    if rho > 0.0:
+        gradient = gradient - rho * context.decoder.vjp(state.x)((context.decode(state.x) - state.z).to(state.x.dtype))
+    limit = DRIFT_LIMIT * size.sqrt()
+    return (size * context.gram.whiten(gradient)).clamp(-limit, limit)
+
+
+def _log_pi(context: Context, state: AdjustedState, b: float) -> Tensor:
+    value = b * state.log_p - state.rho * state.half
+    if b < 1.0 and context.start is not None:
+        value = value + (1.0 - b) * context.start.log_density(state.x)
+    return torch.where(torch.isnan(value), -torch.inf, value)
+
+
+def follow(state: AdjustedState) -> tuple[AdjustedState, float]:
+    """The state with a step that follows the share of accepted proposals, and that share."""
+    rate = float(state.accepted.mean())
+    size = (state.size * torch.exp(torch.as_tensor((rate - WANTED) * PACE, dtype=torch.float64))).clamp(*SIZES)
+    return state._replace(size=size, accepted=torch.zeros_like(state.accepted)), rate
+
+
+def warm(
+    left: int, ess: float, groups: Groups, context: Context, state: AdjustedState, generator: torch.Generator
+) -> tuple[AdjustedState, Mapping[str, float]]:
+    """One rung of the tempered start, ``left`` rungs before its end, this one included."""
+    assert context.start is not None
+    start, rate = context.start, 1.0
+    weight = groups.weights(state.log_weight)
+    if float(state.top) == 0.0:
+        none, whiten = torch.zeros_like(state.share), context.gram.whiten
+        pull = chain_by_chain(lambda x: 2 * half_square(whiten(start.score(x))), state.x).mean()
+        top = torch.full_like(state.top, slack_rho(0.0, state.half, weight))
+        state = state._replace(share=none, top=top, stiffness=pull / torch.Size(context.latent).numel())
+    else:
+        state, rate = follow(state)
+    gain = state.log_p - state.top * state.half - chain_by_chain(start.log_density, state.x)
+    gain = torch.where(
+        torch.isfinite(gain), gain, gain[torch.isfinite(gain)].amin() if bool(torch.isfinite(gain).any()) else 0.0
+    )
+    b = next_rho(float(state.share), 1.0, -gain, weight, left)
+    log_weight = state.log_weight + (b - state.share) * gain
+    state = state._replace(share=torch.full_like(state.share, b), rho=b * state.top, log_weight=log_weight)
+    info = {**population_record(state, groups), "share": b, "acceptance": rate}
+    return resample(state, generator, groups, ess), info
+
+
+def read_rise(context: Context, state: AdjustedState) -> Tensor:
+    """log p(x) - log p(z) of every chain to first order."""
+    offset = lift(context, (context.decode(state.x) - state.z).to(state.x.dtype))
+    return along(state.score, offset)
