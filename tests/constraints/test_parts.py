@@ -68,6 +68,8 @@ MIXED: dict[str, Constraint] = {
     "mass, energy, an equation and bounds": MassEnergy(1.0, 2.0) & Affine(OFF, 0.2) & Box(-1.0, 1.5),
     "product": Product(Sphere(1.0), Box(-1.0, 1.0), sizes=(2, 2)),
     "cap": cap(),
+    "cap and a fixed coordinate": cap() & Box([-9.0, 0.2, -9.0, -9.0], [9.0, 0.2, 9.0, 9.0]),
+    "ball and product": Product(Sphere(1.0), Box(0.0, 1.0), sizes=(2, 2)) & Ball(1.5),
 }
 
 ALGEBRA = {

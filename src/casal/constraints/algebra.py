@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -126,7 +126,7 @@ class Product(Constraint):
     """C = {z : block k of z lies in member k}, the event flattened and cut into consecutive blocks.
 
     Projection and certificate go block by block, so they are exact where the members' are. The violation is the
-    largest of the blocks'.
+    largest of the blocks', up to the rounding of the largest coordinate.
 
     Args:
         members: One set a block; None leaves a block free.
@@ -220,7 +220,8 @@ class Product(Constraint):
         return torch.stack(parts).sum(0) if parts else torch.zeros(len(y), dtype=y.dtype, device=y.device)
 
     def _violation(self, z: Tensor) -> Tensor:
-        parts = [member._violation(block) for member, block in self._blocks(z)]
+        scale = flat(z).abs().amax(1, keepdim=True)
+        parts = [_up_to_noise(member._violation, block, scale) for member, block in self._blocks(z)]
         return torch.stack(parts).amax(0) if parts else torch.zeros(len(z), dtype=z.dtype, device=z.device)
 
     def _apart(self, event: Event) -> Parts:
@@ -648,13 +649,21 @@ class Through(_Preimage):
         return found._replace(point=found.point.reshape(z.shape))
 
     def _violation(self, z: Tensor) -> Tensor:
-        """Coordinates of A x that are nothing but the rounding of the product count as zero."""
+        """That of A x, or of A x without the coordinates that are nothing but the rounding of the product."""
         image, scale = flat(self._back(z)), flat(z).abs() @ self.A.to(z).abs().T
-        image = torch.where(image.abs() <= 8.0 * EPSILON * scale, 0.0, image)
-        return self.inner._violation(image.reshape(-1, *self.shape))
+        return _up_to_noise(lambda y: self.inner._violation(y.reshape(-1, *self.shape)), image, scale)
 
     def _back(self, x: Tensor) -> Tensor:
         return (flat(x) @ self.A.to(x).T).reshape(len(x), *self.shape)
+
+
+def _up_to_noise(violation: Callable[[Tensor], Tensor], y: Tensor, scale: Tensor) -> Tensor:
+    """Violation of rows y (n, k), or of those rows without what is rounding on their scale, if that is less.
+
+    A block, or an image, that should be zero may hold the rounding of larger numbers and nothing else.
+    """
+    value, noise = violation(y), (y != 0) & (y.abs() <= 8.0 * EPSILON * scale)
+    return torch.minimum(value, violation(torch.where(noise, 0.0, y))) if bool(noise.any()) else value
 
 
 def _with_rows(rows: Rows | None, A: Tensor) -> Constraint | None:

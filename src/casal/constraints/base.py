@@ -311,7 +311,11 @@ class Constraint(ABC):
         key = tuple(event)
         if key not in self._known_parts:
             self.validate(key)
-            self._known_parts[key] = self._apart(key)
+            surface, solid = self._known_parts[key] = self._apart(key)
+            if surface is not None and surface is not self:
+                surface._known_parts[key] = Parts(surface, None)
+            if solid is not None and solid is not self:
+                solid._known_parts[key] = Parts(None, solid)
         return self._known_parts[key]
 
     @cached_property
@@ -320,7 +324,7 @@ class Constraint(ABC):
         return {}
 
     def _apart(self, event: Event) -> Parts:
-        """What ``parts`` returns. A surface part is its own surface part, a solid part its own solid part."""
+        """What ``parts`` finds. A surface part is its own surface part, a solid part its own solid part."""
         return Parts(None, self) if self.solid else Parts(self, None)
 
     def landing(self, y: Tensor) -> Landing:

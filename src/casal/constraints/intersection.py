@@ -58,6 +58,9 @@ TRIES, TO_AND_FRO = 8, 40
 SETTLED, MEETING = 0.99, 1e-9
 """Pieces are apart if their distance no longer falls from round to round, and is no rounding of the points' length."""
 
+ROUGH = Budget(1e-6, 100)
+"""Alternating projections that find a new start for Newton's steps."""
+
 MOST_COORDINATES = 1000
 """Coordinates up to which a set with flat sides is searched for inequalities that are equations in disguise."""
 
@@ -204,7 +207,7 @@ class Intersection(Constraint):
             return hidden
         surfaces, solids = split(self._parts, event)
         met = meet(surfaces, event)
-        if not solids and len(met) == len(self._parts):
+        if not solids and len(met) == len(self._parts) and all(any(a is b for b in self._parts) for a in met):
             return Parts(self, None)
         return Parts(together_in(met), together_in(solids))
 
@@ -239,8 +242,20 @@ class Intersection(Constraint):
             assert rows is not None
             found = nearest(flat(z), rows.to(z), budget)
             return Projection(found.point.reshape(z.shape), found.converged, found.iterations, found.residual)
+        return self._by_newton(z, budget, warm)
+
+    def _by_newton(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
+        """Newton's steps; where they get stuck, once more from where alternating projections lead."""
         assert self._newton is not None
-        return self._newton._solve(z, budget, warm)
+        found = self._newton._solve(z, budget, warm)
+        left = torch.nonzero(~found.converged).flatten()
+        if len(left):
+            near = alternating(z[left], _maps(self._parts, self.members, ROUGH), ROUGH).point
+            again = self._newton._solve(z[left], budget, near)
+            better = again.converged
+            for whole, part in zip(found, again, strict=True):
+                whole[left[better]] = part[better]
+        return found
 
     def _violation(self, z: Tensor) -> Tensor:
         return worst_violation(self.members, z)
@@ -276,8 +291,15 @@ def meet(surfaces: Sequence[Constraint], event: Event) -> list[Constraint]:
     """Surfaces that meet, those that are linear equations and spheres as one in closed form."""
     known = [(surface, surface._sphere_in_flat(event)) for surface in surfaces]
     round_or_flat = [found for _, found in known if found is not None]
-    both = _sphere_in_flats(round_or_flat, event) if len(round_or_flat) > 1 else None
+    # Bounds that fix coordinates are written as equations beside other surfaces.
+    bounds = any(found is not None and _has_inequalities(surface, event) for surface, found in known)
+    needed = len(round_or_flat) > 1 or (bounds and len(surfaces) > 1)
+    both = _sphere_in_flats(round_or_flat, event) if needed else None
     return list(surfaces) if both is None else [both, *(surface for surface, found in known if found is None)]
+
+
+def _has_inequalities(surface: Constraint, event: Event) -> bool:
+    return surface.inequalities(torch.zeros(surface.chains or 1, *event, dtype=torch.float64)).shape[1] > 0
 
 
 def together_in(members: Sequence[Constraint]) -> Constraint | None:
