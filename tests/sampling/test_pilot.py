@@ -139,6 +139,7 @@ def test_the_bend_of_the_set_limits_the_step() -> None:
         pilot = found(gaussian(1.0, d=d), casal.Sphere(radius))
         assert pilot.step_size == pytest.approx(BEND * radius**2 / (d - 1), rel=0.15)
         assert pilot.free_step_size == pytest.approx(STEP, rel=0.01)
+        torch.testing.assert_close(pilot.step_sizes(3, free=True), torch.full((3,), pilot.free_step_size, dtype=WIDE))
     flat = found(gaussian(1.0, d=3), casal.Affine(torch.ones((1, 3)), torch.ones(1)))
     assert flat.step_size == flat.free_step_size == pytest.approx(STEP, rel=1e-3)
 

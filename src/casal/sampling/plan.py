@@ -203,9 +203,17 @@ def look_ahead(context: Context, n: int, options: Options) -> Pilot:
         return run_pilot(context, x, chains, target.tune, stream)
 
 
-def tuned(target: Target, pilot: Pilot, n: int, tune: Tuning) -> Target:
-    """The target with what the pilot found for the settings in ``tune``; all chains share its evaluations."""
-    size = pilot.step_sizes(len(target.table)) if tune.step_size else None
+def tuned(target: Target, pilot: Pilot, n: int, tune: Tuning, *, free: bool = False) -> Target:
+    """The target with what the pilot found for the settings in ``tune``; all chains share its evaluations.
+
+    Args:
+        target: With or without open settings.
+        pilot: What was found.
+        n: Chains of the run.
+        tune: What is to be replaced.
+        free: Whether the method bounds its moves near the set by itself; see ``Pilot.step_sizes``.
+    """
+    size = pilot.step_sizes(len(target.table), free=free) if tune.step_size else None
     diagonal = pilot.preconditioner if tune.preconditioner else None
     spent = target.init_evaluations + pilot.evaluations / n
     return replace(settled(target, step_size=size, preconditioner=diagonal), init_evaluations=spent)
