@@ -98,7 +98,7 @@ class Pilot:
         preconditioner: D, of the shape of an event: the one that was found, or the one that was given; None for 1.
         ratio: The given step size (its median, if there is one per step) over the one found; 1 if none was given, or
             if it lies between ``step_size`` and ``free_step_size``.
-        acceptance: Of Metropolis moves with the step size that was found.
+        acceptance: Of Metropolis moves with ``free_step_size``.
         integrable: False if the density does not seem to have a finite integral off the set: nothing holds the chains
             back in the direction in which they are pushed.
         evaluations: Evaluations of the score or the potential, each for one chain.
