@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.errors import DivergedError, SettingError
+from casal.errors import DivergedError, SettingError, ShapeError
 from casal.sampling.pilot import BEND, STEP, Pilot
 from casal.sampling.plan import Options, Plan, look_ahead, make_plan
 
@@ -139,6 +139,7 @@ def test_the_bend_of_the_set_limits_the_step() -> None:
         pilot = found(gaussian(1.0, d=d), casal.Sphere(radius))
         assert pilot.step_size == pytest.approx(BEND * radius**2 / (d - 1), rel=0.15)
         assert pilot.free_step_size == pytest.approx(STEP, rel=0.01)
+        torch.testing.assert_close(pilot.step_sizes(3, free=True), torch.full((3,), pilot.free_step_size, dtype=WIDE))
     flat = found(gaussian(1.0, d=3), casal.Affine(torch.ones((1, 3)), torch.ones(1)))
     assert flat.step_size == flat.free_step_size == pytest.approx(STEP, rel=1e-3)
 
@@ -390,6 +391,45 @@ def test_a_score_that_is_not_finite_is_named() -> None:
     assert found(target, solid(2), n=100).step_size > 0
     with pytest.raises(SettingError, match="not finite at 1 of the 100 starting points"):
         plan(spoiled, solid(2), n=100)
+
+
+# ------------------------------------------------------------------------------------- the potential
+
+
+WRONG: dict[str, Callable[[Tensor], Tensor]] = {
+    "the density's sign": lambda x: -x.square().sum(1) / 2,
+    "twice": lambda x: x.square().sum(1),
+    "of another density": lambda x: (x + 5.0).square().sum(1) / 2,
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_potential_that_is_not_that_of_the_gradient_is_refused(name: str) -> None:
+    target = casal.langevin(lambda x: x, steps=5, step_size=0.1, init=start(2), potential=WRONG[name])
+    with pytest.raises(SettingError, match="along a line where its gradient says"):
+        plan(target, solid(2))
+
+
+@pytest.mark.parametrize("std", [0.0, 1e-3, 1.0, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_potentials_of_their_gradients_pass(std: float, dtype: torch.dtype) -> None:
+    zeros = torch.zeros((50, 2), dtype=dtype)
+    init = casal.GaussianStart(2, std, dtype=dtype) if std else zeros
+    for f in (
+        quartic,
+        mixture_potential,
+        particle_potential,
+        lambda x: x.abs().sum(1),
+        lambda x: torch.where(x.abs().amax(1) < 1.0, 0.0 * x[:, 0], math.inf),
+        lambda x: 1e6 + x.square().sum(1, keepdim=True),
+    ):
+        plan(casal.energy(f, steps=5, step_size=0.1, init=init), solid(2), n=50)
+
+
+def test_a_potential_is_one_number_a_chain() -> None:
+    target = casal.langevin(lambda x: x, steps=5, step_size=0.1, init=start(2), potential=lambda x: x.square() / 2)
+    with pytest.raises(ShapeError, match=r"give \(2,\)"):
+        plan(target, solid(2))
 
 
 # ----------------------------------------------------------------------------------------- the start

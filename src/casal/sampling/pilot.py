@@ -91,14 +91,14 @@ class Pilot:
 
     Attributes:
         step_size: tau in units of D, for moves that may end on the set by a projection.
-        free_step_size: The same for moves that are not projected: what f alone allows, as it is off and along the set.
-            It is larger where the set is bent strongly. ``WeightedCASAL`` bounds its moves near the set by itself.
-        first_step_size: What the curvature of f at the starting points allows; smaller than ``step_size`` if the start
-            is stiffer than where the chains come to rest.
+        free_step_size: The same for moves that are not projected: what the curvature of f allows, whatever the bend of
+            the set. ``WeightedCASAL`` bounds its moves near the set by itself.
+        first_step_size: What the curvature of f at the starting points allows, at most ``free_step_size``: smaller if
+            the start is stiffer than where the chains come to rest.
         preconditioner: D, of the shape of an event: the one that was found, or the one that was given; None for 1.
         ratio: The given step size (its median, if there is one per step) over the one found; 1 if none was given, or
             if it lies between ``step_size`` and ``free_step_size``.
-        acceptance: Of Metropolis moves with the step size that was found.
+        acceptance: Of Metropolis moves with ``free_step_size``.
         integrable: False if the density does not seem to have a finite integral off the set: nothing holds the chains
             back in the direction in which they are pushed.
         evaluations: Evaluations of the score or the potential, each for one chain.
@@ -113,18 +113,21 @@ class Pilot:
     integrable: bool
     evaluations: int
 
-    def step_sizes(self, steps: int) -> Tensor:
-        """The step size of every step, (steps,): tau, reached from a smaller one if the start is stiff.
+    def step_sizes(self, steps: int, *, free: bool = False) -> Tensor:
+        """The step size of every step, (steps,): that of the pilot, reached from a smaller one if the start is stiff.
 
         The first steps grow by a constant factor. In a steep tail the chains come down as they grow: for a potential
         like |x|^k or exp(x) the step times the curvature where a chain is stays about the same.
+
+        Args:
+            steps: How many.
+            free: Whether to take ``free_step_size``, for methods that bound their moves near the set.
         """
-        if self.first_step_size >= self.step_size / STIFF:
-            return torch.full((steps,), self.step_size, dtype=torch.float64)
-        rise = math.log(self.step_size / self.first_step_size)
-        factor = max(GROWTH, math.exp(rise / max(1.0, LONGEST_RISE * steps)))
-        grown = self.first_step_size * factor ** torch.arange(steps, dtype=torch.float64)
-        return grown.clamp_max(self.step_size)
+        size, first = self.free_step_size if free else self.step_size, self.first_step_size
+        if first >= size / STIFF:
+            return torch.full((steps,), size, dtype=torch.float64)
+        factor = max(GROWTH, (size / first) ** (1.0 / max(1.0, LONGEST_RISE * steps)))
+        return (first * factor ** torch.arange(steps, dtype=torch.float64)).clamp_max(size)
 
 
 def run_pilot(context: Context, x: Tensor, chains: Tensor, tune: Tuning | None, generator: torch.Generator) -> Pilot:
@@ -162,14 +165,15 @@ def run_pilot(context: Context, x: Tensor, chains: Tensor, tune: Tuning | None, 
         state, tau = model.relax(state, root, tau, SETTLE, generator)
         root = model.diagonal(state.x, x, root, tau.sqrt(), generator)
         curvature = model.largest_curvature(x, root, torch.ones_like(tau), FIRST_LANCZOS, generator)
-    steepest, bent = _curvature_at_rest(model, state, root, tau, chains, generator)
+    limit = _curvature_at_rest(model, state, root, tau, chains, generator)
+    steepest = limit.free if limit.free > FLAT * limit.along else limit.along
     free = STEP / steepest if steepest > 0 else float(tau.median())
     state, free, acceptance = _check_size(model, state, root, free, generator)
-    size = min(free, BEND / bent) if bent > 0 else free
+    size = STEP / max(STEP / free, limit.along, STEP / BEND * limit.bend)
     return Pilot(
         step_size=size,
         free_step_size=free,
-        first_step_size=min(size, STEP / max(_typical(curvature), torch.finfo(torch.float64).tiny)),
+        first_step_size=min(free, STEP / max(_typical(curvature), torch.finfo(torch.float64).tiny)),
         preconditioner=root.square().to(torch.float64) if tune.preconditioner else context.table.preconditioner,
         ratio=1.0 if tune.step_size else _ratio(float(context.table.b.median()), size, free),
         acceptance=acceptance,
@@ -317,18 +321,31 @@ def _first_state(model: _Model, x: Tensor) -> _State:
     return state
 
 
+class _Limit(NamedTuple):
+    """The curvatures that limit a step, in units of D; 0 for what is flat.
+
+    At a foot z, a line z + r u along the set bends away from it by r^2 a / 2, and f grows along it by
+    r^2 (u H u + grad f . a) / 2.
+
+    Attributes:
+        free: Of f, at the chains and at their feet: the largest eigenvalue of H.
+        along: Of f along the set: the same and the mean of grad f . a.
+        bend: Of the set: the mean square of a.
+    """
+
+    free: float
+    along: float = 0.0
+    bend: float = 0.0
+
+
 def _curvature_at_rest(
     model: _Model, state: _State, root: Tensor, tau: Tensor, chains: Tensor, generator: torch.Generator
-) -> tuple[float, float]:
-    """What limits the step: the curvature of f, at the chains and along the set at their feet, and that of the set.
-
-    In units of D; 0 for what is flat. At a foot z, a line z + r u along the set bends away from it by r^2 a / 2, and
-    f grows along it by r^2 (u H u + grad f . a) / 2.
-    """
+) -> _Limit:
+    """What limits the step where the chains have come to rest, and at their feet on the set."""
     x, length = state.x, tau.sqrt()
     surface = model.context.constraint.take(chains).parts(tuple(x.shape[1:])).surface
     if surface is None or not model.context.identity:
-        return _typical(model.largest_curvature(x, root, length, LANCZOS, generator)), 0.0
+        return _Limit(_typical(model.largest_curvature(x, root, length, LANCZOS, generator)))
     wide, z = root.to(torch.float64), surface.project(x.to(torch.float64))
     step = SET_STEP * _along(length, x).to(torch.float64)
 
@@ -351,9 +368,13 @@ def _curvature_at_rest(
     some = slice(0, None, 2)
     points, lengths = torch.cat([x[some], foot[some]]), torch.cat([length[some], length[some]])
     both = model.largest_curvature(points, root, lengths, LANCZOS, generator)
-    free, feet = both[: len(x[some])], both[len(x[some]) :]
-    on_set = feet + pull[some].nan_to_num(0.0).clamp_min(0.0).to(feet)
-    return max(_typical(free), _typical(on_set, weight[some])), float(bent.nan_to_num(0.0).median())
+    here, feet = both[: len(x[some])], both[len(x[some]) :]
+    along_set = feet + pull[some].nan_to_num(0.0).clamp_min(0.0).to(feet)
+    return _Limit(
+        free=max(_typical(here), _typical(feet, weight[some])),
+        along=_typical(along_set, weight[some]),
+        bend=float(bent.nan_to_num(0.0).median()),
+    )
 
 
 def _check_size(

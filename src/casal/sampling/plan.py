@@ -29,6 +29,9 @@ PROBE = 2
 PILOT_STREAM, START_STREAM = 1 << 40, 1 << 41
 """Random streams of the pilot run, and of the draws by which the starting points are known; no tile comes so far."""
 
+DIFFERENCE, DISAGREEMENT = 0.02, 0.2
+"""Half the change of a potential over which it is compared with its gradient, and the share they may differ by."""
+
 SPREAD_PROBE = 64
 """Starting points from which ``method="auto"`` reads the scale of a fixed density."""
 
@@ -203,9 +206,17 @@ def look_ahead(context: Context, n: int, options: Options) -> Pilot:
         return run_pilot(context, x, chains, target.tune, stream)
 
 
-def tuned(target: Target, pilot: Pilot, n: int, tune: Tuning) -> Target:
-    """The target with what the pilot found for the settings in ``tune``; all chains share its evaluations."""
-    size = pilot.step_sizes(len(target.table)) if tune.step_size else None
+def tuned(target: Target, pilot: Pilot, n: int, tune: Tuning, *, free: bool = False) -> Target:
+    """The target with what the pilot found for the settings in ``tune``; all chains share its evaluations.
+
+    Args:
+        target: With or without open settings.
+        pilot: What was found.
+        n: Chains of the run.
+        tune: What is to be replaced.
+        free: Whether the method bounds its moves near the set by itself; see ``Pilot.step_sizes``.
+    """
+    size = pilot.step_sizes(len(target.table), free=free) if tune.step_size else None
     diagonal = pilot.preconditioner if tune.preconditioner else None
     spent = target.init_evaluations + pilot.evaluations / n
     return replace(settled(target, step_size=size, preconditioner=diagonal), init_evaluations=spent)
@@ -295,6 +306,7 @@ def _check_context(context: Context, probe: Tensor, tol: float) -> None:
     """Try the score, the decoder and the projection on the first few starting points."""
     _check_preconditioner(context, probe)
     _check_score(context.target, probe)
+    _check_potential(context.target, probe)
     decoded = context.decode(probe)
     context.constraint.validate(tuple(decoded.shape[1:]))
     _check_projection(context.constraint.take(slice(0, len(probe))), decoded.to(torch.float64), tol)
@@ -329,6 +341,39 @@ def _check_score(target: Target, x: Tensor) -> None:
             step=0,
             steps=len(target.table),
             chains=lost,
+        )
+
+
+def _check_potential(target: Target, x: Tensor) -> None:
+    """Whether potential and gradient belong together: f(x + v) - f(x - v) is minus the integral of the score.
+
+    The line goes along the score and is so short that f changes by about 2 DIFFERENCE on it. It says nothing where
+    the score is not nearly constant on it, where f is not finite, and where f is too large for the change to be seen.
+    """
+    f = target.potential
+    if f is None:
+        return
+    here = f(x)
+    if not isinstance(here, Tensor) or here.numel() != len(x):
+        got = tuple(here.shape) if isinstance(here, Tensor) else type(here).__name__
+        raise ShapeError(
+            f"the potential of {target.name} is {got} at points of shape {tuple(x.shape)}; give ({len(x)},)"
+        )
+    t = target.table.t[0].to(x.device)
+    score = target.score(x, t).flatten(1).to(torch.float64)
+    v = DIFFERENCE * score / score.square().sum(1, keepdim=True)
+    ahead, behind = (x + sign * v.reshape(x.shape).to(x.dtype) for sign in (1.0, -1.0))
+    upper, lower = (f(end).reshape(len(x)).to(torch.float64) for end in (ahead, behind))
+    slopes = torch.stack([(target.score(end, t).flatten(1).to(torch.float64) * v).sum(1) for end in (ahead, behind)])
+    steady = ((slopes / DIFFERENCE - 1).abs() < DISAGREEMENT / 2).all(0)
+    rounding = 10 / DISAGREEMENT * torch.finfo(here.dtype).eps * torch.maximum(upper.abs(), lower.abs())
+    off = ((lower - upper) / (2 * DIFFERENCE) - 1).abs()
+    telling = steady & (rounding < DIFFERENCE) & torch.isfinite(off)
+    if bool(telling.any()) and float(off[telling].min()) > DISAGREEMENT:
+        change = float((upper - lower)[telling][0])
+        raise SettingError(
+            f"the potential of {target.name} changes by {change:.3g} along a line where its gradient says "
+            f"{-2 * DIFFERENCE:.3g}; give f = -log p, whose gradient is grad, or no potential"
         )
 
 
