@@ -20,6 +20,7 @@ from casal.constraints import Constraint, Parts
 from casal.diagnostics.degeneracy import WeightedRun, advice, population
 from casal.diagnostics.edges import edge_factor, has_hidden_edge, on_edge
 from casal.diagnostics.genealogy import Lineage, two_sided_p
+from casal.diagnostics.modes import LINE_POINTS, MOST_MODES, Modes, find_modes, jump_flow, line_integral
 from casal.diagnostics.stein import fixed_directions, projections_needed, stein_terms
 from casal.errors import CasalError
 from casal.methods import Context, few_chains
@@ -55,6 +56,15 @@ SHARE_OF_PROJECTIONS = 0.2
 MOST_SAMPLES = 20_000
 """Samples that a check looks at: more would find biases that do not matter."""
 
+SMALL_CHANGE = 0.02
+"""Share of samples that a move between modes may shift."""
+
+SMALLEST_FLOW = 8
+"""Samples that must have somewhere to go."""
+
+ON_THE_SET = 1e-9
+"""Violation up to which a reflected sample is in the set."""
+
 LEVELS_AGREE = 0.2
 """Relative difference of a diffusion model's scores at its finest noise level and at twice that, up to which the score
 at zero noise is read off them. A network without calibration at small noise, or data finer than the level, exceeds it.
@@ -75,7 +85,8 @@ class Fidelity:
             standard error over that of independent samples; see ``genealogy.py``), ``on_edge`` (share of samples),
             ``slack_bias`` (in standard deviations), ``moved`` (root mean square of |A x - z| over the spread of z),
             ``range_gap`` (the same over the norm of z, behind a decoder), ``stein_t``, ``stein_p`` and ``stein_bias``
-            (``stein.py``; the bias in standard deviations).
+            (``stein.py``; the bias in standard deviations), ``modes`` (clusters found), ``jump_t``, ``jump_p`` and
+            ``jump_change`` (``modes.py``; the share of samples that a move between modes would shift).
     """
 
     verdict: Verdict
@@ -179,6 +190,11 @@ class Evidence:
         return torch.tensordot(self.lineage.weights, self.z, dims=1)
 
     @cached_property
+    def modes(self) -> Modes:
+        """Clusters of the samples; one where every chain has a set of its own."""
+        return find_modes(self.flat, most=MOST_MODES if self.context.constraint.chains is None else 1)
+
+    @cached_property
     def statistics(self) -> Tensor:
         """Heights above the mean along fixed directions and their squares, (n, m), each of spread one."""
         height = (self.flat - self.mean.flatten()) @ fixed_directions(self.flat).T
@@ -229,7 +245,7 @@ def assess(
     if not spend:
         found.append(Finding(notes=("the score was not evaluated at the samples (check=False)",)))
     elif promised and ancestors >= FEWEST:
-        found.append(stein(evidence))
+        found += [stein(evidence), jump(evidence)]
     return _verdict(promised, method, ancestors, found)
 
 
@@ -371,7 +387,8 @@ def _stein(evidence: Evidence) -> Finding:
         raise _NotAvailable("the score behind a decoder is not known at the samples")
     if has_hidden_edge(evidence.constraint, evidence.z, evidence.mean):
         raise _NotAvailable("the set has an edge but names no inequalities")
-    index = _affordable(evidence, 0 if evidence.parts.surface is None else projections_needed(evidence.flat.shape[1]))
+    projections = 0 if evidence.parts.surface is None else projections_needed(evidence.flat.shape[1])
+    index = _affordable(evidence, 1.0 if context.table.static else 2.0, projections)
     z, lineage = evidence.z[index], evidence.lineage.some(index)
     surface, solid = evidence.constraint.take(index).parts(event)
     factor = None if solid is None else edge_factor(solid, z, lineage.weights)
@@ -386,9 +403,10 @@ def _stein(evidence: Evidence) -> Finding:
     terms = stein_terms(
         z.flatten(1),
         score_at(context, z).flatten(1),
-        lineage.weights,
+        lineage,
         None if surface is None else project,
         None if factor is None else lambda y: factor(y.reshape(len(y), *event)),
+        evidence.modes._replace(label=evidence.modes.label[index]),
     )
     if not terms.values.shape[1]:
         raise _NotAvailable("the samples are all equal")
@@ -415,16 +433,73 @@ def _stein(evidence: Evidence) -> Finding:
     )
 
 
-def _affordable(evidence: Evidence, projections: int) -> Tensor:
-    """Numbers of samples on which the score and so many projections may be spent."""
-    n, evaluations = len(evidence.run.samples), 1.0 if evidence.context.table.static else 2.0
-    share = min(1.0, SHARE_OF_EVALUATIONS * evidence.evaluations / evaluations)
+def jump(evidence: Evidence) -> Finding:
+    """Whether the weights of the modes are right (``modes.py``), by a t-test over ancestors."""
+    figures = {"modes": float(evidence.modes.number)}
+    if evidence.modes.number < 2:
+        return Finding(figures)
+    try:
+        return _jump(evidence)
+    except (_NotAvailable, CasalError) as reason:
+        figures |= {"jump_t": NOT_CHECKED, "jump_p": NOT_CHECKED, "jump_change": NOT_CHECKED}
+        return Finding(figures, notes=(f"the weights of the {evidence.modes.number} modes were not checked: {reason}",))
+
+
+def _jump(evidence: Evidence) -> Finding:
+    context, event, modes = evidence.context, tuple(evidence.z.shape[1:]), evidence.modes
+    if not context.identity:
+        raise _NotAvailable("the density behind a decoder is not known at the samples")
+    potential, surface = context.target.potential, evidence.parts.surface
+    index = _affordable(evidence, 2.0 if potential is not None else float(LINE_POINTS))
+    here, lineage = modes._replace(label=modes.label[index]), evidence.lineage.some(index)
+    centres = modes.centres.reshape(-1, *event)
+
+    def inside(y: Tensor) -> Tensor:
+        return evidence.constraint.violation(y.reshape(len(y), *event)) <= ON_THE_SET
+
+    def rise(z: Tensor, y: Tensor) -> Tensor:
+        if potential is None:
+            return line_integral(lambda v: level_score(context, v.reshape(len(v), *event)).flatten(1), z, y)
+        context.usage.add_scores(2 * len(z))
+        low, high = (potential(v.reshape(len(v), *event).to(context.like.dtype)).to(torch.float64) for v in (y, z))
+        return high - low
+
+    feet = (centres if surface is None else surface.project(centres)).flatten(1)
+    flow = jump_flow(evidence.flat[index], here, feet, inside, rise)
+    moved = float((flow.abs().sum(1) > 0.0).to(torch.float64).mean())
+    if moved * len(flow) < SMALLEST_FLOW:
+        raise _NotAvailable("no reflection maps one of them to another")
+    mean, error = lineage.mean(flow)
+    t = mean.abs() / error.clamp_min(torch.finfo(torch.float64).tiny)
+    p = two_sided_p(t, lineage.effective - 1.0)
+    figures = {
+        "modes": float(modes.number),
+        "jump_t": float(t.max()),
+        "jump_p": min(1.0, float(p.min()) * len(p)),
+        "jump_change": float(mean.abs().max()),
+    }
+    if figures["jump_p"] >= REJECT or figures["jump_change"] < SMALL_CHANGE:
+        return Finding(figures)
+    return Finding(
+        figures,
+        doubts=(
+            f"the weights of the {modes.number} modes that were found are off: one move between them would shift "
+            f"{100 * figures['jump_change']:.2g} % of the samples (p = {figures['jump_p']:.1g}); start from samples of "
+            "the unconstrained distribution, or take more chains and a slower ladder",
+        ),
+    )
+
+
+def _affordable(evidence: Evidence, evaluations: float, projections: int = 0) -> Tensor:
+    """Numbers of samples on which so many evaluations and projections each may be spent."""
+    n = len(evidence.run.samples)
+    left = SHARE_OF_EVALUATIONS * evidence.evaluations * n - evidence.context.usage.scores
+    count = min(float(len(evidence.z)), left / evaluations)
     if projections:
-        share = min(share, SHARE_OF_PROJECTIONS * evidence.projections / projections)
-    count = min(len(evidence.z), math.floor(share * n))
-    index = _evenly(len(evidence.z), count).to(evidence.z.device)
-    if count < FEWEST or evidence.lineage.some(index).effective < FEWEST:
-        raise _NotAvailable(f"a share of {SHARE_OF_EVALUATIONS:.0%} of so short a run allows too few evaluations")
+        count = min(count, SHARE_OF_PROJECTIONS * evidence.projections * n / projections)
+    index = _evenly(len(evidence.z), max(0, math.floor(count))).to(evidence.z.device)
+    if len(index) < FEWEST or evidence.lineage.some(index).effective < FEWEST:
+        raise _NotAvailable(f"{100 * SHARE_OF_EVALUATIONS:.0f} % of so short a run are too few evaluations")
     return index
 
 
@@ -442,17 +517,31 @@ def score_at(context: Context, z: Tensor) -> Tensor:
     Raises:
         _NotAvailable: The two levels disagree, or there is no denoiser.
     """
-    x, table = z.to(context.like.dtype), context.table
-    if table.static:
-        return context.score(x, table.t[-1].to(x.device)).to(torch.float64)
-    if context.target.denoise is None or table.alpha is None or table.sigma is None:
-        raise _NotAvailable(f"{context.target.name} has no denoiser to read the score off")
-    finest = float((table.sigma / table.alpha).min())
-    near, far = ((context.denoise(x, s).to(torch.float64) - x) / s**2 for s in (finest, 2.0 * finest))
+    near = level_score(context, z)
+    if context.table.static:
+        return near
+    far = level_score(context, z, 2.0)
     differ = float((near - far).square().sum().sqrt() / near.square().sum().sqrt().clamp_min(1e-300))
     if not differ <= LEVELS_AGREE:
+        finest = _finest(context)
         raise _NotAvailable(
             f"the model's scores at noise {finest:.3g} and {2 * finest:.3g} differ by {100 * differ:.0f} %, so its "
             "score without noise is not known; add finer noise levels, or train the network there"
         )
     return (4.0 * near - far) / 3.0
+
+
+def level_score(context: Context, z: Tensor, times: float = 1.0) -> Tensor:
+    """grad log p of a fixed density; of a diffusion model with noise, ``times`` its finest level."""
+    x, table = z.to(context.like.dtype), context.table
+    if table.static:
+        return context.score(x, table.t[-1].to(x.device)).to(torch.float64)
+    sigma = times * _finest(context)
+    return (context.denoise(x, sigma).to(torch.float64) - x) / sigma**2
+
+
+def _finest(context: Context) -> float:
+    table = context.table
+    if context.target.denoise is None or table.alpha is None or table.sigma is None:
+        raise _NotAvailable(f"{context.target.name} has no denoiser to read the score off")
+    return float((table.sigma / table.alpha).min())

@@ -64,6 +64,12 @@ class Lineage:
         shared = self._per_ancestor(parts).square().sum(0) * (self.ancestors / max(self.ancestors - 1, 1))
         return Estimate(mean, torch.maximum(shared, parts.square().sum(0)).sqrt())
 
+    def mean_of_others(self, values: Tensor) -> Tensor:
+        """For each sample, the mean of (n, k) over the samples of other ancestors: independent of the sample."""
+        own = self._per_ancestor(self.weights[:, None] * values)[self._group]
+        share = self._per_ancestor(self.weights[:, None])[self._group]
+        return (self.weights @ values - own) / (1.0 - share)
+
     def inflation(self, values: Tensor) -> float:
         """Largest squared standard error of a column of (n, k), in units of that of n independent samples."""
         mean, error = self.mean(values)

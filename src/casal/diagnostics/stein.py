@@ -13,8 +13,10 @@ space at z, and H = sum_j d^2P(z)[t_j, t_j] over an orthonormal basis t_j of it 
 
     L f = u . grad f + tr(T^T (Hessian f) T),      u = H + T s.
 
-f is a coordinate c . z, its square (c . (z - m))^2 / 2, or |z - m|^2 / 2, m the mean of the samples. A set with an
-interior has T = I and H = 0. The score is evaluated once at each sample; the rest are projections.
+f is a coordinate c . z, its square (c . (z - m))^2 / 2, or |z - m|^2 / 2, with m the mean of the samples of other
+ancestors, since a mean that holds the sample itself shifts E[L f] by about dimension / n. If the samples have several
+modes, a bump exp(-|z - c|^2 / (2 r^2)) looks at each of them alone. A set with an interior has T = I and H = 0. The
+score is evaluated once at each sample; the rest are projections.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from casal.diagnostics.genealogy import Lineage
+from casal.diagnostics.modes import MOST_MODES, Modes
 
 Map = Callable[[Tensor], Tensor]
 """(n, d) -> (n, d) for a projection, (n, d) -> (n,) for a factor."""
@@ -42,7 +47,7 @@ STEP = 3e-3
 """Step of a difference, in units of the spread of a coordinate."""
 
 FLAT = 1e-6
-"""Spread of a function, in units of the largest, below which it is constant on the set."""
+"""Squared slope along the set below which a function of slope one is constant on it, such as a fixed coordinate."""
 
 
 class SteinTerms(NamedTuple):
@@ -77,26 +82,29 @@ def projections_needed(size: int) -> int:
     """Projections of a sample that ``stein_terms`` takes on a surface in so many coordinates."""
     if size <= EXACT_DIMENSION:
         return 4 * size + 1
-    return 4 * PROBES + 1 + 2 * (FUNCTIONS + 2)
+    return 4 * PROBES + 1 + 2 * (FUNCTIONS + 2 + MOST_MODES)
 
 
 def stein_terms(
-    z: Tensor, score: Tensor, weights: Tensor, project: Map | None = None, factor: Map | None = None
+    z: Tensor,
+    score: Tensor,
+    lineage: Lineage,
+    project: Map | None = None,
+    factor: Map | None = None,
+    modes: Modes | None = None,
 ) -> SteinTerms:
-    """L f of the coordinates, their squares and the squared distance to the mean.
+    """L f of the coordinates, their squares, the squared distance to the mean, and bumps at the modes.
 
     Args:
         z: Samples (n, d), float64.
         score: grad log p at the samples, (n, d).
-        weights: (n,), sum one.
+        lineage: Their weights and ancestors.
         project: Onto the surface; None for a set with an interior.
         factor: g; None for a surface without an edge.
+        modes: Of the samples; one mode needs no bump.
     """
-    mean = weights @ z
-    y = z - mean
+    weights, y = lineage.weights, z - lineage.mean_of_others(z)
     spread = float((weights @ y.square()).mean().sqrt())
-    if spread == 0.0:
-        return SteinTerms(*(z.new_zeros((len(z), 0)) for _ in range(3)))
     step = STEP * spread
     at = tangents(z, step, project)
     drift = at.bend + at.push(score)
@@ -106,16 +114,29 @@ def stein_terms(
     for c in fixed_directions(z):
         tangent = at.push(c.expand_as(z))
         height, square = y @ c, tangent.square().sum(1)
+        if not float(weights @ square) > FLAT:
+            continue
         first = g * (drift @ c) + slope(tangent)
         values += [first, height * first + g * square]
         functions += [height, height.square() / 2]
         energy += [g * square, g * height.square() * square]
     outward = at.push(y)
-    values.append(g * ((y * drift).sum(1) + at.dimension) + slope(outward))
-    functions.append(y.square().sum(1) / 2)
-    energy.append(g * outward.square().sum(1))
-    terms = SteinTerms(*(torch.stack(columns, dim=1) for columns in (values, functions, energy)))
-    return _those_that_vary(terms, weights, spread)
+    square = outward.square().sum(1)
+    if float(weights @ square) > FLAT * spread**2:
+        values.append(g * ((y * drift).sum(1) + at.dimension) + slope(outward))
+        functions.append(y.square().sum(1) / 2)
+        energy.append(g * square)
+    if modes is not None and modes.number > 1:
+        for centre, width in zip(modes.centres, modes.radius, strict=True):
+            away = (z - centre) / width
+            outward, bump = at.push(away), torch.exp(-away.square().sum(1) / 2)
+            square = outward.square().sum(1)
+            first = g * (away * drift).sum(1) + slope(outward)
+            values.append(bump * (g * (square - at.dimension) / width - first) / width)
+            functions.append(bump)
+            energy.append(g * (bump / width).square() * square)
+    none = z.new_zeros((len(z), 0))
+    return SteinTerms(*(torch.stack(c, dim=1) if c else none for c in (values, functions, energy)))
 
 
 def fixed_directions(z: Tensor) -> Tensor:
@@ -175,12 +196,3 @@ def _slope(factor: Map, z: Tensor, step: float) -> Map:
 
 def _no_slope(v: Tensor) -> Tensor:
     return v.new_zeros(len(v))
-
-
-def _those_that_vary(terms: SteinTerms, weights: Tensor, spread: float) -> SteinTerms:
-    """Without functions that the set holds constant, such as a coordinate that an equation fixes."""
-    f = terms.functions
-    unit = torch.tensor([spread, spread**2 / 2], dtype=f.dtype, device=f.device)
-    unit = torch.cat([unit.repeat((f.shape[1] - 1) // 2), unit[1:]])
-    varies = (weights @ (f - weights @ f).square()).sqrt() > FLAT * unit
-    return SteinTerms(*(part[:, varies] for part in terms))
