@@ -69,8 +69,8 @@ def edge_factor(solid: Constraint, z: Tensor, weights: Tensor) -> Callable[[Tens
         z: Samples (n, *event), float64, which set the scale.
         weights: (n,), sum one.
     """
-    if solid.smooth:
-        heights = solid.inequalities(z)
+    heights = solid.inequalities(z) if solid.smooth else z.new_zeros(len(z), 0)
+    if heights.shape[1]:
         scale = (weights @ (heights - weights @ heights).square()).sqrt()
         varies = scale > 1e-12 * heights.abs().amax(0)
         if not bool(varies.any()):

@@ -52,6 +52,7 @@ SHARE_OF_EVALUATIONS = 0.08
 """Of the run's score evaluations, what the checks may add."""
 
 SHARE_OF_PROJECTIONS = 0.2
+"""Of the run's projections, or of its evaluations if they are more, likewise."""
 
 MOST_SAMPLES = 20_000
 """Samples that a check looks at: more would find biases that do not matter."""
@@ -155,9 +156,9 @@ class Evidence:
 
     @cached_property
     def index(self) -> Tensor:
-        """Numbers of the samples that are looked at."""
-        n = len(self.run.samples)
-        return _evenly(n, min(n, MOST_SAMPLES)).to(self.run.samples.device)
+        """Numbers of the samples that are looked at: as many as are looked at together elsewhere."""
+        n, some = len(self.run.samples), next(few_chains(self.run.samples), slice(0, 0))
+        return _evenly(n, min(n, some.stop, MOST_SAMPLES)).to(self.run.samples.device)
 
     @cached_property
     def z(self) -> Tensor:
@@ -359,7 +360,7 @@ def decoder_range(evidence: Evidence) -> Finding:
     return Finding(
         figures,
         doubts=(
-            f"the samples lie {100 * gap:.2g} % of their norm away from the decoder's range (|A x - z| / |z|): "
+            f"the samples lie {100 * gap:.3g} % of their norm away from the decoder's range (|A x - z| / |z|): "
             "take a larger rho (a smaller sigma) with more steps, or a set that the decoder's range meets",
         ),
     )
@@ -428,7 +429,7 @@ def _stein(evidence: Evidence) -> Finding:
         doubts=(
             f"samples and score do not belong together (Stein's identity fails by {figures['stein_t']:.1f} standard "
             f"errors, p = {figures['stein_p']:.1g}; a mean is off by about {figures['stein_bias']:.2g} standard "
-            "deviations): take more steps, a smaller step size, or a larger rho (a smaller sigma)",
+            "deviations): take more steps or another step size, or a larger rho (a smaller sigma)",
         ),
     )
 
@@ -468,7 +469,7 @@ def _jump(evidence: Evidence) -> Finding:
     flow = jump_flow(evidence.flat[index], here, feet, inside, rise)
     moved = float((flow.abs().sum(1) > 0.0).to(torch.float64).mean())
     if moved * len(flow) < SMALLEST_FLOW:
-        raise _NotAvailable("no reflection maps one of them to another")
+        raise _NotAvailable("no reflection maps the set and two of them to each other, or the valley is too deep")
     mean, error = lineage.mean(flow)
     t = mean.abs() / error.clamp_min(torch.finfo(torch.float64).tiny)
     p = two_sided_p(t, lineage.effective - 1.0)
@@ -496,10 +497,13 @@ def _affordable(evidence: Evidence, evaluations: float, projections: int = 0) ->
     left = SHARE_OF_EVALUATIONS * evidence.evaluations * n - evidence.context.usage.scores
     count = min(float(len(evidence.z)), left / evaluations)
     if projections:
-        count = min(count, SHARE_OF_PROJECTIONS * evidence.projections * n / projections)
+        most = SHARE_OF_PROJECTIONS * max(evidence.projections, evidence.evaluations) * n
+        count = min(count, most / projections)
     index = _evenly(len(evidence.z), max(0, math.floor(count))).to(evidence.z.device)
     if len(index) < FEWEST or evidence.lineage.some(index).effective < FEWEST:
-        raise _NotAvailable(f"{100 * SHARE_OF_EVALUATIONS:.0f} % of so short a run are too few evaluations")
+        raise _NotAvailable(
+            f"{100 * SHARE_OF_EVALUATIONS:.0f} % of the run's evaluations allow for {len(index)} samples, too few"
+        )
     return index
 
 

@@ -104,16 +104,15 @@ def _k_means(z: Tensor, count: int, stream: torch.Generator) -> Tensor | None:
 
 
 def _apart(z: Tensor, centres: Tensor) -> bool:
-    """Whether all clusters are large enough, and two of them always apart."""
+    """Whether all clusters are large enough, and any two of them apart along the line between their centres."""
     label = torch.cdist(z, centres).argmin(1)
     parts = [z[label == k] for k in range(len(centres))]
     if min(len(part) for part in parts) < max(SMALLEST, SMALLEST_SHARE * len(z)):
         return False
-    for a, b in combinations(parts, 2):
-        line = b.mean(0) - a.mean(0)
-        length = torch.linalg.vector_norm(line)
-        along = [(part @ (line / length)).std() for part in (a, b)]
-        if not float(length) > SEPARATION * float(along[0] + along[1]):
+    for a, b in combinations(range(len(centres)), 2):
+        line = centres[b] - centres[a]
+        here, there = ((parts[k] @ line) / torch.linalg.vector_norm(line) for k in (a, b))
+        if not float(there.mean() - here.mean()) > SEPARATION * float(here.std() + there.std()):
             return False
     return True
 
