@@ -135,7 +135,7 @@ class SampleResult:
             str(self.certificate),
             str(self.fidelity),
             f"{self.cost.score_evaluations:g} score evaluations and {self.cost.projections:g} projections a chain, "
-            f"{self.cost.seconds:.2f} s",
+            f"{self.cost.seconds:.2f} s{self._checked()}",
         ]
         if "ess" in self.trace:
             lines.append(
@@ -143,6 +143,11 @@ class SampleResult:
                 f"smallest effective size {float(self.trace['ess'].min()):.0f}"
             )
         return "\n".join(lines)
+
+
+    def _checked(self) -> str:
+        spent = self.cost.check_evaluations
+        return f"; {spent:.3g} evaluations for the check of the distribution" if spent else ""
 
 
 def tile_data(
@@ -219,7 +224,7 @@ def load(path: str | Path) -> SampleResult:
         samples=samples,
         certificate=Certificate(all_chains("sample_stats/violation")[:, 0], float(identity["tol"])),
         trace=series or trace.series(),
-        fidelity=Fidelity.from_plain(about["fidelity"]) if "fidelity" in about else UNFINISHED,
+        fidelity=Fidelity.from_plain(about["fidelity"]) if "fidelity" in about and len(done) == count else UNFINISHED,
         cost=Cost(*about.get("cost", [*used, 0.0])),
         state=namedtuple("State", fields)(**fields),
         provenance=run or identity,
