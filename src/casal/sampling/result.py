@@ -144,7 +144,6 @@ class SampleResult:
             )
         return "\n".join(lines)
 
-
     def _checked(self) -> str:
         spent = self.cost.check_evaluations
         return f"; {spent:.3g} evaluations for the check of the distribution" if spent else ""
