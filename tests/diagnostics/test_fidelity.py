@@ -121,8 +121,15 @@ def test_the_slack_of_a_ladder_is_read_off_the_population() -> None:
     assert found.figures["slack_bias"] == pytest.approx(true, rel=0.25)
     moved = (points - z).square().sum(1).mean() / (z - z.mean(0)).square().sum(1).mean()
     assert found.figures["moved"] == pytest.approx(float(moved.sqrt()))
-    corrected = judged(evidence(z, line, grad_log_p=lambda v: -v, state=state, trace={"finish_ess": torch.ones(1)}))
-    assert "slack_bias" not in corrected.figures  # a finish that reweights leaves no slack
+
+
+def test_offsets_that_do_not_depend_on_the_foot_leave_no_slack() -> None:
+    """What a finish that corrects for rho leaves behind."""
+    sphere, rho = EXACT["sphere"], 20.0
+    z = draws(sphere, 4000, 0)
+    away = 1.0 + torch.randn((4000, 1), generator=generator(1), dtype=torch.float64) / rho**0.5
+    found = judged(evidence(z, sphere, state=SimpleNamespace(x=z * away, rho=torch.tensor(rho))))
+    assert found.verdict == "trusted" and found.figures["slack_bias"] < 0.1
 
 
 def test_samples_far_from_the_range_of_a_decoder_are_suspect() -> None:

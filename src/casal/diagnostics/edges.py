@@ -10,7 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from casal.constraints import Constraint
+from casal.constraints import Constraint, Parts
+from casal.errors import SettingError
 
 STEP = 1e-6
 """Step along the set, in units of the distance to the mean, that a sample inside survives."""
@@ -22,17 +23,36 @@ FARTHEST = 50.0
 BISECTIONS = 45
 
 
+def parts_of(constraint: Constraint, event: tuple[int, ...]) -> Parts | None:
+    """Equations and inequalities of a set; None for a union of pieces that have both."""
+    try:
+        return constraint.parts(event)
+    except SettingError:
+        return None
+
+
 def on_edge(constraint: Constraint, z: Tensor, mean: Tensor) -> Tensor:
     """Which samples lie on the edge, (n,) bool: a small step along the set leaves it.
 
-    The steps go away from the mean and back, and along a fixed random direction and back, on the surface part.
+    The steps go away from the mean and back, and along a fixed random direction and back, on the surface part. In a
+    union of pieces that have equations and inequalities each, they stay on the piece of the sample.
 
     Args:
         constraint: The set, of these samples.
         z: Samples (n, *event), float64.
         mean: Of the samples, (*event).
     """
-    surface, solid = constraint.parts(tuple(z.shape[1:]))
+    event = tuple(z.shape[1:])
+    parts = parts_of(constraint, event)
+    if parts is None:
+        pieces = constraint.pieces(event)
+        own = torch.stack([piece.violation(z) for piece in pieces]).argmin(0)
+        found = torch.zeros(len(z), dtype=torch.bool, device=z.device)
+        for k, piece in enumerate(pieces):
+            some = torch.nonzero(own == k).flatten()
+            found[some] = on_edge(piece.take(some), z[some], mean)
+        return found
+    surface, solid = parts
     found = torch.zeros(len(z), dtype=torch.bool, device=z.device)
     away = z - mean
     if solid is None:
@@ -51,7 +71,8 @@ def on_edge(constraint: Constraint, z: Tensor, mean: Tensor) -> Tensor:
 
 def has_hidden_edge(constraint: Constraint, z: Tensor, mean: Tensor) -> bool:
     """Whether a convex set without an interior ends somewhere although it names no inequalities."""
-    if constraint.parts(tuple(z.shape[1:])).solid is not None or not constraint.convex:
+    parts = parts_of(constraint, tuple(z.shape[1:]))
+    if parts is None or parts.solid is not None or not constraint.convex:
         return False
     y = z + FARTHEST * (z - mean)
     outside = torch.linalg.vector_norm((constraint.project(y) - y).flatten(1), dim=1)

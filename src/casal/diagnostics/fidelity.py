@@ -315,12 +315,11 @@ def slack(evidence: Evidence) -> Finding:
 
         weight = exp((rho - rho/r)/2 |A x - z|^2),      bias = (E_{rho/r} f - E_rho f) / (r - 1),
 
-    since the bias is proportional to 1/rho near its limit. A finish that corrects for rho leaves none.
+    since the bias is proportional to 1/rho near its limit. A finish that corrects for rho leaves none: the offset
+    A x - z is then independent of z, and weights that depend on it alone do not move the samples.
     """
-    state, trace, offset = evidence.run.state, evidence.run.trace, evidence.offset
-    rho = getattr(state, "rho", None)
-    corrected = "finish_ess" in trace or ("boundary_mass" in trace and evidence.parts.surface is None)
-    if rho is None or offset is None or corrected or not float(rho) > 0.0:
+    rho, offset = getattr(evidence.run.state, "rho", None), evidence.offset
+    if rho is None or offset is None or not float(rho) > 0.0:
         return Finding()
     lineage, f = evidence.lineage, evidence.statistics
     half = offset.square().sum(1) / 2
