@@ -32,6 +32,8 @@ def same(one: casal.SampleResult, other: casal.SampleResult) -> None:
     assert torch.equal(one.steps, other.steps) and one.partial == other.partial
     assert one.cost.score_evaluations == other.cost.score_evaluations
     assert one.cost.projections == other.cost.projections
+    assert one.cost.check_evaluations == other.cost.check_evaluations
+    assert one.fidelity.plain() == other.fidelity.plain()
     assert all(torch.equal(a, b) for a, b in zip(one.state, other.state, strict=True))
     assert one.trace.keys() == other.trace.keys()
     assert all(torch.equal(one.trace[key], other.trace[key]) for key in one.trace)
@@ -75,6 +77,7 @@ def test_missing_tiles_are_run_again(name: str, missing: list[int], tmp_path: Pa
         record(store, index).unlink()
     if len(missing) < 5:
         part = casal.load(store)
+        assert part.fidelity.verdict == "suspect"  # what is there of a run has not been checked
         assert part.partial and len(part.samples) == N - sum(10 if k == 4 else TILE for k in missing)
     else:
         with pytest.raises(StoreError, match=r"no tile .* finished"):

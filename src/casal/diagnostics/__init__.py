@@ -1,4 +1,4 @@
-"""Distances between samples and a law, each beside its floor, and the health of weighted populations."""
+"""Distances between samples and a law, each beside its floor; the health of populations; what can be trusted."""
 
 from casal.diagnostics.degeneracy import Clusters, Population, advice, clusters, population, warn_if_degenerate
 from casal.diagnostics.distances import (
@@ -10,12 +10,19 @@ from casal.diagnostics.distances import (
     sliced_wasserstein,
     wasserstein1,
 )
+from casal.diagnostics.fidelity import Evidence, Fidelity, assess
+from casal.diagnostics.genealogy import Estimate, Lineage
 
 __all__ = [
     "Clusters",
     "Distance",
+    "Estimate",
+    "Evidence",
+    "Fidelity",
+    "Lineage",
     "Population",
     "advice",
+    "assess",
     "classifier_test",
     "clusters",
     "directions",

@@ -43,8 +43,9 @@ def sample(
     store: str | Path | None = None,
     client: Any = None,
     workers: int | None = None,
+    check: bool = True,
 ) -> SampleResult:
-    """Draw n samples that lie in the set, with a certificate.
+    """Draw n samples that lie in the set, with a certificate of that, and one of their distribution.
 
     Args:
         target: Score, table and start, from ``casal.langevin``, ``casal.energy`` ...
@@ -70,15 +71,17 @@ def sample(
             tiles that are there and ends in the same bits; another run is refused.
         client: A ``distributed.Client``: tiles become tasks of its cluster. Changes no bit of the result.
         workers: The same on an embedded cluster of that many processes.
+        check: Whether checks of the distribution may evaluate the score: at most 8 % more evaluations, for methods
+            that promise the distribution, counted apart in ``result.cost``. Checks without evaluations are always made.
 
     Returns:
-        Samples, certificate, trace, cost, last state, provenance. If interrupted by Ctrl-C, it returns the chains that
-        have taken at least one step, marked ``partial``.
+        Samples, certificate, fidelity, trace, cost, last state, provenance. If interrupted by Ctrl-C, it returns the
+        chains that have taken at least one step, marked ``partial``.
 
     Raises:
         CasalError: Settings, shapes or sets that cannot work (before the first step), or chains that diverged.
     """
-    options = Options(decoder, seed, dtype, device, tol, record_every, budget, tile, threads, compile)
+    options = Options(decoder, seed, dtype, device, tol, record_every, budget, tile, threads, compile, check)
     with torch.no_grad(), cluster_client(client, workers, compile) as found:
         plan = make_plan(target, constraint, method, n, options)
         chains = Chains(plan.tiles(), plan.common_generator())

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from casal.diagnostics import warn_if_degenerate
-from casal.methods import Usage
+from casal.diagnostics import Evidence, Fidelity, assess, warn_if_degenerate
+from casal.methods import Context, Usage
 from casal.sampling.certificate import certify
 from casal.sampling.executors import Executor
 from casal.sampling.loop import Chains
 from casal.sampling.plan import Plan
 from casal.sampling.result import Cost, SampleResult
 from casal.sampling.stepping import Stepper
-from casal.sampling.tiles import Tile, join
+from casal.sampling.tiles import Tile, join, one_thread
 from casal.sampling.trace import Trace
 
 
@@ -45,9 +46,10 @@ def collect(
     state, series = _decoded(plan, join(begun)), records.series()
     warn_if_degenerate(series, n, getattr(state, "log_weight", None))
     about = {**plan.about(), "threads": executor.threads, "compile": stepper.compiles}
-    return SampleResult(
+    constraint = plan.context.constraint.take(which)
+    result = SampleResult(
         samples=samples,
-        certificate=certify(plan.context.constraint.take(which), samples, plan.options.tol),
+        certificate=certify(constraint, samples, plan.options.tol),
         trace=series,
         cost=Cost(usage.scores / n + plan.target.init_evaluations, usage.projections / n, seconds),
         state=state,
@@ -55,6 +57,27 @@ def collect(
         steps=steps,
         partial=interrupted,
     )
+    spent = Usage()
+    fidelity = _fidelity(plan, result, plan.context.replace(constraint=constraint, usage=spent))
+    cost = replace(result.cost, check_evaluations=spent.scores / n, check_projections=spent.projections / n)
+    return replace(result, fidelity=fidelity, cost=cost)
+
+
+def _fidelity(plan: Plan, result: SampleResult, context: Context) -> Fidelity:
+    """The certificate of the distribution; an interrupted run is not worth evaluations."""
+    doubts = plan.doubts
+    if result.partial:
+        done = int(result.steps.min())
+        doubts += (f"the run was interrupted after {done} of {plan.steps} steps; run it to the end",)
+    with one_thread():
+        return assess(
+            Evidence(result, context, result.cost.score_evaluations, result.cost.projections),
+            promised=plan.method.promises_distribution,
+            method=plan.method.name,
+            spend=plan.options.check and not result.partial,
+            notes=plan.notes,
+            doubts=doubts,
+        )
 
 
 def _samples(plan: Plan, tiles: list[Tile]) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import warnings
+from dataclasses import astuple
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -97,8 +98,8 @@ class StoreKeeper(Keeper):
                 stacklevel=3,
             )
             return
-        cost = [result.cost.score_evaluations, result.cost.projections, result.cost.seconds]
-        self.store.finish({"run": dict(result.provenance), "cost": cost, "exchanges": self._together()})
+        whole = {"run": dict(result.provenance), "cost": list(astuple(result.cost)), "exchanges": self._together()}
+        self.store.finish({**whole, "fidelity": result.fidelity.plain()})
 
     def _write(self, tile: Tile) -> None:
         tile.trace.steps.pop(tile.steps, None)

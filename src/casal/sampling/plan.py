@@ -49,6 +49,7 @@ class Options(NamedTuple):
     tile: int | None = None
     threads: int | None = None
     compile: bool = False
+    check: bool = True
 
 
 class Leg(NamedTuple):
@@ -77,6 +78,8 @@ class Plan:
         tile: Chains in a tile.
         options: The settings of the call.
         pilot: What the pilot run found, if there was one.
+        notes: What is known before the run and worth saying in the certificate of the distribution.
+        doubts: Reasons, known before the run, not to trust the distribution.
     """
 
     target: Target
@@ -88,6 +91,8 @@ class Plan:
     tile: int
     options: Options
     pilot: Pilot | None = None
+    notes: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
 
     @property
     def steps(self) -> int:

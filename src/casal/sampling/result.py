@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from casal.errors import StoreError
+from casal.diagnostics import Estimate, Fidelity, Lineage
+from casal.errors import ShapeError, StoreError
 from casal.sampling.certificate import Certificate
 from casal.sampling.trace import Trace
 from casal.store import FORMAT, RunStore, named_errors, zarr_module
@@ -25,16 +26,26 @@ class Cost:
         score_evaluations: Per chain.
         projections: Per chain.
         seconds: Wall-clock time of the loop.
+        check_evaluations: Score evaluations a chain that the certificate of the distribution took, beyond these.
+        check_projections: Projections, likewise.
     """
 
     score_evaluations: float
     projections: float
     seconds: float
+    check_evaluations: float = 0.0
+    check_projections: float = 0.0
+
+
+UNFINISHED = Fidelity(
+    "suspect", ("the run was stopped before its distribution was checked; repeat the call that began it",), {}
+)
+"""Of a store whose run has not come to its end."""
 
 
 @dataclass(frozen=True)
 class SampleResult:
-    """Samples with their certificate, and how they came about.
+    """Samples with their certificates, and how they came about.
 
     Attributes:
         samples: (n, *event) in decoded space; for methods that promise feasibility this is z, in float64.
@@ -47,6 +58,7 @@ class SampleResult:
         provenance: Settings and versions.
         steps: (n,) steps each returned chain has taken.
         partial: The run was interrupted; ``steps`` says how far each chain came.
+        fidelity: How far the distribution of the samples can be trusted.
     """
 
     samples: Tensor
@@ -57,6 +69,7 @@ class SampleResult:
     provenance: Mapping[str, Any]
     steps: Tensor
     partial: bool = False
+    fidelity: Fidelity = UNFINISHED
 
     @property
     def weights(self) -> Tensor:
@@ -71,6 +84,28 @@ class SampleResult:
         """(n,) index of the starting chain each sample descends from."""
         ancestor: Tensor | None = getattr(self.state, "ancestor", None)
         return torch.arange(len(self.samples)) if ancestor is None else ancestor
+
+    def expect(self, f: Callable[[Tensor], Tensor]) -> Estimate:
+        """The expectation of a function of the samples, with a standard error that knows of weights and copies.
+
+        The value is sum_i W_i f(z_i). Samples of one ancestor count as one observation, see
+        ``diagnostics/genealogy.py``; chains that never meet are their own ancestors.
+
+        Args:
+            f: Samples (n, *event) -> (n,) or (n, k).
+
+        Returns:
+            ``value`` and ``standard_error``, of shape () or (k,), float64.
+
+        Raises:
+            ShapeError: f returns something else.
+        """
+        values, n = f(self.samples), len(self.samples)
+        if not isinstance(values, Tensor) or values.ndim not in (1, 2) or len(values) != n:
+            got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ShapeError(f"f must return a tensor ({n},) or ({n}, k) for {n} samples, got {got}")
+        mean, error = Lineage(self.weights, self.ancestors).mean(values.reshape(n, -1))
+        return Estimate(mean, error) if values.ndim == 2 else Estimate(mean[0], error[0])
 
     def save(self, path: str | Path) -> None:
         """Write the result to a new store (zarr), as ``casal.sample(..., store=path)`` does; ``casal.load`` reads it.
@@ -90,16 +125,17 @@ class SampleResult:
         store = RunStore(place, identity, [(0, n)])
         store.write(0, *tile_data(self.state, self.samples, self.certificate.violation, record))
         series = {name: values.tolist() for name, values in self.trace.items()}
-        cost = [self.cost.score_evaluations, self.cost.projections, self.cost.seconds]
-        store.finish({"run": {**about, "partial": self.partial, "series": series}, "cost": cost})
+        run = {**about, "partial": self.partial, "series": series}
+        store.finish({"run": run, "cost": list(astuple(self.cost)), "fidelity": self.fidelity.plain()})
 
     def __str__(self) -> str:
         method, n = self.provenance.get("method", "?"), len(self.samples)
         lines = [
             f"{method}: {n} samples of shape {tuple(self.samples.shape[1:])}{' (partial run)' if self.partial else ''}",
             str(self.certificate),
+            str(self.fidelity),
             f"{self.cost.score_evaluations:g} score evaluations and {self.cost.projections:g} projections a chain, "
-            f"{self.cost.seconds:.2f} s",
+            f"{self.cost.seconds:.2f} s{self._checked()}",
         ]
         if "ess" in self.trace:
             lines.append(
@@ -107,6 +143,10 @@ class SampleResult:
                 f"smallest effective size {float(self.trace['ess'].min()):.0f}"
             )
         return "\n".join(lines)
+
+    def _checked(self) -> str:
+        spent = self.cost.check_evaluations
+        return f"; {spent:.3g} evaluations for the check of the distribution" if spent else ""
 
 
 def tile_data(
@@ -183,6 +223,7 @@ def load(path: str | Path) -> SampleResult:
         samples=samples,
         certificate=Certificate(all_chains("sample_stats/violation")[:, 0], float(identity["tol"])),
         trace=series or trace.series(),
+        fidelity=Fidelity.from_plain(about["fidelity"]) if "fidelity" in about and len(done) == count else UNFINISHED,
         cost=Cost(*about.get("cost", [*used, 0.0])),
         state=namedtuple("State", fields)(**fields),
         provenance=run or identity,

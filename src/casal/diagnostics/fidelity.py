@@ -1,0 +1,550 @@
+"""The second certificate of a result: how far the distribution of its samples can be trusted, in numbers.
+
+The first certificate says that samples lie in the set. This one asks whether they follow p on the set, by checks that
+need no exact answer. Each check returns figures, doubts (reasons against trust) and notes (what it could not see). What
+no check can know: a mode that no chain has found, and a model that is itself wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from casal.constraints import Constraint, Parts
+from casal.diagnostics.degeneracy import WeightedRun, advice, population
+from casal.diagnostics.edges import edge_factor, has_hidden_edge, on_edge
+from casal.diagnostics.genealogy import Lineage, two_sided_p
+from casal.diagnostics.modes import LINE_POINTS, MOST_MODES, Modes, find_modes, jump_flow, line_integral
+from casal.diagnostics.stein import fixed_directions, projections_needed, stein_terms
+from casal.errors import CasalError
+from casal.methods import Context, few_chains
+
+Verdict = Literal["trusted", "suspect", "too few", "not promised"]
+
+FEWEST = 50.0
+"""Effective ancestors below which nothing is certified."""
+
+REJECT = 0.003
+"""Probability, over all functions of a test, below which right samples are no longer believed in."""
+
+SMALL_BIAS = 0.03
+"""Bias, in standard deviations, below which a test that rejects raises no doubt."""
+
+LARGEST_BIAS = 99.0
+"""Where the estimate of a bias by Stein's identity is cut off: it holds for small ones."""
+
+MOST_ATOMS = 0.01
+"""Share of samples on the edge that is let pass, beyond two standard errors."""
+
+LARGEST_SLACK_BIAS = 0.1
+"""Bias by the slack, in standard deviations, that is let pass."""
+
+FARTHEST_FROM_RANGE = 0.03
+"""Distance of samples to the range of a decoder, in units of their norm, that is let pass."""
+
+SHARE_OF_EVALUATIONS = 0.08
+"""Of the run's score evaluations, what the checks may add."""
+
+SHARE_OF_PROJECTIONS = 0.2
+"""Of the run's projections, or of its evaluations if they are more, likewise."""
+
+MOST_SAMPLES = 20_000
+"""Samples that a check looks at: more would find biases that do not matter."""
+
+SMALL_CHANGE = 0.02
+"""Share of samples that a move between modes may shift."""
+
+SMALLEST_FLOW = 8
+"""Samples that must have somewhere to go."""
+
+ON_THE_SET = 1e-9
+"""Violation up to which a reflected sample is in the set."""
+
+LEVELS_AGREE = 0.2
+"""Relative difference of a diffusion model's scores at its finest noise level and at twice that, up to which the score
+at zero noise is read off them. A network without calibration at small noise, or data finer than the level, exceeds it.
+"""
+
+NOT_CHECKED = math.nan
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """How far the distribution of samples can be trusted.
+
+    Attributes:
+        verdict: "trusted": no check found anything, for the modes that were found and the model as it is. "suspect": a
+            check did. "too few": fewer than 50 effective ancestors. "not promised": by the method.
+        reasons: Sentences with the number and what helps, the gravest first; then what could not be checked.
+        figures: Name to number; NaN for what was not measured. ``effective_ancestors`` and ``inflation`` (squared
+            standard error over that of independent samples; see ``genealogy.py``), ``on_edge`` (share of samples),
+            ``slack_bias`` (in standard deviations), ``moved`` (root mean square of |A x - z| over the spread of z),
+            ``range_gap`` (the same over the norm of z, behind a decoder), ``stein_t``, ``stein_p`` and ``stein_bias``
+            (``stein.py``; the bias in standard deviations), ``modes`` (clusters found), ``jump_t``, ``jump_p`` and
+            ``jump_change`` (``modes.py``; the share of samples that a move between modes would shift).
+    """
+
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    figures: Mapping[str, float]
+
+    def __str__(self) -> str:
+        line = f"distribution {self.verdict}"
+        if self.verdict == "trusted":
+            return f"{line}, for the modes found and this model{self._numbers()}"
+        more = f" (and {len(self.reasons) - 1} more in fidelity.reasons)" if len(self.reasons) > 1 else ""
+        return f"{line}: {self.reasons[0]}{more}" if self.reasons else line
+
+    def _numbers(self) -> str:
+        ancestors, p = self.figures.get("effective_ancestors", math.nan), self.figures.get("stein_p", math.nan)
+        shown = [f"{ancestors:.0f} effective ancestors"] if math.isfinite(ancestors) else []
+        shown += [f"Stein p = {p:.2g}"] if math.isfinite(p) else []
+        return f" ({', '.join(shown)})" if shown else ""
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON data."""
+        figures = {name: value if math.isfinite(value) else str(value) for name, value in self.figures.items()}
+        return {"verdict": self.verdict, "reasons": list(self.reasons), "figures": figures}
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Fidelity:
+        """The reverse of ``plain``."""
+        figures = {name: float(value) for name, value in data["figures"].items()}
+        return cls(data["verdict"], tuple(data["reasons"]), figures)
+
+
+class Finding(NamedTuple):
+    """What one check found.
+
+    Attributes:
+        figures: Name to number.
+        doubts: Reasons against trust.
+        notes: What is worth knowing and no reason against trust.
+    """
+
+    figures: Mapping[str, float] = {}
+    doubts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What the checks look at.
+
+    Attributes:
+        run: Samples, weights, ancestors, trace and last state.
+        context: Model, set and decoder of these samples; its usage counts what the checks spend.
+        evaluations: Score evaluations a chain that the run took.
+        projections: Projections a chain, likewise.
+    """
+
+    run: WeightedRun
+    context: Context
+    evaluations: float = math.inf
+    projections: float = math.inf
+
+    @cached_property
+    def everyone(self) -> Lineage:
+        """Weights and ancestors of all samples."""
+        return Lineage(self.run.weights, self.run.ancestors)
+
+    @cached_property
+    def index(self) -> Tensor:
+        """Numbers of the samples that are looked at: as many as are looked at together elsewhere."""
+        n, some = len(self.run.samples), next(few_chains(self.run.samples), slice(0, 0))
+        return _evenly(n, min(n, some.stop, MOST_SAMPLES)).to(self.run.samples.device)
+
+    @cached_property
+    def z(self) -> Tensor:
+        """These samples, float64."""
+        return self.run.samples[self.index].to(torch.float64)
+
+    @cached_property
+    def flat(self) -> Tensor:
+        """The same (n, d)."""
+        return self.z.flatten(1)
+
+    @cached_property
+    def lineage(self) -> Lineage:
+        """Their weights and ancestors."""
+        return self.everyone.some(self.index)
+
+    @cached_property
+    def constraint(self) -> Constraint:
+        """Their set."""
+        return self.context.constraint.take(self.index)
+
+    @cached_property
+    def parts(self) -> Parts:
+        """Equations and inequalities of the set."""
+        return self.constraint.parts(tuple(self.z.shape[1:]))
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """Of the samples, (*event)."""
+        return torch.tensordot(self.lineage.weights, self.z, dims=1)
+
+    @cached_property
+    def modes(self) -> Modes:
+        """Clusters of the samples; one where every chain has a set of its own."""
+        return find_modes(self.flat, most=MOST_MODES if self.context.constraint.chains is None else 1)
+
+    @cached_property
+    def statistics(self) -> Tensor:
+        """Heights above the mean along fixed directions and their squares, (n, m), each of spread one."""
+        height = (self.flat - self.mean.flatten()) @ fixed_directions(self.flat).T
+        columns = torch.cat([height, height.square()], dim=1)
+        columns = columns - self.lineage.weights @ columns
+        spread = (self.lineage.weights @ columns.square()).sqrt()
+        half = height.shape[1]
+        told = torch.cat([spread[:half] > 1e-6 * spread[:half].max(), spread[half:] > 1e-6 * spread[half:].max()])
+        return columns[:, told] / spread[told]
+
+    @cached_property
+    def offset(self) -> Tensor | None:
+        """A x - z for the last x and the samples z, (n, d); None where the state has no x of its own."""
+        x = getattr(self.run.state, "x", None)
+        if x is None or len(x) != len(self.run.samples):
+            return None
+        x = x[self.index]
+        decoded = torch.cat([self.context.decode(x[some]).flatten(1).to(torch.float64) for some in few_chains(x)])
+        return decoded - self.flat if decoded.shape == self.flat.shape else None
+
+
+def assess(
+    evidence: Evidence,
+    *,
+    promised: bool,
+    method: str = "the method",
+    spend: bool = True,
+    notes: tuple[str, ...] = (),
+    doubts: tuple[str, ...] = (),
+) -> Fidelity:
+    """All checks, and the verdict.
+
+    Args:
+        evidence: The run.
+        promised: Whether the method promises the distribution.
+        method: Its name.
+        spend: Whether checks may evaluate the score.
+        notes: What was known before the run and is worth saying.
+        doubts: Reasons against trust that were known before the run.
+    """
+    if len(evidence.z) < 2 or not bool(torch.isfinite(evidence.z).all()):
+        lost = int((~torch.isfinite(evidence.flat)).any(1).sum())
+        doubts += (f"{lost} of {len(evidence.z)} samples are not finite; take smaller steps",) if lost else ()
+        return _verdict(promised, method, 0.0, [Finding(doubts=doubts, notes=notes)])
+    ancestors = evidence.everyone.effective
+    found = [Finding(doubts=doubts, notes=notes)]
+    found += [check(evidence) for check in (atoms, slack, decoder_range, degenerate, genealogy)]
+    if not spend:
+        found.append(Finding(notes=("the score was not evaluated at the samples (check=False)",)))
+    elif promised and ancestors >= FEWEST:
+        found += [stein(evidence), jump(evidence)]
+    return _verdict(promised, method, ancestors, found)
+
+
+def _verdict(promised: bool, method: str, ancestors: float, found: list[Finding]) -> Fidelity:
+    doubts = tuple(sentence for finding in found for sentence in finding.doubts)
+    notes = tuple(sentence for finding in found for sentence in finding.notes)
+    figures = {name: float(value) for finding in found for name, value in finding.figures.items()}
+    if not promised:
+        first = f"{method} does not promise the distribution; WeightedCASAL, SplitGibbs and Twisted do"
+        return Fidelity("not promised", (first, *doubts, *notes), figures)
+    if doubts:
+        return Fidelity("suspect", doubts + notes, figures)
+    if ancestors < FEWEST:
+        first = (
+            f"the samples are worth {ancestors:.0f} independent starting chains, fewer than {FEWEST:.0f}: "
+            "take more chains, more moves a level, or a slower ladder"
+        )
+        return Fidelity("too few", (first, *notes), figures)
+    return Fidelity("trusted", notes, figures)
+
+
+# ------------------------------------------------------------------------------------ checks without evaluations
+
+
+def genealogy(evidence: Evidence) -> Finding:
+    """How many independent starting chains the samples are worth."""
+    lineage = evidence.lineage
+    figures = {
+        "effective_ancestors": evidence.everyone.effective,
+        "inflation": lineage.inflation(evidence.statistics),
+    }
+    offset = evidence.offset
+    if offset is not None:
+        spread = lineage.weights @ (evidence.flat - evidence.mean.flatten()).square().sum(1)
+        figures["moved"] = math.sqrt(float(lineage.weights @ offset.square().sum(1)) / max(float(spread), 1e-300))
+    return Finding(figures)
+
+
+def degenerate(evidence: Evidence) -> Finding:
+    """What the weights along the run say."""
+    sentences = tuple(advice(evidence.run))
+    if population(evidence.run).split:
+        return Finding(doubts=sentences)
+    return Finding(notes=sentences)
+
+
+def atoms(evidence: Evidence) -> Finding:
+    """Share of samples on the edge of the set; right samples have none there."""
+    share = evidence.lineage.mean(on_edge(evidence.constraint, evidence.z, evidence.mean)[:, None])
+    value, error = float(share.value), float(share.standard_error)
+    inside = evidence.run.trace.get("inside")
+    figures = {"on_edge": value} if inside is None else {"on_edge": value, "inside": float(inside[-1])}
+    if value <= MOST_ATOMS + 2.0 * error:
+        return Finding(figures)
+    return Finding(
+        figures,
+        doubts=(
+            f"{100 * value:.3g} % of the samples lie exactly on the edge of the set, where right samples have "
+            "probability zero: the last projection put them there; take a larger rho (a smaller sigma) or more chains",
+        ),
+    )
+
+
+def slack(evidence: Evidence) -> Finding:
+    """Bias of a ladder that ends at a finite rho, from the population itself reweighted to a smaller rho:
+
+        weight = exp((rho - rho/r)/2 |A x - z|^2),      bias = (E_{rho/r} f - E_rho f) / (r - 1),
+
+    since the bias is proportional to 1/rho near its limit. A finish that corrects for rho leaves none: the offset
+    A x - z is then independent of z, and weights that depend on it alone do not move the samples.
+    """
+    rho, offset = getattr(evidence.run.state, "rho", None), evidence.offset
+    if rho is None or offset is None or not float(rho) > 0.0:
+        return Finding()
+    lineage, f = evidence.lineage, evidence.statistics
+    half = offset.square().sum(1) / 2
+    ratio = 1.0 + 0.5 / math.sqrt(max(1.0, 2.0 * float(rho) * float(lineage.weights @ half)))
+    change = torch.exp(float(rho) * (1.0 - 1.0 / ratio) * (half - half.max()))
+    change = change / (lineage.weights @ change)
+    there = lineage.weights @ (change[:, None] * f)
+    influence = change[:, None] * (f - there) - f
+    bias = there.abs() / (ratio - 1.0)
+    error = lineage.mean(influence).standard_error / (ratio - 1.0)
+    if not len(bias):
+        return Finding()
+    worst = int(bias.argmax())
+    figures = {"slack_bias": float(bias[worst])}
+    if not bool(((bias > LARGEST_SLACK_BIAS) & (bias > 4.0 * error)).any()):
+        return Finding(figures)
+    return Finding(
+        figures,
+        doubts=(
+            f"the ladder ends at rho = {float(rho):.3g}, which shifts a mean by about {float(bias[worst]):.2g} "
+            f"standard deviations: take a rho {max(2.0, float(bias[worst]) / 0.05):.2g} times larger, with more steps",
+        ),
+    )
+
+
+def decoder_range(evidence: Evidence) -> Finding:
+    """|A x - z| / |z|: how far samples are from what the decoder can produce."""
+    decoder, offset, latent = evidence.context.decoder, evidence.offset, math.prod(evidence.context.latent)
+    if decoder.identity or offset is None or (decoder.linear and evidence.flat.shape[1] <= latent):
+        return Finding()
+    weights = evidence.lineage.weights
+    size = float(weights @ evidence.flat.square().sum(1))
+    gap = math.sqrt(float(weights @ offset.square().sum(1)) / max(size, 1e-300))
+    figures = {"range_gap": gap}
+    if gap <= FARTHEST_FROM_RANGE:
+        return Finding(figures)
+    return Finding(
+        figures,
+        doubts=(
+            f"the samples lie {100 * gap:.3g} % of their norm away from the decoder's range (|A x - z| / |z|): "
+            "take a larger rho (a smaller sigma) with more steps, or a set that the decoder's range meets",
+        ),
+    )
+
+
+# ------------------------------------------------------------------------------------ one or two evaluations
+
+
+def stein(evidence: Evidence) -> Finding:
+    """Whether Stein's identity holds for the samples (``stein.py``), by a t-test over ancestors."""
+    figures = {"stein_t": NOT_CHECKED, "stein_p": NOT_CHECKED, "stein_bias": NOT_CHECKED}
+    try:
+        return _stein(evidence)
+    except (_NotAvailable, CasalError) as reason:
+        return Finding(figures, notes=(f"Stein's identity was not checked: {reason}",))
+
+
+class _NotAvailable(Exception):
+    """Why a check cannot be made."""
+
+
+def _stein(evidence: Evidence) -> Finding:
+    context, event = evidence.context, tuple(evidence.z.shape[1:])
+    if not context.identity:
+        raise _NotAvailable("the score behind a decoder is not known at the samples")
+    if has_hidden_edge(evidence.constraint, evidence.z, evidence.mean):
+        raise _NotAvailable("the set has an edge but names no inequalities")
+    projections = 0 if evidence.parts.surface is None else projections_needed(evidence.flat.shape[1])
+    index = _affordable(evidence, 1.0 if context.table.static else 2.0, projections)
+    z, lineage = evidence.z[index], evidence.lineage.some(index)
+    surface, solid = evidence.constraint.take(index).parts(event)
+    factor = None if solid is None else edge_factor(solid, z, lineage.weights)
+    if solid is not None and factor is None:
+        raise _NotAvailable("the set is not convex and has no smooth inequalities")
+
+    def project(y: Tensor) -> Tensor:
+        assert surface is not None
+        context.usage.add_projections(len(y))
+        return surface.project(y.reshape(len(y), *event), warm=z).flatten(1)
+
+    terms = stein_terms(
+        z.flatten(1),
+        score_at(context, z).flatten(1),
+        lineage,
+        None if surface is None else project,
+        None if factor is None else lambda y: factor(y.reshape(len(y), *event)),
+        evidence.modes._replace(label=evidence.modes.label[index]),
+    )
+    if not terms.values.shape[1]:
+        raise _NotAvailable("the samples are all equal")
+    mean, error = lineage.mean(terms.values)
+    t = mean.abs() / error.clamp_min(torch.finfo(torch.float64).tiny)
+    p = two_sided_p(t, lineage.effective - 1.0)
+    spread = (lineage.weights @ (terms.functions - lineage.weights @ terms.functions).square()).sqrt()
+    bias = (mean.abs() * spread / (lineage.weights @ terms.energy)).clamp_max(LARGEST_BIAS)
+    worst = int(t.argmax())
+    figures = {
+        "stein_t": float(t[worst]),
+        "stein_p": min(1.0, float(p.min()) * len(p)),
+        "stein_bias": float(bias[worst]),
+    }
+    if figures["stein_p"] >= REJECT or figures["stein_bias"] < SMALL_BIAS:
+        return Finding(figures)
+    return Finding(
+        figures,
+        doubts=(
+            f"samples and score do not belong together (Stein's identity fails by {figures['stein_t']:.1f} standard "
+            f"errors, p = {figures['stein_p']:.1g}; a mean is off by about {figures['stein_bias']:.2g} standard "
+            "deviations): take more steps or another step size, or a larger rho (a smaller sigma)",
+        ),
+    )
+
+
+def jump(evidence: Evidence) -> Finding:
+    """Whether the weights of the modes are right (``modes.py``), by a t-test over ancestors."""
+    figures = {"modes": float(evidence.modes.number)}
+    if evidence.modes.number < 2:
+        return Finding(figures)
+    try:
+        return _jump(evidence)
+    except (_NotAvailable, CasalError) as reason:
+        figures |= {"jump_t": NOT_CHECKED, "jump_p": NOT_CHECKED, "jump_change": NOT_CHECKED}
+        return Finding(figures, notes=(f"the weights of the {evidence.modes.number} modes were not checked: {reason}",))
+
+
+def _jump(evidence: Evidence) -> Finding:
+    context, event, modes = evidence.context, tuple(evidence.z.shape[1:]), evidence.modes
+    if not context.identity:
+        raise _NotAvailable("the density behind a decoder is not known at the samples")
+    potential, surface = context.target.potential, evidence.parts.surface
+    index = _affordable(evidence, 2.0 if potential is not None else float(LINE_POINTS))
+    here, lineage = modes._replace(label=modes.label[index]), evidence.lineage.some(index)
+    centres = modes.centres.reshape(-1, *event)
+
+    def inside(y: Tensor) -> Tensor:
+        return evidence.constraint.violation(y.reshape(len(y), *event)) <= ON_THE_SET
+
+    def rise(z: Tensor, y: Tensor) -> Tensor:
+        if potential is None:
+            return line_integral(lambda v: level_score(context, v.reshape(len(v), *event)).flatten(1), z, y)
+        context.usage.add_scores(2 * len(z))
+        low, high = (potential(v.reshape(len(v), *event).to(context.like.dtype)).to(torch.float64) for v in (y, z))
+        return high - low
+
+    feet = (centres if surface is None else surface.project(centres)).flatten(1)
+    flow = jump_flow(evidence.flat[index], here, feet, inside, rise)
+    moved = float((flow.abs().sum(1) > 0.0).to(torch.float64).mean())
+    if moved * len(flow) < SMALLEST_FLOW:
+        raise _NotAvailable("no reflection maps the set and two of them to each other, or the valley is too deep")
+    mean, error = lineage.mean(flow)
+    t = mean.abs() / error.clamp_min(torch.finfo(torch.float64).tiny)
+    p = two_sided_p(t, lineage.effective - 1.0)
+    figures = {
+        "modes": float(modes.number),
+        "jump_t": float(t.max()),
+        "jump_p": min(1.0, float(p.min()) * len(p)),
+        "jump_change": float(mean.abs().max()),
+    }
+    if figures["jump_p"] >= REJECT or figures["jump_change"] < SMALL_CHANGE:
+        return Finding(figures)
+    return Finding(
+        figures,
+        doubts=(
+            f"the weights of the {modes.number} modes that were found are off: one move between them would shift "
+            f"{100 * figures['jump_change']:.2g} % of the samples (p = {figures['jump_p']:.1g}); start from samples of "
+            "the unconstrained distribution, or take more chains and a slower ladder",
+        ),
+    )
+
+
+def _affordable(evidence: Evidence, evaluations: float, projections: int = 0) -> Tensor:
+    """Numbers of samples on which so many evaluations and projections each may be spent."""
+    n = len(evidence.run.samples)
+    left = SHARE_OF_EVALUATIONS * evidence.evaluations * n - evidence.context.usage.scores
+    count = min(float(len(evidence.z)), left / evaluations)
+    if projections:
+        most = SHARE_OF_PROJECTIONS * max(evidence.projections, evidence.evaluations) * n
+        count = min(count, most / projections)
+    index = _evenly(len(evidence.z), max(0, math.floor(count))).to(evidence.z.device)
+    if len(index) < FEWEST or evidence.lineage.some(index).effective < FEWEST:
+        raise _NotAvailable(
+            f"{100 * SHARE_OF_EVALUATIONS:.0f} % of the run's evaluations allow for {len(index)} samples, too few"
+        )
+    return index
+
+
+def _evenly(n: int, count: int) -> Tensor:
+    """``count`` of n numbers, evenly spaced: copies of one ancestor are neighbours, so they are spread out."""
+    return torch.arange(count) * n // max(count, 1)
+
+
+def score_at(context: Context, z: Tensor) -> Tensor:
+    """grad log p at samples z (n, *event), in float64.
+
+    A fixed density has it. A diffusion model has that of p with noise, s_sigma(z) = (D(z, sigma) - z) / sigma^2, at its
+    finest level sigma and at twice that; s_0 = (4 s_sigma - s_2sigma) / 3 up to O(sigma^4).
+
+    Raises:
+        _NotAvailable: The two levels disagree, or there is no denoiser.
+    """
+    near = level_score(context, z)
+    if context.table.static:
+        return near
+    far = level_score(context, z, 2.0)
+    differ = float((near - far).square().sum().sqrt() / near.square().sum().sqrt().clamp_min(1e-300))
+    if not differ <= LEVELS_AGREE:
+        finest = _finest(context)
+        raise _NotAvailable(
+            f"the model's scores at noise {finest:.3g} and {2 * finest:.3g} differ by {100 * differ:.0f} %, so its "
+            "score without noise is not known; add finer noise levels, or train the network there"
+        )
+    return (4.0 * near - far) / 3.0
+
+
+def level_score(context: Context, z: Tensor, times: float = 1.0) -> Tensor:
+    """grad log p of a fixed density; of a diffusion model with noise, ``times`` its finest level."""
+    x, table = z.to(context.like.dtype), context.table
+    if table.static:
+        return context.score(x, table.t[-1].to(x.device)).to(torch.float64)
+    sigma = times * _finest(context)
+    return (context.denoise(x, sigma).to(torch.float64) - x) / sigma**2
+
+
+def _finest(context: Context) -> float:
+    table = context.table
+    if context.target.denoise is None or table.alpha is None or table.sigma is None:
+        raise _NotAvailable(f"{context.target.name} has no denoiser to read the score off")
+    return float((table.sigma / table.alpha).min())

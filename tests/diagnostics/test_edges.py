@@ -1,0 +1,75 @@
+"""Samples on the edge of a set are counted, samples inside are not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import casal
+from casal.diagnostics.edges import edge_factor, has_hidden_edge, on_edge
+
+from .populations import CENTRE, gaussian
+
+SOLID: dict[str, casal.Constraint] = {
+    "box": casal.Box(torch.zeros(3), torch.ones(3)),
+    "orthant": casal.Box(torch.zeros(3), torch.full((3,), math.inf)),
+    "ball": casal.Ball(1.0),
+    "half-space": casal.HalfSpace(torch.tensor([1.0, 1.0, 0.0]), 0.5),
+    "polytope": casal.Polytope(torch.tensor([[1.0, 1.0, 1.0], [-1.0, 0.0, 0.0]]), torch.tensor([1.0, 0.5])),
+    "l1 ball": casal.L1Ball(1.0),
+    "outside of a ball": casal.Implicit(None, lambda z: 1.0 - z.square().sum(1, keepdim=True)),
+}
+
+every_solid = pytest.mark.parametrize("name", SOLID)
+
+
+def inside_and_outside(constraint: casal.Constraint) -> tuple[Tensor, Tensor]:
+    """Draws projected, and which of them were outside."""
+    x = gaussian(400, seed=2)
+    return constraint.project(x), constraint.violation(x) > 0.0
+
+
+@every_solid
+def test_projected_points_are_on_the_edge_and_inner_ones_are_not(name: str) -> None:
+    z, outside = inside_and_outside(SOLID[name])
+    assert 20 < int(outside.sum()) < 380 or name in ("box", "l1 ball")
+    found = on_edge(SOLID[name], z, z.mean(0))
+    assert not bool(found[~outside].any())
+    assert float(found[outside].double().mean()) > 0.99
+
+
+@every_solid
+def test_the_factor_vanishes_on_the_edge_and_is_positive_inside(name: str) -> None:
+    z, outside = inside_and_outside(SOLID[name])
+    factor = edge_factor(SOLID[name], z, torch.full((len(z),), 1.0 / len(z), dtype=torch.float64))
+    assert factor is not None
+    assert float(factor(z)[outside].abs().max()) < 1e-6
+    assert float(factor(z)[~outside].min()) > 0.0 and float(factor(z).max()) <= 1.0
+
+
+def test_surfaces_have_no_edge() -> None:
+    for constraint in (casal.Sphere(1.0), casal.Affine(torch.ones(1, 3), 1.0)):
+        z = constraint.project(gaussian(200, seed=3))
+        assert not bool(on_edge(constraint, z, z.mean(0)).any())
+        assert not has_hidden_edge(constraint, z, z.mean(0))
+
+
+def test_a_convex_set_without_inequalities_shows_its_edge() -> None:
+    """A segment from a projection alone."""
+    low, high = torch.zeros(2).double(), torch.tensor([1.0, 0.0]).double()
+    segment = casal.FromProjection(
+        lambda z: z.clamp(low, high), lambda z: (z - z.clamp(low, high)).abs().amax(1), convex=True
+    )
+    x = torch.linspace(-0.507, 1.507, 200, dtype=torch.float64)
+    z = segment.project(torch.stack([x, x], dim=1))
+    found = on_edge(segment, z, z.mean(0))
+    assert torch.equal(found, (z[:, 0] == 0.0) | (z[:, 0] == 1.0))
+    assert has_hidden_edge(segment, z, z.mean(0))
+
+
+def test_no_factor_where_nothing_is_known() -> None:
+    blind = casal.FromProjection(lambda z: z.clamp_min(0.0), lambda z: (-z).amax(1).clamp_min(0.0), solid=True)
+    assert edge_factor(blind, CENTRE.expand(5, 3), torch.full((5,), 0.2, dtype=torch.float64)) is None

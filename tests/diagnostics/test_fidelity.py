@@ -1,0 +1,240 @@
+"""Right samples are trusted, broken ones are not, and every figure is what its formula says."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+import casal
+from casal.diagnostics import Evidence, Fidelity, assess
+from casal.diagnostics.fidelity import FEWEST, REJECT, SHARE_OF_EVALUATIONS
+
+from .populations import CENTRE, draws, evidence, gaussian, generator, score
+
+N = 1000
+
+EXACT: dict[str, casal.Constraint] = {
+    "sphere": casal.Sphere(1.0),
+    "affine": casal.Affine(torch.tensor([[1.0, 1.0, -1.0]]), 0.5),
+    "box": casal.Box(torch.zeros(3), torch.full((3,), 1.5)),
+    "orthant": casal.Box(torch.zeros(3), torch.full((3,), math.inf)),
+    "mass and energy": casal.MassEnergy(0.3, 1.0),
+}
+
+every_set = pytest.mark.parametrize("name", EXACT)
+
+
+def judged(found: Evidence) -> Fidelity:
+    return assess(found, promised=True, method="the test")
+
+
+# ------------------------------------------------------------------------------------ right and wrong samples
+
+
+@every_set
+def test_exact_draws_are_trusted(name: str) -> None:
+    verdicts = [judged(evidence(draws(EXACT[name], N, seed), EXACT[name])).verdict for seed in range(20)]
+    assert verdicts.count("trusted") >= 18
+
+
+@every_set
+def test_half_temperature_is_suspect(name: str) -> None:
+    for seed in range(3):
+        found = judged(evidence(draws(EXACT[name], N, seed, temperature=0.5), EXACT[name]))
+        assert found.verdict == "suspect" and "Stein" in found.reasons[0]
+        assert found.figures["stein_p"] < REJECT and found.figures["stein_t"] > 4.0
+
+
+@every_set
+def test_one_final_projection_is_suspect(name: str) -> None:
+    for seed in range(3):
+        z = EXACT[name].project(gaussian(N, seed))
+        assert judged(evidence(z, EXACT[name])).verdict == "suspect" or name == "affine"  # where it is right
+
+
+@pytest.mark.parametrize("shared", [1, 3])
+def test_copies_of_exact_draws_raise_no_alarm(shared: int) -> None:
+    """Three copies of every draw: errors that took them for independent would be too small by the root of three."""
+    alarms = 0
+    for seed in range(20):
+        ancestors = torch.arange(N).repeat_interleave(shared)
+        z = draws(EXACT["sphere"], N, seed)[ancestors]
+        found = judged(evidence(z, EXACT["sphere"], ancestors=ancestors))
+        assert found.figures["effective_ancestors"] == pytest.approx(N)
+        assert shared == 1 or 2.5 < found.figures["inflation"] < 3.5
+        alarms += found.verdict != "trusted"
+    assert alarms <= 1
+
+
+def test_atoms_on_the_edge_are_suspect() -> None:
+    box = EXACT["box"]
+    z = torch.cat([draws(box, 950, 0), box.project(CENTRE + 2.0 + torch.zeros(50, 3).double())])
+    found = judged(evidence(z, box))
+    assert found.figures["on_edge"] == pytest.approx(0.05)
+    assert found.verdict == "suspect" and "5 % of the samples lie exactly on the edge" in found.reasons[0]
+
+
+def test_wrong_weights_of_modes_are_suspect() -> None:
+    """Two modes on a circle; p has them equal."""
+    circle = casal.Sphere(2.0)
+
+    def grad_log_p(x: Tensor) -> Tensor:
+        side = torch.tanh(12.0 * x[:, :1])
+        return torch.cat([12.0 * side, torch.zeros_like(x[:, 1:])], dim=1) - x
+
+    def modes(left: int, seed: int) -> Tensor:
+        centre = torch.zeros((N, 2), dtype=torch.float64)
+        centre[:, 0] = torch.where(torch.arange(N) < left, -12.0, 12.0)
+        drawn = circle.sample_near(centre, 1.0, generator(seed))
+        assert drawn is not None
+        return drawn[torch.randperm(N, generator=generator(seed))]
+
+    right = judged(evidence(modes(N // 2, 0), circle, grad_log_p=grad_log_p))
+    assert right.verdict == "trusted" and right.figures["modes"] == 2.0 and right.figures["jump_p"] > REJECT
+    wrong = judged(evidence(modes(N // 3, 0), circle, grad_log_p=grad_log_p))
+    assert wrong.verdict == "suspect" and "weights of the 2 modes" in wrong.reasons[0]
+    assert wrong.figures["stein_p"] > REJECT  # no local check sees it
+    lost = judged(evidence(modes(0, 0), circle, grad_log_p=grad_log_p))
+    assert lost.verdict == "trusted"  # a mode that no chain has found cannot be known
+
+
+# ------------------------------------------------------------------------------------ figures
+
+
+def test_the_slack_of_a_ladder_is_read_off_the_population() -> None:
+    """Two coordinates of correlation 0.9, the first held near 2 by exp(-rho/2 (x - 2)^2): the second lags behind.
+
+    E[y] = 0.9 E[x] = 1.8 rho / (1 + rho), against 1.8 on the set; Var[y] = 1 - 0.81 rho / (1 + rho).
+    """
+    line, rho, n = casal.Affine(torch.tensor([[1.0, 0.0]]), 2.0), 10.0, 4000
+    w = torch.randn((2, n), generator=generator(0), dtype=torch.float64)
+    x = 2.0 * rho / (1.0 + rho) + w[0] / (1.0 + rho) ** 0.5
+    points = torch.stack([x, 0.9 * x + 0.19**0.5 * w[1]], dim=1)
+    true = 1.8 / (1.0 + rho) / (1.0 - 0.81 * rho / (1.0 + rho)) ** 0.5
+    z, state = line.project(points), SimpleNamespace(x=points, rho=torch.tensor(rho))
+    found = judged(evidence(z, line, grad_log_p=lambda v: -v, state=state))
+    assert found.verdict == "suspect" and "the ladder ends at rho = 10" in found.reasons[0]
+    assert found.figures["slack_bias"] == pytest.approx(true, rel=0.25)
+    moved = (points - z).square().sum(1).mean() / (z - z.mean(0)).square().sum(1).mean()
+    assert found.figures["moved"] == pytest.approx(float(moved.sqrt()))
+
+
+def test_offsets_that_do_not_depend_on_the_foot_leave_no_slack() -> None:
+    """What a finish that corrects for rho leaves behind."""
+    sphere, rho = EXACT["sphere"], 20.0
+    z = draws(sphere, 4000, 0)
+    away = 1.0 + torch.randn((4000, 1), generator=generator(1), dtype=torch.float64) / rho**0.5
+    found = judged(evidence(z, sphere, state=SimpleNamespace(x=z * away, rho=torch.tensor(rho))))
+    assert found.verdict == "trusted" and found.figures["slack_bias"] < 0.1
+
+
+def test_samples_far_from_the_range_of_a_decoder_are_suspect() -> None:
+    decoder = casal.Nonlinear(lambda x: torch.cat([x, x.square()], dim=1))
+    x = gaussian(200, 0)
+    for off, verdict in ((0.15, "suspect"), (1e-4, "trusted")):
+        z = decoder(x) * (1.0 + off)
+        everywhere = casal.Ball(1e3)
+        found = judged(evidence(z, everywhere, decoder=decoder, state=SimpleNamespace(x=x)))
+        assert found.verdict == verdict
+        assert found.figures["range_gap"] == pytest.approx(off / (1.0 + off))
+        assert math.isnan(found.figures["stein_p"]) and any("behind a decoder" in note for note in found.reasons)
+
+
+def test_few_ancestors_are_never_trusted() -> None:
+    z = draws(EXACT["sphere"], N, 0)
+    ancestors = torch.arange(N) % int(FEWEST - 1)
+    found = judged(evidence(z, EXACT["sphere"], ancestors=ancestors))
+    assert found.verdict == "too few" and "49 independent starting chains" in found.reasons[0]
+    assert judged(evidence(z[:40], EXACT["sphere"])).verdict == "too few"
+
+
+def test_methods_without_a_promise_say_so() -> None:
+    z = draws(EXACT["sphere"], N, 0)
+    found = assess(evidence(z, EXACT["sphere"]), promised=False, method="final projection")
+    assert found.verdict == "not promised" and "final projection does not promise" in found.reasons[0]
+    assert "stein_p" not in found.figures and found.figures["on_edge"] == 0.0
+
+
+def test_what_was_known_before_the_run_counts() -> None:
+    z = draws(EXACT["sphere"], N, 0)
+    noted = assess(evidence(z, EXACT["sphere"]), promised=True, notes=("the start is wide",))
+    assert noted.verdict == "trusted" and noted.reasons == ("the start is wide",)
+    doubted = assess(evidence(z, EXACT["sphere"]), promised=True, doubts=("the step is 100 times too small",))
+    assert doubted.verdict == "suspect" and doubted.reasons[0] == "the step is 100 times too small"
+
+
+def test_samples_that_are_not_finite_are_suspect() -> None:
+    z = draws(EXACT["sphere"], N, 0)
+    z[3] = math.nan
+    found = judged(evidence(z, EXACT["sphere"]))
+    assert found.verdict == "suspect" and "1 of 1000 samples are not finite" in found.reasons[0]
+
+
+# ------------------------------------------------------------------------------------ cost and models
+
+
+@pytest.mark.parametrize("evaluations", [500.0, 10.0, 1.0])
+def test_checks_stay_below_their_share(evaluations: float) -> None:
+    found = evidence(draws(EXACT["sphere"], N, 0), EXACT["sphere"], evaluations=evaluations)
+    figures = judged(found).figures
+    assert found.context.usage.scores <= SHARE_OF_EVALUATIONS * evaluations * N
+    assert found.context.usage.projections <= 0.2 * evaluations * N
+    assert math.isnan(figures["stein_p"]) == (evaluations == 1.0)
+
+
+def test_nothing_is_spent_unless_allowed() -> None:
+    found = evidence(draws(EXACT["sphere"], N, 0), EXACT["sphere"])
+    assert assess(found, promised=True, spend=False).verdict == "trusted"
+    assert found.context.usage.scores == 0
+
+
+def diffusion(spread: float, finest: float, wrong: float = 1.0) -> casal.Target:
+    """The denoiser of N(CENTRE, spread^2); its distance to the data is multiplied by ``wrong``."""
+
+    def denoise(y: Tensor, sigma: Tensor) -> Tensor:
+        pull = sigma.to(y) ** 2 / (spread**2 + sigma.to(y) ** 2)
+        return y + wrong * pull * score(y)
+
+    return casal.edm(denoise, casal.karras_sigmas(10, finest, 10.0), shape=3, dtype=torch.float64)
+
+
+def test_a_diffusion_model_gives_its_score_without_noise() -> None:
+    z = draws(EXACT["sphere"], N, 1)
+    assert judged(evidence(z, EXACT["sphere"], target=diffusion(1.0, 0.1))).verdict == "trusted"
+    assert judged(evidence(z, EXACT["sphere"], target=diffusion(1.0, 0.1, wrong=2.0))).verdict == "suspect"
+
+
+def test_a_model_whose_finest_level_is_too_coarse_is_not_checked() -> None:
+    z = CENTRE + 0.05 * torch.randn((N, 3), generator=generator(0), dtype=torch.float64)
+    z = EXACT["affine"].project(z)
+    found = judged(evidence(z, EXACT["affine"], target=diffusion(0.05, 0.05)))
+    assert found.verdict == "trusted" and math.isnan(found.figures["stein_p"])
+    assert "scores at noise 0.05 and 0.1 differ" in found.reasons[0]
+
+
+def test_a_set_for_each_chain() -> None:
+    radius = torch.linspace(0.5, 2.0, 10, dtype=torch.float64).repeat(100)
+    spheres = casal.Sphere(casal.PerChain(radius))
+    assert judged(evidence(draws(spheres, N, 0), spheres)).verdict == "trusted"
+    assert judged(evidence(draws(spheres, N, 0, temperature=0.5), spheres)).verdict == "suspect"
+
+
+# ------------------------------------------------------------------------------------ words and data
+
+
+def test_plain_data_and_back() -> None:
+    found = Fidelity("suspect", ("one", "two"), {"on_edge": 0.25, "stein_p": math.nan, "inflation": math.inf})
+    again = Fidelity.from_plain(found.plain())
+    assert (again.verdict, again.reasons) == (found.verdict, found.reasons)
+    assert again.plain() == found.plain() and math.isnan(again.figures["stein_p"])
+
+
+def test_one_line() -> None:
+    right = judged(evidence(draws(EXACT["sphere"], N, 0), EXACT["sphere"]))
+    assert str(right).startswith("distribution trusted, for the modes found and this model (1000 effective ancestors, ")
+    assert str(Fidelity("suspect", ("one", "two"), {})) == "distribution suspect: one (and 1 more in fidelity.reasons)"
+    assert "\n" not in str(right)
