@@ -73,6 +73,16 @@ def own_violation(points: torch.Tensor) -> torch.Tensor:
     return torch.cat([casal.Sphere(1.0).violation(points[:half]), casal.Sphere(2.0).violation(points[half:])])
 
 
+@pytest.mark.parametrize("row", [row for row in ROWS if row.mixture is not None], ids=lambda row: row.name)
+def test_a_model_without_the_set_is_right(row: Row) -> None:
+    """Steps of a diffusion model are few: variances 10 % too small are no matter of the methods."""
+    anything = casal.Affine(torch.zeros(1, row.mixture.size), 0.0)
+    x = casal.sample(row.target(), anything, casal.Unconstrained(), 4000, threads=1).samples.to(torch.float64)
+    right = row.mixture.draw(100_000, torch.Generator().manual_seed(1))
+    assert float(((x.mean(0) - right.mean(0)) / right.std(0)).abs().max()) < 0.08
+    assert float((x.var(0) / right.var(0) - 1).abs().max()) < 0.15
+
+
 def test_the_table_is_wide() -> None:
     assert len(ROWS) >= 28 and len({row.name for row in ROWS}) == len(ROWS)
     assert all(row.methods for row in ROWS)
