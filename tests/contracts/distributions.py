@@ -123,6 +123,7 @@ class Row:
         target: Makes the model.
         methods: By name; "auto" for ``method="auto"``.
         decoder: If the model lives in another space than the set.
+        mixture: The model without the set, where it is given by a denoiser.
         n: Samples in the tests.
         wrong: A method whose distribution is wrong and must be found to be so.
     """
@@ -132,6 +133,7 @@ class Row:
     target: Callable[[], casal.Target]
     methods: Mapping[str, Any]
     decoder: casal.Decoder | None = None
+    mixture: Mixture | None = None
     n: int = 2000
     wrong: Any = field(default_factory=casal.FinalProjection)
 
@@ -1288,7 +1290,11 @@ def rows(
         every = on_density(sigma**-2) if model == "energy" else on_diffusion(sigma, gibbs, unit)
         return {kind: method for kind, method in every.items() if kind in methods}
 
-    return [Row(f"{name}, {model}", distribution, targets[model], promised(model), decoder) for model in models]
+    def build(model: str) -> Row:
+        free = None if model == "energy" else mixture
+        return Row(f"{name}, {model}", distribution, targets[model], promised(model), decoder, free)
+
+    return [build(model) for model in models]
 
 
 def row(name: str, distribution: Distribution, target: Callable[[], casal.Target], **more: Any) -> Row:
@@ -1338,7 +1344,7 @@ ROWS: list[Row] = [
     *rows("simplex 3-D", simplex_3(), SLICE, 0.02, "energy", "edm", gibbs=False),
     *rows("simplex 10-D", simplex_10(), TEN, 0.02, "energy", "edm", gibbs=False),
     *rows("box and equation 4-D", box_and_equation(), FOUR, 0.02, "energy", "edm", gibbs=False),
-    *rows("segment", segment(), CHORD, 0.02, "energy", "edm", gibbs=False),
+    *rows("segment", segment(), CHORD, 0.02, "energy", "edm", gibbs=False, steps=80, methods=FEW),
     *rows("disc in a plane", disc(), CHORD, 0.02, "energy", "edm", gibbs=False),
     *rows("circle x interval", circle_times_interval(), CYLINDER, 0.02, "energy", "edm"),
     *rows("mass, energy and bounds 4-D", mass_energy_box_4(), FOUR, 0.02, "energy", "edm", gibbs=False),
