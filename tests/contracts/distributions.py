@@ -328,6 +328,16 @@ def weighted(points: Tensor, log_weight: Tensor, quadrature: bool = True) -> Ref
     return Reference(points, torch.softmax(log_weight, 0), quadrature)
 
 
+def nodes(make: Callable[[], Tensor], log_weight: Callable[[Tensor], Tensor]) -> Callable[[], Reference]:
+    """Makes a quadrature: its nodes, and the logarithm of density times volume at each."""
+
+    def build() -> Reference:
+        points = make()
+        return weighted(points, log_weight(points))
+
+    return build
+
+
 def drawn(points: Tensor) -> Reference:
     """Draws of equal weight."""
     return Reference(points, torch.full((len(points),), 1.0 / len(points), dtype=F64), False)
@@ -386,11 +396,6 @@ def cosine_line(kappa: float, size: int, count: int = 200_000) -> tuple[Tensor, 
     """Cosines t and log-weights of exp(kappa t) on the unit sphere: (1 - t^2)^((d - 3) / 2) exp(kappa t)."""
     t = middles(-1.0, 1.0, count)
     return t, kappa * t + 0.5 * (size - 3) * torch.log1p(-t.square())
-
-
-def log_mass_on_sphere(kappa: float, size: int) -> float:
-    """log of the mean of exp(kappa t) over the unit sphere, up to a constant of the dimension, by quadrature."""
-    return float(torch.logsumexp(cosine_line(kappa, size)[1], 0))
 
 
 def fisher_draws(mean: Tensor, kappa: float, n: int, seed: int = 0) -> Tensor:
@@ -482,11 +487,10 @@ def thin_box() -> Distribution:
         u = torch.rand(DRAWS, generator=stream(), dtype=F64) * math.erf(THIN / math.sqrt(2))
         return drawn(math.sqrt(2) * torch.erfinv(u)[:, None])
 
-    x = middles(0.0, THIN, 20_000)[:, None]
     return Distribution(
         common(Box([0.0], [THIN])),
         lambda z: {"x0": z[:, 0], "x0^2": z[:, 0].square(), "first quarter": z[:, 0] < THIN / 4},
-        lambda: weighted(x, LINE.log_density(x)),
+        nodes(lambda: middles(0.0, THIN, 20_000)[:, None], LINE.log_density),
         inverse,
         between(numbers(0.0), numbers(THIN)),
     )
@@ -502,11 +506,10 @@ def tail() -> Distribution:
         t = -torch.rand(DRAWS, generator=stream(), dtype=F64).log() / TAIL
         return weighted(TAIL + t[:, None], -t.square() / 2, quadrature=False)
 
-    x = middles(TAIL, 12.0, 100_000)[:, None]
     return Distribution(
         common(HalfSpace([-1.0], -TAIL)),
         moments(0),
-        lambda: weighted(x, LINE.log_density(x)),
+        nodes(lambda: middles(TAIL, 12.0, 100_000)[:, None], LINE.log_density),
         proposal,
         lambda z: z[:, 0] - TAIL,
     )
@@ -518,12 +521,11 @@ TILTED = Mixture.gaussian([0.0, 0.0], [[1.0, 0.5], [0.5, 1.0]])
 def box() -> Distribution:
     """A correlated Gaussian in a box: quadrature against rejection."""
     low, high = numbers(0.5, -1.0), numbers(2.0, 0.3)
-    x = grid(middles(0.5, 2.0, 600), middles(-1.0, 0.3, 600))
     edge = between(low, high)
     return Distribution(
         common(Box(low, high)),
         moments(0, 1),
-        lambda: weighted(x, TILTED.log_density(x)),
+        nodes(lambda: grid(middles(0.5, 2.0, 600), middles(-1.0, 0.3, 600)), TILTED.log_density),
         lambda: inside(TILTED.draw(2_000_000, stream()), edge),
         edge,
     )
@@ -583,11 +585,10 @@ OPPOSED = Mixture.gaussian([0.0, 0.0], [[1.0, -0.8], [-0.8, 1.0]])
 
 def orthant_2() -> Distribution:
     """A Gaussian of correlation -.8 in the quadrant: quadrature against rejection."""
-    x = grid(middles(0.0, 5.0, 1000), middles(0.0, 5.0, 1000))
     return Distribution(
         common(Box(0.0, math.inf)),
         moments(0, 1),
-        lambda: weighted(x, OPPOSED.log_density(x)),
+        nodes(lambda: grid(middles(0.0, 5.0, 1000), middles(0.0, 5.0, 1000)), OPPOSED.log_density),
         lambda: inside(OPPOSED.draw(2_000_000, stream()), smallest),
         smallest,
     )
@@ -785,15 +786,12 @@ CONCENTRATED = Mixture([[0.5, 0.0, 0.0]], math.sqrt(0.1))
 
 def von_mises_fisher() -> Distribution:
     """Concentration 5 on the unit sphere, mean cosine .800: quadrature against the closed form."""
-    points = unit_sphere()
 
     def closed() -> Mapping[str, float]:
         cosine = 1 / math.tanh(5.0) - 1 / 5.0
         return {"x0": cosine, "x0^2": 1 - 2 * cosine / 5.0, "x1": 0.0, "x1^2": cosine / 5.0}
 
-    return Distribution(
-        common(Sphere(1.0)), moments(0, 1), lambda: weighted(points, CONCENTRATED.log_density(points)), closed
-    )
+    return Distribution(common(Sphere(1.0)), moments(0, 1), nodes(unit_sphere, CONCENTRATED.log_density), closed)
 
 
 THREE = Mixture(MODES, MODE_SCALES[:, None], MODE_WEIGHTS)
@@ -801,7 +799,6 @@ THREE = Mixture(MODES, MODE_SCALES[:, None], MODE_WEIGHTS)
 
 def three_modes() -> Distribution:
     """The mixture of ``models.py`` on the circle of radius 2: quadrature against draws in a thin layer."""
-    points = circle(2.0, numbers(0.0, 0.0))
 
     def layer() -> Reference:
         x = THREE.draw(3_000_000, stream())
@@ -810,18 +807,17 @@ def three_modes() -> Distribution:
     return Distribution(
         common(Sphere(2.0)),
         all_of(shares(THREE), moments(0)),
-        lambda: weighted(points, THREE.log_density(points)),
+        nodes(lambda: circle(2.0, numbers(0.0, 0.0)), THREE.log_density),
         layer,
     )
 
 
 def particle() -> Distribution:
     """The particle of ``models.py`` on its circle: quadrature against the published values."""
-    points = circle(RADIUS, numbers(0.0, 0.0), 100_000)
     return Distribution(
         common(Sphere(RADIUS)),
         lambda z: {"x0": z[:, 0], "x1^2": z[:, 1].square(), "wrong mode": z[:, 0] > 0},
-        lambda: weighted(points, -particle_potential(points)),
+        nodes(lambda: circle(RADIUS, numbers(0.0, 0.0), 100_000), lambda x: -particle_potential(x)),
         lambda: {"x0": -2.99831, "x1^2": 0.10067**2, "wrong mode": 7.06e-8},
     )
 
@@ -932,11 +928,10 @@ def hyperplane_layer(mixture: Mixture, rows: Tensor, mass: float, radius: float,
 
 def mass_energy() -> Distribution:
     """Sum 2 and a sphere of radius .6 about it in 4-D: quadrature on the sphere against a thin layer."""
-    points = on_mass_energy(ONES_4, 2.0, 0.6, unit_sphere())
     return Distribution(
         common(MassEnergy(2.0, 1.0 + 0.36)),
         moments(0, 1, 2),
-        lambda: weighted(points, FOUR.log_density(points)),
+        nodes(lambda: on_mass_energy(ONES_4, 2.0, 0.6, unit_sphere()), FOUR.log_density),
         lambda: drawn(hyperplane_layer(FOUR, ONES_4, 2.0, 0.6, 0.02, 2_000_000)),
     )
 
@@ -947,11 +942,16 @@ unit_box_4, unit_box_8 = (between(torch.zeros(k, dtype=F64), torch.ones(k, dtype
 
 def mass_energy_box_4() -> Distribution:
     """The same with 0 <= z <= 1: quadrature on the sphere against a thin layer, both cut by the bounds."""
-    points = on_mass_energy(ONES_4, 2.0, 0.6, unit_sphere(1000))
+
+    def cut() -> Reference:
+        points = on_mass_energy(ONES_4, 2.0, 0.6, unit_sphere(1000))
+        points = points[unit_box_4(points) > 0]
+        return weighted(points, FOUR.log_density(points))
+
     return Distribution(
         common(MassEnergy(2.0, 1.0 + 0.36) & Box(0.0, 1.0)),
         moments(0, 1, 2),
-        lambda: weighted(points, FOUR.log_density(points) + torch.where(unit_box_4(points) > 0, 0.0, -torch.inf)),
+        cut,
         lambda: inside(hyperplane_layer(FOUR, ONES_4, 2.0, 0.6, 0.02, 2_000_000), unit_box_4),
         unit_box_4,
     )
@@ -990,7 +990,6 @@ def lengths(*pieces: tuple[float, Tensor]) -> Tensor:
 
 def two_circles() -> Distribution:
     """A Gaussian on two circles: quadrature against draws in a thin layer."""
-    points = circles(*CIRCLES)
 
     def layer() -> Reference:
         x = WIDE_PAIR.draw(2_000_000, stream())
@@ -1000,7 +999,7 @@ def two_circles() -> Distribution:
     return Distribution(
         common(Sphere(*CIRCLES[0]) | Sphere(*CIRCLES[1])),
         lambda z: {"first circle": z[:, 0] < 0.3, **moments(0, 1)(z)},
-        lambda: weighted(points, WIDE_PAIR.log_density(points) + lengths(*CIRCLES)),
+        nodes(lambda: circles(*CIRCLES), lambda x: WIDE_PAIR.log_density(x) + lengths(*CIRCLES)),
         layer,
     )
 
@@ -1011,7 +1010,6 @@ ROUND = Mixture([[0.3, 0.0]], 1.0)
 
 def nested_circles() -> Distribution:
     """Circles of radius .02 and 1.5: quadrature against draws in a thin layer."""
-    points = circles(*NESTED)
 
     def layer() -> Reference:
         x = ROUND.draw(8_000_000, stream())
@@ -1021,7 +1019,7 @@ def nested_circles() -> Distribution:
     return Distribution(
         common(Sphere(0.02) | Sphere(1.5)),
         lambda z: {"small circle": z.norm(dim=1) < 0.5, **moments(0)(z)},
-        lambda: weighted(points, ROUND.log_density(points) + lengths(*NESTED)),
+        nodes(lambda: circles(*NESTED), lambda x: ROUND.log_density(x) + lengths(*NESTED)),
         layer,
     )
 
@@ -1058,23 +1056,24 @@ SEEN = decoded(LATENT, FOUR_TO_TWO)
 
 def decoded_circle() -> Distribution:
     """A x on a circle, A of two rows and four columns: quadrature of its distribution against a thin layer."""
-    points = circle(1.5, numbers(0.0, 0.0))
 
     def layer() -> Reference:
         x = LATENT.draw(3_000_000, stream()) @ FOUR_TO_TWO.T
         return near(x, x.norm(dim=1) - 1.5, 0.01)
 
-    return Distribution(common(Sphere(1.5)), moments(0, 1), lambda: weighted(points, SEEN.log_density(points)), layer)
+    return Distribution(
+        common(Sphere(1.5)), moments(0, 1), nodes(lambda: circle(1.5, numbers(0.0, 0.0)), SEEN.log_density), layer
+    )
 
 
 def decoded_box() -> Distribution:
     """A x in a box: quadrature of its distribution against rejection."""
     low, high = numbers(0.5, -0.5), numbers(1.5, 0.3)
-    x, edge = grid(middles(0.5, 1.5, 600), middles(-0.5, 0.3, 600)), between(low, high)
+    edge = between(low, high)
     return Distribution(
         common(Box(low, high)),
         moments(0, 1),
-        lambda: weighted(x, SEEN.log_density(x)),
+        nodes(lambda: grid(middles(0.5, 1.5, 600), middles(-0.5, 0.3, 600)), SEEN.log_density),
         lambda: inside(LATENT.draw(1_000_000, stream()) @ FOUR_TO_TWO.T, edge),
         edge,
     )
@@ -1199,13 +1198,16 @@ CHORD_ROWS, CHORD_SIDES = numbers([1.0, 1.0, 1.0], [1.0, -1.0, 0.0]), numbers(1.
 
 def segment() -> Distribution:
     """Two equations in the unit cube: z = (t + .2, t, 1.3 - 2 t), quadrature against kriging and rejection."""
-    t = middles(0.15, 0.65, 20_000)
-    points = torch.stack([t + 0.2, t, 1.3 - 2 * t], 1)
+
+    def points() -> Tensor:
+        t = middles(0.15, 0.65, 20_000)
+        return torch.stack([t + 0.2, t, 1.3 - 2 * t], 1)
+
     edge = between(torch.zeros(3, dtype=F64), torch.ones(3, dtype=F64))
     return Distribution(
         common(Box(0.0, 1.0) & Affine(CHORD_ROWS, CHORD_SIDES)),
         moments(1),
-        lambda: weighted(points, CHORD.log_density(points)),
+        nodes(points, CHORD.log_density),
         lambda: inside(conditioned(CHORD, CHORD_ROWS, CHORD_SIDES, 1_000_000), edge),
         edge,
     )
