@@ -1,6 +1,7 @@
-"""Distances between samples and a law, each beside its floor, and the health of weighted populations."""
+"""Distances beside their floor, health of populations, calibration of denoisers, samples of a model near a set."""
 
 from casal.diagnostics.degeneracy import Clusters, Population, advice, clusters, population, warn_if_degenerate
+from casal.diagnostics.denoiser_calibration import Calibration, calibration
 from casal.diagnostics.distances import (
     Distance,
     classifier_test,
@@ -10,17 +11,23 @@ from casal.diagnostics.distances import (
     sliced_wasserstein,
     wasserstein1,
 )
+from casal.diagnostics.neighbours import Estimate, NearSet, near_set
 
 __all__ = [
+    "Calibration",
     "Clusters",
     "Distance",
+    "Estimate",
+    "NearSet",
     "Population",
     "advice",
+    "calibration",
     "classifier_test",
     "clusters",
     "directions",
     "energy_distance",
     "mode_weights_tv",
+    "near_set",
     "population",
     "sliced_wasserstein",
     "warn_if_degenerate",
