@@ -1,6 +1,9 @@
 """Distances between samples and a law, each beside its floor; the health of populations; what can be trusted."""
 
+"""Distances beside their floor, health of populations, calibration of denoisers, samples of a model near a set."""
+
 from casal.diagnostics.degeneracy import Clusters, Population, advice, clusters, population, warn_if_degenerate
+from casal.diagnostics.denoiser_calibration import Calibration, calibration
 from casal.diagnostics.distances import (
     Distance,
     classifier_test,
@@ -12,22 +15,27 @@ from casal.diagnostics.distances import (
 )
 from casal.diagnostics.fidelity import Evidence, Fidelity, assess
 from casal.diagnostics.genealogy import Estimate, Lineage
+from casal.diagnostics.neighbours import Estimate, NearSet, near_set
 
 __all__ = [
+    "Calibration",
     "Clusters",
     "Distance",
     "Estimate",
     "Evidence",
     "Fidelity",
     "Lineage",
+    "NearSet",
     "Population",
     "advice",
     "assess",
+    "calibration",
     "classifier_test",
     "clusters",
     "directions",
     "energy_distance",
     "mode_weights_tv",
+    "near_set",
     "population",
     "sliced_wasserstein",
     "warn_if_degenerate",
