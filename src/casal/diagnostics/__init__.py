@@ -1,6 +1,4 @@
-"""Distances between samples and a law, each beside its floor; the health of populations; what can be trusted."""
-
-"""Distances beside their floor, health of populations, calibration of denoisers, samples of a model near a set."""
+"""Distances beside their floor, health of populations, fidelity, calibration of denoisers, a model near a set."""
 
 from casal.diagnostics.degeneracy import Clusters, Population, advice, clusters, population, warn_if_degenerate
 from casal.diagnostics.denoiser_calibration import Calibration, calibration
@@ -15,7 +13,7 @@ from casal.diagnostics.distances import (
 )
 from casal.diagnostics.fidelity import Evidence, Fidelity, assess
 from casal.diagnostics.genealogy import Estimate, Lineage
-from casal.diagnostics.neighbours import Estimate, NearSet, near_set
+from casal.diagnostics.neighbours import NearEstimate, NearSet, near_set
 
 __all__ = [
     "Calibration",
@@ -25,6 +23,7 @@ __all__ = [
     "Evidence",
     "Fidelity",
     "Lineage",
+    "NearEstimate",
     "NearSet",
     "Population",
     "advice",

@@ -23,7 +23,7 @@ CUT = 4.0
 HALVINGS = 60
 
 
-class Estimate(NamedTuple):
+class NearEstimate(NamedTuple):
     """An expectation from the samples near a set.
 
     Attributes:
@@ -62,7 +62,7 @@ class NearSet:
         """1 / sum W^2: how many equally weighted samples these are worth; 0 if there are none."""
         return float(effective_size(self.weights)) if len(self.weights) else 0.0
 
-    def mean(self, values: Tensor) -> Estimate:
+    def mean(self, values: Tensor) -> NearEstimate:
         """Expectation of a statistic on the set, from its values at ``feet``, (m,).
 
         The bias is twice the change from the width to width / sqrt(2), for an error that grows like width^2. It has
@@ -77,7 +77,7 @@ class NearSet:
         error = (self.weights * (v - value)).square().sum().sqrt()
         narrow = self.weights * torch.exp(-self.distances.square() / (2 * self.width**2))
         bias = 2 * (value - (narrow * v).sum() / narrow.sum())
-        return Estimate(float(value), float(error), float(bias))
+        return NearEstimate(float(value), float(error), float(bias))
 
 
 def near_set(

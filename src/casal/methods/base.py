@@ -93,11 +93,13 @@ class Method(ABC, Generic[State]):
         name: What tables, traces and pictures call it.
         strict: Its samples lie in the set.
         promises_distribution: Its samples follow p restricted to the set, up to an error that its docstring states.
+        bounds_moves: It keeps its moves near the set small by itself, so that a step need not fit the bend of the set.
     """
 
     name: ClassVar[str]
     strict: ClassVar[bool] = True
     promises_distribution: ClassVar[bool] = False
+    bounds_moves: ClassVar[bool] = False
 
     @property
     def states(self) -> tuple[type[Any], ...]:
@@ -125,6 +127,10 @@ class Method(ABC, Generic[State]):
 
         They may where the steps use no more of the set than its projection. None: they may not.
         """
+        return None
+
+    def start_note(self, context: Context) -> str | None:
+        """What a reader of the result must know about the start of a run; None if there is nothing."""
         return None
 
     def advice(self, state: State, row: Any) -> str:

@@ -273,14 +273,15 @@ def top_for_spread(rho: float, half: Tensor, weight: Tensor, rise: Tensor, sprea
         spread: Standard deviation that it must reach.
         least: The ladder does not end below this rho.
     """
-    change = rise.clamp(-MOST_RISE, MOST_RISE)
+    change = (rise - rise.median()).clamp(-MOST_RISE, MOST_RISE)
     off = float((weight * (change - (weight * change).sum()).square()).sum().sqrt())
+    off = off if math.isfinite(off) else 1.0  # nothing was read yet
     here = slack_rho(rho, half, torch.full_like(half, 1.0 / len(half)) if len(half) != len(weight) else weight)
     return max(rho, least, here * min((off / spread) ** 2, WIDEST_STEP))
 
 
 MOST_RISE = 20.0
-"""Where |log p(x) - log p(z)| is cut off, so that one chain far out does not decide alone."""
+"""How far corrections may lie from their median, so that one chain far out does not decide alone."""
 
 
 # ---------------------------------------------------------------------------------------------------- the finish

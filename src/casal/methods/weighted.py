@@ -114,6 +114,7 @@ class WeightedCASAL(Method[Any]):
 
     name: ClassVar[str] = "WeightedCASAL"
     promises_distribution: ClassVar[bool] = True
+    bounds_moves: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         share(self.ess, "ess", "the chains")
@@ -147,6 +148,16 @@ class WeightedCASAL(Method[Any]):
         known = context.start is not None and context.target.potential is not None
         return self.temper and known and self.burn_in != 0
 
+    def start_note(self, context: Context) -> str | None:
+        if self._tempered(context):
+            return None
+        why = "the potential is not known; give langevin(potential=...) or take energy"
+        if context.target.potential is not None:
+            why = "the density of the starting points is not known; start with casal.GaussianStart"
+            if context.start is not None:
+                why = "the start is not weighed (temper=False or burn_in=0)"
+        return f"the weights of separate modes are those of the starting points: {why}"
+
     def _begin(self, rows: Sequence[Any], tempered: bool, groups: Groups) -> list[Stage]:
         """The stages before the ladder."""
         if tempered:
@@ -176,7 +187,8 @@ class WeightedCASAL(Method[Any]):
             return begin(context, x)
         log_weight, ancestor = equal_weights(context, len(x))
         z, zero = context.project(context.decode(x)), log_weight.new_zeros(())
-        return WeightedState(x, z, torch.zeros_like(x), torch.zeros_like(log_weight), log_weight, ancestor, zero, zero)
+        unread = torch.full_like(log_weight, torch.nan)
+        return WeightedState(x, z, torch.zeros_like(x), unread, log_weight, ancestor, zero, zero)
 
     def land(
         self, context: Context, state: AdjustedState, generator: torch.Generator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,8 @@ from casal.sampling.progress import progress_bar
 from casal.sampling.result import SampleResult
 from casal.sampling.stepping import Compiled, Eager, Graphs, Stepper
 from casal.targets import Target
+
+logger = logging.getLogger("casal")
 
 
 def sample(
@@ -84,8 +87,10 @@ def sample(
     options = Options(decoder, seed, dtype, device, tol, record_every, budget, tile, threads, compile, check)
     with torch.no_grad(), cluster_client(client, workers, compile) as found:
         plan = make_plan(target, constraint, method, n, options)
+        if plan.choice is not None:
+            logger.info('method="auto": %s', plan.choice)
         chains = Chains(plan.tiles(), plan.common_generator())
-        with progress_bar(progress, plan.steps * len(chains.tiles), plan.method.name) as bar:
+        with progress_bar(progress, plan.steps * len(chains.tiles), plan.choice or plan.method.name) as bar:
             executor: Executor = Threads(plan, bar) if found is None else Dask(plan, bar, found)
             stepper: Stepper = Compiled(plan, Graphs.of(plan, executor.threads)) if compile else Eager()
             keeper = Keeper() if store is None else StoreKeeper(store, plan, chains, stepper.compiles, bar)

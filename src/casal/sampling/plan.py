@@ -32,8 +32,11 @@ PILOT_STREAM, START_STREAM = 1 << 40, 1 << 41
 DIFFERENCE, DISAGREEMENT = 0.02, 0.2
 """Half the change of a potential over which it is compared with its gradient, and the share they may differ by."""
 
-SPREAD_PROBE = 64
-"""Starting points from which ``method="auto"`` reads the scale of a fixed density."""
+FAR_OFF = 10.0
+"""Factor between a given step size and the one that a pilot run finds, from which on the given one is wrong."""
+
+PILOT_EVALUATIONS, PILOT_SHARE = 80, 0.05
+"""Evaluations of a pilot chain, about, and the share of the run's that a look at a given step size may take."""
 
 
 class Options(NamedTuple):
@@ -78,6 +81,7 @@ class Plan:
         tile: Chains in a tile.
         options: The settings of the call.
         pilot: What the pilot run found, if there was one.
+        choice: What "auto" chose and what it will take, in a sentence; None if a method was given.
         notes: What is known before the run and worth saying in the certificate of the distribution.
         doubts: Reasons, known before the run, not to trust the distribution.
     """
@@ -91,6 +95,7 @@ class Plan:
     tile: int
     options: Options
     pilot: Pilot | None = None
+    choice: str | None = None
     notes: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
 
@@ -157,6 +162,7 @@ class Plan:
             "tile": self.tile,
             "dtype": str(self.context.like.dtype),
             **found,
+            **({} if self.choice is None else {"choice": self.choice}),
         }
 
 
@@ -175,26 +181,76 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
     row_dtype = probe.dtype if options.compile else torch.float64
     context = Context(target, constraint, decoder.to(probe), probe[:0], row_dtype=row_dtype)
     _check_context(context, probe, options.tol)
-    pilot = None
-    if target.tune is not None:
+    pilot, notes = None, list[str]()
+    open_settings, auto = target.tune, not isinstance(method, Method)
+    promises = auto or (isinstance(method, Method) and method.promises_distribution)
+    if open_settings is not None or (target.table.static and promises and _pilot_pays(len(target.table), n, auto)):
         pilot = look_ahead(context, n, options)
-        target = tuned(target, pilot, n, target.tune)
+        wrong = not 1.0 / FAR_OFF <= pilot.ratio <= FAR_OFF
+        if auto and wrong:
+            open_settings = Tuning(step_size=True, preconditioner=False)
+        free = not isinstance(method, Method) or method.bounds_moves
+        target = tuned(target, pilot, n, open_settings or Tuning(False, False), free=free)
         context = context.replace(target=target)
+        notes += _said(pilot, corrected=auto and wrong)
     if target.table.static and target.potential is not None:
         stream = generator(options.seed, START_STREAM, place)
         with one_thread():
             context = context.replace(start=fit_start(target.init, context.latent, n, stream))
+    choice = None
     if not isinstance(method, Method):
-        few = min(n, SPREAD_PROBE)
-        points = _starting_points(target, 0, few, generator(options.seed, 1, place), options.dtype)
-        method = choose(context, points)
+        method, choice = choose(context, integrable=pilot is None or pilot.integrable or context.start is not None)
+    if method.promises_distribution:
+        constraint.check_measure(context.decoder.event(probe))
+    note = method.start_note(context)
     inside = coordinates(context, method, decoder)
     legs, end = list[Leg](), 0
     for stages in _legs(method.plan(inside.context, n)):
         end += sum(len(stage.rows) for stage in stages)
         legs.append(Leg(stages, end))
     size = options.tile or even_size(n, tile_size(context.latent, context.decoder.event(probe)))
-    return Plan(target, method, n, context, inside, legs, min(size, n), options, pilot)
+    return Plan(
+        target,
+        method,
+        n,
+        context,
+        inside,
+        legs,
+        min(size, n),
+        options,
+        pilot,
+        choice,
+        tuple(notes if note is None else [*notes, note]),
+        _doubts(pilot, corrected=open_settings is not None),
+    )
+
+
+def _pilot_pays(steps: int, n: int, auto: bool) -> bool:
+    """Whether a look at the given step size is worth its evaluations: always for "auto", else if they are few."""
+    return auto or PILOT_EVALUATIONS * min(n, PILOT_CHAINS) / n <= PILOT_SHARE * steps
+
+
+def _said(pilot: Pilot, *, corrected: bool) -> list[str]:
+    """What the pilot found that a reader of the result should know."""
+    notes = []
+    if corrected:
+        notes.append(f"step_size was {_off(pilot.ratio)}; {pilot.free_step_size:.3g} was taken in its place")
+    if not pilot.integrable:
+        notes.append(
+            "the density does not seem to have a finite integral off the set: nothing holds free chains back; "
+            "the result depends on starting points near the set"
+        )
+    return notes
+
+
+def _doubts(pilot: Pilot | None, *, corrected: bool) -> tuple[str, ...]:
+    if pilot is None or corrected or 1.0 / FAR_OFF <= pilot.ratio <= FAR_OFF:
+        return ()
+    return (f"step_size is {_off(pilot.ratio)}: take step_size='auto' or {pilot.free_step_size:.3g}",)
+
+
+def _off(ratio: float) -> str:
+    return f"{ratio:.3g} times too large" if ratio > 1.0 else f"{1.0 / ratio:.3g} times too small"
 
 
 def look_ahead(context: Context, n: int, options: Options) -> Pilot:
