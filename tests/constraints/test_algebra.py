@@ -69,7 +69,7 @@ CONVEX: dict[str, tuple[Constraint, str, Rules]] = {
     "ball through a tall matrix": (BALL.through(TALL), "splitting", lambda x: [cvxpy.norm(TALL.numpy() @ x) <= 1.5]),
     "simplex through": (
         Simplex(1.0).through(WIDE),
-        "splitting",
+        "quadratic programme",
         lambda x: [WIDE.numpy() @ x >= 0, cvxpy.sum(WIDE.numpy() @ x) == 1],
     ),
     "shifted": (BOX.shifted(ONES[0]), "shifted", lambda x: [x >= 0.5, x <= 2]),
