@@ -111,6 +111,7 @@ def test_the_level_below_which_a_denoiser_is_wrong_is_found(factor: float) -> No
     assert found.trusted_from == 0.2
     assert bool((found.slope[:3] - 1 / factor).abs().max() < 0.1)
     assert found.calibrated.tolist() == [False] * 3 + [True] * 4
+    assert found.erroneous.tolist() == [factor > 1] * 3 + [False] * 4
 
 
 def test_an_error_relative_to_the_noise_spoils_small_levels_alone() -> None:
@@ -142,7 +143,17 @@ def test_a_denoiser_that_is_wrong_everywhere_is_never_trusted() -> None:
 
 
 def test_a_denoiser_that_does_nothing_is_not_trusted() -> None:
-    assert calibration(model(lambda y, s: y), mixture_points(100), [0.1]).trusted_from is None
+    found = calibration(model(lambda y, s: y), mixture_points(100), [0.1])
+    assert found.trusted_from is None
+    assert bool(found.erroneous.all())
+
+
+def test_points_narrower_than_the_model_give_a_slope_above_one() -> None:
+    """Half the spread: a quarter of the variance, so the score is four times too flat at small noise."""
+    found = calibration(model(gaussian), 0.1 * normal(20_000, 3), [0.003, 0.01])
+    assert found.trusted_from is None
+    assert not bool(found.erroneous.any())
+    assert bool((found.slope - 4.0).abs().max() < 0.1)
 
 
 def test_a_weight_looks_at_one_place() -> None:
@@ -167,6 +178,13 @@ def test_levels_by_default_are_those_of_the_model_and_the_data() -> None:
     assert within(found)
     few = casal.edm(mixture, [0.5], shape=3, time="scalar", dtype=torch.float64)
     assert calibration(few, mixture_points(500)).levels.tolist() == [0.5]
+
+
+def test_many_points_are_noised_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("casal.diagnostics.denoiser_calibration.NUMBERS_AT_ONCE", 1000)
+    found = calibration(model(mixture), mixture_points(4000), [0.01, 0.1])
+    assert within(found)
+    assert bool((found.slope_error < 0.05).all())
 
 
 def test_the_seed_decides_and_points_in_single_precision_are_fine() -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from casal.checks import positive
 from casal.errors import SettingError, ShapeError
-from casal.methods import few_chains
 from casal.targets import Target
 
 TOLERANCE = 0.1
@@ -29,6 +28,9 @@ LEVELS = 12
 
 WIDEST = 2.0
 FEWEST_POINTS = 16
+
+NUMBERS_AT_ONCE = 1 << 22
+"""Numbers that are noised together."""
 
 NOT_THE_POINTS = 0x5EED_0F_D01
 """Added to the seed, so that points drawn with the same seed are not the noise that is added to them."""
@@ -61,8 +63,16 @@ class Calibration:
     @property
     def calibrated(self) -> Tensor:
         """Whether |slope - 1| is at most the larger of ``tolerance`` and CERTAIN standard errors, (L,) bool."""
-        allowed = (CERTAIN * self.slope_error).clamp(min=self.tolerance)
-        return (self.slope - 1.0).abs() <= allowed
+        return (self.slope - 1.0).abs() <= self._allowed
+
+    @property
+    def erroneous(self) -> Tensor:
+        """Whether the slope is below one by more than that: the score carries an error of its own, (L,) bool."""
+        return ~(self.slope - 1.0 >= -self._allowed)
+
+    @property
+    def _allowed(self) -> Tensor:
+        return (CERTAIN * self.slope_error).clamp(min=self.tolerance)
 
     @property
     def trusted_from(self) -> float | None:
@@ -97,9 +107,14 @@ def calibration(
         E[(x0 - D) . (D - y)] = 0,       slope = E[(x0 - y) . (D - y)] / E|D - y|^2 = 1,
                                          ratio = E|D - x0|^2 / (s E[w . (D - x0)])  = 1.
 
-    In terms of the score S = (D - y) / s^2 the slope is -E[div S] / E|S|^2 by partial integration. A slope of 0.5 at a
-    level means that the score there is twice too steep, or mostly error. Every w is used with both signs, which keeps
-    the standard error of the slope about the same at all levels.
+    In terms of the score S = (D - y) / s^2 the slope is -E[div S] / E|S|^2 by partial integration. A slope below one
+    means that the score is too steep or carries an error of its own: 0.5 if the error is as large as the score. A slope
+    above one means that the points are narrower than the score says, as those of a sampler with few steps are (an
+    exact flow with 20 ancestral steps has 1.4). Every w is used with both signs, which keeps the standard error of the
+    slope about the same at all levels.
+
+    A flow network with 64 hidden units on two Gaussians had slopes of 0.3, 0.5, 0.85 and 1.0 at 0.01, 0.02, 0.04 and
+    0.07 after 12000 steps of training, and 0.05, 0.1, 0.2 and 0.3 after 600: there the score at small noise is error.
 
     A slope of one is necessary, not sufficient: errors that are orthogonal to D - y, or that sit where there are few
     samples, leave it as it is. ``weight`` looks at one place, such as the neighbourhood of a constraint.
@@ -130,10 +145,10 @@ def calibration(
     if not len(given) or not bool((torch.isfinite(given) & (given > 0)).all()):
         raise SettingError(f"levels must be finite and > 0, got {given.tolist()}")
     generator = torch.Generator(x0.device).manual_seed(seed + NOT_THE_POINTS)
-    rows = []
+    rows, together = [], max(1, NUMBERS_AT_ONCE // x0[0].numel())
     with torch.no_grad():
         for s in given.sort().values.tolist():
-            parts = [_moments(target, x0[some], s, generator, weight) for some in few_chains(x0)]
+            parts = [_moments(target, some, s, generator, weight) for some in x0.split(together)]
             found, square, error, implied = torch.cat(parts).unbind(1)
             rows.append(torch.tensor([*_quotient(found, square), *_quotient(error, implied)], dtype=torch.float64))
     slope, slope_error, ratio, ratio_error = torch.stack(rows).unbind(1)
