@@ -1024,7 +1024,7 @@ def nested_circles() -> Distribution:
     )
 
 
-OVAL = Mixture.gaussian([0.5, 0.8], [[0.5, 0.2], [0.2, 0.4]])
+OVAL = Mixture.gaussian([0.5, 0.4], [[0.5, 0.2], [0.2, 0.4]])
 
 
 def on_ellipse(z: Tensor) -> Tensor:
