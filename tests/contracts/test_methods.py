@@ -435,7 +435,7 @@ def test_trace_has_the_documented_records(case: MethodCase, setting: str, tile: 
     expected = sorted({*range(4, taken + 1, 4), taken})
     assert trace["step"].tolist() == expected
     population = {"exchange_step", "rho", "ess", "ancestors"}
-    at_end = {"boundary_mass", "finish_ess"}
+    at_end = {"inside", "finish_ess"}
     wanted = {"step"} | case.records | (population if case.records == POPULATION else set())
     assert wanted <= set(trace) <= wanted | at_end | {"acceptance"}
     assert {len(trace[name]) for name in {"step"} | case.records} == {len(expected)}
@@ -472,10 +472,10 @@ def test_without_recording_the_trace_is_the_last_step(case: MethodCase) -> None:
 
 def test_finish_records_follow_the_set() -> None:
     weighted = WeightedCASAL(30.0)
-    assert "boundary_mass" in casal.sample(*problem_of("ball"), weighted, N).trace
-    assert "finish_ess" in casal.sample(*problem_of("sphere"), weighted, N).trace
+    assert float(casal.sample(*problem_of("ball"), weighted, N).trace["inside"]) < 1.0
+    assert float(casal.sample(*problem_of("sphere"), weighted, N).trace["inside"]) == 1.0
     plain = casal.sample(*problem_of("sphere"), WeightedCASAL(30.0, correct=False), N).trace
-    assert not {"boundary_mass", "finish_ess"} & set(plain)
+    assert not {"inside", "finish_ess"} & set(plain)
 
 
 # ------------------------------------------------------------------ decoders

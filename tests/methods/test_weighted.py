@@ -11,7 +11,8 @@ import torch
 import casal
 from casal.constraints import Constraint
 from casal.methods import Context
-from casal.methods.smc import Confined, Groups, Plain, Reweighted, Rung, choose_finish, effective_size, systematic
+from casal.methods.smc import Groups, Landed, Rung, choose_finish, effective_size, systematic
+from casal.methods.weighted import clean_score
 
 from ..linear_gaussian import (
     MEAN,
@@ -97,7 +98,10 @@ def test_the_final_weight_is_exact_at_every_rho(rho: float) -> None:
         w = torch.softmax(log_weight, dim=0)
         return float((w * z[:, 0]).sum()), float((w * z[:, 1].square()).sum().sqrt())
 
-    corrected = moments(log_pi + Reweighted().log_weights(p, x, z))
+    start = casal.WeightedCASAL(rho).init(p, x, torch.Generator())
+    inside, change = Landed(clean_score)._look(p, start, slice(None))
+    assert bool(inside.all())
+    corrected = moments(log_pi + change)
     assert corrected[0] == pytest.approx(exact["mean_x"], abs=2e-5)
     assert corrected[1] == pytest.approx(exact["sd_y"], abs=2e-5)
     # The test can tell: without the weight the spread is off by far more.
@@ -105,19 +109,40 @@ def test_the_final_weight_is_exact_at_every_rho(rho: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("constraint", "kind"),
+    ("constraint", "evaluations"),
     [
-        (casal.Sphere(1.0), Reweighted),
-        (line(), Reweighted),
-        (casal.MassEnergy(0.5, 1.0), Reweighted),
-        (casal.Ball(1.0), Confined),
-        (casal.Box(-1.0, 1.0), Confined),
-        (casal.FromProjection(lambda z: z, lambda z: z.new_zeros(len(z))), Plain),
+        (casal.Sphere(1.0), 2),
+        (line(), 2),
+        (casal.MassEnergy(0.5, 1.0), 2),
+        (casal.Simplex(1.0), 2),
+        (casal.Ball(1.0), 0),
+        (casal.Box(-1.0, 1.0), 0),
+        (casal.FromProjection(lambda z: z, lambda z: z.new_zeros(len(z))), 0),
     ],
 )
-def test_the_finish_fits_the_set(constraint: Constraint, kind: type) -> None:
-    assert isinstance(choose_finish(problem(gaussian_target(10, 0.1), constraint), True), kind)
-    assert isinstance(choose_finish(problem(gaussian_target(10, 0.1), constraint), False), Plain)
+def test_the_finish_fits_the_set(constraint: Constraint, evaluations: int) -> None:
+    assert choose_finish(problem(gaussian_target(10, 0.1), constraint), clean_score).evaluations == evaluations
+
+
+@pytest.mark.parametrize("rho", [8.0, 100.0])
+def test_the_final_weight_judges_the_foot_on_the_equations(rho: float) -> None:
+    """Quadrature of pi_rho near a segment: with the weight the feet follow the law, and no mass is on its ends."""
+    segment = casal.Simplex(1.0)
+    p = problem(gaussian_target(1, 0.1), segment)
+    grid = torch.linspace(-3.0, 4.0, 1401, dtype=torch.float64)
+    x = torch.stack(torch.meshgrid(grid, grid, indexing="ij"), dim=-1).reshape(-1, 2)
+    z = segment.project(x)
+    offset = x - torch.as_tensor(MEAN)
+    log_pi = -0.5 * ((offset @ torch.as_tensor(PRECISION)) * offset).sum(1) - rho / 2 * (x - z).square().sum(1)
+    inside, change = Landed(clean_score)._look(p, casal.WeightedCASAL(rho).init(p, x, torch.Generator()), slice(None))
+    w = torch.softmax(torch.where(inside, log_pi + change, -torch.inf), 0)
+    along = torch.linspace(0.0, 1.0, 20001, dtype=torch.float64)
+    on = torch.stack([along, 1.0 - along], dim=1) - torch.as_tensor(MEAN)
+    right = torch.softmax(-0.5 * ((on @ torch.as_tensor(PRECISION)) * on).sum(1), 0)
+    assert float((w * z[:, 0]).sum()) == pytest.approx(float((right * along).sum()), abs=2e-3)
+    assert float((w * z[:, 0].square()).sum()) == pytest.approx(float((right * along.square()).sum()), abs=2e-3)
+    # The test can tell: projecting all of pi_rho puts mass on the ends.
+    assert float(torch.softmax(log_pi, 0)[(z <= 0).any(1)].sum()) > 0.05
 
 
 def test_the_rungs_of_an_adaptive_ladder_climb_to_the_top() -> None:
@@ -141,7 +166,7 @@ def test_the_weight_of_a_rung_is_the_ratio_of_the_penalties() -> None:
     method = casal.WeightedCASAL(casal.geometric(1.0, 10.0), ess=1e-9)
     x = torch.tensor([[0.0, 0.0], [2.0, 1.0], [0.5, 0.5]], dtype=torch.float64)
     state = method.init(p, x, torch.Generator())._replace(rho=torch.tensor(1.5, dtype=torch.float64))
-    new, info = method.meet(Rung(4.0, 3), Groups(), p, state, torch.Generator())
+    new, info = method.meet(Rung(4.0, 3), Groups(), False, 0.3, p, state, torch.Generator())
     distance = (x.sum(1) - 1.0).abs() / 2**0.5
     torch.testing.assert_close(new.log_weight, -(4.0 - 1.5) / 2 * distance.square())
     w = torch.softmax(new.log_weight, 0)
@@ -160,8 +185,17 @@ def test_systematic_resampling_draws_each_chain_n_w_times_up_to_rounding() -> No
 
 def test_chains_outside_a_solid_set_give_way_to_chains_inside() -> None:
     p = problem(gaussian_target(10, 0.1), casal.Ball(1.0))
-    x = torch.tensor([[0.1, 0.2], [3.0, 0.0], [0.0, -0.5], [0.0, 1.5]], dtype=torch.float64)
+    x = torch.tensor([[0.1, 0.2], [3.0, 0.0]], dtype=torch.float64).repeat(16, 1)
     state = casal.WeightedCASAL(10.0).init(p, x, torch.Generator())
-    new, info = Confined()(p, state, torch.Generator().manual_seed(0), Groups())
-    assert info["boundary_mass"] == 0.5
-    assert sorted(new.ancestor.tolist()) == [0, 0, 2, 2]
+    new, info = Landed(None)(p, state, torch.Generator().manual_seed(0), Groups())
+    assert info["inside"] == 0.5
+    assert sorted(new.ancestor.tolist()) == sorted([*range(0, 32, 2)] * 2)
+
+
+def test_the_finish_says_how_few_chains_are_inside() -> None:
+    p = problem(gaussian_target(10, 0.1), casal.Ball(1.0))
+    x = torch.tensor([[0.1, 0.2], *[[3.0, 0.0]] * 31], dtype=torch.float64)
+    state = casal.WeightedCASAL(10.0).init(p, x, torch.Generator())
+    new, info = Landed(None)(p, state, torch.Generator().manual_seed(0), Groups())
+    assert info["inside"] == 1 / 32
+    assert len(new.ancestor.unique()) == 32

@@ -114,7 +114,7 @@ def adjusted_step(context: Context, state: AdjustedState, row: TableRow, noise: 
     shift = drift + (2.0 * size).sqrt() * w.reshape(drift.shape)
     y = x + gram.unwhiten(shift).reshape(x.shape)
     decoded = context.decode(y)
-    z = context.project(decoded, warm=state.z)
+    z = context.foot(decoded, warm=state.z)
     score = context.score(y, row.t)
     if context.target.potential is None:
         log_p = state.log_p + along(state.score + score, y - x) / 2

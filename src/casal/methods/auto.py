@@ -38,7 +38,7 @@ def choose(context: Context, *, integrable: bool = True) -> Choice:
     """
     rows = len(context.table)
     if context.table.static:
-        method = WeightedCASAL() if integrable else WeightedCASAL(burn_in=0)
+        method = WeightedCASAL(hold=not integrable)
         return Choice(method, f"WeightedCASAL, whose ladder ends where the chains say: {rows} evaluations a chain")
     ladder = SplitGibbs(inner_steps=INNER_STEPS)
     count = rows + ladder.levels * ladder.sweeps * ladder.inner_steps

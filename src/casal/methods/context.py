@@ -171,6 +171,14 @@ class Context:
             return self.constraint.project_fast(z)
         return self.constraint.project(z, budget=self.budget, warm=warm)
 
+    def foot(self, z: Tensor, warm: Tensor) -> Tensor:
+        """P(z) for methods whose distribution depends on it: the nearest point of C.
+
+        On a set that is not convex a foot that was found from the one before may be a far one, so that a chain would
+        keep to an arc of the set.
+        """
+        return self.project(z, warm=warm if self.constraint.convex else None)
+
     def strict(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
         """P(z) in float64 in and out, as well as it can be done: what a method returns as a sample."""
         self.usage.add_projections(len(z))

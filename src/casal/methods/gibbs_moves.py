@@ -65,7 +65,7 @@ class GibbsMoves(Moves):
     def arrive(self, context: Context, state: GibbsState, moves: int) -> tuple[GibbsState, Mapping[str, float]]:
         if float(state.rho) > 0.0:
             return state, {}
-        return state._replace(z=context.project(context.decode(state.x), warm=state.z)), {}
+        return state._replace(z=context.foot(context.decode(state.x), warm=state.z)), {}
 
     def weigh(self, context: Context, state: GibbsState, rho: float) -> Tensor:
         decoded = context.decode(state.x)
@@ -73,7 +73,7 @@ class GibbsMoves(Moves):
 
     def half(self, context: Context, state: GibbsState) -> Tensor:
         decoded = context.decode(state.x)
-        return half_square(decoded - context.project(decoded, warm=state.z))
+        return half_square(decoded - context.foot(decoded, warm=state.z))
 
     def finish(self, context: Context) -> Landed:
         return choose_finish(context, clean_score, _log_mass)

@@ -134,7 +134,7 @@ class MetropolisMoves(Moves):
 def with_feet(context: Context, state: MetropolisState) -> MetropolisState:
     """The state with the foot of every clean point and its distance."""
     decoded = context.decode(state.x)
-    z = context.project(decoded, warm=state.z)
+    z = context.foot(decoded, warm=state.z)
     return state._replace(z=z, half=half_square(decoded - z))
 
 

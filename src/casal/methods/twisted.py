@@ -185,7 +185,7 @@ class Twisted(Method[Any]):
         if float(sigma) > 0.0:
             clean = estimate(state.x, context.score(state.x, t), alpha, sigma)
         decoded = context.decode(clean)
-        z = context.project(decoded, warm=state.z)
+        z = context.foot(decoded, warm=state.z)
         r = (decoded - z).reshape(len(z), -1).to(torch.float64)
         force = self._solve(context, decoded - z, alpha, sigma).reshape(len(z), -1).to(torch.float64)
         return state._replace(estimate=clean, z=z, potential=(r * force).sum(1) / 2)

@@ -37,6 +37,7 @@ from casal.methods.smc import (
     population_record,
     resample,
     rungs,
+    slack_rho,
     top_for_inside,
     top_for_spread,
 )
@@ -101,6 +102,8 @@ class WeightedCASAL(Method[Any]):
             for a tempered start, whose rungs take two evaluations each. 0: the starting points are samples of p.
         correct: Whether to remove the error of a finite rho at the top, where the set allows it.
         temper: Whether to weigh the start where its density and the potential are known.
+        hold: Whether a burn-in runs at the slack that the starting points have, instead of rho = 0: for a density that
+            is not integrable off the set, where nothing else holds the chains back.
         metropolis: Whether to accept or refuse every move, which makes the moves exact whatever the step. It takes two
             evaluations a step with a potential. Without one, the difference of log p is a trapezoid of the score.
     """
@@ -110,6 +113,7 @@ class WeightedCASAL(Method[Any]):
     burn_in: float | None = None
     correct: bool = True
     temper: bool = True
+    hold: bool = False
     metropolis: bool = False
 
     name: ClassVar[str] = "WeightedCASAL"
@@ -165,9 +169,10 @@ class WeightedCASAL(Method[Any]):
             meets = [partial(warm, k, self.ess, groups) for k in left]
             stages = [Stage([row], adjusted_step, m, adjusted_noise) for row, m in zip(rows, meets, strict=True)]
             return [*stages, Stage([], no_step, self.land)]
+        slack = [Stage([], no_step, partial(self.take_slack, groups))] if self.hold else []
         if self.metropolis:
-            return [Stage([row], adjusted_step, self.settle, adjusted_noise) for row in rows]
-        return [Stage(rows[:-1], self.step), Stage(rows[-1:], self.reading_step)] if rows else []
+            return [*slack, *(Stage([row], adjusted_step, self.settle, adjusted_noise) for row in rows)]
+        return [*slack, Stage(rows[:-1], self.step), Stage(rows[-1:], self.reading_step)] if rows else slack
 
     def _climb(self, context: Context, rows: Sequence[Any], groups: Groups, finish: Finish) -> list[Stage]:
         """The stages of the ladder."""
@@ -202,6 +207,14 @@ class WeightedCASAL(Method[Any]):
             x, state.z, torch.zeros_like(x), rise, state.log_weight, state.ancestor, state.rho, none
         ), {}
 
+    def take_slack(
+        self, groups: Groups, context: Context, state: Any, generator: torch.Generator
+    ) -> tuple[Any, Mapping[str, float]]:
+        """The rho of the slack that the starting points have."""
+        half = chain_by_chain(lambda x, z: half_square(context.decode(x) - z), state.x, state.z)
+        rho = slack_rho(0.0, half, groups.weights(state.log_weight))
+        return state._replace(rho=torch.full_like(state.rho, rho)), {}
+
     def settle(
         self, context: Context, state: AdjustedState, generator: torch.Generator
     ) -> tuple[AdjustedState, Mapping[str, float]]:
@@ -230,7 +243,7 @@ class WeightedCASAL(Method[Any]):
         shift.addcmul_(gram.whiten(pull), size * state.rho, value=-1)
         shift.addcmul_((state.noise + noise).reshape(shift.shape), (size / 2).sqrt())
         x = x + gram.unwhiten(shift).reshape(x.shape)
-        return state._replace(x=x, z=context.project(context.decode(x), warm=state.z), noise=noise)
+        return state._replace(x=x, z=context.foot(context.decode(x), warm=state.z), noise=noise)
 
     def meet(
         self,

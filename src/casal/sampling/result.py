@@ -52,7 +52,8 @@ class SampleResult:
         certificate: Violation of every sample.
         trace: Scalars along the run. At recorded steps: ``step``, ``gap`` (mean of |A x - z|), ``violation`` (largest),
             ``dual_norm`` (mean). At meetings of all chains: ``exchange_step``, ``rho``, ``ess``, ``ancestors``; on a
-            ladder of Metropolis moves ``acceptance``; at the last meeting ``boundary_mass`` or ``finish_ess``.
+            ladder of Metropolis moves ``acceptance``; at the last meeting ``inside`` (share of chains whose
+            foot satisfied the inequalities) and ``finish_ess``.
         cost: Score evaluations and projections per chain, seconds.
         state: The last state of the method (x, z, multipliers, weights ...).
         provenance: Settings and versions.
