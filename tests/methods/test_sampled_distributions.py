@@ -72,9 +72,9 @@ def test_particle_without_weights_is_in_the_wrong_mode() -> None:
     """The power of the test above: the same moves and the same ladder, but every chain keeps its weight."""
 
     class Unweighted(casal.WeightedCASAL):
-        def meet(self, rung: Any, groups: Any, context: Any, state: Any, generator: torch.Generator) -> Any:
-            new, info = super().meet(rung, groups, context, state, generator)
-            return state._replace(rho=new.rho), info
+        def meet(self, *known: Any) -> Any:
+            new, info = super().meet(*known)
+            return known[-2]._replace(rho=new.rho, top=new.top), info
 
     result = casal.sample(preconditioned_particle(500), casal.Sphere(RADIUS), Unweighted(400.0), 1000, seed=1)
     assert int((result.samples[:, 0] > 0).sum()) > 20

@@ -13,7 +13,7 @@ but its projection, nothing of the decoder but its derivative. A rung weighs by 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from casal.constraints import over_events
 from casal.methods.base import Stage, uniform
 from casal.methods.context import Context
 from casal.methods.moves import Moves, clean_score
-from casal.methods.smc import Landed, choose_finish, equal_weights, half_square
+from casal.methods.smc import Landed, Population, choose_finish, equal_weights, half_square
 
 TOWARDS = 0.75
 """Share of the way to C that g goes when the noise is as large as the slack rho^(-1/2)."""
@@ -68,6 +68,9 @@ class MetropolisState(NamedTuple):
     top: Tensor
     floor: Tensor
     blur: Tensor
+
+
+Footed = TypeVar("Footed", bound=Population)
 
 
 class MetropolisMoves(Moves):
@@ -131,11 +134,12 @@ class MetropolisMoves(Moves):
         )
 
 
-def with_feet(context: Context, state: MetropolisState) -> MetropolisState:
+def with_feet(context: Context, state: Footed) -> Footed:
     """The state with the foot of every clean point and its distance."""
     decoded = context.decode(state.x)
     z = context.foot(decoded, warm=state.z)
-    return state._replace(z=z, half=half_square(decoded - z))
+    new: Footed = state._replace(z=z, half=half_square(decoded - z))
+    return new
 
 
 def guide(context: Context, x: Tensor, z: Tensor, s: float, rho: Tensor) -> Tensor:

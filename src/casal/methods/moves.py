@@ -7,10 +7,10 @@ s_0 > s_1 > ... whose seventh roots are equally spaced. With r = (s' / s)^2 and 
     x' = r x + (1 - r) (D + c (D - D_before) h / (2 h_before)) + s' sqrt(1 - r) w,     the last one x' = D(x) + e s w
 
 with e^2 s^2 the denoising error of the model at the last level (``data_floor``), which is the variance of x0 there.
-c = 1 is a multistep method of second order (Lu et al. 2022, SDE-DPM-Solver++ 2M). Its difference of two estimates
-carries their noise, so it makes the variance too large, as c = 0 makes it too small. MULTISTEP = 0.85 balances both:
-with 20 steps the variance of a Gaussian is right to 2 % for s from a tenth to 500 times its standard deviation (c = 1:
-up to 14 % too large, c = 0: up to 45 % too small). The first step is of first order.
+The first step has c = 0. c = 1 is a multistep method of second order (Lu et al. 2022, SDE-DPM-Solver++ 2M). Its
+difference of two estimates carries their noise, so it makes the variance too large where s is far above the scale of
+the data (20 steps, s = 100 scales: 11 %), as c = 0 makes it too small everywhere (10 to 20 %, since what one move misses
+adds up over many). So c is chosen such that the variance of a Gaussian of the finest scale of the data is exact.
 
 Two kinds of moves share it: ``gibbs_moves.py`` and ``metropolis_moves.py``.
 """
@@ -19,14 +19,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from casal.errors import SettingError
-from casal.methods.base import Stage
+from casal.methods.base import Stage, free_step, table_rows
 from casal.methods.context import Context
 from casal.methods.smc import Landed
 
@@ -39,8 +40,8 @@ READ = 512
 LEVEL_STEP = 2.0
 """Factor from one noise level to the next on the way to the scale of the data."""
 
-MULTISTEP = 0.85
-"""c, the share of the multistep term."""
+SHARES = (0.5, 1.2)
+"""Bounds of c, the share of the multistep term."""
 
 SPACING = 7.0
 """The levels are equally spaced in their power 1 / SPACING."""
@@ -63,6 +64,15 @@ class Moves(ABC):
 
     def __init__(self, inner_steps: int) -> None:
         self.inner_steps = inner_steps
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of the network in one move."""
+        return self.inner_steps
+
+    def first(self, context: Context) -> list[Stage]:
+        """The way from starting points to clean points of the model: the rows of its table, unconstrained."""
+        return [Stage(table_rows(context), free_step)]
 
     @abstractmethod
     def start(self, context: Context, x: Tensor) -> Any:
@@ -104,24 +114,66 @@ class Moves(ABC):
     def reverse(self, context: Context, state: Any, row: Reverse, noise: Tensor) -> Any:
         """One step of the reverse process."""
         s, floor = self.level(context, state), float(state.floor)
-        here, there = (_level(s, floor, row, k) for k in (row.at, row.at + 1))
+        levels = _levels(s, floor, row.finest, row.steps)
+        here = levels[row.at]
         clean = context.denoise(state.x, here)
         if row.at == row.steps - 1:
             return state._replace(x=clean + (float(state.blur) * here) * noise)
-        ahead = clean
+        there, ahead = levels[row.at + 1], clean
         if row.at > 0 and there < here:
-            ratio_of_steps = math.log(here / there) / math.log(_level(s, floor, row, row.at - 1) / here)
-            ahead = clean + (0.5 * MULTISTEP * ratio_of_steps) * (clean - state.estimate)
+            share = multistep_share(levels, floor / RANGE)
+            ahead = clean + share * _ratio(levels, row.at) * (clean - state.estimate)
         kept = (there / here) ** 2
         x = kept * state.x + (1.0 - kept) * ahead + there * math.sqrt(1.0 - kept) * noise
         return state._replace(x=x, estimate=clean)
 
 
-def _level(s: float, floor: float, row: Reverse, k: int) -> float:
-    """Level number k of the reverse process from s, which ends at the floor, or at RANGE s if that is lower."""
-    end = min(s, max(row.finest, min(RANGE * s, floor)))
-    share = k / max(row.steps - 1, 1)
-    return float((s ** (1 / SPACING) + share * (end ** (1 / SPACING) - s ** (1 / SPACING))) ** SPACING)
+def _levels(s: float, floor: float, finest: float, steps: int) -> tuple[float, ...]:
+    """The levels of the reverse process from s, which ends at the floor, or at RANGE s if that is lower."""
+    end = min(s, max(finest, min(RANGE * s, floor)))
+    first, last = s ** (1 / SPACING), end ** (1 / SPACING)
+    return tuple(float((first + k / max(steps - 1, 1) * (last - first)) ** SPACING) for k in range(steps))
+
+
+def _ratio(levels: Sequence[float], k: int) -> float:
+    """h / (2 h_before) of step k."""
+    return 0.5 * math.log(levels[k] / levels[k + 1]) / math.log(levels[k - 1] / levels[k])
+
+
+@lru_cache(maxsize=4096)
+def multistep_share(levels: tuple[float, ...], scale: float) -> float:
+    """c: with it the reverse process has the exact variance s^2 l^2 / (s^2 + l^2) on a Gaussian of scale l.
+
+    By halving the interval SHARES: the variance rises with c.
+    """
+    exact = levels[0] ** 2 * scale**2 / (levels[0] ** 2 + scale**2)
+    low, high = SHARES
+    for _ in range(12):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if _variance(levels, scale, middle) < exact else (low, middle)
+    return 0.5 * (low + high)
+
+
+def _variance(levels: Sequence[float], scale: float, share: float) -> float:
+    """Variance of the last point given the first, in the reverse process on a Gaussian of this scale.
+
+    x and the estimate before are linear in all noise; their covariance is carried along.
+    """
+    xx = xd = dd = 0.0  # of x, of x with the estimate before, of the estimate before
+    for k, here in enumerate(levels):
+        gain = scale**2 / (scale**2 + here**2)
+        if k == len(levels) - 1:
+            return gain**2 * xx + gain * here**2
+        kept = (levels[k + 1] / here) ** 2
+        more = share * _ratio(levels, k) if k > 0 else 0.0
+        mine, other = kept + (1.0 - kept) * gain * (1.0 + more), -(1.0 - kept) * more
+        fresh = levels[k + 1] ** 2 * (1.0 - kept)
+        xx, xd, dd = (
+            mine**2 * xx + 2.0 * mine * other * xd + other**2 * dd + fresh,
+            gain * (mine * xx + other * xd),
+            gain**2 * xx,
+        )
+    return xx
 
 
 def data_floor(context: Context, x: Tensor, generator: torch.Generator) -> tuple[float, float]:

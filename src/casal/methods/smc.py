@@ -16,8 +16,10 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from casal.constraints import Parts
 from casal.errors import DivergedError, SettingError
 from casal.methods.context import Context, few_chains
+from casal.typing import Event
 
 # ---------------------------------------------------------------------------------------------------- the ladder
 
@@ -216,6 +218,9 @@ LEAST_INSIDE = 0.75
 CARRIED, LEFT = 0.3, 0.1
 """Spread of the log-weights of the last correction from which on the ladder may end: where there is a correction, and
 where there is none and exp of it is what is left of the error."""
+
+WITHIN_REACH = 4.0
+"""How many times the slack at the top of the ladder fits into the reach of the set."""
 
 LOOKS = 10
 """Rungs from one look at the chains to the next; the last ones look every time."""
@@ -416,17 +421,31 @@ def onto(context: Context) -> bool:
     return rank == context.decode(context.like.new_zeros(1, *context.latent)).numel()
 
 
+def decoded_event(context: Context) -> Event:
+    """Shape of an event in decoded space."""
+    return tuple(context.decode(context.like.new_zeros(1, *context.latent)).shape[1:])
+
+
+def all_parts(context: Context) -> list[Parts]:
+    """Equations and inequalities of C, of each piece if it is a union."""
+    event, one = decoded_event(context), context.constraint.take(slice(0, 1))
+    return [piece.parts(event) for piece in (one.pieces(event) if one.in_pieces else (one,))]
+
+
 def has_edge(context: Context) -> bool:
     """Whether C has inequalities."""
-    event = tuple(context.decode(context.like.new_zeros(1, *context.latent)).shape[1:])
-    return context.constraint.take(slice(0, 1)).parts(event).solid is not None
+    return any(part.solid is not None for part in all_parts(context))
+
+
+def reach_rho(context: Context) -> float:
+    """The rho of a slack that is small beside the reach of C: beyond it a point has no single nearest foot."""
+    reach = context.constraint.reach(decoded_event(context))
+    return 0.0 if reach is None or math.isinf(reach) or reach <= 0.0 else (WITHIN_REACH / reach) ** 2
 
 
 def choose_finish(context: Context, score: Score, log_coupling: Coupling | None = None) -> Landed:
     """The best finish that the set and the decoder allow."""
-    one = context.constraint.take(slice(0, 1))
     probe = context.decode(torch.ones((1, *context.latent), dtype=context.like.dtype, device=context.like.device))
-    surface = one.parts(tuple(probe.shape[1:])).surface
-    wide = probe.to(torch.float64)
-    known = surface is not None and onto(context) and surface.log_tube_factor(wide, wide) is not None
+    thin = any(part.surface is not None for part in all_parts(context))
+    known = thin and onto(context) and context.constraint.take(slice(0, 1)).landing(probe).log_tube is not None
     return Landed(score if known else None, log_coupling)

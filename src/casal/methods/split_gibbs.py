@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from casal.checks import one_of, share, whole_number
+from casal.checks import one_of, positive, share, whole_number
 from casal.errors import SettingError
-from casal.methods.base import Method, Stage, free_step, no_step, split_records, table_rows
+from casal.methods.base import Method, Stage, no_step, split_records
 from casal.methods.context import Context, few_chains
 from casal.methods.gibbs_moves import GibbsMoves
+from casal.methods.level_moves import LevelMoves
 from casal.methods.metropolis_moves import MetropolisMoves
-from casal.methods.moves import Moves, clean_score, data_floor
+from casal.methods.moves import Moves, clean_score, data_floor, finest_level
 from casal.methods.smc import (
     CARRIED,
     LEFT,
@@ -31,6 +32,7 @@ from casal.methods.smc import (
     next_rho,
     onto,
     population_record,
+    reach_rho,
     resample,
     rungs,
     top_for_inside,
@@ -43,7 +45,7 @@ LOOKS = 4
 LOOK_CHAINS = 512
 """Chains whose score is evaluated in a look."""
 
-MOVES = ("auto", "gibbs", "metropolis")
+MOVES = ("auto", "gibbs", "metropolis", "level")
 
 GIBBS_DIMENSION = 8
 """Up to here "auto" takes gibbs, which needs fewer evaluations on few dimensions (half the inner steps in the plane)
@@ -79,8 +81,10 @@ class SplitGibbs(Method[Any]):
         levels: Number of levels if ``sigmas`` is a number.
         ess: Resample when the effective size falls below this share of the chains.
         sweeps: Moves at every level; more of them bring resampled copies apart.
-        moves: "gibbs", "metropolis", or "auto": gibbs where there are closed forms and few dimensions.
+        moves: "gibbs", "metropolis", "level", or "auto": gibbs where there are closed forms and few dimensions, else
+            metropolis. "level" is for networks whose score is wrong at small noise (``level_moves.py``).
         islands: Groups of chains that never meet, of equal size, pooled by their evidence (see ``Twisted``).
+        level: Noise level of level moves, in units of the clean sample; the nearest row of the table is taken.
     """
 
     sigmas: float | Sequence[float] | Tensor | None = None
@@ -90,6 +94,7 @@ class SplitGibbs(Method[Any]):
     sweeps: int = 1
     moves: str = "auto"
     islands: int = 1
+    level: float = 0.4
 
     name: ClassVar[str] = "SplitGibbs"
     promises_distribution: ClassVar[bool] = True
@@ -97,6 +102,7 @@ class SplitGibbs(Method[Any]):
     def __post_init__(self) -> None:
         for name in ("inner_steps", "levels", "sweeps", "islands"):
             whole_number(getattr(self, name), name, 1)
+        positive(self.level, "level")
         share(self.ess, "ess", "the chains")
         one_of(self.moves, "moves", MOVES)
         if self.sigmas is None:
@@ -106,7 +112,7 @@ class SplitGibbs(Method[Any]):
             raise SettingError(f"sigmas must be finite, > 0 and strictly decreasing, got {sigma.tolist()}")
 
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
-        return [Stage(table_rows(context), free_step), *self.climb(context, n)]
+        return [*self.moves_for(context).first(context), *self.climb(context, n)]
 
     def climb(self, context: Context, n: int) -> list[Stage]:
         """The ladder, from clean points on."""
@@ -119,6 +125,9 @@ class SplitGibbs(Method[Any]):
 
     def moves_for(self, context: Context) -> Moves:
         """The kind of moves: gibbs where it is asked for, or where there are closed forms and few dimensions."""
+        if self.moves == "level":
+            finest_level(context)
+            return LevelMoves(context, self.level)
         able = context.constraint.samples_near and context.decoder.linear
         if self.moves == "gibbs" and not able:
             raise SettingError(
@@ -184,7 +193,8 @@ class SplitGibbs(Method[Any]):
             few = torch.arange(0, len(half), max(1, len(half) // LOOK_CHAINS), device=half.device)
             rise = _rise(context.replace(constraint=context.constraint.take(few)), state, few)
             spread = CARRIED if finish.evaluations else LEFT
-            top = top_for_spread(rho, half, weight[few] / weight[few].sum(), rise, spread, top)
+            least = max(top, reach_rho(context))
+            top = top_for_spread(rho, half, weight[few] / weight[few].sum(), rise, spread, least)
         return top
 
     def end(

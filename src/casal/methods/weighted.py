@@ -35,6 +35,7 @@ from casal.methods.smc import (
     look_due,
     next_rho,
     population_record,
+    reach_rho,
     resample,
     rungs,
     slack_rho,
@@ -291,7 +292,8 @@ class WeightedCASAL(Method[Any]):
         parts = [self._look(context, state, some) for some in few_chains(state.x, state.z)]
         inside, rise = (torch.cat(column) for column in zip(*parts, strict=True))
         top = top_for_inside(float(state.rho), half, weight, inside, groups, given or 0.0)
-        return top if given else top_for_spread(float(state.rho), half, weight, rise, spread, top)
+        least = max(top, reach_rho(context))
+        return top if given else top_for_spread(float(state.rho), half, weight, rise, spread, least)
 
     def _look(self, context: Context, state: Any, some: slice) -> tuple[Tensor, Tensor]:
         at = context.constraint.take(some).landing(context.decode(state.x[some]))

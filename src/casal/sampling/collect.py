@@ -59,7 +59,8 @@ def collect(
     )
     spent = Usage()
     fidelity = _fidelity(plan, result, plan.context.replace(constraint=constraint, usage=spent))
-    cost = replace(result.cost, check_evaluations=spent.scores / n, check_projections=spent.projections / n)
+    looked = spent.scores / n + plan.checked
+    cost = replace(result.cost, check_evaluations=looked, check_projections=spent.projections / n)
     return replace(result, fidelity=fidelity, cost=cost)
 
 

@@ -18,6 +18,7 @@ from casal.decoders import Decoder, Identity
 from casal.errors import DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
 from casal.methods import Context, Method, Stage, Uncounted, Usage, choose
 from casal.sampling.coordinates import Coordinates, coordinates
+from casal.sampling.network import FEWEST_CHAINS, LOOK_CHAINS, NetworkLook, look_at_network
 from casal.sampling.pilot import PILOT_CHAINS, Pilot, run_pilot
 from casal.sampling.tiles import Tile, cut, even_size, generator, one_thread, tile_size
 from casal.targets import Target, Tuning, fit_start, settled
@@ -84,6 +85,7 @@ class Plan:
         choice: What "auto" chose and what it will take, in a sentence; None if a method was given.
         notes: What is known before the run and worth saying in the certificate of the distribution.
         doubts: Reasons, known before the run, not to trust the distribution.
+        checked: Evaluations a chain of a pilot run that only looked at the given step size.
     """
 
     target: Target
@@ -98,6 +100,7 @@ class Plan:
     choice: str | None = None
     notes: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+    checked: float = 0.0
 
     @property
     def steps(self) -> int:
@@ -184,14 +187,18 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
     pilot, notes = None, list[str]()
     open_settings, auto = target.tune, not isinstance(method, Method)
     promises = auto or (isinstance(method, Method) and method.promises_distribution)
-    if open_settings is not None or (target.table.static and promises and _pilot_pays(len(target.table), n, auto)):
+    looks = target.table.static and promises and (auto or (options.check and _pilot_pays(len(target.table), n)))
+    checked = 0.0
+    if open_settings is not None or looks:
         pilot = look_ahead(context, n, options)
         wrong = not 1.0 / FAR_OFF <= pilot.ratio <= FAR_OFF
         if auto and wrong:
             open_settings = Tuning(step_size=True, preconditioner=False)
-        free = not isinstance(method, Method) or method.bounds_moves
-        target = tuned(target, pilot, n, open_settings or Tuning(False, False), free=free)
-        context = context.replace(target=target)
+        if open_settings is None:
+            checked = pilot.evaluations / n
+        else:
+            target = tuned(target, pilot, n, open_settings, free=not isinstance(method, Method) or method.bounds_moves)
+            context = context.replace(target=target)
         notes += _said(pilot, corrected=auto and wrong)
     if target.table.static and target.potential is not None:
         stream = generator(options.seed, START_STREAM, place)
@@ -199,7 +206,17 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
             context = context.replace(start=fit_start(target.init, context.latent, n, stream))
     choice = None
     if not isinstance(method, Method):
-        method, choice = choose(context, integrable=pilot is None or pilot.integrable or context.start is not None)
+        network = look_before(context, n, options) if target.denoise is not None and n >= FEWEST_CHAINS else None
+        method, choice = choose(
+            context,
+            n,
+            integrable=pilot is None or pilot.integrable or context.start is not None,
+            erroneous=network.spread if network is not None and network.erroneous else None,
+        )
+        if network is not None:
+            target = replace(target, init_evaluations=target.init_evaluations + network.evaluations / n)
+            context = context.replace(target=target)
+            notes += _heard(network)
     if method.promises_distribution:
         constraint.check_measure(context.decoder.event(probe))
     note = method.start_note(context)
@@ -222,12 +239,13 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
         choice,
         tuple(notes if note is None else [*notes, note]),
         _doubts(pilot, corrected=open_settings is not None),
+        checked,
     )
 
 
-def _pilot_pays(steps: int, n: int, auto: bool) -> bool:
-    """Whether a look at the given step size is worth its evaluations: always for "auto", else if they are few."""
-    return auto or PILOT_EVALUATIONS * min(n, PILOT_CHAINS) / n <= PILOT_SHARE * steps
+def _pilot_pays(steps: int, n: int) -> bool:
+    """Whether a look at the given step size takes few evaluations beside the run."""
+    return PILOT_EVALUATIONS * min(n, PILOT_CHAINS) / n <= PILOT_SHARE * steps
 
 
 def _said(pilot: Pilot, *, corrected: bool) -> list[str]:
@@ -265,6 +283,24 @@ def look_ahead(context: Context, n: int, options: Options) -> Pilot:
         x = _starting_points(target, 0, few, stream, options.dtype)
     with torch.no_grad(), one_thread():
         return run_pilot(context, x, chains, target.tune, stream)
+
+
+def look_before(context: Context, n: int, options: Options) -> NetworkLook:
+    """Whether the denoiser of a model and its own sampler agree near the data, from a few samples."""
+    stream = generator(options.seed, PILOT_STREAM, context.like.device)
+    few = min(n, LOOK_CHAINS)
+    x = _starting_points(context.target, 0, few, stream, options.dtype)
+    with torch.no_grad():
+        return look_at_network(context.replace(usage=Usage()), x, options.seed, stream)
+
+
+def _heard(network: NetworkLook) -> list[str]:
+    if not network.erroneous:
+        return []
+    return [
+        f"the score at noise {network.level:.3g} has slope {network.slope:.2f} on the model's own samples, where 1 is "
+        "right (casal.diagnostics.calibration): the chains move at a higher noise level"
+    ]
 
 
 def tuned(target: Target, pilot: Pilot, n: int, tune: Tuning, *, free: bool = False) -> Target:
