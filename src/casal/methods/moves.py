@@ -9,8 +9,8 @@ s_0 > s_1 > ... whose seventh roots are equally spaced. With r = (s' / s)^2 and 
 with e^2 s^2 the denoising error of the model at the last level (``data_floor``), which is the variance of x0 there.
 The first step has c = 0. c = 1 is a multistep method of second order (Lu et al. 2022, SDE-DPM-Solver++ 2M). Its
 difference of two estimates carries their noise, so it makes the variance too large where s is far above the scale of
-the data (20 steps, s = 100 scales: 11 %), as c = 0 makes it too small everywhere (10 to 20 %, since what one move misses
-adds up over many). So c is chosen such that the variance of a Gaussian of the finest scale of the data is exact.
+the data (20 steps, s = 100 scales: 11 %), as c = 0 makes it too small everywhere (10 to 20 %: what a move misses adds
+up over many). So c is chosen such that the variance of a Gaussian of the finest scale of the data is exact.
 
 Two kinds of moves share it: ``gibbs_moves.py`` and ``metropolis_moves.py``.
 """

@@ -343,8 +343,11 @@ def _curvature_at_rest(
 ) -> _Limit:
     """What limits the step where the chains have come to rest, and at their feet on the set."""
     x, length = state.x, tau.sqrt()
-    surface = model.context.constraint.take(chains).parts(tuple(x.shape[1:])).surface
-    if surface is None or not model.context.identity:
+    whole, event = model.context.constraint.take(chains), tuple(x.shape[1:])
+    surface = None
+    if model.context.identity:  # a union has no surface of its own, but a projection
+        surface = whole if whole.in_pieces else whole.parts(event).surface
+    if surface is None:
         return _Limit(_typical(model.largest_curvature(x, root, length, LANCZOS, generator)))
     wide, z = root.to(torch.float64), surface.project(x.to(torch.float64))
     step = SET_STEP * _along(length, x).to(torch.float64)
