@@ -86,3 +86,9 @@ def test_pieces_of_a_union_with_equations_and_inequalities_each() -> None:
     z = torch.cat([inner, outer, corners])
     found = on_edge(right | left, z, z.mean(0))
     assert found.tolist() == [False] * (len(z) - 2) + [True, True]
+
+
+def test_samples_that_are_all_equal_may_lie_on_the_edge() -> None:
+    for low, on in ((4.0, True), (3.0, False)):
+        z = torch.full((10, 1), 4.0, dtype=torch.float64)
+        assert bool(on_edge(casal.Box([low], [math.inf]), z, z[0]).all()) is on

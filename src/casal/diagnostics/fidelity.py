@@ -403,6 +403,8 @@ def _stein(evidence: Evidence) -> Finding:
     context, event = evidence.context, tuple(evidence.z.shape[1:])
     if not context.identity:
         raise _NotAvailable("the score behind a decoder is not known at the samples")
+    if bool((evidence.flat == evidence.flat[:1]).all()):
+        raise _NotAvailable("the samples are all equal")
     if has_hidden_edge(evidence.constraint, evidence.z, evidence.mean):
         raise _NotAvailable("the set has an edge but names no inequalities")
     projections = 0 if evidence.parts.surface is None else projections_needed(evidence.flat.shape[1])
@@ -427,7 +429,7 @@ def _stein(evidence: Evidence) -> Finding:
         evidence.modes._replace(label=evidence.modes.label[index]),
     )
     if not terms.values.shape[1]:
-        raise _NotAvailable("the samples are all equal")
+        raise _NotAvailable("the set is a point")
     mean, error = lineage.mean(terms.values)
     t = mean.abs() / error.clamp_min(torch.finfo(torch.float64).tiny)
     p = two_sided_p(t, lineage.effective - 1.0)
