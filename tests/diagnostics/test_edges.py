@@ -73,3 +73,22 @@ def test_a_convex_set_without_inequalities_shows_its_edge() -> None:
 def test_no_factor_where_nothing_is_known() -> None:
     blind = casal.FromProjection(lambda z: z.clamp_min(0.0), lambda z: (-z).amax(1).clamp_min(0.0), solid=True)
     assert edge_factor(blind, CENTRE.expand(5, 3), torch.full((5,), 0.2, dtype=torch.float64)) is None
+
+
+def test_pieces_of_a_union_with_equations_and_inequalities_each() -> None:
+    """Two half circles: right of x = 0.5 with radius 1, left of it with radius 3."""
+    right = casal.Sphere(1.0) & casal.HalfSpace(torch.tensor([-1.0, 0.0]), -0.5)
+    left = casal.Sphere(3.0) & casal.HalfSpace(torch.tensor([1.0, 0.0]), 0.5)
+    angle = torch.linspace(0.05, 6.2, 200, dtype=torch.float64)
+    ring = torch.stack([torch.cos(angle), torch.sin(angle)], dim=1)
+    inner, outer = ring[ring[:, 0] > 0.51], 3.0 * ring[ring[:, 0] < 0.16]
+    corners = torch.tensor([[0.5, 0.75**0.5], [0.5, 8.75**0.5]], dtype=torch.float64)
+    z = torch.cat([inner, outer, corners])
+    found = on_edge(right | left, z, z.mean(0))
+    assert found.tolist() == [False] * (len(z) - 2) + [True, True]
+
+
+def test_samples_that_are_all_equal_may_lie_on_the_edge() -> None:
+    for low, on in ((4.0, True), (3.0, False)):
+        z = torch.full((10, 1), 4.0, dtype=torch.float64)
+        assert bool(on_edge(casal.Box([low], [math.inf]), z, z[0]).all()) is on

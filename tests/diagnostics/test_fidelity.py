@@ -208,12 +208,17 @@ def test_a_diffusion_model_gives_its_score_without_noise() -> None:
     assert judged(evidence(z, EXACT["sphere"], target=diffusion(1.0, 0.1, wrong=2.0))).verdict == "suspect"
 
 
-def test_a_model_whose_finest_level_is_too_coarse_is_not_checked() -> None:
+@pytest.mark.parametrize(("finest", "verdict"), [(0.005, "trusted"), (0.02, "trusted"), (0.05, "suspect")])
+def test_a_model_whose_finest_level_is_too_coarse_is_not_checked(finest: float, verdict: str) -> None:
+    """Of data with spread 0.05 the scores at sigma and 2 sigma differ by 3 sigma^2 / (0.05^2 + 4 sigma^2)."""
     z = CENTRE + 0.05 * torch.randn((N, 3), generator=generator(0), dtype=torch.float64)
     z = EXACT["affine"].project(z)
-    found = judged(evidence(z, EXACT["affine"], target=diffusion(0.05, 0.05)))
-    assert found.verdict == "trusted" and math.isnan(found.figures["stein_p"])
-    assert "scores at noise 0.05 and 0.1 differ" in found.reasons[0]
+    found = judged(evidence(z, EXACT["affine"], target=diffusion(0.05, finest)))
+    assert found.verdict == verdict and math.isnan(found.figures["stein_p"]) == (finest > 0.01)
+    differ = 100 * 3 * finest**2 / (0.05**2 + 4 * finest**2)
+    assert (
+        finest < 0.01 or f"scores at noise {finest:g} and {2 * finest:g} differ by {differ:.0f} %" in found.reasons[0]
+    )
 
 
 def test_a_set_for_each_chain() -> None:

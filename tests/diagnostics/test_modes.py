@@ -10,7 +10,7 @@ from torch import Tensor
 
 import casal
 from casal.diagnostics import Lineage
-from casal.diagnostics.modes import find_modes, jump_flow, line_integral
+from casal.diagnostics.modes import find_modes, jump_flow, line_integral, path_dependence
 
 from .populations import generator
 
@@ -108,3 +108,13 @@ def test_a_valley_too_sharp_for_the_points_is_refused() -> None:
     z = torch.zeros((3, 1), dtype=torch.float64)
     steep = line_integral(lambda x: torch.where(x > 0.511, 1e3, -1e3), z, z + 1.0)
     assert float(steep.max()) == -math.inf
+
+
+def test_a_gradient_does_not_depend_on_the_path_and_a_swirl_does() -> None:
+    z, y = MEANS[:1] + 0.1 * mixture(100, seed=5), MEANS[1:2] + 0.1 * mixture(100, seed=6)
+
+    def swirl(x: Tensor) -> Tensor:
+        return score(x) + 4.0 * torch.stack([-x[:, 1], x[:, 0]], dim=1)
+
+    assert path_dependence(score, z, y) < 0.1
+    assert path_dependence(swirl, z, y) > 0.4

@@ -124,3 +124,21 @@ def test_projections_are_as_many_as_announced(d: int) -> None:
     modes = Modes(z[:4], torch.arange(20) % 4, torch.ones(4, dtype=torch.float64))
     stein_terms(z, -z, Lineage(torch.ones(20), torch.arange(20)), project, modes=modes)
     assert calls == projections_needed(d)
+
+
+def test_the_widest_direction_is_looked_at_among_many() -> None:
+    """Of 40 independent coordinates one is 30 % too wide; its direction is none of the fixed ones."""
+    n, d = 2000, 40
+    lineage = Lineage(torch.ones(n), torch.arange(n))
+    z = torch.randn((n, d), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    precision = torch.ones(d, dtype=torch.float64)
+    precision[0] = 1.0 / 4.0
+    z[:, 0] *= 2.0
+
+    def largest(z: Tensor) -> float:
+        mean, error = lineage.mean(stein_terms(z, -z * precision, lineage).values)
+        return float((mean / error).abs().max())
+
+    assert largest(z) < 4.0
+    z[:, 0] *= 1.3
+    assert largest(z) > 6.0

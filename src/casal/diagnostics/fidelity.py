@@ -20,7 +20,15 @@ from casal.constraints import Constraint, Parts
 from casal.diagnostics.degeneracy import WeightedRun, advice, population
 from casal.diagnostics.edges import edge_factor, has_hidden_edge, on_edge
 from casal.diagnostics.genealogy import Lineage, two_sided_p
-from casal.diagnostics.modes import LINE_POINTS, MOST_MODES, Modes, find_modes, jump_flow, line_integral
+from casal.diagnostics.modes import (
+    LINE_POINTS,
+    MOST_MODES,
+    Modes,
+    find_modes,
+    jump_flow,
+    line_integral,
+    path_dependence,
+)
 from casal.diagnostics.stein import fixed_directions, projections_needed, stein_terms
 from casal.errors import CasalError
 from casal.methods import Context, few_chains
@@ -63,13 +71,17 @@ SMALL_CHANGE = 0.02
 SMALLEST_FLOW = 8
 """Samples that must have somewhere to go."""
 
+PATHS_AGREE, TRIED = 0.2, 5
+"""Difference of log p along two paths between modes up to which a diffusion model's score is the gradient of something
+there; and one in how many samples is tried."""
+
 ON_THE_SET = 1e-9
 """Violation up to which a reflected sample is in the set."""
 
-LEVELS_AGREE = 0.2
-"""Relative difference of a diffusion model's scores at its finest noise level and at twice that, up to which the score
-at zero noise is read off them. A network without calibration at small noise, or data finer than the level, exceeds it.
-"""
+LEVELS_AGREE, LEVELS_DIFFER = 0.2, 0.4
+"""Relative difference of a diffusion model's scores at its finest noise level and at twice that: up to which the score
+at zero noise is read off them, and from which on it is a doubt. A network without calibration at small noise exceeds
+it, and data finer than the level; an exact model of data ten times coarser than the level differs by 0.03."""
 
 NOT_CHECKED = math.nan
 
@@ -104,7 +116,7 @@ class Fidelity:
     def _numbers(self) -> str:
         ancestors, p = self.figures.get("effective_ancestors", math.nan), self.figures.get("stein_p", math.nan)
         shown = [f"{ancestors:.0f} effective ancestors"] if math.isfinite(ancestors) else []
-        shown += [f"Stein p = {p:.2g}"] if math.isfinite(p) else []
+        shown += [f"Stein p = {p:.2g}" if math.isfinite(p) else "the score was not checked"]
         return f" ({', '.join(shown)})" if shown else ""
 
     def plain(self) -> dict[str, Any]:
@@ -373,6 +385,8 @@ def stein(evidence: Evidence) -> Finding:
     figures = {"stein_t": NOT_CHECKED, "stein_p": NOT_CHECKED, "stein_bias": NOT_CHECKED}
     try:
         return _stein(evidence)
+    except _BadModel as reason:
+        return Finding(figures, doubts=(str(reason),))
     except (_NotAvailable, CasalError) as reason:
         return Finding(figures, notes=(f"Stein's identity was not checked: {reason}",))
 
@@ -381,10 +395,16 @@ class _NotAvailable(Exception):
     """Why a check cannot be made."""
 
 
+class _BadModel(_NotAvailable):
+    """Why it cannot be made, and why the model is not to be trusted either."""
+
+
 def _stein(evidence: Evidence) -> Finding:
     context, event = evidence.context, tuple(evidence.z.shape[1:])
     if not context.identity:
         raise _NotAvailable("the score behind a decoder is not known at the samples")
+    if bool((evidence.flat == evidence.flat[:1]).all()):
+        raise _NotAvailable("the samples are all equal")
     if has_hidden_edge(evidence.constraint, evidence.z, evidence.mean):
         raise _NotAvailable("the set has an edge but names no inequalities")
     projections = 0 if evidence.parts.surface is None else projections_needed(evidence.flat.shape[1])
@@ -409,7 +429,7 @@ def _stein(evidence: Evidence) -> Finding:
         evidence.modes._replace(label=evidence.modes.label[index]),
     )
     if not terms.values.shape[1]:
-        raise _NotAvailable("the samples are all equal")
+        raise _NotAvailable("the set is a point")
     mean, error = lineage.mean(terms.values)
     t = mean.abs() / error.clamp_min(torch.finfo(torch.float64).tiny)
     p = two_sided_p(t, lineage.effective - 1.0)
@@ -427,10 +447,16 @@ def _stein(evidence: Evidence) -> Finding:
         figures,
         doubts=(
             f"samples and score do not belong together (Stein's identity fails by {figures['stein_t']:.1f} standard "
-            f"errors, p = {figures['stein_p']:.1g}; a mean is off by about {figures['stein_bias']:.2g} standard "
-            "deviations): take more steps or another step size, or a larger rho (a smaller sigma)",
+            f"errors, p = {figures['stein_p']:.1g}; a mean may be off by {figures['stein_bias']:.2g} standard "
+            f"deviations): take more steps or another step size, or a larger rho (a smaller sigma){_or_model(context)}",
         ),
     )
+
+
+def _or_model(context: Context) -> str:
+    if context.table.static:
+        return ""
+    return ", or look whether the model's score is right at small noise (casal.diagnostics.calibration)"
 
 
 def jump(evidence: Evidence) -> Finding:
@@ -450,19 +476,28 @@ def _jump(evidence: Evidence) -> Finding:
     if not context.identity:
         raise _NotAvailable("the density behind a decoder is not known at the samples")
     potential, surface = context.target.potential, evidence.parts.surface
-    index = _affordable(evidence, 2.0 if potential is not None else float(LINE_POINTS))
+    points = LINE_POINTS * (1.0 if context.table.static else 1.0 + 2.0 / TRIED)
+    index = _affordable(evidence, 2.0 if potential is not None else points)
     here, lineage = modes._replace(label=modes.label[index]), evidence.lineage.some(index)
     centres = modes.centres.reshape(-1, *event)
 
     def inside(y: Tensor) -> Tensor:
         return evidence.constraint.violation(y.reshape(len(y), *event)) <= ON_THE_SET
 
+    def slope(v: Tensor) -> Tensor:
+        return level_score(context, v.reshape(len(v), *event)).flatten(1)
+
     def rise(z: Tensor, y: Tensor) -> Tensor:
-        if potential is None:
-            return line_integral(lambda v: level_score(context, v.reshape(len(v), *event)).flatten(1), z, y)
-        context.usage.add_scores(2 * len(z))
-        low, high = (potential(v.reshape(len(v), *event).to(context.like.dtype)).to(torch.float64) for v in (y, z))
-        return high - low
+        if potential is not None:
+            context.usage.add_scores(2 * len(z))
+            low, high = (potential(v.reshape(len(v), *event).to(context.like.dtype)).to(torch.float64) for v in (y, z))
+            return high - low
+        if not context.table.static:
+            some = _evenly(len(z), min(len(z), len(index) // TRIED)).to(z.device)
+            off = path_dependence(slope, z[some], y[some])
+            if off > PATHS_AGREE:
+                raise _NotAvailable(f"the model's score is no gradient between them (two paths differ by {off:.2g})")
+        return line_integral(slope, z, y)
 
     feet = (centres if surface is None else surface.project(centres)).flatten(1)
     flow = jump_flow(evidence.flat[index], here, feet, inside, rise)
@@ -526,10 +561,11 @@ def score_at(context: Context, z: Tensor) -> Tensor:
     far = level_score(context, z, 2.0)
     differ = float((near - far).square().sum().sqrt() / near.square().sum().sqrt().clamp_min(1e-300))
     if not differ <= LEVELS_AGREE:
-        finest = _finest(context)
-        raise _NotAvailable(
+        finest, kind = _finest(context), _NotAvailable if differ <= LEVELS_DIFFER else _BadModel
+        raise kind(
             f"the model's scores at noise {finest:.3g} and {2 * finest:.3g} differ by {100 * differ:.0f} %, so its "
-            "score without noise is not known; add finer noise levels, or train the network there"
+            "score without noise is not known; add finer noise levels, or train the network there "
+            "(casal.diagnostics.calibration)"
         )
     return (4.0 * near - far) / 3.0
 

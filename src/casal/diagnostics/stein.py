@@ -37,11 +37,15 @@ Map = Callable[[Tensor], Tensor]
 EXACT_DIMENSION = 16
 """Coordinates up to which all directions are taken; above, the sums over them are estimated without bias."""
 
-PROBES = 16
+PROBES = 8
 """Random directions a sample for these estimates."""
 
-FUNCTIONS = 8
-"""Directions c above EXACT_DIMENSION. They are fixed: directions chosen by the samples would raise false alarms."""
+FUNCTIONS, FITTED = 6, 2
+"""Directions c above EXACT_DIMENSION: fixed ones, and those in which the samples are widest. The latter are fitted to
+one half of the samples and used on the other: directions chosen by the samples themselves would raise false alarms."""
+
+ROUNDS = 12
+"""Steps of the power iteration for a widest direction."""
 
 STEP = 3e-3
 """Step of a difference, in units of the spread of a coordinate."""
@@ -82,7 +86,7 @@ def projections_needed(size: int) -> int:
     """Projections of a sample that ``stein_terms`` takes on a surface in so many coordinates."""
     if size <= EXACT_DIMENSION:
         return 4 * size + 1
-    return 4 * PROBES + 1 + 2 * (FUNCTIONS + 2 + MOST_MODES)
+    return 4 * PROBES + 1 + 2 * (FUNCTIONS + FITTED + 2 + MOST_MODES)
 
 
 def stein_terms(
@@ -111,12 +115,13 @@ def stein_terms(
     slope = _no_slope if factor is None else _slope(factor, z, step)
     g = z.new_ones(len(z)) if factor is None else factor(z)
     values, functions, energy = [], [], []
-    for c in fixed_directions(z):
-        tangent = at.push(c.expand_as(z))
-        height, square = y @ c, tangent.square().sum(1)
+    for direction in (*fixed_directions(z), *widest_directions(y)):
+        c = direction.expand_as(z)
+        tangent = at.push(c)
+        height, square = (y * c).sum(1), tangent.square().sum(1)
         if not float(weights @ square) > FLAT:
             continue
-        first = g * (drift @ c) + slope(tangent)
+        first = g * (drift * c).sum(1) + slope(tangent)
         values += [first, height * first + g * square]
         functions += [height, height.square() / 2]
         energy += [g * square, g * height.square() * square]
@@ -146,6 +151,26 @@ def fixed_directions(z: Tensor) -> Tensor:
         return torch.eye(size, dtype=z.dtype, device=z.device)
     drawn = torch.randn((size, FUNCTIONS), generator=torch.Generator().manual_seed(4242), dtype=torch.float64)
     return torch.linalg.qr(drawn)[0].T.contiguous().to(z)
+
+
+def widest_directions(y: Tensor) -> list[Tensor]:
+    """FITTED principal directions above EXACT_DIMENSION, each (n, d): every half of the samples has the other's."""
+    if y.shape[1] <= EXACT_DIMENSION:
+        return []
+    half = len(y) // 2
+    start = fixed_directions(y)[:FITTED].T
+    first, second = (_principal(part, start) for part in (y[:half], y[half:]))
+    second = second * torch.where((first * second).sum(0) < 0.0, -1.0, 1.0)
+    both = torch.cat([second.T[:, None].expand(-1, half, -1), first.T[:, None].expand(-1, len(y) - half, -1)], dim=1)
+    return list(both.unbind(0))
+
+
+def _principal(y: Tensor, start: Tensor) -> Tensor:
+    """The directions (d, k) in which (n, d) is widest, by power iteration."""
+    found = start
+    for _ in range(ROUNDS):
+        found = torch.linalg.qr(y.T @ (y @ found))[0]
+    return found
 
 
 def tangents(z: Tensor, step: float, project: Map | None) -> Tangents:
