@@ -11,7 +11,7 @@ from casal.methods.context import Context, Uncounted, Usage, few_chains, move
 from casal.methods.decoupled import Decoupled
 from casal.methods.dps import DPS
 from casal.methods.final_projection import FinalProjection
-from casal.methods.moves import data_floor
+from casal.methods.moves import RANGE, data_floor
 from casal.methods.penalty import Penalty
 from casal.methods.primal_dual import PrimalDual
 from casal.methods.projected import Projected
@@ -59,6 +59,7 @@ __all__ = [
     "CASAL",
     "DPS",
     "METHODS",
+    "RANGE",
     "Context",
     "Decoupled",
     "Entry",

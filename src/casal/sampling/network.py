@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from casal.diagnostics import calibration
-from casal.methods import Context, data_floor, move, table_rows
-from casal.methods.base import gaussian
+from casal.methods import RANGE, Context, data_floor, gaussian, move, table_rows
 
 LOOK_CHAINS, FEWEST_CHAINS = 512, 16
 """Samples that are drawn, and chains of a run below which none are."""
@@ -26,7 +25,7 @@ class NetworkLook:
 
     Attributes:
         erroneous: The score carries an error of its own at a noise level that the moves of a ladder would use.
-        spread: Root mean square, over the coordinates, of the standard deviation of the model's own samples.
+        spread: Largest standard deviation of a coordinate of the model's own samples.
         slope: Smallest slope of the calibration at these levels.
         level: The level it belongs to.
         evaluations: Evaluations of the network, each for one chain.
@@ -45,9 +44,9 @@ def look_at_network(context: Context, x: Tensor, seed: int, generator: torch.Gen
     for row in table_rows(context):
         x = move(context, x, context.score(x, row.t), row, gaussian(context, len(x), generator))
     floor, _ = data_floor(context, x, generator)
-    spread = float(x.std(0).square().mean().sqrt())
+    spread = float(x.std(0).max())
     found = calibration(context.target, x, seed=seed)
-    used = found.levels >= floor
+    used = found.levels >= RANGE * floor  # reverse processes from small noise end below the floor
     wrong = bool((found.erroneous & used).any())
     worst = int(torch.where(used, found.slope, torch.inf).argmin())
     evaluations = context.usage.scores - before + found.evaluations * len(x)

@@ -194,10 +194,11 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
         wrong = not 1.0 / FAR_OFF <= pilot.ratio <= FAR_OFF
         if auto and wrong:
             open_settings = Tuning(step_size=True, preconditioner=False)
-        if open_settings is None:
+        if open_settings is None and not auto:
             checked = pilot.evaluations / n
         else:
-            target = tuned(target, pilot, n, open_settings, free=not isinstance(method, Method) or method.bounds_moves)
+            free, known = not isinstance(method, Method) or method.bounds_moves, Tuning(False, False)
+            target = tuned(target, pilot, n, open_settings or known, free=free)
             context = context.replace(target=target)
         notes += _said(pilot, corrected=auto and wrong)
     if target.table.static and target.potential is not None:
