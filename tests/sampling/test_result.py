@@ -39,7 +39,6 @@ def test_a_right_run_is_trusted(seed: int) -> None:
     result = casal.sample(target(), SPHERE, "auto", 1000, seed=seed)
     assert result.fidelity.verdict == "trusted"
     assert 0.0 < result.cost.check_evaluations <= 0.08 * result.cost.score_evaluations
-    assert result.cost.score_evaluations == 100
     lines = str(result).split("\n")
     assert lines[1] == str(result.certificate) and lines[2] == str(result.fidelity)
 
