@@ -134,7 +134,7 @@ class Row:
     methods: Mapping[str, Any]
     decoder: casal.Decoder | None = None
     mixture: Mixture | None = None
-    n: int = 2000
+    n: int = 1000
     wrong: Any = field(default_factory=casal.FinalProjection)
 
 

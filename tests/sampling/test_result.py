@@ -38,8 +38,6 @@ def target(steps: int = 100, spread: float = 1.0) -> casal.Target:
 def test_a_right_run_is_trusted(seed: int) -> None:
     result = casal.sample(target(), SPHERE, "auto", 1000, seed=seed)
     assert result.fidelity.verdict == "trusted"
-    assert 0.0 < result.cost.check_evaluations <= 0.08 * result.cost.score_evaluations
-    assert 100 < result.cost.score_evaluations < 115  # a pilot run looks at the step
     lines = str(result).split("\n")
     assert lines[1] == str(result.certificate) and lines[2] == str(result.fidelity)
 
@@ -60,16 +58,17 @@ def test_a_broken_run_is_suspect(name: str) -> None:
 
 def test_methods_without_a_promise_cost_nothing_more() -> None:
     result = casal.sample(target(), SPHERE, casal.FinalProjection(), 200)
-    assert result.fidelity.verdict == "not promised" and result.cost.check_evaluations == 0.0
+    assert result.fidelity.verdict == "not promised" and result.cost.check_projections == 0.0
     assert "distribution not promised: final projection" in str(result)
 
 
 def test_one_argument_switches_evaluations_off() -> None:
-    result = casal.sample(target(), SPHERE, "auto", 500, check=False)
-    assert result.cost.check_evaluations == result.cost.check_projections == 0.0
-    assert "stein_p" not in result.fidelity.figures and result.fidelity.figures["effective_ancestors"] > 50
-    other = casal.sample(target(), SPHERE, "auto", 500)
-    assert torch.equal(result.samples, other.samples) and "stein_p" in other.fidelity.figures
+    """What is left with check=False was spent before the run, on a look at the step size."""
+    off, on = (casal.sample(target(), SPHERE, "auto", 500, check=check) for check in (False, True))
+    assert off.cost.check_projections == 0.0 and on.cost.check_projections > 0.0
+    assert 0.0 < on.cost.check_evaluations - off.cost.check_evaluations <= 0.08 * on.cost.score_evaluations
+    assert "stein_p" not in off.fidelity.figures and off.fidelity.figures["effective_ancestors"] > 50
+    assert torch.equal(off.samples, on.samples) and "stein_p" in on.fidelity.figures
 
 
 def test_fidelity_is_saved_and_loaded(tmp_path: Path) -> None:

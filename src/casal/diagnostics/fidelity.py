@@ -20,6 +20,7 @@ from casal.constraints import Constraint, Parts
 from casal.diagnostics.degeneracy import WeightedRun, advice, population
 from casal.diagnostics.edges import edge_factor, has_hidden_edge, on_edge
 from casal.diagnostics.genealogy import Lineage, two_sided_p
+from casal.diagnostics.model_score import BadModel, NotAvailable, level_score, score_at
 from casal.diagnostics.modes import (
     LINE_POINTS,
     MOST_MODES,
@@ -77,11 +78,6 @@ there; and one in how many samples is tried."""
 
 ON_THE_SET = 1e-9
 """Violation up to which a reflected sample is in the set."""
-
-LEVELS_AGREE, LEVELS_DIFFER = 0.2, 0.4
-"""Relative difference of a diffusion model's scores at its finest noise level and at twice that: up to which the score
-at zero noise is read off them, and from which on it is a doubt. A network without calibration at small noise exceeds
-it, and data finer than the level; an exact model of data ten times coarser than the level differs by 0.03."""
 
 NOT_CHECKED = math.nan
 
@@ -385,35 +381,27 @@ def stein(evidence: Evidence) -> Finding:
     figures = {"stein_t": NOT_CHECKED, "stein_p": NOT_CHECKED, "stein_bias": NOT_CHECKED}
     try:
         return _stein(evidence)
-    except _BadModel as reason:
+    except BadModel as reason:
         return Finding(figures, doubts=(str(reason),))
-    except (_NotAvailable, CasalError) as reason:
+    except (NotAvailable, CasalError) as reason:
         return Finding(figures, notes=(f"Stein's identity was not checked: {reason}",))
-
-
-class _NotAvailable(Exception):
-    """Why a check cannot be made."""
-
-
-class _BadModel(_NotAvailable):
-    """Why it cannot be made, and why the model is not to be trusted either."""
 
 
 def _stein(evidence: Evidence) -> Finding:
     context, event = evidence.context, tuple(evidence.z.shape[1:])
     if not context.identity:
-        raise _NotAvailable("the score behind a decoder is not known at the samples")
+        raise NotAvailable("the score behind a decoder is not known at the samples")
     if bool((evidence.flat == evidence.flat[:1]).all()):
-        raise _NotAvailable("the samples are all equal")
+        raise NotAvailable("the samples are all equal")
     if has_hidden_edge(evidence.constraint, evidence.z, evidence.mean):
-        raise _NotAvailable("the set has an edge but names no inequalities")
+        raise NotAvailable("the set has an edge but names no inequalities")
     projections = 0 if evidence.parts.surface is None else projections_needed(evidence.flat.shape[1])
     index = _affordable(evidence, 1.0 if context.table.static else 2.0, projections)
     z, lineage = evidence.z[index], evidence.lineage.some(index)
     surface, solid = evidence.constraint.take(index).parts(event)
     factor = None if solid is None else edge_factor(solid, z, lineage.weights)
     if solid is not None and factor is None:
-        raise _NotAvailable("the set is not convex and has no smooth inequalities")
+        raise NotAvailable("the set is not convex and has no smooth inequalities")
 
     def project(y: Tensor) -> Tensor:
         assert surface is not None
@@ -429,7 +417,7 @@ def _stein(evidence: Evidence) -> Finding:
         evidence.modes._replace(label=evidence.modes.label[index]),
     )
     if not terms.values.shape[1]:
-        raise _NotAvailable("the set is a point")
+        raise NotAvailable("the set is a point")
     mean, error = lineage.mean(terms.values)
     t = mean.abs() / error.clamp_min(torch.finfo(torch.float64).tiny)
     p = two_sided_p(t, lineage.effective - 1.0)
@@ -466,7 +454,7 @@ def jump(evidence: Evidence) -> Finding:
         return Finding(figures)
     try:
         return _jump(evidence)
-    except (_NotAvailable, CasalError) as reason:
+    except (NotAvailable, CasalError) as reason:
         figures |= {"jump_t": NOT_CHECKED, "jump_p": NOT_CHECKED, "jump_change": NOT_CHECKED}
         return Finding(figures, notes=(f"the weights of the {evidence.modes.number} modes were not checked: {reason}",))
 
@@ -474,7 +462,7 @@ def jump(evidence: Evidence) -> Finding:
 def _jump(evidence: Evidence) -> Finding:
     context, event, modes = evidence.context, tuple(evidence.z.shape[1:]), evidence.modes
     if not context.identity:
-        raise _NotAvailable("the density behind a decoder is not known at the samples")
+        raise NotAvailable("the density behind a decoder is not known at the samples")
     potential, surface = context.target.potential, evidence.parts.surface
     points = LINE_POINTS * (1.0 if context.table.static else 1.0 + 2.0 / TRIED)
     index = _affordable(evidence, 2.0 if potential is not None else points)
@@ -496,14 +484,14 @@ def _jump(evidence: Evidence) -> Finding:
             some = _evenly(len(z), min(len(z), len(index) // TRIED)).to(z.device)
             off = path_dependence(slope, z[some], y[some])
             if off > PATHS_AGREE:
-                raise _NotAvailable(f"the model's score is no gradient between them (two paths differ by {off:.2g})")
+                raise NotAvailable(f"the model's score is no gradient between them (two paths differ by {off:.2g})")
         return line_integral(slope, z, y)
 
     feet = (centres if surface is None else surface.project(centres)).flatten(1)
     flow = jump_flow(evidence.flat[index], here, feet, inside, rise)
     moved = float((flow.abs().sum(1) > 0.0).to(torch.float64).mean())
     if moved * len(flow) < SMALLEST_FLOW:
-        raise _NotAvailable("no reflection maps the set and two of them to each other, or the valley is too deep")
+        raise NotAvailable("no reflection maps the set and two of them to each other, or the valley is too deep")
     mean, error = lineage.mean(flow)
     t = mean.abs() / error.clamp_min(torch.finfo(torch.float64).tiny)
     p = two_sided_p(t, lineage.effective - 1.0)
@@ -535,7 +523,7 @@ def _affordable(evidence: Evidence, evaluations: float, projections: int = 0) ->
         count = min(count, most / projections)
     index = _evenly(len(evidence.z), max(0, math.floor(count))).to(evidence.z.device)
     if len(index) < FEWEST or evidence.lineage.some(index).effective < FEWEST:
-        raise _NotAvailable(
+        raise NotAvailable(
             f"{100 * SHARE_OF_EVALUATIONS:.0f} % of the run's evaluations allow for {len(index)} samples, too few"
         )
     return index
@@ -544,43 +532,3 @@ def _affordable(evidence: Evidence, evaluations: float, projections: int = 0) ->
 def _evenly(n: int, count: int) -> Tensor:
     """``count`` of n numbers, evenly spaced: copies of one ancestor are neighbours, so they are spread out."""
     return torch.arange(count) * n // max(count, 1)
-
-
-def score_at(context: Context, z: Tensor) -> Tensor:
-    """grad log p at samples z (n, *event), in float64.
-
-    A fixed density has it. A diffusion model has that of p with noise, s_sigma(z) = (D(z, sigma) - z) / sigma^2, at its
-    finest level sigma and at twice that; s_0 = (4 s_sigma - s_2sigma) / 3 up to O(sigma^4).
-
-    Raises:
-        _NotAvailable: The two levels disagree, or there is no denoiser.
-    """
-    near = level_score(context, z)
-    if context.table.static:
-        return near
-    far = level_score(context, z, 2.0)
-    differ = float((near - far).square().sum().sqrt() / near.square().sum().sqrt().clamp_min(1e-300))
-    if not differ <= LEVELS_AGREE:
-        finest, kind = _finest(context), _NotAvailable if differ <= LEVELS_DIFFER else _BadModel
-        raise kind(
-            f"the model's scores at noise {finest:.3g} and {2 * finest:.3g} differ by {100 * differ:.0f} %, so its "
-            "score without noise is not known; add finer noise levels, or train the network there "
-            "(casal.diagnostics.calibration)"
-        )
-    return (4.0 * near - far) / 3.0
-
-
-def level_score(context: Context, z: Tensor, times: float = 1.0) -> Tensor:
-    """grad log p of a fixed density; of a diffusion model with noise, ``times`` its finest level."""
-    x, table = z.to(context.like.dtype), context.table
-    if table.static:
-        return context.score(x, table.t[-1].to(x.device)).to(torch.float64)
-    sigma = times * _finest(context)
-    return (context.denoise(x, sigma).to(torch.float64) - x) / sigma**2
-
-
-def _finest(context: Context) -> float:
-    table = context.table
-    if context.target.denoise is None or table.alpha is None or table.sigma is None:
-        raise _NotAvailable(f"{context.target.name} has no denoiser to read the score off")
-    return float((table.sigma / table.alpha).min())

@@ -26,7 +26,8 @@ class Cost:
         score_evaluations: Per chain.
         projections: Per chain.
         seconds: Wall-clock time of the loop.
-        check_evaluations: Score evaluations a chain that the certificate of the distribution took, beyond these.
+        check_evaluations: Score evaluations a chain, beyond these, that went into the certificate of the distribution
+            and into looks before the run.
         check_projections: Projections, likewise.
     """
 
