@@ -50,7 +50,7 @@ def reverse(problem: Context, y: Tensor, noise: list[Tensor], sigma: float) -> T
     state = at(problem, y, sigma**-2.0)
     steps = len(noise)
     for j in range(steps):
-        state = MOVES.reverse(problem, state, Reverse(j, steps, 1e-4), noise[j])
+        state = MOVES.reverse(problem, state, Reverse(j, steps), noise[j])
     return state.x
 
 

@@ -7,11 +7,17 @@ from typing import Any, NamedTuple
 
 from casal.methods.base import Method
 from casal.methods.context import Context
+from casal.methods.smc import has_edge
 from casal.methods.split_gibbs import SplitGibbs
 from casal.methods.weighted import WeightedCASAL
 
 INNER_STEPS = 20
 """Evaluations of the denoiser in one move: with half of them mode weights were off by 0.02 on a circle."""
+
+
+SURFACE_LEVELS, EDGE_LEVELS = 40, 64
+"""Levels of a ladder for a set of equations alone, and for one with inequalities. The latter goes on to small noise,
+where a move takes few evaluations."""
 
 
 class Choice(NamedTuple):
@@ -60,6 +66,6 @@ def choose(context: Context, n: int, *, integrable: bool = True, erroneous: floa
         return Choice(
             own, f"SplitGibbs with moves at the noise level {own.level:.3g}: about {count} evaluations a chain"
         )
-    ladder = SplitGibbs(inner_steps=INNER_STEPS)
-    count = rows + ladder.levels * ladder.sweeps * ladder.inner_steps
+    ladder = SplitGibbs(inner_steps=INNER_STEPS, levels=EDGE_LEVELS if has_edge(context) else SURFACE_LEVELS)
+    count = rows + ladder.inner_steps * SURFACE_LEVELS
     return Choice(ladder, f"SplitGibbs, whose ladder ends where the chains say: about {count} evaluations a chain")

@@ -32,7 +32,7 @@ from casal.methods.context import Context
 from casal.methods.smc import Landed
 
 RANGE = 0.1
-"""The reverse process from s ends at RANGE min(s, scale of the data), or at the model's finest level."""
+"""The reverse process ends at RANGE times the scale of the data, or at the model's finest level if that is higher."""
 
 READ = 512
 """Chains from which the scale of the data is read."""
@@ -48,11 +48,10 @@ SPACING = 7.0
 
 
 class Reverse(NamedTuple):
-    """Row number ``at`` of the ``steps`` rows of the reverse process, which ends at the level ``finest`` or above."""
+    """Row number ``at`` of the ``steps`` rows of the reverse process."""
 
     at: int
     steps: int
-    finest: float
 
 
 class Moves(ABC):
@@ -108,31 +107,41 @@ class Moves(ABC):
 
     def reverse_stage(self, context: Context) -> Stage:
         """The reverse process from the level s down to a clean point."""
-        finest = finest_level(context)
-        return Stage([Reverse(j, self.inner_steps, finest) for j in range(self.inner_steps)], self.reverse)
+        finest_level(context)
+        return Stage([Reverse(j, self.inner_steps) for j in range(self.inner_steps)], self.reverse)
 
     def reverse(self, context: Context, state: Any, row: Reverse, noise: Tensor) -> Any:
         """One step of the reverse process."""
         s, floor = self.level(context, state), float(state.floor)
-        levels = _levels(s, floor, row.finest, row.steps)
-        here = levels[row.at]
+        levels = reverse_levels(s, floor, row.steps)
+        at = row.at - (row.steps - len(levels))
+        if at < 0:
+            return state  # near the data fewer steps do
+        here = levels[at]
         clean = context.denoise(state.x, here)
-        if row.at == row.steps - 1:
+        if at == len(levels) - 1:
             return state._replace(x=clean + (float(state.blur) * here) * noise)
-        there, ahead = levels[row.at + 1], clean
-        if row.at > 0 and there < here:
+        there, ahead = levels[at + 1], clean
+        if at > 0:
             share = multistep_share(levels, floor / RANGE)
-            ahead = clean + share * _ratio(levels, row.at) * (clean - state.estimate)
+            ahead = clean + share * _ratio(levels, at) * (clean - state.estimate)
         kept = (there / here) ** 2
         x = kept * state.x + (1.0 - kept) * ahead + there * math.sqrt(1.0 - kept) * noise
         return state._replace(x=x, estimate=clean)
 
 
-def _levels(s: float, floor: float, finest: float, steps: int) -> tuple[float, ...]:
-    """The levels of the reverse process from s, which ends at the floor, or at RANGE s if that is lower."""
-    end = min(s, max(finest, min(RANGE * s, floor)))
-    first, last = s ** (1 / SPACING), end ** (1 / SPACING)
-    return tuple(float((first + k / max(steps - 1, 1) * (last - first)) ** SPACING) for k in range(steps))
+def reverse_levels(s: float, floor: float, steps: int) -> tuple[float, ...]:
+    """The levels of the reverse process from s down to the floor.
+
+    ``steps`` of them from the scale of the data on, fewer below it, and one at the floor and below: there the
+    distribution of x0 given x is N(D(x), s^2), up to RANGE^2.
+    """
+    if s <= floor or steps == 1:
+        return (s,)
+    share = min(1.0, math.log(s / floor) / -math.log(RANGE))
+    count = max(2, 1 + math.ceil(share * (steps - 1)))
+    first, last = s ** (1 / SPACING), floor ** (1 / SPACING)
+    return tuple(float((first + k / (count - 1) * (last - first)) ** SPACING) for k in range(count))
 
 
 def _ratio(levels: Sequence[float], k: int) -> float:
