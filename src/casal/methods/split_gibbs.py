@@ -67,18 +67,18 @@ class SplitGibbs(Method[Any]):
     A coupling of strength rho is noise of size rho^(-1/2), so the model's own reverse process is the exact move of x
     given z: no step size, no barrier to cross. "gibbs" needs a set with closed forms (affine, box, sphere, mass and
     energy) and a linear decoder; "metropolis" needs a projection alone. Both are exact but for the discretisation of
-    the reverse process and the last sigma: z follows p smoothed by sigma (gibbs), or the foot of x (metropolis), and
-    the error vanishes with sigma. In a set with an interior, "metropolis" ends like ``WeightedCASAL``: chains that are
-    inside give copies in place of those outside.
+    the reverse process. At the end a ``Landed`` finish of ``smc.py`` turns the chains near C into samples of p on C:
+    those whose foot satisfies the inequalities stay, weighted for the offset from their foot.
 
     The run starts with the rows of the target's table, unconstrained: the ladder starts from samples of p. After them
-    it takes (levels x sweeps x inner_steps) evaluations.
+    it takes at most (levels x sweeps x inner_steps) evaluations: fewer where the noise is below the scale of the data.
 
     Args:
         sigmas: The levels, decreasing; or one number, the last of ``levels`` levels which the chains place themselves,
-            in equal steps of the spread of the log-weights.
-        inner_steps: Evaluations of the denoiser in one move.
-        levels: Number of levels if ``sigmas`` is a number.
+            in equal steps of the spread of the log-weights. None: the ladder ends where the feet of the chains no
+            longer change. With inequalities that few chains satisfy at the last level, the ladder goes on.
+        inner_steps: Evaluations of the denoiser in one move, at most.
+        levels: Number of levels if ``sigmas`` is a number or None.
         ess: Resample when the effective size falls below this share of the chains.
         sweeps: Moves at every level; more of them bring resampled copies apart.
         moves: "gibbs", "metropolis", "level", or "auto": gibbs where there are closed forms and few dimensions, else
