@@ -435,7 +435,7 @@ def test_trace_has_the_documented_records(case: MethodCase, setting: str, tile: 
     expected = sorted({*range(4, taken + 1, 4), taken})
     assert trace["step"].tolist() == expected
     population = {"exchange_step", "rho", "ess", "ancestors"}
-    at_end = {"inside", "finish_ess"}
+    at_end = {"inside", "finish_ess", "carried"}
     wanted = {"step"} | case.records | (population if case.records == POPULATION else set())
     assert wanted <= set(trace) <= wanted | at_end | {"acceptance"}
     assert {len(trace[name]) for name in {"step"} | case.records} == {len(expected)}

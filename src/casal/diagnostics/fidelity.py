@@ -250,7 +250,9 @@ def assess(
         return _verdict(promised, method, 0.0, [Finding(doubts=doubts, notes=notes)])
     ancestors = evidence.everyone.effective
     found = [Finding(doubts=doubts, notes=notes)]
-    found += [check(evidence) for check in (atoms, slack, decoder_range, degenerate, genealogy)]
+    found += [check(evidence) for check in (atoms, decoder_range, degenerate, genealogy)]
+    far = found[2].doubts  # behind a decoder that cannot reach the set, no slack is small
+    found.append(slack(evidence)._replace(doubts=()) if far else slack(evidence))
     if not spend:
         found.append(Finding(notes=("the score was not evaluated at the samples (check=False)",)))
     elif promised and ancestors >= FEWEST:

@@ -294,6 +294,9 @@ MOST_RISE = 20.0
 FEWEST_INSIDE = 16
 """Chains inside below which the finish leaves the others where they are: their samples lie on the boundary."""
 
+LEAST_CARRIED = 0.02
+"""Effective size after the last correction, as a share of the chains, below which it is left out."""
+
 GAUSS_POINTS = (0.5 - 0.5 / math.sqrt(3.0), 0.5 + 0.5 / math.sqrt(3.0))
 
 Score: TypeAlias = Callable[[Context, Any, Tensor], Tensor]
@@ -339,7 +342,8 @@ class Landed(Finish):
     interior has z = A x, and the first factor alone is exact.
 
     Where fewer than FEWEST_INSIDE chains are inside, the others stay and their samples lie on the boundary; the trace
-    says so by ``inside``.
+    says so by ``inside``. Where the second factor would leave fewer than a share LEAST_CARRIED of the chains, the slack
+    is too wide for it (or the score is wrong). Then it is left out, and ``carried`` is 0.
 
     Args:
         score: The score at clean points; None leaves out the second factor.
@@ -364,13 +368,18 @@ class Landed(Finish):
                 steps=steps,
                 chains=lost,
             )
-        apart = groups.by_distribution()
+        apart, carried = groups.by_distribution(), True
+        if self.score is not None:
+            left = effective_size(groups.weights(torch.where(inside, state.log_weight + change, state.log_weight)))
+            carried = float(left) >= max(FEWEST_INSIDE, LEAST_CARRIED * len(inside))
+            change = change if carried else torch.zeros_like(change)
         enough = min(int(inside[some].sum()) for some in apart.each(inside)) >= min(FEWEST_INSIDE, len(inside))
         log_weight = state.log_weight + change
         share = float(inside.to(torch.float64).mean())
         state = state._replace(log_weight=torch.where(inside, log_weight, -torch.inf) if enough else log_weight)
         info = population_record(state, groups)
-        return resample(state, generator, apart), {**info, "finish_ess": info["ess"], "inside": share}
+        known = {"finish_ess": info["ess"], "inside": share, "carried": float(carried)}
+        return resample(state, generator, apart), {**info, **known}
 
     def _look(self, context: Context, state: Weighted, some: slice) -> tuple[Tensor, Tensor]:
         """Whether the feet of some chains are inside, and the logarithm of the second factor."""

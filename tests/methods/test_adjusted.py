@@ -1,0 +1,126 @@
+"""Metropolis-adjusted moves and the tempered start, against closed forms and quadrature."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import casal
+from casal.methods import Context
+from casal.methods.adjusted import AdjustedState, adjusted_noise, adjusted_step, begin, warm
+from casal.methods.base import TableRow
+from casal.methods.smc import Groups
+
+from ..models import MODES, mode_shares, mode_weights_on_circle
+
+
+def quartic(x: Tensor) -> Tensor:
+    return x.pow(4).sum(1) / 4
+
+
+def context_of(target: casal.Target, constraint: casal.Constraint, size: int, **more: Any) -> Context:
+    return Context(target, constraint, casal.Identity(), torch.zeros(0, size, dtype=torch.float64), **more)
+
+
+def row_of(tau: float) -> TableRow:
+    a, b, t = (torch.tensor(v, dtype=torch.float64) for v in (1.0, tau, 0.0))
+    return TableRow(a, b, (2 * b).sqrt(), t)
+
+
+def moved(context: Context, x: Tensor, tau: float, moves: int, rho: float = 0.0) -> AdjustedState:
+    state = begin(context, x)._replace(rho=torch.tensor(rho, dtype=torch.float64))
+    stream = torch.Generator().manual_seed(1)
+    for _ in range(moves):
+        state = adjusted_step(context, state, row_of(tau), adjusted_noise(context, len(x), stream))
+    return state
+
+
+def quartic_moment() -> float:
+    x = torch.linspace(-6.0, 6.0, 20001, dtype=torch.float64)
+    return float((torch.softmax(-quartic(x[:, None]), 0) * x.square()).sum())
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["potential", "score alone"])
+def test_a_coarse_step_leaves_the_density_as_it_is(known: bool) -> None:
+    """E x^2 of exp(-x^4 / 4). By the trapezoid of the score the error is of higher order, not zero."""
+    grad = lambda x: x.pow(3)  # noqa: E731
+    target = casal.langevin(grad, steps=1, step_size=0.3, init=torch.zeros(1, 1), potential=quartic if known else None)
+    stream = torch.Generator().manual_seed(0)
+    x = torch.randn(20_000, 1, generator=stream, dtype=torch.float64)
+    tau = 0.3 if known else 0.05
+    found = float(moved(context_of(target, casal.Ball(10.0), 1), x, tau, 60).x.square().mean())
+    assert found == pytest.approx(quartic_moment(), abs=0.02 if known else 0.05)
+    plain = x
+    for _ in range(60):
+        plain = plain - 0.3 * plain.pow(3) + math.sqrt(0.6) * torch.randn(plain.shape, generator=stream, dtype=x.dtype)
+        plain = plain.clamp(-3.0, 3.0)
+    assert abs(float(plain.square().mean()) - quartic_moment()) > 0.15, "the test has no power"
+
+
+def test_the_pull_towards_the_set_is_part_of_the_density() -> None:
+    """N(0, 1) with exp(-rho/2 (x - 1)^2): mean rho / (1 + rho), variance 1 / (1 + rho)."""
+    target = casal.energy(lambda x: x.square().sum(1) / 2, steps=1, step_size=0.5, init=torch.zeros(1, 1))
+    context = context_of(target, casal.Affine([[1.0]], [1.0]), 1)
+    x = moved(context, torch.zeros(20_000, 1, dtype=torch.float64), 0.5, 40, rho=3.0).x
+    assert float(x.mean()) == pytest.approx(0.75, abs=0.015)
+    assert float(x.var()) == pytest.approx(0.25, rel=0.05)
+
+
+def test_the_trapezoid_is_exact_for_gaussians() -> None:
+    init = torch.zeros(1, 2, dtype=torch.float64)
+    x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    states = []
+    for potential in (None, lambda x: x.square().sum(1) / 2):
+        target = casal.langevin(lambda x: x, steps=1, step_size=0.4, init=init, potential=potential)
+        states.append(moved(context_of(target, casal.Sphere(1.0), 2), x, 0.4, 30, rho=2.0).x)
+    torch.testing.assert_close(states[0], states[1], rtol=0, atol=1e-12)
+
+
+def test_a_rung_of_the_start_weighs_by_p_over_q() -> None:
+    start = casal.GaussianStart(2, std=3.0, dtype=torch.float64)
+    target = casal.energy(lambda x: x.square().sum(1) / 2, steps=1, step_size=0.1, init=start)
+    context = context_of(target, casal.Sphere(1.0), 2, start=start)
+    x = start(40, torch.Generator().manual_seed(0))
+    new, info = warm(5, 1e-9, Groups(), context, begin(context, x), torch.Generator())
+    half = (x.norm(dim=1) - 1.0).square() / 2
+    rho = 0.5 / float(half.mean())
+    gain = -x.square().sum(1) / 2 - rho * half - start.log_density(x)
+    assert 0.0 < info["share"] < 1.0
+    torch.testing.assert_close(new.log_weight, info["share"] * gain)
+    assert float(new.rho) == pytest.approx(info["share"] * rho)
+    end, info = warm(1, 1e-9, Groups(), context, new, torch.Generator())
+    assert info["share"] == 1.0
+    torch.testing.assert_close(end.log_weight, gain)
+
+
+def mixture(x: Tensor) -> Tensor:
+    scale = torch.tensor([0.35, 0.5, 0.3], dtype=torch.float64)
+    weight = torch.tensor([0.6, 0.2, 0.2], dtype=torch.float64)
+    square = (x[:, None] - MODES).square().sum(2) / (2 * scale**2)
+    return -torch.logsumexp(torch.log(weight / scale**2) - square, 1)
+
+
+def distance_of_modes(std: float, temper: bool, metropolis: bool = False) -> float:
+    start = casal.GaussianStart(2, std=std, dtype=torch.float64)
+    target = casal.energy(mixture, steps=300, step_size=0.02, init=start)
+    method = casal.WeightedCASAL(temper=temper, metropolis=metropolis)
+    samples = casal.sample(target, casal.Sphere(2.0), method, 2000, seed=3, check=False).samples
+    return float((mode_shares(samples).mean(0) - mode_weights_on_circle(2.0)).abs().sum() / 2)
+
+
+@pytest.mark.parametrize("std", [2.0, 10.0, 300.0])
+def test_modes_have_their_weights_from_any_start(std: float) -> None:
+    assert distance_of_modes(std, True) < 0.05
+
+
+def test_metropolis_moves_all_the_way() -> None:
+    assert distance_of_modes(2.0, True, metropolis=True) < 0.05
+
+
+def test_without_tempering_the_start_decides() -> None:
+    """Power."""
+    assert distance_of_modes(2.0, False) > 0.15
