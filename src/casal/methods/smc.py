@@ -294,8 +294,8 @@ MOST_RISE = 20.0
 FEWEST_INSIDE = 16
 """Chains inside below which the finish leaves the others where they are: their samples lie on the boundary."""
 
-LEAST_CARRIED = 0.02
-"""Effective size after the last correction, as a share of the chains, below which it is left out."""
+FEWEST_CARRIED = 50
+"""Effective size after the last correction, or half of all chains, below which it is left out."""
 
 GAUSS_POINTS = (0.5 - 0.5 / math.sqrt(3.0), 0.5 + 0.5 / math.sqrt(3.0))
 
@@ -342,8 +342,8 @@ class Landed(Finish):
     interior has z = A x, and the first factor alone is exact.
 
     Where fewer than FEWEST_INSIDE chains are inside, the others stay and their samples lie on the boundary; the trace
-    says so by ``inside``. Where the second factor would leave fewer than a share LEAST_CARRIED of the chains, the slack
-    is too wide for it (or the score is wrong). Then it is left out, and ``carried`` is 0.
+    says so by ``inside``. Where the second factor would leave an effective size below FEWEST_CARRIED, the slack is too
+    wide for it, or the score is wrong. Then it is left out, and ``carried`` is 0.
 
     Args:
         score: The score at clean points; None leaves out the second factor.
@@ -371,7 +371,7 @@ class Landed(Finish):
         apart, carried = groups.by_distribution(), True
         if self.score is not None:
             left = effective_size(groups.weights(torch.where(inside, state.log_weight + change, state.log_weight)))
-            carried = float(left) >= max(FEWEST_INSIDE, LEAST_CARRIED * len(inside))
+            carried = float(left) >= min(FEWEST_CARRIED, len(inside) / 2)
             change = change if carried else torch.zeros_like(change)
         enough = min(int(inside[some].sum()) for some in apart.each(inside)) >= min(FEWEST_INSIDE, len(inside))
         log_weight = state.log_weight + change
