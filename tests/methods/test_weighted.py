@@ -11,7 +11,17 @@ import torch
 import casal
 from casal.constraints import Constraint
 from casal.methods import Context
-from casal.methods.smc import Groups, Landed, Rung, choose_finish, effective_size, systematic
+from casal.methods.smc import (
+    LEAST_INSIDE,
+    Groups,
+    Landed,
+    Rung,
+    choose_finish,
+    effective_size,
+    systematic,
+    top_for_inside,
+    top_for_spread,
+)
 from casal.methods.weighted import clean_score
 
 from ..linear_gaussian import (
@@ -199,3 +209,40 @@ def test_the_finish_says_how_few_chains_are_inside() -> None:
     new, info = Landed(None)(p, state, torch.Generator().manual_seed(0), Groups())
     assert info["inside"] == 1 / 32
     assert len(new.ancestor.unique()) == 32
+
+
+def test_the_top_follows_the_share_inside() -> None:
+    """-log(inside) shrinks like rho^(-1/2): from a share of LEAST_INSIDE^2 the slack must be halved."""
+    half, weight = torch.full((400,), 0.005, dtype=torch.float64), torch.full((400,), 1 / 400, dtype=torch.float64)
+    inside = torch.arange(400) < round(400 * LEAST_INSIDE**2)
+    assert top_for_inside(200.0, half, weight, inside, Groups()) == pytest.approx(800.0, rel=0.01)
+    assert top_for_inside(200.0, half, weight, torch.arange(400) < 320, Groups()) == 200.0
+    assert top_for_inside(200.0, half, weight, torch.arange(400) < 320, Groups(), 300.0) == 300.0
+    groups = Groups([torch.arange(200), torch.arange(200, 400)])
+    assert top_for_inside(200.0, half, weight, torch.arange(400) >= 100, groups) > 200.0
+
+
+def test_the_top_follows_the_spread_of_the_correction() -> None:
+    half, weight = torch.full((1000,), 0.005, dtype=torch.float64), torch.full((1000,), 1e-3, dtype=torch.float64)
+    rise = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    spread = float(rise.std(correction=0))
+    assert top_for_spread(100.0, half, weight, rise, spread / 2) == pytest.approx(400.0, rel=1e-6)
+    assert top_for_spread(100.0, half, weight, rise, spread * 2) == 100.0
+    assert top_for_spread(100.0, half, weight, rise + 1e6, spread / 2) == pytest.approx(400.0, rel=1e-6)
+    unread = torch.full_like(rise, torch.nan)
+    assert top_for_spread(100.0, half, weight, unread, 0.5) == pytest.approx(400.0)
+
+
+@pytest.mark.parametrize("scale", [0.02, 1.0, 50.0])
+def test_a_ladder_without_a_top_reads_the_scale_of_the_density(scale: float) -> None:
+    """N(0, scale^2 I) on x0 + x1 = scale: the top is a number of precisions, whatever the unit."""
+    target = casal.energy(
+        lambda x: (x / scale).square().sum(1) / 2,
+        steps=200,
+        step_size=0.2 * scale**2,
+        init=casal.GaussianStart(2, std=scale, dtype=torch.float64),
+    )
+    result = casal.sample(target, casal.Affine([[1.0, 1.0]], [scale]), casal.WeightedCASAL(), 1000, seed=0)
+    assert 2.0 < float(result.trace["rho"][-1]) * scale**2 < 60.0
+    along = (result.samples[:, 0] - result.samples[:, 1]).square().mean() / (2 * scale**2)
+    assert float(along) == pytest.approx(1.0, abs=4 * (2 / 1000) ** 0.5)

@@ -518,3 +518,51 @@ def test_divergence_names_the_strength_of_the_coupling() -> None:
     target = casal.langevin(lambda x: -1e3 * x, steps=200, step_size=1.0, init=START)
     with pytest.raises(DivergedError, match=r"tau = 1, rho = 0\.5, tau rho = 0\.5"):
         casal.sample(target, casal.Ball(1.0), CASAL(0.5, coupling="explicit"), 8)
+
+
+def von_mises(step: float | str) -> casal.Target:
+    """exp(5 x0): not integrable off a sphere."""
+
+    def start(n: int, generator: torch.Generator) -> Tensor:
+        return torch.randn((n, 3), generator=generator, dtype=torch.float64)
+
+    pull = torch.tensor([5.0, 0.0, 0.0], dtype=torch.float64)
+    return casal.langevin(lambda x: -pull.expand_as(x), steps=200, step_size=step, init=start)
+
+
+@pytest.mark.parametrize("step", [0.0005, 5.0, "auto"])
+def test_auto_corrects_a_step_that_is_far_off_and_says_so(step: float | str) -> None:
+    result = casal.sample(von_mises(step), casal.Sphere(1.0), "auto", 2000, seed=0)
+    value, error = result.expect(lambda z: z[:, 0])
+    assert abs(float(value) - (1 / np.tanh(5.0) - 0.2)) < 4 * float(error)
+    said = [reason for reason in result.fidelity.reasons if "step_size was" in reason]
+    assert len(said) == (0 if step == "auto" else 1)
+    assert any("finite integral" in reason for reason in result.fidelity.reasons)
+    assert "evaluations" in result.provenance["choice"]
+
+
+@pytest.mark.filterwarnings("ignore::casal.errors.CasalWarning")  # few ancestors, besides
+@pytest.mark.parametrize(("step", "word"), [(0.0005, "too small"), (5.0, "too large")])
+def test_a_named_method_keeps_a_wrong_step_and_is_suspect(step: float, word: str) -> None:
+    result = casal.sample(von_mises(step), casal.Sphere(1.0), casal.WeightedCASAL(400.0), 4000, seed=0)
+    assert result.fidelity.verdict == "suspect"
+    assert any(word in reason for reason in result.fidelity.reasons)
+
+
+def test_the_result_says_that_the_start_decides_on_the_modes() -> None:
+    target = casal.langevin(lambda x: x, steps=50, step_size=0.1, init=von_mises(0.1).init)
+    result = casal.sample(target, casal.Sphere(1.0), "auto", 200)
+    assert any("weights of separate modes are those of the starting points" in r for r in result.fidelity.reasons)
+    known = casal.energy(
+        lambda x: x.square().sum(1) / 2, steps=50, step_size=0.1, init=casal.GaussianStart(3, dtype=torch.float64)
+    )
+    result = casal.sample(known, casal.Sphere(1.0), "auto", 200)
+    assert not any("separate modes" in reason for reason in result.fidelity.reasons)
+
+
+def test_pieces_of_different_dimension_are_refused_by_methods_that_promise() -> None:
+    union = casal.Ball(0.0) | casal.Sphere(1.0)
+    target = casal.langevin(lambda x: x, steps=5, step_size=0.1, init=von_mises(0.1).init)
+    with pytest.raises(SettingError, match="different dimension"):
+        casal.sample(target, union, "auto", 100)
+    assert bool(casal.sample(target, union, casal.Projected(), 100).certificate.feasible.all())

@@ -250,7 +250,7 @@ def assess(
         return _verdict(promised, method, 0.0, [Finding(doubts=doubts, notes=notes)])
     ancestors = evidence.everyone.effective
     found = [Finding(doubts=doubts, notes=notes)]
-    found += [check(evidence) for check in (atoms, decoder_range, degenerate, genealogy)]
+    found += [check(evidence) for check in (atoms, decoder_range, correction, degenerate, genealogy)]
     far = found[2].doubts  # behind a decoder that cannot reach the set, no slack is small
     found.append(slack(evidence)._replace(doubts=()) if far else slack(evidence))
     if not spend:
@@ -352,6 +352,19 @@ def slack(evidence: Evidence) -> Finding:
             f"the ladder ends at rho = {float(rho):.3g}, which shifts a mean by about {float(bias[worst]):.2g} "
             f"standard deviations: take a rho {max(2.0, float(bias[worst]) / 0.05):.2g} times larger, with more steps",
         ),
+    )
+
+
+def correction(evidence: Evidence) -> Finding:
+    """Whether the ladder ended so close to the set that chains could be weighted for the distance that is left."""
+    made = evidence.run.trace.get("carried")
+    if made is None or float(made[-1]) > 0.0:
+        return Finding()
+    return Finding(
+        doubts=(
+            "the correction for the distance that is left at the end of the ladder was not made, because it would have "
+            "left too few chains: end at a larger rho (a smaller sigma), take more chains, or check the score",
+        )
     )
 
 
