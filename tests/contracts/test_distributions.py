@@ -14,7 +14,7 @@ from .distributions import ROWS, Distribution, Mixture, Reference, Row, exact, s
 
 pytestmark = pytest.mark.statistical
 
-LARGEST = 3.5
+LARGEST = 4.0
 """Standard errors that a statistic may be off."""
 
 BIAS = 2e-3

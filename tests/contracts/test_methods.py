@@ -456,7 +456,12 @@ def test_trace_has_the_documented_records(case: MethodCase, setting: str, tile: 
         assert bool((trace["ess"] <= N * (1 + 1e-12)).all()) and bool((trace["ess"] >= 1).all())
         assert bool((trace["rho"].diff() >= 0).all())
         top = {"weighted": 30.0, "twisted": 30.0, "split": 0.2**-2}[case.id.split("-")[0]]
-        assert float(trace["rho"].max()) == pytest.approx(16.0 if "given" in case.id else top)
+        given = "given" in case.id or "ladder" in case.id or "uncorrected" in case.id
+        reached = float(trace["rho"].max())
+        # Inequalities that few chains satisfy at the given top make the ladder go on.
+        assert reached == pytest.approx(16.0 if "given" in case.id else top) or (
+            setting == "ball" and not given and reached > top
+        )
 
 
 @every_method

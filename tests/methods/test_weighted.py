@@ -229,7 +229,7 @@ def test_the_top_follows_the_spread_of_the_correction() -> None:
     assert top_for_spread(100.0, half, weight, rise, spread / 2) == pytest.approx(400.0, rel=1e-6)
     assert top_for_spread(100.0, half, weight, rise, spread * 2) == 100.0
     assert top_for_spread(100.0, half, weight, rise + 1e6, spread / 2) == pytest.approx(400.0, rel=1e-6)
-    unread = torch.full_like(rise, torch.nan)
+    unread = torch.full_like(rise, torch.inf)
     assert top_for_spread(100.0, half, weight, unread, 0.5) == pytest.approx(400.0)
 
 

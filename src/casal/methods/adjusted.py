@@ -66,7 +66,6 @@ class AdjustedState(NamedTuple):
         rho: Coupling that all chains are at.
         top: Where the ladder ends, as far as the chains have shown; during the start rho_0.
         share: b, how far the start has come; 1 after it.
-        stiffness: k, the mean curvature of -log q.
         size: Size of the step, in units of the one that was asked for.
     """
 
@@ -82,7 +81,6 @@ class AdjustedState(NamedTuple):
     rho: Tensor
     top: Tensor
     share: Tensor
-    stiffness: Tensor
     size: Tensor
 
 
@@ -101,13 +99,23 @@ def begin(context: Context, x: Tensor) -> AdjustedState:
     z = context.project(context.decode(x))
     half = half_square(context.decode(x) - z)
     one = torch.ones_like(zero)
-    return AdjustedState(x, z, score, log_p, half, zeros, log_weight, ancestor, zeros, zero, zero, one, zero, one)
+    return AdjustedState(x, z, score, log_p, half, zeros, log_weight, ancestor, zeros, zero, zero, one, one)
 
 
-def adjusted_step(context: Context, state: AdjustedState, row: TableRow, noise: Tensor) -> AdjustedState:
-    """Propose, and accept or not."""
+def adjusted_step(
+    context: Context, state: AdjustedState, row: TableRow, noise: Tensor, *, stiffness: Tensor | float = 0.0
+) -> AdjustedState:
+    """Propose, and accept or not.
+
+    Args:
+        context: Model, set and decoder.
+        state: The chains.
+        row: Row of the table, whose b is tau.
+        noise: From ``adjusted_noise``.
+        stiffness: k, the curvature of -log q in the coordinates u; see ``start_stiffness``.
+    """
     x, gram, b = state.x, context.gram, float(state.share)
-    stiff = b / row.b + (1.0 - b) * state.stiffness + state.rho * gram.eigenvalues / MOVE
+    stiff = b / row.b + (1.0 - b) * stiffness + state.rho * gram.eigenvalues / MOVE
     size = (state.size / stiff).to(x.dtype)
     w, decide = noise[:, :-1], noise[:, -1]
     drift = _drift(context, state, size)
@@ -131,6 +139,20 @@ def adjusted_step(context: Context, state: AdjustedState, row: TableRow, noise: 
     }
     chosen["z"] = chosen["z"].to(state.z.dtype)
     return state._replace(**chosen, accepted=state.accepted + yes.to(state.accepted))
+
+
+def start_stiffness(context: Context) -> Tensor | float:
+    """Curvature of -log q in the coordinates u, one for each where they are those of x, else their mean.
+
+    From differences of the score of q about zero, which are exact for a Gaussian.
+    """
+    assert context.start is not None
+    size = torch.Size(context.latent).numel()
+    unit = torch.eye(size, dtype=torch.float64, device=context.like.device).reshape(size, *context.latent)
+    slopes = context.start.score(torch.zeros_like(unit)) - context.start.score(unit)
+    curvature = slopes.reshape(size, size).diagonal().abs().reshape(context.latent).clamp_min(1e-300)
+    scaled = curvature * context.gram.root.to(curvature).square()
+    return scaled if context.gram.basis is None else float(scaled.mean())
 
 
 def _drift(context: Context, state: AdjustedState, size: Tensor) -> Tensor:
@@ -167,10 +189,8 @@ def warm(
     start, rate = context.start, 1.0
     weight = groups.weights(state.log_weight)
     if float(state.top) == 0.0:
-        none, whiten = torch.zeros_like(state.share), context.gram.whiten
-        pull = chain_by_chain(lambda x: 2 * half_square(whiten(start.score(x))), state.x).mean()
         top = torch.full_like(state.top, slack_rho(0.0, state.half, weight))
-        state = state._replace(share=none, top=top, stiffness=pull / torch.Size(context.latent).numel())
+        state = state._replace(share=torch.zeros_like(state.share), top=top)
     else:
         state, rate = follow(state)
     gain = state.log_p - state.top * state.half - chain_by_chain(start.log_density, state.x)

@@ -13,7 +13,16 @@ from torch import Tensor
 
 from casal.checks import share
 from casal.errors import SettingError
-from casal.methods.adjusted import AdjustedState, adjusted_noise, adjusted_step, begin, follow, read_rise, warm
+from casal.methods.adjusted import (
+    AdjustedState,
+    adjusted_noise,
+    adjusted_step,
+    begin,
+    follow,
+    read_rise,
+    start_stiffness,
+    warm,
+)
 from casal.methods.base import Method, Stage, TableRow, burn_in_steps, no_step, split_records, table_rows
 from casal.methods.context import Context, chain_by_chain, few_chains
 from casal.methods.smc import (
@@ -145,7 +154,7 @@ class WeightedCASAL(Method[Any]):
         if not climb:
             raise SettingError(f"{len(rows)} steps leave none for the ladder after {first} of burn-in; take more")
         early = rows[: max(first - price, 0) : price] if tempered or self.metropolis else rows[:first]
-        stages = [*self._begin(early, tempered, groups), *self._climb(context, climb, groups, finish)]
+        stages = [*self._begin(context, early, tempered, groups), *self._climb(context, climb, groups, finish)]
         return [*stages, Stage([], no_step, partial(finish, groups=groups))]
 
     def _tempered(self, context: Context) -> bool:
@@ -163,12 +172,13 @@ class WeightedCASAL(Method[Any]):
                 why = "the start is not weighed (temper=False or burn_in=0)"
         return f"the weights of separate modes are those of the starting points: {why}"
 
-    def _begin(self, rows: Sequence[Any], tempered: bool, groups: Groups) -> list[Stage]:
+    def _begin(self, context: Context, rows: Sequence[Any], tempered: bool, groups: Groups) -> list[Stage]:
         """The stages before the ladder."""
         if tempered:
             left = range(len(rows), 0, -1)
             meets = [partial(warm, k, self.ess, groups) for k in left]
-            stages = [Stage([row], adjusted_step, m, adjusted_noise) for row, m in zip(rows, meets, strict=True)]
+            step = partial(adjusted_step, stiffness=start_stiffness(context))
+            stages = [Stage([row], step, m, adjusted_noise) for row, m in zip(rows, meets, strict=True)]
             return [*stages, Stage([], no_step, self.land)]
         slack = [Stage([], no_step, partial(self.take_slack, groups))] if self.hold else []
         if self.metropolis:
@@ -193,7 +203,7 @@ class WeightedCASAL(Method[Any]):
             return begin(context, x)
         log_weight, ancestor = equal_weights(context, len(x))
         z, zero = context.project(context.decode(x)), log_weight.new_zeros(())
-        unread = torch.full_like(log_weight, torch.nan)
+        unread = torch.full_like(log_weight, torch.inf)
         return WeightedState(x, z, torch.zeros_like(x), unread, log_weight, ancestor, zero, zero)
 
     def land(
