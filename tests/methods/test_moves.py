@@ -13,7 +13,7 @@ import casal
 from casal.methods import Context
 from casal.methods.gibbs_moves import GibbsMoves
 from casal.methods.metropolis_moves import MetropolisMoves, MetropolisState, log_ratio, with_feet
-from casal.methods.moves import RANGE, Reverse, data_floor
+from casal.methods.moves import RANGE, SHORT, Reverse, _variance, data_floor, multistep_share, reverse_levels
 
 COVARIANCE = torch.tensor([[1.0, 0.8, 0.1], [0.8, 1.0, 0.3], [0.1, 0.3, 0.5]], dtype=torch.float64)
 MEAN = torch.tensor([0.3, -0.5, 0.2], dtype=torch.float64)
@@ -50,7 +50,7 @@ def reverse(problem: Context, y: Tensor, noise: list[Tensor], sigma: float) -> T
     state = at(problem, y, sigma**-2.0)
     steps = len(noise)
     for j in range(steps):
-        state = MOVES.reverse(problem, state, Reverse(j, steps), noise[j])
+        state = MOVES.reverse(problem, state, Reverse(j, steps, 1e-4), noise[j])
     return state.x
 
 
@@ -155,3 +155,19 @@ def test_a_gibbs_sweep_leaves_the_conditional_law_as_it_is() -> None:
     torch.testing.assert_close(around, covariance, rtol=1e-10, atol=1e-10)
     wrong = gain @ (matrix @ covariance @ matrix.T) @ gain.T + COVARIANCE - gain @ COVARIANCE  # power: without spread
     assert float((wrong - covariance).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("steps", [10, 20])
+@pytest.mark.parametrize("s", [0.03, 0.3, 1.0, 10.0, 100.0])
+def test_the_share_of_the_multistep_term_makes_the_variance_exact(s: float, steps: int) -> None:
+    levels = reverse_levels(s, RANGE, 1e-6, steps)
+    exact = s**2 / (1.0 + s**2)
+    assert _variance(levels, 1.0, multistep_share(levels, 1.0, False), False) == pytest.approx(exact, rel=2e-3)
+    assert _variance(levels, 1.0, 0.0, False) < 0.95 * exact  # power
+
+
+def test_near_the_data_fewer_steps_do() -> None:
+    assert len(reverse_levels(1.0, RANGE, 1e-6, 20)) == 20
+    assert len(reverse_levels(1e-3, RANGE, 1e-6, 20)) == SHORT
+    assert reverse_levels(1e-7, RANGE, 1e-6, 20) == (1e-7,)
+    assert reverse_levels(5.0, RANGE, 1e-6, 20)[-1] == pytest.approx(RANGE)

@@ -4,9 +4,10 @@ A coupling of strength rho is noise of size rho^(-1/2), so a move adds noise of 
 runs the model's reverse process back down. It takes ``inner_steps`` evaluations of the denoiser D at levels
 s_0 > s_1 > ... whose seventh roots are equally spaced. With r = (s' / s)^2 and h = log(s / s') of each step,
 
-    x' = r x + (1 - r) (D + c (D - D_before) h / (2 h_before)) + s' sqrt(1 - r) w,     the last one x' = D(x) + e s w
+    x' = r x + (1 - r) (D + c (D - D_before) h / (2 h_before)) + s' sqrt(1 - r) w,     the last one x' = D(x)
 
-with e^2 s^2 the denoising error of the model at the last level (``data_floor``), which is the variance of x0 there.
+The last one gets noise of variance e^2 s^2 if it is at the model's finest level s: the denoising error there
+(``data_floor``), which is the variance of x0.
 The first step has c = 0. c = 1 is a multistep method of second order (Lu et al. 2022, SDE-DPM-Solver++ 2M). Its
 difference of two estimates carries their noise, so it makes the variance too large where s is far above the scale of
 the data (20 steps, s = 100 scales: 11 %), as c = 0 makes it too small everywhere (10 to 20 %: what a move misses adds
@@ -32,7 +33,10 @@ from casal.methods.context import Context
 from casal.methods.smc import Landed
 
 RANGE = 0.1
-"""The reverse process ends at RANGE times the scale of the data, or at the model's finest level if that is higher."""
+"""The reverse process from s ends at RANGE min(s, scale of the data), or at the model's finest level above that."""
+
+SHORT = 7
+"""Steps of the reverse process far below the scale of the data."""
 
 READ = 512
 """Chains from which the scale of the data is read."""
@@ -48,10 +52,11 @@ SPACING = 7.0
 
 
 class Reverse(NamedTuple):
-    """Row number ``at`` of the ``steps`` rows of the reverse process."""
+    """Row number ``at`` of the ``steps`` rows of the reverse process, which ends at the level ``finest`` or above."""
 
     at: int
     steps: int
+    finest: float
 
 
 class Moves(ABC):
@@ -107,40 +112,42 @@ class Moves(ABC):
 
     def reverse_stage(self, context: Context) -> Stage:
         """The reverse process from the level s down to a clean point."""
-        finest_level(context)
-        return Stage([Reverse(j, self.inner_steps) for j in range(self.inner_steps)], self.reverse)
+        finest = finest_level(context)
+        return Stage([Reverse(j, self.inner_steps, finest) for j in range(self.inner_steps)], self.reverse)
 
     def reverse(self, context: Context, state: Any, row: Reverse, noise: Tensor) -> Any:
         """One step of the reverse process."""
         s, floor = self.level(context, state), float(state.floor)
-        levels = reverse_levels(s, floor, row.steps)
+        levels = reverse_levels(s, floor, row.finest, row.steps)
         at = row.at - (row.steps - len(levels))
         if at < 0:
             return state  # near the data fewer steps do
         here = levels[at]
         clean = context.denoise(state.x, here)
         if at == len(levels) - 1:
-            return state._replace(x=clean + (float(state.blur) * here) * noise)
+            left = float(state.blur) * here if here <= row.finest else 0.0
+            return state._replace(x=clean + left * noise)
         there, ahead = levels[at + 1], clean
         if at > 0:
-            share = multistep_share(levels, floor / RANGE)
+            share = multistep_share(levels, floor / RANGE, levels[-1] <= row.finest)
             ahead = clean + share * _ratio(levels, at) * (clean - state.estimate)
         kept = (there / here) ** 2
         x = kept * state.x + (1.0 - kept) * ahead + there * math.sqrt(1.0 - kept) * noise
         return state._replace(x=x, estimate=clean)
 
 
-def reverse_levels(s: float, floor: float, steps: int) -> tuple[float, ...]:
-    """The levels of the reverse process from s down to the floor.
+def reverse_levels(s: float, floor: float, finest: float, steps: int) -> tuple[float, ...]:
+    """The levels of the reverse process from s down to the floor, or to RANGE s if that is lower.
 
-    ``steps`` of them from the scale of the data on, fewer below it, and one at the floor and below: there the
-    distribution of x0 given x is N(D(x), s^2), up to RANGE^2.
+    There are ``steps`` of them from the scale of the data on, fewer below it (down to SHORT), and one at the model's
+    finest level and below.
     """
-    if s <= floor or steps == 1:
+    end = max(finest, min(floor, RANGE * s))
+    if s <= end or steps == 1:
         return (s,)
-    share = min(1.0, math.log(s / floor) / -math.log(RANGE))
-    count = max(2, 1 + math.ceil(share * (steps - 1)))
-    first, last = s ** (1 / SPACING), floor ** (1 / SPACING)
+    share = min(1.0, max(0.0, 1.0 + math.log10(RANGE * s / floor)))
+    count = min(steps, SHORT + math.ceil(share * max(0, steps - SHORT)))
+    first, last = s ** (1 / SPACING), end ** (1 / SPACING)
     return tuple(float((first + k / (count - 1) * (last - first)) ** SPACING) for k in range(count))
 
 
@@ -150,7 +157,7 @@ def _ratio(levels: Sequence[float], k: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def multistep_share(levels: tuple[float, ...], scale: float) -> float:
+def multistep_share(levels: tuple[float, ...], scale: float, noisy: bool) -> float:
     """c: with it the reverse process has the exact variance s^2 l^2 / (s^2 + l^2) on a Gaussian of scale l.
 
     By halving the interval SHARES: the variance rises with c.
@@ -159,11 +166,11 @@ def multistep_share(levels: tuple[float, ...], scale: float) -> float:
     low, high = SHARES
     for _ in range(12):
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if _variance(levels, scale, middle) < exact else (low, middle)
+        low, high = (middle, high) if _variance(levels, scale, middle, noisy) < exact else (low, middle)
     return 0.5 * (low + high)
 
 
-def _variance(levels: Sequence[float], scale: float, share: float) -> float:
+def _variance(levels: Sequence[float], scale: float, share: float, noisy: bool) -> float:
     """Variance of the last point given the first, in the reverse process on a Gaussian of this scale.
 
     x and the estimate before are linear in all noise; their covariance is carried along.
@@ -172,7 +179,7 @@ def _variance(levels: Sequence[float], scale: float, share: float) -> float:
     for k, here in enumerate(levels):
         gain = scale**2 / (scale**2 + here**2)
         if k == len(levels) - 1:
-            return gain**2 * xx + gain * here**2
+            return gain**2 * xx + (gain * here**2 if noisy else 0.0)
         kept = (levels[k + 1] / here) ** 2
         more = share * _ratio(levels, k) if k > 0 else 0.0
         mine, other = kept + (1.0 - kept) * gain * (1.0 + more), -(1.0 - kept) * more
