@@ -8,12 +8,13 @@ s_0 > s_1 > ... whose seventh roots are equally spaced. With r = (s' / s)^2 and 
 
 The last one gets noise of variance e^2 s^2 if it is at the model's finest level s: the denoising error there
 (``data_floor``), which is the variance of x0.
+
 The first step has c = 0. c = 1 is a multistep method of second order (Lu et al. 2022, SDE-DPM-Solver++ 2M). Its
 difference of two estimates carries their noise, so it makes the variance too large where s is far above the scale of
 the data (20 steps, s = 100 scales: 11 %), as c = 0 makes it too small everywhere (10 to 20 %: what a move misses adds
 up over many). So c is chosen such that the variance of a Gaussian of the finest scale of the data is exact.
 
-Two kinds of moves share it: ``gibbs_moves.py`` and ``metropolis_moves.py``.
+Two kinds of moves share it: ``gibbs_moves.py`` and ``metropolis_moves.py``. ``level_moves.py`` has its own.
 """
 
 from __future__ import annotations
