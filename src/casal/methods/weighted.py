@@ -147,8 +147,8 @@ class WeightedCASAL(Method[Any]):
         rows, groups = table_rows(context), groups_of(context, n)
         finish: Finish = choose_finish(context, clean_score) if self.correct else Plain()
         tempered = self._tempered(context)
-        share = (TEMPERED if tempered else BURN_IN) if self.burn_in is None else self.burn_in
-        first, last = burn_in_steps(share, len(rows)), len(rows) - finish.evaluations
+        before = (TEMPERED if tempered else BURN_IN) if self.burn_in is None else self.burn_in
+        first, last = burn_in_steps(before, len(rows)), len(rows) - finish.evaluations
         price = 2 if context.target.potential is not None else 1  # evaluations of an adjusted move
         climb = rows[first:last:price] if self.metropolis else rows[first:last]
         if not climb:
