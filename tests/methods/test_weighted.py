@@ -246,3 +246,27 @@ def test_a_ladder_without_a_top_reads_the_scale_of_the_density(scale: float) -> 
     assert 2.0 < float(result.trace["rho"][-1]) * scale**2 < 60.0
     along = (result.samples[:, 0] - result.samples[:, 1]).square().mean() / (2 * scale**2)
     assert float(along) == pytest.approx(1.0, abs=4 * (2 / 1000) ** 0.5)
+
+
+def crossing_lines(rho: float | None) -> tuple[casal.SampleResult, float, float]:
+    """N(0, I) on both axes of the plane: the share within 0.2 of the origin, and its standard error."""
+    axes = casal.Affine([[0.0, 1.0]], [0.0]) | casal.Affine([[1.0, 0.0]], [0.0])
+    target = casal.langevin(
+        lambda x: x,
+        steps=300,
+        step_size=0.1,
+        init=lambda n, g: torch.randn((n, 2), generator=g, dtype=torch.float64),
+    )
+    result = casal.sample(target, axes, casal.WeightedCASAL(rho), 2000, seed=0)
+    value, error = result.expect(lambda z: (z.norm(dim=1) < 0.2).double())
+    return result, float(value), float(error)
+
+
+def test_a_ladder_on_crossing_pieces_ends_where_they_are_told_apart() -> None:
+    right = float(torch.erf(torch.tensor(0.2 / 2**0.5)))
+    result, value, error = crossing_lines(None)
+    assert abs(value - right) < 3.5 * error
+    assert float(result.trace["crossing"][-1]) < 0.012
+    wide, value, error = crossing_lines(30.0)
+    assert value < right - 4 * error, "the test has no power"
+    assert wide.fidelity.verdict == "suspect" and any("another piece" in reason for reason in wide.fidelity.reasons)

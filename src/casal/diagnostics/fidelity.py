@@ -51,6 +51,9 @@ LARGEST_BIAS = 99.0
 MOST_ATOMS = 0.01
 """Share of samples on the edge that is let pass, beyond two standard errors."""
 
+MOST_NEAR_CROSSINGS = 0.012
+"""Share of samples near a crossing of two pieces of a union that is let pass."""
+
 LARGEST_SLACK_BIAS = 0.1
 """Bias by the slack, in standard deviations, that is let pass."""
 
@@ -250,7 +253,7 @@ def assess(
         return _verdict(promised, method, 0.0, [Finding(doubts=doubts, notes=notes)])
     ancestors = evidence.everyone.effective
     found = [Finding(doubts=doubts, notes=notes)]
-    found += [check(evidence) for check in (atoms, decoder_range, correction, degenerate, genealogy)]
+    found += [check(evidence) for check in (atoms, decoder_range, correction, crossings, degenerate, genealogy)]
     far = found[2].doubts  # behind a decoder that cannot reach the set, no slack is small
     found.append(slack(evidence)._replace(doubts=()) if far else slack(evidence))
     if not spend:
@@ -365,6 +368,23 @@ def correction(evidence: Evidence) -> Finding:
             "the correction for the distance that is left at the end of the ladder was not made, because it would have "
             "left too few chains: end at a larger rho (a smaller sigma), take more chains, or check the score",
         )
+    )
+
+
+def crossings(evidence: Evidence) -> Finding:
+    """Share of samples near a crossing of two pieces of a union, where a ladder leaves a gap as wide as its slack."""
+    share = evidence.run.trace.get("crossing")
+    if share is None:
+        return Finding()
+    figures = {"crossing": float(share[-1])}
+    if figures["crossing"] <= MOST_NEAR_CROSSINGS:
+        return Finding(figures)
+    return Finding(
+        figures,
+        doubts=(
+            f"{100 * figures['crossing']:.2g} % of the samples lie within two slacks of another piece of the union, "
+            "where crossing pieces are counted once: take a larger rho (a smaller sigma), or sample the pieces apart",
+        ),
     )
 
 

@@ -15,7 +15,7 @@ INNER_STEPS = 20
 """Evaluations of the denoiser in one move: with half of them mode weights were off by 0.02 on a circle."""
 
 
-SURFACE_LEVELS, EDGE_LEVELS = 40, 56
+SURFACE_LEVELS, EDGE_LEVELS = 40, 50
 """Levels of a ladder for a set of equations alone, and for one with inequalities. The latter goes on to small noise,
 where a move takes few evaluations."""
 

@@ -285,6 +285,31 @@ def top_for_spread(rho: float, half: Tensor, weight: Tensor, rise: Tensor, sprea
     return max(rho, least, here * min((off / spread) ** 2, WIDEST_STEP))
 
 
+def crossing_share(context: Context, z: Tensor, rho: float, weight: Tensor) -> float:
+    """Share of chains whose foot lies within two slacks of another piece of a union of thin sets; else zero.
+
+    There the tubes of two pieces overlap, and a chain counts for the nearer one alone: around a crossing a gap of the
+    size of the slack is left.
+    """
+    whole, event = context.constraint, tuple(z.shape[1:])
+    if not whole.in_pieces or rho <= 0.0 or whole.codimension(event) == 0:
+        return 0.0
+    wide = z.to(torch.float64)
+    squares = torch.stack([half_square(wide - piece.project(wide)) for piece in whole.pieces(event)])
+    if len(squares) < 2:
+        return 0.0
+    second = squares.kthvalue(2, dim=0).values
+    return float((weight * (second < 2.0 / rho)).sum())
+
+
+def top_for_crossings(context: Context, z: Tensor, rho: float, weight: Tensor, least: float) -> float:
+    """The rho at which few feet of a union lie near a crossing: their share shrinks like rho^(-1/2)."""
+    return max(least, rho * min((crossing_share(context, z, rho, weight) / CROSSING) ** 2, WIDEST_STEP))
+
+
+CROSSING = 0.007
+"""Share of chains near a crossing of two pieces from which on the ladder may end."""
+
 MOST_RISE = 20.0
 """How far corrections may lie from their median, so that one chain far out does not decide alone."""
 
@@ -379,6 +404,8 @@ class Landed(Finish):
         state = state._replace(log_weight=torch.where(inside, log_weight, -torch.inf) if enough else log_weight)
         info = population_record(state, groups)
         known = {"finish_ess": info["ess"], "inside": share, "carried": float(carried)}
+        if context.constraint.in_pieces:
+            known["crossing"] = crossing_share(context, state.z, float(state.rho), groups.weights(state.log_weight))
         return resample(state, generator, apart), {**info, **known}
 
     def _look(self, context: Context, state: Weighted, some: slice) -> tuple[Tensor, Tensor]:

@@ -35,6 +35,7 @@ from casal.methods.smc import (
     reach_rho,
     resample,
     rungs,
+    top_for_crossings,
     top_for_inside,
     top_for_spread,
 )
@@ -193,7 +194,7 @@ class SplitGibbs(Method[Any]):
             few = torch.arange(0, len(half), max(1, len(half) // LOOK_CHAINS), device=half.device)
             rise = _rise(context.replace(constraint=context.constraint.take(few)), state, few)
             spread = CARRIED if finish.evaluations else LEFT
-            least = max(top, reach_rho(context))
+            least = top_for_crossings(context, state.z, rho, weight, max(top, reach_rho(context)))
             top = top_for_spread(rho, half, weight[few] / weight[few].sum(), rise, spread, least)
         return top
 

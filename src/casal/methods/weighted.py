@@ -48,6 +48,7 @@ from casal.methods.smc import (
     resample,
     rungs,
     slack_rho,
+    top_for_crossings,
     top_for_inside,
     top_for_spread,
 )
@@ -302,7 +303,7 @@ class WeightedCASAL(Method[Any]):
         parts = [self._look(context, state, some) for some in few_chains(state.x, state.z)]
         inside, rise = (torch.cat(column) for column in zip(*parts, strict=True))
         top = top_for_inside(float(state.rho), half, weight, inside, groups, given or 0.0)
-        least = max(top, reach_rho(context))
+        least = top_for_crossings(context, state.z, float(state.rho), weight, max(top, reach_rho(context)))
         return top if given else top_for_spread(float(state.rho), half, weight, rise, spread, least)
 
     def _look(self, context: Context, state: Any, some: slice) -> tuple[Tensor, Tensor]:

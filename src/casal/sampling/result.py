@@ -54,7 +54,8 @@ class SampleResult:
         trace: Scalars along the run. At recorded steps: ``step``, ``gap`` (mean of |A x - z|), ``violation`` (largest),
             ``dual_norm`` (mean). At meetings of all chains: ``exchange_step``, ``rho``, ``ess``, ``ancestors``; on a
             ladder of Metropolis moves ``acceptance``; at the last meeting ``inside`` (share of chains whose
-            foot satisfied the inequalities), ``finish_ess`` and ``carried`` (1 if the last correction was made).
+            foot satisfied the inequalities), ``finish_ess``, ``carried`` (1 if the last correction was made) and, for a
+            union, ``crossing`` (share of feet within two slacks of another piece).
         cost: Score evaluations and projections per chain, seconds.
         state: The last state of the method (x, z, multipliers, weights ...).
         provenance: Settings and versions.
