@@ -168,6 +168,10 @@ def _surroundings(device: torch.device) -> Callable[[], Iterator[None]]:
 # ---------------------------------------------------------------------------------------------------------- Dask
 
 
+SCATTERS = 3
+"""How often the plan is sent to a cluster that loses workers."""
+
+
 class Dask(Executor):
     """The workers of a Dask cluster: each tile is one task, and the plan travels once to every worker.
 
@@ -188,8 +192,17 @@ class Dask(Executor):
         self.threads = max(1, len(client.scheduler_info().get("workers", {})))
         self._sent: Any = None
 
+    def _scatter(self) -> Any:
+        """The plan on every worker. One that dies meanwhile closes the connection; the others get it again."""
+        for _ in range(SCATTERS - 1):
+            try:
+                return self.client.scatter(self.plan, broadcast=True)
+            except OSError:
+                continue
+        return self.client.scatter(self.plan, broadcast=True)
+
     def __enter__(self) -> Dask:
-        self._sent = self.client.scatter(self.plan, broadcast=True)
+        self._sent = self._scatter()
         return self
 
     def each(self, work: Work, tiles: Sequence[Tile], args: tuple[Any, ...] = (), done: Done | None = None) -> None:
