@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import casal
-from casal.errors import DivergedError, SettingError
+from casal.errors import CasalError, DivergedError, SettingError
+from casal.sampling.executors import Dask
 
 from .runs import N, run, start
 
@@ -57,6 +58,28 @@ def test_a_killed_worker_loses_nothing(client: Any) -> None:
     result = run("casal", slow=True, n=200, client=client)
     killer.join()
     assert torch.equal(serial.samples, result.samples)
+
+
+def test_a_plan_that_is_lost_with_its_workers_is_sent_again(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    scatter, scattered = Dask._scatter, []
+
+    def and_die(executor: Dask) -> Any:
+        sent = scatter(executor)
+        scattered.append(sent)
+        if len(scattered) == 1:
+            for pid in client.run(os.getpid).values():
+                os.kill(pid, signal.SIGKILL)
+        return sent
+
+    monkeypatch.setattr(Dask, "_scatter", and_die)
+    assert torch.equal(run("casal").samples, run("casal", client=client).samples)
+    assert len(scattered) == 2
+
+
+def test_a_cluster_that_keeps_losing_the_plan_is_named(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Dask, "_send", lambda executor, work, tiles, args, done: list(tiles))
+    with pytest.raises(CasalError, match=r"lost the plan of the run 5 times in a row; 5 tiles"):
+        run("casal", client=client)
 
 
 def test_errors_come_back_with_their_names(client: Any) -> None:

@@ -168,15 +168,16 @@ def _surroundings(device: torch.device) -> Callable[[], Iterator[None]]:
 # ---------------------------------------------------------------------------------------------------------- Dask
 
 
-SCATTERS = 3
-"""How often the plan is sent to a cluster that loses workers."""
+SCATTERS = 5
+"""How often in a row the plan is sent to a cluster that loses workers."""
 
 
 class Dask(Executor):
     """The workers of a Dask cluster: each tile is one task, and the plan travels once to every worker.
 
     A tile carries its state, its random stream and its counters to a worker and back. A tile whose worker is lost is
-    run again by the scheduler, from where it was sent.
+    run again by the scheduler, from where it was sent. If the plan was lost with the worker, it is sent again, and
+    the tiles that waited for it too.
 
     Args:
         plan: The run.
@@ -196,26 +197,43 @@ class Dask(Executor):
         """The plan on every worker. One that dies meanwhile closes the connection; the others get it again."""
         for _ in range(SCATTERS - 1):
             try:
-                return self.client.scatter(self.plan, broadcast=True)
+                return self.client.scatter(self.plan, broadcast=True, hash=False)
             except OSError:
                 continue
-        return self.client.scatter(self.plan, broadcast=True)
+        return self.client.scatter(self.plan, broadcast=True, hash=False)
 
     def __enter__(self) -> Dask:
         self._sent = self._scatter()
         return self
 
     def each(self, work: Work, tiles: Sequence[Tile], args: tuple[Any, ...] = (), done: Done | None = None) -> None:
-        if not tiles:
-            return
+        waiting, losses = list(tiles), 0
+        while waiting:
+            lost = self._send(work, waiting, args, done)
+            losses = losses + 1 if len(lost) == len(waiting) else 0
+            if losses == SCATTERS:
+                raise CasalError(
+                    f"the cluster lost the plan of the run {SCATTERS} times in a row; {len(lost)} tiles are not done. "
+                    "See the logs of its workers; a store keeps what is done, and the same call goes on from there"
+                )
+            if lost:
+                self._sent = self._scatter()
+            waiting = lost
+
+    def _send(self, work: Work, tiles: Sequence[Tile], args: tuple[Any, ...], done: Done | None) -> list[Tile]:
+        """Run the tiles once. Returns those that were not run, because the plan was lost with a worker."""
         from distributed import as_completed
 
         submit = self.client.submit
         waiting = {submit(_remotely, self._sent, work, tile, args, pure=False): tile for tile in tiles}
         failed: list[tuple[int, BaseException]] = []
+        lost: list[Tile] = []
         try:
             for future in as_completed(list(waiting)):  # type: ignore[no-untyped-call]
                 tile = waiting[future]
+                if future.cancelled():
+                    lost.append(tile)
+                    continue
                 error = future.exception()
                 if error is not None:
                     failed.append((tile.index, error))
@@ -231,6 +249,7 @@ class Dask(Executor):
             if isinstance(error, CasalError):
                 raise error
             raise CasalError(f"tile {index} failed on its worker: {type(error).__name__}: {error}") from error
+        return lost
 
 
 def _remotely(plan: Plan, work: Work, tile: Tile, arguments: tuple[Any, ...]) -> Tile:
