@@ -518,17 +518,27 @@ def tail() -> Distribution:
 TILTED = Mixture.gaussian([0.0, 0.0], [[1.0, 0.5], [0.5, 1.0]])
 
 
-def box() -> Distribution:
-    """A correlated Gaussian in a box: quadrature against rejection."""
-    low, high = numbers(0.5, -1.0), numbers(2.0, 0.3)
+def boxed(
+    first: tuple[float, float],
+    second: tuple[float, float],
+    log_density: Callable[[Tensor], Tensor],
+    draw: Callable[[], Tensor],
+) -> Distribution:
+    """A density of the plane in a box: quadrature against rejection from draws."""
+    low, high = numbers(first[0], second[0]), numbers(first[1], second[1])
     edge = between(low, high)
     return Distribution(
         common(Box(low, high)),
         moments(0, 1),
-        nodes(lambda: grid(middles(0.5, 2.0, 600), middles(-1.0, 0.3, 600)), TILTED.log_density),
-        lambda: inside(TILTED.draw(2_000_000, stream()), edge),
+        nodes(lambda: grid(middles(*first, 600), middles(*second, 600)), log_density),
+        lambda: inside(draw(), edge),
         edge,
     )
+
+
+def box() -> Distribution:
+    """A correlated Gaussian in a box: quadrature against rejection."""
+    return boxed((0.5, 2.0), (-1.0, 0.3), TILTED.log_density, lambda: TILTED.draw(2_000_000, stream()))
 
 
 OFF_CENTRE = Mixture([[1.0, 0.5, 0.0]], [1.0, 0.7, 1.2])
@@ -1068,15 +1078,7 @@ def decoded_circle() -> Distribution:
 
 def decoded_box() -> Distribution:
     """A x in a box: quadrature of its distribution against rejection."""
-    low, high = numbers(0.5, -0.5), numbers(1.5, 0.3)
-    edge = between(low, high)
-    return Distribution(
-        common(Box(low, high)),
-        moments(0, 1),
-        nodes(lambda: grid(middles(0.5, 1.5, 600), middles(-0.5, 0.3, 600)), SEEN.log_density),
-        lambda: inside(LATENT.draw(1_000_000, stream()) @ FOUR_TO_TWO.T, edge),
-        edge,
-    )
+    return boxed((0.5, 1.5), (-0.5, 0.3), SEEN.log_density, lambda: LATENT.draw(1_000_000, stream()) @ FOUR_TO_TWO.T)
 
 
 RADII = (1.0, 2.0)

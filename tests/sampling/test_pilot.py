@@ -13,8 +13,9 @@ from torch import Tensor
 
 import casal
 from casal.errors import DivergedError, SettingError, ShapeError
+from casal.sampling.looks import look_ahead
 from casal.sampling.pilot import BEND, STEP, Pilot
-from casal.sampling.plan import Options, Plan, look_ahead, make_plan
+from casal.sampling.plan import Options, Plan, make_plan
 
 from ..models import MODE_SCALES, MODE_WEIGHTS, MODES, SIGMA_Y, particle_potential
 
@@ -39,7 +40,8 @@ def found(target: casal.Target, constraint: casal.Constraint, n: int = 4000, **o
 
 def looked_at(target: casal.Target, constraint: casal.Constraint, **options: Any) -> Pilot:
     """The pilot of a target whose settings are given."""
-    return look_ahead(plan(target, constraint, **options).context, 4000, Options(**options))
+    assert callable(target.init)
+    return look_ahead(plan(target, constraint, **options).context, 4000, target.init, Options(**options).seed)
 
 
 def gaussian(precision: Tensor | float, std: float = 1.0, d: int = 1, **settings: Any) -> casal.Target:

@@ -453,15 +453,13 @@ def _stein(evidence: Evidence) -> Finding:
     )
     if not terms.values.shape[1]:
         raise NotAvailable("the set is a point")
-    mean, error = lineage.mean(terms.values)
-    t = mean.abs() / error.clamp_min(torch.finfo(torch.float64).tiny)
-    p = two_sided_p(t, lineage.effective - 1.0)
+    mean, t, p = _zero_test(lineage, terms.values)
     spread = (lineage.weights @ (terms.functions - lineage.weights @ terms.functions).square()).sqrt()
     bias = (mean.abs() * spread / (lineage.weights @ terms.energy)).clamp_max(LARGEST_BIAS)
     worst = int(t.argmax())
     figures = {
         "stein_t": float(t[worst]),
-        "stein_p": min(1.0, float(p.min()) * len(p)),
+        "stein_p": p,
         "stein_bias": float(bias[worst]),
     }
     if figures["stein_p"] >= REJECT or figures["stein_bias"] < SMALL_BIAS:
@@ -474,6 +472,14 @@ def _stein(evidence: Evidence) -> Finding:
             f"deviations): take more steps or another step size, or a larger rho (a smaller sigma){_or_model(context)}",
         ),
     )
+
+
+def _zero_test(lineage: Lineage, values: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Means of columns that should be zero, their t, and the smallest p, times the number of columns (Bonferroni)."""
+    mean, error = lineage.mean(values)
+    t = mean.abs() / error.clamp_min(torch.finfo(torch.float64).tiny)
+    p = two_sided_p(t, lineage.effective - 1.0)
+    return mean, t, min(1.0, float(p.min()) * len(p))
 
 
 def _or_model(context: Context) -> str:
@@ -527,13 +533,11 @@ def _jump(evidence: Evidence) -> Finding:
     moved = float((flow.abs().sum(1) > 0.0).to(torch.float64).mean())
     if moved * len(flow) < SMALLEST_FLOW:
         raise NotAvailable("no reflection maps the set and two of them to each other, or the valley is too deep")
-    mean, error = lineage.mean(flow)
-    t = mean.abs() / error.clamp_min(torch.finfo(torch.float64).tiny)
-    p = two_sided_p(t, lineage.effective - 1.0)
+    mean, t, p = _zero_test(lineage, flow)
     figures = {
         "modes": float(modes.number),
         "jump_t": float(t.max()),
-        "jump_p": min(1.0, float(p.min()) * len(p)),
+        "jump_p": p,
         "jump_change": float(mean.abs().max()),
     }
     if figures["jump_p"] >= REJECT or figures["jump_change"] < SMALL_CHANGE:

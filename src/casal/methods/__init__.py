@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from casal.methods.auto import choose
 from casal.methods.base import Method, Stage, TableRow, gaussian, generator_of, key, table_rows, uniform
 from casal.methods.casal import CASAL
-from casal.methods.context import Context, Uncounted, Usage, few_chains, move
+from casal.methods.context import Context, Uncounted, Usage, few_chains, move, pick
 from casal.methods.decoupled import Decoupled
 from casal.methods.dps import DPS
 from casal.methods.final_projection import FinalProjection
@@ -85,6 +85,7 @@ __all__ = [
     "key",
     "move",
     "normalised",
+    "pick",
     "systematic",
     "table_rows",
     "uniform",

@@ -26,9 +26,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from casal.constraints import over_events
 from casal.methods.base import TableRow
-from casal.methods.context import Context, chain_by_chain
+from casal.methods.context import Context, chain_by_chain, pick
 from casal.methods.smc import (
     DRIFT_LIMIT,
     MOVE,
@@ -36,7 +35,6 @@ from casal.methods.smc import (
     along,
     equal_weights,
     half_square,
-    lift,
     next_rho,
     population_record,
     resample,
@@ -134,8 +132,7 @@ def adjusted_step(
     ratio += w.to(torch.float64).square().sum(1) / 2 - back.reshape(len(x), -1).sum(1)
     yes = torch.special.log_ndtr(decide.to(torch.float64)) < ratio
     chosen = {
-        name: torch.where(over_events(yes, getattr(new, name)), getattr(new, name), getattr(state, name))
-        for name in ("x", "z", "score", "log_p", "half")
+        name: pick(yes, getattr(new, name), getattr(state, name)) for name in ("x", "z", "score", "log_p", "half")
     }
     chosen["z"] = chosen["z"].to(state.z.dtype)
     return state._replace(**chosen, accepted=state.accepted + yes.to(state.accepted))
@@ -194,17 +191,10 @@ def warm(
     else:
         state, rate = follow(state)
     gain = state.log_p - state.top * state.half - chain_by_chain(start.log_density, state.x)
-    gain = torch.where(
-        torch.isfinite(gain), gain, gain[torch.isfinite(gain)].amin() if bool(torch.isfinite(gain).any()) else 0.0
-    )
+    possible = torch.isfinite(gain)  # a start may lie where p is zero
+    gain = torch.where(possible, gain, gain[possible].amin() if bool(possible.any()) else 0.0)
     b = next_rho(float(state.share), 1.0, -gain, weight, left)
     log_weight = state.log_weight + (b - state.share) * gain
     state = state._replace(share=torch.full_like(state.share, b), rho=b * state.top, log_weight=log_weight)
     info = {**population_record(state, groups), "share": b, "acceptance": rate}
     return resample(state, generator, groups, ess), info
-
-
-def read_rise(context: Context, state: AdjustedState) -> Tensor:
-    """log p(x) - log p(z) of every chain to first order."""
-    offset = lift(context, (context.decode(state.x) - state.z).to(state.x.dtype))
-    return along(state.score, offset)

@@ -14,10 +14,18 @@ from casal.methods.weighted import WeightedCASAL
 INNER_STEPS = 20
 """Evaluations of the denoiser in one move: with half of them mode weights were off by 0.02 on a circle."""
 
-
 SURFACE_LEVELS, EDGE_LEVELS = 40, 50
 """Levels of a ladder for a set of equations alone, and for one with inequalities. The latter goes on to small noise,
 where a move takes few evaluations."""
+
+OWN_LEVEL = 0.4
+"""Noise level of level moves, in units of the spread of the model's samples."""
+
+MOST_NOISE = 1 << 28
+"""Numbers of noise that level moves may keep: one for each chain, row and coordinate."""
+
+OWN_LEVELS = 20
+"""Rungs of a ladder of level moves, each of which runs the model's table from that level down."""
 
 
 class Choice(NamedTuple):
@@ -30,16 +38,6 @@ class Choice(NamedTuple):
 
     method: Method[Any]
     reason: str
-
-
-OWN_LEVEL = 0.4
-"""Noise level of level moves, in units of the spread of the model's samples."""
-
-MOST_NOISE = 1 << 28
-"""Numbers of noise that level moves may keep: one for each chain, row and coordinate."""
-
-OWN_LEVELS = 20
-"""Rungs of a ladder of level moves, each of which runs the model's table from that level down."""
 
 
 def choose(context: Context, n: int, *, integrable: bool = True, erroneous: float | None = None) -> Choice:

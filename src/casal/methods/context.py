@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from casal.constraints import Budget, Constraint
+from casal.constraints import Budget, Constraint, over_events
 from casal.decoders import Decoder, Gram
 from casal.errors import SettingError
 from casal.targets import Table, Target
@@ -227,6 +227,11 @@ def few_chains(*parts: Tensor) -> Iterator[slice]:
 def chain_by_chain(function: Callable[..., Tensor], *parts: Tensor) -> Tensor:
     """``function(*parts)`` for a function that treats chains (dim 0) one by one, in as many calls as it takes."""
     return torch.cat([function(*(part[some] for part in parts)) for some in few_chains(*parts)])
+
+
+def pick(yes: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """``one`` for chains that say yes (n,), ``other`` for the rest."""
+    return torch.where(over_events(yes, one), one, other)
 
 
 def move(context: Context, x: Tensor, score: Tensor, row: Steps, noise: Tensor) -> Tensor:

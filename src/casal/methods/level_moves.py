@@ -18,28 +18,19 @@ less than half of the right spread. Exact velocity: .060; .051 (standard error .
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from casal.constraints import over_events
 from casal.methods.base import Stage, free_step, table_rows, uniform
-from casal.methods.context import Context, move
+from casal.methods.context import Context, move, pick
 from casal.methods.denoised import noise_levels
-from casal.methods.metropolis_moves import with_feet
-from casal.methods.moves import Moves, clean_score
-from casal.methods.smc import Landed, choose_finish, equal_weights
+from casal.methods.metropolis_moves import AcceptedMoves
+from casal.methods.smc import equal_weights
 
 STEPS = 2
 """Steps of the reverse process from the noisy point y down to s*."""
-
-WANTED = 0.4
-"""Share of proposals to accept; the size of the noise adapts to it between two rungs."""
-
-SIZES = (0.05, 10.0)
-"""Bounds of the size of the noise in units of rho^(-1/2) / |A|; the noise is at most LARGEST s* in any case."""
 
 LARGEST = 0.5
 """Above it two steps of the reverse process are too coarse: 2 moved the means of both modes of an exact model by .1."""
@@ -95,13 +86,16 @@ class OwnRow(NamedTuple):
     at: int
 
 
-class LevelMoves(Moves):
+class LevelMoves(AcceptedMoves):
     """Moves at a row of the model's table.
 
     Args:
         context: Model, set and decoder.
         level: s* in units of the clean sample; the nearest row of the table is taken.
     """
+
+    wanted = 0.4
+    sizes = (0.05, 10.0)
 
     def __init__(self, context: Context, level: float) -> None:
         super().__init__(STEPS)
@@ -142,22 +136,6 @@ class LevelMoves(Moves):
             Stage([()], self.accept, noise=uniform),
         ]
 
-    def arrive(self, context: Context, state: Any, moves: int) -> tuple[Any, Mapping[str, float]]:
-        if float(state.rho) == 0.0:
-            return with_feet(context, state), {"acceptance": 1.0}
-        rate = float(state.accepted.mean()) / moves
-        size = (state.size * math.exp(rate - WANTED)).clamp(*SIZES)
-        return state._replace(size=size, accepted=torch.zeros_like(state.accepted)), {"acceptance": rate}
-
-    def weigh(self, context: Context, state: LevelState, rho: float) -> Tensor:
-        return (float(state.rho) - rho) * state.half
-
-    def half(self, context: Context, state: LevelState) -> Tensor:
-        return state.half
-
-    def finish(self, context: Context) -> Landed:
-        return choose_finish(context, clean_score)
-
     def level(self, context: Context, state: LevelState) -> float:
         """h: the noise of a move in the latent."""
         return min(LARGEST * self.s, float(state.size) / (math.sqrt(float(state.rho)) * context.decoder.norm()))
@@ -196,19 +174,15 @@ class LevelMoves(Moves):
             state = state._replace(proposed_noise=torch.cat(parts, 1))
         return state._replace(x=move(context, state.x, context.score(state.x, row.t), row, noise))
 
-    def accept(self, context: Context, state: Any, row: Any, noise: Tensor) -> Any:
-        """Keep the proposal, or go back to the clean point the move started from."""
-        new = with_feet(context, state)
-        yes = torch.log(noise) < -state.rho * (new.half - state.half)
-        return state._replace(
-            x=_pick(yes, state.x, state.clean),
-            z=_pick(yes, new.z, state.z),
-            held=_pick(yes, state.proposed, state.held),
-            held_noise=_pick(yes, state.proposed_noise, state.held_noise),
-            half=torch.where(yes, new.half, state.half),
-            accepted=state.accepted + yes.to(state.accepted),
+    def accept(self, context: Context, state: LevelState, row: Any, noise: Tensor) -> LevelState:
+        """Keep the proposal with its u and e, or go back."""
+        kept, yes = self.decide(context, state, noise)
+        new: LevelState = kept._replace(
+            held=pick(yes, state.proposed, state.held),
+            held_noise=pick(yes, state.proposed_noise, state.held_noise),
         )
+        return new
 
-
-def _pick(yes: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    return torch.where(over_events(yes, one), one, other)
+    def log_ratio(self, context: Context, old: LevelState, new: LevelState) -> Tensor:
+        """log of exp(-rho (V(x') - V(x)))."""
+        return -old.rho * (new.half - old.half)

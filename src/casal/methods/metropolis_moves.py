@@ -12,26 +12,20 @@ but its projection, nothing of the decoder but its derivative. A rung weighs by 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from casal.constraints import over_events
 from casal.methods.base import Stage, uniform
-from casal.methods.context import Context
+from casal.methods.context import Context, pick
 from casal.methods.moves import Moves, clean_score
-from casal.methods.smc import Landed, Population, choose_finish, equal_weights, half_square
+from casal.methods.smc import Landed, choose_finish, equal_weights, half_square
 
 TOWARDS = 0.75
 """Share of the way to C that g goes when the noise is as large as the slack rho^(-1/2)."""
-
-WANTED = 0.65
-"""Share of proposals to accept; the size of the noise adapts to it between two rungs."""
-
-SIZES = (0.05, 2.0)
-"""Bounds of the size of the noise in units of rho^(-1/2) / |A|."""
 
 
 class MetropolisState(NamedTuple):
@@ -70,11 +64,55 @@ class MetropolisState(NamedTuple):
     blur: Tensor
 
 
-Footed = TypeVar("Footed", bound=Population)
+class AcceptedMoves(Moves):
+    """Moves that propose a clean point and accept it or not; the states also have clean, half, accepted and size.
+
+    Attributes:
+        wanted: Share of proposals to accept; the size of the noise adapts to it between two rungs.
+        sizes: Bounds of the size of the noise in units of rho^(-1/2) / |A|.
+    """
+
+    wanted: ClassVar[float]
+    sizes: ClassVar[tuple[float, float]]
+
+    def arrive(self, context: Context, state: Any, moves: int) -> tuple[Any, Mapping[str, float]]:
+        if float(state.rho) == 0.0:
+            return with_feet(context, state), {"acceptance": 1.0}
+        rate = float(state.accepted.mean()) / moves
+        size = (state.size * torch.exp(torch.as_tensor(rate - self.wanted, dtype=torch.float64))).clamp(*self.sizes)
+        return state._replace(size=size, accepted=torch.zeros_like(state.accepted)), {"acceptance": rate}
+
+    def weigh(self, context: Context, state: Any, rho: float) -> Tensor:
+        return (float(state.rho) - rho) * cast(Tensor, state.half)
+
+    def half(self, context: Context, state: Any) -> Tensor:
+        return cast(Tensor, state.half)
+
+    def finish(self, context: Context) -> Landed:
+        return choose_finish(context, clean_score)
+
+    def decide(self, context: Context, state: Any, noise: Tensor) -> tuple[Any, Tensor]:
+        """Keep the proposal, or go back to the clean point the move started from; and who kept it, (n,) bool."""
+        new = with_feet(context, state)
+        yes = torch.log(noise) < self.log_ratio(context, state, new)
+        kept = state._replace(
+            x=pick(yes, state.x, state.clean),
+            z=pick(yes, new.z, state.z),
+            half=torch.where(yes, new.half, state.half),
+            accepted=state.accepted + yes.to(state.accepted),
+        )
+        return kept, yes
+
+    @abstractmethod
+    def log_ratio(self, context: Context, old: Any, new: Any) -> Tensor:
+        """Logarithm of the acceptance ratio, (n,); the old clean point is ``old.clean``, the new one ``new.x``."""
 
 
-class MetropolisMoves(Moves):
+class MetropolisMoves(AcceptedMoves):
     """Proposals from the reverse process, accepted or not."""
+
+    wanted = 0.65
+    sizes = (0.05, 2.0)
 
     def start(self, context: Context, x: Tensor) -> MetropolisState:
         log_weight, ancestor = equal_weights(context, len(x))
@@ -95,24 +133,6 @@ class MetropolisMoves(Moves):
             Stage([()], self.accept, noise=uniform),
         ]
 
-    def arrive(
-        self, context: Context, state: MetropolisState, moves: int
-    ) -> tuple[MetropolisState, Mapping[str, float]]:
-        if float(state.rho) == 0.0:
-            return with_feet(context, state), {"acceptance": 1.0}
-        rate = float(state.accepted.mean()) / moves
-        size = (state.size * torch.exp(torch.as_tensor(rate - WANTED, dtype=torch.float64))).clamp(*SIZES)
-        return state._replace(size=size, accepted=torch.zeros_like(state.accepted)), {"acceptance": rate}
-
-    def weigh(self, context: Context, state: MetropolisState, rho: float) -> Tensor:
-        return (float(state.rho) - rho) * state.half
-
-    def half(self, context: Context, state: MetropolisState) -> Tensor:
-        return state.half
-
-    def finish(self, context: Context) -> Landed:
-        return choose_finish(context, clean_score)
-
     def level(self, context: Context, state: MetropolisState) -> float:
         return float(state.size) / (float(state.rho) ** 0.5 * context.decoder.norm())
 
@@ -123,23 +143,22 @@ class MetropolisMoves(Moves):
         return state._replace(x=y, start=y, clean=state.x, estimate=y)
 
     def accept(self, context: Context, state: MetropolisState, row: Any, noise: Tensor) -> MetropolisState:
-        """Keep the proposal, or go back to the clean point the move started from."""
-        new = with_feet(context, state)
-        yes = torch.log(noise) < log_ratio(context, state, new, self.level(context, state))
-        return state._replace(
-            x=_pick(yes, state.x, state.clean),
-            z=_pick(yes, new.z, state.z),
-            half=torch.where(yes, new.half, state.half),
-            accepted=state.accepted + yes.to(state.accepted),
-        )
+        """Keep the proposal, or go back."""
+        kept: MetropolisState = self.decide(context, state, noise)[0]
+        return kept
+
+    def log_ratio(self, context: Context, old: MetropolisState, new: MetropolisState) -> Tensor:
+        """log of exp(-rho (V(x') - V(x))) T(x') / T(x)."""
+        s = self.level(context, old)
+        tilt = _tilt(context, old, new.x, new.z, s) - _tilt(context, old, old.clean, old.z, s)
+        return tilt - old.rho * (new.half - old.half)
 
 
-def with_feet(context: Context, state: Footed) -> Footed:
+def with_feet(context: Context, state: Any) -> Any:
     """The state with the foot of every clean point and its distance."""
     decoded = context.decode(state.x)
     z = context.foot(decoded, warm=state.z)
-    new: Footed = state._replace(z=z, half=half_square(decoded - z))
-    return new
+    return state._replace(z=z, half=half_square(decoded - z))
 
 
 def guide(context: Context, x: Tensor, z: Tensor, s: float, rho: Tensor) -> Tensor:
@@ -149,18 +168,8 @@ def guide(context: Context, x: Tensor, z: Tensor, s: float, rho: Tensor) -> Tens
     return share * context.decoder.vjp(x)(z - context.decode(x))
 
 
-def log_ratio(context: Context, old: MetropolisState, new: MetropolisState, s: float) -> Tensor:
-    """log of exp(-rho (V(x') - V(x))) T(x') / T(x), chain by chain; x is ``old.clean`` and x' is ``new.x``."""
-    tilt = _tilt(context, old, new.x, new.z, s) - _tilt(context, old, old.clean, old.z, s)
-    return tilt - old.rho * (new.half - old.half)
-
-
 def _tilt(context: Context, state: MetropolisState, x: Tensor, z: Tensor, s: float) -> Tensor:
     """log N(y; x + g(x), s^2) - log N(y; x, s^2) = (g . (y - x) - |g|^2 / 2) / s^2."""
     g = guide(context, x, z, s, state.rho).reshape(len(x), -1).to(torch.float64)
     away = (state.start - x).reshape(len(x), -1).to(torch.float64)
     return ((g * away).sum(1) - g.square().sum(1) / 2) / s**2
-
-
-def _pick(yes: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    return torch.where(over_events(yes, one), one, other)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from casal.constraints import Parts
+from casal.constraints import Constraint, Parts
 from casal.errors import DivergedError, SettingError
 from casal.methods.context import Context, few_chains
 from casal.typing import Event
@@ -294,12 +294,16 @@ def crossing_share(context: Context, z: Tensor, rho: float, weight: Tensor) -> f
     whole, event = context.constraint, tuple(z.shape[1:])
     if not whole.in_pieces or rho <= 0.0 or whole.codimension(event) == 0:
         return 0.0
-    wide = z.to(torch.float64)
-    squares = torch.stack([half_square(wide - piece.project(wide)) for piece in whole.pieces(event)])
-    if len(squares) < 2:
-        return 0.0
-    second = squares.kthvalue(2, dim=0).values
+    second = torch.cat([_second_nearest(whole.take(some).pieces(event), z[some]) for some in few_chains(z)])
     return float((weight * (second < 2.0 / rho)).sum())
+
+
+def _second_nearest(pieces: Sequence[Constraint], z: Tensor) -> Tensor:
+    """Half the squared distance to the second nearest piece, (n,); infinite if there is one piece alone."""
+    wide = z.to(torch.float64)
+    squares = [half_square(wide - piece.project(wide)) for piece in pieces]
+    alone = torch.full_like(squares[0], torch.inf)
+    return torch.stack([*squares, alone]).kthvalue(2, dim=0).values
 
 
 def top_for_crossings(context: Context, z: Tensor, rho: float, weight: Tensor, least: float) -> float:
@@ -440,6 +444,11 @@ def lift(context: Context, offset: Tensor) -> Tensor:
     floor = ONTO * gram.eigenvalues.max()
     back = torch.where(gram.eigenvalues > floor, 1.0 / gram.eigenvalues.clamp_min(floor), 0.0)
     return gram.unwhiten(turned * back).reshape(len(offset), *context.latent)
+
+
+def read_rise(context: Context, x: Tensor, z: Tensor, score: Tensor) -> Tensor:
+    """log p(x) - log p(z) of every chain to first order, from the score at x."""
+    return along(score, lift(context, (context.decode(x) - z).to(x.dtype)))
 
 
 ONTO = 1e-10

@@ -19,7 +19,6 @@ from casal.methods.adjusted import (
     adjusted_step,
     begin,
     follow,
-    read_rise,
     start_stiffness,
     warm,
 )
@@ -34,17 +33,16 @@ from casal.methods.smc import (
     Groups,
     Plain,
     Rung,
-    along,
     choose_finish,
     equal_weights,
     groups_of,
     half_square,
     has_edge,
-    lift,
     look_due,
     next_rho,
     population_record,
     reach_rho,
+    read_rise,
     resample,
     rungs,
     slack_rho,
@@ -214,7 +212,7 @@ class WeightedCASAL(Method[Any]):
         x, none = state.x, torch.zeros_like(state.top)
         if self.metropolis:
             return state._replace(top=none), {}
-        rise = read_rise(context, state)
+        rise = read_rise(context, state.x, state.z, state.score)
         return WeightedState(
             x, state.z, torch.zeros_like(x), rise, state.log_weight, state.ancestor, state.rho, none
         ), {}
@@ -223,8 +221,7 @@ class WeightedCASAL(Method[Any]):
         self, groups: Groups, context: Context, state: Any, generator: torch.Generator
     ) -> tuple[Any, Mapping[str, float]]:
         """The rho of the slack that the starting points have."""
-        half = chain_by_chain(lambda x, z: half_square(context.decode(x) - z), state.x, state.z)
-        rho = slack_rho(0.0, half, groups.weights(state.log_weight))
+        rho = slack_rho(0.0, _half(context, state), groups.weights(state.log_weight))
         return state._replace(rho=torch.full_like(state.rho, rho)), {}
 
     def settle(
@@ -241,8 +238,8 @@ class WeightedCASAL(Method[Any]):
     def reading_step(self, context: Context, state: WeightedState, row: TableRow, noise: Tensor) -> WeightedState:
         """The same, and how much log p changes from x to its foot."""
         score = context.score(state.x, row.t)
-        offset = lift(context, (context.decode(state.x) - state.z).to(state.x.dtype))
-        return self._move(context, state._replace(rise=along(score, offset)), row, noise, score)
+        rise = read_rise(context, state.x, state.z, score)
+        return self._move(context, state._replace(rise=rise), row, noise, score)
 
     def _move(
         self, context: Context, state: WeightedState, row: TableRow, noise: Tensor, score: Tensor
@@ -271,13 +268,13 @@ class WeightedCASAL(Method[Any]):
         moved = dict[str, float]()
         if self.metropolis:
             state, moved["acceptance"] = follow(state)
-        half = chain_by_chain(lambda x, z: half_square(context.decode(x) - z), state.x, state.z)
+        half = state.half if self.metropolis else _half(context, state)
         rho = rung.rho
         if rho is None:
             weight = groups.weights(state.log_weight)
             if look_due(rung) or float(state.top) == 0.0:
                 if self.metropolis:
-                    state = state._replace(rise=read_rise(context, state))
+                    state = state._replace(rise=read_rise(context, state.x, state.z, state.score))
                 top = self._top(context, state, half, weight, groups, edge, spread)
                 state = state._replace(top=torch.full_like(state.rho, top))
             rho = next_rho(float(state.rho), max(float(state.top), float(state.rho)), half, weight, rung.left)
@@ -333,3 +330,8 @@ class WeightedCASAL(Method[Any]):
 def clean_score(context: Context, state: Any, x: Tensor) -> Tensor:
     """The score of a fixed density."""
     return context.score(x, context.table.t[-1].to(x.device))
+
+
+def _half(context: Context, state: Any) -> Tensor:
+    """dist(A x, C)^2 / 2 of every chain, (n,)."""
+    return chain_by_chain(lambda x, z: half_square(context.decode(x) - z), state.x, state.z)

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import SettingError
-from casal.methods import Context
+from casal.methods import Context, pick
 from casal.targets import Tuning
 
 PILOT_CHAINS = 256
@@ -304,10 +304,10 @@ class _Model:
         log_ratio = log_ratio.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
         chance = torch.rand(len(tau), generator=generator, dtype=torch.float64, device=tau.device)
         accepted = chance.log() < log_ratio
-        x, score = _pick(accepted, there.x, state.x), _pick(accepted, there.score, state.score)
+        x, score = pick(accepted, there.x, state.x), pick(accepted, there.score, state.score)
         if state.potential is None or there.potential is None:
             return _State(x, score, None), log_ratio, accepted
-        return _State(x, score, _pick(accepted, there.potential, state.potential)), log_ratio, accepted
+        return _State(x, score, pick(accepted, there.potential, state.potential)), log_ratio, accepted
 
 
 def _first_state(model: _Model, x: Tensor) -> _State:
@@ -499,7 +499,3 @@ def _products(v: Tensor, w: Tensor) -> Tensor:
 def _along(values: Tensor, x: Tensor) -> Tensor:
     """Numbers (m,) that multiply points."""
     return values.reshape(-1, *[1] * (x.ndim - 1))
-
-
-def _pick(which: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(_along(which, old), new, old)

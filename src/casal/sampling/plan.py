@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,28 +16,19 @@ from casal.checks import whole_number
 from casal.constraints import Budget, Constraint
 from casal.decoders import Decoder, Identity
 from casal.errors import DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
-from casal.methods import Context, Method, Stage, Uncounted, Usage, choose
+from casal.methods import Context, Method, Stage, Uncounted, Usage
 from casal.sampling.coordinates import Coordinates, coordinates
-from casal.sampling.network import FEWEST_CHAINS, LOOK_CHAINS, NetworkLook, look_at_network
-from casal.sampling.pilot import PILOT_CHAINS, Pilot, run_pilot
-from casal.sampling.tiles import Tile, cut, even_size, generator, one_thread, tile_size
-from casal.targets import Target, Tuning, fit_start, settled
+from casal.sampling.looks import settle
+from casal.sampling.pilot import Pilot
+from casal.sampling.tiles import Tile, cut, even_size, generator, tile_size
+from casal.targets import Target
 from casal.version import __version__
 
 PROBE = 2
 """Chains on which the score and the projection are tried."""
 
-PILOT_STREAM, START_STREAM = 1 << 40, 1 << 41
-"""Random streams of the pilot run, and of the draws by which the starting points are known; no tile comes so far."""
-
 DIFFERENCE, DISAGREEMENT = 0.02, 0.2
 """Half the change of a potential over which it is compared with its gradient, and the share they may differ by."""
-
-FAR_OFF = 10.0
-"""Factor between a given step size and the one that a pilot run finds, from which on the given one is wrong."""
-
-PILOT_EVALUATIONS, PILOT_SHARE = 80, 0.05
-"""Evaluations of a pilot chain, about, and the share of the run's that a look at a given step size may take."""
 
 
 class Options(NamedTuple):
@@ -184,140 +175,35 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
     row_dtype = probe.dtype if options.compile else torch.float64
     context = Context(target, constraint, decoder.to(probe), probe[:0], row_dtype=row_dtype)
     _check_context(context, probe, options.tol)
-    pilot, notes = None, list[str]()
-    open_settings, auto = target.tune, not isinstance(method, Method)
-    promises = auto or (isinstance(method, Method) and method.promises_distribution)
-    looks = target.table.static and promises and (auto or (options.check and _pilot_pays(len(target.table), n)))
-    checked = 0.0
-    if open_settings is not None or looks:
-        pilot = look_ahead(context, n, options)
-        wrong = not 1.0 / FAR_OFF <= pilot.ratio <= FAR_OFF
-        if auto and wrong:
-            open_settings = Tuning(step_size=True, preconditioner=False)
-        if open_settings is None and not auto:
-            checked = pilot.evaluations / n
-        else:
-            free, known = not isinstance(method, Method) or method.bounds_moves, Tuning(False, False)
-            target = tuned(target, pilot, n, open_settings or known, free=free)
-            context = context.replace(target=target)
-        notes += _said(pilot, corrected=auto and wrong)
-    if target.table.static and target.potential is not None:
-        stream = generator(options.seed, START_STREAM, place)
-        with one_thread():
-            context = context.replace(start=fit_start(target.init, context.latent, n, stream))
-    choice = None
-    if not isinstance(method, Method):
-        network = look_before(context, n, options) if target.denoise is not None and n >= FEWEST_CHAINS else None
-        method, choice = choose(
-            context,
-            n,
-            integrable=pilot is None or pilot.integrable or context.start is not None,
-            erroneous=network.spread if network is not None and network.erroneous else None,
-        )
-        if network is not None:
-            target = replace(target, init_evaluations=target.init_evaluations + network.evaluations / n)
-            context = context.replace(target=target)
-            notes += _heard(network)
-    if method.promises_distribution:
+
+    def points(few: int, stream: torch.Generator) -> Tensor:
+        return _starting_points(target, 0, few, stream, options.dtype)
+
+    ready = settle(context, method, n, points, seed=options.seed, check=options.check)
+    context, chosen = ready.context, ready.method
+    if chosen.promises_distribution:
         constraint.check_measure(context.decoder.event(probe))
-    note = method.start_note(context)
-    inside = coordinates(context, method, decoder)
+    inside = coordinates(context, chosen, decoder)
     legs, end = list[Leg](), 0
-    for stages in _legs(method.plan(inside.context, n)):
+    for stages in _legs(chosen.plan(inside.context, n)):
         end += sum(len(stage.rows) for stage in stages)
         legs.append(Leg(stages, end))
     size = options.tile or even_size(n, tile_size(context.latent, context.decoder.event(probe)))
     return Plan(
-        target,
-        method,
-        n,
-        context,
-        inside,
-        legs,
-        min(size, n),
-        options,
-        pilot,
-        choice,
-        tuple(notes if note is None else [*notes, note]),
-        _doubts(pilot, corrected=open_settings is not None),
-        checked,
+        target=context.target,
+        method=chosen,
+        n=n,
+        context=context,
+        inside=inside,
+        legs=legs,
+        tile=min(size, n),
+        options=options,
+        pilot=ready.pilot,
+        choice=ready.choice,
+        notes=ready.notes,
+        doubts=ready.doubts,
+        checked=ready.checked,
     )
-
-
-def _pilot_pays(steps: int, n: int) -> bool:
-    """Whether a look at the given step size takes few evaluations beside the run."""
-    return PILOT_EVALUATIONS * min(n, PILOT_CHAINS) / n <= PILOT_SHARE * steps
-
-
-def _said(pilot: Pilot, *, corrected: bool) -> list[str]:
-    """What the pilot found that a reader of the result should know."""
-    notes = []
-    if corrected:
-        notes.append(f"step_size was {_off(pilot.ratio)}; {pilot.free_step_size:.3g} was taken in its place")
-    if not pilot.integrable:
-        notes.append(
-            "the density does not seem to have a finite integral off the set: nothing holds free chains back; "
-            "the result depends on starting points near the set"
-        )
-    return notes
-
-
-def _doubts(pilot: Pilot | None, *, corrected: bool) -> tuple[str, ...]:
-    if pilot is None or corrected or 1.0 / FAR_OFF <= pilot.ratio <= FAR_OFF:
-        return ()
-    return (f"step_size is {_off(pilot.ratio)}: take step_size='auto' or {pilot.free_step_size:.3g}",)
-
-
-def _off(ratio: float) -> str:
-    return f"{ratio:.3g} times too large" if ratio > 1.0 else f"{1.0 / ratio:.3g} times too small"
-
-
-def look_ahead(context: Context, n: int, options: Options) -> Pilot:
-    """A pilot run on a fixed density: finds what is open, and compares a given step size with what it would choose."""
-    few = min(n, PILOT_CHAINS)
-    chains = torch.linspace(0, n - 1, few, dtype=torch.float64).round().long()
-    stream = generator(options.seed, PILOT_STREAM, context.like.device)
-    target = context.target
-    if isinstance(target.init, Tensor):
-        x = target.init[chains.to(target.init.device)].to(context.like)
-    else:
-        x = _starting_points(target, 0, few, stream, options.dtype)
-    with torch.no_grad(), one_thread():
-        return run_pilot(context, x, chains, target.tune, stream)
-
-
-def look_before(context: Context, n: int, options: Options) -> NetworkLook:
-    """Whether the denoiser of a model and its own sampler agree near the data, from a few samples."""
-    stream = generator(options.seed, PILOT_STREAM, context.like.device)
-    few = min(n, LOOK_CHAINS)
-    x = _starting_points(context.target, 0, few, stream, options.dtype)
-    with torch.no_grad():
-        return look_at_network(context.replace(usage=Usage()), x, options.seed, stream)
-
-
-def _heard(network: NetworkLook) -> list[str]:
-    if not network.erroneous:
-        return []
-    return [
-        f"the score at noise {network.level:.3g} has slope {network.slope:.2f} on the model's own samples, where 1 is "
-        "right (casal.diagnostics.calibration): the chains move at a higher noise level"
-    ]
-
-
-def tuned(target: Target, pilot: Pilot, n: int, tune: Tuning, *, free: bool = False) -> Target:
-    """The target with what the pilot found for the settings in ``tune``; all chains share its evaluations.
-
-    Args:
-        target: With or without open settings.
-        pilot: What was found.
-        n: Chains of the run.
-        tune: What is to be replaced.
-        free: Whether the method bounds its moves near the set by itself; see ``Pilot.step_sizes``.
-    """
-    size = pilot.step_sizes(len(target.table), free=free) if tune.step_size else None
-    diagonal = pilot.preconditioner if tune.preconditioner else None
-    spent = target.init_evaluations + pilot.evaluations / n
-    return replace(settled(target, step_size=size, preconditioner=diagonal), init_evaluations=spent)
 
 
 def _legs(stages: Sequence[Stage]) -> list[list[Stage]]:
