@@ -18,10 +18,12 @@ class Certificate:
     Attributes:
         violation: (n,) float64, in the unit the set states; infinity for a chain that was lost.
         tolerance: What counts as feasible.
+        note: What else a reader should know of it, such as why a loaded one was not computed again.
     """
 
     violation: Tensor
     tolerance: float
+    note: str = ""
 
     @property
     def feasible(self) -> Tensor:
@@ -31,7 +33,8 @@ class Certificate:
     def __str__(self) -> str:
         good, n = int(self.feasible.sum()), len(self.violation)
         worst = float(self.violation.max()) if n else 0.0
-        return f"{good} of {n} samples feasible; largest violation {worst:.2e} (tolerance {self.tolerance:.0e})"
+        text = f"{good} of {n} samples feasible; largest violation {worst:.2e} (tolerance {self.tolerance:.0e})"
+        return f"{text}; {self.note}" if self.note else text
 
 
 def certify(constraint: Constraint, samples: Tensor, tolerance: float) -> Certificate:

@@ -117,12 +117,13 @@ class RunStore:
             store.attributes, store.root = attributes, zarr_module().open_group(place, mode="r")
         return store
 
+    _release: weakref.finalize[[], RunStore] | None = None
+
     def _open(self, path: Path, chains: int, tile: int) -> None:
         self.path, self.chains, self.tile = path, chains, tile
         self._lock, self._began = Lock(), time.perf_counter()
         self._saved = self._began
         self._checked = set[str]()
-        self._release: weakref.finalize[[], RunStore] | None = None
 
     def close(self) -> None:
         """Let other processes write to the store; what is there can still be read."""
@@ -180,6 +181,11 @@ class RunStore:
             )
         return found
 
+    def begun(self) -> bool:
+        """Whether there is anything to go on from: a tile, or a checkpoint."""
+        with named_errors(self.path):
+            return bool(self.done()) or self._checkpoint.exists()
+
     def write(self, index: int, arrays: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
         """Put a finished tile on disk.
 
@@ -224,9 +230,7 @@ class RunStore:
                     f"To go on, {way_out}"
                 ) from error
         if digest(arrays) != record.get("checksum"):
-            raise StoreError(
-                f"{tile} is damaged: its checksum does not fit; nothing was changed. To go on, {way_out}"
-            )
+            raise StoreError(f"{tile} is damaged: its checksum does not fit; nothing was changed. To go on, {way_out}")
         return arrays, record
 
     def checkpoint_due(self) -> bool:
@@ -337,13 +341,13 @@ def read_attributes(path: Path) -> dict[str, Any]:
     if not is_whole(attributes):
         raise StoreError(f"{about} is damaged: its checksum does not fit; nothing was changed. {RESTORE.capitalize()}")
     chains, tile = identity.get("n"), identity.get("tile")
-    if not (_is_count(chains) and _is_count(tile) and 1 <= tile <= chains):
+    if not (_is_count(chains, 1) and _is_count(tile, 1) and int(tile or 0) <= int(chains or 0)):
         raise StoreError(f"{about} is damaged: tiles of {tile!r} chains of {chains!r}; {RESTORE}")
     return attributes
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _describes(record: Mapping[str, Any], start: int, stop: int) -> bool:
@@ -355,11 +359,16 @@ def _describes(record: Mapping[str, Any], start: int, stop: int) -> bool:
 
 
 def _is_described(entry: object, chains: int) -> bool:
-    if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str) or not isinstance(entry[1], list):
+    if (
+        not isinstance(entry, list)
+        or len(entry) != 2
+        or not isinstance(entry[0], str)
+        or not isinstance(entry[1], list)
+    ):
         return False
     dtype, shape = entry
     known = isinstance(getattr(torch, dtype.removeprefix("torch."), None), torch.dtype)
-    return known and shape[:1] == [chains] and all(_is_count(size) and size >= 0 for size in shape)
+    return known and shape[:1] == [chains] and all(_is_count(size, 0) for size in shape)
 
 
 def zarr_module() -> Any:
