@@ -192,7 +192,8 @@ class Constraint:
 
     A subclass writes ``_excess`` (row by row) or ``_violation`` (one number a point), and either ``_project`` (closed
     form) or ``_solve`` (iterative); all receive finite float64 tensors. Two independent formulas on purpose: the
-    certificate of a sample never goes through the projection that made it. All else a set can do is optional, and it says so itself.
+    certificate of a sample never goes through the projection that made it. All else a set can do is optional, and it
+    says so itself.
 
     Attributes:
         exact: The projection is the nearest point in closed form (up to rounding).
@@ -740,8 +741,8 @@ def _usable(owner: Constraint, values: Tensor) -> Tensor:
     if bool(wrong.any()):
         bad, count = float(values[wrong][0]), int(wrong.reshape(len(values), -1).any(1).sum())
         raise SettingError(
-            f"{owner!r} gave a violation of {bad:g} for {count} of {len(values)} points; a violation is >= 0, and zero on the set: take the absolute value of an equation "
-            "and the positive part of an inequality"
+            f"{owner!r} gave a violation of {bad:g} for {count} of {len(values)} points; a violation is >= 0, and zero "
+            "on the set: take the absolute value of an equation and the positive part of an inequality"
         )
     return values
 

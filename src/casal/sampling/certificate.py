@@ -36,6 +36,8 @@ class Certificate:
         row: (n,) which row is the worst.
         excess: (n,) by how much it is missed, in the unit in which the set is written.
         worst: The worst row of all samples in words.
+        units: What counted as one in each row, (m,) or (1,); None for the units of the rows themselves.
+        note: What else a reader should know of it, such as why a loaded one was not computed again.
     """
 
     violation: Tensor
@@ -43,6 +45,8 @@ class Certificate:
     row: Tensor
     excess: Tensor
     worst: str = ""
+    units: Tensor | None = None
+    note: str = ""
 
     @property
     def feasible(self) -> Tensor:
@@ -56,11 +60,12 @@ class Certificate:
         last = int(self.violation.argmax())
         value, off = float(self.violation[last]), float(self.excess[last])
         row = f": {self.worst} is missed by {off:.2e}" if value > 0 and self.worst else ""
-        return f"{good} of {n} samples feasible; largest violation {value:.2e} (tolerance {self.tolerance:.0e}){row}"
+        text = f"{good} of {n} samples feasible; largest violation {value:.2e} (tolerance {self.tolerance:.0e}){row}"
+        return f"{text}; {self.note}" if self.note else text
 
 
 class Measure(NamedTuple):
-    """What samples are judged by.
+    """What samples are judged by: tolerance and units.
 
     Attributes:
         tolerance: What counts as feasible.
@@ -81,6 +86,10 @@ class Measure(NamedTuple):
             return cls(float(size), unit)
         return cls(1.0, size if unit is None else size * unit)
 
+    def plain(self) -> dict[str, Any]:
+        """As JSON data; ``Measure.of(**data)`` reads it back."""
+        return {"tol": self.tolerance, "units": None if self.units is None else self.units.tolist()}
+
 
 def certify(constraint: Constraint, samples: Tensor, tol: Tolerance, units: Tolerance | None = None) -> Certificate:
     """Measure every sample against the definition of the set, never through its projection; some chains at a time.
@@ -95,15 +104,7 @@ def certify(constraint: Constraint, samples: Tensor, tol: Tolerance, units: Tole
     parts = [_judge(constraint.take(some), samples[some], measure) for some in few_chains(samples)]
     violation, row, excess = (torch.cat(columns) for columns in zip(*parts, strict=True))
     worst = constraint.row_name(event, int(row[violation.argmax()])) if len(violation) and len(row) else ""
-    return Certificate(violation, measure.tolerance, row, excess, worst)
-
-
-def plain_numbers(given: Tolerance | None) -> float | list[float] | None:
-    """A tolerance or units as JSON data."""
-    if given is None or isinstance(given, int | float):
-        return given
-    numbers: float | list[float] = torch.as_tensor(given, dtype=torch.float64).tolist()
-    return numbers
+    return Certificate(violation, measure.tolerance, row, excess, worst, measure.units)
 
 
 def _judge(constraint: Constraint, z: Tensor, measure: Measure) -> tuple[Tensor, Tensor, Tensor]:

@@ -367,10 +367,11 @@ def _check_projection(constraint: Constraint, z: Tensor, options: Options) -> No
     if onto.shape != z.shape:
         raise ShapeError(f"{constraint!r}.project returned {tuple(onto.shape)} for {tuple(z.shape)}")
     found = certify(constraint, onto, options.tol, options.units)
-    worst = int(found.violation.argmax())
     if constraint.exact and not bool(found.feasible.all()):
+        worst = int(found.violation.argmax())
+        violation, missed = float(found.violation[worst]), float(found.excess[worst])
         raise ProjectionError(
-            f"{constraint!r}.project leaves the set: violation {float(found.violation[worst]):.3g} > tol = "
-            f"{found.tolerance:g} at the starting points ({found.worst} is missed by {float(found.excess[worst]):.3g}); "
+            f"{constraint!r}.project leaves the set: violation {violation:.3g} > tol = {found.tolerance:g} at the "
+            f"starting points ({found.worst} is missed by {missed:.3g}); "
             "fix the projection, declare it exact=False, raise tol, or give units="
         )

@@ -106,7 +106,8 @@ class Nearest(NamedTuple):
         converged: (n,) bool, the residual is within the tolerance.
         iterations: (n,) Newton steps.
         residual: (n,) the largest over the rows of the excess over a bound, relative to the terms of that row,
-            sum_j |g_ij x_j| + |b_i|, and of the complementarity min(lam_i, b_i - g_i . x), relative to |y| + |x| + |b_i|.
+            sum_j |g_ij x_j| + |b_i|, and of the complementarity min(lam_i, b_i - g_i . x), relative to
+            |y| + |x| + |b_i|.
     """
 
     point: Tensor
