@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -10,6 +10,9 @@ from torch import Tensor
 
 Event: TypeAlias = tuple[int, ...]
 """Shape of one sample, without the leading chain dimension."""
+
+Tolerance: TypeAlias = float | Sequence[float] | Tensor
+"""A number, or one for each row of the definition of a set."""
 
 ScoreFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """``score(x, t)`` = gradient of the log-density at x, of the shape of x."""

@@ -90,7 +90,8 @@ class Excess(NamedTuple):
     The violation of a row is max(0, amount - rounding) / unit.
 
     Attributes:
-        amount: (n, m) >= 0, how far a row is from holding, times ``scale`` in the unit in which the set is written.
+        amount: (n, m) >= 0, how far a row is from holding, times ``scale`` in the unit in which the set is written; for
+            a set of images (through, shifted, scaled), in that of the set they lie in.
         unit: (n, m), what counts as one: the sum of the absolute values of the terms of the row, or a length of its
             own such as a radius or a width; never those of other rows.
         rounding: What rounding allows where the unit is a length of its own: 16 roundings of the terms, (n, m) or 0.

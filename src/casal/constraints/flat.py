@@ -105,6 +105,7 @@ class Affine(Constraint):
         u, s, vh = torch.linalg.svd(self._rows, full_matrices=False)
         kept = s > RANK_TOLERANCE * (s[0] if len(s) else 1.0) * max(self._rows.shape)
         self._basis = vh[kept]
+        self._inverse = vh[kept].T / s[kept] @ u[:, kept].T
         level = (u[:, kept].T @ right if self.chains is None else right @ u[:, kept]) / s[kept]
         self._right: Bound = right if self.chains is None else PerChain(right)
         self._level: Bound = level if self.chains is None else PerChain(level)
@@ -169,7 +170,10 @@ class Affine(Constraint):
 
     def _project(self, z: Tensor) -> Tensor:
         y, basis = flat(z), self._basis.to(z)
-        return (tangent(y, basis) + spread(self._level, y) @ basis).reshape(z.shape)
+        foot = tangent(y, basis) + spread(self._level, y) @ basis
+        # What the rounding of large coordinates leaves in rows of small ones goes in a second step, row by row.
+        gap = foot @ self._rows.to(z).T - spread(self._right, y)
+        return (foot - gap @ self._inverse.to(z).T).reshape(z.shape)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         y = flat(z)

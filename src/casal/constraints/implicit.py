@@ -41,7 +41,7 @@ RANK_TOLERANCE = 1e-10
 STRICT = 1e-12
 """Violation beyond which the rounding of the functions is looked at."""
 
-CLOSE = 1e-7
+CLOSE = 1e-4
 """Violation up to which Newton's method asks whether what is left is rounding."""
 
 ROUNDING_WAYS, ROUNDING_STEP = 4, 1e-4

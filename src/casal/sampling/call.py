@@ -13,7 +13,6 @@ import torch
 from casal.constraints import Budget, Constraint
 from casal.decoders import Decoder
 from casal.methods import Method
-from casal.sampling.certificate import Tolerance
 from casal.sampling.collect import collect
 from casal.sampling.executors import Dask, Executor, Threads, cluster_client
 from casal.sampling.keeping import StoreKeeper
@@ -23,6 +22,7 @@ from casal.sampling.progress import progress_bar
 from casal.sampling.result import SampleResult
 from casal.sampling.stepping import Compiled, Eager, Graphs, Stepper
 from casal.targets import Target
+from casal.typing import Tolerance
 
 logger = logging.getLogger("casal")
 

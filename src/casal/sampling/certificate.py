@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,10 +12,7 @@ from torch import Tensor
 from casal.constraints import Constraint
 from casal.errors import SettingError, ShapeError
 from casal.methods import few_chains
-from casal.typing import Event
-
-Tolerance: TypeAlias = float | Sequence[float] | Tensor
-"""A number, or one for each row of the definition of the set."""
+from casal.typing import Event, Tolerance
 
 NAMED_ROWS = 6
 """Rows that a message lists by name."""

@@ -17,12 +17,13 @@ from casal.constraints import Budget, Constraint
 from casal.decoders import Decoder, Identity
 from casal.errors import DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
 from casal.methods import Context, Method, Stage, Uncounted, Usage
-from casal.sampling.certificate import Measure, Tolerance, certify
+from casal.sampling.certificate import Measure, certify
 from casal.sampling.coordinates import Coordinates, coordinates
 from casal.sampling.looks import settle
 from casal.sampling.pilot import Pilot
 from casal.sampling.tiles import Tile, cut, even_size, generator, tile_size
 from casal.targets import Target
+from casal.typing import Tolerance
 from casal.version import __version__
 
 PROBE = 2
