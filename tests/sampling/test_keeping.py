@@ -19,6 +19,7 @@ import casal
 from casal.errors import CasalWarning, StoreError
 from casal.sampling import stepping
 from casal.store import open_tree
+from casal.store.files import sealed
 from casal.store.run_store import JOURNAL
 
 from .runs import METHODS, TILE, N, run
@@ -186,6 +187,7 @@ def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
     for key, value, message in (("casal", "0.0.1", "casal: '0.0.1' in the store"), ("format", 99, "format")):
         changed = json.loads(json.dumps(document))
         changed["attributes"]["identity"][key] = value
+        changed["attributes"] = sealed(changed["attributes"])
         about.write_text(json.dumps(changed))
         with pytest.raises(StoreError, match=message):
             run("casal", store=store)

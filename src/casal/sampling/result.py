@@ -220,7 +220,8 @@ def load(path: str | Path) -> SampleResult:
     """Read a result back: a finished run, or the tiles that are there of one that was stopped (``partial``).
 
     The samples are checked against their checksums. The certificate is computed again from the set that the store
-    holds. Where it holds none (a set of functions), the violations are the stored ones and ``certificate.note`` says so.
+    holds. Where it holds none (a set of functions), the violations are the stored ones, and ``certificate.note`` says
+    so.
 
     Raises:
         StoreError: There is no store, it is damaged, or it was written by another version of the format.
