@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from casal.constraints import Budget, Constraint
-from casal.errors import SettingError
 from casal.sampling.plan import Plan
-from casal.sampling.result import tolerance_data
+from casal.sampling.result import set_data, tolerance_data
 from casal.sampling.tiles import one_thread
 from casal.targets import Table
 
@@ -79,15 +78,12 @@ def _plain(value: Any) -> Any:
 def _identity_of_set(plan: Plan) -> dict[str, Any]:
     """The set as data where it can be written so; the code and the behaviour of the user's own part of it."""
     constraint = plan.context.constraint
-    try:
-        data, by_value = constraint.spec(), False
-    except SettingError:  # a set of functions
-        data, by_value = _plain(repr(constraint)), True
-    before = _Parts(constraint, values=by_value)
-    if not by_value and not before.own:
+    data = _plain(set_data(constraint))
+    if not isinstance(data, str) and not _Parts(constraint, values=False).own:
         return {"constraint": data}
+    before = _Parts(constraint, values=True)
     behaviour = _behaviour_of_set(plan)
-    after = _Parts(constraint, values=by_value)
+    after = _Parts(constraint, values=True)
     return {"constraint": data, "constraint_code": before.digest(after), "constraint_values": behaviour}
 
 
