@@ -278,7 +278,19 @@ def test_a_gradient_changed_away_from_the_start_is_told_apart(far: float) -> Non
 def test_a_gradient_changed_beyond_all_probes_is_told_apart_by_its_code() -> None:
     one = casal.langevin(lambda x: x.clamp_max(1e9), steps=3, step_size=0.1, init=start)
     other = casal.langevin(lambda x: x.clamp_max(2e9), steps=3, step_size=0.1, init=start)
-    assert differing(about(casal.Sphere(1.0), one), about(casal.Sphere(1.0), other)) == {"model_code"}
+    assert differing(about(casal.Sphere(1.0), one), about(casal.Sphere(1.0), other)) == {"code"}
+
+
+def test_starts_and_budgets_of_functions_are_told_apart() -> None:
+    def from_far(far: float) -> casal.Target:
+        def init(n: int, generator: torch.Generator) -> Tensor:
+            return start(n, generator) + torch.arange(n)[:, None].clamp_min(2) - 2 * far
+
+        return casal.langevin(gradient, steps=3, step_size=0.1, init=init)
+
+    assert differing(about(casal.Sphere(1.0), from_far(0.0)), about(casal.Sphere(1.0), from_far(1.0))) == {"model"}
+    one, other = (about(casal.Sphere(1.0), budget=casal.tightening(1e-2, last)) for last in (1e-10, 1e-9))
+    assert differing(one, other) == {"budget"}
 
 
 def test_all_given_starting_points_count() -> None:

@@ -64,8 +64,9 @@ def identity(plan: Plan, compiled: bool) -> dict[str, Any]:
         "compile": compiled,
         "tol": tolerance_data(plan.options.tol),
         "record_every": plan.options.record_every,
-        "budget": _plain(repr(plan.options.budget)),
-        **_identity_of_model(plan),
+        "budget": _budget(plan),
+        "model": _behaviour_of_model(plan),
+        "code": _code_of_run(plan),
         "rows": _rows_digest(plan),
     }
 
@@ -87,11 +88,18 @@ def _identity_of_set(plan: Plan) -> dict[str, Any]:
     return {"constraint": data, "constraint_code": before.digest(after), "constraint_values": behaviour}
 
 
-def _identity_of_model(plan: Plan) -> dict[str, Any]:
-    """What the model returns on probe points, and its code; the values it uses show in what it returns."""
+def _code_of_run(plan: Plan) -> str:
+    """A checksum of the code of model, start, decoder and method; the values they use show in what they return."""
     target = plan.target
-    code = _Parts([target.score, target.potential, target.denoise, plan.context.decoder], values=False)
-    return {"model": _behaviour_of_model(plan), "model_code": code.digest(code)}
+    functions = [target.score, target.potential, target.denoise, target.init, plan.context.decoder, plan.method]
+    code = _Parts(functions, values=False)
+    return code.digest(code)
+
+
+def _budget(plan: Plan) -> str:
+    """The budget, or what a function of the progress gives on the way."""
+    budget = plan.options.budget
+    return repr([budget(k / 4) for k in range(5)] if callable(budget) else budget)
 
 
 def _rows_digest(plan: Plan) -> str:
