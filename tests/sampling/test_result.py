@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -105,3 +105,94 @@ def test_intervals_of_runs_cover() -> None:
         )
         hits.append((estimate.value - exact).abs() < 1.97 * estimate.standard_error)
     assert 0.90 <= float(torch.stack(hits).double().mean()) <= 0.99
+
+
+# ------------------------------------------------------------------------------------------- loaded certificates
+
+
+def small(constraint: casal.Constraint, **options: Any) -> casal.SampleResult:
+    return casal.sample(target(10), constraint, casal.Projected(), 8, tile=3, **options)
+
+
+def test_a_loaded_certificate_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("zarr")
+    result = small(SPHERE, store=tmp_path / "run.zarr")
+    loaded = casal.load(tmp_path / "run.zarr")
+    assert torch.equal(loaded.certificate.violation, result.certificate.violation) and loaded.certificate.note == ""
+    assert str(loaded.certificate) == str(result.certificate) and repr(loaded.constraint) == repr(SPHERE)
+    monkeypatch.setattr(casal.Sphere, "_violation", lambda self, z: torch.full((len(z),), 0.5, dtype=torch.float64))
+    changed = casal.load(tmp_path / "run.zarr").certificate
+    assert bool((changed.violation == 0.5).all()) and not bool(changed.feasible.any())
+    assert "the stored violations of 8 samples differ" in changed.note and str(changed).endswith(changed.note)
+
+
+def test_a_chain_that_was_lost_is_no_difference(tmp_path: Path) -> None:
+    """Infinite before and after."""
+    pytest.importorskip("zarr")
+    result = small(SPHERE)
+    samples, violation = result.samples.clone(), result.certificate.violation.clone()
+    samples[2], violation[2] = math.nan, math.inf
+    lost = dataclasses.replace(
+        result, samples=samples, certificate=casal.Certificate(violation, 1e-8), constraint=SPHERE
+    )
+    lost.save(tmp_path / "lost.zarr")
+    assert casal.load(tmp_path / "lost.zarr").certificate.note == ""
+    violation[2] = 0.0
+    lost = dataclasses.replace(lost, certificate=casal.Certificate(violation, 1e-8))
+    lost.save(tmp_path / "hidden.zarr")
+    found = casal.load(tmp_path / "hidden.zarr").certificate
+    assert "stored violations of 1 samples differ" in found.note and float(found.violation[2]) == math.inf
+
+
+def test_a_set_for_each_chain_is_taken_for_the_chains_that_are_there(tmp_path: Path) -> None:
+    pytest.importorskip("zarr")
+    radii = casal.PerChain([1.0 + 0.5 * k for k in range(8)])
+    whole = small(casal.Sphere(radii), store=tmp_path / "run.zarr")
+    (tmp_path / "run.zarr" / "provenance" / "tiles" / "tile-000001.json").unlink()
+    part = casal.load(tmp_path / "run.zarr")
+    there = torch.tensor([0, 1, 2, 6, 7])
+    assert torch.equal(part.samples, whole.samples[there]) and part.certificate.note == ""
+    assert torch.equal(part.certificate.violation, whole.certificate.violation[there])
+    assert part.constraint is not None and part.constraint.chains == 5
+    part.save(tmp_path / "part.zarr")
+    again = casal.load(tmp_path / "part.zarr")
+    assert again.certificate.note == "" and torch.equal(again.samples, part.samples)
+
+
+def test_a_saved_result_keeps_its_set_as_data(tmp_path: Path) -> None:
+    pytest.importorskip("zarr")
+    small(SPHERE, store=tmp_path / "run.zarr")
+    loaded = casal.load(tmp_path / "run.zarr")
+    loaded.save(tmp_path / "saved.zarr")
+    again = casal.load(tmp_path / "saved.zarr")
+    assert again.certificate.note == "" and repr(again.constraint) == repr(SPHERE)
+    dataclasses.replace(loaded, constraint=None).save(tmp_path / "unknown.zarr")
+    assert "not computed again" in casal.load(tmp_path / "unknown.zarr").certificate.note
+
+
+def test_a_set_of_functions_is_said_not_to_be_computed_again(tmp_path: Path) -> None:
+    pytest.importorskip("zarr")
+    circle = casal.Implicit(lambda z: (z.square().sum(1) - 1.0)[:, None])
+    result = small(circle, store=tmp_path / "run.zarr")
+    loaded = casal.load(tmp_path / "run.zarr")
+    assert torch.equal(loaded.certificate.violation, result.certificate.violation) and loaded.constraint is None
+    assert "as stored, not computed again: Implicit(<lambda>)" in loaded.certificate.note
+    assert loaded.certificate.note in str(loaded)
+    dataclasses.replace(result, constraint=circle).save(tmp_path / "saved.zarr")
+    assert "Implicit(<lambda>)" in casal.load(tmp_path / "saved.zarr").certificate.note
+
+
+def test_a_set_that_this_process_does_not_know_is_said_not_to_be_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("zarr")
+
+    class Mine(casal.Sphere):
+        """A set of the user's."""
+
+    with monkeypatch.context() as patch:
+        patch.setitem(casal.constraints.SETS, "Mine", Mine)
+        small(Mine(1.0), store=tmp_path / "run.zarr")
+        assert casal.load(tmp_path / "run.zarr").certificate.note == ""
+    note = casal.load(tmp_path / "run.zarr").certificate.note
+    assert "the set in the store could not be used (SettingError: no set named" in note

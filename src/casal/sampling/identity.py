@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from casal.constraints import Budget, Constraint
-from casal.errors import SettingError
 from casal.sampling.certificate import Measure
 from casal.sampling.plan import Plan
+from casal.sampling.result import set_data
 from casal.sampling.tiles import one_thread
 from casal.targets import Table
 
@@ -65,8 +65,9 @@ def identity(plan: Plan, compiled: bool) -> dict[str, Any]:
         "compile": compiled,
         **Measure.of(plan.options.tol, plan.options.units).plain(),
         "record_every": plan.options.record_every,
-        "budget": _plain(repr(plan.options.budget)),
-        **_identity_of_model(plan),
+        "budget": _budget(plan),
+        "model": _behaviour_of_model(plan),
+        "code": _code_of_run(plan),
         "rows": _rows_digest(plan),
     }
 
@@ -79,23 +80,27 @@ def _plain(value: Any) -> Any:
 def _identity_of_set(plan: Plan) -> dict[str, Any]:
     """The set as data where it can be written so; the code and the behaviour of the user's own part of it."""
     constraint = plan.context.constraint
-    try:
-        data, by_value = constraint.spec(), False
-    except SettingError:  # a set of functions
-        data, by_value = _plain(repr(constraint)), True
-    before = _Parts(constraint, values=by_value)
-    if not by_value and not before.own:
+    data = _plain(set_data(constraint))
+    if not isinstance(data, str) and not _Parts(constraint, values=False).own:
         return {"constraint": data}
+    before = _Parts(constraint, values=True)
     behaviour = _behaviour_of_set(plan)
-    after = _Parts(constraint, values=by_value)
+    after = _Parts(constraint, values=True)
     return {"constraint": data, "constraint_code": before.digest(after), "constraint_values": behaviour}
 
 
-def _identity_of_model(plan: Plan) -> dict[str, Any]:
-    """What the model returns on probe points, and its code; the values it uses show in what it returns."""
+def _code_of_run(plan: Plan) -> str:
+    """A checksum of the code of model, start, decoder and method; the values they use show in what they return."""
     target = plan.target
-    code = _Parts([target.score, target.potential, target.denoise, plan.context.decoder], values=False)
-    return {"model": _behaviour_of_model(plan), "model_code": code.digest(code)}
+    functions = [target.score, target.potential, target.denoise, target.init, plan.context.decoder, plan.method]
+    code = _Parts(functions, values=False)
+    return code.digest(code)
+
+
+def _budget(plan: Plan) -> str:
+    """The budget, or what a function of the progress gives on the way."""
+    budget = plan.options.budget
+    return repr([budget(k / 4) for k in range(5)] if callable(budget) else budget)
 
 
 def _rows_digest(plan: Plan) -> str:

@@ -50,8 +50,7 @@ def named_errors(path: Path) -> Iterator[None]:
         raise StoreError(f"cannot use the store {path}: {cause}") from error
     except Exception as error:  # zarr, its codecs, NumPy and JSON raise many kinds on damaged files
         raise StoreError(
-            f"{path} is damaged ({type(error).__name__}: {error}); nothing was changed. Restore it from a copy, or "
-            "remove it to begin again"
+            f"{path} is damaged ({type(error).__name__}: {error}). Restore it from a copy, or remove it to begin again"
         ) from error
 
 

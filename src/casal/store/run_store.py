@@ -97,6 +97,7 @@ class RunStore:
                 remove_drafts_in(self.path)
                 remove_drafts_beside(self.path)
                 self.root = zarr_module().open_group(self.path, mode="r+")
+                self._check_tree()
         except BaseException:
             self.close()
             raise
@@ -164,6 +165,15 @@ class RunStore:
     def count(self) -> int:
         """Tiles of the run."""
         return -(-self.chains // self.tile)
+
+    def _check_tree(self) -> None:
+        """Refuse a damaged hierarchy before the run, not when its first tile is written."""
+        counted = [self.root[name] for name in ("posterior", "sample_stats", "state", JOURNAL)][-1].shape
+        if counted != (self.count,):
+            raise StoreError(
+                f"{self.path / JOURNAL / 'zarr.json'} is damaged: it counts {counted} tiles, the run has {self.count}; "
+                f"{RESTORE}"
+            )
 
     def bounds(self, index: int) -> tuple[int, int]:
         """First chain of a tile, and the one after its last."""
@@ -252,7 +262,7 @@ class RunStore:
         try:
             if not self._checkpoint.exists():
                 return None
-            with np.load(self._checkpoint, allow_pickle=False) as kept:
+            with self._checkpoint.open("rb") as file, np.load(file, allow_pickle=False) as kept:
                 about = json.loads(kept["about"].tobytes())
                 if not is_whole(about):
                     raise ValueError("the checksum of its record does not fit")
