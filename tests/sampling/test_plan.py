@@ -210,16 +210,16 @@ def test_a_bad_call_is_refused_before_the_first_step(bad: Bad) -> None:
     gradient = Gradient()
     with pytest.raises(bad.error, match=f"(?s){bad.says}"):
         run(gradient, **bad.changes)
-    assert gradient.calls <= 1
+    assert gradient.calls <= 2  # a few chains, and all of them where a few fail
 
 
 GRADIENTS: list[tuple[str, type[CasalError], str, Callable[[Tensor], Any]]] = [
     ("nan", DivergedError, r"not finite .*\d", lambda g: g * NAN),
     ("inf", DivergedError, r"not finite .*\d", lambda g: g + INF),
     ("one-nan", DivergedError, r"not finite .*\d", lambda g: torch.where(g == g[1, 2], NAN, g)),
-    ("flat", ShapeError, r"\(6,\) at points of shape \(2, 3\)", torch.flatten),
-    ("summed", ShapeError, r"\(2,\) at points of shape \(2, 3\)", lambda g: g.sum(1)),
-    ("transposed", ShapeError, r"\(3, 2\) at points of shape \(2, 3\)", lambda g: g.T),
+    ("flat", ShapeError, r"\(12,\) at points of shape \(4, 3\)", torch.flatten),
+    ("summed", ShapeError, r"\(4,\) at points of shape \(4, 3\)", lambda g: g.sum(1)),
+    ("transposed", ShapeError, r"\(3, 4\) at points of shape \(4, 3\)", lambda g: g.T),
     ("array", ShapeError, "ndarray", lambda g: g.numpy()),
     ("number", ShapeError, "float", lambda g: 1.0),
     ("float32", DtypeError, "float32.*float64", lambda g: g.to(torch.float32)),
@@ -228,13 +228,13 @@ GRADIENTS: list[tuple[str, type[CasalError], str, Callable[[Tensor], Any]]] = [
 
 @pytest.mark.parametrize(("error", "says", "spoil"), [row[1:] for row in GRADIENTS], ids=[row[0] for row in GRADIENTS])
 @pytest.mark.parametrize("method", [Unconstrained(), CASAL(10.0), WeightedCASAL(9.0)], ids=lambda method: method.name)
-def test_a_bad_gradient_is_refused_at_the_probe(
+def test_a_bad_gradient_is_refused_at_once(
     error: type[CasalError], says: str, spoil: Callable[[Tensor], Any], method: Method[Any]
 ) -> None:
     gradient = Gradient(spoil)
     with pytest.raises(error, match=says) as refused:
         run(gradient, method=method)
-    assert gradient.calls == 1
+    assert gradient.calls <= 2  # a few chains, and all of them where a few fail
     if isinstance(refused.value, DivergedError):
         assert (refused.value.step, refused.value.steps) == (0, 10)
 
