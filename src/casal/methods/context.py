@@ -223,7 +223,7 @@ class Context:
 
     def check_smooth(self, x: Tensor) -> None:
         """Evaluate the residual at one chain: a set without one is refused before the first step."""
-        self.constraint.take(slice(0, 1)).residual(self.decode(x[:1]))
+        self.constraint.take(slice(0, 1)).residual(self.decode(x)[:1])
 
     def penalty_gradient(self, x: Tensor) -> Tensor:
         """The gradient in x of |h(A x)|^2 / 2."""

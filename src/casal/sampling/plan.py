@@ -235,13 +235,13 @@ class Tried(NamedTuple):
     Attributes:
         context: Of the run.
         event: Shape of a decoded event.
-        by_row: Whether the score depends on the row in which a chain is.
+        by_row: What depends on the row in which a chain is; None if nothing does.
         reason: Why all chains must be in one call; None if any number of rows will do.
     """
 
     context: Context
     event: Event
-    by_row: bool
+    by_row: str | None
     reason: str | None
 
     @property
@@ -260,8 +260,7 @@ def _try_out(target: Target, constraint: Constraint, n: int, options: Options) -
         row_dtype = probe.dtype if options.compile else torch.float64
         context = Context(target, constraint, decoder.to(probe), probe[:0], row_dtype=row_dtype)
         event, by_row = _check_context(context.replace(usage=Uncounted()), probe, n, options.tol)
-        reason = f"the gradient of {target.name} depends on the row in which a chain is" if by_row else None
-        return Tried(context, event, by_row, reason)
+        return Tried(context, event, by_row, None if by_row is None else f"{by_row} depends on the row of a chain")
 
     few = min(n, PROBE)
     try:
@@ -297,8 +296,8 @@ def _check_whole(tried: Tried, method: Method[Any] | str, n: int, options: Optio
         )
     if tried.by_row and method.promises_distribution:
         raise SettingError(
-            f"{method.name} moves chains from row to row, but {tried.reason}; make that data part of x, or take a "
-            "method without resampling such as casal.CASAL"
+            f"{method.name} moves chains from row to row, but {tried.by_row} depends on the row of a chain; make that "
+            "data part of x, or take a method without resampling such as casal.CASAL"
         )
     return options._replace(tile=n, check=False)
 
@@ -397,19 +396,35 @@ def _check_points(x: Tensor, first: int, steps: int) -> None:
         )
 
 
-def _check_context(context: Context, probe: Tensor, n: int, tol: float) -> tuple[Event, bool]:
+def _check_context(context: Context, probe: Tensor, n: int, tol: float) -> tuple[Event, str | None]:
     """Try the potential, the score, the decoder and the projection on some starting points.
 
     Returns:
-        The shape of a decoded event, and whether the score depends on the row in which a chain is.
+        The shape of a decoded event, and what depends on the row in which a chain is, if anything does.
     """
     _check_preconditioner(context, probe)
     _check_potential(context, probe)
-    by_row = _check_score(context, probe, n)
-    decoded = _probed("the decoder", context.decode, probe)
+    rows = _repeated(probe, n)
+    by_row = _check_score(context, rows, len(probe))
+    decoded = _probed("the decoder", context.decode, rows)
+    if len(rows) > PROBE and not _close(decoded[0], decoded[-1]):
+        by_row = "the decoder"
     context.constraint.validate(tuple(decoded.shape[1:]))
-    _check_projection(context.constraint.take(slice(0, len(probe))), decoded.to(torch.float64), tol)
+    z = decoded[: len(probe)].to(torch.float64)
+    _check_projection(context.constraint.take(slice(0, len(probe))), z, tol)
     return tuple(decoded.shape[1:]), by_row
+
+
+def _repeated(x: Tensor, n: int) -> Tensor:
+    """The points with the first of them in the last row too, to see whether a function depends on the row.
+
+    There are never as many rows as columns, so that a transposed result is seen as well.
+    """
+    if n <= PROBE:
+        return x
+    if n == len(x):
+        return torch.cat([x[:-1], x[:1]])
+    return torch.cat([x, x[:1].expand(1 + int(x.shape[1] == len(x) + 1), *x.shape[1:])])
 
 
 def _probed(name: str, function: Callable[..., Tensor], x: Tensor, *more: Tensor) -> Tensor:
@@ -439,25 +454,22 @@ def _check_preconditioner(context: Context, x: Tensor) -> None:
         raise ShapeError(f"preconditioner {tuple(diagonal.shape)} does not broadcast to events {tuple(x.shape[1:])}")
 
 
-def _check_score(context: Context, x: Tensor, n: int) -> bool:
-    """Try the score; whether it depends on the row: the first point stands in the last row too."""
+def _check_score(context: Context, rows: Tensor, points: int) -> str | None:
+    """Try the score on rows of which the first ones are starting points; its name, if it depends on the row."""
     target = context.target
-    few, again = n > len(x), 1 + int(x.shape[1] == len(x) + 1)  # no square of rows and columns: it may be transposed
-    rows = x if n <= PROBE else torch.cat([x, x[:1].expand(again, *x.shape[1:])] if few else [x[:-1], x[:1]])
-    t, name = target.table.t[0].to(x.device), f"the gradient of {target.name}"
-    found = _probed(name, context.score, rows, t)
-    score = found[: len(x)]
-    if not bool(torch.isfinite(score).all()):
-        lost = torch.nonzero(~torch.isfinite(score).flatten(1).all(1)).flatten().tolist()
+    t, name = target.table.t[0].to(rows.device), f"the gradient of {target.name}"
+    score = _probed(name, context.score, rows, t)
+    lost = torch.nonzero(~torch.isfinite(score[:points]).flatten(1).all(1)).flatten().tolist()
+    if lost:
         raise DivergedError(
-            f"{name} is not finite at {len(lost)} of the {len(x)} starting points tried",
+            f"{name} is not finite at {len(lost)} of the {points} starting points tried",
             step=0,
             steps=len(target.table),
             chains=lost,
         )
-    if n <= PROBE or _close(found[0], found[-1]):
-        return False
-    return _close(found, _probed(name, context.score, rows, t))  # else it is random
+    if len(rows) <= PROBE or _close(score[0], score[-1]):
+        return None
+    return name if _close(score, _probed(name, context.score, rows, t)) else None  # else it is random
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
