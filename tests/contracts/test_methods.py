@@ -550,9 +550,7 @@ def test_interrupted_run_returns_what_it_has(case: MethodCase, setting: str, ste
 def test_interrupted_tiles_say_how_far_they_came(case: MethodCase) -> None:
     """Three tiles of 16, 16 and 8 chains, stopped at the fourth step of the second tile."""
     target, constraint = problem_of("sphere", grad=interrupting(at=1 + STEPS + 4))
-    with pytest.warns(
-        CasalWarning, match=rf"of 40 chains 16 took all {STEPS} steps, 16 took fewer \(at least 3\).*these 32"
-    ):
+    with pytest.warns(CasalWarning, match=rf"of 40 chains 16 took all {STEPS} steps, 16 fewer \(at least 3\).*32"):
         result = casal.sample(target, constraint, case.method, 40, tile=16)
     assert result.partial and "partial" in str(result)
     assert result.steps.tolist() == [STEPS] * 16 + [3] * 16

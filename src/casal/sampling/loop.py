@@ -58,7 +58,7 @@ class Keeper:
             about, steps = result.provenance, result.steps
             whole = int((steps == about["steps"]).sum())
             warnings.warn(
-                f"interrupted: of {about['n']} chains {whole} took all {about['steps']} steps, {len(steps) - whole} took "
+                f"interrupted: of {about['n']} chains {whole} took all {about['steps']} steps, {len(steps) - whole} "
                 f"fewer (at least {int(steps.min())}), and the result holds these {len(steps)}; pass store= to be able "
                 "to go on where a run was stopped",
                 CasalWarning,
