@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from importlib import import_module
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from casal import cli
 from casal.__main__ import LAB
 from casal.cli import app, experiments
 from casal.constraints import SETS
+from casal.lab.experiment import Claim, Column, Experiment, Outcome, ResultTable
 from casal.methods import METHODS
 from casal.targets import TARGETS
 
@@ -67,6 +72,7 @@ def test_run_writes_tables_and_a_picture(tmp_path: Path) -> None:
         (["run", "nothing"], "particle, field"),
         (["run", "particle", "--method", "magic"], "WeightedCASAL"),
         (["reproduce", "--only", "nothing"], "particle, field"),
+        (["bench", "--only", "nothing"], "field, burgers, projections, memory"),
         (["list", "--module", "no_such_module"], "no module 'no_such_module'"),
     ],
 )
@@ -76,9 +82,67 @@ def test_a_wrong_name_is_answered_with_the_right_ones(arguments: list[str], said
     assert said in plain(result.output)
 
 
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever starts a run fails the test."""
+
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError("a run was started")
+
+    monkeypatch.setattr(cli, "reproduce", started)
+    monkeypatch.setattr(cli, "write_page", started)
+    monkeypatch.setattr(import_module("benchmarks.__main__"), "main", started)
+    experiment = replace(experiments()["particle"], run=started)
+    monkeypatch.setattr(cli, "experiments", lambda modules=(): {"particle": experiment})
+
+
+@pytest.mark.parametrize("command", [["run", "particle"], ["reproduce"], ["bench"]], ids=lambda words: words[0])
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_file_is_no_folder_for_the_outcome(
+    command: list[str], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_runs: None
+) -> None:
+    (tmp_path / "file").write_text("kept", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    result = run(app, [*command, "--out", place])
+    assert result.exit_code == 2, result.output
+    assert f"{place} cannot be one: file is a file" in plain(result.output)
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "kept"
+
+
+@pytest.mark.parametrize("command", [["run", "particle"], ["reproduce"], ["bench"]], ids=lambda words: words[0])
+def test_a_folder_that_cannot_be_written_to_is_refused(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_runs: None
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # permissions say nothing to a superuser
+    result = run(app, [*command, "--out", str(tmp_path)])
+    assert result.exit_code == 2, result.output
+    assert "can be written to" in plain(result.output)
+
+
+@pytest.mark.parametrize("minutes", ["nan", "inf", "-1", "0", "1e300"])
+def test_a_time_that_is_none_is_refused(minutes: str, tmp_path: Path, nothing_runs: None) -> None:
+    result = run(app, ["reproduce", "--minutes", minutes, "--out", str(tmp_path / "new")])
+    assert result.exit_code == 2, result.output
+    assert f"--minutes must be a number > 0 and at most 525600, got {float(minutes):g}" in plain(result.output)
+    assert not (tmp_path / "new").exists()
+
+
+def test_brackets_in_names_and_results_are_printed_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = "[/] [red] text"
+    table = ResultTable(odd, [Column("method", odd)], [{"method": odd}], odd)
+    outcome = Outcome("odd", [table], [Claim(odd, odd, odd, odd)])
+    experiment = Experiment("odd", odd, ("mine",), lambda quick, labels, tell: outcome)
+    monkeypatch.setattr(cli, "experiments", lambda modules=(): {"odd": experiment})
+    monkeypatch.chdir(tmp_path)
+    result = run(app, ["run", "odd", "--out", "[/]"])
+    assert result.exit_code == 0, result.output
+    assert result.output.count(odd) == 9
+    assert f"tables:  {Path('[/]') / 'results.md'}" in result.output
+
+
 def plain(text: str) -> str:
     """The text without the frame that rich draws around it."""
-    return re.sub(r"\s*│\s*", " ", text)
+    return re.sub(r"[\s│]+", " ", text)
 
 
 def test_version() -> None:
@@ -122,8 +186,6 @@ def test_a_module_from_outside_brings_its_experiment(tmp_path: Path) -> None:
 
 
 def test_installed_packages_bring_experiments_by_entry_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from casal import cli
-
     (tmp_path / "installed_one.py").write_text(f"NAME = 'installed'\n{STRANGER}", encoding="utf-8")
     (tmp_path / "broken_one.py").write_text("raise ValueError('no luck')", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +35,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console = Console()
+
+YEAR = 525_600
+"""Minutes of a year: the longest time that is not a slip of the pen."""
 
 Modules = Annotated[
     list[str] | None,
@@ -71,6 +75,18 @@ def _check(what: str, wanted: Iterable[str], known: Iterable[str]) -> None:
     unknown = [name for name in wanted if name not in known]
     if unknown:
         raise typer.BadParameter(f"no {what} {', '.join(map(repr, unknown))}; there are: {', '.join(known)}")
+
+
+def _check_folder(out: Path) -> None:
+    """Make the folder of a run before the run, or say why there can be none."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        at = next((part for part in (out, *out.parents) if part.exists()), out)
+        reason = f"{at} is a file" if at.is_file() else error.strerror or str(error)
+        raise typer.BadParameter(f"--out must be a folder, and {out} cannot be one: {reason}") from error
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise typer.BadParameter(f"--out must be a folder that can be written to, and {out} is not")
 
 
 def _version(wanted: bool) -> None:
@@ -135,14 +151,15 @@ def run(
     _check("experiment", [problem], known)
     experiment = known[problem]
     _check(f"method of {problem}", method or (), experiment.methods)
-    console.print(f"[bold]{experiment.name}[/]: {escape(experiment.question)}")
+    folder = out or Path("out") / problem
+    _check_folder(folder)
+    console.print(f"[bold]{escape(experiment.name)}[/]: {escape(experiment.question)}")
     with console.status("starting") as status:
         outcome = experiment.run(quick, method or None, lambda line: status.update(escape(f"running {line}")))
     show(console, outcome)
-    folder = out or Path("out") / problem
     for path in write_outcome(folder, experiment, outcome):
-        console.print(f"picture: {path}")
-    console.print(f"tables:  {folder / 'results.md'}   ({outcome.seconds:.1f} s)")
+        console.print(f"picture: {path}", markup=False)
+    console.print(f"tables:  {folder / 'results.md'}   ({outcome.seconds:.1f} s)", markup=False)
 
 
 @app.command("reproduce")
@@ -156,6 +173,11 @@ def reproduce_all(
     """Run every experiment that is not on disk yet, and write one page of them all."""
     known = experiments(module or ())
     _check("experiment", only or (), known)
+    if minutes is not None and not 0 < minutes <= YEAR:
+        raise typer.BadParameter(
+            f"--minutes must be a number > 0 and at most {YEAR}, got {minutes:g}; leave it out for no limit"
+        )
+    _check_folder(out)
     ran, interrupted = Ran(), False
     try:
         with console.status("starting") as status:
@@ -214,5 +236,8 @@ def bench(
             "and run 'casal bench' again, or 'python -m benchmarks'"
         )
     sys.path.insert(0, str(root))
-    folder = import_module("benchmarks.__main__").main(quick, out, only)
-    console.print(f"tables:  {folder / 'bench.md'}")
+    benchmarks = import_module("benchmarks.__main__")
+    _check("group", only or (), benchmarks.GROUPS)
+    _check_folder(out)
+    folder = benchmarks.main(quick, out, only)
+    console.print(f"tables:  {folder / 'bench.md'}", markup=False)

@@ -27,6 +27,7 @@ from casal import (
     Unconstrained,
     WeightedCASAL,
 )
+from casal.errors import CasalWarning
 from casal.methods import METHODS, Context, Method
 from casal.sampling import generator
 
@@ -531,7 +532,8 @@ def interrupting(at: int) -> Callable[[Tensor], Tensor]:
 @pytest.mark.parametrize("steps", [1, 7])
 def test_interrupted_run_returns_what_it_has(case: MethodCase, setting: str, steps: int) -> None:
     target, constraint = problem_of(setting, grad=interrupting(at=steps + 2))
-    result = casal.sample(target, constraint, case.method, N)
+    with pytest.warns(CasalWarning, match="interrupted"):
+        result = casal.sample(target, constraint, case.method, N)
     assert result.partial
     assert result.steps.tolist() == [steps] * N
     assert len(result.samples) == len(result.certificate.violation) == N
@@ -548,7 +550,8 @@ def test_interrupted_run_returns_what_it_has(case: MethodCase, setting: str, ste
 def test_interrupted_tiles_say_how_far_they_came(case: MethodCase) -> None:
     """Three tiles of 16, 16 and 8 chains, stopped at the fourth step of the second tile."""
     target, constraint = problem_of("sphere", grad=interrupting(at=1 + STEPS + 4))
-    result = casal.sample(target, constraint, case.method, 40, tile=16)
+    with pytest.warns(CasalWarning, match=rf"of 40 chains 16 took all {STEPS} steps, 16 fewer \(at least 3\).*32"):
+        result = casal.sample(target, constraint, case.method, 40, tile=16)
     assert result.partial and "partial" in str(result)
     assert result.steps.tolist() == [STEPS] * 16 + [3] * 16
     whole = casal.sample(*problem_of("sphere"), case.method, 40, tile=16)
@@ -565,7 +568,8 @@ def test_interrupted_tiles_say_how_far_they_came(case: MethodCase) -> None:
 def test_interrupted_tiles_that_take_turns(method: Method[Any]) -> None:
     """The same three tiles, step by step, stopped at the second tile of the fifth step."""
     target, constraint = problem_of("sphere", grad=interrupting(at=1 + 3 * 4 + 2))
-    result = casal.sample(target, constraint, method, 40, tile=16)
+    with pytest.warns(CasalWarning, match="interrupted"):
+        result = casal.sample(target, constraint, method, 40, tile=16)
     assert result.partial
     assert result.steps.tolist() == [5] * 16 + [4] * 24
 
@@ -593,7 +597,8 @@ def test_interrupted_diffusion_returns_what_it_has(case: MethodCase, call: int) 
     constraint, event = SETTINGS["sphere"]
     sigmas = casal.karras_sigmas(STEPS, 0.05, 5.0)
     target = casal.edm(stopped, sigmas, shape=event, churn=1.0, dtype=torch.float64)
-    result = casal.sample(target, constraint, case.method, N)
+    with pytest.warns(CasalWarning, match="interrupted"):
+        result = casal.sample(target, constraint, case.method, N)
     assert result.partial and int(result.steps[0]) > 0
     assert torch.equal(result.certificate.violation, constraint.violation(result.samples))
     if case.strict:
@@ -614,5 +619,6 @@ def test_an_interrupt_while_chains_meet_keeps_them(case: MethodCase, monkeypatch
         return before()
 
     monkeypatch.setattr(loop, "one_thread", one_thread)
-    result = run(case, "sphere", tile=16)
+    with pytest.warns(CasalWarning, match="interrupted"):
+        result = run(case, "sphere", tile=16)
     assert result.partial and len(result.samples) == N and int(result.steps.min()) > 0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import casal
 from casal import CASAL, Decoupled, FinalProjection, Penalty, PrimalDual, Projected, SplitGibbs, Twisted, WeightedCASAL
-from casal.errors import DivergedError, SettingError
+from casal.errors import CasalWarning, DivergedError, SettingError
 from casal.methods import Method
 from casal.sampling.tiles import cut
 
@@ -149,7 +149,8 @@ def test_an_interrupt_in_a_thread_keeps_what_is_done() -> None:
                 raise KeyboardInterrupt
         return gradient(x)
 
-    result = casal.sample(langevin(grad), SPHERE, CASAL(10.0), 10 * TILE, tile=TILE, threads=2)
+    with pytest.warns(CasalWarning, match="interrupted"):
+        result = casal.sample(langevin(grad), SPHERE, CASAL(10.0), 10 * TILE, tile=TILE, threads=2)
     assert result.partial and 0 < len(result.samples) < 10 * TILE
     assert int(result.steps.max()) <= STEPS and int(result.steps.min()) >= 1
     assert float(result.certificate.violation.max()) <= 1e-12
@@ -174,7 +175,8 @@ def test_an_interrupt_of_the_waiting_thread_keeps_what_is_done(monkeypatch: pyte
         return wait(jobs)
 
     monkeypatch.setattr(executors, "wait", interrupted)
-    result = casal.sample(langevin(), SPHERE, CASAL(10.0), 40 * TILE, tile=TILE, threads=2)
+    with pytest.warns(CasalWarning, match="interrupted"):
+        result = casal.sample(langevin(), SPHERE, CASAL(10.0), 40 * TILE, tile=TILE, threads=2)
     assert result.partial and result.steps[:TILE].tolist() == [STEPS] * TILE
 
 

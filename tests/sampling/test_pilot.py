@@ -340,7 +340,7 @@ def test_the_pilot_is_part_of_the_cost_and_of_the_record() -> None:
 
     target = casal.langevin(gradient, steps=50, step_size="auto", preconditioner="auto", init=start(2))
     result = casal.sample(target, casal.Sphere(1.0), casal.Projected(), 400, threads=1)
-    probe = 2  # chains on which the call is checked before anything else; they have never been counted
+    probe = 3  # rows on which the call is checked before anything else; they have never been counted
     assert result.cost.score_evaluations * 400 == pytest.approx(sum(calls) - probe)
     pilot = plan(target, casal.Sphere(1.0), n=400).pilot
     assert pilot is not None and pilot.evaluations <= 110 * 256

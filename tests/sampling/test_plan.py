@@ -15,6 +15,7 @@ import casal
 from casal import CASAL, Decoupled, FinalProjection, Penalty, PrimalDual, Projected, Unconstrained, WeightedCASAL
 from casal.errors import (
     CasalError,
+    CasalWarning,
     DivergedError,
     DtypeError,
     InfeasibleSet,
@@ -210,16 +211,16 @@ def test_a_bad_call_is_refused_before_the_first_step(bad: Bad) -> None:
     gradient = Gradient()
     with pytest.raises(bad.error, match=f"(?s){bad.says}"):
         run(gradient, **bad.changes)
-    assert gradient.calls <= 1
+    assert gradient.calls <= 2  # a few chains, and all of them where a few fail
 
 
 GRADIENTS: list[tuple[str, type[CasalError], str, Callable[[Tensor], Any]]] = [
     ("nan", DivergedError, r"not finite .*\d", lambda g: g * NAN),
     ("inf", DivergedError, r"not finite .*\d", lambda g: g + INF),
     ("one-nan", DivergedError, r"not finite .*\d", lambda g: torch.where(g == g[1, 2], NAN, g)),
-    ("flat", ShapeError, r"\(6,\) at points of shape \(2, 3\)", torch.flatten),
-    ("summed", ShapeError, r"\(2,\) at points of shape \(2, 3\)", lambda g: g.sum(1)),
-    ("transposed", ShapeError, r"\(3, 2\) at points of shape \(2, 3\)", lambda g: g.T),
+    ("flat", ShapeError, r"\(12,\) at points of shape \(4, 3\)", torch.flatten),
+    ("summed", ShapeError, r"\(4,\) at points of shape \(4, 3\)", lambda g: g.sum(1)),
+    ("transposed", ShapeError, r"\(3, 4\) at points of shape \(4, 3\)", lambda g: g.T),
     ("array", ShapeError, "ndarray", lambda g: g.numpy()),
     ("number", ShapeError, "float", lambda g: 1.0),
     ("float32", DtypeError, "float32.*float64", lambda g: g.to(torch.float32)),
@@ -228,13 +229,13 @@ GRADIENTS: list[tuple[str, type[CasalError], str, Callable[[Tensor], Any]]] = [
 
 @pytest.mark.parametrize(("error", "says", "spoil"), [row[1:] for row in GRADIENTS], ids=[row[0] for row in GRADIENTS])
 @pytest.mark.parametrize("method", [Unconstrained(), CASAL(10.0), WeightedCASAL(9.0)], ids=lambda method: method.name)
-def test_a_bad_gradient_is_refused_at_the_probe(
+def test_a_bad_gradient_is_refused_at_once(
     error: type[CasalError], says: str, spoil: Callable[[Tensor], Any], method: Method[Any]
 ) -> None:
     gradient = Gradient(spoil)
     with pytest.raises(error, match=says) as refused:
         run(gradient, method=method)
-    assert gradient.calls == 1
+    assert gradient.calls <= 2  # a few chains, and all of them where a few fail
     if isinstance(refused.value, DivergedError):
         assert (refused.value.step, refused.value.steps) == (0, 10)
 
@@ -382,7 +383,8 @@ def test_what_is_just_within_the_limits_runs() -> None:
 
 
 def test_an_approximate_projection_may_leave_the_set_but_is_flagged() -> None:
-    result = run(Gradient(), constraint=own(lambda z: z / 2, exact=False), method=Projected())
+    with pytest.warns(CasalWarning, match=r"8 of 8 samples are not feasible: .* is 0\.\d+, tol = 1e-08"):
+        result = run(Gradient(), constraint=own(lambda z: z / 2, exact=False), method=Projected())
     assert not bool(result.certificate.feasible.any())
     assert torch.equal(result.certificate.violation, result.samples.abs().amax(1))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from casal.constraints import Budget, Constraint, over_events
 from casal.decoders import Decoder, Gram
-from casal.errors import SettingError
+from casal.errors import DtypeError, SettingError, ShapeError
 from casal.targets import Table, Target
 from casal.typing import StartDensity
 
@@ -132,21 +132,46 @@ class Context:
     def score(self, x: Tensor, t: Tensor) -> Tensor:
         """Gradient of log p at x."""
         self.usage.add_scores(len(x))
-        return self.target.score(x, t)
+        return self._like_points("gradient", self.target.score, x, t)
 
     def log_density(self, x: Tensor) -> Tensor:
         """-f(x) = log p + constant, (n,) float64; counts as much as a score."""
+        return -self.potential(x).to(torch.float64)
+
+    def potential(self, x: Tensor) -> Tensor:
+        """f(x) = -log p + constant, (n,), in the dtype it comes in; counts as much as a score."""
         if self.target.potential is None:
             raise SettingError(f"{self.target.name} has no potential; give langevin(potential=...) or take energy")
         self.usage.add_scores(len(x))
-        return -self.target.potential(x).to(torch.float64)
+        name = f"the potential of {self.target.name}"
+        f = unedited(name, self.target.potential, x)
+        if not isinstance(f, Tensor) or f.numel() != len(x):
+            raise ShapeError(f"{name} is {_shape(f)} at points of shape {tuple(x.shape)}; give ({len(x)},)")
+        return f.reshape(len(x))
 
     def denoise(self, y: Tensor, sigma: float) -> Tensor:
         """E[x0 | x0 + sigma noise = y]."""
         if self.target.denoise is None:
             raise SettingError(f"{self.target.name} has no denoiser")
         self.usage.add_scores(len(y))
-        return self.target.denoise(y, torch.as_tensor(sigma, dtype=torch.float64, device=y.device))
+        level = torch.as_tensor(sigma, dtype=torch.float64, device=y.device)
+        return self._like_points("denoiser", self.target.denoise, y, level)
+
+    def _like_points(self, what: str, function: Callable[..., Tensor], x: Tensor, t: Tensor) -> Tensor:
+        """``function(x, t)``, which must be as x is: another shape or dtype would be broadcast unseen."""
+        name = f"the {what} of {self.target.name}"
+        out = unedited(name, function, x, t)
+        if not isinstance(out, Tensor) or out.shape != x.shape:
+            raise ShapeError(
+                f"{name} has shape {_shape(out)} at points of shape {tuple(x.shape)} ({_time(t)}); "
+                "it must return one number for every number of its argument"
+            )
+        if out.dtype != x.dtype or out.device != x.device:
+            raise DtypeError(
+                f"{name} is {out.dtype} on {out.device}, the chains are {x.dtype} on {x.device} "
+                f"({_time(t)}); pass dtype= and device= to casal.sample, or cast inside the {what}"
+            )
+        return out
 
     def replace(self, **fields: Any) -> Context:
         """The same context with other fields; factorisations are kept."""
@@ -186,7 +211,7 @@ class Context:
 
     def decode(self, x: Tensor) -> Tensor:
         """A x."""
-        return self.decoder(x)
+        return unedited("the decoder", self.decoder, x)
 
     def precondition(self, v: Tensor) -> Tensor:
         """D v."""
@@ -198,7 +223,7 @@ class Context:
 
     def check_smooth(self, x: Tensor) -> None:
         """Evaluate the residual at one chain: a set without one is refused before the first step."""
-        self.constraint.take(slice(0, 1)).residual(self.decode(x[:1]))
+        self.constraint.take(slice(0, 1)).residual(self.decode(x)[:1])
 
     def penalty_gradient(self, x: Tensor) -> Tensor:
         """The gradient in x of |h(A x)|^2 / 2."""
@@ -212,6 +237,25 @@ class Context:
             h = self.residual(self.decode(leaf))
             (gradient,) = torch.autograd.grad(h, leaf, grad_outputs=h.detach())
         return gradient
+
+
+def unedited(name: str, function: Callable[..., Tensor], x: Tensor, *more: Tensor) -> Tensor:
+    """``function(x, *more)``; SettingError if it wrote into x, which is the state of the chains."""
+    if torch.compiler.is_compiling() or x.is_inference():  # torch counts no versions there
+        return function(x, *more)
+    version = x._version
+    out = function(x, *more)
+    if x._version != version:
+        raise SettingError(f"{name} edits its argument in place; return a new tensor (work on x.clone(), not on x)")
+    return out
+
+
+def _time(t: Tensor) -> str:
+    return f"t = {float(t.flatten()[0]):.6g}"
+
+
+def _shape(out: object) -> str:
+    return str(tuple(out.shape)) if isinstance(out, Tensor) else type(out).__name__
 
 
 NUMBERS_AT_ONCE = 1 << 22

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from casal.constraints import Budget, Constraint
 from casal.decoders import Decoder
+from casal.errors import CasalWarning
 from casal.methods import Method
 from casal.sampling.collect import collect
 from casal.sampling.executors import Dask, Executor, Threads, cluster_client
@@ -52,6 +54,15 @@ def sample(
 ) -> SampleResult:
     """Draw n samples that lie in the set, with a certificate of that, and one of their distribution.
 
+    Score, potential, denoiser, decoder and set are functions of any number of rows, each row on its own; they return
+    new tensors and never edit their argument. They are tried on copies of a few starting points first, and their
+    results are checked at every call. Chains run in tiles, so a function that holds data of its own for each chain
+    (``lambda x: x - data`` with ``data`` of n rows) works only where all chains are in one tile, in their order. Such a
+    function is found out, by its failure on a few rows or by a score that changes with the row; then tile = n is taken,
+    nothing is spent on checks of the distribution, and settings that break it are refused: another ``tile``, "auto",
+    and methods that resample the chains. Data that are cut to the rows of the call (``data[: len(x)]``) are those of
+    the wrong chains in every tile but the first. Sets of their own for each chain are ``casal.PerChain``.
+
     Args:
         target: Score, table and start, from ``casal.langevin``, ``casal.energy`` ...
         constraint: The set C, in decoded space.
@@ -65,14 +76,15 @@ def sample(
         tol: Violation up to which a sample counts as feasible. A number is relative: each row of the definition of the
             set (equation, inequality, bound) is measured by its own terms, see ``Constraint.violation``. A list or
             tensor holds one absolute tolerance a row, in the unit in which the set is written; ``constraint.row_name``
-            names the rows.
+            names the rows. A method that promises feasible samples warns of those that are not.
         units: What counts as one in each row, a number or one a row, in the unit in which the set is written; ``tol``
             is then in these units. ``units=1.0`` makes a single ``tol`` absolute.
         record_every: Steps between two records of the trace; 0 records the end only.
         budget: How hard iterative projections try inside the loop: one budget, or a function of the progress in
             [0, 1] such as ``casal.tightening()``. The samples that are returned get all it takes in any case.
         progress: Whether to show a progress bar (needs rich).
-        tile: Chains in a tile; chosen from the size of an event if left out. Changes the random numbers.
+        tile: Chains in a tile; chosen from the size of an event if left out. Changes the random numbers. It is n where
+            a function needs all chains at once, see below.
         threads: Tiles that run at the same time, each on one core; as many as torch has threads if left out. Changes no
             bit of the result. Score and decoder are called from several threads at once: take 1 if yours cannot.
         compile: Whether to compile the step with ``torch.compile``: seconds once, then up to twice as fast. Results
@@ -86,7 +98,7 @@ def sample(
 
     Returns:
         Samples, certificate, fidelity, trace, cost, last state, provenance. If interrupted by Ctrl-C, it returns the
-        chains that have taken at least one step, marked ``partial``.
+        chains that have taken at least one step, marked ``partial``, with a warning.
 
     Raises:
         CasalError: Settings, shapes or sets that cannot work (before the first step), or chains that diverged.
@@ -106,4 +118,21 @@ def sample(
                 interrupted = run(plan, chains, executor, stepper, keeper)
                 result = collect(plan, chains, executor, stepper, time.perf_counter() - began, interrupted)
             keeper.finish(result)
+    if plan.method.strict:
+        _warn_if_infeasible(result)
     return result
+
+
+def _warn_if_infeasible(result: SampleResult) -> None:
+    """A method that promises feasible samples has not kept its promise."""
+    certificate = result.certificate
+    lost = int((~certificate.feasible).sum())
+    if lost:
+        warnings.warn(
+            f"{lost} of {len(certificate.violation)} samples are not feasible: the largest violation is "
+            f"{float(certificate.violation.max()):.3g}, tol = {certificate.tolerance:g}; result.certificate says which "
+            "ones. Raise tol= if that is near enough; else see whether the set is empty or its projection gives up "
+            "early, and start nearer to the set",
+            CasalWarning,
+            stacklevel=3,
+        )

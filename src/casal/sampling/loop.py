@@ -9,16 +9,18 @@ Threads and clusters are behind ``Executor``, compiled and eager steps behind ``
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from casal.errors import DivergedError, ProjectionError
+from casal.errors import CasalWarning, DivergedError, ProjectionError
 from casal.methods import Context, Usage
 from casal.sampling.executors import Executor, Watch
 from casal.sampling.plan import Plan
+from casal.sampling.result import SampleResult
 from casal.sampling.stepping import Block, Stepper, step_once
 from casal.sampling.tiles import Tile, join, one_thread, split
 from casal.sampling.trace import Trace
@@ -50,8 +52,18 @@ class Keeper:
     def end(self) -> None:
         """All tiles have ended the last leg."""
 
-    def finish(self, result: Any) -> None:
-        """The result was collected."""
+    def finish(self, result: SampleResult) -> None:
+        """The result was collected. An interrupted one is warned of: what is missing of it is lost."""
+        if result.partial:
+            about, steps = result.provenance, result.steps
+            whole = int((steps == about["steps"]).sum())
+            warnings.warn(
+                f"interrupted: of {about['n']} chains {whole} took all {about['steps']} steps, {len(steps) - whole} "
+                f"fewer (at least {int(steps.min())}), and the result holds these {len(steps)}; pass store= to be able "
+                "to go on where a run was stopped",
+                CasalWarning,
+                stacklevel=3,
+            )
 
 
 def run(plan: Plan, chains: Chains, executor: Executor, stepper: Stepper, keeper: Keeper) -> bool:

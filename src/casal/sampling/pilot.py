@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import SettingError
-from casal.methods import Context, pick
+from casal.methods import Context, Usage, pick
 from casal.targets import Tuning
 
 PILOT_CHAINS = 256
@@ -199,19 +199,19 @@ class _Model:
     """The density of a run, its evaluations counted."""
 
     def __init__(self, context: Context) -> None:
-        self.context = context
-        self.evaluations = 0
+        self.context = context.replace(usage=Usage())
+
+    @property
+    def evaluations(self) -> int:
+        return self.context.usage.scores
 
     def score(self, x: Tensor) -> Tensor:
-        self.evaluations += len(x)
-        return self.context.target.score(x, self.context.table.t[0].to(x.device))
+        return self.context.score(x, self.context.table.t[0].to(x.device))
 
     def state(self, x: Tensor) -> _State:
-        potential = self.context.target.potential
-        if potential is None:
+        if self.context.target.potential is None:
             return _State(x, self.score(x), None)
-        self.evaluations += len(x)
-        return _State(x, self.score(x), potential(x).detach().reshape(len(x)).to(torch.float64))
+        return _State(x, self.score(x), -self.context.log_density(x).detach())
 
     def curved(self, x: Tensor, root: Tensor, length: Tensor, u: Tensor) -> Tensor:
         """D^(1/2) H D^(1/2) u by central differences over a small share of ``length`` (m,), for |u_i| about one."""

@@ -137,6 +137,7 @@ class Graphs:
 
     def __init__(self, plan: Plan, threads: int, made_from: tuple[object, ...]) -> None:
         self.name, self.chains, self.holds = plan.method.name, plan.tile, made_from
+        self._few = plan.n if plan.whole else FEW
         context = plan.inside.context
         _ = context.diagonal, context.root, context.noiseless
         self._context = context.replace(usage=Uncounted())
@@ -234,8 +235,8 @@ class Graphs:
             )
             return None
         tried = Usage()
-        few = type(state)(*(part[:FEW] if part.ndim else part for part in state))
-        block.stage.step(context.replace(usage=tried), few, block.rows[0], noise[0][:FEW])
+        few = type(state)(*(part[: self._few] if part.ndim else part for part in state))
+        block.stage.step(context.replace(usage=tried), few, block.rows[0], noise[0][: self._few])
         share = len(noise) * self.chains / len(few[0])
         memory = {part.data_ptr() for part in after}
         return Kind(

@@ -95,7 +95,7 @@ def rewritten(path: Path, **changes: Any) -> Path:
     """A saved MLP whose header says something else."""
     save(MLP(2), path)
     tensors, header = checkpoint.read(path)
-    save_file(tensors, path, metadata={"casal": json.dumps({**header, **changes})})
+    checkpoint.write(path, tensors, {**header, **changes})
     return path
 
 
@@ -137,6 +137,27 @@ def test_files_that_are_not_ours_are_refused(tmp_path: Path) -> None:
         load(path)
     with pytest.raises(StoreError):
         load(tmp_path)
+
+
+def test_a_flipped_bit_is_seen(tmp_path: Path) -> None:
+    """Also in the numbers of a tensor, which are all legal."""
+    path = tmp_path / "net"
+    save(MLP(2, width=8, depth=1), path)
+    raw = path.read_bytes()
+    for place in range(8, len(raw), len(raw) // 60):
+        path.write_bytes(raw[:place] + bytes([raw[place] ^ 4]) + raw[place + 1 :])
+        with pytest.raises(StoreError):
+            load(path)
+    path.write_bytes(raw)
+    load(path)
+
+
+def test_a_file_of_before_there_were_checksums_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "net"
+    save(MLP(2), path)
+    tensors, header = checkpoint.read(path)
+    save_file(tensors, path, metadata={"casal": json.dumps(header)})
+    assert isinstance(load(path, name="whatever"), MLP)
 
 
 def test_a_pickle_is_not_opened(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import pytest
+from markupsafe import escape
 
 from casal.lab.experiment import Claim, Column, Experiment, Outcome, ResultTable
 from casal.lab.laws import gaussian_line as line
@@ -44,6 +46,46 @@ def test_everything_is_escaped(bench: Bench, tmp_path: Path) -> None:
     assert "<img src=x" not in text
     assert text.count("&lt;img src=x onerror=alert(1)&gt;&#34;&#39;&amp;") > 20
     assert "&amp;lt;" not in text  # nor escaped twice
+
+
+class Tags(HTMLParser):
+    """All tags of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+
+@pytest.mark.parametrize("evil", ["<script>alert(1)</script>", '"><script>T()</script>', "'onload=alert(1) x='"])
+def test_no_text_of_a_file_becomes_a_tag_or_an_attribute(evil: str, bench: Bench, tmp_path: Path) -> None:
+    """Read as a browser reads it: every text of the files is put in place, one page without and one with it."""
+    outcome = bench.registry["alpha"].run(True, None, lambda line: None)
+    record = cache.save(tmp_path, bench.registry["alpha"], True, outcome).folder
+    before = Tags(write_page({}, tmp_path).read_text(encoding="utf-8")).seen
+
+    def spoiled(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: spoiled(part, name) for name, part in value.items()}
+        if isinstance(value, list):
+            return [spoiled(part, key) for part in value]
+        if not isinstance(value, str) or key in ("key", "style", "pictures"):
+            return value
+        return evil + value if key == "made" else value + evil  # of which the page shows the first letters only
+
+    for name in ("record.json", "results.json"):
+        text = (record / name).read_text(encoding="utf-8")
+        (record / name).write_text(json.dumps(spoiled(json.loads(text))), encoding="utf-8")
+    page = write_page({}, tmp_path).read_text(encoding="utf-8")
+    after = Tags(page).seen
+    known = {"b", "i", "span", "em"}  # a verdict that is none of the three has no sign
+    assert [tag for tag, _ in after if tag not in known] == [tag for tag, _ in before if tag not in known]
+    assert {key for _, attrs in after for key in attrs} <= {key for _, attrs in before for key in attrs}
+    assert sum(tag == "script" for tag, _ in after) == 2
+    assert page.count(str(escape(evil))) > 20
 
 
 def test_an_outcome_of_an_unknown_experiment_is_shown_and_said_to_be_so(bench: Bench, tmp_path: Path) -> None:

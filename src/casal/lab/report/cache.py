@@ -3,7 +3,8 @@
     DIR/full/field/record.json  results.json  results.md  field_curves.svg  field_curves.png ...
     DIR/quick/field/...
 
-``record.json`` is written last, so a folder without it holds nothing.
+``record.json`` is written last, so a folder without it holds nothing. A folder whose files are damaged or not ours
+counts as one without an outcome, with a warning.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import platform
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -24,9 +26,14 @@ from uuid import uuid4
 import torch
 
 import casal
+from casal.errors import CasalWarning
 from casal.lab.experiment import Experiment, Outcome
 from casal.lab.report.sources import Sources, file_below, in_package
 from casal.lab.report.tables import outcome_from_json, outcome_json, outcome_markdown
+from casal.store import write_whole
+
+PNG = b"\x89PNG\r\n\x1a\n"
+"""The first bytes of a picture."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +138,8 @@ def save(out: Path, experiment: Experiment, quick: bool, outcome: Outcome) -> Re
     pictures = [path.name for path in write_outcome(folder, experiment, outcome)]
     key, now = key_of(experiment, quick), datetime.now().astimezone().isoformat(timespec="minutes")
     stamp = Stamp(key, quick, experiment.question, now, casal.__version__, machine(), pictures)
-    half = folder / "record.json.part"
-    half.write_text(json.dumps(asdict(stamp), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    half.replace(folder / "record.json")
+    text = json.dumps(asdict(stamp), indent=1, ensure_ascii=False) + "\n"
+    write_whole(folder / "record.json", lambda file: file.write(text.encode()))
     return Record(stamp, outcome, folder, current=True)
 
 
@@ -142,10 +148,31 @@ def load(out: Path, name: str, quick: bool, experiment: Experiment | None) -> Re
     folder = folder_of(out, name, quick)
     if not (folder / "record.json").exists():
         return None
-    stamp = Stamp(**json.loads((folder / "record.json").read_text(encoding="utf-8")))
-    outcome = outcome_from_json((folder / "results.json").read_text(encoding="utf-8"))
+    try:
+        stamp = _stamp(json.loads((folder / "record.json").read_text(encoding="utf-8")), folder)
+        outcome = outcome_from_json((folder / "results.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        warnings.warn(
+            f"the outcome in {folder} cannot be read ({type(error).__name__}: {error}) and is left out; "
+            "casal reproduce makes it again",
+            CasalWarning,
+            stacklevel=2,
+        )
+        return None
     current = experiment is not None and stamp.key == key_of(experiment, quick)
     return Record(stamp, outcome, folder, current)
+
+
+def _stamp(record: Any, folder: Path) -> Stamp:
+    """The stamp of a record, whose pictures are files of its folder."""
+    stamp = Stamp(**record)
+    texts = (stamp.key, stamp.question, stamp.made, stamp.version, stamp.machine, *stamp.pictures)
+    if not isinstance(stamp.quick, bool) or not all(isinstance(text, str) for text in texts):
+        raise TypeError("a field of record.json is of another kind than it should be")
+    for name in stamp.pictures:
+        if Path(name).name != name or (folder / name).read_bytes()[:8] != PNG:
+            raise ValueError(f"{name!r} is no picture of this folder")
+    return stamp
 
 
 def best(out: Path, name: str, experiment: Experiment | None) -> Record | None:

@@ -24,6 +24,7 @@ from casal.lab.experiment import Claim, Column, Experiment, ResultTable
 from casal.lab.report.cache import Record, best, machine, names
 from casal.lab.report.explorer import explorer_numbers
 from casal.lab.report.tables import cell
+from casal.store import write_whole
 
 VERDICTS = {"reproduced": ("yes", "✓"), "partly": ("partly", "~"), "not reproduced": ("no", "✗")}
 """Verdict -> its class in the style sheet and its sign: it is told by sign and word, never by colour alone."""
@@ -31,6 +32,8 @@ VERDICTS = {"reproduced": ("yes", "✓"), "partly": ("partly", "~"), "not reprod
 REFERENCE = re.compile(r"exact|floor|p_C$")
 """Rows that are no method but what methods are measured by."""
 
+NOT_RUN = "not run yet"
+DAMAGED = "the files of its outcome are damaged"
 OUTDATED = "the source has changed since this was run: call casal reproduce to renew it"
 UNKNOWN = "no experiment of this name is known here, so whether this is current cannot be told; --module brings it in"
 
@@ -108,7 +111,7 @@ def entries_of(registry: Mapping[str, Experiment], out: Path, missing: Mapping[s
         experiment = registry.get(name)
         record = best(out, name, experiment)
         question = experiment.question if experiment else record.stamp.question if record else ""
-        reason = missing.get(name, "" if record else "not run yet")
+        reason = missing.get(name, "" if record else NOT_RUN if name not in names(out) else DAMAGED)
         found.append(Entry(name, question, record, reason, experiment is not None))
     return found
 
@@ -132,8 +135,7 @@ def write_page(registry: Mapping[str, Experiment], out: Path, missing: Mapping[s
     page, numbers = _environment().get_template("page.html.jinja"), explorer_numbers()
     text = page.render(entries=entries, total=total, facts=facts, any_quick=bool(quick), explorer=numbers)
     path = out / "index.html"
-    out.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    write_whole(path, lambda file: file.write(text.encode()))
     return path
 
 

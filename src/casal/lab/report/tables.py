@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from casal.lab.experiment import Claim, Column, Outcome, ResultTable
@@ -60,21 +61,33 @@ def outcome_json(outcome: Outcome) -> str:
 
 
 def outcome_from_json(text: str) -> Outcome:
-    """What ``outcome_json`` wrote; the arrays of the pictures are gone."""
+    """What ``outcome_json`` wrote; the arrays of the pictures are gone.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: It is not what ``outcome_json`` writes.
+    """
     record = json.loads(text)
     tables = [ResultTable(**{**t, "columns": [Column(**column) for column in t["columns"]]}) for t in record["tables"]]
     claims = [Claim(**claim) for claim in record["claims"]]
-    return Outcome(record["name"], tables, claims, settings=record["settings"], seconds=record["seconds"])
+    seconds = float(record["seconds"])
+    outcome = Outcome(record["name"], tables, claims, settings=dict(record["settings"]), seconds=seconds)
+    texts = [outcome.name, *(text for claim in claims for text in vars(claim).values())]
+    if not all(isinstance(text, str) for text in texts) or not math.isfinite(seconds):
+        raise TypeError("a field is of another kind than it should be")
+    outcome_markdown(outcome, "")  # every cell can be shown
+    return outcome
 
 
 def show(console: Console, outcome: Outcome) -> None:
     """Print the tables and the verdicts."""
     for table in outcome.tables:
-        shown = Table(title=table.title, title_justify="left", header_style="bold", caption=table.note or None)
+        title, note = escape(table.title), escape(table.note) or None
+        shown = Table(title=title, title_justify="left", header_style="bold", caption=note)
         for k, column in enumerate(table.columns):
-            shown.add_column(column.label, justify="left" if k == 0 else "right")
+            shown.add_column(escape(column.label), justify="left" if k == 0 else "right")
         for row in table.rows:
-            shown.add_row(*(cell(row, column) for column in table.columns))
+            shown.add_row(*(escape(cell(row, column)) for column in table.columns))
         console.print(shown)
     for claim in outcome.claims:
-        console.print(f"[bold]{claim.verdict}[/]: {claim.text} (paper: {claim.expected}; ours: {claim.ours})")
+        text = f"{claim.text} (paper: {claim.expected}; ours: {claim.ours})"
+        console.print(f"[bold]{escape(claim.verdict)}[/]: {escape(text)}")
