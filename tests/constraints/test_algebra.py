@@ -258,10 +258,10 @@ def test_an_inequality_behind_a_matrix_leaves_points_inside_where_they_are() -> 
 
 def test_flat_sides_give_their_rows() -> None:
     for constraint in (SUM, HalfSpace(TILT[0], 0.1), BOX, WALLED, SUM & BOX, SUM & SKEW & BOX & WALLED):
-        rows = constraint.polyhedron(SIZE)
+        rows = constraint.polyhedron((SIZE,))
         assert rows is not None and constraint.flat_sided
         torch.testing.assert_close(rows.matrix.norm(dim=1), torch.ones(len(rows.matrix), dtype=torch.float64))
         value = constraint.project(POINTS) @ rows.matrix.T
         assert bool(((value >= rows.low - 1e-12) & (value <= rows.high + 1e-12)).all())
     for curved in (BALL, SPHERE, BALL & BOX):
-        assert curved.polyhedron(SIZE) is None and not curved.flat_sided
+        assert curved.polyhedron((SIZE,)) is None and not curved.flat_sided

@@ -182,7 +182,7 @@ def test_without_bounds_the_projection_is_linear() -> None:
     [
         ({"A": [[0.0, 1.0]]}, ShapeError, r"A must be \(p, p\)"),
         ({"B": [1.0, 2.0]}, ShapeError, r"A must be \(p, p\)"),
-        ({"steps": 0}, SettingError, "steps >= 1"),
+        ({"steps": 0}, SettingError, "steps must be a whole number >= 1, got 0"),
         ({"dt": -0.1}, SettingError, "0 < dt"),
         ({"u_max": -1.0}, InfeasibleSet, "u_max >= 0"),
         ({"u_max": [1.0, 2.0]}, ShapeError, "u_max needs one number or 1"),

@@ -93,7 +93,7 @@ def test_a_set_from_outside_needs_no_registration() -> None:
     for made in (slab & Ball(1.0), slab | Sphere(1.0), slab.shifted(0.1), slab.scaled(2.0), slab.through(torch.eye(3))):
         assert float(made.violation(made.project(z)).max()) <= 1e-11 and repr(made) and made.explain()
     assert slab.spec() == {"set": "Slab", "half": 0.3}
-    assert slab.take(slice(0, 2)) is slab and slab.groups() is None and slab.polyhedron(3) is None
+    assert slab.take(slice(0, 2)) is slab and slab.groups() is None and slab.polyhedron((3,)) is None
     target = casal.langevin(lambda x: x, steps=20, step_size=0.05, init=z)
     assert bool(casal.sample(target, slab, casal.CASAL(10.0), 20, seed=0).certificate.feasible.all())
     with pytest.raises(SettingError, match="no set named"):

@@ -135,7 +135,7 @@ def test_functions_without_a_root_get_no_grant() -> None:
 @pytest.mark.parametrize("value", [-1.56e4, math.nan])
 def test_a_violation_that_is_none_is_refused(value: float) -> None:
     constraint = FromProjection(lambda z: z, lambda z: torch.full((len(z),), value, dtype=z.dtype))
-    with pytest.raises(SettingError, match="gave a violation of .* for 10 of 10 points"):
+    with pytest.raises(SettingError, match=r"gave a violation of .* for 10 of 10 points"):
         constraint.violation(normal(10, 2))
     target = casal.langevin(lambda x: x, steps=3, step_size=0.1, init=normal(10, 2))
     with pytest.raises(SettingError, match="gave a violation of"):
@@ -149,7 +149,7 @@ def test_a_wrong_jacobian_is_refused() -> None:
     right = Implicit(ring, jacobian=lambda z: 2.0 * z[:, None])
     assert torch.allclose(right.violation(normal(4, 3)), Implicit(ring).violation(normal(4, 3)))
     for wrong in (lambda z: z[:, None], lambda z: -2.0 * z[:, None], lambda z: 2e9 * z[:, None]):
-        with pytest.raises(SettingError, match="jacobian of .* gives row 0 a slope of"):
+        with pytest.raises(SettingError, match=r"jacobian of .* gives row 0 a slope of"):
             Implicit(ring, jacobian=wrong).violation(normal(4, 3))
 
 

@@ -35,6 +35,7 @@ from casal.constraints.chains import (
     Bound,
     PerChain,
     bound,
+    check_fits,
     common_chains,
     event_shape,
     join,
@@ -42,6 +43,7 @@ from casal.constraints.chains import (
     raw,
     spread,
     together,
+    whole,
 )
 from casal.constraints.flat import Affine, HalfSpace, Polytope
 from casal.constraints.implicit import Implicit
@@ -56,7 +58,7 @@ from casal.constraints.intersection import (
     together_in,
 )
 from casal.constraints.solvers.splitting import behind_matrix
-from casal.constraints.vectors import flat, gaussian, over_events, tangent
+from casal.constraints.vectors import flat, floating, gaussian, over_events, tangent
 from casal.errors import SettingError, ShapeError
 from casal.typing import Event
 
@@ -144,13 +146,16 @@ class Product(Constraint):
 
     Args:
         members: One set a block; None leaves a block free.
-        sizes: Coordinates in each block; they must fill the event.
+        sizes: Coordinates in each block, whole numbers >= 1; they must fill the event.
     """
 
     def __init__(self, *members: Constraint | None, sizes: Sequence[int]) -> None:
-        self.members, self.sizes = members, tuple(int(size) for size in sizes)
-        if len(self.members) != len(self.sizes) or not members or min(self.sizes) < 1:
-            raise ShapeError(f"{len(members)} members need as many sizes >= 1, got {self.sizes}")
+        self.members, self.sizes = members, tuple(whole(size, "the size of a block", 1) for size in sizes)
+        if len(self.members) != len(self.sizes) or not members:
+            raise ShapeError(f"{len(members)} members need as many sizes, got {len(self.sizes)}: {self.sizes}")
+        for member in members:
+            if not isinstance(member, Constraint | None):
+                raise SettingError(f"a block of a Product is a set, or None to leave it free; got {member!r}")
         given = [member for member in members if member is not None]
         self.exact = all(member.exact for member in given)
         self.convex = all(member.convex for member in given)
@@ -191,12 +196,13 @@ class Product(Constraint):
     def equation_count(self) -> int | None:
         return total_count(self.members, self._equation_count)
 
-    def polyhedron(self, size: int) -> Rows | None:
+    def polyhedron(self, event: Event) -> Rows | None:
+        size = torch.Size(event).numel()
         if size > MOST_ROWS:
             return None
         blocks, start = [Rows(*(torch.zeros(shape, dtype=torch.float64) for shape in ((0, size), (0,), (0,))))], 0
         for member, width in zip(self.members, self.sizes, strict=True):
-            rows = None if member is None else member.polyhedron(width)
+            rows = None if member is None else member.polyhedron((width,))
             if rows is not None:
                 ends = start, size - start - width
                 blocks.append(rows._replace(matrix=torch.nn.functional.pad(rows.matrix, ends)))
@@ -398,6 +404,7 @@ class _Motion(_Preimage):
 
     def landing(self, y: Tensor) -> Landing:
         """That of the set; a coordinate that does not move stays what it is, to the last bit."""
+        y = floating(y)
         self._check_chains(y)
         back = self._back(y.to(torch.float64))
         landed = self.inner.landing(back)
@@ -451,18 +458,23 @@ class Shifted(_Motion):
         self._adopt(inner)
         self.by = bound(by)
         self.chains = common_chains(set=inner, shift=self.by)
-        if not bool(torch.isfinite(raw(self.by)).all()):
-            raise SettingError("a shift must be finite")
+        numbers = raw(self.by)
+        if not bool(torch.isfinite(numbers).all()):
+            raise SettingError(f"a shift must be finite, got {float(numbers[~torch.isfinite(numbers)][0])} in it")
         self.flat_sided = inner.flat_sided
 
     def __repr__(self) -> str:
         return f"{self.inner!r}.shifted(...)"
 
-    def polyhedron(self, size: int) -> Rows | None:
-        rows = self.inner.polyhedron(size) if size <= MOST_ROWS else None
-        if rows is None or isinstance(self.by, PerChain) or self.by.numel() not in (1, size):
+    def validate(self, event: Event) -> None:
+        check_fits(self.by, event, "a shift")
+        super().validate(event)
+
+    def polyhedron(self, event: Event) -> Rows | None:
+        rows = self.inner.polyhedron(event) if torch.Size(event).numel() <= MOST_ROWS else None
+        if rows is None or isinstance(self.by, PerChain):
             return None
-        moved = rows.matrix @ self.by.reshape(-1).expand(size)
+        moved = rows.matrix @ self.by.expand(event).reshape(-1)
         return rows._replace(low=rows.low + moved, high=rows.high + moved)
 
     def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
@@ -502,8 +514,8 @@ class Scaled(_Motion):
         self.by = self._stretch = positive(by, "the factor that scales a set")
         self.flat_sided = inner.flat_sided
 
-    def polyhedron(self, size: int) -> Rows | None:
-        rows = self.inner.polyhedron(size)
+    def polyhedron(self, event: Event) -> Rows | None:
+        rows = self.inner.polyhedron(event)
         return None if rows is None else rows._replace(low=self.by * rows.low, high=self.by * rows.high)
 
     def __repr__(self) -> str:
@@ -555,9 +567,12 @@ class Through(_Preimage):
 
     def __init__(self, inner: Constraint, A: Any, *, shape: Event | None = None) -> None:
         self.inner = inner
-        self.A = torch.as_tensor(A, dtype=torch.float64)
+        self.A = torch.as_tensor(A, dtype=torch.float64).detach().clone()
         if self.A.ndim != 2:
             raise ShapeError(f"through needs a matrix (k, d), got shape {tuple(self.A.shape)}")
+        if not bool(torch.isfinite(self.A).all()):
+            worst = float(self.A[~torch.isfinite(self.A)][0])
+            raise SettingError(f"through needs a matrix of finite numbers, got {worst} in it")
         self._coordinates = self.A.shape[1]
         self.shape: Event = (len(self.A),) if shape is None else tuple(shape)
         inner.validate(self.shape)
@@ -576,7 +591,7 @@ class Through(_Preimage):
             alone = self._alone(0)
             self._way, self.exact = alone._way, alone.exact
         else:
-            self._same = _with_rows(inner.polyhedron(len(self.A)), self.A)
+            self._same = _with_rows(inner.polyhedron(self.shape), self.A)
             if self._same is None and inner.smooth and not inner.convex:
                 self._same = Implicit(self.equations, self.inequalities)
             self._way = Way.SPLITTING if self._same is None else self._same.way
@@ -611,6 +626,7 @@ class Through(_Preimage):
     def landing(self, y: Tensor) -> Landing:
         if not self._orthogonal:
             return nearest_landing(self.pieces(tuple(y.shape[1:])), y) if self.in_pieces else super().landing(y)
+        y = floating(y)
         self._check_chains(y)
         wide = y.to(torch.float64)
         image = self._back(wide)

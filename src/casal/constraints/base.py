@@ -14,7 +14,7 @@ from torch import Tensor
 
 from casal.checks import positive
 from casal.constraints.chains import PerChain, check_count
-from casal.constraints.vectors import EPSILON, ROUNDING, norm, over_events, relative
+from casal.constraints.vectors import EPSILON, ROUNDING, floating, norm, over_events, relative
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 from casal.typing import Event
 
@@ -239,6 +239,8 @@ class Constraint:
     def project(self, z: Tensor, *, budget: Budget | None = None, warm: Tensor | None = None) -> Tensor:
         """Nearest point of C, computed in float64 and returned in the dtype of ``z``.
 
+        Points of whole numbers (an integer or bool dtype) give float64: rounding a foot to integers leaves the set.
+
         Args:
             z: Points (n, *event).
             budget: How hard an iterative projection tries; closed forms do not need it.
@@ -253,9 +255,10 @@ class Constraint:
         """P(z) in the dtype of ``z``, in few passes: what a loop may take between two strict projections.
 
         No check and no float64 inside: a point that is not finite, or whose squares are not, comes out not finite.
-        As exact as the dtype allows elsewhere. The same as ``project`` for sets that are not ``fast``.
+        As exact as the dtype allows elsewhere. The same as ``project`` for sets that are not ``fast``. Points of whole
+        numbers give float64, as there.
         """
-        return self.project(z)
+        return self._project_fast(floating(z))
 
     def solve(self, z: Tensor, *, budget: Budget | None = None, warm: Tensor | None = None) -> Projection:
         """As ``project``, with a convergence flag, the iterations and the residual of every chain."""
@@ -265,7 +268,7 @@ class Constraint:
             raise ProjectionError(
                 f"{type(self).__name__}.project overflowed: the points are as large as {float(wide.abs().max()):g}"
             )
-        return found._replace(point=found.point.to(z.dtype))
+        return found._replace(point=found.point.to(floating(z).dtype))
 
     def violation(self, z: Tensor) -> Tensor:
         """How far each point is from satisfying the definition of C: (n,) float64, zero on C.
@@ -401,7 +404,7 @@ class Constraint:
         A foot that touches an inequality to rounding counts as inside; one on which the projection did not converge
         does not. A set without equations takes points as they are, and inside means a violation of exactly zero.
         """
-        event = tuple(y.shape[1:])
+        y, event = floating(y), tuple(y.shape[1:])
         surface, solid = self.parts(event)
         inside = torch.ones(len(y), dtype=torch.bool, device=y.device)
         if surface is None:
@@ -470,8 +473,8 @@ class Constraint:
         """The surface as linear equations and at most one sphere, if it is that; for sets that meet others."""
         return None
 
-    def polyhedron(self, size: int) -> Rows | None:
-        """C as low <= G z <= high for flattened events of ``size`` coordinates; None if it is not flat-sided."""
+    def polyhedron(self, event: Event) -> Rows | None:
+        """C as low <= G z <= high for events of this shape, flattened; None if it is not flat-sided."""
         return None
 
     def within(self, space: Subspace) -> Constraint | None:
@@ -623,6 +626,9 @@ class Constraint:
 
     def _project(self, z: Tensor) -> Tensor:
         return self._solve(z, Budget(), None).point
+
+    def _project_fast(self, z: Tensor) -> Tensor:
+        return self.project(z)
 
     def _violation(self, z: Tensor) -> Tensor:
         """(n,), from ``_excess``; a set without rows writes this one."""

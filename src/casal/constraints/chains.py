@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from casal.checks import whole_number
 from casal.errors import SettingError, ShapeError
+from casal.typing import Event
 
 
 class PerChain:
@@ -17,7 +21,7 @@ class PerChain:
     Only what is marked so belongs to single chains; a plain tensor is one parameter common to all, whatever its shape.
 
     Args:
-        values: (n, *shape): chain i has the parameter ``values[i]``.
+        values: (n, *shape): chain i has the parameter ``values[i]``. They are copied, here and by every set.
 
     >>> from casal import Sphere
     >>> Sphere(PerChain([1.0, 2.0])).project(torch.tensor([[3.0, 4.0], [3.0, 4.0]]))
@@ -78,6 +82,13 @@ def check_count(z: Tensor, chains: int) -> None:
         )
 
 
+def whole(value: Any, name: str, least: int) -> int:
+    """A whole number >= ``least`` of Python, NumPy or torch, or SettingError."""
+    with contextlib.suppress(TypeError):  # a float is no index, but it may be whole
+        value = operator.index(value)
+    return whole_number(value, name, least)
+
+
 Number: TypeAlias = float | PerChain
 """One number, or one for each chain (n,)."""
 
@@ -85,10 +96,13 @@ Number: TypeAlias = float | PerChain
 def number(value: Any, name: str) -> Number:
     """A parameter as a float, or as PerChain of shape (n,)."""
     if not isinstance(value, PerChain):
-        return float(value)
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise SettingError(f"{name} is one number, or PerChain for one a chain; got {value!r}") from None
     if value.values.ndim != 1:
         raise ShapeError(f"{name} is one number for each chain, PerChain of shape (n,), got {tuple(value.shape)}")
-    return value
+    return PerChain(value)
 
 
 def each(value: Number, like: Tensor) -> float | Tensor:
@@ -138,8 +152,22 @@ Bound: TypeAlias = Tensor | PerChain
 
 
 def bound(value: Any) -> Bound:
-    """A parameter as a float64 tensor of its own, or as PerChain."""
-    return value if isinstance(value, PerChain) else torch.as_tensor(value, dtype=torch.float64).clone()
+    """A parameter as a float64 tensor of its own, or as PerChain of its own."""
+    return PerChain(value) if isinstance(value, PerChain) else torch.as_tensor(value, dtype=torch.float64).clone()
+
+
+def check_fits(value: Bound, event: Event, name: str) -> None:
+    """ShapeError unless a parameter (of one chain) broadcasts to an event without enlarging it."""
+    shape = event_shape(value)
+    try:
+        fits = torch.broadcast_shapes(shape, event) == torch.Size(event)
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ShapeError(
+            f"{name} of shape {tuple(shape)} does not broadcast to events {tuple(event)}; "
+            f"give one number, or a tensor of shape {tuple(event)}"
+        )
 
 
 def spread(value: Bound, z: Tensor) -> Tensor:
@@ -172,10 +200,14 @@ def common_chains(**parts: Any) -> int | None:
 
 def together(first: Bound, second: Bound) -> tuple[Bound, Bound]:
     """Two parameters of one shape, both for each chain if one is."""
+    try:
+        shape = torch.broadcast_shapes(event_shape(first), event_shape(second))
+    except RuntimeError:
+        shapes = f"{tuple(event_shape(first))} and {tuple(event_shape(second))}"
+        raise ShapeError(f"parameters of shapes {shapes} do not broadcast to one event") from None
     if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return torch.broadcast_tensors(first, second)
+        return first.expand(shape), second.expand(shape)
     chains = common_chains(first=first, second=second)
-    shape = torch.broadcast_shapes(event_shape(first), event_shape(second))
 
     def widen(side: Bound) -> PerChain:
         own = event_shape(side)

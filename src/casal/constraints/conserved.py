@@ -158,7 +158,7 @@ class MassEnergy(Constraint):
     def _radius(self, size: int) -> Number:
         return derive(lambda m, e: root(e - m**2 / size), self.mass, self.energy)
 
-    def project_fast(self, z: Tensor) -> Tensor:
+    def _project_fast(self, z: Tensor) -> Tensor:
         y = flat(z)
         size = y.shape[1]
         if size == 1:

@@ -28,11 +28,11 @@ from casal.constraints.chains import (
     PerChain,
     as_rows,
     bound,
+    check_fits,
     column,
     common_chains,
     derive,
     each,
-    event_shape,
     first_failure,
     join,
     marked,
@@ -136,7 +136,7 @@ class Affine(Constraint):
     def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         return (weights @ self._rows.to(z)).reshape(z.shape)
 
-    def polyhedron(self, size: int) -> Rows | None:
+    def polyhedron(self, event: Event) -> Rows | None:
         return Rows(self._rows, self._right, self._right) if isinstance(self._right, Tensor) else None
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
@@ -160,7 +160,7 @@ class Affine(Constraint):
         height = (flat(y) @ self._basis.to(y).T - spread(self._level, flat(y))) / sigma
         return -0.5 * height.square().sum(1) - len(self._basis) * math.log(math.sqrt(2.0 * math.pi) * sigma)
 
-    def project_fast(self, z: Tensor) -> Tensor:
+    def _project_fast(self, z: Tensor) -> Tensor:
         y, basis = flat(z), self._basis.to(z)
         return torch.addmm(y, y @ basis.T - spread(self._level, y), basis, alpha=-1.0).reshape(z.shape)
 
@@ -220,7 +220,7 @@ class HalfSpace(Constraint):
     def inequalities(self, z: Tensor) -> Tensor:
         return self._height(z)[:, None]
 
-    def polyhedron(self, size: int) -> Rows | None:
+    def polyhedron(self, event: Event) -> Rows | None:
         if isinstance(self._level, PerChain):
             return None
         level = torch.tensor([self._level], dtype=torch.float64)
@@ -244,7 +244,7 @@ class HalfSpace(Constraint):
     def _heights(self, y: Tensor) -> tuple[Tensor, Tensor]:
         return y.new_tensor(-math.inf), y.new_zeros(len(y)) + each(self._level, y)
 
-    def project_fast(self, z: Tensor) -> Tensor:
+    def _project_fast(self, z: Tensor) -> Tensor:
         return (flat(z) - self._height(z).clamp_min(0.0)[:, None] * self._normal.to(z)).reshape(z.shape)
 
     def within(self, space: Subspace) -> Constraint | None:
@@ -302,23 +302,17 @@ class Box(Constraint):
         return f"Box(low in [{low:g}, ...], high in [..., {high:g}]{chains})"
 
     def validate(self, event: Event) -> None:
-        shape = event_shape(self.low)
-        try:
-            fits = torch.broadcast_shapes(shape, event) == torch.Size(event)
-        except RuntimeError:
-            fits = False
-        if not fits:
-            raise ShapeError(f"bounds of shape {tuple(shape)} do not broadcast to events {event}")
+        check_fits(self.low, event, "a bound")
 
     def inequalities(self, z: Tensor) -> Tensor:
         below, above = flat(spread(self.low, z) - z), flat(z - spread(self.high, z))
         return torch.cat([below, above], dim=1).clamp_min(-1e30)
 
-    def polyhedron(self, size: int) -> Rows | None:
+    def polyhedron(self, event: Event) -> Rows | None:
         if not isinstance(self.low, Tensor) or not isinstance(self.high, Tensor):
             return None
-        low, high = (side.reshape(-1).expand(size) for side in (self.low, self.high))
-        return Rows(torch.eye(size, dtype=torch.float64), low, high)
+        low, high = (side.expand(event).reshape(-1) for side in (self.low, self.high))
+        return Rows(torch.eye(len(low), dtype=torch.float64), low, high)
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         """Zero for bounds that fix coordinates and leave the others free."""
@@ -384,7 +378,7 @@ class Box(Constraint):
         """Sum of log[Phi((high - y) / sigma) - Phi((low - y) / sigma)]; of log-densities where low = high."""
         return flat(log_interval_mass(y, sigma, spread(self.low, y), spread(self.high, y))).sum(1)
 
-    def project_fast(self, z: Tensor) -> Tensor:
+    def _project_fast(self, z: Tensor) -> Tensor:
         return self._project(z)
 
     def _project(self, z: Tensor) -> Tensor:
@@ -461,7 +455,7 @@ class Polytope(Constraint):
     def inequalities(self, z: Tensor) -> Tensor:
         return flat(z) @ self._rows.matrix.to(z).T - self._rows.bound.to(z)
 
-    def polyhedron(self, size: int) -> Rows | None:
+    def polyhedron(self, event: Event) -> Rows | None:
         lengths = torch.linalg.vector_norm(self.G, dim=1)
         kept = lengths > 0
         level = self.h[kept] / lengths[kept]
@@ -669,11 +663,11 @@ class BoxHyperplane(Constraint):
         y, plane = flat(z), self._plane(z)
         return torch.cat([plane.low - y, y - plane.high], dim=1).clamp_min(-1e30)
 
-    def polyhedron(self, size: int) -> Rows | None:
+    def polyhedron(self, event: Event) -> Rows | None:
         if self.chains is not None:
             return None
         level = torch.tensor([self._level], dtype=torch.float64)
-        matrix = torch.cat([self._normal[None], torch.eye(size, dtype=torch.float64)])
+        matrix = torch.cat([self._normal[None], torch.eye(len(self._normal), dtype=torch.float64)])
         return Rows(matrix, torch.cat([level, raw(self.low)]), torch.cat([level, raw(self.high)]))
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:

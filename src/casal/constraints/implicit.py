@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.checks import whole_number
+from casal.checks import one_of, whole_number
 from casal.constraints.base import (
     Budget,
     Constraint,
@@ -117,7 +117,8 @@ class Implicit(Constraint):
         self.scale = None if scale is None else torch.as_tensor(scale, dtype=torch.float64).clone()
         if self.scale is not None and not bool(((self.scale > 0) & (self.scale < torch.inf)).all()):
             raise SettingError(f"scale must be finite and > 0, got {scale}; it is the size of fn that counts as one")
-        self.convex, self.starts, self.solid = bool(convex), whole_number(starts, "starts", 1), fn is None
+        self.convex = bool(one_of(convex, "convex", (True, False)))
+        self.starts, self.solid = whole_number(starts, "starts", 1), fn is None
         self._equation_count = 0 if fn is None else None
         self._jacobian_checked = False
 
@@ -289,6 +290,8 @@ class FromProjection(Constraint):
         if not callable(project) or not callable(violation):
             raise SettingError("FromProjection(project, violation) needs two callables")
         self._user_project, self._user_violation, self._user_residual = project, violation, residual
+        for name, flag in (("exact", exact), ("convex", convex), ("solid", solid)):
+            one_of(flag, name, (True, False))
         self.exact, self.convex, self.solid, self.smooth = exact, convex, solid, residual is not None
 
     def equations(self, z: Tensor) -> Tensor:

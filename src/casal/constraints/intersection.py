@@ -93,7 +93,7 @@ class Intersection(Constraint):
         self.chains = common_chains(**{f"member {i}": member for i, member in enumerate(self.members)})
         self._parts = merge(self.members)
         self._newton: Implicit | None = None
-        self._polyhedra: dict[int, Polyhedron | None] = {}
+        self._polyhedra: dict[Event, Polyhedron | None] = {}
         self.convex = all(member.convex for member in self.members)
         self.smooth = all(part.smooth for part in self._parts)
         self.flat_sided = all(part.flat_sided for part in self._parts)
@@ -147,14 +147,14 @@ class Intersection(Constraint):
     def equation_count(self) -> int | None:
         return total_count(self._parts, self._equation_count)
 
-    def polyhedron(self, size: int) -> Rows | None:
-        parts = [part.polyhedron(size) for part in self._parts]
+    def polyhedron(self, event: Event) -> Rows | None:
+        parts = [part.polyhedron(event) for part in self._parts]
         if any(part is None for part in parts):
             return None
         return Rows(*(torch.cat(column) for column in zip(*(part for part in parts if part is not None), strict=True)))
 
-    def project_fast(self, z: Tensor) -> Tensor:
-        return self.project(z) if self._only is None else self._only.project_fast(z)
+    def _project_fast(self, z: Tensor) -> Tensor:
+        return self.project(z) if self._only is None else self._only._project_fast(z)
 
     def within(self, space: Subspace) -> Constraint | None:
         return None if self._only is None else self._only.within(space)
@@ -219,7 +219,7 @@ class Intersection(Constraint):
         size = torch.Size(event).numel()
         if not self.flat_sided or self.chains is not None or size > MOST_COORDINATES:
             return None
-        rows = self._polyhedron(size)
+        rows = self._polyhedron(event)
         return None if rows is None else flat_parts(rows, only_in_disguise=True)
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
@@ -235,13 +235,13 @@ class Intersection(Constraint):
             return self._only._solve(z, budget, warm)
         if self.in_pieces:
             return nearest_solution(self.pieces(tuple(z.shape[1:])), z, budget, warm)
-        if self._way in (Way.DYKSTRA, Way.ALTERNATING) or self._too_many_rows(torch.Size(z.shape[1:]).numel()):
+        if self._way in (Way.DYKSTRA, Way.ALTERNATING) or self._too_many_rows(tuple(z.shape[1:])):
             search = alternating if self._way is Way.ALTERNATING else dykstra
             return search(z, _maps(self._parts, self.members, budget), budget)
         if self.chains is not None:
             return self._solve_by_group(z, budget, warm)
         if self._way is Way.QUADRATIC_PROGRAMME:
-            rows = self._polyhedron(flat(z).shape[1])
+            rows = self._polyhedron(tuple(z.shape[1:]))
             assert rows is not None
             found = nearest(flat(z), rows.to(z), budget)
             return Projection(found.point.reshape(z.shape), found.converged, found.iterations, found.residual)
@@ -267,16 +267,17 @@ class Intersection(Constraint):
         member, own = row_of(self.members, [event] * len(self.members), row)
         return self.members[member].row_name(event, own)
 
-    def _too_many_rows(self, size: int) -> bool:
+    def _too_many_rows(self, event: Event) -> bool:
         """Whether a member does not write out its rows for so many coordinates."""
-        return self._way is Way.QUADRATIC_PROGRAMME and self.chains is None and self._polyhedron(size) is None
+        return self._way is Way.QUADRATIC_PROGRAMME and self.chains is None and self._polyhedron(event) is None
 
-    def _polyhedron(self, size: int) -> Polyhedron | None:
-        """All members as one polyhedron, for events of so many coordinates."""
-        if size not in self._polyhedra:
-            rows = self.polyhedron(size)
-            self._polyhedra[size] = None if rows is None else Polyhedron.of(*rows)
-        return self._polyhedra[size]
+    def _polyhedron(self, event: Event) -> Polyhedron | None:
+        """All members as one polyhedron, for events of this shape."""
+        key = tuple(event)
+        if key not in self._polyhedra:
+            rows = self.polyhedron(key)
+            self._polyhedra[key] = None if rows is None else Polyhedron.of(*rows)
+        return self._polyhedra[key]
 
 
 # ------------------------------------------------------------------ surfaces that meet

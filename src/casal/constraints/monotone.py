@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from casal.checks import one_of
 from casal.constraints.base import MOST_ROWS, Constraint, Excess, Rows, register
 from casal.constraints.vectors import flat
 from casal.typing import Event
@@ -43,7 +44,7 @@ class Monotone(Constraint):
     _equation_count = 0
 
     def __init__(self, increasing: bool = True) -> None:
-        self.increasing = bool(increasing)
+        self.increasing = bool(one_of(increasing, "increasing", (True, False)))
 
     def __repr__(self) -> str:
         return f"Monotone(increasing={self.increasing})"
@@ -52,7 +53,8 @@ class Monotone(Constraint):
         y = self._rising(z)
         return y[:, :-1] - y[:, 1:]
 
-    def polyhedron(self, size: int) -> Rows | None:
+    def polyhedron(self, event: Event) -> Rows | None:
+        size = torch.Size(event).numel()
         if size > MOST_ROWS:
             return None
         eye = torch.eye(size, dtype=torch.float64)

@@ -163,7 +163,7 @@ class Sphere(Round):
     def equations(self, z: Tensor) -> Tensor:
         return self._height(z)
 
-    def project_fast(self, z: Tensor) -> Tensor:
+    def _project_fast(self, z: Tensor) -> Tensor:
         offset = self._offset(z)
         factor, _ = shell_factor(offset, column(self.radius, z))
         shell = offset * factor
@@ -239,7 +239,7 @@ class Ball(Round):
             return Parts(None, self)
         return Parts(points_where_zero(self.radius, self.center, event), None if self._is_point() else self)
 
-    def project_fast(self, z: Tensor) -> Tensor:
+    def _project_fast(self, z: Tensor) -> Tensor:
         offset, radius = self._offset(z), column(self.radius, z)
         factor, length = shell_factor(offset, radius)
         inside = ~(length > radius)
@@ -364,7 +364,7 @@ class AffineRound(Constraint):
         whole = None if self.convex else self.round_part._sphere_in_flat(event)
         return None if whole is None else whole._replace(matrix=self.flat_part.A, level=self.flat_part.b)
 
-    def project_fast(self, z: Tensor) -> Tensor:
+    def _project_fast(self, z: Tensor) -> Tensor:
         """u = (I - B^T B)(z - c), B an orthonormal basis of the rows of A."""
         self._check_chains(z)
         y = flat(z)
@@ -478,6 +478,9 @@ class Ellipsoid(Constraint):
         self.axes = given if given.ndim == 1 else None
         self.matrix = given if given.ndim == 2 else None
         self.center = None if center is None else torch.as_tensor(center, dtype=torch.float64).clone()
+        if self.center is not None and not bool(torch.isfinite(self.center).all()):
+            worst = float(self.center[~torch.isfinite(self.center)][0])
+            raise InfeasibleSet(f"Ellipsoid needs a finite center, got {worst} in it")
         self._basis: Tensor | None
         self._semi: Tensor
         self._basis, self._semi = (None, given) if given.ndim == 1 else _eigenbasis(given)

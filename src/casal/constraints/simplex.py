@@ -52,7 +52,8 @@ class Simplex(Constraint):
     def inequalities(self, z: Tensor) -> Tensor:
         return -flat(z)
 
-    def polyhedron(self, size: int) -> Rows | None:
+    def polyhedron(self, event: Event) -> Rows | None:
+        size = torch.Size(event).numel()
         if isinstance(self.total, PerChain) or size > MOST_ROWS:
             return None
         ones, eye = torch.ones(1, size, dtype=torch.float64), torch.eye(size, dtype=torch.float64)

@@ -36,6 +36,11 @@ def flat(z: Tensor) -> Tensor:
     return z.flatten(1)
 
 
+def floating(z: Tensor) -> Tensor:
+    """z itself, or in float64 if it holds whole numbers (an integer or bool dtype)."""
+    return z if z.is_floating_point() else z.to(torch.float64)
+
+
 def over_events(values: Tensor, z: Tensor) -> Tensor:
     """(n,) shaped to broadcast over the events of z."""
     return values.reshape(-1, *([1] * (z.ndim - 1)))
