@@ -163,7 +163,7 @@ def test_a_polytope_that_may_be_empty_flags_every_chain() -> None:
     found = doubtful.solve(z)
     assert not bool(found.converged.any())
     assert torch.allclose(found.residual, doubtful.violation(found.point), rtol=1e-6, atol=0)
-    assert bool((found.residual < doubtful.violation(z)).all())
+    assert bool((found.residual <= doubtful.violation(z)).all())
 
 
 def test_in_a_batch_only_the_hard_chain_is_flagged() -> None:

@@ -129,7 +129,8 @@ def test_a_loose_budget_returns_the_point_it_reached_and_says_so() -> None:
     assert float(rough.iterations.double().mean()) <= float(constraint.solve(y).iterations.double().mean()) - 1
     cut = constraint.solve(y, budget=Budget(1e-12, 2))
     assert not bool(cut.converged.any()) and bool((cut.iterations == 2).all())
-    assert torch.equal(cut.residual, constraint.violation(cut.point)) and float(cut.residual.min()) > 1e-12
+    torch.testing.assert_close(cut.residual, constraint.violation(cut.point), rtol=1e-13, atol=1e-15)
+    assert float(cut.residual.min()) > 1e-12
     untouched = constraint.solve(y, budget=Budget(1e-12, 0))
     assert torch.equal(untouched.point, y) and not bool(untouched.converged.any())
 
@@ -490,8 +491,8 @@ def test_more_rows_than_coordinates() -> None:
 def test_violation_by_hand() -> None:
     z = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
     circle = Implicit(lambda z: z.square().sum(1, keepdim=True) - 1.0)
-    assert float(circle.violation(z)) == pytest.approx(24 / (24 + 10 * 6), rel=1e-15)
-    assert float(Implicit(lambda z: 1e9 * circle.fn(z)).violation(z)) == pytest.approx(24 / 84, rel=1e-15)  # type: ignore[misc]
+    assert float(circle.violation(z)) == pytest.approx(24 / (24 + 2 * 25), rel=1e-13)
+    assert float(Implicit(lambda z: 1e9 * circle.fn(z)).violation(z)) == pytest.approx(24 / 74, rel=1e-13)  # type: ignore[misc]
     assert float(circle.violation(torch.zeros(1, 2))) == 1.0
     assert float(Implicit(circle.fn, scale=2.0).violation(z)) == 12.0
     both = Implicit(lambda z: z[:, :1], lambda z: z - 1.0, scale=[1.0, 2.0, 4.0])
@@ -581,7 +582,7 @@ def test_the_tube_factor_of_an_ellipse_turns_areas_into_lengths() -> None:
     step = 0.0125
     grid = torch.arange(-1.8, 1.8, step, dtype=torch.float64)
     x = torch.cartesian_prod(grid, grid)
-    x = x[ellipse.violation(x) < 0.12]
+    x = x[ellipse.violation(x) < 0.2]
     found = ellipse.solve(x, budget=Budget(1e-10, 50))
     assert bool(found.converged.all())
     tube = ellipse.log_tube_factor(x, found.point)

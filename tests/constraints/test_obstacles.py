@@ -70,7 +70,7 @@ def test_quadrotor_gates() -> None:
     moved = torch.nonzero(foot != z[0]).flatten().tolist()
     assert moved == [*range(57, 62), *range(107, 112), *range(157, 162)]
     assert foot[57].item() == -0.1 and foot[107].item() == 0.3 and foot[157].item() == -0.3
-    assert float(gates.violation(z)) == pytest.approx(max(0.1 / 0.5, 0.3 / 4.0, 0.3 / 1.3))
+    assert float(gates.violation(z)) == pytest.approx(max(0.1 / 0.6, 0.3 / 4.3, 0.3 / 1.6))
 
 
 # ------------------------------------------------------------------ obstacles: shapes

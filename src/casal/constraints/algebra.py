@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from casal.constraints.base import (
     MOST_ROWS,
     Budget,
     Constraint,
+    Excess,
     Landing,
     Parts,
     Projection,
@@ -23,8 +24,11 @@ from casal.constraints.base import (
     Way,
     at_once,
     build,
+    largest,
     nearest_landing,
     nearest_solution,
+    row_of,
+    side_by_side,
     total_count,
 )
 from casal.constraints.chains import (
@@ -52,7 +56,7 @@ from casal.constraints.intersection import (
     together_in,
 )
 from casal.constraints.solvers.splitting import behind_matrix
-from casal.constraints.vectors import EPSILON, flat, gaussian, over_events, tangent
+from casal.constraints.vectors import flat, gaussian, over_events, tangent
 from casal.errors import SettingError, ShapeError
 from casal.typing import Event
 
@@ -90,8 +94,18 @@ class Union(Constraint):
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         return nearest_solution(self.members, z, budget, warm)
 
-    def _violation(self, z: Tensor) -> Tensor:
-        return torch.stack([member._violation(z) for member in self.members]).amin(0)
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        """The rows of all members, zero but for the member that a point misses least."""
+        parts = [member._excess(z, lost) for member in self.members]
+        best = torch.stack([largest(part.violation()) for part in parts]).argmin(0)
+        parts = [
+            part._replace(amount=torch.where((best == k)[:, None], part.amount, 0.0)) for k, part in enumerate(parts)
+        ]
+        return side_by_side(parts, z)
+
+    def row_name(self, event: Event, row: int) -> str:
+        member, own = row_of(self.members, [event] * len(self.members), row)
+        return self.members[member].row_name(event, own)
 
     def _written_out(self, event: Event) -> tuple[Constraint, ...]:
         return tuple(piece for member in self.members for piece in member.pieces(event))
@@ -219,10 +233,20 @@ class Product(Constraint):
         parts = [member._log_normaliser(block, sigma) for member, block in self._blocks(y)]
         return torch.stack(parts).sum(0) if parts else torch.zeros(len(y), dtype=y.dtype, device=y.device)
 
-    def _violation(self, z: Tensor) -> Tensor:
-        scale = flat(z).abs().amax(1, keepdim=True)
-        parts = [_up_to_noise(member._violation, block, scale) for member, block in self._blocks(z)]
-        return torch.stack(parts).amax(0) if parts else torch.zeros(len(z), dtype=z.dtype, device=z.device)
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        """Block by block."""
+        blocks = list(self._blocks(z))
+        missing: list[Tensor | None] = (
+            [None] * len(blocks) if lost is None else [block for _, block in self._blocks(lost)]
+        )
+        pairs = zip(blocks, missing, strict=True)
+        return side_by_side([member._excess(block, left) for (member, block), left in pairs], z)
+
+    def row_name(self, event: Event, row: int) -> str:
+        block, own = row_of(self.members, [(size,) for size in self.sizes], row)
+        member = self.members[block]
+        assert member is not None
+        return f"block {block}: {member.row_name((self.sizes[block],), own)}"
 
     def _apart(self, event: Event) -> Parts:
         """Block by block."""
@@ -328,8 +352,21 @@ class _Preimage(Constraint):
     def equation_count(self) -> int | None:
         return total_count((self.inner,), self._equation_count)
 
-    def _violation(self, z: Tensor) -> Tensor:
-        return self.inner._violation(self._back(z))
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        """That of the image. What cancels in it is the sum of the terms of each coordinate, less its absolute value."""
+        image = self._back(z)
+        terms = self._terms(z.abs() if lost is None else z.abs() + lost)
+        return self.inner._excess(image, (terms - image.abs()).clamp_min(0.0))
+
+    def row_name(self, event: Event, row: int) -> str:
+        return self.inner.row_name(self._image_event(event), row)
+
+    def _image_event(self, event: Event) -> Event:
+        return event
+
+    def _terms(self, size: Tensor) -> Tensor:
+        """The sum of the absolute values of the terms of the image, for coordinates of these absolute values."""
+        raise NotImplementedError
 
     def _back(self, z: Tensor) -> Tensor:
         raise NotImplementedError
@@ -442,6 +479,9 @@ class Shifted(_Motion):
         total = raw(level) + raw(moved)
         return found._replace(level=PerChain(total) if isinstance(level, PerChain) else total, center=center)
 
+    def _terms(self, size: Tensor) -> Tensor:
+        return size + spread(self.by, size).abs()
+
     def _back(self, z: Tensor) -> Tensor:
         return z - spread(self.by, z)
 
@@ -485,6 +525,9 @@ class Scaled(_Motion):
             if isinstance(value, PerChain)
             else self.by * value
         )
+
+    def _terms(self, size: Tensor) -> Tensor:
+        return size / self.by
 
     def _back(self, z: Tensor) -> Tensor:
         return z / self.by
@@ -648,22 +691,14 @@ class Through(_Preimage):
         )
         return found._replace(point=found.point.reshape(z.shape))
 
-    def _violation(self, z: Tensor) -> Tensor:
-        """That of A x, or of A x without the coordinates that are nothing but the rounding of the product."""
-        image, scale = flat(self._back(z)), flat(z).abs() @ self.A.to(z).abs().T
-        return _up_to_noise(lambda y: self.inner._violation(y.reshape(-1, *self.shape)), image, scale)
+    def _image_event(self, event: Event) -> Event:
+        return tuple(self.shape)
+
+    def _terms(self, size: Tensor) -> Tensor:
+        return (flat(size) @ self.A.to(size).abs().T).reshape(len(size), *self.shape)
 
     def _back(self, x: Tensor) -> Tensor:
         return (flat(x) @ self.A.to(x).T).reshape(len(x), *self.shape)
-
-
-def _up_to_noise(violation: Callable[[Tensor], Tensor], y: Tensor, scale: Tensor) -> Tensor:
-    """Violation of rows y (n, k), or of those rows without what is rounding on their scale, if that is less.
-
-    A block, or an image, that should be zero may hold the rounding of larger numbers and nothing else.
-    """
-    value, noise = violation(y), (y != 0) & (y.abs() <= 8.0 * EPSILON * scale)
-    return torch.minimum(value, violation(torch.where(noise, 0.0, y))) if bool(noise.any()) else value
 
 
 def _with_rows(rows: Rows | None, A: Tensor) -> Constraint | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from casal.checks import positive
 from casal.constraints.chains import PerChain, check_count
-from casal.constraints.vectors import ROUNDING, norm, over_events
+from casal.constraints.vectors import EPSILON, ROUNDING, norm, over_events, relative
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 from casal.typing import Event
 
@@ -83,6 +82,34 @@ class Rows(NamedTuple):
     matrix: Tensor
     low: Tensor
     high: Tensor
+
+
+class Excess(NamedTuple):
+    """By how much points miss a definition, row by row: every equation, inequality and bound is a row.
+
+    The violation of a row is max(0, amount - rounding) / unit.
+
+    Attributes:
+        amount: (n, m) >= 0, how far a row is from holding, times ``scale`` in the unit in which the set is written.
+        unit: (n, m), what counts as one: the sum of the absolute values of the terms of the row, or a length of its
+            own such as a radius or a width; never those of other rows.
+        rounding: What rounding allows where the unit is a length of its own: 16 roundings of the terms, (n, m) or 0.
+        scale: Amounts and units are kept in this unit, (n, m) or a number, so that they stay finite.
+    """
+
+    amount: Tensor
+    unit: Tensor
+    rounding: Tensor | float = 0.0
+    scale: Tensor | float = 1.0
+
+    def violation(self) -> Tensor:
+        """(n, m): what is missing in units of the row. Below the smallest normal float, rounding is absolute."""
+        small = self.scale.clamp_max(1.0) if isinstance(self.scale, Tensor) else min(self.scale, 1.0)
+        return relative((self.amount - self.rounding).clamp_min(0.0) * small, self.unit * small)
+
+    def given(self) -> Tensor:
+        """(n, m): what is missing in the unit in which the set is written."""
+        return (self.amount * self.scale).clamp_max(torch.finfo(torch.float64).max)
 
 
 class Parts(NamedTuple):
@@ -160,12 +187,13 @@ class Subspace(NamedTuple):
         return found
 
 
-class Constraint(ABC):
+class Constraint:
     """A set C in decoded space. Dim 0 of every argument is the chain, the other dims are the event.
 
-    A subclass writes ``_violation`` and either ``_project`` (closed form) or ``_solve`` (iterative); all receive
-    finite float64 tensors. Two independent formulas on purpose: the certificate of a sample never goes through
-    the projection that made it. All else a set can do is optional, and it says so itself.
+    A subclass writes ``_excess`` (row by row) or ``_violation`` (one number a point), and either ``_project`` (closed
+    form) or ``_solve`` (iterative); all receive finite float64 tensors. Two independent formulas on purpose: the
+    certificate of a sample never goes through the projection that made it. All else a set can do is optional, and it
+    says so itself.
 
     Attributes:
         exact: The projection is the nearest point in closed form (up to rounding).
@@ -194,7 +222,9 @@ class Constraint(ABC):
     _equation_count: int | None = None  # a set that knows it says so; for others it is counted by ``residual``
 
     def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
-        """Refuse ``PerChain`` where the class does not take it."""
+        """Refuse ``PerChain`` where the class does not take it, and a class without a definition of its points."""
+        if cls._violation is Constraint._violation and cls._excess is Constraint._excess:
+            raise TypeError(f"{cls.__name__} writes neither _excess nor _violation, so nothing says what lies in it")
         if any(isinstance(value, PerChain) for value in (*args, *kwargs.values())):
             given = inspect.signature(cls).bind(*args, **kwargs).arguments
             for name, value in given.items():
@@ -239,14 +269,51 @@ class Constraint(ABC):
     def violation(self, z: Tensor) -> Tensor:
         """How far each point is from satisfying the definition of C: (n,) float64, zero on C.
 
-        The unit and the scale are in the docstring of the set. A point that is not finite gets infinity.
+        The largest over the rows of the definition (equations, inequalities, bounds), each in its own unit: what it
+        misses, relative to the terms of that row or to a length of its own. Large numbers elsewhere in the point do not
+        hide a small row that is broken. A point that is not finite gets infinity.
+
+        Raises:
+            SettingError: A user's function returned a violation that is negative or not a number.
         """
+        wide, finite = self._measurable(z)
+        value = _usable(self, self._violation(wide))
+        return torch.where(finite, value, torch.full_like(value, torch.inf))
+
+    def excess(self, z: Tensor) -> Excess:
+        """What each point misses, row by row; see ``Excess``. The rows of a point that is not finite are infinite."""
+        wide, finite = self._measurable(z)
+        found = self._excess(wide, None)
+        lost = ~finite[:, None]
+        _usable(self, found.amount)
+        return found._replace(
+            amount=found.amount.masked_fill(lost, torch.inf), rounding=0.0 * found.unit + found.rounding
+        )
+
+    def row_name(self, event: Event, row: int) -> str:
+        """Row of ``excess`` in words, for a message."""
+        return f"row {row} of {self!r}"
+
+    def row_count(self, event: Event) -> int:
+        """Rows of ``excess`` for events of a shape."""
+        key = tuple(event)
+        if key not in self._known_counts:
+            origin = torch.zeros(self.chains or 1, *key, dtype=torch.float64)
+            self._known_counts[key] = self._excess(origin, None).amount.shape[1]
+        return self._known_counts[key]
+
+    @cached_property
+    def _known_counts(self) -> dict[Event, int]:
+        """Counts of rows that were asked for."""
+        return {}
+
+    def _measurable(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """z in float64 with zeros for points that are not finite, and which are finite."""
         wide = z.to(torch.float64)
         finite = torch.isfinite(wide).flatten(1).all(1)
         self._check_chains(z)
         self.validate(tuple(z.shape[1:]))
-        value = self._violation(torch.where(over_events(finite, wide), wide, torch.zeros_like(wide)))
-        return torch.where(finite, value, torch.full_like(value, torch.inf))
+        return torch.where(over_events(finite, wide), wide, torch.zeros_like(wide)), finite
 
     def validate(self, event: Event) -> None:
         """Raise ShapeError or InfeasibleSet if events of this shape cannot lie in C."""
@@ -556,8 +623,25 @@ class Constraint(ABC):
     def _project(self, z: Tensor) -> Tensor:
         return self._solve(z, Budget(), None).point
 
-    @abstractmethod
-    def _violation(self, z: Tensor) -> Tensor: ...
+    def _violation(self, z: Tensor) -> Tensor:
+        """(n,), from ``_excess``; a set without rows writes this one."""
+        return largest(self._excess(z, None).violation())
+
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        """Row by row, from the definition.
+
+        Args:
+            z: Points.
+            lost: What was lost by cancellation where z was computed from other numbers: the sum of the absolute values
+                of the terms of each coordinate, less its own absolute value. None for points that were given. It widens
+                the unit of a row, because the rounding of those terms is in z.
+        """
+        value = self._violation(z)[:, None]
+        if lost is not None:
+            noise = (z != 0) & (z.abs() <= 8.0 * EPSILON * lost)
+            if bool(noise.any()):
+                value = torch.minimum(value, self._violation(torch.where(noise, 0.0, z))[:, None])
+        return Excess(value, torch.ones_like(value))
 
     def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
         raise NotImplementedError
@@ -602,6 +686,65 @@ def register(kind: type[Self]) -> type[Self]:
     """Make a set known by the name of its class, so that its ``spec`` can be read back. Also a decorator."""
     SETS[kind.__name__] = kind
     return kind
+
+
+def largest(values: Tensor) -> Tensor:
+    """(n, m) -> (n,), zero if there are no columns."""
+    return values.amax(1) if values.shape[1] else values.new_zeros(len(values))
+
+
+def side_by_side(parts: Sequence[Excess], z: Tensor) -> Excess:
+    """The rows of several sets for the same points."""
+    if not parts:
+        nothing = z.new_zeros(len(z), 0)
+        return Excess(nothing, nothing)
+    if len(parts) == 1:
+        return parts[0]
+    return Excess(
+        torch.cat([part.amount for part in parts], dim=1),
+        torch.cat([part.unit for part in parts], dim=1),
+        _beside([part.rounding for part in parts], parts),
+        _beside([part.scale for part in parts], parts),
+    )
+
+
+def _beside(values: Sequence[Tensor | float], parts: Sequence[Excess]) -> Tensor | float:
+    first = values[0]
+    if not isinstance(first, Tensor) and all(not isinstance(value, Tensor) and value == first for value in values):
+        return first
+    pairs = zip(values, parts, strict=True)
+    return torch.cat([torch.as_tensor(v, dtype=p.unit.dtype).to(p.unit).expand_as(p.unit) for v, p in pairs], dim=1)
+
+
+def stacked(parts: Sequence[Excess]) -> Excess:
+    """The same rows for several groups of points."""
+    wide = [
+        (part.amount, part.unit, *(torch.as_tensor(v).to(part.unit).expand_as(part.unit) for v in part[2:]))
+        for part in parts
+    ]
+    return Excess(*(torch.cat(columns) for columns in zip(*wide, strict=True)))
+
+
+def row_of(members: Sequence[Constraint | None], events: Sequence[Event], row: int) -> tuple[int, int]:
+    """The member that a row of ``side_by_side`` comes from, and its row there."""
+    for index, (member, event) in enumerate(zip(members, events, strict=True)):
+        count = 0 if member is None else member.row_count(event)
+        if row < count:
+            return index, row
+        row -= count
+    raise IndexError(f"there is no row {row}")
+
+
+def _usable(owner: Constraint, values: Tensor) -> Tensor:
+    """Violations, refused if one is negative or not a number: a certificate must not rest on it."""
+    wrong = ~(values >= 0)
+    if bool(wrong.any()):
+        bad, count = float(values[wrong][0]), int(wrong.reshape(len(values), -1).any(1).sum())
+        raise SettingError(
+            f"{owner!r} gave a violation of {bad:g} for {count} of {len(values)} points; a violation is >= 0, and zero "
+            "on the set: take the absolute value of an equation and the positive part of an inequality"
+        )
+    return values
 
 
 def build(kind: type[Self], arguments: Mapping[str, Any]) -> Self:

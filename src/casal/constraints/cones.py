@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, Parts, SphereInFlat, register
-from casal.constraints.vectors import EPSILON, flat, norm, over_events, peak, refuse_overflow, relative
+from casal.constraints.base import Constraint, Excess, Parts, SphereInFlat, register, side_by_side
+from casal.constraints.vectors import EPSILON, flat, norm, over_events, peak, refuse_overflow
 from casal.errors import ShapeError
 from casal.typing import Event
 
@@ -51,10 +51,13 @@ class SecondOrderCone(Constraint):
         level = (0.5 * (t + length)).clamp_min(0.0)
         share = torch.where(length > 0, level / length.clamp_min(1e-300), torch.zeros_like(level))
         foot = refuse_overflow(size * torch.cat([level, share * v], dim=1), self).reshape(z.shape)
-        return torch.where(over_events(_excess(z) <= 4.0 * EPSILON, z), z, foot)
+        return torch.where(over_events(self._violation(z) <= 4.0 * EPSILON, z), z, foot)
 
-    def _violation(self, z: Tensor) -> Tensor:
-        return _excess(z)
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        return _missed(z, lost)
+
+    def row_name(self, event: Event, row: int) -> str:
+        return "|v| <= t"
 
 
 @register
@@ -63,8 +66,9 @@ class PSDCone(Constraint):
 
     P(Y) = V max(L, 0) V^T, where V L V^T is the eigendecomposition of the symmetric part (Y + Y^T) / 2: nearest in
     the Frobenius norm, and unique. A matrix whose negative eigenvalues are rounding (below 4 k eps of its norm)
-    is only made symmetric. The violation is the larger of |Z - Z^T| / 2 and minus the smallest eigenvalue,
-    relative to |Z| (Frobenius). Eigenvalues are not smooth where they meet, so there is no residual.
+    is only made symmetric. The violation is the larger of |Z_ij - Z_ji| / (|Z_ij| + |Z_ji|) and minus the smallest
+    eigenvalue of D^-1 Z D^-1 relative to its norm, D_i = sqrt(|Z_ii|): a small block beside a large one counts in its
+    own unit. Eigenvalues are not smooth where they meet, so there is no residual.
 
     >>> PSDCone().project(torch.tensor([[[0.0, 2.0], [0.0, 0.0]]]))
     tensor([[[0.5000, 0.5000],
@@ -96,17 +100,16 @@ class PSDCone(Constraint):
         unmoved = inside & (z == z.mT).flatten(1).all(1)
         return torch.where(over_events(unmoved, z), z, refuse_overflow(foot, self))
 
-    def _violation(self, z: Tensor) -> Tensor:
-        size = peak(flat(z))
-        scaled, size = z / size[:, :, None], size[:, 0].clamp_max(1.0)
-        asymmetry = 0.5 * torch.linalg.vector_norm(scaled - scaled.mT, dim=(1, 2))
-        below = -torch.linalg.eigvalsh(0.5 * (scaled + scaled.mT)).amin(1)
-        worst = torch.maximum(asymmetry, below.clamp_min(0.0))
-        return relative(size * worst, size * torch.linalg.vector_norm(scaled, dim=(1, 2)))
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        """Z_ij = Z_ji above the diagonal, row by row; then the smallest eigenvalue."""
+        return side_by_side([_asymmetry(z, lost), _smallest_eigenvalue(z, lost)], z)
+
+    def row_name(self, event: Event, row: int) -> str:
+        return _pair_name(event, row) if row < event[0] * (event[0] - 1) // 2 else "smallest eigenvalue >= 0"
 
 
 class _Symmetric(Constraint):
-    """{Z : Z = Z^T}, the surface part of PSDCone; P(Z) = (Z + Z^T) / 2. The violation is |Z - Z^T| / (2 |Z|)."""
+    """{Z : Z = Z^T}, the surface part of PSDCone; P(Z) = (Z + Z^T) / 2."""
 
     convex = True
 
@@ -126,16 +129,17 @@ class _Symmetric(Constraint):
     def _project(self, z: Tensor) -> Tensor:
         return 0.5 * z + 0.5 * z.mT
 
-    def _violation(self, z: Tensor) -> Tensor:
-        scaled = z / peak(flat(z))[:, :, None]
-        return relative(0.5 * norm(flat(scaled - scaled.mT)), norm(flat(scaled)))
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        return _asymmetry(z, lost)
+
+    def row_name(self, event: Event, row: int) -> str:
+        return _pair_name(event, row)
 
 
 class _PositivePart(Constraint):
     """{Z : u^T Z u >= 0 for all u}, the solid part of PSDCone: its symmetric part is positive semidefinite.
 
-    P(Z) replaces the symmetric part by its own projection and keeps the other. The violation is minus the smallest
-    eigenvalue of the symmetric part, relative to |Z|.
+    P(Z) replaces the symmetric part by its own projection and keeps the other.
     """
 
     convex = True
@@ -144,14 +148,54 @@ class _PositivePart(Constraint):
     def _project(self, z: Tensor) -> Tensor:
         return 0.5 * z - 0.5 * z.mT + PSDCone()._project(0.5 * z + 0.5 * z.mT)
 
-    def _violation(self, z: Tensor) -> Tensor:
-        scaled = z / peak(flat(z))[:, :, None]
-        below = -torch.linalg.eigvalsh(0.5 * (scaled + scaled.mT)).amin(1)
-        return relative(below.clamp_min(0.0), norm(flat(scaled)))
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        return _smallest_eigenvalue(z, lost)
+
+    def row_name(self, event: Event, row: int) -> str:
+        return "smallest eigenvalue of the symmetric part >= 0"
 
 
-def _excess(z: Tensor) -> Tensor:
-    """max(0, |v| - t) / (|v| + |t|), on the scale of the largest coordinate so that 1e308 is a number like others."""
+def _asymmetry(z: Tensor, lost: Tensor | None) -> Excess:
+    """Z_ij - Z_ji for i < j, in units of |Z_ij| + |Z_ji|."""
+    above, right = torch.triu_indices(z.shape[1], z.shape[2], 1, device=z.device)
+    half = 0.5 * (z.abs() if lost is None else z.abs() + lost)
+    amount = (0.5 * z[:, above, right] - 0.5 * z[:, right, above]).abs()
+    return Excess(amount, half[:, above, right] + half[:, right, above], scale=2.0)
+
+
+def _smallest_eigenvalue(z: Tensor, lost: Tensor | None) -> Excess:
+    """Minus the smallest eigenvalue of D^-1 S D^-1, S the symmetric part and D_i = sqrt(|S_ii|).
+
+    S is positive semidefinite if and only if D^-1 S D^-1 is, in which rows and columns have no unit: a correlation
+    matrix. A diagonal entry that is no more than rounding beside its row counts as that rounding.
+    """
+    size = peak(flat(z))[:, :, None]
+    scaled = 0.5 * (z / size) + 0.5 * (z / size).mT
+    diagonal = scaled.diagonal(dim1=1, dim2=2).abs()
+    others = scaled.abs().amax(2)
+    noise = EPSILON * (others if lost is None else others + (lost / size).amax(2) / 1.0)
+    root = torch.maximum(diagonal, noise).clamp_min(torch.finfo(z.dtype).tiny).sqrt()
+    plain = scaled / root[:, :, None] / root[:, None, :]
+    top = peak(flat(plain))
+    below = -torch.linalg.eigvalsh(plain / top[:, :, None]).amin(1, keepdim=True)
+    unit = norm(flat(plain / top[:, :, None]))[:, None]
+    if lost is not None:
+        spread = lost / size / root[:, :, None] / root[:, None, :]
+        unit = unit + norm(flat(spread) / top)[:, None]
+    return Excess(below.clamp_min(0.0), unit)
+
+
+def _pair_name(event: Event, row: int) -> str:
+    above, right = torch.triu_indices(event[0], event[1], 1)[:, row].tolist()
+    return f"Z[{above}, {right}] = Z[{right}, {above}]"
+
+
+def _missed(z: Tensor, lost: Tensor | None) -> Excess:
+    """|v| - t in units of |v| + |t|, on the scale of the largest coordinate so that 1e308 is a number like others."""
     y, top = flat(z), peak(flat(z))
-    t, length, size = y[:, 0] / top[:, 0], norm(y[:, 1:] / top), top[:, 0].clamp_max(1.0)
-    return relative(size * (length - t).clamp_min(0.0), size * (length + t.abs()))
+    t, v = y[:, :1] / top, y[:, 1:] / top
+    length = norm(v)[:, None]
+    unit = length + t.abs()
+    if lost is not None:
+        unit = unit + norm(flat(lost) / top)[:, None]
+    return Excess((length - t).clamp_min(0.0), unit, scale=top)

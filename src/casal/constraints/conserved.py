@@ -9,7 +9,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Budget, Constraint, Parts, Projection, SphereInFlat, Subspace, register
+from casal.constraints.base import (
+    Budget,
+    Constraint,
+    Excess,
+    Parts,
+    Projection,
+    SphereInFlat,
+    Subspace,
+    register,
+    side_by_side,
+)
 from casal.constraints.chains import (
     Bound,
     Number,
@@ -30,19 +40,21 @@ from casal.constraints.chains import (
     show,
     spread,
 )
-from casal.constraints.flat import Affine, Box, BoxHyperplane
+from casal.constraints.flat import Affine, Box, BoxHyperplane, bounds_missed
 from casal.constraints.round import AffineRound, Sphere, shell_tube, smallest_positive
 from casal.constraints.solvers.laws import log_sphere_mass, von_mises_fisher
 from casal.constraints.vectors import (
     EPSILON,
+    GRANTED,
+    LARGE,
     ROUNDING,
     axis,
     flat,
     gaussian,
     norm,
     nudge,
+    peak,
     refuse_overflow,
-    relative,
     shell_factor,
     shortest,
     unit,
@@ -70,7 +82,7 @@ class MassEnergy(Constraint):
 
     which is also the limit of alternating projections onto the two sets. A constant y sits on the axis, equally
     far from all of C; there the direction (1, -1, 0, ...) / sqrt(2) is taken. The violation is the larger of
-    |sum z - M| / (sqrt(N E) + |M|) and | |z|^2 - E | / E.
+    |sum z - M| / (sum |z| + |M|) and | |z|^2 - E | / E.
 
     Args:
         mass: M; may be PerChain.
@@ -197,13 +209,29 @@ class MassEnergy(Constraint):
             return across
         return across + log_sphere_mass(norm(_fluctuation(rows)) * 2.0, each(self._radius(size), y), sigma, size - 1)
 
-    def _violation(self, z: Tensor) -> Tensor:
-        y = flat(z)
-        length, size = norm(y), y.shape[1]
-        top = derive(lambda m, e: (size * e) ** 0.5 + abs(m), self.mass, self.energy)
-        mass = relative((y.sum(1) - each(self.mass, z)).abs(), each(top, z))
-        energy = relative((length.square() - each(self.energy, z)).abs(), each(self.energy, z))
-        return torch.maximum(mass, energy)
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        return side_by_side([_mass_missed(z, lost, self.mass), _energy_missed(z, lost, self.energy)], z)
+
+    def row_name(self, event: Event, row: int) -> str:
+        return "|z|^2 = E" if row else "sum z = M"
+
+
+def _mass_missed(z: Tensor, lost: Tensor | None, mass: Number) -> Excess:
+    """sum z - M, in units of sum |z| + |M|."""
+    y, level = flat(z), torch.zeros_like(flat(z)[:, :1]) + column(mass, z)
+    size = y.abs() if lost is None else y.abs() + flat(lost)
+    top = peak(y)
+    top = torch.where(top > LARGE, top, 1.0)
+    gap = (y / top).sum(1, keepdim=True) - level / top
+    return Excess(gap.abs(), (size / top).sum(1, keepdim=True) + level.abs() / top, scale=top)
+
+
+def _energy_missed(z: Tensor, lost: Tensor | None, energy: Number) -> Excess:
+    """|z|^2 - E, in units of E."""
+    y, level = flat(z), torch.zeros_like(flat(z)[:, :1]) + column(energy, z)
+    amount = (norm(y)[:, None].square() - level).abs().clamp_max(torch.finfo(z.dtype).max)
+    rounding = 0.0 if lost is None else GRANTED * EPSILON * 2.0 * (y.abs() * flat(lost)).sum(1, keepdim=True)
+    return Excess(amount, level, rounding)
 
 
 def _mean_free(y: Tensor) -> Tensor:
@@ -424,21 +452,22 @@ class ObservedMassEnergy(Constraint):
             out[:, free] = column(self._mean(count), z) + inner
         return refuse_overflow(out, self).reshape(z.shape)
 
-    def _violation(self, z: Tensor) -> Tensor:
-        y = flat(z)
-        length, peak = norm(y), y.abs().amax(1)
-        worst = torch.zeros_like(length)
-        if len(self.index):
-            gap = (y[:, self.index.to(z.device)] - spread(self.values, y)).abs().amax(1)
-            worst = relative(gap, peak + each(self._peak, z))
-        size = length if self.energy is None else each(derive(lambda e: e**0.5, self.energy), z)
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        """The observed coordinates, then mass and energy."""
+        index = self.index.to(z.device)
+        known = spread(self.values, flat(z)).expand(len(z), -1)
+        missed = flat(lost)[:, index] if lost is not None else None
+        parts = [bounds_missed(flat(z)[:, index], missed, known, known)]
         if self.mass is not None:
-            gap = (y.sum(1) - each(self.mass, z)).abs()
-            worst = torch.maximum(worst, relative(gap, y.shape[1] ** 0.5 * size + abs(each(self.mass, z))))
+            parts.append(_mass_missed(z, lost, self.mass))
         if self.energy is not None:
-            gap = (length.square() - each(self.energy, z)).abs()
-            worst = torch.maximum(worst, relative(gap, each(self.energy, z)))
-        return worst
+            parts.append(_energy_missed(z, lost, self.energy))
+        return side_by_side(parts, z)
+
+    def row_name(self, event: Event, row: int) -> str:
+        if row < len(self.index):
+            return f"observed value of z[{int(self.index[row])}]"
+        return "sum z = M" if row == len(self.index) and self.mass is not None else "|z|^2 = E"
 
 
 class _Frame(NamedTuple):
@@ -579,8 +608,11 @@ class MassEnergyBox(Constraint):
         summed = (y.sum(1) - mass).abs() <= 4.0 * EPSILON * size
         return bounded & summed & ((power - energy).abs() <= 8.0 * EPSILON * energy)
 
-    def _violation(self, z: Tensor) -> Tensor:
-        return torch.maximum(self.conserved._violation(z), self.bounds._violation(z))
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        return side_by_side([part._excess(z, lost) for part in (self.conserved, self.bounds)], z)
+
+    def row_name(self, event: Event, row: int) -> str:
+        return self.conserved.row_name(event, row) if row < 2 else self.bounds.row_name(event, row - 2)
 
     def _frame(self, event: Event) -> _Frame:
         """Made at the first event of a shape, with all the checks."""

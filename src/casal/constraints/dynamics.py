@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Budget, Constraint, Parts, Projection, Way, register
+from casal.constraints.base import Budget, Constraint, Excess, Parts, Projection, Way, register
 from casal.constraints.flat import Affine, Box
 from casal.constraints.solvers.polyhedron import UNDERFLOW, Polyhedron, nearest
 from casal.constraints.solvers.splitting import Quadratic, on_box
-from casal.constraints.vectors import EPSILON, LARGEST, flat, norm, relative
+from casal.constraints.vectors import EPSILON, LARGEST, flat, norm
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 from casal.typing import Event
 
@@ -301,18 +301,32 @@ class LinearDynamics(Constraint):
         y = self._roll(u * self.scale_u.to(u), self.y0.to(u).expand(len(u), -1))
         return torch.cat([y[..., self.outputs] / self.scale_y.to(u), u], dim=2)
 
-    def _violation(self, z: Tensor) -> Tensor:
-        peak = flat(z).abs().amax(1).clamp_min(UNDERFLOW)
-        peak = torch.ldexp(torch.ones_like(peak), torch.frexp(peak).exponent - 1)  # a power of two does not round
-        y, u = self._split(z / peak[:, None, None])
-        states = self._roll(u * self.scale_u.to(z), self.y0.to(z) / peak[:, None])
-        rolled = states[..., self.outputs] / self.scale_y.to(z)
-        defect = flat(y - rolled).abs().amax(1)
-        dynamics = relative(defect, flat(y).abs().amax(1) + flat(rolled).abs().amax(1))
-        limit = (self.u_max / self.scale_u).to(z) / peak[:, None]
-        size = u.abs().amax(1)
-        excess = relative((size - limit).clamp_min(0.0), flat(u).abs().amax(1)[:, None] + limit).amax(1)
-        return torch.maximum(dynamics, excess)
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        """Output by output and input by input, over all steps; see the class."""
+        top = flat(z).abs().amax(1).clamp_min(UNDERFLOW)
+        top = torch.ldexp(torch.ones_like(top), torch.frexp(top).exponent - 1)  # a power of two does not round
+        y, u = self._split(z / top[:, None, None])
+        start, drive = self.y0.to(z) / top[:, None], u * self.scale_u.to(z)
+        states = self._roll(drive, start)
+        before = torch.cat([start[:, None], states[:, :-1]], dim=1)
+        terms = before.abs() @ self._Ad.to(z).abs().T + drive.abs() @ self._Bd.to(z).abs().T
+        rolled, terms = (part[..., self.outputs] / self.scale_y.to(z) for part in (states, terms))
+        size = y.abs() + terms
+        limit = (self.u_max / self.scale_u).to(z) / top[:, None]
+        input_size = u.abs().amax(1)
+        if lost is not None:
+            more, extra = self._split(lost / top[:, None, None])
+            size, input_size = size + more.amax(1, keepdim=True), input_size + extra.amax(1)
+        # What a channel came from in any step is in all of its later steps.
+        amount = torch.cat([(y - rolled).abs().amax(1), (u.abs().amax(1) - limit).clamp_min(0.0)], dim=1)
+        bound = torch.where(torch.isinf(limit), 0.0, limit)
+        return Excess(amount, torch.cat([size.amax(1), input_size + bound], dim=1), scale=top[:, None])
+
+    def row_name(self, event: Event, row: int) -> str:
+        count = len(self.outputs)
+        if row < count:
+            return f"rollout of output {self.outputs[row]}"
+        return f"|u[{row - count}]| <= {float(self.u_max[row - count]):g}"
 
 
 def _channels(name: str, values: Any, count: int) -> Tensor:

@@ -9,7 +9,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Budget, Constraint, Parts, Projection, Rows, SphereInFlat, Subspace, Way, register
+from casal.constraints.base import (
+    Budget,
+    Constraint,
+    Excess,
+    Parts,
+    Projection,
+    Rows,
+    SphereInFlat,
+    Subspace,
+    Way,
+    register,
+    side_by_side,
+)
 from casal.constraints.chains import (
     Bound,
     Number,
@@ -32,7 +44,18 @@ from casal.constraints.chains import (
 )
 from casal.constraints.solvers.laws import log_interval_mass, truncated_normal
 from casal.constraints.solvers.polyhedron import Polyhedron, contradiction, nearest, touching
-from casal.constraints.vectors import EPSILON, ROUNDING, flat, gaussian, norm, refuse_overflow, relative, tangent
+from casal.constraints.vectors import (
+    EPSILON,
+    GRANTED,
+    LARGE,
+    ROUNDING,
+    flat,
+    gaussian,
+    norm,
+    peak,
+    refuse_overflow,
+    tangent,
+)
 from casal.errors import InfeasibleSet, ShapeError
 from casal.typing import Event
 
@@ -52,7 +75,7 @@ class Affine(Constraint):
 
     The rows are scaled to length one and factorised once by singular values, so redundant and dependent rows
     do no harm; contradictory ones raise InfeasibleSet. (The paper prints the projection onto Az + b = 0 with
-    the sign of b reversed.) The violation is the largest |a_i z - b_i| / (|a_i| |z| + |b_i|), a relative error.
+    the sign of b reversed.) The violation is the largest |a_i . z - b_i| / (sum_j |a_ij z_j| + |b_i|).
 
     Args:
         A: Matrix (m, d), or one row (d,); d is the number of coordinates of an event. A sparse matrix of torch or
@@ -76,7 +99,8 @@ class Affine(Constraint):
         self._coordinates = self.A.shape[1]
         self.b = _for_each(b, self.A, "b", "rows")
         self.chains = common_chains(b=self.b)
-        self._rows, right = _equations(self.A, raw(self.b))
+        self._rows, right, self._kept = _equations(self.A, raw(self.b))
+        self._lengths = norm(self.A)[self._kept]
         self._equation_count = len(self._rows)
         u, s, vh = torch.linalg.svd(self._rows, full_matrices=False)
         kept = s > RANK_TOLERANCE * (s[0] if len(s) else 1.0) * max(self._rows.shape)
@@ -147,19 +171,19 @@ class Affine(Constraint):
         y, basis = flat(z), self._basis.to(z)
         return (tangent(y, basis) + spread(self._level, y) @ basis).reshape(z.shape)
 
-    def _violation(self, z: Tensor) -> Tensor:
-        if not len(self._rows):
-            return torch.zeros(len(z), dtype=z.dtype, device=z.device)
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         y = flat(z)
-        right = spread(self._right, y)
-        return relative((y @ self._rows.to(z).T - right).abs(), norm(y)[:, None] + right.abs()).amax(1)
+        return rows_missed(y, lost, self._rows, spread(self._right, y), self._lengths, equal=True)
+
+    def row_name(self, event: Event, row: int) -> str:
+        return f"equation {int(self._kept[row])} of A z = b"
 
 
 @register
 class HalfSpace(Constraint):
     """C = {z : a . z <= b}; P(z) = z - max(0, a . z - b) a / |a|^2.
 
-    The violation is max(0, a . z - b) / (|a| |z| + |b|), a relative error.
+    The violation is max(0, a . z - b) / (sum_j |a_j z_j| + |b|), a relative error.
 
     Args:
         a: Normal, with as many entries as an event has coordinates.
@@ -230,15 +254,20 @@ class HalfSpace(Constraint):
         foot = tangent(y, normal[None]) + column(self._level, z) * normal
         return torch.where(outside[:, None], foot, y).reshape(z.shape)
 
-    def _violation(self, z: Tensor) -> Tensor:
-        return relative(self._height(z).clamp_min(0.0), norm(flat(z)) + each(derive(abs, self._level), z))
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        level = raw(as_rows(self._level)).to(z)
+        return rows_missed(flat(z), lost, self._normal[None], level, norm(self.a[None]))
+
+    def row_name(self, event: Event, row: int) -> str:
+        return f"a . z <= {show(self.b, 0)}" if self.chains is None else "a . z <= b"
 
 
 @register
 class Box(Constraint):
     """C = {z : low <= z <= high}, coordinate by coordinate; P(z) = min(max(z, low), high).
 
-    The violation is the largest excess over a bound, relative to |z|_inf + |bound|.
+    The violation is the largest excess over a bound, relative to |z_i| + |bound_i|, or to the width high_i - low_i if
+    that is smaller.
 
     Args:
         low: Lower bounds: a number, or a tensor that broadcasts to an event. Minus infinity is allowed. PerChain:
@@ -357,9 +386,12 @@ class Box(Constraint):
     def _project(self, z: Tensor) -> Tensor:
         return torch.clamp(z, spread(self.low, z), spread(self.high, z))
 
-    def _violation(self, z: Tensor) -> Tensor:
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         low, high = (flat(spread(side, z).expand_as(z)) for side in (self.low, self.high))
-        return _excess(flat(z), low, high)
+        return bounds_missed(flat(z), lost, low, high)
+
+    def row_name(self, event: Event, row: int) -> str:
+        return coordinate_bounds(row, event, self._over(raw(self.low), event)[0], self._over(raw(self.high), event)[0])
 
 
 def points_where_zero(radius: Number, center: Bound | None, event: Event) -> Box:
@@ -385,7 +417,7 @@ class Polytope(Constraint):
     projection. A set that is empty by less than rounding can tell is not caught there; then no chain converges, and
     each is returned with the smallest residual found.
 
-    The violation is the largest max(0, g_i . z - h_i) / (|g_i| |z| + |h_i|), a relative error.
+    The violation is the largest max(0, g_i . z - h_i) / (sum_j |g_ij z_j| + |h_i|), a relative error.
 
     Args:
         G: Matrix (m, d), or one row (d,); d is the number of coordinates of an event.
@@ -406,7 +438,8 @@ class Polytope(Constraint):
         self.G = _matrix(G, "G")
         self._coordinates = self.G.shape[1]
         self.h = raw(_for_each(h, self.G, "h", "rows"))
-        unit_rows, level = _inequalities(self.G, self.h)
+        unit_rows, level, self._kept = _inequalities(self.G, self.h)
+        self._lengths = norm(self.G)[self._kept]
         self._rows = Polyhedron.of(unit_rows, torch.full_like(level, -torch.inf), level)
         self.solid = self._examine()
 
@@ -440,13 +473,11 @@ class Polytope(Constraint):
         found = nearest(flat(z), rows, budget, guess=guess)
         return Projection(found.point.reshape(z.shape), found.converged, found.iterations, found.residual)
 
-    def _violation(self, z: Tensor) -> Tensor:
-        y, level = flat(z), self._rows.bound.to(z)
-        if not len(level):
-            return torch.zeros(len(z), dtype=z.dtype, device=z.device)
-        scale = y.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-        excess = (y / scale) @ self._rows.matrix.to(z).T - level / scale
-        return relative(excess, norm(y / scale)[:, None] + (level / scale).abs()).amax(1)
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        return rows_missed(flat(z), lost, self._rows.matrix, self._rows.bound.to(z), self._lengths)
+
+    def row_name(self, event: Event, row: int) -> str:
+        return f"inequality {int(self._kept[row])} of G z <= h"
 
     def _examine(self) -> bool:
         """Raise InfeasibleSet if C is provably empty; tell whether it has an interior."""
@@ -572,8 +603,7 @@ class BoxHyperplane(Constraint):
     them: the answer is exact, lies in the box, and does not suffer from the size of lam. The nearest point is
     unique everywhere. Coordinates with a_i = 0 are only clamped.
 
-    The violation is the larger of the excess over a bound relative to max |z| + |bound|, and
-    |a . z - b| / (|a| |z| + |b|).
+    The violation is the larger of that of the bounds, see ``Box``, and |a . z - b| / (sum_j |a_j z_j| + |b|).
 
     Args:
         low: Lower bounds: a number, or one for each coordinate of the flattened event. Minus infinity is allowed.
@@ -709,10 +739,16 @@ class BoxHyperplane(Constraint):
             out[left] = _cross(out[left], plane if self.chains is None else plane.take(left))
         return out.reshape(z.shape)
 
-    def _violation(self, z: Tensor) -> Tensor:
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        """The equation, then the bounds."""
         y, plane = flat(z), self._plane(z)
-        equation = relative(plane.gap(y).abs().squeeze(1), norm(y) + each(derive(abs, self._level), z))
-        return torch.maximum(equation, _excess(y, plane.low, plane.high))
+        level = raw(as_rows(self._level)).to(z)
+        equation = rows_missed(y, lost, self._normal[None], level, norm(self.a[None]), equal=True)
+        return side_by_side([equation, bounds_missed(y, lost, plane.low, plane.high)], z)
+
+    def row_name(self, event: Event, row: int) -> str:
+        low, high = (raw(side).reshape(-1, len(self.a))[0] for side in (self.low, self.high))
+        return "a . z = b" if row == 0 else coordinate_bounds(row - 1, event, low, high)
 
 
 def _cross(y: Tensor, plane: _Plane) -> Tensor:
@@ -736,14 +772,51 @@ def _cross(y: Tensor, plane: _Plane) -> Tensor:
     return torch.where(plane.gap(last) > 0, plane.beyond(last, plane.bottom), foot)
 
 
-def _excess(y: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The largest excess of the rows y over bounds that broadcast to them, relative to |y|_inf + |bound|."""
-    peak = y.abs().amax(1, keepdim=True)
-    parts = []
-    for side, excess in ((low, low - y), (high, y - high)):
-        size = torch.where(torch.isinf(side), torch.zeros_like(side), side.abs())
-        parts.append(relative(excess.clamp_min(0.0), peak + size).amax(1))
-    return torch.maximum(*parts)
+def rows_missed(
+    y: Tensor, lost: Tensor | None, matrix: Tensor, level: Tensor, lengths: Tensor, *, equal: bool = False
+) -> Excess:
+    """Rows g_i . y <= h_i, or = h_i, in units of sum_j |g_ij y_j| + |h_i|.
+
+    Args:
+        y: Points (n, d).
+        lost: As in ``Constraint._excess``.
+        matrix: g, rows of length one (m, d).
+        level: h, (m,), (1, m) or (n, m).
+        lengths: |g_i| as they were written, (m,).
+        equal: Whether the rows are equations.
+    """
+    matrix = matrix.to(y)
+    top = peak(y)
+    top = torch.where(top > LARGE, top, 1.0)  # numbers near the largest float are added in their own unit
+    size = y.abs() if lost is None else y.abs() + flat(lost)
+    gap, level = (y / top) @ matrix.T - level / top, level.abs() / top
+    unit = (size / top) @ matrix.abs().T + level
+    return Excess(gap.abs() if equal else gap.clamp_min(0.0), unit, scale=top * lengths.to(y))
+
+
+def bounds_missed(y: Tensor, lost: Tensor | None, low: Tensor, high: Tensor) -> Excess:
+    """Rows low_i <= y_i <= high_i, in units of |y_i| + |bound_i|, or of the width if that is smaller.
+
+    Args:
+        y: Points (n, d).
+        lost: As in ``Constraint._excess``.
+        low: Broadcasts to y.
+        high: Likewise.
+    """
+    largest = torch.finfo(y.dtype).max
+    amount = torch.maximum(low - y, y - high).clamp(0.0, largest)
+    broken = torch.where(y < low, low, high)
+    unit = y.abs() + torch.where(torch.isinf(broken), 0.0, broken.abs())
+    width = high - low
+    unit = torch.where((width > 0) & (width < unit), width, unit).clamp_max(largest)
+    return Excess(amount, unit, 0.0 if lost is None else GRANTED * EPSILON * flat(lost))
+
+
+def coordinate_bounds(row: int, event: Event, low: Tensor, high: Tensor) -> str:
+    """``low <= z[i] <= high`` in words, for flattened bounds."""
+    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(row), torch.Size(event)))
+    index = ", ".join(map(str, place))
+    return f"{float(low[row]):g} <= z[{index}] <= {float(high[row]):g}"
 
 
 def _matrix(given: Any, name: str) -> Tensor:
@@ -777,8 +850,11 @@ def _normal_and_level(owner: object, a: Any, b: Any) -> tuple[Tensor, Number, fl
     return normal, level, length
 
 
-def _equations(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows scaled to length one, b (..., m). A zero row says 0 = b_i: dropped if true, InfeasibleSet if not."""
+def _equations(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows scaled to length one, b (..., m), and which are kept.
+
+    A zero row says 0 = b_i: dropped if true, InfeasibleSet if not.
+    """
     if not (bool(torch.isfinite(A).all()) and bool(torch.isfinite(b).all())):
         raise InfeasibleSet("the equations contain non-finite numbers")
     lengths = norm(A)
@@ -787,11 +863,12 @@ def _equations(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     if len(wrong):
         row, value = int(wrong[0, 1]), float(b.reshape(-1, len(A))[tuple(wrong[0])])
         raise InfeasibleSet(f"row {row} of A is zero but b[{row}] = {value:g}: no z can satisfy it")
-    return A[~empty] / lengths[~empty, None], b[..., ~empty] / lengths[~empty]
+    kept = torch.nonzero(~empty).flatten()
+    return A[kept] / lengths[kept, None], b[..., kept] / lengths[kept], kept
 
 
-def _inequalities(G: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows scaled to length one. A zero row says 0 <= h_i: dropped if true, InfeasibleSet if not."""
+def _inequalities(G: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows scaled to length one, and which are kept. A zero row says 0 <= h_i: dropped if true, else InfeasibleSet."""
     if not bool(torch.isfinite(G).all()) or bool((torch.isnan(h) | (h == -torch.inf)).any()):
         raise InfeasibleSet("the inequalities contain non-finite numbers (only h = +infinity is allowed)")
     lengths = norm(G)
@@ -799,8 +876,8 @@ def _inequalities(G: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     if bool((h[empty] < 0).any()):
         row = int(torch.nonzero(empty & (h < 0))[0])
         raise InfeasibleSet(f"row {row} of G is zero but h[{row}] = {float(h[row]):g} < 0: no z can satisfy it")
-    kept = ~empty & (h < torch.inf)
-    return G[kept] / lengths[kept, None], h[kept] / lengths[kept]
+    kept = torch.nonzero(~empty & (h < torch.inf)).flatten()
+    return G[kept] / lengths[kept, None], h[kept] / lengths[kept], kept
 
 
 def _refuse_crossed(low: Tensor, high: Tensor) -> None:

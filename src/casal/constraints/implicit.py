@@ -11,9 +11,21 @@ import torch
 from torch import Tensor
 
 from casal.checks import whole_number
-from casal.constraints.base import Budget, Constraint, Parts, Projection, Way, at_once, register
+from casal.constraints.base import (
+    Budget,
+    Constraint,
+    Excess,
+    Parts,
+    Projection,
+    Way,
+    at_once,
+    largest,
+    register,
+    side_by_side,
+    stacked,
+)
 from casal.constraints.solvers.gauss_newton import nearest
-from casal.constraints.vectors import flat, norm
+from casal.constraints.vectors import flat, norm, peak
 from casal.errors import ProjectionError, SettingError, ShapeError
 from casal.typing import Event
 
@@ -25,6 +37,21 @@ TILE = 2**22
 
 RANK_TOLERANCE = 1e-10
 """Share of the largest singular value below which a gradient counts as dependent on the others."""
+
+STRICT = 1e-12
+"""Violation beyond which the rounding of the functions is looked at."""
+
+CLOSE = 1e-7
+"""Violation up to which Newton's method asks whether what is left is rounding."""
+
+ROUNDING_WAYS, ROUNDING_STEP = 4, 1e-4
+"""Directions in which the rounding of the functions is looked at, and steps relative to each coordinate."""
+
+SLOPE_STEP = 1e-5
+"""Relative step of the differences that a given Jacobian is compared with."""
+
+JACOBIAN_ERROR = 1e-4
+"""Share of its length by which a row of a given Jacobian may be off."""
 
 DIFFERENCE = 1e-6
 """Relative step of the differences that replace second derivatives where there are none."""
@@ -45,11 +72,12 @@ class Implicit(Constraint):
 
     The violation is the largest over the rows c of h and g (positive part) of
 
-        |c| / (|c| + |grad c| (1 + |z|)),
+        |c| / (|c| + sum_j |d c / d z_j| |z_j|),
 
-    to first order the distance to the surface c = 0 relative to 1 + |z|; it depends neither on the unit of c nor on
-    how c was written, needs no further settings, and is one where the gradient vanishes off the surface. With
-    ``scale`` it is |c| / scale instead, and no gradient is needed. It is infinite where c is not finite.
+    to first order the relative change of the coordinates that brings c to zero. It depends neither on the unit of c nor
+    on those of the coordinates, and is one where the gradient vanishes off the surface. Numbers that cancel inside c do
+    not show in it, so what their rounding leaves does not count: it is read off third differences of c. With ``scale``
+    the violation is |c| / scale instead, and no gradient is needed. It is infinite where c is not finite.
 
     Args:
         fn: h, or None if there are only inequalities.
@@ -91,6 +119,7 @@ class Implicit(Constraint):
             raise SettingError(f"scale must be finite and > 0, got {scale}; it is the size of fn that counts as one")
         self.convex, self.starts, self.solid = bool(convex), whole_number(starts, "starts", 1), fn is None
         self._equation_count = 0 if fn is None else None
+        self._jacobian_checked = False
 
     def __repr__(self) -> str:
         parts = [("", self.fn), ("inequality=", self.inequality)]
@@ -191,12 +220,36 @@ class Implicit(Constraint):
         taken = Projection(*(part[best, torch.arange(len(y), device=y.device)] for part in tried))
         return taken._replace(iterations=tried.iterations.sum(0))
 
-    def _violation(self, z: Tensor) -> Tensor:
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         if not z.numel():
-            return z.new_zeros(len(z))
+            return side_by_side([], z)
         with _own_mode():
-            system = _System(self, tuple(z.shape[1:]))
-            return torch.cat([system.measure(part) for part in flat(z).clone().split(self._tile(z))])
+            system, tile = _System(self, tuple(z.shape[1:])), self._tile(z)
+            self._check_jacobian(system, flat(z)[:1].clone())
+            more = [None] * -(-len(z) // tile) if lost is None else list(flat(lost).clone().split(tile))
+            pairs = zip(flat(z).clone().split(tile), more, strict=True)
+            return stacked([system.missed(part, extra) for part, extra in pairs])
+
+    def row_name(self, event: Event, row: int) -> str:
+        count = self._row_count(event)
+        return (
+            f"equation {row}: {_name(self.fn)}"
+            if row < count
+            else f"inequality {row - count}: {_name(self.inequality)}"
+        )
+
+    def _check_jacobian(self, system: _System, z: Tensor) -> None:
+        """Compare a given Jacobian with differences of the functions, once: the certificate rests on it."""
+        if self.jacobian is None or self._jacobian_checked:
+            return
+        off = system.jacobian_error(z)
+        if off is not None:
+            row, given, seen = off
+            raise SettingError(
+                f"jacobian of {self!r} gives row {row} a slope of {given:.6g} where differences of the function give "
+                f"{seen:.6g}; return derivatives (n, m, *event), those of fn first, or leave jacobian out"
+            )
+        self._jacobian_checked = True
 
     def _tile(self, z: Tensor) -> int:
         """How many chains are worked on at once."""
@@ -289,28 +342,86 @@ class _System:
             return self._differences(z, weights)
         return lambda v: _pull(gradient, leaf, v).detach()
 
-    def violation(self, values: Tensor, lengths: Tensor, z: Tensor) -> Tensor:
+    def violation(self, values: Tensor, rows: Tensor, z: Tensor) -> Tensor:
+        """(n,) from values (n, m) and derivatives (n, m, d) at z. What is left close to the set may be rounding."""
+        found = self._in_units(values, rows, z, None)
+        value = largest(found.violation())
+        close = torch.nonzero((value > STRICT) & (value < CLOSE)).flatten()
+        if self.owner.scale is not None or not len(close):
+            return value
+        left = found.amount[close] - self.rounding(z[close], values[close], rows[close])
+        value = value.clone()
+        value[close] = largest(Excess(left.clamp_min(0.0), found.unit[close]).violation())
+        return value
+
+    def _in_units(self, values: Tensor, rows: Tensor | None, z: Tensor, lost: Tensor | None) -> Excess:
         size, scale = torch.where(self.inequality(values), values.clamp_min(0.0), values.abs()), self.owner.scale
         if scale is None:
-            unit = size + lengths * (1.0 + norm(z))[:, None]
-        elif scale.ndim > 1 or scale.numel() not in (1, values.shape[1]):
+            assert rows is not None
+            reach = z.abs() if lost is None else z.abs() + lost
+            return Excess(size, size + (rows.abs() * reach[:, None, :]).sum(2))
+        if scale.ndim > 1 or scale.numel() not in (1, values.shape[1]):
             raise ShapeError(f"scale has shape {tuple(scale.shape)} for {values.shape[1]} rows; give one number a row")
-        else:
-            unit = scale.to(values).expand_as(values)
-        share = torch.where(size > 0, size / unit.clamp_min(torch.finfo(torch.float64).tiny), torch.zeros_like(size))
-        return share.amax(1) if share.shape[1] else share.new_zeros(len(share))
+        return Excess(size, scale.to(values).expand_as(values))
 
-    def measure(self, z: Tensor) -> Tensor:
-        """The violation from scratch; infinite where a row is not finite."""
-        if self.owner.scale is None:
-            values, rows = self.linearise(z)
-            lengths = norm(rows.reshape(-1, rows.shape[2])).reshape(values.shape)
-        else:
-            values = self.values(z)
-            lengths = torch.ones_like(values)
-        finite = torch.isfinite(values).all(1) & torch.isfinite(lengths).all(1)
-        value = self.violation(values, lengths, z)
-        return torch.where(finite & torch.isfinite(value), value, torch.full_like(value, torch.inf))
+    def missed(self, z: Tensor, lost: Tensor | None) -> Excess:
+        """Row by row from scratch; infinite where a row is not finite."""
+        values, rows = self.linearise(z) if self.owner.scale is None else (self.values(z), None)
+        found = self._in_units(values, rows, z, lost)
+        rounding = torch.zeros_like(found.amount)
+        if rows is not None:
+            off = torch.nonzero(largest(found.violation()) > STRICT).flatten()
+            if len(off):
+                rounding[off] = self.rounding(z[off], values[off], rows[off])
+        good = torch.isfinite(found.amount) & torch.isfinite(found.unit)
+        amount = torch.where(good, found.amount, torch.inf)
+        return Excess(amount, torch.where(good, found.unit, 1.0), torch.where(torch.isfinite(rounding), rounding, 0.0))
+
+    def rounding(self, z: Tensor, values: Tensor, rows: Tensor) -> Tensor:
+        """What rounding leaves in every row at z, (n, m); zero where a step of Newton's method still gets nearer.
+
+        Args:
+            z: Points (n, d).
+            values: c(z).
+            rows: Its derivatives.
+        """
+        noise = self._noise(z)
+        usable = torch.isfinite(rows).all(2).all(1) & torch.isfinite(values).all(1)
+        slopes = torch.where(usable[:, None, None], rows, 0.0)
+        step = (torch.linalg.pinv(slopes) @ torch.where(usable[:, None], values, 0.0)[:, :, None]).squeeze(2)
+        nearer = self.values(z - step).abs() < 0.5 * values.abs()
+        return torch.where(nearer, 0.0, noise)
+
+    def _noise(self, z: Tensor) -> Tensor:
+        """The rounding of c at z, (n, m): third differences of c over steps on which c is smooth.
+
+        c(z + 3 v) - 3 c(z + 2 v) + 3 c(z + v) - c(z) is of the order of |v|^3 but for the rounding of the four values.
+        The largest over a few directions v counts, times 2. Every coordinate moves in its own unit.
+        """
+        thirds = list[Tensor]()
+        for way in _directions(ROUNDING_WAYS, z):
+            near = [self.values(z + k * ROUNDING_STEP * z.abs() * way) for k in range(4)]
+            thirds.append((near[3] - 3 * near[2] + 3 * near[1] - near[0]).abs())
+        return 2.0 * torch.stack(thirds).amax(0)
+
+    def jacobian_error(self, z: Tensor) -> tuple[int, float, float] | None:
+        """A row, its slope by the given Jacobian, and by differences, where they disagree; None if they agree."""
+        _, rows = self.linearise(z)
+        length = torch.where(z != 0, z.abs(), peak(z))
+        noise = self._noise(length)[0]
+        for way in _directions(ROUNDING_WAYS, z):
+            v = length * way
+            given, size = (rows @ v[:, :, None])[0, :, 0], (rows.abs() @ v.abs()[:, :, None])[0, :, 0]
+            coarse, seen = (
+                (self.values(z + step * v) - self.values(z - step * v))[0] / (2 * step)
+                for step in (4 * SLOPE_STEP, SLOPE_STEP)
+            )
+            doubt = 10 * (coarse - seen).abs() + 10 * noise / SLOPE_STEP + JACOBIAN_ERROR * (size + seen.abs())
+            wrong = torch.nonzero((given - seen).abs() > doubt).flatten()
+            if len(wrong):
+                row = int(wrong[0])
+                return row, float(given[row]), float(seen[row])
+        return None
 
     def _given(self, z: Tensor, rows: int) -> Tensor:
         assert self.owner.jacobian is not None
@@ -424,5 +535,5 @@ def _directions(count: int, like: Tensor) -> Tensor:
     return torch.stack([draw, -draw], dim=1).reshape(-1, d)[:count].to(like)
 
 
-def _name(part: Function) -> str:
+def _name(part: Function | None) -> str:
     return str(getattr(part, "__name__", type(part).__name__))

@@ -14,6 +14,7 @@ from torch import Tensor
 from casal.constraints.base import (
     Budget,
     Constraint,
+    Excess,
     Landing,
     Parts,
     Projection,
@@ -23,6 +24,8 @@ from casal.constraints.base import (
     Way,
     nearest_landing,
     nearest_solution,
+    row_of,
+    side_by_side,
     total_count,
 )
 from casal.constraints.chains import (
@@ -257,8 +260,12 @@ class Intersection(Constraint):
                 whole[left[better]] = part[better]
         return found
 
-    def _violation(self, z: Tensor) -> Tensor:
-        return worst_violation(self.members, z)
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        return side_by_side([member._excess(z, lost) for member in self.members], z)
+
+    def row_name(self, event: Event, row: int) -> str:
+        member, own = row_of(self.members, [event] * len(self.members), row)
+        return self.members[member].row_name(event, own)
 
     def _too_many_rows(self, size: int) -> bool:
         """Whether a member does not write out its rows for so many coordinates."""

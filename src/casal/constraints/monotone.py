@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from casal.constraints.base import MOST_ROWS, Constraint, Rows, register
-from casal.constraints.vectors import flat, relative
+from casal.constraints.base import MOST_ROWS, Constraint, Excess, Rows, register
+from casal.constraints.vectors import flat
+from casal.typing import Event
 
 ROUNDS = 12
 LARGE = 1e290
@@ -25,7 +26,7 @@ class Monotone(Constraint):
     All falling runs of all chains are merged at once in a first few rounds; chains that need more go through the
     classical left-to-right sweep, 2 d steps for any input. The means are compared as they are returned, so the
     result is monotone exactly, not only to rounding, and a monotone sequence comes back unchanged. The nearest
-    point is unique everywhere. The violation is the largest fall z_i - z_{i+1} relative to max |z|.
+    point is unique everywhere. The violation is the largest fall z_i - z_{i+1}, relative to |z_i| + |z_{i+1}|.
 
     Args:
         increasing: Whether the sequence rises (never falls) or falls (never rises).
@@ -66,11 +67,19 @@ class Monotone(Constraint):
         y = _isotonic(self._rising(z))
         return (y if self.increasing else y.flip(1)).reshape(z.shape)
 
-    def _violation(self, z: Tensor) -> Tensor:
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         y = self._rising(z)
-        if y.shape[1] < 2:
-            return torch.zeros(len(z), dtype=z.dtype, device=z.device)
-        return relative((y[:, :-1] - y[:, 1:]).amax(1).clamp_min(0.0), y.abs().amax(1))
+        size = y.abs() if lost is None else y.abs() + self._rising(lost)
+        # Halves, so that numbers near the largest float have a finite difference.
+        return Excess(
+            (0.5 * y[:, :-1] - 0.5 * y[:, 1:]).clamp_min(0.0), 0.5 * size[:, :-1] + 0.5 * size[:, 1:], scale=2.0
+        )
+
+    def row_name(self, event: Event, row: int) -> str:
+        if self.increasing:
+            return f"z[{row}] <= z[{row + 1}]"
+        last = torch.Size(event).numel() - 1
+        return f"z[{last - row - 1}] >= z[{last - row}]"
 
 
 def _isotonic(y: Tensor) -> Tensor:

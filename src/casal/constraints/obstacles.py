@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from casal.checks import positive
-from casal.constraints.base import Budget, Constraint, Projection, at_once, register
-from casal.constraints.vectors import axis, norm, relative, unit
+from casal.constraints.base import Budget, Constraint, Excess, Projection, at_once, register, side_by_side
+from casal.constraints.vectors import EPSILON, GRANTED, axis, norm, relative, unit
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 from casal.typing import Event
 
 TOUCHING = 1.0 + 1e-12
 ON_THE_EDGE = 1e-13
+"""Depth below the edge of a shape, relative to its size and position together, that is rounding."""
 FEASIBLE = 1e-12
 CHUNK = 4_000_000
 
@@ -45,9 +46,9 @@ class Obstacles(Constraint):
     result is a free point but not surely the nearest, and chains that did not get free are flagged.
 
     Equally near ways out: intervals take the low edge, boxes the first face, a disc at its centre the first axis.
-    The set is not convex. The violation is the largest depth of penetration relative to the largest coordinate
-    of the obstacle, size and position together: max(|low|, |high|), r + |c|, and so on; for an obstacle without
-    end, its finite edge + |z_s|. Depths below 1e-13 of that are on the edge of a disc, box or segment.
+    The set is not convex. The violation is the largest depth of penetration relative to the smallest extent of
+    the obstacle: the width, the diameter, the thickness; for an obstacle without end, its finite edge + |z_s|. Depths
+    below 1e-13 of size and position together, such as r + |c|, are rounding: on the edge of a disc, box or segment.
 
     The inequalities are, with slope one at the edges, (z - low)(high - z) / (high - low), (r^2 - |z - c|^2) / (2 r) and
     the same for segments. A box has no smooth residual.
@@ -122,16 +123,24 @@ class Obstacles(Constraint):
         parts += [shape.residual(z[:, shape.start : shape.stop]) for shape in self.shapes]
         return torch.cat(parts, dim=1) if parts else z.new_zeros(len(z), 0)
 
-    def _violation(self, z: Tensor) -> Tensor:
-        worst = torch.zeros(len(z), dtype=z.dtype, device=z.device)
-        for item in self.intervals:
-            worst = torch.maximum(worst, item.depth(z[:, item.start : item.stop]).amax(1))
-        for shape in self.shapes:
-            part = z[:, shape.start : shape.stop]
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        """Obstacle by obstacle, the deepest step of each; intervals first."""
+        parts = []
+        items: list[Interval | Shape] = [*self.intervals, *self.shapes]
+        for item in items:
+            part, more = z[:, item.start : item.stop], None if lost is None else lost[:, item.start : item.stop]
             if part.shape[1]:
-                depth = shape.relative_depth(part.reshape(-1, part.shape[2]))
-                worst = torch.maximum(worst, depth.reshape(part.shape[:2]).amax(1))
-        return worst
+                every = item.missed(part, more)
+                _, deepest = every.violation().max(1, keepdim=True)
+                parts.append(
+                    Excess(*(torch.as_tensor(v).to(z).expand_as(every.amount).gather(1, deepest) for v in every))
+                )
+        return side_by_side(parts, z)
+
+    def row_name(self, event: Event, row: int) -> str:
+        names = [f"outside interval {k}" for k in range(len(self.intervals))]
+        names += [f"outside {shape.plural[:-1]} {k}" for k, shape in enumerate(self.shapes) if event[0] > shape.start]
+        return names[row]
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         steps = torch.zeros(len(z), dtype=torch.long, device=z.device)
@@ -185,11 +194,12 @@ class Interval(NamedTuple):
             raise SettingError(f"an interval obstacle needs the step at which it ends, got {row!r}")
         return cls(start, stop, low, high)
 
-    def depth(self, part: Tensor) -> Tensor:
-        edges = [abs(edge) for edge in (self.low, self.high) if math.isfinite(edge)]
-        scale = torch.full_like(part, max(edges, default=0.0))
-        scale = scale if len(edges) == 2 else scale + part.abs()
-        return relative(torch.minimum(part - self.low, self.high - part).clamp_min(0.0), scale)
+    def missed(self, part: Tensor, lost: Tensor | None) -> Excess:
+        """Depths (n, steps), in units of the width; without one, of |edge| + |z_s|."""
+        width, edge = self.high - self.low, self.low if math.isfinite(self.low) else self.high
+        unit = torch.full_like(part, width) if math.isfinite(width) else abs(edge) + part.abs()
+        depth = torch.minimum(part - self.low, self.high - part).clamp_min(0.0)
+        return Excess(depth, unit, 0.0 if lost is None else GRANTED * EPSILON * lost)
 
     def residual(self, part: Tensor) -> Tensor:
         if self.low == -math.inf:
@@ -237,17 +247,29 @@ class Shape(ABC):
         return [] if self.start == 0 and self.stop is None else [self.start, self.stop]
 
     def relative_depth(self, x: Tensor) -> Tensor:
-        """Depth (m,) of the points x (m, p) below the edge, in units of the obstacle; zero outside."""
+        """Depth (m,) of the points x (m, p) below the edge, beyond rounding, in units of the obstacle; zero outside."""
+        return relative((self._depth_inside(x) - ON_THE_EDGE * self.size).clamp_min(0.0), self._unit(x))
+
+    def missed(self, part: Tensor, lost: Tensor | None) -> Excess:
+        """Depths (n, steps) of points (n, steps, p) in units of the obstacle."""
+        x = part.reshape(-1, part.shape[2])
+        terms = torch.full_like(x[:, 0], ON_THE_EDGE * self.size)
+        if lost is not None:
+            terms = terms + GRANTED * EPSILON * norm(lost.reshape(x.shape))
+        return Excess(*(value.reshape(part.shape[:2]) for value in (self._depth_inside(x), self._unit(x), terms)))
+
+    def _depth_inside(self, x: Tensor) -> Tensor:
+        """Depth (m,), zero outside; only points in the bounding box are looked at."""
         near = torch.ones(len(x), dtype=torch.bool, device=x.device)
         for column, low, high in zip(x.unbind(1), *(bound.tolist() for bound in self.bounds()), strict=True):
             near &= (column > low) & (column < high)
         near = torch.nonzero(near).flatten()
-        depth = self.depth(x[near]).clamp_min(0.0)
-        return x.new_zeros(len(x)).index_copy(0, near, relative(depth, self._unit(x[near])))
+        return x.new_zeros(len(x)).index_copy(0, near, self.depth(x[near]).clamp_min(0.0))
 
     def _unit(self, x: Tensor) -> Tensor:
-        """What the depths (m,) of the points x (m, p) are measured in."""
-        return torch.full_like(x[:, 0], self.size)
+        """What the depths (m,) of the points x (m, p) are measured in: the smallest extent of the shape."""
+        low, high = self.bounds()
+        return torch.full_like(x[:, 0], float((high - low).min()))
 
     @abstractmethod
     def row(self) -> list[Any]: ...
@@ -338,7 +360,9 @@ class BoxShape(Shape):
         return torch.minimum(x - self.low.to(x), self.high.to(x) - x).amin(1)
 
     def _unit(self, x: Tensor) -> Tensor:
-        return super()._unit(x) if self.bounded else self.size + x.abs().amax(1)
+        """The smallest side; without a finite one, the edge and the point."""
+        least = float((self.high - self.low).min())
+        return torch.full_like(x[:, 0], least) if math.isfinite(least) else self.size + x.abs().amax(1)
 
     def exit(self, x: Tensor) -> Tensor:
         low, high = self.low.to(x), self.high.to(x)
@@ -396,6 +420,9 @@ class Segment(Shape):
 
     def depth(self, x: Tensor) -> Tensor:
         return self.radius - torch.linalg.vector_norm(x - self._foot(x), dim=1)
+
+    def _unit(self, x: Tensor) -> Tensor:
+        return torch.full_like(x[:, 0], self.thickness)
 
     def exit(self, x: Tensor) -> Tensor:
         foot = self._foot(x)
@@ -511,7 +538,7 @@ class Scene(NamedTuple):
     edges: list[Circle | Line]
     corners: Tensor
 
-    def free(self, x: Tensor, edge: float = ON_THE_EDGE) -> Tensor:
+    def free(self, x: Tensor, edge: float = 0.0) -> Tensor:
         """Which of the points x (m, p) lie in no shape."""
         free = torch.ones(len(x), dtype=torch.bool, device=x.device)
         for shape in self.shapes:
@@ -560,7 +587,7 @@ class Scene(NamedTuple):
 
     def _walk(self, x: Tensor, budget: Budget, steps: Tensor) -> Tensor:
         """Try the ways out of every single shape, then leave the deepest shape again and again."""
-        edge = ON_THE_EDGE if budget.tolerance <= FEASIBLE else budget.tolerance
+        edge = 0.0 if budget.tolerance <= FEASIBLE else budget.tolerance
         best, distance = self._leave_deepest(x), torch.full_like(x[:, 0], torch.inf)
         for shape in self.shapes:
             foot = shape.exit(x)

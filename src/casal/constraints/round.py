@@ -8,7 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, Parts, SphereInFlat, Subspace, register, total_count
+from casal.constraints.base import (
+    Constraint,
+    Excess,
+    Parts,
+    SphereInFlat,
+    Subspace,
+    register,
+    row_of,
+    side_by_side,
+    total_count,
+)
 from casal.constraints.chains import (
     Bound,
     Number,
@@ -31,6 +41,7 @@ from casal.constraints.flat import Affine, Box, points_where_zero
 from casal.constraints.solvers.laws import log_sphere_mass, von_mises_fisher
 from casal.constraints.vectors import (
     EPSILON,
+    GRANTED,
     ROUNDING,
     axis,
     flat,
@@ -40,7 +51,6 @@ from casal.constraints.vectors import (
     once,
     over_events,
     peak,
-    relative,
     shell_factor,
     shortest,
     unit,
@@ -82,7 +92,7 @@ class Round(Constraint):
                 shift = float(torch.linalg.vector_norm(numbers))
         self.chains = common_chains(radius=self.radius, center=self.center)
         self._square = derive(lambda r: r**2, self.radius)
-        self._size = derive(lambda r, s: r + s, self.radius, shift)
+        self._shift = shift
 
     def __repr__(self) -> str:
         center = "" if self.center is None else ", center=..."
@@ -116,6 +126,15 @@ class Round(Constraint):
     def _offset(self, z: Tensor) -> Tensor:
         return flat(z if self.center is None else z - spread(self.center, z))
 
+    def _missed(self, z: Tensor, lost: Tensor | None, amount: Tensor) -> Excess:
+        """One row, in units of R; of |z| + |c| where R = 0. Rounding of what cancels, c and ``lost``, is granted."""
+        radius, shift = (torch.as_tensor(each(v, z), dtype=z.dtype) for v in (self.radius, self._shift))
+        radius, terms = radius.to(z).expand(len(z)), shift.to(z).expand(len(z))
+        if lost is not None:
+            terms = terms + norm(flat(lost))
+        unit = torch.where(radius > 0, radius, norm(flat(z)) + terms)
+        return Excess(amount[:, None], unit[:, None], GRANTED * EPSILON * terms[:, None])
+
     def _place(self, offset: Tensor, z: Tensor) -> Tensor:
         moved = offset.reshape(z.shape)
         return moved if self.center is None else moved + spread(self.center, z)
@@ -126,7 +145,8 @@ class Sphere(Round):
     """C = {z : |z - c| = R}; P(z) = c + R (z - c) / |z - c|.
 
     The centre itself is equally far from all of C; there P(c) = c + R e_1 (first coordinate), so that a
-    projection is defined everywhere and the same on every run. The violation is | |z - c| - R | / (R + |c|).
+    projection is defined everywhere and the same on every run. The violation is | |z - c| - R | / R; what the
+    rounding of c allows does not count.
 
     Args:
         radius: R >= 0; may be PerChain.
@@ -167,8 +187,11 @@ class Sphere(Round):
         offset = self._offset(y)
         return log_sphere_mass(norm(offset), each(self.radius, y), sigma, offset.shape[1])
 
-    def _violation(self, z: Tensor) -> Tensor:
-        return relative((norm(self._offset(z)) - each(self.radius, z)).abs(), each(self._size, z))
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        return self._missed(z, lost, (norm(self._offset(z)) - each(self.radius, z)).abs())
+
+    def row_name(self, event: Event, row: int) -> str:
+        return f"|z - c| = {show(self.radius, 0)}" if self.chains is None else "|z - c| = R"
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         return shell_tube(self._offset(x), each(self.radius, x), 1)
@@ -193,7 +216,7 @@ class Sphere(Round):
 class Ball(Round):
     """C = {z : |z - c| <= R}; points outside go to c + R (z - c) / |z - c|, points inside stay.
 
-    The violation is max(0, |z - c| - R) / (R + |c|).
+    The violation is max(0, |z - c| - R) / R; what the rounding of c allows does not count.
 
     Args:
         radius: R >= 0; may be PerChain.
@@ -231,8 +254,11 @@ class Ball(Round):
         shell = self._place(column(self.radius, z) * unit(offset, offset.new_ones(offset.shape[1])), z)
         return torch.where(over_events(outside, z), shell, z)
 
-    def _violation(self, z: Tensor) -> Tensor:
-        return relative((norm(self._offset(z)) - each(self.radius, z)).clamp_min(0.0), each(self._size, z))
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        return self._missed(z, lost, (norm(self._offset(z)) - each(self.radius, z)).clamp_min(0.0))
+
+    def row_name(self, event: Event, row: int) -> str:
+        return f"|z - c| <= {show(self.radius, 0)}" if self.chains is None else "|z - c| <= R"
 
 
 @register
@@ -379,8 +405,13 @@ class AffineRound(Constraint):
             shell = torch.where(within, foot + inside, shell)
         return shell.reshape(z.shape)
 
-    def _violation(self, z: Tensor) -> Tensor:
-        return torch.maximum(self.flat_part._violation(z), self.round_part._violation(z))
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        return side_by_side([part._excess(z, lost) for part in (self.flat_part, self.round_part)], z)
+
+    def row_name(self, event: Event, row: int) -> str:
+        parts = (self.flat_part, self.round_part)
+        part, own = row_of(parts, (event, event), row)
+        return parts[part].row_name(event, own)
 
 
 def shell_tube(offset: Tensor, radius: float | Tensor, codimension: int) -> Tensor:
@@ -413,7 +444,8 @@ class Ellipsoid(Constraint):
     1 / |s y / (s^2 + mu)| is increasing and concave in mu, so Newton's method on it climbs to the root from the
     left without a safeguard; it runs until no chain moves any more, about ten steps. The nearest point is unique
     everywhere, the centre is inside. The gauge of a point is sqrt((z - c)^T Q (z - c)); the violation is
-    max(0, gauge - 1) / (1 + |c| / min s). Points whose gauge exceeds one by rounding only are left alone.
+    max(0, gauge - 1); what the rounding of c and of a matrix allows does not count. Points whose gauge exceeds one by
+    rounding only are left alone.
 
     Rounding: an axis-aligned ellipsoid is resolved to a few 1e-16 whatever its axes; one given by a matrix only
     to about 1e-16 times the condition number of Q, because that is what Q itself says.
@@ -499,7 +531,8 @@ class Ellipsoid(Constraint):
             return 2.0 * EPSILON * (size**0.5 + shift / self._least)
         return 4.0 * EPSILON * (size * (self._most / self._least) ** 2 + shift / self._least)
 
-    def _violation(self, z: Tensor) -> Tensor:
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        """One row, the gauge. Rounding of what cancels, c and ``lost``, is granted, and that of a matrix."""
         offset = self._offset(z)
         size = peak(offset)
         rows = offset / size
@@ -507,8 +540,18 @@ class Ellipsoid(Constraint):
             gauge = norm(rows / (self._semi / self._most).to(z)) * (size.squeeze(1) / self._most)
         else:
             gauge = ((rows @ self.matrix.to(z)) * rows).sum(1).clamp_min(0.0).sqrt() * size.squeeze(1)
-        shift = 0.0 if self.center is None else float(norm(self.center.reshape(1, -1))[0])
-        return relative((gauge - 1.0).clamp_min(0.0), torch.full_like(gauge, 1.0 + shift / self._least))
+        terms = torch.zeros_like(offset) if lost is None else flat(lost)
+        if self.center is not None:
+            terms = terms + self.center.to(z).abs().reshape(1, -1)
+        semi = self._semi.to(z) if self.matrix is None else self._least
+        rounding = GRANTED * EPSILON * norm(terms / semi)
+        if self.matrix is not None:
+            rounding = rounding + self._rounding()
+        amount = (gauge - 1.0).clamp(0.0, torch.finfo(z.dtype).max)
+        return Excess(amount[:, None], torch.ones_like(amount)[:, None], rounding[:, None])
+
+    def row_name(self, event: Event, row: int) -> str:
+        return "sqrt((z - c)^T Q (z - c)) <= 1"
 
 
 def _secular(y: Tensor, sigma: Tensor) -> Tensor:

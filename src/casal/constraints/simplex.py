@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints.base import MOST_ROWS, Constraint, Parts, Rows, register
+from casal.constraints.base import MOST_ROWS, Constraint, Excess, Parts, Rows, register
 from casal.constraints.chains import Number, PerChain, as_rows, column, common_chains, each, first_failure, number, show
 from casal.constraints.flat import Affine, Box, BoxHyperplane, points_where_zero
-from casal.constraints.vectors import LARGEST, flat, over_events, relative
+from casal.constraints.vectors import EPSILON, GRANTED, LARGEST, flat, over_events
 from casal.errors import InfeasibleSet
 from casal.typing import Event
 
@@ -70,10 +70,18 @@ class Simplex(Constraint):
     def _project(self, z: Tensor) -> Tensor:
         return _onto_simplex(flat(z), column(self.total, z)).reshape(z.shape)
 
-    def _violation(self, z: Tensor) -> Tensor:
-        y = flat(z)
-        worst = torch.maximum((_sum(y) - each(self.total, z)).abs(), (-y).amax(1))
-        return relative(worst, each(self.total, z))
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        """The sum, then the coordinates, all in units of M."""
+        y, total = flat(z), torch.zeros_like(flat(z)[:, :1]) + column(self.total, z)
+        rounding: Tensor | float = 0.0
+        if lost is not None:
+            rounding = GRANTED * EPSILON * torch.cat([flat(lost).sum(1, keepdim=True), flat(lost)], dim=1)
+        amount = torch.cat([(_sum(y)[:, None] - total).abs(), (-y).clamp_min(0.0)], dim=1)
+        return Excess(amount.clamp_max(torch.finfo(z.dtype).max), total.expand_as(amount), rounding)
+
+    def row_name(self, event: Event, row: int) -> str:
+        total = show(self.total, 0) if self.chains is None else "M"
+        return f"sum z = {total}" if row == 0 else f"z[{row - 1}] >= 0"
 
 
 @register
@@ -114,9 +122,14 @@ class L1Ball(Constraint):
         surface = torch.copysign(_onto_simplex(y.abs(), column(self.radius, z)), y).reshape(z.shape)
         return torch.where(over_events(_sum(y.abs()) > each(self.radius, z), z), surface, z)
 
-    def _violation(self, z: Tensor) -> Tensor:
-        excess = (_sum(flat(z).abs()) - each(self.radius, z)).clamp_min(0.0)
-        return relative(excess, each(self.radius, z))
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        radius = torch.zeros_like(flat(z)[:, :1]) + column(self.radius, z)
+        amount = (_sum(flat(z).abs())[:, None] - radius).clamp(0.0, torch.finfo(z.dtype).max)
+        rounding = 0.0 if lost is None else GRANTED * EPSILON * flat(lost).sum(1, keepdim=True)
+        return Excess(amount, radius, rounding)
+
+    def row_name(self, event: Event, row: int) -> str:
+        return f"sum |z| <= {show(self.radius, 0)}" if self.chains is None else "sum |z| <= R"
 
 
 def _onto_simplex(y: Tensor, total: float | Tensor) -> Tensor:

@@ -21,6 +21,12 @@ ROUNDING = 1e-12
 Parameters come out of someone's sums in float64: a few thousand roundings, with a margin.
 """
 
+GRANTED = 16.0
+"""Roundings of its terms that a row may be off, where its violation is measured by a length of its own."""
+
+LARGE = 1e100
+"""Numbers beyond this are added in a unit of their own, so that their sums stay finite."""
+
 LARGEST = 1e300
 """Lengths beyond this overflow in sums of squares even after scaling."""
 

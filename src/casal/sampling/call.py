@@ -13,6 +13,7 @@ import torch
 from casal.constraints import Budget, Constraint
 from casal.decoders import Decoder
 from casal.methods import Method
+from casal.sampling.certificate import Tolerance
 from casal.sampling.collect import collect
 from casal.sampling.executors import Dask, Executor, Threads, cluster_client
 from casal.sampling.keeping import StoreKeeper
@@ -36,7 +37,8 @@ def sample(
     seed: int = 0,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
-    tol: float = 1e-8,
+    tol: Tolerance = 1e-8,
+    units: Tolerance | None = None,
     record_every: int = 0,
     budget: Budget | Callable[[float], Budget] | None = None,
     progress: bool = False,
@@ -60,7 +62,12 @@ def sample(
         dtype: Dtype of the chains; that of the starting points if left out. Iterative projections, the returned samples
             of strict methods and the certificate are float64 in any case.
         device: Device of the chains; that of the starting points if left out.
-        tol: Violation up to which a sample counts as feasible.
+        tol: Violation up to which a sample counts as feasible. A number is relative: each row of the definition of the
+            set (equation, inequality, bound) is measured by its own terms, see ``Constraint.violation``. A list or
+            tensor holds one absolute tolerance a row, in the unit in which the set is written; ``constraint.row_name``
+            names the rows.
+        units: What counts as one in each row, a number or one a row, in the unit in which the set is written; ``tol``
+            is then in these units. ``units=1.0`` makes a single ``tol`` absolute.
         record_every: Steps between two records of the trace; 0 records the end only.
         budget: How hard iterative projections try inside the loop: one budget, or a function of the progress in
             [0, 1] such as ``casal.tightening()``. The samples that are returned get all it takes in any case.
@@ -84,7 +91,7 @@ def sample(
     Raises:
         CasalError: Settings, shapes or sets that cannot work (before the first step), or chains that diverged.
     """
-    options = Options(decoder, seed, dtype, device, tol, record_every, budget, tile, threads, compile, check)
+    options = Options(decoder, seed, dtype, device, tol, units, record_every, budget, tile, threads, compile, check)
     with torch.no_grad(), cluster_client(client, workers, compile) as found:
         plan = make_plan(target, constraint, method, n, options)
         if plan.choice is not None:

@@ -49,7 +49,7 @@ def collect(
     constraint = plan.context.constraint.take(which)
     result = SampleResult(
         samples=samples,
-        certificate=certify(constraint, samples, plan.options.tol),
+        certificate=certify(constraint, samples, plan.options.tol, plan.options.units),
         trace=series,
         cost=Cost(usage.scores / n + plan.target.init_evaluations, usage.projections / n, seconds),
         state=state,

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 import warnings
 from dataclasses import astuple
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from casal.errors import CasalWarning, SettingError
+from casal.errors import CasalWarning, StoreError
 from casal.methods import Uncounted, Usage
+from casal.sampling.certificate import certify
+from casal.sampling.identity import identity
 from casal.sampling.loop import Chains, Keeper
 from casal.sampling.plan import Plan
 from casal.sampling.progress import Progress
 from casal.sampling.result import SampleResult, state_data, tile_data
 from casal.sampling.tiles import Tile
 from casal.sampling.trace import Trace
-from casal.store import RunStore
+from casal.store import RunStore, named_errors
 
 
 class StoreKeeper(Keeper):
@@ -41,15 +39,31 @@ class StoreKeeper(Keeper):
 
     def __init__(self, path: str | Path, plan: Plan, chains: Chains, compiled: bool, bar: Progress) -> None:
         self.plan, self.chains, self.bar = plan, chains, bar
-        bounds = [(tile.start, tile.stop) for tile in chains.tiles]
-        self.store = RunStore(path, identity(plan, compiled), bounds)
+        self.store = RunStore(path, identity(plan, compiled), plan.n, plan.tile)
 
     def resume(self) -> int:
+        try:
+            if not self.store.begun():
+                return 0
+            first = self._first()  # made by the method, whose errors are its own
+            with named_errors(self.store.path):
+                return self._resume(first)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let other processes use the store."""
+        self.store.close()
+
+    def _resume(self, first: Any) -> int:
         plan, tiles, done = self.plan, self.chains.tiles, self.store.done()
         if not plan.meets or len(done) == len(tiles):
             for index in done:
                 arrays, record = self.store.read(index)
-                self._restore(tiles[index], state_data(arrays, record), record)
+                self._restore(tiles[index], state_data(arrays, record), record, first)
+                if tiles[index].steps != plan.steps:
+                    raise self._misfit(f"tile {index} has taken {tiles[index].steps} steps")
             together = self.store.attributes.get("exchanges")
             if together is not None:
                 self._absorb(together)
@@ -61,10 +75,12 @@ class StoreKeeper(Keeper):
         for tile, record in zip(tiles, about["tiles"], strict=True):
             mine = f"{tile.index}/state/"
             state = {name.removeprefix(mine): part for name, part in arrays.items() if name.startswith(mine)}
-            self._restore(tile, state, record)
+            self._restore(tile, state, record, first)
             tile.generator.set_state(arrays[f"{tile.index}/generator"])
         self.chains.generator.set_state(arrays["generator"])
         self._absorb(about["together"])
+        if about["leg"] not in range(len(plan.legs)):
+            raise self._misfit(f"the checkpoint stands at part {about['leg']!r}")
         return int(about["leg"])
 
     def checkpoint(self, leg: int) -> None:
@@ -97,31 +113,45 @@ class StoreKeeper(Keeper):
                 CasalWarning,
                 stacklevel=3,
             )
+            self.close()
             return
         whole = {"run": dict(result.provenance), "cost": list(astuple(result.cost)), "exchanges": self._together()}
         self.store.finish({**whole, "fidelity": result.fidelity.plain()})
+        self.close()
 
     def _write(self, tile: Tile) -> None:
         tile.trace.steps.pop(tile.steps, None)
         self.plan.record(tile, tile.steps)
         samples = self.plan.output(tile, Uncounted())
-        violation = self.plan.context.constraint.take(slice(tile.start, tile.stop)).violation(samples)
-        self.store.write(tile.index, *tile_data(tile.state, samples, violation, _progress(tile)))
+        constraint, options = self.plan.context.constraint.take(slice(tile.start, tile.stop)), self.plan.options
+        certificate = certify(constraint, samples, options.tol, options.units)
+        self.store.write(tile.index, *tile_data(tile.state, samples, certificate, _progress(tile)))
 
-    def _restore(self, tile: Tile, state: dict[str, Tensor], record: Any) -> None:
-        kind = self._kinds[tuple(state)]
-        tile.state = kind(*(part.to(self.plan.device) for part in state.values()))
-        tile.steps, tile.usage = record["steps"], Usage(*record["usage"])
+    def _restore(self, tile: Tile, state: dict[str, Tensor], record: Any, first: Any) -> None:
+        """Put a tile where its record says; ``first`` is a first state of a few chains, which tells the shapes."""
+        kinds = {kind._fields: kind for kind in (type(first), *self.plan.method.states)}
+        known = {name: part for name, part in first._asdict().items() if tuple(state) == first._fields}
+        for name, part in state.items():
+            like = known.get(name, part)
+            if part.ndim != like.ndim or part.shape != (len(tile), *like.shape[1:])[: part.ndim]:
+                raise self._misfit(f"{name} of tile {tile.index} has shape {tuple(part.shape)}")
+        tile.state = kinds[tuple(state)](*(part.to(self.plan.device) for part in state.values()))
+        scores, projections = record["usage"]
+        tile.steps, tile.usage = int(record["steps"]), Usage(int(scores), int(projections))
         tile.trace = Trace.from_plain(record["trace"])
         self.bar.advance(tile.steps)
 
-    @cached_property
-    def _kinds(self) -> dict[tuple[str, ...], Any]:
-        """The classes of the method's states, by their fields."""
-        method, stream = self.plan.method, torch.Generator(self.plan.device)
-        context = self.plan.inside.context.of_chains(0, 1, Uncounted())
-        first = type(method.init(context, self.plan.points(0, 1, stream), stream))
-        return {kind._fields: kind for kind in (first, *method.states)}
+    def _first(self) -> Any:
+        """The method's first state of a few chains."""
+        x = self.plan.probe()
+        context = self.plan.inside.context.of_chains(0, len(x), Uncounted())
+        return self.plan.method.init(context, x, torch.Generator(self.plan.device))
+
+    def _misfit(self, what: str) -> StoreError:
+        return StoreError(
+            f"{self.store.path} does not fit the run: {what}; nothing was changed. Restore it from a copy, or "
+            "remove it to begin again"
+        )
 
     def _together(self) -> dict[str, Any]:
         usage = self.chains.usage
@@ -136,55 +166,3 @@ def _progress(tile: Tile) -> dict[str, Any]:
     """How far a tile is, what it used and what was recorded of it, as JSON data."""
     usage = [tile.usage.scores, tile.usage.projections]
     return {"steps": tile.steps, "usage": usage, "trace": tile.trace.plain()}
-
-
-# ------------------------------------------------------------------- what makes two runs the same run
-
-
-def identity(plan: Plan, compiled: bool) -> dict[str, Any]:
-    """What a store must agree with to be continued."""
-    about = {name: value for name, value in plan.about().items() if name != "python"}  # which changes no bit
-    try:
-        constraint: Any = plan.context.constraint.spec()
-    except SettingError:  # a set of functions
-        constraint = _plain_repr(plan.context.constraint)
-    return {
-        **about,
-        "constraint": constraint,
-        "settings": _plain_repr(plan.method),
-        "compile": compiled,
-        "tol": plan.options.tol,
-        "record_every": plan.options.record_every,
-        "budget": _plain_repr(plan.options.budget),
-        "model": _fingerprint(plan),
-        "rows": _rows_digest(plan),
-    }
-
-
-def _plain_repr(value: Any) -> str:
-    """repr without addresses in memory, which differ from process to process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-
-
-def _fingerprint(plan: Plan) -> str:
-    """A checksum of the model: its table, its score and its decoder at a few points, and where those points are."""
-    x, table = plan.probe(), plan.target.table
-    columns = [v for v in (table.a, table.b, table.s, table.t, table.preconditioner) if v is not None]
-    looks = [x, plan.target.score(x, table.t[0].to(x.device)), plan.context.decode(x)]
-    total = hashlib.sha256()
-    for part in (*columns, *looks):
-        total.update(np.ascontiguousarray(part.detach().cpu().to(torch.float64).numpy()).tobytes())
-    return total.hexdigest()[:16]
-
-
-def _rows_digest(plan: Plan) -> str:
-    """A checksum of all numbers of a plan: what functions among the settings came to."""
-    total = hashlib.sha256()
-    for leg in plan.legs:
-        for stage in leg.stages:
-            total.update(getattr(stage.step, "__qualname__", "").encode())
-            for row in stage.rows:
-                total.update(type(row).__name__.encode())
-                for part in row:
-                    total.update(_plain_repr(part.tolist() if isinstance(part, Tensor) else part).encode())
-    return total.hexdigest()[:16]

@@ -17,6 +17,7 @@ from casal.constraints import Budget, Constraint
 from casal.decoders import Decoder, Identity
 from casal.errors import DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
 from casal.methods import Context, Method, Stage, Uncounted, Usage
+from casal.sampling.certificate import Measure, Tolerance, certify
 from casal.sampling.coordinates import Coordinates, coordinates
 from casal.sampling.looks import settle
 from casal.sampling.pilot import Pilot
@@ -38,7 +39,8 @@ class Options(NamedTuple):
     seed: int = 0
     dtype: torch.dtype | None = None
     device: torch.device | str | None = None
-    tol: float = 1e-8
+    tol: Tolerance = 1e-8
+    units: Tolerance | None = None
     record_every: int = 0
     budget: Budget | Callable[[float], Budget] | None = None
     tile: int | None = None
@@ -174,7 +176,7 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
     decoder = options.decoder or Identity()
     row_dtype = probe.dtype if options.compile else torch.float64
     context = Context(target, constraint, decoder.to(probe), probe[:0], row_dtype=row_dtype)
-    _check_context(context, probe, options.tol)
+    _check_context(context, probe, options)
 
     def points(few: int, stream: torch.Generator) -> Tensor:
         return _starting_points(target, 0, few, stream, options.dtype)
@@ -234,8 +236,7 @@ def _check_call(target: Target, constraint: Constraint, method: Method[Any] | st
         raise SettingError(f"constraint must be a casal set such as casal.Sphere(1.0), got {constraint!r}")
     if not isinstance(method, Method) and method != "auto":
         raise SettingError(f"method must be a casal method such as casal.CASAL(rho=10), or 'auto', got {method!r}")
-    if not options.tol >= 0:
-        raise SettingError(f"tol must be >= 0, got {options.tol}")
+    Measure.of(options.tol, options.units)
     if options.dtype is not None and not options.dtype.is_floating_point:
         raise DtypeError(f"chains are floating-point numbers, got dtype={options.dtype}")
     if options.decoder is not None and not isinstance(options.decoder, Decoder):
@@ -286,14 +287,14 @@ def _check_points(x: Tensor, first: int, steps: int) -> None:
         )
 
 
-def _check_context(context: Context, probe: Tensor, tol: float) -> None:
+def _check_context(context: Context, probe: Tensor, options: Options) -> None:
     """Try the score, the decoder and the projection on the first few starting points."""
     _check_preconditioner(context, probe)
     _check_score(context.target, probe)
     _check_potential(context.target, probe)
     decoded = context.decode(probe)
     context.constraint.validate(tuple(decoded.shape[1:]))
-    _check_projection(context.constraint.take(slice(0, len(probe))), decoded.to(torch.float64), tol)
+    _check_projection(context.constraint.take(slice(0, len(probe))), decoded.to(torch.float64), options)
 
 
 def _check_preconditioner(context: Context, x: Tensor) -> None:
@@ -361,13 +362,16 @@ def _check_potential(target: Target, x: Tensor) -> None:
         )
 
 
-def _check_projection(constraint: Constraint, z: Tensor, tol: float) -> None:
+def _check_projection(constraint: Constraint, z: Tensor, options: Options) -> None:
     onto = constraint.project(z)
     if onto.shape != z.shape:
         raise ShapeError(f"{constraint!r}.project returned {tuple(onto.shape)} for {tuple(z.shape)}")
-    worst = float(constraint.violation(onto).max())
-    if constraint.exact and not worst <= tol:
+    found = certify(constraint, onto, options.tol, options.units)
+    if constraint.exact and not bool(found.feasible.all()):
+        worst = int(found.violation.argmax())
+        violation, missed = float(found.violation[worst]), float(found.excess[worst])
         raise ProjectionError(
-            f"{constraint!r}.project leaves the set: violation {worst:.3g} > tol = {tol:g} at the starting points; "
-            "fix the projection, declare it exact=False, or raise tol"
+            f"{constraint!r}.project leaves the set: violation {violation:.3g} > tol = {found.tolerance:g} at the "
+            f"starting points ({found.worst} is missed by {missed:.3g}); "
+            "fix the projection, declare it exact=False, raise tol, or give units="
         )

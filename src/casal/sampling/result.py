@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import namedtuple
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from casal.constraints import Constraint, constraint_from_spec
 from casal.diagnostics import Estimate, Fidelity, Lineage
-from casal.errors import ShapeError, StoreError
-from casal.sampling.certificate import Certificate
+from casal.errors import SettingError, ShapeError, StoreError
+from casal.sampling.certificate import Certificate, Measure, certify
 from casal.sampling.trace import Trace
-from casal.store import FORMAT, RunStore, named_errors, zarr_module
+from casal.store import RunStore, named_errors
+
+SAME_VIOLATION = 0.01
+"""Share of the tolerance by which a violation may change when it is computed again, beside rounding."""
+
+ROUNDING = 1e-12
+"""What rounding may change in a violation, relative to one and to the violation."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,9 @@ class Cost:
     check_evaluations: float = 0.0
     check_projections: float = 0.0
 
+
+JUDGED = ("violation", "row", "excess")
+"""What a store keeps of a certificate for every sample."""
 
 UNFINISHED = Fidelity(
     "suspect", ("the run was stopped before its distribution was checked; repeat the call that began it",), {}
@@ -62,6 +73,7 @@ class SampleResult:
         steps: (n,) steps each returned chain has taken.
         partial: The run was interrupted; ``steps`` says how far each chain came.
         fidelity: How far the distribution of the samples can be trusted.
+        constraint: The set of these chains; None where it is not known (loaded, and a set of functions).
     """
 
     samples: Tensor
@@ -73,6 +85,7 @@ class SampleResult:
     steps: Tensor
     partial: bool = False
     fidelity: Fidelity = UNFINISHED
+    constraint: Constraint | None = None
 
     @property
     def weights(self) -> Tensor:
@@ -122,14 +135,19 @@ class SampleResult:
         if taken:
             raise StoreError(f"{place} exists; nothing was changed, choose another path")
         n, about = len(self.samples), dict(self.provenance)
-        identity = {**about, "saved": True, "tol": self.certificate.tolerance, "n": n}
+        known = {} if self.constraint is None else {"constraint": set_data(self.constraint)}
+        identity = {**about, **known, **certificate_data(self.certificate), "saved": True}
         usage = [round(self.cost.score_evaluations * n), round(self.cost.projections * n)]
         record = {"steps": self.steps.tolist(), "usage": usage, "trace": Trace().plain()}
-        store = RunStore(place, identity, [(0, n)])
-        store.write(0, *tile_data(self.state, self.samples, self.certificate.violation, record))
         series = {name: values.tolist() for name, values in self.trace.items()}
         run = {**about, "partial": self.partial, "series": series}
-        store.finish({"run": run, "cost": list(astuple(self.cost)), "fidelity": self.fidelity.plain()})
+        with RunStore(place, identity, n, n) as store:
+            try:
+                store.write(0, *tile_data(self.state, self.samples, self.certificate, record))
+                store.finish({"run": run, "cost": list(astuple(self.cost)), "fidelity": self.fidelity.plain()})
+            except BaseException:
+                shutil.rmtree(place, ignore_errors=True)  # it was not there before
+                raise
 
     def __str__(self) -> str:
         method, n = self.provenance.get("method", "?"), len(self.samples)
@@ -153,20 +171,21 @@ class SampleResult:
 
 
 def tile_data(
-    state: Any, samples: Tensor, violation: Tensor, record: Mapping[str, Any]
+    state: Any, samples: Tensor, certificate: Certificate, record: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The arrays and the record of a tile in a store.
 
     Args:
         state: A NamedTuple of tensors; zero-dimensional ones go to the record.
         samples: (n, *event).
-        violation: (n,).
+        certificate: Of these samples.
         record: Steps, usage and trace.
     """
     fields: dict[str, Tensor] = state._asdict()
     arrays = {f"state/{name}": part for name, part in fields.items() if part.ndim}
     arrays["posterior/samples"] = samples[:, None]
-    arrays["sample_stats/violation"] = violation[:, None]
+    for name in JUDGED:
+        arrays[f"sample_stats/{name}"] = getattr(certificate, name)[:, None]
     arrays["sample_stats/steps"] = torch.as_tensor(record["steps"]).expand(len(samples))[:, None]
     if "log_weight" in fields:
         arrays["sample_stats/log_weight"] = fields["log_weight"][:, None]
@@ -183,53 +202,109 @@ def state_data(arrays: Mapping[str, Tensor], record: Mapping[str, Any]) -> dict[
     return {name: common[name] if name in common else arrays[f"state/{name}"] for name in record["fields"]}
 
 
+def set_data(constraint: Constraint) -> Any:
+    """A set as JSON data, or its name if it cannot be written as data: a set of functions."""
+    try:
+        return constraint.spec()
+    except SettingError:
+        return repr(constraint)
+
+
+def certificate_data(certificate: Certificate) -> dict[str, Any]:
+    """What a store keeps of a certificate beside the violations, as JSON data."""
+    return Measure(certificate.tolerance, certificate.units).plain()
+
+
 def load(path: str | Path) -> SampleResult:
     """Read a result back: a finished run, or the tiles that are there of one that was stopped (``partial``).
 
-    The samples are checked against their checksums; the certificate is the stored one, of the same samples.
+    The samples are checked against their checksums. The certificate is computed again from the set that the store
+    holds. Where it holds none (a set of functions), the violations are the stored ones and ``certificate.note`` says so.
 
     Raises:
         StoreError: There is no store, it is damaged, or it was written by another version of the format.
     """
-    place = Path(path)
-    if not (place / "zarr.json").exists():
-        raise StoreError(f"there is no store at {place}")
-    with named_errors(place):
-        root = zarr_module().open_group(place, mode="r")
-        if "provenance" not in root or "identity" not in root["provenance"].attrs:
-            raise StoreError(f"{place} is a zarr store, but not of a casal run")
-        about = dict(root["provenance"].attrs)
-    identity: dict[str, Any] = dict(about["identity"])
-    if identity.get("format") != FORMAT:
-        raise StoreError(f"{place} has format {identity.get('format')}; this version of casal reads format {FORMAT}")
-    count, n = int(root["provenance/tiles"].shape[0]), int(identity["n"])
-    size = n if count == 1 else int(identity["tile"])
-    bounds = [(k * size, min((k + 1) * size, n)) for k in range(count)]
-    store = RunStore(place, {k: v for k, v in identity.items() if k != "format"}, bounds, mode="r")
+    store = RunStore.reading(path)
     done = store.done()
     if not done:
-        raise StoreError(f"no tile of {place} is finished yet; repeat the call that began it to go on")
+        raise StoreError(f"no tile of {store.path} is finished yet; repeat the call that began it to go on")
     pieces = [store.read(index) for index in done]
+    with named_errors(store.path):
+        result = _together(store, done, pieces)
+    chains = torch.cat([torch.arange(*store.bounds(index)) for index in done])
+    return _certified_again(result, store.attributes["identity"].get("constraint"), store.chains, chains)
+
+
+def _together(store: RunStore, done: list[int], pieces: list[tuple[dict[str, Tensor], dict[str, Any]]]) -> SampleResult:
+    """The result that some tiles make, with the stored certificate."""
 
     def all_chains(name: str) -> Tensor:
         return torch.cat([arrays[name] for arrays, _ in pieces])
 
-    run, trace = dict(about.get("run", {})), Trace()
+    about, trace = store.attributes, Trace()
+    identity: dict[str, Any] = dict(about["identity"])
+    run = dict(about.get("run", {}))
     for record in (about.get("exchanges", {"trace": Trace().plain()}), *(record for _, record in pieces)):
         trace.absorb(Trace.from_plain(record["trace"]))
-    partial = bool(run.pop("partial", len(done) < count))
+    partial = bool(run.pop("partial", len(done) < store.count))
     series = {name: torch.tensor(v, dtype=torch.float64) for name, v in dict(run.pop("series", {})).items()}
     samples = all_chains("posterior/samples")[:, 0]
-    used = [sum(record["usage"][k] for _, record in pieces) / len(samples) for k in (0, 1)]
+    violation, row, excess, steps = (all_chains(f"sample_stats/{name}")[:, 0] for name in (*JUDGED, "steps"))
+    if samples.ndim < 2 or {violation.shape, row.shape, excess.shape, steps.shape} != {samples.shape[:1]}:
+        shapes = f"{tuple(samples.shape)}, {tuple(violation.shape)} and {tuple(steps.shape)}"
+        raise StoreError(f"samples, violations and steps in {store.path} have shapes {shapes}; restore it from a copy")
+    used = [sum(int(record["usage"][k]) for _, record in pieces) / len(samples) for k in (0, 1)]
     fields = state_data({name: all_chains(name) for name in pieces[0][0]}, pieces[0][1])
+    whole = "fidelity" in about and len(done) == store.count
+    measure = Measure.of(float(identity["tol"]), identity.get("units"))
     return SampleResult(
         samples=samples,
-        certificate=Certificate(all_chains("sample_stats/violation")[:, 0], float(identity["tol"])),
+        certificate=Certificate(
+            violation.to(torch.float64), measure.tolerance, row.long(), excess.to(torch.float64), units=measure.units
+        ),
         trace=series or trace.series(),
-        fidelity=Fidelity.from_plain(about["fidelity"]) if "fidelity" in about and len(done) == count else UNFINISHED,
-        cost=Cost(*about.get("cost", [*used, 0.0])),
+        fidelity=Fidelity.from_plain(about["fidelity"]) if whole else UNFINISHED,
+        cost=Cost(*map(float, about.get("cost", [*used, 0.0]))),
         state=namedtuple("State", fields)(**fields),
         provenance=run or identity,
-        steps=all_chains("sample_stats/steps")[:, 0],
+        steps=steps,
         partial=partial,
     )
+
+
+def _certified_again(result: SampleResult, data: Any, n: int, chains: Tensor) -> SampleResult:
+    """The result with a certificate computed from the set in the store, or with a note that says why it is not.
+
+    Args:
+        result: As it was stored.
+        data: What the store holds of the set.
+        n: Chains of the whole run.
+        chains: Numbers of those that are there.
+    """
+    stored, name = result.certificate, data if isinstance(data, str) else "the set"
+    if not isinstance(data, Mapping):
+        return _noted(result, f"{name} is not in the store as data: it holds functions")
+    try:
+        constraint = constraint_from_spec(data)
+        if constraint.chains not in (None, n):
+            raise ShapeError(f"it has parameters for {constraint.chains} chains, the run has {n}")
+        constraint = constraint.take(chains)
+        fresh = certify(constraint, result.samples, stored.tolerance, stored.units)
+    except Exception as error:  # a set of the user's own may raise anything, and may not be known in this process
+        return _noted(result, f"the set in the store could not be used ({type(error).__name__}: {error})")
+    before, now = stored.violation, fresh.violation
+    slack = ROUNDING + SAME_VIOLATION * stored.tolerance + ROUNDING * torch.minimum(before.abs(), now.abs())
+    off = ~((before == now) | ((before - now).abs() <= slack))
+    note = ""
+    if bool(off.any()):
+        note = (
+            f"computed again from the set in the store; the stored violations of {int(off.sum())} samples differ "
+            f"(largest {float(before[off].max()):.2e}): the set was defined differently when they were written"
+        )
+    return replace(result, certificate=replace(fresh, note=note), constraint=constraint)
+
+
+def _noted(result: SampleResult, why: str) -> SampleResult:
+    """The result with its stored certificate, and why it was not computed again."""
+    note = f"as stored, not computed again: {why}; check with constraint.violation(result.samples)"
+    return replace(result, certificate=replace(result.certificate, note=note))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
+import re
+import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -18,17 +21,37 @@ import torch
 from torch import Tensor
 
 from casal.errors import StoreError
-from casal.store.files import named_errors, read_json, write_json, write_whole
+from casal.store.files import (
+    draft_of,
+    is_whole,
+    named_errors,
+    read_json,
+    remove_drafts_beside,
+    remove_drafts_in,
+    sealed,
+    write_json,
+    write_whole,
+)
+from casal.store.lock import StoreLock
 
-FORMAT = 1
+FORMAT = 2
 JOURNAL = "provenance/tiles"
-"""An array that counts the chains of every tile on disk; its folder holds the records too, where no reader trips."""
+"""An array that counts the chains of every tile on disk; its folder holds records and lock, where no reader trips."""
 
 CHECKPOINT_SECONDS = 10.0
 """Least time between two checkpoints of chains that meet."""
 
 LONGEST = 80
 """Characters of a setting that a message shows."""
+
+PLACES = re.compile(r"(posterior|sample_stats|state)/\w+")
+"""Names of arrays."""
+
+RECORDS = re.compile(r"tile-(\d{6,15})\.json")
+"""Names of the records of tiles."""
+
+RESTORE = "restore it from a copy, or remove the store to begin again"
+"""The way out of damage that cannot be mended by running one tile again."""
 
 
 class RunStore:
@@ -40,49 +63,128 @@ class RunStore:
         provenance             attributes: identity, settings, versions, machine, timings
 
     A tile is written to its own chunks first and to the journal last, in one atomic move of a small file with a
-    checksum: a tile that was torn has no record and is run again.
+    checksum: a tile that was torn has no record and is run again. Records and attributes have checksums of their own
+    (``sealed``), and the shapes and dtypes of all arrays are in the records: what does not fit is a StoreError.
+
+    Only one process may write to a store (``StoreLock``), until ``close``; reading with ``RunStore.reading`` is free.
 
     Args:
-        path: The folder.
+        path: The folder; made if it is not there.
         identity: What must be the same for a run to be continued.
-        bounds: First chain of every tile, and the one after its last.
-        mode: "r+", or "r" for reading only.
+        chains: Chains of the run.
+        tile: Chains in a tile; the last one may have fewer.
+
+    Raises:
+        StoreError: The folder cannot be used, is damaged, in use, or belongs to another run.
     """
 
-    def __init__(
-        self, path: str | Path, identity: Mapping[str, Any], bounds: Sequence[tuple[int, int]], mode: str = "r+"
-    ) -> None:
-        self.path, self.bounds = Path(path), bounds
-        self._lock, self._began = Lock(), time.perf_counter()
-        self._saved = self._began
-        zarr = zarr_module()
-        wanted = json.loads(json.dumps({**identity, "format": FORMAT}))
+    def __init__(self, path: str | Path, identity: Mapping[str, Any], chains: int, tile: int) -> None:
+        wanted = json.loads(json.dumps({**identity, "n": chains, "tile": tile, "format": FORMAT}))
+        self._open(Path(path), chains, tile)
         with named_errors(self.path):
             if not (self.path / "zarr.json").exists():
                 self._begin(wanted)
-            self.root = zarr.open_group(self.path, mode=mode)
-            if "provenance" not in self.root or "identity" not in self.root["provenance"].attrs:
-                raise StoreError(f"{self.path} is a zarr store, but not of a casal run; choose another path")
-            refuse_other(self.path, dict(self.root["provenance"].attrs["identity"]), wanted)
+            if not self._about.exists() or not (self.path / JOURNAL).is_dir():
+                raise StoreError(
+                    f"{self.path} is a zarr store, but not of a casal run: {JOURNAL} is missing; choose another path"
+                )
+            lock = StoreLock(self.path / JOURNAL / "lock.json", self.path)
+        self._release = weakref.finalize(self, lock.release)
+        try:
+            with named_errors(self.path):
+                self.attributes = read_attributes(self.path)
+                refuse_other(self.path, self.attributes["identity"], wanted)
+                remove_drafts_in(self.path)
+                remove_drafts_beside(self.path)
+                self.root = zarr_module().open_group(self.path, mode="r+")
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def reading(cls, path: str | Path) -> RunStore:
+        """A store that is there, for reading only; it may be in use.
+
+        Raises:
+            StoreError: There is no store, it is damaged, or it was written by another version of the format.
+        """
+        place, store = Path(path), cls.__new__(cls)
+        with named_errors(place):
+            if not (place / "zarr.json").exists():
+                raise StoreError(f"there is no store at {place}")
+            attributes = read_attributes(place)
+            store._open(place, attributes["identity"]["n"], attributes["identity"]["tile"])
+            store.attributes, store.root = attributes, zarr_module().open_group(place, mode="r")
+        return store
+
+    _release: weakref.finalize[[], RunStore] | None = None
+
+    def _open(self, path: Path, chains: int, tile: int) -> None:
+        self.path, self.chains, self.tile = path, chains, tile
+        self._lock, self._began = Lock(), time.perf_counter()
+        self._saved = self._began
+        self._checked = set[str]()
+
+    def close(self) -> None:
+        """Let other processes write to the store; what is there can still be read."""
+        if self._release is not None:
+            self._release()
+
+    def __enter__(self) -> RunStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def _begin(self, identity: Mapping[str, Any]) -> None:
         """An empty store, made beside its place and moved there in one go."""
         if self.path.exists() and any(self.path.iterdir()):
             raise StoreError(f"{self.path} exists and is not a store; nothing was changed, choose another path")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        root = zarr_module().open_group(draft, mode="w", zarr_format=3)
-        for name in ("posterior", "sample_stats", "state"):
-            root.create_group(name)
-        about = {"identity": dict(identity), "machine": machine(), "began": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        root.create_group("provenance", attributes=about).create_array(
-            "tiles", shape=(len(self.bounds),), chunks=(1,), dtype=np.int64, fill_value=0, dimension_names=["tile"]
-        )
-        draft.replace(self.path)
+        draft = draft_of(self.path)
+        try:
+            root = zarr_module().open_group(draft, mode="w", zarr_format=3)
+            for name in ("posterior", "sample_stats", "state"):
+                root.create_group(name)
+            about = {"identity": dict(identity), "machine": machine(), "began": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            root.create_group("provenance", attributes=sealed(about)).create_array(
+                "tiles", shape=(self.count,), chunks=(1,), dtype=np.int64, fill_value=0, dimension_names=["tile"]
+            )
+            try:
+                draft.replace(self.path)
+            except OSError:
+                if not (self.path / "zarr.json").exists():  # else another process was faster, and holds the lock
+                    raise
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    @property
+    def count(self) -> int:
+        """Tiles of the run."""
+        return -(-self.chains // self.tile)
+
+    def bounds(self, index: int) -> tuple[int, int]:
+        """First chain of a tile, and the one after its last."""
+        return index * self.tile, min((index + 1) * self.tile, self.chains)
 
     def done(self) -> list[int]:
         """The tiles that are on disk."""
-        return [index for index in range(len(self.bounds)) if self._record(index).exists()]
+        with named_errors(self.path):
+            names = [RECORDS.fullmatch(found.name) for found in (self.path / JOURNAL).iterdir()]
+        found = sorted(int(name[1]) for name in names if name)
+        if found and found[-1] >= self.count:
+            raise StoreError(
+                f"{self.path} has a record of tile {found[-1]}, but its {self.chains} chains make {self.count} tiles; "
+                f"remove {self._record(found[-1])}"
+            )
+        return found
+
+    def begun(self) -> bool:
+        """Whether there is anything to go on from: a tile, or a checkpoint."""
+        with named_errors(self.path):
+            return bool(self.done()) or self._checkpoint.exists()
 
     def write(self, index: int, arrays: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
         """Put a finished tile on disk.
@@ -92,30 +194,43 @@ class RunStore:
             arrays: Tensors (chains of the tile, ...) by their place in the hierarchy, such as "state/x".
             record: JSON data beside them.
         """
-        start, stop = self.bounds[index]
-        about = {"chains": [start, stop], "checksum": digest(arrays), "seconds": time.perf_counter() - self._began}
+        start, stop = self.bounds(index)
+        parts = {name: packed(part) for name, part in arrays.items()}
+        about = {
+            "chains": [start, stop],
+            "arrays": {name: [str(part.dtype), list(part.shape)] for name, part in arrays.items()},
+            "checksum": digest(arrays),
+            "seconds": time.perf_counter() - self._began,
+        }
         with named_errors(self.path):
-            self._create(arrays)
             for name, part in arrays.items():
-                self.root[name][start:stop] = packed(part)
-            write_json(self._record(index), {**record, **about})
+                self._array(name, part)[start:stop] = parts[name]
+            write_json(self._record(index), sealed({**record, **about}))
             self.root[JOURNAL][index] = stop - start
 
     def read(self, index: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The arrays of a tile, checked against the checksum, and its record."""
-        record = read_json(self._record(index))
-        start, stop = record["chains"]
-        arrays = {
-            f"{group}/{name}": read(array, start, stop, self.path)
-            for group in ("posterior", "sample_stats", "state")
-            for name, array in self.root[group].arrays()
-        }
-        if digest(arrays) != record["checksum"]:
+        start, stop = self.bounds(index)
+        way_out = f"remove {self._record(index).name} in {JOURNAL} to run that tile again, or restore it from a copy"
+        with named_errors(self.path):
+            record = read_json(self._record(index), way_out)
+        if not is_whole(record) or not _describes(record, start, stop):
             raise StoreError(
-                f"tile {index} (chains {start} to {stop}) of {self.path} is damaged: its checksum does not fit; "
-                f"nothing was changed. Restore it from a copy, or remove {self._record(index).name} in {JOURNAL} "
-                "to run it again"
+                f"{self._record(index)} is damaged: its checksum or its chains do not fit; nothing was changed. "
+                f"To go on, {way_out}"
             )
+        arrays, tile = dict[str, Tensor](), f"tile {index} (chains {start} to {stop}) of {self.path}"
+        for name, (dtype, shape) in record["arrays"].items():
+            array = self._described(name, dtype, [self.chains, *shape[1:]])
+            try:
+                arrays[name] = unpacked(np.asarray(array[start:stop]), dtype)
+            except Exception as error:  # codecs raise many kinds on damaged bytes
+                raise StoreError(
+                    f"{tile} cannot be read: {name} is damaged ({type(error).__name__}: {error}); nothing was changed. "
+                    f"To go on, {way_out}"
+                ) from error
+        if digest(arrays) != record.get("checksum"):
+            raise StoreError(f"{tile} is damaged: its checksum does not fit; nothing was changed. To go on, {way_out}")
         return arrays, record
 
     def checkpoint_due(self) -> bool:
@@ -126,35 +241,42 @@ class RunStore:
         """Keep all chains of a run in the middle of it, in one file, whole or not at all."""
         kept: dict[str, Any] = {name: packed(part) for name, part in arrays.items()}
         dtypes = {name: str(part.dtype) for name, part in arrays.items()}
-        kept["about"] = np.frombuffer(json.dumps({**about, "dtypes": dtypes}).encode(), dtype=np.uint8)
+        text = json.dumps(sealed({**about, "dtypes": dtypes, "checksum": digest(arrays)}))
+        kept["about"] = np.frombuffer(text.encode(), dtype=np.uint8)
         with named_errors(self.path):
             write_whole(self._checkpoint, lambda file: np.savez(file, **kept))
         self._saved = time.perf_counter()
 
     def read_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """What ``write_checkpoint`` wrote last; None if there is none."""
-        if not self._checkpoint.exists():
-            return None
         try:
+            if not self._checkpoint.exists():
+                return None
             with np.load(self._checkpoint, allow_pickle=False) as kept:
                 about = json.loads(kept["about"].tobytes())
-                return {name: unpacked(kept[name], dtype) for name, dtype in about["dtypes"].items()}, about
+                if not is_whole(about):
+                    raise ValueError("the checksum of its record does not fit")
+                arrays = {name: unpacked(kept[name], dtype) for name, dtype in about["dtypes"].items()}
+            if digest(arrays) != about["checksum"]:
+                raise ValueError("its checksum does not fit")
         except Exception as error:  # zip files and arrays raise many kinds
             raise StoreError(
                 f"the checkpoint of {self.path} is damaged ({error}); remove {self._checkpoint.name} in {JOURNAL} to "
                 "begin again"
             ) from error
+        return arrays, about
 
     def finish(self, about: Mapping[str, Any]) -> None:
         """Keep what only the whole run knows, as attributes."""
         with named_errors(self.path):
-            self.root["provenance"].attrs.update(json.loads(json.dumps(about, default=str)))
+            document = read_json(self._about, RESTORE)
+            self.attributes = sealed({**self.attributes, **about})
+            write_json(self._about, {**document, "attributes": self.attributes})
             self._checkpoint.unlink(missing_ok=True)
 
     @property
-    def attributes(self) -> dict[str, Any]:
-        """Identity, machine, and what ``finish`` wrote."""
-        return dict(self.root["provenance"].attrs)
+    def _about(self) -> Path:
+        return _about_file(self.path)
 
     @property
     def _checkpoint(self) -> Path:
@@ -163,15 +285,90 @@ class RunStore:
     def _record(self, index: int) -> Path:
         return self.path / JOURNAL / f"tile-{index:06d}.json"
 
-    def _create(self, arrays: Mapping[str, Tensor]) -> None:
+    def _array(self, name: str, part: Tensor) -> Any:
+        """The array of all chains that takes ``part``; made if it is not there."""
+        group, _, short = name.partition("/")
         with self._lock:
-            chains, chunk = self.bounds[-1][1], self.bounds[0][1]
-            for name, part in arrays.items():
-                group, _, short = name.partition("/")
+            if name not in self._checked:
                 if short not in self.root[group]:
                     rest = [f"event_{k}" for k in range(part.ndim)]
                     dims = ["chain", *rest] if group == "state" else ["chain", "draw", *rest]
-                    create(self.root[group], short, part, chains, chunk, dims)
+                    create(self.root[group], short, part, self.chains, self.tile, dims)
+                self._described(name, str(part.dtype), [self.chains, *part.shape[1:]])
+                self._checked.add(name)
+        return self.root[name]
+
+    def _described(self, name: str, dtype: str, shape: list[int]) -> Any:
+        """The array, if its description on disk is that of these chains; else StoreError."""
+        kind, file = packed(torch.empty(0, dtype=_dtype(dtype))).dtype, self.path / name / "zarr.json"
+        try:
+            array = self.root[name]
+            found = (list(array.shape), list(array.chunks), array.dtype)
+        except Exception as error:  # zarr raises many kinds on damaged descriptions
+            raise StoreError(
+                f"{file} is missing or damaged ({type(error).__name__}: {error}); nothing was changed. "
+                f"{RESTORE.capitalize()}"
+            ) from error
+        if found != (shape, chunks_of(shape, self.tile), kind):
+            raise StoreError(
+                f"{file} is damaged: it describes {array.dtype} {tuple(array.shape)} in chunks of "
+                f"{tuple(array.chunks)}, the run has {kind} {tuple(shape)}; nothing was changed. {RESTORE.capitalize()}"
+            )
+        return array
+
+
+def _about_file(path: Path) -> Path:
+    return path / "provenance" / "zarr.json"
+
+
+def read_attributes(path: Path) -> dict[str, Any]:
+    """Identity, machine, and what ``finish`` wrote; checked."""
+    about = _about_file(path)
+    if not about.exists():
+        raise StoreError(f"{path} is a zarr store, but not of a casal run: it has no {about.relative_to(path)}")
+    attributes = read_json(about, RESTORE).get("attributes")
+    identity = attributes.get("identity") if isinstance(attributes, dict) else None
+    if not isinstance(attributes, dict) or not isinstance(identity, dict):
+        raise StoreError(
+            f"{path} is a zarr store, but not of a casal run: {about.relative_to(path)} holds no identity; if it was "
+            f"one, {RESTORE}"
+        )
+    if identity.get("format") != FORMAT:
+        raise StoreError(
+            f"{path} has format {identity.get('format')}, written by casal {identity.get('casal')}; this version of "
+            f"casal reads format {FORMAT}. Read it with the version that wrote it"
+        )
+    if not is_whole(attributes):
+        raise StoreError(f"{about} is damaged: its checksum does not fit; nothing was changed. {RESTORE.capitalize()}")
+    chains, tile = identity.get("n"), identity.get("tile")
+    if not (_is_count(chains, 1) and _is_count(tile, 1) and int(tile or 0) <= int(chains or 0)):
+        raise StoreError(f"{about} is damaged: tiles of {tile!r} chains of {chains!r}; {RESTORE}")
+    return attributes
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _describes(record: Mapping[str, Any], start: int, stop: int) -> bool:
+    """Whether a record is one of these chains, with arrays that have names, dtypes and shapes."""
+    arrays = record.get("arrays")
+    if record.get("chains") != [start, stop] or not isinstance(arrays, dict):
+        return False
+    return all(PLACES.fullmatch(name) and _is_described(entry, stop - start) for name, entry in arrays.items())
+
+
+def _is_described(entry: object, chains: int) -> bool:
+    if (
+        not isinstance(entry, list)
+        or len(entry) != 2
+        or not isinstance(entry[0], str)
+        or not isinstance(entry[1], list)
+    ):
+        return False
+    dtype, shape = entry
+    known = isinstance(getattr(torch, dtype.removeprefix("torch."), None), torch.dtype)
+    return known and shape[:1] == [chains] and all(_is_count(size, 0) for size in shape)
 
 
 def zarr_module() -> Any:
@@ -191,7 +388,14 @@ def packed(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 def unpacked(array: np.ndarray[Any, Any], dtype: str) -> Tensor:
     """The tensor that ``packed`` took, with its dtype."""
-    return torch.from_numpy(np.array(array, order="C")).to(getattr(torch, dtype.removeprefix("torch.")))
+    return torch.from_numpy(np.array(array, order="C")).to(_dtype(dtype))
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name.removeprefix("torch."))
+    if not isinstance(found, torch.dtype):
+        raise StoreError(f"torch has no dtype {name!r}")
+    return found
 
 
 def digest(parts: Mapping[str, Tensor]) -> str:
@@ -199,36 +403,29 @@ def digest(parts: Mapping[str, Tensor]) -> str:
     total = hashlib.sha256()
     for name in sorted(parts):
         array = packed(parts[name])
-        total.update(f"{name} {array.dtype} {array.shape} ".encode())
+        total.update(f"{name} {parts[name].dtype} {array.shape} ".encode())
         total.update(array.tobytes())
     return total.hexdigest()
 
 
-def create(group: Any, name: str, like: Tensor, chains: int, chunk: int, dims: list[str]) -> None:
-    """An array (chains, *like.shape[1:]) in chunks of ``chunk`` chains; what was not written reads as not a number."""
+def chunks_of(shape: list[int], tile: int) -> list[int]:
+    """The chunks of an array (chains, ...): one a tile."""
+    return [tile, *(max(1, size) for size in shape[1:])]
+
+
+def create(group: Any, name: str, like: Tensor, chains: int, tile: int, dims: list[str]) -> None:
+    """An array (chains, *like.shape[1:]), a chunk a tile; what was not written reads as not a number."""
     example = packed(like[:1])
-    shape = (chains, *example.shape[1:])
+    shape = [chains, *example.shape[1:]]
     group.create_array(
         name,
-        shape=shape,
-        chunks=(min(chunk, chains), *(max(1, size) for size in shape[1:])),
+        shape=tuple(shape),
+        chunks=tuple(chunks_of(shape, tile)),
         dtype=example.dtype,
         fill_value=np.nan if np.issubdtype(example.dtype, np.floating) else 0,
         dimension_names=dims[: len(shape)],
         attributes={"dtype": str(like.dtype)},
     )
-
-
-def read(array: Any, start: int, stop: int, path: Path) -> Tensor:
-    """Chains start .. stop of an array."""
-    try:
-        part = np.asarray(array[start:stop])
-    except Exception as error:  # codecs raise their own errors on damaged bytes
-        raise StoreError(
-            f"chains {start} to {stop} of {array.path} in {path} cannot be read ({error}); nothing was changed: "
-            "restore the file from a copy, or remove the record of that tile to run it again"
-        ) from error
-    return unpacked(part, str(array.attrs["dtype"]))
 
 
 def machine() -> dict[str, Any]:

@@ -97,8 +97,8 @@ class System(Protocol):
     def curvature(self, z: Tensor, weights: Tensor) -> Callable[[Tensor], Tensor]:
         """v -> (sum_j weights_j Hess c_j) v at z, weights (n, r)."""
 
-    def violation(self, values: Tensor, lengths: Tensor, z: Tensor) -> Tensor:
-        """(n,), from c(z) and the lengths (n, r) of its gradients."""
+    def violation(self, values: Tensor, rows: Tensor, z: Tensor) -> Tensor:
+        """(n,), from c(z) and its Jacobian (n, r, d)."""
 
 
 class _Point(NamedTuple):
@@ -204,7 +204,7 @@ def _look(system: System, z: Tensor) -> _Point:
     lengths = torch.where(lengths * (1.0 + norm(z))[:, None] > VANISHING * values.abs(), lengths, 0.0)
     safe = torch.where(lengths > 0, lengths, 1.0)
     unit = torch.where((finite[:, None] & (lengths > 0))[:, :, None], rows, 0.0) / safe[:, :, None]
-    violation = system.violation(values, lengths, z)
+    violation = system.violation(values, torch.where((lengths > 0)[:, :, None], rows, 0.0), z)
     violation = torch.where(finite & torch.isfinite(violation), violation, torch.full_like(violation, torch.inf))
     return _Point(z, values / safe, unit, lengths, violation, system.inequality(values).expand_as(values))
 
@@ -341,7 +341,7 @@ def _progress(chains: _Chains, here: _Point, tangent: _Tangent, tolerance: float
 
 def _aim(tolerance: float) -> float:
     """The violation to go for."""
-    return max(BEYOND * tolerance, 4 * EPSILON) if tolerance <= STRICT else tolerance
+    return max(BEYOND * tolerance, 16 * EPSILON) if tolerance <= STRICT else tolerance
 
 
 def _finished(chains: _Chains, here: _Point, tangent: _Tangent, tolerance: float) -> tuple[Tensor, Tensor]:

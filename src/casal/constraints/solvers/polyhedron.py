@@ -105,8 +105,9 @@ class Nearest(NamedTuple):
         drift: (n, m), where the multipliers were running to at last: a Farkas certificate if the polyhedron is empty.
         converged: (n,) bool, the residual is within the tolerance.
         iterations: (n,) Newton steps.
-        residual: (n,) the larger of the excess over a bound, relative to |x| + |b_i|, and of the complementarity
-            min(lam_i, b_i - g_i . x), relative to |y| + |x| + |b_i|.
+        residual: (n,) the largest over the rows of the excess over a bound, relative to the terms of that row,
+            sum_j |g_ij x_j| + |b_i|, and of the complementarity min(lam_i, b_i - g_i . x), relative to
+            |y| + |x| + |b_i|.
     """
 
     point: Tensor
@@ -327,10 +328,11 @@ def _measure(s: _State, rows: Polyhedron) -> tuple[_State, Tensor]:
     unit, x, bound, excess = s.unit * factor, s.x / each, rows.bound / (s.unit * factor)[:, None], excess / each
     lam, size = (s.lam / each).clamp(-1e300, 1e300), (s.size / factor).clamp_max(1e300)
     length = torch.linalg.vector_norm(x, dim=1)
-    reach = length[:, None] + bound.abs()
     # A row that is not active has lam = 0, one that is active has no slack.
-    loose = relative(torch.minimum(lam, -excess), reach + size[:, None])
-    value = torch.maximum(torch.maximum(relative(excess, reach), loose).amax(1), s.slip)
+    loose = relative(torch.minimum(lam, -excess), (length + size)[:, None] + bound.abs()).amax(1)
+    missed = relative(excess, _reach(x, bound, rows)).amax(1)
+    x, missed = _without_noise(x, lam, bound, missed, rows)
+    value = torch.maximum(torch.maximum(missed, loose), s.slip)
 
     # Zero, if it is in the set, stands for what is zero up to the rounding of y, and for what underflows.
     if bool(((rows.bound >= 0) & ((rows.bound == 0) | ~rows.equal)).all()):
@@ -355,10 +357,39 @@ def _measure(s: _State, rows: Polyhedron) -> tuple[_State, Tensor]:
     return updated, value
 
 
+def _reach(x: Tensor, bound: Tensor, rows: Polyhedron) -> Tensor:
+    """sum_j |g_ij x_j| + |b_i|, the terms of every row."""
+    return x.abs() @ rows.matrix.abs().T + bound.abs()
+
+
+def _without_noise(x: Tensor, lam: Tensor, bound: Tensor, missed: Tensor, rows: Polyhedron) -> tuple[Tensor, Tensor]:
+    """Coordinates that are nothing but the rounding of x = y - G^T lam become zero, where that is nearer to the set.
+
+    Only where that rounding is small beside the levels that the coordinate could reach.
+    """
+    left = torch.nonzero(missed > 4 * EPSILON).flatten()
+    if not len(left):
+        return x, missed
+    part, pull = x[left], lam[left]
+    terms = (part + pull @ rows.matrix).abs() + pull.abs() @ rows.matrix.abs()
+    rounding = 8 * EPSILON * terms
+    touched = (rows.matrix != 0) & (rows.bound != 0)[:, None]
+    level = torch.where(touched, bound[left].abs()[:, :, None] / rows.matrix.abs(), torch.inf).amin(1)
+    noise = (part.abs() <= rounding) & (rounding <= 1e-9 * level)
+    cleaned = part.masked_fill(noise, 0.0)
+    gap = cleaned @ rows.matrix.T - bound[left]
+    excess = torch.where(rows.equal, gap.abs(), gap)
+    less = relative(excess, _reach(cleaned, bound[left], rows)).amax(1)
+    better = less < missed[left]
+    x, missed = x.clone(), missed.clone()
+    x[left[better]], missed[left[better]] = cleaned[better], less[better]
+    return x, missed
+
+
 def _newton_step(s: _State, rows: Polyhedron, guess: Tensor | None, last: bool) -> _State:
     """One Newton step for every chain; a round ends where the active set is right."""
     rho, length = s.rho[:, None], torch.linalg.vector_norm(s.x, dim=1)
-    pushed, rounding = s.lam > 0, 4 * EPSILON * (length[:, None] + s.bound.abs())
+    pushed, rounding = s.lam > 0, 4 * EPSILON * _reach(s.x, s.bound, rows)
     shift = s.lam / rho - s.bound
 
     def outside(gu: Tensor) -> Tensor:
