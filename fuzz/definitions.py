@@ -23,6 +23,9 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[np.longdouble]
 
+EPSILON = 2.0**-52
+"""Rounding of one operation in float64, relative."""
+
 
 def wide(values: Any) -> Array:
     return np.asarray(values, dtype=np.longdouble)
@@ -209,16 +212,23 @@ def shell(kind: str, radius: Array, center: Array, *, solid: bool, relative_to_t
 
 
 def gauge(kind: str, Q: Array, center: Array, *, solid: bool, relative_to_terms: bool = False) -> Definition:
-    """(z - c)^T Q (z - c) <= 1, or = 1; the unit is 1, or the sum of the terms."""
+    """(z - c)^T Q (z - c) <= 1, or = 1; the unit is 1, or the terms of its derivative."""
 
     def rows(y: Array, size: Array) -> Iterator[Row]:
         offset, most = y - center, size + np.abs(center)
-        value = np.einsum("ni,ij,nj->n", offset, Q, offset) - 1
-        terms = np.einsum("ni,ij,nj->n", most, np.abs(Q), most) + 1
+        square = np.einsum("ni,ij,nj->n", offset, Q, offset)
+        terms = _square_terms(np.abs(offset), np.abs(Q), most) + 1
         unit = terms if relative_to_terms else np.ones_like(terms)
-        yield Row("gauge", _over(value) if solid else np.abs(value), unit, terms)
+        yield Row("gauge", _over(square - 1) if solid else np.abs(square - 1), unit, terms)
 
     return Rows(kind, rows)
+
+
+def _square_terms(v: Array, Q: Array, most: Array) -> Array:
+    """Terms of v^T Q v if v has terms ``most``: 2 v^T Q most + v^T Q v, and most^T Q most to second order."""
+    first = 2 * np.einsum("ni,ij,nj->n", v, Q, most) + np.einsum("ni,ij,nj->n", v, Q, v)
+    terms: Array = first + 64 * EPSILON * np.einsum("ni,ij,nj->n", most, Q, most)
+    return terms
 
 
 def simplex(total: Array) -> Definition:
@@ -265,16 +275,25 @@ def second_order_cone() -> Definition:
 
 
 def positive_semidefinite(k: int) -> Definition:
-    """Z = Z^T, u^T Z u >= 0; the row u is the worst that float64 finds, its value is computed here."""
+    """Z = Z^T, u^T Z u >= 0 for all u, each u a row; the worst of them is found in float64, its value is computed here.
+
+    Rows u are compared in units of their terms, so the worst is the eigenvector of D^-1 Z D^-1, D^2 the diagonal.
+    """
 
     def rows(y: Array, size: Array) -> Iterator[Row]:
-        Z, terms = y.reshape(-1, k, k), _length(size)
-        yield Row("symmetry", _length((Z - Z.transpose(0, 2, 1)).reshape(len(y), -1)) / 2, _length(y), terms)
-        top = np.abs(y).max(1)[:, None, None]
-        scaled = (Z / np.where(top > 0, top, 1)).astype(np.float64)
-        vectors = wide(np.linalg.eigh((scaled + scaled.transpose(0, 2, 1)) / 2)[1][:, :, 0])
-        value = np.einsum("ni,nij,nj->n", vectors, Z, vectors)
-        yield Row("eigenvalue", _over(-value), _length(y), terms)
+        Z, most = y.reshape(-1, k, k), size.reshape(-1, k, k)
+        for i, j in zip(*np.triu_indices(k, 1), strict=True):
+            terms = most[:, i, j] + most[:, j, i]
+            yield Row(f"entries {i}, {j}", np.abs(Z[:, i, j] - Z[:, j, i]), terms, terms)
+        S, most = (Z + Z.transpose(0, 2, 1)) / 2, (most + most.transpose(0, 2, 1)) / 2
+        tiny = np.longdouble(1e-4000)
+        root = np.sqrt(np.maximum(np.abs(np.einsum("nii->ni", S)), EPSILON * most.max(2)) + tiny)
+        plain = S / root[:, :, None] / root[:, None, :]
+        plain = wide(plain / np.maximum(np.abs(plain).max((1, 2), keepdims=True), tiny))
+        worst = wide(np.linalg.eigh(plain.astype(np.float64))[1][:, :, 0]) / root
+        for name, u in (("eigenvalue", worst), *((f"entry {i}, {i}", wide(np.eye(k)[[i] * len(y)])) for i in range(k))):
+            value, terms = (np.einsum("ni,nij,nj->n", v, M, v) for v, M in ((u, S), (np.abs(u), most)))
+            yield Row(name, _over(-value), terms, terms)
 
     return Rows("PSDCone", rows)
 
@@ -288,7 +307,7 @@ def mass_energy(kind: str, mass: Array | None, energy: Array | None) -> Definiti
             unit = terms if energy is None else np.sqrt(y.shape[1] * energy) + np.abs(mass)
             yield Row("mass", np.abs(y.sum(1) - mass), np.where(unit > 0, unit, terms), terms)
         if energy is not None:
-            terms = (size * size).sum(1) + energy
+            terms = _square_terms(np.abs(y), np.eye(y.shape[1], dtype=np.longdouble), size) + energy
             yield Row("energy", np.abs((y * y).sum(1) - energy), np.where(energy > 0, energy, terms), terms)
 
     return Rows(kind, rows)
