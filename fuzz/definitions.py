@@ -285,7 +285,7 @@ def positive_semidefinite(k: int) -> Definition:
         for i, j in zip(*np.triu_indices(k, 1), strict=True):
             terms = most[:, i, j] + most[:, j, i]
             yield Row(f"entries {i}, {j}", np.abs(Z[:, i, j] - Z[:, j, i]), terms, terms)
-        S, most = (Z + Z.transpose(0, 2, 1)) / 2, (most + most.transpose(0, 2, 1)) / 2
+        S, most = wide(Z + Z.transpose(0, 2, 1)) / 2, wide(most + most.transpose(0, 2, 1)) / 2
         tiny = np.longdouble(1e-4000)
         root = np.sqrt(np.maximum(np.abs(np.einsum("nii->ni", S)), EPSILON * most.max(2)) + tiny)
         plain = S / root[:, :, None] / root[:, None, :]
