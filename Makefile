@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo check test lint format bench docs clean
+.PHONY: help venv demo check test lint format bench fuzz docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -41,9 +41,13 @@ format: $(STAMP) ## rewrite the code in the project's style
 bench: $(STAMP) ## time the samplers
 	$(BIN)/python -m benchmarks
 
+MINUTES ?= 20
+fuzz: $(STAMP) ## random sets, kills and damage for MINUTES=20 minutes; says what was tried and what failed
+	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --minutes $(MINUTES)
+
 docs: $(STAMP) ## build the documentation into site/, warnings are errors
 	$(BIN)/mkdocs build --strict
 
 clean: ## remove what the other targets made, the virtual environment included
 	rm -rf $(VENV) build dist site out .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests benchmarks fuzz -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
