@@ -133,9 +133,9 @@ class Affine(Constraint):
         if int(torch.linalg.matrix_rank(self._rows[:, used] / columns[used])) > len(self._basis):
             ratio = float(columns.max() / columns[used].min())
             raise SettingError(
-                f"the equations differ in coordinates whose coefficients are {ratio:.1e} times smaller than others, which "
-                "float64 cannot resolve. Write z in units that make its coordinates comparable: Affine(A * units, b) is "
-                "the set of z / units"
+                f"the equations differ in coordinates whose coefficients are {ratio:.1e} times smaller than others, "
+                "which float64 cannot resolve. Write z in units that make its coordinates comparable: "
+                "Affine(A * units, b) is the set of z / units"
             )
 
     def __repr__(self) -> str:

@@ -54,6 +54,7 @@ def collect(
         cost=Cost(usage.scores / n + plan.target.init_evaluations, usage.projections / n, seconds),
         state=state,
         provenance=about,
+        constraint=constraint,
         steps=steps,
         partial=interrupted,
     )
