@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from casal.errors import StoreError
-from casal.store import RunStore
+from casal.store import RunStore, open_tree
 from casal.store.files import draft_of, sealed
 from casal.store.run_store import JOURNAL
 
@@ -236,3 +236,24 @@ def test_drafts_of_ended_processes_go_when_the_store_is_opened_for_writing(tmp_p
     assert [place.exists() for place in inside] == [True, False, False]  # the first is of this process, which lives
     assert [place.exists() for place in beside] == [False, True, True] and foreign.exists()
     assert not list(tmp_path.rglob("lock.json"))
+
+
+def test_trees_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("xarray")
+    with opened(tmp_path) as store:
+        store.write(0, arrays(0, 3), {})
+    with open_tree(tmp_path / "run") as tree:
+        assert tree["posterior"]["samples"].shape == (CHAINS, 1, 2)
+    (tmp_path / "run" / "state" / "x" / "zarr.json").write_text("{")
+    for place in (tmp_path / "run", tmp_path / "nothing"):
+        with pytest.raises(StoreError, match=str(place)):
+            open_tree(place)
+
+
+def test_a_zarr_store_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    zarr.create_group(tmp_path / "run")
+    before = sorted(path.name for path in (tmp_path / "run").rglob("*"))
+    for way in (lambda: RunStore.reading(tmp_path / "run"), lambda: opened(tmp_path)):
+        with pytest.raises(StoreError, match="a zarr store, but not of a casal run"):
+            way()
+    assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == before

@@ -475,9 +475,16 @@ def _revision() -> str | None:
 
 
 def open_tree(path: str | Path) -> Any:
-    """The store as an xarray ``DataTree``, read from the disk as it is used; ArviZ takes it too."""
+    """The store as an xarray ``DataTree``, read from the disk as it is used; ArviZ takes it too.
+
+    It reads what is there and checks nothing; ``casal.load`` compares all checksums.
+
+    Raises:
+        StoreError: The folder is no store, or its hierarchy is damaged.
+    """
     try:
         import xarray
     except ImportError as error:
         raise StoreError("this needs the store extra: pip install 'casal[store]'") from error
-    return xarray.open_datatree(path, engine="zarr", consolidated=False)
+    with named_errors(Path(path)):
+        return xarray.open_datatree(path, engine="zarr", consolidated=False)
