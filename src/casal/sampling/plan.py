@@ -513,10 +513,10 @@ def _check_potential(context: Context, x: Tensor) -> None:
 
 
 def _check_projection(constraint: Constraint, z: Tensor, tol: float) -> None:
-    onto = _probed(f"the projection of {type(constraint).__name__}", constraint.project, z)
+    onto = _probed(f"the projection of {constraint!r}", constraint.project, z)
     if onto.shape != z.shape:
         raise ShapeError(f"{constraint!r}.project returned {tuple(onto.shape)} for {tuple(z.shape)}")
-    worst = float(_probed(f"the violation of {type(constraint).__name__}", constraint.violation, onto).max())
+    worst = float(_probed(f"the violation of {constraint!r}", constraint.violation, onto).max())
     if constraint.exact and not worst <= tol:
         raise ProjectionError(
             f"{constraint!r}.project leaves the set: violation {worst:.3g} > tol = {tol:g} at the starting points; "
