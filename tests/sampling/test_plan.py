@@ -41,7 +41,7 @@ class Gradient:
         return self.spoil(x.clone())
 
 
-def run(gradient: Gradient, **changes: Any) -> casal.SampleResult:
+def run(gradient: Callable[[Tensor], Any], **changes: Any) -> casal.SampleResult:
     """A run that works, up to ``changes``."""
     target = {"steps": 10, "step_size": 0.05, "init": START, "preconditioner": None}
     target |= {key: changes.pop(key) for key in list(changes) if key in target}
@@ -245,6 +245,175 @@ def test_a_float64_gradient_of_float32_chains_is_refused() -> None:
     with pytest.raises(DtypeError, match=r"float64.*float32.*dtype="):
         run(gradient, dtype=torch.float32)
     assert gradient.calls == 1
+
+
+# ------------------------------------------------------------------ functions that edit what they are given
+
+
+def edits(x: Tensor) -> Tensor:
+    return x.mul_(0.5)
+
+
+def edits_unseen(x: Tensor) -> Tensor:
+    """Behind torch's back."""
+    x.detach().numpy()[:] *= 0.5
+    return x.clone()
+
+
+def edits_nothing_yet(x: Tensor) -> Tensor:
+    return x.clamp_(-50.0, 50.0) * 1.0
+
+
+@pytest.mark.parametrize("edit", [edits, edits_unseen, edits_nothing_yet])
+def test_functions_that_edit_their_argument_are_refused(edit: Callable[[Tensor], Tensor]) -> None:
+    init, settings = START.clone(), {"steps": 5, "step_size": 0.1, "init": START}
+
+    def energy(x: Tensor) -> Tensor:
+        return edit(x).square().sum(1)
+
+    def denoiser(x: Tensor, sigma: Tensor) -> Tensor:
+        return edit(x) / (1 + sigma**2)
+
+    prior = casal.edm(denoiser, [4.0, 1.0], shape=3, dtype=torch.float64)
+    targets: dict[str, casal.Target] = {
+        "the gradient of langevin": casal.langevin(edit, **settings),
+        "the potential of langevin": casal.langevin(lambda x: x, potential=energy, **settings),
+        "the potential of energy": casal.energy(energy, **settings),
+        "the gradient of edm": prior,
+        "the gradient of edm given 1 observations": casal.posterior(prior, [[1.0, 0.0, 0.0]], [0.0], 0.1),
+    }
+    for name, target in targets.items():
+        with pytest.raises(SettingError, match=f"{name} edits its argument in place; return a new tensor"):
+            casal.sample(target, casal.Sphere(1.0), CASAL(10.0), 8)
+    gradient = Gradient()
+    with pytest.raises(SettingError, match="the decoder edits its argument in place; return a new tensor"):
+        run(gradient, decoder=casal.Nonlinear(edit, norm=1.0), method=CASAL(1.0, coupling="explicit"))
+    with pytest.raises(SettingError, match=r"the projection of .*FromProjection.* edits its argument in place"):
+        run(gradient, constraint=casal.FromProjection(edits_unseen, lambda z: z.abs().amax(1)))
+    assert torch.equal(START, init), "the starting points are the user's"
+
+
+class Late(Gradient):
+    """Damages what it returns from a call on."""
+
+    def __init__(self, first: int, spoil: Callable[[Tensor], Any]) -> None:
+        super().__init__(spoil)
+        self.first = first
+
+    def __call__(self, x: Tensor) -> Any:
+        self.calls += 1
+        return x.clone() if self.calls < self.first else self.spoil(x)
+
+
+@pytest.mark.parametrize("method", [Unconstrained(), CASAL(10.0), WeightedCASAL(9.0)], ids=lambda method: method.name)
+def test_a_gradient_that_goes_wrong_later_is_named(method: Method[Any]) -> None:
+    wrong = {
+        r"langevin has shape \(8, 1\) at points of shape \(8, 3\)": lambda x: x.sum(1, keepdim=True),
+        r"langevin has shape \(3,\) at points of shape \(8, 3\)": lambda x: x.mean(0),
+        r"langevin is torch\.float32 on cpu, the chains are torch\.float64": lambda x: x.float(),
+        "langevin edits its argument in place": edits,
+    }
+    for says, spoil in wrong.items():
+        with pytest.raises(CasalError, match=says):
+            run(Late(6, spoil), method=method)
+
+
+def test_a_gradient_that_is_wrong_for_the_last_tile_only_is_named() -> None:
+    with pytest.raises(ShapeError, match=r"\(3,\) at points of shape \(2, 3\)"):
+        run(lambda x: x.mean(0) if len(x) == 2 else x, method=CASAL(10.0), tile=3)
+
+
+def test_a_network_that_goes_wrong_at_small_noise_is_named() -> None:
+    def score(x: Tensor, sigma: Tensor) -> Tensor:
+        wide = -x / (1 + sigma**2)
+        return wide if float(sigma) > 1 else wide.to(torch.float64)
+
+    target = casal.annealed(score, [4.0, 2.0, 0.5], steps_per_level=2, step_size=0.1, init=START.float(), time="scalar")
+    with pytest.raises(DtypeError, match=r"float64.*the chains are torch\.float32 on cpu \(t = 0\.5\)"):
+        casal.sample(target, casal.Sphere(1.0), CASAL(10.0), 8)
+
+
+# ------------------------------------------------------------------ functions that hold one row of data a chain
+
+OWN = torch.linspace(-2.0, 2.0, 24, dtype=torch.float64).reshape(8, 3).flip(1)
+
+
+def by_row(x: Tensor) -> Tensor:
+    return x - OWN
+
+
+def first_rows(x: Tensor) -> Tensor:
+    return x - OWN[: len(x)]
+
+
+def all_rows(x: Tensor) -> Tensor:
+    """One row is like another, but there must be eight of them."""
+    return torch.einsum("ij,jk->ik", torch.eye(8, dtype=torch.float64), x)
+
+
+@pytest.mark.parametrize("gradient", [by_row, first_rows])
+def test_one_row_of_data_a_chain_works_in_one_tile(gradient: Callable[[Tensor], Tensor]) -> None:
+    """The mean of chain k over many seeds is that of a Gaussian around row k of the data."""
+    runs = [run(gradient, constraint=casal.Box(-1e9, 1e9), seed=seed) for seed in range(200)]
+    assert {result.provenance["tile"] for result in runs} == {8}
+    mean = torch.stack([result.samples for result in runs]).mean(0)
+    exact = OWN + (START - OWN) * 0.95**10
+    error = math.sqrt((1 - 0.95**20) / (1 - 0.95**2) * 0.1 / 200)
+    assert float((mean - exact).abs().max()) < 5 * error
+    assert float((mean.flip(0) - exact).abs().max()) > 20 * error  # it can tell the rows apart
+
+
+@pytest.mark.parametrize("method", [CASAL(10.0), Projected(), FinalProjection(), Penalty(0.1)], ids=lambda m: m.name)
+@pytest.mark.parametrize("gradient", [by_row, first_rows, all_rows])
+def test_chains_that_must_stay_together_stay_together(method: Method[Any], gradient: Callable[..., Tensor]) -> None:
+    result = run(gradient, method=method)
+    assert result.provenance["tile"] == 8
+    with pytest.raises(SettingError, match=r"tile = 4 splits the chains, but .*; leave out tile="):
+        run(gradient, method=method, tile=4)
+    assert torch.equal(run(gradient, method=method, tile=8).samples, result.samples)
+
+
+@pytest.mark.parametrize("gradient", [by_row, first_rows, all_rows])
+def test_what_tries_other_numbers_of_chains_is_refused_with_a_way_out(gradient: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(SettingError, match=r"method='auto' tries other numbers of chains, but .*; name a method"):
+        run(gradient, method="auto")
+    with pytest.raises(SettingError, match=r"a pilot run tries other numbers of chains, but .*; give numbers"):
+        run(gradient, method=CASAL(10.0), step_size="auto")
+
+
+@pytest.mark.filterwarnings("ignore::casal.errors.CasalWarning")  # eight chains
+def test_resampling_moves_chains_from_row_to_row() -> None:
+    for gradient in (by_row, first_rows):
+        with pytest.raises(SettingError, match=r"WeightedCASAL moves chains from row to row, but the gradient"):
+            run(gradient, method=WeightedCASAL(9.0))
+    result = run(all_rows, method=WeightedCASAL(9.0))
+    assert bool(result.certificate.feasible.all())
+    assert any("all chains at once" in reason for reason in result.fidelity.reasons)
+
+
+def test_decoders_and_sets_may_need_all_chains_too(tmp_path: Any) -> None:
+    explicit = CASAL(0.5, coupling="explicit")
+    stretched = casal.Nonlinear(lambda x: x * (2.0 + OWN.tanh()), norm=3.0)
+    cut = casal.Nonlinear(lambda x: x * (2.0 + OWN.tanh()[: len(x)]), norm=3.0)
+    onto = OWN / torch.linalg.vector_norm(OWN, dim=1, keepdim=True)
+    point = casal.FromProjection(lambda z: onto + 0.0 * z, lambda z: (z - onto).abs().amax(1))
+    first = run(Gradient(), decoder=stretched, method=explicit)
+    assert torch.equal(run(Gradient(), decoder=cut, method=explicit).samples, first.samples)
+    assert torch.equal(run(Gradient(), constraint=point, method=Projected()).samples, onto)
+    for changes in ({"decoder": stretched}, {"decoder": cut}, {"constraint": point}):
+        with pytest.raises(SettingError, match="splits the chains"):
+            run(Gradient(), method=explicit, tile=3, **changes)
+    stored = [run(by_row, method=explicit, store=tmp_path / "store").samples for _ in range(2)]
+    assert torch.equal(*stored)
+
+
+def test_a_random_gradient_does_not_depend_on_the_row() -> None:
+    stream = torch.Generator().manual_seed(0)
+
+    def noisy(x: Tensor) -> Tensor:
+        return x + torch.randn(x.shape, generator=stream, dtype=x.dtype)
+
+    assert run(noisy, method=CASAL(10.0), tile=3, threads=1).provenance["tile"] == 3
 
 
 def test_lost_starting_points_are_counted() -> None:
