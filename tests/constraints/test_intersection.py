@@ -62,7 +62,10 @@ def test_empty_intersections_that_can_be_proved_empty_are_refused(build: Callabl
 @pytest.mark.slow
 def test_empty_intersections_that_cannot_be_proved_empty_flag_every_chain() -> None:
     apart = Ellipsoid([1.0, 1.0]) & FromProjection(
-        lambda z: Ball(1.0, [3.0, 0.0]).project(z), lambda z: Ball(1.0, [3.0, 0.0]).violation(z), convex=True
+        lambda z: Ball(1.0, [3.0, 0.0]).project(z),
+        lambda z: Ball(1.0, [3.0, 0.0]).violation(z),
+        convex=True,
+        exact=False,
     )
     found = apart.solve(torch.randn((5, 2), generator=torch.Generator().manual_seed(0), dtype=torch.float64))
     assert not bool(found.converged.any())

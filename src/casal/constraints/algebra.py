@@ -321,6 +321,10 @@ class Product(Constraint):
             )
         return tuple(Product(*choice, sizes=self.sizes) for choice in itertools.product(*choices))
 
+    def _look_for_points(self, z: Tensor, first: int = 0) -> None:
+        for member, block in self._blocks(z):
+            member._look_for_points(block, first)
+
     def _sized(self) -> Iterator[tuple[Constraint, int]]:
         """Members and their sizes, without blocks that are free."""
         for member, size in zip(self.members, self.sizes, strict=True):
@@ -425,6 +429,16 @@ class _Motion(_Preimage):
 
     def _apart(self, event: Event) -> Parts:
         return Parts(*(None if part is None else self._of(part) for part in self.inner.parts(event)))
+
+    def _look_for_points(self, z: Tensor, first: int = 0) -> None:
+        self.inner._look_for_points(self._back(z), first)
+
+    def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        found = self.inner._ball_around(event)
+        if found is None:
+            return None
+        center, radius = found
+        return self._forth(center.expand(self.chains or 1, *event)), self._stretch * radius
 
     def _of(self, part: Constraint) -> Constraint:
         """The same motion of another set."""

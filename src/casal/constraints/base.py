@@ -14,7 +14,7 @@ from torch import Tensor
 
 from casal.checks import positive
 from casal.constraints.chains import PerChain, check_count
-from casal.constraints.vectors import EPSILON, ROUNDING, floating, norm, over_events, relative
+from casal.constraints.vectors import EPSILON, ROUNDING, floating, gaussian, norm, over_events, relative
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 from casal.typing import Event
 
@@ -160,6 +160,15 @@ INSIDE = 1e-12
 
 MOST_ROWS = 2000
 """Coordinates up to which sets with other ways to be projected write out their rows, a dense matrix."""
+
+REACHED = 1e-3
+"""Violation up to which a search has found a point, or comes so near that only a longer one could tell."""
+
+SEARCH = Budget(1e-6, 50)
+"""How hard a search for a point tries from each start, before it tries the best of them in full."""
+
+TOGETHER = 256
+"""Chains with parameters of their own that are searched for points at once."""
 
 LANDED = 1e-9
 """Violation up to which a foot counts as on the surface although its projection did not reach the tolerance."""
@@ -325,6 +334,65 @@ class Constraint:
         if self._coordinates not in (None, size):
             raise ShapeError(f"the set is written for {self._coordinates} coordinates, events {event} have {size}")
 
+    def check_nonempty(self, z: Tensor) -> None:
+        """Refuse a set that has no point, as far as a search can tell; for a run, before its first step.
+
+        Closed forms check themselves when they are made or see an event. Other sets are projected onto from z. Where
+        that does not arrive, the emptiness may be proved (``Intersection``); if not, more starts are tried, and a set
+        of which none reaches a point is refused too: a run on it takes long, and none of its samples is feasible.
+
+        Args:
+            z: Points (k, *event) to start from. Where the set has parameters for each chain, every chain is looked at,
+                from these points in turn.
+
+        Raises:
+            InfeasibleSet: No point was found; the message says whether that is proved.
+        """
+        if self.exact or not len(z):
+            return
+        if self.chains is None:
+            self._look_for_points(z.to(torch.float64))
+            return
+        for some in torch.arange(self.chains).split(TOGETHER):
+            self.take(some)._look_for_points(z.to(torch.float64)[some % len(z)], first=int(some[0]))
+
+    def _look_for_points(self, z: Tensor, first: int = 0) -> None:
+        """``check_nonempty``; with parameters for each chain there is a point for each, ``first`` names the first."""
+        if self.exact:
+            return
+        common = self.chains is None
+        missed = self._missed(z, SEARCH)
+        if bool((missed == 0).any() if common else (missed == 0).all()):
+            return
+        self._prove_empty(z, first)
+        lost = torch.nonzero(missed > REACHED).flatten()
+        if not len(lost) or (common and len(lost) < len(z)):
+            return
+        some, starts = (self, _starts(z[:2])) if common else (self.take(lost), _starts(z[lost]))
+        chain = torch.arange(starts.shape[1])
+        everywhere = some if common else some.take(chain.repeat(len(starts)))
+        least, which = everywhere._missed(starts.flatten(0, 1), SEARCH).reshape(starts.shape[:2]).min(0)
+        best = starts[which, chain]
+        left = least.argmin().reshape(1) if common else torch.nonzero(least > REACHED).flatten()
+        if not bool((least[left] > REACHED).any()):
+            return
+        last = (some if common else some.take(left))._missed(best[left], Budget())
+        if bool((last > REACHED).any()):
+            where = "" if common else f" in chain {first + int(lost[left[last.argmax()]])}"
+            raise InfeasibleSet(
+                f"no point of {self!r} was found{where}: from {len(starts)} starts the smallest violation reached is "
+                f"{float(last.max()):.3g}. Check its definition for a contradiction; if it has points, start near one"
+            )
+
+    def _missed(self, z: Tensor, budget: Budget) -> Tensor:
+        """Violations (n,) of the projections of z, zero where they converged."""
+        found = self.solve(z, budget=budget)
+        return torch.where(found.converged, 0.0, self.violation(found.point))
+
+    def _prove_empty(self, z: Tensor, first: int) -> None:
+        """Raise InfeasibleSet if it can be proved from here that C has no point; a set that cannot does nothing."""
+        return None
+
     # -------------------------------------------------------------- smooth descriptions
 
     def equations(self, z: Tensor) -> Tensor:
@@ -471,6 +539,10 @@ class Constraint:
 
     def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
         """The surface as linear equations and at most one sphere, if it is that; for sets that meet others."""
+        return None
+
+    def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        """Centre (m, *event) and radius (m,) of a ball that holds C, m one or ``chains``; None if none is known."""
         return None
 
     def polyhedron(self, event: Event) -> Rows | None:
@@ -796,6 +868,14 @@ def encode(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise SettingError(f"{type(value).__name__} cannot be written as JSON data")
+
+
+def _starts(z: Tensor) -> Tensor:
+    """Points (k, n, *event) to start a search from: z, nearer to the origin, beyond it, and around it at random."""
+    generator = torch.Generator(z.device).manual_seed(0)
+    size = over_events(norm(z.flatten(1)) / math.sqrt(max(1, z[0].numel())), z)
+    aside = [gaussian(z, generator) for _ in range(4)]
+    return torch.stack([z, 0.1 * z, 0.01 * z, -z, aside[0], 0.1 * aside[1], 10.0 * aside[2], size * aside[3]])
 
 
 def nearest_solution(pieces: Sequence[Constraint], z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:

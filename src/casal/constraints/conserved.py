@@ -123,6 +123,9 @@ class MassEnergy(Constraint):
         y = flat(z)
         return torch.stack([y.sum(1) - each(self.mass, z), y.square().sum(1) - each(self.energy, z)], dim=1)
 
+    def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        return torch.zeros(1, *event, dtype=torch.float64), raw(as_rows(derive(root, self.energy))).reshape(-1)
+
     def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         return (flat(z) * (2.0 * weights[:, 1:])).add_(weights[:, :1]).reshape(z.shape)
 

@@ -361,6 +361,12 @@ class Box(Constraint):
         high = torch.where(chosen, raw(self.high), torch.inf)
         return Box(PerChain(low), PerChain(high)) if isinstance(self.low, PerChain) else Box(low, high)
 
+    def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        low, high = (self._over(raw(side), event) for side in (self.low, self.high))
+        if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
+            return None
+        return (0.5 * (low + high)).reshape(-1, *event), 0.5 * norm(high - low)
+
     def _shaped(self, event: Event) -> Box:
         """The same for events of a shape, from bounds for flattened ones."""
         own = isinstance(self.low, PerChain)

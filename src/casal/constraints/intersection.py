@@ -47,8 +47,8 @@ from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polyto
 from casal.constraints.implicit import Implicit
 from casal.constraints.round import AffineRound, Ball, Round, Sphere
 from casal.constraints.solvers.polyhedron import Polyhedron, nearest
-from casal.constraints.solvers.splitting import Members, alternating, dykstra
-from casal.constraints.vectors import ROUNDING, flat
+from casal.constraints.solvers.splitting import Members, alternating, dykstra, separate
+from casal.constraints.vectors import ROUNDING, flat, norm
 from casal.errors import InfeasibleSet, SettingError
 from casal.typing import Event
 
@@ -63,6 +63,12 @@ SETTLED, MEETING = 0.99, 1e-9
 
 ROUGH = Budget(1e-6, 100)
 """Alternating projections that find a new start for Newton's steps."""
+
+CLEAR = 1e-9
+"""Relative distance beyond the edge of a ball from which on a set does not meet it."""
+
+SEPARATIONS = 1000, 30
+"""Steps of the search for planes that separate convex sets: with fast projections, and with others."""
 
 MOST_COORDINATES = 1000
 """Coordinates up to which a set with flat sides is searched for inequalities that are equations in disguise."""
@@ -93,6 +99,7 @@ class Intersection(Constraint):
         self.chains = common_chains(**{f"member {i}": member for i, member in enumerate(self.members)})
         self._parts = merge(self.members)
         self._newton: Implicit | None = None
+        self._met: set[Event] = set()
         self._polyhedra: dict[Event, Polyhedron | None] = {}
         self.convex = all(member.convex for member in self.members)
         self.smooth = all(part.smooth for part in self._parts)
@@ -137,6 +144,44 @@ class Intersection(Constraint):
             part.validate(event)
         if self._only is None and self.chains is not None:
             assert self._group_sets  # made here, so that chains without a common point are refused before they move
+        self._refuse_balls_apart(tuple(event))
+
+    def _refuse_balls_apart(self, event: Event) -> None:
+        """InfeasibleSet if a part lies in a ball that another one, with an exact projection, does not reach."""
+        if self._only is not None or event in self._met:
+            return
+        count = self.chains or 1
+        for part in self._parts:
+            ball = part._ball_around(event)
+            if ball is None:
+                continue
+            center, radius = ball[0].expand(count, *event), ball[1].expand(count)
+            for other in (other for other in self._parts if other is not part and other.exact):
+                gap = norm(flat(other._project(center) - center))
+                apart = torch.nonzero(gap > radius + CLEAR * (gap + radius + norm(flat(center)))).flatten()
+                if len(apart):
+                    chain = int(apart[0])
+                    where = "" if self.chains is None else f" in chain {chain}"
+                    raise InfeasibleSet(
+                        f"{part!r} and {other!r} have no common point{where}: the first lies in a ball of radius "
+                        f"{float(radius[chain]):.6g}, the second stays {float(gap[chain]):.6g} away from its centre"
+                    )
+        self._met.add(event)
+
+    def _prove_empty(self, z: Tensor, first: int) -> None:
+        """For convex members, by a plane or, for more than two, by planes that separate them."""
+        if self._only is not None or not self.convex:
+            return
+        steps = SEPARATIONS[0] if all(part.exact or part.flat_sided for part in self._parts) else SEPARATIONS[1]
+        found = separate(z if self.chains is not None else z[:1], _maps(self._parts, self.members, Budget()), steps)
+        proved = torch.nonzero(found.proved).flatten()
+        if len(proved):
+            chain = int(proved[0])
+            where = "" if self.chains is None else f" in chain {first + chain}"
+            raise InfeasibleSet(
+                f"the sets of {self!r} have no common point{where}: they stay {float(found.gap[chain]):.6g} apart "
+                f"(proved for all points within {float(found.clear[chain]):.2g} of the chain)"
+            )
 
     def equations(self, z: Tensor) -> Tensor:
         return torch.cat([part.equations(z) for part in self._parts], dim=1)

@@ -23,6 +23,7 @@ from casal.constraints.chains import (
     Bound,
     Number,
     PerChain,
+    as_rows,
     bound,
     column,
     common_chains,
@@ -112,6 +113,10 @@ class Round(Constraint):
         own = isinstance(self.center, PerChain)
         found = space.coordinates(self.center.rows if own else self.center.reshape(1, -1))
         return None if found is None else type(self)(self.radius, PerChain(found) if own else found[0])
+
+    def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        middle = torch.zeros(1, *event, dtype=torch.float64) if self.center is None else raw(self.center)
+        return middle.reshape(-1, *event), raw(as_rows(self.radius)).reshape(-1)
 
     def _is_point(self) -> bool | None:
         """Whether R = 0; None if only in some chains."""
@@ -379,6 +384,9 @@ class AffineRound(Constraint):
         nudge(inside, aside)
         return inside.mul_(factor).add_(foot).reshape(z.shape)
 
+    def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        return raw(self._foot).reshape(-1, *event), raw(as_rows(self._radius)).reshape(-1)
+
     def _constants(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None, float | Tensor, Tensor | None]:
         """B, q, c, r and the shortest step inside the flat, in the dtype of y (n, d)."""
         center = None if self._center is None else spread(self._center, y)
@@ -525,6 +533,10 @@ class Ellipsoid(Constraint):
         foot = (foot if basis is None else foot @ basis.T).reshape(z.shape)
         foot = foot if self.center is None else foot + self.center.to(z)
         return torch.where(over_events(outside, z), foot, z)
+
+    def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        middle = torch.zeros(event, dtype=torch.float64) if self.center is None else self.center
+        return middle[None], torch.tensor([self._most], dtype=torch.float64)
 
     def _rounding(self) -> float:
         """How far the gauge of a computed foot may exceed one: the rounding of its coordinates over the axes."""

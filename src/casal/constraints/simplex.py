@@ -8,7 +8,18 @@ import torch
 from torch import Tensor
 
 from casal.constraints.base import MOST_ROWS, Constraint, Excess, Parts, Rows, register
-from casal.constraints.chains import Number, PerChain, as_rows, column, common_chains, each, first_failure, number, show
+from casal.constraints.chains import (
+    Number,
+    PerChain,
+    as_rows,
+    column,
+    common_chains,
+    each,
+    first_failure,
+    number,
+    raw,
+    show,
+)
 from casal.constraints.flat import Affine, Box, BoxHyperplane, points_where_zero
 from casal.constraints.vectors import EPSILON, GRANTED, LARGEST, flat, over_events
 from casal.errors import InfeasibleSet
@@ -61,6 +72,9 @@ class Simplex(Constraint):
         low[0] = high[0] = self.total * size**-0.5
         return Rows(torch.cat([ones * size**-0.5, eye]), low, high)
 
+    def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        return torch.zeros(1, *event, dtype=torch.float64), raw(as_rows(self.total)).reshape(-1)
+
     def _apart(self, event: Event) -> Parts:
         """One equation and an orthant; the origin where M = 0."""
         ones = torch.ones(torch.Size(event).numel(), dtype=torch.float64)
@@ -110,6 +124,9 @@ class L1Ball(Constraint):
 
     def __repr__(self) -> str:
         return f"L1Ball(radius={self.radius:g})"
+
+    def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        return torch.zeros(1, *event, dtype=torch.float64), raw(as_rows(self.radius)).reshape(-1)
 
     def _apart(self, event: Event) -> Parts:
         """The origin where R = 0."""

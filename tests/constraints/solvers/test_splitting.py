@@ -14,7 +14,7 @@ from torch import Tensor
 
 from casal.constraints import Affine, Ball, Box, Budget, Constraint, HalfSpace, MassEnergy, Projection, Sphere
 from casal.constraints.solvers.polyhedron import Polyhedron, nearest
-from casal.constraints.solvers.splitting import Members, Quadratic, alternating, dykstra, on_box
+from casal.constraints.solvers.splitting import Members, Quadratic, alternating, dykstra, on_box, separate
 
 from ..points import normal
 
@@ -248,3 +248,16 @@ def test_accelerated_gradients_on_a_box_agree_with_least_squares() -> None:
     assert int(warm.iterations.max()) <= 2
     loose = on_box(f, quadratic, limit, Budget(1e-14, 3), size=size)
     assert not bool(loose.converged.any()) and loose.iterations.tolist() == [3] * 10
+
+
+def test_separation_is_the_distance_of_convex_sets_and_a_bound_that_holds() -> None:
+    z = 5.0 * torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    center = torch.tensor([3.0, 0.0, 0.0], dtype=torch.float64)
+    found = separate(z, over([Ball(1.0), Ball(0.5, center)]), 1000)
+    assert bool(found.proved.all())
+    torch.testing.assert_close(found.gap, torch.full_like(found.gap, 1.5), rtol=1e-5, atol=0)
+    # Sets that meet: the bound at a point never exceeds its distance to a common point.
+    meeting = [Ball(1.0), Ball(2.5, center)]
+    common = torch.tensor([0.8, 0.0, 0.0], dtype=torch.float64)
+    assert bool((separate(z, over(meeting), 1).clear <= torch.linalg.vector_norm(z - common, dim=1)).all())
+    assert not bool(separate(z, over(meeting), 1000).proved.any())
