@@ -499,7 +499,7 @@ def test_violation_by_hand() -> None:
     assert float(both.violation(z)) == 3.0
     assert float(both.violation(torch.tensor([[0.0, 2.0]]))) == 0.25
     near = torch.tensor([[1.0 + 1e-9, 0.0]], dtype=torch.float64)
-    assert float(circle.violation(near)) == pytest.approx(1e-9 / 2, rel=1e-6)
+    assert float(circle.violation(near)) == pytest.approx(1e-9, rel=1e-6)
 
 
 def test_projection_meets_the_unit_of_the_given_scale() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import casal
 from casal import Affine, Box, BoxHyperplane, Constraint, FromProjection, HalfSpace, Implicit, Monotone, Polytope
-from casal.errors import SettingError
+from casal.errors import InfeasibleSet, SettingError
 
 WIDE = torch.float64
 STATE = torch.tensor([1e5, 1e-6, 1e-6], dtype=WIDE)
@@ -102,6 +102,13 @@ def test_equations_of_rows_in_different_units_are_met_row_by_row(seed: int) -> N
     A = torch.tensor([[1.0, 1e9, 0.0], [1.0, 1.0, 1.0]], dtype=WIDE)
     constraint = Affine(A, [1e5, 1e-6])
     assert float(constraint.violation(constraint.project(states(500) * 10.0**seed)).max()) <= 1e-14
+
+
+def test_units_that_float64_cannot_resolve_are_no_contradiction() -> None:
+    with pytest.raises(SettingError, match=r"1\.0e\+14 times smaller .* Affine\(A \* units, b\)"):
+        Affine([[1.0, 1e-14, 0.0], [1.0, 0.0, 1e-14]], [1.0, 2.0])
+    with pytest.raises(InfeasibleSet, match="no solution"):
+        Affine([[1.0, 1e-14], [1.0, 1e-14]], [1.0, 2.0])
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -56,7 +56,7 @@ from casal.constraints.vectors import (
     refuse_overflow,
     tangent,
 )
-from casal.errors import InfeasibleSet, ShapeError
+from casal.errors import InfeasibleSet, SettingError, ShapeError
 from casal.typing import Event
 
 RANK_TOLERANCE = 1e-12
@@ -120,9 +120,22 @@ class Affine(Constraint):
         scale = (range_basis @ range_basis.T).abs() @ right.abs() + right.abs()
         rounding = len(gap) * 64 * EPSILON * right.abs().amax(0)
         if bool((gap > CONSISTENCY_TOLERANCE * scale + rounding).any()):
+            self._refuse_units()
             raise InfeasibleSet(
                 f"A z = b has no solution: rank {len(self._basis)} of {len(self.A)} rows, "
                 f"least-squares residual {float(gap.max()):.3g} (rows scaled to length one)"
+            )
+
+    def _refuse_units(self) -> None:
+        """SettingError if the rows differ only in coordinates that vanish beside others: units, not a contradiction."""
+        columns = self._rows.abs().amax(0)
+        used = columns > 0
+        if int(torch.linalg.matrix_rank(self._rows[:, used] / columns[used])) > len(self._basis):
+            ratio = float(columns.max() / columns[used].min())
+            raise SettingError(
+                f"the equations differ in coordinates whose coefficients are {ratio:.1e} times smaller than others, which "
+                "float64 cannot resolve. Write z in units that make its coordinates comparable: Affine(A * units, b) is "
+                "the set of z / units"
             )
 
     def __repr__(self) -> str:
