@@ -26,6 +26,9 @@ Array: TypeAlias = npt.NDArray[np.longdouble]
 EPSILON = 2.0**-52
 """Rounding of one operation in float64, relative."""
 
+TINY = np.longdouble("1e-4000")
+"""In place of zero where it is divided by."""
+
 
 def wide(values: Any) -> Array:
     return np.asarray(values, dtype=np.longdouble)
@@ -83,7 +86,7 @@ class Rows(Definition):
         found = [Worst(zero, np.full(len(y), f"{self.kind}: no row", dtype="<U60"), zero, zero)]
         for name, excess, unit, terms in self.rows(y, size):
             allowed = grant.tolerance * unit + grant.roundings * terms
-            score = np.where(excess > 0, excess / np.where(allowed > 0, allowed, np.longdouble(1e-4900)), 0)
+            score = np.where(excess > 0, excess / np.where(allowed > 0, allowed, TINY), 0)
             label = np.full(len(y), f"{self.kind}: {name}", dtype="<U60")
             found.append(Worst(score + zero, label, excess + zero, unit + zero))
         return _pick(found, np.stack([one.score for one in found]).argmax(0))
@@ -286,10 +289,9 @@ def positive_semidefinite(k: int) -> Definition:
             terms = most[:, i, j] + most[:, j, i]
             yield Row(f"entries {i}, {j}", np.abs(Z[:, i, j] - Z[:, j, i]), terms, terms)
         S, most = wide(Z + Z.transpose(0, 2, 1)) / 2, wide(most + most.transpose(0, 2, 1)) / 2
-        tiny = np.longdouble(1e-4000)
-        root = np.sqrt(np.maximum(np.abs(np.einsum("nii->ni", S)), EPSILON * most.max(2)) + tiny)
+        root = np.sqrt(np.maximum(np.abs(np.einsum("nii->ni", S)), EPSILON * most.max(2)) + TINY)
         plain = S / root[:, :, None] / root[:, None, :]
-        plain = wide(plain / np.maximum(np.abs(plain).max((1, 2), keepdims=True), tiny))
+        plain = wide(plain / np.maximum(np.abs(plain).max((1, 2), keepdims=True), TINY))
         worst = wide(np.linalg.eigh(plain.astype(np.float64))[1][:, :, 0]) / root
         for name, u in (("eigenvalue", worst), *((f"entry {i}, {i}", wide(np.eye(k)[[i] * len(y)])) for i in range(k))):
             value, terms = (np.einsum("ni,nij,nj->n", v, M, v) for v, M in ((u, S), (np.abs(u), most)))

@@ -43,7 +43,7 @@ FAR = Grant(0.01, 64 * EPSILON)
 NEAREST = 1e-6
 BUDGET = Budget(1e-12, 50)
 """Few iterations: where they do not converge, only the certificate is tested."""
-LONGEST = 10
+LONGEST = 5
 """Seconds for one set; some iterate long, and others are worth a try too."""
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32)
@@ -291,7 +291,10 @@ class Trial:
             narrow = Batch(batch.name, batch.points.to(dtype))
             self._check_violation(narrow)
             found = self._solve(narrow.points)
-            if found is not None and found.point.is_floating_point():
+            if found is not None and not bool(torch.isfinite(found.point).all()):
+                if dtype != torch.float16:  # which ends at 65504
+                    self._fail("projection is not finite", self._kinds(), "", self._line(narrow.points, "project"))
+            elif found is not None and found.point.is_floating_point():
                 self._check_feasible(narrow, found)
                 self._check_violation(Batch(f"projection of {batch.name}", found.point))
             elif found is not None:
