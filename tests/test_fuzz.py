@@ -18,15 +18,6 @@ from casal.constraints import Box
 SEED = 0
 SETS = 160
 STORES = (2, 10, 14, 25, 33)  # files of a finished store; kills take seconds and are left to ``make fuzz``
-    2,
-    10,
-    14,
-    25,
-    33,
-    37,
-    41,
-    43,
-)  # files damaged in a finished store; kills take seconds and are left to ``make fuzz``
 
 
 def test_sets_with_closed_forms() -> None:
