@@ -244,7 +244,7 @@ def test_sizes_may_be_whole_numbers_of_any_library() -> None:
 def test_shifts_that_do_not_fit_the_event_are_refused(by: Any) -> None:
     shifted, z = Ball(1.0).shifted(by), torch.zeros(3, 4)
     for ask in (shifted.project, shifted.violation, lambda y: shifted.validate(tuple(y.shape[1:]))):
-        with pytest.raises(ShapeError, match=r"shift of shape .* does not broadcast to events \(4,\); give one number"):
+        with pytest.raises(ShapeError, match=r"shifts of shape .* do not broadcast to events \(4,\); give one number"):
             ask(z)
 
 
@@ -332,5 +332,5 @@ def test_bounds_that_do_not_fit_are_refused_at_once() -> None:
     with pytest.raises(ShapeError, match="12 coordinates but low has 4 entries"):
         BoxHyperplane(torch.zeros(4), 1.0, torch.ones(12), 2.0)
     flattened = Box(torch.zeros(12), 1.0) & Affine(torch.ones(1, 12), 2.0)
-    with pytest.raises(ShapeError, match=r"bound of shape \(12,\) does not broadcast to events \(3, 4\)"):
+    with pytest.raises(ShapeError, match=r"bounds of shape \(12,\) do not broadcast to events \(3, 4\)"):
         flattened.project(torch.zeros(1, *EVENT))

@@ -481,7 +481,7 @@ class Shifted(_Motion):
         return f"{self.inner!r}.shifted(...)"
 
     def validate(self, event: Event) -> None:
-        check_fits(self.by, event, "a shift")
+        check_fits(self.by, event, "shifts")
         super().validate(event)
 
     def polyhedron(self, event: Event) -> Rows | None:

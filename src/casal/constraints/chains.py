@@ -165,7 +165,7 @@ def check_fits(value: Bound, event: Event, name: str) -> None:
         fits = False
     if not fits:
         raise ShapeError(
-            f"{name} of shape {tuple(shape)} does not broadcast to events {tuple(event)}; "
+            f"{name} of shape {tuple(shape)} do not broadcast to events {tuple(event)}; "
             f"give one number, or a tensor of shape {tuple(event)}"
         )
 

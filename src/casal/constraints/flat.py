@@ -315,7 +315,7 @@ class Box(Constraint):
         return f"Box(low in [{low:g}, ...], high in [..., {high:g}]{chains})"
 
     def validate(self, event: Event) -> None:
-        check_fits(self.low, event, "a bound")
+        check_fits(self.low, event, "bounds")
 
     def inequalities(self, z: Tensor) -> Tensor:
         below, above = flat(spread(self.low, z) - z), flat(z - spread(self.high, z))

@@ -86,7 +86,9 @@ class Intersection(Constraint):
       the intersection near z, in general not the nearest.
 
     The iterative ways flag every chain that does not reach the tolerance. The violation is the largest of the members'.
-    Members that provably have no common point raise InfeasibleSet; where it cannot be proved, all chains are flagged.
+    Members that provably have no common point raise InfeasibleSet: when they merge, when they see an event (one lies in
+    a ball that another does not reach), or in ``check_nonempty``, which looks harder and which ``casal.sample`` asks
+    before a run. Where it cannot be proved, a projection flags all chains.
     With parameters for each chain, the quadratic programme and Newton's steps go group by group, chains of equal
     parameters together.
 
