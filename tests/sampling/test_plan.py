@@ -126,8 +126,8 @@ CALLS: list[Bad] = [
     # events that the set cannot hold
     Bad("affine-columns", ShapeError, "4 coordinates.*have 3", {"constraint": casal.Affine(torch.ones(1, 4), 1.0)}),
     Bad("half-space-columns", ShapeError, "2 coordinates.*have 3", {"constraint": casal.HalfSpace([1.0, 1.0], 0.0)}),
-    Bad("box-shape", ShapeError, r"\(4,\) does not broadcast.*\(3,\)", {"constraint": casal.Box(torch.zeros(4), 1.0)}),
-    Bad("box-larger", ShapeError, r"\(2, 3\) does not.*\(3,\)", {"constraint": casal.Box(torch.zeros(2, 3), 1.0)}),
+    Bad("box-shape", ShapeError, r"\(4,\) do not broadcast.*\(3,\)", {"constraint": casal.Box(torch.zeros(4), 1.0)}),
+    Bad("box-larger", ShapeError, r"\(2, 3\) do not.*\(3,\)", {"constraint": casal.Box(torch.zeros(2, 3), 1.0)}),
     Bad("sphere-center", ShapeError, r"\(2,\).*\(3,\)", {"constraint": casal.Sphere(1.0, torch.zeros(2))}),
     Bad("ball-center", ShapeError, r"\(4,\).*\(3,\)", {"constraint": casal.Ball(1.0, torch.zeros(4))}),
     Bad("too-little-energy", InfeasibleSet, r"2\.9 is below.* = 3 ", {"constraint": casal.MassEnergy(3.0, 2.9)}),

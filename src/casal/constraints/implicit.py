@@ -294,6 +294,9 @@ class FromProjection(Constraint):
             one_of(flag, name, (True, False))
         self.exact, self.convex, self.solid, self.smooth = exact, convex, solid, residual is not None
 
+    def __repr__(self) -> str:
+        return f"FromProjection({_name(self._user_project)}, {_name(self._user_violation)})"
+
     def equations(self, z: Tensor) -> Tensor:
         return super().equations(z) if self._user_residual is None else self._user_residual(z)
 

@@ -131,7 +131,7 @@ class Round(Constraint):
     def _offset(self, z: Tensor) -> Tensor:
         return flat(z if self.center is None else z - spread(self.center, z))
 
-    def _missed(self, z: Tensor, lost: Tensor | None, amount: Tensor) -> Excess:
+    def _off_radius(self, z: Tensor, lost: Tensor | None, amount: Tensor) -> Excess:
         """One row, in units of R; of |z| + |c| where R = 0. Rounding of what cancels, c and ``lost``, is granted."""
         radius, shift = (torch.as_tensor(each(v, z), dtype=z.dtype) for v in (self.radius, self._shift))
         radius, terms = radius.to(z).expand(len(z)), shift.to(z).expand(len(z))
@@ -193,7 +193,7 @@ class Sphere(Round):
         return log_sphere_mass(norm(offset), each(self.radius, y), sigma, offset.shape[1])
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
-        return self._missed(z, lost, (norm(self._offset(z)) - each(self.radius, z)).abs())
+        return self._off_radius(z, lost, (norm(self._offset(z)) - each(self.radius, z)).abs())
 
     def row_name(self, event: Event, row: int) -> str:
         return f"|z - c| = {show(self.radius, 0)}" if self.chains is None else "|z - c| = R"
@@ -260,7 +260,7 @@ class Ball(Round):
         return torch.where(over_events(outside, z), shell, z)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
-        return self._missed(z, lost, (norm(self._offset(z)) - each(self.radius, z)).clamp_min(0.0))
+        return self._off_radius(z, lost, (norm(self._offset(z)) - each(self.radius, z)).clamp_min(0.0))
 
     def row_name(self, event: Event, row: int) -> str:
         return f"|z - c| <= {show(self.radius, 0)}" if self.chains is None else "|z - c| <= R"

@@ -6,6 +6,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +114,11 @@ def sample(
             executor: Executor = Threads(plan, bar) if found is None else Dask(plan, bar, found)
             stepper: Stepper = Compiled(plan, Graphs.of(plan, executor.threads)) if compile else Eager()
             keeper = Keeper() if store is None else StoreKeeper(store, plan, chains, stepper.compiles, bar)
-            with executor:
+            with closing(keeper), executor:
                 began = time.perf_counter()
                 interrupted = run(plan, chains, executor, stepper, keeper)
                 result = collect(plan, chains, executor, stepper, time.perf_counter() - began, interrupted)
-            keeper.finish(result)
+                keeper.finish(result)
     if plan.method.strict:
         _warn_if_infeasible(result)
     return result

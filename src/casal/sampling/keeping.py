@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -44,25 +42,15 @@ class StoreKeeper(Keeper):
         self.store = RunStore(path, identity(plan, compiled), plan.n, plan.tile)
 
     def resume(self) -> int:
-        with self._released_on_error():
-            if not self.store.begun():
-                return 0
-            first = self._first()  # made by the method, whose errors are its own
-            with named_errors(self.store.path):
-                return self._resume(first)
+        if not self.store.begun():
+            return 0
+        first = self._first()  # made by the method, whose errors are its own
+        with named_errors(self.store.path):
+            return self._resume(first)
 
     def close(self) -> None:
         """Let other processes use the store."""
         self.store.close()
-
-    @contextmanager
-    def _released_on_error(self) -> Iterator[None]:
-        """A run that ends with an error of its store lets go of it, although the error may keep the keeper alive."""
-        try:
-            yield
-        except Exception:
-            self.close()
-            raise
 
     def _resume(self, first: Any) -> int:
         plan, tiles, done = self.plan, self.chains.tiles, self.store.done()
@@ -99,8 +87,7 @@ class StoreKeeper(Keeper):
             arrays[f"{tile.index}/generator"] = tile.generator.get_state()
             arrays.update({f"{tile.index}/state/{name}": part for name, part in tile.state._asdict().items()})
         about = {"leg": leg, "together": self._together(), "tiles": [_progress(tile) for tile in self.chains.tiles]}
-        with self._released_on_error():
-            self.store.write_checkpoint(arrays, about)
+        self.store.write_checkpoint(arrays, about)
 
     def keep(self, tile: Tile) -> None:
         if not self.plan.meets and tile.steps == self.plan.steps:
@@ -125,9 +112,7 @@ class StoreKeeper(Keeper):
             self.close()
             return
         whole = {"run": dict(result.provenance), "cost": list(astuple(result.cost)), "exchanges": self._together()}
-        with self._released_on_error():
-            self.store.finish({**whole, "fidelity": result.fidelity.plain()})
-        self.close()
+        self.store.finish({**whole, "fidelity": result.fidelity.plain()})
 
     def _write(self, tile: Tile) -> None:
         tile.trace.steps.pop(tile.steps, None)
@@ -135,8 +120,7 @@ class StoreKeeper(Keeper):
         samples = self.plan.output(tile, Uncounted())
         constraint, options = self.plan.context.constraint.take(slice(tile.start, tile.stop)), self.plan.options
         certificate = certify(constraint, samples, options.tol, options.units)
-        with self._released_on_error():
-            self.store.write(tile.index, *tile_data(tile.state, samples, certificate, _progress(tile)))
+        self.store.write(tile.index, *tile_data(tile.state, samples, certificate, _progress(tile)))
 
     def _restore(self, tile: Tile, state: dict[str, Tensor], record: Any, first: Any) -> None:
         """Put a tile where its record says; ``first`` is a first state of a few chains, which tells the shapes."""

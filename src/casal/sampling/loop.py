@@ -52,6 +52,9 @@ class Keeper:
     def end(self) -> None:
         """All tiles have ended the last leg."""
 
+    def close(self) -> None:
+        """The run is over, however it ended."""
+
     def finish(self, result: SampleResult) -> None:
         """The result was collected. An interrupted one is warned of: what is missing of it is lost."""
         if result.partial:

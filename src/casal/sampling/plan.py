@@ -411,6 +411,7 @@ def _check_context(context: Context, probe: Tensor, n: int, options: Options) ->
     if len(rows) > PROBE and not _close(decoded[0], decoded[-1]):
         by_row = "the decoder"
     context.constraint.validate(tuple(decoded.shape[1:]))
+    context.constraint.check_nonempty(decoded)
     z = decoded[: len(probe)].to(torch.float64)
     _check_projection(context.constraint.take(slice(0, len(probe))), z, options)
     return tuple(decoded.shape[1:]), by_row

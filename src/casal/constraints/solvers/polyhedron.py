@@ -375,7 +375,7 @@ def _without_noise(x: Tensor, lam: Tensor, bound: Tensor, missed: Tensor, rows: 
     rounding = 8 * EPSILON * terms
     touched = (rows.matrix != 0) & (rows.bound != 0)[:, None]
     level = torch.where(touched, bound[left].abs()[:, :, None] / rows.matrix.abs(), torch.inf).amin(1)
-    noise = (part.abs() <= rounding) & (rounding <= 1e-9 * level)
+    noise = (part.abs() <= rounding) & (rounding <= 1e-6 * level)
     cleaned = part.masked_fill(noise, 0.0)
     gap = cleaned @ rows.matrix.T - bound[left]
     excess = torch.where(rows.equal, gap.abs(), gap)
