@@ -330,6 +330,31 @@ def obstacle(
     return Rows("Obstacles", rows)
 
 
+def box_obstacle(start: int, stop: int, low: Array, high: Array) -> Definition:
+    """At each step, one coordinate is beyond one of its bounds; the unit is half the width of that side."""
+
+    def beyond(column: int, sign: int, edge: np.longdouble, half: np.longdouble) -> Definition:
+        def rows(y: Array, size: Array) -> Iterator[Row]:
+            excess, terms = _over(sign * (edge - y[:, column])), size[:, column] + np.abs(edge)
+            yield Row(f"face {edge:.3g} of coordinate {column}", excess, np.full(len(y), half), terms)
+
+        return Rows("Obstacles", rows)
+
+    dim, half = len(low), (high - low) / 2
+    return All(
+        [
+            Either(
+                [
+                    beyond(s * dim + i, sign, edge[i], half[i])
+                    for i in range(dim)
+                    for sign, edge in ((1, high), (-1, low))
+                ]
+            )
+            for s in range(start, stop)
+        ]
+    )
+
+
 def exponential(matrix: Array) -> Array:
     """exp of a square matrix by its series, after halving until it is small, and squaring back."""
     halvings = max(0, int(np.ceil(np.log2(float(np.abs(matrix).sum(1).max()) + 1e-300))) + 8)

@@ -17,7 +17,7 @@ import torch
 import casal.constraints
 from casal.constraints import Constraint
 from fuzz import definitions as define
-from fuzz.definitions import Definition, wide
+from fuzz.definitions import Definition, Grant, wide
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 Rng: TypeAlias = np.random.Generator
@@ -350,46 +350,34 @@ def shapes(rng: Rng, place: Place) -> Made:
     steps, anchor, unit = place.event[0], place.anchor.reshape(-1, 2), place.units.reshape(-1, 2)[0]
     written: dict[str, list[Any]] = {"discs": [], "boxes": [], "segments": []}
     truth: list[Definition] = [_anywhere()]
-
-    def add(
-        kind: str, row: list[Any], depth: Callable[[define.Array], define.Array], length: float, reach: float
-    ) -> None:
+    for _ in range(int(rng.integers(1, 5))):
         start = int(rng.integers(steps))
         stop = int(rng.integers(start + 1, steps + 1))
-        if bool((depth(wide(anchor[start:stop])) <= 0).all()):
-            written[kind].append([*row, start, stop])
-            truth.append(define.obstacle(kind, start, stop, depth, length, reach, 2))
-
-    for _ in range(int(rng.integers(1, 5))):
         center = anchor[int(rng.integers(steps))] + unit * rng.normal(size=2) * 2.0
-        kind = int(rng.integers(3)) if place.common else 1
-        if kind == 0:
-            radius = float(unit[0] * rng.uniform(0.1, 2.0))
-            add(
-                "discs",
-                [center.tolist(), radius],
-                _in_disc(center, radius),
-                radius,
-                radius + float(np.linalg.norm(center)),
-            )
-        elif kind == 1:
+        kind = str(rng.choice(list(written))) if place.common else "boxes"
+        row: list[Any]
+        if kind == "boxes":
             low, high = center - unit * rng.uniform(0.1, 1.0, size=2), center + unit * rng.uniform(0.1, 1.0, size=2)
-            reach = float(np.linalg.norm(np.maximum(np.abs(low), np.abs(high))))
-            add("boxes", [low.tolist(), high.tolist()], _in_box(low, high), float((high - low).min()) / 2, reach)
+            row, free = [low.tolist(), high.tolist()], define.box_obstacle(start, stop, wide(low), wide(high))
+        elif kind == "discs":
+            radius = float(unit[0] * rng.uniform(0.1, 2.0))
+            reach = radius + float(np.linalg.norm(center))
+            row = [center.tolist(), radius]
+            free = define.obstacle("disc", start, stop, _in_disc(center, radius), radius, reach, 2)
         else:
             end, thick = center + unit * rng.normal(size=2), float(unit[0] * rng.uniform(0.1, 1.0))
             reach = thick + float(np.linalg.norm(np.abs(center) + np.abs(end)))
-            add("segments", [center.tolist(), end.tolist(), thick], _in_segment(center, end, thick), thick / 2, reach)
+            row = [center.tolist(), end.tolist(), thick]
+            free = define.obstacle("segment", start, stop, _in_segment(center, end, thick), thick / 2, reach, 2)
+        if bool((define.judge(free, place.anchor, Grant(0.0, 0.0)).score <= 1).all()):
+            written[kind].append([*row, start, stop])
+            truth.append(free)
     given = ", ".join(f"{kind}={rows!r}" for kind, rows in written.items() if rows)
     return Made(f"Obstacles({given})", define.All(truth), ("Obstacles",))
 
 
 def _in_disc(center: Numbers, radius: float) -> Callable[[define.Array], define.Array]:
     return lambda y: wide(radius) - np.sqrt(((y - wide(center)) ** 2).sum(1))
-
-
-def _in_box(low: Numbers, high: Numbers) -> Callable[[define.Array], define.Array]:
-    return lambda y: np.minimum(y - wide(low), wide(high) - y).min(1)
 
 
 def _in_segment(a: Numbers, b: Numbers, thickness: float) -> Callable[[define.Array], define.Array]:

@@ -196,8 +196,9 @@ class Trial:
                 self._fail("refused on the set", f"{self._kinds()}, units {self._unit_word()}", message, line)
 
     def _overflows(self, point: Numbers) -> bool:
-        """Whether a user's function may: a square of 1e150 in units of 1e-6."""
-        return "Implicit" in self.scene.made.kinds and float(np.abs(point).max()) > 1e100
+        """Whether a row may: a square of 1e150 in units of 1e-6."""
+        squares = {"Implicit", "MassEnergy", "MassEnergyBox", "ObservedMassEnergy"}
+        return bool(squares & set(self.scene.made.kinds)) and float(np.abs(point).max()) > 1e100
 
     def _project(self, batch: Batch) -> Projection | None:
         """Solve, check what is checked point by point, and keep the points that are in the set."""

@@ -77,9 +77,11 @@ def _serial(name: str) -> Any:
 @functools.cache
 def _client() -> Any:
     """One cluster for all trials: its nannies start a new worker for each that is killed."""
-    for name in ("distributed", "distributed.client"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)  # type: ignore[no-untyped-call]
+    os.environ["DASK_LOGGING__DISTRIBUTED"] = "critical"  # for the workers: they are expected to lose connections
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
+    cluster = distributed.LocalCluster(  # type: ignore[no-untyped-call]
+        n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL
+    )
     client = distributed.Client(cluster)  # type: ignore[no-untyped-call]
     atexit.register(cluster.close)
     atexit.register(client.close)
