@@ -219,7 +219,7 @@ target = casal.langevin(lambda x: x, steps=3, step_size=.1, init=start)
 given = casal.FromProjection(Project(R), violation)
 h = casal.Implicit(lambda z: (z[:, :1] - R), lambda z: z[:, 1:2])
 out = []
-for constraint in (given, h, h & casal.Ball(3.0), casal.Sphere(2.0).through(torch.eye(3)) & given):
+for constraint in (given, h, h & casal.Ball(3.0), casal.Ball(2.0).through(torch.eye(3)) & given):
     out.append(identity(make_plan(target, constraint, casal.Projected(), 8, Options()), False))
 print(json.dumps(out))
 """

@@ -518,8 +518,7 @@ def _jump(evidence: Evidence) -> Finding:
 
     def rise(z: Tensor, y: Tensor) -> Tensor:
         if potential is not None:
-            context.usage.add_scores(2 * len(z))
-            low, high = (potential(v.reshape(len(v), *event).to(context.like.dtype)).to(torch.float64) for v in (y, z))
+            low, high = (-context.log_density(v.reshape(len(v), *event).to(context.like.dtype)) for v in (y, z))
             return high - low
         if not context.table.static:
             some = _evenly(len(z), min(len(z), len(index) // TRIED)).to(z.device)

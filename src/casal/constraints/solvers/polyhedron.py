@@ -365,7 +365,7 @@ def _reach(x: Tensor, bound: Tensor, rows: Polyhedron) -> Tensor:
 def _without_noise(x: Tensor, lam: Tensor, bound: Tensor, missed: Tensor, rows: Polyhedron) -> tuple[Tensor, Tensor]:
     """Coordinates that are nothing but the rounding of x = y - G^T lam become zero, where that is nearer to the set.
 
-    Only where that rounding is small beside the levels that the coordinate could reach.
+    Only coordinates that are small beside the levels that they could reach.
     """
     left = torch.nonzero(missed > 4 * EPSILON).flatten()
     if not len(left):
@@ -375,7 +375,7 @@ def _without_noise(x: Tensor, lam: Tensor, bound: Tensor, missed: Tensor, rows: 
     rounding = 8 * EPSILON * terms
     touched = (rows.matrix != 0) & (rows.bound != 0)[:, None]
     level = torch.where(touched, bound[left].abs()[:, :, None] / rows.matrix.abs(), torch.inf).amin(1)
-    noise = (part.abs() <= rounding) & (rounding <= 1e-6 * level)
+    noise = part.abs() <= torch.minimum(rounding, 1e-9 * level)
     cleaned = part.masked_fill(noise, 0.0)
     gap = cleaned @ rows.matrix.T - bound[left]
     excess = torch.where(rows.equal, gap.abs(), gap)
