@@ -77,6 +77,10 @@ def _same(result: casal.SampleResult, name: str) -> str | None:
         torch.equal(result.trace[key], whole.trace[key]) for key in whole.trace
     ):
         return "trace"
+    if result.cost.score_evaluations != whole.cost.score_evaluations:
+        return "score evaluations"
+    if result.fidelity.plain() != whole.fidelity.plain():
+        return "fidelity"
     return "partial" if result.partial else None
 
 
