@@ -58,7 +58,7 @@ from casal.constraints.intersection import (
     together_in,
 )
 from casal.constraints.solvers.splitting import behind_matrix
-from casal.constraints.vectors import flat, floating, gaussian, over_events, tangent
+from casal.constraints.vectors import flat, floating, gaussian, norm, over_events, tangent
 from casal.errors import SettingError, ShapeError
 from casal.typing import Event
 
@@ -348,6 +348,10 @@ class Product(Constraint):
         return SphereInFlat(matrix, level)
 
 
+NEAR, EXACT = 1e-3, 1e-13
+"""Relative length of a step of a projection that may be rounding, and the violation up to which it is."""
+
+
 class _Preimage(Constraint):
     """Points whose image lies in another set: {z : back(z) in inner}."""
 
@@ -446,7 +450,13 @@ class _Motion(_Preimage):
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         found = self.inner._solve(self._back(z), budget, None if warm is None else self._back(warm))
-        return found._replace(point=self._forth(found.point))
+        point = self._forth(found.point)
+        # A point that the rounding of the motion alone keeps off the set stays where it is.
+        near = norm(flat(point - z)) <= NEAR * norm(flat(z))
+        if bool(near.any()) and not bool((point == z).all()):
+            near &= self._violation(z) <= EXACT
+            point = torch.where(over_events(near, z), z, point)
+        return found._replace(point=point)
 
     def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
         return self._forth(self.inner._sample_near(self._back(y), sigma / self._stretch, generator))

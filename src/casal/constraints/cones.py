@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints.base import Constraint, Excess, Parts, SphereInFlat, largest, register, side_by_side
-from casal.constraints.vectors import EPSILON, ROUNDING, flat, norm, over_events, peak, refuse_overflow
+from casal.constraints.vectors import EPSILON, flat, norm, over_events, peak, refuse_overflow
 from casal.errors import ShapeError
 from casal.typing import Event
 
@@ -104,12 +104,9 @@ class PSDCone(Constraint):
         foot = torch.where(over_events(unmoved, z), z, refuse_overflow(foot, self))
         for _ in range(REFINEMENTS):
             left = torch.nonzero(largest(_smallest_eigenvalue(foot, None).violation()) > REFINED).flatten()
-            finer = _clipped_in_own_units(foot[left])
-            # Only what the rounding of z may have spoiled is corrected.
-            small = (finer - foot[left]).abs().amax((1, 2)) <= 100 * ROUNDING * size[left, 0, 0]
-            if not bool(small.any()):
+            if not len(left):
                 break
-            foot[left[small]] = finer[small]
+            foot[left] = _clipped_in_own_units(foot[left])
         return foot
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
