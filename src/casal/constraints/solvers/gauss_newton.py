@@ -233,7 +233,7 @@ def nearest(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> 
         budget: A chain is done when its violation is within the tolerance and y - z is normal to the set; iterations
             are evaluations of c and its Jacobian.
     """
-    found = _descend(system, y, start, budget)
+    found = _without_noise(system, y, _descend(system, y, start, budget), budget)
     halted = torch.nonzero(~found.converged & (found.iterations < budget.iterations)).flatten()
     if not len(halted):
         return found
@@ -247,6 +247,26 @@ def nearest(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> 
     after = after._replace(iterations=torch.where(better, total, before.iterations))
     for whole, part in zip(found, after, strict=True):
         whole[halted] = part
+    return found
+
+
+def _without_noise(system: System, y: Tensor, found: Projection, budget: Budget) -> Projection:
+    """Coordinates that are nothing but the rounding of the steps from y become zero, where that ends a descent.
+
+    A row such as z_j >= 0 has no size of its own: any negative number misses it, however small.
+    """
+    left = torch.nonzero(~found.converged & torch.isfinite(found.residual)).flatten()
+    if not len(left):
+        return found
+    z, anchor = found.point[left], y[left]
+    noise = (z != 0) & (z.abs() <= 64 * EPSILON * (anchor.abs() + norm(z - anchor)[:, None]))
+    some = torch.nonzero(noise.any(1)).flatten()
+    if not len(some):
+        return found
+    again = _descend(system, anchor[some], z[some].masked_fill(noise[some], 0.0), budget)
+    better = again.converged
+    for whole, part in zip(found, again, strict=True):
+        whole[left[some[better]]] = part[better]
     return found
 
 
