@@ -52,6 +52,7 @@ def trial(seed: int, number: int) -> Report:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         client = _client()
+        client.wait_for_workers(2)  # those killed in the trial before are back
         expected = _serial(name)
         killer.start()
         try:
