@@ -38,3 +38,12 @@ def test_psd_cone_clips_a_known_spectrum() -> None:
     np.testing.assert_allclose(one(PSDCone(), z), expected.numpy(), atol=1e-14)
     assert float(PSDCone().violation(torch.diag(torch.tensor([4.0, -3.0]))[None])) == pytest.approx(1 / 2**0.5)
     assert float(PSDCone().violation(torch.tensor([[[0.0, 1.0], [-1.0, 0.0]]]))) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("ratio", [0, 6, 12])
+def test_matrices_in_mixed_units_are_positive_in_every_unit(ratio: int) -> None:
+    """A small block beside a large one is as positive as it is alone."""
+    units = 10.0 ** torch.linspace(-ratio / 2, ratio / 2, 3, dtype=torch.float64)
+    z = PSDCone().project(units[:, None] * normal(300, 3, 3, seed=ratio) * units)
+    assert float(PSDCone().violation(z).max()) <= 1e-13
+    assert bool((z.diagonal(dim1=1, dim2=2) >= 0).all())

@@ -145,7 +145,7 @@ def test_convex_sets_that_planes_separate_are_refused_with_their_distance(name: 
     [
         (Implicit(rootless), "1"),
         (Implicit(None, rootless), "1"),
-        (Implicit(contradiction), "0.2"),
+        (Implicit(contradiction), "0.3"),
         (Product(Implicit(rootless), None, sizes=(3, 1)), "1"),
         (Implicit(rootless).shifted(FAR), "1"),
     ],

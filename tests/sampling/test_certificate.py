@@ -42,6 +42,16 @@ def test_constrained_states_are_certified_row_by_row() -> None:
     assert float((result.samples[:, 1] + result.samples[:, 2]).max()) <= 1e-6 * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_positive_images_are_certified_for_every_seed(seed: int) -> None:
+    """The rounding of A x is no violation of A x >= 0."""
+    rows = torch.linalg.qr(torch.randn(6, 3, generator=torch.Generator().manual_seed(seed), dtype=WIDE))[0].T
+    positive = casal.Box(0.0, float("inf")).through(rows)
+    gaussian = casal.langevin(lambda x: x, steps=20, step_size=0.1, init=casal.GaussianStart(6, dtype=WIDE))
+    result = casal.sample(gaussian, positive, casal.CASAL(10.0), 50, seed=seed, check=False)
+    assert bool(result.certificate.feasible.all()) and float((result.samples @ rows.T).min()) >= -1e-14
+
+
 def test_the_worst_row_is_named_with_what_it_misses() -> None:
     z = torch.tensor([[1e5, 5e-7, 5e-7], [1e5, 1e-6, 3e-6], [1e5, 5e-7, -1e-9]], dtype=WIDE)
     found = certify(CONCENTRATIONS, z, 1e-8)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from casal.constraints.base import Constraint, Excess, Parts, SphereInFlat, register, side_by_side
-from casal.constraints.vectors import EPSILON, flat, norm, over_events, peak, refuse_overflow
+from casal.constraints.base import Constraint, Excess, Parts, SphereInFlat, largest, register, side_by_side
+from casal.constraints.vectors import EPSILON, ROUNDING, flat, norm, over_events, peak, refuse_overflow
 from casal.errors import ShapeError
 from casal.typing import Event
+
+REFINEMENTS, REFINED = 4, 1e-13
+"""Passes in the units of the diagonal after a projection onto PSD matrices, and the violation at which they end."""
 
 
 @register
@@ -98,14 +101,27 @@ class PSDCone(Constraint):
         inside = values.amin(1) >= -rounding
         foot = torch.where(over_events(inside, z), symmetric, 0.5 * (clipped + clipped.mT)) * size
         unmoved = inside & (z == z.mT).flatten(1).all(1)
-        return torch.where(over_events(unmoved, z), z, refuse_overflow(foot, self))
+        foot = torch.where(over_events(unmoved, z), z, refuse_overflow(foot, self))
+        for _ in range(REFINEMENTS):
+            left = torch.nonzero(largest(_smallest_eigenvalue(foot, None).violation()) > REFINED).flatten()
+            finer = _clipped_in_own_units(foot[left])
+            # Only what the rounding of z may have spoiled is corrected.
+            small = (finer - foot[left]).abs().amax((1, 2)) <= 100 * ROUNDING * size[left, 0, 0]
+            if not bool(small.any()):
+                break
+            foot[left[small]] = finer[small]
+        return foot
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         """Z_ij = Z_ji above the diagonal, row by row; then the smallest eigenvalue."""
         return side_by_side([_asymmetry(z, lost), _smallest_eigenvalue(z, lost)], z)
 
     def row_name(self, event: Event, row: int) -> str:
-        return _pair_name(event, row) if row < event[0] * (event[0] - 1) // 2 else "smallest eigenvalue >= 0"
+        return (
+            _pair_name(event, row)
+            if row < event[0] * (event[0] - 1) // 2
+            else "smallest eigenvalue of D^-1 Z D^-1 >= 0"
+        )
 
 
 class _Symmetric(Constraint):
@@ -163,6 +179,22 @@ def _asymmetry(z: Tensor, lost: Tensor | None) -> Excess:
     return Excess(amount, half[:, above, right] + half[:, right, above], scale=2.0)
 
 
+def _own_units(scaled: Tensor) -> Tensor:
+    """D_i = sqrt(|S_ii|) of symmetric matrices (n, k, k); an entry that is rounding beside its row counts as that."""
+    noise = EPSILON * scaled.abs().amax(2)
+    return torch.maximum(scaled.diagonal(dim1=1, dim2=2).abs(), noise).clamp_min(torch.finfo(scaled.dtype).tiny).sqrt()
+
+
+def _clipped_in_own_units(z: Tensor) -> Tensor:
+    """Negative eigenvalues of D^-1 Z D^-1 set to zero: what the rounding of large entries spoiled in small ones."""
+    root = _own_units(z)
+    values, vectors = torch.linalg.eigh(z / root[:, :, None] / root[:, None, :])
+    plain = (vectors * values.clamp_min(0.0)[:, None, :]) @ vectors.mT
+    gone = plain.diagonal(dim1=1, dim2=2) <= REFINED * values.abs().amax(1, keepdim=True)
+    plain = plain.masked_fill(gone[:, :, None] | gone[:, None, :], 0.0)
+    return 0.5 * (plain + plain.mT) * root[:, :, None] * root[:, None, :]
+
+
 def _smallest_eigenvalue(z: Tensor, lost: Tensor | None) -> Excess:
     """Minus the smallest eigenvalue of D^-1 S D^-1, S the symmetric part and D_i = sqrt(|S_ii|).
 
@@ -171,10 +203,7 @@ def _smallest_eigenvalue(z: Tensor, lost: Tensor | None) -> Excess:
     """
     size = peak(flat(z))[:, :, None]
     scaled = 0.5 * (z / size) + 0.5 * (z / size).mT
-    diagonal = scaled.diagonal(dim1=1, dim2=2).abs()
-    others = scaled.abs().amax(2)
-    noise = EPSILON * (others if lost is None else others + (lost / size).amax(2) / 1.0)
-    root = torch.maximum(diagonal, noise).clamp_min(torch.finfo(z.dtype).tiny).sqrt()
+    root = _own_units(scaled)
     plain = scaled / root[:, :, None] / root[:, None, :]
     top = peak(flat(plain))
     below = -torch.linalg.eigvalsh(plain / top[:, :, None]).amin(1, keepdim=True)
