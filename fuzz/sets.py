@@ -213,7 +213,7 @@ class Trial:
         good = self._check_feasible(batch, found)
         again = self._solve(p) if bool(good.any()) else None
         if again is not None:
-            size = np.abs(_flat(p)).max(1)
+            size = np.maximum(np.abs(_flat(p)), np.abs(self.members[0])).max(1)  # terms that cancel near zero
             moved = np.abs(_flat(again.point) - _flat(p)).max(1)
             for i in np.flatnonzero((moved > NEAREST * size) & good & again.converged.numpy()):
                 self._fail(

@@ -19,11 +19,15 @@ import torch
 from tests.sampling.runs import run
 
 from casal.errors import CasalError
+from fuzz.limits import TooLong, limit
 from fuzz.report import Failure, Report
 
 CHAINS = 200
 DURATION = 3.0
 """Seconds that the run takes with two workers, about."""
+
+LONGEST = 120
+"""Seconds after which a run counts as hanging."""
 
 RUNS = ("casal", "weighted", "final projection")
 
@@ -51,14 +55,15 @@ def trial(seed: int, number: int) -> Report:
     command = f"python -m fuzz --only workers --seed {seed} --trial {number}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        client = _client()
+        client = _ready()
         expected = _serial(name)
         killer.start()
         try:
-            found = run(name, slow=True, n=CHAINS, client=client)
+            with limit(LONGEST):
+                found = run(name, slow=True, n=CHAINS, client=client)
             if not torch.equal(found.samples, expected):
                 report.failures.append(Failure("other bits", name, f"{len(kills)} workers killed", "", command))
-        except Exception as error:
+        except (Exception, TooLong) as error:
             raw = "" if isinstance(error, CasalError) else "raw "
             message = traceback.format_exc().splitlines()[-1]
             report.failures.append(Failure(f"{raw}{type(error).__name__}", name, message, "", command))
@@ -88,7 +93,19 @@ def _client() -> Any:
     return client
 
 
+def _ready() -> Any:
+    """The client once two workers are there; of a new cluster if those that were killed before do not come back."""
+    try:
+        _client().wait_for_workers(2, timeout=30)
+    except TimeoutError:
+        _client().cluster.close()
+        _client().close()
+        _client.cache_clear()
+        _client().wait_for_workers(2, timeout=60)
+    return _client()
+
+
 def _cluster_pids() -> list[int]:
-    """Processes of the workers that are alive."""
+    """Processes of the workers that are alive; one that is killed while it starts would not be started again."""
     nannies = _client().cluster.workers.values()
-    return [nanny.pid for nanny in nannies if nanny.pid]
+    return [nanny.pid for nanny in nannies if nanny.pid and nanny.status.name == "running"]
