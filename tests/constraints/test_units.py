@@ -56,7 +56,7 @@ def circle(radius: float) -> Implicit:
         (casal.Sphere(1.0, torch.tensor([1e6, 0.0])), [1e6 + 2.0, 0.0], 1.0),
         (casal.Ball(1e-9), [1e-6, 0.0], 999.0),
         (casal.Ellipsoid([1e5, 1e-6]), [0.0, 3e-6], 2.0),
-        (casal.PSDCone(), [[1e10, 0.0], [0.0, -1.0]], 0.5**0.5),
+        (casal.PSDCone(), [[1e10, 0.0], [0.0, -1.0]], 1.0),
         (casal.PSDCone(), [[1e10, 2e-6], [1e-6, 1.0]], 1 / 3),
         (casal.Obstacles(discs=[([1e6, 0.0], 1.0)]), [[1e6, 0.0]], 0.5),
         (casal.Product(Box(0.0, 1.0), casal.Sphere(1e9), sizes=(1, 2)), [2.0, 1e9, 0.0], 1.0),

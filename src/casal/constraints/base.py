@@ -277,6 +277,10 @@ class Constraint:
             raise ProjectionError(
                 f"{type(self).__name__}.project overflowed: the points are as large as {float(wide.abs().max()):g}"
             )
+        if not self.exact and bool(found.converged.any()):
+            # An algorithm has its own residual; what it calls converged must also satisfy the definition.
+            held = _usable(self, self._violation(found.point)) <= max((budget or Budget()).tolerance, LANDED)
+            found = found._replace(converged=found.converged & held)
         return found._replace(point=found.point.to(floating(z).dtype))
 
     def violation(self, z: Tensor) -> Tensor:

@@ -211,7 +211,8 @@ def together(first: Bound, second: Bound) -> tuple[Bound, Bound]:
 
     def widen(side: Bound) -> PerChain:
         own = event_shape(side)
-        rows = raw(side).reshape(-1, *[1] * (len(shape) - len(own)), *own)
+        count = side.chains if isinstance(side, PerChain) else 1
+        rows = raw(side).reshape(count, *[1] * (len(shape) - len(own)), *own)
         return PerChain(rows.expand(chains or 1, *shape))
 
     return widen(first), widen(second)

@@ -69,9 +69,10 @@ class PSDCone(Constraint):
 
     P(Y) = V max(L, 0) V^T, where V L V^T is the eigendecomposition of the symmetric part (Y + Y^T) / 2: nearest in
     the Frobenius norm, and unique. A matrix whose negative eigenvalues are rounding (below 4 k eps of its norm)
-    is only made symmetric. The violation is the larger of |Z_ij - Z_ji| / (|Z_ij| + |Z_ji|) and minus the smallest
-    eigenvalue of D^-1 Z D^-1 relative to its norm, D_i = sqrt(|Z_ii|): a small block beside a large one counts in its
-    own unit. Eigenvalues are not smooth where they meet, so there is no residual.
+    is only made symmetric. The violation is the larger of |Z_ij - Z_ji| / (|Z_ij| + |Z_ji|) and
+    -v^T Z v / sum_ij |v_i Z_ij v_j| for the least positive direction v of D^-1 Z D^-1, D_i = sqrt(|Z_ii|): a small
+    block beside a large one counts in its own unit. Eigenvalues are not smooth where they meet, so there is no
+    residual.
 
     >>> PSDCone().project(torch.tensor([[[0.0, 2.0], [0.0, 0.0]]]))
     tensor([[[0.5000, 0.5000],
@@ -103,15 +104,15 @@ class PSDCone(Constraint):
         unmoved = inside & (z == z.mT).flatten(1).all(1)
         foot = torch.where(over_events(unmoved, z), z, refuse_overflow(foot, self))
         for _ in range(REFINEMENTS):
-            left = torch.nonzero(largest(_smallest_eigenvalue(foot, None).violation()) > REFINED).flatten()
+            left = torch.nonzero(largest(_positivity(foot, None).violation()) > REFINED).flatten()
             if not len(left):
                 break
             foot[left] = _clipped_in_own_units(foot[left])
         return foot
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
-        """Z_ij = Z_ji above the diagonal, row by row; then the smallest eigenvalue."""
-        return side_by_side([_asymmetry(z, lost), _smallest_eigenvalue(z, lost)], z)
+        """Z_ij = Z_ji above the diagonal, row by row; then v^T Z v in the worst direction, and the diagonal."""
+        return side_by_side([_asymmetry(z, lost), _positivity(z, lost)], z)
 
     def row_name(self, event: Event, row: int) -> str:
         return (
@@ -162,10 +163,10 @@ class _PositivePart(Constraint):
         return 0.5 * z - 0.5 * z.mT + PSDCone()._project(0.5 * z + 0.5 * z.mT)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
-        return _smallest_eigenvalue(z, lost)
+        return _positivity(z, lost)
 
     def row_name(self, event: Event, row: int) -> str:
-        return "smallest eigenvalue of the symmetric part >= 0"
+        return _positivity_name(row)
 
 
 def _asymmetry(z: Tensor, lost: Tensor | None) -> Excess:
@@ -176,15 +177,15 @@ def _asymmetry(z: Tensor, lost: Tensor | None) -> Excess:
     return Excess(amount, half[:, above, right] + half[:, right, above], scale=2.0)
 
 
-def _own_units(scaled: Tensor) -> Tensor:
+def _own_units(scaled: Tensor, terms: Tensor) -> Tensor:
     """D_i = sqrt(|S_ii|) of symmetric matrices (n, k, k); an entry that is rounding beside its row counts as that."""
-    noise = EPSILON * scaled.abs().amax(2)
+    noise = EPSILON * terms.amax(2)
     return torch.maximum(scaled.diagonal(dim1=1, dim2=2).abs(), noise).clamp_min(torch.finfo(scaled.dtype).tiny).sqrt()
 
 
 def _clipped_in_own_units(z: Tensor) -> Tensor:
     """Negative eigenvalues of D^-1 Z D^-1 set to zero: what the rounding of large entries spoiled in small ones."""
-    root = _own_units(z)
+    root = _own_units(z, z.abs())
     values, vectors = torch.linalg.eigh(z / root[:, :, None] / root[:, None, :])
     plain = (vectors * values.clamp_min(0.0)[:, None, :]) @ vectors.mT
     gone = plain.diagonal(dim1=1, dim2=2) <= REFINED * values.abs().amax(1, keepdim=True)
@@ -192,23 +193,26 @@ def _clipped_in_own_units(z: Tensor) -> Tensor:
     return 0.5 * (plain + plain.mT) * root[:, :, None] * root[:, None, :]
 
 
-def _smallest_eigenvalue(z: Tensor, lost: Tensor | None) -> Excess:
-    """Minus the smallest eigenvalue of D^-1 S D^-1, S the symmetric part and D_i = sqrt(|S_ii|).
+def _positivity(z: Tensor, lost: Tensor | None) -> Excess:
+    """v^T S v >= 0 for the direction v in which S, the symmetric part, is least positive; then S_ii >= 0.
 
-    S is positive semidefinite if and only if D^-1 S D^-1 is, in which rows and columns have no unit: a correlation
-    matrix. A diagonal entry that is no more than rounding beside its row counts as that rounding.
+    v belongs to the smallest eigenvalue of D^-1 S D^-1, D_i = sqrt(|S_ii|): S is positive semidefinite if and only if
+    that matrix is, and its rows and columns have no unit. The unit of a row is sum_ij |v_i S_ij v_j|.
     """
     size = peak(flat(z))[:, :, None]
     scaled = 0.5 * (z / size) + 0.5 * (z / size).mT
-    root = _own_units(scaled)
+    terms = scaled.abs() if lost is None else scaled.abs() + 0.5 * (lost / size) + 0.5 * (lost / size).mT
+    root = _own_units(scaled, terms)
     plain = scaled / root[:, :, None] / root[:, None, :]
-    top = peak(flat(plain))
-    below = -torch.linalg.eigvalsh(plain / top[:, :, None]).amin(1, keepdim=True)
-    unit = norm(flat(plain / top[:, :, None]))[:, None]
-    if lost is not None:
-        spread = lost / size / root[:, :, None] / root[:, None, :]
-        unit = unit + norm(flat(spread) / top)[:, None]
-    return Excess(below.clamp_min(0.0), unit)
+    v = torch.linalg.eigh(plain / peak(flat(plain))[:, :, None])[1][:, :, 0] / root
+    v = v / v.abs().amax(1, keepdim=True)
+    value, unit = (torch.einsum("ni,nij,nj->n", w, part, w)[:, None] for w, part in ((v, scaled), (v.abs(), terms)))
+    below = torch.cat([-value, -scaled.diagonal(dim1=1, dim2=2)], dim=1).clamp_min(0.0)
+    return Excess(below, torch.cat([unit, terms.diagonal(dim1=1, dim2=2)], dim=1), scale=size[:, :, 0])
+
+
+def _positivity_name(row: int) -> str:
+    return f"Z[{row - 1}, {row - 1}] >= 0" if row else "v^T Z v >= 0 for all v"
 
 
 def _pair_name(event: Event, row: int) -> str:

@@ -184,9 +184,11 @@ class Affine(Constraint):
     def _project(self, z: Tensor) -> Tensor:
         y, basis = flat(z), self._basis.to(z)
         foot = tangent(y, basis) + spread(self._level, y) @ basis
-        # What the rounding of large coordinates leaves in rows of small ones goes in a second step, row by row.
-        gap = foot @ self._rows.to(z).T - spread(self._right, y)
-        return (foot - gap @ self._inverse.to(z).T).reshape(z.shape)
+        # What the rounding of large coordinates, or of a huge y, leaves in small rows goes in further steps.
+        for _ in range(1 if float(y.abs().amax()) < LARGE else PASSES):
+            gap = foot @ self._rows.to(z).T - spread(self._right, y)
+            foot = foot - gap @ self._inverse.to(z).T
+        return foot.reshape(z.shape)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         y = flat(z)
@@ -595,9 +597,10 @@ class _Plane(NamedTuple):
 
     def between(self, p: Tensor, q: Tensor) -> Tensor:
         """The point of the segment from p to q at which a . z = b."""
-        start, drop = self.gap(p), self.gap(p) - self.gap(q)
-        share = torch.where(drop == 0, torch.zeros_like(drop), start / drop).clamp(0.0, 1.0)
-        return torch.where(share < 0.5, p + share * (q - p), q - (1.0 - share) * (q - p))
+        start, end = self.gap(p), self.gap(q)
+        drop = torch.where(start == end, 1.0, start - end)
+        share, rest = (start / drop).clamp(0.0, 1.0), (-end / drop).clamp(0.0, 1.0)
+        return torch.where(share < 0.5, p + share * (q - p), q - rest * (q - p))
 
     def beyond(self, point: Tensor, corner: Tensor) -> Tensor:
         """On from the outermost breakpoint, where only coordinates without a bound still move, towards a corner."""

@@ -452,9 +452,10 @@ def worst_violation(members: Sequence[Constraint], z: Tensor) -> Tensor:
 
 def _maps(parts: Sequence[Constraint], members: Sequence[Constraint], budget: Budget) -> Members:
     """Projections onto the parts, and the violation of the members, for an iteration over them."""
+    inner = Budget(budget.tolerance, max(budget.iterations, Budget().iterations))  # the budget counts sweeps
 
     def onto(part: Constraint) -> Callable[[Tensor], Tensor]:
-        return lambda y: part._solve(y, budget, None).point
+        return lambda y: part._solve(y, inner, None).point
 
     def take(index: Tensor) -> Members:
         return _maps([part.take(index) for part in parts], [member.take(index) for member in members], budget)

@@ -248,15 +248,20 @@ class Shape(ABC):
 
     def relative_depth(self, x: Tensor) -> Tensor:
         """Depth (m,) of the points x (m, p) below the edge, beyond rounding, in units of the obstacle; zero outside."""
-        return relative((self._depth_inside(x) - ON_THE_EDGE * self.size).clamp_min(0.0), self._unit(x))
+        depth, unit, rounding = self._measured(x)
+        return relative((depth - rounding).clamp_min(0.0), unit)
 
     def missed(self, part: Tensor, lost: Tensor | None) -> Excess:
         """Depths (n, steps) of points (n, steps, p) in units of the obstacle."""
         x = part.reshape(-1, part.shape[2])
-        terms = torch.full_like(x[:, 0], ON_THE_EDGE * self.size)
+        depth, unit, rounding = self._measured(x)
         if lost is not None:
-            terms = terms + GRANTED * EPSILON * norm(lost.reshape(x.shape))
-        return Excess(*(value.reshape(part.shape[:2]) for value in (self._depth_inside(x), self._unit(x), terms)))
+            rounding = rounding + GRANTED * EPSILON * norm(lost.reshape(x.shape))
+        return Excess(*(value.reshape(part.shape[:2]) for value in (depth, unit, rounding)))
+
+    def _measured(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Depth of the points x (m, p), zero outside, what it is measured in, and what of it is rounding, each (m,)."""
+        return self._depth_inside(x), self._unit(x), torch.full_like(x[:, 0], ON_THE_EDGE * self.size)
 
     def _depth_inside(self, x: Tensor) -> Tensor:
         """Depth (m,), zero outside; only points in the bounding box are looked at."""
@@ -359,10 +364,19 @@ class BoxShape(Shape):
     def depth(self, x: Tensor) -> Tensor:
         return torch.minimum(x - self.low.to(x), self.high.to(x) - x).amin(1)
 
-    def _unit(self, x: Tensor) -> Tensor:
-        """The smallest side; without a finite one, the edge and the point."""
-        least = float((self.high - self.low).min())
-        return torch.full_like(x[:, 0], least) if math.isfinite(least) else self.size + x.abs().amax(1)
+    def _measured(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """By the face through which x leaves with the least of its own unit: the width there, or edge and point."""
+        low, high = self.low.to(x), self.high.to(x)
+        width = (high - low).expand_as(x)
+        faces = []
+        for depth, edge in ((x - low, low), (high - x, high)):
+            size = torch.where(torch.isfinite(edge), edge.abs(), 0.0).expand_as(x)
+            unit = torch.where(torch.isfinite(width), width, size + x.abs())
+            faces.append((depth.clamp_min(0.0), unit, ON_THE_EDGE * size))
+        depth, unit, rounding = (torch.cat(parts, dim=1) for parts in zip(*faces, strict=True))
+        share = torch.where(torch.isfinite(depth), (depth - rounding).clamp_min(0.0) / unit, torch.inf)
+        face = share.argmin(1, keepdim=True)
+        return depth.gather(1, face)[:, 0], unit.gather(1, face)[:, 0], rounding.gather(1, face)[:, 0]
 
     def exit(self, x: Tensor) -> Tensor:
         low, high = self.low.to(x), self.high.to(x)

@@ -541,10 +541,10 @@ class Ellipsoid(Constraint):
     def _rounding(self) -> float:
         """How far the gauge of a computed foot may exceed one: the rounding of its coordinates over the axes."""
         size = len(self._semi)
-        shift = 0.0 if self.center is None else float(self.center.abs().max())
+        center = torch.zeros_like(self._semi) if self.center is None else self.center.reshape(-1).to(self._semi)
         if self.matrix is None:
-            return 2.0 * EPSILON * (size**0.5 + shift / self._least)
-        return 4.0 * EPSILON * (size * (self._most / self._least) ** 2 + shift / self._least)
+            return 2.0 * EPSILON * (size**0.5 + float(norm((center / self._semi)[None])[0]))
+        return 4.0 * EPSILON * (size * (self._most / self._least) ** 2 + float(center.abs().max()) / self._least)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         """One row, the gauge. Rounding of what cancels, c and ``lost``, is granted, and that of a matrix."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from threading import Lock
 from typing import Any
@@ -231,15 +231,17 @@ class Dask(Executor):
         try:
             for future in as_completed(list(waiting)):  # type: ignore[no-untyped-call]
                 tile = waiting[future]
-                if future.cancelled():
+                steps = tile.steps
+                try:
+                    error: BaseException | None = future.exception()
+                    came: Any = None if error is not None else future.result()
+                except CancelledError:  # lost with a worker, before or after it ended
                     lost.append(tile)
                     continue
-                error = future.exception()
                 if error is not None:
                     failed.append((tile.index, error))
                     continue
-                steps = tile.steps
-                tile.replace_by(future.result())
+                tile.replace_by(came)
                 self.advance(tile.steps - steps)
                 if done is not None:
                     done(tile)

@@ -54,7 +54,7 @@ class StoreKeeper(Keeper):
 
     def _resume(self, first: Any) -> int:
         plan, tiles, done = self.plan, self.chains.tiles, self.store.done()
-        if not plan.meets or len(done) == len(tiles):
+        if not plan.meets or (len(done) == len(tiles) and "exchanges" in self.store.attributes):
             for index in done:
                 arrays, record = self.store.read(index)
                 self._restore(tiles[index], state_data(arrays, record), record, first)

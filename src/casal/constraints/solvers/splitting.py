@@ -177,8 +177,10 @@ def alternating(z: Tensor, members: Members, budget: Budget) -> Projection:
             if not len(x):
                 break
             now = members.of(record.chain)
+        before = x
         for project in now.projections:
             x = project(x)
+            x = torch.where(over_events(torch.isfinite(x).flatten(1).all(1), x), x, before)
         onwards = record.add(x, now.violation(x), step)
     return record.projection()
 
@@ -331,7 +333,8 @@ def on_box(
         u' = clip(v - (H v - f) / L),     v' = u' + beta (u' - u),     beta = (sqrt(L) - sqrt(l)) / (sqrt(L) + sqrt(l)),
 
     with l and L the extreme curvatures. The error falls by about 1 - sqrt(l / L) in each iteration, one product with
-    H. The residual is the length of a projected gradient step, |u - clip(u - (H u - f) / L)|, relative to ``size``.
+    H. The residual is sqrt(L) |u - clip(u - (H u - f) / L)|, relative to ``size``: a projected gradient step, at most
+    as long as that in the norm of H.
 
     Args:
         f: (n, d).
@@ -347,13 +350,13 @@ def on_box(
         Nesterov, "Introductory lectures on convex optimization" (2004), section 2.2.
     """
     H, root = quadratic.hessian, math.sqrt(quadratic.condition)
-    beta, step = (root - 1) / (root + 1), 1 / quadratic.most
+    beta, step, reach = (root - 1) / (root + 1), 1 / quadratic.most, math.sqrt(quadratic.most)
     u = torch.zeros_like(f) if start is None else start.clamp(-limit, limit)
     record = Record(u, budget.tolerance)
     v, at_u, quiet = u, u @ H, torch.zeros(len(u), dtype=torch.long, device=u.device)
     at_v = at_u
     for count in range(budget.iterations + 1):
-        residual = relative(norm(u - (u - step * (at_u - f)).clamp(-limit, limit)), size)
+        residual = relative(reach * norm(u - (u - step * (at_u - f)).clamp(-limit, limit)), size)
         quiet = quiet + ((residual <= budget.tolerance) | (quiet > 0)).long()
         onwards = record.add(u, residual, count, (quiet > extra) | (residual == 0))
         if not bool(onwards.all()):
