@@ -225,7 +225,7 @@ def test_sets_agree_where_they_are_the_same_set() -> None:
         (Obstacles(intervals=[(0, 1, -1.0, 3.0)]), [2.0, 0.0], 1 / 4),
         (Obstacles(intervals=[(0, 2, -INF, 3.0)]), [5.0, 1.0], 2 / 4),
         (Obstacles(discs=[([3.0, 4.0], 2.0)]), [[3.0, 5.0]], 1 / 4),
-        (Obstacles(boxes=[([0.0, 0.0], [3.0, 4.0])]), [[1.0, 3.5]], 0.5 / 3),
+        (Obstacles(boxes=[([0.0, 0.0], [3.0, 4.0])]), [[1.0, 3.5]], 0.5 / 4),
         (Obstacles(segments=[([0.0, 0.0], [3.0, 4.0], 2.0)]), [[3.0, 4.0]], 1 / 2),
         (ObservedMassEnergy([1], [2.0]), [6.0, 1.0], 1 / 3),
         (ObservedMassEnergy([], [], mass=1.0), [3.0, 4.0], 6 / 8),

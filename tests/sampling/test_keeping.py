@@ -567,3 +567,23 @@ def test_checkpoints_that_make_no_sense_are_named(where: str, tmp_path: Path, mo
     reader.write_checkpoint(arrays, about)
     with pytest.raises(StoreError, match=r"damaged|does not fit"):
         run("weighted", store=store)
+
+
+def test_a_run_that_ends_between_its_last_tile_and_its_summary_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records of meetings are written last; without them the meetings are held again."""
+    undisturbed = run("weighted")
+
+    def killed(self: RunStore, about: Any) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+        patch.setattr(RunStore, "finish", killed)
+        run("weighted", store=tmp_path / "run.zarr")
+    again = run("weighted", store=tmp_path / "run.zarr")
+    assert torch.equal(again.samples, undisturbed.samples)
+    assert again.cost.score_evaluations == undisturbed.cost.score_evaluations
+    assert set(again.trace) == set(undisturbed.trace)
+    assert all(torch.equal(again.trace[key], undisturbed.trace[key]) for key in again.trace)
+    assert again.fidelity.plain() == undisturbed.fidelity.plain()

@@ -195,12 +195,16 @@ class Dask(Executor):
 
     def _scatter(self) -> Any:
         """The plan on every worker. One that dies meanwhile closes the connection; the others get it again."""
-        for _ in range(SCATTERS - 1):
+        for attempt in range(SCATTERS):
             try:
                 return self.client.scatter(self.plan, broadcast=True, hash=False)
-            except OSError:
-                continue
-        return self.client.scatter(self.plan, broadcast=True, hash=False)
+            except OSError as error:  # a closed connection, or no worker in time
+                if attempt == SCATTERS - 1:
+                    raise CasalError(
+                        f"the plan of the run could not be sent to the cluster in {SCATTERS} attempts ({error}); see "
+                        "whether its workers are there (client.scheduler_info())"
+                    ) from error
+        raise AssertionError("the last attempt returns or raises")
 
     def __enter__(self) -> Dask:
         self._sent = self._scatter()
