@@ -184,7 +184,12 @@ def _own_units(scaled: Tensor, terms: Tensor) -> Tensor:
 
 
 def _clipped_in_own_units(z: Tensor) -> Tensor:
-    """Negative eigenvalues of D^-1 Z D^-1 set to zero: what the rounding of large entries spoiled in small ones."""
+    """Negative eigenvalues of D^-1 Z D^-1 set to zero: what the rounding of large entries spoiled in small ones.
+
+    Rows and columns whose diagonal entry is no more than that rounding become zero first.
+    """
+    noise = z.diagonal(dim1=1, dim2=2) <= 64.0 * EPSILON * z.shape[1] * peak(flat(z))
+    z = z.masked_fill(noise[:, :, None] | noise[:, None, :], 0.0)
     root = _own_units(z, z.abs())
     values, vectors = torch.linalg.eigh(z / root[:, :, None] / root[:, None, :])
     plain = (vectors * values.clamp_min(0.0)[:, None, :]) @ vectors.mT
