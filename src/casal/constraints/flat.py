@@ -184,10 +184,15 @@ class Affine(Constraint):
     def _project(self, z: Tensor) -> Tensor:
         y, basis = flat(z), self._basis.to(z)
         foot = tangent(y, basis) + spread(self._level, y) @ basis
-        # What the rounding of large coordinates, or of a huge y, leaves in small rows goes in further steps.
-        for _ in range(1 if float(y.abs().amax()) < LARGE else PASSES):
-            gap = foot @ self._rows.to(z).T - spread(self._right, y)
-            foot = foot - gap @ self._inverse.to(z).T
+        # What the rounding of large coordinates leaves in small rows goes in a second step; of a huge y, in a few more.
+        right, rows, inverse = spread(self._right, y).expand(len(y), -1), self._rows.to(z).T, self._inverse.to(z).T
+        foot = foot - (foot @ rows - right) @ inverse
+        huge = torch.nonzero(peak(y).squeeze(1) > LARGE).flatten()
+        if len(huge):
+            part, level = foot[huge], right[huge]
+            for _ in range(PASSES):
+                part = part - (part @ rows - level) @ inverse
+            foot[huge] = part
         return foot.reshape(z.shape)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
