@@ -51,8 +51,9 @@ class LinearDynamics(Constraint):
     the distance from optimality (length of a projected gradient step relative to that of z - c, or the residual of the
     active set): if it is above the tolerance, the point is flagged, because it is in C but not the nearest one.
 
-    The violation is found by rolling out the inputs of z step by step. It is the larger of max|y - rollout| /
-    (max|y| + max|rollout|) and of the largest (|u| - u_max)_+ / (max|u| + u_max), both in standardised units.
+    The violation is found by rolling out the inputs of z step by step. It is the largest, over the steps, of
+    |y - rollout| relative to |y| and the terms of the rollout up to that step, output by output, and of
+    max(0, |u| - u_max) / (|u| + u_max), input by input, all in standardised units.
 
     Args:
         A: (p, p).
@@ -301,7 +302,7 @@ class LinearDynamics(Constraint):
         return torch.cat([y[..., self.outputs] / self.scale_y.to(u), u], dim=2)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
-        """Output by output and input by input, over all steps; see the class."""
+        """Step by step, first all outputs, then all inputs; see the class."""
         top = flat(z).abs().amax(1).clamp_min(UNDERFLOW)
         top = torch.ldexp(torch.ones_like(top), torch.frexp(top).exponent - 1)  # a power of two does not round
         y, u = self._split(z / top[:, None, None])
@@ -310,22 +311,22 @@ class LinearDynamics(Constraint):
         before = torch.cat([start[:, None], states[:, :-1]], dim=1)
         terms = before.abs() @ self._Ad.to(z).abs().T + drive.abs() @ self._Bd.to(z).abs().T
         rolled, terms = (part[..., self.outputs] / self.scale_y.to(z) for part in (states, terms))
-        size = y.abs() + terms
-        limit = (self.u_max / self.scale_u).to(z) / top[:, None]
-        input_size = u.abs().amax(1)
+        # What a channel came from in any step is in all of its later steps, with its rounding.
+        size, input_size = y.abs() + terms.cummax(1).values, u.abs()
+        limit = (self.u_max / self.scale_u).to(z) / top[:, None, None]
         if lost is not None:
             more, extra = self._split(lost / top[:, None, None])
-            size, input_size = size + more.amax(1, keepdim=True), input_size + extra.amax(1)
-        # What a channel came from in any step is in all of its later steps.
-        amount = torch.cat([(y - rolled).abs().amax(1), (u.abs().amax(1) - limit).clamp_min(0.0)], dim=1)
+            size, input_size = size + more.cummax(1).values, input_size + extra
         bound = torch.where(torch.isinf(limit), 0.0, limit)
-        return Excess(amount, torch.cat([size.amax(1), input_size + bound], dim=1), scale=top[:, None])
+        amount = torch.cat([flat((y - rolled).abs()), flat((u.abs() - limit).clamp_min(0.0))], dim=1)
+        return Excess(amount, torch.cat([flat(size), flat(input_size + bound)], dim=1), scale=top[:, None])
 
     def row_name(self, event: Event, row: int) -> str:
-        count = len(self.outputs)
-        if row < count:
-            return f"rollout of output {self.outputs[row]}"
-        return f"|u[{row - count}]| <= {float(self.u_max[row - count]):g}"
+        outputs, inputs = len(self.outputs), self.B.shape[1]
+        if row < self.steps * outputs:
+            return f"rollout of output {self.outputs[row % outputs]} at step {row // outputs}"
+        step, channel = divmod(row - self.steps * outputs, inputs)
+        return f"|u[{channel}]| <= {float(self.u_max[channel]):g} at step {step}"
 
 
 def _channels(name: str, values: Any, count: int) -> Tensor:

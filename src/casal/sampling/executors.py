@@ -198,7 +198,7 @@ class Dask(Executor):
         for attempt in range(SCATTERS):
             try:
                 return self.client.scatter(self.plan, broadcast=True, hash=False)
-            except OSError as error:  # a closed connection, or no worker in time
+            except (OSError, KeyError) as error:  # a closed connection, no worker in time, or one that just left
                 if attempt == SCATTERS - 1:
                     raise CasalError(
                         f"the plan of the run could not be sent to the cluster in {SCATTERS} attempts ({error}); see "
