@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 import casal
+from casal.sampling.first_calls import Options
 from casal.sampling.identity import MOST_LEVELS, SCALES, identity
-from casal.sampling.plan import Options, make_plan
+from casal.sampling.plan import make_plan
 
 RADIUS = 1.0
 
@@ -201,7 +202,8 @@ SCRIPT = """
 import json, sys
 import torch, casal
 from casal.sampling.identity import identity
-from casal.sampling.plan import Options, make_plan
+from casal.sampling.first_calls import Options
+from casal.sampling.plan import make_plan
 
 NAMES = {"one", "two", "three"}
 R = 1.25

@@ -13,9 +13,10 @@ from torch import Tensor
 
 import casal
 from casal.errors import DivergedError, SettingError, ShapeError
+from casal.sampling.first_calls import Options
 from casal.sampling.looks import look_ahead
 from casal.sampling.pilot import BEND, STEP, Pilot
-from casal.sampling.plan import Options, Plan, make_plan
+from casal.sampling.plan import Plan, make_plan
 
 from ..models import MODE_SCALES, MODE_WEIGHTS, MODES, SIGMA_Y, particle_potential
 

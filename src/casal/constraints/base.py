@@ -382,11 +382,15 @@ class Constraint:
             return
         last = (some if common else some.take(left))._missed(best[left], Budget())
         if bool((last > REACHED).any()):
-            where = "" if common else f" in chain {first + int(lost[left[last.argmax()]])}"
+            where = self._in_chain(0 if common else first + int(lost[left[last.argmax()]]))
             raise InfeasibleSet(
                 f"no point of {self!r} was found{where}: from {len(starts)} starts the smallest violation reached is "
                 f"{float(last.max()):.3g}. Check its definition for a contradiction; if it has points, start near one"
             )
+
+    def _in_chain(self, chain: int) -> str:
+        """Words for a message that is about one chain; none where the set is common to all."""
+        return "" if self.chains is None else f" in chain {chain}"
 
     def _missed(self, z: Tensor, budget: Budget) -> Tensor:
         """Violations (n,) of the projections of z, zero where they converged."""

@@ -163,7 +163,7 @@ class Intersection(Constraint):
                 apart = torch.nonzero(gap > radius + CLEAR * (gap + radius + norm(flat(center)))).flatten()
                 if len(apart):
                     chain = int(apart[0])
-                    where = "" if self.chains is None else f" in chain {chain}"
+                    where = self._in_chain(chain)
                     raise InfeasibleSet(
                         f"{part!r} and {other!r} have no common point{where}: the first lies in a ball of radius "
                         f"{float(radius[chain]):.6g}, the second stays {float(gap[chain]):.6g} away from its centre"
@@ -179,7 +179,7 @@ class Intersection(Constraint):
         proved = torch.nonzero(found.proved).flatten()
         if len(proved):
             chain = int(proved[0])
-            where = "" if self.chains is None else f" in chain {first + chain}"
+            where = self._in_chain(first + chain)
             raise InfeasibleSet(
                 f"the sets of {self!r} have no common point{where}: they stay {float(found.gap[chain]):.6g} apart "
                 f"(proved for all points within {float(found.clear[chain]):.2g} of the chain)"

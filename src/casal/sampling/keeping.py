@@ -109,7 +109,6 @@ class StoreKeeper(Keeper):
                 CasalWarning,
                 stacklevel=3,
             )
-            self.close()
             return
         whole = {"run": dict(result.provenance), "cost": list(astuple(result.cost)), "exchanges": self._together()}
         self.store.finish({**whole, "fidelity": result.fidelity.plain()})
