@@ -13,6 +13,7 @@ from torch import Tensor
 
 from casal.checks import positive
 from casal.constraints.base import Budget, Constraint, Excess, Projection, at_once, register, side_by_side
+from casal.constraints.chains import whole
 from casal.constraints.vectors import EPSILON, GRANTED, axis, norm, relative, unit
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 from casal.typing import Event
@@ -28,11 +29,16 @@ CHUNK = 4_000_000
 class Obstacles(Constraint):
     """C = {z : z_s lies in no obstacle that stands at time step s}, obstacles being open: their edges are allowed.
 
-    Scalar trajectories, events (S,), have interval obstacles low < z_s < high; points, events (S, p), have
+    Scalar trajectories, events (S,), have interval obstacles low < z_s < high; points, events (S, p), have shapes:
 
         disc     |z_s - c| < r
         box      low < z_s < high in every coordinate
         segment  distance of z_s to the segment from a to b < thickness / 2   (a capsule)
+
+    Where an event has more channels than the obstacles stand in, (S, c), ``channels`` names those that they look at:
+    the one that the intervals forbid values of, or the p that are the coordinates of the points. All other channels are
+    free, and a projection leaves them as they are. So obstacles meet the trajectories of a system with inputs as they
+    stand, ``LinearDynamics(...) & Obstacles(..., channels=0)``; their numbers are in the units of the event.
 
     Time steps are independent, and each is moved by the nearest way out:
 
@@ -58,10 +64,19 @@ class Obstacles(Constraint):
         discs: Rows (center, radius) for all steps, or (center, radius, start, stop).
         boxes: Rows (low, high) or (low, high, start, stop), axis-aligned; bounds may be infinite, but not all.
         segments: Rows (a, b, thickness) or (a, b, thickness, start, stop); a = b is allowed.
+        channels: For events (S, c): the channel of the intervals, a number, or the channels of the p coordinates of
+            the shapes, a list. None for events (S,) of intervals and (S, p) of shapes.
 
     >>> gate = Obstacles(intervals=[(1, 3, -1.0, 2.0)])
     >>> gate.project(torch.tensor([[0.0, 0.0, 1.0, 1.0]]))
     tensor([[ 0., -1.,  2.,  1.]])
+
+    Steps of a position, a height and an input; the disc stands in the plane of the first two.
+
+    >>> disc = Obstacles(discs=[([0.0, 0.0], 1.0)], channels=(0, 1))
+    >>> disc.project(torch.tensor([[[0.5, 0.0, 0.3], [0.0, 2.0, 0.7]]]))
+    tensor([[[1.0000, 0.0000, 0.3000],
+             [0.0000, 2.0000, 0.7000]]])
     """
 
     solid = True
@@ -73,6 +88,7 @@ class Obstacles(Constraint):
         discs: Sequence[Any] = (),
         boxes: Sequence[Any] = (),
         segments: Sequence[Any] = (),
+        channels: int | Sequence[int] | None = None,
     ) -> None:
         self.intervals = [Interval.read(row) for row in intervals]
         self.shapes: list[Shape] = [
@@ -87,6 +103,7 @@ class Obstacles(Constraint):
             raise ShapeError(f"the shapes have points with {dims} coordinates; all must have the same number")
         self.smooth = all(shape.smooth for shape in self.shapes)
         self._dim = dims[0] if dims else None
+        self.channels = self._read_channels(channels)
         self._gates = _gates_of(self.intervals)
         self._scenes = _scenes_of(self.shapes)
         self.exact = self._dim in (None, 2) or not any(_overlap(a, b) for a, b in combinations(self.shapes, 2))
@@ -95,11 +112,31 @@ class Obstacles(Constraint):
         counts: dict[str, int] = {"intervals": len(self.intervals)}
         for shape in self.shapes:
             counts[shape.plural] = counts.get(shape.plural, 0) + 1
-        return f"Obstacles({', '.join(f'{count} {name}' for name, count in counts.items() if count)})"
+        words = [f"{count} {name}" for name, count in counts.items() if count]
+        return f"Obstacles({', '.join(words if self.channels is None else [*words, f'channels={self.channels}'])})"
+
+    def _read_channels(self, given: int | Sequence[int] | None) -> int | list[int] | None:
+        """One channel for intervals, a list of them for shapes."""
+        if given is None:
+            return None
+        if isinstance(given, Sequence):
+            found = [whole(channel, "a channel", 0) for channel in given]
+            if self.intervals:
+                raise SettingError(f"intervals look at one channel, a number such as channels=0, got {found}")
+            if not found or len(set(found)) < len(found) or len(found) != (self._dim or len(found)):
+                raise SettingError(f"channels must be {self._dim or 'one or more'} different numbers, got {found}")
+            return found
+        if self.shapes:
+            raise SettingError(f"the shapes have {self._dim} coordinates, so channels is a list of as many, got {given}")
+        return whole(given, "channels", 0)
 
     def validate(self, event: Event) -> None:
         wanted = "(S,)" if self.intervals else f"(S, {self._dim})"
         fits = (len(event) == 1) if self.intervals else (self._dim is None or event[1:] == (self._dim,))
+        if self.channels is not None:
+            last = max(self.channels) if isinstance(self.channels, list) else self.channels
+            wanted = f"(S, c) with c > {last}, as channels = {self.channels} asks"
+            fits = len(event) == 2 and event[1] > last
         if not fits or not event:
             raise ShapeError(f"these obstacles stand in the way of events {wanted}, got {event}")
         lasts = [item.stop for item in self.intervals] + [shape.stop or shape.start + 1 for shape in self.shapes]
@@ -110,7 +147,12 @@ class Obstacles(Constraint):
         rows: dict[str, list[Any]] = {"intervals": [list(item) for item in self.intervals]}
         for kind in (Disc, BoxShape, Segment):
             rows[kind.plural] = [shape.row() for shape in self.shapes if shape.plural == kind.plural]
-        return {name: value for name, value in rows.items() if value}
+        given: dict[str, Any] = {name: value for name, value in rows.items() if value}
+        return given if self.channels is None else given | {"channels": self.channels}
+
+    def _seen(self, z: Tensor) -> Tensor:
+        """What the obstacles look at: (n, S) for intervals, (n, S, p) for shapes."""
+        return z if self.channels is None else z[..., self.channels]
 
     def residual(self, z: Tensor) -> Tensor:
         if not self.smooth:
@@ -119,16 +161,18 @@ class Obstacles(Constraint):
         return super().residual(z)
 
     def inequalities(self, z: Tensor) -> Tensor:
-        parts = [item.residual(z[:, item.start : item.stop]) for item in self.intervals]
-        parts += [shape.residual(z[:, shape.start : shape.stop]) for shape in self.shapes]
+        seen = self._seen(z)
+        parts = [item.residual(seen[:, item.start : item.stop]) for item in self.intervals]
+        parts += [shape.residual(seen[:, shape.start : shape.stop]) for shape in self.shapes]
         return torch.cat(parts, dim=1) if parts else z.new_zeros(len(z), 0)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         """Obstacle by obstacle, the deepest step of each; intervals first."""
         parts = []
         items: list[Interval | Shape] = [*self.intervals, *self.shapes]
+        seen, hidden = self._seen(z), None if lost is None else self._seen(lost)
         for item in items:
-            part, more = z[:, item.start : item.stop], None if lost is None else lost[:, item.start : item.stop]
+            part, more = seen[:, item.start : item.stop], None if hidden is None else hidden[:, item.start : item.stop]
             if part.shape[1]:
                 every = item.missed(part, more)
                 _, deepest = every.violation().max(1, keepdim=True)
@@ -144,7 +188,11 @@ class Obstacles(Constraint):
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         steps = torch.zeros(len(z), dtype=torch.long, device=z.device)
-        point = self._leave(z, Budget() if self.exact else budget, steps)
+        point = self._leave(self._seen(z), Budget() if self.exact else budget, steps)
+        if self.channels is not None:
+            whole_event = z.clone()
+            whole_event[..., self.channels] = point
+            point = whole_event
         if self.exact:
             return at_once(point)
         residual = self._violation(point)
