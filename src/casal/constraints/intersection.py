@@ -337,7 +337,7 @@ class Intersection(Constraint):
         if self._way is Way.ADMM:
             return admm(z, _maps(_thin_last(self._parts)[::-1], self.members, budget), budget, warm)
         if self._way is Way.ALTERNATING:
-            return alternating(z, _maps(_thin_last(self._parts), self.members, budget), budget)
+            return alternating(z, _maps(_thin_last(self._parts), self.members, budget), budget, warm)
         if self._way is Way.DYKSTRA or self._too_many_rows(tuple(z.shape[1:])):
             return dykstra(z, _maps(self._parts, self.members, budget), budget)
         if self.chains is not None:
@@ -525,7 +525,7 @@ def _maps(parts: Sequence[Constraint], members: Sequence[Constraint], budget: Bu
         lambda y: worst_violation(members, y),
         None if all(member.chains is None for member in members) else take,
         [near(part) for part in parts],
-        lambda y: worst_violation(parts[1:], y),
+        [part._violation for part in parts],
     )
 
 
