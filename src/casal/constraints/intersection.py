@@ -95,10 +95,10 @@ class Intersection(Constraint):
     - ADMM (Douglas-Rachford, ``solvers.splitting.admm``) where they have many, and fast projections;
     - otherwise alternating projections. These three find a point near z, in general not the nearest.
 
-    ``way`` names one of the searches instead, where no closed form and no union decides. ADMM and alternating
-    projections return a point of one member that the others miss by what is left: of the last member that has
-    equations, which no other point satisfies, or of the last member if none has. ``LinearDynamics(...) &
-    Obstacles(...)`` gives exact rollouts in any case, and the certificate of a sample looks at all members.
+    ``way`` names one of the searches instead, where no closed form and no union decides. ADMM returns a point of one
+    member, and the violation of the others is what is left: of the last member that has equations, which no point
+    satisfies by chance, or of the last member if none has. So ``LinearDynamics(...) & Obstacles(...)`` gives exact
+    rollouts also where the search fails. Alternating projections do the same, unless the start misses less.
 
     The iterative ways flag every chain that does not reach the tolerance. The violation is the largest of the members'.
     Members that provably have no common point raise InfeasibleSet: when they merge, when they see an event (one lies in

@@ -186,7 +186,8 @@ def alternating(z: Tensor, members: Members, budget: Budget, warm: Tensor | None
 
     It ends at a common point near z, in general not the nearest, and nothing guarantees that it does: the flags say
     which chains made it. Local linear convergence where the sets meet at an angle; the last set is met exactly at all
-    times. Projections start from their last answers, as in ``admm``.
+    times. A start that misses the sets by less than all that follows is kept. Projections start from their last
+    answers, as in ``admm``.
 
     Args:
         z: (n, *event) finite float64.
@@ -203,7 +204,7 @@ def alternating(z: Tensor, members: Members, budget: Budget, warm: Tensor | None
 
 def _alternating(z: Tensor, members: Members, budget: Budget, warm: Tensor | None) -> Projection:
     record, now, x, count = Record(z, budget.tolerance), members, z, len(members.projections)
-    onwards = _begin(record, z, members)
+    onwards = record.add(z, members.violation(z), 0)
     guesses: list[Tensor | None] = [*[None] * (count - 1), warm]
     for step in range(1, budget.iterations + 1):
         if not bool(onwards.all()):
@@ -267,7 +268,8 @@ def _in_groups(
 
 def _admm(z: Tensor, members: Members, budget: Budget, warm: Tensor | None) -> Projection:
     record, now, count = Record(z, budget.tolerance), members, len(members.projections)
-    onwards = _begin(record, z, members)
+    missed = members.violation(z)  # a start that is not done is never the answer: it is in no set
+    onwards = record.add(z, torch.where(missed <= budget.tolerance, missed, torch.inf), 0)
     guesses: list[Tensor | None] = [warm, *[None] * (count - 1)]
     v, offsets = z, [torch.zeros_like(z) for _ in range(1 if count == 2 else count)]
     for step in range(1, budget.iterations + 1):
@@ -289,12 +291,6 @@ def _admm(z: Tensor, members: Members, budget: Budget, warm: Tensor | None) -> P
             offsets = [w + point - v for point, w in zip(points, offsets, strict=True)]
         onwards = record.add(x, now.left(0, x, budget.tolerance), step)
     return _honest(record.projection(), members)
-
-
-def _begin(record: Record, z: Tensor, members: Members) -> Tensor:
-    """Which chains have to move. Their starts are never the answer, for they are in none of the sets."""
-    missed = members.violation(z)
-    return record.add(z, torch.where(missed <= record.tolerance, missed, torch.inf), 0)
 
 
 def _honest(found: Projection, members: Members) -> Projection:
