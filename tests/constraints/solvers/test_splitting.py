@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import cvxpy
 import numpy as np
@@ -304,7 +305,7 @@ def test_admm_agrees_with_dykstra_and_a_quadratic_programme_on_a_single_point() 
 def test_admm_leaves_a_point_where_alternating_projections_are_stuck() -> None:
     """Two points, one of them on the axis: the multiplier grows until the other one is left."""
     points = Union(Box([0.0, 1.0], [0.0, 1.0]), Box([3.0, 0.0], [3.0, 0.0]))
-    z = torch.tensor([[0.2, 0.5]], dtype=torch.float64)
+    z = torch.tensor([[0.2, 5.0]], dtype=torch.float64)
     stuck = alternating(z, over([points, AXIS]), Budget(1e-12, 500))
     assert not bool(stuck.converged) and stuck.point.tolist() == [[0.0, 0.0]]
     found = admm(z, over([AXIS, points]), Budget(1e-12, 500))
@@ -382,7 +383,7 @@ def test_projections_start_from_their_last_answers() -> None:
     found = admm(z, members, Budget(1e-12, 20), warm)
     assert torch.equal(found.point, admm(z, plain, Budget(1e-12, 20)).point)
     assert seen[0][1] is warm
-    for (before, _), (_, guess) in zip(seen, seen[1:], strict=False):
+    for (before, _), (_, guess) in pairwise(seen):
         assert guess is before
 
 

@@ -296,7 +296,8 @@ def _admm(z: Tensor, members: Members, budget: Budget, warm: Tensor | None) -> P
 def _honest(found: Projection, members: Members) -> Projection:
     """With the residuals of chains that are not done raised to the violation of all members."""
     lost = torch.nonzero(~found.converged).flatten()
-    found.residual[lost] = torch.maximum(found.residual[lost], members.of(lost).violation(found.point[lost]))
+    if len(lost):
+        found.residual[lost] = torch.maximum(found.residual[lost], members.of(lost).violation(found.point[lost]))
     return found
 
 
