@@ -307,7 +307,7 @@ def test_admm_leaves_a_point_where_alternating_projections_are_stuck() -> None:
     points = Union(Box([0.0, 1.0], [0.0, 1.0]), Box([3.0, 0.0], [3.0, 0.0]))
     z = torch.tensor([[0.2, 5.0]], dtype=torch.float64)
     stuck = alternating(z, over([points, AXIS]), Budget(1e-12, 500))
-    assert not bool(stuck.converged) and stuck.point.tolist() == [[0.0, 0.0]]
+    assert not bool(stuck.converged) and float(stuck.residual) == 1.0
     found = admm(z, over([AXIS, points]), Budget(1e-12, 500))
     assert bool(found.converged) and found.point.tolist() == [[3.0, 0.0]]
 
