@@ -127,7 +127,9 @@ class Obstacles(Constraint):
                 raise SettingError(f"channels must be {self._dim or 'one or more'} different numbers, got {found}")
             return found
         if self.shapes:
-            raise SettingError(f"the shapes have {self._dim} coordinates, so channels is a list of as many, got {given}")
+            raise SettingError(
+                f"the shapes have {self._dim} coordinates, so channels is a list of as many, got {given}"
+            )
         return whole(given, "channels", 0)
 
     def validate(self, event: Event) -> None:

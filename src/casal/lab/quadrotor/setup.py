@@ -118,7 +118,7 @@ class Vehicle:
 
 @cache
 def vehicle(name: str = "tilting") -> Vehicle:
-    """ "tilting", the paper's model with one input, or "planar", with two rotors; units from its data."""
+    """The paper's model with one input ("tilting"), or the one with two rotors ("planar"); units from its data."""
     if name not in KINDS:
         raise SettingError(f"there are the vehicles {', '.join(KINDS)}; got {name!r}")
     kind = KINDS[name]
