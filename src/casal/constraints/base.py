@@ -66,6 +66,7 @@ class Way(Enum):
     NEWTON = "Newton steps"
     DYKSTRA = "Dykstra"
     ALTERNATING = "alternating projections"
+    ADMM = "ADMM"
     SPLITTING = "splitting"
     PIECES = "nearest of the pieces"
 

@@ -47,7 +47,7 @@ from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polyto
 from casal.constraints.implicit import Implicit
 from casal.constraints.round import AffineRound, Ball, Round, Sphere
 from casal.constraints.solvers.polyhedron import Polyhedron, nearest
-from casal.constraints.solvers.splitting import Members, alternating, dykstra, separate
+from casal.constraints.solvers.splitting import Members, Near, admm, alternating, dykstra, separate
 from casal.constraints.vectors import ROUNDING, flat, norm
 from casal.errors import InfeasibleSet, SettingError
 from casal.typing import Event
@@ -70,6 +70,15 @@ CLEAR = 1e-9
 SEPARATIONS = 1000, 30
 """Steps of the search for planes that separate convex sets: with fast projections, and with others."""
 
+SEARCHES = {"newton": Way.NEWTON, "alternating": Way.ALTERNATING, "admm": Way.ADMM, "dykstra": Way.DYKSTRA}
+"""Searches for a common point that can be asked for by name."""
+
+MOST_EQUATIONS = 50
+"""Equations up to which Newton's steps, which factorise a matrix with as many rows for each chain, are taken."""
+
+IN_STEPS = {Way.GRADIENTS: 3}
+"""Ways of projecting that improve a guess step by step and stay in the set, and their steps in an iteration of ADMM."""
+
 MOST_COORDINATES = 1000
 """Coordinates up to which a set with flat sides is searched for inequalities that are equations in disguise."""
 
@@ -82,8 +91,14 @@ class Intersection(Constraint):
     - the nearest of the pieces, where a member is a union: each of its pieces meets the other members;
     - a quadratic programme, where all members are flat-sided (they give the rows of a polyhedron);
     - Dykstra's algorithm for other convex members: the nearest point, at a linear rate;
-    - Newton steps on the residuals where all members are smooth, otherwise alternating projections: a point of
-      the intersection near z, in general not the nearest.
+    - Newton steps on the residuals where all members are smooth and have few equations;
+    - ADMM (Douglas-Rachford, ``solvers.splitting.admm``) where they have many, and fast projections;
+    - otherwise alternating projections. These three find a point near z, in general not the nearest.
+
+    ``way`` names one of the searches instead, where no closed form and no union decides. ADMM and alternating
+    projections return a point of one member that the others miss by what is left: of the last member that has
+    equations, which no other point satisfies, or of the last member if none has. ``LinearDynamics(...) &
+    Obstacles(...)`` gives exact rollouts in any case, and the certificate of a sample looks at all members.
 
     The iterative ways flag every chain that does not reach the tolerance. The violation is the largest of the members'.
     Members that provably have no common point raise InfeasibleSet: when they merge, when they see an event (one lies in
@@ -94,9 +109,22 @@ class Intersection(Constraint):
 
     Args:
         members: Two or more sets.
+        way: "newton", "alternating", "admm", or "dykstra" for convex members; None chooses. That of a member that is
+            itself an intersection holds for the whole if none is given.
+
+    >>> import casal
+    >>> moon = casal.Intersection(casal.Ball(1.0), casal.Obstacles(discs=[([1.0, 0.0], 1.0)]), way="admm")
+    >>> moon.way.value
+    'ADMM'
+    >>> z = torch.tensor([[[0.4, 0.1]], [[3.0, 3.0]]], dtype=torch.float64)
+    >>> float(moon.violation(moon.project(z)).max()) <= 1e-12
+    True
     """
 
-    def __init__(self, *members: Constraint) -> None:
+    def __init__(self, *members: Constraint, way: str | None = None) -> None:
+        self._named = common_way(members) if way is None else way
+        if self._named not in (None, *SEARCHES):
+            raise SettingError(f"way must be one of {', '.join(SEARCHES)} or None, got {way!r}")
         self.members = take_apart(Intersection, members)
         self.chains = common_chains(**{f"member {i}": member for i, member in enumerate(self.members)})
         self._parts = merge(self.members)
@@ -115,15 +143,38 @@ class Intersection(Constraint):
             self.exact, self.solid, self.fast, self._way = only.exact, only.solid, only.fast, only.way
         elif self.chains is not None:
             self._way = self._alone(0)._way
-        elif self.flat_sided:
-            self._way = Way.QUADRATIC_PROGRAMME
-        elif self.convex:
-            self._way = Way.DYKSTRA
-        elif self.smooth:
-            self._way = Way.NEWTON
-            self._newton = Implicit(self.equations, self.inequalities)
         else:
-            self._way = Way.ALTERNATING
+            self._way = self._choose() if self._named is None else self._search_named(self._named)
+            if self.smooth and not self.convex:
+                self._newton = Implicit(self.equations, self.inequalities)
+
+    def _choose(self) -> Way:
+        """The way for members that do not merge, from what they can do."""
+        if self.flat_sided:
+            return Way.QUADRATIC_PROGRAMME
+        if self.convex:
+            return Way.DYKSTRA
+        quick = all(part.exact or part.way in IN_STEPS for part in self._parts)
+        if self.smooth and not (quick and (total_count(self._parts) or 0) > MOST_EQUATIONS):
+            return Way.NEWTON
+        return Way.ADMM if self.smooth else Way.ALTERNATING
+
+    def _search_named(self, name: str) -> Way:
+        found = SEARCHES[name]
+        if found is Way.DYKSTRA and not self.convex:
+            lost = ", ".join(repr(member) for member in self.members if not member.convex)
+            raise SettingError(f"way='dykstra' is for convex members, which {lost} is not; take 'admm' or None")
+        if found is Way.NEWTON and not self.smooth:
+            lost = ", ".join(repr(part) for part in self._parts if not part.smooth)
+            raise SettingError(
+                f"way='newton' needs residuals, which {lost} does not have; take 'admm' or 'alternating'"
+            )
+        if found is Way.NEWTON and self.convex:
+            raise SettingError("way='newton' is for sets that are not convex; leave it out: there are safer ways")
+        return found
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"members": self.members} | ({} if self._named is None else {"way": self._named})
 
     @property
     def way(self) -> Way:
@@ -138,7 +189,8 @@ class Intersection(Constraint):
         return f"({' & '.join(map(repr, self.members))})"
 
     def explain(self) -> str:
-        nearest_point = ", nearest point" if self.convex or self.exact else ""
+        searched = self._way in (Way.ADMM, Way.ALTERNATING)
+        nearest_point = ", nearest point" if (self.convex and not searched) or self.exact else ""
         return f"{self.way.value}{nearest_point}: {'; '.join(part.explain() for part in self._parts)}"
 
     def validate(self, event: Event) -> None:
@@ -218,7 +270,7 @@ class Intersection(Constraint):
         found, empty = [], []
         for choice in itertools.product(*choices):
             try:
-                piece = Intersection(*choice)
+                piece = Intersection(*choice, way=self._named)
                 piece.parts(event)
                 found.append(piece)
             except InfeasibleSet as error:
@@ -282,9 +334,12 @@ class Intersection(Constraint):
             return self._only._solve(z, budget, warm)
         if self.in_pieces:
             return nearest_solution(self.pieces(tuple(z.shape[1:])), z, budget, warm)
-        if self._way in (Way.DYKSTRA, Way.ALTERNATING) or self._too_many_rows(tuple(z.shape[1:])):
-            search = alternating if self._way is Way.ALTERNATING else dykstra
-            return search(z, _maps(self._parts, self.members, budget), budget)
+        if self._way is Way.ADMM:
+            return admm(z, _maps(_thin_last(self._parts)[::-1], self.members, budget), budget, warm)
+        if self._way is Way.ALTERNATING:
+            return alternating(z, _maps(_thin_last(self._parts), self.members, budget), budget)
+        if self._way is Way.DYKSTRA or self._too_many_rows(tuple(z.shape[1:])):
+            return dykstra(z, _maps(self._parts, self.members, budget), budget)
         if self.chains is not None:
             return self._solve_by_group(z, budget, warm)
         if self._way is Way.QUADRATIC_PROGRAMME:
@@ -300,7 +355,7 @@ class Intersection(Constraint):
         found = self._newton._solve(z, budget, warm)
         left = torch.nonzero(~found.converged).flatten()
         if len(left):
-            near = alternating(z[left], _maps(self._parts, self.members, ROUGH), ROUGH).point
+            near = alternating(z[left], _maps(_thin_last(self._parts), self.members, ROUGH), ROUGH).point
             again = self._newton._solve(z[left], budget, near)
             better = again.converged
             for whole, part in zip(found, again, strict=True):
@@ -457,10 +512,36 @@ def _maps(parts: Sequence[Constraint], members: Sequence[Constraint], budget: Bu
     def onto(part: Constraint) -> Callable[[Tensor], Tensor]:
         return lambda y: part._solve(y, inner, None).point
 
+    def near(part: Constraint) -> Near:
+        steps = IN_STEPS.get(part.way)
+        few = inner if steps is None else Budget(inner.tolerance, steps)
+        return lambda y, guess: part._solve(y, few, guess).point
+
     def take(index: Tensor) -> Members:
         return _maps([part.take(index) for part in parts], [member.take(index) for member in members], budget)
 
-    return Members([onto(part) for part in parts], lambda y: worst_violation(members, y), take)
+    return Members(
+        [onto(part) for part in parts],
+        lambda y: worst_violation(members, y),
+        None if all(member.chains is None for member in members) else take,
+        [near(part) for part in parts],
+        lambda y: worst_violation(parts[1:], y),
+    )
+
+
+def _thin_last(parts: Sequence[Constraint]) -> list[Constraint]:
+    """In an order in which sets with an interior come before sets with equations."""
+    return sorted(parts, key=lambda part: not part.solid)
+
+
+def common_way(members: Sequence[Any]) -> str | None:
+    """The search that was named for those of the sets that are intersections; SettingError if they differ."""
+    named = {m._named for m in members if isinstance(m, Intersection) and m._named is not None}
+    if len(named) > 1:
+        raise SettingError(
+            f"intersections with way = {' and '.join(sorted(named))} meet; say Intersection(..., way=...)"
+        )
+    return next(iter(named), None)
 
 
 def take_apart(kind: type[Constraint], members: Sequence[Any]) -> tuple[Constraint, ...]:

@@ -1,7 +1,7 @@
 """Nearest or common points of several sets known only through their projections, and two relatives.
 
-``dykstra`` finds the nearest point of an intersection of convex sets, ``alternating`` some point of any intersection,
-``behind_matrix`` the nearest x with A x in a set, and ``on_box`` minimises a quadratic function on a box.
+``dykstra`` finds the nearest point of an intersection of convex sets, ``alternating`` and ``admm`` some point of any
+intersection, ``behind_matrix`` the nearest x with A x in a set, and ``on_box`` minimises a quadratic function on a box.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from casal.constraints.vectors import EPSILON, flat, norm, over_events, relative
 
 Map: TypeAlias = Callable[[Tensor], Tensor]
 """Points (n, *event) to points of the same shape, or to one number each (n,)."""
+Near: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
+"""Points and guesses of the answer, both (n, *event) or no guess, to points of the same shape."""
 
 STILL = 16 * EPSILON
 """What a sweep moves by rounding alone."""
@@ -38,11 +40,17 @@ class Members(NamedTuple):
         violation: (n, *event) -> (n,), the largest violation of a member.
         take: The members of some chains (k,), where they differ from chain to chain; None if they do not. Chains that
             are done leave an iteration, and the others keep their sets.
+        near: The projections again, each with a guess of its answer, the point of the iteration before. They may be
+            less accurate than ``projections``, as long as they improve the guess. ``projections`` if left out.
+        rest: (n, *event) -> (n,), the largest violation of all members but the first, for points in the first; at most
+            ``violation``, and cheaper. ``violation`` if left out.
     """
 
     projections: Sequence[Map]
     violation: Map
     take: Callable[[Tensor], Members] | None = None
+    near: Sequence[Near] | None = None
+    rest: Map | None = None
 
     def of(self, chains: Tensor) -> Members:
         """The members of these chains."""
@@ -183,6 +191,82 @@ def alternating(z: Tensor, members: Members, budget: Budget) -> Projection:
             x = torch.where(over_events(torch.isfinite(x).flatten(1).all(1), x), x, before)
         onwards = record.add(x, now.violation(x), step)
     return record.projection()
+
+
+def admm(z: Tensor, members: Members, budget: Budget, warm: Tensor | None = None) -> Projection:
+    """A common point of two sets that need not be convex, from a given z and w = 0, by the method of multipliers:
+
+        x = P_1(z - w),     z = P_2(x + w),     w += x - z.
+
+    The same as the Douglas-Rachford iteration for z + w. For convex sets that meet it converges to a common point, for
+    affine sets to the one nearest to the start. For other sets nothing is guaranteed, and the flags say which chains
+    made it; but the multiplier w grows for as long as a set is missed, which leads out of many points where
+    ``alternating`` gets stuck. More than two sets are one in the product space, with the diagonal as the second:
+
+        x_i = P_i(v - w_i),     v = mean_i(x_i + w_i),     w_i += x_i - v,     from v = z and w_i = 0.
+
+    **The point is x, of the first set**: that set is met as well as its projection meets it, and the violation of the
+    others is the residual. So the first set should be the one that a point never meets by chance, such as a set with
+    equations; for trajectories of a system among obstacles, what is returned is a trajectory of the system. Of all
+    iterations the point with the smallest residual is kept.
+
+    Projections start from their last answers (``Members.near``), so iterative ones need only a few steps each.
+
+    Args:
+        z: (n, *event) finite float64.
+        members: The sets, the one to be met exactly first.
+        budget: Tolerance on the violation, and the largest number of iterations.
+        warm: A point near the answer, from which the first projection onto the first set starts.
+
+    References:
+        Boyd et al., "Distributed optimization and statistical learning via the alternating direction method of
+        multipliers" (2011), section 5.1; Bauschke, Combettes and Luke, "Phase retrieval, error reduction algorithm, and
+        Fienup variants: a view from convex optimization", J. Opt. Soc. Am. A 19 (2002).
+    """
+    record, now, count = Record(z, budget.tolerance), members, len(members.projections)
+    onwards = record.add(z, members.violation(z), 0)
+    guesses: list[Tensor | None] = [warm, *[None] * (count - 1)]
+    v, offsets = z, [torch.zeros_like(z) for _ in range(1 if count == 2 else count)]
+    for step in range(1, budget.iterations + 1):
+        if not bool(onwards.all()):
+            v, *offsets = (part[onwards] for part in (v, *offsets))
+            guesses = [None if guess is None else guess[onwards] for guess in guesses]
+            if not len(v):
+                break
+            now = members.of(record.chain)
+        if count == 2:
+            x = guesses[0] = _from(now, 0, v - offsets[0], guesses[0])
+            v = guesses[1] = _from(now, 1, x + offsets[0], guesses[1])
+            offsets = [offsets[0] + x - v]
+        else:
+            guesses = [_from(now, i, v - w, guess) for i, (w, guess) in enumerate(zip(offsets, guesses, strict=True))]
+            points = [guess for guess in guesses if guess is not None]
+            x = points[0]
+            v = torch.stack([point + w for point, w in zip(points, offsets, strict=True)]).mean(0)
+            offsets = [w + point - v for point, w in zip(points, offsets, strict=True)]
+        onwards = record.add(x, _measured(x, now, budget.tolerance), step)
+    found = record.projection()
+    left = torch.nonzero(~found.converged & (found.iterations > 0)).flatten()
+    found.residual[left] = torch.maximum(found.residual[left], members.of(left).violation(found.point[left]))
+    return found
+
+
+def _from(members: Members, which: int, y: Tensor, guess: Tensor | None) -> Tensor:
+    """The projection of y onto one of the members. A point that is not finite stays where it was."""
+    x = members.projections[which](y) if members.near is None else members.near[which](y, guess)
+    if bool(torch.isfinite(x.sum())):
+        return x
+    finite = torch.isfinite(x).flatten(1).all(1)
+    return torch.where(over_events(finite, x), x, y if guess is None else guess)
+
+
+def _measured(x: Tensor, members: Members, tolerance: float) -> Tensor:
+    """Violations (n,) of points of the first set: of the others, and of all where the others are satisfied."""
+    if members.rest is None:
+        return members.violation(x)
+    found = members.rest(x)
+    done = torch.nonzero(found <= tolerance).flatten()
+    return found.index_copy(0, done, members.of(done).violation(x[done])) if len(done) else found
 
 
 class Separation(NamedTuple):
