@@ -65,6 +65,21 @@ def test_the_pseudo_inverse_leaves_the_set() -> None:
     assert bool(result.certificate.feasible.all())
 
 
+def test_repeats_are_alternating_projections_onto_the_range() -> None:
+    """x' = (A^+ P A)^k y, by hand after one step; many of them reach the set and the range at once."""
+    A = matrix(6, 4)
+    constraint, decoder = SETS["affine"], casal.Linear(A)
+    y = casal.sample(target(4, 1), constraint, casal.Unconstrained(), N, decoder=decoder).state.x
+    for _ in range(3):
+        y = constraint.project(y @ A.T) @ torch.linalg.pinv(A).T
+    found = casal.sample(target(4, 1), constraint, Projected(repeats=3), N, decoder=decoder).state.x
+    torch.testing.assert_close(found, y, atol=1e-12, rtol=0)
+    many = casal.sample(target(4, 1), constraint, Projected(repeats=2000), N, decoder=decoder).state.x
+    assert float(constraint.violation(decoder(many)).max()) < 1e-6
+    with pytest.raises(casal.errors.SettingError, match="repeats = 2"):
+        Projected(latent="exact", repeats=2)
+
+
 def test_the_latent_is_the_nearest() -> None:
     """Affine sets in closed form, and rows with A A^T = c I on a sphere; both by hand."""
     A = matrix(6, 4)

@@ -76,7 +76,7 @@ SEARCHES = {"newton": Way.NEWTON, "alternating": Way.ALTERNATING, "admm": Way.AD
 MOST_EQUATIONS = 50
 """Equations up to which Newton's steps, which factorise a matrix with as many rows for each chain, are taken."""
 
-IN_STEPS = {Way.GRADIENTS: 3}
+IN_STEPS = {Way.GRADIENTS: 10}
 """Ways of projecting that improve a guess step by step and stay in the set, and their steps in an iteration of ADMM."""
 
 MOST_COORDINATES = 1000

@@ -238,6 +238,11 @@ class Context:
             (gradient,) = torch.autograd.grad(h, leaf, grad_outputs=h.detach())
         return gradient
 
+    def distance_gradient(self, x: Tensor) -> Tensor:
+        """The gradient in x of dist(A x, C)^2 / 2: the Jacobian of A applied to A x - P(A x)."""
+        decoded = self.decode(x)
+        return self.decoder.vjp(x)(decoded - self.project(decoded))
+
 
 def unedited(name: str, function: Callable[..., Tensor], x: Tensor, *more: Tensor) -> Tensor:
     """``function(x, *more)``; SettingError if it wrote into x, which is the state of the chains."""

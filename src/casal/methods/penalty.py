@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from casal.checks import one_of, whole_number
 from casal.methods.base import Method, Stage, burn_in_steps, table_rows, zero_before
 from casal.methods.context import Context, move
 from casal.methods.unconstrained import PointState
@@ -27,23 +28,34 @@ class PenaltyRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Penalty(Method[PointState]):
-    """Adds a soft penalty c = |h(A x)|^2 to the score (paper, eq. penalty), known as guidance:
+    """Adds a soft penalty c to the score (paper, eq. penalty), known as guidance:
 
         x' = a x + b (score(x) - weight grad c(x)) + s w
+        c(x) = |h(A x)|^2  ("residual"),   dist(A x, C)^2 = |A x - P(A x)|^2  ("distance")
 
-    h is the smooth residual of the set. For every finite weight P(x in C) < 1 (paper, corollary penalty): the
-    certificate flags what is not feasible. ``FinalProjection(Penalty(...))`` makes it strict.
+    h is the smooth residual of the set; the distance needs only a projection. For every finite weight P(x in C) < 1
+    (paper, corollary penalty): the certificate flags what is not feasible. ``FinalProjection(Penalty(...))`` makes it
+    strict.
 
     Args:
         weight: The paper's lambda >= 0: a number, or a schedule.
         burn_in: First steps without the penalty: a number of steps, or a fraction below one.
+        of: What is squared: the "residual" or the "distance".
+        repeats: Gradient steps of the penalty in a row of the table. More than one follow the free step y, each with
+            its share of the weight: y <- y - (b weight / repeats) grad c(y).
     """
 
     weight: float | Schedule
     burn_in: float = 0
+    of: str = "residual"
+    repeats: int = 1
 
     name: ClassVar[str] = "penalty"
     strict: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        one_of(self.of, "of", ("residual", "distance"))
+        whole_number(self.repeats, "repeats", 1)
 
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
         weight = evaluate(self.weight, context.table, "weight", positive=False)
@@ -51,12 +63,19 @@ class Penalty(Method[PointState]):
         return [Stage(table_rows(context, PenaltyRow, weight=zero_before(weight, first)), self.step)]
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PointState:
-        context.check_smooth(x)
+        if self.of == "residual":
+            context.check_smooth(x)
         return PointState(x)
 
     def step(self, context: Context, state: PointState, row: PenaltyRow, noise: Tensor) -> PointState:
-        score = context.score(state.x, row.t) - (2 * row.weight) * context.penalty_gradient(state.x)
-        return PointState(move(context, state.x, score, row, noise))
+        gradient = context.penalty_gradient if self.of == "residual" else context.distance_gradient
+        score = context.score(state.x, row.t)
+        if self.repeats == 1:
+            return PointState(move(context, state.x, score - (2 * row.weight) * gradient(state.x), row, noise))
+        x = move(context, state.x, score, row, noise)
+        for _ in range(self.repeats):
+            x = x - context.precondition((2 * row.b * row.weight / self.repeats).to(x.dtype) * gradient(x))
+        return PointState(x)
 
     def output(self, context: Context, state: PointState) -> Tensor:
         return context.decode(state.x)

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from casal.checks import one_of
+from casal.checks import one_of, whole_number
 from casal.constraints import Constraint, Through
 from casal.errors import CasalError, SettingError
 from casal.methods.base import Method, Stage, Step, TableRow, burn_in_steps, free_step, step_advice, table_rows
@@ -36,20 +36,27 @@ class Projected(Method[PointState]):
 
         x' = P_L(a x + b score(x) + s w),   L = {x : A x in C},
 
-    in closed form if A A^T = c I or C is affine, else by the ways of ``constraint.through(A)``.
+    in closed form if A A^T = c I or C is affine, else by the ways of ``constraint.through(A)``. Between the two,
+    ``repeats`` applies x <- A^+ P(A x) several times after every step: alternating projections between C and the range
+    of A, as in latent projected diffusion (Zampini et al. 2025).
 
     Args:
         burn_in: First steps without a projection: a number of steps, or a fraction of the run below one.
         latent: "pinv" or "exact", for linear decoders. The same for the identity.
+        repeats: Projections after a step, with latent="pinv".
     """
 
     burn_in: float = 0
     latent: str = "pinv"
+    repeats: int = 1
 
     name: ClassVar[str] = "projected"
 
     def __post_init__(self) -> None:
         one_of(self.latent, "latent", LATENT)
+        whole_number(self.repeats, "repeats", 1)
+        if self.repeats > 1 and self.latent == "exact":
+            raise SettingError(f"repeats = {self.repeats} is for latent='pinv'; one exact projection is enough")
 
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
         first, rows = burn_in_steps(self.burn_in, len(context.table)), table_rows(context)
@@ -62,9 +69,11 @@ class Projected(Method[PointState]):
         return PointState(x)
 
     def step(self, context: Context, state: PointState, row: TableRow, noise: Tensor) -> PointState:
-        """x' = A^+ P(A y), y the free step."""
-        y = free_step(context, state, row, noise).x
-        return PointState(context.decoder.pinv(context.project(context.decode(y)), context.latent))
+        """x' = A^+ P(A y), y the free step, ``repeats`` times."""
+        x = free_step(context, state, row, noise).x
+        for _ in range(1 if context.identity else self.repeats):
+            x = context.decoder.pinv(context.project(context.decode(x)), context.latent)
+        return PointState(x)
 
     def latent_step(
         self, latents: Constraint, context: Context, state: PointState, row: TableRow, noise: Tensor

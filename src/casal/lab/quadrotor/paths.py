@@ -1,0 +1,211 @@
+"""From a scene and a method to flights: sample a start, repair it with a feasibility solver, fly it, look at it.
+
+    start (y, u)  ->  a point near it of dynamics & obstacles  ->  its inputs, clipped to u_max  ->  their rollout
+
+A flight is a success if that rollout is nowhere deeper than 1 cm in an obstacle. Nothing else is believed: a solver
+that stopped early may report a path that no input leads to.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from casal import Budget, Intersection, Linear, LinearDynamics, sample
+from casal.errors import CasalWarning, SettingError
+from casal.lab.experiment import AnyMethod
+from casal.lab.physics.quadrotor import flown
+from casal.lab.quadrotor.methods import METHODS, Recipe
+from casal.lab.quadrotor.scenes import ALLOWED, Scene
+from casal.lab.quadrotor.setup import Prior, Training, prior
+
+ITERATIONS = 100
+TOLERANCE = 1e-3
+"""Depth in units of a wall's height at which the solver stops: less than ALLOWED for every wall."""
+
+APART = 0.05
+"""Metres: two paths this far apart (rms) are distinct."""
+
+
+@dataclass(frozen=True, eq=False)
+class Paths:
+    """Flights of a method in a scene."""
+
+    scene: Scene
+    method: str
+    inputs: Tensor  # (n, S), or (n, S, 2) of the planar vehicle: within u_max, physical units
+    positions: Tensor  # (n, S), or (n, S, 2): the rollout of the inputs, metres
+    starts: Tensor  # the same of the sampled start, before repair
+    depth: Tensor  # (n,), deepest point in an obstacle, metres; at most zero if clear
+    success: Tensor  # (n,) bool, depth <= 1 cm
+    free: Tensor  # (n,) bool, the same of the rollout of the start's own inputs, without repair
+    classes: Tensor  # (n,), the way past the obstacles
+    iterations: Tensor  # (n,), of the solver
+    evaluations: float  # of the network, for one chain
+    seconds: float  # of sampling
+    solver_seconds: float  # of the repair
+
+    def __len__(self) -> int:
+        return len(self.success)
+
+    def __repr__(self) -> str:
+        return (
+            f"Paths({self.scene.name}: {self.method}, {int(self.success.sum())} of {len(self)} succeed, "
+            f"{self.evaluations:g} evaluations)"
+        )
+
+    def distinct(self, of: int = 100) -> int:
+        """How many of the first ``of`` flights are successes, no two nearer than 5 cm (rms)."""
+        return distinct(self.positions[:of][self.success[:of]])
+
+
+def distinct(paths: Tensor) -> int:
+    """Greedy count of paths (m, S) or (m, S, p), no two nearer than APART."""
+    kept: list[Tensor] = []
+    for path in paths.flatten(2) if paths.ndim > 2 else paths[:, :, None]:
+        if not kept or float((torch.stack(kept) - path).square().sum(2).mean(1).min()) > APART**2:
+            kept.append(path)
+    return len(kept)
+
+
+def repair(
+    scene: Scene,
+    starts: Tensor,
+    *,
+    solver: str = "admm",
+    iterations: int = ITERATIONS,
+    u_max: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Events (n, S, channels) near the starts that obey the dynamics, and the iterations that each took.
+
+    Args:
+        scene: The obstacles.
+        starts: Events in the vehicle's units.
+        solver: "admm" as in the paper, "alternating", or "dykstra", which has no guarantee among obstacles.
+        iterations: Of the solver, at most.
+        u_max: Bound of the inputs, if it is not the vehicle's own.
+    """
+    found = Intersection(limited(scene, u_max), scene.obstacles, way=solver).solve(
+        starts.to(torch.float64), budget=Budget(TOLERANCE, iterations)
+    )
+    return found.point, found.iterations
+
+
+def limited(scene: Scene, u_max: float | None) -> LinearDynamics:
+    """The scene's vehicle with this bound of its inputs."""
+    return scene.vehicle.dynamics if u_max is None else scene.vehicle.with_limit(u_max)
+
+
+def solve(
+    scene: Scene,
+    method: str | AnyMethod | Recipe = "casal",
+    n: int = 400,
+    seed: int = 0,
+    *,
+    model: Prior | None = None,
+    solver: str = "admm",
+    iterations: int = ITERATIONS,
+    u_max: float | None = None,
+    **options: Any,
+) -> Paths:
+    """Sample n starts with a method, repair them, and fly them.
+
+    Args:
+        scene: From ``casal.lab.quadrotor.scene``.
+        method: A name of ``casal.lab.quadrotor.METHODS``, a method of casal (on 1000 steps and the constrained rows),
+            or a ``Recipe``.
+        n: Flights.
+        seed: Of all that is random here.
+        model: The diffusion model; the paper's network of training seed 0 if left out.
+        solver: See ``repair``.
+        iterations: Of the solver.
+        u_max: Bound of the inputs in the solver and in flight, if it is not the vehicle's own.
+        **options: For ``casal.sample``.
+
+    >>> from casal.lab.quadrotor import scene, solve
+    >>> paths = solve(scene("hard", r=0.8), "zero", n=3)
+    >>> paths.positions.shape, int(paths.success.sum())
+    (torch.Size([3, 200]), 0)
+    """
+    name, recipe = _recipe(method)
+    began = time.perf_counter()
+    starts, evaluations = _start(scene, recipe, n, seed, model, options)
+    middle = time.perf_counter()
+    events, taken = repair(scene, starts, solver=solver, iterations=iterations, u_max=u_max)
+    done = time.perf_counter()
+    dynamics = limited(scene, u_max)
+    outputs = flown(dynamics, events)
+    depth = scene.depth(outputs)
+    limit = dynamics.u_max.to(events)
+    inputs = torch.clamp(dynamics.physical(events)[1], -limit, limit)
+    places = 2 if scene.discs else 1
+    return Paths(
+        scene,
+        name,
+        inputs.squeeze(2) if inputs.shape[2] == 1 else inputs,
+        _positions(outputs, places),
+        _positions(dynamics.physical(starts)[0], places),
+        depth,
+        depth <= ALLOWED,
+        scene.depth(flown(dynamics, starts)) <= ALLOWED,
+        scene.classes(outputs),
+        taken,
+        evaluations,
+        middle - began,
+        done - middle,
+    )
+
+
+def _positions(outputs: Tensor, places: int) -> Tensor:
+    return outputs[..., 0] if places == 1 else outputs[..., :places]
+
+
+def _recipe(method: str | AnyMethod | Recipe) -> tuple[str, Recipe]:
+    if isinstance(method, str):
+        if method not in METHODS:
+            raise SettingError(f"there is no method {method!r}; there are: {', '.join(METHODS)}")
+        return method, METHODS[method]
+    recipe = method if isinstance(method, Recipe) else Recipe(method)
+    return repr(recipe.method), recipe
+
+
+def _start(
+    scene: Scene, recipe: Recipe, n: int, seed: int, model: Prior | None, options: dict[str, Any]
+) -> tuple[Tensor, float]:
+    """Events (n, S, channels) to start the solver from, and the evaluations of the network for each."""
+    machine = scene.vehicle
+    if recipe.method is None:
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn((n, *machine.event), generator=generator, dtype=torch.float64)
+        return recipe.noise * noise, 0.0
+    model = prior(machine.name, Training(), 0) if model is None else model
+    if model.vehicle is not machine:
+        raise SettingError(f"the scene is for the {machine.name} vehicle, the model for the {model.vehicle.name} one")
+    matrix, constraint = machine.decoder, scene.obstacles
+    if recipe.rows:
+        matrix, constraint = matrix[scene.rows], scene.seen
+    unit = float(torch.linalg.matrix_norm(matrix, ord=2)) if recipe.unit_norm else 1.0
+    if unit != 1.0:
+        matrix, constraint = matrix / unit, constraint.scaled(1.0 / unit)
+    shape = None if recipe.rows and scene.walls else ((machine.event[0], 2) if recipe.rows else machine.event)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CasalWarning)
+        result = sample(
+            model.diffusion(recipe.steps),
+            constraint,
+            recipe.method,
+            n,
+            decoder=Linear(matrix.float(), shape=shape),
+            seed=seed,
+            **options,
+        )
+    events = machine.decode(result.state.x).reshape(n, -1)
+    if recipe.method.strict:
+        seen = scene.rows if recipe.rows else slice(None)
+        events[:, seen] = (result.samples * unit).reshape(n, -1).to(events)
+    return events.reshape(n, *machine.event), result.cost.score_evaluations
