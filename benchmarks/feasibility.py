@@ -19,7 +19,6 @@ from torch import Tensor
 
 from benchmarks.timing import Table
 from casal.constraints import Budget, Intersection, LinearDynamics, Obstacles, Projection
-from casal.constraints.solvers.splitting import Members, dykstra
 
 ROOT = Path(__file__).parents[1]
 SCALE_Y, SCALE_U, U_MAX = 0.698, 0.181, 0.5
@@ -79,13 +78,9 @@ def starts(kind: str, n: int, seed: int = 0) -> Tensor:
 
 
 def solver(name: str) -> Callable[[Tensor, Budget], Projection]:
-    """A search by name, with projections that start from their last answers."""
-    system, scene = dynamics(), obstacles()
-    if name != "dykstra":
-        both = Intersection(system, scene, way=name)
-        return lambda z, budget: both.solve(z, budget=budget)
-    maps = [scene._project, lambda y: system._solve(y, Budget(1e-12, 3), None).point]
-    return lambda z, budget: dykstra(z, Members(maps, scene._violation), budget)
+    """A search by name."""
+    both = Intersection(dynamics(), obstacles(), way=name)
+    return lambda z, budget: both.solve(z, budget=budget)
 
 
 def success(point: Tensor) -> Tensor:

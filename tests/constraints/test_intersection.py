@@ -110,20 +110,22 @@ def test_loose_projections_inside_the_loop_still_end_in_strict_samples() -> None
 # ------------------------------------------------------------------ searches by name
 
 GATES = Obstacles(intervals=[(0, 4, -0.3, 0.6)])
+NAMES = {"newton": "Newton steps", "admm": "ADMM", "alternating": "alternating projections", "dykstra": "Dykstra"}
 
 
-@pytest.mark.parametrize("way", ["newton", "alternating", "admm"])
+@pytest.mark.parametrize("way", ["newton", "alternating", "admm", "dykstra"])
 def test_every_search_finds_points_of_a_sphere_outside_of_intervals(way: str) -> None:
     both = Intersection(Sphere(2.0), GATES, way=way)
     found = both.solve(POINTS)
-    assert float(found.converged.double().mean()) >= 0.9
+    # The increments of Dykstra's algorithm are made for convex sets: here they drive some chains in circles.
+    assert float(found.converged.double().mean()) >= (0.5 if way == "dykstra" else 0.9)
     met = found.point[found.converged]
     assert float((met.norm(dim=1) - 2.0).abs().max()) <= 1e-11
     assert not bool(((met > -0.3 + 1e-9) & (met < 0.6 - 1e-9)).any())
-    assert both.way.value == {"newton": "Newton steps", "admm": "ADMM"}.get(way, "alternating projections")
+    assert both.way.value == NAMES[way]
 
 
-@pytest.mark.parametrize("way", ["newton", "alternating", "admm"])
+@pytest.mark.parametrize("way", ["newton", "alternating", "admm", "dykstra"])
 def test_the_way_is_kept_by_json_and_by_the_algebra(way: str) -> None:
     both = Intersection(Sphere(2.0), GATES, way=way)
     assert both.spec()["way"] == way and "way" not in (Sphere(2.0) & GATES).spec()
@@ -143,8 +145,6 @@ def test_ways_that_do_not_fit_are_refused() -> None:
     boxes = Obstacles(boxes=[([-0.5] * 4, [0.5] * 4)])
     with pytest.raises(SettingError, match="one of newton, alternating, admm, dykstra or None, got 'gauss'"):
         Intersection(SPHERE, GATES, way="gauss")
-    with pytest.raises(SettingError, match=r"convex members, which .*Sphere.* is not"):
-        Intersection(SPHERE, BOX, way="dykstra")
     with pytest.raises(SettingError, match="needs residuals, which Obstacles"):
         Intersection(SPHERE, boxes, way="newton")
     with pytest.raises(SettingError, match="not convex"):
@@ -210,7 +210,7 @@ def test_many_equations_choose_admm_and_few_choose_newton() -> None:
     assert (Sphere(2.0) & GATES).way.value == "Newton steps"
 
 
-@pytest.mark.parametrize("way", ["admm", "alternating"])
+@pytest.mark.parametrize("way", ["admm", "alternating", "dykstra"])
 def test_trajectories_among_obstacles_are_exact_rollouts(way: str) -> None:
     """Whether the search succeeds or not; and where it says so, no sample is inside, by the positions themselves."""
     dynamics, both = quadrotor(), Intersection(quadrotor(), slalom(), way=way)

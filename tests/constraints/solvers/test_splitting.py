@@ -16,7 +16,17 @@ from torch import Tensor
 from casal.constraints import Affine, Ball, Box, Budget, Constraint, HalfSpace, MassEnergy, Projection, Sphere, Union
 from casal.constraints.solvers import splitting
 from casal.constraints.solvers.polyhedron import Polyhedron, nearest
-from casal.constraints.solvers.splitting import FEW, Members, Quadratic, admm, alternating, dykstra, on_box, separate
+from casal.constraints.solvers.splitting import (
+    FEW,
+    Members,
+    Quadratic,
+    admm,
+    alternating,
+    dykstra,
+    dykstra_anywhere,
+    on_box,
+    separate,
+)
 
 from ..points import normal
 
@@ -171,7 +181,7 @@ def test_only_the_hard_chain_is_flagged() -> None:
     assert float(found.residual[2]) > 1e-12
 
 
-@pytest.mark.parametrize("search", [dykstra, alternating, admm])
+@pytest.mark.parametrize("search", [dykstra, alternating, dykstra_anywhere, admm])
 def test_a_small_budget_gives_a_loose_point_and_says_so(search: Search) -> None:
     members: list[Constraint] = [Affine([[0.0, 1.0, 0.0]], 0.5), Affine([[0.3, 1.0, 0.2]], 0.2)]
     z = 3.0 * normal(20, 3, seed=8)
@@ -184,7 +194,7 @@ def test_a_small_budget_gives_a_loose_point_and_says_so(search: Search) -> None:
     assert bool(tolerant.converged.all()) and bool((tolerant.iterations < tight.iterations).all())
 
 
-@pytest.mark.parametrize("search", [dykstra, alternating, admm])
+@pytest.mark.parametrize("search", [dykstra, alternating, dykstra_anywhere, admm])
 def test_chains_that_are_done_are_left_alone(search: Search) -> None:
     """The members see only the chains that still work, and every chain ends as if it were alone."""
     members, _ = INTERSECTIONS["ball-half-space"]
@@ -325,12 +335,19 @@ def test_the_point_of_admm_is_in_the_first_set_whatever_happens(members: list[Co
         assert torch.equal(found.residual, over(members).violation(found.point))
 
 
+def test_sweeps_with_increments_end_where_dykstra_ends_on_affine_sets() -> None:
+    """There the increments do not change the path, so the first common point is the nearest one."""
+    found = dykstra_anywhere(3.0 * normal(10, 2, seed=70), over(LINES), Budget())
+    assert bool(found.converged.all())
+    assert torch.allclose(found.point, torch.tensor([2.0, 1.0], dtype=torch.float64).expand(10, 2), atol=1e-10)
+
+
 def test_a_start_of_one_member_alone_is_not_the_answer() -> None:
     found = admm(torch.tensor([[3.0, 1.0]], dtype=torch.float64), over(LINES), Budget(1e-12, 0))
     assert not bool(found.converged) and float(found.residual) == math.inf
 
 
-@pytest.mark.parametrize("search", [alternating, admm])
+@pytest.mark.parametrize("search", [alternating, dykstra_anywhere, admm])
 def test_chains_do_not_depend_on_how_many_are_moved_at_a_time(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     members: list[Constraint] = [Affine([[0.0, 1.0]], 0.5), Sphere(1.0)]
     z = 2.0 * normal(23, 2, seed=67)
@@ -340,13 +357,13 @@ def test_chains_do_not_depend_on_how_many_are_moved_at_a_time(search: Search, mo
         assert torch.equal(whole, parts)
 
 
-@pytest.mark.parametrize("search", [dykstra, alternating, admm])
+@pytest.mark.parametrize("search", [dykstra, alternating, dykstra_anywhere, admm])
 def test_no_chains_are_no_work(search: Search) -> None:
     found = search(torch.zeros(0, 2, dtype=torch.float64), over(LINES), Budget())
     assert found.point.shape == (0, 2) and found.converged.shape == found.residual.shape == (0,)
 
 
-@pytest.mark.parametrize("search", [alternating, admm])
+@pytest.mark.parametrize("search", [alternating, dykstra_anywhere, admm])
 def test_members_keep_their_parameters_when_chains_leave(search: Search) -> None:
     """Circles of different radii, each met by the line: what chain i finds is where its own circle meets it."""
     radius = 0.6 + 0.1 * torch.arange(12, dtype=torch.float64)

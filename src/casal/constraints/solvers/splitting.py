@@ -1,11 +1,13 @@
 """Nearest or common points of several sets known only through their projections, and two relatives.
 
-``dykstra`` finds the nearest point of an intersection of convex sets, ``alternating`` and ``admm`` some point of any
-intersection, ``behind_matrix`` the nearest x with A x in a set, and ``on_box`` minimises a quadratic function on a box.
+``dykstra`` finds the nearest point of an intersection of convex sets, ``alternating``, ``dykstra_anywhere`` and
+``admm`` some point of any intersection, ``behind_matrix`` the nearest x with A x in a set, and ``on_box`` minimises a
+quadratic function on a box.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -199,21 +201,36 @@ def alternating(z: Tensor, members: Members, budget: Budget, warm: Tensor | None
         Lewis, Luke and Malick, "Local linear convergence for alternating and averaged nonconvex projections", Found.
         Comput. Math. 9 (2009).
     """
-    return _in_groups(_alternating, z, members, budget, warm)
+    return _in_groups(functools.partial(_cycles, corrected=False), z, members, budget, warm)
 
 
-def _alternating(z: Tensor, members: Members, budget: Budget, warm: Tensor | None) -> Projection:
+def dykstra_anywhere(z: Tensor, members: Members, budget: Budget, warm: Tensor | None = None) -> Projection:
+    """The sweeps of ``dykstra`` for sets that need not be convex; a chain is done at its first common point.
+
+    In general that is not the nearest one, and nothing guarantees that there is one: the flags say which chains made
+    it. Otherwise, and in its arguments, as ``alternating``.
+    """
+    return _in_groups(functools.partial(_cycles, corrected=True), z, members, budget, warm)
+
+
+def _cycles(z: Tensor, members: Members, budget: Budget, warm: Tensor | None, *, corrected: bool) -> Projection:
+    """Projections in turn, with the increments of Dykstra's algorithm or without."""
     record, now, x, count = Record(z, budget.tolerance), members, z, len(members.projections)
     onwards = record.add(z, members.violation(z), 0)
     guesses: list[Tensor | None] = [*[None] * (count - 1), warm]
+    increments = [torch.zeros_like(z) for _ in range(count if corrected else 0)]
     for step in range(1, budget.iterations + 1):
         if not bool(onwards.all()):
-            x, guesses = x[onwards], [None if guess is None else guess[onwards] for guess in guesses]
+            x, *increments = (part[onwards] for part in (x, *increments))
+            guesses = [None if guess is None else guess[onwards] for guess in guesses]
             if not len(x):
                 break
             now = members.of(record.chain)
         for i in range(count):
-            x = guesses[i] = now.onto(i, x, guesses[i])
+            target = x + increments[i] if corrected else x
+            x = guesses[i] = now.onto(i, target, guesses[i])
+            if corrected:
+                increments[i] = target - x
         onwards = record.add(x, now.left(count - 1, x, budget.tolerance), step)
     return _honest(record.projection(), members)
 
