@@ -25,6 +25,7 @@ import torch
 
 from casal import Constraint, Method, SampleResult, Target, __version__, sample
 from casal.errors import CasalWarning
+from casal.lab.motion import Motion
 
 Array = npt.NDArray[np.float64]
 AnyMethod = Method[Any]
@@ -96,6 +97,7 @@ class Outcome:
     data: Mapping[str, Any] = field(default_factory=dict)  # arrays for the pictures
     settings: Mapping[str, Any] = field(default_factory=dict)  # what was run
     seconds: float = 0.0  # how long it took
+    motions: Sequence[Motion] = ()  # moving pictures of the page
 
 
 Run = Callable[[bool, Sequence[str] | None, Tell], Outcome]

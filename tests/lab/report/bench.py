@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 from typer.testing import CliRunner
 
 from casal import cli
 from casal.lab.experiment import Claim, Column, Experiment, Outcome, ResultTable
+from casal.lab.motion import Motion, Panel
 
 LONG = "A very long heading of a column that no phone can show " * 2
 ROWS: list[dict[str, Any]] = [
@@ -34,7 +36,21 @@ def outcome_of(name: str, quick: bool) -> Outcome:
         Claim("fast", "2 s", "3 s", "partly"),
         Claim("free", "0", "1", "not reproduced"),
     ]
-    return Outcome(name, [ResultTable("Errors", COLUMNS, ROWS, "A note.")], claims, {}, {"n": 5, "quick": quick}, 0.5)
+    tables = [ResultTable("Errors", COLUMNS, ROWS, "A note.")]
+    return Outcome(name, tables, claims, {}, {"n": 5, "quick": quick}, 0.5, [motion_of(name)])
+
+
+def motion_of(name: str) -> Motion:
+    """Three lines that rise, one of them a failure until the last of four frames; and points that stand still."""
+    x, heights = np.linspace(0.0, 1.0, 5), np.array([0.0, 0.2, 0.4])
+    rising = heights[None, :, None] + 0.15 * np.arange(4)[:, None, None] * x
+    lines = np.stack(np.broadcast_arrays(x, rising), axis=3)
+    marks = np.array([[1, 1, 2], [1, 0, 2], [1, 1, 2], [1, 1, 1]])
+    points = np.stack(np.broadcast_arrays(0.5, np.broadcast_to(heights, (4, 3))), axis=2)
+    panels = [Panel("CASAL", lines, marks, "#44AA99", lines[0]), Panel("points", points)]
+    shapes = [(0.2, 0.8, 0.4, 2.0), (0.7, 0.9, 0.1)]
+    labels = ["start", "one step", "two steps", "the end"]
+    return Motion(f"{name}_rise", "Lines rise", "What rises.", panels, (0, 1), (0, 1), "x", "y", shapes, labels)
 
 
 def draw(outcome: Outcome, folder: Path) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from casal.lab.report import cache
 from casal.lab.report.page import write_page
 from casal.lab.report.reproduce import reproduce
 
-from .bench import COLUMNS, ROWS, Bench, outcome_of
+from .bench import COLUMNS, ROWS, Bench, motion_of, outcome_of
 
 
 def records(out: Path) -> Path:
@@ -44,6 +45,10 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
         path.parent / "results.json",
         tables=[{"title": "a", "columns": [{"key": "b", "label": "b", "style": "no"}], "rows": [{"b": 1.0}]}],
     ),
+    "motions missing": lambda path: (path.parent / "motions.json").unlink(),
+    "motions truncated": lambda path: (path.parent / "motions.json").write_text("[{", encoding="utf-8"),
+    "motions of another kind": lambda path: (path.parent / "motions.json").write_text("[3]", encoding="utf-8"),
+    "motions of others": lambda path: (path.parent / "motions.json").write_text("[]", encoding="utf-8"),
     "seconds of nothing": lambda path: changed(path.parent / "results.json", seconds=math.nan),
 }
 
@@ -71,3 +76,15 @@ def test_an_outcome_survives_its_file(tmp_path: Path, bench: Bench) -> None:
     assert list(loaded.outcome.claims) == list(saved.outcome.claims)
     assert loaded.outcome.tables[0].rows == ROWS
     assert list(loaded.outcome.tables[0].columns) == list(COLUMNS)
+    assert [motion.record() for motion in loaded.outcome.motions] == [motion_of("alpha").record()]
+
+
+def test_a_record_from_before_there_were_motions_is_read(tmp_path: Path, bench: Bench) -> None:
+    cache.save(tmp_path, bench.registry["alpha"], True, replace(outcome_of("alpha", True), motions=()))
+    assert not (tmp_path / "quick" / "alpha" / "motions.json").exists()
+    old = json.loads(records(tmp_path).read_text(encoding="utf-8"))
+    del old["motions"]
+    records(tmp_path).write_text(json.dumps(old), encoding="utf-8")
+    loaded = cache.load(tmp_path, "alpha", True, bench.registry["alpha"])
+    assert loaded is not None
+    assert list(loaded.outcome.motions) == []

@@ -60,6 +60,10 @@ class Tags(HTMLParser):
         self.seen.append((tag, dict(attrs)))
 
 
+KEPT = ("key", "style", "pictures", "motions", "name", "colour", "x", "y", "marks")
+"""Not shown to a reader, or refused if they are not what they should be."""
+
+
 @pytest.mark.parametrize("evil", ["<script>alert(1)</script>", '"><script>T()</script>', "'onload=alert(1) x='"])
 def test_no_text_of_a_file_becomes_a_tag_or_an_attribute(evil: str, bench: Bench, tmp_path: Path) -> None:
     """Read as a browser reads it: every text of the files is put in place, one page without and one with it."""
@@ -72,11 +76,11 @@ def test_no_text_of_a_file_becomes_a_tag_or_an_attribute(evil: str, bench: Bench
             return {name: spoiled(part, name) for name, part in value.items()}
         if isinstance(value, list):
             return [spoiled(part, key) for part in value]
-        if not isinstance(value, str) or key in ("key", "style", "pictures"):
+        if not isinstance(value, str) or key in KEPT:
             return value
         return evil + value if key == "made" else value + evil  # of which the page shows the first letters only
 
-    for name in ("record.json", "results.json"):
+    for name in ("record.json", "results.json", "motions.json"):
         text = (record / name).read_text(encoding="utf-8")
         (record / name).write_text(json.dumps(spoiled(json.loads(text))), encoding="utf-8")
     page = write_page({}, tmp_path).read_text(encoding="utf-8")
@@ -84,7 +88,7 @@ def test_no_text_of_a_file_becomes_a_tag_or_an_attribute(evil: str, bench: Bench
     known = {"b", "i", "span", "em"}  # a verdict that is none of the three has no sign
     assert [tag for tag, _ in after if tag not in known] == [tag for tag, _ in before if tag not in known]
     assert {key for _, attrs in after for key in attrs} <= {key for _, attrs in before for key in attrs}
-    assert sum(tag == "script" for tag, _ in after) == 2
+    assert sum(tag == "script" for tag, _ in after) == 3  # one of them the numbers of the motion
     assert page.count(str(escape(evil))) > 20
 
 
@@ -254,4 +258,100 @@ def test_pictures_enlarge_and_the_explorer_follows_its_sliders(browser: Any, pag
     assert page.locator("#laws .law").nth(4).get_attribute("d") != before
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert said == []
+    page.close()
+
+
+def state(page: Any) -> tuple[str, str, str]:
+    """Label, button and value of the first motion."""
+    motion = page.locator(".motion").first
+    return (
+        motion.locator("output").inner_text(),
+        motion.locator(".play").inner_text(),
+        motion.locator("input").input_value(),
+    )
+
+
+PIXELS = """([k, red, green, blue]) => {
+  const canvas = document.querySelectorAll(".motion canvas")[k];
+  const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  let count = 0;
+  for (let i = 0; i < data.length; i += 4) {
+    const away = [red, green, blue].map((part, c) => Math.abs(data[i + c] - part));
+    count += data[i + 3] > 128 && Math.max(...away) < 20;
+  }
+  return count;
+}"""
+FAILED = [0xD5, 0x5E, 0x00]
+
+
+def test_a_motion_plays_once_and_stops_at_its_end(browser: Any, page_file: str) -> None:
+    page, said = open_page(browser, page_file, 1400, "light")
+    assert state(page) == ("start", "Play", "0")
+    page.locator(".motion canvas").first.scroll_into_view_if_needed()
+    page.wait_for_function("document.querySelector('.motion .play').textContent === 'Pause'")
+    page.locator(".motion .play").first.click()
+    assert state(page)[1] != "Pause"
+    page.locator(".motion input").first.fill("2")
+    assert state(page) == ("two steps", "Play", "2")
+    page.locator(".motion .play").first.click()
+    page.wait_for_function("document.querySelector('.motion .play').textContent === 'Replay'")
+    assert state(page) == ("the end", "Replay", "3")
+    assert said == []
+    page.close()
+
+
+def test_a_motion_is_still_at_its_end_for_those_who_want_no_motion(browser: Any, page_file: str) -> None:
+    page = browser.new_page(viewport={"width": 1400, "height": 844}, reduced_motion="reduce")
+    page.goto(page_file)
+    page.locator(".motion canvas").first.scroll_into_view_if_needed()
+    page.wait_for_timeout(200)
+    assert state(page) == ("the end", "Replay", "3")
+    page.close()
+
+
+def test_a_motion_follows_its_keys_and_tells_what_it_shows(browser: Any, page_file: str) -> None:
+    page = browser.new_page(viewport={"width": 1400, "height": 844}, reduced_motion="reduce")
+    page.goto(page_file)
+    canvas = page.locator(".motion canvas").first
+    slider, button = page.locator(".motion input").first, page.locator(".motion .play").first
+    assert canvas.get_attribute("aria-label") == "CASAL, the end, 3 of 3 succeed, 0 fail"
+    assert page.evaluate(PIXELS, [0, *FAILED]) == 0
+    page.locator(".motion canvas").nth(1).click()
+    assert state(page)[1] == "Pause"
+    page.keyboard.press(" ")
+    slider.focus()
+    page.keyboard.press("Home")
+    assert state(page) == ("start", "Play", "0")
+    page.keyboard.press("ArrowRight")
+    assert state(page) == ("one step", "Play", "1")
+    assert slider.get_attribute("aria-valuetext") == "one step"
+    assert canvas.get_attribute("aria-label") == "CASAL, one step, 1 of 3 succeed, 1 fail"
+    assert page.locator(".tally").first.inner_text().split() == ["✓", "1", "✗", "1"]
+    assert page.evaluate(PIXELS, [0, *FAILED]) > 50
+    assert page.evaluate(PIXELS, [1, *FAILED]) == 0
+    button.focus()
+    for _ in range(2):
+        page.keyboard.press("ArrowLeft")
+    assert state(page) == ("start", "Play", "0")
+    page.keyboard.press(" ")
+    assert state(page)[1] == "Pause"
+    page.locator(".motion summary").first.click()
+    assert page.locator(".motion details td").first.inner_text() == "2"
+    page.close()
+
+
+@pytest.mark.parametrize(("width", "columns"), [(390, 1), (1400, 2)])
+def test_the_canvases_fit_and_are_sharp(browser: Any, page_file: str, width: int, columns: int) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 844}, device_scale_factor=2)
+    page.goto(page_file)
+    found = page.evaluate(
+        "[...document.querySelectorAll('.motion canvas')].map((c) => [c.offsetLeft, c.clientWidth, c.width])"
+    )
+    assert len({left for left, *_ in found}) == columns
+    assert all(sharp == 2 * wide for _, wide, sharp in found)
+    page.set_viewport_size({"width": 700, "height": 844})
+    page.wait_for_timeout(100)
+    assert page.evaluate(
+        "(() => { const c = document.querySelector('canvas'); return c.width === 2 * c.clientWidth; })()"
+    )
     page.close()

@@ -1,6 +1,6 @@
 """Outcomes on disk: a folder for each experiment and mode, with what is needed to tell whether it is still current.
 
-    DIR/full/field/record.json  results.json  results.md  field_curves.svg  field_curves.png ...
+    DIR/full/field/record.json  results.json  results.md  motions.json  field_curves.svg  field_curves.png ...
     DIR/quick/field/...
 
 ``record.json`` is written last, so a folder without it holds nothing. A folder whose files are damaged or not ours
@@ -16,7 +16,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
@@ -28,6 +28,7 @@ import torch
 import casal
 from casal.errors import CasalWarning
 from casal.lab.experiment import Experiment, Outcome
+from casal.lab.motion import Motion
 from casal.lab.report.sources import Sources, file_below, in_package
 from casal.lab.report.tables import outcome_from_json, outcome_json, outcome_markdown
 from casal.store import write_whole
@@ -47,6 +48,7 @@ class Stamp:
     version: str  # of the library
     machine: str  # what it ran on
     pictures: Sequence[str]  # file names, in the order to show them
+    motions: Sequence[str] = ()  # names in motions.json, which is there if there are any
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Record:
 
 def _counts(module: str) -> bool:
     """Whether a module of the package can change a result: the command line, the report and figures cannot."""
-    outside = ("casal.cli", "casal.lab.report", "casal.lab.drawing")
+    outside = ("casal.cli", "casal.lab.report", "casal.lab.drawing", "casal.lab.motion")
     return not module.startswith(outside) and "figures" not in module.split(".")
 
 
@@ -121,11 +123,14 @@ def folder_of(out: Path, name: str, quick: bool) -> Path:
 
 
 def write_outcome(folder: Path, experiment: Experiment, outcome: Outcome) -> list[Path]:
-    """Write the tables of an outcome as JSON and Markdown, and draw its pictures; their PNG files."""
+    """Write an outcome: tables as JSON and Markdown, motions as JSON, and its pictures; their PNG files."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures = experiment.draw(outcome, folder)
     (folder / "results.json").write_text(outcome_json(outcome), encoding="utf-8")
     (folder / "results.md").write_text(outcome_markdown(outcome, experiment.question), encoding="utf-8")
+    if outcome.motions:
+        text = json.dumps([motion.record() for motion in outcome.motions], ensure_ascii=False)
+        (folder / "motions.json").write_text(text + "\n", encoding="utf-8")
     return pictures
 
 
@@ -137,7 +142,8 @@ def save(out: Path, experiment: Experiment, quick: bool, outcome: Outcome) -> Re
             old.unlink()
     pictures = [path.name for path in write_outcome(folder, experiment, outcome)]
     key, now = key_of(experiment, quick), datetime.now().astimezone().isoformat(timespec="minutes")
-    stamp = Stamp(key, quick, experiment.question, now, casal.__version__, machine(), pictures)
+    motions = [motion.name for motion in outcome.motions]
+    stamp = Stamp(key, quick, experiment.question, now, casal.__version__, machine(), pictures, motions)
     text = json.dumps(asdict(stamp), indent=1, ensure_ascii=False) + "\n"
     write_whole(folder / "record.json", lambda file: file.write(text.encode()))
     return Record(stamp, outcome, folder, current=True)
@@ -151,6 +157,7 @@ def load(out: Path, name: str, quick: bool, experiment: Experiment | None) -> Re
     try:
         stamp = _stamp(json.loads((folder / "record.json").read_text(encoding="utf-8")), folder)
         outcome = outcome_from_json((folder / "results.json").read_text(encoding="utf-8"))
+        outcome = replace(outcome, motions=_motions(stamp, folder))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         warnings.warn(
             f"the outcome in {folder} cannot be read ({type(error).__name__}: {error}) and is left out; "
@@ -166,13 +173,23 @@ def load(out: Path, name: str, quick: bool, experiment: Experiment | None) -> Re
 def _stamp(record: Any, folder: Path) -> Stamp:
     """The stamp of a record, whose pictures are files of its folder."""
     stamp = Stamp(**record)
-    texts = (stamp.key, stamp.question, stamp.made, stamp.version, stamp.machine, *stamp.pictures)
+    texts = (stamp.key, stamp.question, stamp.made, stamp.version, stamp.machine, *stamp.pictures, *stamp.motions)
     if not isinstance(stamp.quick, bool) or not all(isinstance(text, str) for text in texts):
         raise TypeError("a field of record.json is of another kind than it should be")
     for name in stamp.pictures:
         if Path(name).name != name or (folder / name).read_bytes()[:8] != PNG:
             raise ValueError(f"{name!r} is no picture of this folder")
     return stamp
+
+
+def _motions(stamp: Stamp, folder: Path) -> list[Motion]:
+    """The motions that the stamp names."""
+    if not stamp.motions:
+        return []
+    found = [Motion.of_record(part) for part in json.loads((folder / "motions.json").read_text(encoding="utf-8"))]
+    if [motion.name for motion in found] != list(stamp.motions):
+        raise ValueError(f"motions.json does not hold the motions {', '.join(stamp.motions)}")
+    return found
 
 
 def best(out: Path, name: str, experiment: Experiment | None) -> Record | None:
