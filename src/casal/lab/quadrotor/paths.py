@@ -199,7 +199,7 @@ def start(
         matrix, constraint = matrix / unit, constraint.scaled(1.0 / unit)
     decoder, target = Linear(matrix.float(), shape=shape), model.diffusion(recipe.steps)
     parts, evaluations = [], 0.0
-    for k, size in enumerate(_batches(n, recipe.batch)):
+    for k, size in enumerate(batches_of(n, recipe.batch)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CasalWarning)  # of few ancestors: the tables have the numbers
             result = sample(
@@ -214,7 +214,7 @@ def start(
     return torch.cat(parts), evaluations
 
 
-def _batches(n: int, largest: int | None) -> list[int]:
+def batches_of(n: int, largest: int | None) -> list[int]:
     """Sizes of about equal batches."""
     count = 1 if largest is None else -(-n // largest)
     return [n // count + (k < n % count) for k in range(count)]

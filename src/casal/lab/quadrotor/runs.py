@@ -17,7 +17,7 @@ from casal.lab.experiment import Outcome, ResultTable, Tell, mean_entry, share, 
 from casal.lab.quadrotor.claims import claims
 from casal.lab.quadrotor.methods import ABLATION, GRIDS, METHODS, Recipe
 from casal.lab.quadrotor.motions import solving
-from casal.lab.quadrotor.paths import Paths, distinct, solve
+from casal.lab.quadrotor.paths import Paths, batches_of, distinct, solve
 from casal.lab.quadrotor.scenes import Scene, scene
 from casal.lab.quadrotor.setup import Prior, Training, prior
 from casal.lab.tuning import VALIDATION_SEED, require, tune
@@ -46,10 +46,15 @@ class Scale(NamedTuple):
     stride: int  # every how manyth setting is tried
     scenes: int  # random ones
     prior: int  # draws of the model for the exact reference
+    planar: int  # flights of the planar vehicle
+    compared: Sequence[str]  # methods in random scenes, with other solvers, and in motion
 
 
-FULL = Scale(10_000, 1_200, 3, Training(), (0.3, 0.6, 0.8, 1.0, 1.3, 1.8, 2.3, 2.8), 200, 1, 20, 200_000)
-QUICK = Scale(100, 60, 1, Training(25), (0.3, 0.8, 1.8), 40, 8, 3, 20_000)
+FULL = Scale(
+    10_000, 1_200, 3, Training(), (0.3, 0.6, 0.8, 1.0, 1.3, 1.8, 2.3, 2.8), 200, 1, 20, 200_000, 200,
+    [label for label in METHODS if label not in ("zero", "noise")],
+)  # fmt: skip
+QUICK = Scale(60, 30, 1, Training(25), (0.8, 1.8), 30, 12, 2, 10_000, 12, ("unconstrained", "CASAL", "Twisted"))
 
 
 class Tried(NamedTuple):
@@ -83,7 +88,8 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
         tables += rest.tables
         data |= rest.data
         tell("motion")
-        motions = [solving(scene("hard", r=0.8), SHOWN, 16 if quick else 24, 0, model=models[0])]
+        moving = [label for label in SHOWN if label in scale.compared]
+        motions = [solving(scene("hard", r=0.8), moving, 16 if quick else 24, 0, model=models[0])]
     settings = {**scale._asdict(), "settings": {label: name for label, (_, name) in recipes.items() if name}}
     verdicts = claims(data) if labels is None and not quick else []
     return Outcome("quadrotor", tables, verdicts, data, settings, motions=motions)
@@ -276,11 +282,13 @@ def margins(curves: Mapping[str, Mapping[float, Tried]], scale: Scale) -> Outcom
         rows,
         note="a: above, b: below. Margins below -1 cm cannot be flown; classes below -0.5 m are left out (no success).",
     )
-    grid = np.arange(1.3, 1.81, 0.02)
-    gone = [float(r) for r in grid if scene("hard", r=float(r)).margins()[6] < 0.0]
+    low, high = 1.3, 1.8  # between them "above, above, below" becomes impossible
+    while high - low > 0.01:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if scene("hard", r=middle).margin(6) >= 0.0 else (low, middle)
     wrong = sum(row["found"] for row in rows if row["margin"] < -0.01)
     total = sum(row["found"] for row in rows)
-    return Outcome("quadrotor", [table], (), {"impossible": gone[0], "margins": (wrong, total)})
+    return Outcome("quadrotor", [table], (), {"impossible": high, "margins": (wrong, total)})
 
 
 def ablation(models: Sequence[Prior], scale: Scale, tell: Tell) -> Outcome:
@@ -288,7 +296,7 @@ def ablation(models: Sequence[Prior], scale: Scale, tell: Tell) -> Outcome:
     found: dict[str, Any] = {}
     rows = []
     radii = [r for r in scale.radii if r in (0.3, 0.8, 1.3, 1.8)]
-    for label, recipe in list(ABLATION.items())[:: 1 if scale.stride == 1 else 4]:
+    for label, recipe in list(ABLATION.items())[:: 1 if scale.stride == 1 else 7]:
         row: dict[str, Any] = {"variant": label}
         curve: dict[str, list[float]] = {"r": [], "success": [], "se": []}
         for r in radii:
@@ -338,12 +346,12 @@ def weights(curves: Mapping[str, Mapping[float, Tried]], models: Sequence[Prior]
             pooled, each, floors = [], [], []
             for part, exact in zip(tried.parts, free, strict=True):
                 truth = place.classes(exact[..., None]).bincount(minlength=8).double()
-                size = METHODS[label].batch or len(part)
-                batches = [batch for batch in part.classes.split(size) if len(batch) > size // 2]
+                batches = part.classes.split(list(batches_of(len(part), METHODS[label].batch)))
                 each += [float(mode_weights_tv(batch, truth, repeats=2)) for batch in batches]
                 floors.append(mode_weights_tv(part.classes, truth, repeats=50))
                 pooled.append(float(floors[-1]))
-            some = [batch for part in tried.parts for batch in part.success.split(METHODS[label].batch or len(part))]
+            size = METHODS[label].batch
+            some = [b for part in tried.parts for b in part.success.split(list(batches_of(len(part), size)))]
             rows.append(
                 {
                     "r": r,
@@ -377,7 +385,7 @@ def random_scenes(recipes: Mapping[str, Recipe], models: Sequence[Prior], scale:
     """Every method in random scenes, with the same settings."""
     n = min(scale.others, 400)
     found: dict[str, list[float]] = {}
-    for label in [label for label in recipes if label not in ("zero", "noise")]:
+    for label in scale.compared:
         found[label] = []
         for k in range(scale.scenes):
             tell(f"random scene {k}: {label}")
@@ -397,7 +405,7 @@ def random_scenes(recipes: Mapping[str, Recipe], models: Sequence[Prior], scale:
 def solvers(recipes: Mapping[str, Recipe], model: Prior, scale: Scale, tell: Tell) -> Outcome:
     """Other feasibility solvers, and a vehicle that can do less than the data."""
     place, rows, weak = scene("hard", r=0.8), [], []
-    for label in [label for label in SHOWN if label in recipes]:
+    for label in [label for label in SHOWN if label in scale.compared]:
         row: dict[str, Any] = {"method": label}
         for solver in SOLVERS:
             tell(f"solver {solver}: {label}")
@@ -430,7 +438,7 @@ def discs(scale: Scale, tell: Tell) -> Outcome:
     model = prior("planar", scale.training)
     for label in ("unconstrained", "penalty", "CASAL", "Twisted"):
         tell(f"discs: {label}")
-        tried = Tried([solve(place, METHODS[label], min(scale.others, 400), 0, model=model)])
+        tried = Tried([solve(place, METHODS[label], scale.planar, 0, model=model)])
         found[label] = _shown(tried)
         rows.append({"method": label, **_numbers(tried)})
     table = ResultTable.of("Planar vehicle with two rotors among discs", DETAIL, rows, note=DETAIL_NOTE)

@@ -12,7 +12,6 @@ which side the path turns around each.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -152,10 +151,12 @@ class Scene:
 
     def margins(self, u_max: float = physics.TILT) -> dict[int, float]:
         """The margin of every class of walls in metres, by linear programmes; negative where it cannot be flown."""
-        return {
-            label: _margin(self.vehicle.with_limit(u_max), self.walls, sides)
-            for label, sides in enumerate(itertools.product((False, True), repeat=len(self.walls)))
-        }
+        return {label: self.margin(label, u_max) for label in range(2 ** len(self.walls))}
+
+    def margin(self, label: int, u_max: float = physics.TILT) -> float:
+        """The margin of one class."""
+        sides = [bool(label >> k & 1) for k in reversed(range(len(self.walls)))]
+        return _margin(self.vehicle.with_limit(u_max), self.walls, sides)
 
 
 def _margin(model: LinearDynamics, walls: Sequence[Wall], sides: Sequence[bool]) -> float:
