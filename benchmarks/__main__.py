@@ -9,13 +9,14 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import burgers, field, memory, projections
+from benchmarks import burgers, feasibility, field, memory, projections
 from benchmarks.timing import Table, machine
 
 GROUPS = {
     "field": field.tables,
     "burgers": burgers.tables,
     "projections": projections.tables,
+    "feasibility": feasibility.tables,
     "memory": lambda quick: iter([memory.table(quick), memory.imports(quick)]),
 }
 

@@ -69,6 +69,8 @@ SETS: list[tuple[str, Constraint, tuple[int, ...]]] = [
     ("obstacles-none", Obstacles(), (3,)),
     ("obstacles-intervals", Obstacles(intervals=GATES), (9,)),
     ("obstacles-discs", Obstacles(discs=CLUSTER), (3, 2)),
+    ("obstacles-channel", Obstacles(intervals=GATES, channels=1), (9, 3)),
+    ("obstacles-plane", Obstacles(discs=CLUSTER, channels=(2, 0)), (3, 3)),
     ("obstacles-boxes", Obstacles(boxes=[([-1.0, -0.5], [0.5, 0.5]), ([0.0, -1.0], [1.0, 0.0], 1, 3)]), (4, 2)),
     ("obstacles-walls", Obstacles(boxes=[([-0.2, -INF], [0.2, 0.3]), ([-0.2, 0.9], [0.2, INF])]), (3, 2)),
     (

@@ -168,6 +168,30 @@ def test_what_comes_back_is_a_rollout_even_when_the_budget_runs_out() -> None:
     assert float((rough.point - exact.point).abs().max()) < 0.1
 
 
+@pytest.mark.parametrize("budget", [Budget(), Budget(1e-12, 3)])
+def test_only_rollouts_stay_where_they_are(budget: Budget) -> None:
+    """A trajectory stays to the bit, wherever the search starts; one that is off in a single late sample moves."""
+    dynamics = quadrotor()
+    z = dynamics.trajectory(smooth_inputs(8, 0.4, seed=41))
+    far = dynamics.project(normal(8, 200, 2, seed=42))
+    off = z.clone()
+    off[4:, 150, 0] += 1e-6
+    found = dynamics.solve(off, budget=budget, warm=far)
+    assert torch.equal(found.point[:4], z[:4]) and found.iterations[:4].tolist() == [0] * 4
+    assert not bool((found.point[4:] == off[4:]).flatten(1).all(1).any()) and bool((found.iterations[4:] > 0).all())
+    assert float(dynamics.violation(found.point).max()) <= 1e-15
+
+
+def test_a_few_steps_from_a_near_guess_come_near_and_go_on_where_they_stopped() -> None:
+    dynamics = quadrotor()
+    z = dynamics.trajectory(smooth_inputs(10, 1.0, seed=43)) + normal(10, 200, 2, seed=44)
+    exact, point, gaps = dynamics.project(z), None, []
+    for _ in range(20):
+        point = dynamics.project(z, budget=Budget(1e-12, 3), warm=point)
+        gaps.append(float((point - exact).abs().max()))
+    assert gaps[0] > 1e-2 and gaps[-1] < 1e-4 * gaps[0]
+
+
 def test_without_bounds_the_projection_is_linear() -> None:
     dynamics = LinearDynamics([[-1.0]], [[1.0]], 6, 0.5, math.inf, y0=[2.0])
     basis = torch.cat([dynamics._response, torch.eye(6, dtype=torch.float64)])

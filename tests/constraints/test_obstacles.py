@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,12 @@ from scipy.optimize import minimize
 from casal.constraints import (
     Budget,
     Obstacles,
+    Through,
+    constraint_from_spec,
 )
+from casal.errors import SettingError, ShapeError
 
-from .closed_form_cases import CLUSTER, INF, ramp
+from .closed_form_cases import CLUSTER, GATES, INF, ramp
 from .points import normal, one
 
 # ------------------------------------------------------------------ obstacles: intervals
@@ -238,3 +243,83 @@ def test_crowded_capsules_in_space_get_free() -> None:
     assert not constraint.exact and float(found.converged.double().mean()) > 0.9
     assert bool((constraint.violation(found.point)[found.converged] <= 1e-12).all())
     assert bool((constraint.violation(found.point)[~found.converged] > 1e-12).all())
+
+
+# ------------------------------------------------------------------ obstacles: some of the channels
+
+IN_CHANNELS: list[tuple[Obstacles, Obstacles, Any, tuple[int, ...]]] = [
+    (Obstacles(intervals=GATES), Obstacles(intervals=GATES, channels=2), 2, (9, 4)),
+    (Obstacles(discs=CLUSTER), Obstacles(discs=CLUSTER, channels=(3, 1)), [3, 1], (5, 4)),
+    (Obstacles(**SCENES["boxes"]), Obstacles(**SCENES["boxes"], channels=[0, 1]), [0, 1], (2, 3)),
+    (
+        Obstacles(discs=[([0.0] * 3, 1.0), ([0.5, 0.0, 0.0], 1.0)]),
+        Obstacles(discs=[([0.0] * 3, 1.0), ([0.5, 0.0, 0.0], 1.0)], channels=(1, 2, 4)),
+        [1, 2, 4],
+        (2, 5),
+    ),
+]
+
+
+@pytest.mark.parametrize(("alone", "among", "channels", "event"), IN_CHANNELS)
+def test_channels_are_projected_as_if_they_were_alone(
+    alone: Obstacles, among: Obstacles, channels: Any, event: tuple[int, ...]
+) -> None:
+    z = normal(40, *event, seed=20)
+    seen = z[..., channels]
+    expected = z.clone()
+    expected[..., channels] = alone.project(seen)
+    assert torch.equal(among.project(z), expected) and not torch.equal(expected, z)
+    assert among.exact == alone.exact and among.smooth == alone.smooth
+    assert torch.equal(among.violation(z), alone.violation(seen)) and float(among.violation(z).max()) > 0.1
+    for ours, theirs in zip(among.excess(z), alone.excess(seen), strict=True):
+        assert torch.equal(torch.as_tensor(ours), torch.as_tensor(theirs))
+    assert among.row_name(event, 0) == alone.row_name((event[0],), 0)
+    assert torch.equal(constraint_from_spec(json.dumps(among.spec())).project(z), expected)
+    assert among.spec()["channels"] == channels and "channels" not in alone.spec()
+    assert f"channels={channels}" in repr(among) and "channels" not in repr(alone)
+
+
+@pytest.mark.parametrize(("alone", "among", "channels", "event"), IN_CHANNELS[:2])
+def test_residuals_of_channels_have_no_slope_in_the_others(
+    alone: Obstacles, among: Obstacles, channels: Any, event: tuple[int, ...]
+) -> None:
+    z = normal(3, *event, seed=21).requires_grad_()
+    values = among.residual(z)
+    assert torch.equal(values, alone.residual(z[..., channels]))
+    (slope,) = torch.autograd.grad(values.clamp_min(0.0).square().sum(), z)
+    assert bool(slope[..., channels].any())
+    others = [c for c in range(event[1]) if c not in torch.as_tensor(channels).reshape(-1).tolist()]
+    assert not bool(slope[..., others].any())
+
+
+def test_channels_in_sets_made_of_sets() -> None:
+    gate = Obstacles(intervals=[(0, 2, -1.0, 2.0)], channels=1)
+    z = torch.tensor([[[0.0, 0.5], [0.0, 3.0]]], dtype=torch.float64)
+    by = torch.tensor([[9.0, 1.0], [9.0, 2.0]], dtype=torch.float64)
+    assert gate.shifted(by).project(z).tolist() == [[[0.0, 0.0], [0.0, 4.0]]]
+    assert gate.scaled(4.0).project(z).tolist() == [[[0.0, -4.0], [0.0, 8.0]]]
+    turn = torch.eye(4, dtype=torch.float64)[[1, 0, 3, 2]]  # each step with its channels exchanged
+    turned = Obstacles(intervals=[(0, 2, -1.0, 2.0)], channels=0)
+    through = Through(gate, turn, shape=(2, 2))
+    assert torch.allclose(through.project(z), turned.project(z), rtol=0, atol=1e-12)
+    assert float(through.violation(z.flip(2))) == float(gate.violation(z)) > 0
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: Obstacles(intervals=GATES, channels=[0]), SettingError, r"one channel, a number.*got \[0\]"),
+        (lambda: Obstacles(discs=CLUSTER, channels=0), SettingError, "2 coordinates, so channels is a list of as many"),
+        (lambda: Obstacles(discs=CLUSTER, channels=[0]), SettingError, r"2 different numbers, got \[0\]"),
+        (lambda: Obstacles(discs=CLUSTER, channels=[1, 1]), SettingError, r"2 different numbers, got \[1, 1\]"),
+        (lambda: Obstacles(intervals=GATES, channels=-1), SettingError, "channels must be a whole number >= 0, got -1"),
+        (lambda: Obstacles(channels=[]), SettingError, "one or more different numbers"),
+        (lambda: Obstacles(intervals=GATES, channels=2).project(torch.zeros(1, 9, 2)), ShapeError, "c > 2"),
+        (lambda: Obstacles(intervals=GATES, channels=0).project(torch.zeros(1, 9)), ShapeError, r"got \(9,\)"),
+        (lambda: Obstacles(intervals=GATES, channels=0).project(torch.zeros(1, 7, 2)), ShapeError, "step 7"),
+        (lambda: Obstacles(discs=CLUSTER, channels=(0, 3)).project(torch.zeros(1, 4, 3)), ShapeError, "c > 3"),
+    ],
+)
+def test_channels_are_checked(build: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build()

@@ -72,6 +72,7 @@ CASES: list[MethodCase] = [
     MethodCase("projected-burn-in", Projected(burn_in=4), True, POINT),
     MethodCase("projected-repeats", Projected(repeats=3), True, POINT),
     MethodCase("penalty", Penalty(0.02), False, POINT),
+    MethodCase("penalty-repeats", Penalty(0.02, repeats=3), False, POINT),
     MethodCase("penalty-distance", Penalty(0.02, of="distance"), False, POINT),
     MethodCase("penalty-schedule", Penalty(casal.linear(0.0, 0.05), burn_in=3), False, POINT, scheduled=True),
     MethodCase("primal-dual-chains", PrimalDual(0.1), False, DUAL, meets=True),

@@ -50,3 +50,15 @@ def test_sets_without_a_residual_have_a_distance() -> None:
     assert casal.sample(model, boxes, casal.Penalty(WEIGHT, of="distance"), N).cost.projections == 2
     with pytest.raises(SettingError, match="of"):
         casal.Penalty(WEIGHT, of="square")
+
+
+def test_repeats_share_the_weight_after_the_free_step() -> None:
+    """One row by hand; a linear penalty gradient taken k times at the share 1/k is (1 - 2 tau w / k)^k."""
+    constraint = casal.Affine(torch.eye(1, 4, dtype=F64), [0.0])
+    free, pulled = (
+        casal.sample(target(4, 1), constraint, method, N).state.x
+        for method in (casal.Unconstrained(), casal.Penalty(WEIGHT, repeats=5))
+    )
+    expected = free.clone()
+    expected[:, 0] *= (1 - 2 * TAU * WEIGHT / 5) ** 5
+    torch.testing.assert_close(pulled, expected, atol=1e-12, rtol=0)

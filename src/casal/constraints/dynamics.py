@@ -218,7 +218,7 @@ class LinearDynamics(Constraint):
             )
         # Trajectories are c + (G; I) u = c + Q w with w = R u, and |Q w| = |w|.
         basis, triangle = torch.linalg.qr(torch.cat([self._response, torch.eye(self.steps * q, dtype=torch.float64)]))
-        self._basis, self._triangle = basis, triangle
+        self._basis = basis
         self._inputs = torch.linalg.solve_triangular(
             triangle, torch.eye(self.steps * q, dtype=torch.float64), upper=True
         )
@@ -230,18 +230,20 @@ class LinearDynamics(Constraint):
         self._rows = Polyhedron.of(self._inputs[self._bounded] / lengths[:, None], -level, level)
         self._quadratic = Quadratic.of(triangle.T @ triangle)
         self._bound = bound
+        across = torch.randn(len(self._response), 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        across = across / torch.linalg.vector_norm(across, dim=0)
+        self._probe = torch.cat([across, -self._response.T @ across])
         self._equation_count = len(self._response)
 
     def _split(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return z[..., : len(self.outputs)], z[..., len(self.outputs) :]
 
     def _roll(self, u: Tensor, start: Tensor) -> Tensor:
-        drive, transition = u @ self._Bd.to(u).T, self._Ad.to(u).T.contiguous()
-        states, y = torch.empty_like(drive), start
-        for s in range(self.steps):
-            y = torch.addmm(drive[:, s], y, transition)
-            states[:, s] = y
-        return states
+        transition, y, states = self._Ad.to(u).T.contiguous(), start, []
+        for drive in (u @ self._Bd.to(u).T).unbind(1):
+            y = torch.addmm(drive, y, transition)
+            states.append(y)
+        return torch.stack(states, dim=1)
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         y, u = (flat(part) for part in self._split(z))
@@ -252,36 +254,40 @@ class LinearDynamics(Constraint):
                 f"trajectories of length {float(size.max()):.3g} overflow in a projection; rescale them",
                 chains=torch.nonzero(size > LARGEST).flatten().tolist(),
             )
-        basis = self._basis.to(z)
-        w = target @ basis
         start = flat(u if warm is None else self._split(warm)[1])
-        u, found = self._inputs_nearest(w, size, start, budget)
+        u, found = self._inputs_nearest(target, size, start, budget)
         point = self._event(u)
-        near = torch.nonzero(norm(target - w @ basis.T) <= 1e-12 * size).flatten()
+        near = torch.nonzero(self._nearly_inside(target, size)).flatten()
         if len(near):
             inside = near[self._violation(z[near]) <= STILL]  # these stay where they are
             point[inside], found.converged[inside] = z[inside], True
             found.iterations[inside], found.residual[inside] = 0, 0.0
         return found._replace(point=point)
 
-    def _inputs_nearest(self, w: Tensor, size: Tensor, start: Tensor, budget: Budget) -> tuple[Tensor, Projection]:
+    def _nearly_inside(self, target: Tensor, size: Tensor) -> Tensor:
+        """Which (n,) may be rollouts, y - c - G u = 0: two random combinations of its rows tell nearly all others."""
+        off = target @ self._probe.to(target)
+        return off.abs().amax(1) <= 2e-12 * math.sqrt(self._quadratic.most) * size
+
+    def _inputs_nearest(self, target: Tensor, size: Tensor, start: Tensor, budget: Budget) -> tuple[Tensor, Projection]:
         """Accelerated gradients where they are fast and accurate; the active set where they do not get there."""
-        inputs, bound, quadratic = self._inputs.to(w), self._bound.to(w), self._quadratic
-        quadratic = quadratic._replace(hessian=quadratic.hessian.to(w))
+        bound, quadratic = self._bound.to(target), self._quadratic.to(target)
         aim = max(1e-3 * budget.tolerance, STILL)
         well = quadratic.condition <= WELL_CONDITIONED
         enough = math.ceil(60 * math.sqrt(quadratic.condition)) if well else GUESSING
         first = Budget(aim if well else 0.0, min(budget.iterations, enough))
         extra = math.ceil(3 * math.sqrt(quadratic.condition)) if well and aim == STILL else 0
-        found = on_box(w @ self._triangle.to(w), quadratic, bound, first, size=size, start=start, extra=extra)
+        y, u = target.split([len(self._response), len(bound)], dim=1)
+        f = torch.addmm(u, y, self._response.to(y))
+        found = on_box(f, quadratic, bound, first, size=size, start=start, extra=extra)
         u = found.point
         left = torch.nonzero(~found.converged & (found.iterations < budget.iterations)).flatten()
         if len(left):
-            rows = self._rows.to(w)
+            rows, w = self._rows.to(target), target[left] @ self._basis.to(target)
             sign = torch.where(u.abs() >= bound, u.sign(), 0.0)[left][:, self._bounded.to(w.device)]
             rest = Budget(budget.tolerance, budget.iterations - first.iterations)
-            exact = nearest(w[left], rows, rest, guess=rows.signed(sign))
-            u[left] = exact.point @ inputs.T
+            exact = nearest(w, rows, rest, guess=rows.signed(sign))
+            u[left] = exact.point @ self._inputs.to(w).T
             found.iterations[left] += exact.iterations
             found.residual[left] = exact.residual
         return u, found._replace(converged=found.residual <= budget.tolerance)

@@ -47,7 +47,7 @@ from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polyto
 from casal.constraints.implicit import Implicit
 from casal.constraints.round import AffineRound, Ball, Round, Sphere
 from casal.constraints.solvers.polyhedron import Polyhedron, nearest
-from casal.constraints.solvers.splitting import Members, Near, admm, alternating, dykstra, separate
+from casal.constraints.solvers.splitting import Members, Near, admm, alternating, dykstra, dykstra_anywhere, separate
 from casal.constraints.vectors import ROUNDING, flat, norm
 from casal.errors import InfeasibleSet, SettingError
 from casal.typing import Event
@@ -95,10 +95,11 @@ class Intersection(Constraint):
     - ADMM (Douglas-Rachford, ``solvers.splitting.admm``) where they have many, and fast projections;
     - otherwise alternating projections. These three find a point near z, in general not the nearest.
 
-    ``way`` names one of the searches instead, where no closed form and no union decides. ADMM and alternating
-    projections return a point of one member that the others miss by what is left: of the last member that has
-    equations, which no other point satisfies, or of the last member if none has. ``LinearDynamics(...) &
-    Obstacles(...)`` gives exact rollouts in any case, and the certificate of a sample looks at all members.
+    ``way`` names one of the searches instead, where no closed form and no union decides. ADMM returns a point of one
+    member, and the violation of the others is what is left: of the last member that has equations, which no point
+    satisfies by chance, or of the last member if none has. So ``LinearDynamics(...) & Obstacles(...)`` gives exact
+    rollouts also where the search fails. Alternating projections, and Dykstra's algorithm where a member is not convex,
+    do the same, unless the start misses less.
 
     The iterative ways flag every chain that does not reach the tolerance. The violation is the largest of the members'.
     Members that provably have no common point raise InfeasibleSet: when they merge, when they see an event (one lies in
@@ -109,8 +110,9 @@ class Intersection(Constraint):
 
     Args:
         members: Two or more sets.
-        way: "newton", "alternating", "admm", or "dykstra" for convex members; None chooses. That of a member that is
-            itself an intersection holds for the whole if none is given.
+        way: "newton", "alternating", "admm" or "dykstra"; None chooses. Dykstra's algorithm finds the nearest point of
+            convex members; for others it is one more search without a guarantee. The way of a member that is itself an
+            intersection holds for the whole if none is given.
 
     >>> import casal
     >>> moon = casal.Intersection(casal.Ball(1.0), casal.Obstacles(discs=[([1.0, 0.0], 1.0)]), way="admm")
@@ -161,9 +163,6 @@ class Intersection(Constraint):
 
     def _search_named(self, name: str) -> Way:
         found = SEARCHES[name]
-        if found is Way.DYKSTRA and not self.convex:
-            lost = ", ".join(repr(member) for member in self.members if not member.convex)
-            raise SettingError(f"way='dykstra' is for convex members, which {lost} is not; take 'admm' or None")
         if found is Way.NEWTON and not self.smooth:
             lost = ", ".join(repr(part) for part in self._parts if not part.smooth)
             raise SettingError(
@@ -336,8 +335,9 @@ class Intersection(Constraint):
             return nearest_solution(self.pieces(tuple(z.shape[1:])), z, budget, warm)
         if self._way is Way.ADMM:
             return admm(z, _maps(_thin_last(self._parts)[::-1], self.members, budget), budget, warm)
-        if self._way is Way.ALTERNATING:
-            return alternating(z, _maps(_thin_last(self._parts), self.members, budget), budget)
+        if self._way is Way.ALTERNATING or (self._way is Way.DYKSTRA and not self.convex):
+            search = alternating if self._way is Way.ALTERNATING else dykstra_anywhere
+            return search(z, _maps(_thin_last(self._parts), self.members, budget), budget, warm)
         if self._way is Way.DYKSTRA or self._too_many_rows(tuple(z.shape[1:])):
             return dykstra(z, _maps(self._parts, self.members, budget), budget)
         if self.chains is not None:
@@ -525,7 +525,7 @@ def _maps(parts: Sequence[Constraint], members: Sequence[Constraint], budget: Bu
         lambda y: worst_violation(members, y),
         None if all(member.chains is None for member in members) else take,
         [near(part) for part in parts],
-        lambda y: worst_violation(parts[1:], y),
+        [part._violation for part in parts],
     )
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.checks import one_of
+from casal.checks import one_of, whole_number
 from casal.methods.base import Method, Stage, burn_in_steps, table_rows, zero_before
 from casal.methods.context import Context, move
 from casal.methods.unconstrained import PointState
@@ -41,17 +41,21 @@ class Penalty(Method[PointState]):
         weight: The paper's lambda >= 0: a number, or a schedule.
         burn_in: First steps without the penalty: a number of steps, or a fraction below one.
         of: What is squared: the "residual" or the "distance".
+        repeats: Gradient steps of the penalty in a row of the table. More than one follow the free step y, each with
+            its share of the weight: y <- y - (b weight / repeats) grad c(y).
     """
 
     weight: float | Schedule
     burn_in: float = 0
     of: str = "residual"
+    repeats: int = 1
 
     name: ClassVar[str] = "penalty"
     strict: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         one_of(self.of, "of", ("residual", "distance"))
+        whole_number(self.repeats, "repeats", 1)
 
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
         weight = evaluate(self.weight, context.table, "weight", positive=False)
@@ -65,8 +69,13 @@ class Penalty(Method[PointState]):
 
     def step(self, context: Context, state: PointState, row: PenaltyRow, noise: Tensor) -> PointState:
         gradient = context.penalty_gradient if self.of == "residual" else context.distance_gradient
-        score = context.score(state.x, row.t) - (2 * row.weight) * gradient(state.x)
-        return PointState(move(context, state.x, score, row, noise))
+        score = context.score(state.x, row.t)
+        if self.repeats == 1:
+            return PointState(move(context, state.x, score - (2 * row.weight) * gradient(state.x), row, noise))
+        x = move(context, state.x, score, row, noise)
+        for _ in range(self.repeats):
+            x = x - context.precondition((2 * row.b * row.weight / self.repeats).to(x.dtype) * gradient(x))
+        return PointState(x)
 
     def output(self, context: Context, state: PointState) -> Tensor:
         return context.decode(state.x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import cvxpy
 import numpy as np
@@ -12,9 +13,20 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from casal.constraints import Affine, Ball, Box, Budget, Constraint, HalfSpace, MassEnergy, Projection, Sphere
+from casal.constraints import Affine, Ball, Box, Budget, Constraint, HalfSpace, MassEnergy, Projection, Sphere, Union
+from casal.constraints.solvers import splitting
 from casal.constraints.solvers.polyhedron import Polyhedron, nearest
-from casal.constraints.solvers.splitting import Members, Quadratic, alternating, dykstra, on_box, separate
+from casal.constraints.solvers.splitting import (
+    FEW,
+    Members,
+    Quadratic,
+    admm,
+    alternating,
+    dykstra,
+    dykstra_anywhere,
+    on_box,
+    separate,
+)
 
 from ..points import normal
 
@@ -27,7 +39,11 @@ def uniform(*shape: int, seed: int) -> Tensor:
 
 def over(members: list[Constraint]) -> Members:
     """What an iteration needs of its members."""
-    return Members([m._project for m in members], lambda z: torch.stack([m._violation(z) for m in members]).amax(0))
+    return Members(
+        [m._project for m in members],
+        lambda z: torch.stack([m._violation(z) for m in members]).amax(0),
+        each=[m._violation for m in members],
+    )
 
 
 def conic(
@@ -165,7 +181,7 @@ def test_only_the_hard_chain_is_flagged() -> None:
     assert float(found.residual[2]) > 1e-12
 
 
-@pytest.mark.parametrize("search", [dykstra, alternating])
+@pytest.mark.parametrize("search", [dykstra, alternating, dykstra_anywhere, admm])
 def test_a_small_budget_gives_a_loose_point_and_says_so(search: Search) -> None:
     members: list[Constraint] = [Affine([[0.0, 1.0, 0.0]], 0.5), Affine([[0.3, 1.0, 0.2]], 0.2)]
     z = 3.0 * normal(20, 3, seed=8)
@@ -178,11 +194,11 @@ def test_a_small_budget_gives_a_loose_point_and_says_so(search: Search) -> None:
     assert bool(tolerant.converged.all()) and bool((tolerant.iterations < tight.iterations).all())
 
 
-@pytest.mark.parametrize("search", [dykstra, alternating])
+@pytest.mark.parametrize("search", [dykstra, alternating, dykstra_anywhere, admm])
 def test_chains_that_are_done_are_left_alone(search: Search) -> None:
     """The members see only the chains that still work, and every chain ends as if it were alone."""
     members, _ = INTERSECTIONS["ball-half-space"]
-    projections, violation, _ = over(members)
+    projections, violation = over(members)[:2]
     sizes: list[int] = []
 
     def watched(z: Tensor) -> Tensor:
@@ -227,7 +243,183 @@ def test_mass_and_energy_by_alternating_projections() -> None:
     assert float((found.point - closed).abs().max()) <= 1e-10
 
 
+# ------------------------------------------------------------------ ADMM
+
+LINES: list[Constraint] = [Affine([[1.0, -2.0]], 0.0), Affine([[1.0, 1.0]], 3.0)]
+AXIS: Constraint = Affine([[0.0, 1.0]], 0.0)
+
+
+def test_admm_finds_the_point_where_two_lines_meet() -> None:
+    z = 3.0 * normal(10, 2, seed=60)
+    for members in (LINES, LINES[::-1]):
+        found = admm(z, over(members), Budget())
+        assert bool(found.converged.all())
+        assert torch.allclose(found.point, torch.tensor([2.0, 1.0], dtype=torch.float64).expand(10, 2), atol=1e-10)
+
+
+def test_admm_takes_the_steps_that_are_written_down() -> None:
+    """Three iterations by hand, for a line and a circle."""
+    line, circle = Affine([[0.0, 1.0]], 0.5), Sphere(1.0)
+    start = torch.tensor([[2.0, 1.0]], dtype=torch.float64)
+    z, w, points = start, torch.zeros_like(start), []
+    for _ in range(3):
+        x = torch.stack([(z - w)[:, 0], torch.full((1,), 0.5, dtype=torch.float64)], dim=1)
+        z = (x + w) / (x + w).norm(dim=1, keepdim=True)
+        w = w + x - z
+        points.append(x)
+    for count, x in enumerate(points, start=1):
+        left = min(float(circle.violation(point)) for point in points[:count])
+        found = admm(start, over([line, circle]), Budget(1e-12, count))
+        assert float(found.residual) == pytest.approx(left, rel=1e-12)
+        assert float(circle.violation(x)) > left or torch.allclose(found.point, x, atol=1e-14)
+
+
+def test_admm_finds_the_points_where_a_line_meets_a_circle() -> None:
+    z = 2.0 * normal(50, 2, seed=61)
+    found = admm(z, over([Affine([[0.0, 1.0]], 0.5), Sphere(1.0)]), Budget(1e-12, 2000))
+    assert bool(found.converged.all())
+    meeting = torch.stack([math.sqrt(0.75) * z[:, 0].sign(), torch.full((50,), 0.5, dtype=torch.float64)], dim=1)
+    assert torch.allclose(found.point, meeting, atol=1e-10)
+
+
+def test_admm_finds_the_nearest_point_of_affine_sets() -> None:
+    """The same as Dykstra's algorithm and least squares, with two sets and with four."""
+    G, level = normal(4, 9, seed=62), normal(4, seed=63)
+    z = 2.0 * normal(8, 9, seed=64)
+    expected = z - (z @ G.T - level) @ torch.linalg.pinv(G).T
+    for cuts in ((2, 2), (1, 1, 1, 1)):
+        members: list[Constraint] = [Affine(rows, b) for rows, b in zip(G.split(cuts), level.split(cuts), strict=True)]
+        found = admm(z, over(members), Budget(1e-13, 20_000))
+        assert bool(found.converged.all())
+        assert torch.allclose(found.point, expected, atol=1e-9)
+        assert torch.allclose(dykstra(z, over(members), Budget(1e-13, 20_000)).point, expected, atol=1e-9)
+
+
+def test_admm_agrees_with_dykstra_and_a_quadratic_programme_on_a_single_point() -> None:
+    """x + y >= 2 touches the unit square in one corner."""
+    members: list[Constraint] = [Box(0.0, 1.0), HalfSpace([-1.0, -1.0], -2.0)]
+    z = 2.0 * normal(10, 2, seed=65)
+    rows = Polyhedron.of(
+        torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.5**0.5, 0.5**0.5]], dtype=torch.float64),
+        torch.tensor([0.0, 0.0, 2.0**0.5], dtype=torch.float64),
+        torch.tensor([1.0, 1.0, torch.inf], dtype=torch.float64),
+    )
+    for point in (
+        admm(z, over(members), Budget(1e-10, 5000)).point,
+        dykstra(z, over(members), Budget(1e-10, 5000)).point,
+        nearest(z, rows, Budget()).point,
+    ):
+        assert torch.allclose(point, torch.ones_like(z), atol=1e-8)
+
+
+def test_admm_leaves_a_point_where_alternating_projections_are_stuck() -> None:
+    """Two points, one of them on the axis: the multiplier grows until the other one is left."""
+    points = Union(Box([0.0, 1.0], [0.0, 1.0]), Box([3.0, 0.0], [3.0, 0.0]))
+    z = torch.tensor([[0.2, 5.0]], dtype=torch.float64)
+    stuck = alternating(z, over([points, AXIS]), Budget(1e-12, 500))
+    assert not bool(stuck.converged) and float(stuck.residual) == 1.0
+    found = admm(z, over([AXIS, points]), Budget(1e-12, 500))
+    assert bool(found.converged) and found.point.tolist() == [[3.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "members", [[Ball(1.0), HalfSpace([-1.0, 0.0], -3.0)], [AXIS, Ball(1.0, [0.0, 3.0]), Ball(1.0)]]
+)
+def test_the_point_of_admm_is_in_the_first_set_whatever_happens(members: list[Constraint]) -> None:
+    """Also where the start misses the sets by less: these have no common point."""
+    z = torch.cat([2.0 * normal(5, 2, seed=66), torch.tensor([[2.0, 0.0], [0.0, 1.001]], dtype=torch.float64)])
+    for count in (1, 7, 100):
+        found = admm(z, over(members), Budget(1e-12, count))
+        assert not bool(found.converged.any()) and found.iterations.tolist() == [count] * 7
+        assert float(members[0].violation(found.point).max()) <= 1e-15
+        assert torch.equal(found.residual, over(members).violation(found.point))
+
+
+def test_sweeps_with_increments_end_where_dykstra_ends_on_affine_sets() -> None:
+    """There the increments do not change the path, so the first common point is the nearest one."""
+    found = dykstra_anywhere(3.0 * normal(10, 2, seed=70), over(LINES), Budget())
+    assert bool(found.converged.all())
+    assert torch.allclose(found.point, torch.tensor([2.0, 1.0], dtype=torch.float64).expand(10, 2), atol=1e-10)
+
+
+def test_a_start_of_one_member_alone_is_not_the_answer() -> None:
+    found = admm(torch.tensor([[3.0, 1.0]], dtype=torch.float64), over(LINES), Budget(1e-12, 0))
+    assert not bool(found.converged) and float(found.residual) == math.inf
+
+
+@pytest.mark.parametrize("search", [alternating, dykstra_anywhere, admm])
+def test_chains_do_not_depend_on_how_many_are_moved_at_a_time(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    members: list[Constraint] = [Affine([[0.0, 1.0]], 0.5), Sphere(1.0)]
+    z = 2.0 * normal(23, 2, seed=67)
+    together = search(z, over(members), Budget(1e-12, 50))
+    monkeypatch.setattr(splitting, "AT_ONCE", 10)
+    for whole, parts in zip(together, search(z, over(members), Budget(1e-12, 50)), strict=True):
+        assert torch.equal(whole, parts)
+
+
+@pytest.mark.parametrize("search", [dykstra, alternating, dykstra_anywhere, admm])
+def test_no_chains_are_no_work(search: Search) -> None:
+    found = search(torch.zeros(0, 2, dtype=torch.float64), over(LINES), Budget())
+    assert found.point.shape == (0, 2) and found.converged.shape == found.residual.shape == (0,)
+
+
+@pytest.mark.parametrize("search", [alternating, dykstra_anywhere, admm])
+def test_members_keep_their_parameters_when_chains_leave(search: Search) -> None:
+    """Circles of different radii, each met by the line: what chain i finds is where its own circle meets it."""
+    radius = 0.6 + 0.1 * torch.arange(12, dtype=torch.float64)
+
+    def circles(which: Tensor) -> Members:
+        mine = radius[which]
+        line = Affine([[0.0, 1.0]], 0.5)
+
+        def onto(y: Tensor) -> Tensor:
+            return mine[:, None] * y / y.norm(dim=1, keepdim=True)
+
+        def violation(y: Tensor) -> Tensor:
+            return torch.maximum((y.norm(dim=1) - mine).abs(), (y[:, 1] - 0.5).abs())
+
+        return Members([line._project, onto], violation, lambda index: circles(which[index]))
+
+    z = torch.tensor([1.5, 0.2], dtype=torch.float64).repeat(12, 1)
+    found = search(z, circles(torch.arange(12)), Budget(1e-12, 5000))
+    assert bool(found.converged.all()) and len(set(found.iterations.tolist())) > 3
+    assert torch.allclose(found.point[:, 0], (radius**2 - 0.25).sqrt(), atol=1e-9)
+
+
+def test_projections_start_from_their_last_answers() -> None:
+    seen: list[tuple[Tensor, Tensor | None]] = []
+
+    def near(y: Tensor, guess: Tensor | None) -> Tensor:
+        answer = LINES[0].project(y)
+        seen.append((answer, guess))
+        return answer
+
+    plain = over(LINES)
+    members = plain._replace(near=[near, lambda y, guess: LINES[1].project(y)])
+    z, warm = normal(1, 2, seed=68), normal(1, 2, seed=69)
+    found = admm(z, members, Budget(1e-12, 20), warm)
+    assert torch.equal(found.point, admm(z, plain, Budget(1e-12, 20)).point)
+    assert seen[0][1] is warm
+    for (before, _), (_, guess) in pairwise(seen):
+        assert guess is before
+
+
 # ------------------------------------------------------------------ accelerated gradients
+
+
+@pytest.mark.parametrize("count", [1, 3, FEW])
+def test_a_few_accelerated_gradients_are_those_that_are_written_down(count: int) -> None:
+    H = torch.diag(torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64))
+    f, start = 2.0 * normal(6, 3, seed=52), 0.2 * normal(6, 3, seed=53)
+    limit = torch.tensor([0.3, torch.inf, 0.4], dtype=torch.float64)
+    beta = (math.sqrt(8.0) - 1.0) / (math.sqrt(8.0) + 1.0)
+    u = v = start.clamp(-limit, limit)
+    for _ in range(count):
+        last, new = v, (v - (v @ H - f) / 4.0).clamp(-limit, limit)
+        u, v = new, new + beta * (new - u)
+    found = on_box(f, Quadratic.of(H), limit, Budget(1e-14, count), size=torch.ones(6).double(), start=start)
+    assert torch.allclose(found.point, u, rtol=0, atol=1e-14) and found.iterations.tolist() == [count] * 6
+    assert torch.allclose(found.residual, 2.0 * (u - last).norm(dim=1), rtol=0, atol=1e-14)
 
 
 def test_accelerated_gradients_on_a_box_agree_with_least_squares() -> None:

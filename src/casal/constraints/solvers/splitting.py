@@ -1,11 +1,13 @@
 """Nearest or common points of several sets known only through their projections, and two relatives.
 
-``dykstra`` finds the nearest point of an intersection of convex sets, ``alternating`` and ``admm`` some point of any
-intersection, ``behind_matrix`` the nearest x with A x in a set, and ``on_box`` minimises a quadratic function on a box.
+``dykstra`` finds the nearest point of an intersection of convex sets, ``alternating``, ``dykstra_anywhere`` and
+``admm`` some point of any intersection, ``behind_matrix`` the nearest x with A x in a set, and ``on_box`` minimises a
+quadratic function on a box.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -26,6 +28,10 @@ STILL = 16 * EPSILON
 """What a sweep moves by rounding alone."""
 BEYOND, MEETING = 1e6, 1e-10
 """Sets are apart if they have no common point within BEYOND sizes of the chain; within MEETING sizes they meet."""
+FEW = 10
+"""Iterations up to which a quadratic function is minimised without a look at the residual in between."""
+AT_ONCE = 400_000
+"""Coordinates of the chains that are moved at a time: few enough to stay in the cache of a processor."""
 AFAR = 30.0
 """Distance of z, in units of the point reached, from which on the other algorithm takes over."""
 BALANCED, BALANCE_EVERY, BALANCE_UNTIL = 10.0, 10, 300
@@ -42,19 +48,35 @@ class Members(NamedTuple):
             are done leave an iteration, and the others keep their sets.
         near: The projections again, each with a guess of its answer, the point of the iteration before. They may be
             less accurate than ``projections``, as long as they improve the guess. ``projections`` if left out.
-        rest: (n, *event) -> (n,), the largest violation of all members but the first, for points in the first; at most
-            ``violation``, and cheaper. ``violation`` if left out.
+        each: (n, *event) -> (n,), the violations of the members one by one; what a point of one member has left are
+            those of the others. Only ``violation`` is asked if they are left out.
     """
 
     projections: Sequence[Map]
     violation: Map
     take: Callable[[Tensor], Members] | None = None
     near: Sequence[Near] | None = None
-    rest: Map | None = None
+    each: Sequence[Map] | None = None
 
     def of(self, chains: Tensor) -> Members:
         """The members of these chains."""
         return self if self.take is None else self.take(chains)
+
+    def onto(self, which: int, y: Tensor, guess: Tensor | None) -> Tensor:
+        """The projection of y onto one of the members. A point that is not finite stays where it was."""
+        x = self.projections[which](y) if self.near is None else self.near[which](y, guess)
+        if bool(torch.isfinite(x.sum())):
+            return x
+        finite = torch.isfinite(x).flatten(1).all(1)
+        return torch.where(over_events(finite, x), x, y if guess is None else guess)
+
+    def left(self, which: int, x: Tensor, tolerance: float) -> Tensor:
+        """Violations (n,) of points of one member: of the others, and of all members where the others are satisfied."""
+        if self.each is None:
+            return self.violation(x)
+        found = torch.stack([violation(x) for i, violation in enumerate(self.each) if i != which]).amax(0)
+        done = torch.nonzero(found <= tolerance).flatten()
+        return found.index_copy(0, done, self.of(done).violation(x[done])) if len(done) else found
 
 
 def dykstra(z: Tensor, members: Members, budget: Budget) -> Projection:
@@ -161,36 +183,56 @@ def _length(z: Tensor) -> Tensor:
     return norm(flat(z))
 
 
-def alternating(z: Tensor, members: Members, budget: Budget) -> Projection:
+def alternating(z: Tensor, members: Members, budget: Budget, warm: Tensor | None = None) -> Projection:
     """x <- P_K(... P_2(P_1(x))), from x = z: alternating (cyclic) projections, for sets that need not be convex.
 
     It ends at a common point near z, in general not the nearest, and nothing guarantees that it does: the flags say
     which chains made it. Local linear convergence where the sets meet at an angle; the last set is met exactly at all
-    times.
+    times. A start that misses the sets by less than all that follows is kept. Projections start from their last
+    answers, as in ``admm``.
 
     Args:
         z: (n, *event) finite float64.
         members: The sets; their largest violation is the residual.
         budget: Tolerance on the violation, and the largest number of sweeps.
+        warm: A point near the answer, from which the first projection onto the last set starts.
 
     References:
         Lewis, Luke and Malick, "Local linear convergence for alternating and averaged nonconvex projections", Found.
         Comput. Math. 9 (2009).
     """
-    record, now, x = Record(z, budget.tolerance), members, z
+    return _in_groups(functools.partial(_cycles, corrected=False), z, members, budget, warm)
+
+
+def dykstra_anywhere(z: Tensor, members: Members, budget: Budget, warm: Tensor | None = None) -> Projection:
+    """The sweeps of ``dykstra`` for sets that need not be convex; a chain is done at its first common point.
+
+    In general that is not the nearest one, and nothing guarantees that there is one: the flags say which chains made
+    it. Otherwise, and in its arguments, as ``alternating``.
+    """
+    return _in_groups(functools.partial(_cycles, corrected=True), z, members, budget, warm)
+
+
+def _cycles(z: Tensor, members: Members, budget: Budget, warm: Tensor | None, *, corrected: bool) -> Projection:
+    """Projections in turn, with the increments of Dykstra's algorithm or without."""
+    record, now, x, count = Record(z, budget.tolerance), members, z, len(members.projections)
     onwards = record.add(z, members.violation(z), 0)
+    guesses: list[Tensor | None] = [*[None] * (count - 1), warm]
+    increments = [torch.zeros_like(z) for _ in range(count if corrected else 0)]
     for step in range(1, budget.iterations + 1):
         if not bool(onwards.all()):
-            x = x[onwards]
+            x, *increments = (part[onwards] for part in (x, *increments))
+            guesses = [None if guess is None else guess[onwards] for guess in guesses]
             if not len(x):
                 break
             now = members.of(record.chain)
-        before = x
-        for project in now.projections:
-            x = project(x)
-            x = torch.where(over_events(torch.isfinite(x).flatten(1).all(1), x), x, before)
-        onwards = record.add(x, now.violation(x), step)
-    return record.projection()
+        for i in range(count):
+            target = x + increments[i] if corrected else x
+            x = guesses[i] = now.onto(i, target, guesses[i])
+            if corrected:
+                increments[i] = target - x
+        onwards = record.add(x, now.left(count - 1, x, budget.tolerance), step)
+    return _honest(record.projection(), members)
 
 
 def admm(z: Tensor, members: Members, budget: Budget, warm: Tensor | None = None) -> Projection:
@@ -223,8 +265,28 @@ def admm(z: Tensor, members: Members, budget: Budget, warm: Tensor | None = None
         multipliers" (2011), section 5.1; Bauschke, Combettes and Luke, "Phase retrieval, error reduction algorithm, and
         Fienup variants: a view from convex optimization", J. Opt. Soc. Am. A 19 (2002).
     """
+    return _in_groups(_admm, z, members, budget, warm)
+
+
+def _in_groups(
+    search: Callable[[Tensor, Members, Budget, Tensor | None], Projection],
+    z: Tensor,
+    members: Members,
+    budget: Budget,
+    warm: Tensor | None,
+) -> Projection:
+    """Some chains after the others: what is at work stays in the cache, and memory does not grow with the batch."""
+    groups = torch.arange(len(z), device=z.device).split(max(1, AT_ONCE // max(1, z[:1].numel())))
+    if len(groups) == 1:
+        return search(z, members, budget, warm)
+    found = [search(z[chains], members.of(chains), budget, None if warm is None else warm[chains]) for chains in groups]
+    return Projection(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def _admm(z: Tensor, members: Members, budget: Budget, warm: Tensor | None) -> Projection:
     record, now, count = Record(z, budget.tolerance), members, len(members.projections)
-    onwards = record.add(z, members.violation(z), 0)
+    missed = members.violation(z)  # a start that is not done is never the answer: it is in no set
+    onwards = record.add(z, torch.where(missed <= budget.tolerance, missed, torch.inf), 0)
     guesses: list[Tensor | None] = [warm, *[None] * (count - 1)]
     v, offsets = z, [torch.zeros_like(z) for _ in range(1 if count == 2 else count)]
     for step in range(1, budget.iterations + 1):
@@ -235,38 +297,25 @@ def admm(z: Tensor, members: Members, budget: Budget, warm: Tensor | None = None
                 break
             now = members.of(record.chain)
         if count == 2:
-            x = guesses[0] = _from(now, 0, v - offsets[0], guesses[0])
-            v = guesses[1] = _from(now, 1, x + offsets[0], guesses[1])
+            x = guesses[0] = now.onto(0, v - offsets[0], guesses[0])
+            v = guesses[1] = now.onto(1, x + offsets[0], guesses[1])
             offsets = [offsets[0] + x - v]
         else:
-            guesses = [_from(now, i, v - w, guess) for i, (w, guess) in enumerate(zip(offsets, guesses, strict=True))]
+            guesses = [now.onto(i, v - w, guess) for i, (w, guess) in enumerate(zip(offsets, guesses, strict=True))]
             points = [guess for guess in guesses if guess is not None]
             x = points[0]
             v = torch.stack([point + w for point, w in zip(points, offsets, strict=True)]).mean(0)
             offsets = [w + point - v for point, w in zip(points, offsets, strict=True)]
-        onwards = record.add(x, _measured(x, now, budget.tolerance), step)
-    found = record.projection()
-    left = torch.nonzero(~found.converged & (found.iterations > 0)).flatten()
-    found.residual[left] = torch.maximum(found.residual[left], members.of(left).violation(found.point[left]))
+        onwards = record.add(x, now.left(0, x, budget.tolerance), step)
+    return _honest(record.projection(), members)
+
+
+def _honest(found: Projection, members: Members) -> Projection:
+    """With the residuals of chains that are not done raised to the violation of all members."""
+    lost = torch.nonzero(~found.converged).flatten()
+    if len(lost):
+        found.residual[lost] = torch.maximum(found.residual[lost], members.of(lost).violation(found.point[lost]))
     return found
-
-
-def _from(members: Members, which: int, y: Tensor, guess: Tensor | None) -> Tensor:
-    """The projection of y onto one of the members. A point that is not finite stays where it was."""
-    x = members.projections[which](y) if members.near is None else members.near[which](y, guess)
-    if bool(torch.isfinite(x.sum())):
-        return x
-    finite = torch.isfinite(x).flatten(1).all(1)
-    return torch.where(over_events(finite, x), x, y if guess is None else guess)
-
-
-def _measured(x: Tensor, members: Members, tolerance: float) -> Tensor:
-    """Violations (n,) of points of the first set: of the others, and of all where the others are satisfied."""
-    if members.rest is None:
-        return members.violation(x)
-    found = members.rest(x)
-    done = torch.nonzero(found <= tolerance).flatten()
-    return found.index_copy(0, done, members.of(done).violation(x[done])) if len(done) else found
 
 
 class Separation(NamedTuple):
@@ -384,17 +433,24 @@ class Quadratic(NamedTuple):
         hessian: H, (d, d), symmetric and positive definite.
         least: Smallest eigenvalue of H.
         most: Largest eigenvalue of H.
+        descent: I - H / most: where a step down the gradient leads, apart from f / most.
     """
 
     hessian: Tensor
     least: float
     most: float
+    descent: Tensor
 
     @classmethod
     def of(cls, hessian: Tensor) -> Quadratic:
         """Find the extreme curvatures."""
         values = torch.linalg.eigvalsh(hessian)
-        return cls(hessian, float(values[0]), float(values[-1]))
+        least, most = float(values[0]), float(values[-1])
+        return cls(hessian, least, most, torch.eye(len(hessian)).to(hessian) - hessian / most)
+
+    def to(self, like: Tensor) -> Quadratic:
+        """On the device and in the dtype of a tensor."""
+        return self._replace(hessian=self.hessian.to(like), descent=self.descent.to(like))
 
     @property
     def condition(self) -> float:
@@ -418,7 +474,8 @@ def on_box(
 
     with l and L the extreme curvatures. The error falls by about 1 - sqrt(l / L) in each iteration, one product with
     H. The residual is sqrt(L) |u - clip(u - (H u - f) / L)|, relative to ``size``: a projected gradient step, at most
-    as long as that in the norm of H.
+    as long as that in the norm of H. A budget of no more than FEW iterations is spent without a look at the residual in
+    between; it is then that of v before the last step, and the cost is one product for each iteration.
 
     Args:
         f: (n, d).
@@ -436,6 +493,15 @@ def on_box(
     H, root = quadratic.hessian, math.sqrt(quadratic.condition)
     beta, step, reach = (root - 1) / (root + 1), 1 / quadratic.most, math.sqrt(quadratic.most)
     u = torch.zeros_like(f) if start is None else start.clamp(-limit, limit)
+    if 1 <= budget.iterations <= FEW:
+        towards, v, last = step * f, u, u
+        for _ in range(budget.iterations):
+            before, last = u, v
+            u = torch.addmm(towards, v, quadratic.descent).clamp(-limit, limit)
+            v = torch.lerp(before, u, 1.0 + beta)
+        residual = relative(reach * norm(u - last), size)
+        taken = torch.full((len(u),), budget.iterations, device=u.device)
+        return Projection(u, residual <= budget.tolerance, taken, residual)
     record = Record(u, budget.tolerance)
     v, at_u, quiet = u, u @ H, torch.zeros(len(u), dtype=torch.long, device=u.device)
     at_v = at_u
