@@ -94,6 +94,7 @@ def _axes(scene: Scene, places: Array) -> tuple[tuple[Limits, Limits], tuple[str
         return limits, ("x (m)", "z (m)"), [tuple(map(float, disc)) for disc in scene.discs]
     end = scene.vehicle.event[0] * INTERVAL
     ends = [end for w in scene.walls for end in (w.low, w.high) if abs(end) < FAR]
-    bounds = max(float(low[1]), min(ends) - 1.0) - 0.2, min(float(high[1]), max(ends) + 1.0) + 0.2
+    least, most = np.clip(low[1], min(ends) - 1.0, min(ends)), np.clip(high[1], max(ends), max(ends) + 1.0)
+    bounds = float(least) - 0.2, float(most) + 0.2
     shapes = [((w.start + 0.5) * INTERVAL, w.low, (w.stop + 0.5) * INTERVAL, w.high) for w in scene.walls]
     return ((0.0, end), bounds), ("time (s)", "y (m)"), [tuple(map(float, shape)) for shape in shapes]
