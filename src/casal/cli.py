@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from casal import __version__
 from casal.constraints import SETS
-from casal.lab.experiment import Experiment
+from casal.lab.experiment import Experiment, Tell
 from casal.lab.experiments import EXPERIMENTS
 from casal.lab.report.cache import names, write_outcome
 from casal.lab.report.page import write_page
@@ -143,6 +143,8 @@ def run(
     problem: Annotated[str, typer.Argument(help="Name of an experiment, as in 'casal list'.")],
     method: Annotated[list[str] | None, typer.Option(help="Run only this method; may be repeated.")] = None,
     quick: Quick = False,
+    scene: Annotated[str | None, typer.Option(help="Run all methods in one scene of the experiment.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the scene, where it is random, and the samples.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for tables and pictures.")] = None,
     module: Modules = None,
 ) -> None:
@@ -151,11 +153,18 @@ def run(
     _check("experiment", [problem], known)
     experiment = known[problem]
     _check(f"method of {problem}", method or (), experiment.methods)
+    if seed and scene is None:
+        raise typer.BadParameter(f"--seed {seed} is for --scene; {problem} alone runs over its own seeds")
+    _check(f"scene of {problem}", [] if scene is None else [scene], experiment.scenes or ("none",))
     folder = out or Path("out") / problem
     _check_folder(folder)
     console.print(f"[bold]{escape(experiment.name)}[/]: {escape(experiment.question)}")
     with console.status("starting") as status:
-        outcome = experiment.run(quick, method or None, lambda line: status.update(escape(f"running {line}")))
+        tell: Tell = lambda line: status.update(escape(f"running {line}"))  # noqa: E731
+        if scene is None or experiment.run_scene is None:
+            outcome = experiment.run(quick, method or None, tell)
+        else:
+            outcome = experiment.run_scene(scene, seed, quick, method or None, tell)
     show(console, outcome)
     for path in write_outcome(folder, experiment, outcome):
         console.print(f"picture: {path}", markup=False)
@@ -225,7 +234,8 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer chains and rounds.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for bench.md and bench.json.")] = Path("out/bench"),
     only: Annotated[
-        list[str] | None, typer.Option(help="One group: field, burgers, projections, memory; may be repeated.")
+        list[str] | None,
+        typer.Option(help="One group: field, burgers, projections, feasibility, memory; may be repeated."),
     ] = None,
 ) -> None:
     """Time the samplers: ratios, threads, memory, the paper's runtime table."""

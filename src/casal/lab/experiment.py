@@ -101,6 +101,7 @@ class Outcome:
 
 
 Run = Callable[[bool, Sequence[str] | None, Tell], Outcome]
+RunScene = Callable[[str, int, bool, Sequence[str] | None, Tell], Outcome]
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,8 @@ class Experiment:
     """An entry of the registry.
 
     ``run(quick, labels, tell)`` returns an outcome (labels None means all); ``draw(outcome, folder)`` the paths of the
-    pictures it wrote, see ``casal.lab.drawing``.
+    pictures it wrote, see ``casal.lab.drawing``. An experiment with ``scenes`` can also run all methods in one of them,
+    drawn from a seed: ``run_scene(scene, seed, quick, labels, tell)``.
     """
 
     name: str  # as in ``casal run NAME``
@@ -116,6 +118,8 @@ class Experiment:
     methods: Sequence[str]  # labels that ``--method`` accepts
     run: Run
     draw: Callable[[Outcome, Path], list[Path]] = lambda outcome, folder: []
+    scenes: Sequence[str] = ()  # what ``--scene`` accepts
+    run_scene: RunScene | None = None
 
 
 def stamp(run: Run) -> Run:

@@ -12,7 +12,8 @@ from casal.lab.drawing import colour
 from casal.lab.experiment import Array
 from casal.lab.motion import FAILURE, SUCCESS, Limits, Motion, Panel
 from casal.lab.physics.quadrotor import INTERVAL, flown
-from casal.lab.quadrotor.paths import _recipe, _start, repair
+from casal.lab.quadrotor.methods import named
+from casal.lab.quadrotor.paths import repair, start
 from casal.lab.quadrotor.scenes import ALLOWED, FAR, Scene
 from casal.lab.quadrotor.setup import Prior
 
@@ -42,8 +43,7 @@ def solving(
 
     Args:
         scene: The obstacles.
-        labels: Names of ``casal.lab.quadrotor.METHODS`` as tables write them: "CASAL" is "casal", "Algorithm 2" is
-            "algorithm2". Each has a panel.
+        labels: Names of ``casal.lab.quadrotor.METHODS``. Each has a panel.
         n: Flights shown of each method.
         seed: Of all that is random here.
         after: Iterations, one frame each.
@@ -58,8 +58,8 @@ def solving(
     moments = np.unique(np.linspace(0, steps - 1, points).round().astype(int))
     panels = []
     for label in labels:
-        _, recipe = _recipe(label.lower().replace(" ", ""))
-        starts = _start(scene, recipe, batch, seed, model, {})[0][chosen].to(torch.float64)
+        _, recipe = named(label)
+        starts = start(scene, recipe, batch, seed, model)[0][chosen].to(torch.float64)
         events = [repair(scene, starts, iterations=k)[0] if k else starts for k in after]
         outputs = [flown(scene.vehicle.dynamics, event) for event in events]
         success = torch.stack([scene.depth(output) <= ALLOWED for output in outputs])

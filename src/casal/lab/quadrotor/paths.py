@@ -16,17 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal import Budget, Intersection, Linear, LinearDynamics, sample
+from casal import Budget, Constraint, Intersection, Linear, LinearDynamics, sample
 from casal.errors import CasalWarning, SettingError
 from casal.lab.experiment import AnyMethod
 from casal.lab.physics.quadrotor import flown
-from casal.lab.quadrotor.methods import METHODS, Recipe
+from casal.lab.quadrotor.methods import Recipe, named
 from casal.lab.quadrotor.scenes import ALLOWED, Scene
 from casal.lab.quadrotor.setup import Prior, Training, prior
 
 ITERATIONS = 100
 TOLERANCE = 1e-3
 """Depth in units of a wall's height at which the solver stops: less than ALLOWED for every wall."""
+
+BETWEEN = 1_000_003
+"""Between the seeds of two batches."""
 
 APART = 0.05
 """Metres: two paths this far apart (rms) are distinct."""
@@ -117,8 +120,8 @@ def solve(
 
     Args:
         scene: From ``casal.lab.quadrotor.scene``.
-        method: A name of ``casal.lab.quadrotor.METHODS``, a method of casal (on 1000 steps and the constrained rows),
-            or a ``Recipe``.
+        method: A name of ``casal.lab.quadrotor.METHODS``, a method of casal (on 1000 steps, coupled to the numbers
+            that obstacles see), or a ``Recipe``.
         n: Flights.
         seed: Of all that is random here.
         model: The diffusion model; the paper's network of training seed 0 if left out.
@@ -134,7 +137,7 @@ def solve(
     """
     name, recipe = _recipe(method)
     began = time.perf_counter()
-    starts, evaluations = _start(scene, recipe, n, seed, model, options)
+    starts, evaluations = start(scene, recipe, n, seed, model, **options)
     middle = time.perf_counter()
     events, taken = repair(scene, starts, solver=solver, iterations=iterations, u_max=u_max)
     done = time.perf_counter()
@@ -167,17 +170,19 @@ def _positions(outputs: Tensor, places: int) -> Tensor:
 
 def _recipe(method: str | AnyMethod | Recipe) -> tuple[str, Recipe]:
     if isinstance(method, str):
-        if method not in METHODS:
-            raise SettingError(f"there is no method {method!r}; there are: {', '.join(METHODS)}")
-        return method, METHODS[method]
+        return named(method)
     recipe = method if isinstance(method, Recipe) else Recipe(method)
     return repr(recipe.method), recipe
 
 
-def _start(
-    scene: Scene, recipe: Recipe, n: int, seed: int, model: Prior | None, options: dict[str, Any]
+def start(
+    scene: Scene, recipe: Recipe, n: int, seed: int, model: Prior | None = None, **options: Any
 ) -> tuple[Tensor, float]:
-    """Events (n, S, channels) to start the solver from, and the evaluations of the network for each."""
+    """Events (n, S, channels) to start the solver from, and the evaluations of the network for each.
+
+    Strict methods have samples in which the numbers that obstacles see are clear of them; the rest of the flight is
+    decoded from the latent.
+    """
     machine = scene.vehicle
     if recipe.method is None:
         generator = torch.Generator().manual_seed(seed)
@@ -186,26 +191,30 @@ def _start(
     model = prior(machine.name, Training(), 0) if model is None else model
     if model.vehicle is not machine:
         raise SettingError(f"the scene is for the {machine.name} vehicle, the model for the {model.vehicle.name} one")
-    matrix, constraint = machine.decoder, scene.obstacles
-    if recipe.rows:
-        matrix, constraint = matrix[scene.rows], scene.seen
+    matrix = machine.decoder[scene.rows] if recipe.rows else machine.decoder
+    constraint: Constraint = scene.seen if recipe.rows else scene.obstacles
+    shape: tuple[int, ...] = scene.seen_event if recipe.rows else machine.event
     unit = float(torch.linalg.matrix_norm(matrix, ord=2)) if recipe.unit_norm else 1.0
-    if unit != 1.0:
+    if recipe.unit_norm:
         matrix, constraint = matrix / unit, constraint.scaled(1.0 / unit)
-    shape = None if recipe.rows and scene.walls else ((machine.event[0], 2) if recipe.rows else machine.event)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CasalWarning)
-        result = sample(
-            model.diffusion(recipe.steps),
-            constraint,
-            recipe.method,
-            n,
-            decoder=Linear(matrix.float(), shape=shape),
-            seed=seed,
-            **options,
-        )
-    events = machine.decode(result.state.x).reshape(n, -1)
-    if recipe.method.strict:
-        seen = scene.rows if recipe.rows else slice(None)
-        events[:, seen] = (result.samples * unit).reshape(n, -1).to(events)
-    return events.reshape(n, *machine.event), result.cost.score_evaluations
+    decoder, target = Linear(matrix.float(), shape=shape), model.diffusion(recipe.steps)
+    parts, evaluations = [], 0.0
+    for k, size in enumerate(_batches(n, recipe.batch)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CasalWarning)  # of few ancestors: the tables have the numbers
+            result = sample(
+                target, constraint, recipe.method, size, decoder=decoder, seed=BETWEEN * k + seed, **options
+            )
+        events = machine.decode(result.state.x).reshape(size, -1)
+        if recipe.method.strict:
+            seen = scene.rows if recipe.rows else slice(None)
+            events[:, seen] = (result.samples * unit).reshape(size, -1).to(events)
+        parts.append(events.reshape(size, *machine.event))
+        evaluations += size / n * result.cost.score_evaluations
+    return torch.cat(parts), evaluations
+
+
+def _batches(n: int, largest: int | None) -> list[int]:
+    """Sizes of about equal batches."""
+    count = 1 if largest is None else -(-n // largest)
+    return [n // count + (k < n % count) for k in range(count)]

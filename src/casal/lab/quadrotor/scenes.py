@@ -61,6 +61,8 @@ class Disc(NamedTuple):
     radius: float
 
 
+SCENES = ("hard", "slalom", "random", "discs")
+
 DISCS = (
     Disc(0.7, 0.15, 0.4), Disc(-0.7, -0.1, 0.4), Disc(0.1, 0.75, 0.35), Disc(-0.1, -0.75, 0.35),
     Disc(1.6, -0.6, 0.5), Disc(-1.6, 0.6, 0.5),
@@ -119,6 +121,11 @@ class Scene:
             rows.append((first, last, w.low / float(unit[0]), w.high / float(unit[0])))
             first = last
         return Obstacles(intervals=rows)
+
+    @property
+    def seen_event(self) -> tuple[int, ...]:
+        """Shape of those numbers."""
+        return (len(self.rows),) if self.walls else (self.vehicle.event[0], 2)
 
     def depth(self, positions: Tensor) -> Tensor:
         """How deep paths (n, S, outputs) get into an obstacle, metres; zero or less if they keep clear."""
@@ -190,7 +197,7 @@ def scene(name: str, *, r: float = 0.8, seed: int = 0) -> Scene:
         return random(seed)
     if name == "discs":
         return Scene(name, discs=DISCS)
-    raise SettingError(f"there are the scenes hard, slalom, random and discs; got {name!r}")
+    raise SettingError(f"there are the scenes {', '.join(SCENES)}; got {name!r}")
 
 
 def random(seed: int) -> Scene:

@@ -150,6 +150,7 @@ def flights(name: str = "tilting") -> Tensor:
 class Prior:
     """A vehicle and a diffusion model of its latents."""
 
+    name: str  # of its file, after all that went into it
     vehicle: Vehicle
     net: nn.Module  # the noise predictor
     losses: LevelLosses  # held-out losses beside those of the Gaussian model
@@ -176,5 +177,6 @@ def _prior(name: str, training: Training, seed: int) -> Prior:
         train_ddpm(net, x, BETAS.float(), held_out=held_out, progress=False, **options)
         return net
 
-    net = network(f"quadrotor_{name}_{training.net}_{training.epochs}_{seed}", train).requires_grad_(False)
-    return Prior(machine, net, compare_ddpm(net, Gaussian.fit(x), held_out, BETAS))
+    title = f"quadrotor_{name}_{training.net}_{training.epochs}_{seed}"
+    net = network(title, train).requires_grad_(False)
+    return Prior(title, machine, net, compare_ddpm(net, Gaussian.fit(x), held_out, BETAS))
