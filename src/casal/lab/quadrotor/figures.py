@@ -66,7 +66,7 @@ def _success(curves: Curves, impossible: float | None) -> Figure:
 def _ablation(curves: Curves, impossible: float | None) -> Figure:
     """The same for settings of one method: shades of its colour, in the order of success."""
     figure, axes = panels(1, 1, 7.2, 4.2)
-    ramp = LinearSegmentedColormap.from_list("casal", ["#a5dcd2", colour("CASAL"), "#0b3d36"])
+    ramp = LinearSegmentedColormap.from_list("casal", ["#7cc4b8", colour("CASAL"), "#0b3d36"])
     order = sorted(curves, key=lambda label: float(np.mean(curves[label]["success"])) if curves[label]["r"] else 0.0)
     places = np.linspace(0.0, 1.0, len(order)) if len(order) > 1 else [0.5]
     marks = ("-", "--", ":", "-.")
@@ -92,7 +92,7 @@ def _rates(axis: Axes, curves: Curves, styles: Mapping[str, tuple[str, str]], im
     axis.set(ylim=(-0.03, 1.03), xlabel="r: half the height of the last wall (m)", ylabel="success rate")
     axis.grid(axis="y", color=FAINT, linewidth=0.5, alpha=0.6)
     axis.set_axisbelow(True)
-    if impossible is not None:
+    if impossible is not None and any(x >= impossible for _, x, _, _ in ends):
         axis.axvline(impossible, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
         axis.annotate(
             f"above, above, below\nimpossible for r > {impossible:.2f} m",
@@ -149,7 +149,7 @@ def _flights(flights: Mapping[tuple[float, str], Flights], walls: Mapping[float,
                 before, after = (
                     np.stack(np.broadcast_arrays(times, y), axis=2) for y in (starts[:SHOWN], positions[:SHOWN])
                 )
-                _paths(axis, label, before, after, success, partial(_wall_hit, stand))
+                _paths(axis, label, before, after, success, partial(_wall_hit, walls=stand))
             else:
                 axis.annotate("not run", (0.5, 0.5), xycoords="axes fraction", ha="center", color=INK, fontsize=8)
         ends = [end for _, _, low, high in stand for end in (low, high) if abs(end) < FAR]
@@ -165,21 +165,20 @@ def _flights(flights: Mapping[tuple[float, str], Flights], walls: Mapping[float,
 
 def _planar(planar: Mapping[str, Flights], discs: Sequence[Sequence[float]]) -> Figure:
     """Paths in the plane among discs."""
-    figure, axes = panels(1, len(planar), max(3.0 * len(planar), 4.4), 3.5, sharex=True, sharey=True)
     stand = [tuple(map(float, disc)) for disc in discs]
+    places = np.array(stand or [(0.0, 0.0, 2.0)])
+    low, high = (places[:, :2] - places[:, 2:]).min(0) - 0.4, (places[:, :2] + places[:, 2:]).max(0) + 0.4
+    height = 2.7 * (high[1] - low[1]) / (high[0] - low[0]) + 1.4
+    figure, axes = panels(1, len(planar), max(3.0 * len(planar), 4.4), height, sharex=True, sharey=True)
     for axis, (label, (starts, positions, success)) in zip(axes[0], planar.items(), strict=True):
         for x, z, radius in stand:
             axis.add_patch(Circle((x, z), radius, color=OBSTACLE, linewidth=0))
         before, after = (np.asarray(part)[:SHOWN] for part in (starts, positions))
-        _paths(axis, label, before, after, np.asarray(success), partial(_disc_hit, stand))
+        _paths(axis, label, before, after, np.asarray(success), partial(_disc_hit, discs=stand))
         axis.plot([0], [0], "o", color=EXACT, markersize=4, zorder=5)
         axis.set_title(label, color=_ink(label), fontweight="bold", pad=14)
         axis.set_aspect("equal")
-    if stand:
-        places = np.array(stand)
-        low, high = (places[:, :2] - places[:, 2:]).min(0) - 0.4, (places[:, :2] + places[:, 2:]).max(0) + 0.4
-        axes[0][0].set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
-    axes[0][0].set_ylabel("z (m)")
+    axes[0][0].set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), ylabel="z (m)")
     below(axes, "x (m)")
     _key(figure)
     headline(figure, "Paths of the planar vehicle among discs")
@@ -205,7 +204,7 @@ def _paths(
     )  # fmt: skip
 
 
-def _wall_hit(walls: Sequence[tuple[float, ...]], path: Array) -> Array | None:
+def _wall_hit(path: Array, walls: Sequence[tuple[float, ...]]) -> Array | None:
     """The first point (time, y) of a path that is in a wall."""
     for start, stop, low, high in walls:
         part = path[int(start) : int(stop)]
@@ -215,7 +214,7 @@ def _wall_hit(walls: Sequence[tuple[float, ...]], path: Array) -> Array | None:
     return None
 
 
-def _disc_hit(discs: Sequence[tuple[float, ...]], path: Array) -> Array | None:
+def _disc_hit(path: Array, discs: Sequence[tuple[float, ...]]) -> Array | None:
     """The first point (x, z) of a path that is in a disc."""
     inside = np.zeros(len(path), dtype=bool)
     for x, z, radius in discs:
@@ -248,7 +247,7 @@ def _random(rates: Mapping[str, Sequence[float]]) -> Figure:
         axis.plot(
             values, at + spread, "o", color=_ink(label), markersize=4, alpha=0.6, markeredgewidth=0, clip_on=False
         )
-        axis.plot([values.mean()] * 2, [at - 0.34, at + 0.34], color=EXACT, linewidth=2, zorder=3)
+        axis.plot([values.mean()] * 2, [at - 0.34, at + 0.34], color=EXACT, linewidth=1.5, zorder=1)
         text = f"mean {values.mean():.3f}, least {values.min():.3f}"
         axis.annotate(text, (1.0, at), xytext=(10, 0), textcoords="offset points", va="center", fontsize=8)
     axis.set_yticks(range(len(order)), order, fontweight="bold")
@@ -258,7 +257,7 @@ def _random(rates: Mapping[str, Sequence[float]]) -> Figure:
     axis.spines["left"].set_visible(False)
     axis.grid(axis="x", color=FAINT, linewidth=0.5)
     axis.set_axisbelow(True)
-    axis.set(xlim=(min(0.0, *(part.min() for part in found.values())), 1.0), ylim=(-0.6, len(order) - 0.4))
+    axis.set(xlim=(0.0, 1.0), ylim=(-0.6, len(order) - 0.4))
     scenes = max(map(len, found.values()))
     axis.set_xlabel(f"success rate on each of {scenes} random scenes (bar: mean)" if scenes > 1 else "success rate")
     headline(figure, "One setting of each method on random scenes")

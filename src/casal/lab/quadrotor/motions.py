@@ -85,15 +85,15 @@ def _places(scene: Scene, outputs: Tensor, moments: Array) -> Array:
 
 def _axes(scene: Scene, places: Array) -> tuple[tuple[Limits, Limits], tuple[str, str], list[tuple[float, ...]]]:
     """Limits, names of the axes, and shapes: all of the obstacles, and most of the paths."""
-    low, high = np.quantile(places, (0.01, 0.99), axis=0)
     if scene.discs:
         discs = np.array(scene.discs)
-        low = np.minimum(low, (discs[:, :2] - discs[:, 2:]).min(0)) - 0.1
-        high = np.maximum(high, (discs[:, :2] + discs[:, 2:]).max(0)) + 0.1
+        low, high = (discs[:, :2] - discs[:, 2:]).min(0) - 0.4, (discs[:, :2] + discs[:, 2:]).max(0) + 0.4
         limits = (float(low[0]), float(high[0])), (float(low[1]), float(high[1]))
         return limits, ("x (m)", "z (m)"), [tuple(map(float, disc)) for disc in scene.discs]
     end = scene.vehicle.event[0] * INTERVAL
+    low, high = np.quantile(places, (0.01, 0.99), axis=0)
     ends = [end for w in scene.walls for end in (w.low, w.high) if abs(end) < FAR]
-    bounds = max(float(low[1]), min(ends) - 1.0) - 0.2, min(float(high[1]), max(ends) + 1.0) + 0.2
+    least, most = np.clip(low[1], min(ends) - 1.0, min(ends)), np.clip(high[1], max(ends), max(ends) + 1.0)
+    bounds = float(least) - 0.2, float(most) + 0.2
     shapes = [((w.start + 0.5) * INTERVAL, w.low, (w.stop + 0.5) * INTERVAL, w.high) for w in scene.walls]
     return ((0.0, end), bounds), ("time (s)", "y (m)"), [tuple(map(float, shape)) for shape in shapes]
