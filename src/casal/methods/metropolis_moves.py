@@ -27,6 +27,12 @@ from casal.methods.smc import Landed, choose_finish, equal_weights, half_square
 TOWARDS = 0.75
 """Share of the way to C that g goes when the noise is as large as the slack rho^(-1/2)."""
 
+WIDE, WANTED_INSIDE = 0.7, 0.45
+"""In a set with an interior: largest noise of a move, in units of the spread of the chains, and share to accept."""
+
+HARD = 1e16
+"""Coupling at which a move out of C is never accepted, in units of the last rung's."""
+
 
 class MetropolisState(NamedTuple):
     """A population between a clean point and the next.
@@ -79,8 +85,15 @@ class AcceptedMoves(Moves):
         if float(state.rho) == 0.0:
             return with_feet(context, state), {"acceptance": 1.0}
         rate = float(state.accepted.mean()) / moves
-        size = (state.size * torch.exp(torch.as_tensor(rate - self.wanted, dtype=torch.float64))).clamp(*self.sizes)
+        wanted = WANTED_INSIDE if self.widest(context, state) else self.wanted
+        size = (state.size * torch.exp(torch.as_tensor(rate - wanted, dtype=torch.float64))).clamp(
+            self.sizes[0], max(self.sizes[1], self.widest(context, state))
+        )
         return state._replace(size=size, accepted=torch.zeros_like(state.accepted)), {"acceptance": rate}
+
+    def widest(self, context: Context, state: Any) -> float:
+        """Size of the noise up to which a move may go, if the set allows more than ``sizes``."""
+        return 0.0
 
     def weigh(self, context: Context, state: Any, rho: float) -> Tensor:
         return (float(state.rho) - rho) * cast(Tensor, state.half)
@@ -113,6 +126,7 @@ class MetropolisMoves(AcceptedMoves):
 
     wanted = 0.65
     sizes = (0.05, 2.0)
+    settles = True
 
     def start(self, context: Context, x: Tensor) -> MetropolisState:
         log_weight, ancestor = equal_weights(context, len(x))
@@ -125,6 +139,18 @@ class MetropolisMoves(AcceptedMoves):
         zeros = torch.zeros_like(log_weight)
         one, none = torch.ones_like(rho), torch.zeros_like(rho)
         return MetropolisState(x, z, x, x, x, zeros, log_weight, ancestor, zeros, rho, one, none, none, none)
+
+    def widest(self, context: Context, state: Any) -> float:
+        """In a set with an interior, where a chain has room, noise nearly as large as the spread of the chains."""
+        if not context.constraint.solid or len(state.x) < 2:
+            return 0.0
+        spread = float(state.x.to(torch.float64).var(0).mean().sqrt())
+        return WIDE * spread * float(state.rho) ** 0.5 * context.decoder.norm()
+
+    def settle(self, context: Context, state: MetropolisState) -> MetropolisState:
+        """The same noise, and every move out of C is refused."""
+        state = with_feet(context, state)
+        return state._replace(rho=HARD * state.rho, size=HARD**0.5 * state.size)
 
     def sweep(self, context: Context) -> list[Stage]:
         return [

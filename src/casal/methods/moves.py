@@ -23,7 +23,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,7 +65,12 @@ class Moves(ABC):
 
     Args:
         inner_steps: Evaluations of the denoiser in one move.
+
+    Attributes:
+        settles: Whether moves can go on within a set that has an interior, after the finish.
     """
+
+    settles: ClassVar[bool] = False
 
     def __init__(self, inner_steps: int) -> None:
         self.inner_steps = inner_steps
@@ -102,6 +107,10 @@ class Moves(ABC):
     @abstractmethod
     def finish(self, context: Context) -> Landed:
         """What the chains do together after the last rung."""
+
+    def settle(self, context: Context, state: Any) -> Any:
+        """The state for moves within C itself, after the finish; where ``settles``."""
+        raise NotImplementedError
 
     def output(self, context: Context, state: Any) -> Tensor:
         """The samples."""

@@ -43,6 +43,9 @@ from casal.methods.smc import (
 LOOKS = 4
 """Levels from one look at the chains to the next, where the end of the ladder is not given."""
 
+SETTLING = 4
+"""Moves after the finish, in a set with an interior."""
+
 LOOK_CHAINS = 512
 """Chains whose score is evaluated in a look."""
 
@@ -69,7 +72,8 @@ class SplitGibbs(Method[Any]):
     given z: no step size, no barrier to cross. "gibbs" needs a set with closed forms (affine, box, sphere, mass and
     energy) and a linear decoder; "metropolis" needs a projection alone. Both are exact but for the discretisation of
     the reverse process. At the end a ``Landed`` finish of ``smc.py`` turns the chains near C into samples of p on C:
-    those whose foot satisfies the inequalities stay, weighted for the offset from their foot.
+    those whose foot satisfies the inequalities stay, weighted for the offset from their foot. In a set with an interior
+    a few metropolis moves that stay inside follow: they part the copies of the last resampling.
 
     The run starts with the rows of the target's table, unconstrained: the ladder starts from samples of p. After them
     it takes at most (levels x sweeps x inner_steps) evaluations: fewer where the noise is below the scale of the data.
@@ -122,7 +126,10 @@ class SplitGibbs(Method[Any]):
         for rung in self._rungs():
             first, *rest = moves.sweep(context) * self.sweeps
             stages += [first._replace(meet=partial(self.meet, moves, rung, groups, edge, finish)), *rest]
-        return [*stages, Stage([], no_step, partial(self.end, moves, finish, groups))]
+        stages.append(Stage([], no_step, partial(self.end, moves, finish, groups)))
+        if context.constraint.solid and moves.settles:
+            stages += [Stage([], no_step, partial(self.settle, moves)), *(moves.sweep(context) * SETTLING)]
+        return stages
 
     def moves_for(self, context: Context) -> Moves:
         """The kind of moves: gibbs where it is asked for, or where there are closed forms and few dimensions."""
@@ -205,6 +212,12 @@ class SplitGibbs(Method[Any]):
         _, moved = moves.arrive(context, state, self.sweeps)
         state, info = finish(context, resample(state, generator, groups), generator, groups)
         return state, {**info, **moved}
+
+    def settle(
+        self, moves: Moves, context: Context, state: Any, generator: torch.Generator
+    ) -> tuple[Any, Mapping[str, float]]:
+        """Turn to moves within C itself, which part the copies of the last resampling."""
+        return moves.settle(context, state), {}
 
     def _rungs(self) -> list[Rung]:
         if self.sigmas is None:

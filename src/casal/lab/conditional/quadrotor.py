@@ -23,8 +23,8 @@ from casal.lab.conditional import common
 from casal.lab.conditional.gaussian import eps_network
 from casal.lab.experiment import AnyMethod, Array, Claim, Outcome, ResultTable, Tell, mean_and_error, runs, verdict
 from casal.lab.laws.families import BETAS
+from casal.lab.physics.quadrotor import STEPS, tilt_inputs, tilting
 
-STEPS, INTERVAL, GRAVITY = 200, 0.01, 9.81
 MODES = 10
 LATENT = 2 * MODES - 1
 UNIT = 0.698
@@ -52,32 +52,15 @@ FULL = Scale(1600, 5, 4, 400_000, RADII)
 QUICK = Scale(200, 2, 2, 40_000, RADII[:1])
 
 
-def integrator() -> Array:
-    """G: column j is the path after one unit of u in interval j, with zero-order hold."""
-    lag = np.subtract.outer(np.arange(STEPS), np.arange(STEPS))
-    response = GRAVITY * INTERVAL**2 * (lag + 0.5)
-    return np.where(lag >= 0, response, 0.0)
-
-
-def inputs(n: int, seed: int) -> Array:
-    """Training inputs u: sums of three sines, scaled to a random largest value below 0.5 rad."""
-    rng, time = np.random.default_rng(seed), np.arange(STEPS) * INTERVAL
-    u = np.zeros((n, STEPS))
-    for _ in range(3):
-        frequency, size, phase = rng.uniform(0.2, 1.5, n), rng.uniform(0, 1, n), rng.uniform(0, 2 * np.pi, n)
-        size = size / np.sqrt(np.maximum(frequency, 0.5))
-        u += size[:, None] * np.sin(2 * np.pi * frequency[:, None] * time + phase[:, None])
-    return 0.5 * u / np.abs(u).max(1, keepdims=True) * rng.uniform(0.2, 1, n)[:, None]
-
-
 @cache
 def decoder() -> Tensor:
     """(200, 19): from the standardised Fourier latent of u to y, in units of UNIT."""
-    spectrum = np.fft.rfft(inputs(10_000, 0), axis=1)[:, :MODES]
+    spectrum = np.fft.rfft(tilt_inputs(10_000, 0), axis=1)[:, :MODES]
     spread = np.concatenate([spectrum.real, spectrum[:, 1:].imag], axis=1).std(0)
     unit = np.diag(spread)
     waves = unit[:, :MODES] + 1j * np.concatenate([np.zeros((LATENT, 1)), unit[:, MODES:]], axis=1)
-    return torch.from_numpy(integrator() @ np.fft.irfft(waves, n=STEPS, axis=1).T / UNIT)
+    signals = torch.from_numpy(np.fft.irfft(waves, n=STEPS, axis=1))
+    return tilting().rollout(signals[:, :, None])[:, :, 0].T / UNIT
 
 
 def intervals(r: float) -> list[tuple[float, float]]:

@@ -209,7 +209,9 @@ def start(
         if recipe.method.strict:
             seen = scene.rows if recipe.rows else slice(None)
             events[:, seen] = (result.samples * unit).reshape(size, -1).to(events)
-        parts.append(events.reshape(size, *machine.event))
+        # Copies of a chain lie side by side; in a random order any part of a batch is like the whole.
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+        parts.append(events[order].reshape(size, *machine.event))
         evaluations += size / n * result.cost.score_evaluations
     return torch.cat(parts), evaluations
 

