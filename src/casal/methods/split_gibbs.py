@@ -43,7 +43,7 @@ from casal.methods.smc import (
 LOOKS = 4
 """Levels from one look at the chains to the next, where the end of the ladder is not given."""
 
-SETTLING = 4
+SETTLING = 8
 """Moves after the finish, in a set with an interior."""
 
 LOOK_CHAINS = 512
