@@ -17,6 +17,7 @@ from casal.lab.conditional.images import mass_and_energy
 from casal.lab.drawing import EXACT, FAINT, INK, below, colour, headline, histogram, panels
 from casal.lab.experiment import Array, Outcome
 from casal.lab.laws.three_modes import CASES
+from casal.lab.physics.quadrotor import INTERVAL, STEPS
 
 MARKS = {
     "SplitGibbs, gibbs": (colour("SplitGibbs"), "o"),
@@ -112,7 +113,7 @@ def _paths(found: Mapping[tuple[float, str], tuple[Array, Array]]) -> Figure:
     labels = ["exact draws", "CASAL", *(label for label in known if label.endswith("islands"))]
     width, height = 3.3 * len(radii) + 1.0, 2.0 * len(labels) + 1.0
     figure, axes = panels(len(labels), len(radii), width, height, sharex=True, sharey=True)
-    time, used = np.arange(1, quadrotor.STEPS + 1) * quadrotor.INTERVAL, set()
+    time, used = np.arange(1, STEPS + 1) * INTERVAL, set()
     for line, label in zip(axes, labels, strict=True):
         for axis, r in zip(line, radii, strict=True):
             path, z = found[r, label]
@@ -123,7 +124,7 @@ def _paths(found: Mapping[tuple[float, str], tuple[Array, Array]]) -> Figure:
                 axis.plot(time, y, color=PALETTE[number], linewidth=0.8, alpha=0.8 if good else 0.18)
             for start, (low, high) in zip(quadrotor.AT, quadrotor.intervals(r), strict=True):
                 block = Rectangle(
-                    (time[start], low), quadrotor.WIDTH * quadrotor.INTERVAL, high - low, edgecolor="none", zorder=3
+                    (time[start], low), quadrotor.WIDTH * INTERVAL, high - low, edgecolor="none", zorder=3
                 )
                 block.set_facecolor("#444444")
                 axis.add_patch(block)

@@ -79,7 +79,7 @@ def tilt_inputs(n: int, seed: int, u_max: float = TILT, steps: int = STEPS) -> A
 
 
 def force_inputs(n: int, seed: int, steps: int = STEPS) -> Array:
-    """Random rotor forces (n, steps, 2) in N, whose tilt stays below TILT.
+    """Random rotor forces (n, steps, 2) in N, whose tilt stays near or below TILT.
 
     The tilt is a sum of three a (1 - cos), the common force a sum of three sines up to 0.4 of the weight.
     """

@@ -48,7 +48,7 @@ METHODS: dict[str, Recipe] = {
     "CASAL, rho 100": Recipe(CASAL(RHO, z_step="damped")),
     "CASAL": Recipe(CASAL(30.0, z_step="damped")),
     "SplitGibbs": Recipe(SplitGibbs(0.03, levels=30), steps=250, batch=BATCH),
-    "Twisted": Recipe(Twisted(1000.0, twist=0.03, moves=26), steps=125, batch=BATCH),
+    "Twisted": Recipe(Twisted(1000.0, twist=0.1, moves=26, ess=0.5), steps=125, batch=BATCH),
 }
 """By name. The settings of penalty, projected and DPS are the best of GRIDS on the validation scene. CASAL has dual
 step 1; its rho = 30 is the best of 10, 30, 100 (the paper's, in units it does not give) and 300 there."""
