@@ -72,7 +72,7 @@ def test_run_writes_tables_and_a_picture(tmp_path: Path) -> None:
         (["run", "nothing"], "particle, field"),
         (["run", "particle", "--method", "magic"], "WeightedCASAL"),
         (["reproduce", "--only", "nothing"], "particle, field"),
-        (["bench", "--only", "nothing"], "field, burgers, projections, memory"),
+        (["bench", "--only", "nothing"], "field, burgers, projections, feasibility, memory"),
         (["list", "--module", "no_such_module"], "no module 'no_such_module'"),
     ],
 )

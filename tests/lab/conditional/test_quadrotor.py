@@ -1,23 +1,32 @@
-"""The quadrotor: its integrator, its exact paths, how they are counted."""
+"""The quadrotor: its decoder, its exact paths, how they are counted."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from casal.lab.conditional import quadrotor
+from casal.lab.physics.quadrotor import GRAVITY, INTERVAL, STEPS
 
 
-def test_the_integrator_is_the_double_integral() -> None:
-    time = (np.arange(quadrotor.STEPS) + 1) * quadrotor.INTERVAL
-    np.testing.assert_allclose(quadrotor.integrator() @ np.ones(quadrotor.STEPS), quadrotor.GRAVITY * time**2 / 2)
-    position = velocity = 0.0
-    u = np.sin(time)
-    for k in range(quadrotor.STEPS):
-        position += velocity * quadrotor.INTERVAL + quadrotor.GRAVITY * u[k] * quadrotor.INTERVAL**2 / 2
-        velocity += quadrotor.GRAVITY * u[k] * quadrotor.INTERVAL
-    assert (quadrotor.integrator() @ u)[-1] == pytest.approx(position)
+def test_the_decoder_is_the_double_integral_of_waves() -> None:
+    """y'' = g u, u the wave of each latent number, held for an interval; by the sums of position and velocity."""
+    u = torch.linalg.lstsq(GRAVITY * held(), quadrotor.decoder() * quadrotor.UNIT).solution.numpy()
+    waves = np.fft.rfft(u, axis=0)
+    assert np.abs(waves[quadrotor.MODES :]).max() < 1e-6 * np.abs(waves).max()
+
+
+def held() -> torch.Tensor:
+    """Column j: twice integrated after one unit in interval j."""
+    columns = []
+    for u in np.eye(STEPS):
+        position, velocity, path = 0.0, 0.0, []
+        for value in u:
+            position += velocity * INTERVAL + value * INTERVAL**2 / 2
+            velocity += value * INTERVAL
+            path.append(position)
+        columns.append(path)
+    return torch.tensor(columns, dtype=torch.float64).T
 
 
 def test_distinct_paths_are_counted_greedily() -> None:

@@ -32,7 +32,7 @@ def test_a_quick_run_has_every_row_and_all_samples_are_feasible(quick: Outcome) 
                 assert row["verdict"] in ("refused", "diverged") and method.startswith(("Algorithm", "penalty"))
             else:
                 assert row["feasible"] == 1.0 and row["violation"] < 1e-8
-                ladder = {"SplitGibbs": 420, "Twisted": 320}.get(method, 0)  # at most: near the data a move takes fewer
+                ladder = {"SplitGibbs": 500, "Twisted": 400}.get(method, 0)  # at most: with the moves in solid sets
                 assert 0 <= row["tv"] <= 1 and 45 <= row["evaluations"] <= 50 + ladder
         weighted, plain = (rows["langevin", m]["tv"] for m in ("WeightedCASAL", "final projection"))
         assert weighted < plain / 3
