@@ -50,8 +50,8 @@ METHODS: dict[str, Entry] = {
     "CASAL": Entry(SETTINGS["CASAL"]),
     "CASAL, denoised": Entry(SETTINGS["CASAL, denoised"], _random),  # without noise it is the default
     "WeightedCASAL": Entry([("top rho = 400", casal.WeightedCASAL(400.0))], lambda table: table.static),
-    "SplitGibbs": Entry([("sigma = 0.02, 400 more evaluations", casal.SplitGibbs(0.02))], _noisy),
-    "Twisted": Entry([("rho = 2500, 300 more evaluations", casal.Twisted(2500.0))], _random),
+    "SplitGibbs": Entry([("sigma = 0.02", casal.SplitGibbs(0.02))], _noisy),
+    "Twisted": Entry([("rho = 2500", casal.Twisted(2500.0))], _random),
 }
 """A new sampler joins by a line here; what the library refuses is shown as refused."""
 
