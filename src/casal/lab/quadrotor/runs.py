@@ -204,6 +204,7 @@ def _numbers(tried: Tried) -> dict[str, Any]:
         **with_error("free", *share(int(free.sum()), len(free))),
         "distinct": float(np.mean([part.distinct() for part in tried.parts])),
         "evaluations": first.evaluations,
+        "flights": len(free),
         "seconds": sum(part.seconds for part in tried.parts),
         "repair": sum(part.solver_seconds for part in tried.parts),
         "setting": tried.setting,
