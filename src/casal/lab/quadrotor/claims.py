@@ -82,7 +82,7 @@ def _section(rows: Rows) -> list[Claim]:
             "penalty guidance takes about 3 times as long as CASAL (appendix on guidance)",
             "3",
             f"{ratio:.1f} times, with {penalty['setting']} and gradients in closed form; "
-            "`casal bench --only feasibility` has the ratios for 1, 3 and 10 gradient steps and for gradients by autograd",
+            "`casal bench --only feasibility` has the ratios for 1, 3 and 10 gradient steps, and by autograd",
             verdict(ratio > 2.0),
         )
     )
