@@ -42,7 +42,7 @@ def figures(outcome: Outcome) -> dict[str, Figure]:
     if data.get("flights"):
         drawn["quadrotor_flights"] = _flights(data["flights"], data.get("walls", {}))
     if data.get("ablation"):
-        drawn["quadrotor_ablation"] = _ablation(data["ablation"], data.get("impossible"))
+        drawn["quadrotor_ablation"] = _ablation(data["ablation"])
     if data.get("random"):
         drawn["quadrotor_random"] = _random(data["random"])
     if data.get("planar"):
@@ -63,19 +63,25 @@ def _success(curves: Curves, impossible: float | None) -> Figure:
     return figure
 
 
-def _ablation(curves: Curves, impossible: float | None) -> Figure:
-    """The same for settings of one method: shades of its colour, in the order of success."""
-    figure, axes = panels(1, 1, 7.2, 4.2)
-    ramp = LinearSegmentedColormap.from_list("casal", ["#7cc4b8", colour("CASAL"), "#0b3d36"])
+def _ablation(curves: Curves) -> Figure:
+    """A row for each variant, in the order of its success; a dot for each r, darker for a taller wall."""
     order = sorted(curves, key=lambda label: float(np.mean(curves[label]["success"])) if curves[label]["r"] else 0.0)
-    places = np.linspace(0.0, 1.0, len(order)) if len(order) > 1 else [0.5]
-    marks = ("-", "--", ":", "-.")
-    styles = {
-        label: (to_hex(ramp(place)), marks[k % len(marks)])
-        for k, (label, place) in enumerate(zip(order, places, strict=True))
-    }
-    _rates(axes[0][0], curves, styles, impossible)
-    headline(figure, "CASAL with other dual steps and z-steps")
+    sizes = sorted({r for curve in curves.values() for r in curve["r"]})
+    ramp = LinearSegmentedColormap.from_list("casal", ["#8fd3c7", colour("CASAL"), "#0b3d36"])
+    shades = {r: to_hex(ramp(k / max(len(sizes) - 1, 1))) for k, r in enumerate(sizes)}
+    figure, axes = panels(1, 1, 7.2, 0.24 * len(order) + 1.5)
+    axis = axes[0][0]
+    for row, label in enumerate(order):
+        axis.axhline(row, color=FAINT, linewidth=0.5, zorder=0)
+        for r, rate, error in zip(*(curves[label][key] for key in ("r", "success", "se")), strict=True):
+            axis.errorbar(rate, row, xerr=error, color=shades[r], marker="o", markersize=6, elinewidth=1)
+    handles = [Line2D([], [], color=shades[r], marker="o", linestyle="", label=f"r = {r:g} m") for r in sizes]
+    axis.set(xlim=(-0.03, 1.03), xlabel="success rate", ylim=(-0.7, len(order) - 0.3))
+    axis.set_yticks(range(len(order)), order)
+    axis.tick_params(axis="y", length=0)
+    axis.spines["left"].set_visible(False)
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(sizes) or 1)
+    headline(figure, "CASAL with other dual steps, z-steps and couplings")
     return figure
 
 
