@@ -85,10 +85,11 @@ class AcceptedMoves(Moves):
         if float(state.rho) == 0.0:
             return with_feet(context, state), {"acceptance": 1.0}
         rate = float(state.accepted.mean()) / moves
-        wanted = WANTED_INSIDE if self.widest(context, state) else self.wanted
-        size = (state.size * torch.exp(torch.as_tensor(rate - wanted, dtype=torch.float64))).clamp(
-            self.sizes[0], max(self.sizes[1], self.widest(context, state))
-        )
+        least, most = self.sizes
+        widest = self.widest(context, state)
+        wanted = WANTED_INSIDE if widest else self.wanted
+        factor = torch.exp(torch.as_tensor(rate - wanted, dtype=torch.float64))
+        size = (state.size * factor).clamp(least, max(most, widest))
         return state._replace(size=size, accepted=torch.zeros_like(state.accepted)), {"acceptance": rate}
 
     def widest(self, context: Context, state: Any) -> float:

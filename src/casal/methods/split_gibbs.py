@@ -76,7 +76,8 @@ class SplitGibbs(Method[Any]):
     a few metropolis moves that stay inside follow: they part the copies of the last resampling.
 
     The run starts with the rows of the target's table, unconstrained: the ladder starts from samples of p. After them
-    it takes at most (levels x sweeps x inner_steps) evaluations: fewer where the noise is below the scale of the data.
+    it takes at most (levels x sweeps x inner_steps) evaluations, and 8 x inner_steps for the moves inside: fewer where
+    the noise is below the scale of the data.
 
     Args:
         sigmas: The levels, decreasing; or one number, the last of ``levels`` levels which the chains place themselves,

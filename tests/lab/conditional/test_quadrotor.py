@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from casal.lab.conditional import quadrotor
-from casal.lab.physics.quadrotor import GRAVITY, INTERVAL, STEPS
+from casal.lab.physics.quadrotor import APART, GRAVITY, INTERVAL, STEPS
 
 
 def test_the_decoder_is_the_double_integral_of_waves() -> None:
@@ -30,7 +30,7 @@ def held() -> torch.Tensor:
 
 
 def test_distinct_paths_are_counted_greedily() -> None:
-    step = quadrotor.APART / quadrotor.UNIT
+    step = APART / quadrotor.UNIT
     heights = torch.tensor([0.0, 0.4, 1.1, 1.2, 5.0], dtype=torch.float64) * step
     assert quadrotor.distinct(heights[:, None].expand(-1, 7)) == 3
     assert quadrotor.distinct(torch.zeros(0, 7, dtype=torch.float64)) == 0

@@ -24,6 +24,7 @@ from casal.lab.conditional.gaussian import eps_network
 from casal.lab.experiment import AnyMethod, Array, Claim, Outcome, ResultTable, Tell, mean_and_error, runs, verdict
 from casal.lab.laws.families import BETAS
 from casal.lab.physics.quadrotor import STEPS, tilt_inputs, tilting
+from casal.lab.physics.quadrotor import distinct as count_distinct
 
 MODES = 10
 LATENT = 2 * MODES - 1
@@ -34,8 +35,8 @@ AT = (57, 107, 157)
 WIDTH = 5
 ROWS = [row for start in AT for row in range(start, start + WIDTH)]
 RADII = (0.3, 0.8, 1.8)
-SOLVED, APART = 0.01, 0.05
-"""Metres: a trajectory this deep in an obstacle still counts as a solution; two this far apart (rms) are distinct."""
+SOLVED = 0.01
+"""Metres: a trajectory this deep in an obstacle still counts as a solution."""
 
 
 class Scale(NamedTuple):
@@ -97,11 +98,7 @@ def exact_draws(r: float, n: int) -> Tensor:
 
 def distinct(paths: Tensor) -> int:
     """Greedy count of paths (m, S), in units of UNIT, no two nearer than APART."""
-    kept: list[Tensor] = []
-    for path in paths:
-        if not kept or float((torch.stack(kept) - path).square().mean(1).min()) > (APART / UNIT) ** 2:
-            kept.append(path)
-    return len(kept)
+    return count_distinct(paths * UNIT)
 
 
 def solutions(x: Tensor, r: float) -> tuple[int, float]:

@@ -91,12 +91,30 @@ def force_inputs(n: int, seed: int, steps: int = STEPS) -> Array:
     return np.stack([lift + moment, lift - moment], axis=2) / 2.0
 
 
+APART = 0.05
+"""Metres: two paths this far apart (rms) are distinct."""
+
+
+def distinct(paths: Tensor) -> int:
+    """Greedy count of paths (m, S) or (m, S, p) in metres, no two nearer than APART."""
+    kept: list[Tensor] = []
+    for path in paths if paths.ndim > 2 else paths[:, :, None]:
+        if not kept or float((torch.stack(kept) - path).square().sum(2).mean(1).min()) > APART**2:
+            kept.append(path)
+    return len(kept)
+
+
+def clipped(model: LinearDynamics, z: Tensor) -> Tensor:
+    """Inputs (n, S, q) of events z in physical units, clipped to u_max, float64."""
+    u = model.physical(z)[1].to(torch.float64)
+    limit = model.u_max.to(u)
+    return torch.clamp(u, -limit, limit)
+
+
 def flown(model: LinearDynamics, z: Tensor) -> Tensor:
     """Outputs (n, S, o) in physical units of the inputs of events z, clipped to u_max: what the vehicle would fly.
 
     This is the certificate of a trajectory. It looks at the inputs alone, so no claim about the outputs is taken on
     trust.
     """
-    u = model.physical(z)[1].to(torch.float64)
-    limit = model.u_max.to(u)
-    return model.rollout(torch.clamp(u, -limit, limit))[..., model.outputs]
+    return model.rollout(clipped(model, z))[..., model.outputs]

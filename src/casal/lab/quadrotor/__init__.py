@@ -20,9 +20,10 @@ are those of its unconditional samples that happen to be clear (the model is rig
 
 from casal.lab.drawing import writer
 from casal.lab.experiment import Experiment
+from casal.lab.physics.quadrotor import distinct
 from casal.lab.quadrotor.figures import figures
 from casal.lab.quadrotor.methods import METHODS, Recipe
-from casal.lab.quadrotor.paths import Paths, distinct, repair, solve
+from casal.lab.quadrotor.paths import Paths, repair, solve
 from casal.lab.quadrotor.runs import run, run_scene
 from casal.lab.quadrotor.scenes import SCENES, Scene, scene
 from casal.lab.quadrotor.setup import Prior, Training, prior, vehicle

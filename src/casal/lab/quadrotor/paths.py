@@ -9,17 +9,16 @@ that stopped early may report a path that no input leads to.
 from __future__ import annotations
 
 import time
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from casal import Budget, Constraint, Intersection, Linear, LinearDynamics, sample
-from casal.errors import CasalWarning, SettingError
-from casal.lab.experiment import AnyMethod
-from casal.lab.physics.quadrotor import flown
+from casal import Budget, Constraint, Intersection, Linear, LinearDynamics
+from casal.errors import SettingError
+from casal.lab.experiment import AnyMethod, runs
+from casal.lab.physics.quadrotor import clipped, distinct, flown
 from casal.lab.quadrotor.methods import Recipe, named
 from casal.lab.quadrotor.scenes import ALLOWED, Scene
 from casal.lab.quadrotor.setup import Prior, Training, prior
@@ -30,9 +29,6 @@ TOLERANCE = 1e-3
 
 BETWEEN = 1_000_003
 """Between the seeds of two batches."""
-
-APART = 0.05
-"""Metres: two paths this far apart (rms) are distinct."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,15 +61,6 @@ class Paths:
     def distinct(self, of: int = 100) -> int:
         """How many of the first ``of`` flights are successes, no two nearer than 5 cm (rms)."""
         return distinct(self.positions[:of][self.success[:of]])
-
-
-def distinct(paths: Tensor) -> int:
-    """Greedy count of paths (m, S) or (m, S, p), no two nearer than APART."""
-    kept: list[Tensor] = []
-    for path in paths.flatten(2) if paths.ndim > 2 else paths[:, :, None]:
-        if not kept or float((torch.stack(kept) - path).square().sum(2).mean(1).min()) > APART**2:
-            kept.append(path)
-    return len(kept)
 
 
 def repair(
@@ -144,8 +131,7 @@ def solve(
     dynamics = limited(scene, u_max)
     outputs = flown(dynamics, events)
     depth = scene.depth(outputs)
-    limit = dynamics.u_max.to(events)
-    inputs = torch.clamp(dynamics.physical(events)[1], -limit, limit)
+    inputs = clipped(dynamics, events)
     places = 2 if scene.discs else 1
     return Paths(
         scene,
@@ -200,11 +186,7 @@ def start(
     decoder, target = Linear(matrix.float(), shape=shape), model.diffusion(recipe.steps)
     parts, evaluations = [], 0.0
     for k, size in enumerate(batches_of(n, recipe.batch)):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CasalWarning)  # of few ancestors: the tables have the numbers
-            result = sample(
-                target, constraint, recipe.method, size, decoder=decoder, seed=BETWEEN * k + seed, **options
-            )
+        (result,) = runs(target, constraint, recipe.method, size, [BETWEEN * k + seed], decoder=decoder, **options)
         events = machine.decode(result.state.x).reshape(size, -1)
         if recipe.method.strict:
             seen = scene.rows if recipe.rows else slice(None)

@@ -14,10 +14,11 @@ from casal import Unconstrained, sample
 from casal.diagnostics import mode_weights_tv
 from casal.lab.artifacts import points
 from casal.lab.experiment import Outcome, ResultTable, Tell, mean_entry, share, stamp, with_error
+from casal.lab.physics.quadrotor import distinct
 from casal.lab.quadrotor.claims import claims
 from casal.lab.quadrotor.methods import ABLATION, GRIDS, METHODS, Recipe
 from casal.lab.quadrotor.motions import solving
-from casal.lab.quadrotor.paths import Paths, batches_of, distinct, solve
+from casal.lab.quadrotor.paths import Paths, batches_of, solve
 from casal.lab.quadrotor.scenes import Scene, scene
 from casal.lab.quadrotor.setup import Prior, Training, prior
 from casal.lab.tuning import VALIDATION_SEED, require, tune
@@ -80,8 +81,9 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
     models = [prior(training=scale.training, seed=seed) for seed in range(scale.networks)]
     recipes = tuned(wanted, models[0], scale, tell)
     curves = success_curves(recipes, models, scale, tell)
-    tables = [_curve_table(curves, scale), _detail_table(curves, scale)]
-    data: dict[str, Any] = {"curves": _curves(curves), "rows": _rows(curves)}
+    rows = {label: {r: _numbers(tried) for r, tried in by_r.items()} for label, by_r in curves.items()}
+    tables = [_curve_table(curves, scale), _detail_table(rows, scale)]
+    data: dict[str, Any] = {"curves": _curves(curves), "rows": rows}
     motions = []
     if labels is None:
         rest = _studies(curves, {label: recipe for label, (recipe, _) in recipes.items()}, models, scale, tell)
@@ -164,10 +166,6 @@ def _curves(curves: Mapping[str, Mapping[float, Tried]]) -> dict[str, Any]:
     return out
 
 
-def _rows(curves: Mapping[str, Mapping[float, Tried]]) -> dict[str, dict[float, dict[str, Any]]]:
-    return {label: {r: _numbers(tried) for r, tried in by_r.items()} for label, by_r in curves.items()}
-
-
 def _curve_table(curves: Mapping[str, Mapping[float, Tried]], scale: Scale) -> ResultTable:
     rows = [
         {"method": label, **{k: v for r, tried in by_r.items() for k, v in tried.rate(f"{r:g}").items()}}
@@ -212,15 +210,11 @@ def _numbers(tried: Tried) -> dict[str, Any]:
     }
 
 
-def _detail_table(curves: Mapping[str, Mapping[float, Tried]], scale: Scale) -> ResultTable:
-    rows = [
-        {"r": r, "method": label, **_numbers(by_r[r])}
-        for r in scale.radii
-        if r in (0.8, 1.8)
-        for label, by_r in curves.items()
-    ]
+def _detail_table(rows: Mapping[str, Mapping[float, Mapping[str, Any]]], scale: Scale) -> ResultTable:
+    radii = [r for r in scale.radii if r in (0.8, 1.8)]
+    lines = [{"r": r, "method": label, **by_r[r]} for r in radii for label, by_r in rows.items()]
     return ResultTable.of(
-        "All figures at two sizes of the last wall", f"r: r (m), .1f | {DETAIL}", rows, note=DETAIL_NOTE
+        "All figures at two sizes of the last wall", f"r: r (m), .1f | {DETAIL}", lines, note=DETAIL_NOTE
     )
 
 
