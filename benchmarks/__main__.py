@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import burgers, feasibility, field, memory, projections
+from benchmarks import burgers, feasibility, field, memory, projections, sparse
 from benchmarks.timing import Table, machine
 
 GROUPS = {
@@ -17,6 +17,7 @@ GROUPS = {
     "burgers": burgers.tables,
     "projections": projections.tables,
     "feasibility": feasibility.tables,
+    "sparse": sparse.tables,
     "memory": lambda quick: iter([memory.table(quick), memory.imports(quick)]),
 }
 

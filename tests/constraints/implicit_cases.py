@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from casal.constraints import Implicit
+from casal.constraints import Implicit, SparseJacobian
 
 CENTER = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64)
 AXES = torch.tensor([2.0, 1.0, 0.5, 1.5], dtype=torch.float64)
 ROWS = torch.tensor([[1.0, 2.0, -1.0, 0.5, 0.0], [0.0, 1.0, 1.0, -2.0, 3.0]], dtype=torch.float64)
+PLACES = torch.tensor([[0, 0, 0], [2, 0, 1]])
 
 
 def sphere(z: Tensor) -> Tensor:
@@ -56,6 +57,11 @@ def ball(z: Tensor) -> Tensor:
 
 SETS: list[tuple[str, Implicit, tuple[int, ...]]] = [
     ("implicit-sphere", Implicit(sphere), (3,)),
+    (
+        "implicit-sparse",
+        Implicit(sphere, jacobian=SparseJacobian(PLACES, lambda z: 2.0 * (z - CENTER)[:, [2, 0, 1]])),
+        (3,),
+    ),
     ("implicit-ellipsoid", Implicit(ellipsoid), (4,)),
     ("implicit-torus", Implicit(torus), (3,)),
     ("implicit-energy-field", Implicit(energy), (2, 3)),

@@ -23,6 +23,8 @@ from casal.constraints import (
     MassEnergy,
     MassEnergyBox,
     ObservedMassEnergy,
+    PerChain,
+    Product,
     conserved,
     constraint_from_spec,
 )
@@ -77,6 +79,43 @@ def test_navier_stokes_size_to_rounding() -> None:
     assert torch.equal(foot[:, index], truth[index].expand(8, -1))
     assert float(known.violation(foot.reshape(8, 64, 64)).max()) <= 1e-14
     assert float((foot.square().sum(1) / truth.square().sum() - 1).abs().max()) <= 1e-14
+
+
+@pytest.mark.parametrize("side", [64, 128])
+def test_two_fields_observed_at_123_points_with_circulation_and_enstrophy(side: int) -> None:
+    """z_free = m + w sqrt(E - |y|^2 - n_f m^2) / |w|, m = (M - sum y) / n_f, for each chain its own observations."""
+    chains, size = 3, side * side
+    truth, z = normal(chains, 2, size, seed=21), 2.0 * normal(chains, 2, side, side, seed=22)
+    fields, expected = [], torch.empty(chains, 2, size, dtype=torch.float64)
+    for field in range(2):
+        index = torch.randperm(size, generator=torch.Generator().manual_seed(field))[:123]
+        own = truth[:, field]
+        M, E = own.sum(1), own.square().sum(1)
+        fields.append(ObservedMassEnergy(index, PerChain(own[:, index]), PerChain(M), PerChain(E)))
+        free = torch.ones(size, dtype=torch.bool)
+        free[index] = False
+        y, n_f = own[:, index], size - 123
+        m = (M - y.sum(1)) / n_f
+        w = z[:, field].flatten(1)[:, free]
+        w = w - w.mean(1, keepdim=True)
+        r = (E - y.square().sum(1) - n_f * m**2).sqrt()
+        expected[:, field, index] = y
+        expected[:, field, free] = m[:, None] + w * (r / w.norm(dim=1))[:, None]
+    both = Product(*fields, sizes=(size, size))
+    foot = both.project(z)
+    torch.testing.assert_close(foot.flatten(2), expected, rtol=0, atol=1e-13)
+    assert float(both.violation(foot).max()) <= 2e-15
+    assert both.fast
+    torch.testing.assert_close(both.project_fast(z), foot, rtol=0, atol=1e-13)
+    narrow = both.project_fast(z.float())
+    assert narrow.dtype == torch.float32 and float((narrow - foot).abs().max()) <= 1e-5
+    part = both.take(slice(1, 2))
+    torch.testing.assert_close(part.project(z[1:2]), foot[1:2], rtol=0, atol=1e-14)
+
+
+def test_the_fast_projection_at_a_constant_field() -> None:
+    foot = ObservedMassEnergy([0], [1.0], mass=4.0, energy=12.0).project_fast(torch.tensor([[9.0, 0.1, 0.1, 0.1]]))
+    torch.testing.assert_close(foot, torch.tensor([[1.0, 3.0, -1.0, 1.0]]), rtol=1e-6, atol=1e-6)
 
 
 # ------------------------------------------------------------------ mass, energy and bounds

@@ -206,4 +206,4 @@ def test_sparse_matrices_of_torch_and_scipy_are_taken() -> None:
     z = torch.arange(8, dtype=torch.float64).reshape(2, 4)
     expected = Affine(A, [0.5, 1.0]).project(z)
     for sparse in (A.to_sparse(), A.to_sparse_coo(), scipy.sparse.csr_array(A.numpy())):
-        assert torch.equal(Affine(sparse, [0.5, 1.0]).project(z), expected)
+        torch.testing.assert_close(Affine(sparse, [0.5, 1.0]).project(z), expected, rtol=0, atol=1e-14)

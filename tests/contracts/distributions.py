@@ -437,9 +437,10 @@ def all_of(*parts: Callable[[Tensor], Statistics]) -> Callable[[Tensor], Statist
 # ---------------------------------------------------------------------------------------------------- methods
 
 
-def on_density(rho: float) -> dict[str, Any]:
-    """The methods that promise the distribution of a fixed density."""
-    return {"WeightedCASAL": casal.WeightedCASAL(rho), "auto": "auto"}
+def on_density(rho: float, bounds: bool = False) -> dict[str, Any]:
+    """The methods that promise the distribution of a fixed density, one of them inside bounds alone."""
+    inside = {"ReflectedHMC": casal.ReflectedHMC()} if bounds else {}
+    return {"WeightedCASAL": casal.WeightedCASAL(rho), **inside, "auto": "auto"}
 
 
 def on_diffusion(sigma: float, gibbs: bool = True, unit: float = 1.0) -> dict[str, Any]:
@@ -1273,7 +1274,8 @@ def rows(
     decoder: casal.Decoder | None = None,
     unit: float = 1.0,
     steps: int = 400,
-    methods: Sequence[str] = ("WeightedCASAL", "gibbs", "metropolis", "Twisted", "auto"),
+    methods: Sequence[str] = ("WeightedCASAL", "ReflectedHMC", "gibbs", "metropolis", "Twisted", "auto"),
+    bounds: bool = False,
 ) -> list[Row]:
     """A row for each kind of model of the same distribution.
 
@@ -1288,6 +1290,7 @@ def rows(
         unit: Scale of the data, for the guide of Twisted.
         steps: Of "energy".
         methods: Which of the methods to run, fewer where a projection takes long.
+        bounds: Whether the set is of bounds on the coordinates, with at most one equation.
     """
     targets: dict[str, Callable[[], casal.Target]] = {
         "energy": lambda: mixture.energy(steps),
@@ -1297,7 +1300,7 @@ def rows(
     }
 
     def promised(model: str) -> dict[str, Any]:
-        every = on_density(sigma**-2) if model == "energy" else on_diffusion(sigma, gibbs, unit)
+        every = on_density(sigma**-2, bounds) if model == "energy" else on_diffusion(sigma, gibbs, unit)
         return {kind: method for kind, method in every.items() if kind in methods}
 
     def build(model: str) -> Row:
@@ -1319,15 +1322,15 @@ MODES_ON_CIRCLE, TWO_CIRCLES, FISHER = three_modes(), two_circles(), von_mises_f
 
 ROWS: list[Row] = [
     # solid
-    *rows("thin box 1-D", thin_box(), LINE, 0.02, "energy", "edm"),
-    *rows("tail 1-D", tail(), LINE, 0.02, "energy", "edm", gibbs=False),
-    *rows("box 2-D", box(), TILTED, 0.02, "energy", "flow"),
+    *rows("thin box 1-D", thin_box(), LINE, 0.02, "energy", "edm", bounds=True),
+    *rows("tail 1-D", tail(), LINE, 0.02, "energy", "edm", gibbs=False, bounds=True),
+    *rows("box 2-D", box(), TILTED, 0.02, "energy", "flow", bounds=True),
     *rows("ball 3-D", ball(), OFF_CENTRE, 0.02, "energy", "edm", gibbs=False),
     *rows("half-space 8-D", half_space(), EIGHT, 0.02, "energy", "edm", gibbs=False),
-    *rows("orthant 2-D", orthant_2(), OPPOSED, 0.02, "energy", "edm"),
-    *rows("orthant 10-D", orthant(10), standard(10), 0.05, "energy", "edm"),
-    *rows("orthant 20-D", orthant(20), standard(20), 0.05, "energy", "edm"),
-    *rows("orthant 50-D", orthant(50), standard(50), 0.05, "energy"),
+    *rows("orthant 2-D", orthant_2(), OPPOSED, 0.02, "energy", "edm", bounds=True),
+    *rows("orthant 10-D", orthant(10), standard(10), 0.05, "energy", "edm", bounds=True),
+    *rows("orthant 20-D", orthant(20), standard(20), 0.05, "energy", "edm", bounds=True),
+    *rows("orthant 50-D", orthant(50), standard(50), 0.05, "energy", bounds=True),
     *rows("polytope 3-D", polytope(), SKEW, 0.02, "energy", "edm", gibbs=False, steps=80, methods=FEW),
     *rows("two boxes", two_boxes(), TILTED, 0.02, "energy", "edm", gibbs=False),
     *rows("region between curves", curved_region(), CURVED, 0.02, "energy", "edm", gibbs=False, steps=80, methods=FEW),
@@ -1351,9 +1354,9 @@ ROWS: list[Row] = [
     *rows("decoded circle", decoded_circle(), LATENT, 0.02, "energy", "edm", decoder=DECODER),
     *rows("a circle for each chain", own_circles(), SLANTED, 0.03, "energy", "edm"),
     # thin with an edge
-    *rows("simplex 3-D", simplex_3(), SLICE, 0.02, "energy", "edm", gibbs=False),
-    *rows("simplex 10-D", simplex_10(), TEN, 0.02, "energy", "edm", gibbs=False),
-    *rows("box and equation 4-D", box_and_equation(), FOUR, 0.02, "energy", "edm", gibbs=False),
+    *rows("simplex 3-D", simplex_3(), SLICE, 0.02, "energy", "edm", gibbs=False, bounds=True),
+    *rows("simplex 10-D", simplex_10(), TEN, 0.02, "energy", "edm", gibbs=False, bounds=True),
+    *rows("box and equation 4-D", box_and_equation(), FOUR, 0.02, "energy", "edm", gibbs=False, bounds=True),
     *rows("segment", segment(), CHORD, 0.02, "energy", "edm", gibbs=False, steps=80, methods=FEW),
     *rows("disc in a plane", disc(), CHORD, 0.02, "energy", "edm", gibbs=False),
     *rows("circle x interval", circle_times_interval(), CYLINDER, 0.02, "energy", "edm"),

@@ -50,6 +50,17 @@ def badly_scaled() -> tuple[Tensor, Tensor]:
     return size[:, None] * matrix(3, 5, seed=2), size * torch.tensor([1.0, 0.0, -3.0], dtype=torch.float64)
 
 
+def sparse_rows() -> tuple[Tensor, Tensor]:
+    """Differences of neighbours of 12 numbers and their total as a sparse matrix, one row repeated, one zero."""
+    A = torch.zeros(10, 12, dtype=torch.float64)
+    for row in range(7):
+        A[row, row], A[row, row + 1] = 1.0, -2.0
+    A[7], A[8] = 1.0, -3.0 * A[2]
+    b = ramp(10)
+    b[8], b[9] = -3.0 * b[2], 0.0
+    return A.to_sparse(), b
+
+
 def cylinder() -> FromProjection:
     """x^2 + y^2 = 4 in R^3, as a user would write it."""
 
@@ -106,6 +117,7 @@ SETS: list[SetCase] = [
     SetCase("affine-badly-scaled", Affine(*badly_scaled()), (5,)),
     SetCase("affine-no-equation", Affine(torch.zeros(2, 3), 0.0), (3,)),
     SetCase("affine-field", Affine(matrix(2, 12, seed=4), [0.5, 1.0]), (3, 4)),
+    SetCase("affine-sparse", Affine(*sparse_rows()), (3, 4)),
     SetCase("mass-energy-zero-mass", MassEnergy(0.0, 3.0), (5,)),
     SetCase("mass-energy", MassEnergy(2.0, 9.0), (7,)),
     SetCase("mass-energy-pair", MassEnergy(-1.0, 4.0), (2,)),

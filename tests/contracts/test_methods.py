@@ -17,11 +17,14 @@ import casal
 from casal import (
     CASAL,
     DPS,
+    BoundedHMC,
     Decoupled,
     FinalProjection,
+    LookAhead,
     Penalty,
     PrimalDual,
     Projected,
+    ReflectedHMC,
     SplitGibbs,
     Twisted,
     Unconstrained,
@@ -46,7 +49,9 @@ class MethodCase(NamedTuple):
         records: What its trace holds.
         meets: Its chains exchange something, so they are not independent of each other.
         scheduled: Its rows depend on the length of the run, so a short run is not the beginning of a long one.
-        on: "density" or "diffusion": what it is run on.
+        on: What it is run on: "density", "diffusion", or "bounds" and "density bounds" for a diffusion and a density
+            with a box in the place of every set.
+        meeting: What its trace holds of the meetings, beside what every population keeps.
     """
 
     id: str
@@ -56,6 +61,7 @@ class MethodCase(NamedTuple):
     meets: bool = False
     scheduled: bool = False
     on: str = "density"
+    meeting: frozenset[str] = frozenset()
 
 
 POINT = frozenset({"violation"})
@@ -120,6 +126,49 @@ CASES: list[MethodCase] = [
             "twisted-islands": Twisted(30.0, moves=8, inner_steps=4, islands=2),
         }.items()
     ),
+    MethodCase(
+        "look-ahead",
+        LookAhead(levels=14, moves=1, path=3),
+        True,
+        POINT,
+        meets=True,
+        scheduled=True,
+        on="diffusion",
+        meeting=frozenset({"exchange_step", "ess", "ancestors", "acceptance"}),
+    ),
+    MethodCase(
+        "look-ahead-calibrated",
+        LookAhead(levels=10, moves=1, path=3, calibrate=True, width=2),
+        True,
+        POINT,
+        meets=True,
+        scheduled=True,
+        on="diffusion",
+        meeting=frozenset({"exchange_step", "ess", "ancestors", "acceptance", "least_slope", "largest_ratio"}),
+    ),
+    MethodCase(
+        "bounded-hmc",
+        BoundedHMC(levels=8, leapfrogs=2),
+        True,
+        POINT,
+        meets=True,
+        scheduled=True,
+        on="bounds",
+        meeting=frozenset(
+            {"exchange_step", "sigma", "tau", "acceptance", "plain_ess", "weight_ess", "resampled"}
+            | {"plain_weights", "final_ess", "ancestors"}
+        ),
+    ),
+    MethodCase(
+        "reflected-hmc",
+        ReflectedHMC(),
+        True,
+        POINT,
+        meets=True,
+        scheduled=True,
+        on="density bounds",
+        meeting=frozenset({"exchange_step", "acceptance", "size", "leapfrogs", "memory"}),
+    ),
 ]
 
 
@@ -138,7 +187,8 @@ def test_every_example_of_the_registry_runs(name: str) -> None:
     entry = METHODS[name]
     assert entry.runs_on in ("density", "diffusion", "both") and entry.colour.startswith("#")
     for on in ("density", "diffusion") if entry.runs_on == "both" else (entry.runs_on,):
-        result = casal.sample(*problem_of("affine", on), entry.example, N)
+        where = on if not entry.bounds else "bounds" if on == "diffusion" else "density bounds"
+        result = casal.sample(*problem_of("affine", where), entry.example, N)
         assert bool(result.certificate.feasible.all()) == entry.example.strict
 
 
@@ -148,6 +198,9 @@ SETTINGS: dict[str, tuple[casal.Constraint, tuple[int, ...]]] = {
     "ball": (casal.Ball(1.2), (2, 2)),
     "mass-energy": (casal.MassEnergy(1.0, 4.0), (2, 2)),
 }
+
+
+BOUNDS = casal.Box(-0.2, 1.5)
 
 
 def cases(keep: Callable[[MethodCase], bool] = lambda case: True) -> Any:
@@ -161,7 +214,7 @@ def cases(keep: Callable[[MethodCase], bool] = lambda case: True) -> Any:
 
 
 every_method = cases()
-strict_methods = cases(lambda case: case.strict)
+strict_methods = cases(lambda case: case.strict and "bounds" not in case.on)
 density_methods = cases(lambda case: case.on == "density")
 lone_methods = cases(lambda case: not case.meets and case.on == "density")
 meeting_methods = cases(lambda case: case.meets)
@@ -191,7 +244,9 @@ def problem_of(
     setting: str, on: str = "density", *, steps: int = STEPS, grad: Callable[[Tensor], Tensor] = gradient
 ) -> tuple[casal.Target, casal.Constraint]:
     constraint, event = SETTINGS[setting]
-    if on == "diffusion":
+    if "bounds" in on:
+        constraint = BOUNDS
+    if "density" not in on:
         sigmas = casal.karras_sigmas(steps, 0.05, 5.0)
         return casal.edm(denoiser, sigmas, shape=event, churn=1.0, dtype=torch.float64), constraint
     return casal.langevin(grad, steps=steps, step_size=TAU, init=gaussian_start(event)), constraint
@@ -208,7 +263,8 @@ def run(case: MethodCase, setting: str, n: int = N, **options: Any) -> casal.Sam
 @every_setting
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 def test_samples_come_with_an_honest_certificate(case: MethodCase, setting: str, dtype: torch.dtype) -> None:
-    constraint, event = SETTINGS[setting]
+    _, event = SETTINGS[setting]
+    constraint = problem_of(setting, case.on)[1]
     result = run(case, setting, dtype=dtype)
     assert result.samples.shape == (N, *event)
     assert bool(torch.isfinite(result.samples).all())
@@ -260,7 +316,7 @@ def test_every_method_costs_one_score_a_row(case: MethodCase, setting: str) -> N
 def test_weights_sum_to_one_and_ancestors_exist(case: MethodCase, setting: str) -> None:
     result = run(case, setting)
     assert float(result.weights.sum()) == pytest.approx(1.0, abs=1e-14)
-    if case.records == POPULATION:
+    if case.records == POPULATION or case.meeting:
         assert bool(((result.ancestors >= 0) & (result.ancestors < N)).all())
         islands = getattr(case.method, "islands", 1)
         assert len(result.weights.unique()) <= islands or float(result.weights.max() - result.weights.min()) < 1e-12
@@ -329,7 +385,7 @@ def test_threads_do_not_change_a_bit_of_large_events(method: Method[Any], constr
 
 
 @pytest.mark.slow
-@meeting_methods
+@cases(lambda case: case.meets and "bounds" not in case.on)
 @pytest.mark.parametrize("setting", ["sphere", "affine"])
 def test_threads_do_not_change_a_bit_of_many_chains(case: MethodCase, setting: str) -> None:
     """33000 chains: enough for torch to share out a sum over chains among threads."""
@@ -431,7 +487,7 @@ def test_steps_are_pure_and_chains_independent(case: MethodCase, setting: str, d
 @every_setting
 @pytest.mark.parametrize("tile", [None, 16], ids=["one-tile", "tiles"])
 def test_trace_has_the_documented_records(case: MethodCase, setting: str, tile: int | None) -> None:
-    constraint, _ = SETTINGS[setting]
+    constraint = problem_of(setting, case.on)[1]
     result = run(case, setting, record_every=4, tile=tile)
     trace = result.trace
     taken = int(result.steps.max())
@@ -440,7 +496,7 @@ def test_trace_has_the_documented_records(case: MethodCase, setting: str, tile: 
     assert trace["step"].tolist() == expected
     population = {"exchange_step", "rho", "ess", "ancestors"}
     at_end = {"inside", "finish_ess", "carried"}
-    wanted = {"step"} | case.records | (population if case.records == POPULATION else set())
+    wanted = {"step"} | case.records | case.meeting | (population if case.records == POPULATION else set())
     assert wanted <= set(trace) <= wanted | at_end | {"acceptance"}
     assert {len(trace[name]) for name in {"step"} | case.records} == {len(expected)}
     assert all(len(trace[name]) == 1 for name in at_end & set(trace))

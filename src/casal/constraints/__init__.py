@@ -9,6 +9,7 @@ from casal.constraints.base import (
     Parts,
     Projection,
     Rows,
+    SphereInFlat,
     Subspace,
     Way,
     register,
@@ -19,12 +20,13 @@ from casal.constraints.cones import PSDCone, SecondOrderCone
 from casal.constraints.conserved import MassEnergy, MassEnergyBox, ObservedMassEnergy
 from casal.constraints.dynamics import LinearDynamics
 from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polytope
-from casal.constraints.implicit import FromProjection, Implicit
+from casal.constraints.implicit import FromProjection, Implicit, JacobianProducts, SparseJacobian
 from casal.constraints.intersection import Intersection
 from casal.constraints.monotone import Monotone
 from casal.constraints.obstacles import Obstacles
 from casal.constraints.round import AffineRound, Ball, Ellipsoid, Sphere
 from casal.constraints.simplex import L1Ball, Simplex
+from casal.constraints.solvers.laws import truncated_normal
 from casal.constraints.spec import constraint_from_spec
 from casal.constraints.vectors import over_events
 
@@ -45,6 +47,7 @@ __all__ = [
     "HalfSpace",
     "Implicit",
     "Intersection",
+    "JacobianProducts",
     "L1Ball",
     "Landing",
     "LinearDynamics",
@@ -64,7 +67,9 @@ __all__ = [
     "SecondOrderCone",
     "Shifted",
     "Simplex",
+    "SparseJacobian",
     "Sphere",
+    "SphereInFlat",
     "Subspace",
     "Through",
     "Union",
@@ -73,4 +78,5 @@ __all__ = [
     "over_events",
     "register",
     "tightening",
+    "truncated_normal",
 ]

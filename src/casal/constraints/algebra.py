@@ -162,6 +162,7 @@ class Product(Constraint):
         self.solid = all(member.solid for member in given)
         self.smooth = all(member.smooth for member in given)
         self.samples_near = all(member.samples_near for member in given)
+        self.fast = bool(given) and all(member.fast for member in given)
         self.in_pieces = any(member.in_pieces for member in given)
         self.flat_sided = all(member.flat_sided for member in given)
         self.chains = common_chains(**{f"block {i}": member for i, member in enumerate(members)})
@@ -223,6 +224,13 @@ class Product(Constraint):
             torch.stack(iterations).amax(0),
             torch.stack(residual).amax(0),
         )
+
+    def _project_fast(self, z: Tensor) -> Tensor:
+        if not self.fast:
+            return self.project(z)
+        pairs = zip(self.members, flat(z).split(self.sizes, dim=1), strict=True)
+        blocks = [block if member is None else member._project_fast(block) for member, block in pairs]
+        return torch.cat(blocks, dim=1).reshape(z.shape)
 
     def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
         """Block by block; a free block is y + sigma xi."""
@@ -331,14 +339,14 @@ class Product(Constraint):
             if member is not None:
                 yield member, size
 
-    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
         """Linear equations block by block."""
         size, start = sum(self.sizes), 0
         matrix = torch.zeros(0, size, dtype=torch.float64)
         level: Bound = matrix[:, 0]
         for member, width in zip(self.members, self.sizes, strict=True):
             if member is not None:
-                found = member._sphere_in_flat((width,))
+                found = member.sphere_in_flat((width,))
                 if found is None or found.radius is not None:
                     return None
                 ends = start, size - start - width
@@ -501,8 +509,8 @@ class Shifted(_Motion):
         moved = rows.matrix @ self.by.expand(event).reshape(-1)
         return rows._replace(low=rows.low + moved, high=rows.high + moved)
 
-    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        found = self.inner._sphere_in_flat(event)
+    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        found = self.inner.sphere_in_flat(event)
         if found is None:
             return None
         own, shape = isinstance(self.by, PerChain), event_shape(self.by)
@@ -545,8 +553,8 @@ class Scaled(_Motion):
     def __repr__(self) -> str:
         return f"{self.inner!r}.scaled({self.by:g})"
 
-    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        found = self.inner._sphere_in_flat(event)
+    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        found = self.inner.sphere_in_flat(event)
         if found is None:
             return None
         level, center, radius = (self._times(part) for part in (found.level, found.center, found.radius))
@@ -696,13 +704,13 @@ class Through(_Preimage):
 
     def _surface(self, surface: Constraint) -> Constraint:
         """A surface through the matrix; linear equations stay linear equations."""
-        found = surface._sphere_in_flat(self.shape)
+        found = surface.sphere_in_flat(self.shape)
         if found is None or found.radius is not None or self._orthogonal:
             return self._of(surface)
         return Affine(found.matrix @ self.A, found.level)
 
-    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        found = self.inner._sphere_in_flat(self.shape)
+    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        found = self.inner.sphere_in_flat(self.shape)
         if found is None or found.radius is not None:
             return None
         return SphereInFlat(found.matrix @ self.A, found.level)

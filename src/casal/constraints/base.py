@@ -14,6 +14,7 @@ from torch import Tensor
 
 from casal.checks import positive
 from casal.constraints.chains import PerChain, check_count
+from casal.constraints.solvers.sparse_rows import SparseMatrix
 from casal.constraints.vectors import EPSILON, ROUNDING, floating, gaussian, norm, over_events, relative
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 from casal.typing import Event
@@ -546,7 +547,7 @@ class Constraint:
         """What ``pieces`` returns."""
         return (self,)
 
-    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
         """The surface as linear equations and at most one sphere, if it is that; for sets that meet others."""
         return None
 
@@ -863,13 +864,17 @@ def _with_parameters(value: Any, change: Callable[[PerChain], Any]) -> Any:
 
 
 def encode(value: Any) -> Any:
-    """Plain JSON data: tensors become nested lists, sets their specs, infinities strings."""
+    """Plain JSON data: tensors become nested lists, sparse matrices entries, sets their specs, infinities words."""
     if isinstance(value, Constraint):
         return value.spec()
     if isinstance(value, PerChain):
         return {"per_chain": encode(value.values)}
+    if isinstance(value, SparseMatrix):
+        return {"sparse": encode(value.data())}
     if isinstance(value, Tensor):
         return encode(value.tolist())
+    if isinstance(value, dict):
+        return {name: encode(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [encode(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):

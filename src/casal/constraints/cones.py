@@ -133,7 +133,7 @@ class _Symmetric(Constraint):
     def codimension(self, event: Event) -> int | None:
         return event[0] * (event[0] - 1) // 2
 
-    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
         above, right = torch.triu_indices(event[0], event[1], 1)
         rows = torch.zeros(len(above), *event, dtype=torch.float64)
         one = torch.arange(len(above))

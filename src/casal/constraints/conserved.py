@@ -53,6 +53,7 @@ from casal.constraints.vectors import (
     gaussian,
     norm,
     nudge,
+    once,
     peak,
     refuse_overflow,
     shell_factor,
@@ -154,7 +155,7 @@ class MassEnergy(Constraint):
         """Share of the chains that are left with the constant field."""
         return share(lambda m, e: e - m**2 / size <= ROUNDING * e, self.mass, self.energy)
 
-    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
         ones = torch.ones(1, torch.Size(event).numel(), dtype=torch.float64)
         return SphereInFlat(ones, as_rows(self.mass), derive(lambda e: e**0.5, self.energy))
 
@@ -289,6 +290,7 @@ class ObservedMassEnergy(Constraint):
     """
 
     smooth = True
+    fast = True
     per_chain = ("values", "mass", "energy")
 
     def __init__(self, index: Any, values: Any, mass: Any = None, energy: Any = None) -> None:
@@ -319,6 +321,7 @@ class ObservedMassEnergy(Constraint):
         self._known_mass = self._known(math.fsum)
         self._known_energy = self._known(lambda row: math.fsum(v * v for v in row))
         self._peak = self._known(lambda row: max(map(abs, row), default=0.0))
+        self._made: dict[Any, Any] = {}
 
     def _known(self, measure: Callable[[list[float]], float]) -> Number:
         """What the observed values say, for all chains or for each."""
@@ -413,9 +416,10 @@ class ObservedMassEnergy(Constraint):
         free = size - len(self.index)
         return share(lambda e, least: e - least <= ROUNDING * e, self.energy, self._least_energy(free))
 
-    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
         size = torch.Size(event).numel()
-        rows, level = torch.eye(size, dtype=torch.float64)[self.index], self.values
+        rows, level = torch.zeros((len(self.index), size), dtype=torch.float64), self.values
+        rows[torch.arange(len(self.index)), self.index.cpu()] = 1.0  # never all of the identity
         if self.mass is not None:
             rows, level = torch.cat([rows, rows.new_ones(1, size)]), join(level, as_rows(self.mass))
         radius = None if self.energy is None else derive(lambda e: e**0.5, self.energy)
@@ -438,6 +442,37 @@ class ObservedMassEnergy(Constraint):
     def _radius(self, free: int) -> Number:
         energy = 0.0 if self.energy is None else self.energy
         return derive(lambda e, floor: root(e - floor), energy, self._least_energy(free))
+
+    def _project_fast(self, z: Tensor) -> Tensor:
+        """q + r w / |w| with q = v on the observed coordinates and m on the free ones."""
+        self._check_chains(z)
+        y = flat(z)
+        if y.shape[1] not in self._made:
+            self.validate(tuple(z.shape[1:]))
+            self._made[y.shape[1]] = {}
+        mask, count, middle, radius, aside = once(self._made[y.shape[1]], y, lambda: self._constants(y))
+        w = y * mask
+        if self.mass is not None and count:
+            w -= mask * (w.sum(1, keepdim=True) / count)
+        if self.energy is None:
+            return w.add_(middle).reshape(z.shape)
+        factor, _ = shell_factor(w, radius)
+        nudge(w, aside)
+        return w.mul_(factor).add_(middle).reshape(z.shape)
+
+    def _constants(self, y: Tensor) -> tuple[Tensor, int, Tensor, float | Tensor, Tensor]:
+        """Ones on the free coordinates, their number, q, r, the shortest step off w = 0, all in the dtype of y."""
+        free = self._free(y)
+        mask = torch.zeros(y.shape[1], dtype=y.dtype, device=y.device)
+        mask[free] = 1.0
+        middle = mask * column(self._mean(len(free)), y.to(torch.float64))
+        middle = middle.to(torch.float64).expand(self.chains or 1, -1).clone()
+        middle[:, self.index.to(y.device)] = raw(self.values).to(middle)
+        aside = torch.zeros_like(mask)
+        numbers = (1.0,) if self.mass is None else (2**-0.5, -(2**-0.5))
+        for place, part in zip(free.tolist(), numbers, strict=False):
+            aside[place] = shortest(y.dtype) * part
+        return mask, len(free), middle.to(y.dtype), column(self._radius(len(free)), y), aside
 
     def _project(self, z: Tensor) -> Tensor:
         out, free = flat(z).clone(), self._free(z)
@@ -570,7 +605,7 @@ class MassEnergyBox(Constraint):
         pins = met._bounds_where(pinned)
         if bool(pinned.all()):
             return Parts(pins._shaped(event), None)
-        rows = pins._sphere_in_flat((low.shape[1],))
+        rows = pins.sphere_in_flat((low.shape[1],))
         if rows is None:
             raise SettingError(
                 "low = high fixes other coordinates in one chain than in another; "

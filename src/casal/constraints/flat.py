@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from casal.constraints.base import MOST_ROWS as MOST_COORDINATES
 from casal.constraints.base import (
     Budget,
     Constraint,
@@ -44,6 +45,7 @@ from casal.constraints.chains import (
 )
 from casal.constraints.solvers.laws import log_interval_mass, truncated_normal
 from casal.constraints.solvers.polyhedron import Polyhedron, contradiction, nearest, touching
+from casal.constraints.solvers.sparse_rows import MOST_DENSE, SparseMatrix, SparseSystem, across, back
 from casal.constraints.vectors import (
     EPSILON,
     GRANTED,
@@ -52,6 +54,7 @@ from casal.constraints.vectors import (
     flat,
     gaussian,
     norm,
+    once,
     peak,
     refuse_overflow,
     tangent,
@@ -73,13 +76,15 @@ PASSES = 12
 class Affine(Constraint):
     """C = {z : A z = b}; P(z) = z - A^+ (A z - b).
 
-    The rows are scaled to length one and factorised once by singular values, so redundant and dependent rows
-    do no harm; contradictory ones raise InfeasibleSet. (The paper prints the projection onto Az + b = 0 with
-    the sign of b reversed.) The violation is the largest |a_i . z - b_i| / (sum_j |a_ij z_j| + |b_i|).
+    The rows are scaled to length one. A dense A is factorised once by singular values; a sparse one stays sparse, and
+    A A^T over its independent rows is factorised once in bands (``solvers/banded.py``), A^+ = A^T (A A^T)^-1, refined
+    to rounding. Redundant and dependent rows do no harm; contradictory ones raise InfeasibleSet. (The paper prints the
+    projection onto Az + b = 0 with the sign of b reversed.) The violation is the largest
+    |a_i . z - b_i| / (sum_j |a_ij z_j| + |b_i|).
 
     Args:
         A: Matrix (m, d), or one row (d,); d is the number of coordinates of an event. A sparse matrix of torch or
-            SciPy is welcome; it is made dense, because its singular vectors are.
+            SciPy stays sparse. It is made dense only where a set it is combined with needs that and it is small.
         b: Right-hand side (m,), or a number for all rows; PerChain: (n, m), or (n,).
 
     >>> Affine(torch.ones(1, 2), 1.0).project(torch.zeros(1, 2))
@@ -95,74 +100,85 @@ class Affine(Constraint):
     b: Any  # a tensor, or PerChain
 
     def __init__(self, A: Any, b: Any) -> None:
-        self.A = _matrix(A, "A")
+        sparse = SparseMatrix.of(A)
+        self.A: Tensor | SparseMatrix = _matrix(A, "A") if sparse is None else sparse
         self._coordinates = self.A.shape[1]
         self.b = _for_each(b, self.A, "b", "rows")
         self.chains = common_chains(b=self.b)
-        self._rows, right, self._kept = _equations(self.A, raw(self.b))
-        self._lengths = norm(self.A)[self._kept]
-        self._equation_count = len(self._rows)
-        u, s, vh = torch.linalg.svd(self._rows, full_matrices=False)
-        kept = s > RANK_TOLERANCE * (s[0] if len(s) else 1.0) * max(self._rows.shape)
-        self._basis = vh[kept]
-        self._inverse = vh[kept].T / s[kept] @ u[:, kept].T
-        level = (u[:, kept].T @ right if self.chains is None else right @ u[:, kept]) / s[kept]
+        numbers = self.A if isinstance(self.A, Tensor) else self.A.values
+        lengths = norm(self.A) if isinstance(self.A, Tensor) else self.A.lengths
+        right, self._kept = _right_of(numbers, lengths, raw(self.b))
+        self._lengths = lengths[self._kept]
         self._right: Bound = right if self.chains is None else PerChain(right)
-        self._level: Bound = level if self.chains is None else PerChain(level)
-        self._refuse_contradictions(u[:, kept], right)
+        self._equation_count = len(self._kept)
+        self._rows: Tensor | SparseMatrix
+        self._system: _DenseSystem | SparseSystem
+        if isinstance(self.A, Tensor):
+            self._rows = self.A[self._kept] / self._lengths[:, None]
+            self._system = _DenseSystem(self._rows)
+            self._system.refuse_contradictions(right)
+        else:
+            self._system = self.A.solved
+            self._rows = self._system.matrix
+            _refuse_dependent(self._system, right, self._kept)
+        point = self._system.point(torch.atleast_2d(right))
+        self._point: Bound = point[0] if self.chains is None else PerChain(point)
 
-    def _refuse_contradictions(self, range_basis: Tensor, right: Tensor) -> None:
-        """b must lie in the range of A, each row measured by the b of the rows it depends on, and by rounding."""
-        if range_basis.shape[1] == len(range_basis):
-            return
-        right = right.reshape(-1, right.shape[-1]).T
-        gap = (right - range_basis @ (range_basis.T @ right)).abs()
-        scale = (range_basis @ range_basis.T).abs() @ right.abs() + right.abs()
-        rounding = len(gap) * 64 * EPSILON * right.abs().amax(0)
-        if bool((gap > CONSISTENCY_TOLERANCE * scale + rounding).any()):
-            self._refuse_units()
-            raise InfeasibleSet(
-                f"A z = b has no solution: rank {len(self._basis)} of {len(self.A)} rows, "
-                f"least-squares residual {float(gap.max()):.3g} (rows scaled to length one)"
-            )
-
-    def _refuse_units(self) -> None:
-        """SettingError if the rows differ only in coordinates that vanish beside others: units, not a contradiction."""
-        columns = self._rows.abs().amax(0)
-        used = columns > 0
-        if int(torch.linalg.matrix_rank(self._rows[:, used] / columns[used])) > len(self._basis):
-            ratio = float(columns.max() / columns[used].min())
-            raise SettingError(
-                f"the equations differ in coordinates whose coefficients are {ratio:.1e} times smaller than others, "
-                "which float64 cannot resolve. Write z in units that make its coordinates comparable: "
-                "Affine(A * units, b) is the set of z / units"
-            )
+    @property
+    def rank(self) -> int:
+        """How many of the equations are independent."""
+        return self._system.rank
 
     def __repr__(self) -> str:
         chains = "" if self.chains is None else f", b={self.b}"
-        return f"Affine({self.A.shape[0]} x {self.A.shape[1]}, rank {len(self._basis)}{chains})"
+        sparse = "" if isinstance(self.A, Tensor) else "sparse "
+        return f"Affine({sparse}{self.A.shape[0]} x {self.A.shape[1]}, rank {self.rank}{chains})"
 
     def equations(self, z: Tensor) -> Tensor:
         y = flat(z)
-        return y @ self._rows.to(z).T - spread(self._right, y)
+        return across(y, self._rows) - spread(self._right, y)
 
     def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
-        return (weights @ self._rows.to(z)).reshape(z.shape)
+        return back(weights, self._rows).reshape(z.shape)
 
     def polyhedron(self, event: Event) -> Rows | None:
-        return Rows(self._rows, self._right, self._right) if isinstance(self._right, Tensor) else None
+        rows = self._rows
+        if isinstance(rows, SparseMatrix) and rows.shape[1] <= MOST_COORDINATES and rows.shape.numel() <= MOST_DENSE:
+            rows = rows.to_dense()
+        if isinstance(rows, SparseMatrix) or isinstance(self._right, PerChain):
+            return None
+        return Rows(rows, self._right, self._right)
+
+    def through(self, A: Any) -> Constraint:
+        """{x : A x in C}. For sparse equations, and a sparse A or a small product: equations again."""
+        if isinstance(self.A, Tensor):
+            return super().through(A)
+        other = SparseMatrix.of(A)
+        if other is None:
+            given = torch.as_tensor(A, dtype=torch.float64)
+            if given.ndim != 2 or len(self.A) * given.shape[1] > MOST_DENSE:
+                raise SettingError(
+                    f"{self!r} through a dense matrix of shape {tuple(given.shape)}: their product has more than "
+                    f"{MOST_DENSE:.1e} numbers; give a sparse matrix (torch.sparse_coo_tensor, or of SciPy)"
+                )
+            return Affine(self.A.times_dense(given), self.b)
+        if other.shape[0] != self.A.shape[1]:
+            raise ShapeError(f"through a matrix of shape {tuple(other.shape)}, for {self.A.shape[1]} coordinates")
+        return Affine(self.A.times(other), self.b)
 
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         return torch.zeros(len(x), dtype=x.dtype, device=x.device)
 
     def codimension(self, event: Event) -> int | None:
-        return len(self._basis)
+        return self.rank
 
     def _apart(self, event: Event) -> Parts:
-        return Parts(self if len(self._basis) else None, None)
+        return Parts(self if self.rank else None, None)
 
-    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        return SphereInFlat(self.A, self.b)
+    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        if isinstance(self.A, Tensor):
+            return SphereInFlat(self.A, self.b)
+        return SphereInFlat(self.A.to_dense(), self.b) if self.A.shape.numel() <= MOST_DENSE else None
 
     def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
         """P(y + sigma xi)."""
@@ -170,28 +186,37 @@ class Affine(Constraint):
 
     def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
         """-dist^2 / (2 sigma^2) - m/2 log(2 pi sigma^2), m the rank of A."""
-        height = (flat(y) @ self._basis.to(y).T - spread(self._level, flat(y))) / sigma
-        return -0.5 * height.square().sum(1) - len(self._basis) * math.log(math.sqrt(2.0 * math.pi) * sigma)
+        height = self._system.heights(flat(y) - spread(self._point, flat(y))) / sigma
+        return -0.5 * height.square().sum(1) - self.rank * math.log(math.sqrt(2.0 * math.pi) * sigma)
 
     def _project_fast(self, z: Tensor) -> Tensor:
-        y, basis = flat(z), self._basis.to(z)
-        return torch.addmm(y, y @ basis.T - spread(self._level, y), basis, alpha=-1.0).reshape(z.shape)
+        y = flat(z)
+        return (self._system.inside_fast(y) + spread(self._point, y)).reshape(z.shape)
 
     def within(self, space: Subspace) -> Affine | None:
-        rows = space.coordinates(self.A) if len(self._basis) else None
+        known = self.sphere_in_flat(space.event) if self.rank else None
+        rows = None if known is None else space.coordinates(known.matrix)
         return None if rows is None else Affine(rows.flatten(1), self.b)
 
+    def inside(self, v: Tensor) -> Tensor:
+        """The part of directions (n, d) along the set: A v = 0."""
+        return self._system.inside_fast(v)
+
+    def inside_direction(self) -> Tensor | None:
+        """A fixed unit vector with A v = 0, or None if there is none."""
+        return self._system.inside_direction()
+
     def _project(self, z: Tensor) -> Tensor:
-        y, basis = flat(z), self._basis.to(z)
-        foot = tangent(y, basis) + spread(self._level, y) @ basis
+        y = flat(z)
+        foot = self._system.tangent(y) + spread(self._point, y)
         # What the rounding of large coordinates leaves in small rows goes in a second step; of a huge y, in a few more.
-        right, rows, inverse = spread(self._right, y).expand(len(y), -1), self._rows.to(z).T, self._inverse.to(z).T
-        foot = foot - (foot @ rows - right) @ inverse
+        right = spread(self._right, y).expand(len(y), -1)
+        foot = foot - self._system.step(across(foot, self._rows) - right)
         huge = torch.nonzero(peak(y).squeeze(1) > LARGE).flatten()
         if len(huge):
             part, level = foot[huge], right[huge]
             for _ in range(PASSES):
-                part = part - (part @ rows - level) @ inverse
+                part = part - self._system.step(across(part, self._rows) - level)
             foot[huge] = part
         return foot.reshape(z.shape)
 
@@ -201,6 +226,100 @@ class Affine(Constraint):
 
     def row_name(self, event: Event, row: int) -> str:
         return f"equation {int(self._kept[row])} of A z = b"
+
+
+class _DenseSystem:
+    """U z = r for rows U of length one, by singular values; the same in words as ``SparseSystem``.
+
+    Attributes:
+        rank: Of U.
+        basis: Orthonormal rows that span those of U, (rank, d).
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+        u, s, vh = torch.linalg.svd(rows, full_matrices=False)
+        kept = s > RANK_TOLERANCE * (s[0] if len(s) else 1.0) * max(rows.shape)
+        self.basis, self._range = vh[kept], u[:, kept]
+        self.rank = len(self.basis)
+        self._size = s[kept]
+        self._inverse = vh[kept].T / s[kept] @ u[:, kept].T
+        self._made: dict[Any, Tensor] = {}
+
+    def refuse_contradictions(self, right: Tensor) -> None:
+        """b must lie in the range of A, each row measured by the b of the rows it depends on, and by rounding."""
+        if self.rank == len(self._range):
+            return
+        right = right.reshape(-1, right.shape[-1]).T
+        gap = (right - self._range @ (self._range.T @ right)).abs()
+        scale = (self._range @ self._range.T).abs() @ right.abs() + right.abs()
+        rounding = len(gap) * 64 * EPSILON * right.abs().amax(0)
+        if bool((gap > CONSISTENCY_TOLERANCE * scale + rounding).any()):
+            self._refuse_units()
+            raise InfeasibleSet(
+                f"A z = b has no solution: rank {self.rank} of {len(self._rows)} rows, "
+                f"least-squares residual {float(gap.max()):.3g} (rows scaled to length one)"
+            )
+
+    def _refuse_units(self) -> None:
+        """SettingError if the rows differ only in coordinates that vanish beside others: units, not a contradiction."""
+        columns = self._rows.abs().amax(0)
+        used = columns > 0
+        if int(torch.linalg.matrix_rank(self._rows[:, used] / columns[used])) > self.rank:
+            ratio = float(columns.max() / columns[used].min())
+            raise SettingError(
+                f"the equations differ in coordinates whose coefficients are {ratio:.1e} times smaller than others, "
+                "which float64 cannot resolve. Write z in units that make its coordinates comparable: "
+                "Affine(A * units, b) is the set of z / units"
+            )
+
+    def point(self, right: Tensor) -> Tensor:
+        """The shortest z with U z = right, rows of (n, m)."""
+        return (right @ self._range) / self._size @ self.basis
+
+    def step(self, gap: Tensor) -> Tensor:
+        """The same, for a correction."""
+        return gap @ self._inverse.to(gap).T
+
+    def heights(self, offset: Tensor) -> Tensor:
+        """Numbers (n, k) whose squares add up to the squared distance of offsets from U z = 0."""
+        return offset @ self.basis.to(offset).T
+
+    def tangent(self, y: Tensor) -> Tensor:
+        return tangent(y, self.basis.to(y))
+
+    def inside_fast(self, y: Tensor) -> Tensor:
+        """The part of y with U v = 0, in one pass."""
+        basis = once(self._made, y, lambda: self.basis.to(y))
+        return torch.addmm(y, y @ basis.T, basis, alpha=-1.0)
+
+    def inside_direction(self) -> Tensor | None:
+        left = torch.eye(self.basis.shape[1], dtype=torch.float64) - self.basis.T @ self.basis
+        best = int(left.diagonal().argmax())
+        if float(left[best, best]) < 1e-9:
+            return None
+        return left[best] / torch.linalg.vector_norm(left[best])
+
+
+def _refuse_dependent(system: SparseSystem, right: Tensor, kept: Tensor) -> None:
+    """InfeasibleSet unless rows that are combinations of others ask for the same combination of b."""
+    rows, coefficients = system.dependent
+    if not len(rows):
+        return
+    right = torch.atleast_2d(right)
+    known = right[:, system.independent]
+    gap = (right[:, rows] - known @ coefficients.T).abs()
+    scale = known.abs() @ coefficients.abs().T + right[:, rows].abs()
+    rounding = len(system.matrix) * 64 * EPSILON * right.abs().amax(1, keepdim=True)
+    wrong = torch.nonzero(gap > CONSISTENCY_TOLERANCE * scale + rounding)
+    if len(wrong):
+        chain, number = (int(i) for i in wrong[0])
+        where = "" if len(right) == 1 else f" in chain {chain}"
+        raise InfeasibleSet(
+            f"A z = b has no solution{where}: rank {system.rank} of {len(system.matrix)} rows; row "
+            f"{int(kept[rows[number]])} is a combination of others, which misses its b by "
+            f"{float(gap[chain, number]):.3g} (rows scaled to length one)"
+        )
 
 
 @register
@@ -380,7 +499,7 @@ class Box(Constraint):
         low, high = (raw(side).reshape(-1, *event) for side in (self.low, self.high))
         return Box(marked(low, own), marked(high, own))
 
-    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
         if self._has_an_edge:
             return None
         pinned, values = self._over(self._pinned, event), self._over(raw(self.low), event)
@@ -741,8 +860,8 @@ class BoxHyperplane(Constraint):
             low, high = torch.where(here, corner, low), torch.where(here, corner, high)
         return Box(marked(low, own), marked(high, own))
 
-    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        pins = self._bounds._sphere_in_flat((self.a.numel(),))
+    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        pins = self._bounds.sphere_in_flat((self.a.numel(),))
         if pins is None:
             return None
         return SphereInFlat(torch.cat([self.a[None], pins.matrix]), join(as_rows(self.b), pins.level))
@@ -798,24 +917,30 @@ def _cross(y: Tensor, plane: _Plane) -> Tensor:
 
 
 def rows_missed(
-    y: Tensor, lost: Tensor | None, matrix: Tensor, level: Tensor, lengths: Tensor, *, equal: bool = False
+    y: Tensor,
+    lost: Tensor | None,
+    matrix: Tensor | SparseMatrix,
+    level: Tensor,
+    lengths: Tensor,
+    *,
+    equal: bool = False,
 ) -> Excess:
     """Rows g_i . y <= h_i, or = h_i, in units of sum_j |g_ij y_j| + |h_i|.
 
     Args:
         y: Points (n, d).
         lost: As in ``Constraint._excess``.
-        matrix: g, rows of length one (m, d).
+        matrix: g, rows of length one (m, d), dense or sparse.
         level: h, (m,), (1, m) or (n, m).
         lengths: |g_i| as they were written, (m,).
         equal: Whether the rows are equations.
     """
-    matrix = matrix.to(y)
+    sizes = matrix.abs() if isinstance(matrix, Tensor) else matrix.absolute
     top = peak(y)
     top = torch.where(top > LARGE, top, 1.0)  # numbers near the largest float are added in their own unit
     size = y.abs() if lost is None else y.abs() + flat(lost)
-    gap, level = (y / top) @ matrix.T - level / top, level.abs() / top
-    unit = (size / top) @ matrix.abs().T + level
+    gap, level = across(y / top, matrix) - level / top, level.abs() / top
+    unit = across(size / top, sizes) + level
     return Excess(gap.abs() if equal else gap.clamp_min(0.0), unit, scale=top * lengths.to(y))
 
 
@@ -855,7 +980,7 @@ def _matrix(given: Any, name: str) -> Tensor:
     return matrix
 
 
-def _for_each(given: Any, rows: Tensor, name: str, what: str) -> Bound:
+def _for_each(given: Any, rows: Tensor | SparseMatrix, name: str, what: str) -> Bound:
     """One number for each of the rows, or for each of them and each chain."""
     value = bound(given)
     numbers = (value.rows if isinstance(value, PerChain) else value.reshape(-1)).to(rows.device)
@@ -875,21 +1000,20 @@ def _normal_and_level(owner: object, a: Any, b: Any) -> tuple[Tensor, Number, fl
     return normal, level, length
 
 
-def _equations(A: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows scaled to length one, b (..., m), and which are kept.
+def _right_of(numbers: Tensor, lengths: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """b (..., m) for rows scaled to length one, and which rows are kept.
 
     A zero row says 0 = b_i: dropped if true, InfeasibleSet if not.
     """
-    if not (bool(torch.isfinite(A).all()) and bool(torch.isfinite(b).all())):
+    if not (bool(torch.isfinite(numbers).all()) and bool(torch.isfinite(b).all())):
         raise InfeasibleSet("the equations contain non-finite numbers")
-    lengths = norm(A)
-    empty = lengths == 0
-    wrong = torch.nonzero((empty & (b != 0)).reshape(-1, len(A)))
+    empty, count = lengths == 0, len(lengths)
+    wrong = torch.nonzero((empty & (b != 0)).reshape(-1, count))
     if len(wrong):
-        row, value = int(wrong[0, 1]), float(b.reshape(-1, len(A))[tuple(wrong[0])])
+        row, value = int(wrong[0, 1]), float(b.reshape(-1, count)[tuple(wrong[0])])
         raise InfeasibleSet(f"row {row} of A is zero but b[{row}] = {value:g}: no z can satisfy it")
     kept = torch.nonzero(~empty).flatten()
-    return A[kept] / lengths[kept, None], b[..., kept] / lengths[kept], kept
+    return b[..., kept] / lengths[kept], kept
 
 
 def _inequalities(G: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:

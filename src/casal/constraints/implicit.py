@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,8 +25,9 @@ from casal.constraints.base import (
     side_by_side,
     stacked,
 )
-from casal.constraints.solvers.gauss_newton import nearest
-from casal.constraints.vectors import flat, norm, peak
+from casal.constraints.solvers.gauss_newton import anchored, nearest
+from casal.constraints.solvers.rows import DENSE, Algebra, ProductRows, SparseRows
+from casal.constraints.vectors import flat, norm, over_events, peak
 from casal.errors import ProjectionError, SettingError, ShapeError
 from casal.typing import Event
 
@@ -41,8 +43,8 @@ RANK_TOLERANCE = 1e-10
 STRICT = 1e-12
 """Violation beyond which the rounding of the functions is looked at."""
 
-CLOSE = 1e-4
-"""Violation up to which Newton's method asks whether what is left is rounding."""
+CLOSE, CLOSER = 1e-4, 1e-8
+"""Violations up to which Newton's method asks whether what is left is rounding; the second for large systems."""
 
 ROUNDING_WAYS, ROUNDING_STEP = 4, 1e-4
 """Directions in which the rounding of the functions is looked at, and steps relative to each coordinate."""
@@ -56,7 +58,50 @@ JACOBIAN_ERROR = 1e-4
 DIFFERENCE = 1e-6
 """Relative step of the differences that replace second derivatives where there are none."""
 
+FEW = 3
+"""Iterations up to which a budget with a warm start gets plain Gauss-Newton steps, where the Jacobian has structure."""
+
+FACTORS = 2**20
+"""Numbers in the factors of one batch: they stay in the cache, and memory of that size is used again."""
+
 Function = Callable[[Tensor], Tensor]
+
+
+class SparseJacobian:
+    """Derivatives that are zero but at fixed places, for ``Implicit(fn, jacobian=...)``: a residual on a grid, say.
+
+    J J^T is factorised in bands, chain by chain at once: 64 chains of 1024 equations in 2048 unknowns take a tenth of a
+    second a step. Every row may have about as many entries as the others; a total is a set of its own.
+
+    Args:
+        indices: (2, k): row, and coordinate in the flattened event, of every entry that may differ from zero.
+        values: (n, *event) -> (n, k), the entries.
+    """
+
+    def __init__(self, indices: Any, values: Function) -> None:
+        self.indices = torch.as_tensor(indices, dtype=torch.long).detach().cpu().clone()
+        self.values = values
+        if self.indices.ndim != 2 or len(self.indices) != 2:
+            raise ShapeError(f"indices of a sparse jacobian are (2, k), rows and coordinates; got {_shown(indices)}")
+        if not callable(values):
+            raise SettingError(f"values must be a function (n, *event) -> (n, k), got {type(values).__name__}")
+
+
+class JacobianProducts:
+    """Derivatives by their products alone, for ``Implicit(fn, jacobian=..., scale=...)``.
+
+    J J^T is never formed: conjugate gradients solve with it. Slow where it is badly conditioned; a ``SparseJacobian``
+    is faster where the places of the derivatives are known. Rows are not seen, so the violation needs a ``scale``.
+
+    Args:
+        forward: (z, v) -> J(z) v, (n, *event), (n, *event) -> (n, m), such as ``torch.func.jvp``.
+        back: (z, w) -> J(z)^T w, (n, *event), (n, m) -> (n, *event), such as ``torch.func.vjp``.
+    """
+
+    def __init__(self, forward: Callable[[Tensor, Tensor], Tensor], back: Callable[[Tensor, Tensor], Tensor]) -> None:
+        if not callable(forward) or not callable(back):
+            raise SettingError("JacobianProducts(forward, back) needs two functions, (z, v) -> J v and (z, w) -> J^T w")
+        self.forward, self.back = forward, back
 
 
 @register
@@ -84,7 +129,9 @@ class Implicit(Constraint):
         inequality: g, or None.
         jacobian: Derivatives (n, m, *event) of all rows, those of h first; by automatic differentiation if left
             out. If given, curvatures come from differences of it, as they do for functions that torch can
-            differentiate only once.
+            differentiate only once. A ``SparseJacobian`` or ``JacobianProducts`` for many equations, without
+            inequalities: then a budget of up to three iterations with a warm start takes plain Gauss-Newton steps,
+            z = y - J^T (J J^T)^-1 (h + J (y - z)), one factorisation each, which suits the steps of a loop.
         scale: Unit of the violation > 0: a number, or one for each row, those of h first.
         convex: Whether C is convex (h affine, g convex), as far as you know.
         starts: Points to start from, the first at y (or ``warm``), the others around it; the nearest result counts.
@@ -103,7 +150,7 @@ class Implicit(Constraint):
         fn: Function | None,
         inequality: Function | None = None,
         *,
-        jacobian: Function | None = None,
+        jacobian: Function | SparseJacobian | JacobianProducts | None = None,
         scale: Any = None,
         convex: bool = False,
         starts: int = 1,
@@ -111,12 +158,23 @@ class Implicit(Constraint):
         if fn is None and inequality is None:
             raise SettingError("Implicit needs an equation fn, an inequality, or both")
         for name, given in (("fn", fn), ("inequality", inequality), ("jacobian", jacobian)):
-            if given is not None and not callable(given):
+            known = isinstance(given, SparseJacobian | JacobianProducts)
+            if given is not None and not callable(given) and not known:
                 raise SettingError(f"{name} must be a function (n, *event) -> (n, m), got {type(given).__name__}")
+            if known and inequality is not None:
+                raise SettingError(
+                    "a sparse jacobian, or products, is for equations only; state the inequality as a set of its own, "
+                    "and take the intersection: Implicit(fn, jacobian=...) & Implicit(None, inequality)"
+                )
         self.fn, self.inequality, self.jacobian = fn, inequality, jacobian
         self.scale = None if scale is None else torch.as_tensor(scale, dtype=torch.float64).clone()
         if self.scale is not None and not bool(((self.scale > 0) & (self.scale < torch.inf)).all()):
             raise SettingError(f"scale must be finite and > 0, got {scale}; it is the size of fn that counts as one")
+        if isinstance(jacobian, JacobianProducts) and self.scale is None:
+            raise SettingError(
+                "products do not show the rows of a Jacobian, so the violation needs a unit: scale=, the size of fn "
+                "that counts as one"
+            )
         self.convex = bool(one_of(convex, "convex", (True, False)))
         self.starts, self.solid = whole_number(starts, "starts", 1), fn is None
         self._equation_count = 0 if fn is None else None
@@ -154,6 +212,7 @@ class Implicit(Constraint):
         if self.fn is None or self.inequality is None:
             return Parts(None, self) if self.fn is None else Parts(self, None)
         count, both = self._row_count(event), self.jacobian
+        assert both is None or callable(both)  # those with structure are for equations only
 
         def rows(some: slice) -> Function | None:
             return None if both is None else lambda z: both(z).reshape(len(z), -1, *z.shape[1:])[:, some]
@@ -181,13 +240,36 @@ class Implicit(Constraint):
                 self.equations(torch.zeros(1, *event, dtype=torch.float64))
         return self._equation_count or 0
 
+    def algebra(self, event: Event) -> Algebra:
+        """How Newton's steps handle the derivatives, for events of this shape."""
+        if not isinstance(self.jacobian, SparseJacobian | JacobianProducts):
+            return DENSE
+        key, given = tuple(event), self.jacobian
+        if key not in self._algebras:
+            rows, size = self._row_count(key), math.prod(key)
+            if isinstance(given, SparseJacobian):
+                self._algebras[key] = SparseRows(given.indices, rows, size)
+            else:
+                self._algebras[key] = ProductRows(*_on_flat(given, key, rows), rows, size)
+        return self._algebras[key]
+
+    def steps_plainly(self, event: Event, budget: Budget, warm: Tensor | None) -> bool:
+        """Whether a projection takes plain Gauss-Newton steps, as many as the budget has, and no search."""
+        return warm is not None and self.algebra(event) is not DENSE and 0 < budget.iterations <= FEW
+
+    @cached_property
+    def _algebras(self) -> dict[Event, Algebra]:
+        """Those that were asked for."""
+        return {}
+
     def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
         """log |det (I + sum_j a_j Hess h_j)| over the tangent space at z, where x - z = sum_j a_j grad h_j.
 
         For equations only, and up to LARGEST_TUBE coordinates; a chain where it is not finite gets zero.
         """
         size = math.prod(z.shape[1:])
-        if size > LARGEST_TUBE or self.inequalities(z[:1]).shape[1]:
+        products = isinstance(self.jacobian, JacobianProducts)
+        if size > LARGEST_TUBE or products or self.inequalities(z[:1]).shape[1]:
             return None
         with _own_mode():
             system, tile = _System(self, tuple(z.shape[1:])), self._tile(z)
@@ -208,7 +290,8 @@ class Implicit(Constraint):
 
     def _nearest(self, system: _System, y: Tensor, start: Tensor | None, budget: Budget) -> Projection:
         """The nearest of the points found from all starts."""
-        first = nearest(system, y, start, budget)
+        plain = start is not None and self.steps_plainly(system.event, budget, start)
+        first = nearest(system, y, start, budget) if start is None or not plain else anchored(system, y, start, budget)
         if self.starts == 1:
             return first
         around = y + norm(first.point - y)[:, None] * _directions(self.starts - 1, y)[:, None]
@@ -254,7 +337,11 @@ class Implicit(Constraint):
 
     def _tile(self, z: Tensor) -> int:
         """How many chains are worked on at once."""
-        size = math.prod(z.shape[1:])
+        size, algebra = math.prod(z.shape[1:]), self.algebra(tuple(z.shape[1:]))
+        if isinstance(algebra, SparseRows):
+            return max(1, FACTORS // algebra.bands.numbers)
+        if isinstance(algebra, ProductRows):
+            return max(1, TILE // max(1, size))
         if len(z) * size**2 <= TILE:  # there are no more rows than coordinates, in most cases
             return max(1, len(z))
         rows = self.residual(z[:1].to(torch.float64)).shape[1]
@@ -323,6 +410,7 @@ class _System:
 
     def __init__(self, owner: Implicit, event: Event) -> None:
         self.owner, self.event = owner, event
+        self.algebra = owner.algebra(event)
 
     def inequality(self, like: Tensor) -> Tensor:
         return torch.arange(like.shape[1], device=like.device) >= (self.owner.equation_count() or 0)
@@ -351,12 +439,13 @@ class _System:
             return self._differences(z, weights)
         return lambda v: _pull(gradient, leaf, v).detach()
 
-    def violation(self, values: Tensor, rows: Tensor, z: Tensor) -> Tensor:
-        """(n,) from values (n, m) and derivatives (n, m, d) at z. What is left close to the set may be rounding."""
+    def violation(self, values: Tensor, rows: Tensor, z: Tensor, *, rough: bool = False) -> Tensor:
+        """(n,) from values (n, m) and derivatives at z. What is left close to the set may be rounding."""
         found = self._in_units(values, rows, z, None)
         value = largest(found.violation())
-        close = torch.nonzero((value > STRICT) & (value < CLOSE)).flatten()
-        if self.owner.scale is not None or not len(close):
+        below = CLOSE if self.algebra is DENSE else CLOSER
+        close = torch.nonzero((value > STRICT) & (value < below)).flatten()
+        if rough or self.owner.scale is not None or not len(close):
             return value
         left = found.amount[close] - self.rounding(z[close], values[close], rows[close])
         value = value.clone()
@@ -368,7 +457,7 @@ class _System:
         if scale is None:
             assert rows is not None
             reach = z.abs() if lost is None else z.abs() + lost
-            return Excess(size, size + (rows.abs() * reach[:, None, :]).sum(2))
+            return Excess(size, size + self.algebra.terms(rows, reach))
         if scale.ndim > 1 or scale.numel() not in (1, values.shape[1]):
             raise ShapeError(f"scale has shape {tuple(scale.shape)} for {values.shape[1]} rows; give one number a row")
         return Excess(size, scale.to(values).expand_as(values))
@@ -395,9 +484,22 @@ class _System:
             rows: Its derivatives.
         """
         noise = self._noise(z)
-        usable = torch.isfinite(rows).all(2).all(1) & torch.isfinite(values).all(1)
-        slopes = torch.where(usable[:, None, None], rows, 0.0)
-        step = (torch.linalg.pinv(slopes) @ torch.where(usable[:, None], values, 0.0)[:, :, None]).squeeze(2)
+        if self.algebra is not DENSE:  # a factorisation, only for chains in which it can make a difference
+            left = self._in_units((values.abs() - noise).clamp_min(0.0), rows, z, None).violation()
+            some = torch.nonzero(largest(left) <= STRICT).flatten()
+            if not len(some):
+                return torch.zeros_like(noise)
+            if len(some) < len(z):
+                out = torch.zeros_like(noise)
+                out[some] = self._told_apart(z[some], values[some], rows[some], noise[some])
+                return out
+        return self._told_apart(z, values, rows, noise)
+
+    def _told_apart(self, z: Tensor, values: Tensor, rows: Tensor, noise: Tensor) -> Tensor:
+        """The noise, zero where a step of Newton's method gets nearer."""
+        usable = torch.isfinite(rows).flatten(1).all(1) & torch.isfinite(values).all(1)
+        slopes = torch.where(over_events(usable, rows), rows, 0.0)
+        step = self.algebra.shortest(slopes, torch.where(usable[:, None], values, 0.0))
         nearer = self.values(z - step).abs() < 0.5 * values.abs()
         return torch.where(nearer, 0.0, noise)
 
@@ -420,7 +522,7 @@ class _System:
         noise = self._noise(length)[0]
         for way in _directions(ROUNDING_WAYS, z):
             v = length * way
-            given, size = (rows @ v[:, :, None])[0, :, 0], (rows.abs() @ v.abs()[:, :, None])[0, :, 0]
+            given, size = self.algebra.apply(rows, v)[0], self.algebra.terms(rows, v.abs())[0]
             coarse, seen = (
                 (self.values(z + step * v) - self.values(z - step * v))[0] / (2 * step)
                 for step in (4 * SLOPE_STEP, SLOPE_STEP)
@@ -433,8 +535,17 @@ class _System:
         return None
 
     def _given(self, z: Tensor, rows: int) -> Tensor:
-        assert self.owner.jacobian is not None
-        out = self.owner.jacobian(z.reshape(len(z), *self.event))
+        given, points = self.owner.jacobian, z.reshape(len(z), *self.event)
+        assert given is not None
+        if isinstance(self.algebra, ProductRows):
+            return self.algebra.kept(z)
+        if isinstance(given, SparseJacobian) and isinstance(self.algebra, SparseRows):
+            entries, wanted = given.values(points), (len(z), given.indices.shape[1])
+            if not isinstance(entries, Tensor) or tuple(entries.shape) != wanted:
+                raise ShapeError(f"values of the sparse jacobian returned {_shown(entries)}; it must return {wanted}")
+            return self.algebra.kept(entries.to(torch.float64))
+        assert callable(given)
+        out = given(points)
         if not isinstance(out, Tensor) or out.numel() != len(z) * rows * z.shape[1]:
             raise ShapeError(f"jacobian returned {_shown(out)}; it must return {(len(z), rows, *self.event)}")
         return out.reshape(len(z), rows, z.shape[1]).to(torch.float64)
@@ -442,7 +553,7 @@ class _System:
     def _gradient(self, z: Tensor, weights: Tensor) -> Tensor:
         """sum_j weights_j grad c_j."""
         if self.owner.jacobian is not None:
-            return (weights[:, None, :] @ self._given(z, weights.shape[1])).squeeze(1)
+            return self.algebra.pull(self._given(z, weights.shape[1]), weights)
         with _differentiable(z) as leaf:
             return _pull(self.values(leaf), leaf, weights).detach()
 
@@ -474,6 +585,26 @@ def _shown(out: object) -> object:
 
 
 # ------------------------------------------------------------------ derivatives
+
+
+def _on_flat(
+    given: JacobianProducts, event: Event, rows: int
+) -> tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]:
+    """Both products for flat points and vectors (n, d), their shapes checked."""
+
+    def checked(out: Tensor, wanted: tuple[int, ...], name: str) -> Tensor:
+        if not isinstance(out, Tensor) or tuple(out.shape) != wanted:
+            raise ShapeError(f"{name} of JacobianProducts returned {_shown(out)}; it must return {wanted}")
+        return out.detach().to(torch.float64).reshape(len(out), -1)
+
+    def forward(z: Tensor, v: Tensor) -> Tensor:
+        n = len(z)
+        return checked(given.forward(z.reshape(n, *event), v.reshape(n, *event)), (n, rows), "forward")
+
+    def back(z: Tensor, w: Tensor) -> Tensor:
+        return checked(given.back(z.reshape(len(z), *event), w), (len(z), *event), "back")
+
+    return forward, back
 
 
 @contextmanager
@@ -516,6 +647,7 @@ def _log_determinant(system: _System, z: Tensor, offset: Tensor) -> Tensor:
     """log |det| over the tangent space of I + sum_j a_j Hess h_j, offset = sum_j a_j grad h_j."""
     n, d = z.shape
     _, rows = system.linearise(z)
+    rows = system.algebra.dense(rows) if isinstance(system.algebra, SparseRows) else rows
     finite = torch.isfinite(rows).all(2).all(1)
     rows = torch.where(finite[:, None, None], rows, 0.0)
     lengths = norm(rows.reshape(-1, d)).reshape(n, -1)

@@ -44,9 +44,11 @@ from casal.constraints.chains import (
 )
 from casal.constraints.conserved import MassEnergy, MassEnergyBox
 from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polytope, flat_parts
-from casal.constraints.implicit import Implicit
+from casal.constraints.implicit import Implicit, SparseJacobian
 from casal.constraints.round import AffineRound, Ball, Round, Sphere
 from casal.constraints.solvers.polyhedron import Polyhedron, nearest
+from casal.constraints.solvers.rows import uneven
+from casal.constraints.solvers.sparse_rows import SparseMatrix, stack
 from casal.constraints.solvers.splitting import Members, Near, admm, alternating, dykstra, dykstra_anywhere, separate
 from casal.constraints.vectors import ROUNDING, flat, norm
 from casal.errors import InfeasibleSet, SettingError
@@ -91,7 +93,8 @@ class Intersection(Constraint):
     - the nearest of the pieces, where a member is a union: each of its pieces meets the other members;
     - a quadratic programme, where all members are flat-sided (they give the rows of a polyhedron);
     - Dykstra's algorithm for other convex members: the nearest point, at a linear rate;
-    - Newton steps on the residuals where all members are smooth and have few equations;
+    - Newton steps on the residuals where all members are smooth and have few equations, or are equations with sparse
+      Jacobians (``SparseJacobian``) and linear equations;
     - ADMM (Douglas-Rachford, ``solvers.splitting.admm``) where they have many, and fast projections;
     - otherwise alternating projections. These three find a point near z, in general not the nearest.
 
@@ -148,7 +151,12 @@ class Intersection(Constraint):
         else:
             self._way = self._choose() if self._named is None else self._search_named(self._named)
             if self.smooth and not self.convex:
-                self._newton = Implicit(self.equations, self.inequalities)
+                sparse = _sparse_jacobian(self._parts)
+                self._newton = (
+                    Implicit(self.equations, self.inequalities)
+                    if sparse is None
+                    else Implicit(self.equations, jacobian=sparse)
+                )
 
     def _choose(self) -> Way:
         """The way for members that do not merge, from what they can do."""
@@ -351,12 +359,15 @@ class Intersection(Constraint):
 
     def _by_newton(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         """Newton's steps; where they get stuck, once more from where alternating projections lead."""
-        assert self._newton is not None
-        found = self._newton._solve(z, budget, warm)
+        newton = self._newton
+        assert newton is not None
+        found = newton._solve(z, budget, warm)
+        if newton.steps_plainly(tuple(z.shape[1:]), budget, warm):
+            return found
         left = torch.nonzero(~found.converged).flatten()
         if len(left):
             near = alternating(z[left], _maps(_thin_last(self._parts), self.members, ROUGH), ROUGH).point
-            again = self._newton._solve(z[left], budget, near)
+            again = newton._solve(z[left], budget, near)
             better = again.converged
             for whole, part in zip(found, again, strict=True):
                 whole[left[better]] = part[better]
@@ -382,6 +393,33 @@ class Intersection(Constraint):
         return self._polyhedra[key]
 
 
+def _sparse_jacobian(parts: Sequence[Constraint]) -> SparseJacobian | None:
+    """The derivatives of all equations, where the parts are linear equations and functions with sparse Jacobians."""
+    if not any(isinstance(part, Implicit) for part in parts):
+        return None
+    indices, functions, start = [], list[Callable[[Tensor], Tensor]](), 0
+    for part in parts:
+        if isinstance(part, Implicit) and isinstance(part.jacobian, SparseJacobian):
+            places, count = part.jacobian.indices, int(part.jacobian.indices[0].max()) + 1
+            functions.append(part.jacobian.values)
+        elif isinstance(part, Affine):
+            rows = part._rows if isinstance(part._rows, SparseMatrix) else SparseMatrix.from_dense(part._rows)
+            places, count = torch.stack([rows.rows, rows.columns]), len(rows)
+            functions.append(functools.partial(_constant, rows.values))
+        else:
+            return None
+        indices.append(places + torch.tensor([[start], [0]]))
+        start += count
+    whole = torch.cat(indices, dim=1)
+    if uneven(whole, start):
+        return None
+    return SparseJacobian(whole, lambda z: torch.cat([function(z) for function in functions], dim=1))
+
+
+def _constant(values: Tensor, z: Tensor) -> Tensor:
+    return values.to(z).expand(len(z), -1)
+
+
 # ------------------------------------------------------------------ surfaces that meet
 
 
@@ -399,7 +437,7 @@ def split(members: Sequence[Constraint], event: Event) -> tuple[list[Constraint]
 
 def meet(surfaces: Sequence[Constraint], event: Event) -> list[Constraint]:
     """Surfaces that meet, those that are linear equations and spheres as one in closed form."""
-    known = [(surface, surface._sphere_in_flat(event)) for surface in surfaces]
+    known = [(surface, surface.sphere_in_flat(event)) for surface in surfaces]
     round_or_flat = [found for _, found in known if found is not None]
     # Bounds that fix coordinates are written as equations beside other surfaces.
     bounds = any(found is not None and _has_inequalities(surface, event) for surface, found in known)
@@ -445,7 +483,7 @@ def _sphere_in_flats(parts: Sequence[SphereInFlat], event: Event) -> Constraint 
     center, radius = spheres[0]
     middle = None if center is None else marked(raw(center).reshape(-1, *event), isinstance(center, PerChain))
     sphere = Sphere(radius, middle)
-    return AffineRound(flat_part, sphere).parts(event).surface if len(flat_part._basis) else sphere
+    return AffineRound(flat_part, sphere).parts(event).surface if flat_part.rank else sphere
 
 
 # ------------------------------------------------------------------ pieces of unions
@@ -587,7 +625,7 @@ def _pair(a: Constraint, b: Constraint) -> Constraint | None:
 
 
 def _equations(a: Affine, b: Affine) -> Affine:
-    return Affine(torch.cat([a.A, b.A]), join(a.b, b.b))
+    return Affine(stack(a.A, b.A), join(a.b, b.b))
 
 
 def _equations_cut_round(a: Affine, b: AffineRound) -> AffineRound:
@@ -598,7 +636,7 @@ def _equation_and_bounds(a: Affine, b: Box) -> BoxHyperplane | None:
     if len(a.A) != 1 or event_shape(b.low).numel() not in (1, a.A.shape[1]):
         return None
     level = PerChain(a.b.values[:, 0]) if isinstance(a.b, PerChain) else float(a.b[0])
-    return BoxHyperplane(b.low, b.high, a.A[0], level)
+    return BoxHyperplane(b.low, b.high, (a.A if isinstance(a.A, Tensor) else a.A.to_dense())[0], level)
 
 
 def _bounds(a: Box, b: Box) -> Box:

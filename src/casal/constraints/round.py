@@ -208,7 +208,7 @@ class Sphere(Round):
     def reach(self, event: Event) -> float | None:
         return smallest_positive(self.radius)
 
-    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
         size = torch.Size(event).numel()
         nothing = torch.zeros(0, size, dtype=torch.float64)
         center = self.center
@@ -306,7 +306,7 @@ class AffineRound(Constraint):
             )
         self._gap = gap
         self._radius = derive(_leg, radius, gap)
-        self._axis = self._inside_direction(size)
+        self._axis = flat_part.inside_direction()
         self._made: dict[Any, Any] = {}
         if self._axis is None and not self.convex:
             bad = first_failure(lambda r, g, R: r <= 1e-6 * torch.maximum(R, g), self._radius, gap, radius)
@@ -315,15 +315,6 @@ class AffineRound(Constraint):
 
     def __repr__(self) -> str:
         return f"({self.flat_part!r} & {self.round_part!r})"
-
-    def _inside_direction(self, size: int) -> Tensor | None:
-        """A fixed unit vector with A v = 0, or None if there is none."""
-        basis = self.flat_part._basis
-        left = torch.eye(size, dtype=torch.float64) - basis.T @ basis
-        best = int(left.diagonal().argmax())
-        if float(left[best, best]) < 1e-9:
-            return None
-        return left[best] / torch.linalg.vector_norm(left[best])
 
     def validate(self, event: Event) -> None:
         self.flat_part.validate(event)
@@ -339,13 +330,13 @@ class AffineRound(Constraint):
         if self.convex:
             return None
         inside = flat(self.flat_part._project(x))
-        return shell_tube(inside - spread(self._foot, inside), each(self._radius, x), 1 + len(self.flat_part._basis))
+        return shell_tube(inside - spread(self._foot, inside), each(self._radius, x), 1 + self.flat_part.rank)
 
     def codimension(self, event: Event) -> int | None:
         surface = self.parts(event).surface
         if surface is not self:
             return 0 if surface is None else surface.codimension(event)
-        return len(self.flat_part._basis) + 1
+        return self.flat_part.rank + 1
 
     def reach(self, event: Event) -> float | None:
         return super().reach(event) if self.parts(event).surface is not self else smallest_positive(self._radius)
@@ -363,21 +354,22 @@ class AffineRound(Constraint):
                 "in some chains the equations touch the ball in one point, in others they cut it: sets of different "
                 "dimension; sample those chains in runs of their own (constraint.take)"
             )
-        return Parts(self.flat_part, self.round_part) if len(self.flat_part._basis) else self.round_part.parts(event)
+        return Parts(self.flat_part, self.round_part) if self.flat_part.rank else self.round_part.parts(event)
 
-    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        whole = None if self.convex else self.round_part._sphere_in_flat(event)
-        return None if whole is None else whole._replace(matrix=self.flat_part.A, level=self.flat_part.b)
+    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        whole = None if self.convex else self.round_part.sphere_in_flat(event)
+        known = self.flat_part.sphere_in_flat(event)
+        return None if whole is None or known is None else whole._replace(matrix=known.matrix, level=known.level)
 
     def _project_fast(self, z: Tensor) -> Tensor:
         """u = (I - B^T B)(z - c), B an orthonormal basis of the rows of A."""
         self._check_chains(z)
         y = flat(z)
-        basis, foot, center, radius, aside = once(self._made, z, lambda: self._constants(y))
+        foot, center, radius, aside = once(self._made, z, lambda: self._constants(y))
         if aside is None:
             return foot.expand(len(z), -1).reshape(z.shape)
         offset = y if center is None else y - center
-        inside = torch.addmm(offset, offset @ basis.T, basis, alpha=-1.0)
+        inside = self.flat_part.inside(offset)
         factor, length = shell_factor(inside, radius)
         if self.convex:
             factor = torch.where(length > radius, factor, torch.ones_like(factor))
@@ -387,11 +379,11 @@ class AffineRound(Constraint):
     def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
         return raw(self._foot).reshape(-1, *event), raw(as_rows(self._radius)).reshape(-1)
 
-    def _constants(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None, float | Tensor, Tensor | None]:
-        """B, q, c, r and the shortest step inside the flat, in the dtype of y (n, d)."""
+    def _constants(self, y: Tensor) -> tuple[Tensor, Tensor | None, float | Tensor, Tensor | None]:
+        """q, c, r and the shortest step inside the flat, in the dtype of y (n, d)."""
         center = None if self._center is None else spread(self._center, y)
         aside = None if self._axis is None else shortest(y.dtype) * self._axis.to(y)
-        return self.flat_part._basis.to(y), spread(self._foot, y), center, column(self._radius, y), aside
+        return spread(self._foot, y), center, column(self._radius, y), aside
 
     def within(self, space: Subspace) -> Constraint | None:
         flat_part, round_part = self.flat_part.within(space), self.round_part.within(space)
@@ -405,8 +397,7 @@ class AffineRound(Constraint):
             return foot.expand(len(z), -1).reshape(z.shape)
         direction = unit(inside, self._axis.to(z))
         # Rounding leaves a normal part in a small offset; once more inside the flat, once more to length one.
-        basis = self.flat_part._basis.to(z)
-        direction = unit(direction - (direction @ basis.T) @ basis, self._axis.to(z))
+        direction = unit(self.flat_part.inside(direction), self._axis.to(z))
         shell = foot + radius * direction
         if self.convex:
             within = (norm(inside) <= each(self._radius, z))[:, None]

@@ -8,6 +8,7 @@ from typing import Any
 
 from casal.constraints.base import SETS, Constraint, build
 from casal.constraints.chains import PerChain
+from casal.constraints.solvers.sparse_rows import SparseMatrix
 from casal.errors import SettingError
 
 
@@ -32,6 +33,8 @@ def constraint_from_spec(spec: Mapping[str, Any] | str) -> Constraint:
 
 def _decode(value: Any) -> Any:
     """The reverse of ``encode``, except that tensors stay lists: the constructors of sets take both."""
+    if isinstance(value, Mapping) and "sparse" in value:
+        return SparseMatrix(**{name: _decode(part) for name, part in value["sparse"].items()})
     if isinstance(value, Mapping):
         return PerChain(_decode(value["per_chain"])) if "per_chain" in value else constraint_from_spec(value)
     if isinstance(value, list):

@@ -41,6 +41,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints.base import Budget, Projection
+from casal.constraints.solvers.rows import DENSE, Algebra
 from casal.constraints.vectors import EPSILON, LARGEST, norm, over_events
 from casal.linalg import conjugate_gradients
 
@@ -78,12 +79,21 @@ INNER_STEPS = 100
 """Most conjugate gradient steps."""
 BLOCKED = 3
 """How often a tangential step may run into a row that was not active, before it is cut short there."""
+ASTRAY = 1e-2
+"""Violation up to which a plain Gauss-Newton step is taken as it is."""
 HALVINGS = 12
 """Most halvings of a step that failed, at once."""
 
 
 class System(Protocol):
-    """Rows c(z), their derivatives, and their violation; points are (n, d)."""
+    """Rows c(z), their derivatives, and their violation; points are (n, d).
+
+    Derivatives are tensors (n, ...) in the form that ``algebra`` reads: (n, r, d) for ``DENSE``. Inequalities need it.
+    """
+
+    @property
+    def algebra(self) -> Algebra:
+        """What is done with the derivatives."""
 
     def inequality(self, like: Tensor) -> Tensor:
         """(r,) bool: which of the rows of ``like`` (n, r) ask for c <= 0 instead of c = 0."""
@@ -92,13 +102,13 @@ class System(Protocol):
         """c(z), (n, r)."""
 
     def linearise(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """c(z), (n, r), and its Jacobian, (n, r, d)."""
+        """c(z), (n, r), and its Jacobian."""
 
     def curvature(self, z: Tensor, weights: Tensor) -> Callable[[Tensor], Tensor]:
         """v -> (sum_j weights_j Hess c_j) v at z, weights (n, r)."""
 
-    def violation(self, values: Tensor, rows: Tensor, z: Tensor) -> Tensor:
-        """(n,), from c(z) and its Jacobian (n, r, d)."""
+    def violation(self, values: Tensor, rows: Tensor, z: Tensor, *, rough: bool = False) -> Tensor:
+        """(n,), from c(z) and its Jacobian; ``rough`` need not ask what the rounding of c is."""
 
 
 class _Point(NamedTuple):
@@ -127,7 +137,7 @@ class _Tangent(NamedTuple):
     Attributes:
         active: (n, r) bool, rows that take part.
         factor: L with L L^T = U U^T over the active rows.
-        basis: L^-1 U: an orthonormal basis of the normal space, (n, r, d), zero for other rows.
+        basis: Of the normal space: L^-1 U, (n, r, d), zero for other rows, if U is dense; else U.
         normal: n, (n, d), no longer than 0.9 radii.
         forces: (n, r), -normal = U^T forces.
         pull: (z - y) / scale, (n, d).
@@ -197,14 +207,15 @@ def _choose(mask: Tensor, one: Parts, other: Parts) -> Parts:
 def _look(system: System, z: Tensor) -> _Point:
     """Evaluate; a point where anything is not finite gets an infinite violation and harmless numbers."""
     values, rows = system.linearise(z)
-    lengths = norm(rows.reshape(-1, rows.shape[2])).reshape(values.shape)
+    lengths = system.algebra.lengths(rows)
     finite = torch.isfinite(values).all(1) & torch.isfinite(lengths).all(1)
     values = torch.where(finite[:, None], values, torch.ones_like(values))
     lengths = torch.where(finite[:, None], lengths, torch.zeros_like(lengths))
     lengths = torch.where(lengths * (1.0 + norm(z))[:, None] > VANISHING * values.abs(), lengths, 0.0)
     safe = torch.where(lengths > 0, lengths, 1.0)
-    unit = torch.where((finite[:, None] & (lengths > 0))[:, :, None], rows, 0.0) / safe[:, :, None]
-    violation = system.violation(values, torch.where((lengths > 0)[:, :, None], rows, 0.0), z)
+    unit = system.algebra.scaled(rows, finite[:, None] & (lengths > 0), safe)
+    known = system.algebra.scaled(rows, lengths > 0, torch.ones_like(safe))
+    violation = system.violation(values, known, z)
     violation = torch.where(finite & torch.isfinite(violation), violation, torch.full_like(violation, torch.inf))
     return _Point(z, values / safe, unit, lengths, violation, system.inequality(values).expand_as(values))
 
@@ -250,6 +261,37 @@ def nearest(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> 
     return found
 
 
+def anchored(system: System, y: Tensor, start: Tensor, budget: Budget) -> Projection:
+    """A few plain Gauss-Newton steps z <- y - U^T (U U^T)^-1 (gap + U (y - z)) from a point close by.
+
+    One factorisation and one evaluation of the Jacobian a step, and no search: what a loop takes between two
+    projections that converge. A chain whose violation ends above ASTRAY is handed to ``nearest``.
+
+    Args:
+        system: The rows, equations only.
+        y: Anchors (n, d), finite float64.
+        start: (n, d), such as the projection of the step before.
+        budget: At least one iteration. A violation within the tolerance counts as converged, nearest or not.
+    """
+    algebra, z = system.algebra, start
+    for _ in range(budget.iterations):
+        values, rows = system.linearise(z)
+        lengths = algebra.lengths(rows)
+        usable = (lengths > 0) & torch.isfinite(lengths) & torch.isfinite(values)
+        safe = torch.where(usable, lengths, 1.0)
+        unit = algebra.scaled(rows, usable, safe)
+        reach = torch.where(usable, values / safe + algebra.apply(unit, y - z), 0.0)
+        z = y - algebra.pull(unit, algebra.solve(algebra.factorise(algebra.gram(unit), usable), reach))
+    left = system.violation(system.values(z), rows, z, rough=True)
+    usable = torch.isfinite(z).all(1) & (left <= ASTRAY)
+    found = Projection(z, left <= budget.tolerance, torch.full_like(usable, budget.iterations, dtype=torch.long), left)
+    lost = torch.nonzero(~usable).flatten()
+    if len(lost):
+        for whole, part in zip(found, nearest(system, y[lost], start[lost], budget), strict=True):
+            whole[lost] = part
+    return found
+
+
 def _without_noise(system: System, y: Tensor, found: Projection, budget: Budget) -> Projection:
     """Coordinates that are nothing but the rounding of the steps from y become zero, where that ends a descent.
 
@@ -291,7 +333,7 @@ def _descend(system: System, y: Tensor, start: Tensor | None, budget: Budget) ->
     scale = 1.0 + norm(y).clamp_max(LARGEST)
     chains = _Chains(live, y, scale, zero, zero, zero + torch.inf, zero == 0, 0 * live, 0 * live)
     chains = chains._replace(radius=_first_radius(here, chains))
-    tangent = _tangent_at(here, chains)
+    tangent = _tangent_at(system.algebra, here, chains)
     for iteration in range(budget.iterations + 1):
         chains = _progress(chains, here, tangent, budget.tolerance)
         converged, stopped = _finished(chains, here, tangent, budget.tolerance)
@@ -332,8 +374,9 @@ def _begin(system: System, here: _Point, start: Tensor | None) -> _Point:
 
 def _nearly_linear(system: System, here: _Point) -> Tensor:
     """Whether one Gauss-Newton step closes all but a hundredth of the gap, so that it can be trusted from far away."""
-    gram, active = here.unit @ here.unit.mT, here.lengths > 0
-    normal = -_pull_back(here.unit, torch.cholesky_solve(here.gap[:, :, None], _factorise(gram, active)).squeeze(2))
+    algebra = system.algebra
+    factor = algebra.factorise(algebra.gram(here.unit), here.lengths > 0)
+    normal = -algebra.pull(here.unit, algebra.solve(factor, here.gap))
     left = system.values(here.z + normal) / here.units
     return torch.isfinite(here.violation) & (norm(left) <= 0.01 * norm(here.gap))
 
@@ -385,47 +428,55 @@ def _first_radius(here: _Point, chains: _Chains) -> Tensor:
     return torch.minimum(2.0 * step, FARTHEST * (1.0 + norm(here.z)))
 
 
-def _tangent_at(here: _Point, chains: _Chains) -> _Tangent:
+def _tangent_at(algebra: Algebra, here: _Point, chains: _Chains) -> _Tangent:
     """The active rows of the linearised problem, its normal step, and what is left of the optimality conditions.
 
     Where the rows contradict each other, or nearly do, the normal step leaves the trust region. Then they need not
     hold exactly: U U^T gets a Levenberg ridge, and at last the step is cut.
     """
-    gram = here.unit @ here.unit.mT
+    gram = algebra.gram(here.unit)
     longest = 0.9 * chains.radius
-    active, forces = _linear_problem(here, chains, gram, 0.0)
-    normal = -_pull_back(here.unit, forces)
+    active, forces, known = _linear_problem(algebra, here, chains, gram, 0.0)
+    factor: Tensor | None = known
+    normal = -algebra.pull(here.unit, forces)
     for ridge in RIDGES if here.gap.shape[1] > 1 else ():
         long = norm(normal) > longest
         if not bool(long.any()):
             break
-        other, weaker = _linear_problem(here, chains, gram, ridge)
+        other, weaker, _ = _linear_problem(algebra, here, chains, gram, ridge)
+        if bool(here.inequality.any()):
+            factor = None  # other rows may take part now
         active, forces = torch.where(long[:, None], other, active), torch.where(long[:, None], weaker, forces)
-        normal = -_pull_back(here.unit, forces)
+        normal = -algebra.pull(here.unit, forces)
     share = _cut_to_radius(normal, longest)[:, None]
-    return _tangent_of(here, chains, gram, active, share * forces)
+    factor = algebra.factorise(gram, active) if factor is None else factor
+    return _tangent_of(algebra, here, chains, factor, active, share * forces)
 
 
-def _linear_problem(here: _Point, chains: _Chains, gram: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """Active rows, and the forces f of the normal step -U^T f: (U U^T + ridge) f = gap over those rows."""
+def _linear_problem(
+    algebra: Algebra, here: _Point, chains: _Chains, gram: Tensor, ridge: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Active rows, the forces f of the normal step -U^T f, (U U^T + ridge) f = gap over those rows, and the factor."""
     active = here.lengths > 0
     if bool(here.inequality.any()):
         # Towards the anchor, but not farther than the radius: the same answer once the steps are short.
         away = chains.y - here.z
         radius = torch.maximum(chains.radius, 1e-9 * (1.0 + norm(here.z)))
-        reach = here.gap + _apply_rows(here.unit, _cut_to_radius(away, radius)[:, None] * away)
+        reach = here.gap + algebra.apply(here.unit, _cut_to_radius(away, radius)[:, None] * away)
         active = _active_rows(gram, reach, active, here.inequality, ridge)
     gap = torch.where(active, here.gap, torch.zeros_like(here.gap))
-    return active, torch.cholesky_solve(gap[:, :, None], _factorise(gram, active, ridge)).squeeze(2)
+    factor = algebra.factorise(gram, active, ridge)
+    return active, algebra.solve(factor, gap), factor
 
 
-def _tangent_of(here: _Point, chains: _Chains, gram: Tensor, active: Tensor, forces: Tensor) -> _Tangent:
+def _tangent_of(
+    algebra: Algebra, here: _Point, chains: _Chains, factor: Tensor, active: Tensor, forces: Tensor
+) -> _Tangent:
     """The tangent space of the active rows, the normal step there, and the error of the optimality conditions."""
-    factor = _factorise(gram, active)
-    basis = torch.linalg.solve_triangular(factor, here.unit * active[:, :, None], upper=False)
-    normal = -_pull_back(here.unit, forces)
+    basis = algebra.basis(here.unit, factor, active)
+    normal = -algebra.pull(here.unit, forces)
     pull = (here.z - chains.y) / chains.scale[:, None]
-    slide = _tangential(basis, pull)
+    slide = algebra.tangential(basis, factor, pull)
     angle, size = norm(slide), norm(pull)
     # The rounding of z - y has a tangential part of its own.
     noise = 4 * EPSILON * here.z.shape[1] ** 0.5 * (norm(here.z) / chains.scale + 1.0)
@@ -435,22 +486,6 @@ def _tangent_of(here: _Point, chains: _Chains, gram: Tensor, active: Tensor, for
     angle = torch.maximum(angle, loose / size)
     error = torch.maximum(angle, norm(here.open(here.gap)) / size)
     return _Tangent(active, factor, basis, normal, forces, pull, slide, angle, error)
-
-
-def _factorise(gram: Tensor, active: Tensor, ridge: float = 0.0) -> Tensor:
-    """Cholesky factor of U U^T + ridge over the active rows (one elsewhere), with more of it if it does not exist."""
-    both = active[:, :, None] & active[:, None, :]
-    matrix = torch.where(both, gram, torch.zeros_like(gram))
-    ridge = max(ridge, EPSILON * 4 * gram.shape[1])
-    diagonal = torch.where(active, torch.full_like(gram[:, 0], ridge), torch.ones_like(gram[:, 0]))
-    factor, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed(diagonal))
-    while bool((info > 0).any()):
-        ridge *= 100.0
-        again, info_again = torch.linalg.cholesky_ex(matrix + torch.diag_embed(diagonal.clamp_min(ridge)))
-        failed = info > 0
-        factor = torch.where(failed[:, None, None], again, factor)
-        info = torch.where(failed, info_again, torch.zeros_like(info))
-    return factor
 
 
 def _active_rows(gram: Tensor, reach: Tensor, usable: Tensor, inequality: Tensor, ridge: float) -> Tensor:
@@ -466,9 +501,9 @@ def _active_rows(gram: Tensor, reach: Tensor, usable: Tensor, inequality: Tensor
     chances = torch.full_like(fewest, 3)
     for _ in range(20 + 4 * rows):
         rhs = torch.where(active, reach, torch.zeros_like(reach))
-        multipliers = torch.cholesky_solve(rhs[:, :, None], _factorise(gram, active, ridge)).squeeze(2)
+        multipliers = DENSE.solve(DENSE.factorise(gram, active, ridge), rhs)
         multipliers = torch.where(active, multipliers, torch.zeros_like(multipliers))
-        slack = _apply_rows(gram, multipliers) - reach
+        slack = DENSE.apply(gram, multipliers) - reach
         noise = 1e-13 * (multipliers.abs().amax(1) + reach.abs().amax(1))[:, None]
         wrong = inequality & usable & torch.where(active, multipliers < -noise, slack < -noise)
         count = wrong.sum(1)
@@ -483,22 +518,6 @@ def _active_rows(gram: Tensor, reach: Tensor, usable: Tensor, inequality: Tensor
     return active
 
 
-def _apply_rows(matrix: Tensor, v: Tensor) -> Tensor:
-    """(n, r, d) times (n, d); not by a matrix product, whose rounding depends on the number of chains."""
-    return (matrix * v[:, None, :]).sum(2)
-
-
-def _pull_back(matrix: Tensor, v: Tensor) -> Tensor:
-    """Transpose of (n, r, d) times (n, r)."""
-    return (matrix * v[:, :, None]).sum(1)
-
-
-def _tangential(basis: Tensor, v: Tensor) -> Tensor:
-    """P_T v; the second pass removes what the rounding of the basis left."""
-    v = v - _pull_back(basis, _apply_rows(basis, v))
-    return v - _pull_back(basis, _apply_rows(basis, v))
-
-
 def _cut_to_radius(v: Tensor, radius: Tensor) -> Tensor:
     """The factor <= 1 that brings v into the radius."""
     return (radius / norm(v).clamp_min(1e-300)).clamp_max(1.0)
@@ -509,8 +528,8 @@ def _cut_to_radius(v: Tensor, radius: Tensor) -> Tensor:
 
 def _plan(system: System, here: _Point, tangent: _Tangent, chains: _Chains, *, first: bool) -> _Step:
     """Normal and tangential step inside the trust region."""
-    along = -_apply_rows(tangent.basis, tangent.pull)
-    multipliers = torch.linalg.solve_triangular(tangent.factor.mT, along[:, :, None], upper=True).squeeze(2)
+    algebra = system.algebra
+    multipliers = -algebra.shares(tangent.basis, tangent.factor, tangent.pull)
     multipliers = here.open(multipliers + tangent.forces / chains.scale[:, None])
     multipliers = torch.where(tangent.active, multipliers, torch.zeros_like(multipliers))
     bend = system.curvature(here.z, multipliers / here.units)
@@ -525,39 +544,44 @@ def _plan(system: System, here: _Point, tangent: _Tangent, chains: _Chains, *, f
         if first:
             gradient = gradient + (NUDGE * norm(normal) / chains.scale)[:, None] * _aside_direction(normal)
         left = (chains.radius.square() - normal.square().sum(1)).clamp_min(0.0).sqrt()
-        slide, curved = _slide(hessian, tangent.basis, gradient, tangent.angle, left)
+        slide, curved = _slide(algebra, hessian, tangent, gradient, left)
         if not bool(here.inequality.any()):
             break
         share, blocking = _block(here, tangent, normal, slide)
         if attempt == BLOCKED or not bool(blocking.any()):
             slide, curved = share[:, None] * slide, share[:, None] * curved
             break
-        gram, active = here.unit @ here.unit.mT, tangent.active | blocking
+        active = tangent.active | blocking
         gap = torch.where(active, here.gap, torch.zeros_like(here.gap))
-        forces = torch.cholesky_solve(gap[:, :, None], _factorise(gram, active)).squeeze(2)
+        factor = algebra.factorise(algebra.gram(here.unit), active)
+        forces = algebra.solve(factor, gap)
         forces = torch.where(blocking.any(1, keepdim=True), forces, tangent.forces)
-        forces = forces * _cut_to_radius(_pull_back(here.unit, forces), 0.9 * chains.radius)[:, None]
-        tangent = _tangent_of(here, chains, gram, active, forces)
+        forces = forces * _cut_to_radius(algebra.pull(here.unit, forces), 0.9 * chains.radius)[:, None]
+        tangent = _tangent_of(algebra, here, chains, factor, active, forces)
     slides = (chains.slow < CRAWL)[:, None]
     return _Step(normal + torch.where(slides, slide, 0.0), bent + torch.where(slides, curved, 0.0), multipliers)
 
 
 def _slide(
-    hessian: Callable[[Tensor], Tensor], basis: Tensor, gradient: Tensor, angle: Tensor, radius: Tensor
+    algebra: Algebra, hessian: Callable[[Tensor], Tensor], tangent: _Tangent, gradient: Tensor, radius: Tensor
 ) -> tuple[Tensor, Tensor]:
     """argmin 1/2 t.H t + gradient.t over the tangent space and |t| <= radius, and H times it."""
-    size = torch.linalg.vector_norm(_tangential(basis, gradient), dim=1)
+
+    def project(v: Tensor) -> Tensor:
+        return algebra.tangential(tangent.basis, tangent.factor, v)
+
+    size = torch.linalg.vector_norm(project(gradient), dim=1)
     rounding = 1e-15 * torch.linalg.vector_norm(gradient, dim=1)
-    aim = torch.maximum(size * angle.clamp(1e-10, 0.1), 0.1 * rounding)
+    aim = torch.maximum(size * tangent.angle.clamp(1e-10, 0.1), 0.1 * rounding)
     floor = torch.where(size > rounding, aim.square(), torch.inf)
     steps = min(INNER_STEPS, gradient.shape[1])
-    return conjugate_gradients(hessian, -gradient, floor, steps, project=lambda v: _tangential(basis, v), radius=radius)
+    return conjugate_gradients(hessian, -gradient, floor, steps, project=project, radius=radius)
 
 
 def _block(here: _Point, tangent: _Tangent, normal: Tensor, slide: Tensor) -> tuple[Tensor, Tensor]:
     """The share of the tangential step up to the first row that is not active, and that row (one-hot)."""
-    before = here.gap + _apply_rows(here.unit, normal)
-    ahead = _apply_rows(here.unit, slide)
+    before = here.gap + DENSE.apply(here.unit, normal)
+    ahead = DENSE.apply(here.unit, slide)
     meets = here.inequality & ~tangent.active & (ahead > 0) & (before + ahead > 1e-13 * (1.0 + norm(here.z))[:, None])
     room = torch.where(meets, (-before).clamp_min(0.0) / torch.where(meets, ahead, 1.0), torch.inf)
     share, row = room.min(1)
@@ -574,7 +598,7 @@ def _try_step(
     there = _look(system, here.z + step)
     finite = torch.isfinite(there.violation)
     trial = torch.where(finite[:, None], there.gap * (there.units / here.units), torch.zeros_like(there.gap))
-    linear = here.gap + _apply_rows(here.unit, move.step)
+    linear = here.gap + system.algebra.apply(here.unit, move.step)
     theta, modelled, reached = (norm(here.open(gap)) for gap in (here.gap, linear, trial))
 
     slope = (tangent.pull * step).sum(1)
@@ -590,13 +614,13 @@ def _try_step(
     lower = finite & (gained >= SHARE * promised - rounding) & (promised > 0)
 
     chains = chains._replace(weight=weight)
-    tangent_there = _tangent_at(there, chains)
+    tangent_there = _tangent_at(system.algebra, there, chains)
     taken = lower | (finite & (tangent_there.error <= 0.5 * chains.best))
 
     error = torch.where(finite[:, None], trial - linear, torch.zeros_like(trial))
     shorter = torch.full_like(length, 0.1)
     if not bool(taken.all()):
-        shorter = torch.where(finite, _shorter(here, error, power, step, slope, chains), shorter)
+        shorter = torch.where(finite, _shorter(system.algebra, here, error, power, step, slope, chains), shorter)
     longer = torch.where(gained > 0.99 * promised, 10.0, 3.0) * length
     grown = torch.where(gained > 0.7 * promised, torch.maximum(chains.radius, longer), chains.radius)
     grown = torch.where(lower & (gained < 0.1 * promised), 0.5 * length, grown)
@@ -609,7 +633,9 @@ def _try_step(
     here, tangent = _choose(taken, there, here), _choose(taken, tangent_there, tangent)
     again = torch.nonzero(~taken | (norm(tangent.normal) > 0.9 * radius)).flatten()
     if len(again):
-        for whole, part in zip(tangent, _tangent_at(_take(here, again), _take(chains, again)), strict=True):
+        for whole, part in zip(
+            tangent, _tangent_at(system.algebra, _take(here, again), _take(chains, again)), strict=True
+        ):
             whole[again] = part
     return here, tangent, chains
 
@@ -619,22 +645,25 @@ def _correct(system: System, here: _Point, tangent: _Tangent, step: Tensor) -> t
 
     A step along a curved set leaves it to second order, and would be refused for that (the Maratos effect).
     """
-    linear, lengths = here.gap + _apply_rows(here.unit, step), here.units
+    algebra = system.algebra
+    linear, lengths = here.gap + algebra.apply(here.unit, step), here.units
     bent, longest, small = step, 0.5 * norm(step), torch.ones_like(step[:, 0], dtype=torch.bool)
     for _ in range(CORRECTIONS):
         error = system.values(here.z + bent) / lengths - linear
         usable = small & torch.isfinite(error).all(1)
         error = torch.where(tangent.active & usable[:, None], error, 0.0)
-        bent = bent - _pull_back(here.unit, torch.cholesky_solve(error[:, :, None], tangent.factor).squeeze(2))
+        bent = bent - algebra.pull(here.unit, algebra.solve(tangent.factor, error))
         small = usable & (norm(bent - step) <= longest)
         bent = torch.where(small[:, None], bent, step)
     return bent, torch.where(small, 2.0 + CORRECTIONS, 2.0).to(step)
 
 
-def _shorter(here: _Point, error: Tensor, power: Tensor, step: Tensor, slope: Tensor, chains: _Chains) -> Tensor:
+def _shorter(
+    algebra: Algebra, here: _Point, error: Tensor, power: Tensor, step: Tensor, slope: Tensor, chains: _Chains
+) -> Tensor:
     """The share of a failed step where the merit is least, with c + share U s + share^power error for its rows."""
     share = (0.5 ** torch.arange(1, HALVINGS + 1, dtype=step.dtype, device=step.device))[:, None]
-    ahead = _apply_rows(here.unit, step)[:, None]
+    ahead = algebra.apply(here.unit, step)[:, None]
     gap = here.gap[:, None] + share * ahead + share ** power[:, None, None] * error[:, None]
     theta = torch.linalg.vector_norm(torch.where(here.inequality[:, None], gap.clamp_min(0.0), gap), dim=2)
     half = 0.5 * step.square().sum(1) / chains.scale
