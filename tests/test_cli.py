@@ -66,13 +66,28 @@ def test_run_writes_tables_and_a_picture(tmp_path: Path) -> None:
     assert "</svg>" in (tmp_path / "particle.svg").read_text(encoding="utf-8")
 
 
+def test_a_seed_reaches_the_experiments_that_take_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seeded(seed: int, quick: bool, labels: object, tell: object) -> Outcome:
+        return Outcome("seeded", [], settings={"seed": seed}, records={"case": {"error": [0.5]}})
+
+    mine = Experiment("seeded", "?", (), lambda quick, labels, tell: seeded(0, quick, labels, tell), run_seed=seeded)
+    monkeypatch.setattr(cli, "EXPERIMENTS", {**cli.EXPERIMENTS, "seeded": mine})
+    for seed in (0, 7):
+        folder = tmp_path / str(seed)
+        assert run(app, ["run", "seeded", "--seed", str(seed), "--out", str(folder)]).exit_code == 0
+        record = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        assert record["settings"]["seed"] == seed and record["records"] == {"case": {"error": [0.5]}}
+    refused = run(app, ["run", "particle", "--seed", "7", "--out", str(tmp_path / "no")])
+    assert refused.exit_code != 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["run", "nothing"], "particle, field"),
         (["run", "particle", "--method", "magic"], "WeightedCASAL"),
         (["reproduce", "--only", "nothing"], "particle, field"),
-        (["bench", "--only", "nothing"], "field, burgers, projections, feasibility, memory"),
+        (["bench", "--only", "nothing"], "field, burgers, projections, feasibility, sparse, memory"),
         (["list", "--module", "no_such_module"], "no module 'no_such_module'"),
     ],
 )

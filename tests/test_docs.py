@@ -154,7 +154,7 @@ def test_the_examples_of_sets_run() -> None:
     runnable = [block for block in blocks if "target, constraint, method" not in block]
     for block in runnable:
         exec(block, known)
-    assert len(runnable) == 3
+    assert len(runnable) == 4
     result = known["result"]
     assert bool(result.certificate.feasible.all())
     assert torch.allclose(result.samples.sum(1), known["M"].double(), atol=1e-10)

@@ -33,7 +33,13 @@ BLIND = FLOORS[1]
 PLOTTING = {"lab"}
 EXTRAS_ALLOWED = {"lab", "cli", "integrations"}
 CORE_LIBRARIES = {"torch", "numpy"}
-LAZY = {("sampling", "rich"), ("store", "zarr"), ("store", "xarray"), ("sampling", "distributed")}
+LAZY = {
+    ("sampling", "rich"),
+    ("store", "zarr"),
+    ("store", "xarray"),
+    ("sampling", "distributed"),
+    ("constraints", "scipy"),
+}
 """Optional libraries that a room may import inside a function."""
 
 BUSIEST = 12
@@ -200,7 +206,7 @@ def test_importing_casal_loads_nothing_but_torch_and_numpy() -> None:
         ("import matplotlib.pyplot as plt", "casal.sampling.result", "plots"),
         ("def f():\n    import matplotlib", "casal.diagnostics.distances", "plots"),
         ("import scipy.linalg", "casal.constraints.flat", "needs scipy"),
-        ("def f():\n    import scipy", "casal.constraints.flat", "needs scipy"),
+        ("def f():\n    import scipy", "casal.targets.density", "needs scipy"),
         ("import rich", "casal.sampling.progress", "needs rich"),
         ("from casal.typing import Event", "casal.errors", None),
         ("from .base import flat", "casal.constraints.round", None),

@@ -57,6 +57,14 @@ def test_surfaces_have_no_edge() -> None:
         assert not has_hidden_edge(constraint, z, z.mean(0))
 
 
+def test_planes_of_different_levels_have_no_edge() -> None:
+    """The mean of all chains is on no plane of a chain: steps away from it leave every one of them."""
+    planes = casal.Affine(torch.ones(1, 3), casal.PerChain(torch.arange(200.0)[:, None] % 2))
+    z = planes.project(gaussian(200, seed=3))
+    assert not bool(on_edge(planes, z, z.mean(0)).any())
+    assert not has_hidden_edge(planes, z, z.mean(0))
+
+
 def test_a_convex_set_without_inequalities_shows_its_edge() -> None:
     """A segment from a projection alone."""
     low, high = torch.zeros(2).double(), torch.tensor([1.0, 0.0]).double()

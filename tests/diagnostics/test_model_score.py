@@ -10,7 +10,7 @@ import casal
 from casal.diagnostics.model_score import BadModel, NotAvailable, level_score, score_at
 from casal.methods import Context
 
-from .populations import gaussian
+from .populations import CENTRE, gaussian
 
 SPREAD = 0.5
 
@@ -47,8 +47,30 @@ def test_a_diffusion_model_is_extrapolated_to_no_noise() -> None:
 def test_levels_that_disagree_are_not_used() -> None:
     with pytest.raises(NotAvailable, match=r"scores at noise 0\.2 and 0\.4 differ by 29 %"):
         score_at(model(0.2), gaussian(5, 0))
-    with pytest.raises(BadModel, match="differ by 60 %"):
+    with pytest.raises(BadModel, match=r"differ by 60 %.* train the network"):  # too few points to know more
         score_at(model(0.5), gaussian(5, 0))
+
+
+def test_an_exact_model_of_fine_data_is_no_bad_model() -> None:
+    """Of samples of its own; of samples twice as narrow the score is too steep by the same factor, and is no error."""
+    for spread in (SPREAD, 0.5 * SPREAD):
+        with pytest.raises(NotAvailable, match="add finer noise levels") as caught:
+            score_at(model(0.5), spread * (gaussian(400, 0) - CENTRE))
+        assert not isinstance(caught.value, BadModel)
+
+
+def test_a_score_that_is_error_is_a_bad_model() -> None:
+    """D = y + sigma * wave(y): the score has the size 1 / sigma and nothing to do with the samples."""
+    wave = context(
+        casal.edm(
+            lambda y, sigma: y + sigma.to(y) * torch.sin(40.0 * y),
+            casal.karras_sigmas(10, 0.05, 10.0),
+            shape=3,
+            dtype=torch.float64,
+        )
+    )
+    with pytest.raises(BadModel, match="train the network there"):
+        score_at(wave, SPREAD * gaussian(400, 0))
 
 
 def test_a_model_without_a_denoiser_is_named() -> None:

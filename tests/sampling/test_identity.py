@@ -362,3 +362,26 @@ def test_threads_and_order_of_runs_change_nothing(tmp_path: Path) -> None:
         assert about(casal.Sphere(1.0), target) == one
     finally:
         torch.set_num_threads(before)
+
+
+def test_soft_terms_are_told_apart() -> None:
+    """By what they return near clean samples, also where they are flat at the noise of the start, and by their code."""
+
+    def tilted(term: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        prior = casal.edm(lambda x, s: x / (1 + s**2), [80.0, 1.0, 0.1], shape=(3,), dtype=torch.float64)
+        plan = make_plan(
+            casal.tilted(prior, term), casal.Affine([[1.0, 1.0, 1.0]], [0.5]), casal.LookAhead(), 8, Options()
+        )
+        with torch.no_grad():
+            return identity(plan, False)
+
+    def bump(height: float) -> Callable[[Tensor], Tensor]:
+        return lambda x: height * torch.exp(-x.square().sum(1))
+
+    one = tilted(bump(1.0))
+    assert differing(one, tilted(bump(1.0))) == set()
+    assert differing(one, tilted(bump(1.5))) == {"model"}
+    assert differing(one, tilted(lambda x: torch.exp(-x.square().sum(1)))) == {"code"}
+    both = casal.tilted(casal.energy(lambda x: x.square().sum(1), steps=3, step_size=0.1, init=start), bump(1.0))
+    other = casal.tilted(casal.energy(lambda x: x.square().sum(1), steps=3, step_size=0.1, init=start), bump(1.5))
+    assert differing(about(casal.Sphere(1.0), both), about(casal.Sphere(1.0), other)) == {"model"}

@@ -354,6 +354,20 @@ def test_a_denoiser_changed_below_noise_one_is_refused(tmp_path: Path) -> None:
         sampled(1.2)
 
 
+def test_another_soft_term_is_refused(tmp_path: Path) -> None:
+    def sampled(factor: float) -> casal.SampleResult:
+        prior = casal.edm(
+            lambda x, s: x / (1.0 + s**2), casal.karras_sigmas(20, 0.05, 10.0), shape=3, churn=1.0, dtype=torch.float64
+        )
+        target = casal.tilted(prior, lambda x: factor * x[:, 0])
+        method = casal.LookAhead(levels=6, moves=1, path=3)
+        return casal.sample(target, casal.Sphere(1.0), method, 8, store=tmp_path / "run.zarr")
+
+    same(sampled(1.0), sampled(1.0))
+    with pytest.raises(StoreError, match=r"\n  model: "):
+        sampled(1.2)
+
+
 FUNCTIONS = """
 import sys, torch, casal
 class Project:

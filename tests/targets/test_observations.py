@@ -298,3 +298,64 @@ def test_a_posterior_can_be_differentiated(way: str) -> None:
     t = given.table.t[120]
     assert torch.autograd.gradcheck(lambda leaf: given.score(leaf, t), (x.clone().requires_grad_(),))
     assert not given.score(x, t).requires_grad
+
+
+# ------------------------------------------------------------------ a known covariance as a preconditioner
+
+
+def stiff_case() -> tuple[casal.Target, Tensor, Tensor, Tensor]:
+    """A Gaussian in 12 dimensions with variances over six decades, its covariance, nine rows and their values."""
+    generator = torch.Generator().manual_seed(3)
+    axes = torch.linalg.qr(torch.randn((12, 12), generator=generator, dtype=F64)).Q
+    variances = torch.logspace(2, -4, 12, dtype=F64)
+    rows = torch.randn((9, 12), generator=generator, dtype=F64)
+    values = torch.randn((5, 9), generator=generator, dtype=F64)
+
+    def denoiser(x: Tensor, sigma: Tensor) -> Tensor:
+        return ((x @ axes.to(x)) * (variances / (variances + sigma.square())).to(x)) @ axes.T.to(x)
+
+    prior = casal.edm(denoiser, [10.0, 1.0], shape=12, dtype=F64)
+    return prior, (axes * variances) @ axes.T, rows, values
+
+
+@pytest.mark.parametrize("sigma", [0.01, 1.0, 30.0])
+def test_one_iteration_is_exact_with_the_covariance_of_the_data(sigma: float) -> None:
+    prior, covariance, rows, values = stiff_case()
+    noise = torch.tensor([0.0] + [0.1] * 8, dtype=F64)
+    x = torch.randn((5, 12), generator=torch.Generator().manual_seed(4), dtype=F64)
+    gain = covariance @ torch.linalg.inv(covariance + sigma**2 * torch.eye(12, dtype=F64))
+    mean, V = x @ gain.T, sigma**2 * gain
+    K = V @ rows.T @ torch.linalg.inv(rows @ V @ rows.T + torch.diag(noise.square()))
+    exact = mean + (values - mean @ rows.T) @ K.T
+    for way in ("moment", "gaussian"):
+        given = casal.posterior(prior, rows, values, noise, way=way, iterations=1, covariance=covariance)
+        assert given.denoise is not None
+        assert torch.allclose(given.denoise(x, torch.tensor(sigma)), exact, rtol=1e-6, atol=1e-8)
+    plain = casal.posterior(prior, rows, values, noise, iterations=1)
+    assert plain.denoise is not None
+    assert not torch.allclose(plain.denoise(x, torch.tensor(sigma)), exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("way", ["moment", "gaussian"])
+def test_the_covariance_serves_float32_chains_and_a_level_for_each(way: str) -> None:
+    prior, covariance, rows, values = stiff_case()
+    given = casal.posterior(prior, rows, values, 0.1, way=way, iterations=2, covariance=covariance)
+    assert given.denoise is not None
+    x = torch.randn((5, 12), generator=torch.Generator().manual_seed(5), dtype=F64)
+    levels = torch.tensor([0.5, 1, 2, 4, 8])
+    single = given.denoise(x.float(), levels.float())
+    assert single.dtype == torch.float32
+    one_by_one = [
+        casal.posterior(prior, rows, values[k], 0.1, iterations=2, covariance=covariance).denoise for k in range(5)
+    ]
+    for k, denoise in enumerate(one_by_one):
+        assert denoise is not None
+        assert torch.allclose(single[k].double(), denoise(x[k : k + 1], levels[k].double())[0], rtol=1e-3, atol=1e-3)
+
+
+def test_a_covariance_of_another_size_is_refused() -> None:
+    prior, _, rows, values = stiff_case()
+    with pytest.raises(ShapeError, match="covariance"):
+        casal.posterior(prior, rows, values, 0.1, covariance=torch.eye(3))
+    with pytest.raises(SettingError, match="needs covariance="):
+        casal.posterior(prior, rows, values, 0.1, way="gaussian")

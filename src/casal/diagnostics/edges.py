@@ -58,7 +58,7 @@ def on_edge(constraint: Constraint, z: Tensor, mean: Tensor) -> Tensor:
     if solid is None:
         if not constraint.convex:
             return found
-        y = z + STEP * away
+        y = z + STEP * (z - _inside(constraint, z, mean))
         outside, length = (torch.linalg.vector_norm(v.flatten(1), dim=1) for v in (constraint.project(y) - y, y - z))
         return outside > LEAVES * length
     stream = torch.Generator(z.device).manual_seed(4244)
@@ -71,12 +71,17 @@ def on_edge(constraint: Constraint, z: Tensor, mean: Tensor) -> Tensor:
     return found
 
 
+def _inside(constraint: Constraint, z: Tensor, mean: Tensor) -> Tensor:
+    """The mean, which lies in a convex set; its foot in the set of every chain, where they have sets of their own."""
+    return mean if constraint.chains is None else constraint.project(mean.expand_as(z))
+
+
 def has_hidden_edge(constraint: Constraint, z: Tensor, mean: Tensor) -> bool:
     """Whether a convex set without an interior ends somewhere although it names no inequalities."""
     parts = parts_of(constraint, tuple(z.shape[1:]))
     if parts is None or parts.solid is not None or not constraint.convex:
         return False
-    y = z + FARTHEST * (z - mean)
+    y = z + FARTHEST * (z - _inside(constraint, z, mean))
     outside = torch.linalg.vector_norm((constraint.project(y) - y).flatten(1), dim=1)
     return bool((outside > LEAVES * torch.linalg.vector_norm((y - z).flatten(1), dim=1)).any())
 

@@ -32,7 +32,7 @@ from casal.diagnostics.modes import (
 )
 from casal.diagnostics.stein import fixed_directions, projections_needed, stein_terms
 from casal.errors import CasalError
-from casal.methods import Context, few_chains
+from casal.methods import Context, few_chains, memory
 
 Verdict = Literal["trusted", "suspect", "too few", "not promised"]
 
@@ -82,6 +82,9 @@ there; and one in how many samples is tried."""
 ON_THE_SET = 1e-9
 """Violation up to which a reflected sample is in the set."""
 
+FEWEST_LOST = 2
+"""Starting points that come to rest far from all samples, from which on a mode counts as lost."""
+
 NOT_CHECKED = math.nan
 
 
@@ -98,7 +101,8 @@ class Fidelity:
             ``slack_bias`` (in standard deviations), ``moved`` (root mean square of |A x - z| over the spread of z),
             ``range_gap`` (the same over the norm of z, behind a decoder), ``stein_t``, ``stein_p`` and ``stein_bias``
             (``stein.py``; the bias in standard deviations), ``modes`` (clusters found), ``jump_t``, ``jump_p`` and
-            ``jump_change`` (``modes.py``; the share of samples that a move between modes would shift).
+            ``jump_change`` (``modes.py``; the share of samples that a move between modes would shift), ``memory``
+            (correlation of chains that move on their own with where they were before).
     """
 
     verdict: Verdict
@@ -253,7 +257,9 @@ def assess(
         return _verdict(promised, method, 0.0, [Finding(doubts=doubts, notes=notes)])
     ancestors = evidence.everyone.effective
     found = [Finding(doubts=doubts, notes=notes)]
-    found += [check(evidence) for check in (atoms, decoder_range, correction, crossings, degenerate, genealogy)]
+    found += [
+        check(evidence) for check in (atoms, decoder_range, correction, crossings, remembered, degenerate, genealogy)
+    ]
     far = found[2].doubts  # behind a decoder that cannot reach the set, no slack is small
     found.append(slack(evidence)._replace(doubts=()) if far else slack(evidence))
     if not spend:
@@ -385,6 +391,65 @@ def crossings(evidence: Evidence) -> Finding:
             f"{100 * figures['crossing']:.2g} % of the samples lie within two slacks of another piece of the union, "
             "where crossing pieces are counted once: take a larger rho (a smaller sigma), or sample the pieces apart",
         ),
+    )
+
+
+def remembered(evidence: Evidence) -> Finding:
+    """Whether chains that move on their own have forgotten where they were, by their ``anchor`` (``ReflectedHMC``).
+
+    After a tempered start the modes have their weights, so that chains may stay in them: they are compared within
+    modes.
+    """
+    anchor = getattr(evidence.run.state, "anchor", None)
+    if anchor is None or len(anchor) != len(evidence.run.samples):
+        return Finding()
+    ended = evidence.run.trace.get("tempered")
+    tempered, labels = ended is not None and float(ended[-1]) > 0.0, evidence.context.constraint.groups()
+    if labels is not None:
+        labels = labels.to(evidence.index.device)[evidence.index]
+    elif tempered and evidence.modes.number > 1:
+        labels = evidence.modes.label
+    notes = _tempered_notes(evidence.run.trace)
+    found = memory(anchor[evidence.index], evidence.flat, labels)
+    if found is None:
+        few = "too few chains to see whether they have forgotten their start"
+        return Finding({"memory": NOT_CHECKED}, notes=(few, *notes))
+    if float(evidence.run.trace.get("lost", torch.zeros(1))[-1]) >= FEWEST_LOST:
+        count = int(evidence.run.trace["lost"][-1])
+        sentence = (
+            f"{count} starting points that were followed without tempering come to rest in a mode where no chain was: "
+            "it was lost, or its weight is not certain; take more steps, or temper=False from samples of all modes"
+        )
+        return Finding({"memory": found.value}, doubts=(sentence,), notes=notes)
+    if found.value <= found.limit:
+        return Finding({"memory": found.value}, notes=notes)
+    way_out = "take more steps" if tempered else "take more steps, or a tempered start (a potential and GaussianStart)"
+    return Finding(
+        {"memory": found.value},
+        doubts=(
+            f"the chains remember where they were when adaptation ended (correlation {found.value:.2f}): they stay in "
+            f"their modes, which then have the weights of the starting points, or move too slowly; {way_out}",
+        ),
+        notes=notes,
+    )
+
+
+def _tempered_notes(trace: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """What a tempered start (``ReflectedHMC``) says of the weights of modes."""
+    if "tempered" not in trace:
+        return ()
+    worth = float(trace["tempered_ancestors"][-1])
+    if not float(trace["tempered"][-1]):
+        return (
+            f"the tempered start did not come to a good end (its chains are worth {worth:.0f} independent ones): "
+            "separate modes between which chains do not cross have weights that mean nothing; take more chains or more "
+            "steps, or a start nearer to the density",
+        )
+    if worth >= FEWEST:
+        return ()
+    return (
+        f"after the tempered start the chains are worth {worth:.0f} independent ones, and so are the weights of "
+        "separate modes, if there are any; take more chains or more steps",
     )
 
 

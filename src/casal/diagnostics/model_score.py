@@ -8,12 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from casal.diagnostics.denoiser_calibration import FEWEST_POINTS, calibration
 from casal.methods import Context
+from casal.targets import slope
 
 LEVELS_AGREE, LEVELS_DIFFER = 0.2, 0.4
 """Relative difference of a diffusion model's scores at its finest noise level and at twice that: up to which the score
-at zero noise is read off them, and from which on it is a doubt. A network without calibration at small noise exceeds
-it, and data finer than the level; an exact model of data ten times coarser than the level differs by 0.03."""
+at zero noise is read off them, and from which on it is a doubt, unless the denoiser fits the samples: then the data
+are finer than the level. An exact model of data ten times coarser than the level differs by 0.03."""
 
 
 class NotAvailable(Exception):
@@ -39,22 +41,35 @@ def score_at(context: Context, z: Tensor) -> Tensor:
     far = level_score(context, z, 2.0)
     differ = float((near - far).square().sum().sqrt() / near.square().sum().sqrt().clamp_min(1e-300))
     if not differ <= LEVELS_AGREE:
-        finest, kind = _finest(context), NotAvailable if differ <= LEVELS_DIFFER else BadModel
-        raise kind(
+        finest = _finest(context)
+        text = (
             f"the model's scores at noise {finest:.3g} and {2 * finest:.3g} differ by {100 * differ:.0f} %, so its "
-            "score without noise is not known; add finer noise levels, or train the network there "
-            "(casal.diagnostics.calibration)"
+            "score without noise is not known; add finer noise levels"
         )
+        if differ <= LEVELS_DIFFER or _fits(context, z, finest):
+            raise NotAvailable(text)
+        raise BadModel(f"{text}, or train the network there (casal.diagnostics.calibration)")
     return (4.0 * near - far) / 3.0
 
 
+def _fits(context: Context, z: Tensor, sigma: float) -> bool:
+    """Whether the denoiser, at a noise level, is calibrated on the samples: an exact one is, whatever the data."""
+    if len(z) < FEWEST_POINTS:
+        return False
+    found = calibration(context.target, z.to(context.like.dtype), [sigma])
+    context.usage.add_scores(found.evaluations * len(z))
+    return not bool(found.erroneous.any())
+
+
 def level_score(context: Context, z: Tensor, times: float = 1.0) -> Tensor:
-    """grad log p of a fixed density; of a diffusion model with noise, ``times`` its finest level."""
+    """grad log p of a fixed density; of a diffusion model with noise, ``times`` its finest level, and its soft term."""
     x, table = z.to(context.like.dtype), context.table
     if table.static:
         return context.score(x, table.t[-1].to(x.device)).to(torch.float64)
     sigma = times * _finest(context)
-    return (context.denoise(x, sigma).to(torch.float64) - x) / sigma**2
+    found = (context.denoise(x, sigma).to(torch.float64) - x) / sigma**2
+    term = context.target.log_weight
+    return found if term is None else found + slope(term, x).to(torch.float64)
 
 
 def _finest(context: Context) -> float:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from casal.methods.auto import choose
+from casal.methods.auto import LADDER_DIMENSION, choose
 from casal.methods.base import Method, Stage, TableRow, gaussian, generator_of, key, table_rows, uniform
+from casal.methods.bounded_hmc import BoundedHMC
 from casal.methods.casal import CASAL
 from casal.methods.context import Context, Uncounted, Usage, few_chains, move, pick
 from casal.methods.decoupled import Decoupled
 from casal.methods.dps import DPS
 from casal.methods.final_projection import FinalProjection
+from casal.methods.look_ahead import LookAhead
 from casal.methods.moves import RANGE, data_floor
 from casal.methods.penalty import Penalty
 from casal.methods.primal_dual import PrimalDual
 from casal.methods.projected import Projected
+from casal.methods.reflected_hmc import ReflectedHMC, memory
 from casal.methods.smc import effective_size, normalised, systematic
 from casal.methods.split_gibbs import SplitGibbs
 from casal.methods.twisted import Twisted
@@ -29,11 +32,13 @@ class Entry(NamedTuple):
         example: The method with settings that work on small problems: the contract suite runs it.
         runs_on: "density", "diffusion" (any model with noise levels) or "both".
         colour: Of its points and lines in every picture.
+        bounds: It takes bounds on the coordinates only, perhaps with one equation.
     """
 
     example: Method[Any]
     runs_on: str
     colour: str
+    bounds: bool = False
 
 
 METHODS: dict[str, Entry] = {
@@ -51,6 +56,9 @@ METHODS: dict[str, Entry] = {
     "WeightedCASAL": Entry(WeightedCASAL(30.0), "density", "#009E73"),
     "SplitGibbs": Entry(SplitGibbs(0.2, levels=6), "diffusion", "#117733"),
     "Twisted": Entry(Twisted(30.0, moves=6), "diffusion", "#332288"),
+    "LookAhead": Entry(LookAhead(levels=12, moves=1, path=4), "diffusion", "#AA4499"),
+    "BoundedHMC": Entry(BoundedHMC(levels=10, leapfrogs=2), "diffusion", "#661100", bounds=True),
+    "ReflectedHMC": Entry(ReflectedHMC(), "density", "#999933", bounds=True),
 }
 """Every method by the name that tables and pictures use. The command line, the contracts, the report's colours and the
 docs read it. The colours are Okabe and Ito's palette, widened by colours of Tol's."""
@@ -58,16 +66,20 @@ docs read it. The colours are Okabe and Ito's palette, widened by colours of Tol
 __all__ = [
     "CASAL",
     "DPS",
+    "LADDER_DIMENSION",
     "METHODS",
     "RANGE",
+    "BoundedHMC",
     "Context",
     "Decoupled",
     "Entry",
     "FinalProjection",
+    "LookAhead",
     "Method",
     "Penalty",
     "PrimalDual",
     "Projected",
+    "ReflectedHMC",
     "SplitGibbs",
     "Stage",
     "TableRow",
@@ -83,6 +95,7 @@ __all__ = [
     "gaussian",
     "generator_of",
     "key",
+    "memory",
     "move",
     "normalised",
     "pick",

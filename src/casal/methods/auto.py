@@ -6,7 +6,10 @@ import math
 from typing import Any, NamedTuple
 
 from casal.methods.base import Method
+from casal.methods.bounded_hmc import FEWEST_CHAINS, BoundedHMC
 from casal.methods.context import Context
+from casal.methods.look_ahead import LookAhead
+from casal.methods.reflected_hmc import ReflectedHMC
 from casal.methods.smc import has_edge
 from casal.methods.split_gibbs import SplitGibbs
 from casal.methods.weighted import WeightedCASAL
@@ -24,6 +27,20 @@ OWN_LEVEL = 0.4
 MOST_NOISE = 1 << 28
 """Numbers of noise that level moves may keep: one for each chain, row and coordinate."""
 
+LADDER_DIMENSION = 16
+"""Up to here a ladder of couplings is taken; in more dimensions it loses its ancestors, and the look ahead does not."""
+
+BOUNDED_DIMENSION = 16
+"""From here on chains move inside the bounds of a fixed density; in fewer dimensions a ladder of couplings keeps its
+ancestors, and gives separate modes better weights."""
+
+MOVES_ABOVE = 0.3
+"""Noise level, in units of the spread, below which trajectories do not ask a network that errs there."""
+
+WIDE_LEVELS, WIDE_STEPS = 30, 10
+"""Rungs and evaluations of a move of a ladder that ends at the spread of a coordinate. On 16 x 16 images 104 of 192
+ancestors are left, level moves leave one."""
+
 OWN_LEVELS = 20
 """Rungs of a ladder of level moves, each of which runs the model's table from that level down."""
 
@@ -40,11 +57,25 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose(context: Context, n: int, *, integrable: bool = True, erroneous: float | None = None) -> Choice:
-    """WeightedCASAL on a fixed density, SplitGibbs on a diffusion or flow model (see docs/methods.md for figures).
+def choose(
+    context: Context,
+    n: int,
+    *,
+    integrable: bool = True,
+    erroneous: float | None = None,
+    uneven: float | None = None,
+) -> Choice:
+    """What measurements recommend (see docs/methods.md for figures).
 
-    Both find where their ladder ends from the chains themselves. Both resample. Where every chain has a set of its own
-    there is nobody to resample with. That is refused: no other method promises the distribution.
+    - a fixed density: ReflectedHMC for bounds on most coordinates in BOUNDED_DIMENSION dimensions or more,
+      otherwise WeightedCASAL;
+    - a diffusion or flow model with a soft term, or in more than LADDER_DIMENSION dimensions: BoundedHMC for bounds on
+      most coordinates, LookAhead for few equations and inequalities with gradients; for a network that errs at small
+      noise or has an asymmetric derivative, SplitGibbs with a wide last level: it would be guided off the data;
+    - otherwise: SplitGibbs.
+
+    The ladders find where they end from the chains themselves. All of them resample. Where every chain has a set of
+    its own there is nobody to resample with. That is refused: no other method promises the distribution.
 
     Args:
         context: Model, set and decoder.
@@ -52,13 +83,20 @@ def choose(context: Context, n: int, *, integrable: bool = True, erroneous: floa
         integrable: Whether a fixed density has a finite integral off the set. If not, chains must not run free before
             the ladder.
         erroneous: Spread of the model's samples where the denoiser carries an error of its own at small noise, as
-            trained networks do. Then the chains move at a noise level where it can be trusted (``level_moves.py``).
+            trained networks do. Then the chains move at a noise level where it can be trusted.
+        uneven: The same spread where the derivative of the denoiser is no covariance, because it is not symmetric.
     """
-    rows = len(context.table)
+    rows, size = len(context.table), math.prod(context.latent)
     if context.table.static:
+        if size >= BOUNDED_DIMENSION and ReflectedHMC().fits(context):
+            return Choice(ReflectedHMC(), f"ReflectedHMC for {size} dimensions: {rows} evaluations a chain")
         method = WeightedCASAL(hold=not integrable)
         return Choice(method, f"WeightedCASAL, whose ladder ends where the chains say: {rows} evaluations a chain")
-    if erroneous is not None and n * rows * math.prod(context.latent) <= MOST_NOISE:
+    if context.target.log_weight is not None or size > LADDER_DIMENSION:
+        found = _many_dimensions(context, n, size, erroneous, uneven)
+        if found is not None:
+            return found
+    if erroneous is not None and n * rows * size <= MOST_NOISE:
         own = SplitGibbs(moves="level", level=OWN_LEVEL * erroneous, levels=OWN_LEVELS)
         count = rows + own.levels * own.sweeps * own.moves_for(context).evaluations
         return Choice(
@@ -67,3 +105,28 @@ def choose(context: Context, n: int, *, integrable: bool = True, erroneous: floa
     ladder = SplitGibbs(inner_steps=INNER_STEPS, levels=EDGE_LEVELS if has_edge(context) else SURFACE_LEVELS)
     count = rows + ladder.inner_steps * SURFACE_LEVELS
     return Choice(ladder, f"SplitGibbs, whose ladder ends where the chains say: about {count} evaluations a chain")
+
+
+def _many_dimensions(
+    context: Context, n: int, size: int, erroneous: float | None, uneven: float | None
+) -> Choice | None:
+    """What looks ahead through the derivative of the denoiser; None where set, decoder or network do not allow it."""
+    wide = uneven if erroneous is None else erroneous
+    ahead = LookAhead() if wide is None else LookAhead(calibrate=True, width=2, moves=4)
+    where, tilted = f"for {size} dimensions", context.target.log_weight is not None
+    if tilted or (wide is None and ahead.fits(context)):
+        said = " and a soft term" if tilted else ""
+        said += "" if wide is None else ", calibrated on the model's own samples"
+        return Choice(ahead, f"LookAhead {where}{said}: about {ahead.evaluations(context, n)} evaluations a chain")
+    inside = BoundedHMC() if erroneous is None else BoundedHMC(sigma_moves=MOVES_ABOVE * erroneous)
+    if n >= FEWEST_CHAINS and inside.fits(context):
+        return Choice(inside, f"BoundedHMC {where}: about {inside.evaluations} evaluations a chain")
+    if wide is not None:
+        ladder = SplitGibbs(wide, levels=WIDE_LEVELS, inner_steps=WIDE_STEPS, moves="metropolis")
+        count = len(context.table) + ladder.levels * ladder.inner_steps
+        return Choice(
+            ladder,
+            f"SplitGibbs {where}, down to the spread {wide:.3g} of the data, since the network errs, then one "
+            f"projection: about {count} evaluations a chain",
+        )
+    return None

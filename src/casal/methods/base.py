@@ -94,12 +94,19 @@ class Method(ABC, Generic[State]):
         strict: Its samples lie in the set.
         promises_distribution: Its samples follow p restricted to the set, up to an error that its docstring states.
         bounds_moves: It keeps its moves near the set small by itself, so that a step need not fit the bend of the set.
+        adapts: Its chains stay in the set and find their own step: what a pilot run sees off the set, and a given step
+            that does not fit, change nothing.
+        tilts: It takes account of a soft term of a model with noise levels (``casal.tilted``).
+        resizes: The tensors of its states change their shapes on the way, all but the number of chains.
     """
 
     name: ClassVar[str]
     strict: ClassVar[bool] = True
     promises_distribution: ClassVar[bool] = False
     bounds_moves: ClassVar[bool] = False
+    adapts: ClassVar[bool] = False
+    tilts: ClassVar[bool] = False
+    resizes: ClassVar[bool] = False
 
     @property
     def states(self) -> tuple[type[Any], ...]:

@@ -163,17 +163,18 @@ def groups_of(context: Context, n: int, islands: int | None = None) -> Groups:
     return Groups() if len(members) == 1 else Groups([some.to(context.like.device) for some in members])
 
 
-def systematic(weight: Tensor, generator: torch.Generator) -> Tensor:
+def systematic(weight: Tensor, generator: torch.Generator, count: int | None = None) -> Tensor:
     """Indices (n,) of the chains that live on: chain i is drawn n W_i times, rounded up or down.
 
     One uniform number decides for all chains, and the order of chains is kept, so the result depends on the
     generator alone, never on threads. The cost is one cumulative sum and one binary search a chain: O(n log n).
+    With ``count`` as many indices are drawn instead of n.
     """
-    n = len(weight)
+    n = len(weight) if count is None else count
     edges = torch.cumsum(weight, dim=0)
     shift = torch.rand((), generator=generator, dtype=weight.dtype, device=weight.device)
     points = (torch.arange(n, dtype=weight.dtype, device=weight.device) + shift) / n * edges[-1]
-    return torch.searchsorted(edges, points, right=True).clamp_max(n - 1)
+    return torch.searchsorted(edges, points, right=True).clamp_max(len(weight) - 1)
 
 
 def take_chains(state: Weighted, index: Tensor) -> Weighted:

@@ -146,12 +146,16 @@ class _AllChains:
 
 def all_chains_only(target: Target, n: int) -> Target:
     """The same target, whose functions refuse any other number of chains than n."""
-    potential, denoise = (
+    potential, denoise, log_weight = (
         None if function is None else _AllChains(f"the {name} of {target.name}", function, n)
-        for name, function in (("potential", target.potential), ("denoiser", target.denoise))
+        for name, function in (
+            ("potential", target.potential),
+            ("denoiser", target.denoise),
+            ("soft term", target.log_weight),
+        )
     )
     score = _AllChains(f"the gradient of {target.name}", target.score, n)
-    return replace(target, score=score, potential=potential, denoise=denoise)
+    return replace(target, score=score, potential=potential, denoise=denoise, log_weight=log_weight)
 
 
 # ------------------------------------------------------------------- what is refused before the first step
@@ -171,6 +175,11 @@ def check_call(target: Target, constraint: Constraint, method: Method[Any] | str
         raise SettingError(f"constraint must be a casal set such as casal.Sphere(1.0), got {constraint!r}")
     if not isinstance(method, Method) and method != "auto":
         raise SettingError(f"method must be a casal method such as casal.CASAL(rho=10), or 'auto', got {method!r}")
+    if isinstance(method, Method) and target.log_weight is not None and not method.tilts:
+        raise SettingError(
+            f"{method.name} takes no account of the soft term of {target.name} (casal.tilted); take casal.LookAhead(), "
+            "or method='auto'"
+        )
     Measure.of(options.tol, options.units)
     if options.dtype is not None and not options.dtype.is_floating_point:
         raise DtypeError(f"chains are floating-point numbers, got dtype={options.dtype}")

@@ -83,7 +83,15 @@ def _identity_of_set(plan: Plan) -> dict[str, Any]:
 def _code_of_run(plan: Plan) -> str:
     """A checksum of the code of model, start, decoder and method; the values they use show in what they return."""
     target = plan.target
-    functions = [target.score, target.potential, target.denoise, target.init, plan.context.decoder, plan.method]
+    functions = [
+        target.score,
+        target.potential,
+        target.denoise,
+        target.init,
+        plan.context.decoder,
+        plan.method,
+        target.log_weight,
+    ]
     code = CodeParts(functions, values=False)
     return code.digest(code)
 
@@ -130,7 +138,7 @@ def _functions_of_set(constraint: Constraint) -> Iterator[Callable[[Tensor], Ten
 
 
 def _behaviour_of_model(plan: Plan) -> str:
-    """A checksum of the table, of all given starting points, and of score, potential, denoiser and decoder at probes.
+    """A checksum of the table, of all given starting points, and of the functions of model and decoder.
 
     Every probe has as many chains as ``plan.probe``, which the score is known to take.
     """
@@ -149,17 +157,28 @@ def _behaviour_of_model(plan: Plan) -> str:
             _absorb(total, functools.partial(_at_time, target.score, t), x, start)
             if call < len(SCALES):
                 _absorb(total, plan.context.decode, x)
-                if target.potential is not None:
-                    _absorb(total, target.potential, x)
+                for function in (target.potential, target.log_weight):
+                    if function is not None:
+                        _absorb(total, function, x)
         if target.denoise is not None and table.sigma is not None and table.alpha is not None:
             for call, level in enumerate(_spread(levels, FEW_LEVELS)):
                 sigma = table.sigma[level] / table.alpha[level]
                 _absorb(total, functools.partial(_at_time, target.denoise, sigma), _around(start, call))
+                if target.log_weight is not None:
+                    noisy = _around(_noise_size(table, level) * start, call) / table.alpha[level].to(start)
+                    _absorb(total, functools.partial(_at_estimate, target.log_weight, target.denoise, sigma), noisy)
     return total.hexdigest()[:16]
 
 
 def _at_time(function: Callable[[Tensor, Tensor], Tensor], t: Tensor, x: Tensor) -> Tensor:
     return function(x, t.to(x.device))
+
+
+def _at_estimate(
+    term: Callable[[Tensor], Tensor], denoise: Callable[[Tensor, Tensor], Tensor], sigma: Tensor, x: Tensor
+) -> Tensor:
+    """A soft term where it is used: at the clean samples that noisy points stand for."""
+    return term(_at_time(denoise, sigma, x))
 
 
 def _levels(table: Table) -> list[int]:

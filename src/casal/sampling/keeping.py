@@ -124,7 +124,8 @@ class StoreKeeper(Keeper):
     def _restore(self, tile: Tile, state: dict[str, Tensor], record: Any, first: Any) -> None:
         """Put a tile where its record says; ``first`` is a first state of a few chains, which tells the shapes."""
         kinds = {kind._fields: kind for kind in (type(first), *self.plan.method.states)}
-        known = {name: part for name, part in first._asdict().items() if tuple(state) == first._fields}
+        same = tuple(state) == first._fields and not self.plan.method.resizes
+        known = first._asdict() if same else {}
         for name, part in state.items():
             like = known.get(name, part)
             if part.ndim != like.ndim or part.shape != (len(tile), *like.shape[1:])[: part.ndim]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from casal.methods import Context, Method, Usage, choose
-from casal.sampling.network import FEWEST_CHAINS, LOOK_CHAINS, NetworkLook, look_at_network
+from casal.sampling.network import FEWEST_CHAINS, NetworkLook, look_at_network, look_chains
 from casal.sampling.pilot import PILOT_CHAINS, Pilot, run_pilot
 from casal.sampling.tiles import generator, one_thread
 from casal.targets import Target, Tuning, fit_start, settled
@@ -80,13 +80,17 @@ def settle(context: Context, method: Method[Any] | str, n: int, points: Points, 
             n,
             integrable=pilot is None or pilot.integrable or context.start is not None,
             erroneous=network.spread if network is not None and network.erroneous else None,
+            uneven=network.spread if network is not None and network.uneven else None,
         )
         if network is not None:
             context = _paid(context, network.evaluations / n)
             notes += _network_notes(network)
+    doubts = _step_doubts(pilot, corrected)
+    if given.adapts:
+        notes, doubts = (), ()
     start_note = given.start_note(context)
     notes += () if start_note is None else (start_note,)
-    return Settled(context, given, pilot, choice, notes, _step_doubts(pilot, corrected), checked)
+    return Settled(context, given, pilot, choice, notes, doubts, checked)
 
 
 # ------------------------------------------------------------------------------------------- steps of a fixed density
@@ -102,7 +106,8 @@ def _settle_steps(
     """
     target, auto = context.target, method is None
     promises = method is None or method.promises_distribution
-    looks = target.table.static and promises and (auto or (check and _pilot_pays(len(target.table), n)))
+    fixed = method is not None and not method.adapts
+    looks = target.table.static and promises and (auto or (fixed and check and _pilot_pays(len(target.table), n)))
     if target.tune is None and not looks:
         return context, None, False, (), 0.0
     pilot = look_ahead(context, n, points, seed)
@@ -170,14 +175,19 @@ def _look_at_denoiser(context: Context, n: int, points: Points, seed: int) -> Ne
     if context.target.denoise is None or n < FEWEST_CHAINS:
         return None
     stream = generator(seed, PILOT_STREAM, context.like.device)
-    x = points(min(n, LOOK_CHAINS), stream)
+    x = points(look_chains(n, torch.Size(context.latent).numel()), stream)
     with torch.no_grad():
         return look_at_network(context.replace(usage=Usage()), x, seed, stream)
 
 
 def _network_notes(network: NetworkLook) -> tuple[str, ...]:
     if not network.erroneous:
-        return ()
+        if not network.uneven:
+            return ()
+        return (
+            f"the derivative of the denoiser is not symmetric ({network.asymmetry:.2f} of its size, 0 is right), so it "
+            "is not used to look ahead in many dimensions",
+        )
     return (
         f"the score at noise {network.level:.3g} has slope {network.slope:.2f} on the model's own samples, where 1 is "
         "right (casal.diagnostics.calibration): the chains move at a higher noise level",

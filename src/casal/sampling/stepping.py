@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import CasalWarning
-from casal.methods import Context, Stage, Uncounted, Usage
+from casal.methods import Context, Stage, Uncounted, Usage, key
 from casal.sampling.plan import Plan
 from casal.sampling.tiles import Tile
 
@@ -258,6 +258,13 @@ class Compiled(Stepper):
     def __init__(self, plan: Plan, graphs: Graphs) -> None:
         self.graphs = graphs
         self._legs, done = list[list[Block]](), 0
+        if any(stage.noise is key and stage.rows for leg in plan.legs for stage in leg.stages):
+            warnings.warn(
+                f"compile=True has no effect on steps of {plan.method.name} that draw their own random numbers; they "
+                "are taken one by one",
+                CasalWarning,
+                stacklevel=2,
+            )
         together = steps_together(plan.tile * torch.Size(plan.context.latent).numel())
         for leg in plan.legs:
             blocks = list[Block]()
@@ -294,7 +301,7 @@ def steps_together(numbers: int) -> int:
 
 
 def compiled_blocks(stage: Stage, done: int, every: int, together: int) -> list[Block]:
-    """All rows in blocks for one compiled call each; rows that fill none are taken one by one.
+    """All rows in blocks for one compiled call each; rows that fill none are taken one by one, as are those with a key.
 
     A block ends where the kind of row changes, and where something is recorded.
 
@@ -305,6 +312,8 @@ def compiled_blocks(stage: Stage, done: int, every: int, together: int) -> list[
         together: Steps in one call, a power of two.
     """
     rows = stage.rows
+    if stage.noise is key:
+        return [Block(stage, [row]) for row in rows]
     size = math.gcd(together, every)
     while size > max(1, len(rows)):
         size //= 2

@@ -11,6 +11,7 @@ from casal.targets.discrete_diffusion import ddim, ddpm
 from casal.targets.flow_matching import flow
 from casal.targets.noise import along
 from casal.targets.observations import latent_posterior, levels_of, posterior
+from casal.targets.soft_terms import slope, tilted
 from casal.targets.starts import GaussianStart, fit_start
 
 TARGETS: Mapping[str, Callable[..., Target]] = {
@@ -23,7 +24,7 @@ TARGETS: Mapping[str, Callable[..., Target]] = {
     "edm": edm,
     "flow": flow,
 }
-"""Every model family by name. (``posterior`` and ``latent_posterior`` change a target of any family.)"""
+"""Every model family by name. (``posterior``, ``latent_posterior`` and ``tilted`` change a target of any family.)"""
 
 __all__ = [
     "TARGETS",
@@ -45,5 +46,7 @@ __all__ = [
     "levels_of",
     "posterior",
     "settled",
+    "slope",
+    "tilted",
     "vp_sde",
 ]

@@ -84,6 +84,8 @@ class Target:
         init: Starting points (n, *event), or a callable (n, generator) -> points.
         potential: f = -log p + constant, (n, *event) -> (n,), where it is known.
         denoise: ``denoise(y, sigma)`` = E[x0 | x0 + sigma noise = y], for models trained on noise.
+        log_weight: A soft term of the clean sample, (n, *event) -> (n,): the distribution is p(x0) exp(log_weight(x0)).
+            The score does not contain it; see ``casal.tilted``.
         finest: The smallest noise at which ``denoise`` may be asked; that of the last row of the table if None.
         name: For messages and provenance.
         init_evaluations: Evaluations of the network before the first step, a chain: those that ``init`` spends, and
@@ -96,6 +98,7 @@ class Target:
     init: Init
     potential: Callable[[Tensor], Tensor] | None = None
     denoise: Callable[[Tensor, Tensor], Tensor] | None = None
+    log_weight: Callable[[Tensor], Tensor] | None = None
     finest: float | None = None
     name: str = "target"
     init_evaluations: float = 0

@@ -14,6 +14,8 @@ and the score of the posterior is (alpha D_y - x) / sigma^2. The ways of ``poste
   al. 2023).
 - "dps": the bracket is |y - H D| / weight (Chung et al. 2023); the weight must be tuned.
 - "flat": V = s^2 I everywhere, without derivatives of the network: cheap, too confident early on.
+- "gaussian": V = s^2 C (C + s^2 I)^-1 everywhere, C the covariance of the data: without derivatives too, exact for a
+  Gaussian prior, and as well conditioned as C however much the observations say.
 
 R = 0 is the limit of an exact observation H x0 = y: with "moment" and a Gaussian prior its law is kriging's. H D_y = y
 then holds up to the accuracy of the solve; ``FinalProjection`` onto ``casal.Affine(H, y)`` makes it hold to rounding.
@@ -37,13 +39,16 @@ from casal.linalg import conjugate_gradients
 from casal.targets.base import Target
 from casal.targets.noise import along, noise_level
 
-WAYS = ("moment", "pigdm", "dps", "flat")
+WAYS = ("moment", "pigdm", "dps", "flat", "gaussian")
 
 LEAST_LEVEL = 1e-12
 """Noise levels below this count as this much, so that sigma = 0 is its own limit."""
 
 DEPENDENT = 1e-12
 """Share of the largest singular value below which exact rows count as dependent, times their number."""
+
+RIDGE = 1e-13
+"""Added to a preconditioner, in units of its largest diagonal entry: exact rows may see directions without variance."""
 
 Map = Callable[[Tensor], Tensor]
 Correction = Callable[[Map, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | float]]
@@ -59,21 +64,26 @@ def posterior(
     way: str = "moment",
     iterations: int = 5,
     weight: float = 1.0,
+    covariance: Any = None,
 ) -> Target:
     """The same model given y = H x0 + N(0, noise^2); see the top of this file.
 
-    One evaluation of the score is one of the network and, except for "flat", one or (for "moment") iterations + 1
-    backward passes through it; the cost of a run counts the former. The network must be differentiable in x: one that
-    is called under ``no_grad`` or detaches what it returns passes for a constant, and its V is wrong.
+    One evaluation of the score is one of the network and, except for "flat" and "gaussian", one or (for "moment")
+    iterations + 1 backward passes through it; the cost of a run counts the former. For these the network must be
+    differentiable in x: one that is called under ``no_grad`` or detaches what it returns passes for a constant, and its
+    V is wrong.
 
     Args:
         target: A diffusion or flow target. (The first step of a flow, taken by its ``init``, ignores the observation.)
         matrix: H, (m, d).
         values: y, (m,).
         noise: Standard deviation of the observation noise, a number or (m,); 0 where an observation is exact.
-        way: "moment", "pigdm", "dps" or "flat".
+        way: "moment", "pigdm", "dps", "flat" or "gaussian".
         iterations: Conjugate gradient steps of "moment"; m of them are exact.
         weight: Size of the step of "dps".
+        covariance: C (d, d) of the data, where it is known: with V = s^2 C (C + s^2 I)^-1 in its place the system of
+            "moment" is solved directly, and that preconditions the conjugate gradients. With a Gaussian prior one
+            iteration is then exact; with a network far fewer are needed than from the identity. "gaussian" needs it.
 
     >>> from casal.targets import edm
     >>> prior = edm(lambda x, s: x / (1 + s**2), [4.0, 1.0], shape=(2,), dtype=torch.float64)
@@ -84,6 +94,9 @@ def posterior(
     one_of(way, "way", WAYS)
     iterations = whole_number(iterations, "iterations", 1)
     observation = Observation.of(matrix, values, noise)
+    spectrum = None if covariance is None else Spectrum.of(covariance, observation.matrix)
+    if way == "gaussian" and spectrum is None:
+        raise SettingError("way='gaussian' needs covariance=, that of the data; without it take way='moment'")
 
     def correct(clean: Map, x: Tensor, scale: Tensor, level: Tensor) -> tuple[Tensor, float]:
         """D_y from x -> D, where u = x / scale."""
@@ -91,6 +104,9 @@ def posterior(
         if way == "flat":
             mean, solve = clean(x), _isotropic_solver(here, variance, torch.ones_like(variance))
             return mean + (solve(here.gap(mean)) @ here.matrix).reshape(mean.shape), 0.0
+        if way == "gaussian" and spectrum is not None:
+            mean = clean(x)
+            return mean + spectrum.shift(here.gap(mean), here.noise, variance).reshape(mean.shape), 0.0
         whole = torch.is_grad_enabled() and x.requires_grad  # the caller differentiates the posterior, as DPS does
         with torch.enable_grad():
             leaf = x if whole else x.detach().requires_grad_()
@@ -105,7 +121,7 @@ def posterior(
                 return (along(scale, x) * pulled).reshape(len(x), -1)
 
             estimate = mean if whole else mean.detach()
-            shift = _shift(way, here.gap(estimate), here, derivative, variance, iterations, weight)
+            shift = _shift(way, here.gap(estimate), here, derivative, variance, iterations, weight, spectrum)
         return estimate + shift.reshape(mean.shape), 0.0
 
     return _condition(target, correct, f"{len(observation.matrix)} observations")
@@ -224,6 +240,49 @@ class Observation:
         return self.values - flat @ self.matrix.T
 
 
+@dataclass(frozen=True)
+class Spectrum:
+    """A covariance C = Q diag(lam) Q^T of the data, as observations see it.
+
+    Attributes:
+        axes: Q, (d, d).
+        rows: H Q, (m, d).
+        variances: lam (d,), >= 0.
+    """
+
+    axes: Tensor
+    rows: Tensor
+    variances: Tensor
+
+    @classmethod
+    def of(cls, covariance: Any, matrix: Tensor) -> Spectrum:
+        """Check and diagonalise C, for the rows H."""
+        C = torch.as_tensor(covariance, dtype=torch.float64, device=matrix.device)
+        if C.shape != (matrix.shape[1], matrix.shape[1]) or not bool(torch.isfinite(C).all()):
+            raise ShapeError(f"covariance is finite and {(matrix.shape[1],) * 2} for H {tuple(matrix.shape)}")
+        lam, Q = torch.linalg.eigh((C + C.T) / 2)
+        return cls(Q, matrix @ Q, lam.clamp_min(0.0))
+
+    def shift(self, gap: Tensor, noise: Tensor, variance: Tensor) -> Tensor:
+        """V H^T (H V H^T + R)^-1 g with V = s^2 C / (C + s^2), in the dtype of g."""
+        lam = self.variances.to(gap.device)
+        share = lam / (lam + variance.to(lam)[..., None])
+        solved = self.solver(noise, variance)(gap.to(torch.float64))
+        return ((solved @ self.rows.to(solved) * share) @ self.axes.T.to(solved)).to(gap.dtype)
+
+    def solver(self, noise: Tensor, variance: Tensor) -> Map:
+        """g -> (H (C / (C + s^2)) H^T + R / s^2)^-1 g, in float64 inside; for one s, or one a chain."""
+        F = self.rows.to(noise.device)
+        at = variance.to(F)[..., None]
+        share = self.variances.to(F) / (self.variances.to(F) + at)
+        system = (F * share[..., None, :]) @ F.T + torch.diag_embed(noise.to(F).square() / at)
+        size = system.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
+        root = torch.linalg.cholesky(system + torch.diag_embed((RIDGE * size).expand(*size.shape[:-1], len(F))))
+        if variance.ndim == 0:
+            return lambda g: torch.cholesky_solve(g.to(F).T, root).T.to(g.dtype)
+        return lambda g: torch.cholesky_solve(g.to(F)[..., None], root)[..., 0].to(g.dtype)
+
+
 def levels_of(target: Target) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """The function t -> (alpha, sigma) of the nearest row, for a time or one time a chain."""
     table = target.table
@@ -291,7 +350,14 @@ def _isotropic_solver(observation: Observation, variance: Tensor, share: Tensor)
 
 
 def _shift(
-    way: str, gap: Tensor, observation: Observation, derivative: Map, variance: Tensor, iterations: int, weight: float
+    way: str,
+    gap: Tensor,
+    observation: Observation,
+    derivative: Map,
+    variance: Tensor,
+    iterations: int,
+    weight: float,
+    spectrum: Spectrum | None,
 ) -> Tensor:
     """V H^T times what stands for (H V H^T + R)^-1 (y - H D), all in units of s^2."""
     H = observation.matrix
@@ -307,8 +373,11 @@ def _shift(
         return pulled * (gap / ((pulled @ H.T).clamp_min(LEAST_LEVEL) + ratio))
 
     def system(v: Tensor) -> Tensor:
-        return derivative(v @ H) @ H.T + ratio * v
+        return (derivative(v.to(H) @ H) @ H.T).to(v) + ratio.to(v) * v
 
     rounding = torch.finfo(gap.dtype)
+    if spectrum is not None:  # such systems may be far from the identity: all but the derivative in float64
+        solve, gap = spectrum.solver(observation.noise, variance), gap.to(torch.float64)
     floor = (32 * rounding.eps) ** 2 * (gap * solve(gap)).sum(1) + rounding.tiny
-    return derivative(conjugate_gradients(system, gap, floor, iterations, precondition=solve)[0] @ H)
+    found = conjugate_gradients(system, gap, floor, iterations, precondition=solve)[0]
+    return derivative(found.to(H) @ H)

@@ -1,7 +1,8 @@
-"""Do samples of a diffusion model follow its conditional law on a set? Six cases with a reference, all methods.
+"""Do samples of a diffusion model follow its conditional law on a set? Seven cases with a reference, all methods.
 
 Set-up: a model whose network is exact (mixtures on spheres, a correlated Gaussian, a quadrotor past obstacles, an
-inverse problem) or trained (a mixture on a circle, images of given mass and energy), and a set.
+inverse problem, mixtures and fields in 64 and 256 dimensions) or trained (a mixture on a circle, images of given mass
+and energy), and a set.
 
 The paper claims that its algorithms sample the conditional law. The targets of the claims are ours: distances to the
 reference that the weighted methods must reach in a full run.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from casal.lab.conditional import gaussian, images, inverse, network, quadrotor, spheres
+from casal.lab.conditional import gaussian, images, inverse, many_dimensions, network, quadrotor, spheres
 from casal.lab.conditional.figures import figures
 from casal.lab.drawing import writer
 from casal.lab.experiment import Experiment, Outcome, Tell, stamp
@@ -27,6 +28,7 @@ CASES: dict[str, Callable[[bool, Tell], Outcome]] = {
     "gaussian": gaussian.run,
     "network": network.run,
     "inverse": inverse.run,
+    "dimensions": many_dimensions.run,
     "images": images.run,
 }
 """A case joins by a file and a line here."""

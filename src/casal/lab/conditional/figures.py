@@ -20,6 +20,8 @@ from casal.lab.laws.three_modes import CASES
 from casal.lab.physics.quadrotor import INTERVAL, STEPS
 
 MARKS = {
+    "LookAhead": (colour("LookAhead"), "*"),
+    "BoundedHMC": (colour("BoundedHMC"), "p"),
     "SplitGibbs, gibbs": (colour("SplitGibbs"), "o"),
     "SplitGibbs, metropolis": (colour("SplitGibbs"), "s"),
     "Twisted": (colour("Twisted"), "^"),

@@ -1,0 +1,334 @@
+"""What is looked at: the functions f(x0) of the clean sample by which a set is written, with slopes and bends.
+
+    f_i(x0) = 0                for the equations, which come first
+    low_i <= f_i(x0) <= high_i for the inequalities
+
+Decoders are part of f: f(x0) = h(A x0). Linear rows stay a matrix. A norm is the row (|A x0 - c|^2 - R^2) / 2.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from casal.constraints import Constraint, PerChain, Rows, SphereInFlat
+from casal.errors import SettingError
+from casal.methods.context import Context
+from casal.methods.smc import decoded_event
+from casal.typing import Event
+
+MOST_FEATURES = 128
+"""Equations and inequalities up to which a set is looked at row by row."""
+
+OWN = 12
+"""Linear equations up to which every chain has slopes of its own."""
+
+
+class Block(ABC):
+    """Some rows of f.
+
+    Attributes:
+        count: How many.
+        curved: Whether they bend.
+    """
+
+    count: int
+    curved: bool
+
+    @abstractmethod
+    def values(self, x: Tensor) -> Tensor:
+        """f(x), (n, count) float64, at points (n, *latent)."""
+
+    @abstractmethod
+    def slopes(self, x: Tensor) -> Tensor:
+        """df/dx, (n, count, d) float64."""
+
+    def bend(self, x: Tensor, v: Tensor) -> Tensor:
+        """f''(x) v, (n, count, d) float64, for directions v (n, d)."""
+        return v.new_zeros(len(v), self.count, v.shape[1])
+
+    def log_area(self, x: Tensor) -> Tensor | None:
+        """log of the area sqrt(det N N^T) that the slopes N in decoded space span; None where it is constant."""
+        return None
+
+
+@dataclass(frozen=True)
+class FlatBlock(Block):
+    """f(x) = M x - b.
+
+    Attributes:
+        matrix: M (m, d), float64.
+        offset: b (m,), or one row a chain (n, m).
+    """
+
+    matrix: Tensor
+    offset: Tensor
+    curved = False
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return len(self.matrix)
+
+    def values(self, x: Tensor) -> Tensor:
+        return x.flatten(1).to(torch.float64) @ self.matrix.T - self.offset
+
+    def slopes(self, x: Tensor) -> Tensor:
+        return self.matrix.expand(len(x), -1, -1)
+
+
+@dataclass(frozen=True)
+class CurvedBlock(Block):
+    """Any differentiable f.
+
+    Attributes:
+        function: f, (n, *latent) -> (n, count).
+        count: Number of rows.
+        outer: The function of decoded space h, f(x) = h(A x), where the area of its slopes varies; else None.
+        decode: A.
+    """
+
+    function: Callable[[Tensor], Tensor]
+    count: int
+    outer: Callable[[Tensor], Tensor] | None = None
+    decode: Callable[[Tensor], Tensor] | None = None
+    curved = True
+
+    def values(self, x: Tensor) -> Tensor:
+        return self.function(x).to(torch.float64)
+
+    def slopes(self, x: Tensor) -> Tensor:
+        return _jacobian(self.function, x, self.count)
+
+    def bend(self, x: Tensor, v: Tensor) -> Tensor:
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            f = self.function(leaf)
+            rows = list[Tensor]()
+            for i in range(self.count):
+                (slope,) = torch.autograd.grad(f[:, i].sum(), leaf, create_graph=True)
+                along = (slope.flatten(1) * v.to(slope.dtype)).sum()
+                found = (
+                    torch.autograd.grad(along, leaf, retain_graph=True, allow_unused=True)[0]
+                    if along.requires_grad
+                    else None
+                )
+                rows.append(torch.zeros_like(v) if found is None else found.flatten(1).to(torch.float64))
+        return torch.stack(rows, 1)
+
+    def log_area(self, x: Tensor) -> Tensor | None:
+        if self.outer is None or self.decode is None:
+            return None
+        slopes = _jacobian(self.outer, self.decode(x).detach(), self.count)
+        return torch.linalg.slogdet(slopes @ slopes.mT)[1] / 2
+
+
+def _jacobian(function: Callable[[Tensor], Tensor], x: Tensor, count: int) -> Tensor:
+    """df/dx, (n, count, d) float64, row by row."""
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        f = function(leaf)
+        rows = [torch.autograd.grad(f[:, i].sum(), leaf, retain_graph=True)[0] for i in range(count)]
+    return torch.stack([row.flatten(1).to(torch.float64) for row in rows], 1)
+
+
+@dataclass(frozen=True)
+class Features:
+    """All rows of f: the equations, then the inequalities.
+
+    Attributes:
+        blocks: The rows.
+        equal: How many of them are equations.
+        low: Lower bounds of the others, (1 or n, count - equal).
+        high: Upper bounds.
+        norm: Number of the row that is a norm; None if there is none.
+        square: R^2 of that norm, (1 or n,).
+        term: The soft term of the target, (n, *latent) -> (n,).
+        most: Directions in which it is looked at.
+    """
+
+    blocks: Sequence[Block]
+    equal: int
+    low: Tensor
+    high: Tensor
+    norm: int | None = None
+    square: Tensor | None = None
+    term: Callable[[Tensor], Tensor] | None = None
+    most: int = 0
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return sum(block.count for block in self.blocks)
+
+    @property
+    def curved(self) -> bool:
+        """Whether a row bends."""
+        return any(block.curved for block in self.blocks)
+
+    @property
+    def rank(self) -> int:
+        """Rows of the soft term, which come after the others."""
+        return 0 if self.term is None else self.most
+
+    @property
+    def shared(self) -> int:
+        """How many of the first rows are linear equations whose slopes all chains share: all of them, if many."""
+        first = self.blocks[0] if self.blocks else None
+        return first.count if first is not None and not first.curved and OWN < first.count <= self.equal else 0
+
+    def values(self, x: Tensor) -> Tensor:
+        """f(x), (n, m)."""
+        return _beside([block.values(x) for block in self.blocks], x.new_zeros(len(x), 0, dtype=torch.float64))
+
+    @property
+    def matrix(self) -> Tensor | None:
+        """The slopes of the shared rows, (shared, d); None if there are none."""
+        return self.blocks[0].slopes(self.low[:1])[0] if self.shared else None
+
+    def slopes(self, x: Tensor) -> Tensor:
+        """df/dx of the rows that are not shared, (n, m - shared, d)."""
+        own = self.blocks[1:] if self.shared else self.blocks
+        nothing = x.new_zeros(len(x), 0, x[0].numel(), dtype=torch.float64)
+        return _beside([block.slopes(x) for block in own], nothing)
+
+    def bend(self, x: Tensor, v: Tensor) -> Tensor:
+        """f''(x) v of the rows that are not shared, (n, m - shared, d)."""
+        own = self.blocks[1:] if self.shared else self.blocks
+        return torch.cat([block.bend(x, v) for block in own], 1)
+
+    def log_area(self, x: Tensor) -> Tensor | None:
+        """log of the area of the slopes in decoded space, where it varies."""
+        found = [block.log_area(x) for block in self.blocks]
+        known = [area for area in found if area is not None]
+        return torch.stack(known).sum(0) if known else None
+
+
+def _beside(parts: Sequence[Tensor], nothing: Tensor) -> Tensor:
+    return torch.cat(list(parts), 1) if parts else nothing
+
+
+def features_of(context: Context, most: int) -> Features:
+    """The functions by which the set of a context is written; SettingError where there are none, or too many.
+
+    Args:
+        context: Model, set and decoder.
+        most: Directions in which a soft term is looked at.
+    """
+    event = decoded_event(context)
+    surface, solid = context.constraint.parts(event)
+    blocks, norm, square = _equations(context, surface, event)
+    equal = sum(block.count for block in blocks)
+    sides, low, high = _inequalities(context, solid, event)
+    found = Features([*blocks, *sides], equal, low, high, norm, square, context.target.log_weight, most)
+    if not 0 < found.count + found.rank <= MOST_FEATURES:
+        way_out = (
+            "take SplitGibbs, or BoundedHMC for bounds on all coordinates"
+            if found.term is None
+            else "no other method sees a soft term (casal.tilted): take a set of fewer rows, or leave the term out"
+        )
+        raise SettingError(
+            f"LookAhead looks at every equation and inequality, 1 to {MOST_FEATURES} of them, and "
+            f"{context.constraint!r} has {found.count}; {way_out}"
+        )
+    return found
+
+
+def _equations(
+    context: Context, surface: Constraint | None, event: Event
+) -> tuple[list[Block], int | None, Tensor | None]:
+    if surface is None:
+        return [], None, None
+    found = surface.sphere_in_flat(event)
+    if found is None:
+        return [_smooth(context, surface, surface.equations, area=True)], None, None
+    blocks = list[Block]()
+    if len(found.matrix):
+        blocks.append(_flat(context, *_independent(found.matrix, _rows(found.level))))
+    if found.radius is None:
+        return blocks, None, None
+    radius = found.radius.values if isinstance(found.radius, PerChain) else torch.as_tensor(found.radius)
+    square = radius.to(torch.float64).reshape(-1).square().to(context.like.device)
+    blocks.append(CurvedBlock(_half_norm(context, found, square), 1))
+    return blocks, sum(block.count for block in blocks) - 1, square
+
+
+def _half_norm(context: Context, found: SphereInFlat, square: Tensor) -> Callable[[Tensor], Tensor]:
+    """(|A x - c|^2 - R^2) / 2."""
+    center = None if found.center is None else _rows(found.center)
+
+    def half(x: Tensor) -> Tensor:
+        z = context.decode(x).flatten(1).to(torch.float64)
+        if center is not None:
+            z = z - center.to(z)
+        return (z.square().sum(1) - square.to(z))[:, None] / 2
+
+    return half
+
+
+def _inequalities(context: Context, solid: Constraint | None, event: Event) -> tuple[list[Block], Tensor, Tensor]:
+    none = torch.zeros(1, 0, dtype=torch.float64, device=context.like.device)
+    if solid is None:
+        return [], none, none
+    rows: Rows | None = solid.polyhedron(event)
+    if rows is None:
+        block = _smooth(context, solid, solid.inequalities)
+        high = none.new_zeros(1, block.count)
+        return [block], torch.full_like(high, -torch.inf), high
+    bounded = torch.isfinite(rows.low) | torch.isfinite(rows.high)
+    low, high = (side[bounded].to(none)[None] for side in (rows.low, rows.high))
+    if int(bounded.sum()) > MOST_FEATURES:  # refused by the caller, which says what to take
+        return [FlatBlock(none.new_zeros(len(low[0]), 1), low[0])], low, high
+    return [_flat(context, rows.matrix[bounded], none.new_zeros(1))], low, high
+
+
+def _smooth(
+    context: Context, part: Constraint, function: Callable[[Tensor], Tensor], *, area: bool = False
+) -> CurvedBlock:
+    """Rows that are known as a function of decoded points alone."""
+    if not part.smooth:
+        raise SettingError(
+            f"{part!r} has no equations or inequalities with gradients, which LookAhead needs; take SplitGibbs"
+        )
+    few = slice(0, 1)
+    one = torch.zeros((1, *context.latent), dtype=context.like.dtype, device=context.like.device)
+    alone = part.take(few)
+    residual = alone.residual(context.decode(one))
+    equations = alone.equation_count() or 0
+    count = equations if area else residual.shape[1] - equations
+    return CurvedBlock(
+        lambda x: function(context.decode(x)), count, function if area else None, context.decode if area else None
+    )
+
+
+def _flat(context: Context, matrix: Tensor, offset: Tensor) -> Block:
+    """The rows M A x - b; a matrix again where A is linear."""
+    matrix, offset = (v.to(device=context.like.device, dtype=torch.float64) for v in (matrix, offset))
+    if context.identity:
+        return FlatBlock(matrix, offset)
+    if context.decoder.linear:
+        origin = context.like.new_zeros((len(matrix), *context.latent))
+        pulled = context.decoder.vjp(origin)(matrix.to(origin).reshape(len(matrix), *decoded_event(context)))
+        at_zero = context.decode(origin[:1]).flatten(1).to(torch.float64) @ matrix.T  # zero unless A is affine
+        return FlatBlock(pulled.flatten(1).to(torch.float64), offset - at_zero)
+    return CurvedBlock(
+        lambda x: context.decode(x).flatten(1).to(torch.float64) @ matrix.T - offset.to(x.device), len(matrix)
+    )
+
+
+def _independent(matrix: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+    """Orthonormal rows, and their level, that say the same as M z = b, whatever units its rows are in."""
+    size = torch.linalg.vector_norm(matrix, dim=1)
+    unit = torch.where(size > 0.0, size, 1.0)
+    matrix, level = matrix / unit[:, None], level / unit.to(level)
+    u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
+    kept = s > 1e-12 * s.max()
+    return vh[kept], (level @ u[:, kept]) / s[kept]
+
+
+def _rows(value: Tensor | PerChain) -> Tensor:
+    """Numbers of a row, or one row a chain."""
+    return value.values if isinstance(value, PerChain) else value

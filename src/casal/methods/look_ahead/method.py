@@ -1,0 +1,527 @@
+"""``LookAhead``: weighted chains that are guided by the probability that they will meet the constraint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from casal.checks import share, whole_number
+from casal.errors import SettingError
+from casal.methods.base import Method, Stage, gaussian, generator_of, key, no_step
+from casal.methods.context import Context, Uncounted
+from casal.methods.look_ahead.calibration import regression
+from casal.methods.look_ahead.features import Features, features_of
+from casal.methods.look_ahead.last_draw import last_draw
+from casal.methods.look_ahead.levels import Levels, scales, span
+from casal.methods.look_ahead.look import ROOT_STEPS, Derivative, look, probes, quadratic, shares
+from casal.methods.look_ahead.population import health, resampled, settled, truncated
+from casal.methods.look_ahead.proposal import multistep, propose
+from casal.methods.look_ahead.state import (
+    PARTICLES,
+    AheadState,
+    Clean,
+    ahead_of,
+    columns,
+    dealt,
+    flat,
+    fold,
+    trusted,
+    widened,
+    with_pair,
+)
+from casal.methods.smc import Groups, groups_of
+
+UPPER, LOWER = 35, 23
+"""Steps above and below the level at which the modes are decided."""
+
+
+FEW_INEQUALITIES = 16
+"""Inequalities up to which the look ahead is recommended: it takes them as independent given the equations."""
+
+
+class Row(NamedTuple):
+    """Number of a step."""
+
+    k: int
+
+
+@dataclass(frozen=True)
+class LookAhead(Method[Any]):
+    """Samples a diffusion model restricted to C in many dimensions, with few chains.
+
+    Twisted sequential Monte Carlo over the noise levels. At every level the model's own derivative says how the
+    functions f that define C will come out (``look.py``): their mean and covariance, bends included, and from them
+    psi, the probability that C is met (``potential.py``). A step of the reverse process is tilted by psi, with its
+    noise reduced along the slopes of f (``proposal.py``), and weighted:
+
+        weight = psi(x_T) at the start;     weight *= psi(x') / psi(x) x bare(x') / proposal(x')
+
+    and the chains are resampled (systematic) when the effective size falls below a share ``ess``. Whatever psi is, the
+    weighted chains follow p given f at the last level: a poor look costs effective size, not the distribution.
+
+    ``moves`` guided-path moves follow: noise up to a level within a mode, a guided path back, accepted by the ratio of
+    the path weights against the path it came from. At the end x0 is drawn given x and f(x0) in C, to first order in
+    the last noise level, and projected over what is left.
+
+    For sets of few equations and inequalities that have gradients, in any combination: linear rows, norms, mass and
+    energy, ``Implicit``; for each chain if ``PerChain``; behind linear and nonlinear decoders. A look costs one
+    evaluation of the network, one product with its derivative for each row and, where rows bend, one for each probe;
+    each counts as one evaluation.
+
+    On curved sets the mode weights vary most while the modes are decided, so up to there every chain is ``width``
+    particles.
+
+    Args:
+        levels: Steps down the noise levels; three fifths of them above the level where modes are decided.
+        ess: Resample when the effective size falls below this share of the particles.
+        probes: Random directions for the traces.
+        moves: Guided-path moves at the end.
+        path: Levels of such a path.
+        width: Particles of a chain until the modes are decided; None: 4 if a row bends or there is a soft term, else 2.
+        directions: In which a soft term of the target is looked at, one product with the derivative each.
+        calibrate: For networks: calibrate the look on the model's own samples first (``calibration.py``), which costs a
+            quarter more evaluations. Below the level where modes are decided chains are then guided only: there a
+            network is not trusted to weigh them. The moves are made at that level, and climb from it. No weight is
+            above sqrt(n) times their mean.
+    """
+
+    levels: int = UPPER + LOWER
+    ess: float = 0.5
+    probes: int = 2
+    moves: int = 2
+    path: int = 10
+    width: int | None = None
+    directions: int = 6
+    calibrate: bool = False
+
+    name: ClassVar[str] = "LookAhead"
+    promises_distribution: ClassVar[bool] = True
+    tilts: ClassVar[bool] = True
+    resizes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        whole_number(self.levels, "levels", 5)
+        whole_number(self.path, "path", 3)
+        whole_number(self.probes, "probes", 1)
+        whole_number(self.moves, "moves", 0)
+        whole_number(self.directions, "directions", 1)
+        share(self.ess, "ess", "the particles")
+        if self.width is not None:
+            whole_number(self.width, "width", 1)
+
+    @property
+    def states(self) -> tuple[type[Any], ...]:
+        """At the end."""
+        return (Clean,)
+
+    @property
+    def upper(self) -> int:
+        """Steps above the level where modes are decided."""
+        return round(self.levels * UPPER / (UPPER + LOWER))
+
+    def particles(self, features: Features) -> int:
+        """Particles of a chain at the start."""
+        return self.width or (4 if features.curved or features.rank else 2)
+
+    # ------------------------------------------------------------------------------------------------------- plan
+
+    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+        span(context)  # refuses a model without noise levels
+        one = context.replace(constraint=context.constraint.take(slice(0, 1)))
+        width, groups = self.particles(features_of(one, self.directions)), groups_of(context, n)
+        stages = self._pilot() if self.calibrate else list[Stage]()
+        moved = self.moves * [
+            Stage([Row(0)], self.climb, self.part, partial(_several, self.path - 1)),
+            *(Stage([Row(k)], self.walk, partial(self.settle_path, k)) for k in range(self.path - 1)),
+            Stage([], no_step, self.accept),
+        ]
+        for k in range(self.levels):
+            meet = self.begin if k == 0 else partial(self.meet, groups, k)
+            if k == self.upper:
+                stages.append(Stage([], no_step, partial(self.narrow, groups, k)))
+                stages += moved if self.calibrate else []
+            drawn = partial(_several, width if k < self.upper else 1)
+            stages.append(Stage([Row(k)], self.step, None if k == self.upper else meet, drawn))
+        stages.append(Stage([], no_step, partial(self.arrive, groups)))
+        stages += [] if self.calibrate else moved
+        stages += [Stage([Row(0)], self.draw, None, key), Stage([], no_step, self.finish)]
+        return stages
+
+    @property
+    def noted(self) -> range:
+        """Levels at which a calibration takes notes: every other one."""
+        return range(self.levels % 2, self.levels + 1, 2)
+
+    def _pilot(self) -> list[Stage]:
+        """Down the noise levels without a guide, taking notes; then back to the start."""
+        first, *rest = self.noted
+        stages = [Stage([Row(0)], partial(self.free, first), self.begin)] if first else list[Stage]()
+        for k, there in zip(self.noted, rest, strict=False):
+            meet = self.begin if k == 0 else partial(self.note, k)
+            stages.append(Stage([Row(k)], partial(self.free, there), meet))
+        return [*stages, Stage([Row(0)], self.restart, self.fit, key)]
+
+    def evaluations(self, context: Context, n: int | None = None) -> int:
+        """Evaluations of a chain, products with the derivative counted as one each.
+
+        Behind a decoder a norm is counted as a general row that bends, though it costs less if A^T A = c I. Many linear
+        equations share their products among the n chains; without n every chain is counted as taking all of them.
+        """
+        features = features_of(context.replace(constraint=context.constraint.take(slice(0, 1))), self.directions)
+        width, shared = self.particles(features), features.shared
+        one = 1 + features.count - shared + (shared if n is None else shares(shared, n)) + features.rank
+        if features.curved:
+            round_rows = 1 if features.norm is not None and context.identity else 0
+            one += self.probes * (1 + sum(b.count for b in features.blocks if b.curved) - round_rows)
+        down = width * (self.upper + 1) + self.levels - self.upper
+        more = self.moves * (2 * self.path - 2) + (len(self.noted) if self.calibrate else 0)
+        scales = (width + (1 if self.calibrate else 0)) * (1 + self.probes)
+        return one * (down + more) + scales + 2 + min(ROOT_STEPS, math.prod(context.latent))
+
+    def fits(self, context: Context) -> bool:
+        """Whether the set is of few rows with gradients, few of them inequalities, and the denoiser differentiable."""
+        one = context.replace(constraint=context.constraint.take(slice(0, 1)), usage=Uncounted())
+        try:
+            features = features_of(one, self.directions)
+            Derivative(one, one.like.new_zeros((1, *one.latent)), span(one).first)
+        except SettingError:
+            return False
+        return features.count - features.equal <= FEW_INEQUALITIES
+
+    def placed(self, context: Context, state: AheadState) -> Levels:
+        """The noise levels, from the scales of the data."""
+        model = span(context)
+        return Levels(
+            model.first,
+            model.finest,
+            self.upper,
+            self.levels - self.upper,
+            float(state.wide),
+            float(state.grain),
+            float(state.inner),
+        )
+
+    # ------------------------------------------------------------------------------------------------------- start
+
+    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> AheadState:
+        width = 1 if self.calibrate else self.particles(features_of(context, self.directions))
+        return self._start(context, x, generator, width)
+
+    def _start(self, context: Context, x: Tensor, generator: torch.Generator, width: int) -> AheadState:
+        """Chains of ``width`` particles at the first level, and their first look."""
+        alpha, first, _ = span(context)
+        n = len(x)
+        features = features_of(context, self.directions)
+        start = context.target.init
+        more = [x] + [
+            (start(n, generator) if callable(start) else alpha * first * gaussian(context, n, generator)).to(x)
+            for _ in range(width - 1)
+        ]
+        points = torch.stack(more, 1) / alpha
+        wide = widened(context, width)
+        seen, shared = look(wide, features_of(wide, self.directions), flat(points), first, probes(self.probes, context))
+        lines = (torch.arange(n, device=x.device) + context.first)[:, None] * width
+        zeros = points.new_zeros((n, width), dtype=torch.float64)
+        rows = features.count + features.rank
+        trace, square = self._traces(wide, flat(points), first)
+        none = zeros.new_zeros(())
+        return AheadState(
+            x=points,
+            before=points,
+            **{name: fold(value, width) for name, value in seen._asdict().items()},
+            mean=zeros.new_zeros(n, width, rows),
+            covariance=zeros.new_zeros(n, width, rows, rows),
+            rest=zeros.new_zeros(n, width, rows, rows),
+            factor=zeros.new_ones(n, width, rows),
+            log_psi=fold(trace, width),
+            paid=fold(square, width),
+            logs=zeros,
+            lines=lines + torch.arange(width, device=x.device),
+            path=points[:, :0],
+            common=dealt(shared, n),
+            notes=zeros.new_zeros(n, 0, 2, features.count),
+            fits=zeros.new_zeros(n, 0, 1 + 3 * features.count),
+            log_weight=zeros[:, 0],
+            ancestor=lines[:, 0],
+            wide=none,
+            grain=none,
+            inner=none,
+            even=none,
+        )
+
+    def _traces(self, context: Context, x: Tensor, s: float) -> tuple[Tensor, Tensor]:
+        """tr C and tr C^2 at the first level, (n,) each."""
+        model = Derivative(context, x, s)
+        signs = probes(self.probes, context)
+        spread = torch.stack([s**2 * model.pull(u) for u in signs])
+        return (spread * signs[:, None]).sum(2).mean(0), spread.square().sum(2).mean(0)
+
+    def begin(
+        self, context: Context, state: AheadState, generator: torch.Generator
+    ) -> tuple[AheadState, Mapping[str, float]]:
+        """Read the scales of the data off the first look, and weigh by psi(x_T)."""
+        size = torch.Size(context.latent).numel()
+        wide, grain = scales(state.log_psi, state.paid, size, span(context).first)
+        zeros = torch.zeros_like(state.logs)
+        state = state._replace(
+            wide=torch.full_like(state.wide, wide),
+            grain=torch.full_like(state.grain, grain),
+            even=torch.full_like(state.even, float(self._is_even(context, state, wide))),
+            log_psi=zeros,
+            paid=zeros,
+        )
+        state = self._weighed(context, state, 0)
+        return state, health(state)
+
+    # ------------------------------------------------------------------------------------------------------- pilot
+
+    def free(self, there: int, context: Context, state: AheadState, row: Row, noise: Tensor) -> AheadState:
+        """One step without a guide, down to level number ``there``."""
+        levels = self.placed(context, state)
+        here, below = levels[row.k], levels[there]
+        kept, clean = (below / here) ** 2, state.estimate[:, 0]
+        earlier = row.k - (there - row.k)
+        if earlier >= 0:
+            clean = clean + multistep(clean, state.before[:, 0], here, below, levels[earlier])
+        x = kept * state.x[:, 0] + (1.0 - kept) * clean + below * math.sqrt(1.0 - kept) * noise
+        features = features_of(context, self.directions)
+        seen, shared = look(context, features, x, below, probes(self.probes, context))
+        return state._replace(
+            x=x[:, None],
+            before=state.estimate,
+            common=dealt(shared, len(x)),
+            **{name: fold(value, 1) for name, value in seen._asdict().items()},
+        )
+
+    def note(
+        self, k: int, context: Context, state: AheadState, generator: torch.Generator
+    ) -> tuple[AheadState, Mapping[str, float]]:
+        """Note mean and variance of f, as all chains make them of the look at level k."""
+        state = self._settled(context, state, self.placed(context, state)[k])
+        count = state.notes.shape[3]
+        variance = (state.covariance + state.rest)[:, 0].diagonal(dim1=1, dim2=2)
+        both = torch.stack([state.mean[:, 0, :count], variance[:, :count]], 1)
+        return state._replace(notes=torch.cat([state.notes, both[:, None]], 1)), {}
+
+    def fit(
+        self, context: Context, state: AheadState, generator: torch.Generator
+    ) -> tuple[AheadState, Mapping[str, float]]:
+        """Compare what was seen ahead with what came, level by level."""
+        state, _ = self.note(self.levels, context, state, generator)
+        levels = self.placed(context, state)
+        noted = [levels[k] for k in self.noted if k][-state.notes.shape[1] :]
+        found = regression(noted, state.notes[:, :, 0], state.notes[:, :, 1])
+        count = state.notes.shape[3]
+        slopes, ratios = found[:, 1 + count : 1 + 2 * count], found[:, 1 + 2 * count :]
+        record = {"least_slope": float(slopes.min()), "largest_ratio": float(ratios.max())}
+        width = self.particles(features_of(context, self.directions))
+        several = {name: getattr(state, name).repeat_interleave(width, 1) for name in PARTICLES}
+        return state._replace(**several, fits=dealt(found, len(state.x))), record
+
+    def restart(self, context: Context, state: AheadState, row: Row, noise: Tensor) -> AheadState:
+        """New starting points, with what the calibration has found."""
+        generator, start, n = generator_of(noise), context.target.init, len(state.x)
+        x = start(n, generator).to(state.x) if callable(start) else start[context.first : context.first + n].to(state.x)
+        return self._start(context, x, generator, state.x.shape[1])._replace(fits=state.fits, notes=state.notes)
+
+    # ------------------------------------------------------------------------------------------------------- down
+
+    def step(self, context: Context, state: AheadState, row: Row, noise: Tensor) -> AheadState:
+        """One guided step, and the look from where it leads."""
+        width = state.x.shape[1]
+        wide, levels = widened(context, width), self.placed(context, state)
+        features, here, there = features_of(wide, self.directions), levels[row.k], levels[row.k + 1]
+        x, clean, before = (flat(v).flatten(1).to(torch.float64) for v in (state.x, state.estimate, state.before))
+        known = row.k > 0 and not (
+            self.calibrate and row.k == self.upper
+        )  # a move leaves no estimate at the level before
+        extra = multistep(clean, before if known else None, here, there, levels[row.k - 1] if row.k else here)
+        plan = propose(x, clean, extra, ahead_of(state, features), features, here, there)
+        point, paid = plan.draw(flat(noise).flatten(1).to(torch.float64))
+        point = point.reshape(-1, *context.latent).to(state.x.dtype)
+        seen, shared = look(wide, features, point, there, probes(self.probes, context))
+        return state._replace(
+            common=dealt(shared, len(state.x)),
+            x=fold(point, width),
+            before=state.estimate,
+            paid=fold(paid, width),
+            **{name: fold(value, width) for name, value in seen._asdict().items()},
+        )
+
+    def meet(
+        self, groups: Groups, k: int, context: Context, state: AheadState, generator: torch.Generator
+    ) -> tuple[AheadState, Mapping[str, float]]:
+        """Weigh the chains, and resample where the weights are uneven."""
+        state = self._weighed(context, state, k)
+        record = health(state)
+        return resampled(state, generator, groups, self.ess), record
+
+    def narrow(
+        self, groups: Groups, k: int, context: Context, state: AheadState, generator: torch.Generator
+    ) -> tuple[AheadState, Mapping[str, float]]:
+        """From here on every chain is one particle; the starting particles that are left are counted anew."""
+        if state.x.shape[1] == 1:
+            return self.meet(groups, k, context, state, generator)
+        state = self._weighed(context, state, k)
+        record = health(state)
+        state = resampled(state, generator, groups, math.inf, width=1)
+        lines = state.lines.unique(return_inverse=True)[1]
+        return state._replace(lines=lines, ancestor=lines[:, 0]), record
+
+    def arrive(
+        self, groups: Groups, context: Context, state: AheadState, generator: torch.Generator
+    ) -> tuple[AheadState, Mapping[str, float]]:
+        """The end of the noise levels: equal weights."""
+        state = self._weighed(context, state, self.levels)
+        record = health(state)
+        state = resampled(state, generator, groups, math.inf)
+        return state, {**record, "ancestors": float(len(state.ancestor.unique()))}
+
+    def _weighed(self, context: Context, state: AheadState, k: int) -> AheadState:
+        """The state with what all chains make of the look at level k, and the weights of the step to it."""
+        level = self.placed(context, state)[k]
+        settled, logs = self._settled(context, state, level), state.logs
+        if k >= self.upper and trusted(state, level) < 0.5 and not state.tilt.shape[2]:  # a soft term parts modes
+            settled = settled._replace(inner=torch.full_like(state.inner, level))
+        if k <= self.upper or not self.calibrate:
+            logs = logs + settled.log_psi - state.log_psi + state.paid
+        if self.calibrate:
+            logs = truncated(logs)
+        return settled._replace(logs=logs, log_weight=torch.logsumexp(logs, 1), ancestor=state.lines[:, 0])
+
+    def _settled(self, context: Context, state: AheadState, level: float) -> AheadState:
+        """The state with the moments of f and log psi at a level, as all particles agree on them."""
+        features = features_of(widened(context, state.x.shape[1]), self.directions)
+        middle, noted = self.placed(context, state).middle, len([j for j in self.noted if j])
+        return settled(state, features, level, middle, noted)
+
+    def _is_even(self, context: Context, state: AheadState, wide: float) -> bool:
+        """Whether the soft term is quadratic, seen from a few points around the first estimate."""
+        term = context.target.log_weight
+        if term is None:
+            return False
+        stream = torch.Generator().manual_seed(4245)
+        away = torch.randn((4, *context.latent), generator=stream, dtype=torch.float64).to(state.x)
+        return quadratic(term, state.estimate[0, 0] + wide * away)
+
+    # ------------------------------------------------------------------------------------------------------- moves
+
+    def part(
+        self, context: Context, state: AheadState, generator: torch.Generator
+    ) -> tuple[AheadState, Mapping[str, float]]:
+        """Three particles for every chain: the one that stays, and one for each path of a move."""
+        three = {name: getattr(state, name).repeat_interleave(3, 1) for name in PARTICLES}
+        return state._replace(**three, path=state.x.repeat_interleave(self.path, 1)), {}
+
+    def climb(self, context: Context, state: AheadState, row: Row, noise: Tensor) -> AheadState:
+        """Noise the chains up, and look from there: both paths of a move start there."""
+        levels, count = self.placed(context, state), self.path - 1
+        points = [state.x[:, 0]]
+        for k in range(count):
+            low, high = levels.climb(k, count, self.calibrate), levels.climb(k + 1, count, self.calibrate)
+            points.append(points[-1] + math.sqrt(high**2 - low**2) * noise[:, k])
+        features, top = features_of(context, self.directions), points[-1]
+        level = levels.climb(count, count, self.calibrate)
+        seen, shared = look(context, features, top, level, probes(self.probes, context))
+        return state._replace(
+            x=with_pair(state.x, top),
+            before=with_pair(state.before, top),
+            **{name: with_pair(getattr(state, name), value) for name, value in seen._asdict().items()},
+            paid=torch.zeros_like(state.paid),
+            path=torch.stack(points[::-1], 1),
+            common=dealt(shared, len(top)),
+        )
+
+    def settle_path(
+        self, k: int, context: Context, state: AheadState, generator: torch.Generator
+    ) -> tuple[AheadState, Mapping[str, float]]:
+        """What all chains make of the looks from both paths; the point that a move starts from stays as it is."""
+        level = self.placed(context, state).climb(self.path - 1 - k, self.path - 1, self.calibrate)
+        pair = self._settled(context, columns(state, slice(1, 3)), level)
+        names = ("mean", "covariance", "rest", "factor", "log_psi")
+        parts = {name: torch.cat([getattr(state, name)[:, :1], getattr(pair, name)], 1) for name in names}
+        return state._replace(**parts), {}
+
+    def walk(self, context: Context, state: AheadState, row: Row, noise: Tensor) -> AheadState:
+        """One step of both paths: the old one to its next point, the new one to a guided draw."""
+        levels, count = self.placed(context, state), self.path - 1
+        earlier, here, there = (levels.climb(min(count, count - row.k - j), count, self.calibrate) for j in (-1, 0, 1))
+        wide = widened(context, 2)
+        features, pair = features_of(wide, self.directions), columns(state, slice(1, 3))
+        x, clean, before = (flat(v).flatten(1).to(torch.float64) for v in (pair.x, pair.estimate, pair.before))
+        extra = multistep(clean, before if row.k else None, here, there, earlier)
+        plan = propose(x, clean, extra, ahead_of(pair, features), features, here, there)
+        drawn, paid = plan.draw(noise.flatten(1).to(torch.float64).repeat_interleave(2, 0))
+        old = state.path[:, row.k + 1]
+        new = fold(drawn, 2)[:, 1].reshape(old.shape).to(old)
+        follow = torch.stack([old, new], 1)
+        paid = torch.stack(
+            [fold(plan.cost(flat(follow).flatten(1).to(torch.float64)), 2)[:, 0], fold(paid, 2)[:, 1]], 1
+        )
+        if row.k == count - 1:  # the old path ends where the move started, and that look is known
+            one, shared = look(context, features_of(context, self.directions), new, there, probes(self.probes, context))
+            seen = {
+                name: torch.cat([getattr(state, name)[:, :1], value[:, None]], 1)
+                for name, value in one._asdict().items()
+            }
+        else:
+            both, shared = look(wide, features, flat(follow), there, probes(self.probes, context))
+            seen = {name: fold(value, 2) for name, value in both._asdict().items()}
+        parts = {name: torch.cat([getattr(state, name)[:, :1], value], 1) for name, value in seen.items()}
+        return state._replace(
+            **parts,
+            common=dealt(shared, len(old)),
+            x=torch.cat([state.x[:, :1], follow], 1),
+            before=torch.cat([state.before[:, :1], pair.estimate], 1),
+            paid=torch.cat([state.paid[:, :1], pair.paid + paid], 1),
+        )
+
+    def accept(
+        self, context: Context, state: AheadState, generator: torch.Generator
+    ) -> tuple[AheadState, Mapping[str, float]]:
+        """Keep the end of the new path, or the point that the move started from."""
+        end = self.placed(context, state).climb(0, self.path - 1, self.calibrate)
+        new = self._settled(context, columns(state, slice(2, 3)), end)
+        ratio = new.paid[:, 0] + new.log_psi[:, 0] - state.paid[:, 1] - state.log_psi[:, 0]
+        chance = torch.rand(len(ratio), generator=generator, dtype=ratio.dtype, device=ratio.device)
+        yes = chance.log() < ratio
+        old = columns(state, slice(0, 1))
+        taken = {
+            name: torch.where(_over(yes, getattr(new, name)), getattr(new, name), getattr(old, name))
+            for name in PARTICLES
+        }
+        return state._replace(**taken, path=state.path[:, :0]), {"acceptance": float(yes.to(torch.float64).mean())}
+
+    # ------------------------------------------------------------------------------------------------------- end
+
+    def draw(self, context: Context, state: AheadState, row: Row, noise: Tensor) -> AheadState:
+        """x0 given x and f(x0) in C, to first order."""
+        s, features = self.placed(context, state)[self.levels], features_of(context, self.directions)
+        return state._replace(estimate=last_draw(context, state, features, s, generator_of(noise))[:, None])
+
+    def finish(
+        self, context: Context, state: AheadState, generator: torch.Generator
+    ) -> tuple[Clean, Mapping[str, float]]:
+        """Of all that was seen, the samples are left."""
+        return Clean(state.clean, state.log_weight, state.ancestor), {}
+
+    def output(self, context: Context, state: Any) -> Tensor:
+        return context.strict(context.decode(state.clean))
+
+    def advice(self, state: Any, row: Any) -> str:
+        return "on the way down the noise levels; check the denoiser and its derivative at all of them"
+
+
+def _over(yes: Tensor, like: Tensor) -> Tensor:
+    return yes.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _several(width: int, context: Context, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
+    """Standard normal numbers for ``width`` particles of every chain, (n, width, *latent)."""
+    return fold(gaussian(context, n * width, generator), width)
