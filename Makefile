@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml requirements/constraints.txt
 	$(BIN)/python -m pip install -c requirements/constraints.txt -e '.[all]'
 	@touch $@
 
-demo: $(STAMP) ## run every experiment in quick mode (5 minutes at most) and say where the page is
+demo: $(STAMP) ## run experiments in quick mode for 4.5 minutes, name those left out, and say where the page is
 	OMP_NUM_THREADS=1 $(BIN)/casal reproduce --quick --minutes 4.5 --out out/demo
 
 check: $(STAMP) lint ## check style and types, then run the fast tests: under 90 seconds

@@ -144,7 +144,9 @@ def run(
     method: Annotated[list[str] | None, typer.Option(help="Run only this method; may be repeated.")] = None,
     quick: Quick = False,
     scene: Annotated[str | None, typer.Option(help="Run all methods in one scene of the experiment.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Draws the scene, where it is random, and the samples.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Draws the test cases, or with --scene the scene and the samples.")
+    ] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for tables and pictures.")] = None,
     module: Modules = None,
 ) -> None:
@@ -153,7 +155,7 @@ def run(
     _check("experiment", [problem], known)
     experiment = known[problem]
     _check(f"method of {problem}", method or (), experiment.methods)
-    if seed and scene is None:
+    if seed and scene is None and experiment.run_seed is None:
         raise typer.BadParameter(f"--seed {seed} is for --scene; {problem} alone runs over its own seeds")
     _check(f"scene of {problem}", [] if scene is None else [scene], experiment.scenes or ("none",))
     folder = out or Path("out") / problem
@@ -161,7 +163,9 @@ def run(
     console.print(f"[bold]{escape(experiment.name)}[/]: {escape(experiment.question)}")
     with console.status("starting") as status:
         tell: Tell = lambda line: status.update(escape(f"running {line}"))  # noqa: E731
-        if scene is None or experiment.run_scene is None:
+        if seed and scene is None and experiment.run_seed is not None:
+            outcome = experiment.run_seed(seed, quick, method or None, tell)
+        elif scene is None or experiment.run_scene is None:
             outcome = experiment.run(quick, method or None, tell)
         else:
             outcome = experiment.run_scene(scene, seed, quick, method or None, tell)

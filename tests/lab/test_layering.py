@@ -12,7 +12,7 @@ import pytest
 import casal
 
 ROOT = Path(casal.__file__).parent
-SHARED = {"laws", "nets", "physics", "report"}
+SHARED = {"laws", "nets", "physics", "reconstruction", "report"}
 """Folders of the laboratory that are not experiments."""
 
 EXPERIMENTS = {path.parent.name for path in (ROOT / "lab").glob("*/__init__.py")} - SHARED

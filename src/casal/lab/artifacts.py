@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -41,12 +41,12 @@ def folder() -> Path:
     return path
 
 
-def network(name: str, make: Callable[[], nn.Module]) -> nn.Module:
-    """The trained network of this name, trained now if there is none."""
+def network(name: str, make: Callable[[], nn.Module], classes: Iterable[type[nn.Module]] = ()) -> nn.Module:
+    """The trained network of this name, trained now if there is none; ``classes`` of your own are known by ``load``."""
     require_safetensors()
 
     def read(path: Path) -> nn.Module:
-        net = load(path, name=name)
+        net = load(path, name=name, classes=classes)
         _refuse_lost(net.state_dict())
         return net
 

@@ -15,9 +15,9 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -98,9 +98,11 @@ class Outcome:
     settings: Mapping[str, Any] = field(default_factory=dict)  # what was run
     seconds: float = 0.0  # how long it took
     motions: Sequence[Motion] = ()  # moving pictures of the page
+    records: Mapping[str, Any] = field(default_factory=dict)  # numbers case by case, for results.json alone
 
 
 Run = Callable[[bool, Sequence[str] | None, Tell], Outcome]
+RunSeed = Callable[[int, bool, Sequence[str] | None, Tell], Outcome]
 RunScene = Callable[[str, int, bool, Sequence[str] | None, Tell], Outcome]
 
 
@@ -110,7 +112,9 @@ class Experiment:
 
     ``run(quick, labels, tell)`` returns an outcome (labels None means all); ``draw(outcome, folder)`` the paths of the
     pictures it wrote, see ``casal.lab.drawing``. An experiment with ``scenes`` can also run all methods in one of them,
-    drawn from a seed: ``run_scene(scene, seed, quick, labels, tell)``.
+    drawn from a seed: ``run_scene(scene, seed, quick, labels, tell)``. One with ``run_seed(seed, quick, labels, tell)``
+    draws its test cases anew from a seed; ``run`` is then the seed 0. A stored outcome is current while the source of
+    ``module`` and of all it imports stays the same: name it where ``run`` is a method of a shared class.
     """
 
     name: str  # as in ``casal run NAME``
@@ -120,6 +124,15 @@ class Experiment:
     draw: Callable[[Outcome, Path], list[Path]] = lambda outcome, folder: []
     scenes: Sequence[str] = ()  # what ``--scene`` accepts
     run_scene: RunScene | None = None
+    run_seed: RunSeed | None = None
+    module: str = ""  # whose source decides the outcome; that of ``run`` if empty
+
+    def __post_init__(self) -> None:
+        if not self.module:
+            run: Any = self.run
+            while isinstance(run, partial):
+                run = run.func
+            object.__setattr__(self, "module", run.__module__)
 
 
 def stamp(run: Run) -> Run:
@@ -136,7 +149,12 @@ def stamp(run: Run) -> Run:
 
 
 def runs(
-    target: Target, constraint: Constraint, method: AnyMethod, n: int, seeds: Iterable[int], **options: Any
+    target: Target,
+    constraint: Constraint,
+    method: AnyMethod | Literal["auto"],
+    n: int,
+    seeds: Iterable[int],
+    **options: Any,
 ) -> list[SampleResult]:
     """One run of ``casal.sample`` for each seed, without warnings of few ancestors: the tables have the number."""
     with warnings.catch_warnings():

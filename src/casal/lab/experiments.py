@@ -1,10 +1,21 @@
 """The registry of experiments. A new one joins by a folder and its name in MODULES, or from outside by ``register``."""
 
 from casal.errors import SettingError
-from casal.lab import burgers, conditional, field, mixture, particle, propositions, quadrotor
+from casal.lab import (
+    burgers,
+    conditional,
+    darcy,
+    field,
+    mixture,
+    navier_stokes,
+    particle,
+    poisson,
+    propositions,
+    quadrotor,
+)
 from casal.lab.experiment import Experiment
 
-MODULES = (particle, field, mixture, propositions, conditional, burgers, quadrotor)
+MODULES = (particle, field, mixture, propositions, conditional, burgers, quadrotor, poisson, navier_stokes, darcy)
 EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in MODULES}
 """By name, in the order of ``casal list`` and of the report."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,11 +11,8 @@ from casal.lab.nets import MLP, Gaussian, compare_ddpm
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing of the user's cache is read or written."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CASAL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+def cache(own_cache: None) -> None:
+    """Nothing of the user's cache is read or written, in any test."""
 
 
 @pytest.fixture(scope="module")

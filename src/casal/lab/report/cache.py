@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -99,10 +99,7 @@ def source_digest(module: str) -> str:
 
 def key_of(experiment: Experiment, quick: bool) -> str:
     """Name of the settings of a run: equal keys, equal outcomes."""
-    run: Any = experiment.run
-    while isinstance(run, partial):
-        run = run.func
-    parts = [experiment.name, quick, casal.__version__, torch.__version__, source_digest(run.__module__)]
+    parts = [experiment.name, quick, casal.__version__, torch.__version__, source_digest(experiment.module)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console
@@ -49,14 +49,16 @@ def outcome_markdown(outcome: Outcome, question: str) -> str:
 
 
 def outcome_json(outcome: Outcome) -> str:
-    """Settings, rows and claims, without the arrays of the pictures."""
-    record = {
+    """Settings, rows, claims and records, without the arrays of the pictures."""
+    record: dict[str, Any] = {
         "name": outcome.name,
         "settings": dict(outcome.settings),
         "seconds": round(outcome.seconds, 2),
         "tables": [asdict(table) for table in outcome.tables],
         "claims": [asdict(claim) for claim in outcome.claims],
     }
+    if outcome.records:
+        record["records"] = dict(outcome.records)
     return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -71,6 +73,7 @@ def outcome_from_json(text: str) -> Outcome:
     claims = [Claim(**claim) for claim in record["claims"]]
     seconds = float(record["seconds"])
     outcome = Outcome(record["name"], tables, claims, settings=dict(record["settings"]), seconds=seconds)
+    outcome = replace(outcome, records=dict(record.get("records", {})))
     texts = [outcome.name, *(text for claim in claims for text in vars(claim).values())]
     if not all(isinstance(text, str) for text in texts) or not math.isfinite(seconds):
         raise TypeError("a field is of another kind than it should be")

@@ -1,0 +1,34 @@
+"""A quick run of the Darcy experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from casal.lab.darcy import EXPERIMENT, METHODS
+from casal.lab.darcy.runs import LIMIT
+from casal.lab.experiment import Outcome
+
+from ..reconstruction.quick_run import check
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@pytest.fixture(scope="module")
+def quick(own_cache: None) -> Outcome:
+    return EXPERIMENT.run(True, None, lambda line: None)
+
+
+@pytest.mark.slow
+def test_a_quick_run_is_strict_and_records_every_case(quick: Outcome) -> None:
+    check(quick, 2, LIMIT, "error of a")
+    for methods in quick.records.values():
+        assert set(METHODS) <= set(methods)
+        assert all(len(numbers["error"]) == 2 for numbers in methods.values())
+
+
+@pytest.mark.slow
+def test_pictures_of_a_quick_run(quick: Outcome, tmp_path: Path) -> None:
+    names = {path.stem for path in EXPERIMENT.draw(quick, tmp_path)}
+    assert names == {"darcy_coefficient", "darcy_solution", "darcy_errors", "darcy_evaluations"}

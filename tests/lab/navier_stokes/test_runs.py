@@ -1,0 +1,30 @@
+"""A quick run of the Navier-Stokes experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from casal.lab.experiment import Outcome
+from casal.lab.navier_stokes import EXPERIMENT
+
+from ..reconstruction.quick_run import check
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@pytest.fixture(scope="module")
+def quick(own_cache: None) -> Outcome:
+    return EXPERIMENT.run(True, None, lambda line: None)
+
+
+@pytest.mark.slow
+def test_a_quick_run_is_strict_and_records_every_case(quick: Outcome) -> None:
+    check(quick, 4, 1e-12, "minus_dps_projection")
+
+
+@pytest.mark.slow
+def test_pictures_of_a_quick_run(quick: Outcome, tmp_path: Path) -> None:
+    names = {path.stem for path in EXPERIMENT.draw(quick, tmp_path)}
+    assert names == {f"navier_stokes_{part}" for part in ("start", "end", "errors", "evaluations")}

@@ -1,0 +1,86 @@
+"""Verdicts from made-up scores."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from casal.lab.experiment import FAILS, HOLDS
+from casal.lab.nets import LevelLosses
+from casal.lab.reconstruction.compare import KRIGING, KRIGING_PROJECTED, Scores
+from casal.lab.reconstruction.methods import (
+    DPS_PROJECTED,
+    MATCHED_PROJECTED,
+    MOMENT_PROJECTED,
+    PENALTY,
+    PRINTED,
+    PROJECTED,
+    REPAIRED,
+)
+from casal.lab.reconstruction.models import GAUSSIAN, NETWORK
+from casal.lab.reconstruction.study import Published, Study, beside_the_paper, paper_claims, targets
+
+PAPER = {
+    "projected diffusion": Published(10.0, 1e-5, 1.0),
+    "penalty": Published(11.0, 20.0, 1.0),
+    "CASAL": Published(8.0, 1e-5, 1.0),
+}
+
+
+def scores(error: float, violation: float = 1e-15, evaluations: float = 10.0) -> Scores:
+    errors, nothing = error + np.array([0.0, 0.001, 0.002]), np.zeros(1)
+    worst = np.full(3, violation)
+    return Scores(errors, errors, worst, 1.0, 1.0, evaluations, evaluations, "", nothing, nothing, nothing)
+
+
+def study(**changed: Scores) -> Study:
+    here = {
+        KRIGING: scores(0.10, 0.5, 0.0),
+        KRIGING_PROJECTED: scores(0.10, evaluations=0.0),
+        PENALTY: scores(0.3, 0.2),
+        PROJECTED: scores(0.2),
+        PRINTED: scores(0.25),
+        REPAIRED: scores(0.15),
+        DPS_PROJECTED: scores(0.12),
+        MOMENT_PROJECTED: scores(0.104),
+        MATCHED_PROJECTED: scores(0.105),
+        **changed,
+    }
+    return Study({("one", GAUSSIAN): here, ("one", NETWORK): here}, [])
+
+
+def learned(ratio: float) -> LevelLosses:
+    one = torch.ones(1, dtype=torch.float64)
+    return LevelLosses("sigma", one, ratio * one, one, 0.01 * one)
+
+
+def verdicts(found: Study, ratio: float = 0.7) -> dict[str, str]:
+    return {claim.text: claim.verdict for claim in [*paper_claims(found, PAPER), *targets(found, learned(ratio))]}
+
+
+def holding(found: Study, part: str, ratio: float = 0.7) -> bool:
+    (one,) = [verdict for text, verdict in verdicts(found, ratio).items() if part in text]
+    assert one in (HOLDS, FAILS, "partly")
+    return one == HOLDS
+
+
+def test_every_verdict_can_go_either_way() -> None:
+    good = study()
+    for part, bad in (
+        ("over kriging", study(**{MOMENT_PROJECTED: scores(0.115), MATCHED_PROJECTED: scores(0.115)})),
+        (f"{MOMENT_PROJECTED} below DPS", study(**{MOMENT_PROJECTED: scores(0.13)})),
+        ("violates its set", study(**{PROJECTED: scores(0.2, 1e-9)})),
+        ("violation of projected", study(**{PROJECTED: scores(0.2, 1e-3)})),
+        ("leaves a large violation", study(**{PENALTY: scores(0.3, 1e-6)})),
+        (f"Paper: {REPAIRED} has", study(**{REPAIRED: scores(0.4)})),
+    ):
+        assert holding(good, part) and not holding(bad, part), part
+    assert not holding(good, f"Paper: {PRINTED} has")
+    assert holding(good, "beats the Gaussian") and not holding(good, "beats the Gaussian", 0.95)
+
+
+def test_claims_say_whose_they_are_and_the_table_has_the_paper_beside_ours() -> None:
+    assert all(text.startswith(("Paper: ", "Target: ")) for text in verdicts(study()))
+    rows = {row["method"]: row for row in beside_the_paper(study(), PAPER, "").rows}
+    assert rows[REPAIRED]["paper"] == 8.0 and abs(rows[REPAIRED]["network"] - 15.1) < 1e-9
+    assert rows[PRINTED]["paper"] == 8.0 and abs(rows[PENALTY]["violation"] - 20) < 1e-9
