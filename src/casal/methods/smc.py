@@ -105,6 +105,13 @@ def effective_size(weight: Tensor) -> Tensor:
     return 1.0 / weight.square().sum()
 
 
+def effective_ancestors(weight: Tensor, ancestor: Tensor) -> float:
+    """1 / sum_g W_g^2, W_g the weight of all chains that descend from start g: independent starts they are worth."""
+    family = torch.unique(ancestor, return_inverse=True)[1]
+    total = torch.zeros_like(weight).index_add_(0, family, weight)
+    return float(effective_size(total))
+
+
 def equal_weights(context: Context, n: int) -> tuple[Tensor, Tensor]:
     """``log_weight`` and ``ancestor`` of n chains that start."""
     device = context.like.device

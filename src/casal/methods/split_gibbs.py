@@ -26,6 +26,7 @@ from casal.methods.smc import (
     Landed,
     Rung,
     along,
+    effective_ancestors,
     groups_of,
     has_edge,
     lift,
@@ -91,6 +92,8 @@ class SplitGibbs(Method[Any]):
             metropolis. "level" is for networks whose score is wrong at small noise (``level_moves.py``).
         islands: Groups of chains that never meet, of equal size, pooled by their evidence (see ``Twisted``).
         level: Noise level of level moves, in units of the clean sample; the nearest row of the table is taken.
+        keep: Share of the starting chains that the samples must be worth, in effective ancestors: the ladder stops
+            climbing where fewer would be left, and the last projection does the rest. 0 climbs to the end.
     """
 
     sigmas: float | Sequence[float] | Tensor | None = None
@@ -101,6 +104,7 @@ class SplitGibbs(Method[Any]):
     moves: str = "auto"
     islands: int = 1
     level: float = 0.4
+    keep: float = 0.0
 
     name: ClassVar[str] = "SplitGibbs"
     promises_distribution: ClassVar[bool] = True
@@ -110,6 +114,8 @@ class SplitGibbs(Method[Any]):
             whole_number(getattr(self, name), name, 1)
         positive(self.level, "level")
         share(self.ess, "ess", "the chains")
+        if not 0.0 <= self.keep < 1.0:
+            raise SettingError(f"keep = {self.keep:g} is a share of the chains: take a number from 0 to below 1")
         one_of(self.moves, "moves", MOVES)
         if self.sigmas is None:
             return
@@ -183,7 +189,8 @@ class SplitGibbs(Method[Any]):
                 state = state._replace(top=torch.full_like(state.rho, top))
             rho = next_rho(float(state.rho), max(float(state.top), float(state.rho)), half, weight, rung.left)
         log_weight = state.log_weight + moves.weigh(context, state, rho)
-        state = state._replace(rho=torch.full_like(state.rho, rho), log_weight=log_weight)
+        if effective_ancestors(groups.weights(log_weight), state.ancestor) >= self.keep * len(log_weight):
+            state = state._replace(rho=torch.full_like(state.rho, rho), log_weight=log_weight)
         return resample(state, generator, groups, self.ess), {**population_record(state, groups), **moved}
 
     def _top(
