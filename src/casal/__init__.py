@@ -51,7 +51,7 @@ from casal.methods import (
     Unconstrained,
     WeightedCASAL,
 )
-from casal.sampling import Certificate, SampleResult, load, sample
+from casal.sampling import Certificate, SampleResult, Snapshots, StepView, Summary, load, sample
 from casal.schedules import constant, constant_gain, geometric, inverse_variance, linear
 from casal.targets import (
     GaussianStart,
@@ -120,9 +120,12 @@ __all__ = [
     "SampleResult",
     "SecondOrderCone",
     "Simplex",
+    "Snapshots",
     "SparseJacobian",
     "Sphere",
     "SplitGibbs",
+    "StepView",
+    "Summary",
     "Table",
     "Target",
     "Twisted",

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from casal.constraints import Budget, Constraint
 from casal.decoders import Decoder
-from casal.errors import CasalWarning
+from casal.errors import CasalWarning, SettingError
 from casal.methods import Method
 from casal.sampling.collect import collect
 from casal.sampling.executors import Dask, Executor, Threads, cluster_client
@@ -25,7 +26,7 @@ from casal.sampling.progress import progress_bar
 from casal.sampling.result import SampleResult
 from casal.sampling.stepping import Compiled, Eager, Graphs, Stepper
 from casal.targets import Target
-from casal.typing import Tolerance
+from casal.typing import Callback, Tolerance
 
 logger = logging.getLogger("casal")
 
@@ -52,6 +53,8 @@ def sample(
     client: Any = None,
     workers: int | None = None,
     check: bool = True,
+    snapshots: int = 0,
+    callback: Callback | None = None,
 ) -> SampleResult:
     """Draw n samples that lie in the set, with a certificate of that, and one of their distribution.
 
@@ -97,6 +100,11 @@ def sample(
         check: Whether checks of the distribution may evaluate the score: at most 8 % more evaluations, for methods
             that promise the distribution, counted apart in ``result.cost``. Checks without evaluations are always made.
 
+        snapshots: Steps between two snapshots of the samples, which ``result.snapshots`` keeps in memory; 0 keeps none.
+        callback: Called as ``callback(view)`` after every step of every tile (with compile=True, after every few steps)
+            with a ``StepView``: the step, which chains these are, and their samples, worked out on use. Calls never
+            overlap. If it returns something true, the run ends as by Ctrl-C. Tiles that a store holds are not shown.
+
     Returns:
         Samples, certificate, fidelity, trace, cost, last state, provenance. If interrupted by Ctrl-C, it returns the
         chains that have taken at least one step, marked ``partial``, with a warning.
@@ -104,24 +112,28 @@ def sample(
     Raises:
         CasalError: Settings, shapes or sets that cannot work (before the first step), or chains that diverged.
     """
-    options = Options(decoder, seed, dtype, device, tol, units, record_every, budget, tile, threads, compile, check)
+    began = time.perf_counter()
+    options = Options(
+        decoder, seed, dtype, device, tol, units, record_every, budget, tile, threads, compile, check, snapshots
+    )
+    if callback is not None and (client is not None or workers is not None):
+        raise SettingError("callback= is called in this process; leave out client= and workers=")
     with torch.no_grad(), cluster_client(client, workers, compile) as found:
         plan = make_plan(target, constraint, method, n, options)
         if plan.choice is not None:
             logger.info('method="auto": %s', plan.choice)
         chains = Chains(plan.tiles(), plan.common_generator())
         with progress_bar(progress, plan.steps * len(chains.tiles), plan.choice or plan.method.name) as bar:
-            executor: Executor = Threads(plan, bar) if found is None else Dask(plan, bar, found)
+            executor: Executor = Threads(plan, bar, callback) if found is None else Dask(plan, bar, found)
             stepper: Stepper = Compiled(plan, Graphs.of(plan, executor.threads)) if compile else Eager()
             keeper = Keeper() if store is None else StoreKeeper(store, plan, chains, stepper.compiles, bar)
             with closing(keeper), executor:
-                began = time.perf_counter()
                 interrupted = run(plan, chains, executor, stepper, keeper)
-                result = collect(plan, chains, executor, stepper, time.perf_counter() - began, interrupted)
+                result = collect(plan, chains, executor, stepper, began, interrupted)
                 keeper.finish(result)
     if plan.method.strict:
         _warn_if_infeasible(result)
-    return result
+    return replace(result, cost=replace(result.cost, seconds=time.perf_counter() - began))
 
 
 def _warn_if_infeasible(result: SampleResult) -> None:

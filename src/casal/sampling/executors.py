@@ -16,10 +16,12 @@ from typing import Any
 import torch
 
 from casal.checks import whole_number
-from casal.errors import CasalError, SettingError
+from casal.errors import CasalError, SettingError, missing_extra
+from casal.sampling.on_the_way import StepView
 from casal.sampling.plan import Plan
 from casal.sampling.progress import Progress
 from casal.sampling.tiles import Tile, one_thread
+from casal.typing import Callback
 
 NOWHERE = -1
 """No tile may go on."""
@@ -41,6 +43,14 @@ class Watch:
     def tell(self, known: Mapping[str, float]) -> None:
         """What is known on the way."""
 
+    def show(self, plan: Plan, tile: Tile) -> None:
+        """A tile has taken a step, and its state is whole and finite."""
+
+    @property
+    def looks(self) -> bool:
+        """Whether ``show`` does anything."""
+        return False
+
 
 Work = Callable[..., None]
 """``work(plan, tile, watch, *arguments)``: a function at the top of a module, so that it can be sent to a worker."""
@@ -55,12 +65,14 @@ class Executor(Watch, ABC):
         plan: The run.
         bar: Shows the progress.
         threads: Tiles that are worked on at the same time.
+        callback: What is called after the steps of a tile, one call at a time; None for nothing.
     """
 
     threads: int
 
-    def __init__(self, plan: Plan, bar: Progress) -> None:
-        self.plan, self.bar = plan, bar
+    def __init__(self, plan: Plan, bar: Progress, callback: Callback | None = None) -> None:
+        self.plan, self.bar, self.callback = plan, bar, callback
+        self._calls = Lock()
         self._stack = ExitStack()
 
     def __enter__(self) -> Executor:
@@ -77,6 +89,18 @@ class Executor(Watch, ABC):
             if name in known:
                 self.bar.tell(name, known[name])
 
+    @property
+    def looks(self) -> bool:
+        return self.callback is not None
+
+    def show(self, plan: Plan, tile: Tile) -> None:
+        """Call the callback. If it asks for an end, the run is interrupted as by Ctrl-C."""
+        if self.callback is None:
+            return
+        with self._calls:
+            if self.may_go_on(tile) and self.callback(StepView(plan, tile)):
+                raise KeyboardInterrupt("the callback ended the run")
+
     @abstractmethod
     def each(self, work: Work, tiles: Sequence[Tile], args: tuple[Any, ...] = (), done: Done | None = None) -> None:
         """Do ``work`` for all tiles, then ``done``, in any order.
@@ -91,8 +115,8 @@ class Threads(Executor):
     There are ``threads`` of them, as many as torch uses if left out. Devices other than the CPU get one.
     """
 
-    def __init__(self, plan: Plan, bar: Progress) -> None:
-        super().__init__(plan, bar)
+    def __init__(self, plan: Plan, bar: Progress, callback: Callback | None = None) -> None:
+        super().__init__(plan, bar, callback)
         tiles, threads = -(-plan.n // plan.tile), plan.options.threads
         wanted = torch.get_num_threads() if threads is None else threads
         self.threads = min(wanted, tiles) if plan.device.type == "cpu" else 1
@@ -279,7 +303,7 @@ def cluster_client(client: Any, workers: int | None, compiled: bool) -> Iterator
     try:
         from distributed import Client, LocalCluster
     except ImportError as error:
-        raise SettingError("workers= needs the dask extra: pip install 'casal[dask]'") from error
+        raise SettingError(missing_extra("workers=", "dask", "dask.distributed")) from error
     with (
         LocalCluster(  # type: ignore[no-untyped-call]
             n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None

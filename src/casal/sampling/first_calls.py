@@ -45,6 +45,7 @@ class Options(NamedTuple):
     threads: int | None = None
     compile: bool = False
     check: bool = True
+    snapshots: int = 0
 
 
 def _device_of(target: Target) -> torch.device:
@@ -163,7 +164,7 @@ def all_chains_only(target: Target, n: int) -> Target:
 
 def check_numbers(n: int, options: Options) -> tuple[int, Options]:
     """Counts as whole numbers."""
-    given = {"seed": 0, "record_every": 0, "tile": 1, "threads": 1}
+    given = {"seed": 0, "record_every": 0, "tile": 1, "threads": 1, "snapshots": 0}
     values = {name: getattr(options, name) for name in given}
     whole: dict[str, Any] = {name: whole_number(v, name, given[name]) for name, v in values.items() if v is not None}
     return whole_number(n, "n", 1), options._replace(**whole)

@@ -56,6 +56,7 @@ def identity(plan: Plan, compiled: bool) -> dict[str, Any]:
         "compile": compiled,
         **Measure.of(plan.options.tol, plan.options.units).plain(),
         "record_every": plan.options.record_every,
+        **({"snapshots": plan.options.snapshots} if plan.options.snapshots else {}),
         "budget": _budget(plan),
         "model": _behaviour_of_model(plan),
         "code": _code_of_run(plan),

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from casal.errors import StoreError
+from casal.errors import StoreError, missing_extra
 from casal.store.files import (
     draft_of,
     is_whole,
@@ -44,7 +44,7 @@ CHECKPOINT_SECONDS = 10.0
 LONGEST = 80
 """Characters of a setting that a message shows."""
 
-PLACES = re.compile(r"(posterior|sample_stats|state)/\w+")
+PLACES = re.compile(r"(posterior|sample_stats|state|snapshots)/\w+")
 """Names of arrays."""
 
 RECORDS = re.compile(r"tile-(\d{6,15})\.json")
@@ -60,6 +60,7 @@ class RunStore:
         posterior/samples      (chain, draw, *event)   what the run returns
         sample_stats/...       (chain, draw)           violation, steps, log_weight
         state/...              (chain, ...)            the last state of the method
+        snapshots/samples      (chain, draw, *event)   samples along the run, where they were asked for
         provenance             attributes: identity, settings, versions, machine, timings
 
     A tile is written to its own chunks first and to the journal last, in one atomic move of a small file with a
@@ -300,10 +301,8 @@ class RunStore:
         group, _, short = name.partition("/")
         with self._lock:
             if name not in self._checked:
-                if short not in self.root[group]:
-                    rest = [f"event_{k}" for k in range(part.ndim)]
-                    dims = ["chain", *rest] if group == "state" else ["chain", "draw", *rest]
-                    create(self.root[group], short, part, self.chains, self.tile, dims)
+                if short not in self.root.require_group(group):
+                    create(self.root[group], short, part, self.chains, self.tile, dimension_names(group, part.ndim))
                 self._described(name, str(part.dtype), [self.chains, *part.shape[1:]])
                 self._checked.add(name)
         return self.root[name]
@@ -386,7 +385,7 @@ def zarr_module() -> Any:
     try:
         import zarr
     except ImportError as error:
-        raise StoreError("results on disk need the store extra: pip install 'casal[store]'") from error
+        raise StoreError(missing_extra("a result on disk", "store", "zarr")) from error
     return zarr
 
 
@@ -418,6 +417,12 @@ def digest(parts: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
+def dimension_names(group: str, count: int) -> list[str]:
+    """Names of the dimensions of an array of so many: chains, draws where the group has them, then the event."""
+    first = ["chain"] if group == "state" else ["chain", "draw"]
+    return [*first, *(f"event_{k}" for k in range(count))][:count]
+
+
 def chunks_of(shape: list[int], tile: int) -> list[int]:
     """The chunks of an array (chains, ...): one a tile."""
     return [tile, *(max(1, size) for size in shape[1:])]
@@ -433,7 +438,7 @@ def create(group: Any, name: str, like: Tensor, chains: int, tile: int, dims: li
         chunks=tuple(chunks_of(shape, tile)),
         dtype=example.dtype,
         fill_value=np.nan if np.issubdtype(example.dtype, np.floating) else 0,
-        dimension_names=dims[: len(shape)],
+        dimension_names=dims,
         attributes={"dtype": str(like.dtype)},
     )
 
@@ -472,19 +477,3 @@ def _revision() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip() or None
-
-
-def open_tree(path: str | Path) -> Any:
-    """The store as an xarray ``DataTree``, read from the disk as it is used; ArviZ takes it too.
-
-    It reads what is there and checks nothing; ``casal.load`` compares all checksums.
-
-    Raises:
-        StoreError: The folder is no store, or its hierarchy is damaged.
-    """
-    try:
-        import xarray
-    except ImportError as error:
-        raise StoreError("this needs the store extra: pip install 'casal[store]'") from error
-    with named_errors(Path(path)):
-        return xarray.open_datatree(path, engine="zarr", consolidated=False)
