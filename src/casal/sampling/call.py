@@ -94,7 +94,8 @@ def sample(
         compile: Whether to compile the step with ``torch.compile``: seconds once, then up to twice as fast. Results
             agree with eager ones to rounding. Falls back to eager steps, with a warning, where there is no compiler.
         store: A folder (zarr) that takes every tile as it ends. The same call with the same store goes on from the
-            tiles that are there and ends in the same bits; another run is refused.
+            tiles that are there and ends in the same bits; another run is refused. A larger n adds chains to the run,
+            unless chains meet: full tiles stay as they are, a last one that was not full is run again.
         client: A ``distributed.Client``: tiles become tasks of its cluster. Changes no bit of the result.
         workers: The same on an embedded cluster of that many processes.
         check: Whether checks of the distribution may evaluate the score: at most 8 % more evaluations, for methods
@@ -116,6 +117,8 @@ def sample(
     options = Options(
         decoder, seed, dtype, device, tol, units, record_every, budget, tile, threads, compile, check, snapshots
     )
+    if store is not None and isinstance(n, int):
+        options = options._replace(stored_tile=StoreKeeper.tile_of(store, n))
     if callback is not None and (client is not None or workers is not None):
         raise SettingError("callback= is called in this process; leave out client= and workers=")
     with torch.no_grad(), cluster_client(client, workers, compile) as found:

@@ -6,12 +6,16 @@ number is the same for any executor and any number of threads or workers.
 
 from __future__ import annotations
 
+import ast
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from threading import Lock
-from typing import Any
+from types import FrameType
+from typing import Any, TypeGuard
 
 import torch
 
@@ -304,6 +308,7 @@ def cluster_client(client: Any, workers: int | None, compiled: bool) -> Iterator
         from distributed import Client, LocalCluster
     except ImportError as error:
         raise SettingError(missing_extra("workers=", "dask", "dask.distributed")) from error
+    refuse_unguarded_script()
     with (
         LocalCluster(  # type: ignore[no-untyped-call]
             n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None
@@ -311,3 +316,32 @@ def cluster_client(client: Any, workers: int | None, compiled: bool) -> Iterator
         Client(local) as own,  # type: ignore[no-untyped-call]
     ):
         yield own
+
+
+def refuse_unguarded_script() -> None:
+    """SettingError where new processes would run the script that started them again.
+
+    A new process imports the main script. A line of it that starts processes, and that no ``if __name__ ==
+    "__main__":`` guards, would start them without end.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame and not (frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__"):
+        frame = frame.f_back
+    path = frame.f_globals.get("__file__") if frame else None
+    if frame is None or path is None:  # an interactive session has no script
+        return
+    line = frame.f_lineno
+    try:
+        tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return
+    if not any(_guards(node) and node.lineno <= line <= (node.end_lineno or line) for node in tree.body):
+        raise SettingError(
+            f"workers= starts processes that import {Path(path).name} again, and line {line} would start them once "
+            "more in each; put the call under if __name__ == '__main__':, or leave out workers= and use threads="
+        )
+
+
+def _guards(node: ast.stmt) -> TypeGuard[ast.If]:
+    """Whether a statement is ``if __name__ == "__main__":``."""
+    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) and "__main__" in ast.unparse(node.test)

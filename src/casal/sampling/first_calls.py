@@ -46,6 +46,7 @@ class Options(NamedTuple):
     compile: bool = False
     check: bool = True
     snapshots: int = 0
+    stored_tile: int | None = None
 
 
 def _device_of(target: Target) -> torch.device:

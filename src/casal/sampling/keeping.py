@@ -20,7 +20,7 @@ from casal.sampling.progress import Progress
 from casal.sampling.result import SampleResult, snapshot_data, state_data, tile_data
 from casal.sampling.tiles import Tile
 from casal.sampling.trace import Trace
-from casal.store import RunStore, named_errors
+from casal.store import RunStore, named_errors, stored_tile
 
 
 class StoreKeeper(Keeper):
@@ -39,7 +39,13 @@ class StoreKeeper(Keeper):
 
     def __init__(self, path: str | Path, plan: Plan, chains: Chains, compiled: bool, bar: Progress) -> None:
         self.plan, self.chains, self.bar = plan, chains, bar
-        self.store = RunStore(path, identity(plan, compiled), plan.n, plan.tile)
+        fixed = f"the chains of {plan.method.name} meet, so that more of them change all" if plan.meets else None
+        self.store = RunStore(path, identity(plan, compiled), plan.n, plan.tile, fixed)
+
+    @staticmethod
+    def tile_of(path: str | Path, n: int) -> int | None:
+        """The tile of a store that is to grow to n chains; None where there is none."""
+        return stored_tile(path, n)
 
     def resume(self) -> int:
         if not self.store.begun():

@@ -178,7 +178,7 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
     for stages in _legs(chosen.plan(inside.context, n)):
         end += sum(len(stage.rows) for stage in stages)
         legs.append(Leg(stages, end))
-    size = options.tile or even_size(n, tile_size(context.latent, tried.event))
+    size = options.tile or options.stored_tile or even_size(n, tile_size(context.latent, tried.event))
     return Plan(
         target=context.target,
         method=chosen,

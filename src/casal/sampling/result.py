@@ -235,7 +235,7 @@ class SampleResult:
             ("evaluations", f"{spent} a chain{checks}; {cost.projections:.4g} projections"),
         ]
         gap = getattr(self, "gap", None)
-        if gap is not None:
+        if gap is not None and getattr(self, "latents", gap) is not None:  # None without a decoder
             shown.append(
                 ("gap", f"largest {float(torch.as_tensor(gap).max()):.3g} between samples and decoded latents")
             )
