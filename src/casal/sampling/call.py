@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from casal.constraints import Budget, Constraint
+from casal.constraints import Budget, Constraint, Scheduled
 from casal.decoders import Decoder
 from casal.errors import CasalWarning, SettingError
 from casal.methods import Method
@@ -33,7 +33,7 @@ logger = logging.getLogger("casal")
 
 def sample(
     target: Target,
-    constraint: Constraint,
+    constraint: Constraint | Scheduled,
     method: Method[Any] | str,
     n: int,
     *,
@@ -69,7 +69,8 @@ def sample(
 
     Args:
         target: Score, table and start, from ``casal.langevin``, ``casal.energy`` ...
-        constraint: The set C, in decoded space.
+        constraint: The set C, in decoded space; or sets that change along the run, ``casal.Scheduled``, the last of
+            which is C.
         method: How the constraint enters each step; "auto" takes what measurements recommend (``methods/auto.py``).
         n: Number of chains; each gives one sample.
         decoder: A, if the model lives in another space than the constraint; the identity if left out.
@@ -117,6 +118,8 @@ def sample(
     options = Options(
         decoder, seed, dtype, device, tol, units, record_every, budget, tile, threads, compile, check, snapshots
     )
+    if isinstance(constraint, Scheduled):
+        options, constraint = options._replace(sets=constraint), constraint.last
     if store is not None and isinstance(n, int):
         options = options._replace(stored_tile=StoreKeeper.tile_of(store, n))
     if callback is not None and (client is not None or workers is not None):

@@ -106,7 +106,7 @@ def start(plan: Plan, tile: Tile, watch: Watch) -> None:
     """Give a tile its first state."""
     if tile.state is None:
         x = plan.points(tile.start, tile.stop, tile.generator)
-        tile.state = plan.method.init(plan.steps_context(tile), x, tile.generator)
+        tile.state = plan.method.init(plan.context_now(plan.steps_context(tile), tile), x, tile.generator)
 
 
 def advance(plan: Plan, tile: Tile, watch: Watch, stepper: Stepper, k: int) -> None:

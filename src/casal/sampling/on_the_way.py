@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -64,7 +65,8 @@ def settled_after(plan: Plan) -> int | None:
     rows = [(stage, row) for leg in plan.legs for stage in leg.stages for row in stage.rows]
     last = rows[-1]
     same = next((k for k in range(len(rows), 0, -1) if not _same(rows[k - 1], last)), 0)
-    return max(same, plan.steps // 2)
+    share = 0.0 if plan.options.sets is None else plan.options.sets.stages[-1][0]
+    return max(same, plan.steps // 2, math.ceil(share * plan.steps))
 
 
 def _same(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:

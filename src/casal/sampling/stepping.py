@@ -77,7 +77,7 @@ def step_once(plan: Plan, context: Context, tile: Tile, stage: Stage, row: Any) 
     budget = plan.options.budget
     if budget is not None:
         context = context.replace(budget=budget(tile.steps / plan.steps) if callable(budget) else budget)
-    tile.state = stage.step(context, tile.state, row, noise)
+    tile.state = stage.step(plan.context_now(context, tile), tile.state, row, noise)
     tile.steps += 1
 
 
