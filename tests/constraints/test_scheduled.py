@@ -78,7 +78,9 @@ def test_methods_that_would_not_see_the_sets_refuse(method: Any) -> None:
 def test_what_cannot_work_is_refused_before_the_run() -> None:
     for stages, says in (
         ([], "pairs"),
-        ([(0.0, 3.0)], "pairs"),
+        ([(0.0, 3.0)], "got the set 3.0"),
+        ([WIDE, NARROW], "list of pairs"),
+        ({0.0: WIDE, 0.5: NARROW}, "list of pairs"),
         ([(0.1, WIDE)], "begin at 0"),
         ([(0.0, WIDE), (0.0, NARROW)], "rise"),
         ([(0.0, WIDE), (1.0, NARROW)], r"\[0, 1\)"),

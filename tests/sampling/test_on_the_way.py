@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import casal
-from casal.errors import CasalWarning
+from casal.errors import CasalWarning, SettingError
 
 from .runs import TILE, N, run
 
@@ -76,6 +76,13 @@ def test_a_callback_ends_the_run(threads: int) -> None:
     with pytest.warns(CasalWarning, match="interrupted"):
         result = run("casal", threads=threads, callback=lambda view: view.step == 25)
     assert result.partial and int(result.steps.max()) == 25 and result.fidelity.verdict != "trusted"
+
+
+def test_what_cannot_work_is_refused() -> None:
+    with pytest.raises(SettingError, match="snapshots = 41 steps apart, but the run has 40"):
+        run("casal", snapshots=41)
+    with pytest.raises(SettingError, match=r"callback is a function of a .*, got 3"):
+        run("casal", callback=3)
 
 
 def test_an_error_in_a_callback_is_the_users() -> None:

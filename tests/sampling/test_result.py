@@ -108,6 +108,30 @@ def test_intervals_of_runs_cover() -> None:
     assert 0.90 <= float(torch.stack(hits).double().mean()) <= 0.99
 
 
+def test_print_and_notebooks_show_a_few_lines() -> None:
+    result = casal.sample(target(40), SPHERE, casal.WeightedCASAL(30.0), 250)
+    lines = str(result).splitlines()
+    assert " ".join(line.split()[0] for line in lines) == (
+        "method samples constraint distribution evaluations ancestors seconds"
+    )
+    assert all(line[13] == " " and line[14] != " " for line in lines) and repr(result) == str(result)
+    spent = f"{result.cost.score_evaluations:.4g} spent a chain"
+    assert f"40 asked, {spent}" in str(result) and result.cost.seconds > 0
+    named = dataclasses.replace(result, provenance={"method": "<script>"})
+    html = named._repr_html_()
+    assert "&lt;script&gt;" in html and "<script" not in html and "http" not in html
+    assert "asked" not in str(named)
+
+
+def test_a_gap_is_shown_where_there_is_one() -> None:
+    class WithGap(casal.SampleResult):
+        gap = torch.tensor([0.25, 0.5])
+
+    result = small(SPHERE)
+    fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(casal.SampleResult)}
+    assert "gap           largest 0.5" in str(WithGap(**fields)) and "gap" not in dict(result.lines())
+
+
 # ------------------------------------------------------------------------------------------- loaded certificates
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -68,10 +70,19 @@ def test_functions_that_do_not_fit_are_named() -> None:
         result.summary({"total": lambda z: z.sum()})
     with pytest.raises(SettingError, match="give lambdas as a mapping"):
         result.summary([lambda z: z[:, 0]])
-    with pytest.raises(SettingError, match="functions by name"):
-        result.summary({})
+    for wrong in ({}, "mean", 3):
+        with pytest.raises(SettingError, match="functions by name"):
+            result.summary(wrong)
     with pytest.raises(KeyError, match="there are mean, error"):
         result.summary()["median"]
+
+
+def test_one_ancestor_has_no_error() -> None:
+    """A copy is no second observation: an error of zero would be a lie."""
+    result = run("weighted")
+    one = replace(result, state=result.state._replace(ancestor=torch.zeros(90, dtype=torch.long)))
+    assert bool(one.summary()["error"].isnan().all()) and bool(one.expect(radius).standard_error.isnan())
+    assert bool(one.summary()["mean"].isfinite().all())
 
 
 def test_it_is_exported() -> None:

@@ -35,10 +35,13 @@ class Scheduled:
     """
 
     def __init__(self, stages: Sequence[tuple[float, Constraint]]) -> None:
-        pairs = [(_share(share), constraint) for share, constraint in stages]
-        wrong = next((part for _, part in pairs if not isinstance(part, Constraint)), None)
-        if wrong is not None or not pairs:
-            raise SettingError(f"Scheduled takes pairs (share, set) such as (0.5, casal.Ball(1.0)), got {stages!r}")
+        given = list(stages)
+        if not given or not all(isinstance(part, tuple | list) and len(part) == 2 for part in given):
+            raise SettingError(f"Scheduled takes a list of pairs such as [(0.0, casal.Ball(3.0)), ...], got {stages!r}")
+        pairs = [(_share(share), constraint) for share, constraint in given]
+        wrong = [part for _, part in pairs if not isinstance(part, Constraint)]
+        if wrong:
+            raise SettingError(f"Scheduled takes pairs of a share and a casal set, got the set {wrong[0]!r}")
         shares = [share for share, _ in pairs]
         if shares[0] != 0.0 or any(late <= early for early, late in itertools.pairwise(shares)):
             raise SettingError(f"the shares of Scheduled begin at 0 and rise, got {shares}")

@@ -122,6 +122,8 @@ def sample(
         options, constraint = options._replace(sets=constraint), constraint.last
     if store is not None and isinstance(n, int):
         options = options._replace(stored_tile=StoreKeeper.tile_of(store, n))
+    if callback is not None and not callable(callback):
+        raise SettingError(f"callback is a function of a casal.StepView, got {callback!r}")
     if callback is not None and (client is not None or workers is not None):
         raise SettingError("callback= is called in this process; leave out client= and workers=")
     with torch.no_grad(), cluster_client(client, workers, compile) as found:

@@ -195,6 +195,8 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
     for stages in _legs(chosen.plan(inside.context, n)):
         end += sum(len(stage.rows) for stage in stages)
         legs.append(Leg(stages, end))
+    if options.snapshots > end:
+        raise SettingError(f"snapshots = {options.snapshots} steps apart, but the run has {end}; give a smaller number")
     size = options.tile or options.stored_tile or even_size(n, tile_size(context.latent, tried.event))
     return Plan(
         target=context.target,

@@ -117,7 +117,7 @@ class SampleResult:
             f: Samples (n, *event) -> (n,) or (n, k).
 
         Returns:
-            ``value`` and ``standard_error``, of shape () or (k,), float64.
+            ``value`` and ``standard_error``, of shape () or (k,), float64. The error of a single ancestor is NaN.
 
         Raises:
             ShapeError: f returns something else.
@@ -126,7 +126,10 @@ class SampleResult:
         if not isinstance(values, Tensor) or values.ndim not in (1, 2) or len(values) != n:
             got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ShapeError(f"f must return a tensor ({n},) or ({n}, k) for {n} samples, got {got}")
-        mean, error = Lineage(self.weights, self.ancestors).mean(values.reshape(n, -1))
+        lineage = Lineage(self.weights, self.ancestors)
+        mean, error = lineage.mean(values.reshape(n, -1))
+        if lineage.ancestors < 2:
+            error = torch.full_like(error, torch.nan)
         return Estimate(mean, error) if values.ndim == 2 else Estimate(mean[0], error[0])
 
     def save(self, path: str | Path) -> None:

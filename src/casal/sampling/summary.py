@@ -20,6 +20,8 @@ MOST_ROWS = 20
 
 QUANTILES = (0.05, 0.95)
 
+BY_NAME = "summary takes functions by name, such as {'mass': lambda z: z.sum(1)}"
+
 Function: TypeAlias = Callable[[Tensor], Tensor]
 
 
@@ -105,6 +107,8 @@ def summarise(
     mean, error = lineage.mean(values)
     unbiased = 1.0 - float(lineage.weights.square().sum())
     spread = (lineage.weights @ (values - mean).square() / max(unbiased, torch.finfo(torch.float64).tiny)).sqrt()
+    if lineage.ancestors < 2:
+        error = torch.full_like(error, math.nan)  # one observation has no spread
     columns = {"mean": mean, "error": error, "sd": spread if unbiased > 0 else torch.full_like(mean, math.nan)}
     for share, found in zip(QUANTILES, quantiles(values, lineage.weights, QUANTILES), strict=True):
         columns[f"{100 * share:.0f} %"] = found
@@ -142,6 +146,8 @@ def _named(functions: Mapping[str, Function] | Sequence[Function] | None) -> dic
         return {"z": _coordinates}
     if isinstance(functions, Mapping):
         named = {str(name): f for name, f in functions.items()}
+    elif isinstance(functions, str) or not isinstance(functions, Callable | Sequence):  # type: ignore[arg-type]
+        raise SettingError(f"{BY_NAME}, got {functions!r}")
     else:
         listed = [functions] if callable(functions) else list(functions)
         named = {getattr(f, "__name__", type(f).__name__): f for f in listed}
@@ -151,7 +157,7 @@ def _named(functions: Mapping[str, Function] | Sequence[Function] | None) -> dic
                 "result.summary({'mass': lambda z: z.sum(1)})"
             )
     if not named or not all(callable(f) for f in named.values()):
-        raise SettingError("summary takes functions by name, such as {'mass': lambda z: z.sum(1)}, or nothing")
+        raise SettingError(f"{BY_NAME}; or nothing, for every coordinate")
     return named
 
 
