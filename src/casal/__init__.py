@@ -25,6 +25,7 @@ from casal.constraints import (
     Product,
     Projection,
     PSDCone,
+    Scheduled,
     SecondOrderCone,
     Simplex,
     SparseJacobian,
@@ -51,7 +52,7 @@ from casal.methods import (
     Unconstrained,
     WeightedCASAL,
 )
-from casal.sampling import Certificate, SampleResult, load, sample
+from casal.sampling import Certificate, SampleResult, Snapshots, StepView, Summary, load, sample
 from casal.schedules import constant, constant_gain, geometric, inverse_variance, linear
 from casal.targets import (
     GaussianStart,
@@ -118,11 +119,15 @@ __all__ = [
     "ReflectedHMC",
     "Rows",
     "SampleResult",
+    "Scheduled",
     "SecondOrderCone",
     "Simplex",
+    "Snapshots",
     "SparseJacobian",
     "Sphere",
     "SplitGibbs",
+    "StepView",
+    "Summary",
     "Table",
     "Target",
     "Twisted",

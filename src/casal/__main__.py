@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
+from casal.errors import missing_extra
+
 LAB = ("jinja2", "matplotlib", "rich", "safetensors", "scipy", "typer")
 """What the extra ``lab`` brings; the library itself needs torch and numpy only."""
 
@@ -19,10 +21,7 @@ def _missing(name: str) -> bool:
 def main() -> None:
     """Run the command line."""
     if missing := [name for name in LAB if _missing(name)]:
-        sys.exit(
-            f"the command line needs the extra 'lab' ({', '.join(missing)} not found): "
-            "pip install 'casal[lab]', or pip install -e '.[lab]' in a clone"
-        )
+        sys.exit(missing_extra("the command line", "lab", ", ".join(missing)))
     from casal.cli import app
 
     app(prog_name="casal")

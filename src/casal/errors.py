@@ -41,6 +41,10 @@ class ProjectionError(CasalError):
         self.chains = tuple(chains)
 
 
+class MissingExtraError(CasalError, ImportError):
+    """An optional library is not installed; the message holds the command that brings it."""
+
+
 class StoreError(CasalError):
     """A store on disk that cannot be read, written or continued."""
 
@@ -59,3 +63,12 @@ class DivergedError(CasalError):
         self.step = step
         self.steps = steps
         self.chains = tuple(chains)
+
+
+def missing_extra(what: str, extra: str, library: str) -> str:
+    """The sentence for an optional library that is not there, with a command for a package and one for a clone.
+
+    >>> print(missing_extra("result.plot()", "plot", "matplotlib"))
+    result.plot() needs matplotlib: pip install 'casal[plot]', or in a clone pip install -e '.[plot]'
+    """
+    return f"{what} needs {library}: pip install 'casal[{extra}]', or in a clone pip install -e '.[{extra}]'"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,6 +19,10 @@ ScoreFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 Init: TypeAlias = Tensor | Callable[[int, torch.Generator], Tensor]
 """The starting points: a tensor (n, *event), or a callable (n, generator) -> tensor."""
+
+
+Callback: TypeAlias = Callable[[Any], object]
+"""``callback(view)``, the view a ``casal.StepView``; what it returns ends the run if it is true."""
 
 
 @runtime_checkable

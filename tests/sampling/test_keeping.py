@@ -601,3 +601,65 @@ def test_a_run_that_ends_between_its_last_tile_and_its_summary_loses_nothing(
     assert set(again.trace) == set(undisturbed.trace)
     assert all(torch.equal(again.trace[key], undisturbed.trace[key]) for key in again.trace)
     assert again.fidelity.plain() == undisturbed.fidelity.plain()
+
+
+# ---------------------------------------------------------------------------------------------- more chains
+
+
+def test_a_store_takes_more_chains(tmp_path: Path) -> None:
+    """Two full tiles stay, the third is not full and is run again."""
+    store = tmp_path / "run.zarr"
+    first = run("casal", n=50, store=store, snapshots=10)
+    grown = run("casal", store=store, snapshots=10, tile=None)  # the tile is that of the store
+    same(run("casal", snapshots=10), grown)
+    assert torch.equal(grown.samples[:40], first.samples[:40])
+    same(grown, casal.load(store))
+    same(grown, run("casal", store=store, snapshots=10))
+    assert torch.equal(casal.load(store).snapshots.samples, grown.snapshots.samples)
+    with pytest.raises(StoreError, match=r"n: 90 in the store, 50 now"):
+        run("casal", n=50, store=store, snapshots=10)
+
+
+def test_chains_that_meet_take_no_more_of_them(tmp_path: Path) -> None:
+    run("weighted", n=40, store=tmp_path / "run.zarr")
+    with pytest.raises(
+        StoreError, match=r"40 chains of this run, and 90 are asked for; the chains of WeightedCASAL meet"
+    ):
+        run("weighted", store=tmp_path / "run.zarr")
+    assert len(casal.load(tmp_path / "run.zarr").samples) == 40
+
+
+def test_growing_that_was_cut_short_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = tmp_path / "run.zarr"
+    run("casal", n=50, store=store)
+
+    def cut_short(*_: Any) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(zarr.Array, "resize", cut_short)
+        with pytest.raises(StoreError, match="no space left"):
+            run("casal", n=60, store=store)
+    with pytest.raises(StoreError, match="about to take more chains"):
+        casal.load(store)
+    same(run("casal"), run("casal", store=store))
+
+
+# ---------------------------------------------------------------------------------------------- snapshots
+
+
+@pytest.mark.parametrize("name", ["casal", "weighted"])
+def test_snapshots_survive_ctrl_c(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("casal.store.run_store.CHECKPOINT_SECONDS", 0.0)
+    store, plain = tmp_path / "run.zarr", run(name, snapshots=10)
+    with monkeypatch.context() as patch:
+        stopped_after(patch, 110)
+        with pytest.warns(CasalWarning, match="repeat the same call"):
+            run(name, snapshots=10, store=store, threads=1)
+    again = run(name, snapshots=10, store=store)
+    assert plain.snapshots is not None and again.snapshots is not None
+    assert torch.equal(plain.snapshots.steps, again.snapshots.steps)
+    assert torch.equal(plain.snapshots.samples, again.snapshots.samples)
+    assert torch.equal(casal.load(store).snapshots.samples, plain.snapshots.samples)
+    with pytest.raises(StoreError, match="snapshots: 10 in the store"):
+        run(name, snapshots=5, store=store)

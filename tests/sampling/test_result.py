@@ -38,8 +38,9 @@ def target(steps: int = 100, spread: float = 1.0) -> casal.Target:
 def test_a_right_run_is_trusted(seed: int) -> None:
     result = casal.sample(target(), SPHERE, "auto", 1000, seed=seed)
     assert result.fidelity.verdict == "trusted"
-    lines = str(result).split("\n")
-    assert lines[1] == str(result.certificate) and lines[2] == str(result.fidelity)
+    shown = dict(result.lines())
+    assert shown["constraint"] == str(result.certificate)
+    assert f"distribution {shown['distribution']}" == str(result.fidelity)
 
 
 BROKEN: dict[str, tuple[casal.Constraint, casal.Method, str]] = {
@@ -59,7 +60,7 @@ def test_a_broken_run_is_suspect(name: str) -> None:
 def test_methods_without_a_promise_cost_nothing_more() -> None:
     result = casal.sample(target(), SPHERE, casal.FinalProjection(), 200)
     assert result.fidelity.verdict == "not promised" and result.cost.check_projections == 0.0
-    assert "distribution not promised: final projection" in str(result)
+    assert "distribution  not promised: final projection" in str(result)
 
 
 def test_one_argument_switches_evaluations_off() -> None:
@@ -105,6 +106,30 @@ def test_intervals_of_runs_cover() -> None:
         )
         hits.append((estimate.value - exact).abs() < 1.97 * estimate.standard_error)
     assert 0.90 <= float(torch.stack(hits).double().mean()) <= 0.99
+
+
+def test_print_and_notebooks_show_a_few_lines() -> None:
+    result = casal.sample(target(40), SPHERE, casal.WeightedCASAL(30.0), 250)
+    lines = str(result).splitlines()
+    assert " ".join(line.split()[0] for line in lines) == (
+        "method samples constraint distribution evaluations ancestors seconds"
+    )
+    assert all(line[13] == " " and line[14] != " " for line in lines) and repr(result) == str(result)
+    spent = f"{result.cost.score_evaluations:.4g} spent a chain"
+    assert f"40 asked, {spent}" in str(result) and result.cost.seconds > 0
+    named = dataclasses.replace(result, provenance={"method": "<script>"})
+    html = named._repr_html_()
+    assert "&lt;script&gt;" in html and "<script" not in html and "http" not in html
+    assert "asked" not in str(named)
+
+
+def test_a_gap_is_shown_where_there_is_one() -> None:
+    class WithGap(casal.SampleResult):
+        gap = torch.tensor([0.25, 0.5])
+
+    result = small(SPHERE)
+    fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(casal.SampleResult)}
+    assert "gap           largest 0.5" in str(WithGap(**fields)) and "gap" not in dict(result.lines())
 
 
 # ------------------------------------------------------------------------------------------- loaded certificates

@@ -25,6 +25,7 @@ from casal.constraints.intersection import Intersection
 from casal.constraints.monotone import Monotone
 from casal.constraints.obstacles import Obstacles
 from casal.constraints.round import AffineRound, Ball, Ellipsoid, Sphere
+from casal.constraints.scheduled import Scheduled
 from casal.constraints.simplex import L1Ball, Simplex
 from casal.constraints.solvers.laws import truncated_normal
 from casal.constraints.spec import constraint_from_spec
@@ -64,6 +65,7 @@ __all__ = [
     "Projection",
     "Rows",
     "Scaled",
+    "Scheduled",
     "SecondOrderCone",
     "Shifted",
     "Simplex",

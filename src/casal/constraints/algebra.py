@@ -35,10 +35,12 @@ from casal.constraints.chains import (
     Bound,
     PerChain,
     bound,
+    brief,
     check_fits,
     common_chains,
     event_shape,
     join,
+    listed,
     marked,
     raw,
     spread,
@@ -84,7 +86,7 @@ class Union(Constraint):
         self.solid = any(member.solid for member in self.members)
 
     def __repr__(self) -> str:
-        return f"({' | '.join(map(repr, self.members))})"
+        return f"({listed(self.members, ' | ')})"
 
     def explain(self) -> str:
         return f"nearest of {len(self.members)} members: " + "; ".join(member.explain() for member in self.members)
@@ -168,7 +170,7 @@ class Product(Constraint):
         self.chains = common_chains(**{f"block {i}": member for i, member in enumerate(members)})
 
     def __repr__(self) -> str:
-        return f"Product({', '.join(map(repr, self.members))}, sizes={self.sizes})"
+        return f"Product({listed(self.members, ', ')}, sizes=[{listed(self.sizes, ', ')}])"
 
     def explain(self) -> str:
         inner = "; ".join("free" if member is None else member.explain() for member in self.members)
@@ -496,7 +498,7 @@ class Shifted(_Motion):
         self.flat_sided = inner.flat_sided
 
     def __repr__(self) -> str:
-        return f"{self.inner!r}.shifted(...)"
+        return f"{self.inner!r}.shifted({brief(self.by)})"
 
     def validate(self, event: Event) -> None:
         check_fits(self.by, event, "shifts")

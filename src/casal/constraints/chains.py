@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -13,6 +13,9 @@ from torch import Tensor
 from casal.checks import whole_number
 from casal.errors import SettingError, ShapeError
 from casal.typing import Event
+
+MOST_LISTED = 6
+"""Members that a repr names; of more the first three and the last."""
 
 
 class PerChain:
@@ -178,6 +181,34 @@ def spread(value: Bound, z: Tensor) -> Tensor:
 def raw(value: Bound) -> Tensor:
     """All numbers of a parameter."""
     return value.values if isinstance(value, PerChain) else value
+
+
+def brief(value: Bound) -> str:
+    """A parameter for a repr: its number where all are equal, else its shape and range.
+
+    >>> brief(torch.zeros(3, 4)), brief(torch.arange(400.0))
+    ('0', '(400,) in [0, 399]')
+    """
+    numbers = raw(value)
+    if not numbers.numel():
+        return str(tuple(numbers.shape))
+    low, high = float(numbers.min()), float(numbers.max())
+    own = "PerChain" if isinstance(value, PerChain) else ""
+    if low == high and not own:
+        return f"{low:g}"
+    return f"{own}{tuple(numbers.shape)} in [{low:g}, {high:g}]"
+
+
+def listed(parts: Sequence[object], between: str) -> str:
+    """Members for a repr; of many the first and the last.
+
+    >>> listed(range(100), " & ")
+    '0 & 1 & 2 & ... 96 more ... & 99'
+    """
+    words = [repr(part) for part in (parts if len(parts) <= MOST_LISTED else (*parts[:3], parts[-1]))]
+    if len(parts) > MOST_LISTED:
+        words.insert(3, f"... {len(parts) - 4} more ...")
+    return between.join(words)
 
 
 def event_shape(value: Bound) -> torch.Size:

@@ -29,6 +29,7 @@ from casal.constraints.chains import (
     PerChain,
     as_rows,
     bound,
+    brief,
     check_fits,
     column,
     common_chains,
@@ -83,8 +84,9 @@ class Affine(Constraint):
     |a_i . z - b_i| / (sum_j |a_ij z_j| + |b_i|).
 
     Args:
-        A: Matrix (m, d), or one row (d,); d is the number of coordinates of an event. A sparse matrix of torch or
-            SciPy stays sparse. It is made dense only where a set it is combined with needs that and it is small.
+        A: Matrix (m, d), d the coordinates of an event; or (m, *event), m images or fields; or one row (d,). A sparse
+            matrix of torch or SciPy stays sparse. It is made dense only where a set it is combined with needs that and
+            it is small.
         b: Right-hand side (m,), or a number for all rows; PerChain: (n, m), or (n,).
 
     >>> Affine(torch.ones(1, 2), 1.0).project(torch.zeros(1, 2))
@@ -101,7 +103,7 @@ class Affine(Constraint):
 
     def __init__(self, A: Any, b: Any) -> None:
         sparse = SparseMatrix.of(A)
-        self.A: Tensor | SparseMatrix = _matrix(A, "A") if sparse is None else sparse
+        self.A: Tensor | SparseMatrix = _matrix(A) if sparse is None else sparse
         self._coordinates = self.A.shape[1]
         self.b = _for_each(b, self.A, "b", "rows")
         self.chains = common_chains(b=self.b)
@@ -413,9 +415,12 @@ class Box(Constraint):
     that is smaller.
 
     Args:
-        low: Lower bounds: a number, or a tensor that broadcasts to an event. Minus infinity is allowed. PerChain:
-            (n,), or (n, ...) with one of these for each chain.
-        high: Upper bounds, likewise; plus infinity is allowed.
+        low: Lower bounds: a number, or a tensor that broadcasts to an event. None or minus infinity for no bound.
+            PerChain: (n,), or (n, ...) with one of these for each chain.
+        high: Upper bounds, likewise; None or plus infinity for no bound.
+
+    >>> Box(0.0, None).project(torch.tensor([[-1.0, 2.0]]))
+    tensor([[0., 2.]])
     """
 
     convex = True
@@ -428,17 +433,17 @@ class Box(Constraint):
     low: Any  # tensors, or PerChain
     high: Any
 
-    def __init__(self, low: Any, high: Any) -> None:
+    def __init__(self, low: Any = None, high: Any = None) -> None:
         self.chains = common_chains(low=low, high=high)
-        self.low, self.high = together(bound(low), bound(high))
+        sides = bound(-math.inf if low is None else low), bound(math.inf if high is None else high)
+        self.low, self.high = together(*sides)
         below, above = raw(self.low), raw(self.high)
         _refuse_crossed(below, above)
         self.solid = bool((below < above).all())
 
     def __repr__(self) -> str:
-        chains = "" if self.chains is None else f", {self.chains} chains"
-        low, high = float(raw(self.low).min()), float(raw(self.high).max())
-        return f"Box(low in [{low:g}, ...], high in [..., {high:g}]{chains})"
+        low, high = (brief(side) for side in (self.low, self.high))
+        return f"Box(low={low}, high={high})"
 
     def validate(self, event: Event) -> None:
         check_fits(self.low, event, "bounds")
@@ -563,7 +568,7 @@ class Polytope(Constraint):
     The violation is the largest max(0, g_i . z - h_i) / (sum_j |g_ij z_j| + |h_i|), a relative error.
 
     Args:
-        G: Matrix (m, d), or one row (d,); d is the number of coordinates of an event.
+        G: Matrix (m, d), d the coordinates of an event; or (m, *event); or one row (d,).
         h: Levels (m,), or a number for all rows. Plus infinity is allowed and says nothing.
 
     >>> Polytope([[1.0, 1.0], [-1.0, 1.0]], [2.0, 1.0]).project(torch.tensor([[1.0, 3.0], [2.0, 2.0]]))
@@ -578,7 +583,7 @@ class Polytope(Constraint):
     flat_sided = True
 
     def __init__(self, G: Any, h: Any) -> None:
-        self.G = _matrix(G, "G")
+        self.G = _matrix(G)
         self._coordinates = self.G.shape[1]
         self.h = raw(_for_each(h, self.G, "h", "rows"))
         unit_rows, level, self._kept = _inequalities(self.G, self.h)
@@ -969,15 +974,12 @@ def coordinate_bounds(row: int, event: Event, low: Tensor, high: Tensor) -> str:
     return f"{float(low[row]):g} <= z[{index}] <= {float(high[row]):g}"
 
 
-def _matrix(given: Any, name: str) -> Tensor:
-    """A dense matrix (m, d) of its own, from one row, or from a sparse matrix of torch or SciPy."""
+def _matrix(given: Any) -> Tensor:
+    """A dense matrix (m, d) of its own, from (m, *event), one row (d,), or a sparse matrix of torch or SciPy."""
     if isinstance(given, Tensor) and given.layout != torch.strided:
         given = given.to_dense()
     dense = given.toarray() if hasattr(given, "toarray") else given
-    matrix = torch.atleast_2d(torch.as_tensor(dense, dtype=torch.float64)).clone()
-    if matrix.ndim != 2:
-        raise ShapeError(f"{name} must be a matrix (m, d), got shape {tuple(matrix.shape)}")
-    return matrix
+    return torch.atleast_2d(torch.as_tensor(dense, dtype=torch.float64)).flatten(1).clone()
 
 
 def _for_each(given: Any, rows: Tensor | SparseMatrix, name: str, what: str) -> Bound:

@@ -37,6 +37,7 @@ from casal.constraints.chains import (
     event_shape,
     first_failure,
     join,
+    listed,
     marked,
     raw,
     show,
@@ -193,7 +194,7 @@ class Intersection(Constraint):
         return self._parts[0] if len(self._parts) == 1 else None
 
     def __repr__(self) -> str:
-        return f"({' & '.join(map(repr, self.members))})"
+        return f"({listed(self.members, ' & ')})"
 
     def explain(self) -> str:
         searched = self._way in (Way.ADMM, Way.ALTERNATING)

@@ -25,6 +25,7 @@ from casal.constraints.chains import (
     PerChain,
     as_rows,
     bound,
+    brief,
     column,
     common_chains,
     derive,
@@ -96,7 +97,7 @@ class Round(Constraint):
         self._shift = shift
 
     def __repr__(self) -> str:
-        center = "" if self.center is None else ", center=..."
+        center = "" if self.center is None else f", center={brief(self.center)}"
         return f"{type(self).__name__}(radius={self.radius:g}{center})"
 
     def validate(self, event: Event) -> None:
@@ -492,7 +493,7 @@ class Ellipsoid(Constraint):
         self._least, self._most, self._coordinates = least, most, len(self._semi)
 
     def __repr__(self) -> str:
-        center = "" if self.center is None else ", center=..."
+        center = "" if self.center is None else f", center={brief(self.center)}"
         return f"Ellipsoid(d={len(self._semi)}, semi-axes {self._least:g} to {self._most:g}{center})"
 
     def validate(self, event: Event) -> None:

@@ -95,6 +95,9 @@ class Decoder(ABC):
         """B and S with A = B S and B^T B = I, where S is cheaper than A; None if that is not known."""
         return None
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'' if self.shape is None else f'to events {self.shape}'})"
+
     def to(self, like: Tensor) -> Decoder:
         """The same decoder in the dtype and on the device of ``like``, a few starting points of the run."""
         return self

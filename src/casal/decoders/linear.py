@@ -39,6 +39,9 @@ class Linear(Decoder):
         if torch.Size(self.shape).numel() != self.A.shape[0]:
             raise ShapeError(f"A has {self.A.shape[0]} rows, which do not fill decoded events {self.shape}")
 
+    def __repr__(self) -> str:
+        return f"Linear(A={tuple(self.A.shape)})"
+
     def __call__(self, x: Tensor) -> Tensor:
         flat = x.reshape(len(x), -1)
         if flat.shape[1] != self.A.shape[1]:

@@ -1,5 +1,6 @@
 """Distances beside their floor, health of populations, fidelity, calibration of denoisers, a model near a set."""
 
+from casal.diagnostics.chain_mixing import FEWEST_DRAWS, Mixing, mixing
 from casal.diagnostics.degeneracy import Clusters, Population, advice, clusters, population, warn_if_degenerate
 from casal.diagnostics.denoiser_calibration import Calibration, calibration
 from casal.diagnostics.distances import (
@@ -16,6 +17,7 @@ from casal.diagnostics.genealogy import Estimate, Lineage
 from casal.diagnostics.neighbours import NearEstimate, NearSet, near_set
 
 __all__ = [
+    "FEWEST_DRAWS",
     "Calibration",
     "Clusters",
     "Distance",
@@ -23,6 +25,7 @@ __all__ = [
     "Evidence",
     "Fidelity",
     "Lineage",
+    "Mixing",
     "NearEstimate",
     "NearSet",
     "Population",
@@ -33,6 +36,7 @@ __all__ = [
     "clusters",
     "directions",
     "energy_distance",
+    "mixing",
     "mode_weights_tv",
     "near_set",
     "population",

@@ -136,6 +136,14 @@ class Method(ABC, Generic[State]):
         """
         return None
 
+    @property
+    def follows_sets(self) -> bool:
+        """Whether the set may change along the run (``casal.Scheduled``).
+
+        It may where a step needs no more of the set than its projection, and takes it from its context.
+        """
+        return False
+
     def start_note(self, context: Context) -> str | None:
         """What a reader of the result must know about the start of a run; None if there is nothing."""
         return None

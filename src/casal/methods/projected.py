@@ -87,6 +87,10 @@ class Projected(Method[PointState]):
     def advice(self, state: PointState, row: TableRow) -> str:
         return step_advice(row)
 
+    @property
+    def follows_sets(self) -> bool:
+        return self.latent == "pinv"
+
     def decoded_parts(self) -> tuple[str, ...] | None:
         return ()
 

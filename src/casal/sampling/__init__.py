@@ -2,8 +2,22 @@
 
 from casal.sampling.call import sample
 from casal.sampling.certificate import Certificate
+from casal.sampling.on_the_way import StepView
 from casal.sampling.progress import progress_bar
 from casal.sampling.result import Cost, SampleResult, load
+from casal.sampling.snapshots import Snapshots
+from casal.sampling.summary import Summary
 from casal.sampling.tiles import generator
 
-__all__ = ["Certificate", "Cost", "SampleResult", "generator", "load", "progress_bar", "sample"]
+__all__ = [
+    "Certificate",
+    "Cost",
+    "SampleResult",
+    "Snapshots",
+    "StepView",
+    "Summary",
+    "generator",
+    "load",
+    "progress_bar",
+    "sample",
+]

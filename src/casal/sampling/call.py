@@ -7,14 +7,15 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from casal.constraints import Budget, Constraint
+from casal.constraints import Budget, Constraint, Scheduled
 from casal.decoders import Decoder
-from casal.errors import CasalWarning
+from casal.errors import CasalWarning, SettingError
 from casal.methods import Method
 from casal.sampling.collect import collect
 from casal.sampling.executors import Dask, Executor, Threads, cluster_client
@@ -25,14 +26,14 @@ from casal.sampling.progress import progress_bar
 from casal.sampling.result import SampleResult
 from casal.sampling.stepping import Compiled, Eager, Graphs, Stepper
 from casal.targets import Target
-from casal.typing import Tolerance
+from casal.typing import Callback, Tolerance
 
 logger = logging.getLogger("casal")
 
 
 def sample(
     target: Target,
-    constraint: Constraint,
+    constraint: Constraint | Scheduled,
     method: Method[Any] | str,
     n: int,
     *,
@@ -52,6 +53,8 @@ def sample(
     client: Any = None,
     workers: int | None = None,
     check: bool = True,
+    snapshots: int = 0,
+    callback: Callback | None = None,
 ) -> SampleResult:
     """Draw n samples that lie in the set, with a certificate of that, and one of their distribution.
 
@@ -66,7 +69,8 @@ def sample(
 
     Args:
         target: Score, table and start, from ``casal.langevin``, ``casal.energy`` ...
-        constraint: The set C, in decoded space.
+        constraint: The set C, in decoded space; or sets that change along the run, ``casal.Scheduled``, the last of
+            which is C.
         method: How the constraint enters each step; "auto" takes what measurements recommend (``methods/auto.py``).
         n: Number of chains; each gives one sample.
         decoder: A, if the model lives in another space than the constraint; the identity if left out.
@@ -91,11 +95,17 @@ def sample(
         compile: Whether to compile the step with ``torch.compile``: seconds once, then up to twice as fast. Results
             agree with eager ones to rounding. Falls back to eager steps, with a warning, where there is no compiler.
         store: A folder (zarr) that takes every tile as it ends. The same call with the same store goes on from the
-            tiles that are there and ends in the same bits; another run is refused.
+            tiles that are there and ends in the same bits; another run is refused. A larger n adds chains to the run,
+            unless chains meet: full tiles stay as they are, a last one that was not full is run again.
         client: A ``distributed.Client``: tiles become tasks of its cluster. Changes no bit of the result.
         workers: The same on an embedded cluster of that many processes.
         check: Whether checks of the distribution may evaluate the score: at most 8 % more evaluations, for methods
             that promise the distribution, counted apart in ``result.cost``. Checks without evaluations are always made.
+
+        snapshots: Steps between two snapshots of the samples, which ``result.snapshots`` keeps in memory; 0 keeps none.
+        callback: Called as ``callback(view)`` after every step of every tile (with compile=True, after every few steps)
+            with a ``StepView``: the step, which chains these are, and their samples, worked out on use. Calls never
+            overlap. If it returns something true, the run ends as by Ctrl-C. Tiles that a store holds are not shown.
 
     Returns:
         Samples, certificate, fidelity, trace, cost, last state, provenance. If interrupted by Ctrl-C, it returns the
@@ -104,24 +114,34 @@ def sample(
     Raises:
         CasalError: Settings, shapes or sets that cannot work (before the first step), or chains that diverged.
     """
-    options = Options(decoder, seed, dtype, device, tol, units, record_every, budget, tile, threads, compile, check)
+    began = time.perf_counter()
+    options = Options(
+        decoder, seed, dtype, device, tol, units, record_every, budget, tile, threads, compile, check, snapshots
+    )
+    if isinstance(constraint, Scheduled):
+        options, constraint = options._replace(sets=constraint), constraint.last
+    if store is not None and isinstance(n, int):
+        options = options._replace(stored_tile=StoreKeeper.tile_of(store, n))
+    if callback is not None and not callable(callback):
+        raise SettingError(f"callback is a function of a casal.StepView, got {callback!r}")
+    if callback is not None and (client is not None or workers is not None):
+        raise SettingError("callback= is called in this process; leave out client= and workers=")
     with torch.no_grad(), cluster_client(client, workers, compile) as found:
         plan = make_plan(target, constraint, method, n, options)
         if plan.choice is not None:
             logger.info('method="auto": %s', plan.choice)
         chains = Chains(plan.tiles(), plan.common_generator())
         with progress_bar(progress, plan.steps * len(chains.tiles), plan.choice or plan.method.name) as bar:
-            executor: Executor = Threads(plan, bar) if found is None else Dask(plan, bar, found)
+            executor: Executor = Threads(plan, bar, callback) if found is None else Dask(plan, bar, found)
             stepper: Stepper = Compiled(plan, Graphs.of(plan, executor.threads)) if compile else Eager()
             keeper = Keeper() if store is None else StoreKeeper(store, plan, chains, stepper.compiles, bar)
             with closing(keeper), executor:
-                began = time.perf_counter()
                 interrupted = run(plan, chains, executor, stepper, keeper)
-                result = collect(plan, chains, executor, stepper, time.perf_counter() - began, interrupted)
+                result = collect(plan, chains, executor, stepper, began, interrupted)
                 keeper.finish(result)
     if plan.method.strict:
         _warn_if_infeasible(result)
-    return result
+    return replace(result, cost=replace(result.cost, seconds=time.perf_counter() - began))
 
 
 def _warn_if_infeasible(result: SampleResult) -> None:

@@ -18,7 +18,7 @@ NAMED_ROWS = 6
 """Rows that a message lists by name."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Certificate:
     """Recomputed in float64 from the definition of the set, on the very tensor that is returned.
 
@@ -48,6 +48,9 @@ class Certificate:
     def feasible(self) -> Tensor:
         """(n,) bool: which samples meet the tolerance."""
         return self.violation <= self.tolerance
+
+    def __repr__(self) -> str:
+        return f"Certificate({self})"
 
     def __str__(self) -> str:
         good, n = int(self.feasible.sum()), len(self.violation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from casal.methods import Context, Usage
 from casal.sampling.certificate import certify
 from casal.sampling.executors import Executor
 from casal.sampling.loop import Chains
+from casal.sampling.on_the_way import gather_snapshots, settled_after
 from casal.sampling.plan import Plan
 from casal.sampling.result import Cost, SampleResult
 from casal.sampling.stepping import Stepper
@@ -21,9 +23,17 @@ from casal.sampling.trace import Trace
 
 
 def collect(
-    plan: Plan, chains: Chains, executor: Executor, stepper: Stepper, seconds: float, interrupted: bool
+    plan: Plan, chains: Chains, executor: Executor, stepper: Stepper, began: float, interrupted: bool
 ) -> SampleResult:
     """All tiles that took a step, tile by tile, so that no tensor is held twice.
+
+    Args:
+        plan: The run.
+        chains: Its chains.
+        executor: Who took them.
+        stepper: How.
+        began: When the call began, by ``time.perf_counter``.
+        interrupted: Whether it was.
 
     Raises:
         KeyboardInterrupt: No tile took a step.
@@ -45,23 +55,28 @@ def collect(
     steps = torch.cat([torch.full((len(tile),), tile.steps) for tile in begun])
     state, series = _decoded(plan, join(begun)), records.series()
     warn_if_degenerate(series, n, getattr(state, "log_weight", None))
-    about = {**plan.about(), "threads": executor.threads, "compile": stepper.compiles}
+    about = {**plan.about(), "asked": len(plan.target.table), "threads": executor.threads, "compile": stepper.compiles}
+    snapshots = gather_snapshots(plan, begun)
+    if snapshots is not None:
+        about["settled_after"] = settled_after(plan)
     constraint = plan.context.constraint.take(which)
     result = SampleResult(
         samples=samples,
         certificate=certify(constraint, samples, plan.options.tol, plan.options.units),
         trace=series,
-        cost=Cost(usage.scores / n + plan.target.init_evaluations, usage.projections / n, seconds),
+        cost=Cost(usage.scores / n + plan.target.init_evaluations, usage.projections / n, 0.0),
         state=state,
         provenance=about,
         constraint=constraint,
         steps=steps,
         partial=interrupted,
+        snapshots=snapshots,
     )
     spent = Usage()
     fidelity = _fidelity(plan, result, plan.context.replace(constraint=constraint, usage=spent))
     looked = spent.scores / n + plan.checked
-    cost = replace(result.cost, check_evaluations=looked, check_projections=spent.projections / n)
+    checks = {"check_evaluations": looked, "check_projections": spent.projections / n}
+    cost = replace(result.cost, seconds=time.perf_counter() - began, **checks)
     return replace(result, fidelity=fidelity, cost=cost)
 
 

@@ -6,20 +6,26 @@ number is the same for any executor and any number of threads or workers.
 
 from __future__ import annotations
 
+import ast
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from threading import Lock
-from typing import Any
+from types import FrameType
+from typing import Any, TypeGuard
 
 import torch
 
 from casal.checks import whole_number
-from casal.errors import CasalError, SettingError
+from casal.errors import CasalError, SettingError, missing_extra
+from casal.sampling.on_the_way import StepView
 from casal.sampling.plan import Plan
 from casal.sampling.progress import Progress
 from casal.sampling.tiles import Tile, one_thread
+from casal.typing import Callback
 
 NOWHERE = -1
 """No tile may go on."""
@@ -41,6 +47,14 @@ class Watch:
     def tell(self, known: Mapping[str, float]) -> None:
         """What is known on the way."""
 
+    def show(self, plan: Plan, tile: Tile) -> None:
+        """A tile has taken a step, and its state is whole and finite."""
+
+    @property
+    def looks(self) -> bool:
+        """Whether ``show`` does anything."""
+        return False
+
 
 Work = Callable[..., None]
 """``work(plan, tile, watch, *arguments)``: a function at the top of a module, so that it can be sent to a worker."""
@@ -55,12 +69,14 @@ class Executor(Watch, ABC):
         plan: The run.
         bar: Shows the progress.
         threads: Tiles that are worked on at the same time.
+        callback: What is called after the steps of a tile, one call at a time; None for nothing.
     """
 
     threads: int
 
-    def __init__(self, plan: Plan, bar: Progress) -> None:
-        self.plan, self.bar = plan, bar
+    def __init__(self, plan: Plan, bar: Progress, callback: Callback | None = None) -> None:
+        self.plan, self.bar, self.callback = plan, bar, callback
+        self._calls = Lock()
         self._stack = ExitStack()
 
     def __enter__(self) -> Executor:
@@ -77,6 +93,18 @@ class Executor(Watch, ABC):
             if name in known:
                 self.bar.tell(name, known[name])
 
+    @property
+    def looks(self) -> bool:
+        return self.callback is not None
+
+    def show(self, plan: Plan, tile: Tile) -> None:
+        """Call the callback. If it asks for an end, the run is interrupted as by Ctrl-C."""
+        if self.callback is None:
+            return
+        with self._calls:
+            if self.may_go_on(tile) and self.callback(StepView(plan, tile)):
+                raise KeyboardInterrupt("the callback ended the run")
+
     @abstractmethod
     def each(self, work: Work, tiles: Sequence[Tile], args: tuple[Any, ...] = (), done: Done | None = None) -> None:
         """Do ``work`` for all tiles, then ``done``, in any order.
@@ -91,8 +119,8 @@ class Threads(Executor):
     There are ``threads`` of them, as many as torch uses if left out. Devices other than the CPU get one.
     """
 
-    def __init__(self, plan: Plan, bar: Progress) -> None:
-        super().__init__(plan, bar)
+    def __init__(self, plan: Plan, bar: Progress, callback: Callback | None = None) -> None:
+        super().__init__(plan, bar, callback)
         tiles, threads = -(-plan.n // plan.tile), plan.options.threads
         wanted = torch.get_num_threads() if threads is None else threads
         self.threads = min(wanted, tiles) if plan.device.type == "cpu" else 1
@@ -279,7 +307,8 @@ def cluster_client(client: Any, workers: int | None, compiled: bool) -> Iterator
     try:
         from distributed import Client, LocalCluster
     except ImportError as error:
-        raise SettingError("workers= needs the dask extra: pip install 'casal[dask]'") from error
+        raise SettingError(missing_extra("workers=", "dask", "dask.distributed")) from error
+    refuse_unguarded_script()
     with (
         LocalCluster(  # type: ignore[no-untyped-call]
             n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None
@@ -287,3 +316,32 @@ def cluster_client(client: Any, workers: int | None, compiled: bool) -> Iterator
         Client(local) as own,  # type: ignore[no-untyped-call]
     ):
         yield own
+
+
+def refuse_unguarded_script() -> None:
+    """SettingError where new processes would run the script that started them again.
+
+    A new process imports the main script. A line of it that starts processes, and that no ``if __name__ ==
+    "__main__":`` guards, would start them without end.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame and not (frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__"):
+        frame = frame.f_back
+    path = frame.f_globals.get("__file__") if frame else None
+    if frame is None or path is None:  # an interactive session has no script
+        return
+    line = frame.f_lineno
+    try:
+        tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return
+    if not any(_guards(node) and node.lineno <= line <= (node.end_lineno or line) for node in tree.body):
+        raise SettingError(
+            f"workers= starts processes that import {Path(path).name} again, and line {line} would start them once "
+            "more in each; put the call under if __name__ == '__main__':, or leave out workers= and use threads="
+        )
+
+
+def _guards(node: ast.stmt) -> TypeGuard[ast.If]:
+    """Whether a statement is ``if __name__ == "__main__":``."""
+    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) and "__main__" in ast.unparse(node.test)

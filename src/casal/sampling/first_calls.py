@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import whole_number
-from casal.constraints import Budget, Constraint
+from casal.constraints import Budget, Constraint, Scheduled
 from casal.decoders import Decoder, Identity
 from casal.errors import CasalError, DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
 from casal.methods import Context, Method, Uncounted
@@ -45,6 +45,9 @@ class Options(NamedTuple):
     threads: int | None = None
     compile: bool = False
     check: bool = True
+    snapshots: int = 0
+    stored_tile: int | None = None
+    sets: Scheduled | None = None
 
 
 def _device_of(target: Target) -> torch.device:
@@ -163,7 +166,7 @@ def all_chains_only(target: Target, n: int) -> Target:
 
 def check_numbers(n: int, options: Options) -> tuple[int, Options]:
     """Counts as whole numbers."""
-    given = {"seed": 0, "record_every": 0, "tile": 1, "threads": 1}
+    given = {"seed": 0, "record_every": 0, "tile": 1, "threads": 1, "snapshots": 0}
     values = {name: getattr(options, name) for name in given}
     whole: dict[str, Any] = {name: whole_number(v, name, given[name]) for name, v in values.items() if v is not None}
     return whole_number(n, "n", 1), options._replace(**whole)
@@ -181,6 +184,8 @@ def check_call(target: Target, constraint: Constraint, method: Method[Any] | str
             "or method='auto'"
         )
     Measure.of(options.tol, options.units)
+    if options.sets is not None:
+        _check_schedule(options.sets, method, n, options)
     if options.dtype is not None and not options.dtype.is_floating_point:
         raise DtypeError(f"chains are floating-point numbers, got dtype={options.dtype}")
     if options.decoder is not None and not isinstance(options.decoder, Decoder):
@@ -199,6 +204,29 @@ def check_call(target: Target, constraint: Constraint, method: Method[Any] | str
     if init.ndim >= 1 and len(init) != n:
         raise ShapeError(f"init has {len(init)} rows for n = {n} chains; give one row a chain")
     _check_points(init, 0, len(target.table))
+
+
+def _check_schedule(sets: Scheduled, method: Method[Any] | str, n: int, options: Options) -> None:
+    """Refuse sets that change along the run where a step would not see them."""
+    if not isinstance(method, Method) or not method.follows_sets:
+        kind = method.name if isinstance(method, Method) else f"method={method!r}"
+        raise SettingError(
+            f"{kind} takes one set, not a schedule: give the last one, {sets.last!r}, or take casal.CASAL or "
+            "casal.Projected (latent='pinv')"
+        )
+    if options.compile:
+        raise SettingError("compile=True needs one set; leave it out with casal.Scheduled")
+    if sets.chains not in (None, n):
+        raise ShapeError(f"the sets have parameters for {sets.chains} chains, but n = {n}; give one to each chain")
+
+
+def try_schedule(sets: Scheduled, context: Context, probe: Tensor, options: Options) -> None:
+    """Try the earlier sets of a schedule on a few decoded points, as the last one was."""
+    decoded = context.decode(probe)
+    for _, constraint in sets.stages[:-1]:
+        constraint.validate(tuple(decoded.shape[1:]))
+        constraint.check_nonempty(decoded)
+        _check_projection(constraint.take(slice(0, len(decoded))), decoded.to(torch.float64), options)
 
 
 def starting_points(

@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,9 @@ def identity(plan: Plan, compiled: bool) -> dict[str, Any]:
         "compile": compiled,
         **Measure.of(plan.options.tol, plan.options.units).plain(),
         "record_every": plan.options.record_every,
+        **({"snapshots": plan.options.snapshots} if plan.options.snapshots else {}),
         "budget": _budget(plan),
+        **_schedule(plan),
         "model": _behaviour_of_model(plan),
         "code": _code_of_run(plan),
         "rows": _rows_digest(plan),
@@ -78,6 +81,18 @@ def _identity_of_set(plan: Plan) -> dict[str, Any]:
     behaviour = _behaviour_of_set(plan)
     after = CodeParts(constraint, values=True)
     return {"constraint": data, "constraint_code": before.digest(after), "constraint_values": behaviour}
+
+
+def _schedule(plan: Plan) -> dict[str, Any]:
+    """The earlier sets of a run whose set changes, each as the last one."""
+    sets = plan.options.sets
+    if sets is None:
+        return {}
+    told = []
+    for share, constraint in sets.stages:
+        with_set = replace(plan, context=plan.context.replace(constraint=constraint))
+        told.append([share, _identity_of_set(with_set)])
+    return {"schedule": told}
 
 
 def _code_of_run(plan: Plan) -> str:

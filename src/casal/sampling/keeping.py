@@ -17,10 +17,10 @@ from casal.sampling.identity import identity
 from casal.sampling.loop import Chains, Keeper
 from casal.sampling.plan import Plan
 from casal.sampling.progress import Progress
-from casal.sampling.result import SampleResult, state_data, tile_data
+from casal.sampling.result import SampleResult, snapshot_data, state_data, tile_data
 from casal.sampling.tiles import Tile
 from casal.sampling.trace import Trace
-from casal.store import RunStore, named_errors
+from casal.store import RunStore, named_errors, stored_tile
 
 
 class StoreKeeper(Keeper):
@@ -39,7 +39,13 @@ class StoreKeeper(Keeper):
 
     def __init__(self, path: str | Path, plan: Plan, chains: Chains, compiled: bool, bar: Progress) -> None:
         self.plan, self.chains, self.bar = plan, chains, bar
-        self.store = RunStore(path, identity(plan, compiled), plan.n, plan.tile)
+        fixed = f"the chains of {plan.method.name} meet, so that more of them change all" if plan.meets else None
+        self.store = RunStore(path, identity(plan, compiled), plan.n, plan.tile, fixed)
+
+    @staticmethod
+    def tile_of(path: str | Path, n: int) -> int | None:
+        """The tile of a store that is to grow to n chains; None where there is none."""
+        return stored_tile(path, n)
 
     def resume(self) -> int:
         if not self.store.begun():
@@ -58,6 +64,7 @@ class StoreKeeper(Keeper):
             for index in done:
                 arrays, record = self.store.read(index)
                 self._restore(tiles[index], state_data(arrays, record), record, first)
+                tiles[index].snapshots = dict(snapshot_data(arrays, record))
                 if tiles[index].steps != plan.steps:
                     raise self._misfit(f"tile {index} has taken {tiles[index].steps} steps")
             together = self.store.attributes.get("exchanges")
@@ -72,6 +79,10 @@ class StoreKeeper(Keeper):
             mine = f"{tile.index}/state/"
             state = {name.removeprefix(mine): part for name, part in arrays.items() if name.startswith(mine)}
             self._restore(tile, state, record, first)
+            snapshot = f"{tile.index}/snapshot/"
+            tile.snapshots = {
+                int(name.removeprefix(snapshot)): part for name, part in arrays.items() if name.startswith(snapshot)
+            }
             tile.generator.set_state(arrays[f"{tile.index}/generator"])
         self.chains.generator.set_state(arrays["generator"])
         self._absorb(about["together"])
@@ -86,6 +97,7 @@ class StoreKeeper(Keeper):
         for tile in self.chains.tiles:
             arrays[f"{tile.index}/generator"] = tile.generator.get_state()
             arrays.update({f"{tile.index}/state/{name}": part for name, part in tile.state._asdict().items()})
+            arrays.update({f"{tile.index}/snapshot/{step}": part for step, part in tile.snapshots.items()})
         about = {"leg": leg, "together": self._together(), "tiles": [_progress(tile) for tile in self.chains.tiles]}
         self.store.write_checkpoint(arrays, about)
 
@@ -119,7 +131,10 @@ class StoreKeeper(Keeper):
         samples = self.plan.output(tile, Uncounted())
         constraint, options = self.plan.context.constraint.take(slice(tile.start, tile.stop)), self.plan.options
         certificate = certify(constraint, samples, options.tol, options.units)
-        self.store.write(tile.index, *tile_data(tile.state, samples, certificate, _progress(tile)))
+        steps = sorted(tile.snapshots)
+        snapshots = torch.stack([tile.snapshots[step] for step in steps]) if steps else None
+        record = {**_progress(tile), "snapshots": steps}
+        self.store.write(tile.index, *tile_data(tile.state, samples, certificate, record, snapshots))
 
     def _restore(self, tile: Tile, state: dict[str, Tensor], record: Any, first: Any) -> None:
         """Put a tile where its record says; ``first`` is a first state of a few chains, which tells the shapes."""

@@ -19,6 +19,7 @@ import torch
 from casal.errors import CasalWarning, DivergedError, ProjectionError
 from casal.methods import Context, Usage
 from casal.sampling.executors import Executor, Watch
+from casal.sampling.on_the_way import take_snapshot
 from casal.sampling.plan import Plan
 from casal.sampling.result import SampleResult
 from casal.sampling.stepping import Block, Stepper, step_once
@@ -105,7 +106,7 @@ def start(plan: Plan, tile: Tile, watch: Watch) -> None:
     """Give a tile its first state."""
     if tile.state is None:
         x = plan.points(tile.start, tile.stop, tile.generator)
-        tile.state = plan.method.init(plan.steps_context(tile), x, tile.generator)
+        tile.state = plan.method.init(plan.context_now(plan.steps_context(tile), tile), x, tile.generator)
 
 
 def advance(plan: Plan, tile: Tile, watch: Watch, stepper: Stepper, k: int) -> None:
@@ -119,7 +120,7 @@ def advance(plan: Plan, tile: Tile, watch: Watch, stepper: Stepper, k: int) -> N
                 if not watch.may_go_on(tile):
                     return
                 for _ in stepper.take(plan, context, tile, block):
-                    record_if_due(plan, tile, watch)
+                    look(plan, tile, watch)
                     if not watch.may_go_on(tile):
                         return
         except ProjectionError as error:
@@ -134,12 +135,18 @@ def advance(plan: Plan, tile: Tile, watch: Watch, stepper: Stepper, k: int) -> N
         watch.advance(tile.steps - taken)
 
 
-def record_if_due(plan: Plan, tile: Tile, watch: Watch) -> None:
-    """Record what the method monitors, every ``record_every`` steps."""
-    every = plan.options.record_every
-    if every and tile.steps % every == 0 and finite(tile.state):
+def look(plan: Plan, tile: Tile, watch: Watch) -> None:
+    """After a step: record what the method monitors, keep a snapshot, and show the chains, where that is due."""
+    record = plan.options.record_every and tile.steps % plan.options.record_every == 0
+    snapshot = plan.options.snapshots and tile.steps % plan.options.snapshots == 0
+    if not (record or snapshot or watch.looks) or not finite(tile.state):
+        return
+    if record:
         plan.record(tile, tile.steps)
         watch.tell({"violation": tile.trace.latest("violation")})
+    if snapshot:
+        take_snapshot(plan, tile)
+    watch.show(plan, tile)
 
 
 # ------------------------------------------------------------------------------------------- chains that are lost

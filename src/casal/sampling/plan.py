@@ -14,6 +14,7 @@ from torch import Tensor
 
 from casal.constraints import Constraint
 from casal.decoders import Identity
+from casal.errors import SettingError
 from casal.methods import Context, Method, Stage, Uncounted, Usage
 from casal.sampling.coordinates import Coordinates, coordinates
 from casal.sampling.first_calls import (
@@ -26,6 +27,7 @@ from casal.sampling.first_calls import (
     check_whole,
     starting_points,
     try_out,
+    try_schedule,
 )
 from casal.sampling.looks import settle
 from casal.sampling.pilot import Pilot
@@ -120,6 +122,13 @@ class Plan:
         """What the steps of a tile may use."""
         return self.inside.context.of_chains(tile.start, tile.stop, tile.usage)
 
+    def context_now(self, context: Context, tile: Tile) -> Context:
+        """The context of the next step of a tile: with the set that is in force, where sets change along the run."""
+        sets = self.options.sets
+        if sets is None:
+            return context
+        return context.replace(constraint=sets.at(tile.steps / self.steps).take(slice(tile.start, tile.stop)))
+
     def output(self, tile: Tile, usage: Usage) -> Tensor:
         """The samples of a tile."""
         context = self.context.of_chains(tile.start, tile.stop, usage)
@@ -149,6 +158,7 @@ class Plan:
             "dtype": str(self.context.like.dtype),
             **found,
             **({} if self.choice is None else {"choice": self.choice}),
+            **({} if self.options.sets is None else {"schedule": repr(self.options.sets)}),
         }
 
 
@@ -174,11 +184,20 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
     if chosen.promises_distribution:
         constraint.check_measure(tried.event)
     inside = coordinates(context, chosen, options.decoder or Identity())
+    if options.sets is not None:
+        if context.constraint is not constraint:
+            raise SettingError("casal.Scheduled needs the sets as they are given; take a decoder without an offset")
+        try_schedule(
+            options.sets, context, points(min(n, PROBE), generator(options.seed, 1, context.like.device)), options
+        )
+        inside = Coordinates(context)
     legs, end = list[Leg](), 0
     for stages in _legs(chosen.plan(inside.context, n)):
         end += sum(len(stage.rows) for stage in stages)
         legs.append(Leg(stages, end))
-    size = options.tile or even_size(n, tile_size(context.latent, tried.event))
+    if options.snapshots > end:
+        raise SettingError(f"snapshots = {options.snapshots} steps apart, but the run has {end}; give a smaller number")
+    size = options.tile or options.stored_tile or even_size(n, tile_size(context.latent, tried.event))
     return Plan(
         target=context.target,
         method=chosen,

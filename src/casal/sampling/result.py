@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections import namedtuple
-from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,13 @@ from torch import Tensor
 from casal.constraints import Constraint, constraint_from_spec
 from casal.diagnostics import Estimate, Fidelity, Lineage
 from casal.errors import SettingError, ShapeError, StoreError
+from casal.sampling.arviz_data import inference_data
 from casal.sampling.certificate import Certificate, Measure, certify
+from casal.sampling.plot import draw
+from casal.sampling.snapshots import Snapshots, snapshots_of
+from casal.sampling.summary import Function, Summary, html_table, summarise
 from casal.sampling.trace import Trace
-from casal.store import RunStore, named_errors
+from casal.store import RunStore, make_tree, named_errors
 
 SAME_VIOLATION = 0.01
 """Share of the tolerance by which a violation may change when it is computed again, beside rounding."""
@@ -33,7 +37,7 @@ class Cost:
     Attributes:
         score_evaluations: Per chain.
         projections: Per chain.
-        seconds: Wall-clock time of the loop.
+        seconds: Wall-clock time of the whole call: looks before the run, its steps, certificates and checks.
         check_evaluations: Score evaluations a chain, beyond these, that went into the certificate of the distribution
             and into looks before the run.
         check_projections: Projections, likewise.
@@ -55,7 +59,7 @@ UNFINISHED = Fidelity(
 """Of a store whose run has not come to its end."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SampleResult:
     """Samples with their certificates, and how they came about.
 
@@ -74,6 +78,7 @@ class SampleResult:
         partial: The run was interrupted; ``steps`` says how far each chain came.
         fidelity: How far the distribution of the samples can be trusted.
         constraint: The set of these chains; None where it is not known (loaded, and a set of functions).
+        snapshots: Samples along the run, if ``snapshots=`` asked for them.
     """
 
     samples: Tensor
@@ -86,6 +91,7 @@ class SampleResult:
     partial: bool = False
     fidelity: Fidelity = UNFINISHED
     constraint: Constraint | None = None
+    snapshots: Snapshots | None = None
 
     @property
     def weights(self) -> Tensor:
@@ -111,7 +117,7 @@ class SampleResult:
             f: Samples (n, *event) -> (n,) or (n, k).
 
         Returns:
-            ``value`` and ``standard_error``, of shape () or (k,), float64.
+            ``value`` and ``standard_error``, of shape () or (k,), float64. The error of a single ancestor is NaN.
 
         Raises:
             ShapeError: f returns something else.
@@ -120,7 +126,10 @@ class SampleResult:
         if not isinstance(values, Tensor) or values.ndim not in (1, 2) or len(values) != n:
             got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ShapeError(f"f must return a tensor ({n},) or ({n}, k) for {n} samples, got {got}")
-        mean, error = Lineage(self.weights, self.ancestors).mean(values.reshape(n, -1))
+        lineage = Lineage(self.weights, self.ancestors)
+        mean, error = lineage.mean(values.reshape(n, -1))
+        if lineage.ancestors < 2:
+            error = torch.full_like(error, torch.nan)
         return Estimate(mean, error) if values.ndim == 2 else Estimate(mean[0], error[0])
 
     def save(self, path: str | Path) -> None:
@@ -138,40 +147,122 @@ class SampleResult:
         known = {} if self.constraint is None else {"constraint": set_data(self.constraint)}
         identity = {**about, **known, **certificate_data(self.certificate), "saved": True}
         usage = [round(self.cost.score_evaluations * n), round(self.cost.projections * n)]
-        record = {"steps": self.steps.tolist(), "usage": usage, "trace": Trace().plain()}
+        kept = self.snapshots
+        taken_at = [] if kept is None else kept.steps.tolist()
+        record = {"steps": self.steps.tolist(), "usage": usage, "trace": Trace().plain(), "snapshots": taken_at}
         series = {name: values.tolist() for name, values in self.trace.items()}
         run = {**about, "partial": self.partial, "series": series}
         with RunStore(place, identity, n, n) as store:
             try:
-                store.write(0, *tile_data(self.state, self.samples, self.certificate, record))
+                along = None if kept is None else kept.samples
+                store.write(0, *tile_data(self.state, self.samples, self.certificate, record, along))
                 store.finish({"run": run, "cost": list(astuple(self.cost)), "fidelity": self.fidelity.plain()})
             except BaseException:
                 shutil.rmtree(place, ignore_errors=True)  # it was not there before
                 raise
 
-    def __str__(self) -> str:
-        method, n = self.provenance.get("method", "?"), len(self.samples)
-        lines = [
-            f"{method}: {n} samples of shape {tuple(self.samples.shape[1:])}{' (partial run)' if self.partial else ''}",
-            str(self.certificate),
-            str(self.fidelity),
-            f"{self.cost.score_evaluations:g} score evaluations and {self.cost.projections:g} projections a chain, "
-            f"{self.cost.seconds:.2f} s{self._checked()}",
-        ]
-        if "ess" in self.trace:
-            lines.append(
-                f"{len(torch.unique(self.ancestors))} of {n} ancestors survive, "
-                f"smallest effective size {float(self.trace['ess'].min()):.0f}"
-            )
-        return "\n".join(lines)
+    # -------------------------------------------------------------- tables, pictures, other libraries
 
-    def _checked(self) -> str:
-        spent = self.cost.check_evaluations
-        return f"; {spent:.3g} evaluations for the check of the distribution" if spent else ""
+    def summary(self, functions: Mapping[str, Function] | Sequence[Function] | None = None) -> Summary:
+        """A small table: mean, standard error, standard deviation, 5 % and 95 % quantile of functions of the samples.
+
+        Standard errors are those of ``expect``: they know of weights and shared ancestors. R-hat and ESS are there only
+        where they mean something: independent chains of a fixed density with recorded draws (``snapshots=``).
+
+        Args:
+            functions: Name to function, samples (n, *event) -> (n,) or (n, k); or a list of named functions. Every
+                coordinate if left out.
+
+        Raises:
+            ShapeError: A function returns something else.
+        """
+        draws = None if self.snapshots is None else self.snapshots.draws
+        return summarise(self.samples, self.weights, self.ancestors, functions, draws)
+
+    def plot(self) -> Any:
+        """A matplotlib ``Figure``: the samples, how far they violate the set, and the trace of the run.
+
+        Samples in two dimensions are points, more coordinates marginals or ranges; events (h, w) and (c, h, w) are
+        images: mean, standard deviation and a few samples. ``figure.savefig(path)`` writes it.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        return draw(self)
+
+    def to_xarray(self) -> Any:
+        """An xarray ``DataTree`` with the groups, names and dimensions of a store: posterior, sample_stats, state.
+
+        Each of the n chains has one draw, its sample; weights are in ``sample_stats``. Snapshots are a group of their
+        own. ArviZ from version 1 on takes such trees.
+
+        Raises:
+            StoreError: xarray is not installed.
+        """
+        along = None if self.snapshots is None else self.snapshots.samples
+        record = {"steps": self.steps.tolist()}
+        arrays, _ = tile_data(self.state, self.samples, self.certificate, record, along)
+        about = {name: value for name, value in self.provenance.items() if isinstance(value, str | int | float)}
+        checked = {"verdict": self.fidelity.verdict, "tolerance": self.certificate.tolerance}
+        attributes: dict[str, dict[str, Any]] = {"provenance": {**about, **checked, **asdict(self.cost)}}
+        if self.snapshots is not None:
+            attributes["snapshots"] = {"steps": self.snapshots.steps.tolist()}
+        return make_tree(arrays, attributes)
+
+    def to_arviz(self) -> Any:
+        """An ``InferenceData`` of ArviZ (before version 1) with the groups posterior and sample_stats.
+
+        Where there are draws along independent chains (``snapshots=``), these are the chains and draws. Else all
+        samples are draws of one chain, resampled first if their weights differ, and ``attrs["note"]`` says so: ArviZ's
+        errors know nothing of weights and ancestors, those of ``summary`` do.
+
+        Raises:
+            MissingExtraError: arviz is not installed, or a version whose containers are xarray's own.
+        """
+        draws = None if self.snapshots is None else self.snapshots.draws
+        return inference_data(self.samples, self.weights, self.certificate, draws, self.constraint)
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What ``print`` shows, as pairs of a label and a text."""
+        n, cost, asked = len(self.samples), self.cost, self.provenance.get("asked")
+        spent = (
+            f"{cost.score_evaluations:.4g} spent"
+            if asked is None
+            else f"{asked} asked, {cost.score_evaluations:.4g} spent"
+        )
+        checks = f", {cost.check_evaluations:.3g} more on checks" if cost.check_evaluations else ""
+        shown = [
+            ("samples", f"{n} of shape {tuple(self.samples.shape[1:])}{' (partial run)' if self.partial else ''}"),
+            ("constraint", str(self.certificate)),
+            ("distribution", str(self.fidelity).removeprefix("distribution ")),
+            ("evaluations", f"{spent} a chain{checks}; {cost.projections:.4g} projections"),
+        ]
+        gap = getattr(self, "gap", None)
+        if gap is not None and getattr(self, "latents", gap) is not None:  # None without a decoder
+            shown.append(
+                ("gap", f"largest {float(torch.as_tensor(gap).max()):.3g} between samples and decoded latents")
+            )
+        if "ess" in self.trace:
+            alive, least = len(torch.unique(self.ancestors)), float(self.trace["ess"].min())
+            shown.append(("ancestors", f"{alive} of {n} survive, smallest effective size {least:.0f}"))
+        return [*shown, ("seconds", f"{cost.seconds:.2f}")]
+
+    def __str__(self) -> str:
+        lines = [("method", str(self.provenance.get("method", "?"))), *self.lines()]
+        return "\n".join(f"{label:<14}{text}" for label, text in lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_table([("method", str(self.provenance.get("method", "?"))), *self.lines()], head=False)
 
 
 def tile_data(
-    state: Any, samples: Tensor, certificate: Certificate, record: Mapping[str, Any]
+    state: Any,
+    samples: Tensor,
+    certificate: Certificate,
+    record: Mapping[str, Any],
+    snapshots: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The arrays and the record of a tile in a store.
 
@@ -179,7 +270,8 @@ def tile_data(
         state: A NamedTuple of tensors; zero-dimensional ones go to the record.
         samples: (n, *event).
         certificate: Of these samples.
-        record: Steps, usage and trace.
+        record: Steps, usage and trace; with snapshots also after which steps they were taken.
+        snapshots: (S, n, *event), if there are any.
     """
     fields: dict[str, Tensor] = state._asdict()
     arrays = {f"state/{name}": part for name, part in fields.items() if part.ndim}
@@ -189,6 +281,8 @@ def tile_data(
     arrays["sample_stats/steps"] = torch.as_tensor(record["steps"]).expand(len(samples))[:, None]
     if "log_weight" in fields:
         arrays["sample_stats/log_weight"] = fields["log_weight"][:, None]
+    if snapshots is not None:
+        arrays["snapshots/samples"] = snapshots.transpose(0, 1)
     common = {name: [str(part.dtype), part.item()] for name, part in fields.items() if not part.ndim}
     return arrays, {**record, "common": common, "fields": list(fields)}
 
@@ -200,6 +294,12 @@ def state_data(arrays: Mapping[str, Tensor], record: Mapping[str, Any]) -> dict[
         for name, (dtype, value) in record["common"].items()
     }
     return {name: common[name] if name in common else arrays[f"state/{name}"] for name in record["fields"]}
+
+
+def snapshot_data(arrays: Mapping[str, Tensor], record: Mapping[str, Any]) -> Iterator[tuple[int, Tensor]]:
+    """Step and samples of every snapshot of a tile."""
+    if "snapshots/samples" in arrays:
+        yield from zip(map(int, record["snapshots"]), arrays["snapshots/samples"].unbind(1), strict=True)
 
 
 def set_data(constraint: Constraint) -> Any:
@@ -269,7 +369,19 @@ def _together(store: RunStore, done: list[int], pieces: list[tuple[dict[str, Ten
         provenance=run or identity,
         steps=steps,
         partial=partial,
+        snapshots=_snapshots(pieces, run),
     )
+
+
+def _snapshots(pieces: list[tuple[dict[str, Tensor], dict[str, Any]]], run: Mapping[str, Any]) -> Snapshots | None:
+    """The snapshots of all tiles."""
+    tiles = [dict(snapshot_data(arrays, record)) for arrays, record in pieces]
+    steps = sorted(set.intersection(*(set(tile) for tile in tiles)))
+    if not steps:
+        return None
+    samples = torch.stack([torch.cat([tile[step] for tile in tiles]) for step in steps])
+    settled = run.get("settled_after")
+    return snapshots_of(torch.tensor(steps), samples, None if settled is None else int(settled))
 
 
 def _certified_again(result: SampleResult, data: Any, n: int, chains: Tensor) -> SampleResult:

@@ -77,7 +77,7 @@ def step_once(plan: Plan, context: Context, tile: Tile, stage: Stage, row: Any) 
     budget = plan.options.budget
     if budget is not None:
         context = context.replace(budget=budget(tile.steps / plan.steps) if callable(budget) else budget)
-    tile.state = stage.step(context, tile.state, row, noise)
+    tile.state = stage.step(plan.context_now(context, tile), tile.state, row, noise)
     tile.steps += 1
 
 
@@ -269,7 +269,8 @@ class Compiled(Stepper):
         for leg in plan.legs:
             blocks = list[Block]()
             for stage in leg.stages:
-                blocks += compiled_blocks(stage, done, plan.options.record_every, together)
+                every = math.gcd(plan.options.record_every, plan.options.snapshots)
+                blocks += compiled_blocks(stage, done, every, together)
                 done += len(stage.rows)
             self._legs.append(blocks)
 
@@ -308,7 +309,7 @@ def compiled_blocks(stage: Stage, done: int, every: int, together: int) -> list[
     Args:
         stage: Its rows.
         done: Steps before it.
-        every: Steps between two records; 0 for none.
+        every: Steps between two records or snapshots; 0 for none.
         together: Steps in one call, a power of two.
     """
     rows = stage.rows

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from casal.methods import Usage
 from casal.sampling.trace import Trace
@@ -38,7 +39,7 @@ def generator(seed: int, stream: int, device: torch.device) -> torch.Generator:
 
 @dataclass
 class Tile:
-    """Some chains of a run, how far they are, what they used and what was recorded of them."""
+    """Some chains of a run, how far they are, what they used, what was recorded of them, and samples on the way."""
 
     index: int
     start: int
@@ -48,6 +49,7 @@ class Tile:
     steps: int = 0
     usage: Usage = field(default_factory=Usage)
     trace: Trace = field(default_factory=Trace)
+    snapshots: dict[int, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -55,6 +57,7 @@ class Tile:
     def replace_by(self, other: Tile) -> None:
         """Take over how far a copy of this tile has come elsewhere."""
         self.state, self.steps, self.usage, self.trace = other.state, other.steps, other.usage, other.trace
+        self.snapshots = other.snapshots
         self.generator.set_state(other.generator.get_state())
 
 

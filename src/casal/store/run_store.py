@@ -11,6 +11,7 @@ import subprocess
 import time
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from casal.errors import StoreError
+from casal.errors import StoreError, missing_extra
 from casal.store.files import (
     draft_of,
     is_whole,
@@ -41,10 +42,16 @@ JOURNAL = "provenance/tiles"
 CHECKPOINT_SECONDS = 10.0
 """Least time between two checkpoints of chains that meet."""
 
+GROWING = "growing"
+"""Attribute of a store that is being made larger: how many chains it had."""
+
+BEGINNING = ("machine", "began")
+"""Attributes that a store keeps when it grows; what only the whole run knew is no longer true."""
+
 LONGEST = 80
 """Characters of a setting that a message shows."""
 
-PLACES = re.compile(r"(posterior|sample_stats|state)/\w+")
+PLACES = re.compile(r"(posterior|sample_stats|state|snapshots)/\w+")
 """Names of arrays."""
 
 RECORDS = re.compile(r"tile-(\d{6,15})\.json")
@@ -60,6 +67,7 @@ class RunStore:
         posterior/samples      (chain, draw, *event)   what the run returns
         sample_stats/...       (chain, draw)           violation, steps, log_weight
         state/...              (chain, ...)            the last state of the method
+        snapshots/samples      (chain, draw, *event)   samples along the run, where they were asked for
         provenance             attributes: identity, settings, versions, machine, timings
 
     A tile is written to its own chunks first and to the journal last, in one atomic move of a small file with a
@@ -71,14 +79,18 @@ class RunStore:
     Args:
         path: The folder; made if it is not there.
         identity: What must be the same for a run to be continued.
-        chains: Chains of the run.
+        chains: Chains of the run. If the store holds fewer of the same run, it grows: tiles that are full stay, a last
+            one that was not is run again.
         tile: Chains in a tile; the last one may have fewer.
+        fixed: Why a store of fewer chains cannot grow, in words; None if it can.
 
     Raises:
         StoreError: The folder cannot be used, is damaged, in use, or belongs to another run.
     """
 
-    def __init__(self, path: str | Path, identity: Mapping[str, Any], chains: int, tile: int) -> None:
+    def __init__(
+        self, path: str | Path, identity: Mapping[str, Any], chains: int, tile: int, fixed: str | None = None
+    ) -> None:
         wanted = json.loads(json.dumps({**identity, "n": chains, "tile": tile, "format": FORMAT}))
         self._open(Path(path), chains, tile)
         with named_errors(self.path):
@@ -93,10 +105,12 @@ class RunStore:
         try:
             with named_errors(self.path):
                 self.attributes = read_attributes(self.path)
-                refuse_other(self.path, self.attributes["identity"], wanted)
+                grows = refuse_other(self.path, self.attributes["identity"], wanted, fixed)
                 remove_drafts_in(self.path)
                 remove_drafts_beside(self.path)
                 self.root = zarr_module().open_group(self.path, mode="r+")
+                if grows or GROWING in self.attributes:
+                    self._grow(wanted)
                 self._check_tree()
         except BaseException:
             self.close()
@@ -114,6 +128,8 @@ class RunStore:
             if not (place / "zarr.json").exists():
                 raise StoreError(f"there is no store at {place}")
             attributes = read_attributes(place)
+            if GROWING in attributes:
+                raise StoreError(f"{place} is about to take more chains; repeat the call that asked for them")
             store._open(place, attributes["identity"]["n"], attributes["identity"]["tile"])
             store.attributes, store.root = attributes, zarr_module().open_group(place, mode="r")
         return store
@@ -160,6 +176,21 @@ class RunStore:
                     raise
         finally:
             shutil.rmtree(draft, ignore_errors=True)
+
+    def _grow(self, identity: Mapping[str, Any]) -> None:
+        """Make room for more chains. If it is cut short, it is done again when the store is next opened to write."""
+        old = int(self.attributes.get(GROWING, self.attributes["identity"]["n"]))
+        if old % self.tile:  # the last tile was not full: its chains would be others in a full one
+            self._record(old // self.tile).unlink(missing_ok=True)
+        kept = {name: self.attributes[name] for name in BEGINNING if name in self.attributes}
+        self._set_attributes({**kept, "identity": dict(identity), GROWING: old})
+        self.root[JOURNAL].resize((self.count,))
+        self.root[JOURNAL][old // self.tile :] = 0
+        for name, group in self.root.groups():
+            if name != JOURNAL.partition("/")[0]:
+                for _, array in group.arrays():
+                    array.resize((self.chains, *array.shape[1:]))
+        self._set_attributes({name: value for name, value in self.attributes.items() if name != GROWING})
 
     @property
     def count(self) -> int:
@@ -279,10 +310,14 @@ class RunStore:
     def finish(self, about: Mapping[str, Any]) -> None:
         """Keep what only the whole run knows, as attributes."""
         with named_errors(self.path):
-            document = read_json(self._about, RESTORE)
-            self.attributes = sealed({**self.attributes, **about})
-            write_json(self._about, {**document, "attributes": self.attributes})
+            self._set_attributes({**self.attributes, **about})
             self._checkpoint.unlink(missing_ok=True)
+
+    def _set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Write all attributes, in one go."""
+        document = read_json(self._about, RESTORE)
+        self.attributes = sealed(dict(attributes))
+        write_json(self._about, {**document, "attributes": self.attributes})
 
     @property
     def _about(self) -> Path:
@@ -300,10 +335,8 @@ class RunStore:
         group, _, short = name.partition("/")
         with self._lock:
             if name not in self._checked:
-                if short not in self.root[group]:
-                    rest = [f"event_{k}" for k in range(part.ndim)]
-                    dims = ["chain", *rest] if group == "state" else ["chain", "draw", *rest]
-                    create(self.root[group], short, part, self.chains, self.tile, dims)
+                if short not in self.root.require_group(group):
+                    create(self.root[group], short, part, self.chains, self.tile, dimension_names(group, part.ndim))
                 self._described(name, str(part.dtype), [self.chains, *part.shape[1:]])
                 self._checked.add(name)
         return self.root[name]
@@ -386,7 +419,7 @@ def zarr_module() -> Any:
     try:
         import zarr
     except ImportError as error:
-        raise StoreError("results on disk need the store extra: pip install 'casal[store]'") from error
+        raise StoreError(missing_extra("a result on disk", "store", "zarr")) from error
     return zarr
 
 
@@ -418,6 +451,12 @@ def digest(parts: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
+def dimension_names(group: str, count: int) -> list[str]:
+    """Names of the dimensions of an array of so many: chains, draws where the group has them, then the event."""
+    first = ["chain"] if group == "state" else ["chain", "draw"]
+    return [*first, *(f"event_{k}" for k in range(count))][:count]
+
+
 def chunks_of(shape: list[int], tile: int) -> list[int]:
     """The chunks of an array (chains, ...): one a tile."""
     return [tile, *(max(1, size) for size in shape[1:])]
@@ -433,7 +472,7 @@ def create(group: Any, name: str, like: Tensor, chains: int, tile: int, dims: li
         chunks=tuple(chunks_of(shape, tile)),
         dtype=example.dtype,
         fill_value=np.nan if np.issubdtype(example.dtype, np.floating) else 0,
-        dimension_names=dims[: len(shape)],
+        dimension_names=dims,
         attributes={"dtype": str(like.dtype)},
     )
 
@@ -448,11 +487,29 @@ def machine() -> dict[str, Any]:
     }
 
 
-def refuse_other(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raise StoreError if the store belongs to another run, with what differs."""
+def stored_tile(path: str | Path, chains: int) -> int | None:
+    """The tile of a store that holds fewer than so many chains, so that it can grow; None for any other."""
+    place = Path(path)
+    if not _about_file(place).exists():
+        return None
+    with suppress(StoreError, OSError):  # what is wrong is said when the store is opened
+        identity = read_attributes(place)["identity"]
+        return int(identity["tile"]) if identity["n"] < chains else None
+    return None
+
+
+def refuse_other(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any], fixed: str | None = None) -> bool:
+    """Raise StoreError if the store belongs to another run, with what differs; whether it has fewer chains of this."""
     names = [name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name)]
     if not names:
-        return
+        return False
+    if names == ["n"] and stored["n"] < wanted["n"]:
+        if fixed is None:
+            return True
+        raise StoreError(
+            f"{path} holds {stored['n']} chains of this run, and {wanted['n']} are asked for; {fixed}. Nothing was "
+            "changed; choose another path"
+        )
     lines = [f"  {name}: {_short(stored.get(name))} in the store, {_short(wanted.get(name))} now" for name in names]
     raise StoreError(
         f"{path} holds another run; nothing was changed. What differs:\n" + "\n".join(lines) + "\nChoose another path, "
@@ -472,19 +529,3 @@ def _revision() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip() or None
-
-
-def open_tree(path: str | Path) -> Any:
-    """The store as an xarray ``DataTree``, read from the disk as it is used; ArviZ takes it too.
-
-    It reads what is there and checks nothing; ``casal.load`` compares all checksums.
-
-    Raises:
-        StoreError: The folder is no store, or its hierarchy is damaged.
-    """
-    try:
-        import xarray
-    except ImportError as error:
-        raise StoreError("this needs the store extra: pip install 'casal[store]'") from error
-    with named_errors(Path(path)):
-        return xarray.open_datatree(path, engine="zarr", consolidated=False)

@@ -52,6 +52,11 @@ class Table:
     def __len__(self) -> int:
         return len(self.a)
 
+    def __repr__(self) -> str:
+        rows = f"{len(self)} rows of {'a fixed density' if self.static else 'a diffusion or flow'}"
+        diagonal = "" if self.preconditioner is None else f", preconditioner {tuple(self.preconditioner.shape)}"
+        return f"Table({rows}{diagonal})"
+
     @property
     def tau(self) -> Tensor:
         """The paper's step size s^2 / 2, which is b for Langevin rows and less for diffusion rows."""
@@ -103,3 +108,7 @@ class Target:
     name: str = "target"
     init_evaluations: float = 0
     tune: Tuning | None = None
+
+    def __repr__(self) -> str:
+        init = f"init {tuple(self.init.shape)}" if isinstance(self.init, Tensor) else "init from a function"
+        return f"Target({self.name}, {self.table!r}, {init})"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from casal.errors import CasalError, StoreError
+from casal.errors import CasalError, StoreError, missing_extra
 from casal.lab.nets.gaussian import Gaussian
 from casal.lab.nets.mlp import MLP
 from casal.lab.nets.unet import UNet
@@ -35,9 +35,7 @@ def require_safetensors() -> None:
     try:
         import safetensors.torch  # noqa: F401
     except ImportError as missing:
-        raise StoreError(
-            "checkpoints are safetensors files and safetensors is not installed: pip install 'casal[lab]'"
-        ) from missing
+        raise StoreError(missing_extra("a checkpoint", "lab", "safetensors")) from missing
 
 
 def write(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
