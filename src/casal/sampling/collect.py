@@ -46,7 +46,8 @@ def collect(
     state, series = _decoded(plan, join(begun)), records.series()
     warn_if_degenerate(series, n, getattr(state, "log_weight", None))
     about = {**plan.about(), "threads": executor.threads, "compile": stepper.compiles}
-    constraint = plan.context.constraint.take(which)
+    context = plan.context if len(begun) == len(chains.tiles) else plan.context.take(which)
+    constraint = context.constraint
     result = SampleResult(
         samples=samples,
         certificate=certify(constraint, samples, plan.options.tol, plan.options.units),
@@ -59,7 +60,7 @@ def collect(
         partial=interrupted,
     )
     spent = Usage()
-    fidelity = _fidelity(plan, result, plan.context.replace(constraint=constraint, usage=spent))
+    fidelity = _fidelity(plan, result, context.replace(usage=spent))
     looked = spent.scores / n + plan.checked
     cost = replace(result.cost, check_evaluations=looked, check_projections=spent.projections / n)
     return replace(result, fidelity=fidelity, cost=cost)

@@ -9,6 +9,7 @@ from casal.targets.denoiser import edm, karras_sigmas
 from casal.targets.density import energy, langevin, settled
 from casal.targets.discrete_diffusion import ddim, ddpm
 from casal.targets.flow_matching import flow
+from casal.targets.guidance import guided
 from casal.targets.noise import along
 from casal.targets.observations import latent_posterior, levels_of, posterior
 from casal.targets.soft_terms import slope, tilted
@@ -24,7 +25,8 @@ TARGETS: Mapping[str, Callable[..., Target]] = {
     "edm": edm,
     "flow": flow,
 }
-"""Every model family by name. (``posterior``, ``latent_posterior`` and ``tilted`` change a target of any family.)"""
+"""Every model family by name. (``posterior``, ``latent_posterior``, ``tilted`` and ``guided`` change a target
+of any family.)"""
 
 __all__ = [
     "TARGETS",
@@ -40,6 +42,7 @@ __all__ = [
     "energy",
     "fit_start",
     "flow",
+    "guided",
     "karras_sigmas",
     "langevin",
     "latent_posterior",
