@@ -10,6 +10,7 @@ from torch import Tensor
 
 from casal.checks import positive, whole_number
 from casal.targets.base import Table, Target
+from casal.targets.conditions import checked
 from casal.targets.noise import Network, along, noise_level, noise_levels
 from casal.typing import Init
 
@@ -70,4 +71,4 @@ def annealed(
 
     one = torch.ones_like(sigma)
     table = Table(one, b, s, sigma, alpha=one, sigma=sigma)
-    return Target(network, table, init, denoise=denoise, name="annealed", condition=condition or {})
+    return Target(network, table, init, denoise=denoise, name="annealed", condition=checked(condition))

@@ -17,8 +17,8 @@ from casal.errors import SettingError, ShapeError
 
 
 def checked(condition: Any) -> dict[str, Tensor]:
-    """Names to tensors (n, ...), all of one n; lists and arrays become tensors."""
-    if not condition:
+    """Names to tensors (n, ...), all of one n; lists and arrays become tensors. None is no condition."""
+    if condition is None:
         return {}
     if not isinstance(condition, Mapping) or not all(isinstance(name, str) for name in condition):
         kind = type(condition).__name__

@@ -12,6 +12,7 @@ from torch import Tensor
 from casal.checks import positive, whole_number
 from casal.errors import SettingError
 from casal.targets.base import Table, Target
+from casal.targets.conditions import checked
 from casal.targets.noise import Network, along, below_least_level, gaussian_start, noise_level
 
 
@@ -122,4 +123,4 @@ def vp_sde(
         return below_least_level(level, bounds[0], y, clean)
 
     start = gaussian_start(shape, 1.0, dtype)
-    return Target(network, table, start, denoise=denoise, finest=bounds[0], name="vp_sde", condition=condition or {})
+    return Target(network, table, start, denoise=denoise, finest=bounds[0], name="vp_sde", condition=checked(condition))

@@ -11,6 +11,7 @@ from torch import Tensor
 from casal.checks import positive, whole_number
 from casal.errors import SettingError
 from casal.targets.base import Table, Target
+from casal.targets.conditions import checked
 from casal.targets.noise import (
     Network,
     along,
@@ -87,7 +88,7 @@ def edm(
 
     table = Table(a, b, s, sigma, alpha=one, sigma=sigma)
     start = gaussian_start(shape, float(sigma[0]), dtype)
-    return Target(score, table, start, denoise=denoise, name="edm", condition=condition or {})
+    return Target(score, table, start, denoise=denoise, name="edm", condition=checked(condition))
 
 
 def karras_sigmas(count: int, low: float = 0.002, high: float = 80.0, rho: float = 7.0) -> Tensor:

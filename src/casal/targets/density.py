@@ -12,7 +12,7 @@ from torch import Tensor
 from casal.checks import whole_number
 from casal.errors import SettingError, ShapeError
 from casal.targets.base import Table, Target, Tuning
-from casal.targets.conditions import Given
+from casal.targets.conditions import Given, checked
 from casal.typing import Init
 
 AUTO = "auto"
@@ -66,7 +66,7 @@ def langevin(
         potential=Given(potential) if potential is not None and condition else potential,
         name="langevin",
         tune=_tuned(tune, condition),
-        condition=condition or {},
+        condition=checked(condition),
     )
 
 
@@ -99,7 +99,7 @@ def energy(
 
     table, tune = _langevin_table(steps, step_size, preconditioner)
     tune = _tuned(tune, condition)
-    return Target(score, table, init, potential=potential, name="energy", tune=tune, condition=condition or {})
+    return Target(score, table, init, potential=potential, name="energy", tune=tune, condition=checked(condition))
 
 
 def _tuned(tune: Tuning | None, condition: Mapping[str, Any] | None) -> Tuning | None:

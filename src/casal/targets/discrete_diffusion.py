@@ -11,6 +11,7 @@ from torch import Tensor
 from casal.checks import one_of, whole_number
 from casal.errors import SettingError
 from casal.targets.base import Table, Target
+from casal.targets.conditions import checked
 from casal.targets.noise import (
     Network,
     along,
@@ -180,7 +181,7 @@ class _Discrete:
         """The target with these steps."""
         finest = float(self.levels[0])
         return Target(
-            self.score, table, start, denoise=self.denoise, finest=finest, name=name, condition=condition or {}
+            self.score, table, start, denoise=self.denoise, finest=finest, name=name, condition=checked(condition)
         )
 
     def times(self, steps: int | None, spacing: str, given: Sequence[int] | Tensor | None = None) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from casal.checks import whole_number
 from casal.errors import SettingError
 from casal.targets.base import Table, Target
+from casal.targets.conditions import checked
 from casal.targets.noise import (
     Network,
     along,
@@ -128,7 +129,7 @@ def flow(
         finest=FINEST,
         name="flow",
         init_evaluations=1 if jump else 0,
-        condition=condition or {},
+        condition=checked(condition),
         conditional_init=bool(jump),
     )
 

@@ -52,20 +52,25 @@ def guided(target: Target, scale: float, unconditional: Mapping[str, Any]) -> Ta
     if scale == 1:
         return target
     note = () if target.table.static else (NOTE.format(scale=scale),)
+    init = target.init
+    if target.conditional_init and callable(init):
+        init = _GuidedStart(init, scale, none)
     return replace(
         target,
         score=_Guided(target.score, scale, none),
         potential=None if target.potential is None else _Guided(target.potential, scale, none),
         denoise=None if target.denoise is None else _Guided(target.denoise, scale, none),
-        init=_GuidedStart(target.init, scale, none) if target.conditional_init and callable(target.init) else target.init,
+        init=_GuidedStart(target.init, scale, none)
+        if target.conditional_init and callable(target.init)
+        else target.init,
         name=f"guided {target.name}",
         notes=target.notes + note,
     )
 
 
 NOTE = (
-    "classifier-free guidance with scale {scale:g} changes the model: the guided scores belong to no common density, so "
-    "what the samples follow on the set is the guided sampler, not the density given the condition"
+    "classifier-free guidance with scale {scale:g} changes the model: its scores belong to no common density, so what "
+    "the samples follow on the set is the guided sampler, not the density given the condition"
 )
 
 
