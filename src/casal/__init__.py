@@ -34,6 +34,7 @@ from casal.constraints import (
     tightening,
 )
 from casal.decoders import DCT, DST, Decoder, Fourier, Identity, Linear, Nonlinear, Rows
+from casal.integrations.azula import from_azula
 from casal.methods import (
     CASAL,
     DPS,
@@ -142,6 +143,7 @@ __all__ = [
     "energy",
     "errors",
     "flow",
+    "from_azula",
     "geometric",
     "guided",
     "inverse_variance",
