@@ -35,6 +35,7 @@ from casal.constraints import (
     tightening,
 )
 from casal.decoders import DCT, DST, Decoder, Fourier, Identity, Linear, Nonlinear, Rows
+from casal.integrations.azula import from_azula
 from casal.methods import (
     CASAL,
     DPS,
@@ -64,6 +65,7 @@ from casal.targets import (
     edm,
     energy,
     flow,
+    guided,
     karras_sigmas,
     langevin,
     latent_posterior,
@@ -146,7 +148,9 @@ __all__ = [
     "energy",
     "errors",
     "flow",
+    "from_azula",
     "geometric",
+    "guided",
     "inverse_variance",
     "karras_sigmas",
     "langevin",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import torch
 from torch import Tensor
 
 Event: TypeAlias = tuple[int, ...]
@@ -14,10 +13,10 @@ Event: TypeAlias = tuple[int, ...]
 Tolerance: TypeAlias = float | Sequence[float] | Tensor
 """A number, or one for each row of the definition of a set."""
 
-ScoreFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""``score(x, t)`` = gradient of the log-density at x, of the shape of x."""
+ScoreFunction: TypeAlias = Callable[..., Tensor]
+"""``score(x, t)`` = gradient of the log-density at x, of the shape of x; ``score(x, t, **rows)`` given a condition."""
 
-Init: TypeAlias = Tensor | Callable[[int, torch.Generator], Tensor]
+Init: TypeAlias = Tensor | Callable[..., Tensor]
 """The starting points: a tensor (n, *event), or a callable (n, generator) -> tensor."""
 
 

@@ -125,6 +125,7 @@ def calibration(
     Args:
         target: A diffusion or flow model (it has ``denoise``).
         x0: Clean points (n, *event) in the model's space; a few thousand give a standard error of 0.03 and less.
+            Point i belongs to row i of a condition.
         levels: Noise levels in units of the clean sample, any order; LEVELS of them if left out.
         seed: Of the noise.
         weight: Function of the noisy points (n, *event) -> (n,), >= 0; equal weights if left out.
@@ -141,6 +142,11 @@ def calibration(
         raise SettingError(f"{target.name} has no denoiser to calibrate: give a diffusion or flow model")
     if x0.ndim < 2 or len(x0) < FEWEST_POINTS:
         raise ShapeError(f"x0 has shape {tuple(x0.shape)}; give at least {FEWEST_POINTS} points (n, *event)")
+    if target.chains not in (None, len(x0)):
+        raise ShapeError(
+            f"{len(x0)} points for a model with conditions of {target.chains} chains; target.take(index) is the model "
+            "of some of them"
+        )
     given = default_levels(target, x0) if levels is None else torch.as_tensor(levels, dtype=torch.float64).reshape(-1)
     if not len(given) or not bool((torch.isfinite(given) & (given > 0)).all()):
         raise SettingError(f"levels must be finite and > 0, got {given.tolist()}")
@@ -148,7 +154,10 @@ def calibration(
     rows, together = [], max(1, NUMBERS_AT_ONCE // x0[0].numel())
     with torch.no_grad():
         for s in given.sort().values.tolist():
-            parts = [_moments(target, some, s, generator, weight) for some in x0.split(together)]
+            parts = [
+                _moments(target.take(slice(start, start + together)), some, s, generator, weight)
+                for start, some in zip(range(0, len(x0), together), x0.split(together), strict=True)
+            ]
             found, square, error, implied = torch.cat(parts).unbind(1)
             rows.append(torch.tensor([*_quotient(found, square), *_quotient(error, implied)], dtype=torch.float64))
     slope, slope_error, ratio, ratio_error = torch.stack(rows).unbind(1)
@@ -186,7 +195,7 @@ def _moments(
     total = torch.zeros((len(x0), 4), dtype=torch.float64, device=x0.device)
     for sign in (1.0, -1.0):
         y = x0 + (sign * s) * w
-        clean = target.denoise(y, level)
+        clean = target.denoise(y, level, **target.condition)
         added, change = ((v - start).reshape(len(x0), -1).to(torch.float64) for v, start in ((y, x0), (clean, y)))
         left = change + added
         terms = torch.stack([-added * change, change * change, left * left, added * left]).sum(2).T

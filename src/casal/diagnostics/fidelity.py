@@ -207,8 +207,8 @@ class Evidence:
 
     @cached_property
     def modes(self) -> Modes:
-        """Clusters of the samples; one where every chain has a set of its own."""
-        return find_modes(self.flat, most=MOST_MODES if self.context.constraint.chains is None else 1)
+        """Clusters of the samples; one where every chain has a set or a condition of its own."""
+        return find_modes(self.flat, most=MOST_MODES if self.context.chains is None else 1)
 
     @cached_property
     def statistics(self) -> Tensor:
@@ -404,7 +404,7 @@ def remembered(evidence: Evidence) -> Finding:
     if anchor is None or len(anchor) != len(evidence.run.samples):
         return Finding()
     ended = evidence.run.trace.get("tempered")
-    tempered, labels = ended is not None and float(ended[-1]) > 0.0, evidence.context.constraint.groups()
+    tempered, labels = ended is not None and float(ended[-1]) > 0.0, evidence.context.groups()
     if labels is not None:
         labels = labels.to(evidence.index.device)[evidence.index]
     elif tempered and evidence.modes.number > 1:
@@ -510,7 +510,7 @@ def _stein(evidence: Evidence) -> Finding:
 
     terms = stein_terms(
         z.flatten(1),
-        score_at(context, z).flatten(1),
+        score_at(context.take(evidence.index[index]), z).flatten(1),
         lineage,
         None if surface is None else project,
         None if factor is None else lambda y: factor(y.reshape(len(y), *event)),

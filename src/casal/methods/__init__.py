@@ -17,7 +17,7 @@ from casal.methods.moves import RANGE, data_floor
 from casal.methods.penalty import Penalty
 from casal.methods.primal_dual import PrimalDual
 from casal.methods.projected import Projected
-from casal.methods.reflected_hmc import ReflectedHMC, memory
+from casal.methods.reflected_hmc import ReflectedHMC, centred, memory
 from casal.methods.smc import effective_size, normalised, systematic
 from casal.methods.split_gibbs import SplitGibbs
 from casal.methods.twisted import Twisted
@@ -88,6 +88,7 @@ __all__ = [
     "Uncounted",
     "Usage",
     "WeightedCASAL",
+    "centred",
     "choose",
     "data_floor",
     "effective_size",

@@ -186,9 +186,11 @@ def _scalars(column: Tensor) -> Sequence[Tensor]:
 
 
 def refuse_own_sets(context: Context, setting: str) -> None:
-    """SettingError where chains that share a multiplier have sets of their own."""
-    if context.constraint.chains is not None:
-        raise SettingError(f"{setting} shares one multiplier among all chains; they need a common set, not PerChain")
+    """SettingError where chains that share a multiplier have sets or conditions of their own."""
+    if context.chains is not None:
+        raise SettingError(
+            f"{setting} shares one multiplier among all chains; they need a common set, not PerChain, and no condition"
+        )
 
 
 def burn_in_steps(burn_in: float, steps: int) -> int:

@@ -311,6 +311,7 @@ class BoundedHMC(Method[BoundedState]):
             raise SettingError(f"sigma_moves must be finite and >= 0, got {self.sigma_moves}")
 
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
+        check_alike(context)
         if n < FEWEST_CHAINS:
             raise SettingError(
                 f"BoundedHMC measures the spread of the model over its chains and needs {FEWEST_CHAINS} of them, got "
@@ -337,8 +338,9 @@ class BoundedHMC(Method[BoundedState]):
 
     def fits(self, context: Context) -> bool:
         """Whether the set is of bounds, with at most one equation, and the model and the decoder are what it takes."""
-        one = context.replace(constraint=context.constraint.take(slice(0, 1)), usage=Uncounted())
+        one = context.take(slice(0, 1)).replace(usage=Uncounted())
         try:
+            check_alike(context)
             check_decoder(one)
             bounds_of(one)
             Look(one, one.like.new_zeros((1, *one.latent)), _first_level(one))
@@ -638,6 +640,15 @@ class Turned:
     def lift(self, v: Tensor) -> Tensor:
         """A^T v / c: the shortest x with A x = v."""
         return self.transpose(v) / self.square
+
+
+def check_alike(context: Context) -> None:
+    """SettingError for chains with conditions of their own: V is measured over all of them."""
+    if context.target.condition:
+        raise SettingError(
+            "BoundedHMC measures one covariance of the model over all chains, which sample different conditions here; "
+            "take LookAhead or SplitGibbs, or run one condition at a time"
+        )
 
 
 def check_decoder(context: Context) -> None:

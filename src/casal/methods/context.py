@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -134,6 +134,21 @@ class Context:
         self.usage.add_scores(len(x))
         return self._like_points("gradient", self.target.score, x, t)
 
+    @property
+    def chains(self) -> int | None:
+        """How many chains have a set or a condition of their own; None if all chains sample the same distribution."""
+        return self.target.chains if self.constraint.chains is None else self.constraint.chains
+
+    def groups(self) -> Tensor | None:
+        """(n,) labels, equal for chains that sample the same distribution: their set and their condition are equal.
+
+        None if all chains do.
+        """
+        both = [found for found in (self.constraint.groups(), self.target.groups) if found is not None]
+        if len(both) < 2:
+            return both[0] if both else None
+        return torch.unique(torch.stack([labels.cpu() for labels in both], 1), dim=0, return_inverse=True)[1]
+
     def log_density(self, x: Tensor) -> Tensor:
         """-f(x) = log p + constant, (n,) float64; counts as much as a score."""
         return -self.potential(x).to(torch.float64)
@@ -144,7 +159,7 @@ class Context:
             raise SettingError(f"{self.target.name} has no potential; give langevin(potential=...) or take energy")
         self.usage.add_scores(len(x))
         name = f"the potential of {self.target.name}"
-        f = unedited(name, self.target.potential, x)
+        f = unedited(name, self._given(self.target.potential, x), x)
         if not isinstance(f, Tensor) or f.numel() != len(x):
             raise ShapeError(f"{name} is {_shape(f)} at points of shape {tuple(x.shape)}; give ({len(x)},)")
         return f.reshape(len(x))
@@ -160,7 +175,7 @@ class Context:
     def _like_points(self, what: str, function: Callable[..., Tensor], x: Tensor, t: Tensor) -> Tensor:
         """``function(x, t)``, which must be as x is: another shape or dtype would be broadcast unseen."""
         name = f"the {what} of {self.target.name}"
-        out = unedited(name, function, x, t)
+        out = unedited(name, self._given(function, x), x, t)
         if not isinstance(out, Tensor) or out.shape != x.shape:
             raise ShapeError(
                 f"{name} has shape {_shape(out)} at points of shape {tuple(x.shape)} ({_time(t)}); "
@@ -173,6 +188,18 @@ class Context:
             )
         return out
 
+    def _given(self, function: Callable[..., Tensor], x: Tensor) -> Callable[..., Tensor]:
+        """A function of the model with the condition of these chains; refused for points of others."""
+        condition = self.target.condition
+        if not condition:
+            return function
+        if len(x) != self.target.chains:
+            raise ShapeError(
+                f"{len(x)} points for a model with conditions of {self.target.chains} chains; context.take(index) is "
+                "the context of some of them"
+            )
+        return partial(function, **condition)
+
     def replace(self, **fields: Any) -> Context:
         """The same context with other fields; factorisations are kept."""
         other = copy(self)
@@ -181,8 +208,14 @@ class Context:
         return other
 
     def of_chains(self, start: int, stop: int, usage: Usage) -> Context:
-        """The context of some chains of the run: their part of the set, their use counted on its own."""
-        return self.replace(constraint=self.constraint.take(slice(start, stop)), usage=usage, first=start)
+        """The context of some chains of the run: their sets and conditions, their use counted on its own."""
+        return self.take(slice(start, stop)).replace(usage=usage, first=start)
+
+    def take(self, index: slice | Tensor) -> Context:
+        """The same for some of these chains, a slice or their numbers (k,): with their sets and conditions."""
+        if self.constraint.chains is None and self.target.chains is None:
+            return self
+        return self.replace(constraint=self.constraint.take(index), target=self.target.take(index))
 
     def project(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
         """P(z) for the loop: in the dtype of z where there is a fast closed form, else in float64 inside.

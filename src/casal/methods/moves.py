@@ -214,7 +214,8 @@ def data_floor(context: Context, x: Tensor, generator: torch.Generator) -> tuple
         x: Clean points of the model, (n, *latent).
         generator: Draws the noise.
     """
-    few = x[:: max(1, len(x) // READ)][:READ]
+    some = torch.arange(0, len(x), max(1, len(x) // READ), device=x.device)[:READ]
+    few, context = x[some], context.take(some)
 
     def error(s: float) -> Tensor:
         noise = torch.randn(few.shape, generator=generator, dtype=torch.float32, device=few.device).to(few.dtype)

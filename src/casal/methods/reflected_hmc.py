@@ -251,7 +251,7 @@ class ReflectedHMC(Method[ReflectedState]):
         hot = math.ceil(TEMPERED * warm) if tempered else 0
         t = context.table.t[0].to(context.like.device)
         every = [Row(t, rows - k, max(hot - k, 0), 2 * k > warm) for k in range(rows)]
-        step, labels = partial(self.step, bounds), context.constraint.groups()
+        step, labels = partial(self.step, bounds), context.groups()
         adapt = partial(self.adapt, bounds, _groups(context, n))
         stages = [Stage([], no_step, partial(self.spread_out, bounds))] if tempered else []
         stages += [Stage([row], step, partial(adapt, row), noise=key) for row in every[:warm]]
@@ -260,7 +260,7 @@ class ReflectedHMC(Method[ReflectedState]):
 
     def fits(self, context: Context) -> bool:
         """Whether the set bounds most coordinates, with at most one equation, and the decoder only turns them."""
-        one = context.replace(constraint=context.constraint.take(slice(0, 1)), usage=Uncounted())
+        one = context.take(slice(0, 1)).replace(usage=Uncounted())
         try:
             check_square(one)
             bounded = inside_bounds(one).bounded
@@ -274,13 +274,13 @@ class ReflectedHMC(Method[ReflectedState]):
         return self.temper and known and n >= FEWEST_CHAINS and self.warm_up != 0 and _groups(context, n) is not None
 
     def start_note(self, context: Context) -> str | None:
-        if self._tempered(context, context.constraint.chains or FEWEST_CHAINS):
+        if self._tempered(context, context.chains or FEWEST_CHAINS):
             return None
         why = "the potential is not known; give langevin(potential=...) or take energy"
         if context.target.potential is not None:
             why = "the density of the starting points is not known; start with casal.GaussianStart"
             if context.start is not None:
-                why = "the start is not tempered (temper=False, warm_up=0, or few chains of each set)"
+                why = "the start is not tempered (temper=False, warm_up=0, or few chains of each set and condition)"
         return f"separate modes between which chains do not cross keep the weights of the starting points: {why}"
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> ReflectedState:
@@ -463,7 +463,7 @@ class ReflectedHMC(Method[ReflectedState]):
         record = dict[str, float]()
         if float(state.share) < 1.0 and groups is not None:
             state, record = self._heat(groups, row, context, state, generator)
-            if "tempered" in record and context.constraint.chains is None:
+            if "tempered" in record and context.chains is None:
                 state, lost = self._scout(bounds, row, context, state, generator)
                 record |= lost
         z, rate = state.z.flatten(1), float(state.accepted.mean())
@@ -475,7 +475,7 @@ class ReflectedHMC(Method[ReflectedState]):
         factor = CUT if rate < REFUSED else math.exp(GAINS[row.late] * (rate - ACCEPTED))
         size = (state.size * factor).clamp(*SIZES)
         if len(z) >= FEWEST_CHAINS:
-            scale = _spread(z, context.constraint.groups(), state.scale)
+            scale = _spread(z, context.groups(), state.scale)
             if float(state.share) == 1.0:  # as long as the chains come to rest, eps s is what the acceptance has shown
                 size = (size * (state.scale[0].log() - scale[0].log()).mean().exp()).clamp(*SIZES)
             state = state._replace(scale=scale.expand_as(z))
@@ -566,7 +566,7 @@ class ReflectedHMC(Method[ReflectedState]):
 
 
 def _groups(context: Context, n: int) -> Groups | None:
-    """Chains that may take each other's place; None where there are too few of one set."""
+    """Chains that may take each other's place; None where there are too few of one set and condition."""
     try:
         return groups_of(context, n)
     except SettingError:

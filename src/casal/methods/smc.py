@@ -92,7 +92,7 @@ class Population(Protocol):
 Weighted = TypeVar("Weighted", bound=Population)
 
 SMALLEST_GROUP = 16
-"""Chains of the same set below which resampling among them says nothing."""
+"""Chains of the same set and condition below which resampling among them says nothing."""
 
 
 def normalised(log_weight: Tensor) -> Tensor:
@@ -146,11 +146,11 @@ class Groups(NamedTuple):
 
 
 def groups_of(context: Context, n: int, islands: int | None = None) -> Groups:
-    """The groups of n chains: islands of equal size, or the chains that share a set where every chain has its own.
+    """The groups of n chains: islands of equal size, or the chains that share set and condition where they differ.
 
-    A chain never takes the place of a chain with another set.
+    A chain never takes the place of a chain with another set or another condition.
     """
-    labels = context.constraint.groups()
+    labels = context.groups()
     if labels is None:
         if islands is None:
             return Groups()
@@ -159,13 +159,17 @@ def groups_of(context: Context, n: int, islands: int | None = None) -> Groups:
         order = torch.arange(n, device=context.like.device)
         return Groups(order.reshape(islands, -1).unbind(), islands=True)
     if islands is not None and islands > 1:
-        raise SettingError(f"islands = {islands} with a set for each chain: chains of one set are a group already")
+        raise SettingError(
+            f"islands = {islands} with a set or a condition for each chain: chains of one set and condition are a "
+            "group already"
+        )
     members = [torch.nonzero(labels == label).flatten() for label in labels.unique()]
     fewest = min(len(some) for some in members)
     if fewest < SMALLEST_GROUP:
         raise SettingError(
-            f"chains are resampled among those with the same set, and of one set there are only {fewest}; repeat every "
-            f"parameter at least {SMALLEST_GROUP} times, or take CASAL(dual='chain'), whose chains do not meet"
+            f"chains are resampled among those with the same set and condition, and of one kind there are only "
+            f"{fewest}; repeat every parameter and condition at least {SMALLEST_GROUP} times, or take "
+            "CASAL(dual='chain'), whose chains do not meet"
         )
     return Groups() if len(members) == 1 else Groups([some.to(context.like.device) for some in members])
 
@@ -424,16 +428,16 @@ class Landed(Finish):
         """Whether the feet of some chains are inside, and the logarithm of the second factor."""
         x = state.x[some]
         decoded = context.decode(x)
-        at = context.constraint.take(some).landing(decoded)
+        local = context.take(some)
+        at = local.constraint.landing(decoded)
         change = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         if self.log_coupling is not None:
-            local = context.replace(constraint=context.constraint.take(some))
             rho = float(state.rho)
             change = -rho * half_square(decoded - at.foot) - self.log_coupling(local, decoded, rho)
         if self.score is not None:
             assert at.log_tube is not None, "choose_finish hands out a score only for sets with a tube factor"
             offset = lift(context, (decoded - at.foot).to(x.dtype))
-            scores = [self.score(context, state, x - (1.0 - share) * offset) for share in GAUSS_POINTS]
+            scores = [self.score(local, state, x - (1.0 - share) * offset) for share in GAUSS_POINTS]
             change = change - along(torch.stack(scores).mean(0), offset) - at.log_tube
         return at.inside, torch.where(at.inside, change, torch.zeros_like(change))
 

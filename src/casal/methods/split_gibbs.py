@@ -207,7 +207,7 @@ class SplitGibbs(Method[Any]):
             top = top_for_inside(rho, half, weight, inside, groups, top)
         if not given:
             few = torch.arange(0, len(half), max(1, len(half) // LOOK_CHAINS), device=half.device)
-            rise = _rise(context.replace(constraint=context.constraint.take(few)), state, few)
+            rise = _rise(context.take(few), state, few)
             spread = CARRIED if finish.evaluations else LEFT
             least = top_for_crossings(context, state.z, rho, weight, max(top, reach_rho(context)))
             top = top_for_spread(rho, half, weight[few] / weight[few].sum(), rise, spread, least)

@@ -65,7 +65,8 @@ def sample(
     function is found out, by its failure on a few rows or by a score that changes with the row; then tile = n is taken,
     nothing is spent on checks of the distribution, and settings that break it are refused: another ``tile``, "auto",
     and methods that resample the chains. Data that are cut to the rows of the call (``data[: len(x)]``) are those of
-    the wrong chains in every tile but the first. Sets of their own for each chain are ``casal.PerChain``.
+    the wrong chains in every tile but the first. Sets of their own for each chain are ``casal.PerChain``, and labels,
+    embeddings or other data of its own go to the model by ``condition=`` of its family: both are cut with the tiles.
 
     Args:
         target: Score, table and start, from ``casal.langevin``, ``casal.energy`` ...

@@ -59,7 +59,8 @@ def collect(
     snapshots = gather_snapshots(plan, begun)
     if snapshots is not None:
         about["settled_after"] = settled_after(plan)
-    constraint = plan.context.constraint.take(which)
+    context = plan.context if len(begun) == len(chains.tiles) else plan.context.take(which)
+    constraint = context.constraint
     result = SampleResult(
         samples=samples,
         certificate=certify(constraint, samples, plan.options.tol, plan.options.units),
@@ -73,7 +74,7 @@ def collect(
         snapshots=snapshots,
     )
     spent = Usage()
-    fidelity = _fidelity(plan, result, plan.context.replace(constraint=constraint, usage=spent))
+    fidelity = _fidelity(plan, result, context.replace(usage=spent))
     looked = spent.scores / n + plan.checked
     checks = {"check_evaluations": looked, "check_projections": spent.projections / n}
     cost = replace(result.cost, seconds=time.perf_counter() - began, **checks)

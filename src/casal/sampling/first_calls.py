@@ -50,7 +50,10 @@ class Options(NamedTuple):
     sets: Scheduled | None = None
 
 
-def _device_of(target: Target) -> torch.device:
+def place_of(target: Target, options: Options) -> torch.device:
+    """Where the chains live."""
+    if options.device is not None:
+        return torch.device(options.device)
     return target.init.device if isinstance(target.init, Tensor) else torch.device("cpu")
 
 
@@ -82,7 +85,7 @@ class Tried(NamedTuple):
 
 def try_out(target: Target, constraint: Constraint, n: int, options: Options) -> Tried:
     """Try everything on a few chains, and on all n if that fails: a function may hold one row of data a chain."""
-    place = torch.device(options.device) if options.device is not None else _device_of(target)
+    place = place_of(target, options)
     decoder = options.decoder or Identity()
 
     def on(rows: int) -> Tried:
@@ -138,13 +141,13 @@ class _AllChains:
     def __init__(self, name: str, function: Callable[..., Tensor], n: int) -> None:
         self.name, self.function, self.n = name, function, n
 
-    def __call__(self, x: Tensor, *more: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, *more: Tensor, **condition: Tensor) -> Tensor:
         if len(x) != self.n:
             raise SettingError(
                 f"{self.name} takes all n = {self.n} chains at once only, but {len(x)} are asked for here; write it "
                 "for any number of rows, each row on its own, or take a method such as casal.CASAL"
             )
-        return self.function(x, *more)
+        return self.function(x, *more, **condition)
 
 
 def all_chains_only(target: Target, n: int) -> Target:
@@ -193,6 +196,13 @@ def check_call(target: Target, constraint: Constraint, method: Method[Any] | str
         raise SettingError(f"decoder must be a casal decoder such as casal.Linear(A), got {got}")
     if options.compile and constraint.chains is not None:
         raise SettingError("compile=True needs a set that is common to all chains; leave it out")
+    if options.compile and target.condition:
+        raise SettingError("compile=True needs a model without conditions of single chains; leave it out")
+    if target.chains not in (None, n):
+        raise ShapeError(
+            f"the condition of {target.name} ({', '.join(target.condition)}) has {target.chains} rows, but n = {n}; "
+            "give one row to each chain: value.repeat_interleave(100, 0) makes 100 chains of every row"
+        )
     if constraint.chains not in (None, n):
         raise ShapeError(f"the set has parameters for {constraint.chains} chains, but n = {n}; give one to each chain")
     init = target.init
@@ -237,7 +247,7 @@ def starting_points(
     if isinstance(target.init, Tensor):
         x = target.init[start:stop]
     else:
-        x = target.init(n, stream)
+        x = target.take(slice(start, stop)).draw(n, stream)
         if not isinstance(x, Tensor) or x.ndim < 1 or len(x) != n:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ShapeError(f"init({n}, generator) returned {got}; it must return a tensor ({n}, *event)")
@@ -267,9 +277,11 @@ def _check_context(context: Context, probe: Tensor, n: int, options: Options) ->
         The shape of a decoded event, and what depends on the row in which a chain is, if anything does.
     """
     _check_preconditioner(context, probe)
-    _check_potential(context, probe)
-    rows = _repeated(probe, n)
-    by_row = _check_score(context, rows, len(probe))
+    few = context.target.take(slice(0, len(probe)))
+    _check_potential(context.replace(target=few), probe)
+    chains = _repeated(len(probe), n, probe.shape[1]).to(probe.device)
+    rows = probe[chains]
+    by_row = _check_score(context.replace(target=few.take(chains)), rows, len(probe))
     decoded = _probed("the decoder", context.decode, rows)
     if len(rows) > PROBE and not _close(decoded[0], decoded[-1]):
         by_row = "the decoder"
@@ -280,16 +292,17 @@ def _check_context(context: Context, probe: Tensor, n: int, options: Options) ->
     return tuple(decoded.shape[1:]), by_row
 
 
-def _repeated(x: Tensor, n: int) -> Tensor:
-    """The points with the first of them in the last row too, to see whether a function depends on the row.
+def _repeated(count: int, n: int, columns: int) -> Tensor:
+    """Numbers of points with the first of them in the last row too, to see whether a function depends on the row.
 
     There are never as many rows as columns, so that a transposed result is seen as well.
     """
+    every = torch.arange(count)
     if n <= PROBE:
-        return x
-    if n == len(x):
-        return torch.cat([x[:-1], x[:1]])
-    return torch.cat([x, x[:1].expand(1 + int(x.shape[1] == len(x) + 1), *x.shape[1:])])
+        return every
+    if n == count:
+        return torch.cat([every[:-1], every[:1]])
+    return torch.cat([every, every.new_zeros(1 + int(columns == count + 1))])
 
 
 def _probed(name: str, function: Callable[..., Tensor], x: Tensor, *more: Tensor) -> Tensor:

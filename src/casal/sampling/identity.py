@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -153,36 +153,44 @@ def _functions_of_set(constraint: Constraint) -> Iterator[Callable[[Tensor], Ten
 
 
 def _behaviour_of_model(plan: Plan) -> str:
-    """A checksum of the table, of all given starting points, and of the functions of model and decoder.
+    """A checksum of the table, all starting points and conditions that are given, and functions of model and decoder.
 
     Every probe has as many chains as ``plan.probe``, which the score is known to take.
     """
     target, table = plan.target, plan.target.table
     total = hashlib.sha256()
     given = [target.init] if isinstance(target.init, Tensor) else []
+    given += [target.condition[name] for name in sorted(target.condition)]
     columns = (table.a, table.b, table.s, table.t, table.preconditioner, table.alpha, table.sigma)
     for part in (*given, *(column for column in columns if column is not None)):
         total.update(_bytes(part))
     with _repeatable():
         start = plan.probe()
+        known = functools.partial(_given, target.take(slice(0, len(start))).condition)
         levels = _levels(table)
         for call in range(max(len(levels), len(SCALES))):
             level = levels[call % len(levels)]
             x, t = _around(_noise_size(table, level) * start, call), table.t[level]
-            _absorb(total, functools.partial(_at_time, target.score, t), x, start)
+            _absorb(total, functools.partial(_at_time, known(target.score), t), x, start)
             if call < len(SCALES):
                 _absorb(total, plan.context.decode, x)
-                for function in (target.potential, target.log_weight):
+                for function in (None if target.potential is None else known(target.potential), target.log_weight):
                     if function is not None:
                         _absorb(total, function, x)
         if target.denoise is not None and table.sigma is not None and table.alpha is not None:
             for call, level in enumerate(_spread(levels, FEW_LEVELS)):
                 sigma = table.sigma[level] / table.alpha[level]
-                _absorb(total, functools.partial(_at_time, target.denoise, sigma), _around(start, call))
+                _absorb(total, functools.partial(_at_time, known(target.denoise), sigma), _around(start, call))
                 if target.log_weight is not None:
                     noisy = _around(_noise_size(table, level) * start, call) / table.alpha[level].to(start)
-                    _absorb(total, functools.partial(_at_estimate, target.log_weight, target.denoise, sigma), noisy)
+                    at = functools.partial(_at_estimate, target.log_weight, known(target.denoise), sigma)
+                    _absorb(total, at, noisy)
     return total.hexdigest()[:16]
+
+
+def _given(condition: Mapping[str, Tensor], function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function of the model with the condition of the chains that it is probed on."""
+    return functools.partial(function, **condition)
 
 
 def _at_time(function: Callable[[Tensor, Tensor], Tensor], t: Tensor, x: Tensor) -> Tensor:

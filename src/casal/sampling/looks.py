@@ -28,8 +28,8 @@ FAR_OFF = 10.0
 PILOT_EVALUATIONS, PILOT_SHARE = 80, 0.05
 """Evaluations of a pilot chain, about, and the share of the run's that a look at a given step size may take."""
 
-Points: TypeAlias = Callable[[int, torch.Generator], Tensor]
-"""``points(n, generator)``: the starting points of the first n chains."""
+Points: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
+"""``points(chains, generator)``: the starting points of chains with these numbers (k,)."""
 
 
 class Settled(NamedTuple):
@@ -67,7 +67,7 @@ def settle(context: Context, method: Method[Any] | str, n: int, points: Points, 
     """
     given = method if isinstance(method, Method) else None
     context, pilot, corrected, notes, checked = _settle_steps(context, given, n, points, seed, check)
-    if context.table.static and context.target.potential is not None:
+    if context.table.static and context.target.potential is not None and not _starts_apart(context.target):
         stream = generator(seed, START_STREAM, context.like.device)
         with one_thread():
             start = fit_start(context.target.init, context.latent, n, stream)
@@ -89,7 +89,7 @@ def settle(context: Context, method: Method[Any] | str, n: int, points: Points, 
     if given.adapts:
         notes, doubts = (), ()
     start_note = given.start_note(context)
-    notes += () if start_note is None else (start_note,)
+    notes += (() if start_note is None else (start_note,)) + context.target.notes
     return Settled(context, given, pilot, choice, notes, doubts, checked)
 
 
@@ -108,6 +108,7 @@ def _settle_steps(
     promises = method is None or method.promises_distribution
     fixed = method is not None and not method.adapts
     looks = target.table.static and promises and (auto or (fixed and check and _pilot_pays(len(target.table), n)))
+    looks = looks and not target.condition  # a few chains may miss the condition whose density is stiffest
     if target.tune is None and not looks:
         return context, None, False, (), 0.0
     pilot = look_ahead(context, n, points, seed)
@@ -125,6 +126,11 @@ def _settle_steps(
     return _paid(tuned, pilot.evaluations / n), pilot, True, notes, 0.0
 
 
+def _starts_apart(target: Target) -> bool:
+    """Whether chains of different conditions may start from different densities, of which one fit says nothing."""
+    return bool(target.condition) and (isinstance(target.init, Tensor) or target.conditional_init)
+
+
 def _pilot_pays(steps: int, n: int) -> bool:
     """Whether a look at the given step size takes few evaluations beside the run."""
     return PILOT_EVALUATIONS * min(n, PILOT_CHAINS) / n <= PILOT_SHARE * steps
@@ -134,8 +140,8 @@ def look_ahead(context: Context, n: int, points: Points, seed: int) -> Pilot:
     """A pilot run: finds what is open, and compares a given step size with what it would choose."""
     few = min(n, PILOT_CHAINS)
     chains = torch.linspace(0, n - 1, few, dtype=torch.float64).round().long()
-    stream, init = generator(seed, PILOT_STREAM, context.like.device), context.target.init
-    x = init[chains.to(init.device)].to(context.like) if isinstance(init, Tensor) else points(few, stream)
+    stream = generator(seed, PILOT_STREAM, context.like.device)
+    x = points(chains, stream)
     with torch.no_grad(), one_thread():
         return run_pilot(context, x, chains, context.target.tune, stream)
 
@@ -175,9 +181,11 @@ def _look_at_denoiser(context: Context, n: int, points: Points, seed: int) -> Ne
     if context.target.denoise is None or n < FEWEST_CHAINS:
         return None
     stream = generator(seed, PILOT_STREAM, context.like.device)
-    x = points(look_chains(n, torch.Size(context.latent).numel()), stream)
+    few = look_chains(n, torch.Size(context.latent).numel())
+    chains = torch.arange(few) if context.target.chains is None else torch.arange(few) * n // few
+    x = points(chains, stream)
     with torch.no_grad():
-        return look_at_network(context.replace(usage=Usage()), x, seed, stream)
+        return look_at_network(context.take(chains).replace(usage=Usage()), x, seed, stream)
 
 
 def _network_notes(network: NetworkLook) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from casal.diagnostics import calibration
-from casal.methods import LADDER_DIMENSION, RANGE, Context, data_floor, gaussian, move, table_rows
+from casal.methods import LADDER_DIMENSION, RANGE, Context, centred, data_floor, gaussian, move, table_rows
 
 LOOK_CHAINS, LOOK_NUMBERS, FEWEST_CHAINS = (32, 512), 1 << 14, 16
 """Samples that are drawn: at least and at most, and so many that they have about so many coordinates in all, over which
@@ -64,7 +64,7 @@ def look_at_network(context: Context, x: Tensor, seed: int, generator: torch.Gen
     for row in table_rows(context):
         x = move(context, x, context.score(x, row.t), row, gaussian(context, len(x), generator))
     floor, _ = data_floor(context, x, generator)
-    spread = float(x.std(0).max())
+    spread = _spread(x, context.groups())
     found = calibration(context.target, x, seed=seed)
     used = found.levels >= RANGE * floor  # reverse processes from small noise end below the floor
     wrong = bool((found.erroneous & used).any())
@@ -72,6 +72,15 @@ def look_at_network(context: Context, x: Tensor, seed: int, generator: torch.Gen
     uneven = asymmetry(context, x, spread, generator) if x[0].numel() > LADDER_DIMENSION else math.nan
     evaluations = context.usage.scores - before + found.evaluations * len(x)
     return NetworkLook(wrong, spread, float(found.slope[worst]), float(found.levels[worst]), uneven, evaluations)
+
+
+def _spread(x: Tensor, labels: Tensor | None) -> float:
+    """Largest standard deviation of a coordinate, within groups of the same distribution if chains differ."""
+    if labels is None or len(labels.unique()) > len(x) // 2:
+        return float(x.std(0).max())
+    labels = labels.to(x.device)
+    free = 1.0 - len(labels.unique()) / len(x)
+    return float((centred(x.flatten(1), labels).square().mean(0) / free).max().sqrt())
 
 
 def asymmetry(context: Context, x: Tensor, spread: float, generator: torch.Generator) -> float:

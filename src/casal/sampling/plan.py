@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from casal.sampling.first_calls import (
     check_call,
     check_numbers,
     check_whole,
+    place_of,
     starting_points,
     try_out,
     try_schedule,
@@ -139,6 +140,10 @@ class Plan:
         context = self.context.of_chains(tile.start, tile.stop, Uncounted())
         tile.trace.record(step, self.method.monitor(context, self.inside.lift(tile.state)))
 
+    def _condition(self) -> str:
+        """Names and shapes of the condition."""
+        return ", ".join(f"{name} {tuple(value.shape)}" for name, value in self.target.condition.items())
+
     def about(self) -> Mapping[str, Any]:
         """Settings and versions."""
         found = {} if self.pilot is None else {"step_size": self.pilot.step_size, "integrable": self.pilot.integrable}
@@ -147,6 +152,7 @@ class Plan:
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "target": self.target.name,
+            **({"condition": self._condition()} if self.target.condition else {}),
             "constraint": repr(self.context.constraint),
             "decoder": type(self.context.decoder).__name__,
             "method": self.method.name,
@@ -170,14 +176,17 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
     """
     n, options = check_numbers(n, options)
     check_call(target, constraint, method, n, options)
+    target = target.on(place_of(target, options))
     tried = try_out(target, constraint, n, options)
     context = tried.context
     if tried.whole:
         options = check_whole(tried, method, n, options)
         context = context.replace(target=all_chains_only(target, n))
 
-    def points(few: int, stream: torch.Generator) -> Tensor:
-        return starting_points(target, 0, few, stream, options.dtype)
+    def points(chains: Tensor, stream: torch.Generator) -> Tensor:
+        given = target.init
+        some = replace(target.take(chains), init=given[chains.to(given.device)] if isinstance(given, Tensor) else given)
+        return starting_points(some, 0, len(chains), stream, options.dtype)
 
     ready = settle(context, method, n, points, seed=options.seed, check=options.check)
     context, chosen = ready.context, ready.method

@@ -4,12 +4,23 @@ from collections.abc import Callable, Mapping
 
 from casal.targets.annealed_langevin import annealed
 from casal.targets.base import Table, Target, Tuning
+from casal.targets.conditions import checked
 from casal.targets.continuous_diffusion import vp_sde
 from casal.targets.denoiser import edm, karras_sigmas
 from casal.targets.density import energy, langevin, settled
 from casal.targets.discrete_diffusion import ddim, ddpm
 from casal.targets.flow_matching import flow
-from casal.targets.noise import along
+from casal.targets.guidance import guided
+from casal.targets.noise import (
+    Network,
+    along,
+    below_least_level,
+    gaussian_start,
+    implicit_rows,
+    next_values,
+    noise_level,
+    noise_share,
+)
 from casal.targets.observations import latent_posterior, levels_of, posterior
 from casal.targets.soft_terms import slope, tilted
 from casal.targets.starts import GaussianStart, fit_start
@@ -24,26 +35,36 @@ TARGETS: Mapping[str, Callable[..., Target]] = {
     "edm": edm,
     "flow": flow,
 }
-"""Every model family by name. (``posterior``, ``latent_posterior`` and ``tilted`` change a target of any family.)"""
+"""Every model family by name. (``posterior``, ``latent_posterior``, ``tilted`` and ``guided`` change a target
+of any family.)"""
 
 __all__ = [
     "TARGETS",
     "GaussianStart",
+    "Network",
     "Table",
     "Target",
     "Tuning",
     "along",
     "annealed",
+    "below_least_level",
+    "checked",
     "ddim",
     "ddpm",
     "edm",
     "energy",
     "fit_start",
     "flow",
+    "gaussian_start",
+    "guided",
+    "implicit_rows",
     "karras_sigmas",
     "langevin",
     "latent_posterior",
     "levels_of",
+    "next_values",
+    "noise_level",
+    "noise_share",
     "posterior",
     "settled",
     "slope",

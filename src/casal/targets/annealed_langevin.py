@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from casal.checks import positive, whole_number
 from casal.targets.base import Table, Target
+from casal.targets.conditions import checked
 from casal.targets.noise import Network, along, noise_level, noise_levels
 from casal.typing import Init
 
 
 def annealed(
-    score: Callable[[Tensor, Tensor], Tensor],
+    score: Callable[..., Tensor],
     sigmas: Tensor | Sequence[float],
     *,
     steps_per_level: int,
@@ -22,6 +24,7 @@ def annealed(
     init: Init,
     denoise_last: bool = False,
     time: str = "auto",
+    condition: Mapping[str, Any] | None = None,
 ) -> Target:
     """Annealed Langevin dynamics on a score for every noise level, several steps a level:
 
@@ -42,6 +45,8 @@ def annealed(
         init: Starting points, or a callable (n, generator) -> points; usually sigmas[0] times standard normal.
         denoise_last: Whether to end with one step to the mean of x0 given x.
         time: How ``score`` wants sigma: "scalar" (0-d), "batch" (n,), or "auto" to find out.
+        condition: What the network is called with besides, ``score(x, sigma, **condition)``:
+            names to tensors (n, ...), one row a chain; see ``docs/models.md``.
 
     References:
         Song and Ermon (2019), Generative modeling by estimating gradients of the data distribution, Algorithm 1.
@@ -60,10 +65,10 @@ def annealed(
         sigma = torch.cat([sigma, levels[-1:]])
         b, s = torch.cat([b, levels[-1:].square()]), torch.cat([s, s.new_zeros(1)])
 
-    def denoise(y: Tensor, sigma: Tensor) -> Tensor:
+    def denoise(y: Tensor, sigma: Tensor, /, **given: Tensor) -> Tensor:
         level = noise_level(sigma, y)
-        return y + along(level.square(), y) * network(y, level)
+        return y + along(level.square(), y) * network(y, level, **given)
 
     one = torch.ones_like(sigma)
     table = Table(one, b, s, sigma, alpha=one, sigma=sigma)
-    return Target(network, table, init, denoise=denoise, name="annealed")
+    return Target(network, table, init, denoise=denoise, name="annealed", condition=checked(condition))

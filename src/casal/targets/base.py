@@ -11,12 +11,15 @@ log-density: it is added to the score, and every row carries it in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+import torch
 from torch import Tensor
 
-from casal.errors import ShapeError
+from casal.errors import SettingError, ShapeError
+from casal.targets.conditions import checked, labels, rows_of, take_rows
 from casal.typing import Init, ScoreFunction
 
 
@@ -83,6 +86,9 @@ class Tuning:
 class Target:
     """What to sample: a score, the table of its steps, and where to start.
 
+    A conditional target has a ``condition``: tensors with one row a chain. Its score, potential and denoiser are called
+    with the rows of the chains they are asked for, ``score(x, t, **rows)``.
+
     Attributes:
         score: ``score(x, t)``, the gradient of log p.
         table: The steps.
@@ -96,18 +102,52 @@ class Target:
         init_evaluations: Evaluations of the network before the first step, a chain: those that ``init`` spends, and
             those of a pilot run shared out among the chains. Part of the cost of a run.
         tune: The settings of the table that are open; None if it is complete.
+        condition: Names to tensors (n, ...), one row a chain; empty if all chains sample the same density.
+        conditional_init: Whether ``init`` evaluates the network and is called as ``init(n, generator, **rows)``.
+        notes: What a reader of every result must know of the model; the certificate of the distribution says it.
     """
 
     score: ScoreFunction
     table: Table
     init: Init
-    potential: Callable[[Tensor], Tensor] | None = None
-    denoise: Callable[[Tensor, Tensor], Tensor] | None = None
+    potential: Callable[..., Tensor] | None = None
+    denoise: Callable[..., Tensor] | None = None
     log_weight: Callable[[Tensor], Tensor] | None = None
     finest: float | None = None
     name: str = "target"
     init_evaluations: float = 0
     tune: Tuning | None = None
+    condition: Mapping[str, Tensor] = field(default_factory=dict)
+    conditional_init: bool = False
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "condition", checked(self.condition))
+
+    @property
+    def chains(self) -> int | None:
+        """How many chains the condition is for; None if there is none."""
+        return rows_of(self.condition)
+
+    def take(self, index: slice | Tensor) -> Target:
+        """The target of some chains, with their rows of the condition: a slice, or their numbers (k,)."""
+        return replace(self, condition=take_rows(self.condition, index)) if self.condition else self
+
+    def on(self, device: torch.device) -> Target:
+        """The same with the condition on a device."""
+        moved = {name: value.to(device) for name, value in self.condition.items()}
+        return replace(self, condition=moved) if moved else self
+
+    @cached_property
+    def groups(self) -> Tensor | None:
+        """(n,) labels, equal for chains whose rows of the condition are equal to the bit; None if there is none."""
+        return labels(self.condition)
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        """n starting points from a callable ``init``, one for each row of the condition if it asks for them."""
+        if not callable(self.init):
+            raise SettingError(f"the starting points of {self.name} are given as a tensor; nothing is drawn")
+        return self.init(n, generator, **self.condition) if self.conditional_init else self.init(n, generator)
 
     def __repr__(self) -> str:
         init = f"init {tuple(self.init.shape)}" if isinstance(self.init, Tensor) else "init from a function"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,11 +12,12 @@ from torch import Tensor
 from casal.checks import positive, whole_number
 from casal.errors import SettingError
 from casal.targets.base import Table, Target
+from casal.targets.conditions import checked
 from casal.targets.noise import Network, along, below_least_level, gaussian_start, noise_level
 
 
 def vp_sde(
-    score: Callable[[Tensor, Tensor], Tensor],
+    score: Callable[..., Tensor],
     *,
     steps: int,
     shape: int | Sequence[int],
@@ -27,6 +29,7 @@ def vp_sde(
     denoise_last: bool = True,
     time: str = "auto",
     dtype: torch.dtype = torch.float32,
+    condition: Mapping[str, Any] | None = None,
 ) -> Target:
     """The variance-preserving diffusion run backwards in steps of D, from t = 1 down to ``end``:
 
@@ -60,6 +63,8 @@ def vp_sde(
             keep the noise of ``end``.
         time: How ``score`` wants t: "scalar" (0-d), "batch" (n,), or "auto" to find out.
         dtype: Dtype of the starting points.
+        condition: What the network is called with besides, ``score(x, t, **condition)``:
+            names to tensors (n, ...), one row a chain; see ``docs/models.md``.
 
     References:
         Song et al. (2021), Score-based generative modeling through stochastic differential equations, Algorithm 3.
@@ -106,7 +111,7 @@ def vp_sde(
 
     bounds = [math.sqrt(math.expm1(t * (low + t * (high - low) / 2))) for t in (last, 1.0)]
 
-    def denoise(y: Tensor, sigma: Tensor) -> Tensor:
+    def denoise(y: Tensor, sigma: Tensor, /, **given: Tensor) -> Tensor:
         """From x = alpha y at the time where sigma(t) / alpha(t) = sigma, the nearest in [end, 1]."""
         level = noise_level(sigma, y)
         known = level.clamp(*bounds)
@@ -114,7 +119,8 @@ def vp_sde(
         at = 2 * passed / (low + (low**2 + 2 * (high - low) * passed).sqrt())
         scale = torch.exp(-passed / 2)
         alpha, gain = along(scale, y), along(scale * known.square(), y)
-        return below_least_level(level, bounds[0], y, y + gain * network(alpha * y, at.clamp(last, 1.0)))
+        clean = y + gain * network(alpha * y, at.clamp(last, 1.0), **given)
+        return below_least_level(level, bounds[0], y, clean)
 
     start = gaussian_start(shape, 1.0, dtype)
-    return Target(network, table, start, denoise=denoise, finest=bounds[0], name="vp_sde")
+    return Target(network, table, start, denoise=denoise, finest=bounds[0], name="vp_sde", condition=checked(condition))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,9 +11,11 @@ from torch import Tensor
 from casal.checks import positive, whole_number
 from casal.errors import SettingError
 from casal.targets.base import Table, Target
+from casal.targets.conditions import checked
 from casal.targets.noise import (
     Network,
     along,
+    clean_from,
     column,
     gaussian_start,
     implicit_rows,
@@ -20,17 +23,21 @@ from casal.targets.noise import (
     noise_level,
     noise_levels,
     noise_share,
+    prediction_of,
+    score_from,
 )
 
 
 def edm(
-    denoiser: Callable[[Tensor, Tensor], Tensor],
+    denoiser: Callable[..., Tensor],
     sigmas: Tensor | Sequence[float],
     *,
     shape: int | Sequence[int],
     churn: float = 0.0,
+    prediction: str = "x0",
     time: str = "auto",
     dtype: torch.dtype = torch.float32,
+    condition: Mapping[str, Any] | None = None,
 ) -> Target:
     """Sampling with a denoiser, from the noise level sigmas[0] down to 0:
 
@@ -49,8 +56,12 @@ def edm(
         sigmas: Noise levels, strictly decreasing, see ``karras_sigmas``; a 0 at the end is implied.
         shape: Shape of one sample.
         churn: Share of ancestral noise in [0, 1].
+        prediction: What the network returns at x = x0 + sigma noise: the clean sample "x0" (or "sample"), or the noise
+            "eps" (or "epsilon").
         time: How ``denoiser`` wants sigma: "scalar" (0-d), "batch" (n,), or "auto" to find out.
         dtype: Dtype of the starting points, which are sigmas[0] times standard normal.
+        condition: What the network is called with besides, ``denoiser(x, sigma, **condition)``:
+            names to tensors (n, ...), one row a chain; see ``docs/models.md``.
 
     References:
         Karras et al. (2022), Elucidating the design space of diffusion-based generative models, Algorithm 1 without
@@ -60,19 +71,24 @@ def edm(
     tensor([2., 1.], dtype=torch.float64)
     """
     network = Network(denoiser, "denoiser", time=time)
+    kind = prediction_of(prediction, "edm", ("x0", "eps"))
     levels = column(sigmas, "sigmas")
     sigma = noise_levels(levels[:-1] if len(levels) > 1 and float(levels[-1]) == 0.0 else levels)
     one = torch.ones_like(sigma)
     a, b, s = implicit_rows(one, sigma, one, next_values(sigma, 0.0), noise_share(churn, "churn"))
 
-    def score(x: Tensor, t: Tensor) -> Tensor:
-        return (network(x, t) - x) / along(t, x).square()
+    def score(x: Tensor, t: Tensor, /, **given: Tensor) -> Tensor:
+        at = along(t, x)
+        return score_from(kind, network(x, t, **given), x, torch.ones_like(at), at)
 
-    def denoise(y: Tensor, sigma: Tensor) -> Tensor:
-        return network(y, noise_level(sigma, y))
+    def denoise(y: Tensor, sigma: Tensor, /, **given: Tensor) -> Tensor:
+        level = noise_level(sigma, y)
+        at = along(level, y)
+        return clean_from(kind, network(y, level, **given), y, torch.ones_like(at), at)
 
     table = Table(a, b, s, sigma, alpha=one, sigma=sigma)
-    return Target(score, table, gaussian_start(shape, float(sigma[0]), dtype), denoise=denoise, name="edm")
+    start = gaussian_start(shape, float(sigma[0]), dtype)
+    return Target(score, table, start, denoise=denoise, name="edm", condition=checked(condition))
 
 
 def karras_sigmas(count: int, low: float = 0.002, high: float = 80.0, rho: float = 7.0) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from casal.checks import whole_number
 from casal.errors import SettingError, ShapeError
 from casal.targets.base import Table, Target, Tuning
+from casal.targets.conditions import Given, checked
 from casal.typing import Init
 
 AUTO = "auto"
@@ -18,13 +20,14 @@ AUTO = "auto"
 
 
 def langevin(
-    grad: Callable[[Tensor], Tensor],
+    grad: Callable[..., Tensor],
     *,
     steps: int,
     step_size: float | Tensor | str,
     init: Init,
     preconditioner: Tensor | float | str | None = None,
-    potential: Callable[[Tensor], Tensor] | None = None,
+    potential: Callable[..., Tensor] | None = None,
+    condition: Mapping[str, Any] | None = None,
 ) -> Target:
     """Langevin dynamics on a potential f = -log p, given its gradient:
 
@@ -42,6 +45,9 @@ def langevin(
         preconditioner: Diagonal D, roughly the variance of each coordinate (one over the curvature of f), or "auto".
         potential: f itself up to a constant, (n, *event) -> (n,), if it is known. Methods that weigh or accept moves
             by the density use it; without it the weights of separate modes are those of the starting points.
+        condition: What ``grad`` and ``potential`` are called with besides, ``grad(x, **condition)``: names to tensors
+            (n, ...), one row a chain; see ``docs/models.md``. Step size and preconditioner are then numbers, not
+            "auto".
 
     >>> target = langevin(lambda x: x, steps=10, step_size=0.1, init=torch.zeros(4, 2))
     >>> len(target.table)
@@ -52,16 +58,26 @@ def langevin(
     if potential is not None and not callable(potential):
         raise SettingError(f"potential must be a function (n, *event) -> (n,), got {type(potential).__name__}")
     table, tune = _langevin_table(steps, step_size, preconditioner)
-    return Target(lambda x, t: -grad(x), table, init, potential=potential, name="langevin", tune=tune)
+    gradient = Given(grad)
+    return Target(
+        lambda x, t, /, **given: -gradient(x, **given),
+        table,
+        init,
+        potential=Given(potential) if potential is not None and condition else potential,
+        name="langevin",
+        tune=_tuned(tune, condition),
+        condition=checked(condition),
+    )
 
 
 def energy(
-    f: Callable[[Tensor], Tensor],
+    f: Callable[..., Tensor],
     *,
     steps: int,
     step_size: float | Tensor | str,
     init: Init,
     preconditioner: Tensor | float | str | None = None,
+    condition: Mapping[str, Any] | None = None,
 ) -> Target:
     """Langevin dynamics on an energy-based model f, its gradient by automatic differentiation.
 
@@ -71,16 +87,29 @@ def energy(
         step_size: tau, a number or one per step, or "auto", as in ``langevin``.
         init: Starting points, or a callable (n, generator) -> points.
         preconditioner: Diagonal D, or "auto", as in ``langevin``.
+        condition: What ``f`` is called with besides, ``f(x, **condition)``, as in ``langevin``.
     """
+    potential = Given(f) if condition else f
 
-    def score(x: Tensor, t: Tensor) -> Tensor:
+    def score(x: Tensor, t: Tensor, /, **given: Tensor) -> Tensor:
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(f(leaf).sum(), leaf)
+            (gradient,) = torch.autograd.grad(potential(leaf, **given).sum(), leaf)
         return -gradient
 
     table, tune = _langevin_table(steps, step_size, preconditioner)
-    return Target(score, table, init, potential=f, name="energy", tune=tune)
+    tune = _tuned(tune, condition)
+    return Target(score, table, init, potential=potential, name="energy", tune=tune, condition=checked(condition))
+
+
+def _tuned(tune: Tuning | None, condition: Mapping[str, Any] | None) -> Tuning | None:
+    """What is open; SettingError for a conditional density, of which a pilot run could miss the stiffest condition."""
+    if tune is not None and condition:
+        raise SettingError(
+            "'auto' finds one step size for all chains on a few of them, and may miss the condition whose density is "
+            "stiffest; give step_size and preconditioner as numbers"
+        )
+    return tune
 
 
 def settled(

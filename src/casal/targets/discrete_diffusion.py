@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,24 +11,31 @@ from torch import Tensor
 from casal.checks import one_of, whole_number
 from casal.errors import SettingError
 from casal.targets.base import Table, Target
+from casal.targets.conditions import checked
 from casal.targets.noise import (
     Network,
     along,
     below_least_level,
+    clean_from,
     column,
     gaussian_start,
     implicit_rows,
     next_values,
     noise_level,
     noise_share,
+    prediction_of,
+    score_from,
 )
+from casal.typing import Init
 
-PREDICTIONS = ("eps", "x0", "v")
+KINDS = ("eps", "x0", "v", "flow")
+"""What a network may return."""
+
 SPACINGS = ("trailing", "leading", "linspace")
 
 
 def ddpm(
-    eps: Callable[[Tensor, Tensor], Tensor],
+    eps: Callable[..., Tensor],
     betas: Tensor | Sequence[float],
     *,
     shape: int | Sequence[int],
@@ -35,8 +43,10 @@ def ddpm(
     steps: int | None = None,
     variance: str = "posterior",
     spacing: str = "trailing",
+    times: Sequence[int] | Tensor | None = None,
     time: str = "auto",
     dtype: torch.dtype = torch.float32,
+    condition: Mapping[str, Any] | None = None,
 ) -> Target:
     """Ancestral sampling with a network on T noise levels (paper, eq. ddpm-sample):
 
@@ -52,15 +62,19 @@ def ddpm(
         eps: ``eps(x, t)``, a network on x = sqrt(abar_t) x0 + sqrt(1 - abar_t) noise with t = 0 ... T - 1.
         betas: The T variances of the forward chain, in (0, 1).
         shape: Shape of one sample.
-        prediction: What the network returns: the noise "eps", the clean sample "x0", or
-            "v" = sqrt(abar) noise - sqrt(1 - abar) x0.
+        prediction: What the network returns: the noise "eps" (or "epsilon"), the clean sample "x0" (or "sample"),
+            "v" (or "v_prediction") = sqrt(abar) noise - sqrt(1 - abar) x0, or "flow" (or "flow_prediction") =
+            noise - x0.
         steps: How many of the T times to visit; all if left out.
         variance: sigma_t^2 is beta times (1 - abar_prev) / (1 - abar) for "posterior", the right one if the data are
             a point; "beta" is right if they are standard normal.
         spacing: Which times a strided run visits, as diffusers names them. "trailing" starts at T - 1, where x really
             is noise; "leading" (diffusers' default) and "linspace" end at 0.
+        times: The times to visit, decreasing, in place of ``steps`` and ``spacing``.
         time: How the network wants t: "scalar" (0-d), "batch" (n,), or "auto" to find out. Always int64.
         dtype: Dtype of the starting points.
+        condition: What the network is called with besides, ``eps(x, t, **condition)``:
+            names to tensors (n, ...), one row a chain; see ``docs/models.md``.
 
     References:
         Ho, Jain and Abbeel (2020), Denoising diffusion probabilistic models, Algorithm 2.
@@ -70,7 +84,7 @@ def ddpm(
     tensor([999., 749., 499., 249.], dtype=torch.float64)
     """
     model = _Discrete(eps, betas, prediction, time)
-    index = model.times(len(model.log_abar) if steps is None else steps, spacing)
+    index = model.times(steps, spacing, times)
     log_abar = model.log_abar[index]
     log_next = next_values(log_abar, 0.0)
     beta, beta_bar, beta_bar_next = (-torch.expm1(v) for v in (log_abar - log_next, log_abar, log_next))
@@ -82,20 +96,22 @@ def ddpm(
         s[-1] = 0.0
     table = Table(a, beta * a, s, index.to(a), alpha=torch.exp(log_abar / 2), sigma=beta_bar.sqrt())
     start = gaussian_start(shape, 1.0, dtype)
-    return Target(model.score, table, start, denoise=model.denoise, finest=float(model.levels[0]), name="ddpm")
+    return model.target("ddpm", table, start, condition)
 
 
 def ddim(
-    eps: Callable[[Tensor, Tensor], Tensor],
+    eps: Callable[..., Tensor],
     betas: Tensor | Sequence[float],
     *,
     shape: int | Sequence[int],
-    steps: int,
+    steps: int | None = None,
     eta: float = 0.0,
     prediction: str = "eps",
     spacing: str = "trailing",
+    times: Sequence[int] | Tensor | None = None,
     time: str = "auto",
     dtype: torch.dtype = torch.float32,
+    condition: Mapping[str, Any] | None = None,
 ) -> Target:
     """Implicit sampling with a network on T noise levels, which needs fewer steps than ``ddpm``:
 
@@ -114,12 +130,15 @@ def ddim(
         eps: As in ``ddpm``.
         betas: The T variances of the forward chain, in (0, 1).
         shape: Shape of one sample.
-        steps: How many of the T times to visit.
+        steps: How many of the T times to visit; all if left out.
         eta: Share of ancestral noise in [0, 1].
-        prediction: "eps", "x0" or "v".
+        prediction: "eps", "x0", "v" or "flow", or one of diffusers' names, as in ``ddpm``.
         spacing: Which times to visit: "trailing", "leading" or "linspace".
+        times: The times to visit, decreasing, in place of ``steps`` and ``spacing``.
         time: How the network wants t: "scalar" (0-d), "batch" (n,), or "auto" to find out. Always int64.
         dtype: Dtype of the starting points.
+        condition: What the network is called with besides, ``eps(x, t, **condition)``:
+            names to tensors (n, ...), one row a chain; see ``docs/models.md``.
 
     References:
         Song, Meng and Ermon (2021), Denoising diffusion implicit models, eq. 12 and 16.
@@ -128,12 +147,12 @@ def ddim(
     0.0
     """
     model = _Discrete(eps, betas, prediction, time)
-    index = model.times(steps, spacing)
+    index = model.times(steps, spacing, times)
     alpha, sigma = model.alpha_sigma(index)
     a, b, s = implicit_rows(alpha, sigma, next_values(alpha, 1.0), next_values(sigma, 0.0), noise_share(eta, "eta"))
     table = Table(a, b, s, index.to(a), alpha=alpha, sigma=sigma)
     start = gaussian_start(shape, 1.0, dtype)
-    return Target(model.score, table, start, denoise=model.denoise, finest=float(model.levels[0]), name="ddim")
+    return model.target("ddim", table, start, condition)
 
 
 class _Discrete:
@@ -141,13 +160,13 @@ class _Discrete:
 
     def __init__(
         self,
-        eps: Callable[[Tensor, Tensor], Tensor],
+        eps: Callable[..., Tensor],
         betas: Tensor | Sequence[float],
         prediction: str,
         time: str,
     ) -> None:
         self.network = Network(eps, "eps", time=time, integer=True)
-        self.prediction = one_of(prediction, "prediction", PREDICTIONS)
+        self.prediction = prediction_of(prediction, "a network on discrete noise levels", KINDS)
         beta = column(betas, "betas")
         if not bool(((beta > 0) & (beta < 1)).all()):
             raise SettingError(
@@ -158,10 +177,19 @@ class _Discrete:
         self.levels = torch.expm1(-self.log_abar).sqrt()  # sigma / alpha
         self.borders = (self.levels[1:] * self.levels[:-1]).sqrt()
 
-    def times(self, steps: int, spacing: str) -> Tensor:
+    def target(self, name: str, table: Table, start: Init, condition: Mapping[str, Any] | None) -> Target:
+        """The target with these steps."""
+        finest = float(self.levels[0])
+        return Target(
+            self.score, table, start, denoise=self.denoise, finest=finest, name=name, condition=checked(condition)
+        )
+
+    def times(self, steps: int | None, spacing: str, given: Sequence[int] | Tensor | None = None) -> Tensor:
         """The times of a strided run, last first."""
         total = len(self.log_abar)
-        steps = whole_number(steps, "steps", 1)
+        if given is not None:
+            return self._given_times(given, steps)
+        steps = total if steps is None else whole_number(steps, "steps", 1)
         if steps > total:
             raise SettingError(f"steps = {steps} is more than the {total} times of betas; take at most {total}")
         one_of(spacing, "spacing", SPACINGS)
@@ -172,31 +200,36 @@ class _Discrete:
             return (k * (total // steps)).long().flip(0)
         return torch.linspace(0, total - 1, steps, dtype=torch.float64).round().long().flip(0)
 
+    def _given_times(self, given: Sequence[int] | Tensor, steps: int | None) -> Tensor:
+        total, times = len(self.log_abar), column(given, "times")
+        if steps not in (None, len(times)):
+            raise SettingError(f"steps = {steps}, but times has {len(times)}; leave out steps=")
+        index = times.round().long()
+        if not bool((index == times).all()) or not bool(((index >= 0) & (index < total)).all()):
+            raise SettingError(
+                f"times are whole numbers from {total - 1} (noise) to 0 (data) for {total} betas, got values from "
+                f"{float(times.min()):g} to {float(times.max()):g}"
+            )
+        if not bool((index.diff() < 0).all()):
+            raise SettingError("times must decrease strictly, from noise to data; times.flip(0) reverses a tensor")
+        return index
+
     def alpha_sigma(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """sqrt(abar) and sqrt(1 - abar)."""
         log_abar = self.log_abar.to(index.device).index_select(0, index.reshape(-1)).reshape(index.shape)
         return torch.exp(log_abar / 2), (-torch.expm1(log_abar)).sqrt()
 
-    def score(self, x: Tensor, t: Tensor) -> Tensor:
+    def score(self, x: Tensor, t: Tensor, /, **given: Tensor) -> Tensor:
         """-noise_hat / sigma."""
         index = t.round().long()
         alpha, sigma = (along(v, x) for v in self.alpha_sigma(index))
-        out = self.network(x, index)
-        if self.prediction == "eps":
-            return -out / sigma
-        if self.prediction == "x0":
-            return (alpha * out - x) / sigma.square()
-        return -(alpha / sigma) * out - x
+        return score_from(self.prediction, self.network(x, index, **given), x, alpha, sigma)
 
-    def denoise(self, y: Tensor, sigma: Tensor) -> Tensor:
+    def denoise(self, y: Tensor, sigma: Tensor, /, **given: Tensor) -> Tensor:
         """E[x0 | x0 + sigma noise = y] at the nearest of the T levels (in its logarithm), from x = sqrt(abar) y."""
         level = noise_level(sigma, y)
         index = torch.bucketize(level, self.borders.to(level.device))
         alpha, size = (along(v, y) for v in self.alpha_sigma(index))
         x = alpha * y
-        out = self.network(x, index)
-        if self.prediction == "eps":
-            out = y - (size / alpha) * out
-        elif self.prediction == "v":
-            out = alpha * x - size * out
-        return below_least_level(level, float(self.levels[0]), y, out)
+        clean = clean_from(self.prediction, self.network(x, index, **given), x, alpha, size)
+        return below_least_level(level, float(self.levels[0]), y, clean)

@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from casal.checks import whole_number
+from casal.errors import SettingError
 from casal.targets.base import Table, Target
-from casal.targets.noise import Network, along, gaussian_start, implicit_rows, next_values, noise_level, noise_share
+from casal.targets.conditions import checked
+from casal.targets.noise import (
+    Network,
+    along,
+    column,
+    gaussian_start,
+    implicit_rows,
+    next_values,
+    noise_level,
+    noise_share,
+    prediction_of,
+)
 
 FINEST = 1e-3
 """Noise at which a velocity may be asked; it is trained on all times up to t = 1."""
 
+FARTHEST_START = 0.1
+"""Scale of the data at which chains may start from noise alone."""
+
 
 def flow(
-    velocity: Callable[[Tensor, Tensor], Tensor],
+    velocity: Callable[..., Tensor],
     *,
-    steps: int,
     shape: int | Sequence[int],
+    steps: int | None = None,
+    times: Tensor | Sequence[float] | None = None,
     noise: float = 0.0,
     reverse: bool = False,
+    prediction: str = "flow",
     time: str = "auto",
     dtype: torch.dtype = torch.float32,
+    condition: Mapping[str, Any] | None = None,
 ) -> Target:
     """Euler steps along a velocity, from noise (t = 0) to data (t = 1):
 
@@ -46,13 +65,20 @@ def flow(
 
     Args:
         velocity: ``velocity(x, t)``, t from 0 (noise) to 1 (data).
-        steps: Euler steps, the first one included; at least 2.
         shape: Shape of one sample.
+        steps: Euler steps of equal length, the first one included; at least 2.
+        times: The times of a grid of your own instead of ``steps``, from noise to data, in the network's own direction:
+            increasing from 0, or decreasing from 1 if ``reverse``. The end at the data is implied. A grid may begin up
+            to 0.1 away from noise; its chains then start there from standard normal points, which is not exact.
         noise: Share of ancestral noise in [0, 1].
         reverse: The other convention: x_t = (1 - t) x1 + t noise with velocity = E[noise - x1 | x_t], so that t runs
             from 1 (noise) to 0 (data), as in diffusers' flow-matching models (whose networks may want 1000 t).
+        prediction: What the network returns: the velocity "flow" (or "flow_prediction"), or the clean sample "x0" (or
+            "sample").
         time: How ``velocity`` wants t: "scalar" (0-d), "batch" (n,), or "auto" to find out.
         dtype: Dtype of the starting points, and of the first evaluation of ``velocity``.
+        condition: What the network is called with besides, ``velocity(x, t, **condition)``: names to tensors (n, ...),
+            one row a chain; see ``docs/models.md``.
 
     References:
         Liu, Gong and Liu (2023), Flow straight and fast; Albergo, Boffi and Vanden-Eijnden (2023), Stochastic
@@ -63,32 +89,72 @@ def flow(
     tensor([2.0000, 1.5000, 1.3333], dtype=torch.float64)
     """
     network = Network(velocity, "velocity", time=time)
-    steps = whole_number(steps, "steps", 2)
-    clean = torch.arange(1, steps, dtype=torch.float64) / steps
+    kind = prediction_of(prediction, "flow", ("flow", "x0"))
+    grid = _grid(steps, times, reverse)
+    jump = float(grid[1]) if float(grid[0]) == 0.0 else 0.0
+    clean = grid[1:] if jump else grid
     noisy = 1 - clean
     rows = implicit_rows(clean, noisy, next_values(clean, 1.0), next_values(noisy, 0.0), noise_share(noise, "noise"))
     start = gaussian_start(shape, 1.0, dtype)
 
-    def forward(x: Tensor, t: Tensor) -> Tensor:
+    def forward(x: Tensor, t: Tensor, given: Mapping[str, Tensor]) -> Tensor:
         """The velocity towards the data at t = scale of the data."""
-        return -network(x, 1 - t) if reverse else network(x, t)
+        out = network(x, 1 - t if reverse else t, **given)
+        if kind == "x0":
+            return (out - x) / along(1 - t, x)
+        return -out if reverse else out
 
-    def init(n: int, generator: torch.Generator) -> Tensor:
+    def init(n: int, generator: torch.Generator, /, **given: Tensor) -> Tensor:
         x = start(n, generator)
         with torch.no_grad():
-            return x + forward(x, torch.zeros((), dtype=torch.float64, device=x.device)) / steps
+            return x + forward(x, torch.zeros((), dtype=torch.float64, device=x.device), given) * jump
 
-    def score(x: Tensor, t: Tensor) -> Tensor:
+    def score(x: Tensor, t: Tensor, /, **given: Tensor) -> Tensor:
         t = 1 - t if reverse else t
         at = along(t, x)
-        return (at * forward(x, t) - x) / (1 - at)
+        return (at * forward(x, t, given) - x) / (1 - at)
 
-    def denoise(y: Tensor, sigma: Tensor) -> Tensor:
+    def denoise(y: Tensor, sigma: Tensor, /, **given: Tensor) -> Tensor:
         """From x = t y at the time where (1 - t) / t = sigma."""
         t = 1 / (1 + noise_level(sigma, y))
         at = along(t, y)
         x = at * y
-        return x + (1 - at) * forward(x, t)
+        return x + (1 - at) * forward(x, t, given)
 
-    table = Table(*rows, noisy if reverse else clean, alpha=clean, sigma=noisy)
-    return Target(score, table, init, denoise=denoise, finest=FINEST, name="flow", init_evaluations=1)
+    return Target(
+        score,
+        Table(*rows, noisy if reverse else clean, alpha=clean, sigma=noisy),
+        init if jump else start,
+        denoise=denoise,
+        finest=FINEST,
+        name="flow",
+        init_evaluations=1 if jump else 0,
+        condition=checked(condition),
+        conditional_init=bool(jump),
+    )
+
+
+def _grid(steps: int | None, times: Tensor | Sequence[float] | None, reverse: bool) -> Tensor:
+    """Scales of the data before every step, increasing and below 1; the first is 0 if the start is noise alone."""
+    if times is None:
+        if steps is None:
+            raise SettingError("give the number of Euler steps, steps=50, or the times of your own grid, times=")
+        steps = whole_number(steps, "steps", 2)
+        return torch.arange(0, steps, dtype=torch.float64) / steps
+    given = column(times, "times")
+    grid = 1 - given if reverse else given
+    grid = grid[:-1] if float(grid[-1]) == 1.0 else grid
+    if steps not in (None, len(grid)):
+        raise SettingError(f"steps = {steps}, but times has {len(grid)} steps; leave out steps=")
+    way = "decrease from 1 (noise) to 0 (data)" if reverse else "increase from 0 (noise) to 1 (data)"
+    if len(grid) < 2 or not bool((grid.diff() > 0).all()) or float(grid[0]) < 0.0 or float(grid[-1]) >= 1.0:
+        raise SettingError(
+            f"times must {way} in at least two steps, got {len(given)} from {float(given[0]):g} to "
+            f"{float(given[-1]):g}; the other direction is reverse={not reverse}"
+        )
+    if float(grid[0]) > FARTHEST_START:
+        raise SettingError(
+            f"times begin {float(grid[0]):.3g} away from noise, but chains start at noise; begin at "
+            f"{1 if reverse else 0}, or at most {FARTHEST_START} away"
+        )
+    return grid

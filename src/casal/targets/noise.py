@@ -8,7 +8,7 @@ and a network that predicts any of the three predicts them all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,20 @@ from torch import Tensor
 
 from casal.checks import event_shape, one_of
 from casal.errors import DtypeError, SettingError, ShapeError
+from casal.targets.conditions import fitted, take_rows
+
+PREDICTIONS: Mapping[str, str] = {
+    "eps": "eps",
+    "epsilon": "eps",
+    "x0": "x0",
+    "sample": "x0",
+    "v": "v",
+    "v_prediction": "v",
+    "flow": "flow",
+    "flow_prediction": "flow",
+}
+"""Names of what a network returns on x = alpha x0 + sigma noise, those of diffusers besides ours. "v" is
+(alpha noise - sigma x0) / sqrt(alpha^2 + sigma^2), "flow" is noise - x0."""
 
 TIMES = ("auto", "scalar", "batch")
 """Forms of the time argument: detected, a number (0-d), one number a chain (n,)."""
@@ -29,7 +43,8 @@ class Network:
     settles nothing: there a function meant for (n,) may take a number by luck.
 
     Times that differ between chains (a per-chain sigma of ``denoise``) go to a "scalar" function in groups of equal
-    time, one call each; say "batch" if yours takes them all at once.
+    time, one call each; say "batch" if yours takes them all at once. The rows of a condition go along as keywords, on
+    the device of x; floating-point ones in its dtype.
 
     Args:
         function: What the user gave.
@@ -39,38 +54,39 @@ class Network:
     """
 
     def __init__(
-        self, function: Callable[[Tensor, Tensor], Tensor], name: str, *, time: str = "auto", integer: bool = False
+        self, function: Callable[..., Tensor], name: str, *, time: str = "auto", integer: bool = False
     ) -> None:
         if not callable(function):
             raise SettingError(f"{name} must be a function {name}(x, t), got {type(function).__name__}")
         one_of(time, "time", TIMES)
         self.function, self.name, self.form, self.integer = function, name, time, integer
 
-    def __call__(self, x: Tensor, t: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, t: Tensor, /, **condition: Tensor) -> Tensor:
         t = t.to(device=x.device, dtype=torch.int64 if self.integer else x.dtype)
+        given = fitted(condition, x)
         if t.ndim == 0:
-            return self._common(x, t)
+            return self._common(x, t, given)
         if len(x) > 1 and self.form == "auto":
-            self._common(x[:2], t[0])  # settles the form
-        return self._run(x, t) if self.form == "batch" else self._grouped(x, t)
+            self._common(x[:2], t[0], take_rows(given, slice(0, 2)))  # settles the form
+        return self._run(x, t, given) if self.form == "batch" else self._grouped(x, t, given)
 
-    def _common(self, x: Tensor, t: Tensor) -> Tensor:
+    def _common(self, x: Tensor, t: Tensor, given: Mapping[str, Tensor]) -> Tensor:
         """All chains at one time."""
         if self.form == "scalar":
-            return self._run(x, t)
+            return self._run(x, t, given)
         column = t.expand(len(x)).contiguous()
         if self.form == "batch":
-            return self._run(x, column)
+            return self._run(x, column, given)
         try:
-            out = self._run(x, t)
+            out = self._run(x, t, given)
         except Exception as first:
             try:
-                out = self._run(x, column)
+                out = self._run(x, column, given)
             except Exception as second:
                 if isinstance(first, ShapeError) and isinstance(second, ShapeError):
                     raise
                 raise SettingError(
-                    f"{self.name}(x, t) fails at x of shape {tuple(x.shape)} ({x.dtype}), both with t a number "
+                    f"{self._call(given)} fails at x of shape {tuple(x.shape)} ({x.dtype}), both with t a number "
                     f"({first}) and with t of shape ({len(x)},) ({second}); mend it, or say which form it takes by "
                     "time='scalar' or time='batch' to see its own error"
                 ) from second
@@ -80,26 +96,63 @@ class Network:
                 self.form = "scalar"
         return out
 
-    def _grouped(self, x: Tensor, t: Tensor) -> Tensor:
+    def _grouped(self, x: Tensor, t: Tensor, given: Mapping[str, Tensor]) -> Tensor:
         """Chains of equal time together."""
         values, group = torch.unique(t, return_inverse=True)
         if len(values) == 1:
-            return self._common(x, values[0])
+            return self._common(x, values[0], given)
         out = torch.empty_like(x)
         for k, value in enumerate(values):
-            chains = group == k
-            out[chains] = self._run(x[chains], value)
+            chains = torch.nonzero(group == k).flatten()
+            out[chains] = self._run(x[chains], value, take_rows(given, chains))
         return out
 
-    def _run(self, x: Tensor, t: Tensor) -> Tensor:
-        out = self.function(x, t)
+    def _run(self, x: Tensor, t: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+        out = self.function(x, t, **given)
         if not isinstance(out, Tensor) or out.shape != x.shape:
             got = f"a tensor {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
             raise ShapeError(
-                f"{self.name}(x, t) returned {got} for x {tuple(x.shape)} and t {tuple(t.shape)}; "
+                f"{self._call(given)} returned {got} for x {tuple(x.shape)} and t {tuple(t.shape)}; "
                 "it must return a tensor of the shape of x"
             )
         return out
+
+    def _call(self, given: Mapping[str, Tensor]) -> str:
+        """How the function is called, for messages."""
+        return f"{self.name}({', '.join(['x', 't', *(f'{name}={name}' for name in given)])})"
+
+
+def prediction_of(name: str, family: str, allowed: Sequence[str]) -> str:
+    """What the network of a family returns: "eps", "x0", "v" or "flow", from any of the names in PREDICTIONS."""
+    found = PREDICTIONS.get(name) if isinstance(name, str) else None
+    if found is None or found not in allowed:
+        names = ", ".join(repr(known) for known, kind in PREDICTIONS.items() if kind in allowed)
+        raise SettingError(f"prediction of {family} must be one of {names}, got {name!r}")
+    return found
+
+
+def score_from(prediction: str, out: Tensor, x: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+    """-noise_hat / sigma, from what a network returns at x = alpha x0 + sigma noise."""
+    if prediction == "eps":
+        return -out / sigma
+    if prediction == "x0":
+        return (alpha * out - x) / sigma.square()
+    if prediction == "v":
+        size = (alpha.square() + sigma.square()).sqrt()
+        return -(alpha / sigma * out / size) - x / size.square()
+    return -(x + alpha * out) / (sigma * (alpha + sigma))
+
+
+def clean_from(prediction: str, out: Tensor, x: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+    """x0_hat, likewise."""
+    if prediction == "eps":
+        return (x - sigma * out) / alpha
+    if prediction == "x0":
+        return out
+    if prediction == "v":
+        size = (alpha.square() + sigma.square()).sqrt()
+        return (alpha * x / size - sigma * out) / size
+    return (x - sigma * out) / (alpha + sigma)
 
 
 def along(value: Tensor, x: Tensor) -> Tensor:

@@ -303,15 +303,19 @@ def _condition(target: Target, correct: Correction, observations: str) -> Target
     """The target whose estimate of the clean sample is corrected, in its score and in its denoiser."""
     levels = levels_of(target)
 
-    def score(x: Tensor, t: Tensor) -> Tensor:
+    def score(x: Tensor, t: Tensor, /, **given: Tensor) -> Tensor:
         scale, size = levels(t)
         alpha, power = along(scale, x), along(size.square(), x)
-        clean, push = correct(lambda leaf: (leaf + power * target.score(leaf, t)) / alpha, x, scale, size / scale)
+
+        def prior(leaf: Tensor) -> Tensor:
+            return (leaf + power * target.score(leaf, t, **given)) / alpha
+
+        clean, push = correct(prior, x, scale, size / scale)
         return (alpha * clean - x) / power - push
 
-    def denoise(prior: Callable[[Tensor, Tensor], Tensor], y: Tensor, sigma: Tensor) -> Tensor:
+    def denoise(prior: Callable[..., Tensor], y: Tensor, sigma: Tensor, /, **given: Tensor) -> Tensor:
         level = noise_level(sigma, y)
-        clean, push = correct(lambda leaf: prior(leaf, level), y, torch.ones_like(level), level)
+        clean, push = correct(lambda leaf: prior(leaf, level, **given), y, torch.ones_like(level), level)
         return clean - along(level.square(), y) * push
 
     return replace(

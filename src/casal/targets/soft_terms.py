@@ -68,7 +68,8 @@ def tilted(target: Target, log_weight: Term, *, name: str | None = None) -> Targ
     x = _one_start(target) / float(table.alpha[0])
     if target.denoise is not None:
         with torch.no_grad():
-            x = target.denoise(x, table.sigma[0] / table.alpha[0])  # a clean sample, as far as one is known
+            first = target.take(slice(0, 1)).condition
+            x = target.denoise(x, table.sigma[0] / table.alpha[0], **first)  # a clean sample, as far as one is known
     _try(log_weight, x, bends=True)
     before = target.log_weight
     both = log_weight if before is None else _Sum(before, log_weight)
@@ -98,20 +99,20 @@ def _with_term(target: Target, log_weight: Term, name: str) -> Target:
     """A fixed density with the term as a part of it."""
     potential = target.potential
 
-    def score(x: Tensor, t: Tensor) -> Tensor:
-        return target.score(x, t) + slope(log_weight, x)
+    def score(x: Tensor, t: Tensor, /, **given: Tensor) -> Tensor:
+        return target.score(x, t, **given) + slope(log_weight, x)
 
-    def less(x: Tensor) -> Tensor:
+    def less(x: Tensor, /, **given: Tensor) -> Tensor:
         assert potential is not None
-        return potential(x) - log_weight(x)
+        return potential(x, **given) - log_weight(x)
 
     return replace(target, score=score, potential=None if potential is None else less, name=name)
 
 
 def _one_start(target: Target) -> Tensor:
     """One starting point (1, *event)."""
-    init = target.init
-    return (init(1, torch.Generator().manual_seed(0)) if callable(init) else init[:1]).detach()
+    init, stream = target.init, torch.Generator().manual_seed(0)
+    return (target.take(slice(0, 1)).draw(1, stream) if callable(init) else init[:1]).detach()
 
 
 def _try(log_weight: Term, x: Tensor, *, bends: bool) -> None:

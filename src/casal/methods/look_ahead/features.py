@@ -148,6 +148,7 @@ class Features:
         square: R^2 of that norm, (1 or n,).
         term: The soft term of the target, (n, *latent) -> (n,).
         most: Directions in which it is looked at.
+        alike: Whether the denoiser of all chains is the same, so that slopes can be shared.
     """
 
     blocks: Sequence[Block]
@@ -158,6 +159,7 @@ class Features:
     square: Tensor | None = None
     term: Callable[[Tensor], Tensor] | None = None
     most: int = 0
+    alike: bool = True
 
     @property
     def count(self) -> int:
@@ -176,8 +178,11 @@ class Features:
 
     @property
     def shared(self) -> int:
-        """How many of the first rows are linear equations whose slopes all chains share: all of them, if many."""
-        first = self.blocks[0] if self.blocks else None
+        """How many of the first rows are linear equations whose slopes all chains share: all of them, if many.
+
+        None where chains have conditions of their own: their denoisers have other derivatives.
+        """
+        first = self.blocks[0] if self.blocks and self.alike else None
         return first.count if first is not None and not first.curved and OWN < first.count <= self.equal else 0
 
     def values(self, x: Tensor) -> Tensor:
@@ -223,7 +228,8 @@ def features_of(context: Context, most: int) -> Features:
     blocks, norm, square = _equations(context, surface, event)
     equal = sum(block.count for block in blocks)
     sides, low, high = _inequalities(context, solid, event)
-    found = Features([*blocks, *sides], equal, low, high, norm, square, context.target.log_weight, most)
+    alike = not context.target.condition
+    found = Features([*blocks, *sides], equal, low, high, norm, square, context.target.log_weight, most, alike)
     if not 0 < found.count + found.rank <= MOST_FEATURES:
         way_out = (
             "take SplitGibbs, or BoundedHMC for bounds on all coordinates"

@@ -133,7 +133,12 @@ class LookAhead(Method[Any]):
 
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
         span(context)  # refuses a model without noise levels
-        one = context.replace(constraint=context.constraint.take(slice(0, 1)))
+        if self.calibrate and context.target.condition:
+            raise SettingError(
+                "calibrate=True corrects the look ahead by one regression over all chains, which sample different "
+                "conditions here; take calibrate=False or SplitGibbs, or run one condition at a time"
+            )
+        one = context.take(slice(0, 1))
         width, groups = self.particles(features_of(one, self.directions)), groups_of(context, n)
         stages = self._pilot() if self.calibrate else list[Stage]()
         moved = self.moves * [
@@ -173,7 +178,7 @@ class LookAhead(Method[Any]):
         Behind a decoder a norm is counted as a general row that bends, though it costs less if A^T A = c I. Many linear
         equations share their products among the n chains; without n every chain is counted as taking all of them.
         """
-        features = features_of(context.replace(constraint=context.constraint.take(slice(0, 1))), self.directions)
+        features = features_of(context.take(slice(0, 1)), self.directions)
         width, shared = self.particles(features), features.shared
         one = 1 + features.count - shared + (shared if n is None else shares(shared, n)) + features.rank
         if features.curved:
@@ -186,7 +191,7 @@ class LookAhead(Method[Any]):
 
     def fits(self, context: Context) -> bool:
         """Whether the set is of few rows with gradients, few of them inequalities, and the denoiser differentiable."""
-        one = context.replace(constraint=context.constraint.take(slice(0, 1)), usage=Uncounted())
+        one = context.take(slice(0, 1)).replace(usage=Uncounted())
         try:
             features = features_of(one, self.directions)
             Derivative(one, one.like.new_zeros((1, *one.latent)), span(one).first)
@@ -218,9 +223,9 @@ class LookAhead(Method[Any]):
         alpha, first, _ = span(context)
         n = len(x)
         features = features_of(context, self.directions)
-        start = context.target.init
+        target, known = context.target, not callable(context.target.init)
         more = [x] + [
-            (start(n, generator) if callable(start) else alpha * first * gaussian(context, n, generator)).to(x)
+            (alpha * first * gaussian(context, n, generator) if known else target.draw(n, generator)).to(x)
             for _ in range(width - 1)
         ]
         points = torch.stack(more, 1) / alpha
@@ -327,7 +332,8 @@ class LookAhead(Method[Any]):
     def restart(self, context: Context, state: AheadState, row: Row, noise: Tensor) -> AheadState:
         """New starting points, with what the calibration has found."""
         generator, start, n = generator_of(noise), context.target.init, len(state.x)
-        x = start(n, generator).to(state.x) if callable(start) else start[context.first : context.first + n].to(state.x)
+        given = start[context.first : context.first + n] if isinstance(start, Tensor) else None
+        x = (context.target.draw(n, generator) if given is None else given).to(state.x)
         return self._start(context, x, generator, state.x.shape[1])._replace(fits=state.fits, notes=state.notes)
 
     # ------------------------------------------------------------------------------------------------------- down

@@ -109,12 +109,10 @@ def trusted(state: AheadState, s: float) -> float:
 
 
 def widened(context: Context, width: int) -> Context:
-    """The context of the particles of all chains: each has the set of its chain."""
-    constraint = context.constraint
-    if width == 1 or constraint.chains is None:
+    """The context of the particles of all chains: each has the set and the condition of its chain."""
+    if width == 1 or context.chains is None:
         return context
-    index = torch.arange(constraint.chains).repeat_interleave(width)
-    return context.replace(constraint=constraint.take(index))
+    return context.take(torch.arange(context.chains).repeat_interleave(width))
 
 
 def flat(value: Tensor) -> Tensor:
