@@ -1,9 +1,9 @@
 """From a call to a result: ``call.py`` plans (``plan.py``), runs (``loop.py``) and collects (``collect.py``)."""
 
 from casal.sampling.call import sample
-from casal.sampling.certificate import Certificate
+from casal.sampling.certificate import Certificate, certify
 from casal.sampling.progress import progress_bar
 from casal.sampling.result import Cost, SampleResult, load
 from casal.sampling.tiles import generator
 
-__all__ = ["Certificate", "Cost", "SampleResult", "generator", "load", "progress_bar", "sample"]
+__all__ = ["Certificate", "Cost", "SampleResult", "certify", "generator", "load", "progress_bar", "sample"]

@@ -9,7 +9,8 @@ from casal.targets.denoiser import edm, karras_sigmas
 from casal.targets.density import energy, langevin, settled
 from casal.targets.discrete_diffusion import ddim, ddpm
 from casal.targets.flow_matching import flow
-from casal.targets.noise import along
+from casal.targets.multistep import Recursion, first_order, looking_back, recursion
+from casal.targets.noise import along, below_least_level, gaussian_start, noise_level
 from casal.targets.observations import latent_posterior, levels_of, posterior
 from casal.targets.soft_terms import slope, tilted
 from casal.targets.starts import GaussianStart, fit_start
@@ -29,22 +30,29 @@ TARGETS: Mapping[str, Callable[..., Target]] = {
 __all__ = [
     "TARGETS",
     "GaussianStart",
+    "Recursion",
     "Table",
     "Target",
     "Tuning",
     "along",
     "annealed",
+    "below_least_level",
     "ddim",
     "ddpm",
     "edm",
     "energy",
+    "first_order",
     "fit_start",
     "flow",
+    "gaussian_start",
     "karras_sigmas",
     "langevin",
     "latent_posterior",
     "levels_of",
+    "looking_back",
+    "noise_level",
     "posterior",
+    "recursion",
     "settled",
     "slope",
     "tilted",

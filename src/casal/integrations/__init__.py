@@ -1,0 +1,1 @@
+"""Bridges to other libraries. Each is imported on use: ``import casal`` loads none of them."""
