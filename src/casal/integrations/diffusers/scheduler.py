@@ -34,8 +34,9 @@ NOISE_DTYPES = (torch.float64, torch.float32)
 REPEATED = 1e-4
 """Difference between a row and the scheduler's step on random numbers, in units of the state: rounding, no more."""
 
-CARRIED = 2e-3
-"""The same for the scale of a clean sample after a row."""
+CARRIED = 0.1
+"""Relative difference between the scale of a clean sample after a row and the one that the next row expects. DDIM has
+some where the number of steps does not divide that of the training: the change of alpha in one training step."""
 
 WAY_OUT = "take another scheduler, such as DDIMScheduler.from_config(scheduler.config)"
 
