@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import burgers, conditions, feasibility, field, memory, projections, sparse
+from benchmarks import burgers, conditions, diffusers_steps, feasibility, field, memory, projections, sparse
 from benchmarks.timing import Table, machine
 
 GROUPS = {
@@ -19,6 +19,7 @@ GROUPS = {
     "feasibility": feasibility.tables,
     "sparse": sparse.tables,
     "conditions": conditions.tables,
+    "diffusers": diffusers_steps.tables,
     "memory": lambda quick: iter([memory.table(quick), memory.imports(quick)]),
 }
 

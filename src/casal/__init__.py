@@ -1,5 +1,8 @@
 """Strictly constrained generative sampling: samples that satisfy a constraint exactly, with a certificate."""
 
+from importlib import import_module
+from typing import Any
+
 from casal import diagnostics, errors
 from casal.constraints import (
     Affine,
@@ -74,6 +77,16 @@ from casal.targets import (
     vp_sde,
 )
 from casal.version import __version__
+
+BRIDGES = {"from_diffusers": "casal.integrations.diffusers"}
+"""Names that another library is needed for, and where they live: imported on use."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in BRIDGES:
+        return getattr(import_module(BRIDGES[name]), name)
+    raise AttributeError(f"module 'casal' has no attribute {name!r}")
+
 
 __all__ = [
     "CASAL",

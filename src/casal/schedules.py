@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -14,9 +15,35 @@ Schedule: TypeAlias = Callable[[Any], Tensor]
 """``schedule(table)`` -> (T,) float64; the built-in ones look only at ``len(table)``."""
 
 
+@dataclass(frozen=True)
+class NamedSchedule:
+    """A schedule that can be printed, compared and saved: its name and arguments.
+
+    Attributes:
+        name: The function of this module that made it.
+        arguments: What it was called with.
+        values: The schedule itself.
+    """
+
+    name: str
+    arguments: tuple[float, ...]
+    values: Schedule = field(compare=False)
+
+    def __call__(self, table: Any) -> Tensor:
+        return self.values(table)
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(f'{value:g}' for value in self.arguments)})"
+
+    def spec(self) -> dict[str, Any]:
+        """The schedule as plain JSON data; ``schedule_from_spec`` reads it back."""
+        return {"schedule": self.name, "arguments": list(self.arguments)}
+
+
 def constant(value: float) -> Schedule:
     """The same value at every step."""
-    return lambda table: torch.full((len(table),), float(value), dtype=torch.float64)
+    number = float(value)
+    return NamedSchedule("constant", (number,), lambda table: torch.full((len(table),), number, dtype=torch.float64))
 
 
 def linear(first: float, last: float) -> Schedule:
@@ -25,7 +52,8 @@ def linear(first: float, last: float) -> Schedule:
     >>> linear(2.0, 20.0)(range(3))
     tensor([ 2., 11., 20.], dtype=torch.float64)
     """
-    return lambda table: torch.linspace(float(first), float(last), len(table), dtype=torch.float64)
+    ends = float(first), float(last)
+    return NamedSchedule("linear", ends, lambda table: torch.linspace(*ends, len(table), dtype=torch.float64))
 
 
 def geometric(first: float, last: float) -> Schedule:
@@ -36,7 +64,8 @@ def geometric(first: float, last: float) -> Schedule:
     """
     if first <= 0 or last <= 0:
         raise SettingError(f"a geometric schedule needs two positive ends, got {first} and {last}")
-    return lambda table: _equal_ratios(float(first), float(last), len(table))
+    ends = float(first), float(last)
+    return NamedSchedule("geometric", ends, lambda table: _equal_ratios(*ends, len(table)))
 
 
 def inverse_variance(factor: float = 1.0) -> Schedule:
@@ -47,7 +76,7 @@ def inverse_variance(factor: float = 1.0) -> Schedule:
             raise SettingError("inverse_variance needs the noise levels of a diffusion or flow target")
         return factor * (table.alpha / table.sigma).square()
 
-    return values
+    return NamedSchedule("inverse_variance", (float(factor),), values)
 
 
 def constant_gain(kappa: float) -> Schedule:
@@ -58,7 +87,24 @@ def constant_gain(kappa: float) -> Schedule:
             raise SettingError("constant_gain needs the table of a target")
         return kappa / table.b
 
-    return values
+    return NamedSchedule("constant_gain", (float(kappa),), values)
+
+
+SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
+    made.__name__: made for made in (constant, linear, geometric, inverse_variance, constant_gain)
+}
+"""Every schedule by name."""
+
+
+def schedule_from_spec(spec: Mapping[str, Any]) -> Schedule:
+    """Build a schedule from ``spec()``.
+
+    >>> schedule_from_spec({"schedule": "linear", "arguments": [2.0, 20.0]})
+    linear(2, 20)
+    """
+    if spec.get("schedule") not in SCHEDULES:
+        raise SettingError(f"no schedule named {spec.get('schedule')!r}; there are {sorted(SCHEDULES)}")
+    return SCHEDULES[spec["schedule"]](*spec["arguments"])
 
 
 def _equal_ratios(first: float, last: float, steps: int) -> Tensor:

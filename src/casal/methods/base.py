@@ -76,9 +76,44 @@ class Stage(NamedTuple):
     noise: Noise = gaussian
 
 
+class Recall(NamedTuple):
+    """What a row needs beside a, b, s and t if rows of its table look back.
+
+    Attributes:
+        alpha: Scale of the clean sample before the row.
+        sigma: Size of the noise before it.
+        gains: Gains (p,) of the estimates of the rows before, the nearest first.
+    """
+
+    alpha: Tensor
+    sigma: Tensor
+    gains: Tensor
+
+
+def advance(context: Context, state: Any, score: Tensor, row: Any, noise: Tensor) -> Any:
+    """The state after a row of the table: x' = a x + b score + m_1 D_1 + ... + m_p D_p + s w.
+
+    Where rows look back, ``state.past`` (n, p, *latent) holds the estimates D_1 ... D_p, and that of this row, which is
+    (x + sigma^2 score) / alpha, takes its place among them.
+    """
+    x, recall = move(context, state.x, score, row, noise), getattr(row, "recall", None)
+    if recall is None:
+        return state._replace(x=x)
+    clean = (state.x + recall.sigma**2 * score) / recall.alpha
+    for j in range(len(recall.gains)):
+        x.addcmul_(state.past[:, j], recall.gains[j])
+    return state._replace(x=x, past=torch.cat([clean[:, None], state.past[:, :-1]], 1))
+
+
+def nothing_past(context: Context, x: Tensor) -> Tensor | None:
+    """The estimates of rows before the first, zero and never used; None if no row looks back."""
+    memory = context.table.memory
+    return None if memory is None else x.new_zeros((len(x), memory.shape[1], *x.shape[1:]))
+
+
 def free_step(context: Context, state: Any, row: Any, noise: Tensor) -> Any:
     """x' = a x + b score(x) + s w: one row of the table, without any constraint."""
-    return state._replace(x=move(context, state.x, context.score(state.x, row.t), row, noise))
+    return advance(context, state, context.score(state.x, row.t), row, noise)
 
 
 def no_step(context: Context, state: Any, row: Any, noise: Tensor) -> Any:
@@ -97,6 +132,7 @@ class Method(ABC, Generic[State]):
         adapts: Its chains stay in the set and find their own step: what a pilot run sees off the set, and a given step
             that does not fit, change nothing.
         tilts: It takes account of a soft term of a model with noise levels (``casal.tilted``).
+        remembers: It can take rows that look back (``Table.memory``). Others get rows of first order instead.
         resizes: The tensors of its states change their shapes on the way, all but the number of chains.
     """
 
@@ -106,6 +142,7 @@ class Method(ABC, Generic[State]):
     bounds_moves: ClassVar[bool] = False
     adapts: ClassVar[bool] = False
     tilts: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False
     resizes: ClassVar[bool] = False
 
     @property
@@ -160,6 +197,7 @@ class TableRow(NamedTuple):
     b: Tensor
     s: Tensor
     t: Tensor
+    recall: Recall | None = None
 
 
 def step_advice(row: Any) -> str:
@@ -171,12 +209,15 @@ def table_rows(context: Context, kind: Any = TableRow, **columns: Tensor) -> lis
     """One row per step: a, b, s, t of the table and the method's own columns (T,), as scalars of the run's device.
 
     Scalars are zero-dimensional tensors, float64 unless steps are compiled: they do not widen float32 states, and a
-    compiled step does not specialise on their values.
+    compiled step does not specialise on their values. Rows of a table that looks back also have ``recall``.
     """
     table = context.table
     every = {"a": table.a, "b": table.b, "s": table.s, "t": table.t, **columns}
     device, dtype = context.like.device, context.row_dtype
-    scalars = {name: _scalars(column.to(device, dtype)) for name, column in every.items()}
+    scalars: dict[str, Sequence[Any]] = {name: _scalars(v.to(device, dtype)) for name, v in every.items()}
+    if table.memory is not None and table.alpha is not None and table.sigma is not None:
+        looks = (column.to(device, dtype).unbind() for column in (table.alpha, table.sigma, table.memory))
+        scalars["recall"] = [Recall(*parts) for parts in zip(*looks, strict=True)]
     return [kind(**dict(zip(scalars, values, strict=True))) for values in zip(*scalars.values(), strict=True)]
 
 

@@ -5,15 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from casal.checks import one_of
 from casal.errors import SettingError
-from casal.methods.base import Method, Stage, burn_in_steps, refuse_own_sets, split_records, table_rows, zero_before
-from casal.methods.context import Context, move
+from casal.methods.base import (
+    Method,
+    Recall,
+    Stage,
+    advance,
+    burn_in_steps,
+    nothing_past,
+    refuse_own_sets,
+    split_records,
+    table_rows,
+    zero_before,
+)
+from casal.methods.context import Context
 from casal.methods.denoised import estimate, noise_levels, pull_estimate, score_of
 from casal.schedules import Schedule, evaluate
 
@@ -24,6 +35,15 @@ class CASALState(NamedTuple):
     x: Tensor
     z: Tensor
     lam: Tensor
+
+
+class CASALWithPast(NamedTuple):
+    """The same, and the estimates (n, p, *latent) of the rows before, where rows look back."""
+
+    x: Tensor
+    z: Tensor
+    lam: Tensor
+    past: Tensor
 
 
 class CASALRow(NamedTuple):
@@ -47,6 +67,7 @@ class CASALRow(NamedTuple):
     inverse_scale: Tensor
     dual_gain: Tensor
     share_to_z: Tensor
+    recall: Recall | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +84,8 @@ class CASAL(Method[CASALState]):
 
     Along a diffusion the constraint may couple to the denoised estimate D(x) instead of the noisy state: D is moved as
     x is above, with (sigma / alpha)^2 rho for tau rho, and the score is that of the moved estimate. Samplers without
-    noise take it by default: their noisy state must not be near C, and on several modes the state locks into one.
+    noise take it by default: their noisy state must not be near C, and on several modes the state locks into one. So do
+    samplers whose rows look back (multistep, Heun): their next row would undo what was done to the state alone.
 
     The printed damped z-step samples at the temperature 1 / (2 - tau rho) when rho is large, one half for small steps:
     x and z drift together and only x is shaken. So the full step is the default; the printed variants keep their
@@ -82,7 +104,8 @@ class CASAL(Method[CASALState]):
             Langevin rows.
         hold: What stays put when rho changes: "lambda", or "mu" as in the released code.
         dual_init: Standard deviation of a Gaussian start of mu (paper, ablation of lambda).
-        couple: "state", "denoised", or "auto": the denoised estimate for samplers without noise, else the state.
+        couple: "state", "denoised", or "auto": the denoised estimate for samplers without noise or with rows that look
+            back, else the state.
     """
 
     rho: float | Schedule
@@ -97,6 +120,7 @@ class CASAL(Method[CASALState]):
     couple: str = "auto"
 
     name: ClassVar[str] = "CASAL"
+    remembers: ClassVar[bool] = True
 
     @classmethod
     def algorithm1(cls, rho: float | Schedule) -> CASAL:
@@ -149,13 +173,17 @@ class CASAL(Method[CASALState]):
         if self.dual_init:
             mu = self.dual_init * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
         scale = float(evaluate(self.rho, context.table, "rho")[0]) if self.hold == "lambda" else 1.0
-        return CASALState(x, z, scale * mu)
+        past = nothing_past(context, x)
+        if past is None:
+            return CASALState(x, z, scale * mu)
+        return cast(CASALState, CASALWithPast(x, z, scale * mu, past))
 
     def step(self, context: Context, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
         """One step that couples the constraint to the state."""
-        x, z, lam = state
+        x, z, lam = state.x, state.z, state.lam
         pull = context.decoder.vjp(x)
-        free = move(context, x, context.score(x, row.t), row, noise)
+        state = advance(context, state, context.score(x, row.t), row, noise)
+        free = state.x
         if self.coupling == "implicit" and self.z_step == "full" and context.isotropic:
             return self._straight_step(context, free, state, row)
         mu = lam * row.inverse_scale
@@ -168,7 +196,7 @@ class CASAL(Method[CASALState]):
         decoded = context.decode(x)
         target = decoded + mu if self.z_step == "full" else z - row.damping * (z - decoded - mu)
         z = context.project(target, warm=z)
-        return CASALState(x, z, self._dual(lam, decoded - z, row))
+        return state._replace(x=x, z=z, lam=self._dual(lam, decoded - z, row))
 
     def _straight_step(self, context: Context, free: Tensor, state: CASALState, row: CASALRow) -> CASALState:
         """Where A and D are multiples of the identity x goes straight towards z, which is still its foot afterwards.
@@ -179,7 +207,7 @@ class CASAL(Method[CASALState]):
         y = free.addcmul_(lam, row.inverse_scale)
         z = context.project(y, warm=state.z)
         x = _towards(y, z, row.share_to_z).addcmul_(lam, row.inverse_scale, value=-1)
-        return CASALState(x, z, self._dual(lam, x - z, row))
+        return state._replace(x=x, z=z, lam=self._dual(lam, x - z, row))
 
     def _dual(self, lam: Tensor, gap: Tensor, row: CASALRow) -> Tensor:
         """One multiplier for all chains is moved by ``meet``."""
@@ -187,7 +215,7 @@ class CASAL(Method[CASALState]):
 
     def _estimate_step(self, context: Context, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
         """The same three updates on the denoised estimate, then the row with the score of the moved estimate."""
-        x, z, lam = state
+        x, z, lam = state.x, state.z, state.lam
         mu = lam * row.inverse_scale
         clean = estimate(x, context.score(x, row.t), row.alpha, row.sigma)
         z = context.project(context.decode(clean) + mu, warm=z)
@@ -200,7 +228,7 @@ class CASAL(Method[CASALState]):
         if self.coupling == "explicit" or not context.isotropic:
             z = context.project(decoded + mu, warm=z)
         lam = self._dual(lam, decoded - z, row)
-        return CASALState(move(context, x, score_of(x, clean, row.alpha, row.sigma), row, noise), z, lam)
+        return advance(context, state, score_of(x, clean, row.alpha, row.sigma), row, noise)._replace(z=z, lam=lam)
 
     def meet(
         self, row: CASALRow, context: Context, state: CASALState, generator: torch.Generator
@@ -278,8 +306,9 @@ def casal_rows(context: Context, method: CASAL) -> list[CASALRow]:
 
 
 def couples_estimate(method: CASAL, context: Context) -> bool:
-    """Whether the constraint couples to the denoised estimate: asked for, or there is no noise in the sampler."""
-    return method.couple == "denoised" or (method.couple == "auto" and context.noiseless)
+    """Whether the constraint couples to the denoised estimate: asked for, no noise in the sampler, or a memory."""
+    by_itself = context.noiseless or context.table.memory is not None
+    return method.couple == "denoised" or (method.couple == "auto" and by_itself)
 
 
 def _dual_steps(dual_step: float | str, tau: Tensor, rho: Tensor, static: bool) -> Tensor:

@@ -9,10 +9,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.methods.base import Method, Stage, table_rows
-from casal.methods.context import Context, move
+from casal.methods.base import Method, Recall, Stage, advance, table_rows
+from casal.methods.context import Context
 from casal.methods.denoised import noise_levels
-from casal.methods.unconstrained import PointState
+from casal.methods.unconstrained import PointState, points
 from casal.schedules import Schedule, evaluate
 
 
@@ -26,6 +26,7 @@ class DPSRow(NamedTuple):
     alpha: Tensor
     sigma: Tensor
     weight: Tensor
+    recall: Recall | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class DPS(Method[PointState]):
 
     name: ClassVar[str] = "DPS"
     strict: ClassVar[bool] = False
+    remembers: ClassVar[bool] = True
 
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
         alpha, sigma = noise_levels(context.table)
@@ -53,7 +55,7 @@ class DPS(Method[PointState]):
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PointState:
         context.check_smooth(x)
-        return PointState(x)
+        return points(context, x)
 
     def step(self, context: Context, state: PointState, row: DPSRow, noise: Tensor) -> PointState:
         with torch.enable_grad():
@@ -61,7 +63,7 @@ class DPS(Method[PointState]):
             score = context.score(leaf, row.t)
             cost = context.residual(context.decode((leaf + row.sigma**2 * score) / row.alpha)).square().sum()
             (gradient,) = torch.autograd.grad(cost, leaf)
-        return PointState(move(context, state.x, score.detach() - row.weight * gradient, row, noise))
+        return advance(context, state, score.detach() - row.weight * gradient, row, noise)
 
     def output(self, context: Context, state: PointState) -> Tensor:
         return context.decode(state.x)

@@ -30,6 +30,11 @@ class FinalProjection(Method[Any]):
     name: ClassVar[str] = "final projection"
 
     @property
+    def remembers(self) -> bool:  # type: ignore[override]
+        """Whether the inner method does."""
+        return self.inner.remembers
+
+    @property
     def states(self) -> tuple[type[Any], ...]:
         """Those of the inner method."""
         return self.inner.states

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from casal.checks import one_of, whole_number
-from casal.methods.base import Method, Stage, burn_in_steps, table_rows, zero_before
-from casal.methods.context import Context, move
-from casal.methods.unconstrained import PointState
+from casal.methods.base import Method, Recall, Stage, advance, burn_in_steps, table_rows, zero_before
+from casal.methods.context import Context
+from casal.methods.unconstrained import PointState, points
 from casal.schedules import Schedule, evaluate
 
 
@@ -24,6 +24,7 @@ class PenaltyRow(NamedTuple):
     s: Tensor
     t: Tensor
     weight: Tensor
+    recall: Recall | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Penalty(Method[PointState]):
 
     name: ClassVar[str] = "penalty"
     strict: ClassVar[bool] = False
+    remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         one_of(self.of, "of", ("residual", "distance"))
@@ -65,17 +67,18 @@ class Penalty(Method[PointState]):
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PointState:
         if self.of == "residual":
             context.check_smooth(x)
-        return PointState(x)
+        return points(context, x)
 
     def step(self, context: Context, state: PointState, row: PenaltyRow, noise: Tensor) -> PointState:
         gradient = context.penalty_gradient if self.of == "residual" else context.distance_gradient
         score = context.score(state.x, row.t)
         if self.repeats == 1:
-            return PointState(move(context, state.x, score - (2 * row.weight) * gradient(state.x), row, noise))
-        x = move(context, state.x, score, row, noise)
+            return advance(context, state, score - (2 * row.weight) * gradient(state.x), row, noise)
+        state = advance(context, state, score, row, noise)
+        x = state.x
         for _ in range(self.repeats):
             x = x - context.precondition((2 * row.b * row.weight / self.repeats).to(x.dtype) * gradient(x))
-        return PointState(x)
+        return state._replace(x=x)
 
     def output(self, context: Context, state: PointState) -> Tensor:
         return context.decode(state.x)

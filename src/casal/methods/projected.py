@@ -15,7 +15,7 @@ from casal.constraints import Constraint, Through
 from casal.errors import CasalError, SettingError
 from casal.methods.base import Method, Stage, Step, TableRow, burn_in_steps, free_step, step_advice, table_rows
 from casal.methods.context import Context
-from casal.methods.unconstrained import PointState
+from casal.methods.unconstrained import PointState, points
 
 LATENT = ("pinv", "exact")
 REACHED = 1e-10
@@ -51,6 +51,7 @@ class Projected(Method[PointState]):
     repeats: int = 1
 
     name: ClassVar[str] = "projected"
+    remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         one_of(self.latent, "latent", LATENT)
@@ -66,23 +67,24 @@ class Projected(Method[PointState]):
         return [*burn_in, Stage(rows[first:], step)]
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PointState:
-        return PointState(x)
+        return points(context, x)
 
     def step(self, context: Context, state: PointState, row: TableRow, noise: Tensor) -> PointState:
         """x' = A^+ P(A y), y the free step, ``repeats`` times."""
-        x = free_step(context, state, row, noise).x
+        state = free_step(context, state, row, noise)
+        x = state.x
         for _ in range(1 if context.identity else self.repeats):
             x = context.decoder.pinv(context.project(context.decode(x)), context.latent)
-        return PointState(x)
+        return state._replace(x=x)
 
     def latent_step(
         self, latents: Constraint, context: Context, state: PointState, row: TableRow, noise: Tensor
     ) -> PointState:
         """x' = P_L(y)."""
-        y = free_step(context, state, row, noise).x
-        context.usage.add_projections(len(y))
-        own = latents.take(slice(context.first, context.first + len(y)))
-        return PointState(own.project(y, budget=context.budget, warm=state.x))
+        warm, state = state.x, free_step(context, state, row, noise)
+        context.usage.add_projections(len(warm))
+        own = latents.take(slice(context.first, context.first + len(warm)))
+        return state._replace(x=own.project(state.x, budget=context.budget, warm=warm))
 
     def advice(self, state: PointState, row: TableRow) -> str:
         return step_advice(row)

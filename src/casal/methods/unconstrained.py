@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from casal.methods.base import Method, Stage, TableRow, free_step, step_advice, table_rows
+from casal.methods.base import Method, Stage, TableRow, free_step, nothing_past, step_advice, table_rows
 from casal.methods.context import Context
 
 
@@ -17,6 +17,19 @@ class PointState(NamedTuple):
     """Only the point itself."""
 
     x: Tensor
+
+
+class PointWithPast(NamedTuple):
+    """The point, and the estimates (n, p, *latent) of the rows before, where rows look back."""
+
+    x: Tensor
+    past: Tensor
+
+
+def points(context: Context, x: Tensor) -> PointState:
+    """The state of chains that start at x: a point, with a past if rows of the table look back."""
+    past = nothing_past(context, x)
+    return PointState(x) if past is None else cast(PointState, PointWithPast(x, past))
 
 
 @dataclass(frozen=True)
@@ -30,12 +43,13 @@ class Unconstrained(Method[PointState]):
 
     name: ClassVar[str] = "unconstrained"
     strict: ClassVar[bool] = False
+    remembers: ClassVar[bool] = True
 
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
         return [Stage(table_rows(context), free_step)]
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PointState:
-        return PointState(x)
+        return points(context, x)
 
     def output(self, context: Context, state: PointState) -> Tensor:
         return context.decode(state.x)

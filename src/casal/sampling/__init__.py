@@ -1,7 +1,7 @@
 """From a call to a result: ``call.py`` plans (``plan.py``), runs (``loop.py``) and collects (``collect.py``)."""
 
 from casal.sampling.call import sample
-from casal.sampling.certificate import Certificate
+from casal.sampling.certificate import Certificate, certify
 from casal.sampling.on_the_way import StepView
 from casal.sampling.progress import progress_bar
 from casal.sampling.result import Cost, SampleResult, load
@@ -16,6 +16,7 @@ __all__ = [
     "Snapshots",
     "StepView",
     "Summary",
+    "certify",
     "generator",
     "load",
     "progress_bar",

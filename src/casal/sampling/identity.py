@@ -126,8 +126,15 @@ def _rows_digest(plan: Plan) -> str:
             for row in stage.rows:
                 total.update(type(row).__name__.encode())
                 for part in row:
-                    total.update(_plain(repr(part.tolist() if isinstance(part, Tensor) else part)).encode())
+                    total.update(_plain(repr(_numbers(part))).encode())
     return total.hexdigest()[:16]
+
+
+def _numbers(part: Any) -> Any:
+    """A part of a row as plain numbers; the parts of a row that looks back are inside it."""
+    if isinstance(part, tuple):
+        return [_numbers(inner) for inner in part]
+    return part.tolist() if isinstance(part, Tensor) else part
 
 
 # ------------------------------------------------------------------------------------------- behaviour
@@ -161,7 +168,7 @@ def _behaviour_of_model(plan: Plan) -> str:
     total = hashlib.sha256()
     given = [target.init] if isinstance(target.init, Tensor) else []
     given += [target.condition[name] for name in sorted(target.condition)]
-    columns = (table.a, table.b, table.s, table.t, table.preconditioner, table.alpha, table.sigma)
+    columns = (table.a, table.b, table.s, table.t, table.preconditioner, table.alpha, table.sigma, table.memory)
     for part in (*given, *(column for column in columns if column is not None)):
         total.update(_bytes(part))
     with _repeatable():

@@ -33,10 +33,16 @@ from casal.sampling.first_calls import (
 from casal.sampling.looks import settle
 from casal.sampling.pilot import Pilot
 from casal.sampling.tiles import Tile, cut, even_size, generator, tile_size
-from casal.targets import Target
+from casal.targets import Target, first_order
 from casal.version import __version__
 
 __all__ = ["Leg", "Options", "Plan", "make_plan"]
+
+
+FIRST_ORDER_NOTE = (
+    "the steps of the model look back at earlier estimates; this method took steps of first order between the same "
+    "noise levels instead"
+)
 
 
 class Leg(NamedTuple):
@@ -177,6 +183,9 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
     n, options = check_numbers(n, options)
     check_call(target, constraint, method, n, options)
     target = target.on(place_of(target, options))
+    given = target
+    if not (isinstance(method, Method) and method.remembers):
+        target = first_order(target)
     tried = try_out(target, constraint, n, options)
     context = tried.context
     if tried.whole:
@@ -196,9 +205,8 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
     if options.sets is not None:
         if context.constraint is not constraint:
             raise SettingError("casal.Scheduled needs the sets as they are given; take a decoder without an offset")
-        try_schedule(
-            options.sets, context, points(min(n, PROBE), generator(options.seed, 1, context.like.device)), options
-        )
+        few = points(torch.arange(min(n, PROBE)), generator(options.seed, 1, context.like.device))
+        try_schedule(options.sets, context, few, options)
         inside = Coordinates(context)
     legs, end = list[Leg](), 0
     for stages in _legs(chosen.plan(inside.context, n)):
@@ -218,7 +226,9 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
         options=options,
         pilot=ready.pilot,
         choice=ready.choice,
-        notes=ready.notes + ((WHOLE_NOTE,) if tried.whole else ()),
+        notes=ready.notes
+        + ((WHOLE_NOTE,) if tried.whole else ())
+        + ((FIRST_ORDER_NOTE,) if target is not given else ()),
         doubts=ready.doubts,
         checked=ready.checked,
         whole=tried.whole,

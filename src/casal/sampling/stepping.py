@@ -333,29 +333,41 @@ def compiled_blocks(stage: Stage, done: int, every: int, together: int) -> list[
 
 
 def _kind(row: Any) -> Hashable:
-    """What makes rows share a graph: their type, and whatever in them is not a number."""
-    return (type(row), *(None if isinstance(part, Tensor) else part for part in row))
+    """What makes rows share a graph: their type, and whatever in them is not a number. A part may be a row itself."""
+    return (type(row), *(None if isinstance(part, Tensor) else _kind(part) if _is_row(part) else part for part in row))
+
+
+def _is_row(part: Any) -> bool:
+    """Whether a part of a row is a row: a NamedTuple."""
+    return isinstance(part, tuple) and hasattr(part, "_fields")
 
 
 def _columns(rows: Sequence[Any]) -> Any:
     """Rows of one kind as a row of columns. A number that stays the same is there once."""
-    parts = zip(*rows, strict=True)
-    return type(rows[0])(*(_column(part) if isinstance(part[0], Tensor) else part[0] for part in parts))
+    return type(rows[0])(*(_column(part) for part in zip(*rows, strict=True)))
 
 
-def _column(numbers: Sequence[Tensor]) -> Tensor:
+def _column(numbers: Sequence[Any]) -> Any:
     first = numbers[0]
+    if not isinstance(first, Tensor):
+        return _columns(numbers) if _is_row(first) else first
     return first.expand(len(numbers)) if all(number is first for number in numbers) else torch.stack(list(numbers))
 
 
 def _part(columns: Any, first: int, stop: int) -> Any:
     """Some rows of a row of columns."""
-    return type(columns)(*(part[first:stop] if isinstance(part, Tensor) else part for part in columns))
+    return _each(lambda part: part[first:stop], columns)
 
 
 def _row(columns: Any, k: int) -> Any:
     """Row k of a row of columns."""
-    return type(columns)(*[part[k] if isinstance(part, Tensor) else part for part in columns])
+    return _each(lambda part: part[k], columns)
+
+
+def _each(take: Callable[[Tensor], Tensor], columns: Any) -> Any:
+    """A row of columns with something taken from each of them."""
+    parts = [take(p) if isinstance(p, Tensor) else _each(take, p) if _is_row(p) else p for p in columns]
+    return type(columns)(*parts)
 
 
 def _reason(error: Exception) -> str:

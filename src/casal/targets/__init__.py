@@ -11,6 +11,7 @@ from casal.targets.density import energy, langevin, settled
 from casal.targets.discrete_diffusion import ddim, ddpm
 from casal.targets.flow_matching import flow
 from casal.targets.guidance import guided
+from casal.targets.multistep import Recursion, first_order, looking_back, recursion
 from casal.targets.noise import (
     Network,
     along,
@@ -42,6 +43,7 @@ __all__ = [
     "TARGETS",
     "GaussianStart",
     "Network",
+    "Recursion",
     "Table",
     "Target",
     "Tuning",
@@ -53,6 +55,7 @@ __all__ = [
     "ddpm",
     "edm",
     "energy",
+    "first_order",
     "fit_start",
     "flow",
     "gaussian_start",
@@ -62,10 +65,12 @@ __all__ = [
     "langevin",
     "latent_posterior",
     "levels_of",
+    "looking_back",
     "next_values",
     "noise_level",
     "noise_share",
     "posterior",
+    "recursion",
     "settled",
     "slope",
     "tilted",

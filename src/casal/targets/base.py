@@ -7,6 +7,12 @@ One row of the table is one step of the sampler,
 so Langevin dynamics, annealed Langevin, ancestral diffusion and probability-flow samplers differ only in the
 numbers a, b, s (and the optional diagonal preconditioner D). A constraint couples to x as one more term of the
 log-density: it is added to the score, and every row carries it in the same way.
+
+Solvers of second order and multistep solvers look back. Their rows also use the denoised estimates of rows before,
+
+    x' = a_t x + b_t score(x, t) + m_1 D_1 + ... + m_p D_p + s_t w,      D = (x + sigma^2 score(x, t)) / alpha,
+
+where D_j belongs to the j-th row before this one (``multistep.py``).
 """
 
 from __future__ import annotations
@@ -36,6 +42,8 @@ class Table:
         static: The same density at every row (Langevin on a fixed potential).
         alpha: Scale of the clean sample in x before each row, where there is one: x = alpha x0 + sigma noise.
         sigma: Size of the noise in x before each row, likewise.
+        memory: Gains (T, p) of the denoised estimates of the p rows before, the nearest first; None if no row looks
+            back. The estimate of a row is the one that its step used, moved by the constraint or not.
     """
 
     a: Tensor
@@ -46,11 +54,18 @@ class Table:
     static: bool = False
     alpha: Tensor | None = None
     sigma: Tensor | None = None
+    memory: Tensor | None = None
 
     def __post_init__(self) -> None:
         shapes = {tuple(v.shape) for v in (self.a, self.b, self.s, self.t)}
         if len(shapes) != 1 or self.a.ndim != 1 or not len(self.a):
             raise ShapeError(f"a, b, s and t of a table must be (T,) with T >= 1, got {sorted(shapes)}")
+        if self.memory is None:
+            return
+        if self.memory.ndim != 2 or len(self.memory) != len(self.a) or not self.memory.shape[1]:
+            raise ShapeError(f"memory of a table must be ({len(self.a)}, p), got {tuple(self.memory.shape)}")
+        if self.alpha is None or self.sigma is None or self.preconditioner is not None:
+            raise SettingError("rows that look back need alpha and sigma, and take no preconditioner")
 
     def __len__(self) -> int:
         return len(self.a)
