@@ -41,8 +41,11 @@ def found(target: casal.Target, constraint: casal.Constraint, n: int = 4000, **o
 
 def looked_at(target: casal.Target, constraint: casal.Constraint, **options: Any) -> Pilot:
     """The pilot of a target whose settings are given."""
-    assert callable(target.init)
-    return look_ahead(plan(target, constraint, **options).context, 4000, target.init, Options(**options).seed)
+
+    def points(chains: Tensor, stream: torch.Generator) -> Tensor:
+        return target.draw(len(chains), stream)
+
+    return look_ahead(plan(target, constraint, **options).context, 4000, points, Options(**options).seed)
 
 
 def gaussian(precision: Tensor | float, std: float = 1.0, d: int = 1, **settings: Any) -> casal.Target:

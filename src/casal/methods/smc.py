@@ -168,7 +168,7 @@ def groups_of(context: Context, n: int, islands: int | None = None) -> Groups:
     if fewest < SMALLEST_GROUP:
         raise SettingError(
             f"chains are resampled among those with the same set and condition, and of one kind there are only "
-            f"{fewest}; repeat every parameter and condition at least {SMALLEST_GROUP} times, or take "
+            f"{fewest}; repeat every parameter at least {SMALLEST_GROUP} times, and every condition, or take "
             "CASAL(dual='chain'), whose chains do not meet"
         )
     return Groups() if len(members) == 1 else Groups([some.to(context.like.device) for some in members])
