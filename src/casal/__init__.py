@@ -33,7 +33,7 @@ from casal.constraints import (
     constraint_from_spec,
     tightening,
 )
-from casal.decoders import DCT, DST, Decoder, Fourier, Identity, Linear, Nonlinear, Rows
+from casal.decoders import DCT, DST, Decoder, Fourier, Identity, Linear, Nonlinear, Rows, Standardise
 from casal.methods import (
     CASAL,
     DPS,
@@ -123,6 +123,7 @@ __all__ = [
     "SparseJacobian",
     "Sphere",
     "SplitGibbs",
+    "Standardise",
     "Table",
     "Target",
     "Twisted",

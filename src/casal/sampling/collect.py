@@ -46,7 +46,7 @@ def collect(
     state, series = _decoded(plan, join(begun)), records.series()
     warn_if_degenerate(series, n, getattr(state, "log_weight", None))
     about = {**plan.about(), "threads": executor.threads, "compile": stepper.compiles}
-    constraint = plan.context.constraint.take(which)
+    constraint = plan.constraint.take(which)
     result = SampleResult(
         samples=samples,
         certificate=certify(constraint, samples, plan.options.tol, plan.options.units),
@@ -57,9 +57,13 @@ def collect(
         constraint=constraint,
         steps=steps,
         partial=interrupted,
+        latents=None if plan.undecoded else state[0],
+        gap=plan.gap(state, samples),
     )
     spent = Usage()
-    fidelity = _fidelity(plan, result, plan.context.replace(constraint=constraint, usage=spent))
+    seen = result if plan.offset is None else replace(result, samples=samples - plan.offset.to(samples.device))
+    inside = plan.context.replace(constraint=plan.context.constraint.take(which), usage=spent)
+    fidelity = _fidelity(plan, seen, inside)
     looked = spent.scores / n + plan.checked
     cost = replace(result.cost, check_evaluations=looked, check_projections=spent.projections / n)
     return replace(result, fidelity=fidelity, cost=cost)

@@ -117,9 +117,10 @@ class StoreKeeper(Keeper):
         tile.trace.steps.pop(tile.steps, None)
         self.plan.record(tile, tile.steps)
         samples = self.plan.output(tile, Uncounted())
-        constraint, options = self.plan.context.constraint.take(slice(tile.start, tile.stop)), self.plan.options
+        constraint, options = self.plan.constraint.take(slice(tile.start, tile.stop)), self.plan.options
         certificate = certify(constraint, samples, options.tol, options.units)
-        self.store.write(tile.index, *tile_data(tile.state, samples, certificate, _progress(tile)))
+        gap = self.plan.gap(tile.state, samples)
+        self.store.write(tile.index, *tile_data(tile.state, samples, certificate, gap, _progress(tile)))
 
     def _restore(self, tile: Tile, state: dict[str, Tensor], record: Any, first: Any) -> None:
         """Put a tile where its record says; ``first`` is a first state of a few chains, which tells the shapes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import namedtuple
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +68,15 @@ class SampleResult:
             foot satisfied the inequalities), ``finish_ess``, ``carried`` (1 if the last correction was made) and, for a
             union, ``crossing`` (share of feet within two slacks of another piece).
         cost: Score evaluations and projections per chain, seconds.
-        state: The last state of the method (x, z, multipliers, weights ...).
+        state: The last state of the method (x, z, multipliers, weights ...). Behind an affine decoder z = A x + c its
+            decoded points are without c.
         provenance: Settings and versions.
         steps: (n,) steps each returned chain has taken.
         partial: The run was interrupted; ``steps`` says how far each chain came.
         fidelity: How far the distribution of the samples can be trusted.
         constraint: The set of these chains; None where it is not known (loaded, and a set of functions).
+        latents: The latent x of each sample, (n, *latent); None without a decoder.
+        gap: |z - decode(x)| of each sample z and its latent x in decoded space, (n,) float64; zero without a decoder.
     """
 
     samples: Tensor
@@ -86,6 +89,12 @@ class SampleResult:
     partial: bool = False
     fidelity: Fidelity = UNFINISHED
     constraint: Constraint | None = None
+    latents: Tensor | None = None
+    gap: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+
+    def __post_init__(self) -> None:
+        if len(self.gap) != len(self.samples):
+            object.__setattr__(self, "gap", torch.zeros(len(self.samples), dtype=torch.float64))
 
     @property
     def weights(self) -> Tensor:
@@ -143,7 +152,7 @@ class SampleResult:
         run = {**about, "partial": self.partial, "series": series}
         with RunStore(place, identity, n, n) as store:
             try:
-                store.write(0, *tile_data(self.state, self.samples, self.certificate, record))
+                store.write(0, *tile_data(self.state, self.samples, self.certificate, self.gap, record))
                 store.finish({"run": run, "cost": list(astuple(self.cost)), "fidelity": self.fidelity.plain()})
             except BaseException:
                 shutil.rmtree(place, ignore_errors=True)  # it was not there before
@@ -158,6 +167,8 @@ class SampleResult:
             f"{self.cost.score_evaluations:g} score evaluations and {self.cost.projections:g} projections a chain, "
             f"{self.cost.seconds:.2f} s{self._checked()}",
         ]
+        if self.latents is not None:
+            lines.append(f"gap to the decoder, |z - decode(x)|: largest {float(self.gap.max()):.2e} (result.gap)")
         if "ess" in self.trace:
             lines.append(
                 f"{len(torch.unique(self.ancestors))} of {n} ancestors survive, "
@@ -171,7 +182,7 @@ class SampleResult:
 
 
 def tile_data(
-    state: Any, samples: Tensor, certificate: Certificate, record: Mapping[str, Any]
+    state: Any, samples: Tensor, certificate: Certificate, gap: Tensor, record: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The arrays and the record of a tile in a store.
 
@@ -179,6 +190,7 @@ def tile_data(
         state: A NamedTuple of tensors; zero-dimensional ones go to the record.
         samples: (n, *event).
         certificate: Of these samples.
+        gap: Their distances to what their latents decode to, (n,).
         record: Steps, usage and trace.
     """
     fields: dict[str, Tensor] = state._asdict()
@@ -186,6 +198,7 @@ def tile_data(
     arrays["posterior/samples"] = samples[:, None]
     for name in JUDGED:
         arrays[f"sample_stats/{name}"] = getattr(certificate, name)[:, None]
+    arrays["sample_stats/gap"] = gap[:, None]
     arrays["sample_stats/steps"] = torch.as_tensor(record["steps"]).expand(len(samples))[:, None]
     if "log_weight" in fields:
         arrays["sample_stats/log_weight"] = fields["log_weight"][:, None]
@@ -269,6 +282,8 @@ def _together(store: RunStore, done: list[int], pieces: list[tuple[dict[str, Ten
         provenance=run or identity,
         steps=steps,
         partial=partial,
+        latents=None if identity.get("decoder", "Identity") == "Identity" else next(iter(fields.values())),
+        gap=all_chains("sample_stats/gap")[:, 0] if "sample_stats/gap" in pieces[0][0] else torch.zeros(0),
     )
 
 
