@@ -29,6 +29,7 @@ class Decoder(ABC):
         identity: Whether the map is z = x.
         invertible: Whether the map is one-to-one, coordinate by coordinate: ``pinv`` is its inverse, and
             ``gradient_of_decoded`` takes gradients along.
+        batch: Most chains that are decoded at once; None for all.
         shape: Shape of a decoded event, where the decoder fixes it.
         latent_size: Numbers in a latent event, where the decoder fixes it.
     """
@@ -36,6 +37,7 @@ class Decoder(ABC):
     linear: bool = False
     identity: bool = False
     invertible: bool = False
+    batch: int | None = None
     shape: Event | None = None
     latent_size: int | None = None
 
@@ -197,6 +199,7 @@ class Composed(Decoder):
         self.outer, self.inner = outer, inner
         self.linear = outer.linear and inner.linear
         self.shape, self.latent_size = outer.shape, inner.latent_size
+        self.batch = min(filter(None, (outer.batch, inner.batch)), default=None)
         self._latent: Event | None = None if inner.latent_size is None else (inner.latent_size,)
         self._inverse: Tensor | None = None
 
