@@ -37,7 +37,7 @@ from casal.constraints import (
     constraint_from_spec,
     tightening,
 )
-from casal.decoders import DCT, DST, Decoder, Fourier, Identity, Linear, Nonlinear, Rows
+from casal.decoders import DCT, DST, Decoder, Fourier, Identity, Linear, Nonlinear, Rows, Standardise
 from casal.integrations.azula import from_azula
 from casal.methods import (
     CASAL,
@@ -141,6 +141,7 @@ __all__ = [
     "SparseJacobian",
     "Sphere",
     "SplitGibbs",
+    "Standardise",
     "StepView",
     "Summary",
     "Table",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from casal import Affine, Ball, Box, Constraint, FromProjection, HalfSpace, MassEnergy, Product, Sphere
 from casal.constraints import AffineRound, MassEnergyBox
+from casal.decoders import Nonlinear
 
 from ..constraints.closed_form_cases import NO_RESIDUAL as CLOSED_FORM_NO_RESIDUAL
 from ..constraints.closed_form_cases import SETS as CLOSED_FORM
@@ -83,6 +84,7 @@ def orthant() -> FromProjection:
 
 
 SETS: list[SetCase] = [
+    SetCase("through-network", Sphere(2.0).through(Nonlinear(lambda x: x + 0.1 * torch.sin(x))), (3,)),
     SetCase("sphere-line", Sphere(2.0), (1,)),
     SetCase("sphere-circle", Sphere(3.0), (2,)),
     SetCase("sphere-center", Sphere(0.5, ramp(5)), (5,)),

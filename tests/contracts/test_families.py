@@ -125,6 +125,7 @@ BEHIND: dict[str, Behind] = {
     "DCT": Behind(casal.DCT(4, DECODED, scale=[1.0, 0.8, 0.6, 0.4]), 4),
     "DST": Behind(casal.DST(5, DECODED), 5),
     "Rows": Behind(casal.Rows(casal.Linear(matrix(9, 4)), [0, 1, 3, 4, 6, 8]), 4),
+    "Standardise": Behind(casal.Standardise(0.3, 0.8), DECODED),
     "Nonlinear": Behind(casal.Nonlinear(lambda x: torch.tanh(x @ matrix(DECODED, 4).T), norm=1.6), 4, linear=False),
 }
 SETS: dict[str, casal.Constraint] = {

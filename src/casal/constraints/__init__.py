@@ -15,6 +15,7 @@ from casal.constraints.base import (
     register,
     tightening,
 )
+from casal.constraints.behind_network import ThroughDecoder
 from casal.constraints.chains import PerChain
 from casal.constraints.cones import PSDCone, SecondOrderCone
 from casal.constraints.conserved import MassEnergy, MassEnergyBox, ObservedMassEnergy
@@ -74,6 +75,7 @@ __all__ = [
     "SphereInFlat",
     "Subspace",
     "Through",
+    "ThroughDecoder",
     "Union",
     "Way",
     "constraint_from_spec",

@@ -21,6 +21,7 @@ from casal.constraints.base import (
     Projection,
     Rows,
     SphereInFlat,
+    Subspace,
     Way,
     at_once,
     build,
@@ -495,10 +496,33 @@ class Shifted(_Motion):
         numbers = raw(self.by)
         if not bool(torch.isfinite(numbers).all()):
             raise SettingError(f"a shift must be finite, got {float(numbers[~torch.isfinite(numbers)][0])} in it")
-        self.flat_sided = inner.flat_sided
+        self.flat_sided, self.fast = inner.flat_sided, inner.fast
 
     def __repr__(self) -> str:
         return f"{self.inner!r}.shifted({brief(self.by)})"
+
+    def within(self, space: Subspace) -> Constraint | None:
+        """That of the set, moved by the coordinates of the shift, where the shift lies in the subspace."""
+        inner = None if isinstance(self.by, PerChain) else self.inner.within(space)
+        if inner is None:
+            return None
+        moved = space.coordinates(raw(self.by).expand(space.event).reshape(1, -1))
+        return None if moved is None else Shifted(inner, moved[0])
+
+    def equations(self, z: Tensor) -> Tensor:
+        """In float64 inside, since a shift may be large beside what is left."""
+        return self.inner.equations(self._back(z.to(torch.float64))).to(z.dtype)
+
+    def inequalities(self, z: Tensor) -> Tensor:
+        return self.inner.inequalities(self._back(z.to(torch.float64))).to(z.dtype)
+
+    def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
+        pull = self.inner.residual_pull(self._back(z.to(torch.float64)), weights.to(torch.float64))
+        return None if pull is None else pull.to(z.dtype)
+
+    def _project_fast(self, z: Tensor) -> Tensor:
+        """In float64, since a shift may be large beside what is projected."""
+        return self._forth(self.inner.project_fast(self._back(z.to(torch.float64)))).to(z.dtype)
 
     def validate(self, event: Event) -> None:
         check_fits(self.by, event, "shifts")

@@ -690,8 +690,8 @@ class Constraint:
         return SETS["Union"](self, other)
 
     def through(self, A: Any) -> Constraint:
-        """{x : A x in C}."""
-        return SETS["Through"](self, A)
+        """{x : A x in C} for a matrix A; {x : g(x) in C} for a decoder g, which need not be linear."""
+        return SETS["ThroughDecoder" if hasattr(A, "vjp") else "Through"](self, A)
 
     def shifted(self, by: Any) -> Constraint:
         """{z + by : z in C}; ``by`` may be PerChain."""

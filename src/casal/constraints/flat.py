@@ -153,7 +153,7 @@ class Affine(Constraint):
 
     def through(self, A: Any) -> Constraint:
         """{x : A x in C}. For sparse equations, and a sparse A or a small product: equations again."""
-        if isinstance(self.A, Tensor):
+        if isinstance(self.A, Tensor) or hasattr(A, "vjp"):
             return super().through(A)
         other = SparseMatrix.of(A)
         if other is None:

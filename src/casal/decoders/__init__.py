@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 
-from casal.decoders.base import Decoder, Identity
+from casal.decoders.base import Composed, Decoder, Identity
 from casal.decoders.gram import Gram
 from casal.decoders.linear import Linear
 from casal.decoders.nonlinear import Nonlinear
 from casal.decoders.rows import Rows
 from casal.decoders.transforms import DCT, DST, Fourier, Transform
+from casal.decoders.units import Standardise
 
 DECODERS: Mapping[str, type[Decoder]] = {
     "Identity": Identity,
@@ -17,6 +18,7 @@ DECODERS: Mapping[str, type[Decoder]] = {
     "DST": DST,
     "Rows": Rows,
     "Nonlinear": Nonlinear,
+    "Standardise": Standardise,
 }
 """Every public decoder by name."""
 
@@ -24,6 +26,7 @@ __all__ = [
     "DCT",
     "DECODERS",
     "DST",
+    "Composed",
     "Decoder",
     "Fourier",
     "Gram",
@@ -31,5 +34,6 @@ __all__ = [
     "Linear",
     "Nonlinear",
     "Rows",
+    "Standardise",
     "Transform",
 ]

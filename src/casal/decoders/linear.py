@@ -65,6 +65,10 @@ class Linear(Decoder):
     def dense_rows(self, index: Tensor) -> Tensor:
         return self.A[index.to(self.A.device)]
 
+    def rescaled(self, scale: Tensor) -> Decoder:
+        rows = scale.expand(self.shape).reshape(-1, 1).to(self.A.device)
+        return Linear(rows * self.A.to(torch.float64), shape=self.shape)
+
     def to(self, like: Tensor) -> Decoder:
         return Linear(self.A.to(like), shape=self.shape)
 

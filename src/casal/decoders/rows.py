@@ -69,7 +69,10 @@ class Rows(Decoder):
 
     def pinv(self, z: Tensor, latent: Event) -> Tensor:
         if not self.linear:
-            return super().pinv(z, latent)
+            if not self.affine:
+                return super().pinv(z, latent)
+            linear, offset = self.centred(z.new_zeros((1, *latent)))
+            return linear.pinv(z if offset is None else z - offset.to(z), latent)
         if self.inner.identity:
             return self._scatter(z, latent)
         if self._pinv is None:
@@ -91,6 +94,23 @@ class Rows(Decoder):
 
     def source_of_rows(self, index: Tensor) -> tuple[Decoder, Tensor]:
         return self.inner, self.index[index.to(self.index.device)]
+
+    @property
+    def affine(self) -> bool:
+        return self.inner.affine
+
+    def centred(self, like: Tensor) -> tuple[Decoder, Tensor | None]:
+        inner, offset = self.inner.centred(like)
+        if offset is None:
+            return self, None
+        whole = offset.expand(self.inner.to(like).event(like)).reshape(-1)
+        return Rows(inner, self.index), whole[self.index.to(whole.device)]
+
+    def rescaled(self, scale: Tensor) -> Decoder | None:
+        if self._small is not None:
+            return self._small.rescaled(scale)
+        inner = self.inner.rescaled(scale) if scale.numel() == 1 else None
+        return None if inner is None else Rows(inner, self.index)
 
     def to(self, like: Tensor) -> Decoder:
         other = Rows(self.inner.to(like), self.index.to(like.device))

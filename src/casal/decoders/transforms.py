@@ -318,6 +318,18 @@ class Transform(Decoder):
         basis.scale = basis.dense = None
         return basis, self._scaling
 
+    def rescaled(self, scale: Tensor) -> Decoder | None:
+        """diag(scale) passes through the basis where it is one number for each field."""
+        each = scale.reshape(-1, *[1] * len(self.axes)) if scale.numel() == 1 else scale
+        fields = self.channels or 1
+        if each.numel() not in (1, fields) or each.shape[-len(self.axes) :].numel() != 1:
+            return None
+        factor = each.reshape(-1, 1).expand(fields, self.count).reshape(-1)
+        other = copy(self)
+        other.scale = factor.clone() if self.scale is None else factor.to(self.scale) * self.scale
+        other.dense = None
+        return other
+
     def to(self, like: Tensor) -> Decoder:
         if like.dtype not in (torch.float32, torch.float64):
             raise DtypeError(f"{type(self).__name__} needs float32 or float64, got {like.dtype}; pass dtype= to sample")

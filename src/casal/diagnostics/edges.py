@@ -62,13 +62,18 @@ def on_edge(constraint: Constraint, z: Tensor, mean: Tensor) -> Tensor:
         outside, length = (torch.linalg.vector_norm(v.flatten(1), dim=1) for v in (constraint.project(y) - y, y - z))
         return outside > LEAVES * length
     stream = torch.Generator(z.device).manual_seed(4244)
-    size, spread = (float(v.square().mean().sqrt()) for v in (z, away))
-    unit = spread if spread > STEP * size else size or 1.0  # samples that are all equal may all lie on the edge
-    aside = unit * torch.randn(z.shape[1:], generator=stream, dtype=z.dtype, device=z.device)
+    aside = _unit(z, away) * torch.randn(z.shape[1:], generator=stream, dtype=z.dtype, device=z.device)
     for step in (STEP * away, -STEP * away, STEP * aside, -STEP * aside):
         y = z + step
         found |= solid.violation(y if surface is None else surface.project(y, warm=z)) > 0.0
     return found
+
+
+def _unit(z: Tensor, away: Tensor) -> Tensor:
+    """The spread of each coordinate, which may have units of its own; its size, or that of all, where it has none."""
+    size, spread = (v.square().mean(0).sqrt() for v in (z, away))
+    own = torch.where(spread > STEP * size, spread, size)  # samples that are all equal may all lie on the edge
+    return torch.where(own > 0.0, own, float(own.square().mean().sqrt()) or 1.0)
 
 
 def _inside(constraint: Constraint, z: Tensor, mean: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from casal.constraints import Constraint, Parts
 from casal.diagnostics.degeneracy import WeightedRun, advice, population
 from casal.diagnostics.edges import edge_factor, has_hidden_edge, on_edge
 from casal.diagnostics.genealogy import Lineage, two_sided_p
-from casal.diagnostics.model_score import BadModel, NotAvailable, level_score, score_at
+from casal.diagnostics.model_score import BadModel, NotAvailable, latents_of, level_score, score_at
 from casal.diagnostics.modes import (
     LINE_POINTS,
     MOST_MODES,
@@ -56,6 +56,9 @@ MOST_NEAR_CROSSINGS = 0.012
 
 LARGEST_SLACK_BIAS = 0.1
 """Bias by the slack, in standard deviations, that is let pass."""
+
+UNITS_DIFFER = 300.0
+"""Ratio of the largest to the smallest unit of a coordinate (``casal.Standardise``) up to which scores are compared."""
 
 FARTHEST_FROM_RANGE = 0.03
 """Distance of samples to the range of a decoder, in units of their norm, that is let pass."""
@@ -489,8 +492,9 @@ def stein(evidence: Evidence) -> Finding:
 
 def _stein(evidence: Evidence) -> Finding:
     context, event = evidence.context, tuple(evidence.z.shape[1:])
-    if not context.identity:
+    if not context.decoder.invertible:
         raise NotAvailable("the score behind a decoder is not known at the samples")
+    _check_units(context)
     if bool((evidence.flat == evidence.flat[:1]).all()):
         raise NotAvailable("the samples are all equal")
     if has_hidden_edge(evidence.constraint, evidence.z, evidence.mean):
@@ -539,6 +543,17 @@ def _stein(evidence: Evidence) -> Finding:
     )
 
 
+def _check_units(context: Context) -> None:
+    """NotAvailable where coordinates are in units so different that directions and distances mix them badly."""
+    unit = context.decoder(torch.ones((1, *context.latent), dtype=torch.float64, device=context.like.device))
+    ratio = float(unit.max() / unit.min())
+    if ratio > UNITS_DIFFER:
+        raise NotAvailable(
+            f"the units of the coordinates differ by a factor of {ratio:.2g} (at most {UNITS_DIFFER:g}); state the set "
+            "in units in which they are nearer to each other"
+        )
+
+
 def _zero_test(lineage: Lineage, values: Tensor) -> tuple[Tensor, Tensor, float]:
     """Means of columns that should be zero, their t, and the smallest p, times the number of columns (Bonferroni)."""
     mean, error = lineage.mean(values)
@@ -567,8 +582,9 @@ def jump(evidence: Evidence) -> Finding:
 
 def _jump(evidence: Evidence) -> Finding:
     context, event, modes = evidence.context, tuple(evidence.z.shape[1:]), evidence.modes
-    if not context.identity:
+    if not context.decoder.invertible:
         raise NotAvailable("the density behind a decoder is not known at the samples")
+    _check_units(context)
     potential, surface = context.target.potential, evidence.parts.surface
     points = LINE_POINTS * (1.0 if context.table.static else 1.0 + 2.0 / TRIED)
     index = _affordable(evidence, 2.0 if potential is not None else points)
@@ -583,7 +599,7 @@ def _jump(evidence: Evidence) -> Finding:
 
     def rise(z: Tensor, y: Tensor) -> Tensor:
         if potential is not None:
-            low, high = (-context.log_density(v.reshape(len(v), *event).to(context.like.dtype)) for v in (y, z))
+            low, high = (-context.log_density(latents_of(context, v.reshape(len(v), *event))) for v in (y, z))
             return high - low
         if not context.table.static:
             some = _evenly(len(z), min(len(z), len(index) // TRIED)).to(z.device)

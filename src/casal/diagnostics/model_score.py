@@ -27,7 +27,7 @@ class BadModel(NotAvailable):
 
 
 def score_at(context: Context, z: Tensor) -> Tensor:
-    """grad log p at samples z (n, *event), in float64.
+    """grad log p at samples z (n, *event), in float64; behind an invertible decoder that of the density of z.
 
     A fixed density has it. A diffusion model has that of p with noise, s_sigma(z) = (D(z, sigma) - z) / sigma^2, at its
     finest level sigma and at twice that; s_0 = (4 s_sigma - s_2sigma) / 3 up to O(sigma^4).
@@ -56,20 +56,26 @@ def _fits(context: Context, z: Tensor, sigma: float) -> bool:
     """Whether the denoiser, at a noise level, is calibrated on the samples: an exact one is, whatever the data."""
     if len(z) < FEWEST_POINTS:
         return False
-    found = calibration(context.target, z.to(context.like.dtype), [sigma])
+    found = calibration(context.target, latents_of(context, z), [sigma])
     context.usage.add_scores(found.evaluations * len(z))
     return not bool(found.erroneous.any())
 
 
 def level_score(context: Context, z: Tensor, times: float = 1.0) -> Tensor:
     """grad log p of a fixed density; of a diffusion model with noise, ``times`` its finest level, and its soft term."""
-    x, table = z.to(context.like.dtype), context.table
+    x, table = latents_of(context, z), context.table
     if table.static:
-        return context.score(x, table.t[-1].to(x.device)).to(torch.float64)
+        return context.decoder.gradient_of_decoded(context.score(x, table.t[-1].to(x.device)).to(torch.float64))
     sigma = times * _finest(context)
     found = (context.denoise(x, sigma).to(torch.float64) - x) / sigma**2
     term = context.target.log_weight
-    return found if term is None else found + slope(term, x).to(torch.float64)
+    found = found if term is None else found + slope(term, x).to(torch.float64)
+    return context.decoder.gradient_of_decoded(found)
+
+
+def latents_of(context: Context, z: Tensor) -> Tensor:
+    """x with A x = z in the dtype of the run, for an invertible decoder."""
+    return context.decoder.pinv(z, context.latent).to(context.like.dtype)
 
 
 def _finest(context: Context) -> float:

@@ -122,7 +122,8 @@ def _many_dimensions(
     if n >= FEWEST_CHAINS and inside.fits(context):
         return Choice(inside, f"BoundedHMC {where}: about {inside.evaluations} evaluations a chain")
     if wide is not None:
-        ladder = SplitGibbs(wide, levels=WIDE_LEVELS, inner_steps=WIDE_STEPS, moves="metropolis")
+        last = wide * context.decoder.norm()  # the spread of the data, in units of decoded space
+        ladder = SplitGibbs(last, levels=WIDE_LEVELS, inner_steps=WIDE_STEPS, moves="metropolis")
         count = len(context.table) + ladder.levels * ladder.inner_steps
         return Choice(
             ladder,

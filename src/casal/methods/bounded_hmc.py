@@ -2,7 +2,8 @@
 
 Nonnegative fields, probabilities, images in [0, 1]: l_i <= z_i <= u_i for every coordinate, and perhaps a . z = M. The
 model is asked in units of the clean sample, x = x0 + s noise, with D(x) = E[x0 | x] and J = dD/dx. The covariance of x0
-given x is C = s^2 J. Behind a linear decoder with A A^T = c I all of this is written for A x0, A D and A C A^T.
+given x is C = s^2 J. Behind a linear decoder with A A^T = c I all of this is written for A x0, A D and A C A^T. A
+decoder that multiplies each coordinate by its own number (units) moves the bounds instead.
 
 The chains follow pi_s(x) ~ p_s(x) psi_s(x) at levels s from the largest to the smallest, equally spaced in s^(1/7):
 
@@ -367,7 +368,7 @@ class BoundedHMC(Method[BoundedState]):
         first = _first_level(context)
         x = x / float(alpha[0]) * ((self.sigma_max or first) / first)
         log_weight, ancestor = equal_weights(context, len(x))
-        z = context.decode(x).to(torch.float64)
+        z = Turned(context).decode(x)
         flat, zeros, one = z.flatten(1), torch.zeros_like(log_weight), log_weight.new_ones(())
         return BoundedState(
             x=x,
@@ -562,10 +563,10 @@ class BoundedHMC(Method[BoundedState]):
         }
 
     def output(self, context: Context, state: BoundedState) -> Tensor:
-        return context.strict(state.z)
+        return context.strict(Turned(context).outward(state.z))
 
     def monitor(self, context: Context, state: BoundedState) -> Mapping[str, Tensor]:
-        return {"violation": context.constraint.violation(state.z)}
+        return {"violation": context.constraint.violation(Turned(context).outward(state.z))}
 
     def advice(self, state: BoundedState, row: Any) -> str:
         return f"(tau = {float(state.tau):.3g}, eps = {float(state.size):.3g}); check the denoiser at this noise level"
@@ -614,28 +615,40 @@ class Look:
 class Turned:
     """A linear decoder with A A^T = c I, in float64 where numbers are decoded.
 
+    A decoder that multiplies each coordinate by a number of its own (units) moves bounds and equation along: such a set
+    is treated in the coordinates of x, where A = I, and ``outward`` leads back. The distribution is the same, since the
+    surface of a linear equation is stretched by the same factor everywhere.
+
     Attributes:
         square: c.
         scale: sqrt(c).
         event: Shape of decoded events.
         wide: Whether A has more columns than rows.
+        unit: The factor of each coordinate (k,), float64, where A only multiplies; else None.
+        turns: Whether A is neither of that kind nor the identity.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self.event: Event = decoded_event(context)
-        self.square = 1.0 if context.identity else context.decoder.norm() ** 2
+        self.unit = units_of(context)
+        self.turns = not context.identity and self.unit is None
+        self.square = context.decoder.norm() ** 2 if self.turns else 1.0
         self.scale = math.sqrt(self.square)
         self.wide = math.prod(context.latent) > math.prod(self.event)
 
     def decode(self, x: Tensor) -> Tensor:
         """A x, float64."""
-        return self._context.decode(x).to(torch.float64)
+        return self._context.decode(x).to(torch.float64) if self.turns else x.to(torch.float64)
+
+    def outward(self, z: Tensor) -> Tensor:
+        """Points z of these coordinates in decoded space."""
+        return z if self.unit is None else z * self.unit.reshape(self.event)
 
     def transpose(self, v: Tensor) -> Tensor:
         """A^T v, in the dtype of the run."""
         like = self._context.like
-        return self._context.decoder.vjp(like)(v.to(like.dtype))
+        return self._context.decoder.vjp(like)(v.to(like.dtype)) if self.turns else v.to(like.dtype)
 
     def lift(self, v: Tensor) -> Tensor:
         """A^T v / c: the shortest x with A x = v."""
@@ -651,9 +664,17 @@ def check_alike(context: Context) -> None:
         )
 
 
+def units_of(context: Context) -> Tensor | None:
+    """The factors (k,) of a decoder that multiplies each coordinate by its own; None for other decoders."""
+    if context.identity or not (context.decoder.linear and context.decoder.invertible):
+        return None
+    one = torch.ones((1, *context.latent), dtype=torch.float64, device=context.like.device)
+    return context.decoder(one).flatten()
+
+
 def check_decoder(context: Context) -> None:
-    """SettingError unless the decoder is linear with A A^T = c I, up to rounding."""
-    if context.identity:
+    """SettingError unless the decoder is linear with A A^T = c I, up to rounding, or multiplies coordinates."""
+    if context.decoder.linear and context.decoder.invertible:
         return
     way_out = "take LookAhead or SplitGibbs, or a model of the decoded samples"
     if not context.decoder.linear:
@@ -867,7 +888,9 @@ def _kernel_average(place: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]] 
 
 
 def bounds_of(context: Context) -> Bounds:
-    """The set as bounds and at most one equation, read off its inequalities and equations, which are linear.
+    """The set as bounds and at most one equation, in the coordinates of ``Turned``.
+
+    They are read off its inequalities and equations, which are linear.
 
     A row of the inequalities that involves one coordinate alone gives g, g i and g r_i for the arguments (1, 1, ...),
     (1, 2, ...) and random numbers r, so that i and g are known and r confirms them.
@@ -912,6 +935,12 @@ def bounds_of(context: Context) -> Bounds:
         least, most = ends.amin(0).sum(1, keepdim=True), ends.amax(0).sum(1, keepdim=True)
         if not bool(((least < level) & (level < most)).all()):
             raise _refused(one, "its equation leaves one corner of the bounds, or nothing")
+    units = units_of(context)
+    if units is not None:
+        low, high = low / units, high / units
+        if normal is not None:
+            factor = _even(normal * units)
+            normal, level = factor * normal * units, factor * level
     return Bounds(low, high, normal, level)
 
 
@@ -926,8 +955,13 @@ def _equation(one: Constraint, zero: Tensor) -> tuple[Tensor | None, Tensor]:
             raise _refused(one, f"it has {values.shape[1]} equations, and one is what is treated")
         (gradient,) = torch.autograd.grad(values.sum(), leaf)
     normal = gradient[0].flatten()
-    scale = (normal.count_nonzero() / normal.square().sum()).sqrt()
+    scale = _even(normal)
     return scale * normal, -scale * values.detach()
+
+
+def _even(normal: Tensor) -> Tensor:
+    """The factor that makes the mean of a_i^2 one, over what an equation involves."""
+    return (normal.count_nonzero() / normal.square().sum()).sqrt()
 
 
 def _refused(one: Constraint, why: str) -> SettingError:

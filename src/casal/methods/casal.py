@@ -238,7 +238,7 @@ class CASAL(Method[CASALState]):
         return state._replace(lam=state.lam + row.scale * row.eta * gap), {}
 
     def advice(self, state: CASALState, row: CASALRow) -> str:
-        implicit = "" if self.coupling == "implicit" else ", or coupling='implicit'"
+        implicit = "" if self.coupling == "implicit" else ", or, behind a linear decoder, coupling='implicit'"
         numbers = f"(tau = {float(row.b):.3g}, rho = {float(row.rho):.3g}, tau rho = {float(row.kappa):.3g})"
         return f"{numbers}; take a smaller step_size, a preconditioner{implicit}"
 
@@ -327,8 +327,11 @@ def _refuse_unstable(context: Context, kappa: Tensor) -> None:
     worst = int(kappa.argmax())
     number = float(kappa[worst]) * stiffness
     if number > 1.0 + 1e-9:
+        other = "use coupling='implicit'"
+        if not context.decoder.linear:  # which has no implicit step
+            other = "state the set in the latent (constraint.through(decoder), without decoder=)"
         raise SettingError(
             f"explicit coupling is unstable: tau rho |A|^2 = {number:.3g} > 1 at step {worst} "
             f"(tau rho = {float(kappa[worst]):.3g}, |A|^2 = {stiffness:.3g}); "
-            f"use coupling='implicit' or divide rho by {number:.3g}"
+            f"{other} or divide rho by {number:.3g}"
         )

@@ -104,7 +104,10 @@ def _latents(context: Context) -> Constraint:
     """{x : A x in C}, tried on two points: a set that A cannot reach is refused before the first step."""
     decoder, constraint = context.decoder, context.constraint
     if not decoder.linear:
-        raise SettingError(f"latent='exact' needs a linear decoder, got {type(decoder).__name__}; use CASAL")
+        raise SettingError(
+            f"latent='exact' needs a linear decoder, got {type(decoder).__name__}; behind others state the set in the "
+            "latent: constraint.through(decoder), without decoder="
+        )
     A = decoder.matrix(context.latent, context.like)
     count = min(2, constraint.chains or 2)
     points = 1.0 + torch.eye(count, A.shape[1], dtype=torch.float64, device=A.device)

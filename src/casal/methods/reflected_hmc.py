@@ -292,7 +292,7 @@ class ReflectedHMC(Method[ReflectedState]):
         if context.root is not None:
             diagonal = diagonal * context.root
         scale = diagonal.reshape(1, -1)  # behind a decoder, which mixes coordinates, their mean
-        if not context.identity:
+        if turned.turns:
             scale = torch.full_like(z[:1], turned.scale * float(diagonal.square().mean().sqrt()))
         return ReflectedState(
             x=_latent(turned, z, x),
@@ -556,10 +556,10 @@ class ReflectedHMC(Method[ReflectedState]):
         return state, {"memory": left.value}
 
     def output(self, context: Context, state: ReflectedState) -> Tensor:
-        return context.strict(state.z)
+        return context.strict(Turned(context).outward(state.z))
 
     def monitor(self, context: Context, state: ReflectedState) -> Mapping[str, Tensor]:
-        return {"violation": context.constraint.violation(state.z)}
+        return {"violation": context.constraint.violation(Turned(context).outward(state.z))}
 
     def advice(self, state: ReflectedState, row: Any) -> str:
         return f"(eps = {float(state.size):.3g}); check the score near the bounds, or take a smaller step_size"
@@ -634,8 +634,8 @@ def inside_bounds(context: Context) -> Bounds:
 
 
 def check_square(context: Context) -> None:
-    """SettingError unless the decoder is linear with as many rows as columns and A A^T = c I, up to rounding."""
-    if context.identity:
+    """SettingError unless the decoder multiplies coordinates, or is square with A A^T = c I, up to rounding."""
+    if context.decoder.linear and context.decoder.invertible:
         return
     way_out = "take WeightedCASAL"
     if not context.decoder.linear:

@@ -60,7 +60,7 @@ def collect(
     if snapshots is not None:
         about["settled_after"] = settled_after(plan)
     context = plan.context if len(begun) == len(chains.tiles) else plan.context.take(which)
-    constraint = context.constraint
+    constraint = plan.constraint.take(which)
     result = SampleResult(
         samples=samples,
         certificate=certify(constraint, samples, plan.options.tol, plan.options.units),
@@ -72,9 +72,12 @@ def collect(
         steps=steps,
         partial=interrupted,
         snapshots=snapshots,
+        latents=None if plan.undecoded else state[0],
+        gap=plan.gap(state, samples),
     )
     spent = Usage()
-    fidelity = _fidelity(plan, result, context.replace(usage=spent))
+    seen = result if plan.offset is None else replace(result, samples=samples - plan.offset.to(samples.device))
+    fidelity = _fidelity(plan, seen, context.replace(usage=spent))
     looked = spent.scores / n + plan.checked
     checks = {"check_evaluations": looked, "check_projections": spent.projections / n}
     cost = replace(result.cost, seconds=time.perf_counter() - began, **checks)

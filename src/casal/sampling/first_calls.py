@@ -70,12 +70,16 @@ class Tried(NamedTuple):
         event: Shape of a decoded event.
         by_row: What depends on the row in which a chain is; None if nothing does.
         reason: Why all chains must be in one call; None if any number of rows will do.
+        decoder: The decoder without its offset, in all its digits; that of the context has the dtype of the run.
+        offset: The offset c of the decoder in float64: the set of the context is C - c. None for zero.
     """
 
     context: Context
     event: Event
     by_row: str | None
     reason: str | None
+    decoder: Decoder
+    offset: Tensor | None
 
     @property
     def whole(self) -> bool:
@@ -91,9 +95,12 @@ def try_out(target: Target, constraint: Constraint, n: int, options: Options) ->
     def on(rows: int) -> Tried:
         probe = starting_points(target, 0, rows, generator(options.seed, 1, place), options.dtype)
         row_dtype = probe.dtype if options.compile else torch.float64
-        context = Context(target, constraint, decoder.to(probe), probe[:0], row_dtype=row_dtype)
+        centred, offset = decoder.centred(probe)
+        inside = constraint if offset is None else constraint.shifted(-offset)
+        context = Context(target, inside, centred.to(probe), probe[:0], row_dtype=row_dtype)
         event, by_row = _check_context(context.replace(usage=Uncounted()), probe, n, options)
-        return Tried(context, event, by_row, None if by_row is None else f"{by_row} depends on the row of a chain")
+        reason = None if by_row is None else f"{by_row} depends on the row of a chain"
+        return Tried(context, event, by_row, reason, centred, offset)
 
     few = min(n, PROBE)
     try:

@@ -73,7 +73,7 @@ def _plain(value: Any) -> Any:
 
 def _identity_of_set(plan: Plan) -> dict[str, Any]:
     """The set as data where it can be written so; the code and the behaviour of the user's own part of it."""
-    constraint = plan.context.constraint
+    constraint = plan.constraint
     data = _plain(set_data(constraint))
     if not isinstance(data, str) and not CodeParts(constraint, values=False).own:
         return {"constraint": data}
@@ -90,7 +90,7 @@ def _schedule(plan: Plan) -> dict[str, Any]:
         return {}
     told = []
     for share, constraint in sets.stages:
-        with_set = replace(plan, context=plan.context.replace(constraint=constraint))
+        with_set = replace(plan, context=plan.context.replace(constraint=constraint), constraint=constraint)
         told.append([share, _identity_of_set(with_set)])
     return {"schedule": told}
 
@@ -181,6 +181,8 @@ def _behaviour_of_model(plan: Plan) -> str:
             _absorb(total, functools.partial(_at_time, known(target.score), t), x, start)
             if call < len(SCALES):
                 _absorb(total, plan.context.decode, x)
+                if plan.offset is not None:
+                    total.update(_bytes(plan.offset))
                 for function in (None if target.potential is None else known(target.potential), target.log_weight):
                     if function is not None:
                         _absorb(total, function, x)

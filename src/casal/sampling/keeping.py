@@ -129,12 +129,13 @@ class StoreKeeper(Keeper):
         tile.trace.steps.pop(tile.steps, None)
         self.plan.record(tile, tile.steps)
         samples = self.plan.output(tile, Uncounted())
-        constraint, options = self.plan.context.constraint.take(slice(tile.start, tile.stop)), self.plan.options
+        constraint, options = self.plan.constraint.take(slice(tile.start, tile.stop)), self.plan.options
         certificate = certify(constraint, samples, options.tol, options.units)
+        gap = self.plan.gap(tile.state, samples)
         steps = sorted(tile.snapshots)
         snapshots = torch.stack([tile.snapshots[step] for step in steps]) if steps else None
         record = {**_progress(tile), "snapshots": steps}
-        self.store.write(tile.index, *tile_data(tile.state, samples, certificate, record, snapshots))
+        self.store.write(tile.index, *tile_data(tile.state, samples, certificate, gap, record, snapshots))
 
     def _restore(self, tile: Tile, state: dict[str, Tensor], record: Any, first: Any) -> None:
         """Put a tile where its record says; ``first`` is a first state of a few chains, which tells the shapes."""

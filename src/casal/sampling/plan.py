@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from casal.constraints import Constraint
-from casal.decoders import Identity
 from casal.errors import SettingError
-from casal.methods import Context, Method, Stage, Uncounted, Usage
+from casal.methods import Context, Method, Stage, Uncounted, Usage, few_chains
 from casal.sampling.coordinates import Coordinates, coordinates
 from casal.sampling.first_calls import (
     PROBE,
@@ -65,7 +64,10 @@ class Plan:
         target: Score, table and start.
         method: The method, chosen if "auto" was asked for.
         n: Chains.
-        context: What steps, outputs and monitors may use, for all chains.
+        constraint: The set C that the samples lie in.
+        context: What steps and monitors may use, for all chains. Behind an affine decoder z = A x + c it holds A and
+            the set C - c, so that methods see linear decoders only.
+        offset: c in float64, broadcastable to an event; None for zero.
         inside: Where the steps are taken.
         legs: All stages.
         tile: Chains in a tile.
@@ -81,11 +83,13 @@ class Plan:
     target: Target
     method: Method[Any]
     n: int
+    constraint: Constraint
     context: Context
     inside: Coordinates
     legs: Sequence[Leg]
     tile: int
     options: Options
+    offset: Tensor | None = None
     pilot: Pilot | None = None
     choice: str | None = None
     notes: tuple[str, ...] = ()
@@ -102,6 +106,11 @@ class Plan:
     def meets(self) -> bool:
         """Whether chains meet."""
         return any(leg.stages[0].meet is not None for leg in self.legs)
+
+    @property
+    def undecoded(self) -> bool:
+        """Whether the samples are the points that move: there is no decoder, or it does nothing."""
+        return self.context.identity and self.offset is None
 
     @property
     def device(self) -> torch.device:
@@ -137,9 +146,28 @@ class Plan:
         return context.replace(constraint=sets.at(tile.steps / self.steps).take(slice(tile.start, tile.stop)))
 
     def output(self, tile: Tile, usage: Usage) -> Tensor:
-        """The samples of a tile."""
+        """The samples of a tile: what the method returns, plus the offset of the decoder.
+
+        What that sum rounds away is mended by the projection onto C itself.
+        """
         context = self.context.of_chains(tile.start, tile.stop, usage)
-        return self.method.output(context, self.inside.lift(tile.state))
+        z = self.method.output(context, self.inside.lift(tile.state))
+        if self.offset is None:
+            return z
+        z = z.to(torch.float64) + self.offset.to(z.device)
+        if not self.method.strict:
+            return z
+        usage.add_projections(len(z))
+        return self.constraint.take(slice(tile.start, tile.stop)).project(z, warm=z)
+
+    def gap(self, state: Any, samples: Tensor) -> Tensor:
+        """|z - decode(x)| of samples z with latents x, (n,) float64; zero without a decoder."""
+        x = state[0]
+        if self.undecoded:
+            return torch.zeros(len(samples), dtype=torch.float64)
+        z = samples if self.offset is None else samples - self.offset.to(samples.device)
+        parts = [z[some] - self.context.decode(x[some]).to(z) for some in few_chains(x, z)]
+        return torch.cat([torch.linalg.vector_norm(part.flatten(1), dim=1) for part in parts]).to(torch.float64)
 
     def record(self, tile: Tile, step: int) -> None:
         """Put what the method monitors into the trace of a tile; it counts as no use."""
@@ -159,8 +187,8 @@ class Plan:
             "python": platform.python_version(),
             "target": self.target.name,
             **({"condition": self._condition()} if self.target.condition else {}),
-            "constraint": repr(self.context.constraint),
-            "decoder": type(self.context.decoder).__name__,
+            "constraint": repr(self.constraint),
+            "decoder": type(self.options.decoder).__name__ if self.options.decoder is not None else "Identity",
             "method": self.method.name,
             "settings": repr(self.method),
             "n": self.n,
@@ -201,7 +229,7 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
     context, chosen = ready.context, ready.method
     if chosen.promises_distribution:
         constraint.check_measure(tried.event)
-    inside = coordinates(context, chosen, options.decoder or Identity())
+    inside = coordinates(context, chosen, tried.decoder)
     if options.sets is not None:
         if context.constraint is not constraint:
             raise SettingError("casal.Scheduled needs the sets as they are given; take a decoder without an offset")
@@ -219,11 +247,13 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
         target=context.target,
         method=chosen,
         n=n,
+        constraint=constraint,
         context=context,
         inside=inside,
         legs=legs,
         tile=min(size, n),
         options=options,
+        offset=tried.offset,
         pilot=ready.pilot,
         choice=ready.choice,
         notes=ready.notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +72,16 @@ class SampleResult:
             foot satisfied the inequalities), ``finish_ess``, ``carried`` (1 if the last correction was made) and, for a
             union, ``crossing`` (share of feet within two slacks of another piece).
         cost: Score evaluations and projections per chain, seconds.
-        state: The last state of the method (x, z, multipliers, weights ...).
+        state: The last state of the method (x, z, multipliers, weights ...). Behind an affine decoder z = A x + c its
+            decoded points are without c.
         provenance: Settings and versions.
         steps: (n,) steps each returned chain has taken.
         partial: The run was interrupted; ``steps`` says how far each chain came.
         fidelity: How far the distribution of the samples can be trusted.
         constraint: The set of these chains; None where it is not known (loaded, and a set of functions).
         snapshots: Samples along the run, if ``snapshots=`` asked for them.
+        latents: The latent x of each sample, (n, *latent); None without a decoder.
+        gap: |z - decode(x)| of each sample z and its latent x in decoded space, (n,) float64; zero without a decoder.
     """
 
     samples: Tensor
@@ -92,6 +95,12 @@ class SampleResult:
     fidelity: Fidelity = UNFINISHED
     constraint: Constraint | None = None
     snapshots: Snapshots | None = None
+    latents: Tensor | None = None
+    gap: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+
+    def __post_init__(self) -> None:
+        if len(self.gap) != len(self.samples):
+            object.__setattr__(self, "gap", torch.zeros(len(self.samples), dtype=torch.float64))
 
     @property
     def weights(self) -> Tensor:
@@ -155,7 +164,7 @@ class SampleResult:
         with RunStore(place, identity, n, n) as store:
             try:
                 along = None if kept is None else kept.samples
-                store.write(0, *tile_data(self.state, self.samples, self.certificate, record, along))
+                store.write(0, *tile_data(self.state, self.samples, self.certificate, self.gap, record, along))
                 store.finish({"run": run, "cost": list(astuple(self.cost)), "fidelity": self.fidelity.plain()})
             except BaseException:
                 shutil.rmtree(place, ignore_errors=True)  # it was not there before
@@ -201,7 +210,7 @@ class SampleResult:
         """
         along = None if self.snapshots is None else self.snapshots.samples
         record = {"steps": self.steps.tolist()}
-        arrays, _ = tile_data(self.state, self.samples, self.certificate, record, along)
+        arrays, _ = tile_data(self.state, self.samples, self.certificate, self.gap, record, along)
         about = {name: value for name, value in self.provenance.items() if isinstance(value, str | int | float)}
         checked = {"verdict": self.fidelity.verdict, "tolerance": self.certificate.tolerance}
         attributes: dict[str, dict[str, Any]] = {"provenance": {**about, **checked, **asdict(self.cost)}}
@@ -237,11 +246,9 @@ class SampleResult:
             ("distribution", str(self.fidelity).removeprefix("distribution ")),
             ("evaluations", f"{spent} a chain{checks}; {cost.projections:.4g} projections"),
         ]
-        gap = getattr(self, "gap", None)
-        if gap is not None and getattr(self, "latents", gap) is not None:  # None without a decoder
-            shown.append(
-                ("gap", f"largest {float(torch.as_tensor(gap).max()):.3g} between samples and decoded latents")
-            )
+        if self.latents is not None:
+            largest = float(self.gap.max()) if n else 0.0
+            shown.append(("gap", f"largest {largest:.3g} between samples and decoded latents"))
         if "ess" in self.trace:
             alive, least = len(torch.unique(self.ancestors)), float(self.trace["ess"].min())
             shown.append(("ancestors", f"{alive} of {n} survive, smallest effective size {least:.0f}"))
@@ -261,6 +268,7 @@ def tile_data(
     state: Any,
     samples: Tensor,
     certificate: Certificate,
+    gap: Tensor,
     record: Mapping[str, Any],
     snapshots: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -270,6 +278,7 @@ def tile_data(
         state: A NamedTuple of tensors; zero-dimensional ones go to the record.
         samples: (n, *event).
         certificate: Of these samples.
+        gap: Their distances to what their latents decode to, (n,).
         record: Steps, usage and trace; with snapshots also after which steps they were taken.
         snapshots: (S, n, *event), if there are any.
     """
@@ -278,6 +287,7 @@ def tile_data(
     arrays["posterior/samples"] = samples[:, None]
     for name in JUDGED:
         arrays[f"sample_stats/{name}"] = getattr(certificate, name)[:, None]
+    arrays["sample_stats/gap"] = gap[:, None]
     arrays["sample_stats/steps"] = torch.as_tensor(record["steps"]).expand(len(samples))[:, None]
     if "log_weight" in fields:
         arrays["sample_stats/log_weight"] = fields["log_weight"][:, None]
@@ -370,6 +380,8 @@ def _together(store: RunStore, done: list[int], pieces: list[tuple[dict[str, Ten
         steps=steps,
         partial=partial,
         snapshots=_snapshots(pieces, run),
+        latents=None if identity.get("decoder", "Identity") == "Identity" else next(iter(fields.values())),
+        gap=all_chains("sample_stats/gap")[:, 0] if "sample_stats/gap" in pieces[0][0] else torch.zeros(0),
     )
 
 

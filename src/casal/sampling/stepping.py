@@ -156,7 +156,7 @@ class Graphs:
             hash(which)
         except TypeError:
             which = id(plan.method)
-        made_from = (plan.target, plan.context.constraint, plan.options.decoder)
+        made_from = (plan.target, plan.constraint, plan.options.decoder)
         like = plan.context.like
         same = (which, plan.tile, threads > 1, plan.context.latent, like.dtype, like.device)
         key = (*same, *(id(thing) for thing in made_from))

@@ -43,7 +43,9 @@ FLOOR = 0.2
 """Least variance of a row, in units of the median of the chains: a network may give a variance of zero or less."""
 
 LEAST = 1e-6
-"""Least eigenvalue of the covariance, in units of the largest that a denoiser of slope one would give."""
+"""Least eigenvalue of the covariance, each row in units of the variance that a denoiser of slope one would give it.
+
+Rows may be in any units: a mass in Pa and an energy in Pa^2."""
 
 MOST_SKEWED = 0.3
 """Largest correction of the cube root of a norm."""
@@ -77,7 +79,7 @@ class Looks(NamedTuple):
         shifts: tr(f'' C) / 2, one for each probe, (n, p, m).
         linear: Covariance to first order, (n, m, m).
         bent: What the bends add, (n, m, m).
-        largest: s^2 |N|^2, (n,), the largest over the rows.
+        largest: s^2 |N|^2 of every row, (n, m); of the soft term the largest of the others.
         log_area: log sqrt(det N N^T) in decoded space, (n,); zero where it is constant.
         level: t(D) of the soft term, (n,); zero if there is none.
         tilt: (n, r).
@@ -221,7 +223,8 @@ def look(context: Context, features: Features, x: Tensor, s: float, signs: Tenso
     shifts, bent = _bends(model, features, clean, s, signs) if features.curved else _straight(values)
     soft = _soft(model, features.term, clean, s, features.rank)
     rows = torch.cat([matrix.square().sum(1).expand(len(x), -1), normals.square().sum(2)], 1)
-    largest = s**2 * (rows.amax(1) if features.count else torch.ones_like(soft.level))
+    most = rows.amax(1, keepdim=True) if features.count else torch.ones_like(soft.level)[:, None]
+    largest = s**2 * torch.cat([rows, most.expand(-1, features.rank)], 1)
     normals, slopes = torch.cat([normals, soft.normals], 1), torch.cat([slopes, soft.slopes], 1)
     own = normals @ slopes.mT
     linear = s**2 * joined(_symmetric(matrix @ shared.T), slopes @ matrix.T, _symmetric(own))
@@ -235,7 +238,7 @@ def look(context: Context, features: Features, x: Tensor, s: float, signs: Tenso
         linear,
         pad(bent, (*more, *more)),
         largest,
-        torch.zeros_like(largest) if area is None else area,
+        torch.zeros_like(soft.level) if area is None else area,
         soft.level,
         soft.tilt,
         soft.stiff,
@@ -414,12 +417,14 @@ def _positive(linear: Tensor, largest: Tensor) -> Tensor:
     diagonal = linear.diagonal(dim1=1, dim2=2)
     low = FLOOR * diagonal.median(0).values.clamp_min(0.0)
     raised = linear + torch.diag_embed((low - diagonal).clamp_min(0.0))
-    least = LEAST * largest[:, None]
-    if not bool(torch.linalg.cholesky_ex(raised - torch.diag_embed(least.expand_as(diagonal)))[1].any()):
+    if not largest.shape[1]:
         return raised
-    values, axes = torch.linalg.eigh(raised)
-    values = torch.maximum(values, least)
-    return _symmetric((axes * values[:, None]) @ axes.mT)
+    unit = torch.maximum(largest, LEAST * largest.median(0).values).clamp_min(torch.finfo(largest.dtype).tiny)
+    if not bool(torch.linalg.cholesky_ex(raised - torch.diag_embed(LEAST * unit))[1].any()):
+        return raised
+    both = unit.sqrt()[:, :, None] * unit.sqrt()[:, None]
+    values, axes = torch.linalg.eigh(raised / both)
+    return _symmetric(both * ((axes * values.clamp_min(LEAST)[:, None]) @ axes.mT))
 
 
 def _shrunk(shifts: Tensor) -> Tensor:
