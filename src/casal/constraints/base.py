@@ -266,9 +266,9 @@ class Constraint:
         """P(z) in the dtype of ``z``, in few passes: what a loop may take between two strict projections.
 
         No check and no float64 inside: a point that is not finite, or whose squares are not, comes out not finite.
-        Closed forms are as exact as the dtype allows elsewhere. Sets of functions (``Implicit``) take a few Gauss-Newton
-        steps, to a millionth of |z|, and ``project`` for chains that these do not bring to the set. The same as
-        ``project`` for sets that are not ``fast``. Points of whole numbers give float64, as there.
+        Closed forms are as exact as the dtype allows elsewhere. Sets of functions (``Implicit``) take a few steps of
+        Gauss and Newton, to about a hundredth of the distance from z, and ``project`` for chains that these do not
+        bring to the set. The same as ``project`` for sets that are not ``fast``. Points of whole numbers give float64.
 
         Args:
             z: Points (n, *event).

@@ -71,13 +71,10 @@ VECTORISED = 2**20
 FEW_ROWS = 3
 """Rows up to which a quick step differentiates all of them anew; beyond, it keeps a factorisation for some steps."""
 
-QUICK = 1e-5
-"""Error of the feet that quick steps find, relative to |y|."""
-
 SAME = 1e-12
 """Relative difference up to which two Jacobians are the same."""
 
-SEARCHED = Budget(1e-9, 200)
+SEARCHED = Budget(1e-6, 200)
 """How hard the search tries in the loop for a chain that quick steps do not bring to the set."""
 
 Function = Callable[[Tensor], Tensor]
@@ -125,11 +122,12 @@ class Implicit(Constraint):
     """C = {z : h(z) = 0, g(z) <= 0}; P(y) = argmin |z - y| over z in C, by batched Gauss-Newton / Newton steps.
 
     h = ``fn`` and g = ``inequality`` are torch functions of all chains at once, (n, *event) -> (n, m), that treat each
-    chain on its own. They get float64. The algorithm is that of ``solvers/gauss_newton.py``: steps to the nearest
-    point of the linearised set, corrected for its curvature, in a trust region; quadratic convergence near a regular
-    point. The result is a local minimum of the distance, reached from y (or from ``warm``): the nearest point if y is
-    within the reach of C; from farther away ``starts`` tries more than one way down. A chain that ends elsewhere, at an
-    infeasible point or where h is not finite, is flagged by ``solve`` and by the certificate, and only that chain is.
+    chain on its own. They get float64; inside a loop of float32 chains also float32, if they work in it. The
+    algorithm is that of ``solvers/gauss_newton.py``: steps to the nearest point of the linearised set, corrected
+    for its curvature, in a trust region; quadratic convergence near a regular point. The result is a local minimum
+    of the distance, reached from y (or from ``warm``): the nearest point if y is within the reach of C; from
+    farther away ``starts`` tries more than one way down. A chain that ends elsewhere, at an infeasible point or
+    where h is not finite, is flagged by ``solve`` and by the certificate, and only that chain is.
 
     The violation is the largest over the rows c of h and g (positive part) of
 
@@ -325,17 +323,19 @@ class Implicit(Constraint):
         """Feet by a few Gauss-Newton steps in the dtype of z (``solvers/quick_steps.py``), and which were found.
 
         Functions that do not work in float32 get float64, as do chains that float32 does not bring to the set. None if
-        there are inequalities.
+        there are inequalities, or the derivatives of one chain do not fit into a batch.
         """
         event = tuple(z.shape[1:])
         if self.starts > 1 or not z.numel() or not self._only_equations(z):
+            return None
+        if not isinstance(self.jacobian, SparseJacobian) and self._row_count(event) * math.prod(event) > TILE:
             return None
         with _own_mode():
             narrow = z.dtype == torch.float32 and self._takes_narrow(z)
             points, start = flat(z).clone(), None if warm is None else flat(warm.expand_as(z)).clone()
             found = self._quick(points if narrow else points.to(torch.float64), event)
-            left = torch.nonzero(~found.done & torch.isfinite(points).all(1)).flatten()
-            if len(left) and (narrow or start is not None):
+            left = torch.nonzero(~found.done).flatten() if narrow or start is not None else ()
+            if len(left):
                 wide = points[left].to(torch.float64)
                 again = self._quick(wide, event, None if start is None else start[left].to(torch.float64))
                 found.point[left], found.done[left] = again.point.to(found.point), again.done
@@ -344,7 +344,7 @@ class Implicit(Constraint):
     def _quick(self, y: Tensor, event: Event, start: Tensor | None = None) -> Quick:
         system, common = _QuickSystem(self, event), None if start is not None else self._common_rows(event)
         if common is not None:
-            found = common_feet(system, y, *(part.to(y) for part in common), QUICK)
+            found = common_feet(system, y, *(part.to(y) for part in common))
             left = torch.nonzero(~found.done).flatten()
             if len(left):
                 found.point[left], found.done[left] = self._quick_steps(system, y[left], None)
@@ -352,9 +352,10 @@ class Implicit(Constraint):
         return self._quick_steps(system, y, start)
 
     def _quick_steps(self, system: _QuickSystem, y: Tensor, start: Tensor | None) -> Quick:
-        tile = self._tile(y.reshape(len(y), *system.event))
+        dense = max(1, TILE // max(1, system.count * y.shape[1]))
+        tile = dense if system.sparse is None else self._tile(y.reshape(len(y), *system.event))
         starts = [None] * -(-len(y) // tile) if start is None else start.split(tile)
-        parts = [quick_feet(system, some, QUICK, other) for some, other in zip(y.split(tile), starts, strict=True)]
+        parts = [quick_feet(system, some, other) for some, other in zip(y.split(tile), starts, strict=True)]
         return parts[0] if len(parts) == 1 else Quick(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     def _common_rows(self, event: Event) -> tuple[Tensor, Tensor] | None:

@@ -185,7 +185,7 @@ class Context:
         return self.replace(constraint=self.constraint.take(slice(start, stop)), usage=usage, first=start)
 
     def project(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
-        """P(z) for the loop: in the dtype of z where there is a fast closed form or quick steps, else in float64 inside.
+        """P(z) for the loop: in the dtype of z where there is a fast form (closed, or quick steps), else in float64.
 
         Args:
             z: Points (n, *event).

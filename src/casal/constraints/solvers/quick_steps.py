@@ -8,15 +8,15 @@ A step takes H = eta I for the curvature of the Lagrangian, one number a chain, 
 
     eta s + J^T m = -r,    J s = -c,    that is    J J^T m = eta c - J r,    s = -(r + J^T m) / eta,
 
-then z += s, lam += m. With eta = 1 this is the plain Gauss-Newton step z + s = y - J^T (J J^T)^-1 (c + J (y - z)), whose
-error shrinks by distance / radius of curvature; it diverges where that is above one. The curvature along the last step
-is known for nothing, eta += s . r / s . s with the new r: the step of Barzilai and Borwein. A fixed point of these steps
-that a chain comes to from beside it is a minimum of the distance; a maximum or a saddle repels it.
+then z += s, lam += m. With eta = 1 this is the plain Gauss-Newton step z + s = y - J^T (J J^T)^-1 (c + J (y - z)). Its
+error shrinks by distance / radius of curvature, and it diverges where that is above one. The curvature along the last
+step costs nothing more, eta += s . r / s . s with the new r: the step of Barzilai and Borwein. A minimum of the
+distance attracts a chain that starts beside it; a maximum or a saddle repels it.
 
 Few rows are differentiated anew in every step. For many, J J^T is factorised once and kept for a few steps; a step in
 between needs c and one product with J^T at the new point. A chain leaves the batch when what is left of its error,
-estimated from the last two steps, is within the tolerance. There is no search: a chain that does not get there in a
-few steps, or by a long way round, is not ``done``, and has to be solved otherwise.
+estimated from the last two steps, is a small share of its distance from y. There is no search: a chain that does not
+get there in a few steps, or gets there by a long way round, is not ``done``, and has to be solved otherwise.
 
 References:
     Barzilai and Borwein, IMA J. Numer. Anal. 8 (1988), for the length of a step from the last two gradients.
@@ -49,11 +49,14 @@ FEWER = 0.5
 SHORT = 16
 """Numbers in a row up to which a product with ones adds them faster than a sum."""
 
+ANGLE, FINE, COARSE = 1e-2, 1e-6, 1e-3
+"""Error of a foot z that is allowed: FINE |z|, or ANGLE times its distance from y if that is more, up to COARSE |z|."""
+
 LEFT = (0.1, 10.0)
 """Bounds of the error that is left, in units of the last step."""
 
 ASTRAY = 4.0
-"""A chain whose way is longer than its distance from y by this factor may have passed a nearer point: it is not done."""
+"""A way longer than the distance from y by this factor may have passed a nearer point: the chain is not done."""
 
 
 class QuickSystem(Protocol):
@@ -98,7 +101,7 @@ class _Chains(NamedTuple):
     Attributes:
         chain: Number in the batch.
         y: Anchor.
-        within: Error allowed, (n,).
+        within: 16 roundings of |y|, (n,).
         z: Point.
         lam: Multipliers.
         eta: Curvature, (n, 1).
@@ -120,13 +123,12 @@ class _Chains(NamedTuple):
     open: Tensor
 
 
-def quick_feet(system: QuickSystem, y: Tensor, tolerance: float, start: Tensor | None = None) -> Quick:
+def quick_feet(system: QuickSystem, y: Tensor, start: Tensor | None = None) -> Quick:
     """Feet of y, or y itself for chains that do not get there in a few steps.
 
     Args:
         system: The equations.
         y: Points (n, d).
-        tolerance: Error of a foot, relative to |y|.
         start: Where to start, such as the foot of the step before; at y if left out.
     """
     out = Quick(y.clone(), torch.zeros(len(y), dtype=torch.bool, device=y.device))
@@ -141,7 +143,7 @@ def quick_feet(system: QuickSystem, y: Tensor, tolerance: float, start: Tensor |
         lam = system.solve(factor, values - system.apply(rows, offset))
         step = (system.pull(rows, lam) + offset).neg_()
     length = torch.linalg.vector_norm(step, dim=1)
-    within = tolerance * torch.linalg.vector_norm(y, dim=1)
+    within = 16 * torch.finfo(y.dtype).eps * torch.linalg.vector_norm(y, dim=1)
     z, way = z + step, length
     if start is None:
         z = torch.addcmul(z, aside_direction(y), (NUDGE * length)[:, None])
@@ -184,40 +186,53 @@ def _advance(
 
 def _put_aside(out: Quick, some: _Chains, error: Tensor) -> tuple[_Chains, Tensor | None]:
     """Write down the chains that have arrived; the numbers of those to go on with, if so few that it pays."""
-    still = (error > some.within) & (error < torch.inf) & some.open  # not a number is neither
+    distance = torch.linalg.vector_norm(some.z - some.y, dim=1)
+    allowed = _allowed(some.within, some.z, distance)
+    still = (error > allowed) & (error < torch.inf) & some.open  # not a number is neither
     count = int(torch.count_nonzero(still))
     if count == len(still):
         return some, None
-    distance = torch.linalg.vector_norm(some.z - some.y, dim=1)
-    good = (error <= some.within) & some.open & (some.way <= ASTRAY * distance + some.within)
-    arrived = torch.nonzero(good).flatten()
-    gone = some.chain[arrived]
-    out.point[gone], out.done[gone] = some.z[arrived], True
+    good = (error <= allowed) & some.open & (some.way <= ASTRAY * distance + some.within)
+    if len(good) == len(out.done):
+        torch.where(good[:, None], some.z, out.point, out=out.point)
+        out.done.logical_or_(good)
+    else:
+        arrived = torch.nonzero(good).flatten()
+        gone = some.chain[arrived]
+        out.point[gone], out.done[gone] = some.z[arrived], True
     some = some._replace(open=still)
     return some, torch.nonzero(still).flatten() if count <= FEWER * len(still) else None
 
 
-def common_feet(system: QuickSystem, y: Tensor, rows: Tensor, inverse: Tensor, tolerance: float) -> Quick:
+def common_feet(system: QuickSystem, y: Tensor, rows: Tensor, inverse: Tensor) -> Quick:
     """Feet of y for rows that seem to be the same everywhere: z = y - J^T (J J^T)^-1 c(y), in a few products.
 
-    What the equations and their derivatives say at z is put into one more step, and only where that is within the
-    tolerance a chain is done. So nothing depends on whether the rows really are the same.
+    A chain is done only where the derivatives at y, and one more step with the equations and derivatives at z, agree.
+    So nothing depends on whether the rows really are the same.
 
     Args:
         system: The equations.
         y: Points (n, d).
         rows: J (r, d).
         inverse: (J J^T)^-1 (r, r).
-        tolerance: Error of a foot, relative to |y|.
     """
-    within = tolerance * torch.linalg.vector_norm(y, dim=1)
     lam = system.values(y) @ inverse
-    z = y - lam @ rows
+    shift = lam @ rows
+    other = torch.linalg.vector_norm(system.pulled(y, lam)[1] - shift, dim=1)
+    z = y - shift
     values, back = system.pulled(z, lam)
     offset = back + z - y
     step = offset + ((values - offset @ rows.T) @ inverse) @ rows
-    done = torch.linalg.vector_norm(step, dim=1) <= within
+    rounding = 64 * torch.finfo(y.dtype).eps * torch.linalg.vector_norm(y, dim=1)
+    done = torch.maximum(other, torch.linalg.vector_norm(step, dim=1)) <= _allowed(rounding, z)
     return Quick(torch.where(done[:, None], z - step, y), done)
+
+
+def _allowed(rounding: Tensor, z: Tensor, distance: Tensor | None = None) -> Tensor:
+    """Error (n,) that a foot z may have: a share of |z|, a larger one if its distance from y is not small."""
+    size = torch.linalg.vector_norm(z, dim=1)
+    near = torch.add(rounding, size, alpha=max(FINE, 16 * torch.finfo(z.dtype).eps))
+    return near if distance is None else near + torch.minimum(ANGLE * distance, COARSE * size)
 
 
 def dots(one: Tensor, other: Tensor) -> Tensor:
