@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import burgers, conditions, diffusers_steps, feasibility, field, memory, projections, sparse
+from benchmarks import burgers, conditions, diffusers_steps, feasibility, field, implicit, memory, projections, sparse
 from benchmarks.timing import Table, machine
 
 GROUPS = {
@@ -20,6 +20,7 @@ GROUPS = {
     "sparse": sparse.tables,
     "conditions": conditions.tables,
     "diffusers": diffusers_steps.tables,
+    "implicit": implicit.tables,
     "memory": lambda quick: iter([memory.table(quick), memory.imports(quick)]),
 }
 

@@ -26,7 +26,8 @@ from casal.constraints.base import (
     stacked,
 )
 from casal.constraints.solvers.gauss_newton import anchored, nearest
-from casal.constraints.solvers.rows import DENSE, Algebra, ProductRows, SparseRows
+from casal.constraints.solvers.quick_steps import Quick, common_feet, dots, quick_feet
+from casal.constraints.solvers.rows import DENSE, Algebra, ProductRows, SparseRows, dense_factor, solve_dense
 from casal.constraints.vectors import flat, norm, over_events, peak
 from casal.errors import ProjectionError, SettingError, ShapeError
 from casal.typing import Event
@@ -63,6 +64,18 @@ FEW = 3
 
 FACTORS = 2**20
 """Numbers in the factors of one batch: they stay in the cache, and memory of that size is used again."""
+
+VECTORISED = 2**20
+"""Numbers in a Jacobian up to which all rows are differentiated at once; beyond, row after row is faster."""
+
+FEW_ROWS = 3
+"""Rows up to which a quick step differentiates all of them anew; beyond, it keeps a factorisation for some steps."""
+
+SAME = 1e-12
+"""Relative difference up to which two Jacobians are the same."""
+
+SEARCHED = Budget(1e-6, 200)
+"""How hard the search tries in the loop for a chain that quick steps do not bring to the set."""
 
 Function = Callable[[Tensor], Tensor]
 
@@ -109,11 +122,12 @@ class Implicit(Constraint):
     """C = {z : h(z) = 0, g(z) <= 0}; P(y) = argmin |z - y| over z in C, by batched Gauss-Newton / Newton steps.
 
     h = ``fn`` and g = ``inequality`` are torch functions of all chains at once, (n, *event) -> (n, m), that treat each
-    chain on its own. They get float64. The algorithm is that of ``solvers/gauss_newton.py``: steps to the nearest
-    point of the linearised set, corrected for its curvature, in a trust region; quadratic convergence near a regular
-    point. The result is a local minimum of the distance, reached from y (or from ``warm``): the nearest point if y is
-    within the reach of C; from farther away ``starts`` tries more than one way down. A chain that ends elsewhere, at an
-    infeasible point or where h is not finite, is flagged by ``solve`` and by the certificate, and only that chain is.
+    chain on its own. They get float64; inside a loop of float32 chains also float32, if they work in it. The
+    algorithm is that of ``solvers/gauss_newton.py``: steps to the nearest point of the linearised set, corrected
+    for its curvature, in a trust region; quadratic convergence near a regular point. The result is a local minimum
+    of the distance, reached from y (or from ``warm``): the nearest point if y is within the reach of C; from
+    farther away ``starts`` tries more than one way down. A chain that ends elsewhere, at an infeasible point or
+    where h is not finite, is flagged by ``solve`` and by the certificate, and only that chain is.
 
     The violation is the largest over the rows c of h and g (positive part) of
 
@@ -177,6 +191,7 @@ class Implicit(Constraint):
             )
         self.convex = bool(one_of(convex, "convex", (True, False)))
         self.starts, self.solid = whole_number(starts, "starts", 1), fn is None
+        self.fast = self.starts == 1 and fn is not None
         self._equation_count = 0 if fn is None else None
         self._jacobian_checked = False
 
@@ -303,6 +318,99 @@ class Implicit(Constraint):
         best = torch.where(tried.converged, distance, torch.inf).argmin(0)
         taken = Projection(*(part[best, torch.arange(len(y), device=y.device)] for part in tried))
         return taken._replace(iterations=tried.iterations.sum(0))
+
+    def quick(self, z: Tensor, warm: Tensor | None = None) -> Quick | None:
+        """Feet by a few Gauss-Newton steps in the dtype of z (``solvers/quick_steps.py``), and which were found.
+
+        Functions that do not work in float32 get float64, as do chains that float32 does not bring to the set. None if
+        there are inequalities, or the derivatives of one chain do not fit into a batch.
+        """
+        event = tuple(z.shape[1:])
+        if self.starts > 1 or not z.numel() or not self._only_equations(z):
+            return None
+        if not isinstance(self.jacobian, SparseJacobian) and self._row_count(event) * math.prod(event) > TILE:
+            return None
+        with _own_mode():
+            narrow = z.dtype == torch.float32 and self._takes_narrow(z)
+            points, start = flat(z).clone(), None if warm is None else flat(warm.expand_as(z)).clone()
+            found = self._quick(points if narrow else points.to(torch.float64), event)
+            left = torch.nonzero(~found.done).flatten() if narrow or start is not None else ()
+            if len(left):
+                wide = points[left].to(torch.float64)
+                again = self._quick(wide, event, None if start is None else start[left].to(torch.float64))
+                found.point[left], found.done[left] = again.point.to(found.point), again.done
+        return Quick(found.point.to(z.dtype).reshape(z.shape), found.done)
+
+    def _quick(self, y: Tensor, event: Event, start: Tensor | None = None) -> Quick:
+        system, common = _QuickSystem(self, event), None if start is not None else self._common_rows(event)
+        if common is not None:
+            found = common_feet(system, y, *(part.to(y) for part in common))
+            left = torch.nonzero(~found.done).flatten()
+            if len(left):
+                found.point[left], found.done[left] = self._quick_steps(system, y[left], None)
+            return found
+        return self._quick_steps(system, y, start)
+
+    def _quick_steps(self, system: _QuickSystem, y: Tensor, start: Tensor | None) -> Quick:
+        dense = max(1, TILE // max(1, system.count * y.shape[1]))
+        tile = dense if system.sparse is None else self._tile(y.reshape(len(y), *system.event))
+        starts = [None] * -(-len(y) // tile) if start is None else start.split(tile)
+        parts = [quick_feet(system, some, other) for some, other in zip(y.split(tile), starts, strict=True)]
+        return parts[0] if len(parts) == 1 else Quick(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+    def _common_rows(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        """J and (J J^T)^-1 where J is the same at two points, as for affine functions; else None."""
+        if event not in self._common:
+            self._common[event] = None
+            system, size = _QuickSystem(self, event), math.prod(event)
+            if not isinstance(system.sparse, SparseRows) and 2 * system.count * size <= TILE:
+                points = size**0.5 * _directions(3, torch.zeros(1, size, dtype=torch.float64))[::2]
+                one, other = system.linearise(points * torch.tensor([[1.0], [3.0]], dtype=torch.float64))[1]
+                if bool(((one - other).abs().amax() <= SAME * one.abs().amax()) & torch.isfinite(one).all()):
+                    self._common[event] = one, torch.linalg.pinv(one @ one.T, hermitian=True)
+        return self._common[event]
+
+    @cached_property
+    def _common(self) -> dict[Event, tuple[Tensor, Tensor] | None]:
+        """For events of a shape, the rows that are the same everywhere."""
+        return {}
+
+    def _only_equations(self, z: Tensor) -> bool:
+        """Whether there is no inequality; a function may return none."""
+        if self.inequality is None or self.fn is None:
+            return self.fn is not None
+        key = tuple(z.shape[1:])
+        if key not in self._bounded:
+            with _own_mode():
+                self._bounded[key] = bool(self.inequalities(z[:1].to(torch.float64).clone()).shape[1])
+        return not self._bounded[key]
+
+    def _takes_narrow(self, z: Tensor) -> bool:
+        """Whether h works in float32, by itself: constants in float64 make its values float64, or are an error."""
+        key = tuple(z.shape[1:])
+        if key not in self._narrow:
+            try:
+                self._narrow[key] = self.jacobian is None and self.equations(z[:1].clone()).dtype == torch.float32
+            except (RuntimeError, TypeError):
+                self._narrow[key] = False
+        return self._narrow[key]
+
+    @cached_property
+    def _bounded(self) -> dict[Event, bool]:
+        """For events of a shape, whether there are inequalities."""
+        return {}
+
+    @cached_property
+    def _narrow(self) -> dict[Event, bool]:
+        """For events of a shape, whether h works in float32."""
+        return {}
+
+    def _project_fast(self, z: Tensor) -> Tensor:
+        return self._project_fast_from(z, None)
+
+    def _project_fast_from(self, z: Tensor, warm: Tensor | None) -> Tensor:
+        found = self.quick(z, warm)
+        return self.project(z, warm=warm) if found is None else searched_for(self, z, warm, found)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         if not z.numel():
@@ -568,6 +676,89 @@ class _System:
         return product
 
 
+class _QuickSystem:
+    """The equations of an Implicit set as functions of flat points (n, d), in the dtype of the points."""
+
+    def __init__(self, owner: Implicit, event: Event) -> None:
+        self.owner, self.event = owner, event
+        self._system, count = _System(owner, event), owner._row_count(event)
+        algebra = self._system.algebra
+        self.sparse = algebra if isinstance(algebra, SparseRows) else None
+        self._products = owner.jacobian if isinstance(owner.jacobian, JacobianProducts) else None
+        self.count, self.keeps = count, count > FEW_ROWS or self.sparse is not None
+
+    def values(self, z: Tensor) -> Tensor:
+        return self.owner.equations(z.reshape(len(z), *self.event)).to(z.dtype)
+
+    def linearise(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        if self._products is not None:
+            return self.values(z), self._rows_by_products(z)
+        if self.owner.jacobian is not None:
+            return self.values(z), self._system._given(z, self.count)
+        with _differentiable(z) as leaf:
+            values = self.values(leaf)
+            rows = _jacobian(values, leaf)
+        return values.detach(), rows
+
+    def pulled(self, z: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        if self._products is not None:
+            _, back = _on_flat(self._products, self.event, self.count)
+            return self.values(z), back(z, weights)
+        if self.owner.jacobian is not None:
+            return self.values(z), self.pull(self._system._given(z, self.count), weights)
+        with _differentiable(z) as leaf:
+            values = self.values(leaf)
+            return values.detach(), _pull(values, leaf, weights)
+
+    def _rows_by_products(self, z: Tensor) -> Tensor:
+        """(n, r, d): J^T of unit vectors, all of them in one call."""
+        assert self._products is not None
+        n, r = len(z), self.count
+        unit = torch.eye(r, dtype=z.dtype, device=z.device).repeat(n, 1)
+        _, back = _on_flat(self._products, self.event, r)
+        return back(z.repeat_interleave(r, 0), unit).reshape(n, r, -1)
+
+    def apply(self, rows: Tensor, v: Tensor) -> Tensor:
+        return dots(rows, v[:, None, :]) if self.sparse is None else self.sparse.apply(rows, v)
+
+    def pull(self, rows: Tensor, weights: Tensor) -> Tensor:
+        if self.sparse is not None:
+            return self.sparse.pull(rows, weights)
+        if self.count > FEW_ROWS:
+            return (weights[:, None, :] @ rows).squeeze(1)
+        out = rows[:, 0] * weights[:, :1]
+        for row in range(1, self.count):
+            out.addcmul_(rows[:, row], weights[:, row : row + 1])
+        return out
+
+    def factorise(self, rows: Tensor) -> tuple[Tensor, ...]:
+        if self.sparse is None:
+            return (dense_factor(rows),)
+        lengths = self.sparse.lengths(rows)
+        usable = (lengths > 0) & torch.isfinite(lengths)
+        unit = self.sparse.scaled(rows, usable, torch.where(usable, lengths, 1.0))
+        factor = self.sparse.factorise(self.sparse.gram(unit), usable)
+        return factor, torch.where(usable.all(1, keepdim=True), lengths, torch.nan)
+
+    def solve(self, factor: tuple[Tensor, ...], right: Tensor) -> Tensor:
+        if self.sparse is None:
+            return solve_dense(factor[0], right)
+        return self.sparse.solve(factor[0], right / factor[1]) / factor[1]
+
+
+def searched_for(owner: Constraint, z: Tensor, warm: Tensor | None, found: Quick) -> Tensor:
+    """The feet that were found; chains that were not brought to the set are searched for by ``owner.project``.
+
+    A chain that is not finite stays as it is: the loop looks for those.
+    """
+    left = torch.nonzero(~found.done).flatten()
+    left = left[torch.isfinite(z[left]).flatten(1).all(1)] if len(left) else left
+    if len(left):
+        start = None if warm is None else warm.expand_as(z)[left]
+        found.point[left] = owner.project(z[left], budget=SEARCHED, warm=start)
+    return found.point
+
+
 def _evaluate(function: Function | None, name: str, z: Tensor) -> Tensor:
     """(n, m), of width zero without a function."""
     if function is None:
@@ -632,15 +823,26 @@ def _pull(values: Tensor, leaf: Tensor, weights: Tensor, *, create_graph: bool =
 
 
 def _jacobian(values: Tensor, leaf: Tensor) -> Tensor:
-    """(n, r, d) by one backward pass for every row, all at once where torch can."""
+    """(n, r, d) by one backward pass for every row, all at once where torch can and where that is faster."""
     n, r = values.shape
     if r == 1 or not values.requires_grad:
         return _pull(values, leaf, torch.ones_like(values))[:, None, :].expand(n, r, leaf.shape[1])
     basis = torch.eye(r, dtype=values.dtype, device=values.device)[:, None, :].expand(r, n, r)
-    try:
-        return torch.func.vmap(lambda weights: _pull(values, leaf, weights), out_dims=1)(basis)
-    except RuntimeError:  # an operation that cannot be vectorised
-        return torch.stack([_pull(values, leaf, weights) for weights in basis], dim=1)
+    if n * r * leaf.shape[1] <= VECTORISED:
+        try:
+            (out,) = torch.autograd.grad(
+                values,
+                leaf,
+                basis,
+                retain_graph=True,
+                is_grads_batched=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            return out.transpose(0, 1)
+        except RuntimeError:  # an operation that cannot be vectorised
+            pass
+    return torch.stack([_pull(values, leaf, weights) for weights in basis], dim=1)
 
 
 def _log_determinant(system: _System, z: Tensor, offset: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ class Context:
         constraint: The set C in decoded space.
         decoder: A.
         like: An empty tensor of the run's dtype and device, shaped (0, *latent).
-        budget: How hard projections inside the loop try; None for the best they can.
+        budget: How hard projections inside the loop try; None for quick steps where there are some, else the best.
         row_dtype: Dtype of the numbers of a row. Compiled steps want that of the chains: mixed dtypes keep a kernel
             from being vectorised.
         first: Number of the first of these chains in the run.
@@ -218,15 +218,15 @@ class Context:
         return self.replace(constraint=self.constraint.take(index), target=self.target.take(index))
 
     def project(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
-        """P(z) for the loop: in the dtype of z where there is a fast closed form, else in float64 inside.
+        """P(z) for the loop: in the dtype of z where there is a fast form (closed, or quick steps), else in float64.
 
         Args:
             z: Points (n, *event).
-            warm: A point near the answer, for iterative projections; they keep to the budget.
+            warm: A point near the answer, for iterative projections. They keep to the budget, if there is one.
         """
         self.usage.add_projections(len(z))
-        if self.constraint.fast:
-            return self.constraint.project_fast(z)
+        if self.constraint.fast and (self.budget is None or self.constraint.exact):
+            return self.constraint.project_fast(z, warm=warm)
         return self.constraint.project(z, budget=self.budget, warm=warm)
 
     def foot(self, z: Tensor, warm: Tensor) -> Tensor:

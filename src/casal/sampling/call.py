@@ -87,7 +87,9 @@ def sample(
             is then in these units. ``units=1.0`` makes a single ``tol`` absolute.
         record_every: Steps between two records of the trace; 0 records the end only.
         budget: How hard iterative projections try inside the loop: one budget, or a function of the progress in
-            [0, 1] such as ``casal.tightening()``. The samples that are returned get all it takes in any case.
+            [0, 1] such as ``casal.tightening()``. If left out, sets of functions take quick steps, which are right to
+            about a hundredth of the distance to the set, others all it takes; ``Budget()`` asks for all it takes. The
+            samples that are returned get it in any case.
         progress: Whether to show a progress bar (needs rich).
         tile: Chains in a tile; chosen from the size of an event if left out. Changes the random numbers. It is n where
             a function needs all chains at once, see below.

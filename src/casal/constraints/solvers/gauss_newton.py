@@ -220,7 +220,7 @@ def _look(system: System, z: Tensor) -> _Point:
     return _Point(z, values / safe, unit, lengths, violation, system.inequality(values).expand_as(values))
 
 
-def _aside_direction(like: Tensor) -> Tensor:
+def aside_direction(like: Tensor) -> Tensor:
     """A fixed direction (d,) without symmetry."""
     number = torch.arange(1, like.shape[1] + 1, dtype=like.dtype, device=like.device)
     direction = torch.cos(2.3999632297286533 * number.square()) + 0.1
@@ -249,7 +249,7 @@ def nearest(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> 
     if not len(halted):
         return found
     before = _take(found, halted)
-    beside = before.point + NUDGE * (1.0 + norm(before.point))[:, None] * _aside_direction(y)
+    beside = before.point + NUDGE * (1.0 + norm(before.point))[:, None] * aside_direction(y)
     left = budget.iterations - int(before.iterations.min())
     after = _descend(system, y[halted], beside, budget._replace(iterations=left))
     better = after.converged | (after.residual < before.residual)
@@ -542,7 +542,7 @@ def _plan(system: System, here: _Point, tangent: _Tangent, chains: _Chains, *, f
         bent = hessian(normal)
         gradient = tangent.pull + bent
         if first:
-            gradient = gradient + (NUDGE * norm(normal) / chains.scale)[:, None] * _aside_direction(normal)
+            gradient = gradient + (NUDGE * norm(normal) / chains.scale)[:, None] * aside_direction(normal)
         left = (chains.radius.square() - normal.square().sum(1)).clamp_min(0.0).sqrt()
         slide, curved = _slide(algebra, hessian, tangent, gradient, left)
         if not bool(here.inequality.any()):

@@ -129,6 +129,38 @@ class DenseRows:
 DENSE = DenseRows()
 
 
+def dense_factor(rows: Tensor) -> Tensor:
+    """What ``solve_dense`` needs for J J^T of rows (n, r, d): its inverse (n, r, r) for up to two rows, else L.
+
+    J J^T = L L^T, to a ridge of a few roundings on the rows scaled to length one, so that rows may depend on each
+    other. A chain without a factor gets numbers that are not finite.
+    """
+    count = rows.shape[1]
+    if count == 1:
+        return torch.linalg.vector_norm(rows, dim=2, keepdim=True).square_().reciprocal_()
+    if count == 2:
+        one, other = rows[:, 0], rows[:, 1]
+        a, b, c = one.square().sum(1), (one * other).sum(1), other.square().sum(1)
+        ridge = 1.0 + 8 * torch.finfo(rows.dtype).eps
+        a, c = ridge * a, ridge * c
+        return torch.stack([c, -b, -b, a], dim=1).div_((a * c - b * b)[:, None]).reshape(-1, 2, 2)
+    gram = rows @ rows.mT
+    lengths = gram.diagonal(dim1=1, dim2=2).sqrt()
+    gram = gram / (lengths[:, :, None] * lengths[:, None, :])
+    gram.diagonal(dim1=1, dim2=2).add_(4 * count * torch.finfo(rows.dtype).eps)
+    factor, info = torch.linalg.cholesky_ex(gram)
+    return (factor * lengths[:, :, None]).masked_fill_((info > 0)[:, None, None], torch.nan)
+
+
+def solve_dense(factor: Tensor, right: Tensor) -> Tensor:
+    """(J J^T)^-1 right, (n, r)."""
+    if right.shape[1] == 1:
+        return factor[:, 0] * right
+    if right.shape[1] == 2:
+        return (factor * right[:, None, :]).sum(2)
+    return torch.cholesky_solve(right[:, :, None], factor).squeeze(2)
+
+
 class ByNormalEquations(Algebra, Protocol):
     """What follows from ``apply``, ``pull`` and ``solve`` alone, where no orthonormal basis of the rows is kept."""
 

@@ -1,0 +1,135 @@
+"""Sets of functions in the loop: quick steps against ten lines of Gauss-Newton, a torus against a sphere, 62 rows.
+
+Times are those of the processor. The cases of a group take turns, so that a busy machine slows all of them alike; the
+ratio is the median over the rounds of the ratios within a round.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+
+import torch
+from torch import Tensor
+
+import casal
+from benchmarks.timing import Table
+from casal.constraints import Affine, Constraint, Implicit, JacobianProducts, Sphere
+
+Cases = dict[str, Callable[[], object]]
+
+
+def tables(quick: bool = False) -> Iterator[Table]:
+    """Milliseconds; ``quick`` takes fewer rounds."""
+    rounds = 3 if quick else 15
+    yield _race("3 equations, 256 chains x 64, one projection", _three(), "ten lines", rounds)
+    for method in (casal.Projected(), casal.CASAL(rho=1000.0)):
+        for chains in (1000, 4096):
+            title = f"Torus and sphere, {chains} chains x 3, {STEPS} steps of {method.name}"
+            yield _race(title, _torus(method, chains), "sphere", rounds)
+    yield _race("62 equations, 64 chains x 128, one projection", _many(), "Affine", rounds)
+
+
+def _race(title: str, cases: Cases, base: str, rounds: int) -> Table:
+    for case in cases.values():
+        case()
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(rounds):
+        for name, case in cases.items():
+            began = time.process_time()
+            for _ in range(REPEATS):
+                case()
+            seconds[name].append((time.process_time() - began) / REPEATS)
+    rows = []
+    for name, values in seconds.items():
+        ratios = sorted(own / other for own, other in zip(values, seconds[base], strict=True))
+        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+        rows.append(
+            {
+                "case": name,
+                "median, ms": 1e3 * median(values),
+                f"/ {base}": median(ratios),
+                "middle half": f"{low:.3g} to {high:.3g}",
+            }
+        )
+    return Table(title, rows)
+
+
+REPEATS, STEPS = 3, 200
+
+
+def _normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def sums(z: Tensor) -> Tensor:
+    """sum z = 2, |z|^2 = 80, sum z_k z_(k+1) = 3."""
+    return torch.stack([z.sum(1) - 2.0, z.square().sum(1) - 80.0, (z[:, :-1] * z[:, 1:]).sum(1) - 3.0], dim=1)
+
+
+def ten_lines(fn: Callable[[Tensor], Tensor], y: Tensor, tolerance: float = 1e-5) -> Tensor:
+    """What a user would write: z <- y - J^T (J J^T)^-1 (h + J (y - z)) until the longest step is short."""
+    z, size = y, y.norm(dim=1)
+    while True:
+        leaf = z.detach().requires_grad_()
+        h = fn(leaf)
+        J = torch.stack([torch.autograd.grad(part.sum(), leaf, retain_graph=True)[0] for part in h.T], dim=1)
+        right = h.detach()[:, :, None] + J @ (y - z)[:, :, None]
+        new = y - (J.mT @ torch.linalg.solve(J @ J.mT, right)).squeeze(2)
+        step, z = (new - z).norm(dim=1), new
+        if bool((step <= tolerance * size).all()):
+            return z
+
+
+def _three() -> Cases:
+    constraint = Implicit(sums)
+    z = constraint.project(1.2 * _normal(256, 64, seed=0))
+    cases: Cases = {}
+    y = z + 0.1 * _normal(256, 64, seed=1)
+    narrow = y.float()
+    cases["ten lines"] = lambda: ten_lines(sums, y)
+    cases["quick, float64"] = lambda: constraint.project_fast(y)
+    cases["quick, float32"] = lambda: constraint.project_fast(narrow)
+    cases["strict"] = lambda: constraint.project(y)
+    return cases
+
+
+def torus(z: Tensor) -> Tensor:
+    """Distance 0.7 from the circle of radius 2 in the plane z_3 = 0, as a polynomial."""
+    squares = z.square()
+    return (squares.sum(1) + 3.51).square()[:, None] / 16.0 - squares[:, :2].sum(1, keepdim=True)
+
+
+def _torus(method: casal.Method, chains: int) -> Cases:
+    wheel, ball = Implicit(torus), Sphere(2.0)
+    on = wheel.project(1.5 * _normal(chains, 3, seed=2))
+
+    def loop(constraint: Constraint, budget: casal.Budget | None = None) -> Callable[[], object]:
+        start = constraint.project(on)
+        target = casal.langevin(lambda x: 0.5 * x, steps=STEPS, step_size=1e-3, init=start)
+        return lambda: casal.sample(target, constraint, method, chains, threads=1, check=False, budget=budget)
+
+    return {"sphere": loop(ball), "torus": loop(wheel)}
+
+
+def _many() -> Cases:
+    A, b = _normal(62, 128, seed=3), _normal(62, seed=4)
+    y = _normal(64, 128, seed=5)
+
+    def rows(z: Tensor) -> Tensor:
+        return z @ A.T - b
+
+    def bent(z: Tensor) -> Tensor:
+        return rows(z) + 0.1 * z[:, :62].square()
+
+    products = JacobianProducts(lambda z, v: v @ A.T, lambda z, w: w @ A)
+    sets: dict[str, Constraint] = {
+        "Affine": Affine(A, b),
+        "a function": Implicit(rows),
+        "a function and its products": Implicit(rows, jacobian=products, scale=1.0),
+        "a function that is not affine": Implicit(bent),
+    }
+    cases: Cases = {name: lambda own=own: own.project_fast(y) for name, own in sets.items()}
+    strict = sets["a function"]
+    return cases | {"a function, strict": lambda: strict.project(y)}

@@ -1,0 +1,121 @@
+"""Quick steps against strict projections: right to first order, and never silently wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import casal
+from casal.constraints import Affine, Budget, Implicit, JacobianProducts
+
+from ..implicit_cases import CENTER, energy, mass_energy, sphere, torus
+
+Function = Callable[[Tensor], Tensor]
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def lengths(z: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(z.to(torch.float64).flatten(1), dim=1)
+
+
+def waves(z: Tensor) -> Tensor:
+    """Five equations, more than are differentiated anew in every step."""
+    return z[:, :5] + 0.2 * torch.sin(z[:, 5:]) - 0.3
+
+
+@pytest.mark.parametrize(
+    ("fn", "event"),
+    [(sphere, (3,)), (torus, (3,)), (energy, (2, 3)), (mass_energy, (7,)), (waves, (10,))],
+    ids=["sphere", "torus", "energy", "mass-energy", "waves"],
+)
+def test_quick_and_strict_agree_to_first_order(fn: Function, event: tuple[int, ...]) -> None:
+    """The error is a small share of the distance, however small that is; off the set it is of second order."""
+    constraint = Implicit(fn)
+    on = constraint.project(1.2 * normal(100, *event))
+    for size in (0.1, 0.01, 0.001):
+        y = on + size * normal(100, *event, seed=1)
+        foot = constraint.project(y)
+        for chains in (y, y.float()):
+            found = constraint.quick(chains)
+            assert found is not None and bool(found.done.all()) and found.point.dtype == chains.dtype
+            allowed = 0.02 * lengths(foot - y) + 5e-6 * lengths(y)
+            assert bool((lengths(found.point - foot) <= allowed).all())
+            assert torch.equal(constraint.project_fast(chains), found.point)
+        assert float(constraint.violation(constraint.project_fast(y)).max()) <= size**2 + 1e-6
+
+
+def test_chains_that_quick_steps_lose_are_searched_for() -> None:
+    """The centre, where the gradient vanishes; an axis of symmetry; a chain that is not finite stays as it is."""
+    y = torch.cat([CENTER[None], CENTER + 1e-9 * normal(1, 3), 1e8 * normal(2, 3), normal(20, 3)])
+    constraint = Implicit(sphere)
+    found = constraint.quick(y)
+    assert found is not None and not bool(found.done[0])
+    foot = constraint.project_fast(y)
+    assert float((lengths(foot - CENTER) - 2.0).abs().max()) <= 1e-4
+    y[4] = torch.nan
+    assert torch.isnan(constraint.project_fast(y)).all(1).tolist() == [k == 4 for k in range(len(y))]
+    ellipse = Implicit(lambda z: (z[:, :1] / 2) ** 2 + z[:, 1:] ** 2 - 1)
+    inside = torch.tensor([[0.5, 0.0]], dtype=torch.float64)
+    assert float(ellipse.project_fast(inside)[0, 0]) == pytest.approx(2 / 3, abs=0.02)
+    empty = Implicit(lambda z: z.square().sum(1, keepdim=True) + 1.0)
+    nowhere = empty.quick(normal(5, 3))
+    assert nowhere is not None and not bool(nowhere.done.any())
+
+
+def test_a_chain_does_not_see_the_others() -> None:
+    constraint, y = Implicit(torus), 1.2 * normal(60, 3)
+    whole = constraint.project_fast(y)
+    for some in (slice(0, 1), slice(7, 30), slice(0, 60, 2)):
+        torch.testing.assert_close(constraint.project_fast(y[some]), whole[some], rtol=0, atol=1e-10)
+
+
+def test_affine_functions_take_one_step_and_are_not_trusted() -> None:
+    A, b, y = normal(6, 9, seed=2), normal(6, seed=3), normal(30, 9, seed=4)
+    right = Affine(A, b).project(y)
+    rows = Implicit(lambda z: z @ A.T - b)
+    products = JacobianProducts(lambda z, v: v @ A.T, lambda z, w: w @ A)
+    for given in (rows, Implicit(lambda z: z @ A.T - b, jacobian=products, scale=1.0)):
+        assert given._common_rows((9,)) is not None
+        torch.testing.assert_close(given.project_fast(y), right, rtol=0, atol=1e-12)
+    twice = Implicit(lambda z: torch.cat([z @ A.T - b, z @ A.T - b], dim=1))
+    torch.testing.assert_close(twice.project_fast(y), right, rtol=0, atol=1e-8)
+    # The same slopes at the two points that are looked at, others elsewhere.
+    bump = Implicit(lambda z: z.sum(1, keepdim=True) - 0.2 + 0.1 * torch.exp(-20 * z.square().sum(1, keepdim=True)))
+    some = 0.2 * normal(30, 2)
+    foot = bump.project(some)
+    assert bump._common_rows((2,)) is not None
+    assert bool((lengths(bump.project_fast(some) - foot) <= 0.02 * lengths(some - foot) + 1e-6).all())
+
+
+def test_functions_with_constants_in_float64_work_in_a_loop_of_float32() -> None:
+    rows = torch.eye(2, 4, dtype=torch.float64)
+    constraint = Implicit(lambda z: (z @ rows.T).square() - 1.0)
+    y = normal(20, 4).float()
+    assert constraint.project_fast(y).dtype == torch.float32
+    assert float((constraint.project_fast(y) - constraint.project(y)).abs().max()) <= 0.02 * float(y.abs().max())
+
+
+def test_the_loop_takes_quick_steps_unless_there_is_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[int]()
+    own = Implicit.quick
+
+    def counted(self: Implicit, z: Tensor, warm: Tensor | None = None) -> object:
+        calls.append(len(z))
+        return own(self, z, warm)
+
+    monkeypatch.setattr(Implicit, "quick", counted)
+    constraint = Implicit(torus)
+    target = casal.langevin(lambda x: x, steps=5, step_size=1e-2, init=constraint.project(1.5 * normal(8, 3)))
+    for method in (casal.CASAL(rho=100.0), casal.Projected()):
+        calls.clear()
+        result = casal.sample(target, constraint, method, 8)
+        assert len(calls) >= 5 and float(result.certificate.violation.max()) <= 1e-12
+        calls.clear()
+        casal.sample(target, constraint, method, 8, budget=Budget())
+        assert len(calls) <= 1  # that of the starting points
