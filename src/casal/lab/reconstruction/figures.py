@@ -111,6 +111,7 @@ GUIDES: Mapping[str, Any] = {
     "covariance matching": "#882255",
     "LookAhead": "#009e73",
     "kriging": EXACT,
+    "exact draws": EXACT,
     "least": EXACT,
 }
 """Colours of what the registry of methods does not name."""
