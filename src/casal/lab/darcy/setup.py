@@ -214,7 +214,7 @@ class SeenFlow(Intersection):
         usable = torch.ones_like(lengths, dtype=torch.bool)
         unit = algebra.scaled(rows, usable, lengths)
         reach = self._values(x) / lengths + algebra.apply(unit, anchor - x)
-        return algebra.pull(unit, algebra.solve(algebra.factorise(algebra.gram(unit), usable), reach)), lengths
+        return algebra.pull(unit, algebra.solve_once(algebra.gram(unit), usable, reach)), lengths
 
     def _nearer(self, x: Tensor, y: Tensor) -> Tensor:
         """A step to the nearest point of the set linearised at x, cut at ``FAR``."""
