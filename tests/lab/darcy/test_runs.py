@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 @pytest.fixture(scope="module")
 def quick(own_cache: None) -> Outcome:
-    return tiny_run(DARCY, Training(300, 200, 1))
+    return tiny_run(DARCY, Training(900, 200, 1))
 
 
 def test_plans() -> None:

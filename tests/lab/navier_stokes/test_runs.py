@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 @pytest.fixture(scope="module")
 def quick(own_cache: None) -> Outcome:
-    return tiny_run(NAVIER_STOKES, Training(150, 150, 1))
+    return tiny_run(NAVIER_STOKES, Training(900, 300, 1))
 
 
 def test_plans() -> None:

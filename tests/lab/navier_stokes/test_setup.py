@@ -28,7 +28,7 @@ F64 = torch.float64
 
 @pytest.fixture(scope="module")
 def known() -> Prior:
-    return prior(Training(150, 150, 1))
+    return prior(Training(900, 300, 1))
 
 
 def test_symmetric_starts_have_symmetric_ends() -> None:
