@@ -47,7 +47,7 @@ LEAST_SQUARES, PIXELS = "least squares + projection", "kriging of the pixels"
 DRAWS_PROJECTED = "exact draws + projection"
 REFERENCES = (LEAST_SQUARES, KRIGING, KRIGING_PROJECTED, DRAWS_PROJECTED, PIXELS)
 """Answers in closed form. Exact draws are those of the Gaussian given all rows, as many as a method has samples: what
-the best sampler of the Gaussian would give."""
+a perfect sampler of the Gaussian gives."""
 
 RIDGE = 1e-8
 """Of kriging on pixels, in units of their variance."""
@@ -333,7 +333,7 @@ def table(title: str, found: Mapping[str, Scores], note: str) -> ResultTable:
             row["memory"] = scores.memory
         rows.append(row)
     names = next(iter(found.values())).others
-    also = "".join(f"{name}: error of {name} (%), .1f | " for name in names)
+    also = "".join(f"{name}: error of {name} (%), .3g | " for name in names)
     return ResultTable.of(
         title,
         f"method | error: error of the mean (%), .2f | {also}"

@@ -110,8 +110,8 @@ def _how(scale: Scale) -> str:
         "± is one standard error over cases; differences are paired. Samples before and after the last projection have "
         f"a line each. Tuned methods: each the best of {tried} settings on {scale.tuning_cases} other cases x "
         f"{scale.tuning_samples} samples; moment and covariance matching have no setting. Exact draws: "
-        f"{scale.samples} draws of the Gaussian given all that is seen, the answer that no sampler of the Gaussian can "
-        "improve on. Spread / skill is that of the latents, before the last projection; one for samples of the "
+        f"{scale.samples} draws of the Gaussian given all that is seen, what a perfect sampler of the Gaussian "
+        "gives. Spread / skill is that of the latents, before the last projection; one for samples of the "
         "posterior. Points seen are the same in all cases. Times are those of the processor. Memory is what the run of "
         f"all chains adds to that of the process, in pages of the system.{looks}"
     )
