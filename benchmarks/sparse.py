@@ -1,5 +1,7 @@
 """Sparse equations: a Laplacian as linear equations, Darcy flow as nonlinear ones, and the ways to factorise J J^T.
 
+The projection of the Darcy experiment is timed beside a step of its network, which has the size but not the weights.
+
 Times are those of the processor, not of the clock, so that a busy machine counts less. The cases of a group take turns.
 """
 
@@ -23,6 +25,7 @@ def tables(quick: bool = False) -> Iterator[Table]:
     chains, repeats = (8, 3) if quick else (64, 7)
     yield _factors(chains, repeats)
     yield _darcy(chains, repeats)
+    yield _beside_a_network(chains, repeats)
     yield _laplacian(chains, repeats)
 
 
@@ -125,6 +128,38 @@ def _darcy(chains: int, repeats: int) -> Table:
         f"{float(flow.residual(found.point).abs().max()) * 1024:.1e}."
     )
     return _race(f"Darcy flow 32 x 32, sparse Jacobian, {chains} chains", cases, "one warm iteration", repeats, note)
+
+
+def _beside_a_network(chains: int, repeats: int) -> Table:
+    from casal.lab.darcy.setup import COSINES, IN_LOOP, decoder, prior, task
+    from casal.lab.nets import WienerUNet
+    from casal.lab.reconstruction.prior import Training
+
+    known = prior(Training(300, 200, 1))
+    here = task(known, 0)
+    cases = here.cases(max(1, chains // 16), 0)
+    every = cases.repeated(chains // len(cases))
+    flow, x = here.constraint(every), every.latents + 0.3 * _normal(len(every), known.size, seed=10)
+    start = flow.project(known.decode(x), budget=IN_LOOP)
+    moved = known.decode(x + 0.05 * _normal(len(every), known.size, seed=11))
+    series = decoder(None, COSINES)
+    lift = series.matrix((series.latent_size,), torch.empty(0, dtype=torch.float64)).float()
+    net = WienerUNet.fit(
+        _normal(900, known.size, seed=12).float(),
+        grid=(2, COSINES, COSINES),
+        lift=lift,
+        widths=(16, 24, 32),
+        positions=4,
+    ).requires_grad_(False)
+    noisy, level = x.float(), torch.tensor(0.5)
+    timed: dict[str, Callable[[], object]] = {
+        "network, one evaluation": lambda: net(noisy, level),
+        "projection in the loop": lambda: flow.project(moved, budget=IN_LOOP, warm=start),
+        "projection of a sample": lambda: flow.project(moved),
+    }
+    title = f"Darcy experiment, {len(every)} chains: equation and 50 values beside the network"
+    note = "In the loop: one Gauss-Newton step from the last point. The goal is at most 5 evaluations of the network."
+    return _race(title, timed, "network, one evaluation", repeats, note)
 
 
 def _laplacian(chains: int, repeats: int) -> Table:

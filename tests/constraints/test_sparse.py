@@ -13,7 +13,7 @@ from torch import Tensor
 
 from casal import Affine, Box, PerChain, Sphere, constraint_from_spec
 from casal.constraints.base import Way
-from casal.constraints.solvers.banded import Bands
+from casal.constraints.solvers.banded import Bands, LapackBands
 from casal.constraints.solvers.sparse_rows import SparseMatrix
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 
@@ -64,6 +64,15 @@ def test_the_factor_solves_and_has_the_determinant(total: bool, shuffled: bool) 
     torch.testing.assert_close(bands.log_determinant(factor), torch.logdet(ridged), rtol=1e-12, atol=0)
     alone, _ = bands.factorise(bands.gram(entries[1:2]), 0.1)
     torch.testing.assert_close(bands.solve(alone, right[1:2])[0], bands.solve(factor, right)[1], rtol=1e-14, atol=1e-14)
+    active = normal(chains, size, seed=6) > -1.0
+    both = torch.where(active[:, :, None] & active[:, None], gram, 0.0)
+    cut = both + torch.diag_embed(1.0 - 0.9 * active.double())
+    for kind in (Bands, LapackBands):
+        other = kind(rows, columns, size)
+        sides = other.gram(entries * active[:, rows])
+        found, good = other.solve_once(sides, right, 0.1, active)
+        assert bool(good.all())
+        torch.testing.assert_close(found, torch.linalg.solve(cut, right), rtol=1e-11, atol=1e-11)
     several = bands.solve(alone, right)  # one factor for all
     torch.testing.assert_close(several, torch.linalg.solve(ridged[1], right.T).T, rtol=1e-11, atol=1e-11)
 
@@ -75,6 +84,12 @@ def test_a_factor_that_does_not_exist_is_flagged_in_its_chain_only() -> None:
     factor, good = bands.factorise(bands.gram(entries), torch.tensor([0.0, -1e-9], dtype=torch.float64))
     assert good.tolist() == [True, False]
     assert bool(torch.isfinite(factor).all())
+    again = LapackBands(rows, columns, 2)
+    ridge, right = torch.tensor([0.0, -1e-9], dtype=torch.float64), torch.ones(2, 2, dtype=torch.float64)
+    found, good = again.solve_once(again.gram(entries), right, ridge)
+    assert good.tolist() == [True, False]
+    matrix = entries[0].reshape(2, 2)
+    torch.testing.assert_close(found[0], torch.linalg.solve(matrix @ matrix.T, right[0]))
 
 
 # ------------------------------------------------------------------ the set

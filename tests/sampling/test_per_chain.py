@@ -155,6 +155,30 @@ def test_one_multiplier_for_all_chains_needs_one_set(method: Any) -> None:
         casal.sample(target(), OWN, method, N)
 
 
+class Counted(casal.Sphere):
+    """Counts the points that it projects."""
+
+    def _project(self, z: torch.Tensor) -> torch.Tensor:
+        COUNTS.append(len(z))
+        return super()._project(z)
+
+
+COUNTS: list[int] = []
+
+
+def test_a_set_is_tried_on_a_few_chains_also_where_the_model_needs_all() -> None:
+    """A model with one row of data a chain is tried on all chains, its set can be cut: projections may be slow."""
+    data = torch.linspace(0.0, 1.0, N, dtype=torch.float64)[:, None]
+    model = casal.edm(lambda y, s: (y + data) / (1 + s.to(y) ** 2), [2.0, 1.0, 0.5], shape=4, dtype=torch.float64)
+    own = Counted(PerChain(torch.linspace(1.0, 2.0, N, dtype=torch.float64)))
+    COUNTS.clear()
+    casal.sample(model, own, casal.Unconstrained(), N)
+    assert COUNTS and max(COUNTS) < N
+    COUNTS.clear()
+    result = casal.sample(model, own, casal.FinalProjection(), N)
+    assert max(COUNTS) == N and bool(result.certificate.feasible.all())
+
+
 def test_counts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ShapeError, match="parameters for 96 chains, but n = 40"):
         casal.sample(diffusion(), OWN, casal.CASAL(10.0), 40)

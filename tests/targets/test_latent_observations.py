@@ -81,6 +81,19 @@ def test_without_gluing_and_decoder_it_is_dps() -> None:
         torch.testing.assert_close(latent.score(points(), t), plain.score(points(), t), atol=1e-9, rtol=1e-9)
 
 
+def test_the_weight_of_dps_may_depend_on_the_noise_level() -> None:
+    """w / s at level s is the number w / s there; prior() is an EDM, whose times are its levels."""
+    matrix, values = H[:, :3], SEEN
+    falling = casal.posterior(prior(), matrix, values, 1.0, way="dps", weight=lambda s: 2.0 / s)
+    assert falling.denoise is not None
+    for t in prior().table.t[::7]:
+        number = casal.posterior(prior(), matrix, values, 1.0, way="dps", weight=2.0 / float(t))
+        torch.testing.assert_close(falling.score(points(), t), number.score(points(), t), atol=1e-9, rtol=1e-9)
+    several = torch.linspace(0.5, 2.0, len(points()), dtype=F64)  # one level a chain
+    one_by_one = [falling.denoise(points()[k : k + 1], several[k]) for k in range(len(several))]
+    torch.testing.assert_close(falling.denoise(points(), several), torch.cat(one_by_one))
+
+
 def test_a_code_that_fits_is_left_alone() -> None:
     """D = the code itself: the observation holds, and it is a fixed point of encode and decode."""
     known = casal.edm(lambda x, s: CODE + 0 * x, [2.0, 1.0], shape=3, dtype=F64)

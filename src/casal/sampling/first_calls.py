@@ -294,8 +294,9 @@ def _check_context(context: Context, probe: Tensor, n: int, options: Options) ->
         by_row = "the decoder"
     context.constraint.validate(tuple(decoded.shape[1:]))
     context.constraint.check_nonempty(decoded)
-    z = decoded[: len(probe)].to(torch.float64)
-    _check_projection(context.constraint.take(slice(0, len(probe))), z, options)
+    count = len(probe) if context.constraint.chains is None else min(len(probe), PROBE)  # marked sets can be cut
+    z = decoded[:count].to(torch.float64)
+    _check_projection(context.constraint.take(slice(0, count)), z, options)
     return tuple(decoded.shape[1:]), by_row
 
 

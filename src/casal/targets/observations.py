@@ -63,7 +63,7 @@ def posterior(
     *,
     way: str = "moment",
     iterations: int = 5,
-    weight: float = 1.0,
+    weight: float | Map = 1.0,
     covariance: Any = None,
 ) -> Target:
     """The same model given y = H x0 + N(0, noise^2); see the top of this file.
@@ -80,7 +80,8 @@ def posterior(
         noise: Standard deviation of the observation noise, a number or (m,); 0 where an observation is exact.
         way: "moment", "pigdm", "dps", "flat" or "gaussian".
         iterations: Conjugate gradient steps of "moment"; m of them are exact.
-        weight: Size of the step of "dps".
+        weight: Size of the step of "dps", a number or a function of the noise level s (a tensor). A number that suits
+            low levels is often too large at high ones, where ``lambda s: w / s`` stays stable.
         covariance: C (d, d) of the data, where it is known: with V = s^2 C (C + s^2 I)^-1 in its place the system of
             "moment" is solved directly, and that preconditions the conjugate gradients. With a Gaussian prior one
             iteration is then exact; with a network far fewer are needed than from the identity. "gaussian" needs it.
@@ -121,7 +122,8 @@ def posterior(
                 return (along(scale, x) * pulled).reshape(len(x), -1)
 
             estimate = mean if whole else mean.detach()
-            shift = _shift(way, here.gap(estimate), here, derivative, variance, iterations, weight, spectrum)
+            step = weight(level) if callable(weight) else weight
+            shift = _shift(way, here.gap(estimate), here, derivative, variance, iterations, step, spectrum)
         return estimate + shift.reshape(mean.shape), 0.0
 
     return _condition(target, correct, f"{len(observation.matrix)} observations")
@@ -360,14 +362,14 @@ def _shift(
     derivative: Map,
     variance: Tensor,
     iterations: int,
-    weight: float,
+    weight: float | Tensor,
     spectrum: Spectrum | None,
 ) -> Tensor:
     """V H^T times what stands for (H V H^T + R)^-1 (y - H D), all in units of s^2."""
     H = observation.matrix
     if way == "dps":
         length = torch.linalg.vector_norm(gap, dim=1, keepdim=True).clamp_min(1e-12)
-        return weight * along(variance, gap) * derivative(gap / length @ H)
+        return along(weight * variance, gap) * derivative(gap / length @ H)
     solve = _isotropic_solver(observation, variance, 1.0 / (1.0 + variance))
     if way == "pigdm":
         return derivative(solve(gap) @ H)

@@ -29,7 +29,7 @@ F64 = torch.float64
 
 @pytest.fixture(scope="module")
 def known() -> Prior:
-    return prior(Training(300, 200, 1))
+    return prior(Training(900, 200, 1))
 
 
 def test_events_hold_both_fields() -> None:

@@ -28,7 +28,7 @@ F64 = torch.float64
 
 @pytest.fixture(scope="module")
 def known() -> Prior:
-    return prior(Training(150, 150, 1))
+    return prior(Training(900, 300, 1))
 
 
 def test_symmetric_starts_have_symmetric_ends() -> None:
@@ -59,6 +59,17 @@ def test_latents_go_round_and_the_set_holds_on_the_truth(known: Prior) -> None:
         cases = task.cases(2, 0)
         assert float(task.constraint(cases).violation(cases.fields).max()) < 1e-14
         assert float(task.constraint(cases).violation(cases.fields.flip(1)).min()) > 1e-4
+
+
+def test_latents_inside_decode_into_the_set(known: Prior) -> None:
+    strict = tasks(known, 0)[0]
+    cases = strict.cases(2, 0)
+    latents = strict.latents(cases)
+    x = latents.project(cases.latents)
+    assert float(strict.constraint(cases).violation(known.decode(x)).max()) < 1e-11
+    assert float(strict.constraint(cases).violation(known.decode(1.001 * x)).min()) > 1e-5
+    nearer = latents.project(x + 1e-3 * (cases.latents - x))  # x is a nearest point: it stays
+    assert torch.allclose(nearer, x, atol=1e-8)
 
 
 def test_extra_channels_are_velocity_and_advection() -> None:

@@ -61,3 +61,19 @@ def test_least_squares_solves_the_normal_equations_with_the_known_row_exact() ->
     assert torch.allclose(found, exact, atol=1e-9)
     few = whitened(H[:2], mean[:2], S[:2, :2], known)
     assert least_squares(few, y[:, :2], level) is None
+
+
+@pytest.mark.statistical
+def test_draws_follow_the_conditional_gaussian() -> None:
+    gaussian, H, mean, S, known = problem(3)
+    white, n = whitened(H, mean, S, known), 4000
+    y, level = torch.randn((2, 3), dtype=F64), torch.randn((2, 1), dtype=F64)
+    exact = krige(gaussian, white, white.values(y, level))
+    x = exact.draw(n, torch.Generator().manual_seed(0)).reshape(2, n, D)
+    size = exact.covariance.diagonal().sqrt()
+    assert float(((x.mean(1) - exact.mean).abs() / size).max()) < 4.5 / n**0.5
+    assert torch.allclose(x @ known.T, level[:, None], atol=1e-6)  # what is known holds in every draw
+    scaled = torch.stack([torch.cov(part.T) for part in x]) / (size[:, None] * size)
+    off = (scaled - exact.covariance / (size[:, None] * size)).abs().max()
+    assert float(off) < 4.5 * (2 / n) ** 0.5
+    assert float((2 * scaled - exact.covariance / (size[:, None] * size)).abs().max()) > 4.5 * (2 / n) ** 0.5  # power

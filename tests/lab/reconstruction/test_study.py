@@ -7,9 +7,10 @@ import torch
 
 from casal.lab.experiment import FAILS, HOLDS
 from casal.lab.nets import LevelLosses
-from casal.lab.reconstruction.compare import KRIGING, KRIGING_PROJECTED, Scores
+from casal.lab.reconstruction.compare import DRAWS_PROJECTED, KRIGING, KRIGING_PROJECTED, Scores
 from casal.lab.reconstruction.methods import (
     DPS_PROJECTED,
+    MATCHED_MANY,
     MATCHED_PROJECTED,
     MOMENT_PROJECTED,
     PENALTY,
@@ -37,6 +38,7 @@ def study(**changed: Scores) -> Study:
     here = {
         KRIGING: scores(0.10, 0.5, 0.0),
         KRIGING_PROJECTED: scores(0.10, evaluations=0.0),
+        DRAWS_PROJECTED: scores(0.103, evaluations=0.0),
         PENALTY: scores(0.3, 0.2),
         PROJECTED: scores(0.2),
         PRINTED: scores(0.25),
@@ -68,6 +70,7 @@ def test_every_verdict_can_go_either_way() -> None:
     good = study()
     for part, bad in (
         ("over kriging", study(**{MOMENT_PROJECTED: scores(0.115), MATCHED_PROJECTED: scores(0.115)})),
+        ("over that of as many exact draws", study(**{DRAWS_PROJECTED: scores(0.09, evaluations=0.0)})),
         (f"{MOMENT_PROJECTED} below DPS", study(**{MOMENT_PROJECTED: scores(0.13)})),
         ("violates its set", study(**{PROJECTED: scores(0.2, 1e-9)})),
         ("violation of projected", study(**{PROJECTED: scores(0.2, 1e-3)})),
@@ -77,6 +80,11 @@ def test_every_verdict_can_go_either_way() -> None:
         assert holding(good, part) and not holding(bad, part), part
     assert not holding(good, f"Paper: {PRINTED} has")
     assert holding(good, "beats the Gaussian") and not holding(good, "beats the Gaussian", 0.95)
+
+
+def test_more_samples_are_compared_with_the_mean_but_not_with_as_many_draws() -> None:
+    found = study(**{MATCHED_MANY: scores(0.101), MOMENT_PROJECTED: scores(0.115), MATCHED_PROJECTED: scores(0.115)})
+    assert holding(found, "over kriging") and not holding(found, "over that of as many exact draws")
 
 
 def test_claims_say_whose_they_are_and_the_table_has_the_paper_beside_ours() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from casal.lab.reconstruction.prior import Prior
-from casal.lab.reconstruction.task import sensors
+from casal.lab.reconstruction.task import Weight, sensors
 
 from .small import MODES, POINTS, draw, prior, task
 
@@ -60,3 +60,9 @@ def test_the_mean_of_the_residual_is_subtracted(known: Prior) -> None:
     gap = (cases.values - problem.rows.mean) @ problem.rows.map.T
     assert torch.allclose(given, torch.cat([level, gap], 1))
     assert float(problem.rows.mean.abs().max()) < 0.1
+
+
+def test_weights_of_dps() -> None:
+    level = torch.tensor(4.0)
+    assert float(Weight(8.0).at(level)) == 8.0 and float(Weight(8.0, 1).at(level)) == 2.0
+    assert [str(Weight(8.0)), str(Weight(8.0, 1))] == ["weight 8", "weight 8 / sigma"]

@@ -14,7 +14,8 @@ def test_results_go_into_their_page(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "results.md").write_text("# mixture\n\nWhy?\n\n### A table\n\n| a |\n", encoding="utf-8")
     (folder / "results.json").write_text(
-        '{"name": "mixture", "seconds": 2.0, "settings": {"date": "2026-01-02", "casal": "0.1"}}', encoding="utf-8"
+        '{"name": "mixture", "seconds": 2.0, "settings": {"date": "2026-01-02", "casal": "0.1", "seed": 7}}',
+        encoding="utf-8",
     )
     (folder / "seen.png").write_bytes(b"png")
     page = tmp_path / "docs" / "page.md"
@@ -24,7 +25,7 @@ def test_results_go_into_their_page(tmp_path: Path) -> None:
         main(folder, page)
     text = page.read_text(encoding="utf-8")
     assert text == (
-        "Before\n<!-- results of mixture -->\n\n`casal run mixture`, 2026-01-02, casal 0.1, 2 s.\n\n"
+        "Before\n<!-- results of mixture -->\n\n`casal run mixture --seed 7`, 2026-01-02, casal 0.1, 2 s.\n\n"
         "### A table\n\n| a |\n\n<!-- end of results -->\nAfter\n"
     )
     assert (page.parent / "images" / "seen.png").read_bytes() == b"png"

@@ -134,11 +134,7 @@ class Bands:
         n = len(gram)
         store = gram.new_zeros(n, self.numbers)
         store[:, self._spots] = gram
-        add = gram.new_ones(n, len(self._real))
-        add[:, self._real] = torch.as_tensor(ridge, dtype=gram.dtype).reshape(-1, 1).expand(n, self.size)
-        if active is not None:
-            add[:, self._real] = torch.where(active[:, self._order], add[:, self._real], 1.0)
-        store[:, self._diagonal] += add
+        store[:, self._diagonal] += self._added(n, ridge, active)
         bad = self._eliminate(store)
         if self.border:
             beside, corner = self._sides(store)
@@ -147,6 +143,14 @@ class Bands:
             bad |= info > 0
             beside[:], corner[:] = solved, torch.where((info > 0)[:, None, None], torch.eye(self.border).to(root), root)
         return store, ~bad
+
+    def _added(self, n: int, ridge: Tensor | float, active: Tensor | None) -> Tensor:
+        """What is added to the diagonal, (n, rows): the ridge; one in rows that take no part or fill up a block."""
+        add = torch.ones(n, len(self._real), dtype=torch.float64)
+        add[:, self._real] = torch.as_tensor(ridge, dtype=torch.float64).reshape(-1, 1).expand(n, self.size)
+        if active is not None:
+            add[:, self._real] = torch.where(active[:, self._order], add[:, self._real], 1.0)
+        return add
 
     def _eliminate(self, store: Tensor) -> Tensor:
         """The factor of G in the place of G, and where there is none, (n,)."""
@@ -180,6 +184,13 @@ class Bands:
         last = torch.cholesky_solve(last[:, :, None], corner).squeeze(2)
         inner = self._substitute(factor, inner[:, None])[:, 0] - (last[:, None] @ beside).squeeze(1)
         return torch.cat([inner[:, :count], last], dim=1)[:, self._place]
+
+    def solve_once(
+        self, gram: Tensor, right: Tensor, ridge: Tensor | float = 0.0, active: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """``factorise`` and ``solve``, where the factors are not needed again: (n, m), and whether they exist (n,)."""
+        factor, good = self.factorise(gram, ridge, active)
+        return self.solve(factor, right), good
 
     def pivots(self, factor: Tensor) -> Tensor:
         """Squares (n, m) of the diagonal of L: the squared distance of a row from those that come before it."""
@@ -255,6 +266,27 @@ class LapackBands(Bands):
             found, _ = dpbtrs(bands[chain % len(bands)], right.T, lower=1)
             right[...] = found.T
         return x
+
+    def solve_once(
+        self, gram: Tensor, right: Tensor, ridge: Tensor | float = 0.0, active: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """All in one place that is used again by the next chain, and stays in the cache of the processor."""
+        if self.border:
+            return super().solve_once(gram, right, ridge, active)
+        from scipy.linalg.lapack import dpbsv
+
+        entries, add = gram.contiguous().numpy(), self._added(len(gram), ridge, active).numpy()
+        spots, diagonal, store = self._spots.numpy(), self._diagonal.numpy(), np.empty(self._band)
+        band = store.reshape(self.size, self.bandwidth + 1).T
+        ordered = right[:, self._order].contiguous().numpy()
+        good = torch.ones(len(gram), dtype=torch.bool)
+        for chain, column in enumerate(ordered):
+            store.fill(0.0)
+            store[spots] = entries[chain]
+            store[diagonal] += add[chain]
+            _, found, info = dpbsv(band, column, lower=1, overwrite_ab=1, overwrite_b=1)
+            column[...], good[chain] = found, info == 0
+        return torch.from_numpy(ordered)[:, self._place], good
 
     def _in_columns(self, store: Tensor) -> list[NDArray[np.float64]]:
         """(bandwidth + 1, rows) of every chain, in the order of Fortran."""

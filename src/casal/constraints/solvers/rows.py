@@ -274,6 +274,14 @@ class SparseRows(ByNormalEquations):
     def solve(self, factor: Tensor, right: Tensor) -> Tensor:
         return self.bands.solve(factor, right)
 
+    def solve_once(self, gram: Tensor, active: Tensor, right: Tensor) -> Tensor:
+        """``solve`` with a factor that is not needed again."""
+        found, good = self.bands.solve_once(gram, right, 4 * EPSILON, active)
+        if not bool(good.all()):
+            bad = torch.nonzero(~good).flatten()
+            found[bad] = self.solve(self.factorise(gram[bad], active[bad]), right[bad])
+        return found
+
 
 class ProductRows(ByNormalEquations):
     """Derivatives known by their products alone, kept as (n, d + r): the point, and what each row is divided by.

@@ -28,7 +28,7 @@ NOTE = (
 
 PLANS = {
     False: Plan(
-        [(Scale(20, 10, Effort(50, 100), 3, 3, 2, 0), Scale(20, 10, Effort(50, 40), 3, 3, 2, 0))],
+        [(Scale(20, 10, Effort(40, 100), 3, 2, 1, 0, 40), Scale(20, 10, Effort(40, 40), 3, 2, 1, 0))],
         (10, 20, 40),
         2,
         FULL,

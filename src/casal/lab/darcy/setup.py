@@ -33,7 +33,7 @@ from casal.lab.physics.darcy import (
 from casal.lab.reconstruction.fields import SideBySide
 from casal.lab.reconstruction.models import trained
 from casal.lab.reconstruction.prior import Prior, Training, fit_prior
-from casal.lab.reconstruction.task import Task, sensors
+from casal.lab.reconstruction.task import Task, Weight, sensors
 
 COSINES, SINES = 16, 12
 SEEN = 25
@@ -60,6 +60,10 @@ RESTARTS = (1.0, 0.3, 0.0)
 
 STRICT, CLOSE = 1e-11, 1e-6
 """max |h| at which a projection ends, and below which its steps are whole; rounding leaves about 1e-13."""
+
+
+WEIGHTS = (Weight(30.0), Weight(100.0), Weight(10.0, 1), Weight(30.0, 1))
+"""Of DPS."""
 
 
 FULL = Training(12_000, 3_000, 1_000)
@@ -210,7 +214,7 @@ class SeenFlow(Intersection):
         usable = torch.ones_like(lengths, dtype=torch.bool)
         unit = algebra.scaled(rows, usable, lengths)
         reach = self._values(x) / lengths + algebra.apply(unit, anchor - x)
-        return algebra.pull(unit, algebra.solve(algebra.factorise(algebra.gram(unit), usable), reach)), lengths
+        return algebra.pull(unit, algebra.solve_once(algebra.gram(unit), usable, reach)), lengths
 
     def _nearer(self, x: Tensor, y: Tensor) -> Tensor:
         """A step to the nearest point of the set linearised at x, cut at ``FAR``."""
@@ -253,4 +257,4 @@ def task(known: Prior, seed: int) -> Task:
     index = torch.cat([sensors(CELLS**2, SEEN, seed), CELLS**2 + sensors(CELLS**2, SEEN, seed + 500_000)])
     nothing = torch.zeros((0, known.size), dtype=torch.float64)
     measures = {"u": solution, "a": coefficient}
-    return Task.of("Darcy", known, index, constraint, nothing, budget=IN_LOOP, measures=measures)
+    return Task.of("Darcy", known, index, constraint, nothing, budget=IN_LOOP, measures=measures, weights=WEIGHTS)

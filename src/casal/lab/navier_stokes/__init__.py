@@ -11,11 +11,11 @@ from casal.lab.drawing import writer
 from casal.lab.experiment import Experiment
 from casal.lab.navier_stokes.figures import figures
 from casal.lab.navier_stokes.runs import NAVIER_STOKES
-from casal.lab.reconstruction.methods import EXACT_PROJECTED, LABELS
+from casal.lab.reconstruction.methods import LABELS
 
 __all__ = ["EXPERIMENT", "METHODS"]
 
-METHODS = tuple(label for label in LABELS if label != EXACT_PROJECTED)
+METHODS = LABELS
 """Methods with a model; the answers in closed form are always there."""
 
 EXPERIMENT = Experiment(

@@ -40,16 +40,17 @@ NOTE = (
 COMPARED = (FINAL, PROJECTED, REPAIRED, DPS_PROJECTED, MOMENT_PROJECTED)
 """Methods whose cost is shown on two grids."""
 
-SMALL = (Scale(3, 4, Effort(25, 25), 2, 2, 4, 1), Scale(2, 3, Effort(20, 15), 1, 2, 4, 0))
+SMALL = (Scale(3, 4, Effort(20, 20), 2, 2, 4, 1), Scale(2, 3, Effort(15, 12), 1, 2, 4, 0))
 PLANS = {
     False: Plan(
         [
-            (Scale(20, 10, Effort(100, 150), 4, 5, 1, 4), Scale(20, 10, Effort(100, 60), 4, 3, 1, 1)),
-            (Scale(20, 10, Effort(50, 60), 2, 3, 4, 1), Scale(6, 10, Effort(30, 30), 1, 3, 4, 0)),
+            (Scale(20, 10, Effort(100, 100), 4, 3, 1, 0, 40), Scale(20, 10, Effort(60, 40), 3, 3, 1, 0)),
+            (Scale(20, 10, Effort(60, 60), 4, 3, 1, 1, 40), Scale(20, 6, Effort(30, 30), 3, 2, 1, 0)),
         ],
         (12, 25, 50),
         5,
         FULL,
+        curve_samples=5,
     ),
     True: Plan([SMALL, SMALL], (10, 20), 2, QUICK),
 }

@@ -7,19 +7,19 @@ the Fourier modes |k| <= 8 of both. Of each field 123 points (3 %), its circulat
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from casal import Constraint, Fourier, ObservedMassEnergy, PerChain, Product
+from casal import Affine, Constraint, Fourier, ObservedMassEnergy, PerChain, Product, Sphere
 from casal.decoders.transforms import Transform
 from casal.lab.nets import WienerUNet
 from casal.lab.physics.navier_stokes import POINTS, circulation, enstrophy, random_pairs
 from casal.lab.reconstruction.models import trained
 from casal.lab.reconstruction.prior import Prior, Training, fit_prior
-from casal.lab.reconstruction.task import Task, sensors
+from casal.lab.reconstruction.task import Cases, Task, sensors
 
 RADIUS = 8
 SEEN = 123
@@ -125,8 +125,29 @@ def constraint(index: Tensor, fields: Tensor, values: Tensor) -> Constraint:
     return Product(*parts, sizes=[size, size])
 
 
+def inside(known: Prior, index: Tensor, cases: Cases) -> Constraint:
+    """All latents that decode into the set of ``constraint``: a sphere in a flat, for each field.
+
+    Waves are orthonormal up to one scale a field, so that |w|^2 = scale^2 |x|^2.
+    """
+    scale, size, half = known.decoder.scale, cases.fields.shape[-1] ** 2, known.size // 2
+    assert scale is not None
+    H = known.decoder.matrix_rows(index, (known.size,), torch.empty(0, dtype=torch.float64))
+    total = known.decoder.vjp(torch.zeros((1, known.size), dtype=torch.float64))(torch.ones_like(cases.fields[:1]))
+    parts = []
+    for k in range(2):
+        mine, own = (index >= k * size) & (index < (k + 1) * size), slice(k * half, (k + 1) * half)
+        rows, values = H[mine, own], cases.values[:, mine]
+        share = circulation(cases.fields[:, k])[:, None] / size
+        rows = torch.cat([rows[:1] + total[:, own] / size, rows])  # the mean alone is zero and has no unit
+        values = torch.cat([values[:, :1] + share, values], 1)
+        radius = enstrophy(cases.fields[:, k]).sqrt() / scale[k * half]
+        parts.append(Affine(rows, PerChain(values)) & Sphere(PerChain(radius)))
+    return Product(*parts, sizes=[half, half])
+
+
 def enstrophies(index: Tensor, fields: Tensor, values: Tensor) -> Constraint:
-    """The enstrophies alone; without the constant mode a latent has no circulation."""
+    """The enstrophies alone; no training field has any circulation, and the models have learned it."""
     size, none = fields.shape[-1] ** 2, torch.zeros((len(fields), 0), dtype=torch.float64)
     parts = [ObservedMassEnergy([], PerChain(none), None, PerChain(enstrophy(fields[:, k]))) for k in range(2)]
     return Product(*parts, sizes=[size, size])
@@ -138,6 +159,6 @@ def tasks(known: Prior, seed: int) -> list[Task]:
     index = torch.cat([sensors(points**2, SEEN, seed), points**2 + sensors(points**2, SEEN, seed + 500_000)])
     nothing = torch.zeros((0, known.size), dtype=torch.float64)  # fields have no circulation, and the prior knows it
     return [
-        Task.of("all strict", known, index, constraint, nothing),
+        Task.of("all strict", known, index, constraint, nothing, inside=partial(inside, known, index)),
         Task.of("enstrophy strict", known, index, enstrophies, nothing, soft=True),
     ]

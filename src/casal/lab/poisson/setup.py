@@ -20,12 +20,15 @@ from casal.lab.nets import WienerUNet
 from casal.lab.physics.poisson import POINTS, mass, random_solutions
 from casal.lab.reconstruction.models import trained
 from casal.lab.reconstruction.prior import Prior, Training, fit_prior
-from casal.lab.reconstruction.task import Task, sensors
+from casal.lab.reconstruction.task import Task, Weight, sensors
 
 MODES = 16
 SEEN = POINTS**2 // 10
 FEW, NOISE = 100, 0.05
 """Points of the second task, and the noise of what is seen there; the fields have a standard deviation of 0.7."""
+
+WEIGHTS = (Weight(30.0), Weight(60.0), Weight(100.0), Weight(200.0))
+"""Of DPS on the second task, where larger ones diverge."""
 
 
 FULL = Training(12_000, 3_000, 1_000)
@@ -102,5 +105,6 @@ def tasks(known: Prior, seed: int) -> list[Task]:
             noise=NOISE,
             soft=True,
             pixels=True,
+            weights=WEIGHTS,
         ),
     ]

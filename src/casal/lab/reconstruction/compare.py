@@ -24,10 +24,13 @@ from torch import Tensor
 from casal import Constraint, SampleResult, sample
 from casal.errors import CasalWarning
 from casal.lab.experiment import Array, ResultTable, Tell, mean_and_error, mean_entry, with_error
+from casal.lab.memory import with_peak
 from casal.lab.reconstruction.kriging import krige, least_squares
 from casal.lab.reconstruction.methods import (
     DPS_PROJECTED,
     LABELS,
+    MATCHED_MANY,
+    MATCHED_PROJECTED,
     UNCONSTRAINED,
     Effort,
     Entry,
@@ -35,14 +38,16 @@ from casal.lab.reconstruction.methods import (
     entries,
 )
 from casal.lab.reconstruction.models import Model
-from casal.lab.reconstruction.task import Cases, Measure, Task
+from casal.lab.reconstruction.task import DRAWS, Cases, Measure, Task, stream
 from casal.lab.tuning import VALIDATION_SEED, tune
 from casal.methods.smc import SMALLEST_GROUP
 
 KRIGING, KRIGING_PROJECTED = "kriging", "kriging + projection"
 LEAST_SQUARES, PIXELS = "least squares + projection", "kriging of the pixels"
-REFERENCES = (LEAST_SQUARES, KRIGING, KRIGING_PROJECTED, PIXELS)
-"""Answers in closed form, without samples."""
+DRAWS_PROJECTED = "exact draws + projection"
+REFERENCES = (LEAST_SQUARES, KRIGING, KRIGING_PROJECTED, DRAWS_PROJECTED, PIXELS)
+"""Answers in closed form. Exact draws are those of the Gaussian given all rows, as many as a method has samples: what
+a perfect sampler of the Gaussian gives."""
 
 RIDGE = 1e-8
 """Of kriging on pixels, in units of their variance."""
@@ -58,6 +63,7 @@ class Scale(NamedTuple):
     tuning_samples: int  # of each
     stride: int  # every how manyth setting is tried
     looks: int  # cases of LookAhead: its evaluations differentiate the guided model, and cost tens of plain ones
+    many: int = 0  # samples of one more run of covariance matching, whose mean is nearer to that of the distribution
 
 
 @dataclass(frozen=True)
@@ -69,12 +75,13 @@ class Scores:
         single: Relative error of one sample.
         violation: Largest violation of a sample, case by case.
         calibration: Spread / skill in the latent; nan without samples.
-        seconds: Of sampling, a chain.
+        seconds: Of the processor, for sampling, a chain.
         evaluations: Of the model, a chain.
         passes: With backward passes counted as evaluations.
         setting: The best one.
         mean, spread, one: Mean, standard deviation and first sample of the first case, for pictures.
         others: Errors of the mean of other fields, case by case, by name.
+        memory: By how many megabytes it grew at most while all chains were run; None if not known.
     """
 
     error: Array
@@ -89,6 +96,7 @@ class Scores:
     spread: Array
     one: Array
     others: Mapping[str, Array] = field(default_factory=dict)
+    memory: float | None = None
 
 
 def relative(fields: Tensor, truth: Tensor) -> Tensor:
@@ -111,7 +119,11 @@ def compare(
             tell(f"{task.name}, {model.label}: {entry.label}")
             some = cases.take(slice(0, scale.looks)) if entry.resamples else cases
             found |= _best(task, model, entry, some, others, scale)
-    return {label: found[label] for label in LABELS if label in found}
+            if scale.many and entry.label == MATCHED_PROJECTED:
+                option = entry.options[0]._replace(setting=f"{scale.many} samples")
+                more = run(task, model, entry, option, cases, scale.many, scale.effort)
+                found[MATCHED_MANY] = more[MATCHED_PROJECTED]
+    return {label: found[label] for label in (*LABELS, MATCHED_MANY) if label in found}
 
 
 def _best(task: Task, model: Model, entry: Entry, cases: Cases, others: Cases, scale: Scale) -> dict[str, Scores]:
@@ -139,28 +151,35 @@ def run(
     parts = [cases.take(slice(k, k + 1)) for k in range(len(cases))]
     parts = parts if task.one_by_one or entry.resamples else [cases]
     n = max(n, SMALLEST_GROUP) if entry.resamples else n
-    began, results = time.perf_counter(), []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CasalWarning)
+    whole = task.constraint(cases.repeated(n))
+
+    def sampled() -> tuple[list[SampleResult], Tensor, float]:
+        """The runs, their samples, and seconds of the processor."""
+        began, results = time.process_time(), []
         for part in parts:
             chains = part.repeated(n)
             results.append(
                 sample(
                     option.target(task, model, part if entry.resamples else chains, effort),
-                    task.constraint(chains),
+                    task.latents(chains) if entry.inside else task.constraint(chains),
                     option.method,
                     len(chains),
-                    decoder=task.prior.decoder,
+                    decoder=None if entry.inside else task.prior.decoder,
                     seed=seed,
                     budget=task.budget,
                     check=False,
                 )
             )
-    seconds = time.perf_counter() - began
+        samples = torch.cat([result.samples.double() for result in results])
+        samples = whole.project(task.prior.decode(samples)) if entry.inside else samples
+        return results, samples, time.process_time() - began
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CasalWarning)
+        (results, samples, seconds), memory = with_peak(sampled)
     latents = torch.cat([result.state.x.detach().double() for result in results])
-    whole = task.constraint(cases.repeated(n))
-    made = _scores(task, entry, option, cases, latents, results, seconds, n)
-    found = {entry.label: made(torch.cat([result.samples.double() for result in results]), whole)}
+    made = _scores(task, entry, option, cases, latents, results, seconds, memory, n)
+    found = {entry.label: made(samples, whole)}
     if entry.before is not None:
         found[entry.before] = made(task.prior.decode(latents), whole)
     return found
@@ -174,6 +193,7 @@ def _scores(
     latents: Tensor,
     results: Sequence[SampleResult],
     seconds: float,
+    memory: float | None,
     n: int,
 ) -> Callable[[Tensor, Constraint], Scores]:
     x = latents.reshape(len(cases), n, -1)
@@ -200,6 +220,7 @@ def _scores(
             spread=z[0].std(0).numpy(),
             one=z[0, 0].numpy(),
             others={name: errors[0].numpy() for name, errors in zip(list(measures)[1:], more, strict=True)},
+            memory=memory,
         )
 
     return made
@@ -218,7 +239,7 @@ def _errors(measure: Measure, samples: Tensor, truth: Tensor) -> tuple[Tensor, T
 
 
 def references(task: Task, scale: Scale, seed: int) -> dict[str, Scores]:
-    """Least squares, kriging, kriging projected, and kriging of the pixels, on the same cases."""
+    """Least squares, kriging, the same projected, exact draws projected, kriging of the pixels, on the same cases."""
     cases = task.cases(scale.cases, seed)
     constraint, prior = task.constraint(cases), task.prior
     known = cases.latents @ task.known.T
@@ -228,19 +249,32 @@ def references(task: Task, scale: Scale, seed: int) -> dict[str, Scores]:
     if task.pixels:
         fields[PIXELS] = constraint.project(pixel_kriging(task, cases))
     fields[KRIGING_PROJECTED] = constraint.project(fields[KRIGING])
+    draws, many = exact.draw(scale.samples, stream(seed, DRAWS)), task.constraint(cases.repeated(scale.samples))
+    fields[DRAWS_PROJECTED] = many.project(prior.decode(draws))
     plain = least_squares(task.rows, cases.values, known)
     if plain is not None:
         fields[LEAST_SQUARES] = constraint.project(prior.decode(plain))
     found = {}
     for label in (label for label in REFERENCES if label in fields):
         u = fields[label]
+        n = len(u) // len(cases)
+        first = u[:n]  # the first case
         calibration = math.sqrt(max(0.0, float(exact.covariance.trace())) / skill) if label == KRIGING else math.nan
-        nothing = torch.zeros_like(u[0]).numpy()
-        error, *more = [_errors(measure, u, cases.fields)[0].numpy() for measure in task.measures.values()]
-        violation = constraint.violation(u).numpy()
-        others = dict(zip(list(task.measures)[1:], more, strict=True))
+        (error, single), *more = [_errors(measure, u, cases.fields) for measure in task.measures.values()]
+        sets = many if label == DRAWS_PROJECTED else constraint
         found[label] = Scores(
-            error, error, violation, calibration, 0.0, 0.0, 0.0, "", u[0].numpy(), nothing, u[0].numpy(), others
+            error=error.numpy(),
+            single=single.numpy() if n > 1 else np.full(len(cases), math.nan),
+            violation=sets.violation(u).reshape(len(cases), n).amax(1).numpy(),
+            calibration=calibration,
+            seconds=0.0,
+            evaluations=0.0,
+            passes=0.0,
+            setting="",
+            mean=first.mean(0).numpy(),
+            spread=(first.std(0) if n > 1 else torch.zeros_like(first[0])).numpy(),
+            one=first[0].numpy(),
+            others={name: errors[0].numpy() for name, errors in zip(list(task.measures)[1:], more, strict=True)},
         )
     return found
 
@@ -287,7 +321,7 @@ def table(title: str, found: Mapping[str, Scores], note: str) -> ResultTable:
         row: dict[str, Any] = {"method": label, **mean_entry("error", 100 * scores.error), "setting": scores.setting}
         for name, errors in scores.others.items():
             row |= mean_entry(name, 100 * errors)
-        row["single"] = 100 * float(scores.single.mean()) if scores.evaluations else None
+        row["single"] = 100 * float(scores.single.mean()) if math.isfinite(scores.single.mean()) else None
         row["violation"] = 100 * float(scores.violation.max())
         row["calibration"] = scores.calibration if math.isfinite(scores.calibration) else None
         if guided is not None and label != DPS_PROJECTED:
@@ -296,15 +330,17 @@ def table(title: str, found: Mapping[str, Scores], note: str) -> ResultTable:
         if scores.evaluations:
             row |= {"evaluations": scores.evaluations, "passes": scores.passes}
             row["time"] = scores.seconds / base.seconds if base is not None else None
+            row["memory"] = scores.memory
         rows.append(row)
     names = next(iter(found.values())).others
-    also = "".join(f"{name}: error of {name} (%), .1f | " for name in names)
+    also = "".join(f"{name}: error of {name} (%), .3g | " for name in names)
     return ResultTable.of(
         title,
         f"method | error: error of the mean (%), .2f | {also}"
         "gap: minus DPS + projection, +.2f | wins: better in, .0% | "
         "single: one sample (%), .2f | violation: largest violation (%), .0e | calibration: spread / skill, .2f | "
-        "evaluations, .0f | passes: with backward passes, .0f | time: time / unconstrained, .1f | setting",
+        "evaluations, .0f | passes: with backward passes, .0f | time: time / unconstrained, .1f | "
+        "memory: peak memory (MB), .0f | setting",
         rows,
         note=note,
     )

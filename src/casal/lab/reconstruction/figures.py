@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from torch import Tensor
 
 from casal.lab.drawing import EXACT, FAINT, colour, headline, label, legend_below, panels
@@ -88,22 +89,32 @@ def curves(title: str, found: Mapping[str, Sequence[tuple[float, float]]], floor
 
 def errors(title: str, found: Study, task: int, models: Sequence[str]) -> Figure:
     """Every case a dot, every method a line; the mean is a bar."""
-    figure, axes = panels(1, len(models), 4.6 * len(models), 4.2, sharey=True)
-    for column, model in enumerate(models):
-        axis, here = axes[0, column], found.of(model, task)
-        names = list(here)[::-1]
+    here = [found.of(model, task) for model in models]
+    names = list(dict.fromkeys(name for scores in here for name in scores))[::-1]
+    figure, axes = panels(1, len(models), 4.6 * len(models), 0.6 + 0.2 * len(names), sharey=True)
+    for axis, model, scores in zip(axes[0], models, here, strict=True):
         for y, name in enumerate(names):
-            values = 100 * here[name].error
-            axis.scatter(values, np.full(len(values), y), s=9, color=_shade(name), alpha=0.5, linewidths=0)
-            axis.plot([values.mean()] * 2, [y - 0.32, y + 0.32], color=_shade(name), linewidth=2.2)
-        exact = here.get(KRIGING_PROJECTED)
+            if name in scores:
+                values = 100 * scores[name].error
+                axis.scatter(values, np.full(len(values), y), s=9, color=_shade(name), alpha=0.5, linewidths=0)
+                axis.plot([values.mean()] * 2, [y - 0.32, y + 0.32], color=_shade(name), linewidth=2.2)
+        exact = scores.get(KRIGING_PROJECTED)
         if exact is not None:
             axis.axvline(100 * float(exact.error.mean()), color=EXACT, linewidth=0.8, linestyle="--")
-        axis.set_yticks(range(len(names)), names)
+        axis.set_yticks(range(len(names)), names)  # the axes share their rows
         axis.grid(axis="x", color=FAINT, linewidth=0.4, which="both")
         label(axis, model, xscale="log", xlabel="error of the mean (%)")
+        _plain_numbers(axis)
     headline(figure, title)
     return figure
+
+
+def _plain_numbers(axis: Any) -> None:
+    """1, 2, 5, 10, ... on a short logarithmic axis, powers of ten on a long one."""
+    low, high = axis.get_xlim()
+    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
 
 
 GUIDES: Mapping[str, Any] = {
@@ -111,6 +122,7 @@ GUIDES: Mapping[str, Any] = {
     "covariance matching": "#882255",
     "LookAhead": "#009e73",
     "kriging": EXACT,
+    "exact draws": EXACT,
     "least": EXACT,
 }
 """Colours of what the registry of methods does not name."""

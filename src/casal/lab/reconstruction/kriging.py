@@ -60,6 +60,12 @@ class Conditional(NamedTuple):
     mean: Tensor
     covariance: Tensor
 
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        """n draws of every case, those of a case in a row, (cases n, d)."""
+        lam, V = torch.linalg.eigh(self.covariance)
+        w = torch.randn((n * len(self.mean), len(lam)), generator=generator, dtype=lam.dtype)
+        return self.mean.repeat_interleave(n, 0) + (w * lam.clamp_min(0.0).sqrt()) @ V.T
+
 
 def krige(gaussian: Gaussian, rows: Rows, values: Tensor) -> Conditional:
     """E[x | rows] = m + C F^T (F C F^T + R)^-1 (y - F m), and C - C F^T (F C F^T + R)^-1 F C.

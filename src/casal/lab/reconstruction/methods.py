@@ -27,7 +27,7 @@ from casal import (
 )
 from casal.lab.experiment import AnyMethod
 from casal.lab.reconstruction.models import Model
-from casal.lab.reconstruction.task import Cases, Task
+from casal.lab.reconstruction.task import Cases, Task, Weight
 
 INNER = 8
 """Projections after a step of the second projected method."""
@@ -36,10 +36,14 @@ FAMILIES = ("DDPM", "EDM")
 SETTINGS = 8
 """Settings that every tuned method has."""
 
+BURN_INS = (0, 0.3, 0.6, 0.8)
+"""Shares of a run after which projected methods begin."""
+
 UNCONSTRAINED, FINAL = "unconstrained", "final projection"
 DPS, DPS_PROJECTED = "DPS", "DPS + projection"
 MOMENT, MOMENT_PROJECTED = "moment matching", "moment matching + projection"
 MATCHED, MATCHED_PROJECTED = "covariance matching", "covariance matching + projection"
+MATCHED_MANY = "covariance matching + projection, more samples"
 PENALTY, PENALTY_PROJECTED = "penalty", "penalty + projection"
 PROJECTED, INNER_PROJECTED = "projected", f"projected, {INNER} inner"
 EXACT_PROJECTED = "projected, exact"
@@ -82,6 +86,7 @@ class Entry:
         before: Label of the same chains before their last projection; None if they have none.
         passes: Backward passes through the model, an evaluation.
         resamples: Whether its chains meet, so that cases must be run one by one.
+        inside: Whether the set is that of the latents, and samples are made strict after decoding.
     """
 
     label: str
@@ -89,6 +94,7 @@ class Entry:
     before: str | None = None
     passes: int = 0
     resamples: bool = False
+    inside: bool = False
 
 
 def entries(task: Task, model: Model) -> dict[str, Entry]:
@@ -102,24 +108,28 @@ def entries(task: Task, model: Model) -> dict[str, Entry]:
         return both(*((f"kappa {kappa:g}", make(kappa * unit)) for kappa in kappas))
 
     guided = [
-        Option(f"{family}, weight {weight:g}", _dps(family, weight), FinalProjection())
+        Option(f"{family}, {weight}", _dps(family, weight), FinalProjection())
         for family in FAMILIES
-        for weight in (300.0, 30.0, 100.0, 1000.0)
+        for weight in task.weights
     ]
+
+    def projected(repeats: int = 1) -> list[Option]:
+        return both(*((f"from {burn:.0%} on", Projected(burn_in=burn, repeats=repeats)) for burn in BURN_INS))
+
     denoised = CASAL(inverse_variance(10.0 * unit), couple="denoised")
     found = [
         Entry(FINAL, [Option("", FREE["DDPM"], FinalProjection(Unconstrained()))], UNCONSTRAINED),
         Entry(
             PENALTY_PROJECTED,
-            gains(lambda kappa: FinalProjection(Penalty(constant_gain(kappa), of="distance")), 0.9, 0.1, 0.3, 0.03),
+            gains(lambda kappa: FinalProjection(Penalty(constant_gain(kappa), of="distance")), 0.9, 0.1, 0.3, 1.5),
             PENALTY,
         ),
-        Entry(PROJECTED, both(*((f"from {burn:.0%} on", Projected(burn_in=burn)) for burn in (0, 0.3, 0.6, 0.8)))),
+        Entry(PROJECTED, projected()),
         Entry(PRINTED, gains(lambda kappa: CASAL.algorithm2(constant_gain(kappa)), 1.0, 0.1, 0.6, 0.3)),
         Entry(
             REPAIRED,
             [
-                *gains(lambda kappa: CASAL(constant_gain(kappa)), 1.0, 10.0, 100.0),
+                *gains(lambda kappa: CASAL(constant_gain(kappa)), 10.0, 100.0, 1000.0),
                 *both(("denoised, 10 / sigma^2", denoised)),
             ],
         ),
@@ -135,12 +145,12 @@ def entries(task: Task, model: Model) -> dict[str, Entry]:
             LOOK_AHEAD: Entry(LOOK_AHEAD, [ahead], None, model.iterations + 1, True),
         }
     if task.budget is None:  # projections in closed form
-        found.insert(3, Entry(INNER_PROJECTED, both(("", Projected(repeats=INNER)))))
+        found.insert(3, Entry(INNER_PROJECTED, projected(INNER)))
     else:  # the last projection takes longer than the run, so the run is timed by itself
         found[0] = Entry(FINAL, found[0].options)
         found.insert(0, Entry(UNCONSTRAINED, [Option("", FREE["DDPM"], Unconstrained())]))
-    if task.exact:
-        found.insert(4, Entry(EXACT_PROJECTED, both(("", Projected(latent="exact")))))
+    if task.inside is not None:
+        found.insert(4, Entry(EXACT_PROJECTED, projected(), inside=True))
     return {entry.label: entry for entry in found}
 
 
@@ -185,13 +195,13 @@ FREE: Mapping[str, Build] = {family: _free(family) for family in FAMILIES}
 """Ancestral sampling. Values that the set leaves out enter by moment matching, the same for all methods."""
 
 
-def _dps(family: str, weight: float) -> Build:
+def _dps(family: str, weight: Weight) -> Build:
     """Guidance along the gradient of |y - H D|, the known rows among them."""
 
     def target(task: Task, model: Model, cases: Cases, effort: Effort) -> Target:
         plain = model.ancestral(effort.steps) if family == "DDPM" else model.flow(effort.steps, 1.0)
         rows = torch.cat([task.known, task.rows.points])
         values = torch.cat([cases.latents @ task.known.T, cases.values], 1)
-        return posterior(plain, rows, values, 1.0, way="dps", weight=weight)  # its noise only scales the weight
+        return posterior(plain, rows, values, 1.0, way="dps", weight=weight.at)  # its noise only scales the weight
 
     return target

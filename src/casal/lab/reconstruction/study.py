@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from casal.lab.experiment import Claim, ResultTable, Tell, verdict
 from casal.lab.nets import LevelLosses
 from casal.lab.reconstruction.compare import (
+    DRAWS_PROJECTED,
     KRIGING_PROJECTED,
     Scale,
     Scores,
@@ -23,6 +24,7 @@ from casal.lab.reconstruction.methods import (
     FINAL,
     LOOK_AHEAD,
     MATCHED,
+    MATCHED_MANY,
     MATCHED_PROJECTED,
     MOMENT,
     MOMENT_PROJECTED,
@@ -101,14 +103,17 @@ def study(
 
 def _how(scale: Scale) -> str:
     tried = len(range(0, SETTINGS, scale.stride))
+    looks = (
+        f" LookAhead has 16 samples of the first {scale.looks} cases and is compared on these." if scale.looks else ""
+    )
     return (
-        "± is one standard error over cases, differences are paired. Samples before and after the last projection have "
-        f"a line each. Tuned methods: the best of {tried} settings ('8 inner' and 'exact': at most 2) on "
-        f"{scale.tuning_cases} other cases x {scale.tuning_samples} samples; moment and covariance matching have "
-        "no setting. Spread / "
-        "skill is that of the latents, before the last projection; one for samples of the posterior. Points seen are "
-        "the same in all cases. LookAhead, where it is run, has 16 samples "
-        f"of the first {scale.looks} cases and is compared on these."
+        "± is one standard error over cases; differences are paired. Samples before and after the last projection have "
+        f"a line each. Tuned methods: each the best of {tried} settings on {scale.tuning_cases} other cases x "
+        f"{scale.tuning_samples} samples; moment and covariance matching have no setting. Exact draws: "
+        f"{scale.samples} draws of the Gaussian given all that is seen, what a perfect sampler of the Gaussian "
+        "gives. Spread / skill is that of the latents, before the last projection; one for samples of the "
+        "posterior. Points seen are the same in all cases. Times are those of the processor. Memory is what the run of "
+        f"all chains adds to that of the process, in pages of the system.{looks}"
     )
 
 
@@ -212,16 +217,21 @@ def targets(found: Study, losses: LevelLosses, limit: float = LIMIT) -> list[Cla
             for label, s in scores.items()
             if label not in NOT_STRICT and s.evaluations and len(s.error) == every_case
         }
-        best = min(strict, key=lambda label: float(strict[label].error.mean()))
-        ratio = float(strict[best].error.mean() / scores[KRIGING_PROJECTED].error.mean())
-        claims.append(
-            Claim(
-                f"Target: {name}, Gaussian score: error of the best strict method over kriging + projection",
-                f"at most {NEAR:g}",
-                f"{ratio:.3f} ({best})",
-                verdict(ratio <= NEAR),
+        as_many = [label for label in strict if label != MATCHED_MANY]
+        for exact, words, among in (
+            (KRIGING_PROJECTED, "kriging + projection", list(strict)),
+            (DRAWS_PROJECTED, "that of as many exact draws, projected", as_many),
+        ):
+            best = min(among, key=lambda label: float(strict[label].error.mean()))
+            ratio = float(strict[best].error.mean() / scores[exact].error.mean())
+            claims.append(
+                Claim(
+                    f"Target: {name}, Gaussian score: error of the best strict method over {words}",
+                    f"at most {NEAR:g}",
+                    f"{ratio:.3f} ({best})",
+                    verdict(ratio <= NEAR),
+                )
             )
-        )
         value = scores[MOMENT_PROJECTED].calibration
         claims.append(
             Claim(

@@ -7,7 +7,7 @@ samples are one batch of chains, whose sets differ from chain to chain (``casal.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,8 +22,27 @@ SHRINKAGE = 0.01
 """Share of the truncation covariance that is replaced by its diagonal: few training residuals span few directions. Of
 0.1, 0.03 and 0.01 the one with the best spread / skill of kriging on validation cases; its error hardly changes."""
 
-SENSORS, CASES, NOISE = 0, 1, 2
-"""Parts of a seed: where fields are seen, which fields, and the noise of what is seen."""
+
+class Weight(NamedTuple):
+    """A weight of DPS, size / s^power at noise level s."""
+
+    size: float
+    power: int = 0
+
+    def __str__(self) -> str:
+        return f"weight {self.size:g}" + (" / sigma" if self.power == 1 else "")
+
+    def at(self, level: Tensor) -> Tensor:
+        """The weight at a noise level."""
+        return self.size / level**self.power
+
+
+WEIGHTS = (Weight(100.0), Weight(300.0), Weight(30.0, 1), Weight(100.0, 1))
+"""Of DPS, where a task has no others."""
+
+
+SENSORS, CASES, NOISE, DRAWS = 0, 1, 2, 3
+"""Parts of a seed: where fields are seen, which fields, the noise of what is seen, and draws of the exact answer."""
 
 
 class Cases(NamedTuple):
@@ -55,6 +74,10 @@ MakeSet = Callable[[Tensor, Tensor, Tensor], Constraint]
 """(index (m,), fields (n, *event), values (n, m)) -> the set of these n chains."""
 
 
+MakeInside = Callable[[Cases], Constraint]
+"""Chains -> the set of all latents that decode into their set."""
+
+
 Measure = Callable[[Tensor], Tensor]
 """Events (n, *event) -> the field (n, ...) whose error counts."""
 
@@ -79,10 +102,12 @@ class Task:
         rows: What is seen and known, as rows on latents with independent noise.
         one_by_one: Whether sets must be built and run case by case.
         soft: Whether the set leaves out what is seen, which then enters by guidance alone.
-        exact: Whether latents can be projected onto the set of all latents that decode into it.
+        inside: Builds the set of all latents that decode into the set; None if there are none, or if it is all the same
+            as projecting the decoded field.
         pixels: Whether there are training fields enough to krige whole fields.
         budget: Of projections inside a run; as they come if None.
         measures: What errors are of, by name; the first is the error of the tables.
+        weights: That DPS is tuned over, with either family of noise levels.
     """
 
     name: str
@@ -94,10 +119,11 @@ class Task:
     rows: Rows
     one_by_one: bool = False
     soft: bool = False
-    exact: bool = False
+    inside: MakeInside | None = None
     pixels: bool = False
     budget: Budget | None = None
     measures: Mapping[str, Measure] = field(default_factory=lambda: {"": whole})
+    weights: Sequence[Weight] = WEIGHTS
 
     @classmethod
     def of(
@@ -111,10 +137,11 @@ class Task:
         noise: float = 0.0,
         one_by_one: bool = False,
         soft: bool = False,
-        exact: bool = False,
+        inside: MakeInside | None = None,
         pixels: bool = False,
         budget: Budget | None = None,
         measures: Mapping[str, Measure] | None = None,
+        weights: Sequence[Weight] = WEIGHTS,
     ) -> Task:
         """With the covariance of the truncation residual at the points that are seen.
 
@@ -136,10 +163,11 @@ class Task:
             rows,
             one_by_one,
             soft,
-            exact,
+            inside,
             pixels,
             budget=budget,
             measures=counted,
+            weights=weights,
         )
 
     def cases(self, n: int, seed: int) -> Cases:
@@ -153,6 +181,11 @@ class Task:
     def constraint(self, cases: Cases) -> Constraint:
         """The set of these chains, one row each."""
         return self.make(self.index, cases.fields, cases.values)
+
+    def latents(self, cases: Cases) -> Constraint:
+        """The set of all latents of these chains that decode into their set."""
+        assert self.inside is not None
+        return self.inside(cases)
 
     def given(self, cases: Cases) -> Tensor:
         """Values (n, rows) of the whitened rows."""

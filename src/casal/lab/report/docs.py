@@ -25,7 +25,8 @@ def results(folder: Path) -> tuple[str, str]:
     settings = record["settings"]
     made = [settings["date"]] if "date" in settings else []
     made += [f"{key} {settings[key]}" for key in ("casal", "torch") if key in settings]
-    origin = ", ".join([f"`casal run {record['name']}`", *made, f"{record['seconds']:.0f} s."])
+    seed = f" --seed {settings['seed']}" if settings.get("seed") else ""
+    origin = ", ".join([f"`casal run {record['name']}{seed}`", *made, f"{record['seconds']:.0f} s."])
     return record["name"], f"{origin}\n\n{text[text.index('### ') :].strip()}"
 
 
