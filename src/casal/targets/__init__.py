@@ -10,7 +10,7 @@ from casal.targets.denoiser import edm, karras_sigmas
 from casal.targets.density import energy, langevin, settled
 from casal.targets.discrete_diffusion import ddim, ddpm
 from casal.targets.flow_matching import flow
-from casal.targets.guidance import guided
+from casal.targets.guidance import guidance_note, guided, unconditional_rows
 from casal.targets.multistep import Recursion, first_order, looking_back, recursion
 from casal.targets.noise import (
     Network,
@@ -59,6 +59,7 @@ __all__ = [
     "fit_start",
     "flow",
     "gaussian_start",
+    "guidance_note",
     "guided",
     "implicit_rows",
     "karras_sigmas",
@@ -74,5 +75,6 @@ __all__ = [
     "settled",
     "slope",
     "tilted",
+    "unconditional_rows",
     "vp_sde",
 ]

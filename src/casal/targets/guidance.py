@@ -48,13 +48,10 @@ def guided(target: Target, scale: float, unconditional: Mapping[str, Any]) -> Ta
         raise SettingError(f"{target.name} has no condition to be guided by; give its family condition={{...}}")
     if not isinstance(scale, int | float) or not -float("inf") < scale < float("inf"):
         raise SettingError(f"scale must be a finite number, got {scale!r}; 1 is no guidance")
-    none = _one_row(target, unconditional)
+    none = unconditional_rows(target.condition, unconditional, target.name)
     if scale == 1:
         return target
-    note = () if target.table.static else (NOTE.format(scale=scale),)
-    init = target.init
-    if target.conditional_init and callable(init):
-        init = _GuidedStart(init, scale, none)
+    note = () if target.table.static else (guidance_note(scale),)
     return replace(
         target,
         score=_Guided(target.score, scale, none),
@@ -68,22 +65,24 @@ def guided(target: Target, scale: float, unconditional: Mapping[str, Any]) -> Ta
     )
 
 
-NOTE = (
-    "classifier-free guidance with scale {scale:g} changes the model: its scores belong to no common density, so what "
-    "the samples follow on the set is the guided sampler, not the density given the condition"
-)
+def guidance_note(scale: float) -> str:
+    """What a reader of a result must know of a guided model."""
+    return (
+        f"classifier-free guidance with scale {scale:g} changes the model: its scores belong to no common density, so "
+        "what the samples follow on the set is the guided sampler, not the density given the condition"
+    )
 
 
-def _one_row(target: Target, unconditional: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What stands for no condition, (1, ...) each."""
+def unconditional_rows(condition: Mapping[str, Tensor], unconditional: Any, owner: str) -> dict[str, Tensor]:
+    """What stands for no condition, (1, ...) each; ``owner`` is who has the condition, for messages."""
     if not isinstance(unconditional, Mapping) or not unconditional:
         raise SettingError(f"unconditional maps names of the condition to what stands for none, got {unconditional!r}")
     rows = dict[str, Tensor]()
     for name, value in unconditional.items():
-        if name not in target.condition:
-            known = ", ".join(target.condition)
-            raise SettingError(f"unconditional has {name!r}, which the condition of {target.name} has not: {known}")
-        like = target.condition[name]
+        if name not in condition:
+            known = ", ".join(condition)
+            raise SettingError(f"unconditional has {name!r}, which the condition of {owner} has not: {known}")
+        like = condition[name]
         row = torch.as_tensor(value, dtype=like.dtype, device=like.device).detach()
         row = row[None] if row.ndim < like.ndim else row
         if row.shape != (1, *like.shape[1:]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -13,7 +12,15 @@ from torch import Tensor, nn
 
 from casal.errors import CasalWarning, SettingError, ShapeError
 from casal.integrations.diffusers.scheduler import Readout, estimate_of, is_flow, read
-from casal.targets import Target, along, below_least_level, gaussian_start, noise_level
+from casal.targets import (
+    Target,
+    along,
+    below_least_level,
+    gaussian_start,
+    guidance_note,
+    noise_level,
+    unconditional_rows,
+)
 from casal.typing import Init
 
 NETWORKS = ("unet", "transformer")
@@ -57,7 +64,7 @@ class Network:
         shown, times = x.to(self.dtype or x.dtype), t.to(x.device).expand(n)
         if self.guidance is None:
             return self._run(shown, times, keywords).to(x.dtype)
-        free = {name: self._rows(name, value, x) for name, value in self.unconditional.items()}
+        free = {name: self._rows(name, self.unconditional.get(name, value), x) for name, value in keywords.items()}
         both = {name: torch.cat([free[name], value]) for name, value in keywords.items()}
         out, guided = self._run(torch.cat([shown, shown]), torch.cat([times, times]), both).to(x.dtype).chunk(2)
         return out + self.guidance * (guided - out)
@@ -187,8 +194,8 @@ def from_diffusers(
     steps: int | None,
     shape: int | Sequence[int] | None = None,
     init: Init | None = None,
-    condition: Mapping[str, Tensor] | None = None,
-    unconditional: Mapping[str, Tensor] | None = None,
+    condition: Mapping[str, Any] | None = None,
+    unconditional: Mapping[str, Any] | None = None,
     guidance: float | None = None,
     clip: bool | float | None = None,
     schedule: Mapping[str, Any] | None = None,
@@ -218,7 +225,8 @@ def from_diffusers(
             (n, *shape) or a callable (n, generator) is taken as it is, so it has to have that size.
         condition: Keyword tensors for the network, such as ``encoder_hidden_states`` or ``class_labels``: one row for
             all chains, or one row a chain. "added_cond_kwargs.time_ids" is the key time_ids of that mapping.
-        unconditional: The same keywords without the condition, one row each, for guidance.
+        unconditional: What stands for no condition, for guidance: keywords to a value of one row, such as the number of
+            a null class. Keywords that are left out keep the value that the chain has.
         guidance: Scale w of classifier-free guidance. One evaluation of the model is then two of the network.
         clip: Whether the denoised estimate is clipped, before the constraint acts on it: None as the scheduler says
             (``clip_sample``, which is True by default in DDPM and DDIM), False, True, or the largest absolute value.
@@ -256,8 +264,8 @@ def build(
     options: Mapping[str, Any],
     shape: int | Sequence[int] | None = None,
     init: Init | None = None,
-    condition: Mapping[str, Tensor] | None = None,
-    unconditional: Mapping[str, Tensor] | None = None,
+    condition: Mapping[str, Any] | None = None,
+    unconditional: Mapping[str, Any] | None = None,
     guidance: float | None = None,
     clip: bool | float | None = None,
     schedule: Mapping[str, Any] | None = None,
@@ -265,10 +273,13 @@ def build(
 ) -> tuple[Target, Readout]:
     """The target of ``from_diffusers``, and what was read off the scheduler."""
     model, scheduler, space = _parts(model, scheduler)
-    guided = guidance is not None
-    if guided and (not condition or not unconditional or set(condition) != set(unconditional)):
-        raise SettingError("guidance needs condition= and unconditional= with the same keywords")
-    network = Network(model, condition or {}, unconditional or {}, guidance)
+    rows_given = {name: torch.as_tensor(value) for name, value in (condition or {}).items()}
+    none: Mapping[str, Tensor] = {}
+    if guidance is not None:
+        if not rows_given or not unconditional:
+            raise SettingError("guidance needs condition= and unconditional=, what stands for no condition")
+        none = unconditional_rows(rows_given, unconditional, type(model).__name__)
+    network = Network(model, rows_given, none, guidance)
     _refuse_dropout(model)
     if scheduler.config.get("variance_type") in ("learned", "learned_range"):
         raise SettingError(
@@ -284,9 +295,7 @@ def build(
     kind = torch.float32 if dtype is None and kind in (torch.float16, torch.bfloat16) else kind
     if init is None:
         init = gaussian_start(_shape(model) if shape is None else shape, rows.start, kind)
-    one_each = {} if condition is None else {"condition": dict(condition)}
-    many = any(len(value) > 1 for value in (condition or {}).values())
-    known = {field.name for field in fields(Target)}
+    one_a_chain = any(len(value) > 1 for value in rows_given.values())  # one row alone is for all chains
     target = Target(
         own.score,
         rows.table,
@@ -294,7 +303,8 @@ def build(
         denoise=None if own.ask is None else own.denoise,
         finest=own.finest,
         name=f"{type(model).__name__} with {type(scheduler).__name__}{space}",
-        **(one_each if many and "condition" in known else {}),  # type: ignore[arg-type]
+        condition=rows_given if one_a_chain else {},
+        notes=() if guidance is None or guidance == 1 else (guidance_note(guidance),),
     )
     return target, rows
 
