@@ -18,6 +18,7 @@ from torch import Tensor
 from casal.constraints import Constraint, PerChain, Rows, SphereInFlat
 from casal.errors import SettingError
 from casal.methods.context import Context
+from casal.methods.look_ahead.given import Given
 from casal.methods.smc import decoded_event
 from casal.typing import Event
 
@@ -38,6 +39,11 @@ class Block(ABC):
 
     count: int
     curved: bool
+
+    @property
+    def given(self) -> Given | None:
+        """f = 0 as linear equations; None if f is not linear."""
+        return None
 
     @abstractmethod
     def values(self, x: Tensor) -> Tensor:
@@ -72,6 +78,10 @@ class FlatBlock(Block):
     @property
     def count(self) -> int:  # type: ignore[override]
         return len(self.matrix)
+
+    @property
+    def given(self) -> Given:
+        return Given(self.matrix, self.offset)
 
     def values(self, x: Tensor) -> Tensor:
         return x.flatten(1).to(torch.float64) @ self.matrix.T - self.offset
@@ -148,6 +158,7 @@ class Features:
         square: R^2 of that norm, (1 or n,).
         term: The soft term of the target, (n, *latent) -> (n,).
         most: Directions in which it is looked at.
+        given: Linear equations that were taken into the model and are no rows here; None if there are none.
     """
 
     blocks: Sequence[Block]
@@ -158,6 +169,7 @@ class Features:
     square: Tensor | None = None
     term: Callable[[Tensor], Tensor] | None = None
     most: int = 0
+    given: Given | None = None
 
     @property
     def count(self) -> int:
@@ -211,20 +223,24 @@ def _beside(parts: Sequence[Tensor], nothing: Tensor) -> Tensor:
     return torch.cat(list(parts), 1) if parts else nothing
 
 
-def features_of(context: Context, most: int) -> Features:
+def features_of(context: Context, most: int, *, condition: bool = False) -> Features:
     """The functions by which the set of a context is written; SettingError where there are none, or too many.
 
     Args:
         context: Model, set and decoder.
         most: Directions in which a soft term is looked at.
+        condition: Whether linear equations are taken into the model (``given.py``).
     """
     event = decoded_event(context)
     surface, solid = context.constraint.parts(event)
     blocks, norm, square = _equations(context, surface, event)
+    given = blocks[0].given if condition and blocks else None
+    if given is not None:
+        blocks, norm = blocks[1:], None if norm is None else norm - given.count
     equal = sum(block.count for block in blocks)
     sides, low, high = _inequalities(context, solid, event)
-    found = Features([*blocks, *sides], equal, low, high, norm, square, context.target.log_weight, most)
-    if not 0 < found.count + found.rank <= MOST_FEATURES:
+    found = Features([*blocks, *sides], equal, low, high, norm, square, context.target.log_weight, most, given)
+    if not (0 if given else 1) <= found.count + found.rank <= MOST_FEATURES:
         way_out = (
             "take SplitGibbs, or BoundedHMC for bounds on all coordinates"
             if found.term is None
