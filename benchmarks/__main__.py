@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import burgers, feasibility, field, memory, projections, sparse
+from benchmarks import burgers, dimensions, feasibility, field, memory, projections, sparse
 from benchmarks.timing import Table, machine
 
 GROUPS = {
@@ -18,6 +18,7 @@ GROUPS = {
     "projections": projections.tables,
     "feasibility": feasibility.tables,
     "sparse": sparse.tables,
+    "dimensions": dimensions.tables,
     "memory": lambda quick: iter([memory.table(quick), memory.imports(quick)]),
 }
 
