@@ -9,7 +9,18 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import burgers, conditions, diffusers_steps, feasibility, field, implicit, memory, projections, sparse
+from benchmarks import (
+    burgers,
+    conditions,
+    diffusers_steps,
+    dimensions,
+    feasibility,
+    field,
+    implicit,
+    memory,
+    projections,
+    sparse,
+)
 from benchmarks.timing import Table, machine
 
 GROUPS = {
@@ -21,6 +32,7 @@ GROUPS = {
     "conditions": conditions.tables,
     "diffusers": diffusers_steps.tables,
     "implicit": implicit.tables,
+    "dimensions": dimensions.tables,
     "memory": lambda quick: iter([memory.table(quick), memory.imports(quick)]),
 }
 

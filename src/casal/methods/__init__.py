@@ -10,9 +10,10 @@ from casal.methods.bounded_hmc import BoundedHMC
 from casal.methods.casal import CASAL
 from casal.methods.context import Context, Uncounted, Usage, few_chains, move, pick
 from casal.methods.decoupled import Decoupled
+from casal.methods.denoised import noise_levels
 from casal.methods.dps import DPS
 from casal.methods.final_projection import FinalProjection
-from casal.methods.look_ahead import LookAhead
+from casal.methods.look_ahead import LookAhead, straight
 from casal.methods.moves import RANGE, data_floor
 from casal.methods.penalty import Penalty
 from casal.methods.primal_dual import PrimalDual
@@ -98,8 +99,10 @@ __all__ = [
     "key",
     "memory",
     "move",
+    "noise_levels",
     "normalised",
     "pick",
+    "straight",
     "systematic",
     "table_rows",
     "uniform",

@@ -64,6 +64,7 @@ def choose(
     integrable: bool = True,
     erroneous: float | None = None,
     uneven: float | None = None,
+    gaussian: bool = False,
 ) -> Choice:
     """What measurements recommend (see docs/methods.md for figures).
 
@@ -85,6 +86,7 @@ def choose(
         erroneous: Spread of the model's samples where the denoiser carries an error of its own at small noise, as
             trained networks do. Then the chains move at a noise level where it can be trusted.
         uneven: The same spread where the derivative of the denoiser is no covariance, because it is not symmetric.
+        gaussian: Whether the denoiser is linear in x: then linear equations are taken into the model.
     """
     rows, size = len(context.table), math.prod(context.latent)
     if context.table.static:
@@ -93,7 +95,7 @@ def choose(
         method = WeightedCASAL(hold=not integrable)
         return Choice(method, f"WeightedCASAL, whose ladder ends where the chains say: {rows} evaluations a chain")
     if context.target.log_weight is not None or size > LADDER_DIMENSION:
-        found = _many_dimensions(context, n, size, erroneous, uneven)
+        found = _many_dimensions(context, n, size, erroneous, uneven, gaussian)
         if found is not None:
             return found
     if erroneous is not None and n * rows * size <= MOST_NOISE:
@@ -108,15 +110,18 @@ def choose(
 
 
 def _many_dimensions(
-    context: Context, n: int, size: int, erroneous: float | None, uneven: float | None
+    context: Context, n: int, size: int, erroneous: float | None, uneven: float | None, gaussian: bool
 ) -> Choice | None:
     """What looks ahead through the derivative of the denoiser; None where set, decoder or network do not allow it."""
     wide = uneven if erroneous is None else erroneous
     ahead = LookAhead() if wide is None else LookAhead(calibrate=True, width=2, moves=4)
+    if wide is None and gaussian and LookAhead(gaussian=True).conditions(context):
+        ahead = LookAhead(gaussian=True)
     where, tilted = f"for {size} dimensions", context.target.log_weight is not None
     if tilted or (wide is None and ahead.fits(context)):
         said = " and a soft term" if tilted else ""
         said += "" if wide is None else ", calibrated on the model's own samples"
+        said += ", given the linear equations exactly since the model is Gaussian" if ahead.gaussian else ""
         return Choice(ahead, f"LookAhead {where}{said}: about {ahead.evaluations(context, n)} evaluations a chain")
     inside = BoundedHMC() if erroneous is None else BoundedHMC(sigma_moves=MOVES_ABOVE * erroneous)
     if n >= FEWEST_CHAINS and inside.fits(context):

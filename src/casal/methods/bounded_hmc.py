@@ -288,7 +288,7 @@ class BoundedHMC(Method[BoundedState]):
     (True, True)
     """
 
-    levels: int = 49
+    levels: int = 48
     leapfrogs: int = 8
     sigma_max: float | None = None
     sigma_min: float | None = None

@@ -81,6 +81,7 @@ def settle(context: Context, method: Method[Any] | str, n: int, points: Points, 
             integrable=pilot is None or pilot.integrable or context.start is not None,
             erroneous=network.spread if network is not None and network.erroneous else None,
             uneven=network.spread if network is not None and network.uneven else None,
+            gaussian=network is not None and network.gaussian,
         )
         if network is not None:
             context = _paid(context, network.evaluations / n)

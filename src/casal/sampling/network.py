@@ -14,7 +14,18 @@ import torch
 from torch import Tensor
 
 from casal.diagnostics import calibration
-from casal.methods import LADDER_DIMENSION, RANGE, Context, centred, data_floor, gaussian, move, table_rows
+from casal.methods import (
+    LADDER_DIMENSION,
+    RANGE,
+    Context,
+    centred,
+    data_floor,
+    gaussian,
+    move,
+    noise_levels,
+    straight,
+    table_rows,
+)
 
 LOOK_CHAINS, LOOK_NUMBERS, FEWEST_CHAINS = (32, 512), 1 << 14, 16
 """Samples that are drawn: at least and at most, and so many that they have about so many coordinates in all, over which
@@ -23,6 +34,10 @@ the calibration is a regression; and chains of a run below which none are drawn.
 
 SYMMETRIC = 0.1
 """Asymmetry up to which the derivative of a denoiser passes for a covariance."""
+
+
+STRIDE, MOST_LEVELS = 3.0, 6
+"""Levels at which a denoiser is compared with a linear one: factor between them, and how many at most."""
 
 
 def look_chains(n: int, size: int) -> int:
@@ -42,6 +57,7 @@ class NetworkLook:
         level: The level it belongs to.
         asymmetry: Of the derivative of the denoiser, see ``asymmetry``; nan where autograd finds no derivative,
             and in few dimensions, where no method uses it.
+        gaussian: Whether the denoiser is linear in x up to rounding, see ``bend``; not looked at in few dimensions.
         evaluations: Evaluations of the network, each for one chain.
     """
 
@@ -50,6 +66,7 @@ class NetworkLook:
     slope: float
     level: float
     asymmetry: float
+    gaussian: bool
     evaluations: int
 
     @property
@@ -69,9 +86,14 @@ def look_at_network(context: Context, x: Tensor, seed: int, generator: torch.Gen
     used = found.levels >= RANGE * floor  # reverse processes from small noise end below the floor
     wrong = bool((found.erroneous & used).any())
     worst = int(torch.where(used, found.slope, torch.inf).argmin())
-    uneven = asymmetry(context, x, spread, generator) if x[0].numel() > LADDER_DIMENSION else math.nan
+    many = x[0].numel() > LADDER_DIMENSION
+    uneven = asymmetry(context, x, spread, generator) if many else math.nan
+    alike = many and not context.target.condition  # one Gaussian for all chains
+    linear = alike and uneven <= SYMMETRIC and straight(bend(context, x, spread, generator), x.dtype)
     evaluations = context.usage.scores - before + found.evaluations * len(x)
-    return NetworkLook(wrong, spread, float(found.slope[worst]), float(found.levels[worst]), uneven, evaluations)
+    return NetworkLook(
+        wrong, spread, float(found.slope[worst]), float(found.levels[worst]), uneven, linear, evaluations
+    )
 
 
 def _spread(x: Tensor, labels: Tensor | None) -> float:
@@ -107,4 +129,31 @@ def asymmetry(context: Context, x: Tensor, spread: float, generator: torch.Gener
         gap = ((pulled_u * v).flatten(1).sum(1) - (pulled_v * u).flatten(1).sum(1)).square().mean().sqrt()
         size = torch.stack([pulled_u, pulled_v]).square().flatten(2).sum(2).mean().sqrt()
         worst = max(worst, float(gap / size.clamp_min(torch.finfo(x.dtype).tiny)))
+    return worst
+
+
+def bend(context: Context, x: Tensor, spread: float, generator: torch.Generator) -> float:
+    """How far the denoiser D is from linear in x, at noise levels from ``spread`` up to the first of the model:
+
+        |w.(D_i - D) - (J^T w).(y_i - y)|  over  |w.(D_i - D)|,     and  |J_i^T w - J^T w|  over  |J^T w|
+
+    over the noisy samples y_i = x0 + s noise, means over them without an index, and w of random signs. Both are zero
+    for a Gaussian model, and only there: modes bend D. The largest counts, and the look ends where it is too large.
+    """
+    alpha, sigma = noise_levels(context.table)
+    first, worst = float(sigma[0] / alpha[0]), 0.0
+    for s in (spread * STRIDE**k for k in range(MOST_LEVELS)):
+        if s > max(first, spread) or not straight(worst, x.dtype):
+            break
+        y = x + s * torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
+        w = 2.0 * torch.randint(0, 2, x.shape[1:], generator=generator, device=x.device).to(x.dtype) - 1.0
+        with torch.enable_grad():
+            leaf = y.detach().requires_grad_()
+            clean = context.denoise(leaf, s)
+            (pulled,) = torch.autograd.grad(clean, leaf, w.expand_as(clean))
+        context.usage.add_scores(len(x))
+        pulled, clean, y = (v.detach().flatten(1).to(torch.float64) for v in (pulled, clean, y))
+        along, seen = (y - y.mean(0)) @ pulled.mean(0), (clean - clean.mean(0)) @ w.flatten().to(torch.float64)
+        misses = (seen - along).norm() / seen.norm(), (pulled - pulled.mean(0)).norm() / pulled.norm()
+        worst = max(worst, *(math.inf if math.isnan(v) else float(v) for v in misses))
     return worst

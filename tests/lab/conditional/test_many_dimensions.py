@@ -17,6 +17,7 @@ from casal.lab.conditional.many_dimensions import (
     LEVELS,
     Problem,
     box_on_four,
+    forecast,
     four_equations,
     four_equations_and_norm,
     half_space,
@@ -144,6 +145,19 @@ def test_truth_fits_values_and_norm() -> None:
     # It is as far from the exact mean as the variances say.
     ratio = (problem.truth - problem.law.mean).square().sum() / problem.law.variances.sum()
     assert 0.5 < float(ratio) < 2
+
+
+def test_a_forecast_of_exact_draws_is_as_good_as_the_exact_mean() -> None:
+    """Of n draws: error^2 = 1 + variance / (n exact error^2) on average; half of the spread shows in spread / skill."""
+    problems = [observed_and_norm(256, seed, 2.5) for seed in range(3)]
+    stream = torch.Generator().manual_seed(1)
+    draws = [problem.law.draw(400, stream) for problem in problems]
+    found = forecast(problems, draws)
+    assert found["error"] == pytest.approx(1.0, abs=0.02) and 0.8 < found["skill"] < 1.25
+    narrow = [problem.law.mean + 0.5 * (x - problem.law.mean) for problem, x in zip(problems, draws, strict=True)]
+    assert forecast(problems, narrow)["skill"] == pytest.approx(0.5 * found["skill"], rel=0.02)
+    shifted = [2 * problem.law.mean - problem.truth + 0 * x for problem, x in zip(problems, draws, strict=True)]
+    assert forecast(problems, shifted) == {"error": pytest.approx(2.0, rel=1e-6), "skill": pytest.approx(0.0, abs=1e-6)}
 
 
 def test_impossible_problems_are_refused() -> None:

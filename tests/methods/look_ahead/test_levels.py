@@ -66,10 +66,14 @@ def test_a_move_climbs_from_the_last_to_the_middle_level() -> None:
     assert all(low < high for low, high in itertools.pairwise(values))
 
 
-def test_a_move_climbs_no_higher_than_the_scale_within_a_mode() -> None:
+def test_a_move_climbs_half_the_way_from_the_scale_within_a_mode() -> None:
     placed = levels()
-    inside = (placed.last * placed.middle) ** 0.5
-    for inner, top in ((inside, inside), (2.0 * placed.middle, placed.middle), (placed.last, 2.0 * placed.last)):
+    low, middle = 4.0 * placed.last, placed.middle
+    for inner, top in (
+        (low**2 / middle, low),
+        (2.0 * middle, middle),
+        (placed.last**2 / middle, 2.0 * placed.last),
+    ):
         assert dataclasses.replace(placed, inner=inner).climb(9, 9) == pytest.approx(top)
 
 

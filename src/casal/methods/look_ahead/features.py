@@ -18,6 +18,7 @@ from torch import Tensor
 from casal.constraints import Constraint, PerChain, Rows, SphereInFlat
 from casal.errors import SettingError
 from casal.methods.context import Context
+from casal.methods.look_ahead.given import Given
 from casal.methods.smc import decoded_event
 from casal.typing import Event
 
@@ -38,6 +39,11 @@ class Block(ABC):
 
     count: int
     curved: bool
+
+    @property
+    def given(self) -> Given | None:
+        """f = 0 as linear equations; None if f is not linear."""
+        return None
 
     @abstractmethod
     def values(self, x: Tensor) -> Tensor:
@@ -72,6 +78,10 @@ class FlatBlock(Block):
     @property
     def count(self) -> int:  # type: ignore[override]
         return len(self.matrix)
+
+    @property
+    def given(self) -> Given:
+        return Given(self.matrix, self.offset)
 
     def values(self, x: Tensor) -> Tensor:
         return x.flatten(1).to(torch.float64) @ self.matrix.T - self.offset
@@ -149,6 +159,7 @@ class Features:
         term: The soft term of the target, (n, *latent) -> (n,).
         most: Directions in which it is looked at.
         alike: Whether the denoiser of all chains is the same, so that slopes can be shared.
+        given: Linear equations that were taken into the model and are no rows here; None if there are none.
     """
 
     blocks: Sequence[Block]
@@ -160,6 +171,7 @@ class Features:
     term: Callable[[Tensor], Tensor] | None = None
     most: int = 0
     alike: bool = True
+    given: Given | None = None
 
     @property
     def count(self) -> int:
@@ -216,21 +228,26 @@ def _beside(parts: Sequence[Tensor], nothing: Tensor) -> Tensor:
     return torch.cat(list(parts), 1) if parts else nothing
 
 
-def features_of(context: Context, most: int) -> Features:
+def features_of(context: Context, most: int, *, gaussian: bool = False) -> Features:
     """The functions by which the set of a context is written; SettingError where there are none, or too many.
 
     Args:
         context: Model, set and decoder.
         most: Directions in which a soft term is looked at.
+        gaussian: Whether the model is Gaussian, so that linear equations are taken into the model (``given.py``).
     """
     event = decoded_event(context)
     surface, solid = context.constraint.parts(event)
     blocks, norm, square = _equations(context, surface, event)
+    given = blocks[0].given if gaussian and blocks else None
+    if given is not None:
+        blocks, norm = blocks[1:], None if norm is None else norm - given.count
     equal = sum(block.count for block in blocks)
     sides, low, high = _inequalities(context, solid, event)
     alike = not context.target.condition
-    found = Features([*blocks, *sides], equal, low, high, norm, square, context.target.log_weight, most, alike)
-    if not 0 < found.count + found.rank <= MOST_FEATURES:
+    terms = context.target.log_weight
+    found = Features([*blocks, *sides], equal, low, high, norm, square, terms, most, alike, given)
+    if not (0 if given else 1) <= found.count + found.rank <= MOST_FEATURES:
         way_out = (
             "take SplitGibbs, or BoundedHMC for bounds on all coordinates"
             if found.term is None

@@ -25,7 +25,7 @@ CORRECTIONS = 3
 def last_draw(context: Context, state: AheadState, features: Features, s: float, generator: torch.Generator) -> Tensor:
     """x0 ~ N(D, C) given f(x0) in C, to first order, (n, *latent)."""
     x = state.x[:, 0]
-    model = Derivative(context, x, s)
+    model = Derivative(context, x, s, features.given)
     w = model.inverse_root(gaussian(context, len(x), generator).flatten(1))
     free = model.estimate + (s * model.pull(w)).reshape(x.shape).to(x.dtype)  # s J J^(-1/2) noise
     ahead = ahead_of(state, features)

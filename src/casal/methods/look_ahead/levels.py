@@ -8,8 +8,9 @@ The covariance C of x0 given x, at the first level, is nearly that of the data. 
 The levels come down from the model's first (from CAP wide, if that is lower) to MIDDLE wide, where the modes are
 decided, and on to GRAIN grain. Between two of these they are equally spaced in the power 1/7 (Karras et al. 2022).
 
-Where modes are far apart, the middle level is far above the scale within a mode. Moves need not climb beyond that: they
-climb to the level where D follows half of a change of x (``inner``), in steps that stay small.
+Where modes are far apart, the middle level is far above the scale within a mode. Moves need not climb beyond that. D
+follows half of a change of x at the level ``inner``, on average over the coordinates; leading directions within a mode
+are wider. So moves climb half the way from there to the middle level, in log s.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Levels:
     @property
     def crest(self) -> float:
         """Where moves climb to from the last level."""
-        return min(self.middle, max(self.inner, 2.0 * self.last)) if self.inner else self.middle
+        return min(self.middle, max((self.inner * self.middle) ** 0.5, 2.0 * self.last)) if self.inner else self.middle
 
     def __getitem__(self, k: int) -> float:
         if k == 0:

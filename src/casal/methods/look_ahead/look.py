@@ -38,6 +38,7 @@ from torch.nn.functional import pad
 from casal.errors import SettingError
 from casal.methods.context import Context
 from casal.methods.look_ahead.features import Features
+from casal.methods.look_ahead.given import Given
 
 FLOOR = 0.2
 """Least variance of a row, in units of the median of the chains: a network may give a variance of zero or less."""
@@ -155,11 +156,13 @@ class Ahead(NamedTuple):
 class Derivative:
     """The denoiser at some points, and products with its derivative there; each counts as one evaluation."""
 
-    def __init__(self, context: Context, x: Tensor, s: float) -> None:
+    def __init__(self, context: Context, x: Tensor, s: float, given: Given | None = None) -> None:
         self._context = context
         with torch.enable_grad():
             self._leaf = x.detach().requires_grad_()
             self._out = context.denoise(self._leaf, s)
+            if given is not None and self._out.requires_grad:
+                self._out = self._out + given.shift(context, x, self._out, s)
         if not self._out.requires_grad:
             raise SettingError(
                 f"autograd cannot see through the denoiser of {context.target.name}, and LookAhead needs its "
@@ -215,7 +218,7 @@ def look(context: Context, features: Features, x: Tensor, s: float, signs: Tenso
         s: Noise level.
         signs: Probes (p, d); used where f bends.
     """
-    model = Derivative(context, x, s)
+    model = Derivative(context, x, s, features.given)
     clean = model.estimate
     values, normals = features.values(clean), features.slopes(clean)
     slopes = _pulled(model, normals)

@@ -40,6 +40,9 @@ from casal.methods.smc import Groups, groups_of
 UPPER, LOWER = 35, 23
 """Steps above and below the level at which the modes are decided."""
 
+SEVERAL = 4
+"""Equations from which on mode weights vary more, if one of them bends: of 256 chains with 4 particles each, 60 to 180
+ancestors are left where the modes are decided. So there are more particles, and more moves for their copies."""
 
 FEW_INEQUALITIES = 16
 """Inequalities up to which the look ahead is recommended: it takes them as independent given the equations."""
@@ -81,24 +84,28 @@ class LookAhead(Method[Any]):
         levels: Steps down the noise levels; three fifths of them above the level where modes are decided.
         ess: Resample when the effective size falls below this share of the particles.
         probes: Random directions for the traces.
-        moves: Guided-path moves at the end.
+        moves: Guided-path moves at the end; None: 2, or 4 if a row bends and there are four equations or more.
         path: Levels of such a path.
-        width: Particles of a chain until the modes are decided; None: 4 if a row bends or there is a soft term, else 2.
+        width: Particles of a chain until the modes are decided; None: 2 if all rows are linear, 4 if a row bends or
+            there is a soft term, 8 if a row bends and there are four equations or more.
         directions: In which a soft term of the target is looked at, one product with the derivative each.
         calibrate: For networks: calibrate the look on the model's own samples first (``calibration.py``), which costs a
             quarter more evaluations. Below the level where modes are decided chains are then guided only: there a
             network is not trusted to weigh them. The moves are made at that level, and climb from it. No weight is
             above sqrt(n) times their mean.
+        gaussian: For Gaussian models: take the linear equations into the model (``given.py``), which is exact there
+            and costs two evaluations an equation and level for all chains together. Other models are refused.
     """
 
     levels: int = UPPER + LOWER
     ess: float = 0.5
     probes: int = 2
-    moves: int = 2
+    moves: int | None = None
     path: int = 10
     width: int | None = None
     directions: int = 6
     calibrate: bool = False
+    gaussian: bool = False
 
     name: ClassVar[str] = "LookAhead"
     promises_distribution: ClassVar[bool] = True
@@ -109,11 +116,16 @@ class LookAhead(Method[Any]):
         whole_number(self.levels, "levels", 5)
         whole_number(self.path, "path", 3)
         whole_number(self.probes, "probes", 1)
-        whole_number(self.moves, "moves", 0)
         whole_number(self.directions, "directions", 1)
         share(self.ess, "ess", "the particles")
         if self.width is not None:
             whole_number(self.width, "width", 1)
+        if self.moves is not None:
+            whole_number(self.moves, "moves", 0)
+        if self.calibrate and self.gaussian:
+            raise SettingError(
+                "calibrate is for networks that err, gaussian for exact Gaussian models; take one of them"
+            )
 
     @property
     def states(self) -> tuple[type[Any], ...]:
@@ -127,21 +139,41 @@ class LookAhead(Method[Any]):
 
     def particles(self, features: Features) -> int:
         """Particles of a chain at the start."""
-        return self.width or (4 if features.curved or features.rank else 2)
+        if self.width is not None:
+            return self.width
+        if features.curved and features.equal >= SEVERAL:
+            return 8
+        return 4 if features.curved or features.rank else 2
+
+    def move_count(self, features: Features) -> int:
+        """Guided-path moves at the end."""
+        if self.moves is not None:
+            return self.moves
+        return 4 if features.curved and features.equal >= SEVERAL else 2
+
+    def features(self, context: Context) -> Features:
+        """The rows that are looked at."""
+        return features_of(context, self.directions, gaussian=self.gaussian)
 
     # ------------------------------------------------------------------------------------------------------- plan
 
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
         span(context)  # refuses a model without noise levels
+        if self.gaussian and context.target.condition:
+            raise SettingError(
+                "gaussian=True takes one matrix for all chains, which sample different conditions here; take "
+                "gaussian=False, or run one condition at a time"
+            )
         if self.calibrate and context.target.condition:
             raise SettingError(
                 "calibrate=True corrects the look ahead by one regression over all chains, which sample different "
                 "conditions here; take calibrate=False or SplitGibbs, or run one condition at a time"
             )
         one = context.take(slice(0, 1))
-        width, groups = self.particles(features_of(one, self.directions)), groups_of(context, n)
+        features, groups = self.features(one), groups_of(context, n)
+        width = self.particles(features)
         stages = self._pilot() if self.calibrate else list[Stage]()
-        moved = self.moves * [
+        moved = self.move_count(features) * [
             Stage([Row(0)], self.climb, self.part, partial(_several, self.path - 1)),
             *(Stage([Row(k)], self.walk, partial(self.settle_path, k)) for k in range(self.path - 1)),
             Stage([], no_step, self.accept),
@@ -178,26 +210,39 @@ class LookAhead(Method[Any]):
         Behind a decoder a norm is counted as a general row that bends, though it costs less if A^T A = c I. Many linear
         equations share their products among the n chains; without n every chain is counted as taking all of them.
         """
-        features = features_of(context.take(slice(0, 1)), self.directions)
+        features = self.features(context.take(slice(0, 1)))
         width, shared = self.particles(features), features.shared
         one = 1 + features.count - shared + (shared if n is None else shares(shared, n)) + features.rank
         if features.curved:
             round_rows = 1 if features.norm is not None and context.identity else 0
             one += self.probes * (1 + sum(b.count for b in features.blocks if b.curved) - round_rows)
         down = width * (self.upper + 1) + self.levels - self.upper
-        more = self.moves * (2 * self.path - 2) + (len(self.noted) if self.calibrate else 0)
+        moves = self.move_count(features)
+        more = moves * (2 * self.path - 2) + (len(self.noted) if self.calibrate else 0)
         scales = (width + (1 if self.calibrate else 0)) * (1 + self.probes)
-        return one * (down + more) + scales + 2 + min(ROOT_STEPS, math.prod(context.latent))
+        whole = one * (down + more) + scales + 2 + min(ROOT_STEPS, math.prod(context.latent))
+        if features.given is None:
+            return whole
+        together = 2 * features.given.count * (self.levels + moves * self.path + 4)
+        return whole + 2 + -(-together // (n or 1))
 
     def fits(self, context: Context) -> bool:
         """Whether the set is of few rows with gradients, few of them inequalities, and the denoiser differentiable."""
         one = context.take(slice(0, 1)).replace(usage=Uncounted())
         try:
-            features = features_of(one, self.directions)
+            features = self.features(one)
             Derivative(one, one.like.new_zeros((1, *one.latent)), span(one).first)
         except SettingError:
             return False
         return features.count - features.equal <= FEW_INEQUALITIES
+
+    def conditions(self, context: Context) -> bool:
+        """Whether there are linear equations to take into the model, and the rest of the set can be looked at."""
+        try:
+            features = self.features(context.replace(constraint=context.constraint.take(slice(0, 1))))
+        except SettingError:
+            return False
+        return features.given is not None
 
     def placed(self, context: Context, state: AheadState) -> Levels:
         """The noise levels, from the scales of the data."""
@@ -215,26 +260,28 @@ class LookAhead(Method[Any]):
     # ------------------------------------------------------------------------------------------------------- start
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> AheadState:
-        width = 1 if self.calibrate else self.particles(features_of(context, self.directions))
+        width = 1 if self.calibrate else self.particles(self.features(context))
         return self._start(context, x, generator, width)
 
     def _start(self, context: Context, x: Tensor, generator: torch.Generator, width: int) -> AheadState:
         """Chains of ``width`` particles at the first level, and their first look."""
         alpha, first, _ = span(context)
         n = len(x)
-        features = features_of(context, self.directions)
+        features = self.features(context)
         target, known = context.target, not callable(context.target.init)
         more = [x] + [
             (alpha * first * gaussian(context, n, generator) if known else target.draw(n, generator)).to(x)
             for _ in range(width - 1)
         ]
         points = torch.stack(more, 1) / alpha
+        if features.given is not None:  # the start of a diffusion has mean zero, that of the model given y has not
+            points = points + features.given.start(context, points[:, 0], first)[:, None]
         wide = widened(context, width)
-        seen, shared = look(wide, features_of(wide, self.directions), flat(points), first, probes(self.probes, context))
+        seen, shared = look(wide, self.features(wide), flat(points), first, probes(self.probes, context))
         lines = (torch.arange(n, device=x.device) + context.first)[:, None] * width
         zeros = points.new_zeros((n, width), dtype=torch.float64)
         rows = features.count + features.rank
-        trace, square = self._traces(wide, flat(points), first)
+        trace, square = self._traces(wide, flat(points), first, features)
         none = zeros.new_zeros(())
         return AheadState(
             x=points,
@@ -260,9 +307,9 @@ class LookAhead(Method[Any]):
             even=none,
         )
 
-    def _traces(self, context: Context, x: Tensor, s: float) -> tuple[Tensor, Tensor]:
+    def _traces(self, context: Context, x: Tensor, s: float, features: Features | None = None) -> tuple[Tensor, Tensor]:
         """tr C and tr C^2 at the first level, (n,) each."""
-        model = Derivative(context, x, s)
+        model = Derivative(context, x, s, None if features is None else features.given)
         signs = probes(self.probes, context)
         spread = torch.stack([s**2 * model.pull(u) for u in signs])
         return (spread * signs[:, None]).sum(2).mean(0), spread.square().sum(2).mean(0)
@@ -295,7 +342,7 @@ class LookAhead(Method[Any]):
         if earlier >= 0:
             clean = clean + multistep(clean, state.before[:, 0], here, below, levels[earlier])
         x = kept * state.x[:, 0] + (1.0 - kept) * clean + below * math.sqrt(1.0 - kept) * noise
-        features = features_of(context, self.directions)
+        features = self.features(context)
         seen, shared = look(context, features, x, below, probes(self.probes, context))
         return state._replace(
             x=x[:, None],
@@ -325,7 +372,7 @@ class LookAhead(Method[Any]):
         count = state.notes.shape[3]
         slopes, ratios = found[:, 1 + count : 1 + 2 * count], found[:, 1 + 2 * count :]
         record = {"least_slope": float(slopes.min()), "largest_ratio": float(ratios.max())}
-        width = self.particles(features_of(context, self.directions))
+        width = self.particles(self.features(context))
         several = {name: getattr(state, name).repeat_interleave(width, 1) for name in PARTICLES}
         return state._replace(**several, fits=dealt(found, len(state.x))), record
 
@@ -342,7 +389,7 @@ class LookAhead(Method[Any]):
         """One guided step, and the look from where it leads."""
         width = state.x.shape[1]
         wide, levels = widened(context, width), self.placed(context, state)
-        features, here, there = features_of(wide, self.directions), levels[row.k], levels[row.k + 1]
+        features, here, there = self.features(wide), levels[row.k], levels[row.k + 1]
         x, clean, before = (flat(v).flatten(1).to(torch.float64) for v in (state.x, state.estimate, state.before))
         known = row.k > 0 and not (
             self.calibrate and row.k == self.upper
@@ -403,7 +450,7 @@ class LookAhead(Method[Any]):
 
     def _settled(self, context: Context, state: AheadState, level: float) -> AheadState:
         """The state with the moments of f and log psi at a level, as all particles agree on them."""
-        features = features_of(widened(context, state.x.shape[1]), self.directions)
+        features = self.features(widened(context, state.x.shape[1]))
         middle, noted = self.placed(context, state).middle, len([j for j in self.noted if j])
         return settled(state, features, level, middle, noted)
 
@@ -432,7 +479,7 @@ class LookAhead(Method[Any]):
         for k in range(count):
             low, high = levels.climb(k, count, self.calibrate), levels.climb(k + 1, count, self.calibrate)
             points.append(points[-1] + math.sqrt(high**2 - low**2) * noise[:, k])
-        features, top = features_of(context, self.directions), points[-1]
+        features, top = self.features(context), points[-1]
         level = levels.climb(count, count, self.calibrate)
         seen, shared = look(context, features, top, level, probes(self.probes, context))
         return state._replace(
@@ -459,7 +506,7 @@ class LookAhead(Method[Any]):
         levels, count = self.placed(context, state), self.path - 1
         earlier, here, there = (levels.climb(min(count, count - row.k - j), count, self.calibrate) for j in (-1, 0, 1))
         wide = widened(context, 2)
-        features, pair = features_of(wide, self.directions), columns(state, slice(1, 3))
+        features, pair = self.features(wide), columns(state, slice(1, 3))
         x, clean, before = (flat(v).flatten(1).to(torch.float64) for v in (pair.x, pair.estimate, pair.before))
         extra = multistep(clean, before if row.k else None, here, there, earlier)
         plan = propose(x, clean, extra, ahead_of(pair, features), features, here, there)
@@ -471,7 +518,7 @@ class LookAhead(Method[Any]):
             [fold(plan.cost(flat(follow).flatten(1).to(torch.float64)), 2)[:, 0], fold(paid, 2)[:, 1]], 1
         )
         if row.k == count - 1:  # the old path ends where the move started, and that look is known
-            one, shared = look(context, features_of(context, self.directions), new, there, probes(self.probes, context))
+            one, shared = look(context, self.features(context), new, there, probes(self.probes, context))
             seen = {
                 name: torch.cat([getattr(state, name)[:, :1], value[:, None]], 1)
                 for name, value in one._asdict().items()
@@ -508,7 +555,7 @@ class LookAhead(Method[Any]):
 
     def draw(self, context: Context, state: AheadState, row: Row, noise: Tensor) -> AheadState:
         """x0 given x and f(x0) in C, to first order."""
-        s, features = self.placed(context, state)[self.levels], features_of(context, self.directions)
+        s, features = self.placed(context, state)[self.levels], self.features(context)
         return state._replace(estimate=last_draw(context, state, features, s, generator_of(noise))[:, None])
 
     def finish(
