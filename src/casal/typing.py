@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ Event: TypeAlias = tuple[int, ...]
 
 Tolerance: TypeAlias = float | Sequence[float] | Tensor
 """A number, or one for each row of the definition of a set."""
+
+Check: TypeAlias = bool | Literal["drift"]
+"""Whether checks of the distribution may evaluate the score: False for not at all, "drift" for one more check."""
 
 ScoreFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """``score(x, t)`` = gradient of the log-density at x, of the shape of x."""

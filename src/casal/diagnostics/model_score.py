@@ -9,13 +9,20 @@ import torch
 from torch import Tensor
 
 from casal.diagnostics.denoiser_calibration import FEWEST_POINTS, calibration
-from casal.methods import Context
+from casal.methods import Context, gaussian, move, table_rows
 from casal.targets import slope
 
 LEVELS_AGREE, LEVELS_DIFFER = 0.2, 0.4
 """Relative difference of a diffusion model's scores at its finest noise level and at twice that: up to which the score
 at zero noise is read off them, and from which on it is a doubt, unless the denoiser fits the samples: then the data
 are finer than the level. An exact model of data ten times coarser than the level differs by 0.03."""
+
+
+OWN_LEVELS = (1.0, 2.0)
+"""Noise levels at which a network is looked at, in units of its finest."""
+
+FEWEST_OWN, MOST_OWN = 32, 256
+"""Samples of the model that are drawn for it."""
 
 
 class NotAvailable(Exception):
@@ -50,6 +57,35 @@ def score_at(context: Context, z: Tensor) -> Tensor:
             raise NotAvailable(text)
         raise BadModel(f"{text}, or train the network there (casal.diagnostics.calibration)")
     return (4.0 * near - far) / 3.0
+
+
+def refuse_wrong_network(context: Context, evaluations: int) -> None:
+    """Whether a network's score at its finest levels fits the model's own samples, before it is held against others.
+
+    A few samples of the model are drawn by its own table, without the set, as many as so many evaluations allow.
+
+    Raises:
+        NotAvailable: It does not fit: a slope below one there (``denoiser_calibration``).
+    """
+    if context.table.static or context.target.denoise is None:
+        return
+    rows = table_rows(context)
+    count = min(MOST_OWN, evaluations // (len(rows) + 2 * len(OWN_LEVELS)))
+    if count < FEWEST_OWN:
+        return
+    stream = torch.Generator(context.like.device).manual_seed(4250)
+    init = context.target.init
+    x = (init[:count] if isinstance(init, Tensor) else init(count, stream)).to(context.like)
+    for row in rows:
+        x = move(context, x, context.score(x, row.t), row, gaussian(context, len(x), stream))
+    found = calibration(context.target, x, [times * _finest(context) for times in OWN_LEVELS])
+    context.usage.add_scores(found.evaluations * len(x))
+    if bool(found.erroneous.any()):
+        worst = int(found.slope.argmin())
+        raise NotAvailable(
+            f"the score at noise {float(found.levels[worst]):.3g} has slope {float(found.slope[worst]):.2f} on the "
+            "model's own samples, where 1 is right (casal.diagnostics.calibration): train the network there"
+        )
 
 
 def _fits(context: Context, z: Tensor, sigma: float) -> bool:

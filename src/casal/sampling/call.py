@@ -25,7 +25,7 @@ from casal.sampling.progress import progress_bar
 from casal.sampling.result import SampleResult
 from casal.sampling.stepping import Compiled, Eager, Graphs, Stepper
 from casal.targets import Target
-from casal.typing import Tolerance
+from casal.typing import Check, Tolerance
 
 logger = logging.getLogger("casal")
 
@@ -51,7 +51,7 @@ def sample(
     store: str | Path | None = None,
     client: Any = None,
     workers: int | None = None,
-    check: bool = True,
+    check: Check = True,
 ) -> SampleResult:
     """Draw n samples that lie in the set, with a certificate of that, and one of their distribution.
 
@@ -95,7 +95,8 @@ def sample(
         client: A ``distributed.Client``: tiles become tasks of its cluster. Changes no bit of the result.
         workers: The same on an embedded cluster of that many processes.
         check: Whether checks of the distribution may evaluate the score: at most 8 % more evaluations, for methods
-            that promise the distribution, counted apart in ``result.cost``. Checks without evaluations are always made.
+            that promise the distribution, counted apart in ``result.cost``. "drift" adds a check by a few Metropolis
+            moves, 15 % in all. Checks without evaluations are always made.
 
     Returns:
         Samples, certificate, fidelity, trace, cost, last state, provenance. If interrupted by Ctrl-C, it returns the

@@ -169,7 +169,7 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
     def points(few: int, stream: torch.Generator) -> Tensor:
         return starting_points(target, 0, few, stream, options.dtype)
 
-    ready = settle(context, method, n, points, seed=options.seed, check=options.check)
+    ready = settle(context, method, n, points, seed=options.seed, check=options.check is not False)
     context, chosen = ready.context, ready.method
     if chosen.promises_distribution:
         constraint.check_measure(tried.event)
