@@ -17,8 +17,8 @@ from casal.errors import CasalWarning
 from casal.lab.experiment import Array, Claim, Outcome, ResultTable, Tell, share, stamp, verdict, with_error
 from casal.lab.fidelity.setup import F64, SPLIT, THREE, Case, Model, aligned, cases, smaller, without_potential
 
-FIRST_SEED = 0
-"""Seeds of what is reported; thresholds were looked at with seeds from 5000 on."""
+FIRST_SEED = 200
+"""First seed of what is reported. The study was set up with seeds below 100 and from 5000 on."""
 
 WRONG, FAR_OFF = 3.0, 6.0
 """Standard errors from which a run counts as wrong, and as far off."""
@@ -156,7 +156,7 @@ def ways() -> dict[str, Way]:
         "half the temperature": Way(gaussians, broken(temperature=0.5)),
         "one final projection": Way(projected, by(casal.FinalProjection())),
         "ladder stopped early": Way(thin, by(casal.WeightedCASAL(2.0, correct=False))),
-        "sigma x 10": Way((*noisy, "three modes on a circle", "Gaussian on a sphere"), coarser),
+        "sigma x 10": Way((*noisy, *thin), coarser),
         "atoms above 5 %": Way(
             edged,
             by(casal.WeightedCASAL(30.0, correct=False)),
@@ -296,7 +296,8 @@ def wrong(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
         where = [every[name] for name in way.where if name in every]
         if way.case is not None:
             where = [way.case if scale.n is None else replace(way.case, n=scale.n)]
-        repeats = scale.broken if len(where) > 1 else scale.broken * 4
+        where = where if scale.n is None else where[:2]
+        repeats = scale.broken if len(where) > 1 or scale.n else scale.broken * 4
         own = [_broken(kind, way, case, seed) for case in where for seed in range(FIRST_SEED, FIRST_SEED + repeats)]
         found += own
         hits = [one for one in own if way.counts(one)]
