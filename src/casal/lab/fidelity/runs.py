@@ -17,8 +17,11 @@ from casal.errors import CasalWarning
 from casal.lab.experiment import Array, Claim, Outcome, ResultTable, Tell, share, stamp, verdict, with_error
 from casal.lab.fidelity.setup import F64, SPLIT, THREE, Case, Model, aligned, cases, smaller, without_potential
 
-FIRST_SEED = 200
-"""First seed of what is reported. The study was set up with seeds below 100 and from 5000 on."""
+FIRST_SEED, BROKEN_SEED = 0, 200
+"""First seeds of what is reported, of right and of broken runs: others than those with which the study was set up."""
+
+BROKEN_CHAINS = 1000
+"""Chains of a broken run."""
 
 WRONG, FAR_OFF = 3.0, 6.0
 """Standard errors from which a run counts as wrong, and as far off."""
@@ -211,7 +214,7 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
         )
     )
     records = {"runs": [one._asdict() for one in found]}
-    settings = {"quick": quick, "first_seed": FIRST_SEED, **scale._asdict()}
+    settings = {"quick": quick, "first_seed": FIRST_SEED, "broken_seed": BROKEN_SEED, **scale._asdict()}
     return Outcome("fidelity", tables, [] if quick else claims, {"runs": found}, settings, records=records)
 
 
@@ -296,9 +299,10 @@ def wrong(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
         where = [every[name] for name in way.where if name in every]
         if way.case is not None:
             where = [way.case if scale.n is None else replace(way.case, n=scale.n)]
-        where = where if scale.n is None else where[:2]
+        where = where[:2] if scale.n else [case if case.implicit else replace(case, n=BROKEN_CHAINS) for case in where]
         repeats = scale.broken if len(where) > 1 or scale.n else scale.broken * 4
-        own = [_broken(kind, way, case, seed) for case in where for seed in range(FIRST_SEED, FIRST_SEED + repeats)]
+        seeds = range(BROKEN_SEED, BROKEN_SEED + repeats)
+        own = [_broken(kind, way, case, seed) for case in where for seed in seeds]
         found += own
         hits = [one for one in own if way.counts(one)]
         flagged, far = [one for one in hits if one.verdict == "suspect"], [one for one in own if one.error > FAR_OFF]

@@ -166,7 +166,7 @@ class Case:
     edge: bool = False
     implicit: bool = False
     shares: Map | None = None  # weights of modes, (n, d) -> (n, k), among the statistics
-    n: int = 1000  # chains of a run
+    n: int = 600  # chains of a run
 
     def statistics(self, z: Tensor) -> Tensor:
         """The first three coordinates and their squares, and the weights of modes: (n, k) float64."""
