@@ -1,7 +1,7 @@
 """Distributions on sets that are known exactly, each with a model and a method that should get them right.
 
 The exact mean of a statistic is its mean over a reference: nodes of a quadrature with respect to the surface measure of
-the set, or many exact draws. Cases that are held out took no part when thresholds of the checks were chosen.
+the set, or many exact draws. Cases that are held out were not run while the study was set up.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Case:
     method: AnyMethod | str
     reference: Callable[[], Reference]
     decoder: casal.Decoder | None = None
-    held: bool = False  # took no part when thresholds were chosen
+    held: bool = False  # not run while the study was set up
     edge: bool = False
     implicit: bool = False
     shares: Map | None = None  # weights of modes, (n, d) -> (n, k), among the statistics
