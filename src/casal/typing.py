@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
@@ -15,6 +15,9 @@ Tolerance: TypeAlias = float | Sequence[float] | Tensor
 
 ScoreFunction: TypeAlias = Callable[..., Tensor]
 """``score(x, t)`` = gradient of the log-density at x, of the shape of x; ``score(x, t, **rows)`` given a condition."""
+
+Check: TypeAlias = bool | Literal["drift"]
+"""Whether checks of the distribution may evaluate the score: False for not at all, "drift" for one more check."""
 
 Init: TypeAlias = Tensor | Callable[..., Tensor]
 """The starting points: a tensor (n, *event), or a callable (n, generator) -> tensor."""

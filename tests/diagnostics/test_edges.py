@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.diagnostics.edges import edge_factor, has_hidden_edge, on_edge
+from casal.diagnostics.edges import edge_factor, has_hidden_edge, on_edge, shape_near
 
 from .populations import CENTRE, gaussian
 
@@ -20,6 +20,7 @@ SOLID: dict[str, casal.Constraint] = {
     "half-space": casal.HalfSpace(torch.tensor([1.0, 1.0, 0.0]), 0.5),
     "polytope": casal.Polytope(torch.tensor([[1.0, 1.0, 1.0], [-1.0, 0.0, 0.0]]), torch.tensor([1.0, 0.5])),
     "l1 ball": casal.L1Ball(1.0),
+    "two boxes": casal.Box(-torch.ones(3), torch.ones(3)) | casal.Box(torch.full((3,), 0.5), torch.full((3,), 2.0)),
     "outside of a ball": casal.Implicit(None, lambda z: 1.0 - z.square().sum(1, keepdim=True)),
 }
 
@@ -94,6 +95,10 @@ def test_pieces_of_a_union_with_equations_and_inequalities_each() -> None:
     z = torch.cat([inner, outer, corners])
     found = on_edge(right | left, z, z.mean(0))
     assert found.tolist() == [False] * (len(z) - 2) + [True, True]
+    shape = shape_near(right | left, z, torch.full((len(z),), 1.0 / len(z), dtype=torch.float64))
+    assert shape.factor is not None and shape.project is not None
+    assert float(shape.factor(z)[-2:].abs().max()) < 1e-12 and float(shape.factor(z)[:-2].min()) > 0.0
+    torch.testing.assert_close(shape.project(1.2 * z), z)  # each on its own circle
 
 
 def test_samples_that_are_all_equal_may_lie_on_the_edge() -> None:

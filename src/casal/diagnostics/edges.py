@@ -5,7 +5,8 @@ Right samples lie on the edge with probability zero. A projection at the end of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,11 @@ LEAVES = 1e-2
 
 FARTHEST = 50.0
 BISECTIONS = 45
+
+OVERLAP = 1e-9
+"""Violation up to which a sample is in a piece."""
+
+Map = Callable[[Tensor], Tensor]
 
 
 def parts_of(constraint: Constraint, event: tuple[int, ...]) -> Parts | None:
@@ -91,17 +97,86 @@ def has_hidden_edge(constraint: Constraint, z: Tensor, mean: Tensor) -> bool:
     return bool((outside > LEAVES * torch.linalg.vector_norm((y - z).flatten(1), dim=1)).any())
 
 
-def edge_factor(solid: Constraint, z: Tensor, weights: Tensor) -> Callable[[Tensor], Tensor] | None:
+class Shape(NamedTuple):
+    """A set near samples, as functions of one point for each sample, (n, *event).
+
+    Attributes:
+        project: Nearest point on the surface part; None for a set with an interior.
+        factor: g of ``edge_factor``; None where there is no edge.
+        foot: Nearest points on the surface part, of any number of points.
+    """
+
+    project: Map | None
+    factor: Map | None
+    foot: Map
+
+
+def shape_near(constraint: Constraint, z: Tensor, weights: Tensor) -> Shape:
+    """Surface part and edge of a set near its samples; piece by piece in a union of pieces that have both.
+
+    Args:
+        constraint: The set, of these samples.
+        z: Samples (n, *event), float64.
+        weights: (n,), sum one.
+
+    Raises:
+        SettingError: The edge is not known, or pieces overlap.
+    """
+    parts = parts_of(constraint, tuple(z.shape[1:]))
+    if parts is None:
+        return _shape_of_pieces(constraint, z, weights)
+    surface, solid = parts
+    factor = None if solid is None else edge_factor(solid, z, weights)
+    if solid is not None and factor is None:
+        raise SettingError("the set is not convex and has no smooth inequalities")
+    if surface is None:
+        return Shape(None, factor, lambda y: y)
+    return Shape(lambda y: surface.project(y, warm=z), factor, surface.project)
+
+
+def _shape_of_pieces(constraint: Constraint, z: Tensor, weights: Tensor) -> Shape:
+    pieces = constraint.pieces(tuple(z.shape[1:]))
+    violation = torch.stack([piece.violation(z) for piece in pieces])
+    if bool(((violation <= OVERLAP).sum(0) > 1).any()):
+        raise SettingError("pieces of the union overlap where there are samples")
+    own, found = violation.argmin(0), list[tuple[Tensor, Shape]]()
+    for k, piece in enumerate(pieces):
+        some = torch.nonzero(own == k).flatten()
+        if len(some):
+            found.append((some, shape_near(piece.take(some), z[some], weights[some] / weights[some].sum())))
+
+    def project(y: Tensor) -> Tensor:
+        out = y.clone()
+        for some, shape in found:
+            if shape.project is not None:
+                out[some] = shape.project(y[some])
+        return out
+
+    def factor(y: Tensor) -> Tensor:
+        out = y.new_ones(len(y))
+        for some, shape in found:
+            if shape.factor is not None:
+                out[some] = shape.factor(y[some])
+        return out
+
+    return Shape(project, factor, constraint.project)
+
+
+def edge_factor(solid: Constraint, z: Tensor, weights: Tensor) -> Map | None:
     """A function g (n, *event) -> (n,) that is positive inside, vanishes on the edge and has bounded slopes.
 
     With inequalities h_j <= 0, g = min(1, min_j -h_j / sd(h_j)). For other convex sets g = 1 - 1 / s, where s is how
-    far the ray from the mean through z may be stretched. None where neither is known.
+    far the ray from the mean through z may be stretched. For a union it is the largest of those of its pieces, which
+    may overlap. None where neither is known.
 
     Args:
         solid: The inequalities, of these samples.
         z: Samples (n, *event), float64, which set the scale.
         weights: (n,), sum one.
     """
+    pieces = solid.pieces(tuple(z.shape[1:]))
+    if len(pieces) > 1:
+        return _largest_factor(pieces, z, weights)
     heights = solid.inequalities(z) if solid.smooth else z.new_zeros(len(z), 0)
     if heights.shape[1]:
         scale = (weights @ (heights - weights @ heights).square()).sqrt()
@@ -113,6 +188,22 @@ def edge_factor(solid: Constraint, z: Tensor, weights: Tensor) -> Callable[[Tens
     if not solid.convex or bool((solid.violation(mean.expand_as(z)) > 0.0).any()):
         return None
     return lambda y: 1.0 - 1.0 / _stretch(solid, y, mean)
+
+
+def _largest_factor(pieces: Sequence[Constraint], z: Tensor, weights: Tensor) -> Map | None:
+    """That of a union of solid pieces; pieces without samples do not count."""
+    factors = list[Map]()
+    for piece in pieces:
+        inside = torch.nonzero(piece.violation(z) == 0.0).flatten()
+        if len(inside) < 2:
+            continue
+        factor = (
+            None if piece.chains is not None else edge_factor(piece, z[inside], weights[inside] / weights[inside].sum())
+        )
+        if factor is None:
+            return None
+        factors.append(factor)
+    return (lambda y: torch.stack([factor(y) for factor in factors]).amax(0).clamp_min(0.0)) if factors else None
 
 
 def _stretch(solid: Constraint, z: Tensor, mean: Tensor) -> Tensor:

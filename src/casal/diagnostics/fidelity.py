@@ -8,7 +8,7 @@ no check can know: a mode that no chain has found, and a model that is itself wr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -16,11 +16,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.constraints import Constraint, Parts
+from casal.constraints import Constraint
+from casal.diagnostics.behind import View, view
 from casal.diagnostics.degeneracy import WeightedRun, advice, population
-from casal.diagnostics.edges import edge_factor, has_hidden_edge, on_edge
+from casal.diagnostics.drift import FIRST_STEP, LEAST_ACCEPTED, MOVES, SHORTER, TRIALS, drift_terms, moved, simpson
+from casal.diagnostics.drift import TRIED as TRIED_BY_DRIFT
+from casal.diagnostics.edges import has_hidden_edge, on_edge, parts_of
 from casal.diagnostics.genealogy import Lineage, two_sided_p
-from casal.diagnostics.model_score import BadModel, NotAvailable, latents_of, level_score, score_at
+from casal.diagnostics.model_score import BadModel, NotAvailable, level_score, refuse_wrong_network, score_at
 from casal.diagnostics.modes import (
     LINE_POINTS,
     MOST_MODES,
@@ -33,6 +36,7 @@ from casal.diagnostics.modes import (
 from casal.diagnostics.stein import fixed_directions, projections_needed, stein_terms
 from casal.errors import CasalError
 from casal.methods import Context, few_chains, memory
+from casal.typing import Check
 
 Verdict = Literal["trusted", "suspect", "too few", "not promised"]
 
@@ -66,6 +70,9 @@ FARTHEST_FROM_RANGE = 0.03
 SHARE_OF_EVALUATIONS = 0.08
 """Of the run's score evaluations, what the checks may add."""
 
+SHARE_WITH_DRIFT = 0.15
+"""The same with the drift measured."""
+
 SHARE_OF_PROJECTIONS = 0.2
 """Of the run's projections, or of its evaluations if they are more, likewise."""
 
@@ -81,9 +88,6 @@ SMALLEST_FLOW = 8
 PATHS_AGREE, TRIED = 0.2, 5
 """Difference of log p along two paths between modes up to which a diffusion model's score is the gradient of something
 there; and one in how many samples is tried."""
-
-ON_THE_SET = 1e-9
-"""Violation up to which a reflected sample is in the set."""
 
 FEWEST_LOST = 2
 """Starting points that come to rest far from all samples, from which on a mode counts as lost."""
@@ -104,7 +108,8 @@ class Fidelity:
             ``slack_bias`` (in standard deviations), ``moved`` (root mean square of |A x - z| over the spread of z),
             ``range_gap`` (the same over the norm of z, behind a decoder), ``stein_t``, ``stein_p`` and ``stein_bias``
             (``stein.py``; the bias in standard deviations), ``modes`` (clusters found), ``jump_t``, ``jump_p`` and
-            ``jump_change`` (``modes.py``; the share of samples that a move between modes would shift), ``memory``
+            ``jump_change`` (``modes.py``; the share of samples that a move between modes would shift), ``drift_t``,
+            ``drift_p`` and ``drift_change`` (``drift.py``, if asked for; in standard deviations), ``memory``
             (correlation of chains that move on their own with where they were before).
     """
 
@@ -199,9 +204,11 @@ class Evidence:
         return self.context.constraint.take(self.index)
 
     @cached_property
-    def parts(self) -> Parts:
-        """Equations and inequalities of the set."""
-        return self.constraint.parts(tuple(self.z.shape[1:]))
+    def thin(self) -> bool:
+        """Whether the set, or a piece of it, has equations."""
+        event = tuple(self.z.shape[1:])
+        parts = parts_of(self.constraint, event)
+        return parts is None or parts.surface is not None
 
     @cached_property
     def mean(self) -> Tensor:
@@ -224,6 +231,13 @@ class Evidence:
         told = torch.cat([spread[:half] > 1e-6 * spread[:half].max(), spread[half:] > 1e-6 * spread[half:].max()])
         return columns[:, told] / spread[told]
 
+    def view(self, index: Tensor) -> View:
+        """Some of them, where their density is known (``behind.py``)."""
+        x, own = getattr(self.run.state, "x", None), self.index[index]
+        latents = None if x is None or len(x) != len(self.run.samples) else x[own]
+        some = self.lineage.some(index).weights
+        return view(self.context, self.constraint.take(index), self.z[index], some, latents)
+
     @cached_property
     def offset(self) -> Tensor | None:
         """A x - z for the last x and the samples z, (n, d); None where the state has no x of its own."""
@@ -240,7 +254,7 @@ def assess(
     *,
     promised: bool,
     method: str = "the method",
-    spend: bool = True,
+    spend: Check = True,
     notes: tuple[str, ...] = (),
     doubts: tuple[str, ...] = (),
 ) -> Fidelity:
@@ -250,7 +264,7 @@ def assess(
         evidence: The run.
         promised: Whether the method promises the distribution.
         method: Its name.
-        spend: Whether checks may evaluate the score.
+        spend: Whether checks may evaluate the score; "drift" for one that takes more evaluations.
         notes: What was known before the run and is worth saying.
         doubts: Reasons against trust that were known before the run.
     """
@@ -269,6 +283,7 @@ def assess(
         found.append(Finding(notes=("the score was not evaluated at the samples (check=False)",)))
     elif promised and ancestors >= FEWEST:
         found += [stein(evidence), jump(evidence)]
+        found += [drift(evidence)] if spend == "drift" else []
     return _verdict(promised, method, ancestors, found)
 
 
@@ -491,34 +506,30 @@ def stein(evidence: Evidence) -> Finding:
 
 
 def _stein(evidence: Evidence) -> Finding:
-    context, event = evidence.context, tuple(evidence.z.shape[1:])
-    if not context.decoder.invertible:
-        raise NotAvailable("the score behind a decoder is not known at the samples")
+    context = evidence.context
     _check_units(context)
     if bool((evidence.flat == evidence.flat[:1]).all()):
         raise NotAvailable("the samples are all equal")
     if has_hidden_edge(evidence.constraint, evidence.z, evidence.mean):
         raise NotAvailable("the set has an edge but names no inequalities")
-    projections = 0 if evidence.parts.surface is None else projections_needed(evidence.flat.shape[1])
+    projections = projections_needed(evidence.flat.shape[1]) if evidence.thin else 0
     index = _affordable(evidence, 1.0 if context.table.static else 2.0, projections)
-    z, lineage = evidence.z[index], evidence.lineage.some(index)
-    surface, solid = evidence.constraint.take(index).parts(event)
-    factor = None if solid is None else edge_factor(solid, z, lineage.weights)
-    if solid is not None and factor is None:
-        raise NotAvailable("the set is not convex and has no smooth inequalities")
+    lineage, seen = evidence.lineage.some(index), evidence.view(index)
+    points, nearest, factor = seen.points, seen.shape.project, seen.shape.factor
 
     def project(y: Tensor) -> Tensor:
-        assert surface is not None
+        assert nearest is not None
         context.usage.add_projections(len(y))
-        return surface.project(y.reshape(len(y), *event), warm=z).flatten(1)
+        return nearest(y.reshape(points.shape)).flatten(1)
 
+    modes = evidence.modes._replace(label=evidence.modes.label[index]) if seen.same else find_modes(points.flatten(1))
     terms = stein_terms(
-        z.flatten(1),
-        score_at(context.take(evidence.index[index]), z).flatten(1),
+        points.flatten(1),
+        seen.pull(score_at(context.take(evidence.index[index]), seen.latent(points))).flatten(1),
         lineage,
-        None if surface is None else project,
-        None if factor is None else lambda y: factor(y.reshape(len(y), *event)),
-        evidence.modes._replace(label=evidence.modes.label[index]),
+        None if nearest is None else project,
+        None if factor is None else lambda y: factor(y.reshape(points.shape)),
+        modes,
     )
     if not terms.values.shape[1]:
         raise NotAvailable("the set is a point")
@@ -533,6 +544,8 @@ def _stein(evidence: Evidence) -> Finding:
     }
     if figures["stein_p"] >= REJECT or figures["stein_bias"] < SMALL_BIAS:
         return Finding(figures)
+    own = math.floor((SHARE_OF_EVALUATIONS * evidence.evaluations * len(evidence.run.samples)) - context.usage.scores)
+    refuse_wrong_network(context, own)
     return Finding(
         figures,
         doubts=(
@@ -545,6 +558,8 @@ def _stein(evidence: Evidence) -> Finding:
 
 def _check_units(context: Context) -> None:
     """NotAvailable where coordinates are in units so different that directions and distances mix them badly."""
+    if context.identity or not context.decoder.invertible:
+        return
     unit = context.decoder(torch.ones((1, *context.latent), dtype=torch.float64, device=context.like.device))
     ratio = float(unit.max() / unit.min())
     if ratio > UNITS_DIFFER:
@@ -581,26 +596,26 @@ def jump(evidence: Evidence) -> Finding:
 
 
 def _jump(evidence: Evidence) -> Finding:
-    context, event, modes = evidence.context, tuple(evidence.z.shape[1:]), evidence.modes
-    if not context.decoder.invertible:
-        raise NotAvailable("the density behind a decoder is not known at the samples")
+    context = evidence.context
+    potential = context.target.potential
     _check_units(context)
-    potential, surface = context.target.potential, evidence.parts.surface
     points = LINE_POINTS * (1.0 if context.table.static else 1.0 + 2.0 / TRIED)
     index = _affordable(evidence, 2.0 if potential is not None else points)
-    here, lineage = modes._replace(label=modes.label[index]), evidence.lineage.some(index)
-    centres = modes.centres.reshape(-1, *event)
+    lineage, seen = evidence.lineage.some(index), evidence.view(index)
+    if not seen.pointwise:
+        raise NotAvailable("the density behind a decoder is not known at the samples")
+    z, event = seen.points.flatten(1), tuple(seen.points.shape[1:])
+    modes = evidence.modes._replace(label=evidence.modes.label[index]) if seen.same else find_modes(z)
+    if modes.number < 2:
+        raise NotAvailable("the latents have one mode")
+    slope = _slope(context, seen)
 
     def inside(y: Tensor) -> Tensor:
-        return evidence.constraint.violation(y.reshape(len(y), *event)) <= ON_THE_SET
-
-    def slope(v: Tensor) -> Tensor:
-        return level_score(context, v.reshape(len(v), *event)).flatten(1)
+        return seen.inside(y.reshape(len(y), *event))
 
     def rise(z: Tensor, y: Tensor) -> Tensor:
         if potential is not None:
-            low, high = (-context.log_density(latents_of(context, v.reshape(len(v), *event))) for v in (y, z))
-            return high - low
+            return _potential_rise(context, seen, z, y)
         if not context.table.static:
             some = _evenly(len(z), min(len(z), len(index) // TRIED)).to(z.device)
             off = path_dependence(slope, z[some], y[some])
@@ -608,8 +623,8 @@ def _jump(evidence: Evidence) -> Finding:
                 raise NotAvailable(f"the model's score is no gradient between them (two paths differ by {off:.2g})")
         return line_integral(slope, z, y)
 
-    feet = (centres if surface is None else surface.project(centres)).flatten(1)
-    flow = jump_flow(evidence.flat[index], here, feet, inside, rise)
+    feet = seen.shape.foot(modes.centres.reshape(-1, *event)).flatten(1)
+    flow = jump_flow(z, modes, feet, inside, rise)
     moved = float((flow.abs().sum(1) > 0.0).to(torch.float64).mean())
     if moved * len(flow) < SMALLEST_FLOW:
         raise NotAvailable("no reflection maps the set and two of them to each other, or the valley is too deep")
@@ -632,19 +647,95 @@ def _jump(evidence: Evidence) -> Finding:
     )
 
 
-def _affordable(evidence: Evidence, evaluations: float, projections: int = 0) -> Tensor:
+def _slope(context: Context, seen: View) -> Callable[[Tensor], Tensor]:
+    """The score of points of a view, (n, d) -> (n, d)."""
+    event = tuple(seen.points.shape[1:])
+    return lambda v: seen.pull(level_score(context, seen.latent(v.reshape(len(v), *event)))).flatten(1)
+
+
+def _potential_rise(context: Context, seen: View, z: Tensor, y: Tensor) -> Tensor:
+    """log p(y) - log p(z) of points of a view, by the potential."""
+    event = tuple(seen.points.shape[1:])
+    here, there = (seen.latent(v.reshape(len(v), *event)).to(context.like.dtype) for v in (z, y))
+    return context.log_density(there) - context.log_density(here)
+
+
+def drift(evidence: Evidence) -> Finding:
+    """Whether the samples stay as they are under a few Metropolis moves (``drift.py``), by a t-test over ancestors."""
+    figures = {"drift_t": NOT_CHECKED, "drift_p": NOT_CHECKED, "drift_change": NOT_CHECKED}
+    try:
+        return _drift(evidence)
+    except (NotAvailable, CasalError) as reason:
+        return Finding(figures, notes=(f"the drift of the samples was not measured: {reason}",))
+
+
+def _drift(evidence: Evidence) -> Finding:
+    context = evidence.context
+    price = 2.0 if context.target.potential is not None else 3.0
+    moves = MOVES + TRIALS / TRIED_BY_DRIFT
+    projections = math.ceil(moves) if evidence.thin else 0
+    index = _affordable(evidence, price * moves, projections, SHARE_WITH_DRIFT)
+    lineage, seen = evidence.lineage.some(index), evidence.view(index)
+    if not seen.pointwise:
+        raise NotAvailable("the density behind a decoder is not known at the samples")
+    z, event, nearest = seen.points.flatten(1), tuple(seen.points.shape[1:]), seen.shape.foot
+    if context.constraint.chains is not None:
+        raise NotAvailable("every chain has a set of its own")
+    if context.constraint.in_pieces and evidence.thin:
+        raise NotAvailable("moves from one piece of a union to another are not reversible")
+    slope = _slope(context, seen)
+
+    def inside(y: Tensor) -> Tensor:
+        return seen.inside(y.reshape(len(y), *event))
+
+    def project(y: Tensor) -> Tensor:
+        context.usage.add_projections(len(y))
+        return nearest(y.reshape(len(y), *event)).flatten(1)
+
+    def rise(z: Tensor, y: Tensor) -> Tensor:
+        if context.target.potential is not None:
+            return _potential_rise(context, seen, z, y)
+        return simpson(slope, z, y)
+
+    stream = torch.Generator(z.device).manual_seed(4249)
+    onto_set = None if seen.shape.project is None else project
+    reach = context.constraint.reach(event) if seen.same else None
+    size = float((z - z.mean(0)).square().mean().sqrt())
+    step = FIRST_STEP * min(size, math.inf if reach is None else reach / 3.0) / math.sqrt(z.shape[1])
+    some = z[_evenly(len(z), max(1, len(z) // TRIED_BY_DRIFT)).to(z.device)]
+    for _ in range(TRIALS):
+        if moved(some, step, 1, onto_set, inside, rise, stream)[1] >= LEAST_ACCEPTED:
+            break
+        step /= SHORTER
+    after, accepted = moved(z, step, MOVES, onto_set, inside, rise, stream)
+    mean, t, p = _zero_test(lineage, drift_terms(z, after, lineage))
+    figures = {"drift_t": float(t.max()), "drift_p": p, "drift_change": float(mean.abs().max())}
+    if not figures["drift_p"] < REJECT:
+        return Finding(figures)
+    return Finding(
+        figures,
+        doubts=(
+            f"the samples drift away under moves that keep the distribution: {MOVES} of them, {100 * accepted:.0f} % "
+            f"accepted, shift a mean by {figures['drift_change']:.2g} standard deviations (p = "
+            f"{figures['drift_p']:.1g}): take more steps or another step size, or look whether the score is the "
+            "gradient of the potential",
+        ),
+    )
+
+
+def _affordable(
+    evidence: Evidence, evaluations: float, projections: int = 0, share: float = SHARE_OF_EVALUATIONS
+) -> Tensor:
     """Numbers of samples on which so many evaluations and projections each may be spent."""
     n = len(evidence.run.samples)
-    left = SHARE_OF_EVALUATIONS * evidence.evaluations * n - evidence.context.usage.scores
+    left = share * evidence.evaluations * n - evidence.context.usage.scores
     count = min(float(len(evidence.z)), left / evaluations)
     if projections:
         most = SHARE_OF_PROJECTIONS * max(evidence.projections, evidence.evaluations) * n
         count = min(count, most / projections)
     index = _evenly(len(evidence.z), max(0, math.floor(count))).to(evidence.z.device)
     if len(index) < FEWEST or evidence.lineage.some(index).effective < FEWEST:
-        raise NotAvailable(
-            f"{100 * SHARE_OF_EVALUATIONS:.0f} % of the run's evaluations allow for {len(index)} samples, too few"
-        )
+        raise NotAvailable(f"{100 * share:.0f} % of the run's evaluations allow for {len(index)} samples, too few")
     return index
 
 

@@ -9,13 +9,20 @@ import torch
 from torch import Tensor
 
 from casal.diagnostics.denoiser_calibration import FEWEST_POINTS, calibration
-from casal.methods import Context
+from casal.methods import Context, gaussian, move, table_rows
 from casal.targets import slope
 
 LEVELS_AGREE, LEVELS_DIFFER = 0.2, 0.4
 """Relative difference of a diffusion model's scores at its finest noise level and at twice that: up to which the score
 at zero noise is read off them, and from which on it is a doubt, unless the denoiser fits the samples: then the data
 are finer than the level. An exact model of data ten times coarser than the level differs by 0.03."""
+
+
+OWN_LEVELS = (1.0, 2.0)
+"""Noise levels at which a network is looked at, in units of its finest."""
+
+FEWEST_OWN, MOST_OWN = 32, 256
+"""Samples of the model that are drawn for it."""
 
 
 class NotAvailable(Exception):
@@ -27,7 +34,7 @@ class BadModel(NotAvailable):
 
 
 def score_at(context: Context, z: Tensor) -> Tensor:
-    """grad log p at samples z (n, *event), in float64; behind an invertible decoder that of the density of z.
+    """grad log p at points z (n, *latent) of the model, in float64.
 
     A fixed density has it. A diffusion model has that of p with noise, s_sigma(z) = (D(z, sigma) - z) / sigma^2, at its
     finest level sigma and at twice that; s_0 = (4 s_sigma - s_2sigma) / 3 up to O(sigma^4).
@@ -52,30 +59,53 @@ def score_at(context: Context, z: Tensor) -> Tensor:
     return (4.0 * near - far) / 3.0
 
 
+def refuse_wrong_network(context: Context, evaluations: int) -> None:
+    """Whether a network's score at its finest levels fits the model's own samples, before it is held against others.
+
+    A few samples of the model are drawn by its own table, without the set, as many as so many evaluations allow.
+
+    Raises:
+        NotAvailable: It does not fit: a slope below one there (``denoiser_calibration``).
+    """
+    if context.table.static or context.target.denoise is None:
+        return
+    rows = table_rows(context)
+    count = min(MOST_OWN, evaluations // (len(rows) + 2 * len(OWN_LEVELS)))
+    if count < FEWEST_OWN:
+        return
+    stream = torch.Generator(context.like.device).manual_seed(4250)
+    context, init = context.take(slice(0, count)), context.target.init
+    x = (init[:count] if isinstance(init, Tensor) else context.target.draw(count, stream)).to(context.like)
+    for row in rows:
+        x = move(context, x, context.score(x, row.t), row, gaussian(context, len(x), stream))
+    found = calibration(context.target, x, [times * _finest(context) for times in OWN_LEVELS])
+    context.usage.add_scores(found.evaluations * len(x))
+    if bool(found.erroneous.any()):
+        worst = int(found.slope.argmin())
+        raise NotAvailable(
+            f"the score at noise {float(found.levels[worst]):.3g} has slope {float(found.slope[worst]):.2f} on the "
+            "model's own samples, where 1 is right (casal.diagnostics.calibration): train the network there"
+        )
+
+
 def _fits(context: Context, z: Tensor, sigma: float) -> bool:
     """Whether the denoiser, at a noise level, is calibrated on the samples: an exact one is, whatever the data."""
     if len(z) < FEWEST_POINTS:
         return False
-    found = calibration(context.target, latents_of(context, z), [sigma])
+    found = calibration(context.target, z.to(context.like.dtype), [sigma])
     context.usage.add_scores(found.evaluations * len(z))
     return not bool(found.erroneous.any())
 
 
 def level_score(context: Context, z: Tensor, times: float = 1.0) -> Tensor:
     """grad log p of a fixed density; of a diffusion model with noise, ``times`` its finest level, and its soft term."""
-    x, table = latents_of(context, z), context.table
+    x, table = z.to(context.like.dtype), context.table
     if table.static:
-        return context.decoder.gradient_of_decoded(context.score(x, table.t[-1].to(x.device)).to(torch.float64))
+        return context.score(x, table.t[-1].to(x.device)).to(torch.float64)
     sigma = times * _finest(context)
     found = (context.denoise(x, sigma).to(torch.float64) - x) / sigma**2
     term = context.target.log_weight
-    found = found if term is None else found + slope(term, x).to(torch.float64)
-    return context.decoder.gradient_of_decoded(found)
-
-
-def latents_of(context: Context, z: Tensor) -> Tensor:
-    """x with A x = z in the dtype of the run, for an invertible decoder."""
-    return context.decoder.pinv(z, context.latent).to(context.like.dtype)
+    return found if term is None else found + slope(term, x).to(torch.float64)
 
 
 def _finest(context: Context) -> float:

@@ -162,6 +162,24 @@ def runs(
         return [sample(target, constraint, method, n, seed=seed, **options) for seed in seeds]
 
 
+def trust(results: Sequence[SampleResult]) -> str:
+    """The verdicts of ``result.fidelity``: the word they share, or how often each was given."""
+    words = [result.fidelity.verdict for result in results]
+    counted = [f"{word} {words.count(word)}" for word in dict.fromkeys(words)]
+    return words[0] if len(counted) == 1 else ", ".join(counted)
+
+
+def trust_claim(rows: Sequence[Mapping[str, Any]], weak: Sequence[str], sound: str) -> list[Claim]:
+    """Whether methods without the right distribution are not trusted, and the one with it is: ``fidelity`` of rows."""
+    told = {row["method"]: row["fidelity"] for row in rows if "fidelity" in row}
+    if not (set(weak) & set(told)) or sound not in told:
+        return []
+    doubted = all("trusted" not in told[label] for label in weak if label in told)
+    said = ", ".join(f"{label}: {told[label]}" for label in (*weak, sound) if label in told)
+    text = f"the certificate of the distribution doubts the published algorithms and trusts {sound}"
+    return [Claim(text, "as the exact answer does", said, verdict(doubted, told[sound] == "trusted"))]
+
+
 def share(count: int, n: int) -> tuple[float, float]:
     """A proportion and its standard error (Agresti-Coull, so that 0 of n has an error too)."""
     adjusted = (count + 2) / (n + 4)

@@ -5,6 +5,7 @@ from casal.lab import (
     burgers,
     conditional,
     darcy,
+    fidelity,
     field,
     mixture,
     navier_stokes,
@@ -15,7 +16,19 @@ from casal.lab import (
 )
 from casal.lab.experiment import Experiment
 
-MODULES = (particle, field, mixture, propositions, conditional, burgers, quadrotor, poisson, navier_stokes, darcy)
+MODULES = (
+    particle,
+    field,
+    mixture,
+    propositions,
+    conditional,
+    burgers,
+    quadrotor,
+    poisson,
+    navier_stokes,
+    darcy,
+    fidelity,
+)
 EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in MODULES}
 """By name, in the order of ``casal list`` and of the report."""
 

@@ -19,7 +19,7 @@ from casal.methods.penalty import Penalty
 from casal.methods.primal_dual import PrimalDual
 from casal.methods.projected import Projected
 from casal.methods.reflected_hmc import ReflectedHMC, centred, memory
-from casal.methods.smc import effective_size, normalised, systematic
+from casal.methods.smc import effective_size, lift, normalised, onto, systematic
 from casal.methods.split_gibbs import SplitGibbs
 from casal.methods.twisted import Twisted
 from casal.methods.unconstrained import Unconstrained
@@ -97,10 +97,12 @@ __all__ = [
     "gaussian",
     "generator_of",
     "key",
+    "lift",
     "memory",
     "move",
     "noise_levels",
     "normalised",
+    "onto",
     "pick",
     "straight",
     "systematic",

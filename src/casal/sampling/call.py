@@ -26,7 +26,7 @@ from casal.sampling.progress import progress_bar
 from casal.sampling.result import SampleResult
 from casal.sampling.stepping import Compiled, Eager, Graphs, Stepper
 from casal.targets import Target
-from casal.typing import Callback, Tolerance
+from casal.typing import Callback, Check, Tolerance
 
 logger = logging.getLogger("casal")
 
@@ -52,7 +52,7 @@ def sample(
     store: str | Path | None = None,
     client: Any = None,
     workers: int | None = None,
-    check: bool = True,
+    check: Check = True,
     snapshots: int = 0,
     callback: Callback | None = None,
 ) -> SampleResult:
@@ -103,7 +103,8 @@ def sample(
         client: A ``distributed.Client``: tiles become tasks of its cluster. Changes no bit of the result.
         workers: The same on an embedded cluster of that many processes.
         check: Whether checks of the distribution may evaluate the score: at most 8 % more evaluations, for methods
-            that promise the distribution, counted apart in ``result.cost``. Checks without evaluations are always made.
+            that promise the distribution, counted apart in ``result.cost``. "drift" adds a check by a few Metropolis
+            moves, 15 % in all. Checks without evaluations are always made.
 
         snapshots: Steps between two snapshots of the samples, which ``result.snapshots`` keeps in memory; 0 keeps none.
         callback: Called as ``callback(view)`` after every step of every tile (with compile=True, after every few steps)

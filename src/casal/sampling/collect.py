@@ -95,7 +95,7 @@ def _fidelity(plan: Plan, result: SampleResult, context: Context) -> Fidelity:
             Evidence(result, context, result.cost.score_evaluations, result.cost.projections),
             promised=plan.method.promises_distribution,
             method=plan.method.name,
-            spend=plan.options.check and not result.partial,
+            spend=False if result.partial else plan.options.check,
             notes=plan.notes,
             doubts=doubts,
         )

@@ -18,7 +18,7 @@ from casal.methods import Context, Method, Uncounted
 from casal.sampling.certificate import Measure, certify
 from casal.sampling.tiles import generator
 from casal.targets import Target
-from casal.typing import Event, Tolerance
+from casal.typing import Check, Event, Tolerance
 
 PROBE = 2
 """Chains on which the score and the projection are tried."""
@@ -44,7 +44,7 @@ class Options(NamedTuple):
     tile: int | None = None
     threads: int | None = None
     compile: bool = False
-    check: bool = True
+    check: Check = True
     snapshots: int = 0
     stored_tile: int | None = None
     sets: Scheduled | None = None
@@ -193,6 +193,8 @@ def check_call(target: Target, constraint: Constraint, method: Method[Any] | str
             f"{method.name} takes no account of the soft term of {target.name} (casal.tilted); take casal.LookAhead(), "
             "or method='auto'"
         )
+    if options.check not in (True, False, "drift"):
+        raise SettingError(f"check must be True, False or 'drift', got {options.check!r}")
     Measure.of(options.tol, options.units)
     if options.sets is not None:
         _check_schedule(options.sets, method, n, options)

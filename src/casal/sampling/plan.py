@@ -225,7 +225,7 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
         some = replace(target.take(chains), init=given[chains.to(given.device)] if isinstance(given, Tensor) else given)
         return starting_points(some, 0, len(chains), stream, options.dtype)
 
-    ready = settle(context, method, n, points, seed=options.seed, check=options.check)
+    ready = settle(context, method, n, points, seed=options.seed, check=options.check is not False)
     context, chosen = ready.context, ready.method
     if chosen.promises_distribution:
         constraint.check_measure(tried.event)

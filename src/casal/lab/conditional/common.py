@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from casal import Constraint, FinalProjection, Projected, SampleResult, SplitGibbs, Target, Twisted
-from casal.lab.experiment import AnyMethod, Claim, Tell, mean_entry, runs, verdict
+from casal.lab.experiment import AnyMethod, Claim, Tell, mean_entry, runs, trust, verdict
 from casal.lab.tuning import SETTINGS, Scale, require, tuned
 from casal.methods import systematic
 
@@ -20,7 +20,7 @@ SIGMA = 0.02
 LADDER = {False: (40, 30), True: (12, 8)}
 """Rungs of SplitGibbs and of Twisted, in a full and in a quick run."""
 
-COST = "feasible, .1% | violation: largest violation, .0e | evaluations: score evaluations, .0f"
+COST = "feasible, .1% | violation: largest violation, .0e | evaluations: score evaluations, .0f | fidelity: verdict"
 HEALTH = f"ess: least ESS, .0f | ancestors, .0f | {COST}"
 """The columns that the tables of all cases have."""
 
@@ -83,6 +83,7 @@ def figures(label: str, results: Sequence[SampleResult], **distances: Sequence[f
     row["feasible"] = float(np.mean([float(r.certificate.feasible.double().mean()) for r in results]))
     row["violation"] = max(float(r.certificate.violation.max()) for r in results)
     row["evaluations"] = results[0].cost.score_evaluations
+    row["fidelity"] = trust(results)
     return row
 
 

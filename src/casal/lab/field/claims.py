@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from casal.lab.experiment import FAILS, HOLDS, PARTLY, Claim, verdict
+from casal.lab.experiment import FAILS, HOLDS, PARTLY, Claim, trust_claim, verdict
 from casal.lab.field.ablations import DUAL_STEPS, SCHEDULES
 from casal.lab.field.setup import EXPECTED, SOFT, STIFF
 
@@ -23,6 +23,7 @@ def claims(data: Mapping[str, Any]) -> list[Claim]:
         *_rho(data["rho"], data["rho exact"]),
         _dual(data["dual rows"]),
         *_weighted(data["rows"]),
+        *trust_claim(data["rows"][energy], PUBLISHED, "WeightedCASAL"),
     ]
 
 

@@ -10,7 +10,18 @@ import numpy as np
 import torch
 
 import casal
-from casal.lab.experiment import Array, Outcome, ResultTable, Tell, mean_and_error, mean_entry, runs, share, stamp
+from casal.lab.experiment import (
+    Array,
+    Outcome,
+    ResultTable,
+    Tell,
+    mean_and_error,
+    mean_entry,
+    runs,
+    share,
+    stamp,
+    trust,
+)
 from casal.lab.field.ablations import dual_ablation, rho_ablation
 from casal.lab.field.claims import claims
 from casal.lab.field.setup import EXPECTED, STIFF, conditional, quantile_distance, sampling_floor, share_right
@@ -137,6 +148,7 @@ def _row(label: str, energy: float, results: Sequence[casal.SampleResult]) -> di
         "violation": max(float(r.certificate.violation.max()) for r in results),
         "ancestors": float(np.mean([len(torch.unique(r.ancestors)) for r in results])),
         "seconds": float(np.mean([r.cost.seconds for r in results])),
+        "fidelity": trust(results),
     }
 
 
@@ -150,7 +162,7 @@ def _table(energy: float, rows: Sequence[dict[str, Any]], scale: Scale, tried: i
         f"Fields of energy {energy:g}: {scale.steps} score evaluations, {scale.seeds} seeds",
         "method | n: chains, d | w1: W1 of the first coefficient, .3f | right: share at x1 > 0, .4f | "
         "energy: mean energy, .2f | energy_sd: sd of it, .2f | violation: largest violation, .1e | ancestors, .0f | "
-        "seconds, .2f",
+        "seconds, .2f | fidelity: verdict",
         [*rows, *exact],
         note="The last rows give the mean W1 of as many exact draws (the floor) and the exact share. The tuned "
         f"penalty is the best of {tried} ramps and step sizes, chosen on other chains against the exact law.",

@@ -10,7 +10,7 @@ import numpy as np
 
 import casal
 from casal.errors import DivergedError, SettingError
-from casal.lab.experiment import FAILS, HOLDS, PARTLY, Claim, Outcome, ResultTable, Tell, mean_entry, runs, stamp
+from casal.lab.experiment import FAILS, HOLDS, PARTLY, Claim, Outcome, ResultTable, Tell, mean_entry, runs, stamp, trust
 from casal.lab.laws.families import FAMILIES
 from casal.lab.laws.three_modes import CASES, MIXTURE, SetCase
 from casal.lab.tuning import SETTINGS, Named, Scale, tuned
@@ -128,6 +128,7 @@ def _numbers(
         "violation": max(float(r.certificate.violation.max()) for r in results),
         "evaluations": results[0].cost.score_evaluations,
         "seconds": float(np.mean([r.cost.seconds for r in results])),
+        "fidelity": trust(results),
     }
 
 
@@ -160,7 +161,7 @@ def detail(name: str, rows: Rows, floor: Mapping[str, float], size: str) -> Resu
         f"All figures on the {name}: {size}",
         "family | method | tv: TV of mode weights, .3f | gain: TV minus that of one final projection, +.3f | "
         "sliced: sliced W1, .3f | feasible, .1% | violation: largest violation, .0e | "
-        "evaluations: score evaluations, .0f | setting",
+        "evaluations: score evaluations, .0f | fidelity: verdict | setting",
         [*rows, exact],
         note="± is one standard error over seeds; differences are between runs with the same seed. Feasible: violation "
         "at most 1e-8. Settings are the best by TV + sliced W1 on validation chains; those that the library refuses or "

@@ -1,0 +1,167 @@
+"""Where the density of samples is known: at the samples themselves, or, behind a decoder, in another space.
+
+A decoder A takes latents x ~ p to samples z = A x in a set C. Checks that need the score look at a view:
+
+- A is the identity: z, C and grad log p as they are.
+- A multiplies each coordinate by a factor (``casal.Standardise``): z in C, and grad log q(z) = A^-T grad log p(A^-1 z).
+- C has an interior, any decoder: the latents x, in {x : A x in C}. Their density is p; nothing is asked of A.
+- A is linear and onto: z in C. With x distributed as p given A x = z, and A A^+ = I,
+
+      grad log q(z) = E[A^+^T grad log p(x) | z]        (q is the density of A x),
+
+  so A^+^T grad log p(x) may stand for the score of q wherever a mean over samples is taken.
+- A is linear and one to one, A = Q R with orthonormal columns Q: u = R x in {u : Q u in C}, which has the surface
+  measure of C within the range of A, and grad log q(u) = R^-T grad log p(x).
+
+A set without an interior behind a nonlinear decoder has no view: its surface measure is not that of the latents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from casal.constraints import Constraint, Through
+from casal.diagnostics.edges import Map, Shape, shape_near
+from casal.diagnostics.model_score import NotAvailable
+from casal.methods import Context, lift, onto
+
+SAME = 1e-6
+"""Distance of a decoded latent to its sample, in units of the spread of the samples, up to which they are the same."""
+
+MOVED = 0.01
+"""Share of samples that may be farther from their decoded latents, where the latents stand for the samples."""
+
+ON_THE_SET = 1e-9
+"""Violation up to which a point is in the set."""
+
+LARGEST_MATRIX = 1 << 22
+"""Numbers of a decoder's matrix that is written out."""
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """Points whose density is known up to a constant, or in the mean.
+
+    Attributes:
+        points: (n, *shape), float64.
+        shape: Of the set near them.
+        inside: Which points are in the set, (n, *shape) -> (n,) bool.
+        latent: From points to those of the model, for its score and potential.
+        pull: From a score of the model to that of the points, (n, *latent) -> (n, *shape).
+        pointwise: Whether the score of each point is known, and not only its mean.
+        same: Whether ``points`` are the samples.
+    """
+
+    points: Tensor
+    shape: Shape
+    inside: Map
+    latent: Map
+    pull: Map
+    pointwise: bool = True
+    same: bool = True
+
+
+def view(context: Context, constraint: Constraint, z: Tensor, weights: Tensor, latents: Tensor | None) -> View:
+    """The view of some samples.
+
+    Args:
+        context: Model and decoder.
+        constraint: The set of these samples.
+        z: The samples, (n, *event) float64.
+        weights: (n,), sum one.
+        latents: Where the model was when the samples were taken, (n, *latent), if that is known.
+
+    Raises:
+        NotAvailable: There is none.
+        SettingError: The edge of the set is not known.
+    """
+
+    def inside(y: Tensor) -> Tensor:
+        return constraint.violation(y) <= ON_THE_SET
+
+    shape = shape_near(constraint, z, weights)
+    if context.identity:
+        return View(z, shape, inside, _same, _same)
+    if context.decoder.invertible:
+        decoder = context.decoder
+        return View(z, shape, inside, lambda y: decoder.pinv(y, context.latent), decoder.gradient_of_decoded)
+    if latents is None or tuple(latents.shape[1:]) != context.latent:
+        raise NotAvailable("the method keeps no latents, and the score behind a decoder is known at them alone")
+    offset = context.decode(latents).to(torch.float64) - z
+    if shape.project is None:
+        return _of_latents(context, View(z, shape, inside, _same, _same), latents, offset)
+    if not context.decoder.linear:
+        raise NotAvailable("a set without an interior behind a nonlinear decoder has no density that is known")
+    size, latent = z[0].numel(), torch.Size(context.latent).numel()
+    if onto(context) and (size < latent or size * latent > LARGEST_MATRIX):
+        x = (latents - lift(context, offset.to(latents.dtype))).to(torch.float64)
+        pull = _inverse_transposed(context, tuple(z.shape[1:]))
+        return View(z, shape, inside, lambda y: x, pull, pointwise=False)
+    return _of_range(context, constraint, z, shape.factor)
+
+
+def _of_latents(context: Context, samples: View, x: Tensor, offset: Tensor) -> View:
+    z, factor = samples.points, samples.shape.factor
+    spread = (z - z.mean(0)).square().flatten(1).sum(1).mean().sqrt()
+    moved = (torch.linalg.vector_norm(offset.flatten(1), dim=1) > SAME * spread).to(torch.float64).mean()
+    if float(moved) > MOVED:
+        raise NotAvailable(f"{100 * float(moved):.2g} % of the latents do not decode to a point of the set")
+
+    def decode(y: Tensor) -> Tensor:
+        return context.decode(y.to(context.like.dtype)).to(torch.float64)
+
+    shape = Shape(None, None if factor is None else lambda y: factor(decode(y)), _same)
+    return View(x.to(torch.float64), shape, lambda y: samples.inside(decode(y)), _same, _same, same=False)
+
+
+def _of_range(context: Context, constraint: Constraint, z: Tensor, factor: Map | None) -> View:
+    """Coordinates of the range of a linear decoder that is one to one."""
+    A = _matrix(context)
+    if A.shape[0] < A.shape[1] or int(torch.linalg.matrix_rank(A)) < A.shape[1]:
+        raise NotAvailable("the decoder's matrix has not full rank")
+    Q, R = torch.linalg.qr(A)
+    event = tuple(z.shape[1:])
+    surface = Through(constraint, Q, shape=event).parts((Q.shape[1],)).surface
+    if surface is None:
+        raise NotAvailable("the set has another dimension within the range of the decoder")
+    u = surface.project(z.flatten(1) @ Q)
+
+    def decode(y: Tensor) -> Tensor:
+        return (y @ Q.T).reshape(len(y), *event)
+
+    def latent(y: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(R, y.T, upper=True).T.reshape(len(y), *context.latent)
+
+    def pull(score: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(R.T, score.flatten(1).T, upper=False).T
+
+    within = None if factor is None else lambda y: factor(decode(y))
+    shape = Shape(lambda y: surface.project(y, warm=u), within, surface.project)
+    return View(u, shape, lambda y: constraint.violation(decode(y)) <= ON_THE_SET, latent, pull, same=False)
+
+
+def _inverse_transposed(context: Context, event: tuple[int, ...]) -> Map:
+    """A^+^T: A / c where A A^T = c I, else by the matrix."""
+    decoder, like = context.decoder, context.like
+    drawn = torch.randn((4, *event), generator=torch.Generator().manual_seed(4248), dtype=torch.float64)
+    w = drawn.to(like.device, like.dtype)
+    origin = like.new_zeros((4, *context.latent))
+    back, square = context.decode(decoder.vjp(origin)(w)), decoder.norm() ** 2
+    if float((back - square * w).abs().max()) <= 1e-4 * square * float(w.abs().max()):
+        return lambda s: context.decode(s.to(like.dtype)).to(torch.float64) / square
+    inverse = torch.linalg.pinv(_matrix(context))
+    return lambda s: (s.flatten(1) @ inverse).reshape(len(s), *event)
+
+
+def _matrix(context: Context) -> Tensor:
+    rows = context.decode(context.like.new_zeros((1, *context.latent))).numel()
+    if rows * torch.Size(context.latent).numel() > LARGEST_MATRIX:
+        raise NotAvailable(f"the decoder's matrix has more than {LARGEST_MATRIX} numbers")
+    return context.decoder.matrix(context.latent, context.like)
+
+
+def _same(y: Tensor) -> Tensor:
+    return y
