@@ -18,6 +18,7 @@ venv: $(STAMP) ## create .venv with the package and every extra, at pinned versi
 $(STAMP): pyproject.toml requirements/constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c requirements/constraints.txt -e '.[all]'
+	$(BIN)/python -m pip install -c requirements/constraints.txt --no-deps azula
 	@touch $@
 
 demo: $(STAMP) ## run experiments in quick mode for 4.5 minutes, name those left out, and say where the page is

@@ -1,7 +1,7 @@
 """Strictly constrained generative sampling: samples that satisfy a constraint exactly, with a certificate."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from casal import diagnostics, errors
 from casal.constraints import (
@@ -38,7 +38,6 @@ from casal.constraints import (
     tightening,
 )
 from casal.decoders import DCT, DST, Decoder, Fourier, Identity, Linear, Nonlinear, Rows, Standardise
-from casal.integrations.azula import from_azula
 from casal.methods import (
     CASAL,
     DPS,
@@ -78,7 +77,11 @@ from casal.targets import (
 )
 from casal.version import __version__
 
-BRIDGES = {"from_diffusers": "casal.integrations.diffusers"}
+if TYPE_CHECKING:
+    from casal.integrations.azula import from_azula as from_azula
+    from casal.integrations.diffusers import from_diffusers as from_diffusers
+
+BRIDGES = {"from_azula": "casal.integrations.azula", "from_diffusers": "casal.integrations.diffusers"}
 """Names that another library is needed for, and where they live: imported on use."""
 
 
@@ -86,6 +89,10 @@ def __getattr__(name: str) -> Any:
     if name in BRIDGES:
         return getattr(import_module(BRIDGES[name]), name)
     raise AttributeError(f"module 'casal' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *BRIDGES])
 
 
 __all__ = [
@@ -162,7 +169,6 @@ __all__ = [
     "energy",
     "errors",
     "flow",
-    "from_azula",
     "geometric",
     "guided",
     "inverse_variance",

@@ -57,7 +57,7 @@ METHODS: dict[str, Entry] = {
     "WeightedCASAL": Entry(WeightedCASAL(30.0), "density", "#009E73"),
     "SplitGibbs": Entry(SplitGibbs(0.2, levels=6), "diffusion", "#117733"),
     "Twisted": Entry(Twisted(30.0, moves=6), "diffusion", "#332288"),
-    "LookAhead": Entry(LookAhead(levels=12, moves=1, path=4), "diffusion", "#AA4499"),
+    "LookAhead": Entry(LookAhead(levels=8, moves=1, path=3), "diffusion", "#AA4499"),
     "BoundedHMC": Entry(BoundedHMC(levels=10, leapfrogs=2), "diffusion", "#661100", bounds=True),
     "ReflectedHMC": Entry(ReflectedHMC(), "density", "#999933", bounds=True),
 }
