@@ -70,7 +70,7 @@ def main():
     for axis, z, name in zip(axes, (projected, result.samples), ("Heun of azula, projected", "auto"), strict=True):
         first = float((z[:, 0] > 0).double().mean())
         axis.hist(z[:, 0], bins=40, range=(-RADIUS, RADIUS), density=True)
-        axis.set(title=f"{name}: {first:.3f} in the first mode (exact {exact_share():.3f})", xlabel="first coordinate")
+        axis.set(title=f"{name}\n{first:.3f} in the right mode (exact {exact_share():.3f})", xlabel="first coordinate")
     figure.savefig(args.out, dpi=120)
     print(f"picture: {args.out}; violation at most {float(sphere.violation(projected).max()):.0e}, azula's sampler")
 

@@ -10,11 +10,12 @@ import argparse
 
 import matplotlib.pyplot as plt
 import torch
-from diffusers import DDIMScheduler, UNet2DModel
+from diffusers import DDPMScheduler, UNet2DModel
 
 import casal
 
 SIZE, NONE = 16, 2  # class 2 stands for "no class": what guidance leads away from
+MEAN, STD = 0.1, 0.25  # of the fields, about: the network works in standardised units
 MASSES = torch.tensor([9.0, 45.0], dtype=torch.float64)
 
 
@@ -37,7 +38,7 @@ def train(scheduler, updates):
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates)
     for _ in range(updates):
         label, t = torch.randint(2, (64,)), torch.randint(scheduler.config.num_train_timesteps, (64,))
-        x = 2 * fields(label, generator) - 0.5
+        x = (fields(label, generator) - MEAN) / STD
         noise, seen = torch.randn_like(x), torch.where(torch.rand(64) < 0.15, NONE, label)
         loss = (net(scheduler.add_noise(x, noise, t), t, class_labels=seen).sample - noise).square().mean()
         optimizer.zero_grad()
@@ -53,13 +54,13 @@ def main():
     parser.add_argument("--out", default="class_conditional.png")
     args = parser.parse_args()
 
-    each, steps, updates = (4, 8, 3) if args.quick else (32, 50, 2000)
-    label, scheduler = torch.arange(2).repeat_interleave(each), DDIMScheduler(clip_sample=False)
+    each, steps, updates = (4, 8, 3) if args.quick else (32, 100, 2000)
+    label, scheduler = torch.arange(2).repeat_interleave(each), DDPMScheduler(clip_sample=False)
     target = casal.from_diffusers(train(scheduler, updates), scheduler, steps=steps, guidance=2.0,
                                   condition={"class_labels": label}, unconditional={"class_labels": NONE})  # fmt: skip
-    units = casal.Standardise(0.25, 0.5)  # the network was trained on 2 x - 0.5
+    units = casal.Standardise(MEAN, STD)
     constraint = casal.Affine(torch.ones(1, SIZE**2), casal.PerChain(MASSES[label][:, None]))
-    method = casal.CASAL(rho=casal.inverse_variance(1.0))
+    method = casal.CASAL(rho=casal.constant_gain(1.0))
     result = casal.sample(target, constraint, method, n=2 * each, decoder=units, seed=0)
     print(result)
 

@@ -116,7 +116,15 @@ SOME: dict[str, tuple[Callable[..., Constraint], Arguments]] = {
     "intersection": (lambda low, center: Box(low, 1.0) & Ball(0.5, center), {"low": -HALF, "center": HALF}),
     "union": (lambda low, center: Box(low, 1.0) | Ball(0.5, center), {"low": -HALF, "center": HALF}),
 }
-WITHOUT_NUMBERS = {"FromProjection", "Intersection", "Union", "Product", "SecondOrderCone", "PSDCone", "AffineRound"}
+WITHOUT_NUMBERS = {
+    "FromProjection",
+    "Intersection",
+    "Union",
+    "Product",
+    "SecondOrderCone",
+    "PSDCone",
+    "AffineRound",
+} | {"ThroughDecoder"}
 PAIRS = ("dynamics", "discs", "boxes", "segments")
 every_constructor = pytest.mark.parametrize("name", SOME)
 

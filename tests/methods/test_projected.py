@@ -117,7 +117,7 @@ def test_burn_in_and_fields_of_numbers() -> None:
 def test_what_cannot_work_is_refused_with_the_way_out() -> None:
     with pytest.raises(SettingError, match=r"latent must be one of .*'nearest'"):
         Projected(latent="nearest")
-    with pytest.raises(SettingError, match=r"needs a linear decoder, got Nonlinear; use CASAL"):
+    with pytest.raises(SettingError, match=r"needs a linear decoder, got Nonlinear; behind others state the set"):
         casal.sample(target(4), casal.Sphere(1.0), Projected(latent="exact"), N, decoder=casal.Nonlinear(torch.sin))
     no_mean = casal.Linear(matrix(6, 3) - matrix(6, 3).mean(0))
     for constraint in (casal.Affine(torch.ones(1, 6), 1.0), casal.MassEnergy(1.0, 4.0)):

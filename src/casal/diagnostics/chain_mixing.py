@@ -39,8 +39,8 @@ def mixing(draws: Tensor) -> Mixing | None:
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> found = mixing(torch.randn(50, 40, 1, generator=generator))
-    >>> round(float(found.r_hat), 2)
-    1.0
+    >>> bool((found.r_hat - 1).abs() < 0.02)
+    True
     """
     chains, count, _ = draws.shape
     if count < FEWEST_DRAWS:

@@ -544,8 +544,8 @@ def _stein(evidence: Evidence) -> Finding:
     }
     if figures["stein_p"] >= REJECT or figures["stein_bias"] < SMALL_BIAS:
         return Finding(figures)
-    own = math.floor((SHARE_OF_EVALUATIONS * evidence.evaluations * len(evidence.run.samples)) - context.usage.scores)
-    refuse_wrong_network(context, own)
+    left = SHARE_OF_EVALUATIONS * evidence.evaluations * len(evidence.run.samples) - context.usage.scores
+    refuse_wrong_network(context, left)
     return Finding(
         figures,
         doubts=(

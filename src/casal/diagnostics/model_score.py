@@ -59,7 +59,7 @@ def score_at(context: Context, z: Tensor) -> Tensor:
     return (4.0 * near - far) / 3.0
 
 
-def refuse_wrong_network(context: Context, evaluations: int) -> None:
+def refuse_wrong_network(context: Context, evaluations: float) -> None:
     """Whether a network's score at its finest levels fits the model's own samples, before it is held against others.
 
     A few samples of the model are drawn by its own table, without the set, as many as so many evaluations allow.
@@ -70,7 +70,7 @@ def refuse_wrong_network(context: Context, evaluations: int) -> None:
     if context.table.static or context.target.denoise is None:
         return
     rows = table_rows(context)
-    count = min(MOST_OWN, evaluations // (len(rows) + 2 * len(OWN_LEVELS)))
+    count = int(min(float(MOST_OWN), evaluations / (len(rows) + 2 * len(OWN_LEVELS))))
     if count < FEWEST_OWN:
         return
     stream = torch.Generator(context.like.device).manual_seed(4250)

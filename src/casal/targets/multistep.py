@@ -24,9 +24,9 @@ from casal.targets.noise import implicit_rows, next_values
 LONGEST = 3
 """Estimates before the present one that a row may use."""
 
-EXACT, ROUNDED = 1e-12, 3e-6
-"""What may be left of a state that no row explains, in units of its largest coefficient: of numbers in float64, and of
-numbers that went through float32."""
+ROUNDED = 3e-6
+"""What may be left of a state that no row explains, in units of its largest coefficient: many schedulers round their
+numbers to float32."""
 
 SAME_LEVEL = 1e-6
 """Relative change of sigma / alpha up to which two rows are at one noise level."""
@@ -66,11 +66,10 @@ def recursion(states: Tensor) -> Recursion:
     """
     steps = len(states) - 1
     worst = 0.0
-    for tolerance in (EXACT, ROUNDED):
-        for back in range(min(LONGEST, steps - 1) + 1):
-            found, worst = _fit(states, back)
-            if worst <= tolerance:
-                return found
+    for back in range(min(LONGEST, steps - 1) + 1):  # the shortest memory: a long one explains a few steps of anything
+        found, worst = _fit(states, back)
+        if worst <= ROUNDED:
+            return found
     raise SettingError(
         f"a step depends on more than x and the estimates of the {LONGEST} rows before it: {worst:.3g} of a state is "
         f"left unexplained (limit {ROUNDED:g})"

@@ -17,7 +17,7 @@ from .models import one_of_nine, our_loop, prepared, start, their_loop, unet  # 
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
-STEPS = 5
+STEPS = 6
 V = {"prediction_type": "v_prediction"}
 ZERO_SNR = {**V, "rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
 
@@ -39,7 +39,7 @@ DETERMINISTIC: dict[str, tuple[str, dict[str, Any], int]] = {
         2,
     ),
     "EDM": ("EDMEulerScheduler", {}, 0),
-    "EDM, DPM-Solver++": ("EDMDPMSolverMultistepScheduler", {}, 2),
+    "EDM, DPM-Solver++": ("EDMDPMSolverMultistepScheduler", {}, 1),
     "flow, shift": ("FlowMatchEulerDiscreteScheduler", {"shift": 3.0}, 0),
 }
 

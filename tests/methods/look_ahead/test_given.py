@@ -118,5 +118,8 @@ def _said(target: casal.Target, constraint: casal.Constraint) -> str:
 
     like = torch.zeros((0, D), dtype=torch.float64)
     context = Context(target, constraint, casal.Identity(), like)
-    points = lambda n, generator: 20.0 * torch.randn((n, D), generator=generator, dtype=torch.float64)  # noqa: E731
+
+    def points(chains: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return 20.0 * torch.randn((len(chains), D), generator=generator, dtype=torch.float64)
+
     return str(settle(context, "auto", 64, points, seed=0, check=False).choice)
