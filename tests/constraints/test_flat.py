@@ -207,3 +207,22 @@ def test_sparse_matrices_of_torch_and_scipy_are_taken() -> None:
     expected = Affine(A, [0.5, 1.0]).project(z)
     for sparse in (A.to_sparse(), A.to_sparse_coo(), scipy.sparse.csr_array(A.numpy())):
         torch.testing.assert_close(Affine(sparse, [0.5, 1.0]).project(z), expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("high", [torch.inf, 1.0], ids=["one bound", "two bounds"])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_newton_steps_on_a_plane_in_a_box_end_at_the_nearest_point(
+    high: float, scale: float, dtype: torch.dtype
+) -> None:
+    """At scale 30 two bounds send some chains to and fro; these take the way of ``project``."""
+    stream = torch.Generator().manual_seed(0)
+    slope = torch.randn(40, generator=stream, dtype=torch.float64)
+    constraint = BoxHyperplane(0.0, high, slope, 2.0)
+    y = scale * torch.randn(50, 40, generator=stream, dtype=torch.float64).to(dtype)
+    right, found = constraint.project(y.double()), constraint.project_fast(y)
+    assert found.dtype == dtype and constraint.fast
+    assert float((found - right).abs().max()) <= 50 * torch.finfo(dtype).eps * max(1.0, float(y.abs().max()))
+    assert float(constraint.violation(found).max()) <= 20 * torch.finfo(dtype).eps
+    y[3, 1] = torch.nan
+    assert not bool(torch.isfinite(constraint.project_fast(y)[3]).all())

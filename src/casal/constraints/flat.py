@@ -685,6 +685,10 @@ def flat_parts(rows: Polyhedron, *, only_in_disguise: bool = False) -> Parts | N
     return Parts(surface, solid) if solid is None or solid.solid else None
 
 
+NEWTON_STEPS, SMALLEST_SLOPE = 8, 1e-3
+"""Newton steps of a fast projection, and the least slope they divide by: the slope is one far inside the bounds."""
+
+
 class _Plane(NamedTuple):
     """A box and a plane through it: what is common (d,), what is for each chain (n, d) or (n, 1)."""
 
@@ -709,10 +713,13 @@ class _Plane(NamedTuple):
 
     def holds(self, y: Tensor) -> Tensor:
         """Points (n,) that satisfy the definition to rounding, which stay where they are."""
-        level = abs(self.level) if isinstance(self.level, float) else self.level.abs()
-        size = (y * self.normal).abs().sum(1, keepdim=True) + level
         bounded = ((y >= self.low) & (y <= self.high)).all(1)
-        return bounded & (self.gap(y).abs() <= 8.0 * EPSILON * size).squeeze(1)
+        return bounded & (self.gap(y).abs() <= 8.0 * EPSILON * self.size(y)).squeeze(1)
+
+    def size(self, z: Tensor) -> Tensor:
+        """sum_j |a_j z_j| + |b|, (n, 1)."""
+        level = abs(self.level) if isinstance(self.level, float) else self.level.abs()
+        return (z * self.normal).abs().sum(1, keepdim=True) + level
 
     def breakpoints(self, y: Tensor) -> Tensor:
         """Every multiplier at which a coordinate meets a bound, and zero, sorted."""
@@ -767,6 +774,7 @@ class BoxHyperplane(Constraint):
 
     convex = True
     smooth = True
+    fast = True
     _equation_count = 1
     flat_sided = True
     per_chain = ("low", "high", "b")
@@ -886,6 +894,26 @@ class BoxHyperplane(Constraint):
             if not len(left):
                 break
             out[left] = _cross(out[left], plane if self.chains is None else plane.take(left))
+        return out.reshape(z.shape)
+
+    def _project_fast(self, z: Tensor) -> Tensor:
+        """Newton steps on a . z(lam) = b, whose slope is the sum of a_i^2 over the coordinates between their bounds.
+
+        Without a sort they are several times as fast. They end after finitely many steps, except that two bounds may
+        send them to and fro: chains that are not there after a few steps are projected as elsewhere.
+        """
+        y, plane = flat(z), self._plane(z)
+        lam, square = torch.zeros_like(y[:, :1]), plane.normal.square()
+        for _ in range(NEWTON_STEPS):
+            out = plane.at(y, lam)
+            gap = plane.gap(out)
+            free = ((out > plane.low) & (out < plane.high)).to(y) @ square
+            lam = lam + gap / free[:, None].clamp_min(SMALLEST_SLOPE)
+        near = 4.0 * torch.finfo(z.dtype).eps * math.sqrt(y.shape[1])
+        lost = torch.isfinite(y).all(1) & ~(gap.abs() <= near * plane.size(out)).squeeze(1)
+        if bool(lost.any()):
+            some = torch.nonzero(lost).flatten()
+            out[some] = flat(self.take(some)._project(z[some].to(torch.float64))).to(out)
         return out.reshape(z.shape)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
