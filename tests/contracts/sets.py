@@ -25,6 +25,11 @@ class SetCase(NamedTuple):
     constraint: Constraint
     event: tuple[int, ...]
 
+    @property
+    def seldom(self) -> bool:
+        """Whether its projection is so slow that a fifth of the draws must do."""
+        return self.id in ("through-network", "implicit-sphere", "mass-energy-box-own-bounds", "polytope-square")
+
 
 def ramp(*shape: int, start: float = -1.0, stop: float = 2.0) -> Tensor:
     """Numbers without symmetry, so that a transposed or permuted event cannot go unnoticed."""

@@ -22,7 +22,11 @@ FEASIBLE = 1e-12
 CASES = 200
 
 contract = settings(max_examples=CASES, phases=(Phase.explicit, Phase.generate, Phase.shrink))
-every_set = pytest.mark.parametrize("case", SETS, ids=lambda case: case.id)
+few = settings(contract, max_examples=CASES // 5)
+every_set, quick_set, slow_set = (
+    pytest.mark.parametrize("case", rows, ids=lambda case: case.id)
+    for rows in (SETS, [case for case in SETS if not case.seldom], [case for case in SETS if case.seldom])
+)
 
 
 # ------------------------------------------------------------------ points of all sizes, and how to measure them
@@ -102,7 +106,7 @@ def test_every_registered_set_has_a_row() -> None:
     assert {type(case.constraint) for case in SETS} == set(REGISTRY.values())
 
 
-@every_set
+@quick_set
 @contract
 @given(draw=draws)
 def test_projection_lands_where_the_violation_vanishes(case: SetCase, draw: Draw) -> None:
@@ -123,7 +127,7 @@ def test_projection_lands_where_the_violation_vanishes(case: SetCase, draw: Draw
     assert_chains_do_not_see_each_other(case, draw, z, foot, violation)
 
 
-@every_set
+@quick_set
 @contract
 @given(draw=draws)
 def test_no_member_is_nearer_than_the_projection(case: SetCase, draw: Draw) -> None:
@@ -136,6 +140,14 @@ def test_no_member_is_nearer_than_the_projection(case: SetCase, draw: Draw) -> N
     if case.constraint.convex:
         assert_obtuse(z.repeat(5, *ones(z)), foot.repeat(5, *ones(z)), other)
         assert_nonexpansive(z, foot)
+
+
+@slow_set
+@few
+@given(draw=draws)
+def test_projections_that_take_long_land_at_nearest_points(case: SetCase, draw: Draw) -> None:
+    test_projection_lands_where_the_violation_vanishes.hypothesis.inner_test(case, draw)
+    test_no_member_is_nearer_than_the_projection.hypothesis.inner_test(case, draw)
 
 
 def assert_chains_do_not_see_each_other(case: SetCase, draw: Draw, z: Tensor, foot: Tensor, violation: Tensor) -> None:
