@@ -292,7 +292,7 @@ def _verdict(promised: bool, method: str, ancestors: float, found: list[Finding]
     notes = tuple(sentence for finding in found for sentence in finding.notes)
     figures = {name: float(value) for finding in found for name, value in finding.figures.items()}
     if not promised:
-        first = f"{method} does not promise the distribution; WeightedCASAL, SplitGibbs and Twisted do"
+        first = f'{method} does not promise the distribution; method="auto" takes one that does'
         return Fidelity("not promised", (first, *doubts, *notes), figures)
     if doubts:
         return Fidelity("suspect", doubts + notes, figures)

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from casal.methods import effective_ancestors
+
 
 class Estimate(NamedTuple):
     """An expectation under the sampled distribution.
@@ -54,7 +56,7 @@ class Lineage:
     @property
     def effective(self) -> float:
         """G: how many ancestors with equal shares these are worth."""
-        return 1.0 / float(self._per_ancestor(self.weights[:, None]).square().sum())
+        return effective_ancestors(self.weights, self._group)
 
     def mean(self, values: Tensor) -> Estimate:
         """Mean and standard error of each column of (n, k)."""

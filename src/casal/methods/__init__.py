@@ -19,7 +19,7 @@ from casal.methods.penalty import Penalty
 from casal.methods.primal_dual import PrimalDual
 from casal.methods.projected import Projected
 from casal.methods.reflected_hmc import ReflectedHMC, centred, memory
-from casal.methods.smc import effective_size, lift, normalised, onto, systematic
+from casal.methods.smc import effective_ancestors, effective_size, lift, normalised, onto, systematic
 from casal.methods.split_gibbs import SplitGibbs
 from casal.methods.twisted import Twisted
 from casal.methods.unconstrained import Unconstrained
@@ -92,6 +92,7 @@ __all__ = [
     "centred",
     "choose",
     "data_floor",
+    "effective_ancestors",
     "effective_size",
     "few_chains",
     "gaussian",

@@ -189,7 +189,8 @@ class SplitGibbs(Method[Any]):
                 state = state._replace(top=torch.full_like(state.rho, top))
             rho = next_rho(float(state.rho), max(float(state.top), float(state.rho)), half, weight, rung.left)
         log_weight = state.log_weight + moves.weigh(context, state, rho)
-        if effective_ancestors(groups.weights(log_weight), state.ancestor) >= self.keep * len(log_weight):
+        least = self.keep * len(log_weight)
+        if not least or effective_ancestors(groups.weights(log_weight), state.ancestor) >= least:
             state = state._replace(rho=torch.full_like(state.rho, rho), log_weight=log_weight)
         return resample(state, generator, groups, self.ess), {**population_record(state, groups), **moved}
 
