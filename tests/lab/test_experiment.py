@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from casal.errors import SettingError
-from casal.lab.experiment import Experiment, Outcome, share, stamp, verdict
+from casal.lab.experiment import Claim, Experiment, Outcome, reached, share, stamp, verdict
 from casal.lab.experiments import EXPERIMENTS, register
+from casal.lab.report.tables import claim_groups, outcome_markdown
 
 
 def test_a_share_of_zero_has_an_error() -> None:
@@ -18,6 +19,16 @@ def test_a_share_of_zero_has_an_error() -> None:
 
 def test_verdicts() -> None:
     assert [verdict(True, True), verdict(True, False), verdict(False)] == ["reproduced", "partly", "not reproduced"]
+    assert [reached(True, True), reached(True, False), reached(False)] == ["met", "partly met", "missed"]
+
+
+def test_what_the_paper_says_and_what_we_ask_for_stand_in_tables_of_their_own() -> None:
+    claims = [Claim("a", "1", "2", "missed"), Claim("b", "1", "1", "reproduced", "table 2", "a 3")]
+    published, targets = claim_groups(claims)
+    assert (published.title, [claim.text for claim in published.claims]) == ("Published claims", ["b"])
+    assert (targets.title, [claim.text for claim in targets.claims]) == ("Our targets", ["a"])
+    text = outcome_markdown(Outcome("mine", [], claims), "?")
+    assert "| b | table 2 | 1 | 1 | reproduced | a 3 |" in text and "| a | 1 | 2 | missed |  |" in text
 
 
 def test_an_experiment_joins_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -33,12 +33,23 @@ Tell = Callable[[str], None]
 """Called with a line of text as each part of a run begins."""
 
 HOLDS, PARTLY, FAILS = "reproduced", "partly", "not reproduced"
-"""The verdicts on a claim."""
+"""The verdicts on what the paper says."""
+
+MET, PARTLY_MET, MISSED = "met", "partly met", "missed"
+"""The verdicts on what we ask of ourselves: other words, so that nobody adds the two up."""
+
+VACUOUS = "says nothing"
+"""A statement whose condition is never met, or that leaves out the case at hand: neither true nor false here."""
 
 
 def verdict(*holds: bool) -> str:
     """HOLDS if every part holds, PARTLY if some do, else FAILS."""
     return HOLDS if all(holds) else PARTLY if any(holds) else FAILS
+
+
+def reached(*holds: bool) -> str:
+    """MET if every part holds, PARTLY_MET if some do, else MISSED."""
+    return MET if all(holds) else PARTLY_MET if any(holds) else MISSED
 
 
 @dataclass(frozen=True)
@@ -79,12 +90,24 @@ class ResultTable:
 
 @dataclass(frozen=True)
 class Claim:
-    """A published or intended figure beside ours, and the verdict: HOLDS, PARTLY or FAILS."""
+    """A statement with a figure, ours beside it, and the verdict.
 
-    text: str
-    expected: str
-    ours: str
-    verdict: str
+    A *published* claim names where the paper makes it (``source``) and is judged by ``verdict``. A *target* is what we
+    ask of ourselves: it has no source and is judged by ``reached``. ``flips`` says in one sentence which measurement
+    would change the verdict.
+    """
+
+    text: str  # what is claimed
+    expected: str  # the figure of the paper, or what we ask for
+    ours: str  # what was measured
+    verdict: str  # HOLDS, PARTLY, FAILS or VACUOUS; of a target MET, PARTLY_MET or MISSED
+    source: str = ""  # section, table or figure of the paper; empty for a target
+    flips: str = ""  # what would have to be measured for another verdict
+
+    @property
+    def published(self) -> bool:
+        """Whether the paper says so; else it is a target of ours."""
+        return bool(self.source)
 
 
 @dataclass(frozen=True)
@@ -176,8 +199,15 @@ def trust_claim(rows: Sequence[Mapping[str, Any]], weak: Sequence[str], sound: s
         return []
     doubted = all("trusted" not in told[label] for label in weak if label in told)
     said = ", ".join(f"{label}: {told[label]}" for label in (*weak, sound) if label in told)
-    text = f"the certificate of the distribution doubts the published algorithms and trusts {sound}"
-    return [Claim(text, "as the exact answer does", said, verdict(doubted, told[sound] == "trusted"))]
+    return [
+        Claim(
+            f"the certificate of the distribution doubts the published algorithms and trusts {sound}",
+            "as the exact answer does",
+            said,
+            reached(doubted, told[sound] == "trusted"),
+            flips=f"a published algorithm that is trusted on some seed, or {sound} suspect on some seed",
+        )
+    ]
 
 
 def share(count: int, n: int) -> tuple[float, float]:

@@ -32,9 +32,10 @@ COLUMNS = (
 
 def outcome_of(name: str, quick: bool) -> Outcome:
     claims = [
-        Claim("it <works> \\| well", "1", "0.99", "reproduced"),
-        Claim("fast", "2 s", "3 s", "partly"),
-        Claim("free", "0", "1", "not reproduced"),
+        Claim("it <works> \\| well", "1", "0.99", "reproduced", "section 5.1", "a figure below 0.9"),
+        Claim("fast", "2 s", "3 s", "partly", "table 2", "2 s"),
+        Claim("free", "0", "1", "not reproduced", "appendix C", "0"),
+        Claim("exact", "0.01", "0.002", "met", flips="a figure above 0.01"),
     ]
     tables = [ResultTable("Errors", COLUMNS, ROWS, "A note.")]
     return Outcome(name, tables, claims, {}, {"n": 5, "quick": quick}, 0.5, [motion_of(name)])

@@ -20,13 +20,33 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import casal
 from casal.lab.drawing import INK, colour
-from casal.lab.experiment import Claim, Column, Experiment, ResultTable
+from casal.lab.experiment import (
+    FAILS,
+    HOLDS,
+    MET,
+    MISSED,
+    PARTLY,
+    PARTLY_MET,
+    VACUOUS,
+    Claim,
+    Column,
+    Experiment,
+    ResultTable,
+)
 from casal.lab.report.cache import Record, best, machine, names
 from casal.lab.report.explorer import explorer_numbers
-from casal.lab.report.tables import cell
+from casal.lab.report.tables import cell, claim_groups
 from casal.store import write_whole
 
-VERDICTS = {"reproduced": ("yes", "✓"), "partly": ("partly", "~"), "not reproduced": ("no", "✗")}
+VERDICTS = {
+    HOLDS: ("yes", "✓"),
+    PARTLY: ("partly", "~"),
+    FAILS: ("no", "✗"),
+    VACUOUS: ("void", "∅"),
+    MET: ("yes", "✓"),
+    PARTLY_MET: ("partly", "~"),
+    MISSED: ("no", "✗"),
+}
 """Verdict -> its class in the style sheet and its sign: it is told by sign and word, never by colour alone."""
 
 REFERENCE = re.compile(r"exact|floor|p_C$")
@@ -131,9 +151,9 @@ def write_page(registry: Mapping[str, Experiment], out: Path, missing: Mapping[s
         "total time": duration(sum(record.outcome.seconds for record in records)),
         "machine": ", ".join(dict.fromkeys(record.stamp.machine for record in records)) or machine(),
     }
-    total = sum((tally(record.outcome.claims) for record in records), Counter[str]())
+    groups = claim_groups(claim for record in records for claim in record.outcome.claims)
     page, numbers = _environment().get_template("page.html.jinja"), explorer_numbers()
-    text = page.render(entries=entries, total=total, facts=facts, any_quick=bool(quick), explorer=numbers)
+    text = page.render(entries=entries, groups=groups, facts=facts, any_quick=bool(quick), explorer=numbers)
     path = out / "index.html"
     write_whole(path, lambda file: file.write(text.encode()))
     return path
@@ -150,7 +170,7 @@ def _environment() -> Environment:
     )
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     made.globals.update(verdicts=VERDICTS, cell=cell)
-    for function in (duration, kinds, methods, setting, shade, sort_value, tally):
+    for function in (claim_groups, duration, kinds, methods, setting, shade, sort_value, tally):
         made.filters[function.__name__] = function
     made.tests["reference"] = lambda label: bool(REFERENCE.match(str(label)))
     return made

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from casal.lab.experiment import Claim, Column, Outcome, ResultTable
+from casal.lab.experiment import (
+    FAILS,
+    HOLDS,
+    MET,
+    MISSED,
+    PARTLY,
+    PARTLY_MET,
+    VACUOUS,
+    Claim,
+    Column,
+    Outcome,
+    ResultTable,
+)
 
 
 def cell(row: Mapping[str, Any], column: Column) -> str:
@@ -42,10 +54,35 @@ def markdown(table: ResultTable) -> str:
 def outcome_markdown(outcome: Outcome, question: str) -> str:
     """The whole outcome of an experiment as a Markdown page."""
     parts = [f"# {outcome.name}", "", question, "", *(markdown(table) for table in outcome.tables)]
-    if outcome.claims:
-        parts += ["### Claims", "", "| claim | paper | ours | verdict |", "|---|---|---|---|"]
-        parts += [f"| {c.text} | {c.expected} | {c.ours} | {c.verdict} |" for c in outcome.claims]
+    parts += [line for group in claim_groups(outcome.claims) for line in _claims_markdown(group)]
     return "\n".join([*parts, ""])
+
+
+class ClaimGroup(NamedTuple):
+    """Claims of one kind, and how their table is headed."""
+
+    title: str
+    who: str  # says what is expected
+    verdicts: Sequence[str]  # best first
+    claims: Sequence[Claim]
+
+
+def claim_groups(claims: Iterable[Claim]) -> list[ClaimGroup]:
+    """What the paper says and what we ask of ourselves, apart; a kind without a claim is left out."""
+    every = list(claims)
+    groups = [
+        ClaimGroup("Published claims", "paper", (HOLDS, PARTLY, FAILS, VACUOUS), [c for c in every if c.published]),
+        ClaimGroup("Our targets", "target", (MET, PARTLY_MET, MISSED), [c for c in every if not c.published]),
+    ]
+    return [group for group in groups if group.claims]
+
+
+def _claims_markdown(group: ClaimGroup) -> list[str]:
+    where = any(claim.source for claim in group.claims)
+    heads = ["claim", *(["where"] if where else []), group.who, "ours", "verdict", "what would change the verdict"]
+    rows = [[c.text, *([c.source] if where else []), c.expected, c.ours, c.verdict, c.flips] for c in group.claims]
+    lines = [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)]
+    return [f"### {group.title}", "", *lines, ""]
 
 
 def outcome_json(outcome: Outcome) -> str:
@@ -91,6 +128,9 @@ def show(console: Console, outcome: Outcome) -> None:
         for row in table.rows:
             shown.add_row(*(escape(cell(row, column)) for column in table.columns))
         console.print(shown)
-    for claim in outcome.claims:
-        text = f"{claim.text} (paper: {claim.expected}; ours: {claim.ours})"
-        console.print(f"[bold]{escape(claim.verdict)}[/]: {escape(text)}")
+    for group in claim_groups(outcome.claims):
+        console.print(f"[bold]{group.title}[/]")
+        for claim in group.claims:
+            where = f"{claim.source}: " if claim.source else ""
+            text = f"{claim.text} ({where}{claim.expected}; ours: {claim.ours})"
+            console.print(f"[bold]{escape(claim.verdict)}[/]: {escape(text)}")
