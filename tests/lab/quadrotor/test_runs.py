@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from casal.cli import app
-from casal.lab.experiment import FAILS, HOLDS, PARTLY, Outcome
+from casal.lab.experiment import FAILS, HOLDS, MET, MISSED, PARTLY_MET, Outcome
 from casal.lab.quadrotor import EXPERIMENT, METHODS
 from casal.lab.quadrotor.claims import ROOM, claims
 from casal.lab.quadrotor.runs import CLASSES
@@ -87,14 +87,13 @@ def figures() -> dict[str, Any]:
 
 def test_claims_hold_and_fail_with_the_figures() -> None:
     data = figures()
-    assert {claim.verdict for claim in claims(data)} == {HOLDS}
+    assert all(claim.verdict == (HOLDS if claim.published else MET) and claim.flips for claim in claims(data))
     worse = deepcopy(data)
     worse["rows"]["CASAL"][1.8] |= {"success": 0.2, "worst": 0.2}
-    found = {claim.text: claim.verdict for claim in claims(worse)}
-    assert found["CASAL with dual step 1, implicit: significantly higher success than penalty and projected diffusion "
-                 "(section 5.3)"] == PARTLY  # fmt: skip
+    (ours,) = [claim for claim in claims(worse) if claim.text.startswith("CASAL with dual step 1")]
+    assert ours.verdict == PARTLY_MET and not ours.published
     worse["rows"]["Algorithm 2"] = worse["rows"]["unconstrained"]
     worse["weights"][0] |= {"pooled": 0.2, "distinct": 40, "success": 0.9, "least": 0.1}
     worse["margins"] = (3, 100)
     verdicts = [claim.verdict for claim in claims(worse)]
-    assert verdicts.count(FAILS) >= 5
+    assert verdicts.count(FAILS) >= 1 and verdicts.count(MISSED) + verdicts.count(PARTLY_MET) >= 5

@@ -20,6 +20,8 @@ PAPER = {
 LIMIT = 1e-10
 """Largest violation of a strict sample: 1e-8 %."""
 
+SOURCE = "section C.5, table on Darcy"
+
 NOTE = (
     "The error is that of u, |mean of u - u| / |u|; that of a is beside it. Violation: the largest of "
     "|residual| / source over cells and |z_k - seen_k| / (|z_k| + |seen_k|) over what is seen. Projections inside a "
@@ -58,6 +60,7 @@ DARCY = Reconstruction(
     lambda known, seed: [task(known, seed)],
     residual_map,
     PAPER,
+    SOURCE,
     NOTE,
     beside="Errors are those of u; the paper does not say of which field, nor what its violation is relative to.",
     limit=LIMIT,

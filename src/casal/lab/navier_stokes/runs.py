@@ -33,6 +33,8 @@ PAPER = {
 }
 """The paper's table; it does not say how many points are seen."""
 
+SOURCE = "section C.5, table on Navier-Stokes"
+
 NOTE = (
     "The error is that of both fields together. Violation: the largest over both fields of |w_k - seen_k| / (max |w| + "
     "max |seen|), |sum w - circulation| / sqrt(N enstrophy), and | |w|^2 - enstrophy | / enstrophy."
@@ -109,6 +111,7 @@ NAVIER_STOKES = Reconstruction(
     tasks,
     mismatch,
     PAPER,
+    SOURCE,
     NOTE,
     beside="Task 'all strict'. The paper does not say how much is seen.",
     counted="training pairs",

@@ -19,6 +19,8 @@ PAPER = {
 }
 """The paper's table."""
 
+SOURCE = "section C.5, table on Poisson"
+
 NOTE = (
     "Violation: the largest of |u_k - seen_k| / (max |u| + max |seen|) over points that are seen and "
     "|sum u - M| / (sqrt N |u| + |M|)."
@@ -55,6 +57,7 @@ POISSON = Reconstruction(
     tasks,
     residual_map,
     PAPER,
+    SOURCE,
     NOTE,
     beside="Task '10 % seen'. Times are those of the runs.",
 )

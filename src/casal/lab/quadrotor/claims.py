@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from casal.lab.experiment import Claim, verdict
+from casal.lab.experiment import Claim, reached, verdict
+
+BASELINES = ("penalty", "projected", "unconstrained")
 
 ROOM = (0.3, 0.6, 0.8, 1.0, 1.3)
 """Sizes r of the last wall for which both classes of most flights are possible."""
@@ -14,7 +16,7 @@ Rows = Mapping[str, Mapping[float, Mapping[str, Any]]]
 
 
 def claims(data: Mapping[str, Any]) -> list[Claim]:
-    """The paper's claims, for its printed algorithm and for the repaired one; then targets of our own."""
+    """What the paper says, of its printed algorithm; then what we ask of ourselves."""
     rows: Rows = data["rows"]
     return [
         *_section(rows),
@@ -50,64 +52,91 @@ def _section(rows: Rows) -> list[Claim]:
     every = list(rows["unconstrained"])
     penalty, projected = rows["penalty"][0.8], rows["projected"][0.8]
     plain = rows["unconstrained"][0.8]
-    found = [
+    wins, _ = _above(rows, "Algorithm 2", BASELINES, every)
+    ratio = penalty["seconds"] / penalty["flights"] * rows["CASAL"][0.8]["flights"] / rows["CASAL"][0.8]["seconds"]
+    return [
         Claim(
-            "penalty guidance favours avoidance, but some samples penetrate the obstacles (section 5.3)",
+            "penalty guidance favours avoidance, but some samples penetrate the obstacles",
             "figure",
             f"r = 0.8: {1 - penalty['free']:.0%} of the samples penetrate (unconstrained {1 - plain['free']:.0%})",
             verdict(penalty["free"] > plain["free"] and penalty["free"] < 0.99),
+            "section 5.3",
+            "fewer than 1 % of the guided samples in an obstacle, or as many as without guidance",
         ),
         Claim(
-            "projected diffusion avoids obstacles, but its paths are distorted and unphysical (section 5.3)",
+            "projected diffusion avoids obstacles, but its paths are distorted and unphysical",
             "figure",
             f"r = 0.8: every sample is clear of the obstacles, {1 - projected['free']:.0%} of the flights of their own "
             f"inputs are not; success {projected['success']:.2f} after repair",
             verdict(projected["free"] < 0.5),
+            "section 5.3",
+            "more than half of the flights flown with the inputs of projected samples clear of the obstacles",
         ),
-    ]
-    for label, what in (("Algorithm 2", "as printed"), ("CASAL", "with dual step 1, implicit")):
-        wins, _ = _above(rows, label, ("penalty", "projected", "unconstrained"), every)
-        found.append(
-            Claim(
-                f"CASAL {what}: significantly higher success than penalty and projected diffusion (section 5.3)",
-                f"at every r ({len(every)} of {len(every)})",
-                f"at {wins} of {len(every)}: {label} {_range(_rates(rows, label))}, tuned penalty "
-                f"{_range(_rates(rows, 'penalty'))}, tuned projected {_range(_rates(rows, 'projected'))}",
-                verdict(wins == len(every), wins > 0),
-            )
-        )
-    ratio = penalty["seconds"] / penalty["flights"] * rows["CASAL"][0.8]["flights"] / rows["CASAL"][0.8]["seconds"]
-    found.append(
         Claim(
-            "penalty guidance takes about 3 times as long as CASAL (appendix on guidance)",
+            "CASAL has significantly higher success than penalty and projected diffusion (Algorithm 2, rho = 100)",
+            f"at every r ({len(every)} of {len(every)})",
+            f"at {wins} of {len(every)}: Algorithm 2 {_range(_rates(rows, 'Algorithm 2'))}, tuned penalty "
+            f"{_range(_rates(rows, 'penalty'))}, tuned projected {_range(_rates(rows, 'projected'))}",
+            verdict(wins == len(every), wins > 0),
+            "section 5.3, figure 4 right",
+            "success of Algorithm 2 two standard errors above the tuned baselines, for instance in units of rho, with "
+            "inputs or with obstacles that the paper does not give",
+        ),
+        Claim(
+            "penalty guidance takes about 3 times as long as CASAL",
             "3",
             f"{ratio:.1f} times, with {penalty['setting']} and gradients in closed form; "
             "`casal bench --only feasibility` has the ratios for 1, 3 and 10 gradient steps, and by autograd",
             verdict(ratio > 2.0),
-        )
-    )
-    return found
+            "section C.6",
+            "a ratio below 2: one gradient step a row, for which the benchmark has 0.9 in closed form and 1.1 by "
+            "autograd",
+        ),
+    ]
 
 
 def _casal(rows: Rows) -> list[Claim]:
     least = min(row["worst"] for r, row in rows["CASAL"].items() if r in ROOM)
     plain = max(_rates(rows, "unconstrained", ROOM))
+    every = list(rows["unconstrained"])
+    wins, _ = _above(rows, "CASAL", BASELINES, every)
     _, lead = _above(rows, "CASAL", ("projected",), ROOM)
     late = [row["success"] for r, row in rows["CASAL"].items() if r >= 1.8]
     return [
         Claim(
-            "target: CASAL, dual step 1, succeeds for r up to 1.3 with every network",
+            "CASAL with dual step 1 and implicit coupling (ours): higher success than penalty and projected diffusion",
+            f"at every r ({len(every)} of {len(every)})",
+            f"at {wins} of {len(every)}: CASAL {_range(_rates(rows, 'CASAL'))}",
+            reached(wins == len(every), wins > 0),
+            flips="a penalty tuned anew for each r, or a class that becomes possible at r >= 1.8",
+        ),
+        Claim(
+            "CASAL, dual step 1, succeeds for r up to 1.3 with every network",
             "at least 0.88",
             f"worst of the networks {least:.3f}; mean {_range(_rates(rows, 'CASAL', ROOM))}",
-            verdict(least >= 0.88),
+            reached(least >= 0.88),
+            flips="a network whose success at one r is below 0.88",
         ),
-        Claim("target: its lead over tuned projected diffusion", "at least 0.25", f"{lead:.2f}", verdict(lead >= 0.25)),
-        Claim("target: unconstrained starts rarely succeed", "at most 0.10", f"{plain:.3f}", verdict(plain <= 0.10)),
         Claim(
-            "target: CASAL keeps its success where one class becomes impossible (r >= 1.8)",
+            "its lead over tuned projected diffusion",
+            "at least 0.25",
+            f"{lead:.2f}",
+            reached(lead >= 0.25),
+            flips="a projection that is tuned less well at small r",
+        ),
+        Claim(
+            "unconstrained starts rarely succeed",
+            "at most 0.10",
+            f"{plain:.3f}",
+            reached(plain <= 0.10),
+            flips="obstacles that one obstacle-free flight in ten passes",
+        ),
+        Claim(
+            "CASAL keeps its success where one class becomes impossible (r >= 1.8)",
             "at least 0.88",
             _range(late),
-            verdict(min(late) >= 0.88),
+            reached(min(late) >= 0.88),
+            flips="a success of 0.88 or more at r = 1.8, 2.3 and 2.8",
         ),
     ]
 
@@ -118,7 +147,13 @@ def _dual(ablation: Mapping[str, Mapping[str, Sequence[float]]]) -> Claim:
     values = {label.split(",")[0].removeprefix("dual "): ablation[label]["success"][at] for label in names}
     gain = values["1"] - max(values["tau"], values["tau/rho"])
     told = ", ".join(f"{name} {value:.2f}" for name, value in values.items())
-    return Claim("target: dual step 1 beats tau and tau/rho, r = 0.8", "by 0.3 to 0.5", told, verdict(gain >= 0.3))
+    return Claim(
+        "dual step 1 beats tau and tau/rho, r = 0.8",
+        "by 0.3 to 0.5",
+        told,
+        reached(gain >= 0.3),
+        flips="a gain below 0.3",
+    )
 
 
 def _weighted(label: str, rows: Sequence[Mapping[str, Any]], random: Mapping[str, Sequence[float]]) -> list[Claim]:
@@ -131,28 +166,32 @@ def _weighted(label: str, rows: Sequence[Mapping[str, Any]], random: Mapping[str
     mean, worst = sum(scenes) / len(scenes), min(scenes)
     return [
         Claim(
-            f"target: {label} solves 'hard' at every r, no batch fails",
+            f"{label} solves 'hard' at every r, no batch fails",
             "at least 0.99, batches 0.97",
             f"{success:.4f}, worst batch {least:.3f}",
-            verdict(success >= 0.99, least >= 0.97),
+            reached(success >= 0.99, least >= 0.97),
+            flips="the mean at one r on the other side of 0.99, or one batch of 400 on the other side of 0.97",
         ),
         Claim(
-            f"target: {label} in random scenes",
+            f"{label} in random scenes",
             "mean 0.99, worst 0.97",
             f"{mean:.4f}, {worst:.3f}",
-            verdict(mean >= 0.99, worst >= 0.97),
+            reached(mean >= 0.99, worst >= 0.97),
+            flips="one random scene with a success below 0.97",
         ),
         Claim(
-            f"target: {label} has as many distinct solutions as exact draws",
+            f"{label} has as many distinct solutions as exact draws",
             "at least 90 % of theirs",
             f"{kept:.0%} at the worst r",
-            verdict(kept >= 0.9),
+            reached(kept >= 0.9),
+            flips="the other side of 90 % at the worst r; it depends on the network, which is poor at small noise",
         ),
         Claim(
-            f"target: {label}, total variation of the class weights, pooled",
+            f"{label}, total variation of the class weights, pooled",
             "at most 0.05",
             f"{pooled:.3f} at the worst r",
-            verdict(pooled <= 0.05),
+            reached(pooled <= 0.05),
+            flips="a pooled total variation above 0.05 at one r",
         ),
     ]
 
@@ -165,15 +204,17 @@ def _rest(data: Mapping[str, Any]) -> list[Claim]:
     before = sorted(strong, key=lambda label: -strong[label])
     return [
         Claim(
-            "target: no success in a class that a linear programme excludes",
+            "no success in a class that a linear programme excludes",
             "0",
             f"{wrong} of {total}",
-            verdict(wrong == 0),
+            reached(wrong == 0),
+            flips="one such success: the certificate or the linear programme would be wrong",
         ),
         Claim(
-            "target: the ranking stays when the vehicle can do less than the data (|u| <= 0.4)",
+            "the ranking stays when the vehicle can do less than the data (|u| <= 0.4)",
             " > ".join(before),
             " > ".join(f"{label} {weak[label]:.2f}" for label in order),
-            verdict(order == before),
+            reached(order == before),
+            flips="the same order with both limits",
         ),
     ]

@@ -64,6 +64,7 @@ class Reconstruction:
         tasks: The tasks of a seed, the paper's first.
         residual: What the pictures show of a mean beside its error.
         paper: The paper's table.
+        source: Where the paper has it.
         note: How errors and violations are measured.
         beside: Note of the table that has the paper's figures beside ours.
         limit: Largest violation of a strict sample, relative.
@@ -78,6 +79,7 @@ class Reconstruction:
     tasks: Callable[[Prior, int], Sequence[Task]]
     residual: Callable[..., Tensor]
     paper: Mapping[str, Published]
+    source: str
     note: str
     beside: str
     limit: float = LIMIT
@@ -115,7 +117,9 @@ class Reconstruction:
             data["curve cases"] = few.cases
             data["curves"] = by_evaluations(every[0], models[0], few, seed, tuned, plan.steps, tell)
             tables += self.more(known, models[0], few, seed, tell)
-            verdicts = [] if quick else [*paper_claims(found, self.paper), *targets(found, learned, self.limit)]
+            verdicts = (
+                [] if quick else [*paper_claims(found, self.paper, self.source), *targets(found, learned, self.limit)]
+            )
         settings = {
             "seed": seed,
             "cases": first.cases,
