@@ -8,7 +8,7 @@ exact answer of the Gaussian to what is seen, projected onto the equation. The p
 """
 
 from casal.lab.darcy.figures import figures
-from casal.lab.darcy.runs import DARCY
+from casal.lab.darcy.runs import DARCY, ORIGINS
 from casal.lab.drawing import writer
 from casal.lab.experiment import Experiment
 from casal.lab.reconstruction.methods import EXACT_PROJECTED, INNER_PROJECTED, LABELS, LOOK_AHEAD
@@ -26,4 +26,5 @@ EXPERIMENT = Experiment(
     writer(figures),
     run_seed=DARCY.run_seed,
     module="casal.lab.darcy.runs",
+    origins=ORIGINS,
 )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from casal.lab.darcy.setup import FULL, QUICK, equation, net, prior, task
+from casal.lab.darcy.setup import COSINES, FULL, QUICK, SEEN, SINES, equation, net, prior, task
+from casal.lab.experiment import Origin
+from casal.lab.physics.darcy import CELLS, HIGH, LOW
 from casal.lab.reconstruction.compare import Scale
 from casal.lab.reconstruction.methods import Effort
+from casal.lab.reconstruction.origins import shared
 from casal.lab.reconstruction.study import Published
 from casal.lab.reconstruction.whole_run import Plan, Reconstruction
 
@@ -20,7 +23,8 @@ PAPER = {
 LIMIT = 1e-10
 """Largest violation of a strict sample: 1e-8 %."""
 
-SOURCE = "section C.5, table on Darcy"
+SECTION = "section C.5"
+SOURCE = f"{SECTION}, table on Darcy"
 
 NOTE = (
     "The error is that of u, |mean of u - u| / |u|; that of a is beside it. Violation: the largest of "
@@ -66,3 +70,18 @@ DARCY = Reconstruction(
     limit=LIMIT,
     counted="training pairs",
 )
+
+ORIGINS = (
+    Origin("grid", f"{CELLS} x {CELLS}", "paper", SECTION),
+    Origin("coefficient", f"two materials, {LOW:g} and {HIGH:g}", "ours", "those of DiffusionPDE"),
+    Origin("latent", f"{COSINES} x {COSINES} cosines, {SINES} x {SINES} sines", "ours", "the paper: Fourier space"),
+    Origin("cells seen", f"{SEEN} of each field", "paper", f"{SECTION}: 25, of which field it does not say"),
+    Origin("known exactly", "the equation in every cell", "paper", SECTION),
+    Origin("field whose error counts", "u", "ours", "the paper does not say"),
+    *shared(
+        PLANS[False],
+        FULL,
+        Origin("samples of a case", f"{PLANS[False].scales[0][0].samples}", "paper", SECTION),
+    ),
+)
+"""Where the constants come from."""

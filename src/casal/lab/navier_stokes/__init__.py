@@ -10,7 +10,7 @@ does not know the enstrophy. The paper claims that CASAL has an error of 8 %, pr
 from casal.lab.drawing import writer
 from casal.lab.experiment import Experiment
 from casal.lab.navier_stokes.figures import figures
-from casal.lab.navier_stokes.runs import NAVIER_STOKES
+from casal.lab.navier_stokes.runs import NAVIER_STOKES, ORIGINS
 from casal.lab.reconstruction.methods import LABELS
 
 __all__ = ["EXPERIMENT", "METHODS"]
@@ -26,4 +26,5 @@ EXPERIMENT = Experiment(
     writer(figures),
     run_seed=NAVIER_STOKES.run_seed,
     module="casal.lab.navier_stokes.runs",
+    origins=ORIGINS,
 )

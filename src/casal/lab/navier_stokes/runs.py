@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.lab.experiment import ResultTable, Tell
-from casal.lab.navier_stokes.setup import FULL, QUICK, decoder, net, prior, tasks
-from casal.lab.physics.navier_stokes import HORIZON, POINTS, advance, diagonal_forcing
+from casal.lab.experiment import Origin, ResultTable, Tell
+from casal.lab.navier_stokes.setup import FULL, QUICK, RADIUS, SEEN, decoder, net, prior, tasks
+from casal.lab.physics.navier_stokes import HORIZON, POINTS, VISCOSITY, advance, diagonal_forcing
 from casal.lab.reconstruction.compare import Scale, run
 from casal.lab.reconstruction.methods import (
     DPS_PROJECTED,
@@ -22,6 +22,7 @@ from casal.lab.reconstruction.methods import (
     entries,
 )
 from casal.lab.reconstruction.models import Model
+from casal.lab.reconstruction.origins import shared
 from casal.lab.reconstruction.prior import Prior
 from casal.lab.reconstruction.study import Published
 from casal.lab.reconstruction.whole_run import Plan, Reconstruction
@@ -33,7 +34,8 @@ PAPER = {
 }
 """The paper's table; it does not say how many points are seen."""
 
-SOURCE = "section C.5, table on Navier-Stokes"
+SECTION = "section C.5"
+SOURCE = f"{SECTION}, table on Navier-Stokes"
 
 NOTE = (
     "The error is that of both fields together. Violation: the largest over both fields of |w_k - seen_k| / (max |w| + "
@@ -117,3 +119,18 @@ NAVIER_STOKES = Reconstruction(
     counted="training pairs",
     more=costs,
 )
+
+ORIGINS = (
+    Origin("grid", f"{POINTS} x {POINTS}", "ours", "the paper refers to DiffusionPDE, which has 128 x 128"),
+    Origin("viscosity", f"{VISCOSITY:g}", "ours", "that of DiffusionPDE; the paper gives none"),
+    Origin("times", f"0 and {HORIZON:g}", "paper", f"{SECTION}: initial and terminal state; the unit is ours"),
+    Origin("latent", f"Fourier modes up to |k| = {RADIUS}", "ours", "the paper does not say"),
+    Origin("points seen", f"{SEEN} of each field", "ours", "the paper says: sparse"),
+    Origin("known exactly", "enstrophy and circulation", "paper", SECTION),
+    *shared(
+        PLANS[False],
+        FULL,
+        Origin("samples of a case", f"{PLANS[False].scales[0][0].samples}", "ours", "the paper gives none"),
+    ),
+)
+"""Where the constants come from."""

@@ -12,7 +12,7 @@ an error of 5 %, projection 15 % and a penalty 14 %, at equal cost.
 from casal.lab.drawing import writer
 from casal.lab.experiment import Experiment
 from casal.lab.poisson.figures import figures
-from casal.lab.poisson.runs import POISSON
+from casal.lab.poisson.runs import ORIGINS, POISSON
 from casal.lab.reconstruction.methods import EXACT_PROJECTED, LABELS
 
 __all__ = ["EXPERIMENT", "METHODS"]
@@ -28,4 +28,5 @@ EXPERIMENT = Experiment(
     writer(figures),
     run_seed=POISSON.run_seed,
     module="casal.lab.poisson.runs",
+    origins=ORIGINS,
 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from casal.lab.physics.poisson import residual
-from casal.lab.poisson.setup import FULL, QUICK, net, prior, tasks
+from casal.lab.experiment import Origin
+from casal.lab.physics.poisson import POINTS, residual
+from casal.lab.poisson.setup import FEW, FULL, MODES, NOISE, QUICK, net, prior, tasks
 from casal.lab.reconstruction.compare import Scale
 from casal.lab.reconstruction.methods import Effort
+from casal.lab.reconstruction.origins import shared
 from casal.lab.reconstruction.study import Published
 from casal.lab.reconstruction.whole_run import Plan, Reconstruction
 
@@ -19,7 +21,8 @@ PAPER = {
 }
 """The paper's table."""
 
-SOURCE = "section C.5, table on Poisson"
+SECTION = "section C.5"
+SOURCE = f"{SECTION}, table on Poisson"
 
 NOTE = (
     "Violation: the largest of |u_k - seen_k| / (max |u| + max |seen|) over points that are seen and "
@@ -61,3 +64,19 @@ POISSON = Reconstruction(
     NOTE,
     beside="Task '10 % seen'. Times are those of the runs.",
 )
+
+ORIGINS = (
+    Origin("grid", f"{POINTS} x {POINTS}", "paper", SECTION),
+    Origin("boundary", "random", "paper", f"{SECTION}; two to six constant pieces and an offset are ours"),
+    Origin("source", "one to three random blobs", "ours", "with one fixed source a network learns nothing new"),
+    Origin("latent", f"{MODES} x {MODES} cosines", "ours", "the paper says: in Fourier space; fields are not periodic"),
+    Origin("points seen", "10 %, without noise", "paper", SECTION),
+    Origin("second task", f"{FEW} points, noise {NOISE:g}", "ours", "least squares alone solves the first"),
+    Origin("known exactly", "the mass", "paper", SECTION),
+    *shared(
+        PLANS[False],
+        FULL,
+        Origin("samples of a case", f"{PLANS[False].scales[0][0].samples}", "ours", "the paper has 50"),
+    ),
+)
+"""Where the constants come from."""
