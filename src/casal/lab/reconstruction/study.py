@@ -199,7 +199,7 @@ def paper_claims(found: Study, published: Mapping[str, Published], source: str) 
             f"{ratio:.2f}",
             verdict(ratio <= COMPARABLE),
             source,
-            f"a ratio above {COMPARABLE:g}",
+            f"a ratio on the other side of {COMPARABLE:g}",
         ),
     ]
 

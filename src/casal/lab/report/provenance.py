@@ -17,6 +17,9 @@ from casal.lab.experiments import EXPERIMENTS
 
 MARK = "<!-- origins -->\n"
 
+BAR = "\\|"
+"""As a cell of a Markdown table has it."""
+
 WORDS = {"paper": "printed in the paper", "script": "from the authors' script", "ours": "ours"}
 
 
@@ -28,10 +31,9 @@ def tables(registry: Mapping[str, Experiment]) -> str:
     lines += [f"| `{name}` | {' | '.join(str(found[key]) for key in WORDS)} |" for name, found in counted.items()]
     for name, rows in every.items():
         lines += ["", f"## {name}", "", "| constant | value | origin | where, or why |", "|---|---|---|---|"]
-        lines += [
-            f"| {row.constant} | {row.value} | {WORDS[row.origin]} | {row.where} |".replace("|x|", "\\|x\\|")
-            for row in rows
-        ]
+        for row in rows:
+            cells = (row.constant, row.value, WORDS[row.origin], row.where)
+            lines.append(f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
 
