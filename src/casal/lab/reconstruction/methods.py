@@ -47,12 +47,12 @@ MATCHED_MANY = "covariance matching + projection, more samples"
 PENALTY, PENALTY_PROJECTED = "penalty", "penalty + projection"
 PROJECTED, INNER_PROJECTED = "projected", f"projected, {INNER} inner"
 EXACT_PROJECTED = "projected, exact"
-PRINTED, REPAIRED = "CASAL, printed", "CASAL"
+PRINTED, RELEASED, REPAIRED = "CASAL, printed", "CASAL, released update", "CASAL"
 LOOK_AHEAD = "LookAhead"
 
 LABELS = (
-    UNCONSTRAINED, FINAL, PENALTY, PENALTY_PROJECTED, PROJECTED, INNER_PROJECTED, EXACT_PROJECTED, PRINTED, REPAIRED,
-    DPS, DPS_PROJECTED, MATCHED, MATCHED_PROJECTED, MOMENT, MOMENT_PROJECTED, LOOK_AHEAD,
+    UNCONSTRAINED, FINAL, PENALTY, PENALTY_PROJECTED, PROJECTED, INNER_PROJECTED, EXACT_PROJECTED, PRINTED, RELEASED,
+    REPAIRED, DPS, DPS_PROJECTED, MATCHED, MATCHED_PROJECTED, MOMENT, MOMENT_PROJECTED, LOOK_AHEAD,
 )  # fmt: skip
 """Methods with a model, in the order of the tables."""
 
@@ -127,6 +127,16 @@ def entries(task: Task, model: Model) -> dict[str, Entry]:
         Entry(PROJECTED, projected()),
         Entry(PRINTED, gains(lambda kappa: CASAL.algorithm2(constant_gain(kappa)), 1.0, 0.1, 0.6, 0.3)),
         Entry(
+            RELEASED,
+            both(
+                *(
+                    (f"kappa {kappa:g}, eta {eta:g}", CASAL.released(constant_gain(kappa * unit), eta))
+                    for kappa in (1.0, 0.3)
+                    for eta in (1.0, 0.01)
+                )
+            ),
+        ),
+        Entry(
             REPAIRED,
             [
                 *gains(lambda kappa: CASAL(constant_gain(kappa)), 10.0, 100.0, 1000.0),
@@ -139,7 +149,7 @@ def entries(task: Task, model: Model) -> dict[str, Entry]:
     ]
     if task.soft:  # what is seen enters everywhere by moment matching, and few rows are left to the methods
         ahead = Option("", seen_moment, LookAhead(levels=30, moves=1))
-        few = {PENALTY_PROJECTED, PRINTED}
+        few = {PENALTY_PROJECTED, PRINTED, RELEASED}
         return {
             **{entry.label: entry for entry in found if entry.label not in few},
             LOOK_AHEAD: Entry(LOOK_AHEAD, [ahead], None, model.iterations + 1, True),

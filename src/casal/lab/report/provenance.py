@@ -26,7 +26,7 @@ WORDS = {"paper": "printed in the paper", "script": "from the authors' script", 
 def tables(registry: Mapping[str, Experiment]) -> str:
     """A table for each experiment, and above them how many constants have which origin."""
     every = {name: experiment.origins for name, experiment in registry.items()}
-    counted = {name: Counter(row.origin for row in rows) for name, rows in every.items()}
+    counted = {name: Counter[str](row.origin for row in rows) for name, rows in every.items()}
     lines = [f"| experiment | {' | '.join(WORDS.values())} |", "|---|" + "---:|" * len(WORDS)]
     lines += [f"| `{name}` | {' | '.join(str(found[key]) for key in WORDS)} |" for name, found in counted.items()]
     for name, rows in every.items():
