@@ -84,8 +84,8 @@ def _section(rows: Rows, ablation: Ablation) -> list[Claim]:
             f"the update of the released code {_range(ablation[RELEASED]['success'])}",
             verdict(wins == len(every), wins > 0),
             "section 5.3, figure 4 right",
-            "a dual step of 1 in place of tau: with it the printed z-step is above the tuned penalty at r = 1.3 (table of "
-            "variants); or units of rho, inputs and obstacles that the paper does not give",
+            "a dual step of 1 in place of tau: with it the printed z-step is above the tuned penalty at r = 1.3 "
+            "(table of variants); or units of rho, inputs and obstacles that the paper does not give",
         ),
         Claim(
             "penalty guidance takes about 3 times as long as CASAL",
