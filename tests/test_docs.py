@@ -161,6 +161,18 @@ def test_the_examples_of_sets_run() -> None:
     assert torch.allclose(result.samples.square().sum(1), known["E"].double(), atol=1e-10)
 
 
+def test_the_first_steps_run_and_print_what_the_page_says() -> None:
+    known: dict[str, Any] = {"print": lambda *values: shown.append(" ".join(map(str, values)))}
+    shown: list[str] = []
+    for block in re.findall(r"```python\n(.*?)```", text("start.md"), re.DOTALL):
+        exec(block, known)
+    first, mean, projected, verdict = shown
+    page = text("start.md")
+    for line in first.splitlines()[:4]:
+        assert line in page
+    assert f"{mean};" in page and f"# {projected}:" in page and verdict == "not promised"
+
+
 def test_the_example_of_the_first_page_runs() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", text("index.md"), re.DOTALL)
     known: dict[str, Any] = {}
