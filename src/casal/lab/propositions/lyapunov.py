@@ -148,7 +148,7 @@ def _condition() -> ResultTable:
     sd = float(np.sqrt(row @ cov @ row))
     rows = [{"M": k * sd, "sigmas": k, "chance": beyond(k)} for k in (2.0, 4.0, 6.0, 8.0)]
     return ResultTable.of(
-        "The condition |x - z + mu| <= M: chance to break it at one step, Algorithm 1 at rest",
+        "The condition ‖x - z + mu‖ <= M: chance to break it at one step, Algorithm 1 at rest",
         "M, .2f | sigmas: M in standard deviations, g | chance: chance at one step, at least, .1e",
         rows,
         note="It is positive for every M, and every step draws fresh noise: sooner or later each chain breaks each M.",
@@ -202,14 +202,14 @@ def decrement(quick: bool) -> Check:
         ResultTable.of(
             f"Decrement off rest: smallest C that the inequality needs, Gaussian and line, rho = {COUPLING:g}",
             "variant | V | tau, .2e | early: C needed, largest in the first unit of time, .3g | "
-            "late: C needed at the end, .3g | gap: L(q) - L(q*) at the end, .1e | apart: largest E|x - z + mu|^2, .2f",
+            "late: C needed at the end, .3g | gap: L(q) - L(q*) at the end, .1e | apart: largest E‖x - z + mu‖^2, .2f",
             rows,
             note="The inequality holds with some C if the C needed stays bounded as tau falls. A common dual is a "
             "number, as lambda is in the proposition.",
         ),
         ResultTable.of(
             "Counterexample: x and z independent, N(0, 1) each; f = x^2/2, C = [-8, 8], rho = 1, lambda = nu = 0",
-            "tau, g | left: V - E V+ + alpha/2 W2^2(q given q+), .2e | right: tau (L(q+) - L(q*)), .2e | "
+            "tau, g | left: V - E V+ + alpha/2 W2^2(q and q+), .2e | right: tau (L(q+) - L(q*)), .2e | "
             "needed: C needed, .1f",
             ones,
         ),
