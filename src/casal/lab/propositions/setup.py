@@ -8,23 +8,33 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from casal.lab.experiment import Array, ResultTable
+from casal.lab.experiment import Array, Claim, Origin, ResultTable
 from casal.lab.laws import double_well
 
 
 @dataclass(frozen=True)
 class Check:
-    """One proposition, numbered."""
+    """One proposition or lemma."""
 
     statement: str  # what the paper says, with its label
     computed: str  # what was computed and found; where the print departs, in which sense
-    verdict: str  # HOLDS, PARTLY or FAILS
+    verdict: str  # HOLDS, PARTLY, FAILS or VACUOUS
     tables: Sequence[ResultTable] = ()  # the figures
     data: Mapping[str, Any] = field(default_factory=dict)  # arrays of the picture
-    number: int = 0  # place in the list of checks
+    source: str = ""  # number and label in the paper
+    number: str = ""  # the number alone: propositions are counted by section, lemmas through
+    flips: str = ""  # what would change the verdict
+    more: Sequence[Claim] = ()  # targets of ours: what would be right
     name: str = ""  # as in ``casal run propositions --method NAME``
 
+    @property
+    def claims(self) -> list[Claim]:
+        """What the paper says, then what we ask for beside it."""
+        first = Claim(self.name, self.statement, self.computed, self.verdict, self.source, self.flips)
+        return [first, *self.more]
 
+
+SMALL = "the paper gives no example; one and two dimensions make every integral a sum"
 RADIUS = 1.5
 ANGLES = np.linspace(-np.pi, np.pi, 1081)[:-1]
 """Directions of the quadrature on the plane around a circle, and of the surface law on it."""
@@ -164,3 +174,65 @@ def relaxed(case: Case, rho: float, *, dual: bool = True) -> Relaxed:
     divergence = kullback(q, case.mass)
     transport = float((q * np.square(case.points - z).sum(1)).sum())
     return Relaxed(mu, q, z, divergence + 0.5 * rho * transport, bound, divergence, transport)
+
+
+class Joint(NamedTuple):
+    """A law of (x, z): masses of x on the points of a case, and for each x a few places of z with their chances."""
+
+    x: Array  # (N,)
+    z: Array  # (K, N, d)
+    chance: Array  # (K, N), sums to one over K
+
+    def expect(self, values: Array) -> float:
+        """The expectation of a function of (x, z), given as (K, N)."""
+        return float((self.x * (self.chance * values).sum(0)).sum())
+
+
+def joints(case: Case, count: int) -> list[Joint]:
+    """Laws that are neither optimal nor feasible: x ~ p tilted, z in C one of two projections of x moved, by chance.
+
+    Their means of x and z differ; a fixed seed draws the tilts, the moves and the chances.
+    """
+    rng = np.random.default_rng(1)
+    made = []
+    with np.errstate(divide="ignore"):
+        log_mass = np.log(case.mass)
+    for _ in range(count):
+        size = case.points.shape[1]
+        tilt = np.sin(case.points @ rng.normal(size=size)) * rng.uniform(0.0, 2.0)
+        places = [case.project(case.points * rng.uniform(0.5, 1.5) + rng.normal(size=size)) for _ in range(2)]
+        first = 1 / (1 + np.exp(-case.points @ rng.normal(size=size)))
+        made.append(Joint(normalised(log_mass + tilt), np.stack(places), np.stack([first, 1 - first])))
+    return made
+
+
+def lagrangian(case: Case, q: Joint, lam: Array, rho: float) -> float:
+    """L(q, lambda) = D(q^x | p) + lambda E[x - z] + rho/2 E|x - z|^2, for z in C."""
+    apart = case.points - q.z
+    return kullback(q.x, case.mass) + q.expect(apart @ lam) + 0.5 * rho * q.expect(np.square(apart).sum(-1))
+
+
+ORIGINS = (
+    Origin("densities and sets", "double well, three bumps, Gaussians; interval, disc, circle", "ours", SMALL),
+    Origin(
+        "Gaussian and line",
+        "N((1, -1), [[2, 0.6], [0.6, 0.5]]), x1 + x2 = 1",
+        "ours",
+        "correlated, with an exact answer",
+    ),
+    Origin(
+        "coupling of checks of the algorithm", "rho = 2", "ours", "the lower end of the paper's field schedule (C.2)"
+    ),
+    Origin("couplings of checks of (P)", "rho from 0.03 to 1e4", "ours", "both limits show"),
+    Origin("step sizes", "tau_0 / sqrt(t + 1)", "paper", "proposition 4.4, which has tau_0 = 1"),
+    Origin("largest step size", "tau_0 = 1 / (4 (beta + 4 rho))", "paper", "condition of proposition D.2"),
+    Origin("number of steps", "200,000", "ours", "the slope of the rate has settled"),
+    Origin(
+        "curvature, step size of the field problem", "443, 1e-3", "script", "example_field.py, for the remark on D.2"
+    ),
+    Origin("largest rho of the field problem", "20", "paper", "C.2, for the same remark"),
+    Origin(
+        "largest rho of the field script", "99", "script", "example_field.py (330c997, 904d4d2), for the same remark"
+    ),
+)
+"""Where the constants of this experiment come from."""
