@@ -195,8 +195,8 @@ def table(name: str, kind: str, found: Mapping[str, Runs], scale: Scale) -> Resu
     """A line a method on one set-up with one kind of network."""
     setup = SETUPS[name]
     return ResultTable.of(
-        f"Set-up {name}, {kind}: amplitude {setup.amplitude:g}, H = {setup.horizon:g}; {scale.trajectories} "
-        f"trajectories x {scale.seeds} seeds, {scale.steps} steps",
+        f"Set-up {name}, {kind}: amplitude {setup.amplitude:g}, H = {setup.horizon:g}; "
+        f"{scale.seeds * scale.trajectories} trajectories, {scale.steps} steps",
         COLUMNS,
         [row(label, found) for label in found],
         note="Errors are relative l2, averaged over five windows; standard errors over trajectories, differences "

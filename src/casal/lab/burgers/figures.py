@@ -17,7 +17,7 @@ from casal.lab.burgers.setup import MODES, POINTS, SETUPS, SITES
 from casal.lab.drawing import EXACT, FAINT, below, colour, legend_below, panels
 from casal.lab.experiment import Outcome
 
-COLOURS = {"3D-Var": "#999999", "3D-Var, constrained": "#D55E00", "unconstrained": "#B8860B"}
+COLOURS = {"3D-Var": "#999999", "3D-Var, constrained": "#D55E00", "unconstrained": "#56B4E9"}
 """Of methods that only this experiment has, or has beside others of the same colour."""
 
 PROJECTED = "projected, A+ P A"

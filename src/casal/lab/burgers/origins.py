@@ -73,7 +73,6 @@ ORIGINS = (
     _ours("time of the analysis", "the first of a cycle", "not printed; the second is compared with the forecast"),
     _paper("samples whose mean is the analysis", cycle.MEMBERS, _SET_UP),
     _paper("trajectories", _RUNS.trajectories, _SET_UP),
-    _ours("seeds of them", _RUNS.seeds, "smaller standard errors; the smaller studies have one"),
     _ours("noise of the observations", f"{setup.NOISE:g} of the amplitude", "not printed"),
     _paper("forecast", "linear and biased, the same for all methods", _SET_UP),
     _ours("its speed", cycle.SPEED, f"not printed; the truth has {_SOLVER.speed:g}"),
@@ -113,4 +112,4 @@ ORIGINS = (
     _ours("truths, chains", f"{FULL.regimes.truths}, {FULL.regimes.n}", "an exact law to compare with"),
     _ours("draws for its network", learned.DRAWS, "a prior that is nearly exact"),
 )
-"""One row for each constant. None is from a released script: the repository has none for this experiment."""
+"""One row for each constant. None is from a script: the released ones that we know are of other experiments."""
