@@ -175,9 +175,10 @@ def _invariants(drifts: Mapping[str, Mapping[str, Any]]) -> Figure:
         for key, ink in (("mass", colour("projected")), ("energy", colour("CASAL"))):
             axis.semilogy(drift["time"], np.maximum(drift[key], 1e-17), style, color=ink, label=f"{key}, set-up {name}")
     axis.axhline(1e-5, color=FAINT, linewidth=1)
-    axis.annotate("asked for: 1e-5", (0, 1e-5), textcoords="offset points", xytext=(2, 3), fontsize=8)
+    first = next(iter(drifts.values()))["time"][0]
+    axis.annotate("asked for: 1e-5", (first, 1e-5), textcoords="offset points", xytext=(2, -10), fontsize=8)
     axis.set(xlabel="time", ylabel="relative drift", title="Largest drift of the solver over all trajectories")
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, loc="center right", bbox_to_anchor=(1.0, 0.72))
     return figure
 
 
