@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from casal.lab.burgers import EXPERIMENT, METHODS
-from casal.lab.burgers.setup import SETUPS
+from casal.lab.burgers.comparison import FLOORS, PRINTED
+from casal.lab.burgers.setup import PLAIN, SETUPS, WIENER
 from casal.lab.experiment import Outcome
 
 
@@ -18,9 +19,11 @@ def quick() -> Outcome:
 
 @pytest.mark.slow
 def test_a_quick_run_has_every_method_and_keeps_mass_and_energy(quick: Outcome) -> None:
-    free = {"3D-Var", "3D-Var, 5 draws", "EnKF", "unconstrained", "penalty, tuned"}
-    for name, table in zip(SETUPS, quick.tables, strict=False):
-        assert name in table.title and [row["method"] for row in table.rows] == list(METHODS)
+    free = {FLOORS[0], "3D-Var", "3D-Var, 5 draws", "EnKF", "unconstrained", "penalty, tuned"}
+    cases = [(kind, name) for kind in (PLAIN, WIENER) for name in SETUPS]
+    for (kind, name), table in zip(cases, quick.tables, strict=False):
+        methods = METHODS if kind == WIENER else PRINTED
+        assert f"{name}, {kind}" in table.title and [row["method"] for row in table.rows] == list(methods)
         for row in table.rows:
             assert 0.0 < row["l2"] < 1.5 and row["worst_projected"] < 1e-12
             if row["method"] not in free:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from casal import CASAL, FinalProjection, Method, Projected, ddpm
 from casal.lab.burgers.conserved import errors, least_conserving
-from casal.lab.burgers.cycle import Gaussian3DVar, assimilate, diffusion, forecast, guided, kalman
+from casal.lab.burgers.cycle import PSLD, Gaussian3DVar, assimilate, diffusion, forecast, guided, kalman
 from casal.lab.burgers.scores import Scores
-from casal.lab.burgers.setup import BASIS, BETAS, DIMENSION, POINTS, SETUPS, Model, Truth, truths
+from casal.lab.burgers.setup import BASIS, BETAS, DIMENSION, POINTS, SETUPS, SITES, Model, Truth, truths
 
 
 def test_constrained_3dvar_is_the_least_of_all(sigma: Tensor) -> None:
@@ -52,7 +52,7 @@ def test_constrained_3dvar_is_the_least_of_all(sigma: Tensor) -> None:
 def test_dividing_out_the_climatology_leaves_the_kalman_posterior(sigma: Tensor) -> None:
     """N(0, diag sigma^2) times N(m', P') is N(m, P), to rounding."""
     variational = Gaussian3DVar(SETUPS["B"], sigma)
-    other, turn = variational.divided
+    other, turn = variational.divided(variational.precision)
     mean = torch.randn(4, DIMENSION, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * sigma
     precision = torch.diag(sigma.pow(-2)) + torch.linalg.inv(other)
     torch.testing.assert_close(torch.linalg.inv(precision), variational.covariance, rtol=1e-8, atol=1e-14)
@@ -89,6 +89,39 @@ def test_every_sample_of_a_cycle_is_feasible_and_in_range(method: Method[Any], m
         assert (scores.figures[key] or 0.0) < 1e-12, key
     energy = errors(scores.mean, truth.mass, truth.energy)[1].mean(0)
     assert float(energy.min()) > 1e-6  # the mean itself is not feasible
+
+
+def test_gluing_behind_a_linear_decoder_is_the_misfit_again(model: Model, truth: Truth) -> None:
+    """|D - A^+ (A D + H^+ g)| = |A^+ H^+ g|, whatever D is."""
+    variational, decoder = Gaussian3DVar(model.setup, model.sigma), model.decoder
+    D = torch.randn((len(truth), DIMENSION), generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    H = variational.seen_on_grid
+    z = decoder(D)
+    torch.testing.assert_close(z @ H.T * model.unit, (D * model.scale) @ variational.seen.T)
+    spread = (variational.observed(truth, 0) / model.unit - z @ H.T) @ torch.linalg.pinv(H).T
+    glued = D - decoder.pinv(z + spread, (DIMENSION,))
+    torch.testing.assert_close(glued, -decoder.pinv(spread, (DIMENSION,)), rtol=1e-8, atol=1e-9)
+
+
+def test_psld_comes_nearer_to_the_observations(model: Model, truth: Truth) -> None:
+    variational = Gaussian3DVar(model.setup, model.sigma)
+    seen, misses = variational.observed(truth, 0), []
+    for weight in (0.0, 300.0):
+        analyse = diffusion(model, FinalProjection(), 100, 0, psld=PSLD(weight, 0.0))
+        first = assimilate(variational, truth, analyse)[0].mean(0) @ BASIS
+        misses.append(float((first @ variational.seen.T - seen).norm()))
+    assert misses[1] < 0.7 * misses[0]
+
+
+@pytest.mark.parametrize("method", [Projected(), CASAL.algorithm2(10.0)])
+def test_strict_observations_are_met_beside_mass_and_energy(method: Method[Any], model: Model, truth: Truth) -> None:
+    variational = Gaussian3DVar(model.setup, model.sigma)
+    members = assimilate(variational, truth, diffusion(model, method, 100, 0, strict=True))
+    seen = truth.observed[::2][:, None]
+    assert float((members[..., list(SITES)] - seen).abs().max()) < 1e-12
+    assert float(torch.maximum(*errors(members, truth.mass, truth.energy)).max()) < 1e-12
+    free = assimilate(variational, truth, diffusion(model, method, 100, 0))
+    assert float((free[..., list(SITES)] - seen).abs().max()) > 1e-3
 
 
 def test_the_forecast_shifts_and_damps() -> None:

@@ -71,7 +71,24 @@ def test_states_have_the_spectrum_asked_for() -> None:
     assert float(power[1]) > 3 * float(power[2]) > 0
 
 
+def test_fields_cut_to_their_modes_keep_mass_and_energy() -> None:
+    start = random_states(4, 0.2, torch.Generator().manual_seed(4))
+    solver = Burgers(modes=20)
+    path = solver.trajectory(start, torch.linspace(1.0, 4.0, 4))
+    beyond = torch.fft.rfft(path)[..., 21:].abs().max()
+    assert float(beyond) < 1e-9 and float(torch.fft.rfft(Burgers().advance(start, 4.0))[..., 21:].abs().max()) > 1e-2
+    assert float((mass(path) - mass(start)).abs().max()) < 1e-11
+    assert float((energy(path) / energy(start) - 1).abs().max()) < 1e-7
+    assert float((u_slope := solver.slope(start)).abs().max()) > 0.1
+    assert float((start * u_slope).sum(-1).abs().max()) < 1e-12  # the cut makes no energy
+    torch.testing.assert_close(Burgers(modes=100).slope(start), Burgers().slope(start))
+
+
 def test_bad_input_is_named() -> None:
+    with pytest.raises(SettingError, match="a grid of 200 points has 100"):
+        Burgers(modes=101)
+    with pytest.raises(SettingError, match="beyond mode 5"):
+        Burgers(modes=5).advance(random_states(1, 0.2, torch.Generator().manual_seed(0)), 0.1)
     with pytest.raises(SettingError, match="step"):
         Burgers(step=0.0)
     with pytest.raises(SettingError, match="100 points, the grid 200"):

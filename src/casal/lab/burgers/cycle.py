@@ -13,6 +13,15 @@ in Fourier coefficients. The diffusion prior knows the climatology N(0, diag(sig
 
 and m' enters as an observation of x0 with covariance P': score + sqrt(abar) (P' + (1 - abar) I)^-1 (m' - x0_hat). For
 a Gaussian prior N(0, I) that is exact, and returns N(m, P).
+
+The paper has two more ways for the observations to enter (C.3):
+
+- PSLD (Rout et al. 2023, ``casal.latent_posterior``): only the background enters as a Gaussian; the observations by the
+  gradients of two norms of the denoised latent D. Our decoder is linear and our encoder its pseudo-inverse, so that
+  A^+ A = I, and the gluing term is |D - A^+ (A D + H^+ g)| = |A^+ H^+ g| with g = y - H A D: the same misfit again, in
+  a norm that weighs mode j by 1/sigma_j. It adds no information; it only counts the small modes for more.
+- strictly: the first observations of a window become equations z_k = y_k, beside mass and energy. On that set their
+  likelihood is constant, so that it may stay in the target.
 """
 
 from __future__ import annotations
@@ -21,12 +30,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from casal import PerChain, Target, sample
+from casal import Constraint, ObservedMassEnergy, PerChain, Target, latent_posterior, sample
 from casal.lab.burgers.conserved import Conserved, ConservedLatents, nearest_field
 from casal.lab.burgers.setup import BASIS, DIMENSION, MODES, NOISE, POINTS, SITES, Model, Setup, Truth
 from casal.lab.experiment import AnyMethod
@@ -102,12 +111,16 @@ class Gaussian3DVar:
         """The forecast from one window to the next."""
         return analysis @ forecast(WINDOW * self.setup.spacing, self.setup.damping).T
 
-    @cached_property
-    def divided(self) -> tuple[Tensor, Tensor]:
-        """P', and P' P^-1, which takes m to m'."""
-        other = torch.linalg.inv(self.precision - torch.diag(self.sigma.pow(-2)))
+    def divided(self, precision: Tensor) -> tuple[Tensor, Tensor]:
+        """P', and P' P^-1, which takes m to m': of the analysis (``precision``) or of the background alone."""
+        other = torch.linalg.inv(precision - torch.diag(self.sigma.pow(-2)))
         other = (other + other.T) / 2
-        return other, other @ self.precision
+        return other, other @ precision
+
+    @cached_property
+    def seen_on_grid(self) -> Tensor:
+        """Both observations of a window from its first field, (8, points): four of its values, four of the forecast."""
+        return torch.cat([torch.eye(POINTS, dtype=torch.float64)[list(SITES)], self.seen[len(SITES) :] @ BASIS.T])
 
 
 def guided(prior: Target, mean: Tensor, covariance: Tensor) -> Target:
@@ -127,8 +140,24 @@ def guided(prior: Target, mean: Tensor, covariance: Tensor) -> Target:
     return replace(prior, score=score, denoise=None, name=f"{prior.name} given an analysis")
 
 
-Analyse = Callable[[Tensor, Truth, int], Tensor]
-"""(m in coefficients (n, 19), truth, number of the window) -> fields (members, n, points)."""
+class Window(NamedTuple):
+    """What is known in a window."""
+
+    number: int  # 0 .. 4
+    background: Tensor  # b, coefficients (n, 19)
+    observed: Tensor  # y, both observations (n, 8)
+    mean: Tensor  # m, coefficients (n, 19)
+
+
+Analyse = Callable[[Window, Truth], Tensor]
+"""A window -> fields (members, n, points)."""
+
+
+class PSLD(NamedTuple):
+    """Weights of the observations and of the gluing."""
+
+    weight: float
+    gluing: float
 
 
 def diffusion(
@@ -139,27 +168,47 @@ def diffusion(
     *,
     in_latent: bool = False,  # give the method the set of latents instead of the decoder
     members: int = MEMBERS,  # samples whose mean is the analysis
+    psld: PSLD | None = None,  # let the observations enter by PSLD
+    strict: bool = False,  # let the first observations of a window be equations of the set
+    conserve: bool = True,  # mass and energy are in the set
 ) -> Analyse:
     """Members by a method of the library; all trajectories in one run, each with its own mass, energy and m'."""
     variational, prior = Gaussian3DVar(model.setup, model.sigma), model.prior(steps)
-    spread, take = variational.divided
-    inverse = 1.0 / model.scale
+    spread, take = variational.divided(variational.precision if psld is None else variational.prior_precision)
+    inverse, unit = 1.0 / model.scale, model.unit
 
-    def analyse(mean: Tensor, truth: Truth, number: int) -> Tensor:
-        chains = (mean @ take.T * inverse).repeat(members, 1)
+    def analyse(window: Window, truth: Truth) -> Tensor:
+        given = window.mean if psld is None else window.background
+        chains = (given @ take.T * inverse).repeat(members, 1)
         target = guided(prior, chains, inverse[:, None] * spread * inverse)
+        seen = window.observed.repeat(members, 1) / unit
+        if psld is not None:
+            target = latent_posterior(
+                target,
+                model.decoder,
+                lambda z: model.decoder.pinv(z, (DIMENSION,)),
+                variational.seen_on_grid,
+                seen,
+                weight=psld.weight,
+                gluing=psld.gluing,
+            )
         mass, energy, n = truth.mass.repeat(members), truth.energy.repeat(members), members * len(truth)
         # In float64, so that z is in the range of the decoder to the last digit; the network stays in float32.
         # In one tile, because the score of ``guided`` knows its chains by their place.
-        options: dict[str, Any] = {"seed": seed * CYCLES + number, "tile": n, "threads": 1, "dtype": torch.float64}
+        options: dict[str, Any] = {"seed": seed * CYCLES + window.number, "tile": n, "threads": 1}
+        options["dtype"] = torch.float64
         if in_latent:
             latents = ConservedLatents(model.scale, PerChain(mass), PerChain(energy), POINTS)
             x = sample(target, latents, method, n, **options).samples
             fields = (x * model.scale) @ BASIS.T
         else:
-            inside = Conserved(PerChain(mass / model.unit), PerChain(energy / model.unit**2))
+            inside: Constraint = Conserved(PerChain(mass / unit), PerChain(energy / unit**2))
+            if strict:
+                values = PerChain(seen[:, : len(SITES)])
+                known = (PerChain(mass / unit), PerChain(energy / unit**2)) if conserve else ()
+                inside = ObservedMassEnergy(SITES, values, *known)
             z = sample(target, inside, method, n, decoder=model.decoder, **options).samples
-            fields = z * model.unit
+            fields = z * unit
         return fields.reshape(members, len(truth), POINTS)
 
     return analyse
@@ -170,8 +219,9 @@ def assimilate(variational: Gaussian3DVar, truth: Truth, analyse: Analyse) -> Te
     background = torch.zeros((len(truth), DIMENSION), dtype=torch.float64)
     windows = []
     for number in range(CYCLES):
-        mean = variational.mean(background, variational.observed(truth, number))
-        members = analyse(mean, truth, number)
+        observed = variational.observed(truth, number)
+        window = Window(number, background, observed, variational.mean(background, observed))
+        members = analyse(window, truth)
         windows.append(members)
         background = variational.next_background(members.mean(0) @ BASIS)
     return torch.stack(windows)

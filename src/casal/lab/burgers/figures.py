@@ -9,14 +9,20 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
+from casal.lab.burgers.comparison import FLOORS
 from casal.lab.burgers.cycle import WINDOW
-from casal.lab.burgers.scores import analysed, power
-from casal.lab.burgers.setup import MODES, POINTS, SITES
+from casal.lab.burgers.observed import STRICT
+from casal.lab.burgers.scores import SPECTRUM, analysed, power
+from casal.lab.burgers.setup import MODES, POINTS, SETUPS, SITES
 from casal.lab.drawing import EXACT, FAINT, below, colour, legend_below, panels
 from casal.lab.experiment import Outcome
 
-COLOURS = {"3D-Var": "#999999", "3D-Var, constrained": "#D55E00", "unconstrained": "#B8860B"}
+COLOURS = {"3D-Var": "#999999", "3D-Var, constrained": "#D55E00", "unconstrained": "#56B4E9"}
 """Of methods that only this experiment has, or has beside others of the same colour."""
+
+PROJECTED = "projected, A+ P A"
+LEAST = 1e-9
+"""Share of the largest power below which a mode counts as empty."""
 
 LAST = 4
 """The window whose states are shown."""
@@ -65,34 +71,61 @@ def _states(data: Mapping[str, Any]) -> Figure:
 
 
 def _errors(data: Mapping[str, Any]) -> Figure:
-    """Relative error over the windows."""
-    figure, axes = panels(1, len(data["runs"]), 4.2 * len(data["runs"]), 3.2)
-    for axis, (name, runs) in zip(axes[0], data["runs"].items(), strict=True):
+    """Figure 3 right of the paper: relative error and violation of the constraint over time."""
+    names = list(data["runs"])
+    figure, axes = panels(2, len(names), 4.4 * len(names), 5.4, sharex="col", sharey="row")
+    for column, (name, runs) in enumerate(data["runs"].items()):
+        times = SETUPS[name].times[::WINDOW].numpy()
+        floor = runs.get(FLOORS[0])
+        if floor is not None:
+            axes[0][column].plot(times, floor.curve.mean(1), "--", color=EXACT, linewidth=1, label="floor, 10 modes")
         for label in data["shown"]:
-            curve = runs[label].curve
-            mean, error = curve.mean(1).numpy(), curve.std(1).numpy() / np.sqrt(curve.shape[1])
-            windows = np.arange(1, len(mean) + 1)
-            axis.plot(windows, mean, "o-", color=_ink(label), markersize=3, label=label)
-            axis.fill_between(windows, mean - error, mean + error, color=_ink(label), alpha=0.12, linewidth=0)
-        axis.set(title=f"set-up {name}", xlabel="window", ylabel="relative error of the mean", xticks=windows)
-    legend_below(figure, axes[0][0], 3)
-    figure.suptitle("Error of the analysis as windows go by (band: one standard error)")
+            mean, error = _band(runs[label].curve)
+            axes[0][column].plot(times, mean, "o-", color=_ink(label), markersize=3, label=label)
+            axes[0][column].fill_between(times, mean - error, mean + error, color=_ink(label), alpha=0.12, linewidth=0)
+            member, _ = _band(runs[label].violation)
+            whole, _ = _band(runs[label].first.violation_of_mean)
+            axes[1][column].semilogy(times, np.maximum(member, 1e-17), "o-", color=_ink(label), markersize=3)
+            axes[1][column].semilogy(times, np.maximum(whole, 1e-17), ":", color=_ink(label), linewidth=1.2)
+        axes[0][column].set(title=f"set-up {name}")
+    axes[0][0].set_ylabel("relative error of the mean")
+    axes[1][0].set_ylabel("violation of mass and energy")
+    below(axes, "time")
+    legend_below(figure, axes[0][0], 4)
+    figure.suptitle("Error and violation over time (band: one standard error; solid: members, dotted: their mean)")
     return figure
 
 
+def _band(curve: Any) -> tuple[Any, Any]:
+    """Mean over trajectories of (5, n), and its standard error."""
+    return curve.mean(1).numpy(), curve.std(1).numpy() / np.sqrt(curve.shape[1])
+
+
 def _spectra(data: Mapping[str, Any]) -> Figure:
-    """Power of the members in the last window over that of the truth, mode by mode."""
-    figure, axes = panels(1, len(data["runs"]), 4.2 * len(data["runs"]), 3.2)
-    modes = np.arange(1, MODES)
+    """Power spectra of the members in the last window beside the truth's; the modes beyond the latent are shaded."""
+    names = list(data["runs"])
+    figure, axes = panels(1, len(names), 4.8 * len(names), 4.0, sharey=True)
+    modes = np.arange(1, SPECTRUM)
     for axis, (name, runs) in zip(axes[0], data["runs"].items(), strict=True):
-        axis.axhline(1.0, color=EXACT, linewidth=0.8)
-        for label in data["shown"]:
-            scores = runs[label].first
-            ratio = (scores.spectrum / power(analysed(scores.truth)[-1]))[1:MODES]
-            axis.plot(modes, ratio, "o-", color=_ink(label), markersize=3, label=label)
-        axis.set(title=f"set-up {name}", xlabel="mode", ylabel="power / the truth's", yscale="log", xticks=modes)
-    legend_below(figure, axes[0][0], 3)
-    figure.suptitle("Spectrum of the members in the last window")
+        lines = {label: (runs[label].first.spectrum, "-") for label in data["shown"]}
+        for label in (PROJECTED, "Algorithm 2") if "observed" in data else ():
+            lines[f"{label}, strict observations"] = (data["observed"][name][STRICT, label].spectrum, "--")
+        axis.axvspan(MODES - 0.5, SPECTRUM, color=FAINT, alpha=0.25, linewidth=0)
+        truth = power(analysed(next(iter(runs.values())).first.truth)[-1]) if runs else None
+        if truth is not None:
+            lines = {"truth": (truth, "-"), **lines}
+        for label, (each, style) in lines.items():
+            ink = EXACT if label == "truth" else _ink(label.removesuffix(", strict observations"))
+            mean = each.mean(0)[1:].numpy()
+            error = each.std(0)[1:].numpy() / np.sqrt(len(each))
+            inside = mean > LEAST * mean.max()
+            axis.semilogy(modes[inside], mean[inside], style, color=ink, label=label, linewidth=1.2)
+            low, high = np.maximum(mean - error, 0.5 * mean)[inside], (mean + error)[inside]
+            axis.fill_between(modes[inside], low, high, color=ink, alpha=0.12, linewidth=0)
+        axis.set(title=f"set-up {name}", xlabel="mode", xlim=(0.5, SPECTRUM - 1))
+    axes[0][0].set_ylabel("power")
+    legend_below(figure, axes[0][0], 4)
+    figure.suptitle("Power of a member in the last window (band: one standard error; shaded: beyond the latent)")
     return figure
 
 
@@ -142,9 +175,10 @@ def _invariants(drifts: Mapping[str, Mapping[str, Any]]) -> Figure:
         for key, ink in (("mass", colour("projected")), ("energy", colour("CASAL"))):
             axis.semilogy(drift["time"], np.maximum(drift[key], 1e-17), style, color=ink, label=f"{key}, set-up {name}")
     axis.axhline(1e-5, color=FAINT, linewidth=1)
-    axis.annotate("asked for: 1e-5", (0, 1e-5), textcoords="offset points", xytext=(2, 3), fontsize=8)
+    first = next(iter(drifts.values()))["time"][0]
+    axis.annotate("asked for: 1e-5", (first, 1e-5), textcoords="offset points", xytext=(2, -10), fontsize=8)
     axis.set(xlabel="time", ylabel="relative drift", title="Largest drift of the solver over all trajectories")
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, loc="center right", bbox_to_anchor=(1.0, 0.72))
     return figure
 
 

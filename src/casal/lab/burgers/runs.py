@@ -4,34 +4,58 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from casal import CASAL
-from casal.lab.burgers import regime_runs
-from casal.lab.burgers.claims import claims, regime_claims
-from casal.lab.burgers.comparison import DIFFUSION, METHODS, RHO, Runs, Scale, compare, difference, scores, table
-from casal.lab.burgers.cycle import CYCLES, WINDOW, forecast
+from casal.lab.burgers import cost, observed, regime_runs
+from casal.lab.burgers.claims import published, regime_targets, targets
+from casal.lab.burgers.comparison import (
+    DIFFUSION,
+    METHODS,
+    PRINTED,
+    RHO,
+    TUNED,
+    Runs,
+    Scale,
+    compare,
+    difference,
+    scores,
+    table,
+)
+from casal.lab.burgers.cycle import CYCLES, MEMBERS, WINDOW, forecast
 from casal.lab.burgers.learned import Training as RegimeTraining
-from casal.lab.burgers.scores import average
-from casal.lab.burgers.setup import BASIS, POINTS, SETUPS, Model, Setup, Training, Truth, joined, model, truths
+from casal.lab.burgers.scores import Scores, average
+from casal.lab.burgers.setup import (
+    BASIS,
+    PLAIN,
+    POINTS,
+    SETUPS,
+    SOLVER,
+    WIENER,
+    Model,
+    Setup,
+    Training,
+    Truth,
+    joined,
+    model,
+    truths,
+)
 from casal.lab.experiment import Array, Claim, Outcome, ResultTable, Tell, stamp, with_error
-from casal.lab.physics.burgers import Burgers, energy, mass, random_states
+from casal.lab.physics.burgers import energy, mass, random_states
 
-SHOWN = ("3D-Var", "3D-Var, constrained", "unconstrained", "projected, A+ P A", "Algorithm 2", "CASAL")
-"""Methods of the pictures of single trajectories, those of them that were run."""
-
-EXAMPLE = 1
-"""The trajectory they show."""
+SHOWN = ("3D-Var", "3D-Var, constrained", "unconstrained", TUNED[0], "projected, A+ P A", "Algorithm 2", "CASAL")
+"""Methods of the pictures, those of them that were run with the paper's network."""
 
 SIGMAS = (0.0, 1.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 """The paper's starts of lambda."""
 
 PAPER = {0.0: 0.56, 1.0: 0.56, 5.0: 0.56, 10.0: 0.57, 20.0: 0.58, 50.0: 0.79, 100.0: 1.34}
-GLOBAL = ("unconstrained", "final projection", "projected, A+ P A", "CASAL")
+GLOBAL = ("unconstrained", "final projection", "projected, A+ P A", "Algorithm 2", "CASAL")
 FRAMES = 80
 """Moments of a Hovmoeller picture."""
 
@@ -41,8 +65,11 @@ class Size(NamedTuple):
 
     runs: Scale  # of the comparison on A and B
     training: Training  # of the networks
-    some: int  # trajectories of the smaller studies: one scale, start of lambda, more members
+    some: int  # trajectories of the smaller studies: how observations enter, one scale, more members
+    chains: int  # of the start of lambda
     sigmas: Sequence[float]  # starts of lambda
+    psld: int  # every how manyth setting of PSLD is tried
+    rounds: int  # of the cost table
     members: Sequence[int]  # members of CASAL beside constrained 3D-Var
     regimes: regime_runs.Scale  # of set-up C
     solver: int  # trajectories whose invariants are followed
@@ -50,8 +77,8 @@ class Size(NamedTuple):
 
 _FULL = regime_runs.Scale(40, 400, 200, 400, 6, 1, 20_000, RegimeTraining(10_000, 20_000, 400))
 _QUICK = regime_runs.Scale(3, 100, 50, 60, 1, 7, 1000, RegimeTraining(500, 2000, 60))
-FULL = Size(Scale(50, 3, 2, 1000, 10, 1), Training(), 50, SIGMAS, (5, 20, 80), _FULL, 50)
-QUICK = Size(Scale(6, 1, 1, 100, 3, 6), Training(100, 150, None), 4, (0.0, 10.0, 100.0), (5, 10), _QUICK, 3)
+FULL = Size(Scale(50, 1, 1, 1000, 10, 1), Training(), 50, 100, SIGMAS, 1, 10, (5, 20, 80), _FULL, 50)
+QUICK = Size(Scale(6, 1, 1, 100, 3, 4), Training(100, 150, None), 4, 20, (0.0, 10.0, 100.0), 4, 1, (5, 10), _QUICK, 3)
 
 
 @stamp
@@ -60,59 +87,90 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
     size = QUICK if quick else FULL
     scale, chosen = size.runs, [label for label in METHODS if labels is None or label in labels]
     tables: list[ResultTable] = []
-    found: dict[str, dict[str, Runs]] = {}
-    models: dict[str, list[Model]] = {}
+    found: dict[str, dict[str, dict[str, Runs]]] = {PLAIN: {}, WIENER: {}}
+    models: dict[str, dict[str, Model]] = {PLAIN: {}, WIENER: {}}
     every: dict[str, Truth] = {}
-    for name, setup in SETUPS.items():
-        tell(f"set-up {name}: networks (trained now unless cached) and truths")
-        models[name] = [model(setup, size.training, seed) for seed in range(scale.networks)]
+    for (kind, runs), (name, setup) in product(found.items(), SETUPS.items()):
+        tell(f"set-up {name}, {kind}: networks (trained now unless cached) and truths")
+        several = [model(setup, size.training, seed, kind=kind) for seed in range(scale.networks)]
+        models[kind][name] = several[0]
         every[name] = joined([truths(setup, scale.trajectories, seed) for seed in range(scale.seeds)])
-        found[name] = compare(models[name], every[name], chosen, scale, tell)
-        tables.append(table(name, found[name], scale))
-    shown = [label for label in SHOWN if label in found["A"]]
-    data: dict[str, Any] = {"runs": found, "shown": shown, "example": EXAMPLE, "along": {}, "hovmoeller": {}}
+        runs[name] = compare(several, every[name], [x for x in chosen if kind == WIENER or x in PRINTED], scale, tell)
+        if runs[name]:
+            tables.append(table(name, kind, runs[name], scale))
+    printed = found[PLAIN]
+    shown = [label for label in SHOWN if label in printed["A"]]
+    which = typical(printed, shown)
+    data: dict[str, Any] = {"runs": printed, "shown": shown, "example": which, "along": {}, "hovmoeller": {}}
     data["invariants"] = invariants(size.solver)
-    for name, runs in found.items():
-        data["along"][name] = {label: along(SETUPS[name], runs[label], EXAMPLE) for label in shown}
-        data["hovmoeller"][name] = hovmoeller(SETUPS[name], runs, shown, EXAMPLE)
+    for name, each in printed.items():
+        data["along"][name] = {label: along(SETUPS[name], each[label], which) for label in shown}
+        if shown:
+            data["hovmoeller"][name] = hovmoeller(SETUPS[name], each, shown, which)
     verdicts: list[Claim] = []
     if labels is None:
-        firsts, some = [each[0] for each in models.values()], {name: t.first(size.some) for name, t in every.items()}
-        members = more_members(models, some, found, scale.steps, size.members, tell)
+        some = {name: t.first(size.some) for name, t in every.items()}
+        data["observed"], weights = {}, dict[str, observed.Weights]()
+        for name, net in models[PLAIN].items():
+            weights[name] = observed.tuned(net, scale.steps, scale.tuning, size.psld, tell)
+            entered = observed.compare(net, some[name], printed[name], scale.steps, weights[name], tell)
+            data["observed"][name] = entered
+        tell("cost of a step")
+        costs, ratios = cost.measure(models[PLAIN]["A"], some["A"], max(100, scale.steps // 5), size.rounds)
+        begun = starts(models[PLAIN]["A"], every["A"].first(size.chains // MEMBERS), scale.steps, size.sigmas, tell)
+        members = more_members(models[WIENER], some, found[WIENER], scale.steps, size.members, tell)
         flat = {
             name: compare([model(setup, size.training, 0, per_mode=False)], some[name], GLOBAL, scale, tell)
             for name, setup in SETUPS.items()
         }
-        begun = starts(firsts[0], some["A"], scale.steps, size.sigmas, tell)
         more, data["regimes"], data["learned"] = regime_runs.run(size.regimes, tell)
-        tables += [networks(firsts), members, one_scale(flat, some), begun, *more]
+        tables += [observed.table(data["observed"], weights), costs, begun, networks(models)]
+        tables += [members, one_scale(flat, some), *more]
         if not quick:
             verdicts = [
-                *claims(found, firsts, members.rows),
-                *regime_claims("Set-up C", data["regimes"]),
-                *regime_claims("Set-up C, learned prior", data["learned"]),
+                *published(printed, data["observed"], ratios, begun.rows),
+                *targets(found[WIENER], list(models[WIENER].values()), members.rows),
+                *regime_targets("Set-up C", data["regimes"]),
+                *regime_targets("Set-up C, learned prior", data["learned"]),
             ]
     return Outcome("burgers", tables, verdicts, data, {"quick": quick, **scale._asdict()})
 
 
 def starts(model: Model, truth: Truth, steps: int, sigmas: Sequence[float], tell: Tell) -> ResultTable:
-    """lambda ~ N(0, sigma^2) at the start, mu = lambda / rho: the paper's Algorithm 2 and the full z-step."""
-    rows = []
+    """lambda ~ N(0, sigma^2) at the start, mu = lambda / rho: the paper's Algorithm 2 and the full z-step.
+
+    sigma has the unit of rho times the field. The paper does not give it: here a field has the root mean square 1
+    ("field"), or the decoder the norm 1 ("decoder"), in which a field has about 0.1.
+    """
+    unit = model.setup.amplitude * math.sqrt(2.0) / model.unit  # a field has mean and fluctuation of this amplitude
+    rows, first = [], dict[str, Scores]()
     for sigma in sigmas:
-        line: dict[str, Any] = {"sigma": f"{sigma:g}", "paper": PAPER[sigma]}
-        for key, method in (
-            ("printed", CASAL(RHO, "tau", "damped", "explicit", step_size="paper", dual_init=sigma / RHO)),
-            ("full", CASAL(RHO, "tau", dual_init=sigma / RHO)),
-            ("admm", CASAL(RHO, "admm", dual_init=sigma / RHO)),
+        line: dict[str, Any] = {"sigma": f"{sigma:g}", "paper": PAPER[sigma], "growth": PAPER[sigma] / PAPER[0.0]}
+        for key, plain, size in (
+            ("printed", DIFFUSION["Algorithm 2"][0], unit),
+            ("decoder", DIFFUSION["Algorithm 2"][0], 1.0),
+            ("full", DIFFUSION["CASAL"][0], unit),
+            ("admm", DIFFUSION["CASAL, dual 1"][0], unit),
         ):
             tell(f"set-up {model.setup.name}: start of lambda {sigma:g}, {key}")
-            line |= with_error(key, *average(scores(model, truth, steps, method).l2))
+            method = replace(cast(CASAL, plain), dual_init=size * sigma / RHO)
+            found = scores(model, truth, steps, method)
+            line |= with_error(key, *average(found.l2))
+            if key == "printed":
+                base = first.setdefault(key, found)
+                line |= with_error("gap", *average(found.l2 - base.l2))
+                line["ratio"] = float(found.l2.mean() / base.l2.mean())
         rows.append(line)
     return ResultTable.of(
-        f"Start of lambda, set-up {model.setup.name}: relative error, {len(truth)} trajectories",
-        "sigma: sigma of lambda | printed: Algorithm 2, .3f | full: CASAL, .3f | admm: CASAL, dual 1, .3f | paper, .2f",
+        f"Start of lambda, set-up {model.setup.name}, the paper's network: relative error, "
+        f"{MEMBERS * len(truth)} chains",
+        "sigma: sigma of lambda | paper, .2f | printed: Algorithm 2, .3f | growth: paper: over sigma = 0, .2f | "
+        "ratio: Algorithm 2: over sigma = 0, .2f | gap: minus sigma = 0, +.3f | "
+        "decoder: Algorithm 2 where the decoder has norm 1, .3f | full: CASAL, .3f | admm: CASAL, dual 1, .3f",
         rows,
-        note="The paper's own problem has other constants; what can be compared is how the error grows with sigma.",
+        note="sigma has the unit of the field, which the paper does not give. It is in units of the root mean square "
+        f"of a field, but in one column in units in which the decoder has norm 1 and a field {unit:.2f}. Errors have "
+        "other sizes than the paper's because its problem has other constants; what can be compared is the growth.",
     )
 
 
@@ -134,7 +192,7 @@ def one_scale(found: Mapping[str, Mapping[str, Runs]], truths: Mapping[str, Trut
 
 
 def more_members(
-    models: Mapping[str, Sequence[Model]],
+    models: Mapping[str, Model],
     truths: Mapping[str, Truth],
     found: Mapping[str, Mapping[str, Runs]],
     steps: int,
@@ -146,7 +204,7 @@ def more_members(
     for name, size in product(truths, sizes):
         tell(f"set-up {name}: CASAL, {size} members")
         line: dict[str, Any] = {"setup": name, "members": size}
-        ours = scores(models[name][0], truths[name], steps, DIFFUSION["CASAL"][0], members=size)
+        ours = scores(models[name], truths[name], steps, DIFFUSION["CASAL"][0], members=size)
         theirs = found[name]["3D-Var, constrained"].values["l2"][0, : len(truths[name])]
         for key, error in (("l2", ours.l2), ("l2_projected", ours.l2_projected)):
             line |= with_error(key, *average(error)) | with_error(f"gap {key}", *average(error - theirs))
@@ -160,29 +218,36 @@ def more_members(
     )
 
 
-def networks(models: Sequence[Model]) -> ResultTable:
+def networks(models: Mapping[str, Mapping[str, Model]]) -> ResultTable:
     """Held-out losses of the networks beside those of the Gaussian score, per noise level."""
-    levels = models[0].losses.levels.tolist()
+    every = {f"{name}, {kind}": each for kind, named in models.items() for name, each in named.items()}
     rows = []
-    for k, t in enumerate(levels):
+    for k, t in enumerate(next(iter(every.values())).losses.levels.tolist()):
         line: dict[str, Any] = {"t": f"{t:.0f}"}
-        for each in models:
-            name, losses = each.setup.name, each.losses
-            line |= with_error(name, float(losses.ratio[k]), float(losses.ratio_error[k]))
-            line[f"loss {name}"] = float(losses.network[k])
+        for title, each in every.items():
+            line |= with_error(title, float(each.losses.ratio[k]), float(each.losses.ratio_error[k]))
+            line[f"loss {each.setup.name}"] = float(each.losses.gaussian[k])
         rows.append(line)
-    names = [each.setup.name for each in models]
     return ResultTable.of(
         "Held-out loss of the noise predictor over that of the Gaussian score of the same latent",
         (
             "t: step t",
-            *(f"{name}: {name}: network / Gaussian, .4f" for name in names),
-            *(f"loss {name}: {name}: loss, .4f" for name in names),
+            *(f"{title}, .4f" for title in every),
+            *(f"loss {name}: {name}: loss of the Gaussian, .4f" for name in SETUPS),
         ),
         rows,
-        note="Below 1 the network knows more than mean and covariance. The network is a correction of the Gaussian "
-        "score that vanishes where noise is all there is: there the ratio is 1.",
+        note="Below 1 the network knows more than mean and covariance. Ours is a correction of the Gaussian score that "
+        "vanishes where noise is all there is: there the ratio is 1.",
     )
+
+
+def typical(found: Mapping[str, Mapping[str, Runs]], labels: Sequence[str]) -> int:
+    """The trajectory that single pictures show: that of median error, of all these methods and set-ups together."""
+    parts = [runs[label].values["l2"].mean(0) for runs in found.values() for label in labels]
+    if not parts:
+        return 0
+    error = torch.stack(parts).mean(0)
+    return int((error - error.median()).abs().argmin())
 
 
 def along(setup: Setup, runs: Runs, which: int) -> dict[str, Array]:
@@ -208,7 +273,7 @@ def hovmoeller(setup: Setup, found: Mapping[str, Runs], labels: Sequence[str], w
     """u(x, t) of the truth and of analyses carried on by the forecast, (frames, points)."""
     truth = next(iter(found.values())).first.truth
     times = (torch.arange(FRAMES, dtype=torch.float64) + 1.0) * (setup.horizon / FRAMES)
-    pictures = {"truth": Burgers(POINTS).trajectory(truth.initial[which], times).numpy()}
+    pictures = {"truth": SOLVER.trajectory(truth.initial[which], times).numpy()}
     for label in labels:
         rows = []
         for time in times.tolist():
@@ -226,7 +291,7 @@ def invariants(n: int) -> dict[str, dict[str, Array]]:
     for name, setup in SETUPS.items():
         initial = random_states(n, setup.amplitude, torch.Generator().manual_seed(0), points=POINTS)
         times = torch.linspace(0.0, setup.horizon, 21, dtype=torch.float64)[1:]
-        fields = Burgers(POINTS).trajectory(initial, times)
+        fields = SOLVER.trajectory(initial, times)
         scale = (POINTS * energy(initial)).sqrt()
         drifts[name] = {
             "time": times.numpy(),

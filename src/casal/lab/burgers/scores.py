@@ -11,10 +11,13 @@ from torch import Tensor
 
 from casal.lab.burgers.conserved import errors, nearest_field
 from casal.lab.burgers.cycle import CYCLES, WINDOW
-from casal.lab.burgers.setup import BASIS, MODES, Truth
+from casal.lab.burgers.setup import BASIS, FIELD_MODES, MODES, POINTS, SOLVER, Truth
 
-SPECTRUM = 2 * MODES
-"""Modes 0 .. 19 are looked at, twice as many as the latent has."""
+SPECTRUM = 2 * FIELD_MODES + 1
+"""Modes 0 .. 40 are looked at, twice as many as the data have."""
+
+HIGH = slice(MODES - MODES // 3, MODES)
+"""The highest third of the modes of the latent: 7, 8, 9."""
 
 
 def analysed(truth: Truth) -> Tensor:
@@ -45,6 +48,16 @@ class Scores:
         """|mean - u| / |u|, (5, n)."""
         return _relative(self.mean, analysed(self.truth))
 
+    @cached_property
+    def violation(self) -> Tensor:
+        """sqrt(mass error^2 + energy error^2), both relative, of a member on average, (5, n)."""
+        return _violation(self.members, self.truth).mean(1)
+
+    @cached_property
+    def violation_of_mean(self) -> Tensor:
+        """The same of the mean of the members, (5, n)."""
+        return _violation(self.mean, self.truth)
+
     @property
     def l2(self) -> Tensor:
         """Relative error of the mean of the members."""
@@ -74,8 +87,20 @@ class Scores:
 
     @cached_property
     def spectrum(self) -> Tensor:
-        """Mean power of modes 0 .. 19 of the members in the last window."""
-        return power(self.members[-1])
+        """Power of modes 0 .. 40 of a member in the last window, (n, 41)."""
+        return power(self.members[-1]).mean(0)
+
+    @cached_property
+    def high(self) -> Tensor:
+        """Power in the highest third of the latent's modes over the truth's: its log10, trajectory by trajectory.
+
+        (n, 2): power of a member and of the truth, in all windows together. ``log_ratio`` makes a number of them.
+        """
+        return torch.stack([power(u)[..., HIGH].sum(-1).mean((0, 1)) for u in (self.members, self._exact)], dim=1)
+
+    @property
+    def _exact(self) -> Tensor:
+        return analysed(self.truth)[:, None]
 
     @cached_property
     def figures(self) -> dict[str, float | None]:
@@ -83,14 +108,17 @@ class Scores:
 
         Relative errors of mass and energy of a member on average, and of the energy of the mean; the largest violation
         of any member and of any re-projected mean; the largest |z - F F^T z| / |z|; spread / skill, which is
-        sqrt((1 + 1/m) mean variance) / root mean square error of the mean, 1 for a calibrated ensemble; and the mean
-        over modes 1 .. 9 of |log10 (power / true power)| in the last window.
+        sqrt((1 + 1/m) mean variance) / root mean square error of the mean, 1 for a calibrated ensemble; the mean over
+        modes 1 .. 9 of |log10 (power / true power)| in the last window; log10 of the power in modes 7 to 9 over the
+        truth's, with its standard error; and the share of the energy beyond mode 20, where no truth has any.
         """
         truth, m = self.truth, self.members.shape[1]
         mass, energy = errors(self.members, truth.mass, truth.energy)
         off = self.members - (self.members @ BASIS) @ BASIS.T
         skill = float((self.mean - analysed(truth)).square().mean())
-        ratio = self.spectrum / power(analysed(truth)[-1])
+        ratio = self.spectrum.mean(0) / power(analysed(truth)[-1]).mean(0)
+        beyond = 1.0 - SOLVER.cut(self.members).square().sum(-1) / self.members.square().sum(-1)
+        high, error = log_ratio(self.high[:, 0], self.high[:, 1])
         return {
             "member_mass": float(mass.mean((0, 1)).mean()),
             "member_energy": float(energy.mean((0, 1)).mean()),
@@ -100,6 +128,9 @@ class Scores:
             "out_of_range": float((_length(off) / _length(self.members)).max()),
             "spread_skill": math.sqrt(float(self.members.var(1).mean()) * (1 + 1 / m) / skill) if m > 1 else None,
             "spectrum": float(ratio[1:MODES].log10().abs().mean()),
+            "high": high,
+            "high_se": error,
+            "beyond": max(0.0, float(beyond.mean())),
         }
 
 
@@ -116,7 +147,16 @@ def _relative(u: Tensor, exact: Tensor) -> Tensor:
     return _length(u - exact) / _length(exact)
 
 
+def _violation(fields: Tensor, truth: Truth) -> Tensor:
+    return torch.hypot(*errors(fields, truth.mass, truth.energy))
+
+
 def power(fields: Tensor) -> Tensor:
-    """Mean of |rfft|^2 / N over all fields, modes 0 .. 19."""
-    spectrum = torch.fft.rfft(fields)[..., :SPECTRUM].abs().square() / fields.shape[-1]
-    return spectrum.reshape(-1, SPECTRUM).mean(0)
+    """|rfft|^2 / N of fields (..., points), modes 0 .. 40."""
+    return torch.fft.rfft(fields)[..., :SPECTRUM].abs().square() / POINTS
+
+
+def log_ratio(one: Tensor, other: Tensor) -> tuple[float, float]:
+    """log10 of (mean of one / mean of other), both (n,) and paired, and its standard error (delta method)."""
+    share = one / one.mean() - other / other.mean()
+    return float((one.mean() / other.mean()).log10()), float(share.std() / math.sqrt(len(one)) / math.log(10))

@@ -1,5 +1,7 @@
 """Set-ups of the Burgers experiment: truths, the Fourier latent, its decoder, the trained networks.
 
+Truths have 20 Fourier modes, as the paper says: the equation is cut to them, which keeps mass and energy.
+
 A field u on N = 200 points has Fourier coefficients c = F^T u, modes 0 .. 9, 19 real numbers. The network works on
 x_j = c_j / sigma_j, each standardised by its size in the training data; the decoder is A = F diag(sigma_j / s0) with
 s0 = max sigma_j, so that |A| = 1 and A x = u / s0.
@@ -17,13 +19,21 @@ from torch import Tensor, nn
 from casal import Fourier, Target, ddpm
 from casal.lab.artifacts import network, points
 from casal.lab.laws.families import BETAS
-from casal.lab.nets import Gaussian, LevelLosses, WienerMLP, compare_ddpm, train_ddpm
+from casal.lab.nets import MLP, Gaussian, LevelLosses, WienerMLP, compare_ddpm, train_ddpm
 from casal.lab.physics.burgers import Burgers, energy, mass, random_states
 
 POINTS = 200
+FIELD_MODES = 20
+"""Modes of the data beside the mean; the paper works in Fourier space with the first 20."""
+
 MODES = 10
+"""Modes of the latent, the mean among them."""
+
 DIMENSION = 2 * MODES - 1
 TIMES = 10
+RECORDED, SNAPSHOTS = 4.0, 10
+"""Time units of a training trajectory, and how often it is recorded. Assimilation goes on for twice as long."""
+
 SITES = (0, 50, 100, 150)
 NOISE = 0.1
 """Standard deviation of the observations, in units of the amplitude."""
@@ -55,8 +65,13 @@ class Setup:
         return torch.arange(1, TIMES + 1, dtype=torch.float64) * self.spacing
 
 
-SETUPS = {"A": Setup("A", 0.05, 8.0, 0.15), "B": Setup("B", 0.2, 4.0, 0.30)}
-"""B is rich in shocks."""
+SETUPS = {"A": Setup("A", 0.05, 8.0, 0.15), "B": Setup("B", 0.1, 8.0, 0.15)}
+"""The paper does not give the amplitude; B is steep and rich in shocks. All else is the same."""
+
+PLAIN, WIENER = "the paper's network", "our network"
+"""Kinds of networks: the MLP alone, or the same MLP as a correction of the Gaussian score."""
+
+SOLVER = Burgers(POINTS, modes=FIELD_MODES)
 
 
 class Training(NamedTuple):
@@ -88,7 +103,7 @@ def truths(setup: Setup, n: int, seed: int) -> Truth:
     """n trajectories with their observations."""
     generator = torch.Generator().manual_seed(seed)
     initial = random_states(n, setup.amplitude, generator, points=POINTS)
-    fields = Burgers(POINTS).trajectory(initial, setup.times)
+    fields = SOLVER.trajectory(initial, setup.times)
     noise = torch.randn((TIMES, n, len(SITES)), generator=generator, dtype=torch.float64)
     observed = fields[:, :, list(SITES)] + NOISE * setup.amplitude * noise
     return Truth(initial, fields, observed, mass(initial), energy(initial))
@@ -105,9 +120,10 @@ def climatology(setup: Setup, trajectories: int, seed: int) -> Tensor:
 
     def make() -> Tensor:
         initial = random_states(trajectories, setup.amplitude, torch.Generator().manual_seed(seed), points=POINTS)
-        return (Burgers(POINTS).trajectory(initial, setup.times) @ BASIS).reshape(-1, DIMENSION)
+        times = torch.arange(1, SNAPSHOTS + 1, dtype=torch.float64) * (RECORDED / SNAPSHOTS)
+        return (SOLVER.trajectory(initial, times) @ BASIS).reshape(-1, DIMENSION)
 
-    return points(f"burgers_{setup.name}_{trajectories}_{seed}", make)
+    return points(f"burgers_20modes_{setup.amplitude:g}_{trajectories}_{seed}", make)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,8 +151,8 @@ class Model:
         return ddpm(self.net, BETAS, shape=DIMENSION, steps=steps)
 
 
-def model(setup: Setup, training: Training, seed: int, *, per_mode: bool = True) -> Model:
-    """The trained model, from the cache or trained now: the paper's MLP as a correction of the Gaussian score.
+def model(setup: Setup, training: Training, seed: int, *, kind: str = WIENER, per_mode: bool = True) -> Model:
+    """The trained model, from the cache or trained now: the paper's MLP, alone or as a correction of a Gaussian score.
 
     Every coefficient is standardised by itself (``per_mode``), or all by one number.
     """
@@ -147,11 +163,13 @@ def model(setup: Setup, training: Training, seed: int, *, per_mode: bool = True)
     x, held_out = (data / scale).float(), (fresh / scale).float()
 
     def train() -> nn.Module:
-        net = WienerMLP.fit(x, BETAS, seed=seed)
+        net = MLP(DIMENSION, seed=seed) if kind == PLAIN else WienerMLP.fit(x, BETAS, seed=seed)
         epochs, ema = training.epochs, training.ema
         train_ddpm(net, x, BETAS.float(), epochs=epochs, ema=ema, seed=seed, held_out=held_out, progress=False)
         return net
 
-    kind = "mode" if per_mode else "global"
-    net = network(f"burgers_wiener_{setup.name}_{training.trajectories}_{training.epochs}_{kind}_{seed}", train)
+    scaled = "mode" if per_mode else "global"
+    word = "mlp" if kind == PLAIN else "wiener"
+    name = f"burgers_20modes_{word}_{setup.amplitude:g}_{training.trajectories}_{training.epochs}_{scaled}_{seed}"
+    net = network(name, train).requires_grad_(False)
     return Model(setup, sigma, scale, net, compare_ddpm(net, Gaussian.fit(x), held_out, BETAS))

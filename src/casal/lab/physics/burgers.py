@@ -7,6 +7,9 @@ Both terms are skew: sum u and sum u^2 stay what they are, whatever the shocks d
     u' = u + dt F((u + u') / 2),
 
 keeps sum u to rounding, and sum u^2 up to the error of the fixed-point sweeps that solve it.
+
+With ``modes`` = K the right-hand side is cut to the Fourier modes 0 .. K (Galerkin truncation). For u in these modes
+<u, cut F(u)> = <u, F(u)> = 0, so both invariants stay, and so does u in its modes.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ SWEEPS = 12
 TOLERANCE = 1e-12
 """Largest change of a sweep, relative to the largest value, at which the sweeps stop."""
 
+OUTSIDE = 1e-9
+"""What fields may have beyond their modes, relative to the largest value."""
+
 
 @dataclass(frozen=True)
 class Burgers:
@@ -33,10 +39,13 @@ class Burgers:
     points: int = 200  # on [0, 2 pi)
     speed: float = 0.5  # c, the linear advection
     step: float = 0.01  # largest time step dt; it is shortened to meet the times that are asked for
+    modes: int | None = None  # K: the fields have the Fourier modes 0 .. K; None: all that the grid has
 
     def __post_init__(self) -> None:
         whole_number(self.points, "points", 3)
         positive(self.step, "step")
+        if self.modes is not None and whole_number(self.modes, "modes", 1) > self.points // 2:
+            raise SettingError(f"modes = {self.modes}, a grid of {self.points} points has {self.points // 2}")
 
     @property
     def grid(self) -> Tensor:
@@ -48,7 +57,15 @@ class Burgers:
         h = LENGTH / self.points
         ahead, behind = u.roll(-1, -1), u.roll(1, -1)
         steepening = (ahead - behind) * (ahead + u + behind)  # = the four products of the equation
-        return -steepening / (6.0 * h) - (self.speed / (2.0 * h)) * (ahead - behind)
+        return self.cut(-steepening / (6.0 * h) - (self.speed / (2.0 * h)) * (ahead - behind))
+
+    def cut(self, u: Tensor) -> Tensor:
+        """The part of fields (..., points) in the modes 0 .. K."""
+        if self.modes is None:
+            return u
+        spectrum = torch.fft.rfft(u)
+        spectrum[..., self.modes + 1 :] = 0
+        return torch.fft.irfft(spectrum, n=self.points)
 
     def advance(self, u: Tensor, time: float) -> Tensor:
         """The fields u (..., points) after ``time``, in float64."""
@@ -57,6 +74,9 @@ class Burgers:
         u = u.to(torch.float64)
         if u.shape[-1] != self.points:
             raise SettingError(f"fields have {u.shape[-1]} points, the grid {self.points}")
+        outside = float((u - self.cut(u)).abs().max())
+        if outside > OUTSIDE * float(u.abs().max()):
+            raise SettingError(f"the fields have up to {outside:.3g} beyond mode {self.modes}; cut(u) takes it away")
         steps = max(1, math.ceil(time / self.step - 1e-9)) if time > 0 else 0
         for _ in range(steps):
             u = self._midpoint(u, time / steps)
