@@ -7,9 +7,9 @@ levels is one: where x = alpha x0 + sigma noise,
 
     u = x / (alpha + sigma),   t = alpha / (alpha + sigma),   v = D(x) - noise_hat(x),
 
-with the denoised estimate D = (x + sigma^2 score) / alpha and noise_hat = -sigma score. So the methods run on flow, EDM,
-DDPM, VP and annealed models alike, and their formulas below are those of the papers. Of a table they take the noise
-levels only: the last row always ends at t = 1. Behind a linear decoder A the projection is A^+ P(A u), as in
+with the denoised estimate D = (x + sigma^2 score) / alpha and noise_hat = -sigma score. So the methods run on flow,
+EDM, DDPM, VP and annealed models alike, and their formulas below are those of the papers. Of a table they take the
+noise levels only: the last row always ends at t = 1. Behind a linear decoder A the projection is A^+ P(A u), as in
 ``casal.Projected``.
 """
 
@@ -138,9 +138,11 @@ class Peer(Method[FlowState]):
 
     def stages(self, rows: Sequence[Any]) -> list[Stage]:
         """The first row, which finds u_0, and the others."""
-        return [Stage(rows[:1], self.keep_noise), Stage(rows[1:], self.step)] if rows[1:] else [
-            Stage(rows, self.keep_noise)
-        ]
+        return (
+            [Stage(rows[:1], self.keep_noise), Stage(rows[1:], self.step)]
+            if rows[1:]
+            else [Stage(rows, self.keep_noise)]
+        )
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,8 @@ class PCFM(Peer):
         u'   = (1 - t') u_0 + t' u_1'                                 go back by the optimal-transport interpolant
         u'   = argmin_u |u - u'|^2 + weight |h(u + (1 - t') v)|^2     relaxed correction, by gradient steps
 
-    and one projection at the end. Deterministic. Without a constraint it is Euler's method where trajectories are straight
-    (v does not change along them); where they bend it is not, since it goes back to u_0 and not to noise_hat.
+    and one projection at the end. Deterministic. Without a constraint it is Euler's method where trajectories are
+    straight (v does not change along them); where they bend it is not, since it goes back to u_0 and not to noise_hat.
 
     Args:
         newton: Gauss-Newton steps on the extrapolated sample, the paper's form for equations h = 0; None for the
@@ -245,9 +247,9 @@ class ProjectRenoise(Peer):
 
         x' = alpha' P(D(x)) + sigma' (fresh w + sqrt(1 - fresh^2) noise_hat(x))
 
-    repeated ``rounds`` - 1 times at the level before it goes to the next. With fresh = 0 and no constraint it is Euler's
-    method for the flow, for every model. (The second version of the paper projects through the network, with its
-    derivative; that is not built here.)
+    repeated ``rounds`` - 1 times at the level before it goes to the next. With fresh = 0 and no constraint it is
+    Euler's method for the flow, for every model. (The second version of the paper projects through the network,
+    with its derivative; that is not built here.)
 
     Args:
         rounds: Evaluations at every level.
