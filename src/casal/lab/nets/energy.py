@@ -84,7 +84,7 @@ def train_energy(
         y = net.spread * torch.randn((batch_size, *net.event), generator=generator)
         loss = softplus(-net.ratio(x)).mean() + softplus(net.ratio(y)).mean()
         optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimiser.step()
         pace.step()
         history.append(float(loss.detach()))
