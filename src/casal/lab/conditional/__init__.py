@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 from casal.lab.conditional import gaussian, images, inverse, many_dimensions, network, quadrotor, spheres
 from casal.lab.conditional.figures import figures
+from casal.lab.conditional.origins import ORIGINS
 from casal.lab.drawing import writer
 from casal.lab.experiment import Experiment, Outcome, Tell, stamp
 
@@ -59,4 +60,5 @@ EXPERIMENT = Experiment(
     tuple(CASES),
     run,
     writer(figures),
+    origins=ORIGINS,
 )
