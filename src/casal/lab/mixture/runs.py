@@ -54,7 +54,7 @@ TOLERANCE = 1e-8
 """Violation up to which a point counts as feasible."""
 
 FULL = Scale(4000, 5, 1000, 250, 1)
-QUICK = Scale(500, 2, 200, 50, 5)
+QUICK = Scale(300, 2, 100, 50, 5)
 
 
 def _noisy(table: casal.Table) -> bool:
