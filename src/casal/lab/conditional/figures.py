@@ -76,7 +76,7 @@ def _dots(dots: Sequence[Dot]) -> Figure:
         mine = [dot for dot in dots if families[dot.method] == name]
         for dot in mine:
             first = next(other.method for other in mine if other.case == dot.case)
-            at = cases.index(dot.case) + 0.085 * (place - (len(MARKS) - 1) / 2)
+            at = cases.index(dot.case) + 0.9 / len(MARKS) * (place - (len(MARKS) - 1) / 2)
             face = ink if dot.method == first else "white"
             axis.plot([max(dot.ratio, FLOOR)], [at], mark, color=ink, markerfacecolor=face, markersize=5.5)
         if mine:
