@@ -114,6 +114,7 @@ def _methods(quick: bool, islands: int) -> dict[str, AnyMethod]:
     levels, moves = common.LADDER[quick]
     return {
         **common.PLAIN,
+        **common.UNTUNED,
         "Algorithm 2": CASAL.algorithm2(1.0),
         "CASAL": CASAL(100.0),
         "SplitGibbs, metropolis": SplitGibbs(common.SIGMA, levels=levels),
