@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import casal
 from casal.errors import DivergedError, SettingError
 from casal.lab.experiment import AnyMethod, runs
+from casal.lab.peers import ECI, PCFM, ProjectRenoise
 
 VALIDATION_SEED = 1_000_003
 """Seeds of reported runs are small numbers; this one is kept for choosing settings."""
@@ -131,5 +132,21 @@ SETTINGS: Mapping[str, Sequence[Named]] = {
     "Algorithm 2": [(name, casal.CASAL.algorithm2(rho)) for name, rho in _PRINTED.items()],
     "CASAL": [(name, casal.CASAL(rho)) for name, rho in _REPAIRED.items()],
     "CASAL, denoised": [(name, casal.CASAL(rho, couple="denoised")) for name, rho in {**_REPAIRED, **_NOISE}.items()],
+    "PCFM": [
+        ("projection alone", PCFM()),
+        *((f"correction of weight {weight:g}", PCFM(weight=weight)) for weight in (0.1, 1.0)),
+        ("correction of weight 10 by steps of 0.001", PCFM(weight=10.0, correction_step=0.001)),
+        ("one Newton step", PCFM(newton=1)),
+        ("one Newton step, correction of weight 1 (the authors' code)", PCFM(newton=1, weight=1.0)),
+    ],
+    "ECI": [
+        (
+            f"mixing {mixing}, " + (f"noise anew every {resample}" if resample else "noise of the start"),
+            ECI(mixing, resample),
+        )
+        for mixing in (1, 5)
+        for resample in (0, 1, 5)
+    ],
+    "predict-project-renoise": [(f"rounds {rounds}", ProjectRenoise(rounds)) for rounds in (1, 5)],
 }
 """For a diffusion model on a mixture of Gaussians of unit size: the settings of each method, with their names."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from casal import Constraint, FinalProjection, Projected, SampleResult, SplitGibbs, Target, Twisted
-from casal.lab.experiment import AnyMethod, Claim, Tell, mean_entry, runs, trust, verdict
+from casal.lab.experiment import AnyMethod, Claim, Tell, mean_entry, reached, runs, trust
+from casal.lab.peers import ECI, PCFM, ProjectRenoise
 from casal.lab.tuning import SETTINGS, Scale, require, tuned
 from casal.methods import systematic
 
@@ -26,6 +27,13 @@ HEALTH = f"ess: least ESS, .0f | ancestors, .0f | {COST}"
 
 PLAIN: dict[str, AnyMethod] = {"final projection": FinalProjection(), "projected": Projected()}
 """The baselines of every case."""
+
+UNTUNED: dict[str, AnyMethod] = {
+    "PCFM": PCFM(),
+    "ECI": ECI(mixing=5, resample=5),
+    "predict-project-renoise": ProjectRenoise(),
+}
+"""The peers where they are not tuned."""
 
 FULL = Scale(4000, 5, 500, 200, 1)
 QUICK = Scale(400, 2, 100, 50, 10)
@@ -94,12 +102,28 @@ def equally_weighted(result: SampleResult, values: Tensor) -> Tensor:
 
 def at_most(text: str, value: float, limit: float, style: str = ".3f") -> Claim:
     """A target from above, and whether it is met."""
-    return Claim(text, f"at most {limit:g}", format(value, style), verdict(value <= limit))
+    flips = f"a figure {'above' if value <= limit else 'of at most'} {limit:g} in a full run"
+    return Claim(text, f"at most {limit:g}", format(value, style), reached(value <= limit), flips=flips)
+
+
+def at_least(text: str, value: float, limit: float, style: str = ".0f") -> Claim:
+    """A target from below."""
+    flips = f"a figure {'below' if value >= limit else 'of at least'} {limit:g} in a full run"
+    return Claim(text, f"at least {limit:g}", format(value, style), reached(value >= limit), flips=flips)
+
+
+def between(text: str, value: float, low: float, high: float) -> Claim:
+    """A target from both sides."""
+    inside = low <= value <= high
+    flips = f"a figure {'outside of' if inside else 'within'} {low:g} to {high:g} in a full run"
+    return Claim(text, f"{low:g} to {high:g}", f"{value:.3f}", reached(inside), flips=flips)
 
 
 def within(text: str, value: float, centre: float, slack: float) -> Claim:
     """A target with a tolerance."""
-    return Claim(text, f"{centre:.2f} ± {slack:.2f}", f"{value:.3f}", verdict(abs(value - centre) <= slack))
+    close = abs(value - centre) <= slack
+    flips = f"a figure {'farther than' if close else 'within'} {slack:g} from {centre:g} in a full run"
+    return Claim(text, f"{centre:.2f} ± {slack:.2f}", f"{value:.3f}", reached(close), flips=flips)
 
 
 def dots(case: str, rows: Sequence[Mapping[str, Any]], key: str, floor: float) -> list[Dot]:

@@ -27,6 +27,9 @@ MARKS = {
     "Twisted": (colour("Twisted"), "^"),
     "moment matching": ("#B8860B", "P"),
     "DPS": (colour("DPS"), "X"),
+    "PCFM": (colour("PCFM"), "<"),
+    "ECI": (colour("ECI"), ">"),
+    "predict-project-renoise": (colour("predict-project-renoise"), "h"),
     "CASAL": (colour("CASAL"), "D"),
     "Algorithm 2": (colour("Algorithm 2"), "v"),
     "projected": (colour("projected"), "|"),
@@ -73,7 +76,7 @@ def _dots(dots: Sequence[Dot]) -> Figure:
         mine = [dot for dot in dots if families[dot.method] == name]
         for dot in mine:
             first = next(other.method for other in mine if other.case == dot.case)
-            at = cases.index(dot.case) + 0.085 * (place - (len(MARKS) - 1) / 2)
+            at = cases.index(dot.case) + 0.9 / len(MARKS) * (place - (len(MARKS) - 1) / 2)
             face = ink if dot.method == first else "white"
             axis.plot([max(dot.ratio, FLOOR)], [at], mark, color=ink, markerfacecolor=face, markersize=5.5)
         if mine:

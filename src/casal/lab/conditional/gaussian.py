@@ -15,6 +15,7 @@ from casal import CASAL, Affine, FinalProjection, SampleResult, Target, ddpm, po
 from casal.lab.conditional.common import FULL, HEALTH, PLAIN, QUICK, compare, dots, figures, weighted, within
 from casal.lab.experiment import Array, Outcome, ResultTable, Tell, runs
 from casal.lab.laws.families import BETAS
+from casal.lab.peers import PEERS
 
 CORRELATION = 0.8
 MEAN, SPREAD = CORRELATION, math.sqrt(1 - CORRELATION**2)
@@ -58,7 +59,7 @@ def run(quick: bool, tell: Tell) -> Outcome:
     given, seeds = posterior(target, H, y, 0.0), range(scale.seeds)
     methods = {**PLAIN, "Algorithm 2": CASAL.algorithm2(5.0), "CASAL": CASAL(10.0), **weighted(quick)}
     name, law = "correlated Gaussian", lambda result: transport(_second(result))
-    found = compare(name, target, constraint, methods, [GUIDED], law, scale, tell)
+    found = compare(name, target, constraint, methods, [GUIDED, *PEERS], law, scale, tell)
     tell("correlated Gaussian: moment matching")
     found["moment matching + projection"] = "", runs(given, constraint, FinalProjection(), scale.n, seeds)
     rows: list[dict[str, Any]] = []

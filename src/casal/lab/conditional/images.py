@@ -20,7 +20,7 @@ from casal import LookAhead, MassEnergy, SampleResult, SplitGibbs, Target, Twist
 from casal.diagnostics import Distance, energy_distance
 from casal.lab.artifacts import network, points
 from casal.lab.conditional.common import HEALTH, PLAIN, at_most, dots, figures
-from casal.lab.experiment import AnyMethod, Claim, Outcome, ResultTable, Tell, runs, verdict
+from casal.lab.experiment import AnyMethod, Outcome, ResultTable, Tell, runs
 from casal.lab.nets import WienerUNet, random_flips, split, train_denoiser
 
 SIZE = 16
@@ -240,7 +240,7 @@ def run(quick: bool, tell: Tell) -> Outcome:
         tables.append(table)
         plain, ladder = (row["energy"] for row in rows[:2])  # one final projection, SplitGibbs
         text = f"Images, {n} chains: SplitGibbs is not farther from the reference than one final projection"
-        claims.append(Claim(text, f"at most {plain:.3f}", f"{ladder:.3f}", verdict(ladder <= plain)))
+        claims.append(at_most(text, ladder, round(plain, 3)))
         for row in rows:
             if row["method"] == "auto":
                 text = f"Images, {n} chains: energy distance of auto"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from casal import CASAL, Affine, Constraint, Sphere, Target, edm, karras_sigmas, posterior
-from casal.lab.conditional.common import COST, PLAIN, at_most, dots, figures
+from casal.lab.conditional.common import COST, PLAIN, UNTUNED, at_most, dots, figures
 from casal.lab.experiment import AnyMethod, Outcome, ResultTable, Tell, runs
 from casal.lab.tuning import require, tune
 
@@ -115,6 +115,7 @@ def run(quick: bool, tell: Tell) -> Outcome:
         Entry("projected", lambda case: noisy, PLAIN["projected"]),
         Entry("Algorithm 2", lambda case: noisy, CASAL.algorithm2(0.01), 0, "rho = 0.01"),
         Entry("CASAL", lambda case: noisy, CASAL(10.0), 0, "rho = 10"),
+        *(Entry(label, lambda case: noisy, method) for label, method in UNTUNED.items()),
         Entry("DPS, tuned + projection", _guided(noisy, "dps", weight), PROJECTION, 1, f"weight {weight:.2g}"),
         Entry("moment matching + projection", _guided(noisy, "moment"), PROJECTION, ITERATIONS + 1),
         Entry("moment matching (ODE) + projection", _guided(quiet, "moment"), PROJECTION, ITERATIONS + 1),

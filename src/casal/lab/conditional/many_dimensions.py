@@ -42,8 +42,18 @@ from casal import (
     tilted,
 )
 from casal.errors import SettingError
-from casal.lab.conditional.common import HEALTH, SIGMA, at_most, dots, equally_weighted, figures
-from casal.lab.experiment import AnyMethod, Claim, Outcome, ResultTable, Tell, runs, verdict
+from casal.lab.conditional.common import (
+    HEALTH,
+    SIGMA,
+    UNTUNED,
+    at_least,
+    at_most,
+    between,
+    dots,
+    equally_weighted,
+    figures,
+)
+from casal.lab.experiment import AnyMethod, Claim, Outcome, ResultTable, Tell, runs
 from casal.lab.laws.anisotropic_mixture import AnisotropicMixture, Axes
 from casal.lab.laws.mode_law import LEAST_WEIGHT, ModeLaw
 from casal.lab.laws.truncated_gaussian import nonnegative_gibbs
@@ -702,7 +712,7 @@ def _methods(case: Case, problem: Problem, scale: Scale) -> dict[str, AnyMethod]
         ours = {"LookAhead": LookAhead(levels=5, moves=1, path=3) if quick else LookAhead(gaussian=case.gaussian)}
     if problem.log_weight is not None:
         return ours
-    plain: dict[str, AnyMethod] = {"final projection": FinalProjection()}
+    plain: dict[str, AnyMethod] = {"final projection": FinalProjection(), **UNTUNED}
     if problem.equations is not None:
         plain["moment matching + projection"] = FinalProjection()
     if case.few is not None:
@@ -772,8 +782,7 @@ def _claims(bar: Bar, row: Mapping[str, Any]) -> list[Claim]:
     for limits, key, name in ((bar.variance, "variance", "variance / exact"), (bar.skill, "skill", "spread / skill")):
         if limits is not None:
             (low, high), ours = limits, row[key]
-            claims.append(Claim(f"{text}, {name}", f"{low:g} to {high:g}", f"{ours:.3f}", verdict(low <= ours <= high)))
+            claims.append(between(f"{text}, {name}", ours, low, high))
     if bar.ancestors is not None:
-        (least, ours) = bar.ancestors, row["ancestors"]
-        claims.append(Claim(f"{text}, ancestors", f"at least {least:g}", f"{ours:.0f}", verdict(ours >= least)))
+        claims.append(at_least(f"{text}, ancestors", row["ancestors"], bar.ancestors))
     return claims

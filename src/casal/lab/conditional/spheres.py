@@ -18,6 +18,7 @@ from casal.lab.experiment import Array, Claim, Outcome, ResultTable, Tell
 from casal.lab.laws.families import FAMILIES
 from casal.lab.laws.gaussian_mixture import GaussianMixture, RestrictedMixture
 from casal.lab.laws.three_modes import MIXTURE
+from casal.lab.peers import PEERS
 
 DIRECTIONS = 24
 REFERENCE = 40_000
@@ -103,7 +104,7 @@ CASES = (
     SphereCase("16-D mixture, sphere R = 2.6", SIXTEEN, 2.6, 0.10),
 )
 
-TUNED = ("Algorithm 2", "CASAL", "DPS, tuned + projection")
+TUNED = ("Algorithm 2", "CASAL", "DPS, tuned + projection", *PEERS)
 """Methods whose setting is chosen on validation chains against the exact law, which flatters them."""
 
 

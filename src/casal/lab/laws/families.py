@@ -17,6 +17,15 @@ BETA_RANGE = (0.1, 20.0)
 """beta(0) and beta(1) of the variance-preserving diffusion, the defaults of ``vp_sde``."""
 
 LEVELS = 25
+ANNEALED_SIGMAS = torch.logspace(1, -1.3, LEVELS, dtype=torch.float64)
+ANNEALED_STEP = 0.2
+"""Noise levels of annealed Langevin dynamics, and its step in units of sigma^2."""
+
+LANGEVIN_STEP = 0.01
+
+EXTENSIONS = ("edm (ODE)", "edm, ancestral", "flow")
+"""Families that are ours: the paper covers energy-based, annealed, DDPM and score-SDE models, and names stochastic
+interpolants as future work."""
 
 
 def eps_network(score: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
@@ -61,18 +70,30 @@ def velocity(mixture: GaussianMixture) -> Callable[[Tensor, Tensor], Tensor]:
 def _langevin(mixture: GaussianMixture, steps: int) -> Target:
     """The chains start as draws of p, as they would after a long run without a constraint."""
     return langevin(
-        lambda x: -mixture.score(x), steps=steps, step_size=0.01, init=lambda n, g: mixture.sample(n, g).float()
+        lambda x: -mixture.score(x),
+        steps=steps,
+        step_size=LANGEVIN_STEP,
+        init=lambda n, g: mixture.sample(n, g).float(),
     )
 
 
+def annealed_start(dimension: int) -> Callable[[int, torch.Generator], Tensor]:
+    """Noise of the first level."""
+    return lambda n, g: float(ANNEALED_SIGMAS[0]) * torch.randn((n, dimension), generator=g)
+
+
+def steps_per_level(steps: int) -> int:
+    """Langevin steps at each of the LEVELS, at least one."""
+    return max(1, steps // LEVELS)
+
+
 def _annealed(mixture: GaussianMixture, steps: int) -> Target:
-    sigmas = torch.logspace(1, -1.3, LEVELS, dtype=torch.float64)
     return annealed(
         lambda x, sigma: mixture.score(x, 1.0, sigma),
-        sigmas,
-        steps_per_level=max(1, steps // LEVELS),
-        step_size=0.2,
-        init=lambda n, g: float(sigmas[0]) * torch.randn((n, mixture.dimension), generator=g),
+        ANNEALED_SIGMAS,
+        steps_per_level=steps_per_level(steps),
+        step_size=ANNEALED_STEP,
+        init=annealed_start(mixture.dimension),
     )
 
 

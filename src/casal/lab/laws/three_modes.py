@@ -39,6 +39,7 @@ class SetCase:
     coordinate: Callable[[Array], Array]  # points (n, 2) -> (n,)
     grid: Array  # values of the coordinate, increasing and evenly spaced
     profile: Array  # its exact density on the grid, up to a factor
+    points: Array  # an even grid (m, 2) of the set itself, for integrals
 
     @cached_property
     def law(self) -> RestrictedMixture:
@@ -49,6 +50,10 @@ class SetCase:
     def density(self) -> Array:
         """Density of the coordinate on the grid."""
         return self.profile / (self.profile.sum() * (self.grid[1] - self.grid[0]))
+
+    def grid_points(self) -> Tensor:
+        """The even grid of the set, (m, 2) float64: sums over it are integrals over the set."""
+        return torch.from_numpy(self.points)
 
     def total_variation(self, z: Tensor) -> float:
         """Of the mode weights, softly counted."""
@@ -91,15 +96,17 @@ def circle(radius: float) -> SetCase:
     def coordinate(z: Array) -> Array:
         return (np.rad2deg(np.arctan2(z[:, 1], z[:, 0])) + 150.0) % 360.0 - 150.0
 
-    return SetCase(f"circle R = {radius:g}", Sphere(radius), "angle (degrees)", coordinate, angle, _density_at(points))
+    name, profile = f"circle R = {radius:g}", _density_at(points)
+    return SetCase(name, Sphere(radius), "angle (degrees)", coordinate, angle, profile, points[:-1])
 
 
 def line() -> SetCase:
     """2 z1 + z2 = 0, seen by the position along it."""
     along = np.array([-1.0, 2.0]) / np.sqrt(5.0)
     position = np.linspace(-4.0, 4.0, 801)
-    line, profile = Affine([[2.0, 1.0]], 0.0), _density_at(position[:, None] * along)
-    return SetCase("line 2 x1 + x2 = 0", line, "position on the line", lambda z: z @ along, position, profile)
+    line, points = Affine([[2.0, 1.0]], 0.0), position[:, None] * along
+    name, axis = "line 2 x1 + x2 = 0", "position on the line"
+    return SetCase(name, line, axis, lambda z: z @ along, position, _density_at(points), points)
 
 
 def half_plane(level: float = 0.5) -> SetCase:
@@ -109,7 +116,9 @@ def half_plane(level: float = 0.5) -> SetCase:
     modes = np.exp(-0.5 * ((first[:, None] - mean) / spread) ** 2) / spread
     profile = (modes @ MIXTURE.weights.numpy()) * (first <= level)
     side = HalfSpace([1.0, 0.0], level)
-    return SetCase(f"half-plane x1 <= {level:g}", side, "x1", lambda z: z[:, 0], first, profile)
+    across, along = np.linspace(level - 5.0, level, 250, endpoint=False) + 0.01, np.linspace(-5.0, 5.0, 501)
+    points = np.stack(np.meshgrid(across, along), axis=-1).reshape(-1, 2)
+    return SetCase(f"half-plane x1 <= {level:g}", side, "x1", lambda z: z[:, 0], first, profile, points)
 
 
 CASES = {case.name: case for case in (circle(2.0), circle(1.2), line(), half_plane())}

@@ -4,21 +4,26 @@
 and returns a report with the held-out loss per noise level beside a Gaussian's; ``casal.ddpm(net, betas, shape=(2,))``
 samples from it. ``WienerMLP.fit(data, betas)`` is the same network as a correction of the Gaussian: better at every
 noise level, trained and used in the same way. ``WienerUNet.fit(fields)`` and ``train_denoiser`` are for fields.
+``NoiseConditionalMLP`` is a score of all noise levels for vectors, ``EnergyMLP`` an energy.
 """
 
 from casal.lab.nets.checkpoint import load, require_safetensors, save
+from casal.lab.nets.energy import EnergyMLP, train_energy
 from casal.lab.nets.evaluation import LevelLosses, ProbabilityFlow, compare_ddpm, compare_denoiser
 from casal.lab.nets.events import Standardise, signal_and_noise
 from casal.lab.nets.gaussian import Gaussian
 from casal.lab.nets.mlp import MLP, cosine_features
+from casal.lab.nets.noise_conditional import NoiseConditionalMLP
 from casal.lab.nets.training import TrainingReport, random_flips, split, train_ddpm, train_denoiser
 from casal.lab.nets.unet import UNet
 from casal.lab.nets.wiener import WienerMLP, WienerUNet
 
 __all__ = [
     "MLP",
+    "EnergyMLP",
     "Gaussian",
     "LevelLosses",
+    "NoiseConditionalMLP",
     "ProbabilityFlow",
     "Standardise",
     "TrainingReport",
@@ -36,4 +41,5 @@ __all__ = [
     "split",
     "train_ddpm",
     "train_denoiser",
+    "train_energy",
 ]
