@@ -327,7 +327,7 @@ def wrong(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
         if way.case is not None:
             where = [way.case if scale.n is None else replace(way.case, n=scale.n)]
         where = where[:2] if scale.n else [case if case.implicit else replace(case, n=BROKEN_CHAINS) for case in where]
-        repeats = scale.broken if len(where) > 1 or scale.n else scale.broken * 4
+        repeats = scale.broken if len(where) > 1 or scale.n else scale.broken * 2
         seeds = range(BROKEN_SEED, BROKEN_SEED + repeats)
         settings = [[_broken(kind, way, case, seed) for seed in seeds] for case in where]
         own = [one for setting in settings for one in setting]
