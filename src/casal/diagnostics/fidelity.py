@@ -115,7 +115,9 @@ class Fidelity:
             (``stein.py``; the bias in standard deviations), ``modes`` (clusters found), ``jump_t``, ``jump_p`` and
             ``jump_change`` (``modes.py``; the share of samples that a move between modes would shift), ``drift_t``,
             ``drift_p`` and ``drift_change`` (``drift.py``, if asked for; in standard deviations), ``memory``
-            (correlation of chains that move on their own with where they were before).
+            (correlation of chains that move on their own with where they were before), ``crossing`` (share of samples
+            near a crossing of two pieces of a union), ``inside`` (share of chains whose foot satisfied the
+            inequalities at the end of the ladder).
     """
 
     verdict: Verdict
