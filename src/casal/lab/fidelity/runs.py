@@ -398,13 +398,13 @@ def wrong(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
 def _found_out(kind: str, hits: Sequence[Record], whole: Sequence[Record]) -> Claim:
     """Whether enough wrong runs are suspect, and enough runs of wrong settings."""
     least = 0.9 if kind.endswith("start") else 0.95
-    parts = {"of wrong runs": hits, "of runs of wrong settings": whole}
+    parts = {"wrong runs": hits, "runs of wrong settings": whole}
     return Claim(
         f"found out: {kind}",
         f"at least {least:.0%} of wrong runs, and of runs of wrong settings",
         ", ".join(_of(len(_suspect(part)), len(part)) for part in parts.values()),
         reached(*(bool(part) and len(_suspect(part)) >= least * len(part) for part in parts.values())),
-        flips=" or ".join(f"{_most_missed(least, len(part)) + 1} {name} trusted" for name, part in parts.items()),
+        flips=", or ".join(f"{_most_missed(least, len(part)) + 1} {name} trusted" for name, part in parts.items()),
     )
 
 
