@@ -58,8 +58,12 @@ MOST_ATOMS = 0.01
 MOST_NEAR_CROSSINGS = 0.012
 """Share of samples near a crossing of two pieces of a union that is let pass."""
 
-LARGEST_SLACK_BIAS = 0.1
-"""Bias by the slack, in standard deviations, that is let pass."""
+LARGEST_SLACK_BIAS = 0.05
+"""Bias by the slack, in standard deviations, that is let pass; a larger one is a doubt where its test rejects."""
+
+LEAST_KEPT = 0.25
+"""Effective share of the chains after the last correction, below which few chains carry most of its weights: the chains
+that should carry the rest are missing, and the error bars, which see those that are there, are too small."""
 
 UNITS_DIFFER = 300.0
 """Ratio of the largest to the smallest unit of a coordinate (``casal.Standardise``) up to which scores are compared."""
@@ -105,12 +109,15 @@ class Fidelity:
         reasons: Sentences with the number and what helps, the gravest first; then what could not be checked.
         figures: Name to number; NaN for what was not measured. ``effective_ancestors`` and ``inflation`` (squared
             standard error over that of independent samples; see ``genealogy.py``), ``on_edge`` (share of samples),
-            ``slack_bias`` (in standard deviations), ``moved`` (root mean square of |A x - z| over the spread of z),
+            ``slack_bias`` (in standard deviations) and ``slack_p``, ``correction_kept`` (effective share of the chains
+            after the last correction), ``moved`` (root mean square of |A x - z| over the spread of z),
             ``range_gap`` (the same over the norm of z, behind a decoder), ``stein_t``, ``stein_p`` and ``stein_bias``
             (``stein.py``; the bias in standard deviations), ``modes`` (clusters found), ``jump_t``, ``jump_p`` and
             ``jump_change`` (``modes.py``; the share of samples that a move between modes would shift), ``drift_t``,
             ``drift_p`` and ``drift_change`` (``drift.py``, if asked for; in standard deviations), ``memory``
-            (correlation of chains that move on their own with where they were before).
+            (correlation of chains that move on their own with where they were before), ``crossing`` (share of samples
+            near a crossing of two pieces of a union), ``inside`` (share of chains whose foot satisfied the
+            inequalities at the end of the ladder).
     """
 
     verdict: Verdict
@@ -353,7 +360,8 @@ def slack(evidence: Evidence) -> Finding:
         weight = exp((rho - rho/r)/2 |A x - z|^2),      bias = (E_{rho/r} f - E_rho f) / (r - 1),
 
     since the bias is proportional to 1/rho near its limit. A finish that corrects for rho leaves none: the offset
-    A x - z is then independent of z, and weights that depend on it alone do not move the samples.
+    A x - z is then independent of z, and weights that depend on it alone do not move the samples. A t-test over
+    ancestors says whether they do.
     """
     rho, offset = getattr(evidence.run.state, "rho", None), evidence.offset
     if rho is None or offset is None or not float(rho) > 0.0:
@@ -369,29 +377,49 @@ def slack(evidence: Evidence) -> Finding:
     error = lineage.mean(influence).standard_error / (ratio - 1.0)
     if not len(bias):
         return Finding()
-    worst = int(bias.argmax())
-    figures = {"slack_bias": float(bias[worst])}
-    if not bool(((bias > LARGEST_SLACK_BIAS) & (bias > 4.0 * error)).any()):
+    t = bias / error.clamp_min(torch.finfo(torch.float64).tiny)
+    p = (two_sided_p(t, lineage.effective - 1.0) * len(t)).clamp_max(1.0)
+    told = bias > LARGEST_SLACK_BIAS
+    figures = {"slack_bias": float(bias.max()), "slack_p": float(p[told].min()) if bool(told.any()) else 1.0}
+    if figures["slack_p"] >= REJECT:
         return Finding(figures)
+    sure = float(bias[told & (p < REJECT)].max())
     return Finding(
         figures,
         doubts=(
-            f"the ladder ends at rho = {float(rho):.3g}, which shifts a mean by about {float(bias[worst]):.2g} "
-            f"standard deviations: take a rho {max(2.0, float(bias[worst]) / 0.05):.2g} times larger, with more steps",
+            f"the ladder ends at rho = {float(rho):.3g}, which shifts a mean by about {sure:.2g} standard deviations "
+            f"(p = {figures['slack_p']:.1g}): take a rho {max(2.0, sure / 0.05):.2g} times larger, with more steps",
         ),
     )
 
 
 def correction(evidence: Evidence) -> Finding:
-    """Whether the ladder ended so close to the set that chains could be weighted for the distance that is left."""
+    """Whether the ladder ended so close to the set that chains could be weighted for the distance that is left.
+
+    The effective share of the chains that these weights leave is counted among those inside the set.
+    """
     made = evidence.run.trace.get("carried")
-    if made is None or float(made[-1]) > 0.0:
+    if made is None:
         return Finding()
-    return Finding(
-        doubts=(
-            "the correction for the distance that is left at the end of the ladder was not made, because it would have "
-            "left too few chains: end at a larger rho (a smaller sigma), take more chains, or check the score",
+    if not float(made[-1]) > 0.0:
+        return Finding(
+            doubts=(
+                "the correction for the distance that is left at the end of the ladder was not made, because it would "
+                "have left too few chains: end at a larger rho (a smaller sigma), take more chains, or check the score",
+            )
         )
+    inside, size = (evidence.run.trace.get(name) for name in ("inside", "finish_ess"))
+    if inside is None or size is None or not float(inside[-1]) > 0.0:
+        return Finding()
+    kept = min(1.0, float(size[-1]) / (len(evidence.run.samples) * float(inside[-1])))
+    if kept >= LEAST_KEPT:
+        return Finding({"correction_kept": kept})
+    return Finding(
+        {"correction_kept": kept},
+        doubts=(
+            f"the correction for the distance that is left at the end of the ladder leaves {100 * kept:.2g} % of the "
+            "chains: few carry most of the weight, and error bars are too small; end at a larger rho (a smaller sigma)",
+        ),
     )
 
 

@@ -77,7 +77,8 @@ class SampleResult:
         provenance: Settings and versions.
         steps: (n,) steps each returned chain has taken.
         partial: The run was interrupted; ``steps`` says how far each chain came.
-        fidelity: How far the distribution of the samples can be trusted.
+        fidelity: How far the distribution of the samples can be trusted: ``verdict``, ``reasons`` and ``figures``, on
+            the page *Is it right?*. A partial run has not been checked and is suspect.
         constraint: The set of these chains; None where it is not known (loaded, and a set of functions).
         snapshots: Samples along the run, if ``snapshots=`` asked for them.
         latents: The latent x of each sample, (n, *latent); None without a decoder.
