@@ -29,6 +29,7 @@ from casal.constraints.solvers.gauss_newton import anchored, nearest
 from casal.constraints.solvers.quick_steps import Quick, common_feet, dots, quick_feet
 from casal.constraints.solvers.rows import DENSE, Algebra, ProductRows, SparseRows, dense_factor, solve_dense
 from casal.constraints.vectors import flat, norm, over_events, peak
+from casal.devices import chosen, on_host
 from casal.errors import ProjectionError, SettingError, ShapeError
 from casal.typing import Event
 
@@ -502,7 +503,7 @@ class FromProjection(Constraint):
         out = self._user_project(z)
         if not isinstance(out, Tensor) or out.shape != z.shape:
             raise ShapeError(f"project returned {_shown(out)} for points of shape {tuple(z.shape)}")
-        if not bool(out.isfinite().all()):
+        if on_host(z) and not bool(out.isfinite().all()):
             raise ProjectionError("project returned non-finite coordinates for finite points")
         return out
 
@@ -552,8 +553,10 @@ class _System:
         found = self._in_units(values, rows, z, None)
         value = largest(found.violation())
         below = CLOSE if self.algebra is DENSE else CLOSER
-        close = torch.nonzero((value > STRICT) & (value < below)).flatten()
-        if rough or self.owner.scale is not None or not len(close):
+        if rough or self.owner.scale is not None:
+            return value
+        close = chosen((value > STRICT) & (value < below))
+        if not len(close):
             return value
         left = found.amount[close] - self.rounding(z[close], values[close], rows[close])
         value = value.clone()

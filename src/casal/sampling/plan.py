@@ -242,7 +242,11 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
         legs.append(Leg(stages, end))
     if options.snapshots > end:
         raise SettingError(f"snapshots = {options.snapshots} steps apart, but the run has {end}; give a smaller number")
-    size = options.tile or options.stored_tile or even_size(n, tile_size(context.latent, tried.event))
+    size = (
+        options.tile
+        or options.stored_tile
+        or even_size(n, tile_size(context.latent, tried.event, device=context.like.device))
+    )
     return Plan(
         target=context.target,
         method=chosen,
