@@ -636,8 +636,8 @@ class MassEnergyBox(Constraint):
         if frame.reduced is None:
             return torch.full_like(y, frame.mean).clamp(low, high)
         reduced = frame.reduced
-        sides = {name: placed(getattr(reduced, name), y) for name in ("low", "high", "longest")}
-        on = reduced._replace(**sides)
+        on = reduced._replace(low=placed(reduced.low, y), high=placed(reduced.high, y))
+        on = on._replace(longest=placed(reduced.longest, y))
         return (frame.mean + frame.radius * _farthest(direction(y), on)).clamp(low, high)
 
     def _holds(self, y: Tensor, frame: _Frame) -> Tensor:

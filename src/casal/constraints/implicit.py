@@ -335,7 +335,7 @@ class Implicit(Constraint):
             narrow = z.dtype == torch.float32 and self._takes_narrow(z)
             points, start = flat(z).clone(), None if warm is None else flat(warm.expand_as(z)).clone()
             found = self._quick(points if narrow else points.to(torch.float64), event)
-            left = torch.nonzero(~found.done).flatten() if narrow or start is not None else ()
+            left = chosen(~found.done) if narrow or start is not None else ()
             if len(left):
                 wide = points[left].to(torch.float64)
                 again = self._quick(wide, event, None if start is None else start[left].to(torch.float64))
@@ -346,7 +346,7 @@ class Implicit(Constraint):
         system, common = _QuickSystem(self, event), None if start is not None else self._common_rows(event)
         if common is not None:
             found = common_feet(system, y, *(part.to(y) for part in common))
-            left = torch.nonzero(~found.done).flatten()
+            left = chosen(~found.done)
             if len(left):
                 found.point[left], found.done[left] = self._quick_steps(system, y[left], None)
             return found
@@ -579,7 +579,7 @@ class _System:
         found = self._in_units(values, rows, z, lost)
         rounding = torch.zeros_like(found.amount)
         if rows is not None:
-            off = torch.nonzero(largest(found.violation()) > STRICT).flatten()
+            off = chosen(largest(found.violation()) > STRICT)
             if len(off):
                 rounding[off] = self.rounding(z[off], values[off], rows[off])
         good = torch.isfinite(found.amount) & torch.isfinite(found.unit)
@@ -597,7 +597,7 @@ class _System:
         noise = self._noise(z)
         if self.algebra is not DENSE:  # a factorisation, only for chains in which it can make a difference
             left = self._in_units((values.abs() - noise).clamp_min(0.0), rows, z, None).violation()
-            some = torch.nonzero(largest(left) <= STRICT).flatten()
+            some = chosen(largest(left) <= STRICT)
             if not len(some):
                 return torch.zeros_like(noise)
             if len(some) < len(z):
@@ -754,7 +754,7 @@ def searched_for(owner: Constraint, z: Tensor, warm: Tensor | None, found: Quick
 
     A chain that is not finite stays as it is: the loop looks for those.
     """
-    left = torch.nonzero(~found.done).flatten()
+    left = chosen(~found.done)
     left = left[torch.isfinite(z[left]).flatten(1).all(1)] if len(left) else left
     if len(left):
         start = None if warm is None else warm.expand_as(z)[left]

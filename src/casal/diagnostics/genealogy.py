@@ -50,7 +50,7 @@ class Lineage:
 
     def __init__(self, weights: Tensor, ancestors: Tensor) -> None:
         self.weights = weights.to(torch.float64) / weights.sum()
-        labels, self._group = torch.unique(ancestors.to(self.weights.device), return_inverse=True)
+        labels, self._group = torch.unique(ancestors, return_inverse=True)
         self.ancestors = len(labels)
 
     @property
@@ -81,7 +81,6 @@ class Lineage:
 
     def some(self, index: Tensor) -> Lineage:
         """Of the samples with these numbers."""
-        index = index.to(self.weights.device)
         return Lineage(self.weights[index], self._group[index])
 
     def _per_ancestor(self, values: Tensor) -> Tensor:
