@@ -17,7 +17,7 @@ import casal
 ROOT = Path(casal.__file__).parent
 
 FLOORS: list[set[str]] = [
-    {"errors", "typing", "checks", "linalg", "version"},
+    {"errors", "typing", "checks", "devices", "linalg", "version"},
     {"constraints", "decoders", "schedules", "targets"},
     {"methods"},
     {"store", "diagnostics"},

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from casal.devices import look_due, seen
+
 
 def _same(v: Tensor) -> Tensor:
     return v
@@ -45,8 +47,8 @@ def conjugate_gradients(
     p = precondition(r)
     size = (r * p).sum(1)
     live = size > floor if radius is None else (size > floor) & (radius > 0)
-    for _ in range(steps):
-        if not bool(live.any()):
+    for iteration in range(steps):
+        if (iteration == 0 or look_due(iteration, right)) and not seen(live.any()):
             break
         p = torch.where(live[:, None], p, torch.zeros_like(p))
         image = apply(p)

@@ -50,7 +50,8 @@ def preserving(x: Tensor, t: Tensor) -> Tensor:
 
 def discrete(kind: str, abar: Tensor = ABAR) -> Callable[[Tensor, Tensor], Tensor]:
     def network(x: Tensor, t: Tensor) -> Tensor:
-        alpha, sigma = abar[t].sqrt(), (1 - abar[t]).sqrt()
+        kept = abar.to(t.device).take(t)
+        alpha, sigma = kept.sqrt(), (1 - kept).sqrt()
         x0 = clean(x, alpha, sigma)
         eps = (x - alpha * x0) / sigma
         return {"x0": x0, "eps": eps, "v": alpha * eps - sigma * x0}[kind]
@@ -59,7 +60,7 @@ def discrete(kind: str, abar: Tensor = ABAR) -> Callable[[Tensor, Tensor], Tenso
 
 
 def start(size: int) -> Callable[[int, torch.Generator], Tensor]:
-    return lambda n, stream: 2.0 * torch.randn((n, size), generator=stream, dtype=F64)
+    return lambda n, stream: 2.0 * torch.randn((n, size), generator=stream, dtype=F64, device=stream.device)
 
 
 def plain(size: int) -> dict[str, Any]:
@@ -126,7 +127,9 @@ BEHIND: dict[str, Behind] = {
     "DST": Behind(casal.DST(5, DECODED), 5),
     "Rows": Behind(casal.Rows(casal.Linear(matrix(9, 4)), [0, 1, 3, 4, 6, 8]), 4),
     "Standardise": Behind(casal.Standardise(0.3, 0.8), DECODED),
-    "Nonlinear": Behind(casal.Nonlinear(lambda x: torch.tanh(x @ matrix(DECODED, 4).T), norm=1.6), 4, linear=False),
+    "Nonlinear": Behind(
+        casal.Nonlinear(lambda x: torch.tanh(x @ matrix(DECODED, 4).to(x).T), norm=1.6), 4, linear=False
+    ),
 }
 SETS: dict[str, casal.Constraint] = {
     "sphere": casal.Sphere(1.5),

@@ -225,19 +225,19 @@ every_setting = pytest.mark.parametrize(
 
 def gradient(x: Tensor) -> Tensor:
     """A Gaussian that is different along every coordinate."""
-    mean = torch.linspace(-0.5, 1.0, x[0].numel(), dtype=x.dtype).reshape(x.shape[1:])
-    precision = torch.linspace(0.7, 1.6, x[0].numel(), dtype=x.dtype).reshape(x.shape[1:])
+    mean = torch.linspace(-0.5, 1.0, x[0].numel(), dtype=x.dtype, device=x.device).reshape(x.shape[1:])
+    precision = torch.linspace(0.7, 1.6, x[0].numel(), dtype=x.dtype, device=x.device).reshape(x.shape[1:])
     return precision * (x - mean)
 
 
 def denoiser(y: Tensor, sigma: Tensor) -> Tensor:
     """E[x0 | x0 + sigma noise = y] of the same Gaussian: y - sigma^2 (Sigma + sigma^2)^-1 (y - mean)."""
-    precision = torch.linspace(0.7, 1.6, y[0].numel(), dtype=y.dtype).reshape(y.shape[1:])
+    precision = torch.linspace(0.7, 1.6, y[0].numel(), dtype=y.dtype, device=y.device).reshape(y.shape[1:])
     return y - sigma.to(y) ** 2 * gradient(y) / (1.0 + sigma.to(y) ** 2 * precision)
 
 
 def gaussian_start(event: tuple[int, ...]) -> Callable[[int, torch.Generator], Tensor]:
-    return lambda n, stream: torch.randn(n, *event, generator=stream, dtype=torch.float64)
+    return lambda n, stream: torch.randn(n, *event, generator=stream, dtype=torch.float64, device=stream.device)
 
 
 def problem_of(

@@ -62,6 +62,7 @@ from casal.constraints.intersection import (
 )
 from casal.constraints.solvers.splitting import behind_matrix
 from casal.constraints.vectors import flat, floating, gaussian, norm, over_events, tangent
+from casal.devices import on_host, placed
 from casal.errors import SettingError, ShapeError
 from casal.typing import Event
 
@@ -464,7 +465,7 @@ class _Motion(_Preimage):
         point = self._forth(found.point)
         # A point that the rounding of the motion alone keeps off the set stays where it is.
         near = norm(flat(point - z)) <= NEAR * norm(flat(z))
-        if bool(near.any()) and not bool((point == z).all()):
+        if not on_host(z) or (bool(near.any()) and not bool((point == z).all())):
             near &= self._violation(z) <= EXACT
             point = torch.where(over_events(near, z), z, point)
         return found._replace(point=point)
@@ -743,7 +744,7 @@ class Through(_Preimage):
 
     def _over(self, x: Tensor, image: Tensor) -> Tensor:
         """The point nearest to x whose image under A is given, A A^T = c I."""
-        rows = self.A.to(x) / self._square**0.5
+        rows = placed(self.A, x) / self._square**0.5
         return (tangent(flat(x), rows) + flat(image) @ rows / self._square**0.5).reshape(x.shape)
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
@@ -772,7 +773,7 @@ class Through(_Preimage):
         return (flat(size) @ self.A.to(size).abs().T).reshape(len(size), *self.shape)
 
     def _back(self, x: Tensor) -> Tensor:
-        return (flat(x) @ self.A.to(x).T).reshape(len(x), *self.shape)
+        return (flat(x) @ placed(self.A, x).T).reshape(len(x), *self.shape)
 
 
 def _with_rows(rows: Rows | None, A: Tensor) -> Constraint | None:

@@ -16,6 +16,7 @@ from casal.checks import positive
 from casal.constraints.chains import PerChain, check_count
 from casal.constraints.solvers.sparse_rows import SparseMatrix
 from casal.constraints.vectors import EPSILON, ROUNDING, floating, gaussian, norm, over_events, relative
+from casal.devices import on_host, seen
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 from casal.typing import Event
 
@@ -280,11 +281,11 @@ class Constraint:
         """As ``project``, with a convergence flag, the iterations and the residual of every chain."""
         wide = self._checked(z, "project")
         found = self._solve(wide, budget or Budget(), None if warm is None else warm.to(wide))
-        if not bool(torch.isfinite(found.point).all()):
+        if not seen(torch.isfinite(found.point).all()):
             raise ProjectionError(
                 f"{type(self).__name__}.project overflowed: the points are as large as {float(wide.abs().max()):g}"
             )
-        if not self.exact and bool(found.converged.any()):
+        if not self.exact and seen(found.converged.any()):
             # An algorithm has its own residual; what it calls converged must also satisfy the definition.
             held = _usable(self, self._violation(found.point)) <= max((budget or Budget()).tolerance, LANDED)
             found = found._replace(converged=found.converged & held)
@@ -715,7 +716,11 @@ class Constraint:
         return self._solve(z, Budget(), None).point
 
     def _project_fast(self, z: Tensor) -> Tensor:
-        return self.project(z)
+        if on_host(z) or not self.exact:
+            return self.project(z)
+        self._check_chains(z)
+        self.validate(tuple(z.shape[1:]))
+        return self._project(z.to(torch.float64)).to(z.dtype)  # without the looks of ``project``
 
     def _project_fast_from(self, z: Tensor, warm: Tensor | None) -> Tensor:
         """With a point near the answer, for sets that can use it."""
@@ -737,7 +742,7 @@ class Constraint:
         value = self._violation(z)[:, None]
         if lost is not None:
             noise = (z != 0) & (z.abs() <= 8.0 * EPSILON * lost)
-            if bool(noise.any()):
+            if not on_host(z) or bool(noise.any()):
                 value = torch.minimum(value, self._violation(torch.where(noise, 0.0, z))[:, None])
         return Excess(value, torch.ones_like(value))
 
@@ -762,7 +767,7 @@ class Constraint:
     def _checked(self, z: Tensor, action: str) -> Tensor:
         """z in float64, of a shape that fits, or ProjectionError."""
         wide = z.to(torch.float64)
-        if not bool(torch.isfinite(wide).all()):
+        if not seen(torch.isfinite(wide).all()):
             lost = torch.nonzero(~torch.isfinite(wide).flatten(1).all(1)).flatten().tolist()
             raise ProjectionError(
                 f"{type(self).__name__}.{action} got non-finite coordinates in {len(lost)} of {len(z)} points; "
@@ -836,7 +841,7 @@ def row_of(members: Sequence[Constraint | None], events: Sequence[Event], row: i
 def _usable(owner: Constraint, values: Tensor) -> Tensor:
     """Violations, refused if one is negative or not a number: a certificate must not rest on it."""
     wrong = ~(values >= 0)
-    if bool(wrong.any()):
+    if seen(wrong.any()):
         bad, count = float(values[wrong][0]), int(wrong.reshape(len(values), -1).any(1).sum())
         raise SettingError(
             f"{owner!r} gave a violation of {bad:g} for {count} of {len(values)} points; a violation is >= 0, and zero "

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import whole_number
+from casal.devices import placed
 from casal.errors import SettingError, ShapeError
 from casal.typing import Event
 
@@ -72,7 +73,7 @@ class PerChain:
             ShapeError: z has another number of points than there are chains.
         """
         check_count(z, self.chains)
-        values = self.values.to(z)
+        values = placed(self.values, z)
         return values.reshape(len(z), *[1] * (z.ndim - values.ndim), *values.shape[1:])
 
 
@@ -175,7 +176,7 @@ def check_fits(value: Bound, event: Event, name: str) -> None:
 
 def spread(value: Bound, z: Tensor) -> Tensor:
     """A parameter in the dtype of z (n, *event), to broadcast over it."""
-    return value.like(z) if isinstance(value, PerChain) else value.to(z)
+    return value.like(z) if isinstance(value, PerChain) else placed(value, z)
 
 
 def raw(value: Bound) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from casal.constraints.base import Constraint, Excess, Parts, SphereInFlat, largest, register, side_by_side
 from casal.constraints.vectors import EPSILON, flat, norm, over_events, peak, refuse_overflow
+from casal.devices import chosen, eigh
 from casal.errors import ShapeError
 from casal.typing import Event
 
@@ -96,7 +97,7 @@ class PSDCone(Constraint):
         size = peak(flat(z))[:, :, None]
         scaled = z / size
         symmetric = 0.5 * (scaled + scaled.mT)
-        values, vectors = torch.linalg.eigh(symmetric)
+        values, vectors = eigh(symmetric)
         clipped = (vectors * values.clamp_min(0.0)[:, None, :]) @ vectors.mT
         rounding = 4.0 * EPSILON * z.shape[1] * torch.linalg.vector_norm(symmetric, dim=(1, 2))
         inside = values.amin(1) >= -rounding
@@ -104,7 +105,7 @@ class PSDCone(Constraint):
         unmoved = inside & (z == z.mT).flatten(1).all(1)
         foot = torch.where(over_events(unmoved, z), z, refuse_overflow(foot, self))
         for _ in range(REFINEMENTS):
-            left = torch.nonzero(largest(_positivity(foot, None).violation()) > REFINED).flatten()
+            left = chosen(largest(_positivity(foot, None).violation()) > REFINED)
             if not len(left):
                 break
             foot[left] = _clipped_in_own_units(foot[left])
@@ -191,7 +192,7 @@ def _clipped_in_own_units(z: Tensor) -> Tensor:
     noise = z.diagonal(dim1=1, dim2=2) <= 64.0 * EPSILON * z.shape[1] * peak(flat(z))
     z = z.masked_fill(noise[:, :, None] | noise[:, None, :], 0.0)
     root = _own_units(z, z.abs())
-    values, vectors = torch.linalg.eigh(z / root[:, :, None] / root[:, None, :])
+    values, vectors = eigh(z / root[:, :, None] / root[:, None, :])
     plain = (vectors * values.clamp_min(0.0)[:, None, :]) @ vectors.mT
     gone = plain.diagonal(dim1=1, dim2=2) <= REFINED * values.abs().amax(1, keepdim=True)
     plain = plain.masked_fill(gone[:, :, None] | gone[:, None, :], 0.0)
@@ -209,7 +210,7 @@ def _positivity(z: Tensor, lost: Tensor | None) -> Excess:
     terms = scaled.abs() if lost is None else scaled.abs() + 0.5 * (lost / size) + 0.5 * (lost / size).mT
     root = _own_units(scaled, terms)
     plain = scaled / root[:, :, None] / root[:, None, :]
-    v = torch.linalg.eigh(plain / peak(flat(plain))[:, :, None])[1][:, :, 0] / root
+    v = eigh(plain / peak(flat(plain))[:, :, None])[1][:, :, 0] / root
     v = v / v.abs().amax(1, keepdim=True)
     value, unit = (torch.einsum("ni,nij,nj->n", w, part, w)[:, None] for w, part in ((v, scaled), (v.abs(), terms)))
     below = torch.cat([-value, -scaled.diagonal(dim1=1, dim2=2)], dim=1).clamp_min(0.0)

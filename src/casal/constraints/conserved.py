@@ -60,6 +60,7 @@ from casal.constraints.vectors import (
     shortest,
     unit,
 )
+from casal.devices import chosen, look_due, on_host, placed, seen
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 from casal.typing import Event
 
@@ -427,9 +428,9 @@ class ObservedMassEnergy(Constraint):
 
     def _free(self, z: Tensor) -> Tensor:
         """Positions of the free coordinates."""
-        free = torch.ones(flat(z).shape[1], dtype=torch.bool, device=z.device)
-        free[self.index.to(z.device)] = False
-        return torch.nonzero(free).flatten()
+        free = torch.ones(flat(z).shape[1], dtype=torch.bool)
+        free[self.index.cpu()] = False
+        return torch.nonzero(free).flatten().to(z.device)
 
     def _mean(self, free: int) -> Number:
         if self.mass is None or not free:
@@ -622,7 +623,7 @@ class MassEnergyBox(Constraint):
         y = flat(z).clone()
         # A second pass starts beside the answer, and takes away what rounding left of the first.
         for _ in range(PASSES):
-            left = torch.nonzero(~self._holds(y, frame)).flatten()
+            left = chosen(~self._holds(y, frame))
             if not len(left):
                 break
             y[left] = self._pass(y[left], frame)
@@ -631,18 +632,19 @@ class MassEnergyBox(Constraint):
         return Projection(point, residual <= ROUNDING, torch.zeros_like(residual).long(), residual)
 
     def _pass(self, y: Tensor, frame: _Frame) -> Tensor:
-        low, high = frame.low.to(y), frame.high.to(y)
+        low, high = placed(frame.low, y), placed(frame.high, y)
         if frame.reduced is None:
             return torch.full_like(y, frame.mean).clamp(low, high)
         reduced = frame.reduced
-        on = reduced._replace(low=reduced.low.to(y), high=reduced.high.to(y), longest=reduced.longest.to(y))
+        on = reduced._replace(low=placed(reduced.low, y), high=placed(reduced.high, y))
+        on = on._replace(longest=placed(reduced.longest, y))
         return (frame.mean + frame.radius * _farthest(direction(y), on)).clamp(low, high)
 
     def _holds(self, y: Tensor, frame: _Frame) -> Tensor:
         """Points (n,) that satisfy the definition to rounding, which stay where they are."""
         mass, energy = self.conserved.mass, self.conserved.energy
         power, size = y.square().sum(1), y.abs().sum(1) + abs(mass)
-        bounded = ((y >= frame.low.to(y)) & (y <= frame.high.to(y))).all(1)
+        bounded = ((y >= placed(frame.low, y)) & (y <= placed(frame.high, y))).all(1)
         summed = (y.sum(1) - mass).abs() <= 4.0 * EPSILON * size
         return bounded & summed & ((power - energy).abs() <= 8.0 * EPSILON * energy)
 
@@ -769,17 +771,21 @@ def _refine(v: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """
     out = v.clone()
     left = torch.arange(len(v), device=v.device)
-    line = v
-    for _ in range(ROUNDS):
+    line, done = v, torch.zeros(len(v), dtype=torch.bool, device=v.device)
+    for iteration in range(ROUNDS):
         u = line.clamp(low, high)
         lost = (u.sum(1).abs() > SETTLED) | ((u.square().sum(1) - 1.0).abs() > SETTLED)
-        out[left] = u
-        if not bool(lost.any()):
-            return out, left[:0]
-        if not bool(lost.all()):
-            left, v, line, u = left[lost], v[lost], line[lost], u[lost]
+        out[left] = u if on_host(v) else torch.where(done[:, None], out[left], u)
+        lost = lost & ~done
+        if look_due(iteration, v):
+            if not seen(lost.any()):
+                return out, left[:0]
+            if not seen(lost.all()):
+                some = chosen(lost)
+                left, v, line, u, lost = left[some], v[some], line[some], u[some], lost[some]
+        done = ~lost
         line = _fit(v, u, (line > low) & (line < high))
-    return out, left
+    return out, left if on_host(v) else left[chosen(lost)]
 
 
 def _fit(v: Tensor, u: Tensor, free: Tensor) -> Tensor:
@@ -808,10 +814,10 @@ def _bracket(v: Tensor, bounds: _Bounds) -> Tensor:
     v = v - v.gather(1, order).gather(1, last)
     start, end = bounds.onto(torch.zeros_like(v)), bounds.onto(WIDEST * v)
     near, far = (torch.full_like(v[:, :1], math.log(alpha)) for alpha in (NARROWEST, WIDEST))
-    for _ in range(HALVINGS):
+    for iteration in range(HALVINGS):
         differ = (_pattern(start, bounds) != _pattern(end, bounds)).any(1, keepdim=True)
         moving = differ & _show(start) & ~_show(end)
-        if not bool(moving.any()):
+        if look_due(iteration, v) and not seen(moving.any()):
             break
         middle = 0.5 * (near + far)
         point = bounds.onto(middle.exp() * v)
@@ -819,7 +825,7 @@ def _bracket(v: Tensor, bounds: _Bounds) -> Tensor:
         start, end = torch.where(up, point, start), torch.where(down, point, end)
         near, far = torch.where(up, middle, near), torch.where(down, middle, far)
 
-    stuck = torch.nonzero(_show(end).squeeze(1)).flatten()
+    stuck = chosen(_show(end).squeeze(1))
     if len(stuck):
         start[stuck], end[stuck] = _corners(v[stuck], end[stuck], bounds)
     return _between(start, end)
@@ -834,12 +840,12 @@ def _corners(v: Tensor, start: Tensor, bounds: _Bounds) -> tuple[Tensor, Tensor]
     end = bounds.longest.expand_as(v)
     near, far = torch.zeros_like(v[:, :1]), torch.ones_like(v[:, :1])
     share = near
-    for _ in range(CORNERS):
+    for iteration in range(CORNERS):
         point = _filling(_order(torch.lerp(v, bounds.low + bounds.high, share), bounds), bounds.low, bounds.high)
         short = _show(point)
         start, end = torch.where(short, point, start), torch.where(short, end, point)
         near, far = torch.where(short, share, near), torch.where(short, far, share)
-        if not bool((far > near).any()):
+        if look_due(iteration, v) and not seen((far > near).any()):
             break
         share = 0.5 * (near + far)
     return start, end

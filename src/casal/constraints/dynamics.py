@@ -15,6 +15,7 @@ from casal.constraints.flat import Affine, Box
 from casal.constraints.solvers.polyhedron import UNDERFLOW, Polyhedron, nearest
 from casal.constraints.solvers.splitting import Quadratic, on_box
 from casal.constraints.vectors import EPSILON, LARGEST, flat, norm
+from casal.devices import waits
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 from casal.typing import Event
 
@@ -245,6 +246,7 @@ class LinearDynamics(Constraint):
             states.append(y)
         return torch.stack(states, dim=1)
 
+    @waits
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         y, u = (flat(part) for part in self._split(z))
         target = torch.cat([y - self._free.to(z), u], dim=1)

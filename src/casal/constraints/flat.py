@@ -60,6 +60,7 @@ from casal.constraints.vectors import (
     refuse_overflow,
     tangent,
 )
+from casal.devices import amend, chosen, on_host, placed, seen
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 from casal.typing import Event
 
@@ -214,13 +215,13 @@ class Affine(Constraint):
         # What the rounding of large coordinates leaves in small rows goes in a second step; of a huge y, in a few more.
         right = spread(self._right, y).expand(len(y), -1)
         foot = foot - self._system.step(across(foot, self._rows) - right)
-        huge = torch.nonzero(peak(y).squeeze(1) > LARGE).flatten()
-        if len(huge):
-            part, level = foot[huge], right[huge]
-            for _ in range(PASSES):
-                part = part - self._system.step(across(part, self._rows) - level)
-            foot[huge] = part
-        return foot.reshape(z.shape)
+        return amend(foot, peak(y).squeeze(1) > LARGE, self._closer, foot, right).reshape(z.shape)
+
+    def _closer(self, foot: Tensor, right: Tensor) -> Tensor:
+        """What rounding has left of A z = b is taken off, a few times."""
+        for _ in range(PASSES):
+            foot = foot - self._system.step(across(foot, self._rows) - right)
+        return foot
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         y = flat(z)
@@ -281,18 +282,18 @@ class _DenseSystem:
 
     def step(self, gap: Tensor) -> Tensor:
         """The same, for a correction."""
-        return gap @ self._inverse.to(gap).T
+        return gap @ placed(self._inverse, gap).T
 
     def heights(self, offset: Tensor) -> Tensor:
         """Numbers (n, k) whose squares add up to the squared distance of offsets from U z = 0."""
         return offset @ self.basis.to(offset).T
 
     def tangent(self, y: Tensor) -> Tensor:
-        return tangent(y, self.basis.to(y))
+        return tangent(y, placed(self.basis, y))
 
     def inside_fast(self, y: Tensor) -> Tensor:
         """The part of y with U v = 0, in one pass."""
-        basis = once(self._made, y, lambda: self.basis.to(y))
+        basis = once(self._made, y, lambda: placed(self.basis, y))
         return torch.addmm(y, y @ basis.T, basis, alpha=-1.0)
 
     def inside_direction(self) -> Tensor | None:
@@ -369,7 +370,7 @@ class HalfSpace(Constraint):
 
     def _height(self, z: Tensor) -> Tensor:
         """(a . z - b) / |a|."""
-        return flat(z) @ self._normal.to(z) - each(self._level, z)
+        return flat(z) @ placed(self._normal, z) - each(self._level, z)
 
     def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
         """A Gaussian along the plane, a Gaussian cut at b across it."""
@@ -386,14 +387,14 @@ class HalfSpace(Constraint):
         return y.new_tensor(-math.inf), y.new_zeros(len(y)) + each(self._level, y)
 
     def _project_fast(self, z: Tensor) -> Tensor:
-        return (flat(z) - self._height(z).clamp_min(0.0)[:, None] * self._normal.to(z)).reshape(z.shape)
+        return (flat(z) - self._height(z).clamp_min(0.0)[:, None] * placed(self._normal, z)).reshape(z.shape)
 
     def within(self, space: Subspace) -> Constraint | None:
         normal = space.coordinates(self.a[None])
         return None if normal is None else HalfSpace(normal[0], self.b)
 
     def _project(self, z: Tensor) -> Tensor:
-        y, normal = flat(z), self._normal.to(z)
+        y, normal = flat(z), placed(self._normal, z)
         peak = y.abs().amax(1).clamp_min(1.0)
         outside = (y / peak[:, None]) @ normal > each(self._level, z) / peak
         foot = tangent(y, normal[None]) + column(self._level, z) * normal
@@ -603,7 +604,7 @@ class Polytope(Constraint):
         return self.G, self.h
 
     def inequalities(self, z: Tensor) -> Tensor:
-        return flat(z) @ self._rows.matrix.to(z).T - self._rows.bound.to(z)
+        return flat(z) @ self._rows.matrix.to(z).T - placed(self._rows.bound, z)
 
     def polyhedron(self, event: Event) -> Rows | None:
         lengths = torch.linalg.vector_norm(self.G, dim=1)
@@ -622,7 +623,7 @@ class Polytope(Constraint):
         return Projection(found.point.reshape(z.shape), found.converged, found.iterations, found.residual)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
-        return rows_missed(flat(z), lost, self._rows.matrix, self._rows.bound.to(z), self._lengths)
+        return rows_missed(flat(z), lost, self._rows.matrix, placed(self._rows.bound, z), self._lengths)
 
     def row_name(self, event: Event, row: int) -> str:
         return f"inequality {int(self._kept[row])} of G z <= h"
@@ -723,12 +724,14 @@ class _Plane(NamedTuple):
 
     def breakpoints(self, y: Tensor) -> Tensor:
         """Every multiplier at which a coordinate meets a bound, and zero, sorted."""
-        used = self.normal != 0
-        y, normal = y[:, used], self.normal[used]
+        used, normal, sides = self.normal != 0, self.normal, (self.low, self.high)
+        if on_host(y):
+            y, normal, sides = y[:, used], normal[used], (self.low[..., used], self.high[..., used])
+            used = used[used]
         parts = [torch.zeros_like(y[:, :1])]
-        for side in (self.low[..., used], self.high[..., used]):
+        for side in sides:
             met = ((y - side) / normal).clamp(-FARTHEST, FARTHEST)
-            parts.append(torch.where(torch.isinf(side), torch.zeros_like(met), met))
+            parts.append(torch.where(torch.isinf(side) | ~used, torch.zeros_like(met), met))
         return torch.cat(parts, dim=1).sort(1).values
 
     def between(self, p: Tensor, q: Tensor) -> Tensor:
@@ -742,7 +745,7 @@ class _Plane(NamedTuple):
         """On from the outermost breakpoint, where only coordinates without a bound still move, towards a corner."""
         free = torch.where(torch.isinf(corner), self.normal, torch.zeros_like(self.normal))
         inside = self.between(point, torch.where((self.normal == 0) | torch.isinf(corner), point, corner))
-        if not bool((free != 0).any()):
+        if on_host(free) and not bool((free != 0).any()):
             return inside
         share = free.square().sum(-1, keepdim=True)
         moved = point - self.gap(point) * (free / torch.where(share > 0, share, 1.0))
@@ -883,14 +886,14 @@ class BoxHyperplane(Constraint):
         """All numbers in the dtype of z, with the count of chains checked."""
         self._check_chains(z)
         sides = (raw(self.low), raw(self.high), self._top, self._bottom)
-        return _Plane(self._normal.to(z), column(self._level, z), *(side.to(z) for side in sides))
+        return _Plane(placed(self._normal, z), column(self._level, z), *(placed(side, z) for side in sides))
 
     def _project(self, z: Tensor) -> Tensor:
         out = refuse_overflow(torch.where(flat(z).abs() > FARTHEST, torch.inf, flat(z)), self)
         plane = self._plane(z)
         # From a huge y the rounding of the first pass may exceed the answer; from there a second pass is exact.
         for _ in range(PASSES):
-            left = torch.nonzero(~plane.holds(out)).flatten()
+            left = chosen(~plane.holds(out))
             if not len(left):
                 break
             out[left] = _cross(out[left], plane if self.chains is None else plane.take(left))
@@ -911,8 +914,8 @@ class BoxHyperplane(Constraint):
             lam = lam + gap / free[:, None].clamp_min(SMALLEST_SLOPE)
         near = 4.0 * torch.finfo(z.dtype).eps * math.sqrt(y.shape[1])
         lost = torch.isfinite(y).all(1) & ~(gap.abs() <= near * plane.size(out)).squeeze(1)
-        if bool(lost.any()):
-            some = torch.nonzero(lost).flatten()
+        if seen(lost.any()):
+            some = chosen(lost)
             out[some] = flat(self.take(some)._project(z[some].to(torch.float64))).to(out)
         return out.reshape(z.shape)
 
@@ -974,7 +977,7 @@ def rows_missed(
     size = y.abs() if lost is None else y.abs() + flat(lost)
     gap, level = across(y / top, matrix) - level / top, level.abs() / top
     unit = across(size / top, sizes) + level
-    return Excess(gap.abs() if equal else gap.clamp_min(0.0), unit, scale=top * lengths.to(y))
+    return Excess(gap.abs() if equal else gap.clamp_min(0.0), unit, scale=top * placed(lengths, y))
 
 
 def bounds_missed(y: Tensor, lost: Tensor | None, low: Tensor, high: Tensor) -> Excess:

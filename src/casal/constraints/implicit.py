@@ -29,6 +29,7 @@ from casal.constraints.solvers.gauss_newton import anchored, nearest
 from casal.constraints.solvers.quick_steps import Quick, common_feet, dots, quick_feet
 from casal.constraints.solvers.rows import DENSE, Algebra, ProductRows, SparseRows, dense_factor, solve_dense
 from casal.constraints.vectors import flat, norm, over_events, peak
+from casal.devices import chosen, on_host
 from casal.errors import ProjectionError, SettingError, ShapeError
 from casal.typing import Event
 
@@ -334,7 +335,7 @@ class Implicit(Constraint):
             narrow = z.dtype == torch.float32 and self._takes_narrow(z)
             points, start = flat(z).clone(), None if warm is None else flat(warm.expand_as(z)).clone()
             found = self._quick(points if narrow else points.to(torch.float64), event)
-            left = torch.nonzero(~found.done).flatten() if narrow or start is not None else ()
+            left = chosen(~found.done) if narrow or start is not None else ()
             if len(left):
                 wide = points[left].to(torch.float64)
                 again = self._quick(wide, event, None if start is None else start[left].to(torch.float64))
@@ -345,7 +346,7 @@ class Implicit(Constraint):
         system, common = _QuickSystem(self, event), None if start is not None else self._common_rows(event)
         if common is not None:
             found = common_feet(system, y, *(part.to(y) for part in common))
-            left = torch.nonzero(~found.done).flatten()
+            left = chosen(~found.done)
             if len(left):
                 found.point[left], found.done[left] = self._quick_steps(system, y[left], None)
             return found
@@ -502,7 +503,7 @@ class FromProjection(Constraint):
         out = self._user_project(z)
         if not isinstance(out, Tensor) or out.shape != z.shape:
             raise ShapeError(f"project returned {_shown(out)} for points of shape {tuple(z.shape)}")
-        if not bool(out.isfinite().all()):
+        if on_host(z) and not bool(out.isfinite().all()):
             raise ProjectionError("project returned non-finite coordinates for finite points")
         return out
 
@@ -552,8 +553,10 @@ class _System:
         found = self._in_units(values, rows, z, None)
         value = largest(found.violation())
         below = CLOSE if self.algebra is DENSE else CLOSER
-        close = torch.nonzero((value > STRICT) & (value < below)).flatten()
-        if rough or self.owner.scale is not None or not len(close):
+        if rough or self.owner.scale is not None:
+            return value
+        close = chosen((value > STRICT) & (value < below))
+        if not len(close):
             return value
         left = found.amount[close] - self.rounding(z[close], values[close], rows[close])
         value = value.clone()
@@ -576,7 +579,7 @@ class _System:
         found = self._in_units(values, rows, z, lost)
         rounding = torch.zeros_like(found.amount)
         if rows is not None:
-            off = torch.nonzero(largest(found.violation()) > STRICT).flatten()
+            off = chosen(largest(found.violation()) > STRICT)
             if len(off):
                 rounding[off] = self.rounding(z[off], values[off], rows[off])
         good = torch.isfinite(found.amount) & torch.isfinite(found.unit)
@@ -594,7 +597,7 @@ class _System:
         noise = self._noise(z)
         if self.algebra is not DENSE:  # a factorisation, only for chains in which it can make a difference
             left = self._in_units((values.abs() - noise).clamp_min(0.0), rows, z, None).violation()
-            some = torch.nonzero(largest(left) <= STRICT).flatten()
+            some = chosen(largest(left) <= STRICT)
             if not len(some):
                 return torch.zeros_like(noise)
             if len(some) < len(z):
@@ -751,7 +754,7 @@ def searched_for(owner: Constraint, z: Tensor, warm: Tensor | None, found: Quick
 
     A chain that is not finite stays as it is: the loop looks for those.
     """
-    left = torch.nonzero(~found.done).flatten()
+    left = chosen(~found.done)
     left = left[torch.isfinite(z[left]).flatten(1).all(1)] if len(left) else left
     if len(left):
         start = None if warm is None else warm.expand_as(z)[left]

@@ -15,6 +15,7 @@ from casal.checks import positive
 from casal.constraints.base import Budget, Constraint, Excess, Projection, at_once, register, side_by_side
 from casal.constraints.chains import whole
 from casal.constraints.vectors import EPSILON, GRANTED, axis, norm, relative, unit
+from casal.devices import amend, chosen, placed
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 from casal.typing import Event
 
@@ -206,13 +207,13 @@ class Obstacles(Constraint):
         for start, stop, gates in self._gates:
             part = out[:, start:stop]
             for low, high in gates:
-                edge = torch.where(part - low <= high - part, z.new_tensor(low), z.new_tensor(high))
+                edge = torch.where(part - low <= high - part, z.new_full((), low), z.new_full((), high))
                 part = torch.where((part > low) & (part < high), edge, part)
             out[:, start:stop] = part
         for scene in self._scenes:
             part = z[:, scene.start : scene.stop]
             x = part.reshape(-1, part.shape[2])
-            stuck = torch.nonzero(~scene.free(x)).flatten()
+            stuck = chosen(~scene.free(x))
             if len(stuck):
                 walked = torch.zeros(len(stuck), dtype=torch.long, device=z.device)
                 x = x.index_copy(0, stuck, scene.leave(x[stuck], budget, walked))
@@ -318,8 +319,7 @@ class Shape(ABC):
         near = torch.ones(len(x), dtype=torch.bool, device=x.device)
         for column, low, high in zip(x.unbind(1), *(bound.tolist() for bound in self.bounds()), strict=True):
             near &= (column > low) & (column < high)
-        near = torch.nonzero(near).flatten()
-        return x.new_zeros(len(x)).index_copy(0, near, self.depth(x[near]).clamp_min(0.0))
+        return amend(x.new_zeros(len(x)), near, lambda some: self.depth(some).clamp_min(0.0), x)
 
     def _unit(self, x: Tensor) -> Tensor:
         """What the depths (m,) of the points x (m, p) are measured in: the smallest extent of the shape."""
@@ -370,7 +370,7 @@ class Disc(Shape):
         return [self.center.tolist(), self.radius, *self.window()]
 
     def depth(self, x: Tensor) -> Tensor:
-        return self.radius - torch.linalg.vector_norm(x - self.center.to(x), dim=1)
+        return self.radius - torch.linalg.vector_norm(x - placed(self.center, x), dim=1)
 
     def exit(self, x: Tensor) -> Tensor:
         return Circle(self.center, self.radius).foot(x)
@@ -531,7 +531,7 @@ class Circle(NamedTuple):
     radius: float
 
     def foot(self, x: Tensor) -> Tensor:
-        center = self.center.to(x)
+        center = placed(self.center, x)
         return center + self.radius * unit(x - center, axis(x, 1.0))
 
     def meet(self, other: Circle | Line) -> list[list[float]]:
@@ -612,7 +612,7 @@ class Scene(NamedTuple):
     def leave(self, x: Tensor, budget: Budget, walked: Tensor) -> Tensor:
         """Nearest way out for points x (m, p) inside; ``walked`` (m,) counts the steps of a walk."""
         out = self._leave_deepest(x)
-        stuck = torch.nonzero(~self.free(out)).flatten()
+        stuck = chosen(~self.free(out))
         if not len(stuck):
             return out
         if x.shape[1] == 2:
@@ -628,9 +628,7 @@ class Scene(NamedTuple):
         depth, which = torch.stack([shape.depth(x) for shape in self.shapes]).max(0)
         out = x.clone()
         for number, shape in enumerate(self.shapes):
-            inside = torch.nonzero((which == number) & (depth > 0)).flatten()
-            if len(inside):
-                out[inside] = shape.exit(x[inside])
+            out = amend(out, (which == number) & (depth > 0), shape.exit, x)
         return out
 
     def _nearest_candidate(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -659,7 +657,7 @@ class Scene(NamedTuple):
             best = torch.where((away < distance)[:, None], foot, best)
             distance = torch.minimum(distance, away)
         for _ in range(budget.iterations):
-            stuck = torch.nonzero(~self.free(best, edge)).flatten()
+            stuck = chosen(~self.free(best, edge))
             if not len(stuck):
                 break
             best[stuck] = self._leave_deepest(best[stuck])

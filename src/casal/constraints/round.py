@@ -57,6 +57,7 @@ from casal.constraints.vectors import (
     shortest,
     unit,
 )
+from casal.devices import look_due, placed, seen
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 from casal.typing import Event
 
@@ -396,9 +397,9 @@ class AffineRound(Constraint):
         inside = flat(self.flat_part._project(z)) - foot
         if self._axis is None:
             return foot.expand(len(z), -1).reshape(z.shape)
-        direction = unit(inside, self._axis.to(z))
+        direction = unit(inside, placed(self._axis, z))
         # Rounding leaves a normal part in a small offset; once more inside the flat, once more to length one.
-        direction = unit(self.flat_part.inside(direction), self._axis.to(z))
+        direction = unit(self.flat_part.inside(direction), placed(self._axis, z))
         shell = foot + radius * direction
         if self.convex:
             within = (norm(inside) <= each(self._radius, z))[:, None]
@@ -515,7 +516,7 @@ class Ellipsoid(Constraint):
 
     def _project(self, z: Tensor) -> Tensor:
         offset = self._offset(z)
-        sigma, basis = (self._semi / self._most).to(z), None if self._basis is None else self._basis.to(z)
+        sigma, basis = (self._semi / self._most).to(z), None if self._basis is None else placed(self._basis, z)
         size = peak(offset)
         rows = offset / size if basis is None else (offset / size) @ basis
         # Beyond 1e200 semi-axes the nearest point depends on the direction only.
@@ -566,13 +567,13 @@ def _secular(y: Tensor, sigma: Tensor) -> Tensor:
     square, pull = sigma.square(), sigma * y
     # Where every coordinate of sigma y / (sigma^2 + m) is at most one, the largest of them equal to one.
     m = (pull.abs() - square).amax(1, keepdim=True).clamp_min(0.0)
-    for _ in range(NEWTON_STEPS):
+    for iteration in range(NEWTON_STEPS):
         p = pull / (square + m)
         length = torch.linalg.vector_norm(p, dim=1, keepdim=True)
         slope = (p.square() / (square + m)).sum(1, keepdim=True)
         step = torch.where(length > 1.0, (length - 1.0) * length.square() / slope, torch.zeros_like(m))
         moved = m + step
-        if bool((moved == m).all()):
+        if look_due(iteration, m) and seen((moved == m).all()):
             break
         m = moved
     return square * y / (square + m)

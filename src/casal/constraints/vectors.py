@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from casal.devices import on_host
 from casal.errors import ProjectionError
 
 Made = TypeVar("Made")
@@ -101,9 +102,12 @@ def tangent(y: Tensor, basis: Tensor) -> Tensor:
 
 
 def refuse_overflow(point: Tensor, owner: object) -> Tensor:
-    """The point, unless its nearest member of the set ``owner`` lies beyond the largest float."""
+    """The point, unless its nearest member of the set ``owner`` lies beyond the largest float.
+
+    Off the host it comes out not finite, without a look.
+    """
     finite = torch.isfinite(point).flatten(1).all(1)
-    if not bool(finite.all()):
+    if on_host(point) and not bool(finite.all()):
         lost = torch.nonzero(~finite).flatten().tolist()
         raise ProjectionError(
             f"{type(owner).__name__}.project overflows for {len(lost)} of {len(point)} points: coordinates are close "

@@ -12,6 +12,7 @@ the fields ``log_weight`` (n,) and ``ancestor`` (n,), which the result reads.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -51,13 +52,21 @@ def uniform(context: Context, n: int, generator: torch.Generator, out: Tensor | 
 
 
 def key(context: Context, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
-    """One whole number that seeds a generator: for draws by rejection, which need an unknown number of numbers."""
-    return torch.randint(1 << 62, (), generator=generator, device=generator.device)
+    """One whole number that seeds a generator: for draws by rejection, which need an unknown number of numbers.
+
+    It is a number of the host on every device, for it is read. The state of a generator is known to the host, too: off
+    the host the number is a digest of it, and a draw moves it on.
+    """
+    if generator.device.type == "cpu":
+        return torch.randint(1 << 62, (), generator=generator)
+    torch.empty(1, device=generator.device).uniform_(generator=generator)
+    digest = hashlib.blake2b(generator.get_state().numpy().tobytes(), digest_size=8).digest()
+    return torch.tensor(int.from_bytes(digest, "little") >> 2)
 
 
-def generator_of(number: Tensor) -> torch.Generator:
-    """The generator that a ``key`` stands for."""
-    return torch.Generator(number.device).manual_seed(int(number))
+def generator_of(number: Tensor, like: Tensor) -> torch.Generator:
+    """The generator that a ``key`` stands for, on the device of a tensor."""
+    return torch.Generator(like.device).manual_seed(int(number))
 
 
 class Stage(NamedTuple):
@@ -205,11 +214,14 @@ def step_advice(row: Any) -> str:
     return f"(tau = {float(row.b):.3g}); take a smaller step_size or a preconditioner"
 
 
-def table_rows(context: Context, kind: Any = TableRow, **columns: Tensor) -> list[Any]:
+def table_rows(
+    context: Context, kind: Any = TableRow, host: Sequence[Any] | None = None, **columns: Tensor
+) -> list[Any]:
     """One row per step: a, b, s, t of the table and the method's own columns (T,), as scalars of the run's device.
 
     Scalars are zero-dimensional tensors, float64 unless steps are compiled: they do not widen float32 states, and a
-    compiled step does not specialise on their values. Rows of a table that looks back also have ``recall``.
+    compiled step does not specialise on their values. Rows of a table that looks back also have ``recall``, those of
+    methods that decide by numbers ``host``: what a step reads must not be on a device, which it would wait for.
     """
     table = context.table
     every = {"a": table.a, "b": table.b, "s": table.s, "t": table.t, **columns}
@@ -218,6 +230,8 @@ def table_rows(context: Context, kind: Any = TableRow, **columns: Tensor) -> lis
     if table.memory is not None and table.alpha is not None and table.sigma is not None:
         looks = (column.to(device, dtype).unbind() for column in (table.alpha, table.sigma, table.memory))
         scalars["recall"] = [Recall(*parts) for parts in zip(*looks, strict=True)]
+    if host is not None:
+        scalars["host"] = host
     return [kind(**dict(zip(scalars, values, strict=True))) for values in zip(*scalars.values(), strict=True)]
 
 

@@ -60,12 +60,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from casal.checks import positive, whole_number
 from casal.constraints import Box, Constraint, PerChain
+from casal.decoders import Decoder
+from casal.devices import on_host, waits
 from casal.errors import SettingError
 from casal.methods.base import Method, Stage, generator_of, key
 from casal.methods.context import Context, Uncounted, few_chains, pick
@@ -444,7 +447,7 @@ class BoundedHMC(Method[BoundedState]):
         """Trajectories of Hamiltonian Monte Carlo, one after the other."""
         if float(state.done) > 1.0:
             return state
-        generator, bounds, s = generator_of(noise), bounds_of(context), row.sigma
+        generator, bounds, s = generator_of(noise, state.x), bounds_of(context), row.sigma
         here, eps = self._point(context, bounds, state.x, s, state.common), float(state.size) * s
         steps = [(int(state.leapfrogs) + j) // self.trajectories for j in range(self.trajectories)]
         accepted = list[Tensor]()
@@ -477,7 +480,7 @@ class BoundedHMC(Method[BoundedState]):
         """z ~ N(D, V) in the set; x is moved accordingly."""
         decoder, bounds = Turned(context), bounds_of(context)
         mean = decoder.decode(state.estimate).flatten(1)
-        z = draw_inside(bounds, mean, state.variance, generator_of(noise)).reshape(-1, *decoder.event)
+        z = draw_inside(bounds, mean, state.variance, generator_of(noise, state.x)).reshape(-1, *decoder.event)
         x = state.estimate + decoder.lift(z - mean.reshape(z.shape)).to(state.x)
         return state._replace(z=z, x=x)
 
@@ -710,11 +713,8 @@ def _kinds(context: Context, bounds: Bounds, n: int) -> Tensor:
     """Which direction each chain takes when C is measured, (n,): by its number in the run."""
     number = (torch.arange(n, device=context.like.device) + context.first) % KINDS
     kind = torch.full_like(number, BOUNDED)
-    if not bool(bounds.bounded.all()):
-        kind[number == 1] = FREE
-    if bounds.normal is not None:
-        kind[number == 2] = NORMAL
-    return kind
+    kind = torch.where((number == 1) & ~bounds.bounded.all(), FREE, kind)
+    return kind if bounds.normal is None else torch.where(number == 2, NORMAL, kind)
 
 
 def measure(bounds: Bounds, state: BoundedState, kind: Tensor, s: float) -> Common:
@@ -765,9 +765,9 @@ def restricted(low: Tensor, high: Tensor) -> Interval:
 
     Reflected so that the interval lies more to the left, where tails of Phi keep their digits.
     """
-    if bool((high == torch.inf).all()):
+    if on_host(low) and bool((high == torch.inf).all()):
         return _tail(-low)
-    if bool((low == -torch.inf).all()):
+    if on_host(low) and bool((low == -torch.inf).all()):
         mass, shift, narrowing, turn = _tail(high)
         return Interval(mass, -shift, narrowing, -turn)
     flip = low + high > 0.0
@@ -898,6 +898,23 @@ def bounds_of(context: Context) -> Bounds:
     Raises:
         SettingError: The set is of another kind.
     """
+    known = _known_bounds.setdefault(context.constraint, [])
+    where = (context.like.device, context.latent)
+    for decoder, place, bounds in known:
+        if decoder is context.decoder and place == where:
+            return bounds
+    found = _read_bounds(context)
+    known.append((context.decoder, where, found))
+    return found
+
+
+_known_bounds: WeakKeyDictionary[Constraint, list[tuple[Decoder, tuple[torch.device, Event], Bounds]]] = (
+    WeakKeyDictionary()
+)
+"""What was read off a set, so that a step need not read it again."""
+
+
+def _read_bounds(context: Context) -> Bounds:
     one, event, device = context.constraint, decoded_event(context), context.like.device
     if not (one.flat_sided and one.smooth) or one.in_pieces:
         raise _refused(one, "it has no flat sides")
@@ -974,6 +991,7 @@ def _refused(one: Constraint, why: str) -> SettingError:
 # ---------------------------------------------------------------------------------------------------- the last draw
 
 
+@waits
 def draw_inside(bounds: Bounds, mean: Tensor, variance: Tensor, generator: torch.Generator) -> Tensor:
     """z ~ N(mean, variance) with independent coordinates, restricted to the bounds and the equation, (n, k)."""
     low, high = (side.expand_as(mean) for side in (bounds.low, bounds.high))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from casal.constraints import Budget, Constraint, over_events
 from casal.decoders import Decoder, Gram
+from casal.devices import on_host
 from casal.errors import DtypeError, SettingError, ShapeError
 from casal.targets import Table, Target
 from casal.typing import StartDensity
@@ -169,7 +170,7 @@ class Context:
         if self.target.denoise is None:
             raise SettingError(f"{self.target.name} has no denoiser")
         self.usage.add_scores(len(y))
-        level = torch.as_tensor(sigma, dtype=torch.float64, device=y.device)
+        level = torch.full((), sigma, dtype=torch.float64, device=y.device)
         return self._like_points("denoiser", self.target.denoise, y, level)
 
     def _like_points(self, what: str, function: Callable[..., Tensor], x: Tensor, t: Tensor) -> Tensor:
@@ -220,12 +221,15 @@ class Context:
     def project(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
         """P(z) for the loop: in the dtype of z where there is a fast form (closed, or quick steps), else in float64.
 
+        Off the host closed forms are taken without a look at the points, which would have to wait for the device.
+
         Args:
             z: Points (n, *event).
             warm: A point near the answer, for iterative projections. They keep to the budget, if there is one.
         """
         self.usage.add_projections(len(z))
-        if self.constraint.fast and (self.budget is None or self.constraint.exact):
+        fast = self.constraint.fast or (self.constraint.exact and not on_host(z))
+        if fast and (self.budget is None or self.constraint.exact):
             return self.constraint.project_fast(z, warm=warm)
         return self.constraint.project(z, budget=self.budget, warm=warm)
 

@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from casal.devices import solve
 from casal.errors import SettingError
 from casal.methods.base import Method, Stage, split_records, step_advice, table_rows
 from casal.methods.context import Context, move
@@ -102,6 +103,6 @@ def _penalised(context: Context, z: Tensor, centre: Tensor, ridge: Tensor) -> tu
     jacobian = torch.stack([row.reshape(len(z), -1) for row in rows], dim=1)
     offset = (centre - z).reshape(len(z), -1, 1)
     system = jacobian @ jacobian.mT + ridge[:, :, None] * torch.eye(h.shape[1], dtype=z.dtype, device=z.device)
-    multiplier = torch.linalg.solve(system, h.detach()[:, :, None] + jacobian @ offset)
+    multiplier = solve(system, h.detach()[:, :, None] + jacobian @ offset)
     landed = centre - (jacobian.mT @ multiplier).reshape(z.shape)
     return landed, context.residual(landed)

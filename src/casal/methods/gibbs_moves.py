@@ -84,7 +84,7 @@ class GibbsMoves(Moves):
     def draw(self, context: Context, state: GibbsState, row: Any, noise: Tensor) -> GibbsState:
         """z ~ N(A x, 1 / rho) restricted to C."""
         near = context.decode(state.x)
-        drawn = context.constraint.sample_near(near, float(state.rho) ** -0.5, generator_of(noise))
+        drawn = context.constraint.sample_near(near, float(state.rho) ** -0.5, generator_of(noise, near))
         assert drawn is not None, "SplitGibbs takes these moves only where the set has closed forms"
         return state._replace(z=drawn.to(state.z.dtype))
 

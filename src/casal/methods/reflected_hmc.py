@@ -350,7 +350,7 @@ class ReflectedHMC(Method[ReflectedState]):
 
     def _begin(self, bounds: Bounds, state: ReflectedState, most: int, noise: Tensor) -> ReflectedState:
         """A velocity, and how many leapfrogs there will be."""
-        generator, z = generator_of(noise), state.z.flatten(1)
+        generator, z = generator_of(noise, state.z), state.z.flatten(1)
         v = torch.randn(z.shape, generator=generator, dtype=torch.float32, device=z.device).to(z)
         v = along_equation(bounds, state.scale, v)
         pace = 1.0 + PACES * (2.0 * torch.rand(len(z), generator=generator, dtype=z.dtype, device=z.device) - 1.0)
@@ -398,7 +398,7 @@ class ReflectedHMC(Method[ReflectedState]):
 
     def _decide(self, context: Context, state: ReflectedState, log_p: Tensor, noise: Tensor) -> ReflectedState:
         """Accept the end of the trajectory, or stay where it began; log p at the end is measured as that at z is."""
-        generator = generator_of(noise + 1)
+        generator = generator_of(noise + 1, state.z)
         z = state.z.flatten(1)
         before = state.log_p if context.target.potential is not None else torch.zeros_like(log_p)
         log_ratio = log_p - before

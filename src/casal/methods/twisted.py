@@ -33,6 +33,18 @@ class GuidedRow(NamedTuple):
     t_next: Tensor
     alpha_next: Tensor
     sigma_next: Tensor
+    host: Host
+
+
+class Host(NamedTuple):
+    """The same numbers for decisions, in host memory on every device: reading them waits for nothing."""
+
+    b: Tensor
+    s: Tensor
+    alpha: Tensor
+    sigma: Tensor
+    alpha_next: Tensor
+    sigma_next: Tensor
 
 
 class GuidedState(NamedTuple):
@@ -127,7 +139,11 @@ class Twisted(Method[Any]):
         columns = {"t": table.t, "alpha": alpha, "sigma": sigma}
         after = {f"{name}_next": torch.cat([v[1:], v[-1:]]) for name, v in columns.items()}
         after["sigma_next"][-1], after["alpha_next"][-1] = 0.0, 1.0
-        rows = table_rows(context, GuidedRow, alpha=alpha, sigma=sigma, **after)
+        host = {"b": table.b, "s": table.s, **columns, **after}
+        hosts = [
+            Host(*parts) for parts in zip(*(host[name].to(context.row_dtype) for name in Host._fields), strict=True)
+        ]
+        rows = table_rows(context, GuidedRow, hosts, alpha=alpha, sigma=sigma, **after)
         groups = groups_of(context, n, self.islands)
         meet = partial(self.meet, groups)
         guided = [Stage([row], self.step, None if k == 0 else meet) for k, row in enumerate(rows)]
@@ -136,22 +152,24 @@ class Twisted(Method[Any]):
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> GuidedState:
         alpha, sigma = noise_levels(context.table)
         log_weight, ancestor = equal_weights(context, len(x))
-        rho = torch.tensor(float(self.twist), dtype=torch.float64, device=x.device)
+        rho = torch.tensor(float(self.twist), dtype=torch.float64)
         z = context.project(context.decode(x))
         state = GuidedState(x, z, x, log_weight, log_weight, ancestor, rho)
-        state = self._with_potential(context, state, context.table.t[0].to(x.device), alpha[0], sigma[0])
+        level = (alpha[0].to(x.device), sigma[0].to(x.device))
+        state = self._with_potential(context, state, context.table.t[0].to(x.device), level, (alpha[0], sigma[0]))
         return state._replace(log_weight=-state.potential)
 
     def step(self, context: Context, state: GuidedState, row: GuidedRow, noise: Tensor) -> GuidedState:
         """One row of the table with the guide, and the weights that pay for it."""
         score = (row.alpha * state.estimate - state.x) / row.sigma**2
         x, paid = move(context, state.x, score, row, noise), torch.zeros_like(state.log_weight)
-        if float(row.s) > 0.0:
+        if float(row.host.s) > 0.0:
             delta = self._delta(context, state, row)
             x = x + delta
             d, w = (v.reshape(len(x), -1).to(torch.float64) for v in (delta, noise))
             paid = -((d * w).sum(1) + d.square().sum(1) / (2 * row.s)) / row.s
-        new = self._with_potential(context, state._replace(x=x), row.t_next, row.alpha_next, row.sigma_next)
+        level, host = (row.alpha_next, row.sigma_next), (row.host.alpha_next, row.host.sigma_next)
+        new = self._with_potential(context, state._replace(x=x), row.t_next, level, host)
         return new._replace(log_weight=state.log_weight + state.potential - new.potential + paid)
 
     def meet(
@@ -178,16 +196,19 @@ class Twisted(Method[Any]):
         return split_records(context, state.x, state.z)
 
     def _with_potential(
-        self, context: Context, state: GuidedState, t: Tensor, alpha: Tensor, sigma: Tensor
+        self, context: Context, state: GuidedState, t: Tensor, level: tuple[Tensor, Tensor], host: tuple[Tensor, Tensor]
     ) -> GuidedState:
-        """The state with the denoised estimate of x, its foot on C and its potential V_t."""
+        """The state with the denoised estimate of x, its foot on C and its potential V_t.
+
+        ``level`` is (alpha, sigma) on the device, ``host`` the same in host memory.
+        """
         clean = state.x
-        if float(sigma) > 0.0:
-            clean = estimate(state.x, context.score(state.x, t), alpha, sigma)
+        if float(host[1]) > 0.0:
+            clean = estimate(state.x, context.score(state.x, t), *level)
         decoded = context.decode(clean)
         z = context.foot(decoded, warm=state.z)
         r = (decoded - z).reshape(len(z), -1).to(torch.float64)
-        force = self._solve(context, decoded - z, alpha, sigma).reshape(len(z), -1).to(torch.float64)
+        force = self._solve(context, decoded - z, *host).reshape(len(z), -1).to(torch.float64)
         return state._replace(estimate=clean, z=z, potential=(r * force).sum(1) / 2)
 
     def _solve(self, context: Context, r: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
@@ -198,14 +219,14 @@ class Twisted(Method[Any]):
         rho, v = self.twist, _spread(alpha, sigma)
         if context.identity or not context.decoder.linear:
             return r / (1.0 / rho + v * context.decoder.norm() ** 2)
-        strength = torch.as_tensor(v * rho, dtype=torch.float64, device=r.device)
+        strength = torch.full((), v * rho, dtype=torch.float64, device=r.device)
         back = context.decoder.vjp(context.like)(r.to(context.like.dtype))
         return rho * (r - strength * context.decode(context.gram.solve(back, strength)))
 
     def _delta(self, context: Context, state: GuidedState, row: GuidedRow) -> Tensor:
-        r = context.decode(state.estimate) - state.z
-        force = self._solve(context, r, row.alpha, row.sigma).to(state.x.dtype)
-        gain = float(row.b * row.alpha / row.sigma**2) * _spread(row.alpha, row.sigma)
+        r, host = context.decode(state.estimate) - state.z, row.host
+        force = self._solve(context, r, row.host.alpha, row.host.sigma).to(state.x.dtype)
+        gain = float(host.b * host.alpha / host.sigma**2) * _spread(host.alpha, host.sigma)
         return -gain * context.decoder.vjp(state.estimate)(force)
 
 

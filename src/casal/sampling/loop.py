@@ -23,7 +23,7 @@ from casal.sampling.on_the_way import take_snapshot
 from casal.sampling.plan import Plan
 from casal.sampling.result import SampleResult
 from casal.sampling.stepping import Block, Stepper, step_once
-from casal.sampling.tiles import Tile, join, one_thread, split
+from casal.sampling.tiles import Tile, join, one_thread, shared_on_host, split
 from casal.sampling.trace import Trace
 
 
@@ -96,7 +96,7 @@ def meet(plan: Plan, chains: Chains, k: int, executor: Executor) -> None:
         with one_thread():
             whole, known = together(plan.inside.context.replace(usage=chains.usage), whole, chains.generator)
     finally:  # an interrupted meeting leaves the states as they were
-        for tile, state in zip(chains.tiles, split(whole, chains.tiles), strict=True):
+        for tile, state in zip(chains.tiles, split(shared_on_host(whole), chains.tiles), strict=True):
             tile.state = state
     chains.trace.record_meeting(chains.tiles[0].steps, known)
     executor.tell(known)
@@ -106,7 +106,8 @@ def start(plan: Plan, tile: Tile, watch: Watch) -> None:
     """Give a tile its first state."""
     if tile.state is None:
         x = plan.points(tile.start, tile.stop, tile.generator)
-        tile.state = plan.method.init(plan.context_now(plan.steps_context(tile), tile), x, tile.generator)
+        state = plan.method.init(plan.context_now(plan.steps_context(tile), tile), x, tile.generator)
+        tile.state = shared_on_host(state)
 
 
 def advance(plan: Plan, tile: Tile, watch: Watch, stepper: Stepper, k: int) -> None:

@@ -164,7 +164,7 @@ class Plan:
         """|z - decode(x)| of samples z with latents x, (n,) float64; zero without a decoder."""
         x = state[0]
         if self.undecoded:
-            return torch.zeros(len(samples), dtype=torch.float64)
+            return samples.new_zeros(len(samples), dtype=torch.float64)
         z = samples if self.offset is None else samples - self.offset.to(samples.device)
         parts = [z[some] - self.context.decode(x[some]).to(z) for some in few_chains(x, z)]
         return torch.cat([torch.linalg.vector_norm(part.flatten(1), dim=1) for part in parts]).to(torch.float64)
@@ -242,7 +242,11 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
         legs.append(Leg(stages, end))
     if options.snapshots > end:
         raise SettingError(f"snapshots = {options.snapshots} steps apart, but the run has {end}; give a smaller number")
-    size = options.tile or options.stored_tile or even_size(n, tile_size(context.latent, tried.event))
+    size = (
+        options.tile
+        or options.stored_tile
+        or even_size(n, tile_size(context.latent, tried.event, device=context.like.device))
+    )
     return Plan(
         target=context.target,
         method=chosen,

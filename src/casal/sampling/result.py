@@ -101,21 +101,22 @@ class SampleResult:
 
     def __post_init__(self) -> None:
         if len(self.gap) != len(self.samples):
-            object.__setattr__(self, "gap", torch.zeros(len(self.samples), dtype=torch.float64))
+            object.__setattr__(self, "gap", self.samples.new_zeros(len(self.samples), dtype=torch.float64))
 
     @property
     def weights(self) -> Tensor:
         """(n,) float64 weights that sum to one; equal for methods without weights."""
         log_weight = getattr(self.state, "log_weight", None)
         if log_weight is None:
-            return torch.full((len(self.samples),), 1.0 / max(len(self.samples), 1), dtype=torch.float64)
+            n, device = len(self.samples), self.samples.device
+            return torch.full((n,), 1.0 / max(n, 1), dtype=torch.float64, device=device)
         return torch.softmax(log_weight, dim=0)
 
     @property
     def ancestors(self) -> Tensor:
         """(n,) index of the starting chain each sample descends from."""
         ancestor: Tensor | None = getattr(self.state, "ancestor", None)
-        return torch.arange(len(self.samples)) if ancestor is None else ancestor
+        return torch.arange(len(self.samples), device=self.samples.device) if ancestor is None else ancestor
 
     def expect(self, f: Callable[[Tensor], Tensor]) -> Estimate:
         """The expectation of a function of the samples, with a standard error that knows of weights and copies.

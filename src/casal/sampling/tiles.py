@@ -1,7 +1,7 @@
 """Chains in tiles of a fixed size, each with its own stream of random numbers.
 
-The size depends on the event alone and the stream on (seed, tile), so a result does not depend on how many
-threads, workers or restarts it took.
+The size depends on the event and on the kind of device, and the stream on (seed, tile), so a result does not depend on
+how many threads, workers or restarts it took.
 """
 
 from __future__ import annotations
@@ -19,16 +19,25 @@ from casal.methods import Usage
 from casal.sampling.trace import Trace
 from casal.typing import Event
 
+CPU = torch.device("cpu")
+
 TILE_NUMBERS = 1 << 17
 """Numbers in one tensor of a tile: 0.5 MB of float32, so that a state of a few of them stays near the L2 cache."""
 
 LARGEST_TILE = 4096
 
+DEVICE_NUMBERS = 1 << 24
+"""The same off the host: 64 MB of float32, since a call costs a GPU more than what leaves its caches."""
 
-def tile_size(*events: Event) -> int:
-    """Chains in a tile: as many as keep the largest tensor, latent or decoded, near TILE_NUMBERS; a power of two."""
-    wanted = TILE_NUMBERS // max(1, *(torch.Size(event).numel() for event in events))
-    return min(LARGEST_TILE, 1 << max(0, wanted.bit_length() - 1))
+
+def tile_size(*events: Event, device: torch.device = CPU) -> int:
+    """Chains in a tile: as many as keep the largest tensor, latent or decoded, near TILE_NUMBERS; a power of two.
+
+    Off the host it is near DEVICE_NUMBERS.
+    """
+    numbers, most = (TILE_NUMBERS, LARGEST_TILE) if device.type == "cpu" else (DEVICE_NUMBERS, DEVICE_NUMBERS)
+    wanted = numbers // max(1, *(torch.Size(event).numel() for event in events))
+    return min(most, 1 << max(0, wanted.bit_length() - 1))
 
 
 def generator(seed: int, stream: int, device: torch.device) -> torch.Generator:
@@ -106,6 +115,11 @@ def join(tiles: list[Tile]) -> Any:
         parts = fields.pop(0)
         whole.append(torch.cat(parts) if parts[0].ndim else parts[0])
     return kind(*whole)
+
+
+def shared_on_host(state: Any) -> Any:
+    """The state with the numbers that all chains share in host memory, so that a step reads them without waiting."""
+    return type(state)(*(part if part.ndim else part.to(CPU) for part in state))
 
 
 def split(state: Any, tiles: list[Tile]) -> list[Any]:

@@ -43,6 +43,7 @@ from torch import Tensor
 from casal.constraints.base import Budget, Projection
 from casal.constraints.solvers.rows import DENSE, Algebra
 from casal.constraints.vectors import EPSILON, LARGEST, norm, over_events
+from casal.devices import waits
 from casal.linalg import conjugate_gradients
 
 ANGLE = 1e-14
@@ -230,6 +231,7 @@ def aside_direction(like: Tensor) -> Tensor:
 # ------------------------------------------------------------------ the descent
 
 
+@waits
 def nearest(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> Projection:
     """Nearest points of the set to ``y``, or the point where a chain came to a halt, flagged.
 
@@ -261,6 +263,7 @@ def nearest(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> 
     return found
 
 
+@waits
 def anchored(system: System, y: Tensor, start: Tensor, budget: Budget) -> Projection:
     """A few plain Gauss-Newton steps z <- y - U^T (U U^T)^-1 (gap + U (y - z)) from a point close by.
 

@@ -14,6 +14,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from casal.devices import waits
+
 NARROW = 1e-5
 """Width (in sigmas) below which the density is an exponential to eleven digits."""
 
@@ -41,6 +43,7 @@ LEAST_ORDER = 20.0
 # ------------------------------------------------------------------ intervals
 
 
+@waits
 def truncated_normal(mean: Tensor, sigma: float, low: Tensor, high: Tensor, generator: torch.Generator) -> Tensor:
     """z = F^-1(u), u uniform: N(mean, sigma^2) restricted to [low, high], element by element, in float64.
 
@@ -125,6 +128,7 @@ def _distance_from_end(u: Tensor, beta: Tensor, width: Tensor) -> Tensor:
 # ------------------------------------------------------------------ spheres
 
 
+@waits
 def von_mises_fisher(
     mean: Tensor, kappa: Tensor, dimension: int, normal: Callable[[int], Tensor], generator: torch.Generator
 ) -> Tensor:

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from casal.constraints.base import Budget
 from casal.constraints.vectors import EPSILON, LARGEST, norm, relative
+from casal.devices import waits
 from casal.errors import ProjectionError
 
 UNDERFLOW = 1e-290
@@ -159,6 +160,7 @@ class _State(NamedTuple):
     empty: Tensor
 
 
+@waits
 def nearest(y: Tensor, rows: Polyhedron, budget: Budget, *, guess: Tensor | None = None) -> Nearest:
     """Nearest points of the polyhedron to ``y``.
 

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints.solvers.gauss_newton import aside_direction
+from casal.devices import waits
 
 STEPS = 24
 """Most steps. One more for a few last chains costs little beside a search."""
@@ -123,6 +124,7 @@ class _Chains(NamedTuple):
     open: Tensor
 
 
+@waits
 def quick_feet(system: QuickSystem, y: Tensor, start: Tensor | None = None) -> Quick:
     """Feet of y, or y itself for chains that do not get there in a few steps.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from casal.constraints.solvers.banded import bands_for_many
 from casal.constraints.vectors import EPSILON, norm
+from casal.devices import seen
 from casal.errors import SettingError, ShapeError
 from casal.linalg import conjugate_gradients
 
@@ -99,7 +100,7 @@ class DenseRows:
         ridge = max(ridge, EPSILON * 4 * gram.shape[1])
         diagonal = torch.where(active, torch.full_like(gram[:, 0], ridge), torch.ones_like(gram[:, 0]))
         factor, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed(diagonal))
-        while bool((info > 0).any()):
+        while seen((info > 0).any()):
             ridge *= 100.0
             again, info_again = torch.linalg.cholesky_ex(matrix + torch.diag_embed(diagonal.clamp_min(ridge)))
             failed = info > 0

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from casal.constraints.solvers.banded import Bands
 from casal.constraints.vectors import norm, peak
+from casal.devices import placed
 from casal.errors import SettingError, ShapeError
 
 MOST_DENSE = 2**22
@@ -56,7 +57,7 @@ class SparseMatrix:
         self.values, self.shape = whole.values()[entries], torch.Size((m, d))
 
     @cached_property
-    def _made(self) -> dict[torch.dtype, Tensor]:
+    def _made(self) -> dict[tuple[torch.dtype, torch.device], Tensor]:
         """The matrix as a tensor of torch, in the dtypes that were asked for."""
         return {}
 
@@ -101,7 +102,7 @@ class SparseMatrix:
                 f"{self!r} would have to be written out as {self.shape.numel():.1e} numbers here, more than "
                 f"{MOST_DENSE:.1e}; pass a dense matrix if you have the memory"
             )
-        return self._like(torch.float64).to_dense()
+        return self._like(torch.float64, self.values.device).to_dense()
 
     def data(self) -> dict[str, Any]:
         """As plain data: {"shape": ..., "rows": ..., "columns": ..., "values": ...}, arguments of the constructor."""
@@ -112,16 +113,16 @@ class SparseMatrix:
             "values": self.values.tolist(),
         }
 
-    def _like(self, dtype: torch.dtype) -> Tensor:
-        if dtype not in self._made:
-            places = torch.stack([self.rows, self.columns])
-            whole = torch.sparse_coo_tensor(places, self.values.to(dtype), self.shape, check_invariants=False)
-            self._made[dtype] = whole._coalesced_(True)
-        return self._made[dtype]
+    def _like(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        if (dtype, device) not in self._made:
+            places, values = torch.stack([self.rows, self.columns]).to(device), self.values.to(device, dtype)
+            whole = torch.sparse_coo_tensor(places, values, self.shape, check_invariants=False)
+            self._made[dtype, device] = whole._coalesced_(True)
+        return self._made[dtype, device]
 
     def across(self, y: Tensor) -> Tensor:
         """A y for the rows of y (n, d): (n, m)."""
-        return torch.sparse.mm(self._like(y.dtype), y.T).T
+        return torch.sparse.mm(self._like(y.dtype, y.device), y.T).T
 
     def back(self, weights: Tensor) -> Tensor:
         """A^T w for the rows of w (n, m): (n, d)."""
@@ -129,7 +130,7 @@ class SparseMatrix:
 
     def times_dense(self, other: Tensor) -> Tensor:
         """A B for a dense matrix B (d, k)."""
-        return torch.sparse.mm(self._like(other.dtype), other)
+        return torch.sparse.mm(self._like(other.dtype, other.device), other)
 
     @cached_property
     def _turned(self) -> SparseMatrix:
@@ -252,7 +253,7 @@ class SparseSystem:
         )
 
     def _solve(self, right: Tensor) -> Tensor:
-        return self._bands.solve(self._factor, right)
+        return self._bands.solve(placed(self._factor, right), right)
 
     @property
     def independent(self) -> Tensor:
@@ -313,12 +314,12 @@ class SparseSystem:
 
 def across(y: Tensor, rows: Tensor | SparseMatrix) -> Tensor:
     """A y for the rows of y (n, d), A dense or sparse: (n, m)."""
-    return y @ rows.to(y).T if isinstance(rows, Tensor) else rows.across(y)
+    return y @ placed(rows, y).T if isinstance(rows, Tensor) else rows.across(y)
 
 
 def back(weights: Tensor, rows: Tensor | SparseMatrix) -> Tensor:
     """A^T w for the rows of w (n, m): (n, d)."""
-    return weights @ rows.to(weights) if isinstance(rows, Tensor) else rows.back(weights)
+    return weights @ placed(rows, weights) if isinstance(rows, Tensor) else rows.back(weights)
 
 
 def stack(first: Tensor | SparseMatrix, second: Tensor | SparseMatrix) -> Tensor | SparseMatrix:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from casal.constraints.base import Budget, Projection
 from casal.constraints.vectors import EPSILON, flat, norm, over_events, relative
+from casal.devices import waits
 
 Map: TypeAlias = Callable[[Tensor], Tensor]
 """Points (n, *event) to points of the same shape, or to one number each (n,)."""
@@ -79,6 +80,7 @@ class Members(NamedTuple):
         return found.index_copy(0, done, self.of(done).violation(x[done])) if len(done) else found
 
 
+@waits
 def dykstra(z: Tensor, members: Members, budget: Budget) -> Projection:
     """Nearest points of the intersection of convex sets C_1, ..., C_K. One sweep takes every set in turn:
 
@@ -183,6 +185,7 @@ def _length(z: Tensor) -> Tensor:
     return norm(flat(z))
 
 
+@waits
 def alternating(z: Tensor, members: Members, budget: Budget, warm: Tensor | None = None) -> Projection:
     """x <- P_K(... P_2(P_1(x))), from x = z: alternating (cyclic) projections, for sets that need not be convex.
 
@@ -204,6 +207,7 @@ def alternating(z: Tensor, members: Members, budget: Budget, warm: Tensor | None
     return _in_groups(functools.partial(_cycles, corrected=False), z, members, budget, warm)
 
 
+@waits
 def dykstra_anywhere(z: Tensor, members: Members, budget: Budget, warm: Tensor | None = None) -> Projection:
     """The sweeps of ``dykstra`` for sets that need not be convex; a chain is done at its first common point.
 
@@ -235,6 +239,7 @@ def _cycles(z: Tensor, members: Members, budget: Budget, warm: Tensor | None, *,
     return _honest(record.projection(), members)
 
 
+@waits
 def admm(z: Tensor, members: Members, budget: Budget, warm: Tensor | None = None) -> Projection:
     """A common point of two sets that need not be convex, from a given z and w = 0, by the method of multipliers:
 
@@ -332,6 +337,7 @@ class Separation(NamedTuple):
     proved: Tensor
 
 
+@waits
 def separate(z: Tensor, members: Members, steps: int) -> Separation:
     """Whether convex sets C_1, ..., C_K have no common point. With p_i = P_i(x), a common point w satisfies
 
@@ -376,6 +382,7 @@ def separate(z: Tensor, members: Members, steps: int) -> Separation:
     return Separation(gap, clear, proved)
 
 
+@waits
 def behind_matrix(
     y: Tensor, A: Tensor, project: Callable[[Tensor], Tensor], violation: Callable[[Tensor], Tensor], budget: Budget
 ) -> Projection:
@@ -458,6 +465,7 @@ class Quadratic(NamedTuple):
         return self.most / self.least if self.least > 0 else math.inf
 
 
+@waits
 def on_box(
     f: Tensor,
     quadratic: Quadratic,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints import truncated_normal
+from casal.devices import cholesky, solve
 from casal.methods.base import gaussian
 from casal.methods.context import Context
 from casal.methods.look_ahead.features import Features
@@ -36,7 +37,7 @@ def last_draw(context: Context, state: AheadState, features: Features, s: float,
     slopes, point = ahead.slopes._replace(own=own), free
     for _ in range(CORRECTIONS):  # f bends, so one push along its slopes is not all
         gap = wanted - torch.cat([features.values(point), soft], 1)
-        push = s**2 * slopes.back(torch.linalg.solve(linear, gap[..., None])[..., 0])
+        push = s**2 * slopes.back(solve(linear, gap[..., None])[..., 0])
         point, soft = point + push.reshape(x.shape).to(x.dtype), wanted[:, features.count :]
     return point
 
@@ -50,7 +51,7 @@ def _wanted(ahead: Ahead, features: Features, generator: torch.Generator) -> Ten
     wanted, white = torch.zeros_like(ahead.mean), torch.zeros_like(ahead.mean)
     if e == ahead.mean.shape[1]:
         return wanted
-    root = torch.linalg.cholesky(ahead.linear + ahead.bent)
+    root = cholesky(ahead.linear + ahead.bent)
     for i in range(m):
         centre = ahead.mean[:, i] + (root[:, i, :i] * white[:, :i]).sum(1)
         spread = root[:, i, i]
@@ -64,7 +65,7 @@ def _wanted(ahead: Ahead, features: Features, generator: torch.Generator) -> Ten
         centre = ahead.mean[:, m:] + (root[:, m:, :m] @ white[:, :m, None])[..., 0]
         inner = root[:, m:, m:]
         eye = torch.eye(features.rank, dtype=root.dtype, device=root.device)
-        narrow = torch.linalg.cholesky(eye + inner.mT @ ahead.stiff @ inner)  # precision of the white noise
+        narrow = cholesky(eye + inner.mT @ ahead.stiff @ inner)  # precision of the white noise
         pull = inner.mT @ (ahead.tilt - (ahead.stiff @ centre[..., None])[..., 0])[..., None]
         noise = torch.randn(centre.shape, generator=generator, dtype=torch.float64, device=centre.device)
         moved = torch.cholesky_solve(pull, narrow) + torch.linalg.solve_triangular(

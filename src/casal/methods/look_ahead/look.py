@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from casal.devices import eigh, seen
 from casal.errors import SettingError
 from casal.methods.context import Context
 from casal.methods.look_ahead.features import Features
@@ -195,7 +196,7 @@ class Derivative:
             new = left > SPENT * torch.linalg.vector_norm(images[-1], dim=1, keepdim=True)
             row = torch.where(new, row / left.clamp_min(torch.finfo(left.dtype).tiny), 0.0)
         V = torch.stack(basis, 1)
-        values, axes = torch.linalg.eigh(_symmetric(V @ torch.stack(images, 2)))
+        values, axes = eigh(_symmetric(V @ torch.stack(images, 2)))
         factor = torch.where(values > 0.0, values.clamp_min(SMALL_SLOPE).rsqrt(), 0.0)
         return size * (V.mT @ (axes @ (factor * axes[:, 0])[..., None]))[..., 0]
 
@@ -332,7 +333,7 @@ def _soft(model: Derivative, term: Callable[[Tensor], Tensor] | None, clean: Ten
             row = bends[-1] - sum(share * m for share, m in zip(shares, normals, strict=True))
     directions, spread_rows = torch.stack(normals, 1), torch.stack(spreads, 1)
     stiff = -_symmetric(spread_rows @ torch.stack(bends, 1).mT)
-    values, axes = torch.linalg.eigh(stiff)
+    values, axes = eigh(stiff)
     nothing = nothing.clone()
     nothing[:, 0] = (gradient.detach().flatten(1).to(torch.float64) * spreads[0]).sum(1)
     return Soft(
@@ -379,7 +380,7 @@ def _bends(model: Derivative, features: Features, clean: Tensor, s: float, signs
 def _spread_of(model: Derivative, v: Tensor, u: Tensor, spread: Tensor, s: float) -> Tensor:
     """C v; without a product with J where v is a multiple of u, whose C u is known."""
     factor = (v * u).sum(1, keepdim=True) / u.square().sum(1, keepdim=True)
-    if bool(((v - factor * u).abs().amax(1) <= SAME * v.abs().amax(1)).all()):
+    if seen(((v - factor * u).abs().amax(1) <= SAME * v.abs().amax(1)).all()):
         return factor * spread
     return s**2 * model.pull(v)
 
@@ -426,7 +427,7 @@ def _positive(linear: Tensor, largest: Tensor) -> Tensor:
     if not bool(torch.linalg.cholesky_ex(raised - torch.diag_embed(LEAST * unit))[1].any()):
         return raised
     both = unit.sqrt()[:, :, None] * unit.sqrt()[:, None]
-    values, axes = torch.linalg.eigh(raised / both)
+    values, axes = eigh(raised / both)
     return _symmetric(both * ((axes * values.clamp_min(LEAST)[:, None]) @ axes.mT))
 
 

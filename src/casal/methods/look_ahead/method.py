@@ -378,7 +378,7 @@ class LookAhead(Method[Any]):
 
     def restart(self, context: Context, state: AheadState, row: Row, noise: Tensor) -> AheadState:
         """New starting points, with what the calibration has found."""
-        generator, start, n = generator_of(noise), context.target.init, len(state.x)
+        generator, start, n = generator_of(noise, state.x), context.target.init, len(state.x)
         given = start[context.first : context.first + n] if isinstance(start, Tensor) else None
         x = (context.target.draw(n, generator) if given is None else given).to(state.x)
         return self._start(context, x, generator, state.x.shape[1])._replace(fits=state.fits, notes=state.notes)
@@ -556,7 +556,7 @@ class LookAhead(Method[Any]):
     def draw(self, context: Context, state: AheadState, row: Row, noise: Tensor) -> AheadState:
         """x0 given x and f(x0) in C, to first order."""
         s, features = self.placed(context, state)[self.levels], self.features(context)
-        return state._replace(estimate=last_draw(context, state, features, s, generator_of(noise))[:, None])
+        return state._replace(estimate=last_draw(context, state, features, s, generator_of(noise, state.x))[:, None])
 
     def finish(
         self, context: Context, state: AheadState, generator: torch.Generator

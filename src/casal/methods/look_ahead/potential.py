@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from casal.devices import cholesky
 from casal.methods.look_ahead.features import Features
 
 ROOT = math.sqrt(2.0 * math.pi)
@@ -56,7 +57,7 @@ def potential(mean: Tensor, covariance: Tensor, features: Features, tilt: Tensor
     """
     e, m, sides = features.equal, mean.shape[1], features.count - features.equal
     value, slope, curvature = mean.new_zeros(len(mean)), torch.zeros_like(mean), torch.zeros_like(covariance)
-    root = torch.linalg.cholesky(covariance[:, :e, :e])
+    root = cholesky(covariance[:, :e, :e])
     if e:
         white = torch.linalg.solve_triangular(root, mean[:, :e, None], upper=False)[..., 0]
         value = -white.square().sum(1) / 2 - root.diagonal(dim1=1, dim2=2).log().sum(1)

@@ -27,6 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from casal.devices import cholesky, eigh
 from casal.methods.look_ahead.features import Features
 from casal.methods.look_ahead.look import Ahead, Slopes
 from casal.methods.look_ahead.potential import potential
@@ -98,11 +99,11 @@ def propose(
     """
     k = (there / here) ** 2
     beta = there * math.sqrt(1.0 - k)
-    root = torch.linalg.cholesky(ahead.linear)
+    root = cholesky(ahead.linear)
     gram = here**4 * ahead.slopes.gram()
     whitened = torch.linalg.solve_triangular(root, gram, upper=False)
     whitened = torch.linalg.solve_triangular(root, whitened.mT, upper=False)
-    c, axes = torch.linalg.eigh((whitened + whitened.mT) / 2)
+    c, axes = eigh((whitened + whitened.mT) / 2)
     c = c.clamp_min(1e-12 * here**2)
     basis = torch.linalg.solve_triangular(root.mT, axes, upper=True)  # V
     turn = basis * (here**2 / c.sqrt())[:, None]  # E = turn^T G
@@ -115,6 +116,6 @@ def propose(
     at = potential(_times(back, mean), (covariance + covariance.mT) / 2, features, ahead.tilt, ahead.stiff)
     step = back * (beta * gain)[:, None]  # K
     inverse = torch.eye(len(c[0]), dtype=c.dtype, device=c.device) + step.mT @ at.curvature @ step
-    spread = torch.cholesky_inverse(torch.linalg.cholesky((inverse + inverse.mT) / 2))
+    spread = torch.cholesky_inverse(cholesky((inverse + inverse.mT) / 2))
     mean = _times(spread, _times(step.mT, at.slope))
-    return Proposal(k * x + (1.0 - k) * (clean + extra), beta, ahead.slopes, turn, mean, torch.linalg.cholesky(spread))
+    return Proposal(k * x + (1.0 - k) * (clean + extra), beta, ahead.slopes, turn, mean, cholesky(spread))

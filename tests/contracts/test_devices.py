@@ -1,0 +1,299 @@
+"""Ready for a GPU without having one: every method, set, decoder and model family on a device that is not there.
+
+``tests/pretend_device.py`` says what is checked: no mix of devices, noise from the device's own generator, and no
+number that is read inside of a row, but by the functions of ``casal/devices.py``. The numbers are real, so that they
+can be compared with those of the host.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import casal
+from casal import CASAL, ReflectedHMC, Unconstrained
+from casal.decoders import Gram
+from casal.devices import LOOK_EVERY, amend, look_due
+from casal.methods import METHODS, Context, TableRow
+from casal.sampling.tiles import DEVICE_NUMBERS, LARGEST_TILE, tile_size
+
+from ..pretend_device import THERE, PretendDevice, There, here, pretend_device, there
+from .sets import SETS, SetCase
+from .test_families import BEHIND, FAMILIES
+from .test_methods import CASES, MethodCase, cases, problem_of
+
+N = 24
+
+LOOKING = {
+    "split-gibbs": "draws from von Mises-Fisher distributions by rejection",
+    "split-gibbs-given-levels": "the same",
+    "look-ahead": "eigenvectors, and whether a product with the network can be spared",
+    "look-ahead-calibrated": "the same",
+    "bounded-hmc": "the last draw, from truncated normal distributions by rejection",
+}
+"""Methods whose steps look at numbers, and what for. All others read none."""
+
+LOOKS: dict[str, int] = {
+    "ellipsoid-axes": 1,
+    "ellipsoid-matrix": 1,
+    "psd-cone": 3,
+    "monotone": 1,
+    "obstacles-discs": 2,
+    "obstacles-boxes": 3,
+    "obstacles-segments": 2,
+    "box-hyperplane": 4,
+    "mass-energy-box": 3,
+    "mass-energy-box-field": 3,
+}
+"""Looks of a projection in the loop, at most, of closed forms that take any."""
+
+ITERATIVE = {
+    "through-network",
+    "polytope-square",
+    "dynamics-one-step",
+    "implicit-sphere",
+    "mass-energy-box-own-bounds",
+}
+"""Sets whose chains are set aside as they are done, which takes a look in every iteration."""
+
+ENDS = 2
+"""Looks of ``project`` itself: whether its points are finite before, and after."""
+
+
+def unmarked(device: PretendDevice, inside: str | None = None) -> dict[str, int]:
+    """Reads outside of ``casal/devices.py`` and of the functions that it marks."""
+    return {
+        line.place: count
+        for line, count in device.reads.items()
+        if (inside is None or any(name.endswith(":" + inside) for name in line.around))
+        and not any(name.startswith("devices.py:") for name in line.around)
+    }
+
+
+# ------------------------------------------------------------------ methods
+
+
+@cases()
+def test_a_run_on_a_device_reads_no_number_inside_a_row(case: MethodCase) -> None:
+    target, constraint = problem_of("affine" if "bounds" in case.on else "sphere", case.on)
+    with pretend_device() as device:
+        result = casal.sample(target, constraint, case.method, N, device=THERE)
+        samples = here(result.samples)
+    assert isinstance(result.samples, There)
+    assert all(isinstance(part, There) for part in result.state if part.ndim)
+    assert not unmarked(device, "step_once")
+    looks = device.places(device.reads, "step_once").total()
+    assert (looks > 0) == (case.id in LOOKING), looks
+    if isinstance(case.method, ReflectedHMC) or case.id in LOOKING:  # off the host a ``key`` is another number
+        assert not case.strict or float(constraint.violation(samples).max()) <= 1e-12
+    else:
+        assert torch.equal(samples, casal.sample(target, constraint, case.method, N).samples)
+
+
+def test_every_method_that_looks_is_a_case() -> None:
+    assert set(LOOKING) <= {case.id for case in CASES}
+
+
+@pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if entry.runs_on != "diffusion"])
+def test_the_path_from_the_user_to_the_result_takes_a_device(name: str) -> None:
+    """``expect``, ``summary`` and the certificates of a result on a device."""
+    entry = METHODS[name]
+    target, constraint = problem_of("affine", "density bounds" if entry.bounds else "density")
+    with pretend_device():
+        result = casal.sample(target, constraint, entry.example, N, device=THERE, record_every=5)
+        value = result.expect(lambda z: z.flatten(1).sum(1)).value
+        assert result.certificate.violation.shape == (N,) and result.fidelity.verdict
+        assert float(value) == pytest.approx(float((here(result.weights) * here(result.samples).sum(1)).sum()))
+
+
+# ------------------------------------------------------------------ sets
+
+
+def on_device(case: SetCase) -> casal.Constraint:
+    """The set; a user's function must take its own constants to the points."""
+    if case.id != "implicit-sphere":
+        return case.constraint
+    return casal.Implicit(lambda z: (z.square().sum(1) - 4.0)[:, None])
+
+
+@pytest.mark.parametrize("case", SETS, ids=lambda case: case.id)
+def test_a_set_stays_on_the_device(case: SetCase) -> None:
+    constraint = on_device(case)
+    n = 2 if case.id in ITERATIVE else 8
+    z = 3.0 * torch.randn(n, *case.event, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    wanted = [constraint.project(z), constraint.project_fast(z), constraint.violation(z)]
+    exact = case.id not in ITERATIVE
+    for what, most in (("project", ENDS), ("project_fast", 0), ("violation", 1)):
+        with pretend_device() as device:
+            points = there(z)
+            getattr(constraint, what)(points)  # the first call may prepare something
+            device.reads.clear()
+            out = getattr(constraint, what)(points)
+        assert isinstance(out, There)
+        torch.testing.assert_close(here(out), wanted.pop(0), rtol=1e-12, atol=1e-13)
+        assert not unmarked(device), what
+        if what == "violation":
+            assert device.reads.total() <= most + (case.id == "psd-cone") + 20 * (not exact)
+        elif exact:
+            assert device.reads.total() <= most + LOOKS.get(case.id, 0), what
+
+
+def test_every_set_that_looks_is_a_case() -> None:
+    assert LOOKS.keys() | ITERATIVE <= {case.id for case in SETS}
+
+
+def test_parameters_of_a_set_are_copied_to_a_device_once() -> None:
+    constraint = casal.Box(torch.zeros(3), torch.ones(3)) & casal.Affine(torch.ones(1, 3), 1.5)
+    with pretend_device() as device:
+        z = there(torch.randn(5, 3, dtype=torch.float64))
+        for _ in range(3):
+            constraint.project_fast(z)
+            device.uploads.clear()
+        constraint.project_fast(z)
+        assert not device.uploads
+
+
+# ------------------------------------------------------------------ decoders and families
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_a_decoder_stays_on_the_device(name: str) -> None:
+    behind = BEHIND[name]
+    x = torch.randn(5, behind.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def everything(decoder: casal.Decoder, gram: Gram | None, x: Tensor) -> list[Tensor]:
+        z = decoder(x)
+        out = [z, decoder.vjp(x)(torch.ones_like(z))]
+        return out if gram is None else [*out, gram.solve(x, torch.full((), 0.7, dtype=x.dtype, device=x.device))]
+
+    def prepared(x: Tensor) -> tuple[casal.Decoder, Gram | None]:
+        decoder = behind.decoder.to(x)
+        return decoder, decoder.gram(tuple(x.shape[1:]), None, x[:0]) if decoder.linear else None
+
+    wanted = everything(*prepared(x), x)
+    with pretend_device() as device:
+        points = there(x)
+        decoder, gram = prepared(points)
+        everything(decoder, gram, points)
+        device.reads.clear()
+        device.uploads.clear()
+        found = everything(decoder, gram, points)
+        assert not device.reads
+    for one, other in zip(found, wanted, strict=True):
+        assert isinstance(one, There)
+        torch.testing.assert_close(here(one), other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("decoder", ["Identity", "Linear"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_stays_on_the_device(name: str, decoder: str) -> None:
+    behind, constraint = BEHIND[decoder], casal.Sphere(1.5)
+    target = FAMILIES[name](behind.size)
+    with pretend_device() as device:
+        found = here(casal.sample(target, constraint, CASAL(10.0), 4, decoder=behind.decoder, device=THERE).samples)
+    assert not device.places(device.reads, "step_once")
+    wanted = casal.sample(target, constraint, CASAL(10.0), 4, decoder=behind.decoder).samples
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
+
+
+# ------------------------------------------------------------------ a second opinion: torch's own fake tensors
+
+FAKE = FakeTensorMode(allow_non_fake_inputs=True)
+UNINDEXED = [case for case in SETS if case.id.split("-")[0] in ("box", "affine") and case.constraint.fast]
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in UNINDEXED if case.id not in (*LOOKS, "affine-sparse")], ids=lambda case: case.id
+)
+def test_fast_projections_pass_torch_s_fake_cuda(case: SetCase) -> None:
+    """Tensors without numbers: nothing can be read at all. Without CUDA torch cannot slice them, so these sets only."""
+    with FAKE:
+        z = torch.empty(8, *case.event, dtype=torch.float64, device="cuda")
+        assert case.constraint.project_fast(z).device.type == "cuda"
+
+
+@pytest.mark.parametrize(
+    "method", [Unconstrained(), CASAL(10.0), CASAL.released(10.0, 0.1)], ids=["plain", "casal", "released"]
+)
+def test_steps_pass_torch_s_fake_cuda(method: casal.Method[Any]) -> None:
+    target = casal.langevin(lambda x: x, steps=3, step_size=0.1, init=torch.zeros(8, 4, dtype=torch.float64))
+    on_host = Context(target, casal.Box(-1.0, 1.0), casal.Identity(), torch.empty(0, 4, dtype=torch.float64))
+    (stage,) = method.plan(on_host, 8)
+    state = method.init(on_host, torch.zeros(8, 4, dtype=torch.float64), torch.Generator())
+
+    def fake(parts: Any) -> Any:
+        made = (p if p is None else torch.empty(p.shape, dtype=p.dtype, device="cuda") for p in parts)
+        return type(parts)(*made)
+
+    with FAKE:
+        x = torch.empty(8, 4, dtype=torch.float64, device="cuda")
+        context = on_host.replace(like=torch.empty(0, 4, dtype=torch.float64, device="cuda"))
+        after = stage.step(context, fake(state), fake(stage.rows[0]), torch.empty_like(x))
+        assert all(part.device.type == "cuda" for part in after)
+
+
+# ------------------------------------------------------------------ what the device notices, and small parts
+
+
+class Reads(Unconstrained):
+    """A method that reads a number in every row."""
+
+    def plan(self, context: Context, n: int) -> Any:
+        return [stage._replace(step=self.reads) for stage in super().plan(context, n)]
+
+    def reads(self, context: Context, state: Any, row: TableRow, noise: Tensor) -> Any:
+        return state._replace(x=state.x + float(row.s) * noise)
+
+
+def test_a_number_that_is_read_is_noticed() -> None:
+    target, constraint = problem_of("sphere")
+    with pretend_device() as device:
+        casal.sample(target, constraint, Reads(), N, device=THERE)
+    assert sum(unmarked(device, "step_once").values()) == len(target.table)
+
+
+def test_a_mix_of_devices_is_noticed() -> None:
+    with pretend_device() as device:
+        x = torch.ones(3, device=THERE)
+        assert here(x + torch.tensor(1.0)).tolist() == [2.0] * 3  # a number of the host may take part
+        for operation, more in ((torch.add, [torch.ones(3)]), (torch.lerp, [x, torch.tensor(0.5)])):
+            with pytest.raises(RuntimeError, match="mixes devices"):
+                operation(x, *more)
+        for stream, where in ((torch.Generator(), THERE), (torch.Generator(THERE), "cpu")):
+            with pytest.raises(RuntimeError, match="generator of another device"):
+                torch.randn(3, generator=stream, device=where)
+        device.reads.clear()
+        assert bool(x.sum() > 2) and len(x[x > 0]) == 3 and x.tolist() == [1.0] * 3
+        assert device.reads.total() == 3
+
+
+def test_a_row_of_a_mask_is_amended_on_every_device() -> None:
+    x, mask = torch.arange(4.0), torch.tensor([True, False, True, False])
+    wanted = torch.tensor([0.0, 1.0, -2.0, 3.0])
+    assert torch.equal(amend(x.clone(), mask, torch.neg, x), wanted)
+    with pretend_device() as device:
+        assert torch.equal(here(amend(there(x), there(mask), torch.neg, there(x))), wanted)
+    assert not device.reads
+
+
+def test_looks_are_every_few_iterations_off_the_host() -> None:
+    x = torch.zeros(1)
+    assert all(look_due(k, x) for k in range(20))
+    with pretend_device():
+        away = there(x)
+        assert [k for k in range(20) if look_due(k, away)] == [LOOK_EVERY - 1, 2 * LOOK_EVERY - 1]
+
+
+def test_tiles_are_larger_off_the_host() -> None:
+    assert tile_size((50,)) == 2048 and tile_size((1,)) == LARGEST_TILE
+    assert tile_size((50,), device=torch.device("cuda")) == 1 << 18
+    assert tile_size((1,), device=torch.device("cuda")) == DEVICE_NUMBERS
+
+
+def test_the_names_of_the_marked_places_are_those_of_the_package() -> None:
+    assert sys.modules["casal.devices"].__file__.endswith("devices.py")  # type: ignore[union-attr]
