@@ -11,7 +11,7 @@ value. What no check can know is in the table too: a mode that no chain has foun
 from casal.lab.drawing import writer
 from casal.lab.experiment import Experiment
 from casal.lab.fidelity.figures import figures
-from casal.lab.fidelity.runs import PARTS, run
+from casal.lab.fidelity.runs import ORIGINS, PARTS, run
 
 EXPERIMENT = Experiment(
     "fidelity",
@@ -19,4 +19,5 @@ EXPERIMENT = Experiment(
     PARTS,
     run,
     writer(figures),
+    origins=ORIGINS,
 )

@@ -14,7 +14,7 @@ from torch import Tensor
 import casal
 from casal.diagnostics import Fidelity
 from casal.errors import CasalWarning
-from casal.lab.experiment import Claim, Outcome, ResultTable, Tell, reached, share, stamp, with_error
+from casal.lab.experiment import Claim, Origin, Outcome, ResultTable, Tell, reached, share, stamp, with_error
 from casal.lab.fidelity.setup import F64, SPLIT, THREE, Case, Model, aligned, cases, smaller, without_potential
 
 FIRST_SEED, BROKEN_SEED = 7000, 8000
@@ -41,6 +41,18 @@ class Scale(NamedTuple):
 
 
 FULL, QUICK = Scale(16, 16, 200, None), Scale(1, 1, 3, 300)
+
+_NOT_THERE = "the paper has no such certificate"
+ORIGINS = (
+    Origin("distributions", "23, three of them held out", "ours", _NOT_THERE),
+    Origin("chains of a right run", "600, 300 on implicit sets", "ours", "as many as a user would take"),
+    Origin("chains of a broken run", f"{BROKEN_CHAINS}", "ours", "the number at which the prototypes were measured"),
+    Origin("seeds of a distribution", f"{FULL.right}, {FULL.cover} for the intervals", "ours", _NOT_THERE),
+    Origin("first seeds", f"{FIRST_SEED} and {BROKEN_SEED}", "ours", "not used to set any threshold"),
+    Origin("a run is wrong from", f"{WRONG:g} standard errors", "ours", "and far off from six"),
+    Origin("atoms", f"{MOST_ATOMS:.0%} of the samples on the edge", "ours", _NOT_THERE),
+)
+"""Where the constants come from; settings of the paper's particle are those of that experiment."""
 
 PARTS = ("right", "broken", "intervals", "few chains", "paper")
 """What ``--method`` takes."""
