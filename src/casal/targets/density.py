@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,8 +92,6 @@ def energy(
     potential = Given(f) if condition else f
 
     def score(x: Tensor, t: Tensor, /, **given: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():  # torch compiles functional gradients, but no graph that is made on the way
-            return -cast(Tensor, torch.func.grad(lambda y: potential(y, **given).sum())(x))
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(potential(leaf, **given).sum(), leaf)
