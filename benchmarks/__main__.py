@@ -11,6 +11,7 @@ import torch
 
 from benchmarks import (
     burgers,
+    compiled,
     conditions,
     diffusers_steps,
     dimensions,
@@ -25,6 +26,7 @@ from benchmarks.timing import Table, machine
 
 GROUPS = {
     "field": field.tables,
+    "compiled": compiled.tables,
     "burgers": burgers.tables,
     "projections": projections.tables,
     "feasibility": feasibility.tables,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,6 +18,7 @@ import casal
 from casal.errors import CasalWarning
 from casal.methods import Method, Stage
 from casal.methods.base import no_step
+from casal.sampling import stepping
 from casal.sampling.stepping import compiled_blocks, steps_together
 
 from ..models import network_ddpm
@@ -178,3 +182,80 @@ def test_a_score_that_cannot_be_compiled_runs_eagerly() -> None:
     with pytest.warns(CasalWarning, match="compile=True has no effect"):
         result = casal.sample(target, SPHERE, casal.CASAL(10.0), 20, compile=True)
     assert torch.equal(result.samples, casal.sample(target, SPHERE, casal.CASAL(10.0), 20).samples)
+
+
+# ------------------------------------------------------------------ steps that are kept, and those that are too slow
+
+
+class Scale:
+    """A model whose number can be changed."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = torch.tensor(factor)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+
+def made_anew(model: Scale, **options: Any) -> casal.SampleResult:
+    """A run for which target, set and method are made."""
+    target = casal.langevin(model.gradient, steps=STEPS, step_size=0.05, init=start)
+    method = casal.CASAL(casal.linear(1.0, 10.0))
+    return casal.sample(target, casal.Sphere(2.0), method, 16, check=False, **options)
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What is given to torch.compile, which gives it back as it is."""
+    given: list[object] = []
+
+    def compile(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        given.append(function)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(stepping, "_kept", OrderedDict())
+    return given
+
+
+def test_a_target_made_anew_is_not_compiled_anew(traced: list[object]) -> None:
+    one = made_anew(Scale(1.0), compile=True)
+    two = made_anew(Scale(1.0), compile=True)
+    assert len(traced) == 1 and torch.equal(one.samples, two.samples)
+
+
+def test_another_number_is_compiled_anew(traced: list[object]) -> None:
+    made_anew(Scale(1.0), compile=True)
+    other = made_anew(Scale(2.0), compile=True)
+    assert len(traced) == 2 and torch.allclose(other.samples, made_anew(Scale(2.0)).samples, atol=1e-5)
+
+
+def test_steps_of_a_model_that_was_changed_in_place_are_not_taken_for_those_of_an_equal_one(
+    traced: list[object],
+) -> None:
+    model = Scale(1.0)
+    made_anew(model, compile=True)
+    model.factor.fill_(3.0)
+    assert torch.allclose(made_anew(Scale(1.0), compile=True).samples, made_anew(Scale(1.0)).samples, atol=1e-5)
+    assert len(traced) == 2
+
+
+@pytest.mark.parametrize("slower", [False, True])
+def test_compiled_steps_that_are_slower_are_given_up(
+    traced: list[object], monkeypatch: pytest.MonkeyPatch, slower: bool
+) -> None:
+    """By a clock that is asked three times a trial: before, after the compiled steps, after the eager ones."""
+    ticks = itertools.accumulate(itertools.cycle((1.0, 3.0, 2.0) if slower else (1.0, 2.0, 3.0)))
+    monkeypatch.setattr(stepping, "time", SimpleNamespace(thread_time=lambda: next(ticks)))
+    monkeypatch.setattr(stepping, "WORTH_A_TRIAL", 0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = made_anew(Scale(1.0), compile=True, tile=4, threads=1)
+    said = [str(warning.message) for warning in caught if issubclass(warning.category, CasalWarning)]
+    assert len(said) == slower and result.provenance["compile"] != slower
+    if slower:
+        assert "take 1.50 times as long as eager ones" in said[0]
+        assert "1.50 times" in result.provenance["compile_note"]
+        assert made_anew(Scale(1.0), compile=True, tile=4).provenance["compile"] is False and len(traced) == 1
+    assert torch.allclose(result.samples, made_anew(Scale(1.0), tile=4).samples, atol=1e-5)
+    assert result.cost.score_evaluations == STEPS

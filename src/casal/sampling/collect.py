@@ -56,6 +56,8 @@ def collect(
     state, series = _decoded(plan, join(begun)), records.series()
     warn_if_degenerate(series, n, getattr(state, "log_weight", None))
     about = {**plan.about(), "asked": len(plan.target.table), "threads": executor.threads, "compile": stepper.compiles}
+    if stepper.note is not None:
+        about["compile_note"] = stepper.note
     snapshots = gather_snapshots(plan, begun)
     if snapshots is not None:
         about["settled_after"] = settled_after(plan)

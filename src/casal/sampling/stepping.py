@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from casal.errors import CasalWarning
 from casal.methods import Context, Stage, Uncounted, Usage, key
+from casal.sampling.function_code import CodeParts
 from casal.sampling.plan import Plan
 from casal.sampling.tiles import Tile
 
@@ -47,6 +49,11 @@ class Stepper(ABC):
     """
 
     compiles: bool = False
+
+    @property
+    def note(self) -> str | None:
+        """What a reader of the result should know of how the steps were taken; None if there is nothing."""
+        return None
 
     @abstractmethod
     def blocks(self, plan: Plan, k: int) -> list[Block]:
@@ -106,8 +113,15 @@ KEPT = 16
 FEW = 2
 """Chains on which a step is tried eagerly, to count what it uses."""
 
+TRIALS = 3
+"""Blocks that are also taken eagerly, to see whether compiled steps are faster; what the eager ones give is dropped."""
+
+WORTH_A_TRIAL = 50
+"""Blocks of a run for each trial, at least: trials take some percent of its time."""
+
 _numbers = itertools.count()
-_kept: OrderedDict[Hashable, Graphs] = OrderedDict()
+_kept: OrderedDict[Hashable, tuple[Graphs, tuple[object, ...]]] = OrderedDict()
+"""Compiled steps by the objects that they were asked for with. These are held: an id is theirs while they live."""
 
 
 class Kind(NamedTuple):
@@ -123,20 +137,25 @@ class Kind(NamedTuple):
 
 
 class Graphs:
-    """Compiled steps of a method for tiles of one size, kept for later runs on the same objects.
+    """Compiled steps of a method for tiles of one size, kept for later runs on the same objects or on equal ones.
 
     The numbers of a row are tensors, so that no value is compiled in; what else a row holds (a flag, a set) makes it a
-    kind of its own. Where torch cannot compile a step, all steps are eager, with one ``CasalWarning``.
+    kind of its own. Where torch cannot compile a step, all steps are eager, with one ``CasalWarning``; so are
+    they where the first blocks show that compiled steps are slower.
 
     Args:
         plan: The run. Only projections without a budget can be compiled.
         threads: How many will call it. torch's own call of a kernel keeps Python's lock, so that threads would wait for
             each other; for several of them the call is compiled too, which takes a few seconds more.
-        made_from: Objects that the context was made from. They are held: an id is theirs only while they live.
+        alike: What equal objects have in common (``_alike``).
+
+    Attributes:
+        eager: Whether torch could not compile a step.
+        slowdown: Time of compiled steps over that of eager ones where that is above one; None before it is known.
     """
 
-    def __init__(self, plan: Plan, threads: int, made_from: tuple[object, ...]) -> None:
-        self.name, self.chains, self.holds = plan.method.name, plan.tile, made_from
+    def __init__(self, plan: Plan, threads: int, alike: Hashable) -> None:
+        self.name, self.chains, self.alike = plan.method.name, plan.tile, alike
         self._few = plan.n if plan.whole else FEW
         context = plan.inside.context
         _ = context.diagonal, context.root, context.noiseless
@@ -147,30 +166,60 @@ class Graphs:
         self._own = local()
         self._lock = Lock()
         self.eager = False
+        self.slowdown: float | None = None
+        self._times: list[tuple[float, float]] | None = []
 
     @classmethod
     def of(cls, plan: Plan, threads: int) -> Graphs:
-        """Those of an earlier run on the same objects, or new ones."""
+        """Those of an earlier run on the same objects, or on equal ones, or new ones."""
         which: Hashable = plan.method
         try:
             hash(which)
         except TypeError:
             which = id(plan.method)
-        made_from = (plan.target, plan.constraint, plan.options.decoder)
+        made_from = (plan.method, plan.target, plan.constraint, plan.options.decoder)
         like = plan.context.like
-        same = (which, plan.tile, threads > 1, plan.context.latent, like.dtype, like.device)
-        key = (*same, *(id(thing) for thing in made_from))
-        graphs = _kept.pop(key, None)
-        if graphs is None or graphs.eager:
-            graphs = cls(plan, threads, made_from)
-        _kept[key] = graphs
+        same = (plan.tile, threads > 1, plan.context.latent, like.dtype, like.device)
+        key = (which, *same, *(id(thing) for thing in made_from[1:]))
+        graphs, _ = _kept.pop(key, (None, ()))
+        if graphs is None:
+            alike = (*same, _alike(plan))
+            others = [known for known, _ in _kept.values() if known.alike == alike]
+            graphs = next((known for known in others if known.agrees(plan)), None) or cls(plan, threads, alike)
+        elif graphs.eager:
+            graphs = cls(plan, threads, graphs.alike)
+        _kept[key] = graphs, made_from
         while len(_kept) > KEPT:
             _kept.popitem(last=False)
         return graphs
 
-    def __call__(self, context: Context, state: Any, block: Block, generator: torch.Generator) -> Any:
-        """All steps of a block; None if they are to be taken one by one."""
-        if self.eager or block.columns is None or len(state[0]) != self.chains:
+    def agrees(self, plan: Plan) -> bool:
+        """Whether score, set and decoder of a run are to the bit those of these steps, at a few starting points.
+
+        Equal code and values make it likely; a network whose weights were changed in place would not agree.
+        """
+        if self.eager:
+            return False
+        mine, other = self._context, plan.inside.context.replace(usage=Uncounted())
+        x = plan.probe().to(other.like)
+        for row in {0, len(other.table) // 2, len(other.table) - 1}:
+            t = other.table.t[row].to(x.device)
+            if not torch.equal(mine.score(x, t), other.score(x, t)):
+                return False
+        z = other.decode(x)
+        return torch.equal(mine.decode(x), z) and torch.equal(mine.project(z), other.project(z))
+
+    def __call__(self, context: Context, state: Any, block: Block, generator: torch.Generator, trials: bool) -> Any:
+        """All steps of a block; None if they are to be taken one by one.
+
+        Args:
+            context: Of the chains.
+            state: Of the chains.
+            block: The rows.
+            generator: Of the tile.
+            trials: Whether the run is long enough to see whether compiled steps are faster.
+        """
+        if self.eager or self.slowdown is not None or block.columns is None or len(state[0]) != self.chains:
             return None
         kind = self._kinds.get(block.kind)
         if kind is None:
@@ -181,7 +230,40 @@ class Graphs:
             self._kinds[block.kind] = kind
         noise = self._noise(context, block, generator, kind.keeps_noise)
         context.usage.absorb(kind.used)
+        if trials and self._times is not None and self._lock.acquire(blocking=False):
+            try:
+                return self._in_a_race(state, block, noise)
+            finally:
+                self._lock.release()
         return self._run(block)(state, block.columns, noise)
+
+    def _in_a_race(self, state: Any, block: Block, noise: Sequence[Tensor]) -> Any:
+        """The same, and once more eagerly; after a few blocks it is known which is faster."""
+        began = time.thread_time()
+        after = self._run(block)(state, block.columns, noise)
+        between = time.thread_time()
+        for row, drawn in zip(block.rows, noise, strict=True):
+            state = block.stage.step(self._context, state, row, drawn)
+        end = time.thread_time()
+        if self._times is not None:
+            self._times.append((between - began, end - between))
+            if len(self._times) == TRIALS:
+                compiled, eager = (min(times) for times in zip(*self._times, strict=True))
+                self._times = None
+                if compiled > eager:
+                    self.slowdown = compiled / max(eager, 1e-9)
+                    warnings.warn(f"{self._words()}; the run goes on with eager steps", CasalWarning, stacklevel=2)
+        return after
+
+    def _words(self) -> str:
+        return f"compiled steps of {self.name} take {self.slowdown:.2f} times as long as eager ones here"
+
+    @property
+    def note(self) -> str | None:
+        """Why steps are eager although compiled ones were asked for; None if they are not."""
+        if self.slowdown is not None:
+            return f"{self._words()}, so the steps after the first few blocks were eager"
+        return "torch cannot compile these steps, so they were eager" if self.eager else None
 
     def _run(self, block: Block) -> Callable[..., Any]:
         """The compiled steps of a stage."""
@@ -273,22 +355,37 @@ class Compiled(Stepper):
                 blocks += compiled_blocks(stage, done, every, together)
                 done += len(stage.rows)
             self._legs.append(blocks)
+        tiles = plan.n // plan.tile
+        self._trials = plan.device.type == "cpu" and tiles * plan.steps >= TRIALS * WORTH_A_TRIAL * together
 
     @property
     def compiles(self) -> bool:  # type: ignore[override]
-        return not self.graphs.eager
+        return not self.graphs.eager and self.graphs.slowdown is None
+
+    @property
+    def note(self) -> str | None:
+        return self.graphs.note
 
     def blocks(self, plan: Plan, k: int) -> list[Block]:
         return self._legs[k]
 
     def take(self, plan: Plan, context: Context, tile: Tile, block: Block) -> Iterator[None]:
-        state = self.graphs(context, tile.state, block, tile.generator)
+        state = self.graphs(context, tile.state, block, tile.generator, self._trials)
         if state is None:
             yield from super().take(plan, context, tile, block)
             return
         tile.state = state
         tile.steps += len(block.rows)
         yield
+
+
+def _alike(plan: Plan) -> str:
+    """A checksum of all that is compiled into a step: code and values of model, set, decoder and method."""
+    target = plan.target
+    table = (target.table.preconditioner, target.table.static, target.table.memory is None, plan.context.noiseless)
+    made_of = [target.name, target.score, plan.constraint, plan.context.decoder, plan.method, table]
+    parts = CodeParts(made_of, values=True)
+    return parts.digest(parts)
 
 
 def _name(stage: Stage) -> str:
