@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -124,6 +124,18 @@ class Outcome:
     records: Mapping[str, Any] = field(default_factory=dict)  # numbers case by case, for results.json alone
 
 
+class Origin(NamedTuple):
+    """Where one constant of an experiment comes from; docs/provenance.md has a row for each.
+
+    ``paper``: printed in the text. ``script``: from the authors' released code. ``ours``: in neither.
+    """
+
+    constant: str  # what it is, as a reader would call it
+    value: str
+    origin: Literal["paper", "script", "ours"]
+    where: str  # section of the paper; file and revision of the script; of ours, why it was chosen
+
+
 Run = Callable[[bool, Sequence[str] | None, Tell], Outcome]
 RunSeed = Callable[[int, bool, Sequence[str] | None, Tell], Outcome]
 RunScene = Callable[[str, int, bool, Sequence[str] | None, Tell], Outcome]
@@ -149,6 +161,7 @@ class Experiment:
     run_scene: RunScene | None = None
     run_seed: RunSeed | None = None
     module: str = ""  # whose source decides the outcome; that of ``run`` if empty
+    origins: Sequence[Origin] = ()  # where its constants come from
 
     def __post_init__(self) -> None:
         if not self.module:
