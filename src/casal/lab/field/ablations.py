@@ -8,10 +8,11 @@ from typing import Any
 from casal import CASAL, Sphere, Target, geometric, linear, sample
 from casal.errors import DivergedError
 from casal.lab.experiment import AnyMethod, Array, ResultTable, Tell, share, with_error
-from casal.lab.field.setup import OURS, SOFT, STIFF, Setup, conditional, quantile_distance, share_right
+from casal.lab.field.setup import OURS, SOFT, STIFF, WIDE, Setup, conditional, quantile_distance, share_right
 from casal.schedules import Schedule
 
 SCHEDULES = ("constant, small", "constant, large", "linear", "logarithmic")
+
 PAPER_RHO = {
     (steps, name): value
     for steps, shares in {1000: (0.424, 0.22, 0.0004, 0.038), 5000: (0.447, 0.028, 1e-5, 2e-6)}.items()
@@ -47,7 +48,7 @@ def schedules(setup: Setup) -> dict[str, float | Schedule]:
 
 def variants(setup: Setup, rho: float | Schedule, steps: int) -> dict[str, tuple[Target, AnyMethod]]:
     """The published updates as they are; on the authors' problem also with the preconditioner, on the other ours."""
-    plain = setup.plain(steps, wide=setup is STIFF)
+    plain = setup.plain(steps, WIDE if setup is STIFF else 0.0)
     found: dict[str, tuple[Target, AnyMethod]] = {
         "released code": (plain, CASAL.released(rho, setup.dual_step, burn_in=0.1)),
         "Algorithm 1": (plain, CASAL.algorithm1(rho)),

@@ -182,7 +182,7 @@ def _dual_ablation(data: Mapping[str, Any]) -> Figure:
 def _tightening(rows: Sequence[Mapping[str, Any]], floor: float) -> Figure:
     """W1 against projections per step: a panel for each method, a dot for each way to limit projections."""
     labels = list(dict.fromkeys(row["method"] for row in rows))
-    figure, axes = panels(1, len(labels), 3.6 * len(labels), 3.8, sharey=True)
+    figure, axes = panels(1, len(labels), 3.6 * len(labels), 4.2, sharey=True)
     for axis, label in zip(axes.flat, labels, strict=True):
         shown = [row for row in rows if row["method"] == label and "projections" in row]
         for row, mark in zip(shown, "os^vDX", strict=True):
@@ -192,6 +192,7 @@ def _tightening(rows: Sequence[Mapping[str, Any]], floor: float) -> Figure:
         axis.set(xscale="log", yscale="log", xlabel="projections per chain and step")
         axis.set_title(label, fontsize=9)
     axes[0, 0].set_ylabel("W1 of the first coefficient")
-    axes[0, -1].legend(fontsize=7, loc="upper right")
+    handles, names = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, names, fontsize=8, ncols=3, loc="outside lower center")
     headline(figure, "Projections that are loose at first (dotted: exact draws)")
     return figure

@@ -31,10 +31,12 @@ from casal.lab.field.cost import seconds_table, tightening_study
 from casal.lab.field.setup import (
     EXPECTED,
     MIXED,
+    NARROW,
     OURS,
     SCRIPT,
     STIFF,
     TEXT,
+    WIDE,
     Means,
     conditional,
     quantile_distance,
@@ -77,9 +79,9 @@ FULL = Scale(
     tuning=250,
     stride=1,
     budgets=(100, 300, 1000, 3000, 10_000),
-    rho=(2000, (1000, 5000)),
+    rho=(1000, (1000, 5000)),
     dual=(_SIZES, 10_000),
-    tight=(500, 300, 3),
+    tight=(300, 300, 3),
     rounds=7,
 )
 QUICK = Scale(
@@ -118,11 +120,13 @@ def methods(means: Means, tau: float) -> dict[str, AnyMethod]:
 
 def cases(means: Means, steps: int) -> dict[str, Case]:
     """Every method with the step size of the script, then with the preconditioner; at the same number of steps."""
-    plain, scaled = STIFF.plain(steps, wide=means.wide), STIFF.preconditioned(steps, means.scaled_step)
+    wide, narrow = (STIFF.plain(steps, spread if means.wide else 0.0) for spread in (WIDE, NARROW))
+    scaled = STIFF.preconditioned(steps, means.scaled_step)
     script = methods(means, STIFF.step_size)
     first = {"released code, 330c997": FirstRelease.of(means.rho, STIFF.dual_step, burn_in=means.burn_in)}
     return {
-        **{label: (plain, method) for label, method in {**script, **(first if means is SCRIPT else {})}.items()},
+        **{label: (wide, method) for label, method in {**script, **(first if means is SCRIPT else {})}.items()},
+        "primal-dual": (narrow, script["primal-dual"]),
         **{f"{label}{PRECONDITIONED}": (scaled, method) for label, method in methods(means, means.scaled_step).items()},
     }
 
@@ -246,7 +250,7 @@ def _table(means: Means, energy: float, steps: int, rows: Sequence[dict[str, Any
         {"method": "exact draws", "n": n, "w1": sampling_floor(*law, n), "right": share_right(STIFF, energy)}
         for n in sorted({row["n"] for row in rows})
     ]
-    start = "5 N(0, I)" if means.wide else "our start"
+    start = "5 N(0, I) (primal-dual N(0, I))" if means.wide else "our start"
     tuning = ""
     if means is OURS:
         counts = ", ".join(f"{label} {len(tried)}" for label, tried in tuned_settings(1).items())
