@@ -96,7 +96,7 @@ def members() -> tuple[casal.Constraint, casal.Constraint]:
 
 
 @lru_cache
-def law_with_flow(points: int = 4001) -> tuple[Array, Array]:
+def law_with_flow(energy: float = STIFF.energy, points: int = 4001) -> tuple[Array, Array]:
     """Grid and distribution function of x1 given |x|^2 = E and x1 + x2 = FLOW, by quadrature on a line:
 
         p(x1) ~ exp(-V(x1) - V(FLOW - x1)) f(E - x1^2 - (FLOW - x1)^2).
@@ -104,10 +104,10 @@ def law_with_flow(points: int = 4001) -> tuple[Array, Array]:
     Both gradients have constant length and a constant angle on the set, so the surface measure gives the same.
     """
     s, density = squares_density(STIFF.variances()[WELLS:], top=64.0)
-    x1 = np.linspace(-(STIFF.energy**0.5), STIFF.energy**0.5, points)
+    x1 = np.linspace(-(energy**0.5), energy**0.5, points)
     x2 = FLOW - x1
     joint = np.exp(-double_well.potential(x1) - double_well.potential(x2))
-    joint = joint * np.interp(STIFF.energy - x1**2 - x2**2, s, density, left=0.0)
+    joint = joint * np.interp(energy - x1**2 - x2**2, s, density, left=0.0)
     cdf = np.concatenate([[0.0], np.cumsum((joint[1:] + joint[:-1]) / 2)])
     return x1, cdf / cdf[-1]
 
