@@ -123,20 +123,45 @@ class CASAL(Method[CASALState]):
     remembers: ClassVar[bool] = True
 
     @classmethod
-    def algorithm1(cls, rho: float | Schedule) -> CASAL:
-        """Algorithm 1 to the letter: damped z, explicit coupling, mu' = mu + (tau / rho)(x' - z')."""
-        return cls(rho, dual_step="tau/rho", z_step="damped", coupling="explicit", step_size="paper", couple="state")
+    def algorithm1(cls, rho: float | Schedule, *, dual_init: float = 0.0) -> CASAL:
+        """Algorithm 1 to the letter: damped z, explicit coupling, mu' = mu + (tau / rho)(x' - z').
+
+        It leaves mu_0 open: zero, or Gaussian of size ``dual_init`` as in the paper's ablation of lambda.
+        """
+        return cls._printed(rho, "tau/rho", dual_init)
 
     @classmethod
-    def algorithm2(cls, rho: float | Schedule) -> CASAL:
-        """Algorithm 2 to the letter: as Algorithm 1 with time-dependent tau and mu' = mu + tau (x' - z')."""
-        return cls(rho, dual_step="tau", z_step="damped", coupling="explicit", step_size="paper", couple="state")
+    def algorithm2(cls, rho: float | Schedule, *, dual_init: float = 0.0) -> CASAL:
+        """Algorithm 2 to the letter: as Algorithm 1 with time-dependent tau and mu' = mu + tau (x' - z').
+
+        In print mu_0 is zero; ``dual_init`` is for the ablation of lambda.
+        """
+        return cls._printed(rho, "tau", dual_init)
 
     @classmethod
-    def released(cls, rho: float | Schedule, eta: float, *, burn_in: float = 0) -> CASAL:
+    def _printed(cls, rho: float | Schedule, dual_step: str, dual_init: float) -> CASAL:
+        return cls(
+            rho,
+            dual_step=dual_step,
+            z_step="damped",
+            coupling="explicit",
+            step_size="paper",
+            couple="state",
+            dual_init=dual_init,
+        )
+
+    @classmethod
+    def released(cls, rho: float | Schedule, eta: float, *, burn_in: float = 0, dual_init: float = 0.0) -> CASAL:
         """The iteration of the authors' code: full z, explicit coupling, mu' = mu + eta (x' - z')."""
         return cls(
-            rho, dual_step=eta, coupling="explicit", step_size="paper", hold="mu", burn_in=burn_in, couple="state"
+            rho,
+            dual_step=eta,
+            coupling="explicit",
+            step_size="paper",
+            hold="mu",
+            burn_in=burn_in,
+            couple="state",
+            dual_init=dual_init,
         )
 
     def __post_init__(self) -> None:

@@ -8,13 +8,18 @@ import torch
 
 from casal.lab.field.setup import (
     EXPECTED,
+    MIXED,
+    OURS,
+    SCRIPT,
     SOFT,
     STIFF,
+    TEXT,
     WELLS,
     Setup,
     conditional,
     quantile_distance,
     sampling_floor,
+    script_ramp,
     share_right,
     squares_density,
 )
@@ -98,3 +103,18 @@ def test_the_floor_is_what_exact_draws_reach() -> None:
     grid = np.linspace(0, 1, 2001)
     assert sampling_floor(grid, grid, 1000) == pytest.approx(np.sqrt(np.pi / 32 / 1000) * 1.0, rel=0.1)
     assert quantile_distance((np.arange(100) + 0.5) / 100, grid, grid) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_ramp_of_the_script() -> None:
+    """rho is zero for 1000 of 10,000 steps (burn_in), then the index divided by 100, rounded down."""
+    values = script_ramp(range(10_000)).numpy()
+    np.testing.assert_array_equal(values[1000:], np.arange(1000, 10_000) // 100)
+    assert (SCRIPT.burn_in, SCRIPT.steps, SCRIPT.largest) == (0.1, 10_000, values[-1])
+
+
+def test_the_condition_of_the_proposition_is_met_by_no_settings() -> None:
+    """4 tau (beta + 4 rho) with tau = 1e-3, beta = 443, rho = 99 and 20."""
+    beta = 10.0 * (1 + 32**0.5) ** 2
+    assert SCRIPT.condition()[0] == pytest.approx(4e-3 * (beta + 4 * 99))
+    assert TEXT.condition()[0] == pytest.approx(4e-3 * (beta + 4 * 20))
+    assert min(min(means.condition()) for means in (SCRIPT, TEXT, MIXED, OURS)) > 1.0

@@ -12,6 +12,9 @@ Number = TypeVar("Number", Tensor, "np.typing.NDArray[np.float64]")
 CURVATURE = 2.0
 """A number between the curvatures 1.35 and 2.30 of the two wells, for preconditioners."""
 
+STEEPEST = 2.295
+"""V'' at the minimum of the right well, the larger of the two."""
+
 
 def potential(m: Number) -> Number:
     """V(m) = ((m+1)^4 / 4 - 0.7 (m+1)^3 / 3 - 0.85 (m+1)^2) / 2: deep and narrow at 0.7, shallow and wide at -2."""

@@ -3,7 +3,8 @@
 Set-up: V(x) is a double well whose right well cannot reach the circle of radius 3, and y ~ N(0, 0.1^2). Almost all of
 the law on the circle sits at x = -3. A chain that starts on the right and is projected at once stays there.
 
-The paper claims, in a picture, that projected Langevin dynamics is stuck on the right and that CASAL is not.
+The paper claims, in a picture, that projected Langevin dynamics is stuck on the right and that CASAL is not. It gives
+no constants; the authors' script has four revisions with three sets of them (``setup.REVISIONS``).
 
 The exact answer is quadrature over the angle, with respect to the surface measure of the circle.
 """
@@ -12,6 +13,7 @@ from casal.lab.drawing import writer
 from casal.lab.experiment import Experiment
 from casal.lab.particle.figures import figures
 from casal.lab.particle.runs import TUNED, cases, run
+from casal.lab.particle.setup import ORIGINS
 
 EXPERIMENT = Experiment(
     "particle",
@@ -19,4 +21,5 @@ EXPERIMENT = Experiment(
     (*cases(), TUNED),
     run,
     writer(figures),
+    origins=ORIGINS,
 )

@@ -10,10 +10,17 @@ from matplotlib.figure import Figure
 from casal.lab.drawing import EXACT, FAINT, INK, colour
 from casal.lab.experiment import Array, Outcome
 from casal.lab.laws import double_well
-from casal.lab.particle.runs import PUBLISHED, TUNED
-from casal.lab.particle.setup import RADIUS, SIGMA_Y, exact_answer, exact_density
+from casal.lab.particle.runs import PRECONDITIONED, PUBLISHED, TUNED
+from casal.lab.particle.setup import NEWEST, RADIUS, SIGMA_Y, exact_answer, exact_density
 
-SHOWN = ("final projection", "projected", TUNED, *PUBLISHED, "CASAL", "WeightedCASAL")
+SHOWN = (
+    "final projection",
+    "projected",
+    TUNED,
+    *PUBLISHED,
+    f"CASAL{PRECONDITIONED}",
+    f"WeightedCASAL{PRECONDITIONED}",
+)
 
 
 def figures(outcome: Outcome) -> dict[str, Figure]:
@@ -30,12 +37,15 @@ def figures(outcome: Outcome) -> dict[str, Figure]:
         _circle(axes[0, k])
         _ring(axes[0, k], np.arctan2(z[:, 1], z[:, 0]), np.ones(len(z)), colour(label))
         right = float((z[:, 0] > 0).mean())
-        axes[0, k].set_title(label.replace(" + projection", ""))
+        axes[0, k].set_title(label.replace(" + projection", "").removesuffix(PRECONDITIONED))
         axes[0, k].text(0, 1.4, f"{right:.1%}\nat x > 0", ha="center", va="center", fontsize=9, color=INK)
         _spread(axes[1, k], z, colour(label))
     axes[0, 0].set_ylabel("y")
     axes[1, 0].set_ylabel("density of y, x < 0")
-    figure.suptitle("Particle on a circle: samples (above), and their spread on the likely side (below; line: exact)")
+    figure.suptitle(
+        f"Particle on a circle, the authors' script {NEWEST.name} (penalty, CASAL, WeightedCASAL: ours): samples, and "
+        "their spread on the likely side (line: exact)"
+    )
     return {"particle": figure}
 
 

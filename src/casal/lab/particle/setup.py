@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sized
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from casal import Target, langevin
-from casal.lab.experiment import Array
+from casal import Target, geometric, langevin
+from casal.lab.experiment import Array, Origin
 from casal.lab.laws import double_well
+from casal.schedules import Schedule
 
 RADIUS = 3.0
 SIGMA_Y = 0.1
@@ -19,15 +23,85 @@ SIGMA_Y = 0.1
 class Settings(NamedTuple):
     """Settings of a run."""
 
+    name: str  # revision of the script, or ours
     step_size: float
     dual_step: float
     steps: int
-    burn_in: float
-    rho: tuple[float, float]
+    rho: Schedule
+    burn_in: float = 0.1  # share of the run without coupling
+    projected_from: float = 0.1  # share of the run without projection, of projected Langevin
+    note: str = ""
 
 
-PAPER = Settings(step_size=1e-2, dual_step=1e-2, steps=2000, burn_in=0.1, rho=(0.1, 100.0))
-"""As in the authors' script for this problem."""
+@dataclass(frozen=True)
+class LateRamp:
+    """Equal ratios from ``low`` at the share ``start`` of the run to ``high`` at the share ``end``, then constant.
+
+    >>> LateRamp(0.1, 10.0, 0.2, 0.8)(range(10))
+    tensor([ 0.1000,  0.1000,  0.1000,  0.2512,  0.6310,  1.5849,  3.9811, 10.0000,
+            10.0000, 10.0000], dtype=torch.float64)
+    """
+
+    low: float
+    high: float
+    start: float = 0.1
+    end: float = 1.0
+
+    def __call__(self, table: Sized) -> Tensor:
+        total = len(table)
+        first, last = round(self.start * total), round(self.end * total)
+        climb = torch.logspace(math.log10(self.low), math.log10(self.high), max(last - first, 1), dtype=torch.float64)
+        values = torch.full((total,), self.high, dtype=torch.float64)
+        values[:first] = self.low
+        values[first : first + len(climb)] = climb[: total - first]
+        return values
+
+
+REVISIONS = (
+    Settings("330c997", 1e-2, 1e-2, 2000, LateRamp(0.1, 10.0), note="couples by the cube of the distance"),
+    Settings("904d4d2", 1e-2, 1e-2, 2000, LateRamp(0.1, 10.0)),
+    Settings("2dbe368", 1e-3, 1e-3, 2000, LateRamp(0.1, 100.0), note="runs plain Langevin, CASAL is commented out"),
+    Settings("c726ba8", 1e-2, 1e-2, 4000, LateRamp(0.1, 100.0, end=0.75), projected_from=0.0),
+)
+"""The stored revisions of the authors' script for this problem (example_particle.py, at last example.py)."""
+
+NEWEST = REVISIONS[-1]
+
+OURS = Settings("ours", 1e-2, 1e-2, 2000, geometric(0.1, 100.0))
+"""In no revision: the steps of the first ones with the last rho of the newest."""
+
+SCALED_STEP, IMPLICIT_STEP = 0.02, 0.1
+"""Step sizes with the preconditioner: explicit coupling needs tau rho D <= 1, implicit coupling does not."""
+
+_SCRIPT = "example_particle.py (330c997, 904d4d2, 2dbe368), example.py (c726ba8)"
+ORIGINS = (
+    Origin(
+        "potential", "double well in x, minima at 0.7 and -2; y ~ N(0, 0.1^2)", "script", f"{_SCRIPT}; a picture in C.1"
+    ),
+    Origin("circle |x|^2 = E", "E = 9", "script", f"{_SCRIPT}; section C.1 has the equation without the number"),
+    Origin("start", "N(0, I)", "script", _SCRIPT),
+    Origin("chains", "4000", "ours", "the script has 1000; 4000 halve the error of a share of 0.1 %"),
+    Origin("tau = eta", "0.01; 0.001 in 2dbe368", "script", _SCRIPT),
+    Origin("steps", "2000; 4000 in c726ba8", "script", _SCRIPT),
+    Origin("rho, 330c997 and 904d4d2", "0 for a tenth of the run, then 0.1 to 10, logarithmic", "script", _SCRIPT),
+    Origin("rho, 2dbe368", "0 for a tenth of the run, then 0.1 to 100, logarithmic", "script", _SCRIPT),
+    Origin("rho, c726ba8", "0 for 400 steps, 0.1 to 100 up to step 3000, then 100", "script", _SCRIPT),
+    Origin(
+        "rho and steps, ours", "0.1 to 100 over 2000 steps", "ours", "our first reading of the scripts; in none of them"
+    ),
+    Origin("preconditioner", "1/2 in x, 0.01 in y", "ours", "one over the curvature"),
+    Origin(
+        "step size with it",
+        "0.02; 0.1 for implicit coupling and weights",
+        "ours",
+        "explicit coupling needs tau rho D <= 1",
+    ),
+    Origin("weight of the penalty", "0.5", "ours", "the scripts have no penalty; beside it 28 tuned ones"),
+    Origin(
+        "steps and ladder of WeightedCASAL", "500, rho to 400", "ours", "a quarter of the evaluations of the others"
+    ),
+)
+"""Where every constant comes from."""
 
 EXPECTED = {"wrong": 7.06e-8, "mean_x": -2.99831, "sd_y": 0.10067}
 """The exact answer (surface measure of the circle), by quadrature."""
@@ -43,15 +117,15 @@ def start(n: int, generator: torch.Generator) -> Tensor:
     return torch.randn((n, 2), generator=generator, dtype=torch.float64)
 
 
-def plain(steps: int) -> Target:
-    """Langevin dynamics with the authors' step size."""
-    return langevin(gradient, steps=steps, step_size=PAPER.step_size, init=start)
+def plain(settings: Settings) -> Target:
+    """Langevin dynamics with one step size for both coordinates."""
+    return langevin(gradient, steps=settings.steps, step_size=settings.step_size, init=start)
 
 
-def preconditioned(steps: int) -> Target:
+def preconditioned(steps: int, step_size: float = IMPLICIT_STEP) -> Target:
     """The same with one step size per coordinate, so that both relax at the same pace."""
     diagonal = torch.tensor([1.0 / double_well.CURVATURE, SIGMA_Y**2], dtype=torch.float64)
-    return langevin(gradient, steps=steps, step_size=0.1, init=start, preconditioner=diagonal)
+    return langevin(gradient, steps=steps, step_size=step_size, init=start, preconditioner=diagonal)
 
 
 def exact_density() -> tuple[Array, Array]:
