@@ -14,6 +14,7 @@ The exact answer is in closed form: on each set every mode keeps its shape and g
 from casal.lab.drawing import writer
 from casal.lab.experiment import Experiment
 from casal.lab.mixture.figures import figures
+from casal.lab.mixture.motions import onto_the_circle
 from casal.lab.mixture.runs import METHODS, run
 
 EXPERIMENT = Experiment(
@@ -22,4 +23,5 @@ EXPERIMENT = Experiment(
     tuple(METHODS),
     run,
     writer(figures),
+    moving=lambda: [onto_the_circle()],
 )

@@ -13,6 +13,7 @@ from casal.errors import DivergedError, SettingError
 from casal.lab.experiment import FAILS, HOLDS, PARTLY, Claim, Outcome, ResultTable, Tell, mean_entry, runs, stamp, trust
 from casal.lab.laws.families import FAMILIES
 from casal.lab.laws.three_modes import CASES, MIXTURE, SetCase
+from casal.lab.mixture.motions import onto_the_circle
 from casal.lab.tuning import SETTINGS, Named, Scale, tuned
 
 Rows = Sequence[Mapping[str, Any]]
@@ -112,7 +113,8 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
     data = {"rows": rows, "floors": floors, "points": points, "methods": list(entries), "families": list(FAMILIES)}
     verdicts = claims(rows, floors) if labels is None or set(PRINTED) & set(labels) else []
     settings = {**scale._asdict(), "settings": {label: len(e.settings) for label, e in entries.items()}}
-    return Outcome("mixture", tables, verdicts, data, settings)
+    motions = [onto_the_circle(scale.n // 2)] if labels is None else []
+    return Outcome("mixture", tables, verdicts, data, settings, motions=motions)
 
 
 def _numbers(

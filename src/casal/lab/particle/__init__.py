@@ -11,6 +11,7 @@ The exact answer is quadrature over the angle, with respect to the surface measu
 from casal.lab.drawing import writer
 from casal.lab.experiment import Experiment
 from casal.lab.particle.figures import figures
+from casal.lab.particle.motions import onto_the_circle
 from casal.lab.particle.runs import TUNED, cases, run
 
 EXPERIMENT = Experiment(
@@ -19,4 +20,5 @@ EXPERIMENT = Experiment(
     (*cases(), TUNED),
     run,
     writer(figures),
+    moving=lambda: [onto_the_circle(cases())],
 )

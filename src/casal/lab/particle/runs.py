@@ -18,6 +18,7 @@ from casal.lab.experiment import (
     verdict,
     with_error,
 )
+from casal.lab.particle.motions import onto_the_circle
 from casal.lab.particle.setup import PAPER, RADIUS, exact_answer, plain, preconditioned
 from casal.lab.tuning import Case, best, penalty_ramps
 
@@ -78,7 +79,8 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
         "(0.01, as large as y allows) alone widens sd y to 0.144, as the unconstrained row shows. The tuned penalty is "
         f"the best of {len(penalties())} ramps and step sizes, chosen on other chains.",
     )
-    return Outcome("particle", [table], _claims(rows), {"points": points}, {"n": n, **PAPER._asdict()})
+    motions = [onto_the_circle(every, n // 2)] if labels is None else []
+    return Outcome("particle", [table], _claims(rows), {"points": points}, {"n": n, **PAPER._asdict()}, motions=motions)
 
 
 def _row(label: str, result: casal.SampleResult) -> dict[str, Any]:
