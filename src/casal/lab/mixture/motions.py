@@ -63,7 +63,7 @@ def onto_the_circle(n: int = 2000, shown: int = SHOWN) -> Motion:
         frame_labels=[*progress(FRAMES - 1), "the samples"],
         equal=True,
         groups=groups,
-        backdrop=_backdrop(),
+        backdrop=backdrop(),
         profile=Profile(case.axis, span, case.density[::5], 1.2 * float(case.density.max())),
     )
 
@@ -83,7 +83,8 @@ def _panel(label: str, frames: Array, shown: int) -> Panel:
     return Panel(label, chosen, None, colour(label), None, counted, angles, label in RESAMPLED)
 
 
-def _backdrop() -> Backdrop:
+def backdrop() -> Backdrop:
+    """The mixture in the plane, the circle, and the exact distribution on it."""
     case = CASES[PLACE]
     places = (2 * np.arange(PIXELS) + 1) / PIXELS - 1
     x, y = np.meshgrid(WIDTH * places, -HEIGHT * places)

@@ -54,7 +54,7 @@ def onto_the_circle(cases: Mapping[str, Case], n: int = 2000, shown: int = SHOWN
         frame_labels=[*progress(FRAMES - 1), "the samples"],
         equal=True,
         groups=groups,
-        backdrop=_backdrop(),
+        backdrop=backdrop(),
         profile=Profile("y of chains on the left", SPREAD, _spread(np.linspace(*SPREAD, 101)), TOP),
     )
 
@@ -72,7 +72,8 @@ def _panel(label: str, frames: Array, shown: int) -> Panel:
     return Panel(label, chosen, None, colour(label), None, counted, spread, label in RESAMPLED)
 
 
-def _backdrop() -> Backdrop:
+def backdrop() -> Backdrop:
+    """The density in the plane, the circle, and the exact distribution on it."""
     places = (2 * np.arange(PIXELS) + 1) / PIXELS - 1
     x, y = np.meshgrid(WIDTH * places, -HEIGHT * places)
     density = np.exp(-double_well.potential(x) - 0.5 * (y / SIGMA_Y) ** 2)
