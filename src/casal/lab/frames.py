@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from casal import Constraint, StepView, Target
+from casal.lab.drawing import colour
 from casal.lab.experiment import AnyMethod, Array, runs
+from casal.lab.motion import Panel
 
 
 class Watch:
@@ -50,9 +52,22 @@ def progress(count: int, doing: str = "sampling") -> list[str]:
     return [f"{doing}, {k / max(count - 1, 1):.0%}" for k in range(count)]
 
 
-def per_frame(frames: Array, measure: Callable[[Array], Array]) -> Array:
-    """A measure of the points (n, d) of each frame, stacked."""
-    return np.stack([measure(points) for points in frames])
+def panel(
+    label: str,
+    frames: Array,
+    shown: int,
+    shares: Callable[[Array], Array],
+    heights: Callable[[Array], Array],
+    jumps: bool = False,
+) -> Panel:
+    """A panel of ``shown`` chains; its shares and its histogram, functions of points (n, d), count all of them.
+
+    The chains shown are evenly spaced, since copies of a chain lie side by side.
+    """
+    n = frames.shape[1]
+    chosen = np.linspace(0, n - 1, min(shown, n)).round().astype(int)
+    counted, spread = (np.stack([count(points) for points in frames]) for count in (shares, heights))
+    return Panel(label, frames[:, chosen], None, colour(label), None, counted, spread, jumps)
 
 
 def histogram(values: Array, limits: tuple[float, float], bins: int) -> Array:
@@ -60,8 +75,3 @@ def histogram(values: Array, limits: tuple[float, float], bins: int) -> Array:
     edges = np.linspace(*limits, bins + 1)
     counts, _ = np.histogram(values, edges)
     return counts / (max(len(values), 1) * (edges[1] - edges[0]))
-
-
-def some(n: int, shown: int) -> Array:
-    """Numbers of ``shown`` chains out of n, evenly spaced, since copies of a chain lie side by side."""
-    return np.linspace(0, n - 1, min(shown, n)).round().astype(int)

@@ -70,6 +70,19 @@ def shades(density: Array) -> Shades:
     return np.rint(TALLEST * density / density.max()).astype(np.uint8)
 
 
+def plane(width: float, height: float, pixels: int) -> tuple[Array, Array]:
+    """x and y (pixels, pixels) of an image over axes from -width to width and -height to height, the top row first."""
+    places = (2 * np.arange(pixels) + 1) / pixels - 1
+    x, y = np.meshgrid(width * places, -height * places)
+    return x, y
+
+
+def circle(radius: float) -> Array:
+    """A circle about 0 as a curve of a backdrop, (181, 2)."""
+    turn = np.linspace(-np.pi, np.pi, 181)
+    return radius * np.stack([np.cos(turn), np.sin(turn)], axis=1)
+
+
 def ring(angle: Array, density: Array, radius: float, height: float) -> Array:
     """The outline (2 S, 2) of a ring outside a circle about 0; its thickness is the density, ``height`` at the peak."""
     turn = np.stack([np.cos(angle), np.sin(angle)], axis=1)

@@ -6,12 +6,11 @@ import numpy as np
 import torch
 
 import casal
-from casal.lab.drawing import colour
 from casal.lab.experiment import AnyMethod, Array
-from casal.lab.frames import histogram, per_frame, progress, some, walk
+from casal.lab.frames import histogram, panel, progress, walk
 from casal.lab.laws.families import FAMILIES
 from casal.lab.laws.three_modes import CASES, MIXTURE
-from casal.lab.motion import Backdrop, Group, Motion, Panel, Profile, ring, shades
+from casal.lab.motion import Backdrop, Group, Motion, Panel, Profile, circle, plane, ring, shades
 
 FAMILY, PLACE, RADIUS, EVALUATIONS = "ddpm", "circle R = 2", 2.0, 250
 
@@ -78,19 +77,15 @@ def _panel(label: str, frames: Array, shown: int) -> Panel:
     def heights(z: Array) -> Array:
         return histogram(case.coordinate(z), (case.grid[0], case.grid[-1]), BINS)
 
-    chosen = frames[:, some(frames.shape[1], shown)]
-    counted, angles = per_frame(frames, shares), per_frame(frames, heights)
-    return Panel(label, chosen, None, colour(label), None, counted, angles, label in RESAMPLED)
+    return panel(label, frames, shown, shares, heights, label in RESAMPLED)
 
 
 def backdrop() -> Backdrop:
     """The mixture in the plane, the circle, and the exact distribution on it."""
     case = CASES[PLACE]
-    places = (2 * np.arange(PIXELS) + 1) / PIXELS - 1
-    x, y = np.meshgrid(WIDTH * places, -HEIGHT * places)
+    x, y = plane(WIDTH, HEIGHT, PIXELS)
     points = torch.from_numpy(np.stack([x, y], axis=2).reshape(-1, 2))
     density = MIXTURE.log_density(points).exp().numpy().reshape(PIXELS, PIXELS)
     turn = np.deg2rad(case.grid)
-    circle = RADIUS * np.stack([np.cos(turn[::4]), np.sin(turn[::4])], axis=1)
     labels = "the model without the constraint", "the set", "the exact distribution on the set"
-    return Backdrop(shades(density), circle, ring(turn[::2], case.density[::2], RADIUS, 0.6), *labels)
+    return Backdrop(shades(density), circle(RADIUS), ring(turn[::2], case.density[::2], RADIUS, 0.6), *labels)

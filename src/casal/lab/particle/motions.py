@@ -7,11 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from casal import Sphere
-from casal.lab.drawing import colour
 from casal.lab.experiment import Array
-from casal.lab.frames import histogram, per_frame, progress, some, walk
+from casal.lab.frames import histogram, panel, progress, walk
 from casal.lab.laws import double_well
-from casal.lab.motion import Backdrop, Group, Motion, Panel, Profile, ring, shades
+from casal.lab.motion import Backdrop, Group, Motion, Panel, Profile, circle, plane, ring, shades
 from casal.lab.particle.setup import RADIUS, SIGMA_Y, exact_answer, exact_density
 from casal.lab.tuning import Case
 
@@ -67,23 +66,18 @@ def _panel(label: str, frames: Array, shown: int) -> Panel:
     def heights(z: Array) -> Array:
         return histogram(z[z[:, 0] < 0, 1], SPREAD, BINS)
 
-    chosen = frames[:, some(frames.shape[1], shown)]
-    counted, spread = per_frame(frames, shares), per_frame(frames, heights)
-    return Panel(label, chosen, None, colour(label), None, counted, spread, label in RESAMPLED)
+    return panel(label, frames, shown, shares, heights, label in RESAMPLED)
 
 
 def backdrop() -> Backdrop:
     """The density in the plane, the circle, and the exact distribution on it."""
-    places = (2 * np.arange(PIXELS) + 1) / PIXELS - 1
-    x, y = np.meshgrid(WIDTH * places, -HEIGHT * places)
+    x, y = plane(WIDTH, HEIGHT, PIXELS)
     density = np.exp(-double_well.potential(x) - 0.5 * (y / SIGMA_Y) ** 2)
     angle, exact = exact_density()
-    turn = np.linspace(-np.pi, np.pi, 181)
-    circle = RADIUS * np.stack([np.cos(turn), np.sin(turn)], axis=1)
     kept = slice(None, None, 25)
     area = ring(angle[kept], exact[kept], RADIUS, 1.0)
     labels = "the density without the constraint", "the set", "the exact distribution on the set"
-    return Backdrop(shades(density), circle, area, *labels)
+    return Backdrop(shades(density), circle(RADIUS), area, *labels)
 
 
 def _exact_draws(n: int) -> Array:
