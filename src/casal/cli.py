@@ -1,4 +1,4 @@
-"""The command line: ``casal list``, ``run``, ``reproduce``, ``report``, ``bench``; ``casal.__main__`` starts it."""
+"""The command line: ``casal list``, ``run``, ``reproduce``, ``report``, ``gallery`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from casal.constraints import SETS
 from casal.lab.experiment import Experiment, Tell
 from casal.lab.experiments import EXPERIMENTS
 from casal.lab.report.cache import names, write_outcome
+from casal.lab.report.gallery import write_gallery
 from casal.lab.report.page import write_page
 from casal.lab.report.reproduce import Ran, reproduce
 from casal.lab.report.tables import show
@@ -231,6 +232,22 @@ def report(
     if not names(folder):
         raise typer.BadParameter(f"{folder} holds no outcomes; 'casal reproduce --out {folder}' makes them")
     console.print(f"page: {write_page(experiments(module or ()), folder).resolve()}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def gallery(
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("out/gallery.html"),
+    only: Annotated[list[str] | None, typer.Option(help="Only this experiment; may be repeated.")] = None,
+    module: Modules = None,
+) -> None:
+    """Write a page of chains in motion under several methods, with the exact distribution behind."""
+    moving = {name: found for name, found in experiments(module or ()).items() if found.moving is not None}
+    _check("experiment in the gallery", only or (), moving)
+    _check_folder(out.parent)
+    wanted = {name: found for name, found in moving.items() if not only or name in only}
+    with console.status("starting") as status:
+        page = write_gallery(wanted, out, lambda line: status.update(escape(f"running {line}")))
+    console.print(f"page: {page.resolve()}", soft_wrap=True, markup=False)
 
 
 @app.command()

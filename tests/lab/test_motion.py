@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from casal.errors import SettingError
-from casal.lab.motion import LOST, UNITS, Motion, Panel
+from casal.lab.motion import LOST, UNITS, Backdrop, Group, Motion, Panel, Profile, ring, shades
 
 LABELS = ("a", "b", "c")
 
@@ -61,6 +61,47 @@ def test_what_is_read_is_written_the_same() -> None:
     assert Motion.of_record(record).record() == record
 
 
+def test_what_is_behind_and_beside_comes_back() -> None:
+    rng = np.random.default_rng(2)
+    image, line = rng.integers(0, 256, (4, 5)).astype(np.uint8), rng.uniform((0, -2), (5, 3), (6, 2))
+    shares, heights = rng.dirichlet((1, 1), 3), rng.uniform(0, 3, (3, 8))
+    before = replace(
+        made(Panel("p", lines())),
+        panels=[Panel("p", lines(), shares=shares, heights=heights, jumps=True)],
+        groups=[Group("low", 0.25, (1.0, 2.0)), Group("high", 0.75)],
+        backdrop=Backdrop(image, line, line[::-1], "i", "c", "a"),
+        profile=Profile("height", (-1.0, 1.0), np.array([0.0, 1.0, 4.0]), 2.0),
+    )
+    after = there_and_back(before)
+    assert after.record() == before.record()
+    (panel,) = after.panels
+    assert panel.jumps
+    assert panel.shares is not None and np.abs(panel.shares - shares).max() <= 5e-5
+    assert panel.heights is not None and np.abs(panel.heights - np.minimum(heights, 2.0)).max() <= 2 / 255 / 2 + 1e-12
+    assert list(after.groups) == list(before.groups)
+    back = after.backdrop
+    assert back.image is not None and (back.image == image).all()
+    assert back.curve is not None and np.abs(back.curve - line).max() <= 0.5001 * 5 / UNITS
+    assert back.area is not None and np.abs(back.area - line[::-1]).max() <= 0.5001 * 5 / UNITS
+    assert after.profile is not None and after.profile.exact.tolist() == pytest.approx([0, 1, 2], abs=2 / 255)
+
+
+def test_a_ring_is_as_thick_as_the_density_and_shades_are_dark_at_the_peak() -> None:
+    angle = np.array([0.0, np.pi / 2, np.pi])
+    outline = ring(angle, np.array([1.0, 4.0, 2.0]), 3.0, 0.8)
+    assert np.linalg.norm(outline, axis=1) == pytest.approx([3.2, 3.8, 3.4, 3, 3, 3])
+    assert outline[1] == pytest.approx([0, 3.8])
+    assert outline[-1] == pytest.approx([3, 0])
+    assert shades(np.array([[0.0, 1.0], [2.0, 4.0]])).tolist() == [[0, 64], [128, 255]]
+
+
+def test_frames_that_are_all_alike_are_kept_once() -> None:
+    still = np.broadcast_to(lines()[:1], (3, 4, 7, 2))
+    motion = made(Panel("still", still))
+    assert len(motion.record()["panels"][0]["frames"]["y"]) == -(-4 * 7 * 2 // 3) * 4
+    assert np.abs(there_and_back(motion).panels[0].frames - still).max() <= 0.5001 * 5 / UNITS
+
+
 def test_a_coordinate_that_all_lines_share_is_kept_once() -> None:
     packed = made(Panel("lines", lines())).record()["panels"][0]["frames"]
     assert len(packed["x"]) == 20  # 7 numbers of 2 bytes, base64
@@ -102,6 +143,12 @@ def test_a_tally_counts_marks() -> None:
         ([Panel("p", lines(), np.full((3, 4), 3))], {}, "marks must be 0, 1 or 2"),
         ([Panel("p", lines(), ghost=np.zeros((4, 2)))], {}, "ghost must be"),
         ([Panel("p", lines(), colour="red;x:url(y)")], {}, "#rrggbb"),
+        ([Panel("p", lines(), shares=np.zeros((3, 1)))], {}, r"shares must be \(3, 0\)"),
+        ([Panel("p", lines(), heights=np.zeros((3, 1)))], {}, "heights need a profile"),
+        ([Panel("p", lines())], {"backdrop": Backdrop(np.zeros((2, 2)))}, "uint8"),
+        ([Panel("p", lines())], {"backdrop": Backdrop(curve=np.zeros((1, 2)))}, r"curve .* got \(1, 2\)"),
+        ([Panel("p", lines())], {"profile": Profile("y", (1.0, 0.0), np.ones(3), 1.0)}, "limits that ascend"),
+        ([Panel("p", lines())], {"profile": Profile("y", (0.0, 1.0), np.ones(1), 1.0)}, r"G > 1, got \(1,\)"),
         ([Panel("p", lines())], {"name": "../x"}, "letters, digits"),
         ([Panel("p", lines())], {"xlim": (1.0, 1.0)}, r"ascend, got \(1.0, 1.0\)"),
         ([Panel("p", lines())], {"ylim": (0.0, np.inf)}, "finite"),

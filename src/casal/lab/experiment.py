@@ -162,6 +162,7 @@ class Experiment:
     run_seed: RunSeed | None = None
     module: str = ""  # whose source decides the outcome; that of ``run`` if empty
     origins: Sequence[Origin] = ()  # where its constants come from
+    moving: Callable[[], Sequence[Motion]] | None = None  # its motions alone, for the gallery
 
     def __post_init__(self) -> None:
         if not self.module:

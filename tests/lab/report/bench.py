@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from casal import cli
 from casal.lab.experiment import Claim, Column, Experiment, Outcome, ResultTable
-from casal.lab.motion import Motion, Panel
+from casal.lab.motion import Backdrop, Group, Motion, Panel, Profile
 
 LONG = "A very long heading of a column that no phone can show " * 2
 ROWS: list[dict[str, Any]] = [
@@ -48,10 +48,24 @@ def motion_of(name: str) -> Motion:
     lines = np.stack(np.broadcast_arrays(x, rising), axis=3)
     marks = np.array([[1, 1, 2], [1, 0, 2], [1, 1, 2], [1, 1, 1]])
     points = np.stack(np.broadcast_arrays(0.5, np.broadcast_to(heights, (4, 3))), axis=2)
-    panels = [Panel("CASAL", lines, marks, "#44AA99", lines[0]), Panel("points", points)]
+    shares = np.array([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7], [0.25, 0.75]])
+    heights = np.linspace(0.0, 1.0, 4)[:, None] * np.ones(5)
+    panels = [
+        Panel("CASAL", lines, marks, "#44AA99", lines[0]),
+        Panel("points", points, shares=shares, heights=heights, jumps=True),
+    ]
     shapes = [(0.2, 0.8, 0.4, 2.0), (0.7, 0.9, 0.1)]
     labels = ["start", "one step", "two steps", "the end"]
-    return Motion(f"{name}_rise", "Lines rise", "What rises.", panels, (0, 1), (0, 1), "x", "y", shapes, labels)
+    groups = [Group("low", 0.25, (0.1, 0.1)), Group("high", 0.75)]
+    corner = np.array([[0.8, 0.0], [1.0, 0.0], [1.0, 0.2]])
+    image = np.zeros((10, 10), dtype=np.uint8)
+    image[0] = 255  # the highest tenth of the axes
+    backdrop = Backdrop(image, corner[:2], corner, "dense above", "the floor", "the corner")
+    axes = ((0, 1), (0, 1), "x", "y")
+    profile = Profile("height", (0.0, 1.0), np.array([0.5, 0.5]), 1.0)
+    return Motion(
+        f"{name}_rise", "Lines rise", "What rises.", panels, *axes, shapes, labels, False, groups, backdrop, profile
+    )
 
 
 def draw(outcome: Outcome, folder: Path) -> list[Path]:

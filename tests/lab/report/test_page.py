@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -60,7 +58,7 @@ class Tags(HTMLParser):
         self.seen.append((tag, dict(attrs)))
 
 
-KEPT = ("key", "style", "pictures", "motions", "name", "colour", "x", "y", "marks")
+KEPT = ("key", "style", "pictures", "motions", "name", "colour", "x", "y", "marks", "values", "heights")
 """Not shown to a reader, or refused if they are not what they should be."""
 
 
@@ -128,18 +126,6 @@ def test_the_laws_of_the_explorer() -> None:
     assert data["laws"]["Algorithm 1"][-1][-1] is None
     assert data["laws"]["CASAL"][-1][-1] is not None
     assert data["laws"]["Algorithm 1"][0][-1][1] ** 2 == pytest.approx(0.5 * exact[1] ** 2, rel=0.1)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("there is no Chromium: apt-get install chromium")
-    with driver.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture
@@ -340,12 +326,65 @@ def test_a_motion_follows_its_keys_and_tells_what_it_shows(browser: Any, page_fi
     page.close()
 
 
+COLOUR = """([fx, fy]) => {
+  const canvas = document.querySelectorAll(".motion canvas")[1];
+  const [x, y] = [46 + fx * (canvas.clientWidth - 54), 8 + fy * (canvas.clientHeight - 44)].map(Math.round);
+  return [...canvas.getContext("2d").getImageData(x, y, 1, 1).data];
+}"""
+"""The colour (red, green, blue, alpha) of the second panel at a share of the way to the right and down its axes."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_lies_behind_and_beside_a_motion(browser: Any, page_file: str, scheme: str) -> None:
+    """The backdrop is where it should be, and shares and histogram follow the frame."""
+    page = browser.new_page(viewport={"width": 1400, "height": 844}, reduced_motion="reduce", color_scheme=scheme)
+    page.goto(page_file)
+    above, below, corner = (page.evaluate(COLOUR, at)[3] for at in ([0.05, 0.03], [0.05, 0.55], [0.95, 0.95]))
+    assert below == 0 < above < 255  # the image is dark at the top alone
+    assert 0.3 * 255 < corner < 0.5 * 255  # the area, 0.4 of its colour
+    ink = page.evaluate("getComputedStyle(document.querySelector('.motion')).getPropertyValue('--exact')")
+    light = luminance("rgb({}, {}, {})".format(*(int(ink.strip()[k : k + 2], 16) for k in (1, 3, 5))))
+    assert light > 0.7 if scheme == "dark" else light < 0.1
+    panel = page.locator(".motion .view").nth(1)
+    assert panel.locator(".now").all_inner_texts() == ["25 %", "75 %"]
+    assert page.locator(".motion canvas").nth(1).get_attribute("aria-label") == (
+        "points, the end, low 25 % (exact 25 %), high 75 % (exact 75 %)"
+    )
+    bars = "(() => { const c = document.querySelector('.histogram'); const p = c.getContext('2d');"
+    bars += " return p.getImageData(60, 10, 1, 1).data[3]; })()"
+    assert page.evaluate(bars) > 150  # full height at the end
+    page.locator(".motion input").first.fill("0")
+    assert panel.locator(".now").all_inner_texts() == ["90 %", "10 %"]
+    assert panel.locator(".gauge i").first.evaluate("(bar) => bar.style.width") == "90%"
+    assert page.evaluate(bars) == 0
+    assert page.locator(".motion .legend").first.inner_text().split("\n") == ["the corner", "the floor", "dense above"]
+    page.close()
+
+
+def test_a_finger_moves_through_time(browser: Any, page_file: str) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844}, reduced_motion="reduce", has_touch=True)
+    page.goto(page_file)
+    canvas = page.locator(".motion canvas").first
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    x, y = box["x"] + 0.8 * box["width"], box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x - 0.55 * box["width"], y, steps=4)
+    page.mouse.up()
+    assert state(page) == ("one step", "Play", "1")  # 1.25 times the way, of three frames: two frames back
+    page.touchscreen.tap(x, y)
+    assert state(page)[1] == "Pause"
+    page.close()
+
+
 @pytest.mark.parametrize(("width", "columns"), [(390, 1), (1400, 2)])
 def test_the_canvases_fit_and_are_sharp(browser: Any, page_file: str, width: int, columns: int) -> None:
     page = browser.new_page(viewport={"width": width, "height": 844}, device_scale_factor=2)
     page.goto(page_file)
     found = page.evaluate(
-        "[...document.querySelectorAll('.motion canvas')].map((c) => [c.offsetLeft, c.clientWidth, c.width])"
+        "[...document.querySelectorAll('.motion canvas')].map((c) => "
+        "[c.getBoundingClientRect().left, c.clientWidth, c.width])"
     )
     assert len({left for left, *_ in found}) == columns
     assert all(sharp == 2 * wide for _, wide, sharp in found)

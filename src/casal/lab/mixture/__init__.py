@@ -16,6 +16,7 @@ The exact answer is in closed form: on each set every mode keeps its shape and g
 from casal.lab.drawing import writer
 from casal.lab.experiment import Experiment
 from casal.lab.mixture.figures import figures
+from casal.lab.mixture.motions import onto_the_circle
 from casal.lab.mixture.origins import ORIGINS
 from casal.lab.mixture.runs import METHODS, run
 
@@ -26,4 +27,5 @@ EXPERIMENT = Experiment(
     run,
     writer(figures),
     origins=ORIGINS,
+    moving=lambda: [onto_the_circle()],
 )

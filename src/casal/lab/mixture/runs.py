@@ -27,6 +27,7 @@ from casal.lab.experiment import (
 )
 from casal.lab.laws.families import EXTENSIONS, FAMILIES
 from casal.lab.laws.three_modes import CASES, MIXTURE, SetCase
+from casal.lab.mixture.motions import onto_the_circle
 from casal.lab.mixture.trained import ENERGY, ITERATIONS, TRAINED, energy_network, own_error
 from casal.lab.peers import PEERS
 from casal.lab.tuning import SETTINGS, Named, Scale, tuned
@@ -148,7 +149,9 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
     data = {"rows": rows, "floors": floors, "points": points, "methods": list(entries), "families": list(targets)}
     verdicts = claims(rows, floors) if labels is None or set(PRINTED) & set(labels) else []
     settings = {**scale._asdict(), "settings": {label: len(e.settings) for label, e in entries.items()}}
-    return Outcome("mixture", tables, verdicts, data, settings, records={"rows": rows, "floors": floors})
+    motions = [onto_the_circle(scale.n // 2)] if labels is None else []
+    records = {"rows": rows, "floors": floors}
+    return Outcome("mixture", tables, verdicts, data, settings, motions=motions, records=records)
 
 
 def _as_twin(entry: Entry, rows: Rows, family: str, label: str) -> Entry:

@@ -12,6 +12,7 @@ The exact answer is quadrature over the angle, with respect to the surface measu
 from casal.lab.drawing import writer
 from casal.lab.experiment import Experiment
 from casal.lab.particle.figures import figures
+from casal.lab.particle.motions import onto_the_circle
 from casal.lab.particle.runs import TUNED, cases, run
 from casal.lab.particle.setup import ORIGINS
 
@@ -22,4 +23,5 @@ EXPERIMENT = Experiment(
     run,
     writer(figures),
     origins=ORIGINS,
+    moving=lambda: [onto_the_circle(cases())],
 )

@@ -23,6 +23,7 @@ from casal.lab.experiment import (
     with_error,
 )
 from casal.lab.first_release import FirstRelease
+from casal.lab.particle.motions import onto_the_circle
 from casal.lab.particle.setup import (
     IMPLICIT_STEP,
     NEWEST,
@@ -137,14 +138,16 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
             f"Our settings, {n} chains",
             f"method | {columns}",
             [*ours, exact],
-            note="Errors are those of independent chains. Mean and spread are over all samples of a method; violation is "
-            "| |z| - R | / R. The script's step "
+            note="Errors are those of independent chains. Mean and spread are over all samples of a method; violation "
+            "is | |z| - R | / R. The script's step "
             f"size alone widens sd y to sigma / sqrt(1 - tau / (2 sigma^2)) = {widened:.3f}. With the "
             f"preconditioner the step size is {SCALED_STEP:g} with explicit coupling, else {IMPLICIT_STEP:g}. The "
             f"tuned penalty is the best of {len(penalties())} ramps and step sizes, chosen on other chains.",
         ),
     ]
-    return Outcome("particle", tables, _claims(rows, ours), {"points": points, "rows": rows}, {"n": n})
+    motions = [onto_the_circle(every, n // 2)] if labels is None else []
+    data = {"points": points, "rows": rows}
+    return Outcome("particle", tables, _claims(rows, ours), data, {"n": n}, motions=motions)
 
 
 def _row(label: str, result: casal.SampleResult) -> dict[str, Any]:

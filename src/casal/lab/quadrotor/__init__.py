@@ -23,6 +23,7 @@ from casal.lab.experiment import Experiment
 from casal.lab.physics.quadrotor import distinct
 from casal.lab.quadrotor.figures import figures
 from casal.lab.quadrotor.methods import METHODS, Recipe
+from casal.lab.quadrotor.motions import in_gallery
 from casal.lab.quadrotor.origins import ORIGINS
 from casal.lab.quadrotor.paths import Paths, repair, solve
 from casal.lab.quadrotor.runs import run, run_scene
@@ -54,4 +55,5 @@ EXPERIMENT = Experiment(
     SCENES,
     run_scene,
     origins=ORIGINS,
+    moving=lambda: [in_gallery(prior())],
 )

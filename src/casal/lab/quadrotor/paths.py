@@ -8,6 +8,7 @@ that stopped early may report a path that no input leads to.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal import Budget, Constraint, Intersection, Linear, LinearDynamics
+from casal import Budget, Constraint, Intersection, Linear, LinearDynamics, Unconstrained, sample
 from casal.errors import SettingError
+from casal.lab.artifacts import points
 from casal.lab.experiment import AnyMethod, runs
 from casal.lab.physics.quadrotor import clipped, distinct, flown
 from casal.lab.quadrotor.methods import Recipe, named
@@ -161,6 +163,26 @@ def _recipe(method: str | AnyMethod | Recipe) -> tuple[str, Recipe]:
     return repr(recipe.method), recipe
 
 
+def shuffled(n: int, seed: int) -> Tensor:
+    """The order in which ``start`` returns the chains of a batch."""
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+
+
+def free_draws(model: Prior, place: Scene, n: int, seed: int = 0) -> Tensor:
+    """Paths (m, S) in metres of those of n draws of the model that are clear of the walls: the exact distribution."""
+
+    def draw() -> Tensor:
+        parts = []
+        for k in range(math.ceil(n / 20_000)):
+            size = min(20_000, n - 20_000 * k)
+            parts.append(sample(model.diffusion(250), place.seen, Unconstrained(), size, seed=seed + k).samples)
+        return torch.cat(parts)
+
+    x = points(f"{model.name}_draws_{n}_{seed}", draw)
+    paths = torch.cat([model.vehicle.dynamics.physical(model.vehicle.decode(part))[0] for part in x.split(20_000)])
+    return paths[place.depth(paths) <= 0.0][..., 0]
+
+
 def start(
     scene: Scene, recipe: Recipe, n: int, seed: int, model: Prior | None = None, **options: Any
 ) -> tuple[Tensor, float]:
@@ -192,8 +214,7 @@ def start(
             seen = scene.rows if recipe.rows else slice(None)
             events[:, seen] = (result.samples * unit).reshape(size, -1).to(events)
         # Copies of a chain lie side by side; in a random order any part of a batch is like the whole.
-        order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
-        parts.append(events[order].reshape(size, *machine.event))
+        parts.append(events[shuffled(size, seed)].reshape(size, *machine.event))
         evaluations += size / n * result.cost.score_evaluations
     return torch.cat(parts), evaluations
 

@@ -10,16 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from casal import Unconstrained, sample
 from casal.diagnostics import mode_weights_tv
-from casal.lab.artifacts import points
 from casal.lab.experiment import Outcome, ResultTable, Tell, mean_entry, share, stamp, with_error
 from casal.lab.physics.quadrotor import distinct
 from casal.lab.quadrotor.claims import claims
 from casal.lab.quadrotor.methods import ABLATION, GRIDS, METHODS, Recipe
-from casal.lab.quadrotor.motions import solving
-from casal.lab.quadrotor.paths import Paths, batches_of, solve
-from casal.lab.quadrotor.scenes import Scene, scene
+from casal.lab.quadrotor.motions import SHOWN, in_gallery, solving
+from casal.lab.quadrotor.paths import Paths, batches_of, free_draws, solve
+from casal.lab.quadrotor.scenes import scene
 from casal.lab.quadrotor.setup import Prior, Training, prior
 from casal.lab.tuning import VALIDATION_SEED, require, tune
 
@@ -31,8 +29,6 @@ WEAK = 0.4
 """u_max in the solver, where it is less than that of the data."""
 
 SOLVERS = ("admm", "alternating", "dykstra")
-SHOWN = ("unconstrained", "penalty", "projected", "CASAL", "Twisted")
-"""Methods in pictures."""
 
 
 class Scale(NamedTuple):
@@ -90,8 +86,7 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
         tables += rest.tables
         data |= rest.data
         tell("motion")
-        moving = [label for label in SHOWN if label in scale.compared]
-        motions = [solving(scene("hard", r=0.8), moving, 16 if quick else 24, 0, model=models[0])]
+        motions = [in_gallery(models[0], [label for label in SHOWN if label in scale.compared], scale.prior)]
     settings = {**scale._asdict(), "settings": {label: name for label, (_, name) in recipes.items() if name}}
     verdicts = claims(data) if labels is None and not quick else []
     return Outcome("quadrotor", tables, verdicts, data, settings, motions=motions)
@@ -312,21 +307,6 @@ def ablation(models: Sequence[Prior], scale: Scale, tell: Tell) -> Outcome:
         "paper's step size s^2 / 2, in units in which the decoder has norm one.",
     )
     return Outcome("quadrotor", [table], (), {"ablation": found})
-
-
-def free_draws(model: Prior, place: Scene, n: int, seed: int = 0) -> Tensor:
-    """Paths (m, S) in metres of those of n draws of the model that are clear of the walls: the exact distribution."""
-
-    def draw() -> Tensor:
-        parts = []
-        for k in range(math.ceil(n / 20_000)):
-            size = min(20_000, n - 20_000 * k)
-            parts.append(sample(model.diffusion(250), place.seen, Unconstrained(), size, seed=seed + k).samples)
-        return torch.cat(parts)
-
-    x = points(f"{model.name}_draws_{n}_{seed}", draw)
-    paths = torch.cat([model.vehicle.dynamics.physical(model.vehicle.decode(part))[0] for part in x.split(20_000)])
-    return paths[place.depth(paths) <= 0.0][..., 0]
 
 
 def weights(curves: Mapping[str, Mapping[float, Tried]], models: Sequence[Prior], scale: Scale, tell: Tell) -> Outcome:

@@ -152,14 +152,15 @@ def write_page(registry: Mapping[str, Experiment], out: Path, missing: Mapping[s
         "machine": ", ".join(dict.fromkeys(record.stamp.machine for record in records)) or machine(),
     }
     groups = claim_groups(claim for record in records for claim in record.outcome.claims)
-    page, numbers = _environment().get_template("page.html.jinja"), explorer_numbers()
+    page, numbers = environment().get_template("page.html.jinja"), explorer_numbers()
     text = page.render(entries=entries, groups=groups, facts=facts, any_quick=bool(quick), explorer=numbers)
     path = out / "index.html"
     write_whole(path, lambda file: file.write(text.encode()))
     return path
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Templates, with what they may call."""
     made = Environment(
         loader=PackageLoader("casal.lab.report"),
         autoescape=True,
@@ -170,7 +171,7 @@ def _environment() -> Environment:
     )
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     made.globals.update(verdicts=VERDICTS, cell=cell)
-    for function in (claim_groups, duration, kinds, methods, setting, shade, sort_value, tally):
+    for function in (claim_groups, duration, kinds, methods, own, percent, setting, shade, sort_value, tally):
         made.filters[function.__name__] = function
     made.tests["reference"] = lambda label: bool(REFERENCE.match(str(label)))
     return made
@@ -191,6 +192,13 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def percent(share: float) -> str:
+    """A share as a reader wants it: small ones with a decimal, tiny ones as a bound."""
+    if 0.0 < share < 5e-4:
+        return "< 0.1 %"
+    return f"{100 * share:.{1 if 0.0 < share < 0.095 else 0}f} %"
 
 
 def setting(value: Any) -> str:
@@ -228,5 +236,9 @@ def methods(tables: Sequence[ResultTable]) -> list[str]:
 
 def shade(method: str) -> str:
     """The colour of a method's button."""
-    found = colour(method)
-    return "currentColor" if found == INK else found
+    return own(colour(method))
+
+
+def own(colour: str) -> str:
+    """A colour in the style sheet: ink is that of the text, in light and dark."""
+    return "currentColor" if colour == INK else colour

@@ -4,7 +4,8 @@
 {
   const still = matchMedia("(prefers-reduced-motion: reduce)");
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const [UNITS, LOST, SUCCESS, FAILURE] = [32768, -32768, 1, 2];
+  const [UNITS, LOST, SUCCESS, FAILURE, TALLEST] = [32768, -32768, 1, 2, 255];
+  const FAR = UNITS / 12; // of a chain that may have become a copy: a longer way between two frames is not drawn
   const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const unpack = ({ shape, x, y }) => ({ shape, x: new Int16Array(bytes(x).buffer), y: new Int16Array(bytes(y).buffer) });
 
@@ -18,6 +19,46 @@
     return Array.from({ length: count }, (_, k) => (first + k) * step).map((at) => [at, at.toFixed(places).replace("-", "−")]);
   };
 
+  const percent = (share) => {
+    if (share > 0 && share < 5e-4) return "< 0.1 %";
+    return `${(100 * share).toFixed(share > 0 && share < 0.095 ? 1 : 0)} %`;
+  };
+
+  // A canvas as sharp as the screen, its pen, and the colours of the style sheet.
+  const sheet = (canvas, width, height) => {
+    const ratio = devicePixelRatio || 1;
+    if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+      [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
+      canvas.style.height = `${height}px`;
+    }
+    const look = getComputedStyle(canvas);
+    const pen = canvas.getContext("2d");
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, width, height);
+    pen.font = `11px ${look.fontFamily}`;
+    pen.lineWidth = 1;
+    return { pen, look, shade: (name) => look.getPropertyValue(name).trim() };
+  };
+
+  // An image of 8-bit shades in one colour, kept until the colour changes.
+  const tinted = ({ shape: [rows, columns], values }) => {
+    const shades = bytes(values);
+    const kept = document.createElement("canvas");
+    let last = "";
+    return (colour) => {
+      if (colour === last) return kept;
+      last = colour;
+      [kept.width, kept.height] = [columns, rows];
+      const pen = kept.getContext("2d");
+      pen.fillStyle = colour;
+      pen.fillRect(0, 0, columns, rows);
+      const image = pen.getImageData(0, 0, columns, rows);
+      shades.forEach((shade, k) => (image.data[4 * k + 3] = shade));
+      pen.putImageData(image, 0, 0);
+      return kept;
+    };
+  };
+
   for (const motion of document.querySelectorAll(".motion")) {
     const data = JSON.parse(motion.querySelector("script").textContent);
     const [play, slider, output] = [".play", "input", "output"].map((name) => motion.querySelector(name));
@@ -27,34 +68,30 @@
       const box = motion.querySelectorAll(".view")[k];
       const marks = panel.marks && bytes(panel.marks);
       return { box, canvas: box.querySelector("canvas"), tally: box.querySelector(".tally"), title: panel.title, marks,
-        frames: unpack(panel.frames), ghost: panel.ghost && unpack(panel.ghost) };
+        frames: unpack(panel.frames), ghost: panel.ghost && unpack(panel.ghost), jumps: panel.jumps,
+        shares: panel.shares, bars: [...box.querySelectorAll(".shares li")],
+        histogram: box.querySelector(".histogram"), heights: panel.heights && bytes(panel.heights) };
     });
+    const { backdrop, profile, groups } = data;
+    const image = backdrop.image && tinted(backdrop.image);
+    const [curve, area] = [backdrop.curve, backdrop.area].map((line) => line && unpack(line));
+    const exact = profile && bytes(profile.values);
     let [at, running, before] = [still.matches ? last : 0, false, 0];
 
     const draw = (view) => {
-      const { canvas, frames, ghost, marks } = view;
-      const [width, ratio] = [canvas.clientWidth, devicePixelRatio || 1];
+      const { canvas, frames, ghost, marks, jumps } = view;
+      const width = canvas.clientWidth;
       if (!width) return;
-      const [left, right, high, foot] = [data.ylabel ? 46 : 32, 8, 8, data.xlabel ? 36 : 22];
+      const [left, right, high, foot] = [data.ylabel ? 46 : 26, 8, 8, data.xlabel ? 36 : 22];
       const across = width - left - right;
       const tall = data.equal
         ? (across * (data.ylim[1] - data.ylim[0])) / (data.xlim[1] - data.xlim[0])
         : Math.max(0.62 * width - high - foot, 120);
       const height = Math.round(tall + high + foot);
-      if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
-        [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
-        canvas.style.height = `${height}px`;
-      }
-      const look = getComputedStyle(canvas);
-      const shade = (name) => look.getPropertyValue(name).trim();
-      const pen = canvas.getContext("2d");
-      pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-      pen.clearRect(0, 0, width, height);
+      const { pen, look, shade } = sheet(canvas, width, height);
       const toX = (x) => left + (across * (x - data.xlim[0])) / (data.xlim[1] - data.xlim[0]);
       const toY = (y) => high + (tall * (data.ylim[1] - y)) / (data.ylim[1] - data.ylim[0]);
 
-      pen.font = `11px ${look.fontFamily}`;
-      pen.lineWidth = 1;
       pen.fillStyle = shade("--quiet");
       pen.strokeStyle = shade("--rule");
       pen.textAlign = "center";
@@ -79,16 +116,10 @@
       pen.beginPath();
       pen.rect(left, high, across, tall);
       pen.clip();
-      pen.fillStyle = shade("--obstacle");
-      for (const [x, y, a, b] of data.shapes) {
-        pen.beginPath();
-        if (b === undefined) pen.ellipse(toX(x), toY(y), toX(x + a) - toX(x), toY(y) - toY(y + a), 0, 0, 2 * Math.PI);
-        else pen.rect(toX(x), toY(b), toX(a) - toX(x), toY(y) - toY(b));
-        pen.fill();
-      }
       const wide = (q) => left + across * (0.5 + q / UNITS);
       const deep = (q) => high + tall * (0.5 - q / UNITS);
-      const line = (points) => {
+      const known = (x, y) => (x === LOST || y === LOST ? null : [wide(x), deep(y)]);
+      const trace = (points) => {
         pen.beginPath();
         let down = false;
         for (const point of points) {
@@ -96,9 +127,40 @@
           else if (point) pen.moveTo(...point);
           down = Boolean(point);
         }
+      };
+      const line = (points) => {
+        trace(points);
         pen.stroke();
       };
-      const known = (x, y) => (x === LOST || y === LOST ? null : [wide(x), deep(y)]);
+      const places = ({ shape: [size], x, y }) => Array.from({ length: size }, (_, s) => known(x[s], y[s]));
+      if (image) {
+        pen.globalAlpha = 0.42;
+        pen.drawImage(image(shade("--density")), left, high, across, tall);
+        pen.globalAlpha = 1;
+      }
+      if (area) {
+        trace(places(area));
+        pen.closePath();
+        pen.fillStyle = shade("--exact");
+        pen.globalAlpha = 0.4;
+        pen.fill();
+        pen.globalAlpha = 1;
+      }
+      if (curve) {
+        pen.strokeStyle = shade("--set");
+        line(places(curve));
+      }
+      pen.fillStyle = shade("--obstacle");
+      for (const [x, y, a, b] of data.shapes) {
+        pen.beginPath();
+        if (b === undefined) pen.ellipse(toX(x), toY(y), toX(x + a) - toX(x), toY(y) - toY(y + a), 0, 0, 2 * Math.PI);
+        else pen.rect(toX(x), toY(b), toX(a) - toX(x), toY(y) - toY(b));
+        pen.fill();
+      }
+      pen.fillStyle = shade("--ink");
+      pen.textAlign = "center";
+      pen.font = `600 12px ${look.fontFamily}`;
+      for (const { label, at: place } of groups) if (place) pen.fillText(label, toX(place[0]), toY(place[1]) + 4);
       if (ghost) {
         const [n, size] = ghost.shape;
         pen.strokeStyle = shade("--quiet");
@@ -116,23 +178,27 @@
       const here = Math.floor(at);
       const part = at - here;
       const ease = part * part * (3 - 2 * part);
-      const between = (values, i, s) => {
-        const [a, b] = [here, Math.min(here + 1, last)].map((f) => values[((f * n + i) * size + s) % values.length]);
-        return a === LOST || b === LOST ? (part < 0.5 ? a : b) : a + ease * (b - a);
+      const ends = (values, i, s) =>
+        [here, Math.min(here + 1, last)].map((f) => values[((f * n + i) * size + s) % values.length]);
+      const shown = (i) => {
+        const moves = Array.from({ length: size }, (_, s) => [ends(frames.x, i, s), ends(frames.y, i, s)]);
+        const hop = jumps && moves.flat().some(([a, b]) => Math.abs(b - a) > FAR);
+        const between = ([a, b]) => (hop || a === LOST || b === LOST ? (part < 0.5 ? a : b) : a + ease * (b - a));
+        return moves.map(([x, y]) => known(between(x), between(y)));
       };
       const mark = (i) => (marks ? marks[Math.round(at) * n + i] : 0);
       const order = Array.from({ length: n }, (_, i) => i).sort((i, j) => (mark(i) === FAILURE) - (mark(j) === FAILURE));
       for (const i of order) {
         const failed = mark(i) === FAILURE;
-        const points = Array.from({ length: size }, (_, s) => known(between(frames.x, i, s), between(frames.y, i, s)));
+        const points = shown(i);
         const end = points[size - 1];
         pen.strokeStyle = pen.fillStyle = failed ? shade("--failure") : look.color;
-        pen.globalAlpha = marks && mark(i) === 0 ? 0.5 : 0.85;
+        pen.globalAlpha = size === 1 ? (n > 60 ? 0.6 : 0.85) : marks && mark(i) === 0 ? 0.5 : 0.85;
         pen.lineWidth = failed ? 1.1 : 1.6;
         if (size > 1) line(points);
         else if (end && !failed) {
           pen.beginPath();
-          pen.arc(...end, 2.6, 0, 2 * Math.PI);
+          pen.arc(...end, Math.min(Math.max(width / 130, 1.6), 2.6), 0, 2 * Math.PI);
           pen.fill();
         }
         const inside = ([x, y]) => x >= left && x <= left + across && y >= high && y <= high + tall;
@@ -147,11 +213,55 @@
       pen.restore();
     };
 
+    // The histogram of a panel, with the exact density as a line.
+    const drawHistogram = ({ histogram, heights }) => {
+      const width = histogram.clientWidth;
+      if (!width) return;
+      const [left, right, high, tall] = [data.ylabel ? 46 : 26, 8, 4, 56];
+      const across = width - left - right;
+      const { pen, look, shade } = sheet(histogram, width, high + tall + 32);
+      const bins = heights.length / (last + 1);
+      const here = Math.floor(at);
+      const step = (k) => {
+        const [a, b] = [here, Math.min(here + 1, last)].map((f) => heights[f * bins + k]);
+        return (tall * (a + (at - here) * (b - a))) / TALLEST;
+      };
+      pen.fillStyle = look.color;
+      pen.globalAlpha = 0.75;
+      for (let k = 0; k < bins; k++) {
+        const [x, y] = [left + (across * k) / bins, step(k)];
+        if (y > 0) pen.fillRect(x, high + tall - y, across / bins + 0.4, y);
+      }
+      pen.globalAlpha = 1;
+      pen.strokeStyle = shade("--rule");
+      pen.beginPath();
+      pen.moveTo(left, high + tall + 0.5);
+      pen.lineTo(left + across, high + tall + 0.5);
+      pen.stroke();
+      pen.strokeStyle = shade("--exact");
+      pen.lineWidth = 1.5;
+      pen.beginPath();
+      exact.forEach((value, k) => {
+        pen.lineTo(left + (across * k) / (exact.length - 1), high + tall - (tall * value) / TALLEST);
+      });
+      pen.stroke();
+      pen.fillStyle = shade("--quiet");
+      pen.textAlign = "center";
+      const [low, top] = profile.limits;
+      for (const [x, text] of ticks(profile.limits, across / 60)) {
+        pen.fillText(text, left + (across * (x - low)) / (top - low), high + tall + 14);
+      }
+      pen.fillText(profile.label, left + across / 2, high + tall + 28);
+    };
+
     let told = ""; // the words change with the frame, not with every picture
     const refresh = () => {
       const frame = Math.round(at);
       const label = data.frame_labels[frame];
-      for (const view of views) draw(view);
+      for (const view of views) {
+        draw(view);
+        if (view.heights) drawHistogram(view);
+      }
       if (told === `${frame} ${running}`) return;
       told = `${frame} ${running}`;
       slider.value = frame;
@@ -163,8 +273,15 @@
         const n = view.frames.shape[1];
         const count = (kind) => view.marks.subarray(frame * n, frame * n + n).filter((mark) => mark === kind).length;
         const sum = view.marks ? `, ${count(SUCCESS)} of ${n} succeed, ${count(FAILURE)} fail` : "";
-        view.canvas.setAttribute("aria-label", `${view.title}, ${label}${sum}`);
+        const shares = view.shares ? view.shares[frame] : [];
+        const parts = shares.map((share, k) => `, ${groups[k].label} ${percent(share)} (exact ${percent(groups[k].exact)})`);
+        view.canvas.setAttribute("aria-label", `${view.title}, ${label}${sum}${parts.join("")}`);
+        shares.forEach((share, k) => {
+          view.bars[k].querySelector("i").style.width = `${100 * share}%`;
+          view.bars[k].querySelector(".now").textContent = percent(share);
+        });
         if (view.marks) {
+          view.tally.hidden = !(count(SUCCESS) + count(FAILURE));
           view.tally.firstElementChild.textContent = `✓ ${count(SUCCESS)}`;
           view.tally.lastElementChild.textContent = `✗ ${count(FAILURE)}`;
         }
@@ -201,10 +318,24 @@
       else return;
       event.preventDefault();
     });
+    // A tap or click plays and pauses; a drag to the side moves through time, one up or down scrolls as ever.
     for (const { canvas } of views) {
+      let from = null;
+      let dragged = false;
+      canvas.addEventListener("pointerdown", (event) => {
+        [from, dragged] = [{ x: event.clientX, at }, false];
+      });
+      canvas.addEventListener("pointermove", (event) => {
+        const way = from && event.buttons ? event.clientX - from.x : 0;
+        if (!dragged && Math.abs(way) < 8) return;
+        if (!dragged) canvas.setPointerCapture(event.pointerId);
+        dragged = true;
+        stop(Math.round(from.at + (1.25 * last * way) / canvas.clientWidth));
+      });
+      for (const name of ["pointerup", "pointercancel"]) canvas.addEventListener(name, () => (from = null));
       canvas.addEventListener("click", () => {
         slider.focus({ preventScroll: true });
-        toggle();
+        if (!dragged) toggle();
       });
     }
     new ResizeObserver(refresh).observe(motion);
