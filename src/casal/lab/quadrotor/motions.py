@@ -95,9 +95,7 @@ def solving(
         shade, jumps = colour(label), label == "Twisted"
         panels.append(Panel(label, frames, marks, shade, None if sampled else ghost, jumps=jumps))
     every = np.concatenate([panel.frames[-1].reshape(-1, 2) for panel in panels])
-    if exact is not None:
-        every = np.concatenate([every, _places(scene, exact[:, :, None], moments).reshape(-1, 2)])
-    (xlim, ylim), names, shapes = _axes(scene, every, 1.0 if exact is None else 2.2)
+    (xlim, ylim), names, shapes = _axes(scene, every)
     counts = [f"{'solver, ' if sampled else ''}{k} iteration{'s' * (k != 1)}" for k in after]
     labels_of_frames = [*progress(sampled), *counts]
     copies = sampled and "Twisted" in labels
@@ -152,10 +150,8 @@ def _places(scene: Scene, outputs: Tensor, moments: Array) -> Array:
     return np.stack([times, shown[:, :, 0]], axis=2)
 
 
-def _axes(
-    scene: Scene, places: Array, room: float
-) -> tuple[tuple[Limits, Limits], tuple[str, str], list[tuple[float, ...]]]:
-    """Limits, names of the axes, and shapes: all of the obstacles, and most of the paths up to ``room`` above them."""
+def _axes(scene: Scene, places: Array) -> tuple[tuple[Limits, Limits], tuple[str, str], list[tuple[float, ...]]]:
+    """Limits, names of the axes, and shapes: all of the obstacles, and most of the paths."""
     if scene.discs:
         discs = np.array(scene.discs)
         low, high = (discs[:, :2] - discs[:, 2:]).min(0) - 0.4, (discs[:, :2] + discs[:, 2:]).max(0) + 0.4
@@ -164,7 +160,7 @@ def _axes(
     end = scene.vehicle.event[0] * INTERVAL
     low, high = np.quantile(places, (0.01, 0.99), axis=0)
     ends = [end for w in scene.walls for end in (w.low, w.high) if abs(end) < FAR]
-    least, most = np.clip(low[1], min(ends) - 1.0, min(ends)), np.clip(high[1], max(ends), max(ends) + room)
+    least, most = np.clip(low[1], min(ends) - 1.0, min(ends)), np.clip(high[1], max(ends), max(ends) + 1.0)
     bounds = float(least) - 0.2, float(most) + 0.2
     shapes = [((w.start + 0.5) * INTERVAL, w.low, (w.stop + 0.5) * INTERVAL, w.high) for w in scene.walls]
     return ((0.0, end), bounds), ("time (s)", "y (m)"), [tuple(map(float, shape)) for shape in shapes]
