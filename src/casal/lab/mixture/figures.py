@@ -30,7 +30,7 @@ def figures(outcome: Outcome) -> dict[str, Figure]:
     data = outcome.data
     drawn = {}
     for name, case in CASES.items():
-        figure = plt.figure(figsize=(13.6, 4.9))
+        figure = plt.figure(figsize=(16.4, 6.2))
         left, right = np.asarray(figure.subfigures(1, 2))
         _heat_map(left, data["rows"][name], data["floors"][name]["tv"], data["methods"], data["families"])
         _histograms(right, case, {key[1:]: z for key, z in data["points"].items() if key[0] == name}, data["methods"])
