@@ -137,7 +137,7 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
             f"Our settings, {n} chains",
             f"method | {columns}",
             [*ours, exact],
-            note="Errors are those of independent chains. Mean and spread are over all samples of a method; violation is "
+            note="Errors are those of independent chains. Mean and spread are over all samples; violation is "
             "| |z| - R | / R. The script's step "
             f"size alone widens sd y to sigma / sqrt(1 - tau / (2 sigma^2)) = {widened:.3f}. With the "
             f"preconditioner the step size is {SCALED_STEP:g} with explicit coupling, else {IMPLICIT_STEP:g}. The "
