@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ def row(name: str, **options: Any) -> Callable[[Callable[..., Problem]], Callabl
     return add
 
 
-@lru_cache(maxsize=None)
+@cache
 def problem(name: str) -> Problem:
     """The problem of a name, made once.
 
@@ -114,7 +114,9 @@ def drawn(draw: Callable[[int, torch.Generator], Tensor]) -> Exact:
     return lambda count, generator: Reference.draws(draw(count, generator))
 
 
-def rejected(draw: Callable[[int, torch.Generator], Tensor], constraint: casal.Constraint, batch: int = 100_000) -> Exact:
+def rejected(
+    draw: Callable[[int, torch.Generator], Tensor], constraint: casal.Constraint, batch: int = 100_000
+) -> Exact:
     """Those draws of the model that lie in the set."""
 
     def inside(count: int, generator: torch.Generator) -> Tensor:
@@ -137,10 +139,12 @@ TAIL = 4.0
 
 @row("interval, 1-D")
 def interval(name: str) -> Problem:
+    """A narrow interval."""
     box = casal.Box([0.5], [0.6])
     exact = on_points(lambda: small.middles(0.5, 0.6, 20_000)[:, None], LINE.log_density)
     about = "N(0, 1) on [0.5, 0.6]: quadrature."
-    return Problem(name, about, shape="solid", dimension=1, constraint=box, answer=Answer(exact, coordinates(0)), **as_density(LINE))  # fmt: skip
+    answer = Answer(exact, coordinates(0))
+    return Problem(name, about, shape="solid", dimension=1, constraint=box, answer=answer, **as_density(LINE))
 
 
 def tail(name: str, model: Callable[..., dict[str, Any]]) -> Problem:
@@ -207,7 +211,10 @@ KNOWN: dict[str, dict[str, Any]] = {
     "Gaussian on a sphere": {"about": "A correlated Gaussian on the unit sphere in 3-D: quadrature."},
     "mass and energy": {"about": "A correlated Gaussian given sum and sum of squares in 3-D: quadrature on a circle."},
     "plane in 4-D": {"about": "A correlated Gaussian on one equation in 4-D: kriging."},
-    "ellipse (implicit)": {"about": "A Gaussian on an ellipse given by a function: quadrature over arc length.", **SLOW},
+    "ellipse (implicit)": {
+        "about": "A Gaussian on an ellipse given by a function: quadrature over arc length.",
+        **SLOW,
+    },
     "Gaussian in a box": {"about": "A correlated Gaussian in a box in 2-D: quadrature.", "shape": "solid"},
     "region between curves (implicit)": {
         "about": "A Gaussian between a parabola and a line, given by functions: quadrature.",
@@ -230,6 +237,7 @@ BOTH = {"three modes on a circle", "Gaussian on a sphere", "plane in 4-D", "Gaus
 
 @row("particle on a circle")
 def particle(name: str) -> Problem:
+    """The paper's particle."""
     case = CASES["particle on a circle"]
     return Problem(
         name,
@@ -307,6 +315,8 @@ def on_torus(z: Tensor) -> Tensor:
 
 @row("torus, 3-D")
 def torus(name: str) -> Problem:
+    """A surface with a hole."""
+
     def points() -> Tensor:
         around, tube = small.grid(small.middles(-math.pi, math.pi, 400), small.middles(-math.pi, math.pi, 200)).T
         radius = 1.0 + 0.4 * tube.cos()
@@ -664,7 +674,12 @@ add(orthant, "orthant, 64-D", "density", size=64)
 add(orthant, "orthant, 256-D", "density", size=256)
 
 MANY: dict[str, tuple[Callable[[int, int], many.Problem], int, str, str]] = {
-    "four equations": (many.four_equations, 64, "thin", "Four anisotropic modes on four linear equations: closed form."),
+    "four equations": (
+        many.four_equations,
+        64,
+        "thin",
+        "Four anisotropic modes on four linear equations: closed form.",
+    ),
     "mass and energy": (
         many.mass_energy,
         256,
@@ -728,6 +743,6 @@ row(
     "spiral on a line, trained",
     net="spiral",
     constraint=casal.Affine([[0.5, 1.0]], [0.3]),
-    about="A network trained on a spiral, on a line that meets its arms several times: its own samples in a thin layer.",
+    about="A network trained on a spiral, on a line through its arms: its own samples in a thin layer about it.",
     shape="thin",
 )(of_network)

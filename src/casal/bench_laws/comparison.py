@@ -34,6 +34,17 @@ TOLERANCE = 1e-6
 NEAR = 2.0
 """Error over floor up to which a result counts as near the floor: as good as a quarter as many exact draws."""
 
+QUICK = (
+    "tail, 1-D",
+    "three modes on a circle",
+    "simplex, diffusion",
+    "two boxes, diffusion",
+    "orthant, 64-D",
+    "four equations, 64-D, diffusion",
+)
+QUICK_SAMPLERS = ("exact draws", "auto", "projected", "final projection", "mici", "azula MMPS")
+"""Problems and samplers of a quick run."""
+
 QUESTION = "How far are samples from the exact distribution on the set, in units of as many exact draws?"
 
 
@@ -89,9 +100,7 @@ def score(problem: Problem, points: Tensor, *, evaluations: float = 0.0, seconds
     """
     x = torch.as_tensor(points).detach().to(F64).reshape(len(points), -1)
     if x.shape[1:] != (problem.dimension,) or len(x) < 2:
-        raise ShapeError(
-            f"{problem.name} needs points (n, {problem.dimension}) with n >= 2, got {tuple(points.shape)}"
-        )
+        raise ShapeError(f"{problem.name} needs points (n, {problem.dimension}) with n >= 2, got {tuple(points.shape)}")
     whole = bool(torch.isfinite(x).all())
     off = problem.violation(x) if whole else torch.full((len(x),), math.inf, dtype=F64)
     return Score(
@@ -188,7 +197,7 @@ class Results:
             rows.append(row | {sampler: self._cell(entry) for sampler, entry in entries.items()})
         header = " | ".join(["problem", "kind", "set", "d, d", "n, d", *self.samplers])
         note = (
-            "Error over floor, mean over seeds ± standard error: 1 is what as many exact draws have. –: does not apply. "
+            "Error over floor, mean over seeds ± standard error; as many exact draws have 1. –: does not apply. "
             f"†: more than {self.settings.get('budget', 0)} evaluations of the model a sample. infeasible: a violation "
             f"above {TOLERANCE:g}."
         )
@@ -213,9 +222,7 @@ class Results:
                     "where": max(ran, key=lambda one: one.ratio).problem,
                     "best": self._wins(sampler),
                     "infeasible": sum(not one.feasible for one in ran),
-                    "evaluations": math.exp(
-                        math.fsum(math.log(max(one.evaluations, 1.0)) for one in ran) / len(ran)
-                    ),
+                    "evaluations": math.exp(math.fsum(math.log(max(one.evaluations, 1.0)) for one in ran) / len(ran)),
                 }
             )
         header = (
@@ -224,7 +231,7 @@ class Results:
             "infeasible, d | evaluations: evaluations a sample (geometric mean), .0f"
         )
         note = (
-            "A sampler is averaged over the problems on which it runs, which are not the same for all of them. Best on: "
+            "A sampler is averaged over the problems on which it runs; these are not the same for all. Best on: "
             "problems on which no other sampler but the exact draws has a smaller mean error; ties count for both."
         )
         return ResultTable.of("Samplers", header, rows, note)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -71,7 +71,7 @@ def ours(method: AnyMethod | str) -> Sample:
 def tuned(settings: Sequence[Named]) -> Sample:
     """The best of some settings, chosen on validation chains by the error over the floor."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def best(name: str, budget: int) -> AnyMethod:
         problem = _BY_NAME[name].fresh(VALIDATION_SEED)
         some = settings if problem.dimension <= 64 else settings[::3]

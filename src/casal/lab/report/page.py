@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 import casal
 from casal.lab.drawing import INK, colour
@@ -152,16 +152,17 @@ def write_page(registry: Mapping[str, Experiment], out: Path, missing: Mapping[s
         "machine": ", ".join(dict.fromkeys(record.stamp.machine for record in records)) or machine(),
     }
     groups = claim_groups(claim for record in records for claim in record.outcome.claims)
-    page, numbers = _environment().get_template("page.html.jinja"), explorer_numbers()
+    page, numbers = environment().get_template("page.html.jinja"), explorer_numbers()
     text = page.render(entries=entries, groups=groups, facts=facts, any_quick=bool(quick), explorer=numbers)
     path = out / "index.html"
     write_whole(path, lambda file: file.write(text.encode()))
     return path
 
 
-def _environment() -> Environment:
+def environment(*packages: str) -> Environment:
+    """Templates of the report, after those of other packages; filters and globals that its parts need."""
     made = Environment(
-        loader=PackageLoader("casal.lab.report"),
+        loader=ChoiceLoader([PackageLoader(name) for name in (*packages, "casal.lab.report")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
