@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,20 @@ def test_samplers_return_points_of_the_set(sampler: str, name: str) -> None:
     found = laws.run(sampler, name, n=20, seeds=1, budget=60).of(name, sampler)
     assert found is not None and found.scores and found.feasible, found
     assert found.evaluations > 0
+
+
+def test_the_example_of_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "benchmark.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(block, {})
+    printed = capsys.readouterr().out
+    assert "mine" in printed and "exact draws" in printed
+
+
+def test_the_docs_name_every_sampler() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "benchmark.md").read_text(encoding="utf-8")
+    table = page[page.index("| sampler |") : page.index("Tuned samplers")]
+    assert re.findall(r"(?:^\| |, )`([^`]+)`(?=[ ,])", table, re.MULTILINE) == list(laws.SAMPLERS)
 
 
 def test_the_page_is_one_file(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_many_dimensions_against_closed_means(
 ) -> None:
     law, points = make(size, 7).law, light(name, 100).reference.points
     z = (points.mean(0) - law.mean) / points.std(0).clamp_min(1e-9) * math.sqrt(len(points))
-    assert float(z.square().mean()) == pytest.approx(1.0, abs=0.6)
+    assert float(z.abs().max()) < 4.5
 
 
 CHEAP = [*SOLID, *THIN, "mass and energy", "two circles, 2-D", "tail, 1-D", "particle on a circle", "increasing, 16-D"]
