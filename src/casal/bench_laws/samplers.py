@@ -174,6 +174,11 @@ def azula(kind: str) -> Sample:
     """azula's guidance by the equations of the set, observed as zero, then one projection."""
 
     def sample(problem: Problem, n: int, budget: int) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # azula uses functions that torch is about to drop
+            return guided_run(problem, n, budget)
+
+    def guided_run(problem: Problem, n: int, budget: int) -> Tensor:
         from azula.guidance import DPSSampler, MMPSDenoiser
         from azula.linalg.covariance import IsotropicCovariance
         from azula.sample import DDPMSampler
