@@ -578,7 +578,8 @@ def field_by_gibbs(name: str, size: int, total: bool) -> Problem:
 
         def make() -> Tensor:
             Q = prior.turns[0].matrix(size)
-            level = float(constraint.total) if isinstance(constraint, casal.Simplex) else None
+            level = constraint.total if isinstance(constraint, casal.Simplex) else None
+            assert level is None or isinstance(level, float)
             precision = (Q / prior.variances[0]) @ Q.T
             replicas = max(count, 2)
             return nonnegative_gibbs(
@@ -615,7 +616,7 @@ def of_network(name: str, net: str, constraint: casal.Constraint, **more: Any) -
     modes, few = more.pop("modes", None), 500
 
     @lru_cache(maxsize=1)
-    def network() -> trained.nn.Module:
+    def network() -> torch.nn.Module:
         return trained.NETWORKS[net](trained.ITERATIONS)
 
     def exact(count: int, generator: torch.Generator) -> Reference:
@@ -630,10 +631,10 @@ def of_network(name: str, net: str, constraint: casal.Constraint, **more: Any) -
         def eps(x: Tensor, t: Tensor) -> Tensor:
             return problem.count(network(), x, t)
 
-        return casal.ddpm(eps, trained.BETAS, shape=2, steps=steps, dtype=F64)
+        return trained.model(eps, steps)
 
     def denoise(x: Tensor, sigma: Tensor) -> Tensor:
-        found = trained.ancestral(network(), 2).denoise
+        found = trained.model(network(), 2).denoise
         assert found is not None
         return found(x, sigma)
 

@@ -119,7 +119,7 @@ def measure(sampler: Sampler, problem: Problem, n: int, seeds: Iterable[int], bu
     count = min(n, problem.answer.chains)
     if said := sampler.refuses(problem):
         return Entry(problem.name, sampler.name, count, note=f"does not apply: {said}")
-    scores = []
+    scores = list[Score]()
     for seed in seeds:
         fresh = problem.fresh(seed)
         torch.manual_seed(seed)
@@ -310,7 +310,14 @@ def run(
     Returns:
         The comparison; ``print`` shows its tables.
     """
-    chosen = [_sampler(one) for one in ([samplers] if not _several(samplers) else samplers)]  # type: ignore[union-attr,list-item]
+    several: Sequence[str | Sample | Sampler]
+    if isinstance(samplers, str):
+        several = [samplers]
+    elif isinstance(samplers, Sequence):
+        several = samplers
+    else:
+        several = [samplers]
+    chosen = [_sampler(one) for one in several]
     wanted = list(PROBLEMS) if problems is None else [problems] if isinstance(problems, str) else list(problems)
     for name in wanted:
         if name not in PROBLEMS:
@@ -337,10 +344,6 @@ def run(
         if folder is not None:
             results.write(folder)
     return results
-
-
-def _several(samplers: object) -> bool:
-    return isinstance(samplers, Sequence) and not isinstance(samplers, str)
 
 
 def _sampler(one: str | Sample | Sampler) -> Sampler:

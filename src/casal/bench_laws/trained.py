@@ -18,7 +18,6 @@ import casal
 from casal.bench_laws.answer import F64
 from casal.lab.artifacts import network, points
 from casal.lab.conditional.network import REFERENCE_SEED
-from casal.lab.conditional.network import model as ancestral
 from casal.lab.conditional.network import trained as mixture_network
 from casal.lab.laws.families import BETAS
 from casal.lab.nets import MLP, train_ddpm
@@ -62,11 +61,16 @@ NETWORKS: dict[str, Callable[[int], nn.Module]] = {"mixture": mixture_network, "
 """The networks of the benchmark: of the three modes, and of the spiral."""
 
 
+def model(eps: Callable[[Tensor, Tensor], Tensor], steps: int) -> casal.Target:
+    """Ancestral sampling with a noise predictor, in float64."""
+    return casal.ddpm(eps, BETAS, shape=2, steps=steps, dtype=F64)
+
+
 def free_samples(name: str, iterations: int = ITERATIONS, steps: int = STEPS, count: int = FREE) -> Tensor:
     """Samples of a network without a constraint, (count, 2), from the cache or drawn now."""
 
     def make() -> Tensor:
-        target = ancestral(NETWORKS[name](iterations), steps)
+        target = casal.ddpm(NETWORKS[name](iterations), BETAS, shape=2, steps=steps)
         everywhere = casal.Box(-math.inf, math.inf)
         return casal.sample(target, everywhere, casal.Unconstrained(), count, seed=REFERENCE_SEED, check=False).samples
 
