@@ -325,7 +325,7 @@ def run(
     if n < 2 or seeds < 1 or budget < 4:
         raise SettingError(f"n must be >= 2, seeds >= 1 and budget >= 4; got {n}, {seeds} and {budget}")
     made = {"date": date.today().isoformat(), "casal": casal.__version__, "torch": str(torch.__version__)}
-    results = Results([], {**made, "n": n, "seeds": seeds, "budget": budget, "command": "casal bench-laws"})
+    results = Results([], {**made, "n": n, "seeds": seeds, "budget": budget, "command": f"casal bench-laws --n {n} --seeds {seeds}"})
     folder = None if out is None else Path(out)
     if folder is not None and (folder / "results.json").exists():
         old = Results.from_json((folder / "results.json").read_text(encoding="utf-8"))
