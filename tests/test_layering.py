@@ -24,6 +24,7 @@ FLOORS: list[set[str]] = [
     {"sampling"},
     {"integrations"},
     {"lab"},
+    {"bench_laws"},
     {"cli"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -34,7 +35,7 @@ PLOTTING = {"lab"}
 RESULT_PLOT = "casal.sampling.plot"
 """The one file of the library that draws, for ``result.plot()``; it imports matplotlib inside a function."""
 
-EXTRAS_ALLOWED = {"lab", "cli", "integrations"}
+EXTRAS_ALLOWED = {"lab", "bench_laws", "cli", "integrations"}
 CORE_LIBRARIES = {"torch", "numpy"}
 LAZY = {
     ("sampling", "rich"),
@@ -220,6 +221,10 @@ def test_importing_casal_loads_nothing_but_torch_and_numpy() -> None:
         ("from .base import flat", "casal.constraints.round", None),
         ("from casal.constraints import Constraint\nimport torch, math", "casal.methods.base", None),
         ("def f():\n    from rich.progress import Progress", "casal.sampling.progress", None),
+        ("from casal.bench_laws import run", "casal.lab.field.runs", "looks up: lab imports bench_laws"),
+        ("from casal.bench_laws import run", "casal.sampling.call", "looks up: sampling imports bench_laws"),
+        ("import matplotlib", "casal.bench_laws.page", "plots"),
+        ("from casal.lab.drawing import panels", "casal.bench_laws.page", None),
         ("import matplotlib", "casal.lab.drawing", None),
         ("import scipy", "casal.lab.field.setup", None),
         ("from casal import Sphere", "casal.lab.particle.setup", None),

@@ -1,4 +1,4 @@
-"""The command line: ``casal list``, ``run``, ``reproduce``, ``report``, ``gallery`` and ``bench``."""
+"""The command line, which ``casal.__main__`` starts: list, run, reproduce, report, gallery, bench, bench-laws."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from casal import __version__
+from casal import __version__, bench_laws
+from casal.bench_laws import page as bench_page
 from casal.constraints import SETS
 from casal.lab.experiment import Experiment, Tell
 from casal.lab.experiments import EXPERIMENTS
@@ -272,3 +273,37 @@ def bench(
     _check_folder(out)
     folder = benchmarks.main(quick, out, only)
     console.print(f"tables:  {folder / 'bench.md'}", markup=False)
+
+
+@app.command("bench-laws")
+def bench_distributions(
+    only: Annotated[list[str] | None, typer.Option(help="Problems whose names contain this; may be repeated.")] = None,
+    sampler: Annotated[
+        str | None, typer.Option(help="Samplers, with commas between; all that come with the benchmark if left out.")
+    ] = None,
+    n: Annotated[int, typer.Option(min=2, help="Samples of a run; fewer on problems that say so.")] = 1000,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each sampler on each problem.")] = 3,
+    budget: Annotated[int, typer.Option(min=4, help="Evaluations of the model for each sample.")] = bench_laws.BUDGET,
+    quick: Annotated[bool, typer.Option("--quick", help="Six problems, six samplers, 100 samples, two seeds.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for results.json, results.md and the page.")] = Path(
+        "out/bench-laws"
+    ),
+    module: Modules = None,
+) -> None:
+    """Compare samplers on constrained distributions whose exact answers are known."""
+    experiments(module or ())  # whose modules may bring problems and samplers too
+    wanted = [name for name in bench_laws.PROBLEMS if not only or any(part in name for part in only)]
+    if not wanted:
+        raise typer.BadParameter(f"no problem has {', '.join(map(repr, only or ()))} in its name")
+    chosen = list(bench_laws.SAMPLERS) if sampler is None else [part.strip() for part in sampler.split(",")]
+    if quick:
+        wanted = wanted if only else list(bench_laws.QUICK)
+        chosen = chosen if sampler else list(bench_laws.QUICK_SAMPLERS)
+        n, seeds = min(n, 100), min(seeds, 2)
+    _check("sampler", chosen, bench_laws.SAMPLERS)
+    _check_folder(out)
+    with console.status("starting") as status:
+        tell: Tell = lambda line: status.update(escape(f"running {line}"))  # noqa: E731
+        results = bench_laws.run(chosen, wanted, n=n, seeds=seeds, budget=budget, out=out, tell=tell)
+    show(console, results.outcome())
+    console.print(f"page: {bench_page.write_page(results, out).resolve()}", soft_wrap=True, markup=False)

@@ -26,7 +26,9 @@ def results(folder: Path) -> tuple[str, str]:
     made = [settings["date"]] if "date" in settings else []
     made += [f"{key} {settings[key]}" for key in ("casal", "torch") if key in settings]
     seed = f" --seed {settings['seed']}" if settings.get("seed") else ""
-    origin = ", ".join([f"`casal run {record['name']}{seed}`", *made, f"{record['seconds']:.0f} s."])
+    command = settings.get("command", f"casal run {record['name']}{seed}")
+    took = [f"{record['seconds']:.0f} s"] if record["seconds"] else []
+    origin = ", ".join([f"`{command}`", *made, *took]) + "."
     return record["name"], f"{origin}\n\n{text[text.index('### ') :].strip()}"
 
 

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 import casal
 from casal.lab.drawing import INK, colour
@@ -159,10 +159,10 @@ def write_page(registry: Mapping[str, Experiment], out: Path, missing: Mapping[s
     return path
 
 
-def environment() -> Environment:
-    """Templates, with what they may call."""
+def environment(*packages: str) -> Environment:
+    """Templates of the report, after those of other packages; filters and globals that its parts need."""
     made = Environment(
-        loader=PackageLoader("casal.lab.report"),
+        loader=ChoiceLoader([PackageLoader(name) for name in (*packages, "casal.lab.report")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

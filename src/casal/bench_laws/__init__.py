@@ -1,0 +1,39 @@
+"""A public benchmark of constrained distributions with exact answers, for any sampler.
+
+    import casal.bench_laws as laws
+
+    def mine(problem, n, budget):                      # -> points (n, d) in the set
+        x = problem.start(n) if problem.kind == "density" else problem.target(60).draw(n, problem.generator)
+        return problem.project(x)
+
+    print(laws.run([mine, "auto", "exact draws"], ["three modes on a circle"], n=500, seeds=2))
+
+``PROBLEMS`` are the problems by name, ``problem(name)`` makes one: a model (a density, an exact denoiser or a trained
+network), a set, and the exact distribution on it. ``SAMPLERS`` are the samplers that come with the benchmark. ``score``
+compares points with the exact distribution: error over floor, which is 1 on average for exact draws, and the largest
+violation. From the command line: ``casal bench-laws``. Needs the extra ``lab``.
+"""
+
+from casal.bench_laws.answer import Answer, Reference
+from casal.bench_laws.catalogue import PROBLEMS, problem
+from casal.bench_laws.comparison import BUDGET, QUICK, QUICK_SAMPLERS, Entry, Results, Score, run, score
+from casal.bench_laws.interface import Problem
+from casal.bench_laws.samplers import SAMPLERS, Sampler
+
+__all__ = [
+    "BUDGET",
+    "PROBLEMS",
+    "QUICK",
+    "QUICK_SAMPLERS",
+    "SAMPLERS",
+    "Answer",
+    "Entry",
+    "Problem",
+    "Reference",
+    "Results",
+    "Sampler",
+    "Score",
+    "problem",
+    "run",
+    "score",
+]

@@ -1,0 +1,179 @@
+"""Scores tell exact draws from others, see what samplers do, and survive the way to disk and back."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+import casal.bench_laws as laws
+from casal.bench_laws import samplers
+from casal.bench_laws.answer import stream
+from casal.bench_laws.page import write_page
+from casal.cli import app
+from casal.errors import SettingError, ShapeError, StoreError
+
+CIRCLE, BOXES = "three modes on a circle", "two boxes"
+
+
+def cold(problem: laws.Problem, n: int, budget: int) -> Tensor:
+    """A cheat: half the temperature on the nodes of the quadrature, which have equal volumes."""
+    points, weights, _ = problem.answer.reference
+    return points[torch.multinomial(weights.square(), n, replacement=True, generator=stream(problem.seed))]
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", [CIRCLE, BOXES, "increasing, 16-D"])
+def test_exact_draws_are_at_the_floor(name: str) -> None:
+    found = laws.run("exact draws", name, n=200, seeds=20).of(name, "exact draws")
+    assert found is not None and found.feasible
+    assert found.ratio == pytest.approx(1.0, abs=4.5 * found.error)
+    assert found.error < 0.15
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", [CIRCLE, BOXES, "Gaussian on a sphere"])
+def test_half_the_temperature_is_found_out(name: str) -> None:
+    found = laws.run(cold, name, n=1000, seeds=2).of(name, "cold")
+    assert found is not None and found.feasible
+    assert found.ratio > 3.0
+
+
+def test_points_outside_the_set_are_seen() -> None:
+    one = laws.problem(CIRCLE)
+    points = one.answer.draws(50, 0)
+    assert laws.score(one, points).feasible == 1.0
+    points[0] *= 1.01
+    found = laws.score(one, points)
+    assert found.feasible == pytest.approx(0.98) and found.violation > 1e-3
+    points[0] = float("nan")
+    lost = laws.score(one, points)
+    assert lost.ratio == lost.violation == float("inf")
+
+
+def test_modes_left_out_are_seen() -> None:
+    one = laws.problem(BOXES)
+    points = one.answer.draws(400, 0)
+    left = points[points[:, 0] < 0]
+    assert laws.score(one, left).ratio > 5.0
+
+
+def test_shapes_and_names_are_checked() -> None:
+    one = laws.problem(CIRCLE)
+    with pytest.raises(ShapeError, match=r"needs points \(n, 2\)"):
+        laws.score(one, torch.zeros(5, 3))
+    with pytest.raises(ShapeError, match="asked for 20 points"):
+        laws.run(lambda problem, n, budget: torch.zeros(3, 2), CIRCLE, n=20, seeds=1)
+    with pytest.raises(SettingError, match="no problem 'x'"):
+        laws.run("auto", "x")
+    with pytest.raises(SettingError, match="no sampler 'x'"):
+        laws.run("x", CIRCLE)
+    with pytest.raises(SettingError, match="seeds >= 1"):
+        laws.run("auto", CIRCLE, seeds=0)
+
+
+def test_mistakes_of_a_function_under_test_are_its_own() -> None:
+    def broken(problem: laws.Problem, n: int, budget: int) -> Tensor:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        laws.run(broken, CIRCLE, n=20, seeds=1)
+
+
+def test_a_sampler_that_refuses_is_a_dash_and_one_over_budget_is_marked() -> None:
+    results = laws.run(["SplitGibbs", "final projection"], CIRCLE, n=20, seeds=2, budget=4)
+    assert results.of(CIRCLE, "SplitGibbs").note == "does not apply: for diffusion models"  # type: ignore[union-attr]
+
+    def greedy(problem: laws.Problem, n: int, budget: int) -> Tensor:
+        x = problem.project(problem.start(n))
+        for _ in range(budget + 1):
+            problem.score(x)
+        return x
+
+    results = laws.run([greedy, "SplitGibbs"], CIRCLE, n=20, seeds=2, budget=4)
+    (row,) = results.outcome().tables[1].rows
+    assert row["SplitGibbs"] == "–"
+    assert row["greedy"].endswith(" †")
+    assert results.of(CIRCLE, "greedy").evaluations == 5.0  # type: ignore[union-attr]
+
+
+def test_results_come_back_from_json() -> None:
+    results = laws.run(["exact draws", "projected", "SplitGibbs"], [CIRCLE, BOXES], n=30, seeds=2)
+    back = laws.Results.from_json(results.json())
+    assert back.json() == results.json()
+    assert str(back) == str(results)
+    assert json.loads(results.json())["settings"]["budget"] == laws.BUDGET
+    with pytest.raises(StoreError, match="no result of"):
+        laws.Results.from_json("{}")
+
+
+def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    said: list[str] = []
+    laws.run("exact draws", CIRCLE, n=20, seeds=1, out=tmp_path, tell=said.append)
+    laws.run("exact draws", [CIRCLE, BOXES], n=20, seeds=1, out=tmp_path, tell=said.append)
+    assert said == [f"{CIRCLE}: exact draws", f"{BOXES}: exact draws"]
+    laws.run("exact draws", CIRCLE, n=30, seeds=1, out=tmp_path, tell=said.append)
+    assert len(said) == 3
+    stopped = laws.run("exact draws", BOXES, n=30, seeds=1, stop=lambda: True)
+    assert not stopped.entries
+
+
+@pytest.mark.parametrize(
+    ("sampler", "name"),
+    [
+        ("mici", CIRCLE),
+        ("azula MMPS", "plane in 4-D, diffusion"),
+        ("azula DPS", "plane in 4-D, diffusion"),
+        ("WeightedCASAL", CIRCLE),
+        ("SplitGibbs", "two boxes, diffusion"),
+        ("CASAL", "two boxes, diffusion"),
+        ("DPS + projection", "plane in 4-D, diffusion"),
+    ],
+)
+def test_samplers_return_points_of_the_set(sampler: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samplers, "WARM_UP", 3)
+    monkeypatch.setattr(samplers, "CHAINS", 4)
+    if sampler.startswith(("mici", "azula")):
+        pytest.importorskip(sampler.split()[0])
+    found = laws.run(sampler, name, n=20, seeds=1, budget=60).of(name, sampler)
+    assert found is not None and found.scores and found.feasible, found
+    assert found.evaluations > 0
+
+
+def test_the_example_of_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "benchmark.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(block, {})
+    printed = capsys.readouterr().out
+    assert "mine" in printed and "exact draws" in printed
+
+
+def test_the_docs_name_every_sampler() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "benchmark.md").read_text(encoding="utf-8")
+    table = page[page.index("| sampler |") : page.index("Tuned samplers")]
+    assert re.findall(r"(?:^\| |, )`([^`]+)`(?=[ ,])", table, re.MULTILINE) == list(laws.SAMPLERS)
+
+
+def test_the_page_is_one_file(tmp_path: Path) -> None:
+    results = laws.run(["exact draws", "projected"], ["tail, 1-D", CIRCLE], n=20, seeds=2)
+    text = write_page(results, tmp_path).read_text(encoding="utf-8")
+    assert "<title>casal.bench_laws" in text and "data:image/" in text
+    assert CIRCLE in text and "prefers-color-scheme: dark" in text
+    assert not any(part in text for part in ('src="http', 'href="http', "@import"))
+    assert {path.name for path in tmp_path.iterdir()} >= {"results.json", "results.md", "bench_laws.png", "index.html"}
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    command = ["bench-laws", "--only", "tail, 1-D", "--sampler", "exact draws, final projection", "--n", "20"]
+    ran = CliRunner().invoke(app, [*command, "--seeds", "2", "--out", str(tmp_path)])
+    assert ran.exit_code == 0, ran.output
+    assert "Error over floor" in ran.output
+    back = laws.Results.from_json((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert back.problems == ["tail, 1-D", "tail, 1-D, diffusion"]
+    assert CliRunner().invoke(app, ["bench-laws", "--only", "nothing such"]).exit_code == 2
+    assert CliRunner().invoke(app, ["bench-laws", "--sampler", "nobody"]).exit_code == 2

@@ -1,0 +1,220 @@
+"""Every exact answer is found a second time, in another way: rejection, thin layers, closed forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import casal
+from casal.bench_laws import PROBLEMS, Answer, Problem, problem
+from casal.bench_laws.answer import F64, stream
+from casal.bench_laws.catalogue import SIXTEEN
+from casal.errors import SettingError
+from casal.lab.conditional import many_dimensions
+from casal.lab.field import setup as field
+from casal.lab.laws import double_well
+
+pytestmark = pytest.mark.statistical
+
+
+def light(name: str, chains: int = 100) -> Answer:
+    """The answer of a problem with a smaller reference, where it is of draws."""
+    answer = problem(name).answer
+    return Answer(answer.exact, answer.features, answer.modes, chains)
+
+
+def agrees(answer: Answer, points: Tensor) -> None:
+    """Means of all statistics, and weights of modes, are equal within Monte Carlo error."""
+    mean, spread = answer.moments
+    own = 1 / len(answer.reference.points) if answer.reference.drawn else 0.0
+    z = (answer.statistics(points).mean(0) - mean) / spread / math.sqrt(1 / len(points) + own)
+    assert float(z.abs().max()) < 4.5, z
+    if answer.modes is not None:
+        share = answer.modes(points)
+        error = (share.var(0) * (1 / len(points) + own)).sqrt()
+        assert bool(((share.mean(0) - answer.mode_weights).abs() < 4.5 * error + 1e-9).all())
+
+
+SOLID = [
+    "interval, 1-D",
+    "two intervals, 1-D",
+    "Gaussian in a box",
+    "two boxes",
+    "diamond",
+    "annulus, 2-D",
+    "region between curves (implicit)",
+    "path past an obstacle, 8-D",
+]
+
+
+@pytest.mark.parametrize("name", SOLID)
+def test_solid_sets_against_rejection(name: str) -> None:
+    one = problem(name)
+    x = one.start(60_000, stream(5))
+    inside = x[one.violation(x) == 0.0]
+    assert len(inside) > 500
+    agrees(light(name), inside)
+
+
+THIN = [
+    "three modes on a circle",
+    "Gaussian on a sphere",
+    "plane in 4-D",
+    "ellipse (implicit)",
+    "torus, 3-D",
+    "simplex",
+    "circle x interval",
+]
+
+
+@pytest.mark.parametrize("name", THIN)
+def test_thin_sets_against_draws_in_a_layer(name: str) -> None:
+    """p within a small distance of one equation, inside the inequalities; the error is of second order."""
+    one = problem(name)
+    x = one.start(300_000, stream(5))
+    slope = one.jacobian(x)[:, 0].norm(dim=1)
+    near = (one.equations(x)[:, 0].abs() < 0.02 * slope) & (one.inequalities(x) <= 0).all(1)
+    assert int(near.sum()) > 500
+    agrees(light(name), x[near])
+
+
+def test_the_tail_against_the_closed_form() -> None:
+    """E[x | x > a] = phi(a) / Q(a), E[x^2 | x > a] = 1 + a phi(a) / Q(a)."""
+    points, weights, _ = problem("tail, 1-D").answer.reference
+    a = 4.0
+    mills = math.exp(-(a**2) / 2) / math.sqrt(2 * math.pi) / (0.5 * math.erfc(a / math.sqrt(2)))
+    assert float(weights @ points[:, 0]) == pytest.approx(mills, abs=1e-6)
+    assert float(weights @ points[:, 0].square()) == pytest.approx(1 + a * mills, abs=1e-5)
+
+
+def test_mass_and_energy_against_shares_of_a_thin_tube() -> None:
+    """Two equations: those draws that are within a small distance of both, counted by their projection."""
+    one = problem("mass and energy")
+    x = one.start(2_000_000, stream(5))
+    z = one.project(x)
+    near = (x - z).norm(dim=1) < 0.06
+    agrees(light("mass and energy"), z[near])
+
+
+def test_two_circles_against_draws_in_a_layer() -> None:
+    one = problem("two circles, 2-D")
+    x = one.start(400_000, stream(5))
+    z = one.project(x)
+    agrees(light("two circles, 2-D"), z[(x - z).norm(dim=1) < 0.02])
+
+
+def test_increasing_numbers_are_order_statistics() -> None:
+    """Largest of 16 normal numbers: mean 1.76599, variance 0.29 (tables of order statistics)."""
+    points = light("increasing, 16-D", 500).reference.points
+    assert float(points[:, -1].mean()) == pytest.approx(1.76599, abs=4.5 * 0.543 / math.sqrt(len(points)))
+    assert float(points[:, 0].mean()) == pytest.approx(-1.76599, abs=4.5 * 0.543 / math.sqrt(len(points)))
+
+
+def test_orthants_have_half_normal_coordinates() -> None:
+    points = light("orthant, 64-D").reference.points
+    assert float(points.mean()) == pytest.approx(math.sqrt(2 / math.pi), abs=4.5 * 0.603 / math.sqrt(points.numel()))
+
+
+def test_double_wells_against_draws_near_the_sum() -> None:
+    grid = torch.linspace(-6.0, 5.0, 20_001, dtype=F64)
+    chances = torch.softmax(-double_well.potential(grid), 0).cumsum(0)
+    u = torch.rand((200_000, 32), generator=stream(5), dtype=F64)
+    x = grid[torch.searchsorted(chances, u).clamp_max(len(grid) - 1)]
+    near = x[(x.sum(1) + 16.0).abs() < 0.3]
+    assert len(near) > 500
+    agrees(light("double wells of given sum, 32-D", 50), near)
+
+
+def test_the_field_against_the_quadrature_of_its_experiment() -> None:
+    points = light("field of given energy, 50-D", 50).reference.points
+    share, exact = float((points[:, 0] > 0).double().mean()), field.share_right(field.STIFF, field.STIFF.energy)
+    assert share == pytest.approx(exact, abs=4.5 * math.sqrt(exact / len(points)))
+    grid, cdf = field.conditional(field.STIFF, field.STIFF.energy)
+    distance = field.quantile_distance(points[:, 0].numpy(), grid, cdf)
+    assert distance < 3 * field.sampling_floor(grid, cdf, len(points), 50)
+
+
+def test_modes_on_a_sphere_against_closed_forms() -> None:
+    """The mean of the shares of modes is their weight, from Bessel functions."""
+    answer = light("three modes on a sphere, 16-D", 500)
+    exact = SIXTEEN.restricted(casal.Sphere(2.0)).weights
+    shares = SIXTEEN.responsibilities(answer.reference.points)
+    error = shares.std(0) / math.sqrt(len(shares))
+    assert bool(((shares.mean(0) - exact).abs() < 4.5 * error).all())
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "size"),
+    [
+        ("four equations, 64-D, diffusion", many_dimensions.four_equations, 64),
+        ("nonnegative, 64-D, diffusion", many_dimensions.nonnegative, 64),
+        ("half-space, 256-D, diffusion", many_dimensions.half_space, 256),
+    ],
+)
+def test_many_dimensions_against_closed_means(
+    name: str, make: Callable[[int, int], many_dimensions.Problem], size: int
+) -> None:
+    law, points = make(size, 7).law, light(name, 100).reference.points
+    z = (points.mean(0) - law.mean) / points.std(0).clamp_min(1e-9) * math.sqrt(len(points))
+    assert float(z.abs().max()) < 4.5
+
+
+CHEAP = [*SOLID, *THIN, "mass and energy", "two circles, 2-D", "tail, 1-D", "particle on a circle", "increasing, 16-D"]
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_references_lie_in_their_sets(name: str) -> None:
+    one, answer = problem(name), light(name, 20)
+    points, weights, _ = answer.reference
+    assert float(one.violation(points).max()) < 1e-12
+    assert float(weights.sum()) == pytest.approx(1.0)
+    assert points.shape[1] == one.dimension
+
+
+@pytest.mark.parametrize("name", ["three modes on a circle", "torus, 3-D", "field of given energy, 50-D"])
+def test_the_score_is_the_gradient_of_the_log_density(name: str) -> None:
+    one = problem(name)
+    x = one.start(5, stream(0)).requires_grad_()
+    (slope,) = torch.autograd.grad(-one.potential(x).sum(), x)
+    assert torch.allclose(one.score(x.detach()), slope, rtol=1e-4, atol=1e-3)
+
+
+def test_the_catalogue_is_wide() -> None:
+    endings = {kind: sum(name.endswith(kind) for name in PROBLEMS) for kind in ("diffusion", "trained")}
+    assert len(PROBLEMS) >= 45
+    assert endings["trained"] >= 2 and endings["diffusion"] >= 15
+    assert len(PROBLEMS) - sum(endings.values()) >= 15
+    for size in ("1-D", "16-D", "64-D", "256-D", "1024-D"):
+        assert any(size in name for name in PROBLEMS), size
+    with pytest.raises(SettingError, match="there is no problem 'nothing'"):
+        problem("nothing")
+
+
+def test_kinds_give_what_they_have() -> None:
+    density, diffusion = problem("two boxes"), problem("two boxes, diffusion")
+    x = density.start(4)
+    assert density.score(x).shape == (4, 2) and density.potential(x).shape == (4,)
+    assert diffusion.denoise(x, 0.5).shape == (4, 2)
+    with pytest.raises(SettingError, match="no denoiser"):
+        density.denoise(x, 0.5)
+    with pytest.raises(SettingError, match="starts from noise"):
+        diffusion.start(4)
+    with pytest.raises(SettingError, match="no density"):
+        diffusion.potential(x)
+
+
+def test_evaluations_are_counted_forward_and_back() -> None:
+    one = problem("two boxes, diffusion").fresh(3)
+    x = torch.zeros((7, 2), dtype=F64, requires_grad=True)
+    clean = one.denoise(x, 0.5)
+    assert one.evaluations == 7
+    torch.autograd.grad(clean.sum(), x)
+    assert one.evaluations == 14
+    assert one.fresh(4).evaluations == 0
+    density: Problem = problem("two boxes").fresh(0)
+    density.score(torch.zeros((5, 2), dtype=F64))
+    assert density.evaluations == 5
