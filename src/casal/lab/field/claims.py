@@ -42,7 +42,7 @@ def claims(data: Mapping[str, Any]) -> list[Claim]:
 
 
 def _modes() -> tuple[float, float]:
-    """Standard deviations of exp(-V) left and right of the top between the wells, at -1."""
+    """Standard deviations of exp(-V) left and right of -1, the top between the wells."""
     grid = np.linspace(-6.0, 5.0, 20001)
     density = np.exp(-double_well.potential(grid))
     spreads = []
@@ -72,10 +72,12 @@ def _section(groups: Mapping[str, Rows], exact: float, floor: float) -> list[Cla
         Claim(
             "the positive mode is concentrated, the negative one wider and of higher energy",
             "described, no figure",
-            f"sd {right:.2f} around 0.7 and {left:.2f} around -2, in the script's potential",
-            verdict(right < left),
+            f"the script's potential has curvature {double_well.STEEPEST:.2f} at 0.7 and {double_well.FLATTEST:.2f} at "
+            f"-2, where x^2 is larger; but the mode at 0.7 has sd {right:.2f}, that at -2, which a low top cuts off, "
+            f"{left:.2f}",
+            verdict(double_well.FLATTEST < double_well.STEEPEST, right < left),
             "section 5.1, set-up",
-            "a positive mode with the larger standard deviation",
+            "a negative mode with the larger standard deviation, as well as the smaller curvature",
         ),
         Claim(
             "the positive mode cannot satisfy the energy constraint",

@@ -147,6 +147,8 @@ def _rho_ablation(rows: Sequence[Mapping[str, Any]], exact: Mapping[str, float])
         for k, row in enumerate(shown):
             place = np.arange(len(SCHEDULES)) + 0.16 * (k - (len(shown) - 1) / 2)
             look: dict[str, Any] = {"fmt": "o", "markersize": 4.5, "color": colour(row["variant"])}
+            if row["variant"].endswith(", preconditioned"):
+                look["markerfacecolor"] = "white"
             shares, errors = ([100 * row[name] for name in SCHEDULES], [200 * row[f"{name}_se"] for name in SCHEDULES])
             axis.errorbar(place, shares, errors, label=row["variant"], **look)
         printed = [100 * PAPER_RHO.get((steps, name), np.nan) for name in SCHEDULES]
@@ -158,7 +160,8 @@ def _rho_ablation(rows: Sequence[Mapping[str, Any]], exact: Mapping[str, float])
         axis.grid(axis="y", color=FAINT, linewidth=0.4)
     axes[0, 0].set_ylabel("samples at x1 > 0, %")
     axes[0, -1].legend(fontsize=8, loc="upper right")
-    headline(figure, "Schedules of ρ (dotted: exact share; bars: two binomial errors)")
+    title = "Schedules of ρ (dotted: exact share; bars: two binomial errors; open: with the preconditioner)"
+    headline(figure, title)
     return figure
 
 

@@ -12,8 +12,8 @@ Number = TypeVar("Number", Tensor, "np.typing.NDArray[np.float64]")
 CURVATURE = 2.0
 """A number between the curvatures 1.35 and 2.30 of the two wells, for preconditioners."""
 
-STEEPEST = 2.295
-"""V'' at the minimum of the right well, the larger of the two."""
+STEEPEST, FLATTEST = 2.295, 1.35
+"""V'' at the minima of the right and of the left well."""
 
 
 def potential(m: Number) -> Number:
