@@ -88,13 +88,13 @@ QUICK = Scale(
     n=200,
     weighted=500,
     seeds=2,
-    shorter=10,
+    shorter=25,
     tuning=50,
-    stride=8,
-    budgets=(50, 100, 200, 1000),
+    stride=14,
+    budgets=(50, 200),
     rho=(250, (100, 400)),
-    dual=((0.0, 1.0), 2000),
-    tight=(100, 60, 2),
+    dual=((0.0, 1.0), 1000),
+    tight=(100, 40, 2),
     rounds=2,
 )
 
