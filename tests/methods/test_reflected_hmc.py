@@ -194,7 +194,7 @@ def test_one_trajectory_written_out(known: bool) -> None:
     for at in (2, 3):
         state = method.step(bounds, context, state, row, keys[at])
 
-    g = generator_of(keys[2])
+    g = generator_of(keys[2], start)
     v = torch.randn(6, 2, generator=g, dtype=torch.float32).to(F)
     h = (eps * (1 + PACES * (2 * torch.rand(6, generator=g, dtype=F) - 1)))[:, None]
     s, z, before, rise = torch.tensor([2.0, 1.0], dtype=F), start, v, torch.zeros(6, dtype=F)
@@ -207,7 +207,7 @@ def test_one_trajectory_written_out(known: bool) -> None:
         z = y
     gain = quartic(start) - quartic(z) if known else rise
     ratio = torch.exp(gain + before.square().sum(1) / 2 - v.square().sum(1) / 2)
-    u = torch.rand(6, generator=generator_of(keys[3] + 1), dtype=F)
+    u = torch.rand(6, generator=generator_of(keys[3] + 1, start), dtype=F)
     torch.testing.assert_close(state.z, torch.where((u < ratio)[:, None], z, start), rtol=0, atol=1e-10)
     torch.testing.assert_close(state.accepted, ratio.clamp_max(1.0), rtol=1e-9, atol=0)
     assert float(state.owed) == float(known)
