@@ -40,6 +40,14 @@ def splice(page: str, name: str, block: str) -> str:
     return pattern.sub(lambda found: f"{found[1]}\n{block}\n\n{found[2]}", page)
 
 
+def below(page: str, mark: str, text: str) -> str:
+    """The page with all that follows a line replaced; for pages that are made from code or from other pages."""
+    head, found, _ = page.partition(mark)
+    if not found:
+        raise ValueError(f"the page has no line {mark.strip()!r}")
+    return f"{head}{found}\n{text}"
+
+
 def main(folder: Path, page: Path) -> None:
     """Rewrite the page and copy the pictures."""
     name, block = results(folder)

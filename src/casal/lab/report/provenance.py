@@ -14,6 +14,7 @@ from pathlib import Path
 
 from casal.lab.experiment import Experiment
 from casal.lab.experiments import EXPERIMENTS
+from casal.lab.report.docs import below
 
 MARK = "<!-- origins -->\n"
 
@@ -39,10 +40,7 @@ def tables(registry: Mapping[str, Experiment]) -> str:
 
 def renewed(page: str, registry: Mapping[str, Experiment]) -> str:
     """The page with its tables made anew."""
-    head, mark, _ = page.partition(MARK)
-    if not mark:
-        raise ValueError(f"the page has no line {MARK.strip()!r}")
-    return f"{head}{mark}\n{tables(registry)}"
+    return below(page, MARK, tables(registry))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from casal.lab.experiment import FAILS, HOLDS, PARTLY, VACUOUS
+from casal.lab.report.docs import below
 
 PAGE, MARK = "verdicts.md", "<!-- verdicts -->\n"
 HEAD = "| claim | where | paper | ours | verdict | what would change the verdict |"
@@ -73,10 +74,7 @@ def table(found: Sequence[Row]) -> str:
 
 def renewed(page: str, found: Sequence[Row]) -> str:
     """The page with its table made anew."""
-    head, mark, _ = page.partition(MARK)
-    if not mark:
-        raise ValueError(f"the page has no line {MARK.strip()!r}")
-    return f"{head}{mark}\n{table(found)}"
+    return below(page, MARK, table(found))
 
 
 if __name__ == "__main__":
