@@ -70,6 +70,7 @@ def writer(figures: Callable[[Outcome], Mapping[str, Figure]]) -> Callable[[Outc
             for name, figure in figures(outcome).items():
                 path = folder / f"{name}.png"
                 figure.savefig(path, dpi=160)
+                figure.set_layout_engine("none")  # the second file has the layout of the first
                 figure.savefig(path.with_suffix(".svg"))
                 paths.append(path)
         return paths

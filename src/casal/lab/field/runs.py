@@ -94,7 +94,7 @@ QUICK = Scale(
     budgets=(50, 200),
     rho=(250, (100, 400)),
     dual=((0.0, 1.0), 1000),
-    tight=(100, 40, 2),
+    tight=(60, 12, 2),
     rounds=2,
 )
 
