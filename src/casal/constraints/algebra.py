@@ -77,6 +77,12 @@ class Union(Constraint):
 
     Args:
         members: Two or more sets.
+
+    >>> import casal
+    >>> import torch
+    >>> either = casal.Sphere(1.0) | casal.Sphere(3.0)
+    >>> isinstance(either, casal.Union), either.project(torch.tensor([[0.0, 2.5]])).tolist()
+    (True, [[0.0, 3.0]])
     """
 
     in_pieces = True
@@ -151,6 +157,12 @@ class Product(Constraint):
     Args:
         members: One set a block; None leaves a block free.
         sizes: Coordinates in each block, whole numbers >= 1; they must fill the event.
+
+    >>> import casal
+    >>> import torch
+    >>> cylinder = casal.Product(casal.Sphere(1.0), casal.Box(0.0, 2.0), sizes=(2, 1))
+    >>> cylinder.project(torch.tensor([[3.0, 4.0, 5.0]], dtype=torch.float64)).numpy().round(6).tolist()
+    [[0.6, 0.8, 2.0]]
     """
 
     def __init__(self, *members: Constraint | None, sizes: Sequence[int]) -> None:

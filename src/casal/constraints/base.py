@@ -27,6 +27,10 @@ class Budget(NamedTuple):
     Attributes:
         tolerance: Stop once the violation (in the unit of the set) is below this.
         iterations: Stop after this many iterations in any case.
+
+    >>> import casal
+    >>> casal.Budget(tolerance=1e-6, iterations=50)
+    Budget(tolerance=1e-06, iterations=50)
     """
 
     tolerance: float = 1e-12
@@ -50,6 +54,12 @@ class Projection(NamedTuple):
         converged: (n,) bool; always true for closed forms.
         iterations: (n,) int; zero for closed forms.
         residual: (n,) what was left when it stopped, in the unit of the tolerance; zero for closed forms.
+
+    >>> import casal
+    >>> import torch
+    >>> found = casal.Sphere(2.0).solve(torch.tensor([[3.0, 4.0]], dtype=torch.float64))
+    >>> isinstance(found, casal.Projection), found.point.tolist(), found.converged.tolist()
+    (True, [[1.2, 1.6]], [True])
     """
 
     point: Tensor
@@ -219,6 +229,18 @@ class Constraint:
         in_pieces: There is a union in C, so it is treated piece by piece (``pieces``).
         chains: How many chains the parameters are for (``PerChain``); None if they are common to all.
         per_chain: Names of the arguments of the constructor that may be ``PerChain``.
+
+    A set of your own, all points with whole coordinates:
+
+    >>> import casal
+    >>> import torch
+    >>> class Lattice(casal.Constraint):
+    ...     def _project(self, z):
+    ...         return z.round()
+    ...     def _violation(self, z):
+    ...         return (z - torch.floor(z + 0.5)).abs().flatten(1).amax(1)
+    >>> Lattice().project(torch.tensor([[0.4, 1.7]])).tolist()
+    [[0.0, 2.0]]
     """
 
     exact: bool = True

@@ -32,6 +32,12 @@ class Decoder(ABC):
         batch: Most chains that are decoded at once; None for all.
         shape: Shape of a decoded event, where the decoder fixes it.
         latent_size: Numbers in a latent event, where the decoder fixes it.
+
+    >>> import casal
+    >>> import torch
+    >>> decoder = casal.Linear([[2.0], [1.0]])
+    >>> isinstance(decoder, casal.Decoder), decoder(torch.tensor([[3.0]], dtype=torch.float64)).tolist()
+    (True, [[6.0, 3.0]])
     """
 
     linear: bool = False
@@ -156,7 +162,13 @@ class Decoder(ABC):
 
 
 class Identity(Decoder):
-    """A = I: the model lives where the constraint does."""
+    """A = I: the model lives where the constraint does.
+
+    >>> import casal
+    >>> import torch
+    >>> casal.Identity()(torch.tensor([[1.0, 2.0]])).tolist()
+    [[1.0, 2.0]]
+    """
 
     linear = identity = invertible = True
 

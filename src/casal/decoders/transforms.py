@@ -484,6 +484,11 @@ class DST(Series):
         scale: One number, one for each coefficient, or (channels, 1) for one a field. 1 if left out.
         channels: Fields side by side: events are (channels, *size).
         algorithm: "fft", "product" or "auto", see ``Transform``.
+
+    >>> import casal
+    >>> import torch
+    >>> casal.DST(1, 3)(torch.ones(1, 1, dtype=torch.float64)).numpy().round(3).tolist()
+    [[0.5, 0.707, 0.5]]
     """
 
     def __init__(

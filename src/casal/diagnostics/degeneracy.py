@@ -87,7 +87,15 @@ class Population(NamedTuple):
 
 
 def population(result: WeightedRun) -> Population:
-    """Effective sizes, surviving ancestors and clusters of weights of a run."""
+    """Effective sizes, surviving ancestors and clusters of weights of a run.
+
+    >>> import casal
+    >>> import torch
+    >>> target = casal.langevin(lambda x: x, steps=100, step_size=0.1, init=torch.zeros(200, 2))
+    >>> result = casal.sample(target, casal.Sphere(1.0), casal.WeightedCASAL(rho=100.0), n=200)
+    >>> 1 < casal.diagnostics.population(result).ancestors <= 200
+    True
+    """
     weights = result.weights
     ess = float(effective_size(weights))
     recorded = result.trace.get("ess")
@@ -128,7 +136,15 @@ def _is_split(found: Clusters, n: int) -> bool:
 
 
 def advice(result: WeightedRun) -> list[str]:
-    """What is wrong with the diversity of a run, each with its number and what works; empty if nothing is."""
+    """What is wrong with the diversity of a run, each with its number and what works; empty if nothing is.
+
+    >>> import casal
+    >>> import torch
+    >>> target = casal.langevin(lambda x: x, steps=100, step_size=0.1, init=torch.zeros(200, 2))
+    >>> result = casal.sample(target, casal.Sphere(1.0), casal.WeightedCASAL(rho=100.0), n=200)
+    >>> casal.diagnostics.advice(result)
+    []
+    """
     return _advice(result.trace, len(result.samples), getattr(result.state, "log_weight", None))
 
 

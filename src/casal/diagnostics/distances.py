@@ -83,6 +83,12 @@ def wasserstein1(
         exact: Exact draws independent of y, for the floor.
         repeats: Repetitions for the error and the floor.
         seed: Of the repetitions.
+
+    >>> import torch
+    >>> from casal.diagnostics import wasserstein1
+    >>> distance = wasserstein1(torch.linspace(0, 1, 200), torch.linspace(1, 2, 200))
+    >>> round(distance.value, 3)
+    1.0
     """
     rows = _points(x, "x")
     if rows.shape[1] != 1:
@@ -126,6 +132,12 @@ def sliced_wasserstein(
         exact: Exact draws independent of y, for the floor.
         repeats: Repetitions for the error and the floor.
         seed: Of directions and repetitions.
+
+    >>> import torch
+    >>> from casal.diagnostics import sliced_wasserstein
+    >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    >>> sliced_wasserstein(x, x, repeats=5).value, sliced_wasserstein(x, x + 1, repeats=5).value > 0.5
+    (0.0, True)
     """
     rows = _points(x, "x")
     generator = _generator(seed, rows)
@@ -179,6 +191,12 @@ def energy_distance(
         exact: Exact draws independent of y, for the floor.
         repeats: Repetitions for the error and the floor.
         seed: Of the repetitions.
+
+    >>> import torch
+    >>> from casal.diagnostics import energy_distance
+    >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    >>> energy_distance(x, x + 1, repeats=5).value > 0.5
+    True
     """
     rows = _points(x, "x")
     return _with_floor(
@@ -225,6 +243,12 @@ def mode_weights_tv(
         weights: Weights of the samples; equal if left out.
         repeats: Repetitions for the error and the floor.
         seed: Of the repetitions.
+
+    >>> import torch
+    >>> from casal.diagnostics import mode_weights_tv
+    >>> labels = torch.tensor([0] * 60 + [1] * 40)
+    >>> round(mode_weights_tv(labels, [0.5, 0.5]).value, 3)
+    0.1
     """
     exact = torch.as_tensor(exact_weights, dtype=torch.float64).reshape(-1).to(samples.device)
     exact = _probabilities(exact, exact)
@@ -298,6 +322,12 @@ def classifier_test(
         folds: Parts, each classified by a fit to the others.
         ridge: Penalty on the coefficients, in units of one sample.
         seed: Of waves and folds.
+
+    >>> import torch
+    >>> from casal.diagnostics import classifier_test
+    >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    >>> classifier_test(x, x + 4).value > 0.95
+    True
     """
     one_of(score, "score", ("accuracy", "auc"))
     x, y = _pair(x, y)

@@ -143,6 +143,10 @@ class Method(ABC, Generic[State]):
         tilts: It takes account of a soft term of a model with noise levels (``casal.tilted``).
         remembers: It can take rows that look back (``Table.memory``). Others get rows of first order instead.
         resizes: The tensors of its states change their shapes on the way, all but the number of chains.
+
+    >>> import casal
+    >>> isinstance(casal.Projected(), casal.Method), casal.Projected().strict, casal.Projected().promises_distribution
+    (True, True, False)
     """
 
     name: ClassVar[str]

@@ -51,6 +51,13 @@ class Decoupled(Method[DecoupledState]):
         dual_step: Step of the multiplier of A x = z, in units of rho.
         weight: Initial weight of the penalty.
         weight_step: Step of the weight.
+
+    >>> import casal
+    >>> import torch
+    >>> target = casal.langevin(lambda x: x, steps=200, step_size=0.05, init=torch.ones(100, 2))
+    >>> result = casal.sample(target, casal.Sphere(1.0), casal.Decoupled(rho=10.0), n=100)
+    >>> int(result.certificate.feasible.sum())
+    0
     """
 
     rho: float | Schedule

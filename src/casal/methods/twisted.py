@@ -93,6 +93,12 @@ class Twisted(Method[Any]):
         islands: Groups of chains, of equal size; n must be a multiple.
         inner_steps: Evaluations of the denoiser in one move.
         twist: Coupling of the guide, in units of the clean sample; at most rho.
+
+    >>> import casal
+    >>> target = casal.edm(lambda x, s: x / (1 + s**2), casal.karras_sigmas(30), shape=(2,), churn=1.0)
+    >>> result = casal.sample(target, casal.Sphere(1.5), casal.Twisted(rho=100.0, moves=5), n=200, seed=0)
+    >>> bool(result.certificate.feasible.all())
+    True
     """
 
     rho: float

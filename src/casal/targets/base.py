@@ -44,6 +44,12 @@ class Table:
         sigma: Size of the noise in x before each row, likewise.
         memory: Gains (T, p) of the denoised estimates of the p rows before, the nearest first; None if no row looks
             back. The estimate of a row is the one that its step used, moved by the constraint or not.
+
+    >>> import casal
+    >>> import torch
+    >>> target = casal.langevin(lambda x: x, steps=3, step_size=0.5, init=torch.zeros(1, 2))
+    >>> isinstance(target.table, casal.Table), target.table.b.tolist(), target.table.s.tolist()
+    (True, [0.5, 0.5, 0.5], [1.0, 1.0, 1.0])
     """
 
     a: Tensor
@@ -120,6 +126,12 @@ class Target:
         condition: Names to tensors (n, ...), one row a chain; empty if all chains sample the same density.
         conditional_init: Whether ``init`` evaluates the network and is called as ``init(n, generator, **rows)``.
         notes: What a reader of every result must know of the model; the certificate of the distribution says it.
+
+    >>> import casal
+    >>> import torch
+    >>> target = casal.langevin(lambda x: x, steps=3, step_size=0.5, init=torch.zeros(1, 2))
+    >>> isinstance(target, casal.Target), target.score(torch.ones(1, 2), target.table.t[0]).tolist()
+    (True, [[-1.0, -1.0]])
     """
 
     score: ScoreFunction

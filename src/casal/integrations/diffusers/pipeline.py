@@ -65,6 +65,19 @@ class ConstrainedPipeline(_Pipeline):  # type: ignore[misc]
         constraint: A casal set, or its ``spec()``.
         method: A casal method, its ``method_spec``, or "auto"; ``CASAL(inverse_variance(1.0), couple="denoised")`` if
             left out.
+
+    >>> import casal
+    >>> import diffusers
+    >>> from casal.integrations.diffusers import ConstrainedPipeline, ConstrainedPipelineOutput
+    >>> blocks = {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",), "block_out_channels": (4,)}
+    >>> unet = diffusers.UNet2DModel(
+    ...     8, 1, 1, **blocks, norm_num_groups=2, layers_per_block=1, add_attention=False
+    ... )
+    >>> pipeline = ConstrainedPipeline(unet, diffusers.DDIMScheduler(clip_sample=False), casal.Sphere(4.0))
+    >>> pipeline.set_progress_bar_config(disable=True)
+    >>> output = pipeline(batch_size=2, num_inference_steps=3)
+    >>> isinstance(output, ConstrainedPipelineOutput), bool(output.certificate.feasible.all())
+    (True, True)
     """
 
     model_cpu_offload_seq = "unet"

@@ -95,6 +95,12 @@ class LookAhead(Method[Any]):
             above sqrt(n) times their mean.
         gaussian: For Gaussian models: take the linear equations into the model (``given.py``), which is exact there
             and costs two evaluations an equation and level for all chains together. Other models are refused.
+
+    >>> import casal
+    >>> target = casal.edm(lambda x, s: x / (1 + s**2), casal.karras_sigmas(30), shape=(3,), churn=1.0)
+    >>> result = casal.sample(target, casal.Affine([[1.0, 1.0, 1.0]], [2.0]), casal.LookAhead(), n=100, seed=0)
+    >>> bool(result.certificate.feasible.all())
+    True
     """
 
     levels: int = UPPER + LOWER
