@@ -412,8 +412,9 @@ class Fourier(Series):
 
     On a grid the basis is the product of that of each axis, and latent events are the array
     (2 modes_1 - 1, 2 modes_2 - 1), or the same numbers flat: products of standing waves, which span all wave numbers
-    |k_1| < modes_1, |k_2| < modes_2. The coefficients of a homogeneous random field are uncorrelated if its law does
-    not change in a mirror; else those products are correlated in pairs that make up one travelling wave.
+    |k_1| < modes_1, |k_2| < modes_2. The coefficients of a homogeneous random field are uncorrelated if its
+    distribution does not change in a mirror. Otherwise those products are correlated in pairs that make up one
+    travelling wave.
 
     Args:
         modes: How many frequencies, the constant included: a number, or one for each axis.

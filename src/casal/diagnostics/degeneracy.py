@@ -1,4 +1,4 @@
-"""The health of a weighted population: whether it still represents the law, and what to change if not."""
+"""The health of a weighted population: whether it still represents the distribution, and what to change if not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAST_ESS = 0.1
 SEPARATION = 4.5
 """Distance of two clusters of log-weights, in their own standard deviations, from which they are two.
 
-Cut in two at the best place, one Gaussian gives 2.6, a uniform law 3.5, an exponential tail 3.0.
+Cut in two at the best place, one Gaussian gives 2.6, a uniform distribution 3.5, an exponential tail 3.0.
 """
 
 SMALL_GROUP = 0.5

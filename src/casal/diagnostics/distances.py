@@ -1,4 +1,4 @@
-"""Distances between samples and a law, each with its error and the floor of sampling noise beside it."""
+"""Distances between samples and a distribution, each with its error and the floor of sampling noise beside it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Statistic = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Distance:
-    """A distance between samples and a law, beside what exact samples would get.
+    """A distance between samples and a distribution, beside what exact samples would get.
 
     Attributes:
         value: The distance.
@@ -77,7 +77,7 @@ def wasserstein1(
 
     Args:
         x: Samples (n,) or (n, 1).
-        y: Exact samples, or the quantile function of the law, u in (0, 1) -> value, which is put on a grid.
+        y: Exact samples, or the quantile function of the distribution, u in (0, 1) -> value, which is put on a grid.
         weights: Weights of x; equal if left out.
         reference_weights: Weights of y.
         exact: Exact draws independent of y, for the floor.
@@ -177,7 +177,7 @@ def energy_distance(
     repeats: int = 40,
     seed: int = 0,
 ) -> Distance:
-    """Energy distance, zero if and only if the laws agree: 2 E|X - Y| - E|X - X'| - E|Y - Y'|.
+    """Energy distance, zero if and only if the distributions agree: 2 E|X - Y| - E|X - X'| - E|Y - Y'|.
 
     The V-statistic: pairs of a point with itself count, so the value is never negative and lies about
     E|Y - Y'| (1/n + 1/m) above the truth; the floor shows by how much. (SciPy's ``energy_distance`` is the root of
@@ -303,7 +303,7 @@ def classifier_test(
     ridge: float = 1.0,
     seed: int = 0,
 ) -> Distance:
-    """Classifier two-sample test: its accuracy on held-out points, 1/2 if the laws agree, 1 if they are apart.
+    """Classifier two-sample test: its accuracy on held-out points, 1/2 if the distributions agree, 1 if they are apart.
 
     Logistic regression, fitted by Newton's method with a ridge, on standardised coordinates, their squares, and
     random waves cos(omega . z + phase); cross-validated. Accuracy is the mean of the two classes' hit rates, so
@@ -430,7 +430,7 @@ def _with_floor(
         exact: More exact draws (k, *event), independent of y.
         repeats: Bootstrap and floor repetitions.
         generator: For the repetitions.
-        reference_is_law: y is a grid of the law itself and carries no noise.
+        reference_is_law: y is a grid of the distribution itself and carries no noise.
     """
     if repeats < 2:
         raise SettingError(f"repeats must be at least 2 to give an error, got {repeats}")
@@ -493,7 +493,7 @@ def _counts(law: Tensor, size: int, repeats: int, generator: torch.Generator) ->
 
 
 def _shares(law: Tensor, weights: Tensor, repeats: int, generator: torch.Generator) -> Tensor:
-    """Shares (repeats, n) of as many draws from the law as the weights are worth."""
+    """Shares (repeats, n) of as many draws from the distribution as the weights are worth."""
     size = max(2, round(float(effective_size(weights))))
     return _counts(law, size, repeats, generator) / size
 

@@ -89,7 +89,8 @@ class CASAL(Method[CASALState]):
 
     The printed damped z-step samples at the temperature 1 / (2 - tau rho) when rho is large, one half for small steps:
     x and z drift together and only x is shaken. So the full step is the default; the printed variants keep their
-    names below. z is feasible at every step. At finite rho its law is not the conditional law: see ``WeightedCASAL``.
+    names below. z is feasible at every step. At finite rho it does not follow the conditional distribution; see
+    ``WeightedCASAL`` for that.
 
     Args:
         rho: Coupling > 0: a number, or a schedule over the run.

@@ -78,10 +78,10 @@ class Twisted(Method[Any]):
         x'     = a x + b score(x) + delta + s_t w
         weight *= exp(V_t(x) - V_t'(x')) N(x'; a x + b score, s_t^2) / N(x'; a x + b score + delta, s_t^2)
 
-    and resample (systematic) if the effective size < ess n. Whatever delta is, the law at the end of the table is
-    p(x) exp(-rho/2 dist(A x, C)^2): a poor guide costs effective size, not the law. The rho of the guide is ``twist``,
-    small enough that the chains stay many. From there ``moves`` rungs of the ladder of ``SplitGibbs`` lead up to
-    ``rho``, each with its weights and one move, and end as they do there.
+    and resample (systematic) if the effective size < ess n. Whatever delta is, the distribution at the end of the table
+    is p(x) exp(-rho/2 dist(A x, C)^2): a poor guide costs effective size, not the distribution. The rho of the guide is
+    ``twist``, small enough that the chains stay many. From there ``moves`` rungs of the ladder of ``SplitGibbs`` lead
+    up to ``rho``, each with its weights and one move, and end as they do there.
 
     ``islands`` are groups of chains that never meet, so that no single lucky chain takes them all. They are pooled by
     their evidence, the mean of their weights along the run: ``result.weights`` has it.

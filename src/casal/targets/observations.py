@@ -17,8 +17,9 @@ and the score of the posterior is (alpha D_y - x) / sigma^2. The ways of ``poste
 - "gaussian": V = s^2 C (C + s^2 I)^-1 everywhere, C the covariance of the data: without derivatives too, exact for a
   Gaussian prior, and as well conditioned as C however much the observations say.
 
-R = 0 is the limit of an exact observation H x0 = y: with "moment" and a Gaussian prior its law is kriging's. H D_y = y
-then holds up to the accuracy of the solve; ``FinalProjection`` onto ``casal.Affine(H, y)`` makes it hold to rounding.
+R = 0 is the limit of an exact observation H x0 = y: with "moment" and a Gaussian prior its distribution is kriging's. H
+D_y = y then holds up to the accuracy of the solve; ``FinalProjection`` onto ``casal.Affine(H, y)`` makes it hold to
+rounding.
 
 Behind a decoder the observation is of A(x0), and ``latent_posterior`` guides the latent towards it.
 """

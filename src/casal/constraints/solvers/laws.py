@@ -153,7 +153,7 @@ def von_mises_fisher(
 
     Args:
         mean: Unit vectors (n, D), inside the space.
-        kappa: Concentrations (n,) >= 0; zero is the uniform law.
+        kappa: Concentrations (n,) >= 0; zero is the uniform distribution.
         dimension: d, the dimension of the space; D or less.
         normal: Draws that many standard Gaussian vectors (rows, D) of the space.
         generator: For the uniform numbers.

@@ -17,7 +17,7 @@ from casal.lab.laws import double_well
 PUBLISHED = ("Algorithm 1", "Algorithm 2", "released code")
 RIVALS = ("unconstrained", "projected", "penalty", "primal-dual", "decoupled")
 CLOSE = 3
-"""A method matches the exact law closely if its W1 is below this many times that of exact draws."""
+"""A method matches the exact distribution closely if its W1 is below this many times that of exact draws."""
 
 ABLATION = "table of schedules of rho (C.7)"
 Rows = Mapping[str, Mapping[str, Any]]

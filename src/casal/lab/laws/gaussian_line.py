@@ -1,4 +1,4 @@
-"""A Gaussian and a line: every variant is a linear recursion, so its law is known at every step without sampling.
+"""A Gaussian and a line: every variant is a linear recursion, so its distribution is known without sampling.
 
 f is the potential of N((1, -1), [[2, 0.6], [0.6, 0.5]]), C the line x1 + x2 = 1. In coordinates normal (n) and
 tangential (t) to the line the state is (x_n, x_t, z_t, lambda_n, lambda_t).
