@@ -1,4 +1,4 @@
-"""Every error the library raises on purpose. A message carries the number and the way out."""
+"""The errors of the library. A message contains the number that was wrong and the remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class CasalError(Exception):
 
 
 class CasalWarning(UserWarning):
-    """The run went through, but its samples should not be trusted as they are.
+    """The run finished, but its samples should not be trusted as they are.
 
     >>> import warnings
     >>> from casal.errors import CasalWarning
@@ -70,7 +70,7 @@ class InfeasibleSet(CasalError, ValueError):
 
 
 class ProjectionError(CasalError):
-    """A projection was handed, or returned, something that is not a point of the kind it promised.
+    """A projection received, or returned, points that are not finite or not of the right kind.
 
     Attributes:
         chains: Indices of the points that were not finite when they were handed in.
@@ -89,7 +89,7 @@ class ProjectionError(CasalError):
 
 
 class MissingExtraError(CasalError, ImportError):
-    """An optional library is not installed; the message holds the command that brings it.
+    """An optional library is not installed; the message contains the command that installs it.
 
     >>> from casal.errors import MissingExtraError, missing_extra
     >>> raise MissingExtraError(missing_extra("result.plot()", "plot", "matplotlib"))  # doctest: +ELLIPSIS

@@ -228,7 +228,7 @@ class Transform(Decoder):
     Args:
         axes: A basis for each axis.
         keep: Which coefficients of the grid (count_1, count_2, ...) are kept, as a mask; all if left out.
-        scale: One number, one for each coefficient, or (channels, 1) for one a field.
+        scale: One number, one for each coefficient, or (channels, 1) for one per field.
         channels: Fields side by side: events are (channels, *size), latent events channels times as many numbers.
         algorithm: "fft", "product" (a small matrix for each axis), or "auto": the faster of both on each axis.
     """
@@ -419,7 +419,7 @@ class Fourier(Series):
     Args:
         modes: How many frequencies, the constant included: a number, or one for each axis.
         size: Points of the signal, or of each axis of the grid.
-        scale: One number, one for each coefficient, or (channels, 1) for one a field. 1 if left out.
+        scale: One number, one for each coefficient, or (channels, 1) for one per field. 1 if left out.
         channels: Fields side by side: events are (channels, *size).
         algorithm: "fft", "product" or "auto", see ``Transform``.
 
@@ -463,7 +463,7 @@ class DCT(Series):
     Args:
         modes: How many frequencies, the constant included: a number, or one for each axis.
         size: Points of the signal, or of each axis of the grid.
-        scale: One number, one for each coefficient, or (channels, 1) for one a field. 1 if left out.
+        scale: One number, one for each coefficient, or (channels, 1) for one per field. 1 if left out.
         channels: Fields side by side: events are (channels, *size).
         algorithm: "fft", "product" or "auto", see ``Transform``.
     """
@@ -482,7 +482,7 @@ class DST(Series):
         modes: How many frequencies: a number, or one for each axis.
         size: Points of the signal, or of each axis of the grid.
         cells: Whether values live at the centres of cells.
-        scale: One number, one for each coefficient, or (channels, 1) for one a field. 1 if left out.
+        scale: One number, one for each coefficient, or (channels, 1) for one per field. 1 if left out.
         channels: Fields side by side: events are (channels, *size).
         algorithm: "fft", "product" or "auto", see ``Transform``.
 

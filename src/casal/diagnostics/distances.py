@@ -1,4 +1,4 @@
-"""Distances between samples and a distribution, each with its error and the floor of sampling noise beside it."""
+"""Distances between samples and a distribution, each with its error and the floor of sampling noise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Statistic = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Distance:
-    """A distance between samples and a distribution, beside what exact samples would get.
+    """A distance between samples and a distribution, with its error and the floor of exact samples.
 
     Attributes:
         value: The distance.
@@ -92,7 +92,7 @@ def wasserstein1(
     """
     rows = _points(x, "x")
     if rows.shape[1] != 1:
-        raise ShapeError(f"wasserstein1 takes one coordinate a sample, got {rows.shape[1]}; try sliced_wasserstein")
+        raise ShapeError(f"wasserstein1 takes one coordinate per sample, got {rows.shape[1]}; try sliced_wasserstein")
     count = max(FEWEST_QUANTILES, QUANTILES_PER_SAMPLE * len(rows))
     quantiles = (torch.arange(count, dtype=torch.float64, device=rows.device) + 0.5) / count
     return _with_floor(
@@ -451,7 +451,7 @@ def _pair(x: Tensor, y: Tensor, name: str = "x") -> tuple[Tensor, Tensor]:
     """Samples and reference as rows with equally many coordinates, or ShapeError."""
     x, y = _points(x, name), _points(y, "y")
     if x.shape[1] != y.shape[1]:
-        raise ShapeError(f"{name} has {x.shape[1]} coordinates a sample, y has {y.shape[1]}")
+        raise ShapeError(f"{name} has {x.shape[1]} coordinates per sample, y has {y.shape[1]}")
     return x, y
 
 

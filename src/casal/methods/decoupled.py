@@ -44,7 +44,7 @@ class Decoupled(Method[DecoupledState]):
         z' = argmin_z  weight |h(z)|^2 + rho/2 |z - (A x' + lam/rho)|^2     (one Gauss-Newton step)
         lam' = lam + rho dual_step (A x' - z'),      weight' = weight + weight_step |h(z')|^2
 
-    z obeys the constraint only softly, however large the weight grows; the certificate flags what is left.
+    z satisfies the constraint only approximately, however large the weight grows; the certificate flags such samples.
 
     Args:
         rho: Coupling of x and z: a number, or a schedule.

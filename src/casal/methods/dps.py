@@ -75,4 +75,4 @@ class DPS(Method[PointState]):
         return context.decode(state.x)
 
     def advice(self, state: PointState, row: DPSRow) -> str:
-        return f"(weight = {float(row.weight):.3g}); take a smaller weight"
+        return f"(weight = {float(row.weight):.3g}); use a smaller weight"

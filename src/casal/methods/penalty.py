@@ -95,4 +95,4 @@ class Penalty(Method[PointState]):
 
     def advice(self, state: PointState, row: PenaltyRow) -> str:
         numbers = f"(tau = {float(row.b):.3g}, weight = {float(row.weight):.3g})"
-        return f"{numbers}; take a smaller weight, a smaller step_size or a preconditioner"
+        return f"{numbers}; use a smaller weight, a smaller step_size or a preconditioner"

@@ -71,7 +71,7 @@ class GuidedState(NamedTuple):
 
 @dataclass(frozen=True)
 class Twisted(Method[Any]):
-    """Guides every chain by a potential of its denoised estimate D, and pays for the guidance with weights:
+    """Guides every chain by a potential of its denoised estimate D, and corrects for the guidance by weights:
 
         V_t(x) = r^T (I / rho + v_t A A^T)^-1 r / 2,   r = A D(x) - P(A D(x)),   v_t = sigma^2 / (alpha^2 + sigma^2)
         delta  = -b (alpha / sigma^2) v_t A^T (I / rho + v_t A A^T)^-1 r          (the gradient of V_t, D' left out)
@@ -139,8 +139,8 @@ class Twisted(Method[Any]):
         alpha, sigma = noise_levels(table)
         if not bool(table.s.any()):
             raise SettingError(
-                f"{context.target.name} is a sampler without noise, so chains that are resampled would stay copies; "
-                "take ddpm, ddim with eta > 0, edm with churn > 0, or flow with noise > 0"
+                f"{context.target.name} is a sampler without noise, so resampled chains would stay copies; "
+                "use ddpm, ddim with eta > 0, edm with churn > 0, or flow with noise > 0"
             )
         columns = {"t": table.t, "alpha": alpha, "sigma": sigma}
         after = {f"{name}_next": torch.cat([v[1:], v[-1:]]) for name, v in columns.items()}
@@ -196,7 +196,7 @@ class Twisted(Method[Any]):
         return context.strict(context.decode(state.x), warm=state.z)
 
     def advice(self, state: Any, row: Any) -> str:
-        return f"(rho = {float(state.rho):.3g}); check the model's scale, or take a smaller twist"
+        return f"(rho = {float(state.rho):.3g}); check the model's scale, or use a smaller twist"
 
     def monitor(self, context: Context, state: Any) -> Mapping[str, Tensor]:
         return split_records(context, state.x, state.z)

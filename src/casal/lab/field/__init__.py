@@ -3,8 +3,8 @@
 Question: given the energy of a field, which methods sample its first mode from the exact conditional distribution?
 
 Set-up: the first two coefficients sit in the double well V, the other 48 are Gaussian with variances
-0.1 / (1 + |k|)^2, k on a 5 x 5 lattice, two real numbers a mode. On the sphere |x|^2 = 15 the right well is nearly out
-of reach; the levels 12, 10 and 8 are easier.
+0.1 / (1 + |k|)^2, k on a 5 x 5 lattice, two real numbers per mode. On the sphere |x|^2 = 15 the right well is nearly
+out of reach; the levels 12, 10 and 8 are easier.
 
 The paper claims that only CASAL matches the conditional distribution, that projection stays in the wrong mode, that
 penalties keep the energy on average only, and two ablations: schedules of rho, and the size of the dual at the start.

@@ -167,7 +167,7 @@ def _tightening(rows: Sequence[Mapping[str, Any]], floor: float) -> Claim:
             holds.append(row["projections"] < 0.8 * full["projections"] and row["w1"] - full["w1"] < max(error, floor))
         holds.append(min(row["feasible"] for row in (early, half)) == 1.0)
         said.append(
-            f"{label}: {full['projections']:.0f} projections a step, W1 {full['w1']:.3f} throughout; "
+            f"{label}: {full['projections']:.0f} projections per step, W1 {full['w1']:.3f} throughout; "
             f"{early['projections']:.0f}, {early['w1']:.3f} from 1e-2 on; {half['projections']:.0f}, {half['w1']:.3f} "
             f"with two sweeps for half of the run; {found[label, few]['projections']:.0f}, "
             f"{found[label, few]['w1']:.3f} with two sweeps throughout"

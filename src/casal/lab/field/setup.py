@@ -31,7 +31,7 @@ WIDE, NARROW = 5.0, 1.0
 
 @dataclass(frozen=True)
 class Setup:
-    """Variances scale / (1 + |k|)^decay on a lattice of modes x modes wave numbers, two real numbers a mode."""
+    """Variances scale / (1 + |k|)^decay on a lattice of modes x modes wave numbers, two real numbers per mode."""
 
     name: str  # for tables
     modes: int  # wave numbers on each axis

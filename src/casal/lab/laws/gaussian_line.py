@@ -34,7 +34,7 @@ class Variant(NamedTuple):
     full: bool  # z = P(x + mu), else the damped step of the print
     implicit: bool  # whether the coupling of x is implicit
     dual: Callable[[Array, float], Array]  # step of mu from (tau, rho)
-    common: bool = False  # one multiplier for infinitely many chains, driven by their mean; else one a chain
+    common: bool = False  # one multiplier for infinitely many chains, driven by their mean; else one per chain
 
 
 VARIANTS = {

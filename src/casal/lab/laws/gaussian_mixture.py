@@ -30,7 +30,7 @@ ModeSampler = Callable[[int, int, np.random.Generator], Array]
 class GaussianMixture:
     """p(x) = sum_k w_k N(x; m_k, s_k^2 I) in any dimension.
 
-    Functions of x (n, d) keep its dtype; alpha and sigma are numbers, or one a chain (n,).
+    Functions of x (n, d) keep its dtype; alpha and sigma are numbers, or one per chain (n,).
     """
 
     weights: Tensor  # w, (m,), positive; scaled to sum to one

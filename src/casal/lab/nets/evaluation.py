@@ -168,7 +168,7 @@ class ProbabilityFlow:
         alpha, sigma = signal_and_noise(betas)
         steps = whole_number(steps, "steps", 1)
         if steps > len(alpha) - 1:
-            raise SettingError(f"{steps} steps between {len(alpha)} noise levels; take at most {len(alpha) - 1}")
+            raise SettingError(f"{steps} steps between {len(alpha)} noise levels; use at most {len(alpha) - 1}")
         self.eps, self.dimension = eps, dimension
         phi = torch.atan2(sigma, alpha)
         wanted = torch.linspace(float(phi[0].sqrt()), float(phi[-1].sqrt()), steps + 1, dtype=torch.float64).square()

@@ -130,7 +130,7 @@ class LookAhead(Method[Any]):
             whole_number(self.moves, "moves", 0)
         if self.calibrate and self.gaussian:
             raise SettingError(
-                "calibrate is for networks that err, gaussian for exact Gaussian models; take one of them"
+                "calibrate is for inaccurate networks, gaussian for exact Gaussian models; use one of them"
             )
 
     @property
@@ -167,13 +167,13 @@ class LookAhead(Method[Any]):
         span(context)  # refuses a model without noise levels
         if self.gaussian and context.target.condition:
             raise SettingError(
-                "gaussian=True takes one matrix for all chains, which sample different conditions here; take "
+                "gaussian=True takes one matrix for all chains, which sample different conditions here; use "
                 "gaussian=False, or run one condition at a time"
             )
         if self.calibrate and context.target.condition:
             raise SettingError(
                 "calibrate=True corrects the look ahead by one regression over all chains, which sample different "
-                "conditions here; take calibrate=False or SplitGibbs, or run one condition at a time"
+                "conditions here; use calibrate=False or SplitGibbs, or run one condition at a time"
             )
         one = context.take(slice(0, 1))
         features, groups = self.features(one), groups_of(context, n)
