@@ -195,8 +195,9 @@ def _table(name: str, data: Mapping[str, Any], settings: Mapping[str, str], scal
     turned = int((data["after"].argmax(1) != data["before"].argmax(1)).sum())
     note = (
         "Mode error and SW1 are to the distribution on the set under the network: points of the exact distribution "
-        "weighted by the network's density, which the probability-flow ODE gives; to the exact distribution beside. "
-        "Guidance by moment matching; both ladders start from samples of the network weighted by the likelihood."
+        "weighted by the network's density, which the probability-flow ODE gives. Two more columns are to the exact "
+        "distribution. Guidance by moment matching; both ladders start from samples of the network weighted by the "
+        "likelihood."
         if learned
         else "Exact scores."
     )
