@@ -62,7 +62,7 @@ def experiments(modules: Iterable[str] = ()) -> Mapping[str, Experiment]:
         except ModuleNotFoundError as error:
             if error.name != module:
                 raise
-            raise typer.BadParameter(f"no module named {module!r}, neither here nor installed") from error
+            raise typer.BadParameter(f"there is no module {module!r} here or among the installed ones") from error
     known = dict(EXPERIMENTS)
     for point in entry_points(group="casal.experiments"):
         try:
