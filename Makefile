@@ -24,16 +24,17 @@ $(STAMP): pyproject.toml requirements/constraints.txt
 demo: $(STAMP) ## run experiments in quick mode for 4.5 minutes, name those left out, and say where the page is
 	OMP_NUM_THREADS=1 $(BIN)/casal reproduce --quick --minutes 4.5 --out out/demo
 
-check: $(STAMP) lint ## check style and types, then run the fast tests: under 90 seconds
+check: $(STAMP) lint ## check style, types and spelling, then run the fast tests: under 90 seconds
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow" --ignore tests/lab --ignore tests/contracts/test_sets.py tests
 
-test: $(STAMP) lint ## check style and types, then run the tests
+test: $(STAMP) lint ## check style, types and spelling, then run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
-lint: $(STAMP) ## check style and types, change nothing
+lint: $(STAMP) ## check style, types and spelling, change nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md docs src tests examples benchmarks fuzz
 
 format: $(STAMP) ## rewrite the code in the project's style
 	$(BIN)/ruff check --fix .

@@ -10,13 +10,15 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_the_examples_run_and_keep_their_promises() -> None:
-    density, diffusion = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {}
-    for code in (density, diffusion):
-        assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    for code, most in zip(blocks, (5, 15, 15), strict=True):
+        assert len([line for line in code.splitlines() if line.strip()]) <= most
         exec(code, names)
-    result, given = names["result"], names["given"]
-    for strict in (result, given):
+        names.setdefault("first", names["result"])
+    first, result, given = names["first"], names["result"], names["given"]
+    assert first.samples.shape == (1000, 2)
+    for strict in (first, result, given):
         assert bool(strict.certificate.feasible.all())
         assert float(strict.certificate.violation.max()) < 1e-12
     assert int((result.samples[:, 0] > 0).sum()) == 0

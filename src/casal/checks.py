@@ -1,4 +1,4 @@
-"""Validators of plain values: each refuses what cannot work, with the number and the way out."""
+"""Validators of plain values: each raises an error with the number and the remedy."""
 
 from __future__ import annotations
 

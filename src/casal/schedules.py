@@ -41,7 +41,14 @@ class NamedSchedule:
 
 
 def constant(value: float) -> Schedule:
-    """The same value at every step."""
+    """The same value at every step.
+
+    >>> import casal
+    >>> import torch
+    >>> target = casal.langevin(lambda x: x, steps=3, step_size=0.5, init=torch.zeros(1, 2))
+    >>> casal.constant(10.0)(target.table).tolist()
+    [10.0, 10.0, 10.0]
+    """
     number = float(value)
     return NamedSchedule("constant", (number,), lambda table: torch.full((len(table),), number, dtype=torch.float64))
 

@@ -307,7 +307,7 @@ def test_pieces_with_inequalities_land_by_the_distance_to_the_whole_piece() -> N
     landed = union.landing(y)
     assert landed.foot.tolist() == [[1.0, 1.0], [-1.0, 0.0], [1.0, 1.0], [-0.1, 1.0]]
     assert landed.inside.tolist() == [True, True, True, False]
-    with pytest.raises(SettingError, match="piece by piece"):
+    with pytest.raises(SettingError, match="treats each piece"):
         union.parts((2,))
 
 

@@ -203,7 +203,11 @@ def test_an_unstable_step_is_refused_with_the_estimated_norm() -> None:
         (lambda: Nonlinear(lambda x: x.sum(0))(torch.ones(3, 2)), ShapeError, r"returned \(2,\) for 3 chains"),
         (lambda: Nonlinear(lambda x: None)(torch.ones(3, 2)), ShapeError, "returned NoneType for 3 chains"),
         (lambda: Nonlinear(torch.sin, shape=(3,))(torch.ones(3, 2)), ShapeError, r"does not fill events \(3,\)"),
-        (lambda: Nonlinear(lambda x: x.detach()).vjp(torch.ones(3, 2)), SettingError, "autograd cannot see through"),
+        (
+            lambda: Nonlinear(lambda x: x.detach()).vjp(torch.ones(3, 2)),
+            SettingError,
+            "autograd cannot differentiate through",
+        ),
     ],
 )
 def test_mistakes_are_named(make: Callable[[], Any], error: type[Exception], says: str) -> None:

@@ -168,7 +168,7 @@ def test_distances_print_with_as_many_digits_as_they_have() -> None:
 
 def test_bad_input_is_named() -> None:
     x, y = normal(10, 2), normal(10, 3)
-    with pytest.raises(ShapeError, match="x has 2 coordinates a sample, y has 3"):
+    with pytest.raises(ShapeError, match="x has 2 coordinates per sample, y has 3"):
         diagnostics.energy_distance(x, y)
     with pytest.raises(ShapeError, match="one coordinate"):
         diagnostics.wasserstein1(x, x)

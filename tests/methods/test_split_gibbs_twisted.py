@@ -169,8 +169,8 @@ def langevin() -> casal.Target:
 @pytest.mark.parametrize(
     ("target", "constraint", "method", "message"),
     [
-        (langevin, casal.Sphere(1.0), lambda: SplitGibbs(0.1), "take WeightedCASAL"),
-        (langevin, casal.Sphere(1.0), lambda: Twisted(10.0), "take WeightedCASAL"),
+        (langevin, casal.Sphere(1.0), lambda: SplitGibbs(0.1), "use WeightedCASAL"),
+        (langevin, casal.Sphere(1.0), lambda: Twisted(10.0), "use WeightedCASAL"),
         (gaussian_target, casal.Ball(1.0), lambda: SplitGibbs(0.1, moves="gibbs"), "moves='metropolis'"),
         (gaussian_target, casal.Sphere(1.0), lambda: SplitGibbs([0.1, 0.2]), "strictly decreasing"),
         (gaussian_target, casal.Sphere(1.0), lambda: SplitGibbs(0.1, ess=0.0), "ess"),

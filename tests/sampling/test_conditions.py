@@ -207,7 +207,7 @@ def test_what_cannot_be_done_is_refused(name: str) -> None:
 
 
 def test_conditions_that_cannot_be_used() -> None:
-    with pytest.raises(ShapeError, match="one row a chain"):
+    with pytest.raises(ShapeError, match="one row per chain"):
         diffusion(torch.tensor(1))
     with pytest.raises(ShapeError, match="3 in label, 2 in text"):
         casal.edm(denoiser, [1.0], shape=2, condition={"label": torch.zeros(3), "text": torch.zeros(2, 4)})

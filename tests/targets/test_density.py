@@ -106,5 +106,5 @@ def test_words_other_than_auto_are_refused() -> None:
         casal.langevin(gradient, steps=5, step_size="large", init=start)
     with pytest.raises(SettingError, match="preconditioner must be 'auto'"):
         casal.langevin(gradient, steps=5, step_size=0.1, init=start, preconditioner="diagonal")
-    with pytest.raises(SettingError, match="no fixed density"):
+    with pytest.raises(SettingError, match="not a fixed density"):
         settled(casal.ddpm(lambda x, t: x, torch.linspace(0.1, 0.2, 5), shape=2), step_size=0.1)

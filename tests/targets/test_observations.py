@@ -160,7 +160,7 @@ def test_levels_may_differ_between_chains(way: str, noise: float) -> None:
         torch.testing.assert_close(
             every[k : k + 1], given.denoise(points()[k : k + 1], sigma[k]), atol=1e-10, rtol=1e-9
         )
-    with pytest.raises(ShapeError, match=r"one a chain \(6,\)"):
+    with pytest.raises(ShapeError, match=r"one per chain \(6,\)"):
         given.denoise(points(), sigma[:2])
 
 
@@ -221,7 +221,7 @@ def test_a_denoiser_without_derivative_is_refused() -> None:
     frozen = casal.edm(torch.no_grad()(denoiser), [2.0, 1.0], shape=3, dtype=F64)
     deep, flat = (casal.posterior(frozen, TWO, BOTH, 0.1, way=way).denoise for way in ("moment", "flat"))
     assert deep is not None and flat is not None
-    with pytest.raises(SettingError, match=r"autograd cannot see through edm; .*way='flat'"):
+    with pytest.raises(SettingError, match=r"autograd cannot differentiate through edm; .*way='flat'"):
         deep(points(), torch.tensor(1.0))
     assert flat(points(), torch.tensor(1.0)).shape == (6, 3)
 

@@ -150,9 +150,9 @@ def once(x: Tensor) -> Tensor:
     [
         (3.0, SettingError, "must be a function"),
         (lambda x: x, ShapeError, r"returned \(1, 3\) .* sum over all other dimensions"),
-        (lambda x: x.sum(), ShapeError, r"one number a row \(1,\)"),
+        (lambda x: x.sum(), ShapeError, r"one number per row \(1,\)"),
         (lambda x: 1.0, ShapeError, "returned float"),
-        (lambda x: x.detach().sum(1), SettingError, "cannot see through log_weight; .* without no_grad"),
+        (lambda x: x.detach().sum(1), SettingError, "cannot differentiate through log_weight; .* without no_grad"),
         (lambda x: (x.sum(1) * 0.0).log(), SettingError, "log_weight is not finite"),
         (lambda x: (0.0 * x).norm(dim=1).sqrt(), SettingError, "gradient of log_weight is not finite"),
     ],

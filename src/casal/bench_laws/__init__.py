@@ -12,6 +12,19 @@
 network), a set, and the exact distribution on it. ``SAMPLERS`` are the samplers that come with the benchmark. ``score``
 compares points with the exact distribution: error over floor, which is 1 on average for exact draws, and the largest
 violation. From the command line: ``casal bench-laws``. Needs the extra ``lab``.
+
+>>> import casal.bench_laws as laws
+>>> len(laws.PROBLEMS) >= 30, set(laws.QUICK) <= set(laws.PROBLEMS), laws.BUDGET > 0
+(True, True, True)
+>>> all(isinstance(sampler, laws.Sampler) for sampler in laws.SAMPLERS.values()), len(laws.QUICK_SAMPLERS) > 0
+(True, True)
+>>> circle = laws.problem("three modes on a circle")
+>>> isinstance(circle, laws.Problem), isinstance(circle.answer, laws.Answer | laws.Reference)
+(True, True)
+>>> results = laws.run(["exact draws"], ["three modes on a circle"], n=50, seeds=2)
+>>> entry = results.of("three modes on a circle", "exact draws")
+>>> isinstance(results, laws.Results), isinstance(entry, laws.Entry), isinstance(entry.scores[0], laws.Score)
+(True, True, True)
 """
 
 from casal.bench_laws.answer import Answer, Reference

@@ -71,12 +71,20 @@ ORTHOGONAL = 1e-12
 
 
 class Union(Constraint):
-    """C = union of the members; P(z) is the nearest of the members' projections.
+    """Points that lie in at least one of several sets, ``a | b``.
+
+    C = union of the members; P(z) is the nearest of the members' projections.
 
     The violation is the smallest of the members'.
 
     Args:
         members: Two or more sets.
+
+    >>> import casal
+    >>> import torch
+    >>> either = casal.Sphere(1.0) | casal.Sphere(3.0)
+    >>> isinstance(either, casal.Union), either.project(torch.tensor([[0.0, 2.5]])).tolist()
+    (True, [[0.0, 3.0]])
     """
 
     in_pieces = True
@@ -139,18 +147,28 @@ class Union(Constraint):
             return Parts(None, self)
         if all(part.solid is None and part.surface is not None for part in parts):
             return Parts(self, None)
-        raise SettingError("a union with inequalities has parts piece by piece; ``landing`` treats each of them")
+        raise SettingError(
+            "a union with inequalities has no parts as a whole; use ``landing``, which treats each piece"
+        )
 
 
 class Product(Constraint):
-    """C = {z : block k of z lies in member k}, the event flattened and cut into consecutive blocks.
+    """Points whose blocks of coordinates each lie in a set of their own.
+
+    C = {z : block k of z lies in member k}, the event flattened and cut into consecutive blocks.
 
     Projection and certificate go block by block, so they are exact where the members' are. The violation is the
     largest of the blocks', up to the rounding of the largest coordinate.
 
     Args:
-        members: One set a block; None leaves a block free.
+        members: One set per block; None leaves a block free.
         sizes: Coordinates in each block, whole numbers >= 1; they must fill the event.
+
+    >>> import casal
+    >>> import torch
+    >>> cylinder = casal.Product(casal.Sphere(1.0), casal.Box(0.0, 2.0), sizes=(2, 1))
+    >>> cylinder.project(torch.tensor([[3.0, 4.0, 5.0]], dtype=torch.float64)).numpy().round(6).tolist()
+    [[0.6, 0.8, 2.0]]
     """
 
     def __init__(self, *members: Constraint | None, sizes: Sequence[int]) -> None:
@@ -481,7 +499,9 @@ class _Motion(_Preimage):
 
 
 class Shifted(_Motion):
-    """C + t = {z + t : z in C}; P(z) = t + P_C(z - t). The violation is that of z - t.
+    """All points of a set moved by t, ``a.shifted(t)``.
+
+    C + t = {z + t : z in C}; P(z) = t + P_C(z - t). The violation is that of z - t.
 
     Args:
         inner: C.
@@ -561,7 +581,9 @@ class Shifted(_Motion):
 
 
 class Scaled(_Motion):
-    """s C = {s z : z in C}, s > 0; P(z) = s P_C(z / s). The violation is that of z / s.
+    """All points of a set multiplied by s > 0, ``a.scaled(s)``.
+
+    s C = {s z : z in C}, s > 0; P(z) = s P_C(z / s). The violation is that of z / s.
 
     Args:
         inner: C.
@@ -608,7 +630,9 @@ class Scaled(_Motion):
 
 
 class Through(_Preimage):
-    """{x : A x in C}. How P is found depends on A and C; ``explain()`` says which way was taken:
+    """All x whose image A x lies in a set, ``a.through(A)``.
+
+    {x : A x in C}. How P is found depends on A and C; ``explain()`` says which way was taken:
 
     - A A^T = c I: closed form, P(x) = x + A^T (P_C(A x) - A x) / c;
     - a union in C: the nearest of its pieces, each through A;

@@ -1,4 +1,4 @@
-"""The promise of a set: project a point, and say from its own definition how far off a point is."""
+"""What every set offers: a projection, and a violation computed independently from its definition."""
 
 from __future__ import annotations
 
@@ -22,11 +22,15 @@ from casal.typing import Event
 
 
 class Budget(NamedTuple):
-    """How hard an iterative projection tries.
+    """Limits the work of an iterative projection.
 
     Attributes:
         tolerance: Stop once the violation (in the unit of the set) is below this.
         iterations: Stop after this many iterations in any case.
+
+    >>> import casal
+    >>> casal.Budget(tolerance=1e-6, iterations=50)
+    Budget(tolerance=1e-06, iterations=50)
     """
 
     tolerance: float = 1e-12
@@ -43,13 +47,19 @@ def tightening(first: float = 1e-2, last: float = 1e-10, iterations: int = 1000)
 
 
 class Projection(NamedTuple):
-    """A projection and how it went, chain by chain.
+    """The result of a projection, chain by chain.
 
     Attributes:
         point: (n, *event), the best point found.
         converged: (n,) bool; always true for closed forms.
         iterations: (n,) int; zero for closed forms.
         residual: (n,) what was left when it stopped, in the unit of the tolerance; zero for closed forms.
+
+    >>> import casal
+    >>> import torch
+    >>> found = casal.Sphere(2.0).solve(torch.tensor([[3.0, 4.0]], dtype=torch.float64))
+    >>> isinstance(found, casal.Projection), found.point.tolist(), found.converged.tolist()
+    (True, [[1.2, 1.6]], [True])
     """
 
     point: Tensor
@@ -201,12 +211,14 @@ class Subspace(NamedTuple):
 
 
 class Constraint:
-    """A set C in decoded space. Dim 0 of every argument is the chain, the other dims are the event.
+    """Base class of all sets: what a sample must satisfy.
 
-    A subclass writes ``_excess`` (row by row) or ``_violation`` (one number a point), and either ``_project`` (closed
+    A set C in decoded space. Dim 0 of every argument is the chain, the other dims are the event.
+
+    A subclass writes ``_excess`` (row by row) or ``_violation`` (one number per point), and either ``_project`` (closed
     form) or ``_solve`` (iterative); all receive finite float64 tensors. Two independent formulas on purpose: the
-    certificate of a sample never goes through the projection that made it. All else a set can do is optional, and it
-    says so itself.
+    certificate of a sample never goes through the projection that made it. Everything else is optional, and a set
+    declares what it has.
 
     Attributes:
         exact: The projection is the nearest point in closed form (up to rounding).
@@ -219,6 +231,18 @@ class Constraint:
         in_pieces: There is a union in C, so it is treated piece by piece (``pieces``).
         chains: How many chains the parameters are for (``PerChain``); None if they are common to all.
         per_chain: Names of the arguments of the constructor that may be ``PerChain``.
+
+    A set of your own, all points with whole coordinates:
+
+    >>> import casal
+    >>> import torch
+    >>> class Lattice(casal.Constraint):
+    ...     def _project(self, z):
+    ...         return z.round()
+    ...     def _violation(self, z):
+    ...         return (z - torch.floor(z + 0.5)).abs().flatten(1).amax(1)
+    >>> Lattice().project(torch.tensor([[0.4, 1.7]])).tolist()
+    [[0.0, 2.0]]
     """
 
     exact: bool = True
@@ -237,7 +261,7 @@ class Constraint:
     def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
         """Refuse ``PerChain`` where the class does not take it, and a class without a definition of its points."""
         if cls._violation is Constraint._violation and cls._excess is Constraint._excess:
-            raise TypeError(f"{cls.__name__} writes neither _excess nor _violation, so nothing says what lies in it")
+            raise TypeError(f"{cls.__name__} defines neither _excess nor _violation; define one of them")
         if any(isinstance(value, PerChain) for value in (*args, *kwargs.values())):
             given = inspect.signature(cls).bind(*args, **kwargs).arguments
             for name, value in given.items():
@@ -445,7 +469,7 @@ class Constraint:
         """Values (n, m) of residuals or multipliers, those of inequalities cut off at zero."""
         count = self.equation_count()
         if count is None:
-            raise SettingError(f"{self!r} has not counted its equations(z) yet; evaluate residual(z) first")
+            raise SettingError(f"{self!r} does not know the number of its equations yet; evaluate residual(z) first")
         if count >= values.shape[1]:
             return values
         inequalities = values[:, count:].clamp_min(0.0)
@@ -580,7 +604,7 @@ class Constraint:
     # -------------------------------------------------------------- Gaussians restricted to C
 
     def sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor | None:
-        """z ~ N(y, sigma^2 I) restricted to C (surface measure): one exact draw a point (n, *event), in float64.
+        """z ~ N(y, sigma^2 I) restricted to C (surface measure): one exact draw per point (n, *event), in float64.
 
         This is z given x in split Gibbs sampling, with sigma^2 = 1 / rho. None if C has no closed form for it.
         """

@@ -45,10 +45,12 @@ class Map(Protocol):
 
 @register
 class ThroughDecoder(Constraint):
-    """{x : g(x) in C} for a differentiable map g: latents whose decoded image lies in C.
+    """Latents whose decoded image lies in a set, ``a.through(decoder)``.
+
+    {x : g(x) in C} for a differentiable map g: latents whose decoded image lies in C.
 
     P(x) is a nearest latent, by Gauss-Newton steps on c(g(x)) for the equations and inequalities c of C, as for
-    ``Implicit``: with a vector-Jacobian product a row, and for more than 32 equations by products alone (conjugate
+    ``Implicit``: with a vector-Jacobian product per row, and for more than 32 equations by products alone (conjugate
     gradients). A decoder with ``batch`` is called for at most so many chains at a time. The violation is that of g(x)
     in C, with g in float64: a network of float32 is copied once.
 
@@ -204,7 +206,7 @@ class ThroughDecoder(Constraint):
         return x.split(self.decoder.batch or max(1, len(x)))
 
     def _rows(self, x: Tensor) -> Tensor:
-        """All derivatives (n, m, *latent): one call of g a slice, one product a row."""
+        """All derivatives (n, m, *latent): one call of g a slice, one product per row."""
         slices = list[Tensor]()
         for some in self._parts_of(x):
             z = self.image(some).detach()

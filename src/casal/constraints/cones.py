@@ -17,7 +17,9 @@ REFINEMENTS, REFINED = 4, 1e-13
 
 @register
 class SecondOrderCone(Constraint):
-    """C = {(t, v) : |v| <= t}, t the first coordinate of the flattened event and v the others.
+    """The second-order cone.
+
+    C = {(t, v) : |v| <= t}, t the first coordinate of the flattened event and v the others.
 
         P(t, v) = (t, v)                             inside,  |v| <= t
                   0                                  below,   |v| <= -t
@@ -66,7 +68,9 @@ class SecondOrderCone(Constraint):
 
 @register
 class PSDCone(Constraint):
-    """C = {Z : Z = Z^T, u^T Z u >= 0 for all u}, events (k, k).
+    """Symmetric positive semidefinite matrices.
+
+    C = {Z : Z = Z^T, u^T Z u >= 0 for all u}, events (k, k).
 
     P(Y) = V max(L, 0) V^T, where V L V^T is the eigendecomposition of the symmetric part (Y + Y^T) / 2: nearest in
     the Frobenius norm, and unique. A matrix whose negative eigenvalues are rounding (below 4 k eps of its norm)

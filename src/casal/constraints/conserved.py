@@ -76,7 +76,9 @@ TRIALS, MANY = 20, 512
 
 @register
 class MassEnergy(Constraint):
-    """C = {z in R^N : sum z = M, |z|^2 = E}, a sphere inside a hyperplane, in closed form.
+    """Fields of a given mass and energy, in closed form.
+
+    C = {z in R^N : sum z = M, |z|^2 = E}, a sphere inside a hyperplane.
 
     With the mean m = M / N and the radius r = sqrt(E - M^2 / N),
 
@@ -266,7 +268,9 @@ def direction(y: Tensor, centre: Callable[[Tensor], Tensor] = _mean_free) -> Ten
 
 @register
 class ObservedMassEnergy(Constraint):
-    """C = {z in R^N : z_k = v_k for k in index, sum z = M, |z|^2 = E}, a sphere inside a flat set, in closed form.
+    """Fields of a given mass and energy, some of whose values are known, in closed form.
+
+    C = {z in R^N : z_k = v_k for k in index, sum z = M, |z|^2 = E}, a sphere inside a flat set.
 
     Of the N coordinates n_f are free. With m = (M - sum v) / n_f, r = sqrt(E - |v|^2 - n_f m^2), and w the free part
     of y minus its mean,
@@ -521,7 +525,9 @@ class _Frame(NamedTuple):
 
 @register
 class MassEnergyBox(Constraint):
-    """C = {z in R^N : sum z = M, |z|^2 = E, low <= z <= high}; what ``MassEnergy(M, E) & Box(low, high)`` becomes.
+    """Fields of a given mass and energy within bounds.
+
+    C = {z in R^N : sum z = M, |z|^2 = E, low <= z <= high}; what ``MassEnergy(M, E) & Box(low, high)`` becomes.
 
         P(y) = clip(alpha y + beta, low, high),   alpha > 0 and beta such that both equations hold.
 

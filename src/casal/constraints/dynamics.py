@@ -31,7 +31,9 @@ GUESSING = 100
 
 @register
 class LinearDynamics(Constraint):
-    """C = {(y, u) : y_s = Ad y_{s-1} + Bd u_s, |u_s| <= u_max, s = 1 ... S}, from a given y_0.
+    """Trajectories of a linear system with bounded inputs.
+
+    C = {(y, u) : y_s = Ad y_{s-1} + Bd u_s, |u_s| <= u_max, s = 1 ... S}, from a given y_0.
 
     Ad and Bd are the exact zero-order hold of y' = A y + B u: the input u_s is held from (s-1) dt to s dt, and y_s is
     the state at s dt, at its end. So row s of an event holds an input and the state it leads to, y_0 itself is not in

@@ -76,7 +76,9 @@ PASSES = 12
 
 @register
 class Affine(Constraint):
-    """C = {z : A z = b}; P(z) = z - A^+ (A z - b).
+    """Linear equations.
+
+    C = {z : A z = b}; P(z) = z - A^+ (A z - b).
 
     The rows are scaled to length one. A dense A is factorised once by singular values; a sparse one stays sparse, and
     A A^T over its independent rows is factorised once in bands (``solvers/banded.py``), A^+ = A^T (A A^T)^-1, refined
@@ -327,7 +329,9 @@ def _refuse_dependent(system: SparseSystem, right: Tensor, kept: Tensor) -> None
 
 @register
 class HalfSpace(Constraint):
-    """C = {z : a . z <= b}; P(z) = z - max(0, a . z - b) a / |a|^2.
+    """One linear inequality.
+
+    C = {z : a . z <= b}; P(z) = z - max(0, a . z - b) a / |a|^2.
 
     The violation is max(0, a . z - b) / (sum_j |a_j z_j| + |b|), a relative error.
 
@@ -410,7 +414,9 @@ class HalfSpace(Constraint):
 
 @register
 class Box(Constraint):
-    """C = {z : low <= z <= high}, coordinate by coordinate; P(z) = min(max(z, low), high).
+    """Bounds on every coordinate.
+
+    C = {z : low <= z <= high}, coordinate by coordinate; P(z) = min(max(z, low), high).
 
     The violation is the largest excess over a bound, relative to |z_i| + |bound_i|, or to the width high_i - low_i if
     that is smaller.
@@ -554,7 +560,9 @@ def points_where_zero(radius: Number, center: Bound | None, event: Event) -> Box
 
 @register
 class Polytope(Constraint):
-    """C = {z : G z <= h}, row by row; P(z) = z - G^T lam with the multipliers lam >= 0 of the active rows.
+    """Several linear inequalities.
+
+    C = {z : G z <= h}, row by row; P(z) = z - G^T lam with the multipliers lam >= 0 of the active rows.
 
     The nearest point is found by the method of multipliers with an exact active set (``solvers.polyhedron``): to
     rounding, typically within 5 to 30 Newton steps, for all chains at once. The rows are scaled to length one. Zero
@@ -754,7 +762,9 @@ class _Plane(NamedTuple):
 
 @register
 class BoxHyperplane(Constraint):
-    """C = {z : low <= z <= high, a . z = b}.
+    """Bounds on every coordinate and one linear equation.
+
+    C = {z : low <= z <= high, a . z = b}.
 
     P(y) = z(lam) with z(lam) = min(max(y - lam a, low), high) and the multiplier lam such that a . z(lam) = b.
     a . z(lam) falls with lam and is linear between the breakpoints (y_i - low_i) / a_i and (y_i - high_i) / a_i, so

@@ -120,7 +120,9 @@ class JacobianProducts:
 
 @register
 class Implicit(Constraint):
-    """C = {z : h(z) = 0, g(z) <= 0}; P(y) = argmin |z - y| over z in C, by batched Gauss-Newton / Newton steps.
+    """Smooth equations and inequalities, given as torch functions.
+
+    C = {z : h(z) = 0, g(z) <= 0}; P(y) = argmin |z - y| over z in C, by batched Gauss-Newton / Newton steps.
 
     h = ``fn`` and g = ``inequality`` are torch functions of all chains at once, (n, *event) -> (n, m), that treat each
     chain on its own. They get float64; inside a loop of float32 chains also float32, if they work in it. The
@@ -459,7 +461,9 @@ class Implicit(Constraint):
 
 @register
 class FromProjection(Constraint):
-    """C = {z : violation(z) = 0}, with the user's own projection onto it.
+    """A set given by your own projection and violation.
+
+    C = {z : violation(z) = 0}, with the user's own projection onto it.
 
     The two functions must be independent of each other: the certificate rests on ``violation`` alone.
     ``casal.sample`` tries both on the starting points before the first step.

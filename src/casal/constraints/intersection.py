@@ -87,7 +87,9 @@ MOST_COORDINATES = 1000
 
 
 class Intersection(Constraint):
-    """C = intersection of the members. How P is found depends on what they are; ``explain()`` says which way was taken:
+    """Points that lie in all of several sets, ``a & b``.
+
+    C = intersection of the members. How P is found depends on what they are; ``explain()`` says which way was taken:
 
     - a closed form, where the members merge into one set that has one (``MERGES``: equations with equations, a sphere
       or a ball with equations, bounds with one equation or with mass and energy, ...);
@@ -174,11 +176,11 @@ class Intersection(Constraint):
         found = SEARCHES[name]
         if found is Way.NEWTON and not self.smooth:
             lost = ", ".join(repr(part) for part in self._parts if not part.smooth)
-            raise SettingError(
-                f"way='newton' needs residuals, which {lost} does not have; take 'admm' or 'alternating'"
-            )
+            raise SettingError(f"way='newton' needs residuals, which {lost} does not have; use 'admm' or 'alternating'")
         if found is Way.NEWTON and self.convex:
-            raise SettingError("way='newton' is for sets that are not convex; leave it out: there are safer ways")
+            raise SettingError(
+                "way='newton' is for sets that are not convex; leave out way=, which selects a safer algorithm"
+            )
         return found
 
     def _arguments(self) -> dict[str, Any]:
@@ -311,7 +313,9 @@ class Intersection(Constraint):
         if self._only is not None:
             return self._only.parts(event)
         if self.in_pieces:
-            raise SettingError("an intersection with a union has parts piece by piece; ``landing`` treats each of them")
+            raise SettingError(
+                "an intersection with a union has no parts as a whole; use ``landing``, which treats each piece"
+            )
         hidden = self._equations_in_disguise(event)
         if hidden is not None:
             return hidden
@@ -578,7 +582,7 @@ def common_way(members: Sequence[Any]) -> str | None:
     named = {m._named for m in members if isinstance(m, Intersection) and m._named is not None}
     if len(named) > 1:
         raise SettingError(
-            f"intersections with way = {' and '.join(sorted(named))} meet; say Intersection(..., way=...)"
+            f"intersections with way = {' and '.join(sorted(named))} meet; choose one by Intersection(..., way=...)"
         )
     return next(iter(named), None)
 

@@ -18,7 +18,9 @@ SHRINK = 2.0**-40
 
 @register
 class Monotone(Constraint):
-    """C = {z : z_1 <= z_2 <= ... <= z_d} along the flattened event, or >= if ``increasing`` is false.
+    """Increasing sequences, or decreasing ones if ``increasing`` is false.
+
+    C = {z : z_1 <= z_2 <= ... <= z_d} along the flattened event.
 
     P(y) is isotonic regression: y is cut into blocks, each replaced by its mean, such that the means increase;
 

@@ -28,7 +28,9 @@ CHUNK = 4_000_000
 
 @register
 class Obstacles(Constraint):
-    """C = {z : z_s lies in no obstacle that stands at time step s}, obstacles being open: their edges are allowed.
+    """Trajectories that avoid obstacles at every time step.
+
+    C = {z : z_s lies in no obstacle of time step s}. Obstacles are open: their edges are allowed.
 
     Scalar trajectories, events (S,), have interval obstacles low < z_s < high; points, events (S, p), have shapes:
 
@@ -98,7 +100,7 @@ class Obstacles(Constraint):
             *(Segment.read(row) for row in segments),
         ]
         if self.intervals and self.shapes:
-            raise SettingError("intervals are for events (S,), shapes for events (S, p); take a Product of two sets")
+            raise SettingError("intervals are for events (S,), shapes for events (S, p); use a Product of two sets")
         dims = sorted({shape.dim for shape in self.shapes})
         if len(dims) > 1:
             raise ShapeError(f"the shapes have points with {dims} coordinates; all must have the same number")
@@ -141,10 +143,10 @@ class Obstacles(Constraint):
             wanted = f"(S, c) with c > {last}, as channels = {self.channels} asks"
             fits = len(event) == 2 and event[1] > last
         if not fits or not event:
-            raise ShapeError(f"these obstacles stand in the way of events {wanted}, got {event}")
+            raise ShapeError(f"these obstacles are for events {wanted}, got {event}")
         lasts = [item.stop for item in self.intervals] + [shape.stop or shape.start + 1 for shape in self.shapes]
         if max(lasts, default=0) > event[0]:
-            raise ShapeError(f"an obstacle stands at step {max(lasts) - 1}, events {event} end at step {event[0] - 1}")
+            raise ShapeError(f"an obstacle is at step {max(lasts) - 1}, events {event} end at step {event[0] - 1}")
 
     def _arguments(self) -> dict[str, Any]:
         rows: dict[str, list[Any]] = {"intervals": [list(item) for item in self.intervals]}
@@ -712,7 +714,7 @@ def _read_window(given: Any, row: Any) -> tuple[int, int | None]:
     start, stop = given or (0, None)
     whole = all(isinstance(step, int) for step in (start, 0 if stop is None else stop))
     if not whole or start < 0 or (stop is not None and stop <= start):
-        raise SettingError(f"an obstacle stands for the steps start <= s < stop with 0 <= start < stop, got {row!r}")
+        raise SettingError(f"an obstacle covers the steps start <= s < stop with 0 <= start < stop, got {row!r}")
     return start, stop
 
 

@@ -149,7 +149,9 @@ class Round(Constraint):
 
 @register
 class Sphere(Round):
-    """C = {z : |z - c| = R}; P(z) = c + R (z - c) / |z - c|.
+    """All points at a fixed distance from a centre.
+
+    C = {z : |z - c| = R}; P(z) = c + R (z - c) / |z - c|.
 
     The centre itself is equally far from all of C; there P(c) = c + R e_1 (first coordinate), so that a
     projection is defined everywhere and the same on every run. The violation is | |z - c| - R | / R; what the
@@ -221,7 +223,9 @@ class Sphere(Round):
 
 @register
 class Ball(Round):
-    """C = {z : |z - c| <= R}; points outside go to c + R (z - c) / |z - c|, points inside stay.
+    """All points within a distance of a centre.
+
+    C = {z : |z - c| <= R}; points outside go to c + R (z - c) / |z - c|, points inside stay.
 
     The violation is max(0, |z - c| - R) / R; what the rounding of c allows does not count.
 
@@ -270,7 +274,9 @@ class Ball(Round):
 
 @register
 class AffineRound(Constraint):
-    """C = {z : A z = b, |z - c| = R} (or <= R), in closed form; what ``Affine(A, b) & Sphere(R, c)`` becomes.
+    """Linear equations and a fixed, or bounded, distance from a centre, in closed form.
+
+    C = {z : A z = b, |z - c| = R} (or <= R); ``Affine(A, b) & Sphere(R, c)`` becomes this set.
 
     With q the foot of the centre c on the flat and r = sqrt(R^2 - |q - c|^2),
 
@@ -436,7 +442,9 @@ def _leg(hypotenuse: Any, other: Any) -> Any:
 
 @register
 class Ellipsoid(Constraint):
-    """C = {z : (z - c)^T Q (z - c) <= 1}, Q = V diag(1 / s_i^2) V^T with the semi-axes s_i.
+    """All points in an ellipsoid: a bounded quadratic form.
+
+    C = {z : (z - c)^T Q (z - c) <= 1}, Q = V diag(1 / s_i^2) V^T with the semi-axes s_i.
 
     A point outside goes, in the eigenbasis y = V^T (z - c), to
 

@@ -28,7 +28,9 @@ from casal.typing import Event
 
 @register
 class Simplex(Constraint):
-    """C = {z : z >= 0, sum z = M}; P(y) = max(y - tau, 0) with tau such that the sum is M.
+    """Nonnegative numbers with a given sum.
+
+    C = {z : z >= 0, sum z = M}; P(y) = max(y - tau, 0) with tau such that the sum is M.
 
     tau follows from sorting: with y sorted downwards, tau = (y_1 + ... + y_k - M) / k for the last k at which
     y_k > tau. Shifting y by a constant does not change P(y), so the largest coordinate is moved to zero first,
@@ -101,7 +103,9 @@ class Simplex(Constraint):
 
 @register
 class L1Ball(Constraint):
-    """C = {z : |z_1| + ... + |z_d| <= R}; outside, P(y) = sign(y) max(|y| - tau, 0) with tau such that the sum is R.
+    """Points whose 1-norm is bounded.
+
+    C = {z : |z_1| + ... + |z_d| <= R}; outside, P(y) = sign(y) max(|y| - tau, 0) with tau such that the sum is R.
 
     tau is that of the simplex for |y|. The violation is max(0, sum |z| - R) / R. The set has corners wherever a
     coordinate is zero, so there is no smooth residual.

@@ -1,4 +1,4 @@
-"""Decoders A: from the space where the model lives to the space where the constraint lives (A x = z)."""
+"""Decoders A: maps from the space of the model to the space of the constraint, A x = z."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What a decoder is, the one that does nothing, and two decoders one after the other."""
+"""The base class of decoders, the identity, and two decoders one after the other."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ class Decoder(ABC):
         batch: Most chains that are decoded at once; None for all.
         shape: Shape of a decoded event, where the decoder fixes it.
         latent_size: Numbers in a latent event, where the decoder fixes it.
+
+    >>> import casal
+    >>> import torch
+    >>> decoder = casal.Linear([[2.0], [1.0]])
+    >>> isinstance(decoder, casal.Decoder), decoder(torch.tensor([[3.0]], dtype=torch.float64)).tolist()
+    (True, [[6.0, 3.0]])
     """
 
     linear: bool = False
@@ -97,7 +103,7 @@ class Decoder(ABC):
         """Least-squares latent of z, as latent projected diffusion needs it."""
         raise SettingError(
             f"{type(self).__name__} has no pseudo-inverse; state the set in the latent, constraint.through(decoder), "
-            "or take a method that needs none, such as FinalProjection or CASAL(rho, coupling='explicit')"
+            "or use a method that needs none, such as FinalProjection or CASAL(rho, coupling='explicit')"
         )
 
     def gradient_of_decoded(self, v: Tensor) -> Tensor:
@@ -137,7 +143,7 @@ class Decoder(ABC):
         if not self.linear:
             raise SettingError(
                 f"{type(self).__name__} is not linear, and there is no implicit step behind it; state the set in the "
-                "latent with constraint.through(decoder) and leave out decoder=, take CASAL(rho, coupling='explicit') "
+                "latent with constraint.through(decoder) and leave out decoder=, use CASAL(rho, coupling='explicit') "
                 "with a rho up to 1 / (tau |J|^2), or a method without an implicit step (Penalty, PrimalDual, "
                 "FinalProjection)"
             )
@@ -156,7 +162,13 @@ class Decoder(ABC):
 
 
 class Identity(Decoder):
-    """A = I: the model lives where the constraint does."""
+    """Leaves events as they are, z = x: model and constraint share one space.
+
+    >>> import casal
+    >>> import torch
+    >>> casal.Identity()(torch.tensor([[1.0, 2.0]])).tolist()
+    [[1.0, 2.0]]
+    """
 
     linear = identity = invertible = True
 

@@ -105,7 +105,7 @@ class Nonlinear(Decoder):
             z = self._decode(leaf)
         if not z.requires_grad:
             raise SettingError(
-                "autograd cannot see through the decoder; write it in torch, without detach, numpy or no_grad"
+                "autograd cannot differentiate through the decoder; write it in torch, without detach, numpy or no_grad"
             )
 
         def pull(v: Tensor) -> Tensor:

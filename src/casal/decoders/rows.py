@@ -1,4 +1,4 @@
-"""Some rows of a decoder: the constraint couples only where it says something."""
+"""Some rows of a decoder, for constraints on few coordinates."""
 
 from __future__ import annotations
 

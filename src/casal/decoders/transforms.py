@@ -228,7 +228,7 @@ class Transform(Decoder):
     Args:
         axes: A basis for each axis.
         keep: Which coefficients of the grid (count_1, count_2, ...) are kept, as a mask; all if left out.
-        scale: One number, one for each coefficient, or (channels, 1) for one a field.
+        scale: One number, one for each coefficient, or (channels, 1) for one per field.
         channels: Fields side by side: events are (channels, *size), latent events channels times as many numbers.
         algorithm: "fft", "product" (a small matrix for each axis), or "auto": the faster of both on each axis.
     """
@@ -412,13 +412,14 @@ class Fourier(Series):
 
     On a grid the basis is the product of that of each axis, and latent events are the array
     (2 modes_1 - 1, 2 modes_2 - 1), or the same numbers flat: products of standing waves, which span all wave numbers
-    |k_1| < modes_1, |k_2| < modes_2. The coefficients of a homogeneous random field are uncorrelated if its law does
-    not change in a mirror; else those products are correlated in pairs that make up one travelling wave.
+    |k_1| < modes_1, |k_2| < modes_2. The coefficients of a homogeneous random field are uncorrelated if its
+    distribution does not change in a mirror. Otherwise those products are correlated in pairs that make up one
+    travelling wave.
 
     Args:
         modes: How many frequencies, the constant included: a number, or one for each axis.
         size: Points of the signal, or of each axis of the grid.
-        scale: One number, one for each coefficient, or (channels, 1) for one a field. 1 if left out.
+        scale: One number, one for each coefficient, or (channels, 1) for one per field. 1 if left out.
         channels: Fields side by side: events are (channels, *size).
         algorithm: "fft", "product" or "auto", see ``Transform``.
 
@@ -462,7 +463,7 @@ class DCT(Series):
     Args:
         modes: How many frequencies, the constant included: a number, or one for each axis.
         size: Points of the signal, or of each axis of the grid.
-        scale: One number, one for each coefficient, or (channels, 1) for one a field. 1 if left out.
+        scale: One number, one for each coefficient, or (channels, 1) for one per field. 1 if left out.
         channels: Fields side by side: events are (channels, *size).
         algorithm: "fft", "product" or "auto", see ``Transform``.
     """
@@ -481,9 +482,14 @@ class DST(Series):
         modes: How many frequencies: a number, or one for each axis.
         size: Points of the signal, or of each axis of the grid.
         cells: Whether values live at the centres of cells.
-        scale: One number, one for each coefficient, or (channels, 1) for one a field. 1 if left out.
+        scale: One number, one for each coefficient, or (channels, 1) for one per field. 1 if left out.
         channels: Fields side by side: events are (channels, *size).
         algorithm: "fft", "product" or "auto", see ``Transform``.
+
+    >>> import casal
+    >>> import torch
+    >>> casal.DST(1, 3)(torch.ones(1, 1, dtype=torch.float64)).numpy().round(3).tolist()
+    [[0.5, 0.707, 0.5]]
     """
 
     def __init__(

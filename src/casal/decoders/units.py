@@ -25,7 +25,7 @@ class Standardise(Decoder):
     is that of the standardised set, up to a constant; with several, the distributions differ.
 
     Args:
-        mean: A number, or a tensor with as many dimensions as an event, such as (c, 1, 1) for one a channel or
+        mean: A number, or a tensor with as many dimensions as an event, such as (c, 1, 1) for one per channel or
             (c, h, w) for one a pixel.
         std: Positive, likewise.
 
@@ -107,5 +107,5 @@ class Standardise(Decoder):
             if shape and not same:
                 raise ShapeError(
                     f"{name} {shape} does not fit events {tuple(event)}; give a number, or as many dimensions as an "
-                    "event has, such as (c, 1, 1) for one number a channel"
+                    "event has, such as (c, 1, 1) for one number per channel"
                 )

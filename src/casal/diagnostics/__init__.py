@@ -1,4 +1,4 @@
-"""Distances beside their floor, health of populations, fidelity, calibration of denoisers, a model near a set."""
+"""Distances with their floor, health of populations, fidelity, calibration of denoisers, samples near a set."""
 
 from casal.diagnostics.chain_mixing import FEWEST_DRAWS, Mixing, mixing
 from casal.diagnostics.degeneracy import Clusters, Population, advice, clusters, population, warn_if_degenerate

@@ -89,12 +89,12 @@ def view(context: Context, constraint: Constraint, z: Tensor, weights: Tensor, l
         decoder = context.decoder
         return View(z, shape, inside, lambda y: decoder.pinv(y, context.latent), decoder.gradient_of_decoded)
     if latents is None or tuple(latents.shape[1:]) != context.latent:
-        raise NotAvailable("the method keeps no latents, and the score behind a decoder is known at them alone")
+        raise NotAvailable("the method keeps no latents, and behind a decoder the score is known only at latents")
     offset = context.decode(latents).to(torch.float64) - z
     if shape.project is None:
         return _of_latents(context, View(z, shape, inside, _same, _same), latents, offset)
     if not context.decoder.linear:
-        raise NotAvailable("a set without an interior behind a nonlinear decoder has no density that is known")
+        raise NotAvailable("the density is not known for a set without an interior behind a nonlinear decoder")
     size, latent = z[0].numel(), torch.Size(context.latent).numel()
     if onto(context) and (size < latent or size * latent > LARGEST_MATRIX):
         x = (latents - lift(context, offset.to(latents.dtype))).to(torch.float64)
@@ -121,12 +121,12 @@ def _of_range(context: Context, constraint: Constraint, z: Tensor, factor: Map |
     """Coordinates of the range of a linear decoder that is one to one."""
     A = _matrix(context)
     if A.shape[0] < A.shape[1] or int(torch.linalg.matrix_rank(A)) < A.shape[1]:
-        raise NotAvailable("the decoder's matrix has not full rank")
+        raise NotAvailable("the decoder's matrix does not have full rank")
     Q, R = torch.linalg.qr(A)
     event = tuple(z.shape[1:])
     surface = Through(constraint, Q, shape=event).parts((Q.shape[1],)).surface
     if surface is None:
-        raise NotAvailable("the set has another dimension within the range of the decoder")
+        raise NotAvailable("within the range of the decoder the set has another dimension")
     u = surface.project(z.flatten(1) @ Q)
 
     def decode(y: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class Mixing(NamedTuple):
 
 
 def mixing(draws: Tensor) -> Mixing | None:
-    """R-hat and effective sample size of draws (chains, draws, k); None for fewer than FEWEST_DRAWS draws a chain.
+    """R-hat and effective sample size of draws (chains, draws, k); None for fewer than FEWEST_DRAWS draws per chain.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> found = mixing(torch.randn(50, 40, 1, generator=generator))

@@ -1,4 +1,4 @@
-"""The health of a weighted population: whether it still represents the law, and what to change if not."""
+"""The health of a weighted population: whether it still represents the distribution, and what to change if not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAST_ESS = 0.1
 SEPARATION = 4.5
 """Distance of two clusters of log-weights, in their own standard deviations, from which they are two.
 
-Cut in two at the best place, one Gaussian gives 2.6, a uniform law 3.5, an exponential tail 3.0.
+Cut in two at the best place, one Gaussian gives 2.6, a uniform distribution 3.5, an exponential tail 3.0.
 """
 
 SMALL_GROUP = 0.5
@@ -29,7 +29,7 @@ NEARLY_ALL = 0.9
 
 
 class WeightedRun(Protocol):
-    """What is read of the result of a run: ``casal.SampleResult`` has it all."""
+    """The part of a result that is needed here; ``casal.SampleResult`` has all of it."""
 
     @property
     def samples(self) -> Tensor: ...
@@ -87,7 +87,15 @@ class Population(NamedTuple):
 
 
 def population(result: WeightedRun) -> Population:
-    """Effective sizes, surviving ancestors and clusters of weights of a run."""
+    """Effective sizes, surviving ancestors and clusters of weights of a run.
+
+    >>> import casal
+    >>> import torch
+    >>> target = casal.langevin(lambda x: x, steps=100, step_size=0.1, init=torch.zeros(200, 2))
+    >>> result = casal.sample(target, casal.Sphere(1.0), casal.WeightedCASAL(rho=100.0), n=200)
+    >>> 1 < casal.diagnostics.population(result).ancestors <= 200
+    True
+    """
     weights = result.weights
     ess = float(effective_size(weights))
     recorded = result.trace.get("ess")
@@ -128,12 +136,20 @@ def _is_split(found: Clusters, n: int) -> bool:
 
 
 def advice(result: WeightedRun) -> list[str]:
-    """What is wrong with the diversity of a run, each with its number and what works; empty if nothing is."""
+    """List problems with the diversity of a run, each with its number and a remedy; empty if there are none.
+
+    >>> import casal
+    >>> import torch
+    >>> target = casal.langevin(lambda x: x, steps=100, step_size=0.1, init=torch.zeros(200, 2))
+    >>> result = casal.sample(target, casal.Sphere(1.0), casal.WeightedCASAL(rho=100.0), n=200)
+    >>> casal.diagnostics.advice(result)
+    []
+    """
     return _advice(result.trace, len(result.samples), getattr(result.state, "log_weight", None))
 
 
 def warn_if_degenerate(trace: Mapping[str, Tensor], n: int, log_weight: Tensor | None = None) -> None:
-    """Warn when the samples descend from so few starting chains, or a few carry so much, that they say little."""
+    """Warn if the samples descend from too few starting chains, or if few chains carry nearly all weight."""
     found = None if log_weight is None else clusters(log_weight)
     if _few_ancestors(trace, n) or (found is not None and _is_split(found, n)):
         warnings.warn("; ".join(_advice(trace, n, log_weight)), CasalWarning, stacklevel=4)
@@ -149,21 +165,21 @@ def _advice(trace: Mapping[str, Tensor], n: int, log_weight: Tensor | None) -> l
         least = f" (smallest effective size {float(trace['ess'].min()):.0f})" if "ess" in trace else ""
         sentences.append(
             f"only {int(trace['ancestors'][-1])} of {n} starting chains have descendants among the samples{least}: "
-            "take more rejuvenation moves or inner steps a level, a preconditioner, more chains, or several islands "
+            "use more rejuvenation moves or inner steps per level, a preconditioner, more chains, or several islands "
             "whose samples are pooled"
         )
     if "ess" in trace and float(trace["ess"].min()) < LEAST_ESS * n:
         worst = int(trace["ess"].argmin())
         where = f" at rho = {float(trace['rho'][worst]):.3g}" if "rho" in trace else f" at meeting {worst + 1}"
         sentences.append(
-            f"the effective size fell to {float(trace['ess'][worst]):.0f} of {n}{where}: take more levels there "
-            "(a slower ladder), or more inner steps a level"
+            f"the effective size fell to {float(trace['ess'][worst]):.0f} of {n}{where}: use more levels there "
+            "(a slower ladder), or more inner steps per level"
         )
     found = None if log_weight is None else clusters(log_weight)
     if found is not None and _is_split(found, n):
         sentences.append(
             f"{found.chains} of {n} chains carry {100 * found.share:.1f} % of the weight, {found.gap:.1f} above the "
-            "others in log-weight: the chains sit in two groups that do not mix; take more inner steps or rejuvenation "
-            "moves a level, more levels, or several islands"
+            "others in log-weight: the chains sit in two groups that do not mix; use more inner steps or rejuvenation "
+            "moves per level, more levels, or several islands"
         )
     return sentences

@@ -1,4 +1,4 @@
-"""Distances between samples and a law, each with its error and the floor of sampling noise beside it."""
+"""Distances between samples and a distribution, each with its error and the floor of sampling noise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Statistic = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Distance:
-    """A distance between samples and a law, beside what exact samples would get.
+    """A distance between samples and a distribution, with its error and the floor of exact samples.
 
     Attributes:
         value: The distance.
@@ -77,16 +77,22 @@ def wasserstein1(
 
     Args:
         x: Samples (n,) or (n, 1).
-        y: Exact samples, or the quantile function of the law, u in (0, 1) -> value, which is put on a grid.
+        y: Exact samples, or the quantile function of the distribution, u in (0, 1) -> value, which is put on a grid.
         weights: Weights of x; equal if left out.
         reference_weights: Weights of y.
         exact: Exact draws independent of y, for the floor.
         repeats: Repetitions for the error and the floor.
         seed: Of the repetitions.
+
+    >>> import torch
+    >>> from casal.diagnostics import wasserstein1
+    >>> distance = wasserstein1(torch.linspace(0, 1, 200), torch.linspace(1, 2, 200))
+    >>> round(distance.value, 3)
+    1.0
     """
     rows = _points(x, "x")
     if rows.shape[1] != 1:
-        raise ShapeError(f"wasserstein1 takes one coordinate a sample, got {rows.shape[1]}; try sliced_wasserstein")
+        raise ShapeError(f"wasserstein1 takes one coordinate per sample, got {rows.shape[1]}; try sliced_wasserstein")
     count = max(FEWEST_QUANTILES, QUANTILES_PER_SAMPLE * len(rows))
     quantiles = (torch.arange(count, dtype=torch.float64, device=rows.device) + 0.5) / count
     return _with_floor(
@@ -126,6 +132,12 @@ def sliced_wasserstein(
         exact: Exact draws independent of y, for the floor.
         repeats: Repetitions for the error and the floor.
         seed: Of directions and repetitions.
+
+    >>> import torch
+    >>> from casal.diagnostics import sliced_wasserstein
+    >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    >>> sliced_wasserstein(x, x, repeats=5).value, sliced_wasserstein(x, x + 1, repeats=5).value > 0.5
+    (0.0, True)
     """
     rows = _points(x, "x")
     generator = _generator(seed, rows)
@@ -165,7 +177,7 @@ def energy_distance(
     repeats: int = 40,
     seed: int = 0,
 ) -> Distance:
-    """Energy distance, zero if and only if the laws agree: 2 E|X - Y| - E|X - X'| - E|Y - Y'|.
+    """Energy distance, zero if and only if the distributions agree: 2 E|X - Y| - E|X - X'| - E|Y - Y'|.
 
     The V-statistic: pairs of a point with itself count, so the value is never negative and lies about
     E|Y - Y'| (1/n + 1/m) above the truth; the floor shows by how much. (SciPy's ``energy_distance`` is the root of
@@ -179,6 +191,12 @@ def energy_distance(
         exact: Exact draws independent of y, for the floor.
         repeats: Repetitions for the error and the floor.
         seed: Of the repetitions.
+
+    >>> import torch
+    >>> from casal.diagnostics import energy_distance
+    >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    >>> energy_distance(x, x + 1, repeats=5).value > 0.5
+    True
     """
     rows = _points(x, "x")
     return _with_floor(
@@ -225,6 +243,12 @@ def mode_weights_tv(
         weights: Weights of the samples; equal if left out.
         repeats: Repetitions for the error and the floor.
         seed: Of the repetitions.
+
+    >>> import torch
+    >>> from casal.diagnostics import mode_weights_tv
+    >>> labels = torch.tensor([0] * 60 + [1] * 40)
+    >>> round(mode_weights_tv(labels, [0.5, 0.5]).value, 3)
+    0.1
     """
     exact = torch.as_tensor(exact_weights, dtype=torch.float64).reshape(-1).to(samples.device)
     exact = _probabilities(exact, exact)
@@ -279,7 +303,7 @@ def classifier_test(
     ridge: float = 1.0,
     seed: int = 0,
 ) -> Distance:
-    """Classifier two-sample test: its accuracy on held-out points, 1/2 if the laws agree, 1 if they are apart.
+    """Classifier two-sample test: its accuracy on held-out points, 1/2 if the distributions agree, 1 if they are apart.
 
     Logistic regression, fitted by Newton's method with a ridge, on standardised coordinates, their squares, and
     random waves cos(omega . z + phase); cross-validated. Accuracy is the mean of the two classes' hit rates, so
@@ -298,6 +322,12 @@ def classifier_test(
         folds: Parts, each classified by a fit to the others.
         ridge: Penalty on the coefficients, in units of one sample.
         seed: Of waves and folds.
+
+    >>> import torch
+    >>> from casal.diagnostics import classifier_test
+    >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    >>> classifier_test(x, x + 4).value > 0.95
+    True
     """
     one_of(score, "score", ("accuracy", "auc"))
     x, y = _pair(x, y)
@@ -400,7 +430,7 @@ def _with_floor(
         exact: More exact draws (k, *event), independent of y.
         repeats: Bootstrap and floor repetitions.
         generator: For the repetitions.
-        reference_is_law: y is a grid of the law itself and carries no noise.
+        reference_is_law: y is a grid of the distribution itself and carries no noise.
     """
     if repeats < 2:
         raise SettingError(f"repeats must be at least 2 to give an error, got {repeats}")
@@ -421,7 +451,7 @@ def _pair(x: Tensor, y: Tensor, name: str = "x") -> tuple[Tensor, Tensor]:
     """Samples and reference as rows with equally many coordinates, or ShapeError."""
     x, y = _points(x, name), _points(y, "y")
     if x.shape[1] != y.shape[1]:
-        raise ShapeError(f"{name} has {x.shape[1]} coordinates a sample, y has {y.shape[1]}")
+        raise ShapeError(f"{name} has {x.shape[1]} coordinates per sample, y has {y.shape[1]}")
     return x, y
 
 
@@ -463,7 +493,7 @@ def _counts(law: Tensor, size: int, repeats: int, generator: torch.Generator) ->
 
 
 def _shares(law: Tensor, weights: Tensor, repeats: int, generator: torch.Generator) -> Tensor:
-    """Shares (repeats, n) of as many draws from the law as the weights are worth."""
+    """Shares (repeats, n) of as many draws from the distribution as the weights are worth."""
     size = max(2, round(float(effective_size(weights))))
     return _counts(law, size, repeats, generator) / size
 

@@ -265,7 +265,7 @@ def assess(
     notes: tuple[str, ...] = (),
     doubts: tuple[str, ...] = (),
 ) -> Fidelity:
-    """All checks, and the verdict.
+    """Run all checks and return the verdict.
 
     Args:
         evidence: The run.
@@ -277,7 +277,7 @@ def assess(
     """
     if len(evidence.z) < 2 or not bool(torch.isfinite(evidence.z).all()):
         lost = int((~torch.isfinite(evidence.flat)).any(1).sum())
-        doubts += (f"{lost} of {len(evidence.z)} samples are not finite; take smaller steps",) if lost else ()
+        doubts += (f"{lost} of {len(evidence.z)} samples are not finite; use smaller steps",) if lost else ()
         return _verdict(promised, method, 0.0, [Finding(doubts=doubts, notes=notes)])
     ancestors = evidence.everyone.effective
     found = [Finding(doubts=doubts, notes=notes)]
@@ -299,14 +299,14 @@ def _verdict(promised: bool, method: str, ancestors: float, found: list[Finding]
     notes = tuple(sentence for finding in found for sentence in finding.notes)
     figures = {name: float(value) for finding in found for name, value in finding.figures.items()}
     if not promised:
-        first = f'{method} does not promise the distribution; method="auto" takes one that does'
+        first = f'{method} does not promise the distribution; method="auto" chooses one that does'
         return Fidelity("not promised", (first, *doubts, *notes), figures)
     if doubts:
         return Fidelity("suspect", doubts + notes, figures)
     if ancestors < FEWEST:
         first = (
             f"the samples are worth {ancestors:.0f} independent starting chains, fewer than {FEWEST:.0f}: "
-            "take more chains, more moves a level, or a slower ladder"
+            "use more chains, more moves per level, or a slower ladder"
         )
         return Fidelity("too few", (first, *notes), figures)
     return Fidelity("trusted", notes, figures)
@@ -348,8 +348,8 @@ def atoms(evidence: Evidence) -> Finding:
     return Finding(
         figures,
         doubts=(
-            f"{100 * value:.3g} % of the samples lie exactly on the edge of the set, where right samples have "
-            "probability zero: the last projection put them there; take a larger rho (a smaller sigma) or more chains",
+            f"{100 * value:.3g} % of the samples lie exactly on the edge of the set, which has "
+            "probability zero: the last projection put them there; use a larger rho (a smaller sigma) or more chains",
         ),
     )
 
@@ -388,7 +388,7 @@ def slack(evidence: Evidence) -> Finding:
         figures,
         doubts=(
             f"the ladder ends at rho = {float(rho):.3g}, which shifts a mean by about {sure:.2g} standard deviations "
-            f"(p = {figures['slack_p']:.1g}): take a rho {max(2.0, sure / 0.05):.2g} times larger, with more steps",
+            f"(p = {figures['slack_p']:.1g}): use a rho {max(2.0, sure / 0.05):.2g} times larger, with more steps",
         ),
     )
 
@@ -404,8 +404,8 @@ def correction(evidence: Evidence) -> Finding:
     if not float(made[-1]) > 0.0:
         return Finding(
             doubts=(
-                "the correction for the distance that is left at the end of the ladder was not made, because it would "
-                "have left too few chains: end at a larger rho (a smaller sigma), take more chains, or check the score",
+                "the correction for the remaining distance at the end of the ladder was not made, because it would "
+                "have left too few chains: end at a larger rho (a smaller sigma), use more chains, or check the score",
             )
         )
     inside, size = (evidence.run.trace.get(name) for name in ("inside", "finish_ess"))
@@ -417,7 +417,7 @@ def correction(evidence: Evidence) -> Finding:
     return Finding(
         {"correction_kept": kept},
         doubts=(
-            f"the correction for the distance that is left at the end of the ladder leaves {100 * kept:.2g} % of the "
+            f"the correction for the remaining distance at the end of the ladder leaves {100 * kept:.2g} % of the "
             "chains: few carry most of the weight, and error bars are too small; end at a larger rho (a smaller sigma)",
         ),
     )
@@ -435,7 +435,7 @@ def crossings(evidence: Evidence) -> Finding:
         figures,
         doubts=(
             f"{100 * figures['crossing']:.2g} % of the samples lie within two slacks of another piece of the union, "
-            "where crossing pieces are counted once: take a larger rho (a smaller sigma), or sample the pieces apart",
+            "where crossing pieces are counted once: use a larger rho (a smaller sigma), or sample each piece alone",
         ),
     )
 
@@ -458,18 +458,18 @@ def remembered(evidence: Evidence) -> Finding:
     notes = _tempered_notes(evidence.run.trace)
     found = memory(anchor[evidence.index], evidence.flat, labels)
     if found is None:
-        few = "too few chains to see whether they have forgotten their start"
+        few = "too few chains to check whether they have forgotten their start"
         return Finding({"memory": NOT_CHECKED}, notes=(few, *notes))
     if float(evidence.run.trace.get("lost", torch.zeros(1))[-1]) >= FEWEST_LOST:
         count = int(evidence.run.trace["lost"][-1])
         sentence = (
-            f"{count} starting points that were followed without tempering come to rest in a mode where no chain was: "
-            "it was lost, or its weight is not certain; take more steps, or temper=False from samples of all modes"
+            f"{count} starting points that were followed without tempering end in a mode where no chain was: "
+            "it was lost, or its weight is not certain; use more steps, or temper=False from samples of all modes"
         )
         return Finding({"memory": found.value}, doubts=(sentence,), notes=notes)
     if found.value <= found.limit:
         return Finding({"memory": found.value}, notes=notes)
-    way_out = "take more steps" if tempered else "take more steps, or a tempered start (a potential and GaussianStart)"
+    way_out = "use more steps" if tempered else "use more steps, or a tempered start (a potential and GaussianStart)"
     return Finding(
         {"memory": found.value},
         doubts=(
@@ -487,15 +487,15 @@ def _tempered_notes(trace: Mapping[str, Tensor]) -> tuple[str, ...]:
     worth = float(trace["tempered_ancestors"][-1])
     if not float(trace["tempered"][-1]):
         return (
-            f"the tempered start did not come to a good end (its chains are worth {worth:.0f} independent ones): "
-            "separate modes between which chains do not cross have weights that mean nothing; take more chains or more "
-            "steps, or a start nearer to the density",
+            f"the tempered start did not succeed (its chains are worth {worth:.0f} independent ones): "
+            "the weights of separate modes between which chains do not move are meaningless; use more chains or more "
+            "steps, or a start closer to the density",
         )
     if worth >= FEWEST:
         return ()
     return (
-        f"after the tempered start the chains are worth {worth:.0f} independent ones, and so are the weights of "
-        "separate modes, if there are any; take more chains or more steps",
+        f"after the tempered start the chains are worth {worth:.0f} independent ones, which limits the weights of "
+        "separate modes, if there are any; use more chains or more steps",
     )
 
 
@@ -514,7 +514,7 @@ def decoder_range(evidence: Evidence) -> Finding:
         figures,
         doubts=(
             f"the samples lie {100 * gap:.3g} % of their norm away from the decoder's range (|A x - z| / |z|): "
-            "take a larger rho (a smaller sigma) with more steps, or a set that the decoder's range meets",
+            "use a larger rho (a smaller sigma) with more steps, or a set that the decoder's range meets",
         ),
     )
 
@@ -539,7 +539,7 @@ def _stein(evidence: Evidence) -> Finding:
     if bool((evidence.flat == evidence.flat[:1]).all()):
         raise NotAvailable("the samples are all equal")
     if has_hidden_edge(evidence.constraint, evidence.z, evidence.mean):
-        raise NotAvailable("the set has an edge but names no inequalities")
+        raise NotAvailable("the set has an edge but gives no inequalities")
     projections = projections_needed(evidence.flat.shape[1]) if evidence.thin else 0
     index = _affordable(evidence, 1.0 if context.table.static else 2.0, projections)
     lineage, seen = evidence.lineage.some(index), evidence.view(index)
@@ -579,7 +579,7 @@ def _stein(evidence: Evidence) -> Finding:
         doubts=(
             f"samples and score do not belong together (Stein's identity fails by {figures['stein_t']:.1f} standard "
             f"errors, p = {figures['stein_p']:.1g}; a mean may be off by {figures['stein_bias']:.2g} standard "
-            f"deviations): take more steps or another step size, or a larger rho (a smaller sigma){_or_model(context)}",
+            f"deviations): use more steps or another step size, or a larger rho (a smaller sigma){_or_model(context)}",
         ),
     )
 
@@ -593,7 +593,7 @@ def _check_units(context: Context) -> None:
     if ratio > UNITS_DIFFER:
         raise NotAvailable(
             f"the units of the coordinates differ by a factor of {ratio:.2g} (at most {UNITS_DIFFER:g}); state the set "
-            "in units in which they are nearer to each other"
+            "in units in which they are comparable"
         )
 
 
@@ -648,7 +648,7 @@ def _jump(evidence: Evidence) -> Finding:
             some = _evenly(len(z), min(len(z), len(index) // TRIED)).to(z.device)
             off = path_dependence(slope, z[some], y[some])
             if off > PATHS_AGREE:
-                raise NotAvailable(f"the model's score is no gradient between them (two paths differ by {off:.2g})")
+                raise NotAvailable(f"the model's score is not a gradient between them (two paths differ by {off:.2g})")
         return line_integral(slope, z, y)
 
     feet = seen.shape.foot(modes.centres.reshape(-1, *event)).flatten(1)
@@ -670,7 +670,7 @@ def _jump(evidence: Evidence) -> Finding:
         doubts=(
             f"the weights of the {modes.number} modes that were found are off: one move between them would shift "
             f"{100 * figures['jump_change']:.2g} % of the samples (p = {figures['jump_p']:.1g}); start from samples of "
-            "the unconstrained distribution, or take more chains and a slower ladder",
+            "the unconstrained distribution, or use more chains and a slower ladder",
         ),
     )
 
@@ -708,7 +708,7 @@ def _drift(evidence: Evidence) -> Finding:
         raise NotAvailable("the density behind a decoder is not known at the samples")
     z, event, nearest = seen.points.flatten(1), tuple(seen.points.shape[1:]), seen.shape.foot
     if context.constraint.chains is not None:
-        raise NotAvailable("every chain has a set of its own")
+        raise NotAvailable("every chain has its own set")
     if context.constraint.in_pieces and evidence.thin:
         raise NotAvailable("moves from one piece of a union to another are not reversible")
     slope = _slope(context, seen)
@@ -745,7 +745,7 @@ def _drift(evidence: Evidence) -> Finding:
         doubts=(
             f"the samples drift away under moves that keep the distribution: {MOVES} of them, {100 * accepted:.0f} % "
             f"accepted, shift a mean by {figures['drift_change']:.2g} standard deviations (p = "
-            f"{figures['drift_p']:.1g}): take more steps or another step size, or look whether the score is the "
+            f"{figures['drift_p']:.1g}): use more steps or another step size, or look whether the score is the "
             "gradient of the potential",
         ),
     )

@@ -111,5 +111,5 @@ def level_score(context: Context, z: Tensor, times: float = 1.0) -> Tensor:
 def _finest(context: Context) -> float:
     table = context.table
     if context.target.denoise is None or table.alpha is None or table.sigma is None:
-        raise NotAvailable(f"{context.target.name} has no denoiser to read the score off")
+        raise NotAvailable(f"{context.target.name} has no denoiser to compute the score from")
     return float((table.sigma / table.alpha).min())

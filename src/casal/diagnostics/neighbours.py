@@ -71,7 +71,7 @@ class NearSet:
         if tuple(values.shape) != tuple(self.weights.shape):
             raise ShapeError(f"values has shape {tuple(values.shape)}; give one for each of the {len(self.feet)} feet")
         if not len(values):
-            raise SettingError(f"no sample is within {CUT * self.width:.3g} of the set; take more, or a larger width")
+            raise SettingError(f"no sample is within {CUT * self.width:.3g} of the set; use more, or a larger width")
         v = values.to(torch.float64)
         value = (self.weights * v).sum()
         error = (self.weights * (v - value)).square().sum().sqrt()
@@ -139,7 +139,7 @@ def _log_kernel(distance: Tensor, tube: Tensor, width: float) -> Tensor:
 def _width(distance: Tensor, tube: Tensor) -> float:
     """The smallest width whose effective size is WANTED, or half the samples where there are fewer."""
     if not len(distance):
-        raise SettingError("no sample satisfies the inequalities of the set at its foot; take more samples")
+        raise SettingError("no sample satisfies the inequalities of the set at its foot; use more samples")
     high = float(distance.max())
     if high == 0.0:
         return 1.0

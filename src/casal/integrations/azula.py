@@ -71,7 +71,7 @@ def from_azula(
         init: Starting points, or a callable (n, generator) -> points; by default those of azula, normal numbers of
             variance alpha^2 + sigma^2.
         denoise_last: Whether the last step goes to x0_hat instead of ``stop``, so that no noise is left.
-        condition: What the denoiser is called with besides: names to tensors (n, ...), one row a chain.
+        condition: What the denoiser is called with besides: names to tensors (n, ...), one row per chain.
         time: How the denoiser wants t: "scalar" (0-d), "batch" (n,), or "auto" to find out.
         dtype: Dtype of the starting points.
     """
@@ -240,7 +240,7 @@ def _denoiser_class() -> Any:
             given = {**self.target.condition, **kwargs}
             for name, value in given.items():
                 if len(value) != len(x):
-                    raise ShapeError(f"{name} has {len(value)} rows for {len(x)} points; give one row a point")
+                    raise ShapeError(f"{name} has {len(value)} rows for {len(x)} points; give one row per point")
             alpha, sigma = self.schedule(t)
             return self.target.denoise(x / along(alpha, x), sigma / alpha, **given)
 

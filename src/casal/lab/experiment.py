@@ -76,8 +76,8 @@ class ResultTable:
     ) -> ResultTable:
         """A table from a header of columns ``key: label, style`` with `` | `` between; label and style may be left out.
 
-        >>> ResultTable.of("Distances", "method | w1: distance to the law, .3f | n: chains, d", []).columns[1]
-        Column(key='w1', label='distance to the law', style='.3f')
+        >>> ResultTable.of("Distances", "method | w1: distance to the distribution, .3f | n: chains, d", []).columns[1]
+        Column(key='w1', label='distance to the distribution', style='.3f')
         """
         columns = []
         for part in (header if isinstance(header, str) else " | ".join(header)).split(" | "):

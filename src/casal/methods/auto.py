@@ -66,7 +66,7 @@ def choose(
     uneven: float | None = None,
     gaussian: bool = False,
 ) -> Choice:
-    """What measurements recommend (see docs/methods.md for figures).
+    """Choose the method that measurements recommend (docs/methods.md has the figures).
 
     - a fixed density: ReflectedHMC for bounds on most coordinates in BOUNDED_DIMENSION dimensions or more,
       otherwise WeightedCASAL;
@@ -75,8 +75,8 @@ def choose(
       noise or has an asymmetric derivative, SplitGibbs with a wide last level: it would be guided off the data;
     - otherwise: SplitGibbs.
 
-    The ladders find where they end from the chains themselves. All of them resample. Where every chain has a set of
-    its own there is nobody to resample with. That is refused: no other method promises the distribution.
+    The ladders find where they end from the chains themselves. All of them resample. If every chain has
+    its own set, resampling is impossible. That raises an error, because no other method promises the distribution.
 
     Args:
         context: Model, set and decoder.
@@ -91,9 +91,9 @@ def choose(
     rows, size = len(context.table), math.prod(context.latent)
     if context.table.static:
         if size >= BOUNDED_DIMENSION and ReflectedHMC().fits(context):
-            return Choice(ReflectedHMC(), f"ReflectedHMC for {size} dimensions: {rows} evaluations a chain")
+            return Choice(ReflectedHMC(), f"ReflectedHMC for {size} dimensions: {rows} evaluations per chain")
         method = WeightedCASAL(hold=not integrable)
-        return Choice(method, f"WeightedCASAL, whose ladder ends where the chains say: {rows} evaluations a chain")
+        return Choice(method, f"WeightedCASAL with an adaptive ladder: {rows} evaluations per chain")
     if context.target.log_weight is not None or size > LADDER_DIMENSION:
         found = _many_dimensions(context, n, size, erroneous, uneven, gaussian)
         if found is not None:
@@ -102,11 +102,11 @@ def choose(
         own = SplitGibbs(moves="level", level=OWN_LEVEL * erroneous, levels=OWN_LEVELS)
         count = rows + own.levels * own.sweeps * own.moves_for(context).evaluations
         return Choice(
-            own, f"SplitGibbs with moves at the noise level {own.level:.3g}: about {count} evaluations a chain"
+            own, f"SplitGibbs with moves at the noise level {own.level:.3g}: about {count} evaluations per chain"
         )
     ladder = SplitGibbs(inner_steps=INNER_STEPS, levels=EDGE_LEVELS if has_edge(context) else SURFACE_LEVELS)
     count = rows + ladder.inner_steps * SURFACE_LEVELS
-    return Choice(ladder, f"SplitGibbs, whose ladder ends where the chains say: about {count} evaluations a chain")
+    return Choice(ladder, f"SplitGibbs with an adaptive ladder: about {count} evaluations per chain")
 
 
 def _many_dimensions(
@@ -122,10 +122,10 @@ def _many_dimensions(
         said = " and a soft term" if tilted else ""
         said += "" if wide is None else ", calibrated on the model's own samples"
         said += ", given the linear equations exactly since the model is Gaussian" if ahead.gaussian else ""
-        return Choice(ahead, f"LookAhead {where}{said}: about {ahead.evaluations(context, n)} evaluations a chain")
+        return Choice(ahead, f"LookAhead {where}{said}: about {ahead.evaluations(context, n)} evaluations per chain")
     inside = BoundedHMC() if erroneous is None else BoundedHMC(sigma_moves=MOVES_ABOVE * erroneous)
     if n >= FEWEST_CHAINS and inside.fits(context):
-        return Choice(inside, f"BoundedHMC {where}: about {inside.evaluations} evaluations a chain")
+        return Choice(inside, f"BoundedHMC {where}: about {inside.evaluations} evaluations per chain")
     if wide is not None:
         last = wide * context.decoder.norm()  # the spread of the data, in units of decoded space
         ladder = SplitGibbs(last, levels=WIDE_LEVELS, inner_steps=WIDE_STEPS, moves="metropolis")
@@ -133,6 +133,6 @@ def _many_dimensions(
         return Choice(
             ladder,
             f"SplitGibbs {where}, down to the spread {wide:.3g} of the data, since the network errs, then one "
-            f"projection: about {count} evaluations a chain",
+            f"projection: about {count} evaluations per chain",
         )
     return None

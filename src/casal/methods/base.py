@@ -1,4 +1,4 @@
-"""What a method is: settings, a plan of stages, a start, and the samples it hands out.
+"""The base class of methods: settings, a plan of stages, a start, and the returned samples.
 
 A method is a frozen dataclass. Its plan is a list of stages. A stage is what all chains do together first (``meet``),
 and then rows that each chain takes alone (``step``). A step is a pure function of (context, state, row, noise): the
@@ -47,7 +47,7 @@ def gaussian(context: Context, n: int, generator: torch.Generator, out: Tensor |
 
 
 def uniform(context: Context, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
-    """One number in [0, 1) a chain, float64."""
+    """One number in [0, 1) per chain, float64."""
     return torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device)
 
 
@@ -73,7 +73,7 @@ class Stage(NamedTuple):
     """What all chains do together, then rows that each chain takes alone.
 
     Attributes:
-        rows: One row a step.
+        rows: One row per step.
         step: Takes a row.
         meet: What all chains do together before the rows; None if they have nothing to do together.
         noise: Draws the noise of a step.
@@ -131,7 +131,7 @@ def no_step(context: Context, state: Any, row: Any, noise: Tensor) -> Any:
 
 
 class Method(ABC, Generic[State]):
-    """How a constraint enters the loop. One file a method, with the equation beside its step.
+    """Base class of all methods: how a constraint enters the loop.
 
     Attributes:
         name: What tables, traces and pictures call it.
@@ -143,6 +143,10 @@ class Method(ABC, Generic[State]):
         tilts: It takes account of a soft term of a model with noise levels (``casal.tilted``).
         remembers: It can take rows that look back (``Table.memory``). Others get rows of first order instead.
         resizes: The tensors of its states change their shapes on the way, all but the number of chains.
+
+    >>> import casal
+    >>> isinstance(casal.Projected(), casal.Method), casal.Projected().strict, casal.Projected().promises_distribution
+    (True, True, False)
     """
 
     name: ClassVar[str]
@@ -196,7 +200,7 @@ class Method(ABC, Generic[State]):
 
     def advice(self, state: State, row: Any) -> str:
         """What to say when chains diverge in a row: the numbers of the step, and what to change."""
-        return "with these settings; check the model at large arguments, or take smaller steps"
+        return "with these settings; check the model at large arguments, or use smaller steps"
 
 
 class TableRow(NamedTuple):
@@ -211,7 +215,7 @@ class TableRow(NamedTuple):
 
 def step_advice(row: Any) -> str:
     """The advice for a Langevin step that is too large."""
-    return f"(tau = {float(row.b):.3g}); take a smaller step_size or a preconditioner"
+    return f"(tau = {float(row.b):.3g}); use a smaller step_size or a preconditioner"
 
 
 def table_rows(

@@ -265,7 +265,7 @@ class BoundedHMC(Method[BoundedState]):
     thousands of dimensions, where most coordinates feel their bound. The chains go down the noise levels under a
     potential that knows the probability of the bounds, with trajectories of Hamiltonian Monte Carlo at each level;
     the last step is a draw from a truncated Gaussian. The equations are at the top of this file. It costs
-    about levels x (4 + 2 leapfrogs) evaluations a chain, each vector-Jacobian product counted as one.
+    about levels x (4 + 2 leapfrogs) evaluations per chain, each vector-Jacobian product counted as one.
 
     The distribution is exact as levels and leapfrogs grow, but for the last draw, which takes x0 given x as Gaussian
     with independent coordinates at the smallest level. Distant modes need the weights; see the top of this file. The
@@ -319,7 +319,7 @@ class BoundedHMC(Method[BoundedState]):
         if n < FEWEST_CHAINS:
             raise SettingError(
                 f"BoundedHMC measures the spread of the model over its chains and needs {FEWEST_CHAINS} of them, got "
-                f"{n}; take more, or SplitGibbs"
+                f"{n}; use more, or SplitGibbs"
             )
         sigmas = self._levels(context)
         check_decoder(context)
@@ -594,7 +594,7 @@ class Point(NamedTuple):
 
 
 class Look:
-    """D at x with its transposed derivative; each of them counts as one evaluation a chain."""
+    """D at x with its transposed derivative; each of them counts as one evaluation per chain."""
 
     def __init__(self, context: Context, x: Tensor, s: float) -> None:
         self._context = context
@@ -603,8 +603,8 @@ class Look:
             self._clean = context.denoise(self._leaf, s)
         if not self._clean.requires_grad:
             raise SettingError(
-                f"autograd cannot see through {context.target.name}, and BoundedHMC needs the derivative of the "
-                "denoiser; call the network without no_grad, or take SplitGibbs"
+                f"autograd cannot differentiate through {context.target.name}, and BoundedHMC needs the derivative of "
+                "the denoiser; call the network without no_grad, or use SplitGibbs"
             )
         self.estimate = self._clean.detach()
 
@@ -663,7 +663,7 @@ def check_alike(context: Context) -> None:
     if context.target.condition:
         raise SettingError(
             "BoundedHMC measures one covariance of the model over all chains, which sample different conditions here; "
-            "take LookAhead or SplitGibbs, or run one condition at a time"
+            "use LookAhead or SplitGibbs, or run one condition at a time"
         )
 
 
@@ -679,7 +679,7 @@ def check_decoder(context: Context) -> None:
     """SettingError unless the decoder is linear with A A^T = c I, up to rounding, or multiplies coordinates."""
     if context.decoder.linear and context.decoder.invertible:
         return
-    way_out = "take LookAhead or SplitGibbs, or a model of the decoded samples"
+    way_out = "use LookAhead or SplitGibbs, or a model of the decoded samples"
     if not context.decoder.linear:
         raise SettingError(f"BoundedHMC needs a linear decoder with A A^T = c I, not a nonlinear one; {way_out}")
     turned = Turned(context)

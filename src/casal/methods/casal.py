@@ -72,7 +72,9 @@ class CASALRow(NamedTuple):
 
 @dataclass(frozen=True)
 class CASAL(Method[CASALState]):
-    """The split augmented Langevin step, with mu = lam / rho:
+    """Couples x to a copy z in the set, by a penalty rho and a multiplier.
+
+    The split augmented Langevin step, with mu = lam / rho:
 
         x' = a x + b score(x) + s w - tau rho A^T (A x - z + mu)
         z' = P(A x' + mu)  ("full")   or   P(z - tau rho (z - A x' - mu))  ("damped", as printed)
@@ -89,7 +91,8 @@ class CASAL(Method[CASALState]):
 
     The printed damped z-step samples at the temperature 1 / (2 - tau rho) when rho is large, one half for small steps:
     x and z drift together and only x is shaken. So the full step is the default; the printed variants keep their
-    names below. z is feasible at every step. At finite rho its law is not the conditional law: see ``WeightedCASAL``.
+    names below. z is feasible at every step. At finite rho it does not follow the conditional distribution; see
+    ``WeightedCASAL`` for that.
 
     Args:
         rho: Coupling > 0: a number, or a schedule over the run.
@@ -265,7 +268,7 @@ class CASAL(Method[CASALState]):
     def advice(self, state: CASALState, row: CASALRow) -> str:
         implicit = "" if self.coupling == "implicit" else ", or, behind a linear decoder, coupling='implicit'"
         numbers = f"(tau = {float(row.b):.3g}, rho = {float(row.rho):.3g}, tau rho = {float(row.kappa):.3g})"
-        return f"{numbers}; take a smaller step_size, a preconditioner{implicit}"
+        return f"{numbers}; use a smaller step_size, a preconditioner{implicit}"
 
     @property
     def follows_sets(self) -> bool:
@@ -287,14 +290,14 @@ def _towards(y: Tensor, z: Tensor, share: Tensor) -> Tensor:
 
 
 def casal_rows(context: Context, method: CASAL) -> list[CASALRow]:
-    """One row a step; refuses settings that cannot work."""
+    """One row per step; refuses settings that cannot work."""
     table = context.table
     rho = evaluate(method.rho, table, "rho")
     first = burn_in_steps(method.burn_in, len(table))
     tau = table.b if method.step_size == "gain" else table.tau
     if not bool(tau.any()):
         raise SettingError(
-            "the paper's step size s^2 / 2 is zero for a sampler without noise, so nothing would couple x to the set; "
+            "the paper's step size s^2 / 2 is zero for a sampler without noise, so x would not be coupled to the set; "
             "use CASAL(rho), which couples to the denoised estimate"
         )
     alpha = sigma = torch.ones_like(rho)

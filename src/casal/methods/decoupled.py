@@ -44,13 +44,20 @@ class Decoupled(Method[DecoupledState]):
         z' = argmin_z  weight |h(z)|^2 + rho/2 |z - (A x' + lam/rho)|^2     (one Gauss-Newton step)
         lam' = lam + rho dual_step (A x' - z'),      weight' = weight + weight_step |h(z')|^2
 
-    z obeys the constraint only softly, however large the weight grows; the certificate flags what is left.
+    z satisfies the constraint only approximately, however large the weight grows; the certificate flags such samples.
 
     Args:
         rho: Coupling of x and z: a number, or a schedule.
         dual_step: Step of the multiplier of A x = z, in units of rho.
         weight: Initial weight of the penalty.
         weight_step: Step of the weight.
+
+    >>> import casal
+    >>> import torch
+    >>> target = casal.langevin(lambda x: x, steps=200, step_size=0.05, init=torch.ones(100, 2))
+    >>> result = casal.sample(target, casal.Sphere(1.0), casal.Decoupled(rho=10.0), n=100)
+    >>> int(result.certificate.feasible.sum())
+    0
     """
 
     rho: float | Schedule

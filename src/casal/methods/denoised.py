@@ -12,7 +12,7 @@ from casal.targets import Table
 def noise_levels(table: Table) -> tuple[Tensor, Tensor]:
     """alpha and sigma of every row, x = alpha x0 + sigma noise; refused where there is no noise to remove."""
     if table.alpha is None or table.sigma is None:
-        raise SettingError("a fixed density has no denoised estimate; couple to the state")
+        raise SettingError("a fixed density has no denoised estimate; use couple='state'")
     return table.alpha, table.sigma
 
 

@@ -40,6 +40,12 @@ class DPS(Method[PointState]):
 
     Args:
         weight: Strength >= 0: a number, or a schedule.
+
+    >>> import casal
+    >>> target = casal.edm(lambda x, s: x / (1 + s**2), casal.karras_sigmas(20), shape=(2,))
+    >>> result = casal.sample(target, casal.Sphere(2.0), casal.FinalProjection(casal.DPS(weight=0.5)), n=50)
+    >>> bool(result.certificate.feasible.all())
+    True
     """
 
     weight: float | Schedule
@@ -69,4 +75,4 @@ class DPS(Method[PointState]):
         return context.decode(state.x)
 
     def advice(self, state: PointState, row: DPSRow) -> str:
-        return f"(weight = {float(row.weight):.3g}); take a smaller weight"
+        return f"(weight = {float(row.weight):.3g}); use a smaller weight"

@@ -6,8 +6,8 @@
 
 with V(x) = dist(A x, C)^2 / 2 and g(x) = c A^T (P(A x) - A x). Two clean points that share a noisy one are
 exchangeable under p: p(x) N(y; x) p(x' | y) is symmetric in x and x'. So without g and V the move leaves p as it is; T
-pays for g, and the factor of V makes pi_rho(x) ~ p(x) exp(-rho V(x)) the law that stays. Nothing is asked of the set
-but its projection, nothing of the decoder but its derivative. A rung weighs by Phi_rho(x) = exp(-rho V(x)).
+pays for g, and the factor of V makes pi_rho(x) ~ p(x) exp(-rho V(x)) the distribution that stays. Nothing is asked of
+the set but its projection, nothing of the decoder but its derivative. A rung weighs by Phi_rho(x) = exp(-rho V(x)).
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ def finest_level(context: Context) -> float:
     if table.alpha is None or table.sigma is None or context.target.denoise is None:
         raise SettingError(
             f"{context.target.name} has no denoiser: this method needs a diffusion or flow model "
-            "(ddpm, vp_sde, edm, flow); for a fixed density take WeightedCASAL"
+            "(ddpm, vp_sde, edm, flow); for a fixed density use WeightedCASAL"
         )
     finest = context.target.finest
     return float((table.sigma / table.alpha).min()) if finest is None else finest

@@ -44,6 +44,16 @@ class Penalty(Method[PointState]):
         of: What is squared: the "residual" or the "distance".
         repeats: Gradient steps of the penalty in a row of the table. More than one follow the free step y, each with
             its share of the weight: y <- y - (b weight / repeats) grad c(y).
+
+    >>> import casal
+    >>> import torch
+    >>> target = casal.langevin(lambda x: x, steps=200, step_size=0.05, init=torch.ones(100, 2))
+    >>> result = casal.sample(target, casal.Affine([[1.0, 1.0]], [2.0]), casal.Penalty(weight=5.0), n=100)
+    >>> int(result.certificate.feasible.sum())
+    0
+    >>> strict = casal.FinalProjection(casal.Penalty(weight=5.0))
+    >>> bool(casal.sample(target, casal.Affine([[1.0, 1.0]], [2.0]), strict, n=100).certificate.feasible.all())
+    True
     """
 
     weight: float | Schedule
@@ -85,4 +95,4 @@ class Penalty(Method[PointState]):
 
     def advice(self, state: PointState, row: PenaltyRow) -> str:
         numbers = f"(tau = {float(row.b):.3g}, weight = {float(row.weight):.3g})"
-        return f"{numbers}; take a smaller weight, a smaller step_size or a preconditioner"
+        return f"{numbers}; use a smaller weight, a smaller step_size or a preconditioner"

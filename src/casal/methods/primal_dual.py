@@ -35,6 +35,13 @@ class PrimalDual(Method[PrimalDualState]):
     Args:
         dual_step: Size of the dual ascent step, > 0.
         average: What stands for the expectation.
+
+    >>> import casal
+    >>> import torch
+    >>> target = casal.langevin(lambda x: x, steps=500, step_size=0.05, init=torch.ones(400, 2))
+    >>> result = casal.sample(target, casal.Affine([[1.0, 1.0]], [2.0]), casal.PrimalDual(dual_step=0.1), n=400)
+    >>> abs(float(result.samples.sum(1).mean()) - 2.0) < 0.3     # on average, not for each sample
+    True
     """
 
     dual_step: float

@@ -20,7 +20,7 @@ over the leapfrogs of
 
     (g + g') . (z' - z) / 2      or      (g + 4 g_m + g') . (z' - z) / 6,   g_m halfway between z and z'.
 
-The first is exact for Gaussians. The second, which takes two evaluations a leapfrog, is taken where they differ.
+The first is exact for Gaussians. The second, which takes two evaluations per leapfrog, is taken where they differ.
 
 **Budget.** A chain has as many evaluations as the target has rows. In the first ``warm_up`` of them all chains meet
 after every trajectory: eps follows the share of accepted ones, s is the spread of the chains, and eps L is a quarter of
@@ -210,7 +210,7 @@ class ReflectedHMC(Method[ReflectedState]):
     thousands of dimensions. Hamiltonian Monte Carlo inside the set, reflected at the bounds, each trajectory accepted
     or refused; the equations are at the top of this file. No sample is projected onto a bound. The chains do not
     take each other's place, so n chains give n independent samples once they have forgotten their start. The cost
-    is that of the target: one evaluation a row.
+    is that of the target: one evaluation per row.
 
     The distribution is exact as the number of steps grows. Without a potential the acceptance takes the difference of
     log p from the score along the path, which is exact for Gaussians. Separate modes have their right weights
@@ -242,7 +242,7 @@ class ReflectedHMC(Method[ReflectedState]):
 
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
         if not context.table.static:
-            raise SettingError("ReflectedHMC needs a fixed density (langevin, energy); take BoundedHMC for a diffusion")
+            raise SettingError("ReflectedHMC needs a fixed density (langevin, energy); use BoundedHMC for a diffusion")
         check_square(context)
         bounds, rows = inside_bounds(context), len(context.table)
         tempered = self._tempered(context, n)
@@ -276,7 +276,7 @@ class ReflectedHMC(Method[ReflectedState]):
     def start_note(self, context: Context) -> str | None:
         if self._tempered(context, context.chains or FEWEST_CHAINS):
             return None
-        why = "the potential is not known; give langevin(potential=...) or take energy"
+        why = "the potential is not known; give langevin(potential=...) or use energy"
         if context.target.potential is not None:
             why = "the density of the starting points is not known; start with casal.GaussianStart"
             if context.start is not None:
@@ -562,7 +562,7 @@ class ReflectedHMC(Method[ReflectedState]):
         return {"violation": context.constraint.violation(Turned(context).outward(state.z))}
 
     def advice(self, state: ReflectedState, row: Any) -> str:
-        return f"(eps = {float(state.size):.3g}); check the score near the bounds, or take a smaller step_size"
+        return f"(eps = {float(state.size):.3g}); check the score near the bounds, or use a smaller step_size"
 
 
 def _groups(context: Context, n: int) -> Groups | None:
@@ -629,7 +629,7 @@ def inside_bounds(context: Context) -> Bounds:
     except SettingError as error:
         raise SettingError(
             "ReflectedHMC treats bounds on single coordinates with at most one equation, and "
-            f"{context.constraint!r} is not of that kind; take WeightedCASAL"
+            f"{context.constraint!r} is not of that kind; use WeightedCASAL"
         ) from error
 
 
@@ -637,7 +637,7 @@ def check_square(context: Context) -> None:
     """SettingError unless the decoder multiplies coordinates, or is square with A A^T = c I, up to rounding."""
     if context.decoder.linear and context.decoder.invertible:
         return
-    way_out = "take WeightedCASAL"
+    way_out = "use WeightedCASAL"
     if not context.decoder.linear:
         raise SettingError(f"ReflectedHMC needs a linear decoder with A A^T = c I, not a nonlinear one; {way_out}")
     turned, columns = Turned(context), math.prod(context.latent)

@@ -115,7 +115,7 @@ class SplitGibbs(Method[Any]):
         positive(self.level, "level")
         share(self.ess, "ess", "the chains")
         if not 0.0 <= self.keep < 1.0:
-            raise SettingError(f"keep = {self.keep:g} is a share of the chains: take a number from 0 to below 1")
+            raise SettingError(f"keep = {self.keep:g} is a share of the chains: use a number from 0 to below 1")
         one_of(self.moves, "moves", MOVES)
         if self.sigmas is None:
             return
@@ -147,7 +147,7 @@ class SplitGibbs(Method[Any]):
         if self.moves == "gibbs" and not able:
             raise SettingError(
                 f"{context.constraint!r} behind {type(context.decoder).__name__} has no closed forms, "
-                "which moves='gibbs' needs; take moves='metropolis'"
+                "which moves='gibbs' needs; use moves='metropolis'"
             )
         small = math.prod(context.latent) <= GIBBS_DIMENSION
         gibbs = able and (self.moves == "gibbs" or (self.moves == "auto" and small))

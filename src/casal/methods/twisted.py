@@ -71,17 +71,17 @@ class GuidedState(NamedTuple):
 
 @dataclass(frozen=True)
 class Twisted(Method[Any]):
-    """Guides every chain by a potential of its denoised estimate D, and pays for the guidance with weights:
+    """Guides every chain by a potential of its denoised estimate D, and corrects for the guidance by weights:
 
         V_t(x) = r^T (I / rho + v_t A A^T)^-1 r / 2,   r = A D(x) - P(A D(x)),   v_t = sigma^2 / (alpha^2 + sigma^2)
         delta  = -b (alpha / sigma^2) v_t A^T (I / rho + v_t A A^T)^-1 r          (the gradient of V_t, D' left out)
         x'     = a x + b score(x) + delta + s_t w
         weight *= exp(V_t(x) - V_t'(x')) N(x'; a x + b score, s_t^2) / N(x'; a x + b score + delta, s_t^2)
 
-    and resample (systematic) if the effective size < ess n. Whatever delta is, the law at the end of the table is
-    p(x) exp(-rho/2 dist(A x, C)^2): a poor guide costs effective size, not the law. The rho of the guide is ``twist``,
-    small enough that the chains stay many. From there ``moves`` rungs of the ladder of ``SplitGibbs`` lead up to
-    ``rho``, each with its weights and one move, and end as they do there.
+    and resample (systematic) if the effective size < ess n. Whatever delta is, the distribution at the end of the table
+    is p(x) exp(-rho/2 dist(A x, C)^2): a poor guide costs effective size, not the distribution. The rho of the guide is
+    ``twist``, small enough that the chains stay many. From there ``moves`` rungs of the ladder of ``SplitGibbs`` lead
+    up to ``rho``, each with its weights and one move, and end as they do there.
 
     ``islands`` are groups of chains that never meet, so that no single lucky chain takes them all. They are pooled by
     their evidence, the mean of their weights along the run: ``result.weights`` has it.
@@ -93,6 +93,12 @@ class Twisted(Method[Any]):
         islands: Groups of chains, of equal size; n must be a multiple.
         inner_steps: Evaluations of the denoiser in one move.
         twist: Coupling of the guide, in units of the clean sample; at most rho.
+
+    >>> import casal
+    >>> target = casal.edm(lambda x, s: x / (1 + s**2), casal.karras_sigmas(30), shape=(2,), churn=1.0)
+    >>> result = casal.sample(target, casal.Sphere(1.5), casal.Twisted(rho=100.0, moves=5), n=200, seed=0)
+    >>> bool(result.certificate.feasible.all())
+    True
     """
 
     rho: float
@@ -133,8 +139,8 @@ class Twisted(Method[Any]):
         alpha, sigma = noise_levels(table)
         if not bool(table.s.any()):
             raise SettingError(
-                f"{context.target.name} is a sampler without noise, so chains that are resampled would stay copies; "
-                "take ddpm, ddim with eta > 0, edm with churn > 0, or flow with noise > 0"
+                f"{context.target.name} is a sampler without noise, so resampled chains would stay copies; "
+                "use ddpm, ddim with eta > 0, edm with churn > 0, or flow with noise > 0"
             )
         columns = {"t": table.t, "alpha": alpha, "sigma": sigma}
         after = {f"{name}_next": torch.cat([v[1:], v[-1:]]) for name, v in columns.items()}
@@ -190,7 +196,7 @@ class Twisted(Method[Any]):
         return context.strict(context.decode(state.x), warm=state.z)
 
     def advice(self, state: Any, row: Any) -> str:
-        return f"(rho = {float(state.rho):.3g}); check the model's scale, or take a smaller twist"
+        return f"(rho = {float(state.rho):.3g}); check the model's scale, or use a smaller twist"
 
     def monitor(self, context: Context, state: Any) -> Mapping[str, Tensor]:
         return split_records(context, state.x, state.z)

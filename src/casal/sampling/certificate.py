@@ -20,7 +20,9 @@ NAMED_ROWS = 6
 
 @dataclass(frozen=True, repr=False)
 class Certificate:
-    """Recomputed in float64 from the definition of the set, on the very tensor that is returned.
+    """Whether every sample satisfies the constraint, and by how much it misses.
+
+    Recomputed in float64 from the definition of the set, on the very tensor that is returned.
 
     The rows are the equations, inequalities and bounds of the definition. The violation of a row is what it misses, in
     units of that row: relative to its own terms or to a length of its own (see ``Constraint.violation``), or in the

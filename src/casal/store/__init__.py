@@ -1,4 +1,4 @@
-"""Runs on disk: written tile by tile, continued after a crash, read by xarray. Arrays and records, no more."""
+"""Runs on disk: written tile by tile, continued after a crash, read by xarray. It handles only arrays and records."""
 
 from casal.store.files import named_errors, write_whole
 from casal.store.run_store import FORMAT, RunStore, stored_tile

@@ -129,7 +129,7 @@ class RunStore:
                 raise StoreError(f"there is no store at {place}")
             attributes = read_attributes(place)
             if GROWING in attributes:
-                raise StoreError(f"{place} is about to take more chains; repeat the call that asked for them")
+                raise StoreError(f"{place} is about to take more chains; repeat the call that requested them")
             store._open(place, attributes["identity"]["n"], attributes["identity"]["tile"])
             store.attributes, store.root = attributes, zarr_module().open_group(place, mode="r")
         return store
@@ -458,7 +458,7 @@ def dimension_names(group: str, count: int) -> list[str]:
 
 
 def chunks_of(shape: list[int], tile: int) -> list[int]:
-    """The chunks of an array (chains, ...): one a tile."""
+    """The chunks of an array (chains, ...): one per tile."""
     return [tile, *(max(1, size) for size in shape[1:])]
 
 

@@ -1,4 +1,4 @@
-"""Generative models: one function a family, each returning a score and a table of steps."""
+"""Generative models: one function per family, each returning a score and a table of steps."""
 
 from collections.abc import Callable, Mapping
 

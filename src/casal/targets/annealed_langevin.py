@@ -26,7 +26,7 @@ def annealed(
     time: str = "auto",
     condition: Mapping[str, Any] | None = None,
 ) -> Target:
-    """Annealed Langevin dynamics on a score for every noise level, several steps a level:
+    """Annealed Langevin dynamics on a score for every noise level, several steps per level:
 
         x' = x + tau_i score(x, sigma_i) + sqrt(2 tau_i) w,   tau_i = step_size sigma_i^2.
 
@@ -46,7 +46,7 @@ def annealed(
         denoise_last: Whether to end with one step to the mean of x0 given x.
         time: How ``score`` wants sigma: "scalar" (0-d), "batch" (n,), or "auto" to find out.
         condition: What the network is called with besides, ``score(x, sigma, **condition)``:
-            names to tensors (n, ...), one row a chain; see ``docs/models.md``.
+            names to tensors (n, ...), one row per chain; see ``docs/models.md``.
 
     References:
         Song and Ermon (2019), Generative modeling by estimating gradients of the data distribution, Algorithm 1.

@@ -31,7 +31,7 @@ from casal.typing import Init, ScoreFunction
 
 @dataclass(frozen=True)
 class Table:
-    """The numbers of every step, each (T,) float64.
+    """The coefficients of every step of a model, each (T,) float64.
 
     Attributes:
         a: Factor of x.
@@ -44,6 +44,12 @@ class Table:
         sigma: Size of the noise in x before each row, likewise.
         memory: Gains (T, p) of the denoised estimates of the p rows before, the nearest first; None if no row looks
             back. The estimate of a row is the one that its step used, moved by the constraint or not.
+
+    >>> import casal
+    >>> import torch
+    >>> target = casal.langevin(lambda x: x, steps=3, step_size=0.5, init=torch.zeros(1, 2))
+    >>> isinstance(target.table, casal.Table), target.table.b.tolist(), target.table.s.tolist()
+    (True, [0.5, 0.5, 0.5], [1.0, 1.0, 1.0])
     """
 
     a: Tensor
@@ -65,7 +71,7 @@ class Table:
         if self.memory.ndim != 2 or len(self.memory) != len(self.a) or not self.memory.shape[1]:
             raise ShapeError(f"memory of a table must be ({len(self.a)}, p), got {tuple(self.memory.shape)}")
         if self.alpha is None or self.sigma is None or self.preconditioner is not None:
-            raise SettingError("rows that look back need alpha and sigma, and take no preconditioner")
+            raise SettingError("rows with memory need alpha and sigma, and do not support a preconditioner")
 
     def __len__(self) -> int:
         return len(self.a)
@@ -101,8 +107,8 @@ class Tuning:
 class Target:
     """What to sample: a score, the table of its steps, and where to start.
 
-    A conditional target has a ``condition``: tensors with one row a chain. Its score, potential and denoiser are called
-    with the rows of the chains they are asked for, ``score(x, t, **rows)``.
+    A conditional target has a ``condition``: tensors with one row per chain. Its score, potential and denoiser are
+    called with the rows of the chains they are asked for, ``score(x, t, **rows)``.
 
     Attributes:
         score: ``score(x, t)``, the gradient of log p.
@@ -117,9 +123,15 @@ class Target:
         init_evaluations: Evaluations of the network before the first step, a chain: those that ``init`` spends, and
             those of a pilot run shared out among the chains. Part of the cost of a run.
         tune: The settings of the table that are open; None if it is complete.
-        condition: Names to tensors (n, ...), one row a chain; empty if all chains sample the same density.
+        condition: Names to tensors (n, ...), one row per chain; empty if all chains sample the same density.
         conditional_init: Whether ``init`` evaluates the network and is called as ``init(n, generator, **rows)``.
         notes: What a reader of every result must know of the model; the certificate of the distribution says it.
+
+    >>> import casal
+    >>> import torch
+    >>> target = casal.langevin(lambda x: x, steps=3, step_size=0.5, init=torch.zeros(1, 2))
+    >>> isinstance(target, casal.Target), target.score(torch.ones(1, 2), target.table.t[0]).tolist()
+    (True, [[-1.0, -1.0]])
     """
 
     score: ScoreFunction

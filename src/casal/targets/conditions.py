@@ -1,4 +1,4 @@
-"""Conditions of a model: keyword tensors with one row a chain, such as class labels and text embeddings.
+"""Conditions of a model: keyword tensors with one row per chain, such as class labels and text embeddings.
 
 A conditional network is called as ``eps(x, t, **condition)``, where every tensor of the condition has one row for each
 row of x. A run cuts them with its tiles, and every call gets the rows of its own chains.
@@ -22,7 +22,7 @@ def checked(condition: Any) -> dict[str, Tensor]:
         return {}
     if not isinstance(condition, Mapping) or not all(isinstance(name, str) for name in condition):
         kind = type(condition).__name__
-        raise SettingError(f"condition is a mapping of names to tensors with one row a chain, got {kind}")
+        raise SettingError(f"condition is a mapping of names to tensors with one row per chain, got {kind}")
     found = {name: _tensor(name, value) for name, value in condition.items()}
     if len({len(value) for value in found.values()}) > 1:
         each = ", ".join(f"{len(value)} in {name}" for name, value in found.items())
@@ -34,10 +34,10 @@ def _tensor(name: str, value: Any) -> Tensor:
     try:
         found = torch.as_tensor(value).detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise SettingError(f"condition[{name!r}] is no tensor: {type(value).__name__} ({error})") from error
+        raise SettingError(f"condition[{name!r}] is not a tensor: {type(value).__name__} ({error})") from error
     if found.ndim < 1 or not len(found):
         raise ShapeError(
-            f"condition[{name!r}] has shape {tuple(found.shape)}; give one row a chain, (n, ...): expand one row by "
+            f"condition[{name!r}] has shape {tuple(found.shape)}; give one row per chain, (n, ...): expand one row by "
             "value.expand(n, *value.shape)"
         )
     return found

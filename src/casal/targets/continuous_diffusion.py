@@ -64,7 +64,7 @@ def vp_sde(
         time: How ``score`` wants t: "scalar" (0-d), "batch" (n,), or "auto" to find out.
         dtype: Dtype of the starting points.
         condition: What the network is called with besides, ``score(x, t, **condition)``:
-            names to tensors (n, ...), one row a chain; see ``docs/models.md``.
+            names to tensors (n, ...), one row per chain; see ``docs/models.md``.
 
     References:
         Song et al. (2021), Score-based generative modeling through stochastic differential equations, Algorithm 3.
@@ -85,7 +85,7 @@ def vp_sde(
         need = math.ceil(high * (1 - last) / 4) + steps - parts
         raise SettingError(
             f"Euler-Maruyama is unstable: beta_max D = {high * delta:.3g} > 4 with steps = {steps}; "
-            f"take at least {need} steps"
+            f"use at least {need} steps"
         )
     t = torch.linspace(1.0, last, parts + 1, dtype=torch.float64)[:steps]
     decay = t * (low + t * (high - low) / 2)  # the integral of beta

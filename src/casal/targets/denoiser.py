@@ -61,7 +61,7 @@ def edm(
         time: How ``denoiser`` wants sigma: "scalar" (0-d), "batch" (n,), or "auto" to find out.
         dtype: Dtype of the starting points, which are sigmas[0] times standard normal.
         condition: What the network is called with besides, ``denoiser(x, sigma, **condition)``:
-            names to tensors (n, ...), one row a chain; see ``docs/models.md``.
+            names to tensors (n, ...), one row per chain; see ``docs/models.md``.
 
     References:
         Karras et al. (2022), Elucidating the design space of diffusion-based generative models, Algorithm 1 without

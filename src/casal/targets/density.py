@@ -46,7 +46,7 @@ def langevin(
         potential: f itself up to a constant, (n, *event) -> (n,), if it is known. Methods that weigh or accept moves
             by the density use it; without it the weights of separate modes are those of the starting points.
         condition: What ``grad`` and ``potential`` are called with besides, ``grad(x, **condition)``: names to tensors
-            (n, ...), one row a chain; see ``docs/models.md``. Step size and preconditioner are then numbers, not
+            (n, ...), one row per chain; see ``docs/models.md``. Step size and preconditioner are then numbers, not
             "auto".
 
     >>> target = langevin(lambda x: x, steps=10, step_size=0.1, init=torch.zeros(4, 2))
@@ -118,7 +118,7 @@ def settled(
     """The same target with other settings of its Langevin steps, none of them open; None keeps what is there."""
     table = target.table
     if not table.static:
-        raise SettingError(f"{target.name} is no fixed density: its steps have no step size of their own")
+        raise SettingError(f"{target.name} is not a fixed density: its steps have no step size of their own")
     size = table.b if step_size is None else step_size
     diagonal = table.preconditioner if preconditioner is None else preconditioner
     return replace(target, table=_langevin_table(len(table), size, diagonal)[0], tune=None)

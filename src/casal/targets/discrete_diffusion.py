@@ -74,7 +74,7 @@ def ddpm(
         time: How the network wants t: "scalar" (0-d), "batch" (n,), or "auto" to find out. Always int64.
         dtype: Dtype of the starting points.
         condition: What the network is called with besides, ``eps(x, t, **condition)``:
-            names to tensors (n, ...), one row a chain; see ``docs/models.md``.
+            names to tensors (n, ...), one row per chain; see ``docs/models.md``.
 
     References:
         Ho, Jain and Abbeel (2020), Denoising diffusion probabilistic models, Algorithm 2.
@@ -138,7 +138,7 @@ def ddim(
         time: How the network wants t: "scalar" (0-d), "batch" (n,), or "auto" to find out. Always int64.
         dtype: Dtype of the starting points.
         condition: What the network is called with besides, ``eps(x, t, **condition)``:
-            names to tensors (n, ...), one row a chain; see ``docs/models.md``.
+            names to tensors (n, ...), one row per chain; see ``docs/models.md``.
 
     References:
         Song, Meng and Ermon (2021), Denoising diffusion implicit models, eq. 12 and 16.
@@ -191,7 +191,7 @@ class _Discrete:
             return self._given_times(given, steps)
         steps = total if steps is None else whole_number(steps, "steps", 1)
         if steps > total:
-            raise SettingError(f"steps = {steps} is more than the {total} times of betas; take at most {total}")
+            raise SettingError(f"steps = {steps} is more than the {total} times of betas; use at most {total}")
         one_of(spacing, "spacing", SPACINGS)
         k = torch.arange(steps, dtype=torch.float64)
         if spacing == "trailing":

@@ -78,7 +78,7 @@ def flow(
         time: How ``velocity`` wants t: "scalar" (0-d), "batch" (n,), or "auto" to find out.
         dtype: Dtype of the starting points, and of the first evaluation of ``velocity``.
         condition: What the network is called with besides, ``velocity(x, t, **condition)``: names to tensors (n, ...),
-            one row a chain; see ``docs/models.md``.
+            one row per chain; see ``docs/models.md``.
 
     References:
         Liu, Gong and Liu (2023), Flow straight and fast; Albergo, Boffi and Vanden-Eijnden (2023), Stochastic

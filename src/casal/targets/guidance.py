@@ -1,4 +1,4 @@
-"""Classifier-free guidance: a conditional model pushed away from what it gives without its condition."""
+"""Classifier-free guidance of a conditional model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from casal.targets.base import Target
 
 
 def guided(target: Target, scale: float, unconditional: Mapping[str, Any]) -> Target:
-    """The same model with classifier-free guidance, given a condition c and what stands for none, u:
+    """Apply classifier-free guidance to a model, with a condition c and the value u for no condition:
 
         score_g(x, t) = score(x, t; u) + scale (score(x, t; c) - score(x, t; u)),
 
@@ -76,12 +76,14 @@ def guidance_note(scale: float) -> str:
 def unconditional_rows(condition: Mapping[str, Tensor], unconditional: Any, owner: str) -> dict[str, Tensor]:
     """What stands for no condition, (1, ...) each; ``owner`` is who has the condition, for messages."""
     if not isinstance(unconditional, Mapping) or not unconditional:
-        raise SettingError(f"unconditional maps names of the condition to what stands for none, got {unconditional!r}")
+        raise SettingError(
+            f"unconditional maps names of the condition to their values for no condition, got {unconditional!r}"
+        )
     rows = dict[str, Tensor]()
     for name, value in unconditional.items():
         if name not in condition:
             known = ", ".join(condition)
-            raise SettingError(f"unconditional has {name!r}, which the condition of {owner} has not: {known}")
+            raise SettingError(f"unconditional has {name!r}, which the condition of {owner} does not have: {known}")
         like = condition[name]
         row = torch.as_tensor(value, dtype=like.dtype, device=like.device).detach()
         row = row[None] if row.ndim < like.ndim else row

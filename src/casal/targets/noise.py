@@ -32,7 +32,7 @@ PREDICTIONS: Mapping[str, str] = {
 (alpha noise - sigma x0) / sqrt(alpha^2 + sigma^2), "flow" is noise - x0."""
 
 TIMES = ("auto", "scalar", "batch")
-"""Forms of the time argument: detected, a number (0-d), one number a chain (n,)."""
+"""Forms of the time argument: detected, a number (0-d), one number per chain (n,)."""
 
 
 class Network:
@@ -87,7 +87,7 @@ class Network:
                     raise
                 raise SettingError(
                     f"{self._call(given)} fails at x of shape {tuple(x.shape)} ({x.dtype}), both with t a number "
-                    f"({first}) and with t of shape ({len(x)},) ({second}); mend it, or say which form it takes by "
+                    f"({first}) and with t of shape ({len(x)},) ({second}); fix it, or set "
                     "time='scalar' or time='batch' to see its own error"
                 ) from second
             self.form = "batch"
@@ -156,17 +156,17 @@ def clean_from(prediction: str, out: Tensor, x: Tensor, alpha: Tensor, sigma: Te
 
 
 def along(value: Tensor, x: Tensor) -> Tensor:
-    """Reshape a number, or one number a chain, so that it multiplies x without widening its dtype."""
+    """Reshape a number, or one number per chain, so that it multiplies x without widening its dtype."""
     if value.ndim == 0:
         return value.to(x.device)
     return value.to(x).reshape(-1, *[1] * (x.ndim - 1))
 
 
 def noise_level(sigma: Tensor | float, y: Tensor) -> Tensor:
-    """Check the sigma of ``denoise(y, sigma)`` and convert it to float64: a number, or one number a chain."""
+    """Check the sigma of ``denoise(y, sigma)`` and convert it to float64: a number, or one number per chain."""
     level = torch.as_tensor(sigma, dtype=torch.float64, device=y.device)
     if level.ndim and tuple(level.shape) != (len(y),):
-        raise ShapeError(f"sigma has shape {tuple(level.shape)}; give a number or one a chain ({len(y)},)")
+        raise ShapeError(f"sigma has shape {tuple(level.shape)}; give a number or one per chain ({len(y)},)")
     return level
 
 

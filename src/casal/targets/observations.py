@@ -17,8 +17,9 @@ and the score of the posterior is (alpha D_y - x) / sigma^2. The ways of ``poste
 - "gaussian": V = s^2 C (C + s^2 I)^-1 everywhere, C the covariance of the data: without derivatives too, exact for a
   Gaussian prior, and as well conditioned as C however much the observations say.
 
-R = 0 is the limit of an exact observation H x0 = y: with "moment" and a Gaussian prior its law is kriging's. H D_y = y
-then holds up to the accuracy of the solve; ``FinalProjection`` onto ``casal.Affine(H, y)`` makes it hold to rounding.
+R = 0 is the limit of an exact observation H x0 = y: with "moment" and a Gaussian prior its distribution is kriging's. H
+D_y = y then holds up to the accuracy of the solve; ``FinalProjection`` onto ``casal.Affine(H, y)`` makes it hold to
+rounding.
 
 Behind a decoder the observation is of A(x0), and ``latent_posterior`` guides the latent towards it.
 """
@@ -66,7 +67,7 @@ def posterior(
     weight: float | Map = 1.0,
     covariance: Any = None,
 ) -> Target:
-    """The same model given y = H x0 + N(0, noise^2); see the top of this file.
+    """Condition a model on linear observations y = H x0 + N(0, noise^2); see the top of this file.
 
     One evaluation of the score is one of the network and, except for "flat" and "gaussian", one or (for "moment")
     iterations + 1 backward passes through it; the cost of a run counts the former. For these the network must be
@@ -97,7 +98,7 @@ def posterior(
     observation = Observation.of(matrix, values, noise)
     spectrum = None if covariance is None else Spectrum.of(covariance, observation.matrix)
     if way == "gaussian" and spectrum is None:
-        raise SettingError("way='gaussian' needs covariance=, that of the data; without it take way='moment'")
+        raise SettingError("way='gaussian' needs covariance=, that of the data; without it use way='moment'")
 
     def correct(clean: Map, x: Tensor, scale: Tensor, level: Tensor) -> tuple[Tensor, float]:
         """D_y from x -> D, where u = x / scale."""
@@ -113,7 +114,9 @@ def posterior(
             leaf = x if whole else x.detach().requires_grad_()
             mean = clean(leaf)
             if not mean.requires_grad:
-                raise SettingError(f"autograd cannot see through {target.name}; call it without no_grad, or way='flat'")
+                raise SettingError(
+                    f"autograd cannot differentiate through {target.name}; call it without no_grad, or way='flat'"
+                )
 
             def derivative(v: Tensor) -> Tensor:
                 """(dD/du)^T v = V v / s^2."""
@@ -139,7 +142,7 @@ def latent_posterior(
     weight: float = 1.0,
     gluing: float = 0.1,
 ) -> Target:
-    """The same latent model given y = H A(x0) + noise, by guidance on the denoised estimate D(x) (PSLD):
+    """Condition a latent model on y = H A(x0) + noise, by guidance on the denoised estimate D(x) (PSLD):
 
         score_y = score - weight grad |y - H z| - gluing grad |D - E(z + H^+ (y - H z))|,   z = A(D(x)).
 
@@ -200,7 +203,7 @@ class Observation:
 
     Attributes:
         matrix: H, (m, d) on flattened events.
-        values: y, (m,), or (n, m) with one row a chain.
+        values: y, (m,), or (n, m) with one row per chain.
         noise: Standard deviation of the noise (m,); 0 for rows that hold exactly.
     """
 
@@ -273,7 +276,7 @@ class Spectrum:
         return ((solved @ self.rows.to(solved) * share) @ self.axes.T.to(solved)).to(gap.dtype)
 
     def solver(self, noise: Tensor, variance: Tensor) -> Map:
-        """g -> (H (C / (C + s^2)) H^T + R / s^2)^-1 g, in float64 inside; for one s, or one a chain."""
+        """g -> (H (C / (C + s^2)) H^T + R / s^2)^-1 g, in float64 inside; for one s, or one per chain."""
         F = self.rows.to(noise.device)
         at = variance.to(F)[..., None]
         share = self.variances.to(F) / (self.variances.to(F) + at)
@@ -346,7 +349,7 @@ def _independent_rows(H: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _isotropic_solver(observation: Observation, variance: Tensor, share: Tensor) -> Map:
-    """g -> (share H H^T + R / s^2)^-1 g, in float64 inside; for one s, or one a chain."""
+    """g -> (share H H^T + R / s^2)^-1 g, in float64 inside; for one s, or one per chain."""
     H = observation.matrix.to(torch.float64)
     share, at = (value.to(H)[..., None, None] for value in (share, variance))
     root = torch.linalg.cholesky(share * (H @ H.T) + torch.diag(observation.noise.to(H).square()) / at)

@@ -1,4 +1,4 @@
-"""Soft terms beside hard ones: a model weighted by a function of the clean sample,
+"""Soft terms: a model weighted by a function of the clean sample,
 
     p(x0) exp(t(x0)) / constant,
 
@@ -25,7 +25,7 @@ Term = Callable[[Tensor], Tensor]
 
 
 def tilted(target: Target, log_weight: Term, *, name: str | None = None) -> Target:
-    """The same model weighted by exp(t(x0)), where t is ``log_weight``:
+    """Weight a model by exp(t(x0)), where t is ``log_weight``:
 
         p(x0) exp(t(x0)) / constant.
 
@@ -62,7 +62,7 @@ def tilted(target: Target, log_weight: Term, *, name: str | None = None) -> Targ
         return _with_term(target, log_weight, name)
     if table.alpha is None or table.sigma is None:
         raise SettingError(
-            f"{target.name} is no fixed density and has no noise levels, so nothing is known of its clean samples; "
+            f"{target.name} is not a fixed density and has no noise levels, so its clean samples are not defined; "
             "give its table alpha and sigma, x = alpha x0 + sigma noise"
         )
     x = _one_start(target) / float(table.alpha[0])
@@ -128,14 +128,14 @@ def _try(log_weight: Term, x: Tensor, *, bends: bool) -> None:
         if not isinstance(value, Tensor) or tuple(value.shape) != (len(x),):
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ShapeError(
-                f"log_weight returned {got} for points {tuple(x.shape)}; it must return one number a row ({len(x)},): "
-                "sum over all other dimensions, such as (...).flatten(1).sum(1)"
+                f"log_weight returned {got} for points {tuple(x.shape)}; it must return one number per row "
+                f"({len(x)},): sum over all other dimensions, such as (...).flatten(1).sum(1)"
             )
         _check_finite(value, "log_weight")
         if not value.requires_grad:
             raise SettingError(
-                "autograd cannot see through log_weight; write it with torch functions of x, without no_grad, detach, "
-                "numpy and item()"
+                "autograd cannot differentiate through log_weight; write it with torch functions of x, without "
+                "no_grad, detach, numpy and item()"
             )
         (gradient,) = torch.autograd.grad(value.sum(), leaf, create_graph=bends, allow_unused=True)
         if gradient is None:

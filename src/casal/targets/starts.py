@@ -39,7 +39,7 @@ DUPLICATES = 0.01
 
 @dataclass(frozen=True, eq=False)
 class GaussianStart:
-    """Starting points x = mean + std w, w ~ N(0, I), that know their own density:
+    """Starting points x = mean + std w, w ~ N(0, I), with a known density:
 
         log q(x) = -|(x - mean) / std|^2 / 2 - sum log std - d/2 log(2 pi).
 

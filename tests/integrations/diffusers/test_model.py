@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_refused() -> None:
         casal.from_diffusers(torch.nn.Sequential(torch.nn.Dropout(0.1)), scheduler, steps=2, shape=2)
     with pytest.raises(SettingError, match="guidance needs condition= and unconditional="):
         casal.from_diffusers(unet(), scheduler, steps=2, guidance=2.0)
-    with pytest.raises(SettingError, match="give shape="):
+    with pytest.raises(SettingError, match="pass shape="):
         casal.from_diffusers(lambda x, t: x, scheduler, steps=2)
     with pytest.raises(SettingError, match="does not take"):
         casal.from_diffusers(unet(), scheduler, steps=2, churn=1.0)

@@ -156,7 +156,7 @@ class Squared:
     [
         (lambda: diffusers.LMSDiscreteScheduler(), "cannot be written as rows"),
         (lambda: diffusers.IPNDMScheduler(), "noise levels of IPNDMScheduler are not known"),
-        (lambda: diffusers.DDPMScheduler(clip_sample=False, thresholding=True), "thresholding is not carried over"),
+        (lambda: diffusers.DDPMScheduler(clip_sample=False, thresholding=True), "thresholding is not supported"),
         (lambda: diffusers.DDPMScheduler(clip_sample=False, variance_type="learned"), "variance_type='learned'"),
         (
             lambda: diffusers.DDIMScheduler(

@@ -54,7 +54,7 @@ def test_samples_of_the_exact_noise_have_the_weights_and_widths_of_the_mixture()
 
 
 def test_more_steps_than_noise_levels_are_refused() -> None:
-    with pytest.raises(SettingError, match="take at most 999"):
+    with pytest.raises(SettingError, match="use at most 999"):
         ProbabilityFlow(exact_eps, BETAS, 2, 1000)
 
 

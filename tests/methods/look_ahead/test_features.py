@@ -193,7 +193,7 @@ def test_sets_without_gradients_are_refused(constraint: casal.Constraint, messag
 def test_too_many_rows_are_refused(count: int) -> None:
     prior = diagonal(count)
     with pytest.raises(
-        SettingError, match=rf"1 to {MOST_FEATURES} of them.*has {count}; take SplitGibbs, or BoundedHMC"
+        SettingError, match=rf"1 to {MOST_FEATURES} of them.*has {count}; use SplitGibbs, or BoundedHMC"
     ):
         features_of(context_of(prior, casal.Box(0.0, 1.0)), 4)
     with pytest.raises(SettingError, match=f"has {count};"):
@@ -207,5 +207,5 @@ def test_a_box_without_bounds_is_refused() -> None:
 
 def test_too_many_rows_beside_a_soft_term_are_not_sent_to_methods_that_refuse_it() -> None:
     context = context_of(diagonal(MOST_FEATURES + 1), casal.Box(0.0, math.inf), term=lambda x: x.sum(1))
-    with pytest.raises(SettingError, match="no other method sees a soft term"):
+    with pytest.raises(SettingError, match="no other method uses a soft term"):
         features_of(context, 4)

@@ -73,7 +73,7 @@ def test_the_other_rows_are_counted_without_them() -> None:
 def test_a_model_that_is_not_gaussian_is_refused() -> None:
     with pytest.raises(SettingError, match="is not Gaussian"):
         casal.sample(two_modes(), EQUATIONS, METHOD, 32, check=False)
-    with pytest.raises(SettingError, match="take one of them"):
+    with pytest.raises(SettingError, match="use one of them"):
         LookAhead(gaussian=True, calibrate=True)
     assert straight(1e-8, torch.float64) and not straight(1e-4, torch.float64) and straight(1e-4, torch.float32)
 

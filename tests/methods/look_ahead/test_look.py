@@ -411,5 +411,5 @@ def test_a_denoiser_without_derivative_is_refused() -> None:
 
     target = casal.edm(denoise, casal.karras_sigmas(20, 0.02, 20.0), shape=D, churn=1.0, dtype=torch.float64)
     context = context_of(diagonal(D), casal.Sphere(1.0)).replace(target=target)
-    with pytest.raises(SettingError, match="autograd cannot see through the denoiser"):
+    with pytest.raises(SettingError, match="autograd cannot differentiate through the denoiser"):
         looked(context, points(diagonal(D)), S)

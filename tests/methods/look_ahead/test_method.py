@@ -201,7 +201,7 @@ def test_a_denoiser_that_hides_its_derivative_is_refused() -> None:
         return PRIOR.denoise(x.detach(), s)
 
     target = casal.edm(denoise, casal.karras_sigmas(20, 0.02, 20.0), shape=D, churn=1.0, dtype=torch.float64)
-    with pytest.raises(SettingError, match="autograd cannot see through the denoiser"):
+    with pytest.raises(SettingError, match="autograd cannot differentiate through the denoiser"):
         casal.sample(target, casal.Sphere(1.0), SHORT, N, check=False)
 
 
@@ -209,7 +209,7 @@ def test_a_union_and_too_many_rows_are_refused() -> None:
     with pytest.raises(SettingError, match="no equations or inequalities with gradients"):
         run(casal.Sphere(1.0) | casal.Sphere(2.0))
     wide = diagonal(200)
-    with pytest.raises(SettingError, match="has 200; take SplitGibbs, or BoundedHMC"):
+    with pytest.raises(SettingError, match="has 200; use SplitGibbs, or BoundedHMC"):
         casal.sample(wide.target(), casal.Box(0.0, 9.0), SHORT, N, check=False)
 
 

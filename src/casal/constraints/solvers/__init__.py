@@ -1,1 +1,1 @@
-"""Mathematics behind projections and draws that knows no set: polyhedra, splittings, Newton steps, Gaussian laws."""
+"""Solvers behind projections and draws that know no set: polyhedra, splittings, Newton steps, truncated Gaussians."""

@@ -10,7 +10,7 @@ such as a total, come last, as a border:
     x_2 = S^-1 (r_2 - X^T r_1),    x_1 = G^-1 r_1 - X x_2.
 
 Of a block column k with diagonal block L_k and the blocks P_k below it, L_k^-1 and P_k are kept, so that substitutions
-are products. With one matrix for all chains that is the fastest way; with one a chain, LAPACK's banded routines are
+are products. With one matrix for all chains that is the fastest way; with one per chain, LAPACK's banded routines are
 faster, matrix after matrix (``python -m benchmarks --only sparse``), and are used where SciPy is installed.
 
 Reference:

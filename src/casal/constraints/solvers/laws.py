@@ -132,7 +132,7 @@ def _distance_from_end(u: Tensor, beta: Tensor, width: Tensor) -> Tensor:
 def von_mises_fisher(
     mean: Tensor, kappa: Tensor, dimension: int, normal: Callable[[int], Tensor], generator: torch.Generator
 ) -> Tensor:
-    """u ~ exp(kappa mean . u) on the unit sphere of a space with ``dimension`` dimensions, one draw a row.
+    """u ~ exp(kappa mean . u) on the unit sphere of a space with ``dimension`` dimensions, one draw per row.
 
     A Gaussian N(y, sigma^2 I) restricted to the sphere of radius R has the direction of y as its mean, and
     kappa = R |y| / sigma^2.
@@ -153,7 +153,7 @@ def von_mises_fisher(
 
     Args:
         mean: Unit vectors (n, D), inside the space.
-        kappa: Concentrations (n,) >= 0; zero is the uniform law.
+        kappa: Concentrations (n,) >= 0; zero is the uniform distribution.
         dimension: d, the dimension of the space; D or less.
         normal: Draws that many standard Gaussian vectors (rows, D) of the space.
         generator: For the uniform numbers.

@@ -4,7 +4,7 @@ The foot z of y and its multipliers satisfy
 
     r = z - y + J(z)^T lam = 0,    c(z) = 0.
 
-A step takes H = eta I for the curvature of the Lagrangian, one number a chain, and solves
+A step takes H = eta I for the curvature of the Lagrangian, one number per chain, and solves
 
     eta s + J^T m = -r,    J s = -c,    that is    J J^T m = eta c - J r,    s = -(r + J^T m) / eta,
 

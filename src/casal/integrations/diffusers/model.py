@@ -37,8 +37,8 @@ class Network:
 
     Args:
         model: ``UNet2DModel``, ``UNet2DConditionModel``, a transformer, or any function of the same kind.
-        condition: Keyword tensors of all chains, one row, or one row a chain; "a.b" stands for key b of the mapping a.
-        unconditional: The same without the condition, for guidance.
+        condition: Keyword tensors of all chains, one row, or one row per chain; "a.b" stands for key b of the mapping
+        a. unconditional: The same without the condition, for guidance.
         guidance: w; None for no guidance.
     """
 
@@ -58,7 +58,7 @@ class Network:
         self.dtype = None if parameter is None else parameter.dtype
 
     def __call__(self, x: Tensor, t: Tensor, **condition: Tensor) -> Tensor:
-        """The output at x (n, *event) and t, a number or one a chain, in the dtype of x."""
+        """The output at x (n, *event) and t, a number or one per chain, in the dtype of x."""
         n, given = len(x), condition or self.condition
         keywords = {name: self._rows(name, value, x) for name, value in given.items()}
         shown, times = x.to(self.dtype or x.dtype), t.to(x.device).expand(n)
@@ -72,7 +72,7 @@ class Network:
     def _rows(self, name: str, value: Tensor, x: Tensor) -> Tensor:
         """A keyword tensor for the chains of a call."""
         if len(value) not in (1, len(x)):
-            raise ShapeError(f"{name} has {len(value)} rows for {len(x)} chains; give one row, or one a chain")
+            raise ShapeError(f"{name} has {len(value)} rows for {len(x)} chains; give one row, or one per chain")
         value = value.expand(len(x), *value.shape[1:]).to(x.device)
         return value.to(self.dtype or x.dtype) if value.is_floating_point() else value
 
@@ -137,7 +137,7 @@ class Model:
         """E[x0 | x0 + sigma noise = y]."""
         level = noise_level(sigma, y)
         if self.ask is None:
-            raise SettingError(f"{type(self.scheduler).__name__} has no noise levels beside its rows")
+            raise SettingError(f"{type(self.scheduler).__name__} has no noise levels for its rows")
         ask = self.ask(level.cpu())
         clean = self.estimate(along(ask.alpha, y) * y, ask, condition)
         return clean if self.least is None else below_least_level(level, self.least, y, clean)
@@ -224,7 +224,7 @@ def from_diffusers(
         init: Starting points; None draws them as diffusers does, standard normal times ``init_noise_sigma``. A tensor
             (n, *shape) or a callable (n, generator) is taken as it is, so it has to have that size.
         condition: Keyword tensors for the network, such as ``encoder_hidden_states`` or ``class_labels``: one row for
-            all chains, or one row a chain. "added_cond_kwargs.time_ids" is the key time_ids of that mapping.
+            all chains, or one row per chain. "added_cond_kwargs.time_ids" is the key time_ids of that mapping.
         unconditional: What stands for no condition, for guidance: keywords to a value of one row, such as the number of
             a null class. Keywords that are left out keep the value that the chain has.
         guidance: Scale w of classifier-free guidance. One evaluation of the model is then two of the network.
@@ -277,7 +277,7 @@ def build(
     none: Mapping[str, Tensor] = {}
     if guidance is not None:
         if not rows_given or not unconditional:
-            raise SettingError("guidance needs condition= and unconditional=, what stands for no condition")
+            raise SettingError("guidance needs condition= and unconditional= (the value for no condition)")
         none = unconditional_rows(rows_given, unconditional, type(model).__name__)
     network = Network(model, rows_given, none, guidance)
     _refuse_dropout(model)
@@ -333,7 +333,7 @@ def _shape(model: Any) -> tuple[int, ...]:
     config = getattr(model, "config", {})
     channels, size = config.get("in_channels"), config.get("sample_size")
     if channels is None or size is None:
-        raise SettingError(f"{type(model).__name__} does not say the shape of a sample; give shape=(channels, h, w)")
+        raise SettingError(f"{type(model).__name__} does not define the shape of a sample; pass shape=(channels, h, w)")
     return (channels, *((size, size) if isinstance(size, int) else size))
 
 
@@ -353,7 +353,7 @@ def _clipping(
     """The bound on the estimate, and the options of ``step``, with a word where diffusers clips in another way."""
     config = scheduler.config
     if clip is None and config.get("thresholding"):
-        raise SettingError("dynamic thresholding is not carried over; say clip=False, or clip=1.0 for a fixed bound")
+        raise SettingError("dynamic thresholding is not supported; pass clip=False, or clip=1.0 for a fixed bound")
     both, options = "use_clipped_model_output", dict(given)
     said = options.pop(both, None)
     if clip is None:

@@ -65,6 +65,19 @@ class ConstrainedPipeline(_Pipeline):  # type: ignore[misc]
         constraint: A casal set, or its ``spec()``.
         method: A casal method, its ``method_spec``, or "auto"; ``CASAL(inverse_variance(1.0), couple="denoised")`` if
             left out.
+
+    >>> import casal
+    >>> import diffusers
+    >>> from casal.integrations.diffusers import ConstrainedPipeline, ConstrainedPipelineOutput
+    >>> blocks = {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",), "block_out_channels": (4,)}
+    >>> unet = diffusers.UNet2DModel(
+    ...     8, 1, 1, **blocks, norm_num_groups=2, layers_per_block=1, add_attention=False
+    ... )
+    >>> pipeline = ConstrainedPipeline(unet, diffusers.DDIMScheduler(clip_sample=False), casal.Sphere(4.0))
+    >>> pipeline.set_progress_bar_config(disable=True)
+    >>> output = pipeline(batch_size=2, num_inference_steps=3)
+    >>> isinstance(output, ConstrainedPipelineOutput), bool(output.certificate.feasible.all())
+    (True, True)
     """
 
     model_cpu_offload_seq = "unet"
@@ -186,8 +199,8 @@ class ConstrainedPipeline(_Pipeline):  # type: ignore[misc]
             images = points.movedim(1, -1).cpu().numpy()
         elif output_type == "pil":
             warn(
-                "8-bit images are cut to [0, 1] and rounded after the projection: they do not satisfy the constraint. "
-                "The samples in result do; take output_type='pt' or 'np' for them",
+                "8-bit images are clipped to [0, 1] and rounded after the projection, so they do not satisfy the "
+                "constraint. The samples in result do; use output_type='pt' or 'np' for them",
                 CasalWarning,
                 stacklevel=2,
             )
@@ -219,7 +232,7 @@ def _streams(
         return [torch.Generator(device).manual_seed(int(torch.randint(1 << 62, ())))]
     streams = [generator] if isinstance(generator, torch.Generator) else list(generator)
     if len(streams) not in (1, n):
-        raise SettingError(f"{len(streams)} generators for {n} samples; give one, or one a sample")
+        raise SettingError(f"{len(streams)} generators for {n} samples; give one, or one per sample")
     return streams
 
 
@@ -283,7 +296,7 @@ def _plain(name: str, value: Any) -> Any:
         return value.spec()
     if isinstance(value, tuple | list):
         return [_plain(name, item) for item in value]
-    raise SettingError(f"{name} = {value!r} is not plain data; take a number or a schedule of casal")
+    raise SettingError(f"{name} = {value!r} is not plain data; use a number or a schedule of casal")
 
 
 def method_from_spec(spec: Mapping[str, Any] | str) -> Method[Any] | str:

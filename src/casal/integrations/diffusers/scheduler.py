@@ -38,7 +38,7 @@ CARRIED = 0.1
 """Relative difference between the scale of a clean sample after a row and the one that the next row expects. DDIM has
 some where the number of steps does not divide that of the training: the change of alpha in one training step."""
 
-WAY_OUT = "take another scheduler, such as DDIMScheduler.from_config(scheduler.config)"
+WAY_OUT = "use another scheduler, such as DDIMScheduler.from_config(scheduler.config)"
 
 
 def _power(alpha: Tensor, sigma: Tensor) -> Tensor:
@@ -96,8 +96,8 @@ def read(scheduler: Any, steps: int | None, schedule: Mapping[str, Any], options
     if not bool(torch.isfinite(skip).all() and torch.isfinite(gain).all() and (gain != 0).all()):
         row = int((~torch.isfinite(skip) | ~torch.isfinite(gain) | (gain == 0)).nonzero()[0])
         raise SettingError(
-            f"{name} asks for the noise where it says nothing of the sample (alpha = {float(alpha[row]):.3g}, sigma = "
-            f"{float(sigma[row]):.3g} in row {row}): {prediction_of(copy)!r} cannot be used with zero terminal SNR"
+            f"{name} predicts the noise where it does not determine the sample (alpha = {float(alpha[row]):.3g}, sigma "
+            f"= {float(sigma[row]):.3g} in row {row}): {prediction_of(copy)!r} cannot be used with zero terminal SNR"
         )
     states, s, drawn, scale = _run(copy, skip, gain, options)
     try:

@@ -284,7 +284,7 @@ def _learned(model: Model) -> Claim:
 
 
 def regime_targets(name: str, data: Mapping[str, Any]) -> list[Claim]:
-    """Set-up C, against the law under the prior in use."""
+    """Set-up C, against the distribution under the prior in use."""
     scores, out = data["scores"], []
     rivals = [label for label in scores if label not in (BEST, "SplitGibbs")]
     for key, title, limit in (("modes", "mode error", 0.06), ("sw1", "SW1", 0.25)):
@@ -307,7 +307,7 @@ def regime_targets(name: str, data: Mapping[str, Any]) -> list[Claim]:
     out.append(
         Claim(
             f"{name}: {BEST}, reconstruction",
-            "at most 1.15 times that of the law, and a gain beyond 2 standard errors",
+            "at most 1.15 times that of the distribution, and a gain beyond 2 standard errors",
             f"{ratio:.2f} times; {gain:+.3f} ± {error:.3f} over {rival}",
             reached(ratio <= 1.15, gain > 2 * error),
             flips="a ratio above 1.15, or a gain within two standard errors of zero",

@@ -192,7 +192,7 @@ COLUMNS = (
 
 
 def table(name: str, kind: str, found: Mapping[str, Runs], scale: Scale) -> ResultTable:
-    """A line a method on one set-up with one kind of network."""
+    """A line per method on one set-up with one kind of network."""
     setup = SETUPS[name]
     return ResultTable.of(
         f"Set-up {name}, {kind}: amplitude {setup.amplitude:g}, H = {setup.horizon:g}; "

@@ -1,4 +1,4 @@
-"""Set-up C with a learned prior: a network trained on draws of the regimes, and the law that it stands for.
+"""Set-up C with a learned prior: a network trained on draws of the regimes, and the distribution that it stands for.
 
 The network is told nothing of the mixture but 200 000 draws. Its posterior given the sensor, for the methods:
 
@@ -8,8 +8,8 @@ The network is told nothing of the mixture but 200 000 draws. Its posterior give
   size 0.15) plus the exact score of the likelihood;
 - the ladders start from samples of the network weighted by the likelihood: exact but for the network.
 
-The law that they should find is again importance sampling: points of the exact law on C, weighted by p_net / p at
-t = 0, log p_net by the probability-flow ODE.
+The distribution that they should find is again importance sampling: points of the exact distribution on C, weighted by
+p_net / p at t = 0, log p_net by the probability-flow ODE.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Learned:
         return log_net - REGIMES.log_density(noisy, ALPHA[0], SIGMA[0])
 
     def reference(self, exact: Reference) -> Reference:
-        """The law on C under the network: points of the exact law, regime by regime, weighted by p_net / p."""
+        """The distribution on C under the network: exact points, regime by regime, weighted by p_net / p."""
         generator = torch.Generator().manual_seed(SEED)
         regime = torch.cdist(exact.x, MEANS).argmin(1)
         points, shares = [], []

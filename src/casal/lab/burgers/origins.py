@@ -109,7 +109,7 @@ ORIGINS = (
     _ours("unit of lambda", "root mean square of a field = 1", "not printed; the norm of the decoder = 1 beside"),
     # Set-up C.
     _ours("set-up C", f"three regimes of size {regimes.WITHIN:g}, one sensor of noise {regimes.SENSOR:g}", "not there"),
-    _ours("truths, chains", f"{FULL.regimes.truths}, {FULL.regimes.n}", "an exact law to compare with"),
+    _ours("truths, chains", f"{FULL.regimes.truths}, {FULL.regimes.n}", "an exact distribution to compare with"),
     _ours("draws for its network", learned.DRAWS, "a prior that is nearly exact"),
 )
 """One row for each constant. None is from a script: the released ones that we know are of other experiments."""

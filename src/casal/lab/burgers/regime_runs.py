@@ -1,4 +1,4 @@
-"""Set-up C, where the law decides: does each method find which regime is right once the constraint is known?"""
+"""Set-up C, where the distribution decides: does each method find the right regime once the constraint is known?"""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Scale(NamedTuple):
     ladder: int  # steps of the ladder in rho
     tuning: int  # other truths, for the settings of baselines
     stride: int  # every how manyth setting is tried
-    draws: int  # of every regime, for the exact law
+    draws: int  # of every regime, for the exact distribution
     learned: Training  # of the network
 
 
@@ -57,8 +57,8 @@ class Trial:
     case: Case  # the truth and what is known of it
     posterior: Posterior  # the exact one
     model: Model  # what methods sample from: the exact one, or a network's
-    exact: Reference  # the law on C under the exact prior
-    law: Reference  # the law on C under the prior of ``model``
+    exact: Reference  # the distribution on C under the exact prior
+    law: Reference  # the distribution on C under the prior of ``model``
     constraint: casal.Constraint  # C
 
     @classmethod
@@ -75,7 +75,7 @@ class Trial:
         return Trial(self.case, self.posterior, model, self.exact, learned.reference(self.exact), self.constraint)
 
     def scores(self, entry: Entry, scale: Scale, seed: int) -> dict[str, float]:
-        """Of one run: distances to the law under the prior in use and to the exact one, and how it went."""
+        """Of one run: distances to the distribution under the prior in use and to the exact one, and how it went."""
         target = entry.form(self.model, scale)
         (result,) = runs(target, self.constraint, entry.method, scale.n, [seed], decoder=DECODER, threads=1)
         x, weights = DECODER.pinv(result.samples.to(torch.float64), (DIMENSION,)), result.weights.to(torch.float64)
@@ -99,7 +99,7 @@ class Trial:
 
 
 def sliced(x: Tensor, weights: Tensor, law: Reference) -> float:
-    """Mean over directions of the W1 distance of the projections, in units of the spread of the law."""
+    """Mean over directions of the W1 distance of the projections, in units of the spread of the distribution."""
     theta = directions(DIMENSION, DIRECTIONS, torch.Generator().manual_seed(0))
     values, order = torch.cat([x @ theta.T, law.x @ theta.T]).sort(dim=0)
     steps = torch.cat([weights, -law.weights])[order].cumsum(0)[:-1].abs()
@@ -137,7 +137,7 @@ def run(scale: Scale, tell: Tell) -> tuple[list[ResultTable], dict[str, Any], di
     trials = [Trial.of(seed, scale.draws) for seed in range(scale.truths)]
     others = [Trial.of(VALIDATION_SEED + seed, scale.draws) for seed in range(scale.tuning)]
     table, exact = _compare("exact scores", trials, others, scale, tell)
-    tell("set-up C: a network of the regimes (trained now unless cached), the law that it stands for")
+    tell("set-up C: a network of the regimes (trained now unless cached), the distribution that it stands for")
     learned = Learned.of(scale.learned)
     given, tuning = ([trial.under(learned) for trial in each] for each in (trials, others))
     second, found = _compare("learned prior", given, tuning, scale, tell)
@@ -191,12 +191,13 @@ def _table(name: str, data: Mapping[str, Any], settings: Mapping[str, str], scal
     law = {"modes": 0.0, "sw1": 0.0, **mean_entry("reconstruction", data["exact"])}
     if learned:
         law |= mean_entry("modes_exact", data["apart"])
-    rows.append({"method": "law of the network" if learned else "exact law", **law})
+    rows.append({"method": "distribution of the network" if learned else "exact distribution", **law})
     turned = int((data["after"].argmax(1) != data["before"].argmax(1)).sum())
     note = (
-        "Mode error and SW1 are to the law on the set under the network: points of the exact law weighted by the "
-        "network's density, which the probability-flow ODE gives; to the exact law beside. Guidance by moment "
-        "matching; both ladders start from samples of the network weighted by the likelihood."
+        "Mode error and SW1 are to the distribution on the set under the network: points of the exact distribution "
+        "weighted by the network's density, which the probability-flow ODE gives. Two more columns are to the exact "
+        "distribution. Guidance by moment matching; both ladders start from samples of the network weighted by the "
+        "likelihood."
         if learned
         else "Exact scores."
     )
@@ -205,11 +206,16 @@ def _table(name: str, data: Mapping[str, Any], settings: Mapping[str, str], scal
         "chains",
         (
             "method | modes: mode error, .3f | sw1: SW1, .3f | reconstruction, .3f",
-            *(["modes_exact: mode error, exact law, .3f | sw1_exact: SW1, exact law, .3f"] if learned else []),
+            *(
+                ["modes_exact: mode error, exact distribution, .3f | sw1_exact: SW1, exact distribution, .3f"]
+                if learned
+                else []
+            ),
             "ancestors, .0f | violation: largest violation, .0e | setting",
         ),
         rows,
         note=f"{note} The constraint overturns the likeliest regime of {turned} of {scale.truths} truths. Mode error: "
-        "total variation of the regimes' weights; SW1 in units of the spread of the law; reconstruction: relative "
-        f"error of the mean field. Tuned settings are chosen on {scale.tuning} other truths against their law.",
+        "total variation of the regimes' weights; SW1 in units of the spread of the distribution; reconstruction: "
+        f"relative error of the mean field. Tuned settings are chosen on {scale.tuning} other truths against their "
+        "distribution.",
     )

@@ -150,7 +150,7 @@ class Posterior:
 
 
 class Reference(NamedTuple):
-    """Weighted points of the exact law."""
+    """Weighted points of the exact distribution."""
 
     x: Tensor  # latents whose images are in C, (m, 19)
     weights: Tensor  # (m,), sum one
@@ -159,7 +159,7 @@ class Reference(NamedTuple):
 
 
 def reference(found: Case, posterior: Posterior, draws: int) -> Reference:
-    """The law of x given y on C, by importance sampling with ``draws`` directions of each regime."""
+    """The distribution of x given y on C, by importance sampling with ``draws`` directions of each regime."""
     generator = torch.Generator().manual_seed(0)
     mass, energy = float(found.field.sum()), float(found.field.square().sum())
     first, length = mass / math.sqrt(POINTS), math.sqrt(energy - mass**2 / POINTS)

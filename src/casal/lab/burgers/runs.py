@@ -184,7 +184,7 @@ def one_scale(found: Mapping[str, Mapping[str, Runs]], truths: Mapping[str, Trut
             line |= with_error(f"gap {name}", *difference(runs[label], runs["CASAL"]))
         rows.append(line)
     return ResultTable.of(
-        "One scale for all modes instead of one a mode: relative error",
+        "One scale for all modes instead of one per mode: relative error",
         ("method", *(f"{name}, .3f" for name in found), *(f"gap {name}: {name}: minus CASAL, +.3f" for name in found)),
         rows,
         note=f"One network; {counts}. Differences are paired.",

@@ -1,4 +1,4 @@
-"""Do samples of a diffusion model follow its conditional law on a set? Seven cases with a reference, all methods.
+"""Do samples of a diffusion model follow its conditional distribution on a set? Seven cases, all methods.
 
 Set-up: a model whose network is exact (mixtures on spheres, a correlated Gaussian, a quadrotor past obstacles, an
 inverse problem, mixtures and fields in 64 and 256 dimensions) or trained (a mixture on a circle, images of given mass
@@ -56,7 +56,7 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
 
 EXPERIMENT = Experiment(
     "conditional",
-    "Do samples of a diffusion model follow its conditional law on a set?",
+    "Do samples of a diffusion model follow its conditional distribution on a set?",
     tuple(CASES),
     run,
     writer(figures),

@@ -27,7 +27,7 @@ SECTION = "section C.5"
 SOURCE = f"{SECTION}, table on Darcy"
 
 NOTE = (
-    "The error is that of u, |mean of u - u| / |u|; that of a is beside it. Violation: the largest of "
+    "The error is that of u, |mean of u - u| / |u|; that of a is next to it. Violation: the largest of "
     "|residual| / source over cells and |z_k - seen_k| / (|z_k| + |seen_k|) over what is seen. Projections inside a "
     "run take one Gauss-Newton step from the last point, those of samples as many as it takes."
 )

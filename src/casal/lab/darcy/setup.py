@@ -168,7 +168,7 @@ class SeenFlow(Intersection):
 
     Inside a run a projection is one step of the first kind from the last point. That of a sample takes ``NEARER`` of
     them, then steps of the second kind to rounding. Most samples of a model that has seen nothing are far from the set,
-    and the search of the library for the nearest point takes seconds a chain there. Chains that get stuck start again
+    and the search of the library for the nearest point takes seconds per chain there. Chains that get stuck start again
     from a flow, (s, v(s)) with v(s) the solution for s. Numbers beyond ``FAR``, which no data reach, are cut first.
     """
 

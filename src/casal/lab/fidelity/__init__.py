@@ -4,7 +4,7 @@ Set-up: distributions on sets whose exact answer is known by quadrature or exact
 them right. The same runs broken on purpose: half the temperature, one projection at the end, a ladder that stops early,
 starts that miss modes.
 
-The targets of the claims are ours: few alarms on right runs, most wrong runs found out, intervals that hold the exact
+The targets of the claims are ours: few alarms on right runs, most wrong runs detected, intervals that hold the exact
 value. What no check can know is in the table too: a mode that no chain has found, a score that is itself wrong.
 """
 

@@ -1,4 +1,4 @@
-"""How often broken runs are found out, by kind; and errors of right and broken runs by verdict."""
+"""How often broken runs are detected, by kind; and errors of right and broken runs by verdict."""
 
 from __future__ import annotations
 

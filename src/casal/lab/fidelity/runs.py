@@ -331,7 +331,7 @@ def _dimension(case: Case) -> int:
 
 
 def wrong(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
-    """Runs that were broken on purpose, by kind: how many of the wrong ones are found out."""
+    """Runs that were broken on purpose, by kind: how many of the wrong ones are detected."""
     found, rows, claims, spared = list[Record](), list[dict[str, Any]](), list[Claim](), list[str]()
     for kind, way in ways().items():
         tell(f"broken: {kind}")
@@ -374,7 +374,7 @@ def wrong(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
     far = [one for one in found if one.error > FAR_OFF and one.kind not in OUTSIDE]
     claims.append(
         Claim(
-            "found out: any error above six standard errors",
+            "detected: any error above six standard errors",
             "at least 95 %",
             _of(len(_suspect(far)), len(far)),
             reached(len(_suspect(far)) >= 0.95 * len(far)),
@@ -412,7 +412,7 @@ def _found_out(kind: str, hits: Sequence[Record], whole: Sequence[Record]) -> Cl
     least = 0.9 if kind.endswith("start") else 0.95
     parts = {"wrong runs": hits, "runs of wrong settings": whole}
     return Claim(
-        f"found out: {kind}",
+        f"detected: {kind}",
         f"at least {least:.0%} of wrong runs, and of runs of wrong settings",
         ", ".join(_of(len(_suspect(part)), len(part)) for part in parts.values()),
         reached(*(bool(part) and len(_suspect(part)) >= least * len(part) for part in parts.values())),

@@ -17,7 +17,7 @@ from casal.lab.laws import double_well
 PUBLISHED = ("Algorithm 1", "Algorithm 2", "released code")
 RIVALS = ("unconstrained", "projected", "penalty", "primal-dual", "decoupled")
 CLOSE = 3
-"""A method matches the exact law closely if its W1 is below this many times that of exact draws."""
+"""A method matches the exact distribution closely if its W1 is below this many times that of exact draws."""
 
 ABLATION = "table of schedules of rho (C.7)"
 Rows = Mapping[str, Mapping[str, Any]]
@@ -167,7 +167,7 @@ def _tightening(rows: Sequence[Mapping[str, Any]], floor: float) -> Claim:
             holds.append(row["projections"] < 0.8 * full["projections"] and row["w1"] - full["w1"] < max(error, floor))
         holds.append(min(row["feasible"] for row in (early, half)) == 1.0)
         said.append(
-            f"{label}: {full['projections']:.0f} projections a step, W1 {full['w1']:.3f} throughout; "
+            f"{label}: {full['projections']:.0f} projections per step, W1 {full['w1']:.3f} throughout; "
             f"{early['projections']:.0f}, {early['w1']:.3f} from 1e-2 on; {half['projections']:.0f}, {half['w1']:.3f} "
             f"with two sweeps for half of the run; {found[label, few]['projections']:.0f}, "
             f"{found[label, few]['w1']:.3f} with two sweeps throughout"

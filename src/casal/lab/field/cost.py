@@ -54,7 +54,7 @@ def seconds_table(n: int, rounds: int, tell: Tell, steps: int = 1000) -> tuple[R
         "method | seconds: processor time, .3f | ratio: ratio to unconstrained, .2f | printed: as printed, .2f",
         rows,
         note=f"Median of {rounds} rounds, in each of which the methods run one after the other. The paper does not say "
-        "which variant its CASAL is; its figure stands beside ours.",
+        "which variant its CASAL is; its figure is next to ours.",
     )
     return table, {"seconds": rows}
 
@@ -67,7 +67,7 @@ def budgets() -> dict[str, Loop]:
         "1e-2 to 1e-10": casal.tightening(1e-2, 1e-10),
         "0.1 to 1e-4": casal.tightening(1e-1, 1e-4),
         "2 sweeps for half of the run, then 1e-10": lambda progress: few if progress < 0.5 else tight,
-        "2 sweeps but for the last tenth, then 1e-10": lambda progress: few if progress < 0.9 else tight,
+        "2 sweeps except in the last tenth, then 1e-10": lambda progress: few if progress < 0.9 else tight,
         "2 sweeps throughout": few,
     }
 

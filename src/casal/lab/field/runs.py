@@ -1,4 +1,4 @@
-"""All methods of the field problem against the exact law: the paper's settings, ours, every energy, and their cost."""
+"""All methods of the field problem against the exact distribution: every setting, every energy, and the cost."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def _table(means: Means, energy: float, steps: int, rows: Sequence[dict[str, Any
     tuning = ""
     if means is OURS:
         counts = ", ".join(f"{label} {len(tried)}" for label, tried in tuned_settings(1).items())
-        tuning = f" Settings tried on other chains, against the exact law: {counts}."
+        tuning = f" Settings tried on other chains, against the exact distribution: {counts}."
     return ResultTable.of(
         f"Energy {energy:g}, {means.title}: {steps} score evaluations, {scale.seeds} seeds",
         "method | n: chains, d | w1: W1 of the first coefficient, .3f | right: share at x1 > 0, .4f | "

@@ -1,6 +1,6 @@
-"""The law of the field problem: double wells in two Fourier coefficients, Gaussians in the others, a fixed energy.
+"""The field problem: double wells in two Fourier coefficients, Gaussians in the others, a fixed energy.
 
-Given |x|^2 = E the law of the first two coefficients is known by quadrature,
+Given |x|^2 = E the distribution of the first two coefficients is known by quadrature,
 
     p(x1, x2) ~ exp(-V(x1) - V(x2)) f(E - x1^2 - x2^2),
 
@@ -31,7 +31,7 @@ WIDE, NARROW = 5.0, 1.0
 
 @dataclass(frozen=True)
 class Setup:
-    """Variances scale / (1 + |k|)^decay on a lattice of modes x modes wave numbers, two real numbers a mode."""
+    """Variances scale / (1 + |k|)^decay on a lattice of modes x modes wave numbers, two real numbers per mode."""
 
     name: str  # for tables
     modes: int  # wave numbers on each axis
@@ -120,7 +120,7 @@ def conditional(setup: Setup, energy: float, points: int = 2001) -> tuple[Array,
 
 
 def share_right(setup: Setup, energy: float) -> float:
-    """P(x1 > 0) under the exact law."""
+    """P(x1 > 0) under the exact distribution."""
     grid, cdf = conditional(setup, energy)
     return float(1.0 - np.interp(0.0, grid, cdf))
 

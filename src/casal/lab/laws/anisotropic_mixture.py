@@ -104,7 +104,7 @@ class AnisotropicMixture:
         return (Q * self.variances[k]) @ Q.T
 
     def denoise(self, x: Tensor, sigma: Tensor | float) -> Tensor:
-        """E[x0 | x0 + sigma noise = x] for x (n, d); sigma is a number, or one a point (n,)."""
+        """E[x0 | x0 + sigma noise = x] for x (n, d); sigma is a number, or one per point (n,)."""
         noise = _column(sigma, x).square()
         log_joint, parts = [], []
         for k, turn in enumerate(self.turns):

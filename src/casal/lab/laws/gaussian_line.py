@@ -1,4 +1,4 @@
-"""A Gaussian and a line: every variant is a linear recursion, so its law is known at every step without sampling.
+"""A Gaussian and a line: every variant is a linear recursion, so its distribution is known without sampling.
 
 f is the potential of N((1, -1), [[2, 0.6], [0.6, 0.5]]), C the line x1 + x2 = 1. In coordinates normal (n) and
 tangential (t) to the line the state is (x_n, x_t, z_t, lambda_n, lambda_t).
@@ -34,7 +34,7 @@ class Variant(NamedTuple):
     full: bool  # z = P(x + mu), else the damped step of the print
     implicit: bool  # whether the coupling of x is implicit
     dual: Callable[[Array, float], Array]  # step of mu from (tau, rho)
-    common: bool = False  # one multiplier for infinitely many chains, driven by their mean; else one a chain
+    common: bool = False  # one multiplier for infinitely many chains, driven by their mean; else one per chain
 
 
 VARIANTS = {

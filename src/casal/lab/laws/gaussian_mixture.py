@@ -30,7 +30,7 @@ ModeSampler = Callable[[int, int, np.random.Generator], Array]
 class GaussianMixture:
     """p(x) = sum_k w_k N(x; m_k, s_k^2 I) in any dimension.
 
-    Functions of x (n, d) keep its dtype; alpha and sigma are numbers, or one a chain (n,).
+    Functions of x (n, d) keep its dtype; alpha and sigma are numbers, or one per chain (n,).
     """
 
     weights: Tensor  # w, (m,), positive; scaled to sum to one
@@ -82,7 +82,7 @@ class GaussianMixture:
         return float((self.responsibilities(x.to(torch.float64)).mean(0) - weights).abs().sum()) / 2
 
     def restricted(self, constraint: Constraint) -> RestrictedMixture:
-        """The exact law on a Sphere, an Affine set or a HalfSpace."""
+        """The exact distribution on a Sphere, an Affine set or a HalfSpace."""
         return _restricted(constraint, self)
 
     def _log_joint(self, x: Tensor, alpha: Tensor | float, sigma: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,7 +132,9 @@ def _shares(log_joint: Tensor) -> Tensor:
 
 @singledispatch
 def _restricted(constraint: Constraint, mixture: GaussianMixture) -> RestrictedMixture:
-    raise SettingError(f"no exact law of a mixture on {constraint!r}; there is one on Sphere, Affine, HalfSpace")
+    raise SettingError(
+        f"no exact distribution of a mixture on {constraint!r}; there is one on Sphere, Affine, HalfSpace"
+    )
 
 
 @_restricted.register

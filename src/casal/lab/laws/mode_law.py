@@ -59,7 +59,7 @@ class ModeLaw:
     responsibilities: Callable[[Tensor], Tensor]  # P(mode k | x), (n, m)
     draw_mode: ModeSampler | None = None
     most_coordinates: int = 20  # how many are compared: the first half, and as many spread over the rest
-    error: float = 0.0  # standard error of the means in standard deviations, where the law itself is sampled
+    error: float = 0.0  # standard error of the means in standard deviations, where the distribution itself is sampled
 
     @property
     def weights(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""A mixture of three modes in the plane on four sets: the exact law, distances to it, one coordinate to look at it.
+"""A mixture of three modes in the plane on four sets: the exact distribution, distances to it, one coordinate.
 
 On a circle, a line or in a half-plane the weight of each mode is known in closed form (``gaussian_mixture``).
 """
@@ -31,7 +31,7 @@ REFERENCE = 25
 
 @dataclass(frozen=True, eq=False)
 class SetCase:
-    """A set, the law of MIXTURE on it, and a coordinate along it."""
+    """A set, the distribution of MIXTURE on it, and a coordinate along it."""
 
     name: str  # what a reader sees
     constraint: Constraint  # the set
@@ -43,7 +43,7 @@ class SetCase:
 
     @cached_property
     def law(self) -> RestrictedMixture:
-        """The exact law."""
+        """The exact distribution."""
         return MIXTURE.restricted(self.constraint)
 
     @cached_property
@@ -60,7 +60,7 @@ class SetCase:
         return MIXTURE.total_variation(z, self.law.weights)
 
     def sliced(self, z: Tensor) -> float:
-        """W1 to the exact law, averaged over DIRECTIONS fixed directions: sees the shape inside a mode too."""
+        """W1 to the exact distribution, averaged over DIRECTIONS fixed directions: sees the shape inside a mode too."""
         found = np.sort(z.to(torch.float64).numpy() @ _directions(), axis=0)
         return float(np.abs(found - self._quantiles(len(z))).mean())
 
@@ -110,7 +110,7 @@ def line() -> SetCase:
 
 
 def half_plane(level: float = 0.5) -> SetCase:
-    """z1 <= level, seen by z1: the law has a density up to the border and no atom on it."""
+    """z1 <= level, seen by z1: the distribution has a density up to the border and no atom on it."""
     first = np.linspace(-3.5, 1.0, 901)
     mean, spread = MIXTURE.means[:, 0].numpy(), MIXTURE.spreads.numpy()
     modes = np.exp(-0.5 * ((first[:, None] - mean) / spread) ** 2) / spread

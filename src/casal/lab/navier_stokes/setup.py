@@ -128,7 +128,7 @@ def constraint(index: Tensor, fields: Tensor, values: Tensor) -> Constraint:
 def inside(known: Prior, index: Tensor, cases: Cases) -> Constraint:
     """All latents that decode into the set of ``constraint``: a sphere in a flat, for each field.
 
-    Waves are orthonormal up to one scale a field, so that |w|^2 = scale^2 |x|^2.
+    Waves are orthonormal up to one scale per field, so that |w|^2 = scale^2 |x|^2.
     """
     scale, size, half = known.decoder.scale, cases.fields.shape[-1] ** 2, known.size // 2
     assert scale is not None

@@ -147,8 +147,8 @@ def _compare(errors: Pair, points: Tensor, levels: Tensor, name: str, seed: int)
 class ProbabilityFlow:
     """dx/dphi = v(x, phi) = (eps(x, t) - sigma x) / alpha,   alpha = cos phi, sigma = sin phi,
 
-    whose solutions have the law of alpha x0 + sigma w at every phi, if eps is right. Standard normal data do not move
-    at all. Along a solution d log p / dphi = -div v, so with x_T the end of the solution that starts at x
+    whose solutions have the distribution of alpha x0 + sigma w at every phi, if eps is right. Standard normal data do
+    not move at all. Along a solution d log p / dphi = -div v, so with x_T the end of the solution that starts at x
 
         log p(x) = log N(x_T; 0, I) + integral of div v dphi.
 
@@ -168,7 +168,7 @@ class ProbabilityFlow:
         alpha, sigma = signal_and_noise(betas)
         steps = whole_number(steps, "steps", 1)
         if steps > len(alpha) - 1:
-            raise SettingError(f"{steps} steps between {len(alpha)} noise levels; take at most {len(alpha) - 1}")
+            raise SettingError(f"{steps} steps between {len(alpha)} noise levels; use at most {len(alpha) - 1}")
         self.eps, self.dimension = eps, dimension
         phi = torch.atan2(sigma, alpha)
         wanted = torch.linspace(float(phi[0].sqrt()), float(phi[-1].sqrt()), steps + 1, dtype=torch.float64).square()
@@ -177,7 +177,7 @@ class ProbabilityFlow:
         self.pairs = list(itertools.pairwise(range(len(index))))
 
     def sample(self, n: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
-        """n draws (n, d) of the law at t = 0: the ODE from noise back."""
+        """n draws (n, d) of the distribution at t = 0: the ODE from noise back."""
         x = torch.randn((n, self.dimension), generator=generator, dtype=dtype)
         with torch.no_grad():
             for there, here in reversed(self.pairs):

@@ -29,7 +29,7 @@ class Gaussian(nn.Module):
 
     Args:
         event: Shape of one point, d numbers.
-        rank: r; d if None. The standard normal law on the first r coordinates until fitted.
+        rank: r; d if None. The standard normal distribution on the first r coordinates until fitted.
 
     Reference: N. Wiener, Extrapolation, Interpolation and Smoothing of Stationary Time Series, 1949.
 

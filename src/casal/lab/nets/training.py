@@ -33,7 +33,7 @@ from casal.lab.nets.streams import ITERATION, MODULE, ORDER, SPLIT, address, nor
 from casal.sampling import progress_bar
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
-"""(batch, generator) -> a batch of the same law and shape."""
+"""(batch, generator) -> a batch of the same distribution and shape."""
 
 Callback = Callable[[int, float], None]
 """(iteration counted from 1, its loss); whatever it raises stops the run between two iterations."""

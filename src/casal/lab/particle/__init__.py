@@ -1,7 +1,7 @@
 """A particle on a circle (paper, appendix particle): which methods find the side of the circle that is likely?
 
 Set-up: V(x) is a double well whose right well cannot reach the circle of radius 3, and y ~ N(0, 0.1^2). Almost all of
-the law on the circle sits at x = -3. A chain that starts on the right and is projected at once stays there.
+the distribution on the circle sits at x = -3. A chain that starts on the right and is projected at once stays there.
 
 The paper claims, in a picture, that projected Langevin dynamics is stuck on the right and that CASAL is not. It gives
 no constants; the authors' script has four revisions with three sets of them (``setup.REVISIONS``).

@@ -24,14 +24,14 @@ SHOWN = (
 
 
 def figures(outcome: Outcome) -> dict[str, Figure]:
-    """One figure: a column for the exact law and one for each method."""
+    """One figure: a column for the exact distribution and one for each method."""
     points = {label: outcome.data["points"][label] for label in SHOWN if label in outcome.data["points"]}
     figure, axes = plt.subplots(
         2, len(points) + 1, figsize=(2.1 * (len(points) + 1), 4.6), height_ratios=(1.35, 1), squeeze=False
     )
     _circle(axes[0, 0])
     _ring(axes[0, 0], *exact_density(), EXACT)
-    axes[0, 0].set_title("exact law")
+    axes[0, 0].set_title("exact distribution")
     _spread(axes[1, 0], None, EXACT)
     for k, (label, z) in enumerate(points.items(), start=1):
         _circle(axes[0, k])

@@ -1,4 +1,4 @@
-"""The particle: a double well in x, a narrow Gaussian in y, a circle; its exact law by quadrature over the angle."""
+"""The particle: a double well in x, a narrow Gaussian in y, a circle; its exact distribution by quadrature."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def preconditioned(steps: int, step_size: float = IMPLICIT_STEP) -> Target:
 
 
 def exact_density() -> tuple[Array, Array]:
-    """Angles in [-pi, pi) and the density of the law on the circle with respect to the angle."""
+    """Angles in [-pi, pi) and the density of the distribution on the circle with respect to the angle."""
     angle = np.linspace(-np.pi, np.pi, 20001)[:-1]
     x, y = RADIUS * np.cos(angle), RADIUS * np.sin(angle)
     log_density = -double_well.potential(x) - 0.5 * (y / SIGMA_Y) ** 2
@@ -138,7 +138,7 @@ def exact_density() -> tuple[Array, Array]:
 
 
 def exact_answer() -> dict[str, float]:
-    """P(x > 0), E x and the standard deviation of y under the exact law."""
+    """P(x > 0), E x and the standard deviation of y under the exact distribution."""
     angle, density = exact_density()
     weight = density / density.sum()
     x, y = RADIUS * np.cos(angle), RADIUS * np.sin(angle)

@@ -101,7 +101,7 @@ class Burgers:
         if not bool(torch.isfinite(new).all()):
             lost = torch.nonzero(~torch.isfinite(new).reshape(-1, self.points).all(1)).flatten().tolist()
             raise DivergedError(
-                f"{len(lost)} fields are no longer finite; take a smaller step than {dt:g} "
+                f"{len(lost)} fields are no longer finite; use a smaller step than {dt:g} "
                 f"(largest value {scale:g} on {self.points} points)",
                 step=0,
                 steps=0,

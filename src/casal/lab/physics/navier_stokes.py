@@ -164,7 +164,7 @@ def _finite(w: Tensor, dt: float, steps: int) -> Tensor:
     lost = torch.nonzero(~torch.isfinite(w).flatten(1).all(1)).flatten().tolist()
     if lost:
         raise DivergedError(
-            f"{len(lost)} fields are no longer finite; take a smaller step than {dt:g} ({w.shape[-1]} points)",
+            f"{len(lost)} fields are no longer finite; use a smaller step than {dt:g} ({w.shape[-1]} points)",
             step=0,
             steps=steps,
             chains=lost,

@@ -3,8 +3,9 @@
 Set-up: densities in one and two dimensions with an interval, a disc or a circle (``setup``), a Gaussian with a line
 (``casal.lab.laws.gaussian_line``), and for the descent lemmas single points. Nothing is sampled.
 
-The paper claims eleven propositions, a corollary and eight lemmas: what the projection of a law onto a set is, that no
-penalty reaches it, duality, limit and bounds of the relaxed problem (P), and the step size and rate of the algorithm.
+The paper claims eleven propositions, a corollary and eight lemmas: what the projection of a distribution onto a set is,
+that no penalty reaches it, duality, limit and bounds of the relaxed problem (P), and the step size and rate of the
+algorithm.
 
 The exact answers are sums over quadrature points, or in closed form: on the line every variant is a linear recursion.
 """

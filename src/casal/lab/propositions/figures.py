@@ -133,8 +133,8 @@ def _optimum(check: Check) -> Figure:
     ends = [pairs.min(), pairs.max()]
     axes[1].loglog(pairs[:, 0], pairs[:, 1], ".", color=PALETTE[0], markersize=4)
     axes[1].plot(ends, ends, color=EXACT, linewidth=0.8, linestyle=":")
-    title = "every other law costs at least its divergence"
-    label(axes[1], title, xlabel="D(q | q*) of another law q", ylabel="its value − optimal value")
+    title = "every other distribution costs at least its divergence"
+    label(axes[1], title, xlabel="D(q | q*) of another distribution q", ylabel="its value − optimal value")
     return figure
 
 
@@ -223,7 +223,7 @@ def _saddle(check: Check) -> Figure:
     ends = [pairs.min(), pairs.max()]
     axis.loglog(pairs[:, 0], pairs[:, 1], ".", color=PALETTE[0], markersize=5)
     axis.plot(ends, ends, color=EXACT, linewidth=0.8, linestyle=":")
-    title = "every law of (x, z) lies above the diagonal"
+    title = "every distribution of (x, z) lies above the diagonal"
     label(axis, title, xlabel="D(q^x | q*^x)", ylabel="L(q, λ*) − L(q*, λ)")
     return figure
 
@@ -232,9 +232,9 @@ def _mixing(check: Check) -> Figure:
     """The three readings of the rate."""
     figure, axes = plt.subplots(1, 3, figsize=(11.4, 3.5))
     titles = {
-        "law": "D of the law at step t",
+        "law": "D of the distribution at step t",
         "averaged law": "average of D over time (what the proof bounds)",
-        "averaged iterate": "D of the law of the averaged iterate (as printed)",
+        "averaged iterate": "D of the distribution of the averaged iterate (as printed)",
     }
     for axis, (key, title) in zip(axes, titles.items(), strict=True):
         for name, curve in check.data["curves"].items():
@@ -250,7 +250,7 @@ def _mixing(check: Check) -> Figure:
 
 
 DRAWINGS: dict[str, tuple[str, Callable[[Check], Figure]]] = {
-    "information projection": ("p_C is the nearest law on C", _information),
+    "information projection": ("p_C is the nearest distribution on C", _information),
     "unattained duality": ("no multiplier attains the projection", _unattained),
     "penalty": ("no penalty reaches probability one", _penalty),
     "split": ("a copy z = x changes neither the problem nor its dual function", _split),

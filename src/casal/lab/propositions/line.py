@@ -1,4 +1,4 @@
-"""Laws, means and averages of every variant on a Gaussian and a line, in closed form."""
+"""Distributions, means and averages of every variant on a Gaussian and a line, in closed form."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def allowed(rho: float) -> float:
 
 
 def resting(variant: law.Variant, tau: float, rho: float) -> float:
-    """D(q^x | q*^x) of the law at which the variant rests."""
+    """D(q^x | q*^x) of the distribution at which the variant rests."""
     mean, cov = law.stationary(variant, tau, rho)
     return float(law.divergence(mean[:2], cov[:2, :2], *law.optimum(rho)))
 
@@ -88,7 +88,7 @@ def multiplier() -> Array:
 
 
 def moments(variant: law.Variant, taus: Array, rho: float, *, solved: bool = False) -> Moments:
-    """The law before each step, of (x_n, x_t, z_t, lambda_n, lambda_t, sums of x_n and of x_t so far).
+    """The distribution before each step, of (x_n, x_t, z_t, lambda_n, lambda_t, sums of x_n and of x_t so far).
 
     x starts at N(0, I), z at its projection and lambda at zero; or, ``solved``, at q* and lambda*. Step t has the size
     ``taus[t]``.
@@ -119,7 +119,7 @@ def moments(variant: law.Variant, taus: Array, rho: float, *, solved: bool = Fal
 
 
 def trajectory(variant: law.Variant, steps: int, rho: float) -> dict[str, Array]:
-    """D of the law at step t, its average over time, and D of the law of the averaged iterate, all to q*.
+    """D of the distribution at step t, its average over time, and D of the averaged iterate, all to q*.
 
     The step sizes are tau_t = tau_0 / sqrt(t + 1), with tau_0 the largest that the step-size condition allows.
     """
@@ -158,18 +158,18 @@ def mixing(quick: bool) -> Check:
     early = float(np.interp(steps / 10, best["t"], best["averaged iterate"]))
     table = ResultTable.of(
         f"Mixing on a Gaussian and a line, rho = {COUPLING:g}, after {steps} steps tau_t = tau_0 / sqrt(t + 1)",
-        "variant | limit: D at rest, tau = 1e-6, .1e | law: D(law at t), .2e | "
+        "variant | limit: D at rest, tau = 1e-6, .1e | law: D(distribution at t), .2e | "
         "averaged law: average of D over time, .2e | slope: its slope in log t, .2f | "
-        "ratio: its ratio to ln t / sqrt t, .2f | averaged iterate: D(law of the averaged iterate), .2f",
+        "ratio: its ratio to ln t / sqrt t, .2f | averaged iterate: D(distribution of the averaged iterate), .2f",
         rows,
-        note="All divergences are to q*^x, in closed form. The average of D over time bounds D of the averaged law "
-        "from above.",
+        note="All divergences are to q*^x, in closed form. The average of D over time bounds D of the averaged "
+        "distribution from above.",
     )
     return Check(
-        "With tau_t = 1 / sqrt(t + 1) the law of the time-averaged iterate has D = O(ln t / sqrt t) to q*^x.",
+        "With tau_t = 1 / sqrt(t + 1) the distribution of the time-averaged iterate has D = O(ln t / sqrt t) to q*^x.",
         VACUITY
         + "Without that condition, read to the letter it is false: the averaged iterate is one point that settles on "
-        f"the mean, and D of its law grows without bound (best variant: {early:.2f} at t = {steps // 10}, "
+        f"the mean, and D of its distribution grows without bound (best variant: {early:.2f} at t = {steps // 10}, "
         f"{best['averaged iterate'][-1]:.2f} at {steps}). Read as the proof has it, for the average of D over time, it "
         f"goes to zero for: {', '.join(settled)}. It does not for "
         + ", ".join(f"{name} (D ends at {value:.4f})" for name, value in stuck.items())
@@ -181,7 +181,7 @@ def mixing(quick: bool) -> Check:
         source="proposition 4.4 (`proposition:average_rate`)",
         number="4.4",
         flips="noise with bounded support would meet the condition; the verdict would then be 'not reproduced' unless "
-        "D of the law of the averaged iterate fell",
+        "D of the distribution of the averaged iterate fell",
         more=[
             Claim(
                 "the average of D over time, with z = P(x + mu) and one common multiplier",

@@ -1,4 +1,4 @@
-"""The Lyapunov function V and the Lagrangian L of Gaussian laws: the decrement of a step, and its sum over a run.
+"""The Lyapunov function V and the Lagrangian L of Gaussians: the decrement of a step, and its sum over a run.
 
     V(q, lambda) = 1/2 W2^2(q^x, q*^x) + 1/2 W2^2(q^z, q*^z) + 1/2 E|lambda - lambda*|^2
     L(q, lambda) = D(q^x | p) + lambda E[x - z] + rho/2 E|x - z|^2
@@ -49,7 +49,7 @@ def transport(mean: Array, cov: Array, other_mean: Array, other: Array) -> Array
 
 
 def lyapunov(at: Moments, rho: float, *, with_z: bool = True) -> Array:
-    """V(q, lambda; q*, lambda*) of every law of a run; without its z-part for the repaired algorithm."""
+    """V(q, lambda; q*, lambda*) of every distribution of a run; without its z-part for the repaired algorithm."""
     mean, cov = law.optimum(rho)
     primal = transport(at.mean[:, :2], at.cov[:, :2, :2], mean, cov)
     if with_z:
@@ -60,7 +60,7 @@ def lyapunov(at: Moments, rho: float, *, with_z: bool = True) -> Array:
 
 
 def gap(at: Moments, rho: float) -> Array:
-    """L(q, lambda*) - L(q*, lambda*) of every law of a run; L(q*, lambda) is the same for every lambda."""
+    """L(q, lambda*) - L(q*, lambda*) of every distribution of a run; L(q*, lambda) is the same for every lambda."""
 
     def value(mean: Array, cov: Array) -> Array:
         free = law.divergence(mean[:, :2], cov[:, :2, :2], law.MEAN, np.linalg.inv(law.PRECISION))
@@ -84,7 +84,7 @@ class Decrement(NamedTuple):
 
 
 def decrement_of(variant: law.Variant, tau: float, rho: float, horizon: float, *, with_z: bool = True) -> Decrement:
-    """Follow the law from a start off rest and compare both sides of the proposition at every step."""
+    """Follow the distribution from a start off rest and compare both sides of the proposition at every step."""
     steps = math.ceil(horizon / tau)
     at = moments(variant, np.full(steps + 1, tau), rho)
     values = lyapunov(at, rho, with_z=with_z)
@@ -101,7 +101,7 @@ def decrement_of(variant: law.Variant, tau: float, rho: float, horizon: float, *
 
 
 def apart(at: Moments, rho: float) -> Array:
-    """E|x - z + mu|^2 of every law of a run: what the condition bounds by M^2 for every single chain."""
+    """E|x - z + mu|^2 of every distribution of a run: what the condition bounds by M^2 for every single chain."""
     normal, tangent = np.array([1.0, 0, 0, 1 / rho, 0]), np.array([0, 1.0, -1, 0, 1 / rho])
     mean, cov = at.mean[:, :5], at.cov[:, :5, :5]
     square = np.square(mean @ normal - law.LEVEL) + np.square(mean @ tangent)
@@ -132,7 +132,7 @@ def explicit_constant(largest_gap: float, rho: float) -> float:
 
 
 def mean_gap(at: Moments) -> Array:
-    """|E x - E z|^2 of every law of a run."""
+    """|E x - E z|^2 of every distribution of a run."""
     return np.asarray(np.square(at.mean[:, 0] - law.LEVEL) + np.square(at.mean[:, 1] - at.mean[:, 2]))
 
 
@@ -296,8 +296,8 @@ def weighted_sum(quick: bool) -> Check:
         "sqrt(T) and the right one like ln T, because D does not tend to zero. With the full z-step and a common "
         f"multiplier C needed is {repaired['early']:.2g} and {repaired['late']:.2g}. A line is not bounded; on a "
         f"segment that reaches {SEGMENT:g} standard deviations to both sides the chance that a projection is ever cut "
-        f"off is below {2 * steps * beyond(SEGMENT):.0e}, so that no law differs by more in total variation. The "
-        f"printed tau_0 = 1 breaks 4 tau (beta + 4 rho) <= 1 here until t = {met_from}.",
+        f"off is below {2 * steps * beyond(SEGMENT):.0e}, so that no distribution differs by more in total variation. "
+        f"The printed tau_0 = 1 breaks 4 tau (beta + 4 rho) <= 1 here until t = {met_from}.",
         VACUOUS,
         [table],
         {"T": kept.astype(np.float64), "curves": curves},

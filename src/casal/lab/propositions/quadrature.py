@@ -1,4 +1,4 @@
-"""By quadrature: the projection of a law onto a set, why no penalty reaches it, and the relaxed problem (P)."""
+"""By quadrature: the projection of a distribution onto a set, why penalties fail, and the relaxed problem (P)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TABULATED = (0.3, 1.0, 1.3, 3.0, 10.0, 100.0)
 
 
 def information(quick: bool) -> setup.Check:
-    """D(q | p) of laws on C: smallest at p_C, where it is -log P(C)."""
+    """D(q | p) of distributions on C: smallest at p_C, where it is -log P(C)."""
     case = setup.well_on_interval()
     x, inside = case.points[:, 0], case.inside > 0
     on_set = case.mass * inside / (case.mass * inside).sum()
@@ -36,16 +36,16 @@ def information(quick: bool) -> setup.Check:
     share = float(np.exp(-case.divergence))
     lowest = min(float(v.min()) for v in curves.values())
     return setup.Check(
-        "p_C is the law on C that is nearest to p in D(q | p).",
-        f"D(q | p) = D(q | p_C) - log P(C) for 243 laws on C, to {worst:.0e}; the smallest value is {lowest:.4f} = "
-        f"-log P(C), at p_C. The printed proof gives P(C) = {share:.4f} for this value: a logarithm is missing, the "
-        "conclusion stands.",
+        "p_C is the distribution on C that is nearest to p in D(q | p).",
+        f"D(q | p) = D(q | p_C) - log P(C) for 243 distributions on C, to {worst:.0e}; the smallest value is "
+        f"{lowest:.4f} = -log P(C), at p_C. The printed proof gives P(C) = {share:.4f} for this value: a logarithm is "
+        "missing, the conclusion stands.",
         HOLDS if worst < 1e-10 and abs(lowest - case.divergence) < 1e-12 else PARTLY,
         (),
         {"tilts": tilts, "curves": curves, "least": case.divergence, "share": share},
         source="proposition 3.1 (`proposition:projection`)",
         number="3.1",
-        flips="a law on C with D(q | p) below -log P(C)",
+        flips="a distribution on C with D(q | p) below -log P(C)",
     )
 
 
@@ -107,7 +107,7 @@ def penalty(quick: bool) -> setup.Check:
         "case | weight: lambda, .3g | in C: of C, .5f | within 0.001: of C widened by 0.001, .5f | "
         "within 0.01: by 0.01, .5f | within 0.1: by 0.1, .2e",
         rows,
-        note="A circle has no mass under any law with a density, so nothing is ever on it.",
+        note="A circle has no mass under any distribution with a density, so nothing is ever on it.",
     )
     return setup.Check(
         "Penalty methods cannot enforce P(C) = 1.",
@@ -124,7 +124,7 @@ def penalty(quick: bool) -> setup.Check:
 
 
 def split(quick: bool) -> setup.Check:
-    """The problem with a copy z = x: same laws, same values; and the same dual function, so no multiplier either."""
+    """The problem with a copy z = x: the values and the dual function stay the same, so no multiplier either."""
     case = setup.well_on_interval()
     x, inside = case.points[:, 0], case.inside > 0
     onto = case.mass * inside / (case.mass * inside).sum()
@@ -151,20 +151,21 @@ def split(quick: bool) -> setup.Check:
     agreement = float(np.abs(gaps - direct).max())
     at = setup.relaxed(case, 3.0)
     return setup.Check(
-        "The projection of p onto laws on C is equivalent to minimising D(q^x | p) + E chi_C(z) over joint laws with "
-        "P(x = z) = 1.",
-        f"{count} joint laws on the diagonal with z in C: the value is D(q^x | p_C) - log P(C), to {worst:.0e}; the "
-        f"smallest is {least:.4f}, and that of p_C copied {best:.4f} = -log P(C). The {outside} diagonal laws with "
-        "mass outside C have an infinite value. Splitting alone does not help duality: with a multiplier on P(x != z) "
-        f"the dual function is that of proposition 3.2 (to {agreement:.0e}), below its supremum everywhere. What makes "
-        f"it attained is the relaxation (P): E x = E z and a price on |x - z|^2 (value {at.primal:.4f} at rho = 3).",
+        "The projection of p onto distributions on C is equivalent to minimising D(q^x | p) + E chi_C(z) over joint "
+        "distributions with P(x = z) = 1.",
+        f"{count} joint distributions on the diagonal with z in C: the value is D(q^x | p_C) - log P(C), to "
+        f"{worst:.0e}; the smallest is {least:.4f}, and that of p_C copied {best:.4f} = -log P(C). The {outside} "
+        "diagonal distributions with mass outside C have an infinite value. Splitting alone does not help duality: "
+        f"with a multiplier on P(x != z) the dual function is that of proposition 3.2 (to {agreement:.0e}), below its "
+        f"supremum everywhere. What makes it attained is the relaxation (P): E x = E z and a price on |x - z|^2 "
+        f"(value {at.primal:.4f} at rho = 3).",
         HOLDS if worst < 1e-12 and least >= best and abs(best - case.divergence) < 1e-12 else PARTLY,
         (),
         {"multipliers": multipliers, "gaps": gaps, "rho": RHOS, "values": [setup.relaxed(case, r).primal for r in RHOS]}
         | {"best": best},
         source="proposition 3.3 (`proposition:split`)",
         number="3.3",
-        flips="a joint law on the diagonal with z in C and a value below -log P(C)",
+        flips="a joint distribution on the diagonal with z in C and a value below -log P(C)",
     )
 
 
@@ -190,21 +191,21 @@ def thin_sets(quick: bool) -> setup.Check:
     return setup.Check(
         "Propositions 3.1 and 3.2 assume 0 < P(C) < 1, and the bounds of 4.2 are multiples of D(p_C | p) = -log P(C).",
         "Sets of probability zero lie outside: the energy sphere of sections 5.1 and C.1, mass and energy of 5.2, the "
-        "equations of C.5. There every law on C has D(q | p) = infinity, so that none is nearest, and the bounds are "
-        f"infinite. On a circle -log P grows by {steps.mean():.2f} for each tenfold thinner tube. Problem (P) is still "
-        f"finite there (its value grows like {slope:.2f} log rho), and proposition 4.1 still holds, with the surface "
-        "law in place of p_C: check 'recovery'.",
+        "equations of C.5. There every distribution on C has D(q | p) = infinity, so that none is nearest, and the "
+        f"bounds are infinite. On a circle -log P grows by {steps.mean():.2f} for each tenfold thinner tube. Problem "
+        f"(P) is still finite there (its value grows like {slope:.2f} log rho), and proposition 4.1 still holds, with "
+        "the surface distribution in place of p_C: check 'recovery'.",
         VACUOUS if np.allclose(steps, np.log(10.0), atol=0.02) else PARTLY,
         [table],
         {"widths": widths, "bounds": bounds, "rho": np.array(rhos), "values": values},
         source="propositions 3.1, 3.2 and 4.2, on the sets of sections 5.1 and 5.2",
         number="3.1, 3.2, 4.2",
-        flips="a law on the sphere with a finite D(q | p): there is none while p has a density",
+        flips="a distribution on the sphere with a finite D(q | p): there is none while p has a density",
     )
 
 
 def _random_joints(quick: bool) -> list[tuple[setup.Case, setup.Joint, float, Array]]:
-    """Cases, laws of (x, z), couplings and multipliers for the identities of the Lagrangian."""
+    """Cases, distributions of (x, z), couplings and multipliers for the identities of the Lagrangian."""
     rng = np.random.default_rng(2)
     made = []
     for case in (setup.well_on_interval(), setup.well_in_disc(), setup.three_bumps()):
@@ -225,12 +226,12 @@ def lagrangian(quick: bool) -> setup.Check:
         worst = max(worst, abs(form - value) / max(1.0, abs(value)))
     return setup.Check(
         "L(q, lambda) = D(q^x | p) + integral of [g(z) + rho/2 |x + mu - z|^2] dq - rho/2 |mu|^2, mu = lambda / rho.",
-        f"{len(cases)} laws of (x, z) on an interval and a disc, neither optimal nor feasible, with z drawn given x: "
-        f"both sides agree to {worst:.0e}. g is not defined in the paper; it is chi_C.",
+        f"{len(cases)} distributions of (x, z) on an interval and a disc, neither optimal nor feasible, with z drawn "
+        f"given x: both sides agree to {worst:.0e}. g is not defined in the paper; it is chi_C.",
         HOLDS if worst < 1e-12 else FAILS,
         source="lemma 1 (`lemma:Lagrangian`)",
         number="lemma 1",
-        flips="a law and a multiplier for which the two sides differ by more than rounding",
+        flips="a distribution and a multiplier for which the two sides differ by more than rounding",
     )
 
 
@@ -256,8 +257,8 @@ def saddle_gap(quick: bool) -> setup.Check:
     slack = float((found[:, 1] - found[:, 0]).min())
     return setup.Check(
         "L(q, lambda*) - L(q*, lambda) >= D(q^x | q*^x) for all (q, lambda).",
-        f"{len(found)} laws of (x, z) off the optimum, with any multiplier: smallest difference {slack:.1e}. It is an "
-        "identity: the gap is D(q^x | q*^x) + rho/2 E[|x + mu* - z|^2 - d^2(x + mu*)], to "
+        f"{len(found)} distributions of (x, z) off the optimum, with any multiplier: smallest difference {slack:.1e}. "
+        "It is an identity: the gap is D(q^x | q*^x) + rho/2 E[|x + mu* - z|^2 - d^2(x + mu*)], to "
         f"{error:.0e}; the second term is zero for z = P(x + mu*) alone. L(q*, lambda) does not depend on lambda (to "
         f"{drift:.0e}). In the proof the second integral of the first display has the wrong sign.",
         HOLDS if slack >= -1e-9 and error < 1e-9 and drift < 1e-9 else PARTLY,
@@ -265,7 +266,7 @@ def saddle_gap(quick: bool) -> setup.Check:
         {"pairs": found},
         source="lemma 8 (`lemma:saddle-gap`)",
         number="lemma 8",
-        flips="a law and a multiplier with a gap below the divergence",
+        flips="a distribution and a multiplier with a gap below the divergence",
     )
 
 
@@ -314,7 +315,7 @@ def optimum(quick: bool) -> setup.Check:
     return setup.Check(
         "The optimum is q^x(x) ~ exp(-f(x) - rho/2 d^2(x + mu)), z = P(x + mu).",
         f"The value of the printed form equals the dual value to {abs(at.primal - at.dual):.0e}, so nothing is better. "
-        f"Of {len(pairs)} other laws, each with its best z of the same mean, the nearest in value is "
+        f"Of {len(pairs)} other distributions, each with its best z of the same mean, the nearest in value is "
         f"{pairs[:, 1].min():.1e} above; each exceeds it by at least its divergence (saddle-gap lemma; smallest "
         f"difference {(pairs[:, 1] - pairs[:, 0]).min():.1e}). Without the multiplier E x - E z = "
         f"{float((bare.x * (x - bare.z[:, 0])).sum()):.3f}. The printed last line has lambda where mu is meant.",
@@ -323,7 +324,7 @@ def optimum(quick: bool) -> setup.Check:
         {"x": x, "p": case.mass, "q": at.x, "bare": bare.x, "mu": float(at.mu[0]), "pairs": pairs, "set": (-0.6, 0.4)},
         source="proposition D.1 (`proposition:optimum_characterization`)",
         number="D.1",
-        flips="a feasible law whose value lies below that of the printed form",
+        flips="a feasible distribution whose value lies below that of the printed form",
     )
 
 
@@ -354,7 +355,7 @@ def first_distance(a: Array, weight_a: Array, b: Array, weight_b: Array) -> floa
 
 
 def on_set(case: setup.Case) -> tuple[Array, Array]:
-    """First coordinate and masses of p_C; on the circle, of the surface law."""
+    """First coordinate and masses of p_C; on the circle, of the surface distribution."""
     if not case.thin:
         mass = case.mass * case.inside
         return case.points[:, 0], mass / mass.sum()
@@ -382,7 +383,7 @@ def recovery(quick: bool) -> setup.Check:
         "Recovery: W1 of the first coordinate to p_C",
         "case | rho, g | x: W1(q^x, p_C), .5f | z: W1(q^z, p_C), .5f | mu: size of mu, .4f",
         rows,
-        note="On the circle, which has no mass under p, p_C is the surface law.",
+        note="On the circle, which has no mass under p, p_C is the surface distribution.",
     )
     return setup.Check(
         "q^x and q^z of (P) tend to p_C in distribution as rho grows.",

@@ -37,7 +37,7 @@ class Check:
 SMALL = "the paper gives no example; one and two dimensions make every integral a sum"
 RADIUS = 1.5
 ANGLES = np.linspace(-np.pi, np.pi, 1081)[:-1]
-"""Directions of the quadrature on the plane around a circle, and of the surface law on it."""
+"""Directions of the quadrature on the plane around a circle, and of the surface distribution on it."""
 
 
 class Case(NamedTuple):
@@ -67,7 +67,7 @@ def normalised(log_density: Array) -> Array:
 
 
 def kullback(q: Array, p: Array) -> float:
-    """D(q | p) of two laws on the same points."""
+    """D(q | p) of two distributions on the same points."""
     kept = q > 0
     return float((q[kept] * np.log(q[kept] / p[kept])).sum())
 
@@ -177,7 +177,7 @@ def relaxed(case: Case, rho: float, *, dual: bool = True) -> Relaxed:
 
 
 class Joint(NamedTuple):
-    """A law of (x, z): masses of x on the points of a case, and for each x a few places of z with their chances."""
+    """A distribution of (x, z): masses of x on the points of a case, and for each x a few z with their masses."""
 
     x: Array  # (N,)
     z: Array  # (K, N, d)
@@ -189,7 +189,7 @@ class Joint(NamedTuple):
 
 
 def joints(case: Case, count: int) -> list[Joint]:
-    """Laws that are neither optimal nor feasible: x ~ p tilted, z in C one of two projections of x moved, by chance.
+    """Distributions neither optimal nor feasible: x ~ p tilted, z in C one of two projections of x moved, by chance.
 
     Their means of x and z differ; a fixed seed draws the tilts, the moves and the chances.
     """

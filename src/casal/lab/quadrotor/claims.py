@@ -94,7 +94,7 @@ def _section(rows: Rows, ablation: Ablation) -> list[Claim]:
             "`casal bench --only feasibility` has the ratios for 1, 3 and 10 gradient steps, and by autograd",
             verdict(ratio > 2.0),
             "section C.6",
-            "a ratio below 2: one gradient step a row, for which the benchmark has 0.9 in closed form and 1.1 by "
+            "a ratio below 2: one gradient step per row, for which the benchmark has 0.9 in closed form and 1.1 by "
             "autograd",
         ),
     ]

@@ -55,7 +55,7 @@ def _ink(label: str) -> str:
 
 
 def _success(curves: Curves, impossible: float | None) -> Figure:
-    """Success rates against r, one line a method; a variant of a method is dashed."""
+    """Success rates against r, one line per method; a variant of a method is dashed."""
     figure, axes = panels(1, 1, 7.2, 4.2)
     styles = {label: (_ink(label), "--" if "," in label else "-") for label in curves}
     _rates(axes[0][0], curves, styles, impossible)

@@ -1,9 +1,9 @@
 """Fields reconstructed from sparse observations under a constraint that every sample must satisfy.
 
 What the experiments on partial differential equations share. A diffusion model lives in a latent of few modes; the
-decoder is an orthonormal series, up to one scale a field. A field is seen at a few points, and something is known of it
-exactly: its mass, its enstrophy, an equation. Two models have the same latent: the Gaussian of the training data, whose
-answer is known (``kriging``), and a network.
+decoder is an orthonormal series, up to one scale per field. A field is seen at a few points, and something is known of
+it exactly: its mass, its enstrophy, an equation. Two models have the same latent: the Gaussian of the training data,
+whose answer is known (``kriging``), and a network.
 
 - ``fields``: fields side by side, each with a series of its own;
 - ``prior``: the data, their latents, their Gaussian, and what the latent leaves out;

@@ -314,7 +314,7 @@ def paired(one: Scores, other: Scores) -> tuple[float, float, float]:
 
 
 def table(title: str, found: Mapping[str, Scores], note: str) -> ResultTable:
-    """A line a method."""
+    """A line per method."""
     rows = []
     base, guided = found.get(UNCONSTRAINED), found.get(DPS_PROJECTED)
     for label, scores in found.items():

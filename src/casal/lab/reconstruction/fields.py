@@ -20,7 +20,7 @@ class SideBySide(Decoder):
 
     Args:
         parts: A series without a scale for each field, all on the same grid.
-        scale: A number a field, (fields, 1); one if left out.
+        scale: A number per field, (fields, 1); one if left out.
     """
 
     linear = True

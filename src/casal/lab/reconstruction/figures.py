@@ -30,7 +30,7 @@ def maps(
     pick: Callable[[Array], Array] = lambda field: field,
     residual_name: str = "residual of a sample",
 ) -> Figure:
-    """A row a method: mean, spread, error of the mean, residual of one sample; the truth in the first column.
+    """A row per method: mean, spread, error of the mean, residual of one sample; the truth in the first column.
 
     ``pick`` takes the part of an event that is drawn (points, points); ``residual`` gets the whole event.
     """

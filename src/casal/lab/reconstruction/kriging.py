@@ -53,7 +53,7 @@ class Conditional(NamedTuple):
     """A Gaussian given rows.
 
     Attributes:
-        mean: (n, d), one row a case.
+        mean: (n, d), one row per case.
         covariance: (d, d), the same for all cases.
     """
 

@@ -134,7 +134,7 @@ def beside_the_paper(found: Study, published: Mapping[str, Published], note: str
                     row["time"] = _ratio(scores.seconds, found.of(model)[PROJECTED].seconds)
             rows.append(row)
     return ResultTable.of(
-        "The paper's table beside ours",
+        "The paper's table and ours",
         "method | paper: error in the paper (%), .0f | gaussian: ours with the Gaussian score (%), .1f | "
         "network: ours with the network (%), .1f | paper_violation: violation in the paper (%), .0e | "
         "violation: ours (%), .0e | paper_time: time / projected in the paper, .2f | time: ours (network), .2f",

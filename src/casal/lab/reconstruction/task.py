@@ -46,7 +46,7 @@ SENSORS, CASES, NOISE, DRAWS = 0, 1, 2, 3
 
 
 class Cases(NamedTuple):
-    """Fields to reconstruct, one a row.
+    """Fields to reconstruct, one per row.
 
     Attributes:
         fields: The truth (n, *event), float64.
@@ -62,7 +62,7 @@ class Cases(NamedTuple):
         return len(self.fields)
 
     def repeated(self, n: int) -> Cases:
-        """Each case n times in a row: one row a chain."""
+        """Each case n times in a row: one row per chain."""
         return Cases(*(part.repeat_interleave(n, 0) for part in self))
 
     def take(self, index: slice) -> Cases:

@@ -1,4 +1,4 @@
-"""Numbers of the figure with sliders: the law of z in the long run for a Gaussian and a line, in closed form."""
+"""Numbers of the figure with sliders: the stationary distribution of z for a Gaussian and a line, in closed form."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def law(name: str, tau: float, rho: float) -> Law | None:
 
 
 def explorer_data() -> dict[str, Any]:
-    """The exact law, and for each variant one law for every tau and rho."""
+    """The exact distribution, and for each variant one distribution for every tau and rho."""
     laws = {name: [[law(name, tau, float(rho)) for rho in RHO] for tau in TAU] for name in line.VARIANTS}
     # If x is only drawn towards the line and then projected: mu = 0, in continuous time.
     bare = [(line.without_dual(float(rho)), math.sqrt(line.optimum(float(rho))[1][1, 1] / 2)) for rho in RHO]

@@ -68,7 +68,7 @@ class FlatBlock(Block):
 
     Attributes:
         matrix: M (m, d), float64.
-        offset: b (m,), or one row a chain (n, m).
+        offset: b (m,), or one row per chain (n, m).
     """
 
     matrix: Tensor
@@ -249,12 +249,12 @@ def features_of(context: Context, most: int, *, gaussian: bool = False) -> Featu
     found = Features([*blocks, *sides], equal, low, high, norm, square, terms, most, alike, given)
     if not (0 if given else 1) <= found.count + found.rank <= MOST_FEATURES:
         way_out = (
-            "take SplitGibbs, or BoundedHMC for bounds on all coordinates"
+            "use SplitGibbs, or BoundedHMC for bounds on all coordinates"
             if found.term is None
-            else "no other method sees a soft term (casal.tilted): take a set of fewer rows, or leave the term out"
+            else "no other method uses a soft term (casal.tilted): use a set of fewer rows, or leave the term out"
         )
         raise SettingError(
-            f"LookAhead looks at every equation and inequality, 1 to {MOST_FEATURES} of them, and "
+            f"LookAhead evaluates every equation and inequality, 1 to {MOST_FEATURES} of them, and "
             f"{context.constraint!r} has {found.count}; {way_out}"
         )
     return found
@@ -314,7 +314,7 @@ def _smooth(
     """Rows that are known as a function of decoded points alone."""
     if not part.smooth:
         raise SettingError(
-            f"{part!r} has no equations or inequalities with gradients, which LookAhead needs; take SplitGibbs"
+            f"{part!r} has no equations or inequalities with gradients, which LookAhead needs; use SplitGibbs"
         )
     few = slice(0, 1)
     one = torch.zeros((1, *context.latent), dtype=context.like.dtype, device=context.like.device)
@@ -353,5 +353,5 @@ def _independent(matrix: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rows(value: Tensor | PerChain) -> Tensor:
-    """Numbers of a row, or one row a chain."""
+    """Numbers of a row, or one row per chain."""
     return value.values if isinstance(value, PerChain) else value

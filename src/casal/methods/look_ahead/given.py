@@ -6,7 +6,7 @@ x0 given the noisy point. Then the denoiser of the model given A x0 = y is known
     D_y = D + K^T (y - A D),    K = (A J A^T)^-1 A J,
 
 for all particles with the same K. Whatever else is looked at is looked at through D_y, and the linear rows need no look
-and no weight of their own. The products A J are taken at one particle a row: two evaluations for every row and level,
+and no weight of their own. The products A J are taken at one particle per row: two evaluations for every row and level,
 whatever the number of particles.
 
 A model that is not Gaussian is refused. Its rows of A J, each from another particle, make a matrix A J A^T that is not
@@ -41,7 +41,7 @@ class Given:
 
     Attributes:
         matrix: A (k, d), float64.
-        level: y (k,), or one row a chain (n, k).
+        level: y (k,), or one row per chain (n, k).
     """
 
     matrix: Tensor
@@ -84,8 +84,8 @@ class Given:
         off = max(float(torch.linalg.matrix_norm(spread - spread.T) / (2.0 * size)), float(bent))
         if not straight(off, x.dtype):
             raise SettingError(
-                f"{context.target.name} is not Gaussian: at the noise level {s:.3g} the rows of the equations see a "
-                f"denoiser that misses a linear one by {off:.2g} of its size, and LookAhead(gaussian=True) is exact "
-                "for Gaussian models only; take gaussian=False"
+                f"{context.target.name} is not Gaussian: at the noise level {s:.3g} its denoiser differs from "
+                f"a linear one by {off:.2g} of its size in the rows of the equations, and LookAhead(gaussian=True) is "
+                "exact for Gaussian models only; use gaussian=False"
             )
         return torch.linalg.pinv((spread + spread.T) / 2, rtol=DEPENDENT, hermitian=True) @ rows

@@ -166,8 +166,8 @@ class Derivative:
                 self._out = self._out + given.shift(context, x, self._out, s)
         if not self._out.requires_grad:
             raise SettingError(
-                f"autograd cannot see through the denoiser of {context.target.name}, and LookAhead needs its "
-                "derivative; call the network without no_grad and detach, or take SplitGibbs"
+                f"autograd cannot differentiate through the denoiser of {context.target.name}, and LookAhead needs its "
+                "derivative; call the network without no_grad and detach, or use SplitGibbs"
             )
         self.estimate = self._out.detach()
 

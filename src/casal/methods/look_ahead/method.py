@@ -95,6 +95,12 @@ class LookAhead(Method[Any]):
             above sqrt(n) times their mean.
         gaussian: For Gaussian models: take the linear equations into the model (``given.py``), which is exact there
             and costs two evaluations an equation and level for all chains together. Other models are refused.
+
+    >>> import casal
+    >>> target = casal.edm(lambda x, s: x / (1 + s**2), casal.karras_sigmas(30), shape=(3,), churn=1.0)
+    >>> result = casal.sample(target, casal.Affine([[1.0, 1.0, 1.0]], [2.0]), casal.LookAhead(), n=100, seed=0)
+    >>> bool(result.certificate.feasible.all())
+    True
     """
 
     levels: int = UPPER + LOWER
@@ -124,7 +130,7 @@ class LookAhead(Method[Any]):
             whole_number(self.moves, "moves", 0)
         if self.calibrate and self.gaussian:
             raise SettingError(
-                "calibrate is for networks that err, gaussian for exact Gaussian models; take one of them"
+                "calibrate is for inaccurate networks, gaussian for exact Gaussian models; use one of them"
             )
 
     @property
@@ -161,13 +167,13 @@ class LookAhead(Method[Any]):
         span(context)  # refuses a model without noise levels
         if self.gaussian and context.target.condition:
             raise SettingError(
-                "gaussian=True takes one matrix for all chains, which sample different conditions here; take "
+                "gaussian=True takes one matrix for all chains, which sample different conditions here; use "
                 "gaussian=False, or run one condition at a time"
             )
         if self.calibrate and context.target.condition:
             raise SettingError(
                 "calibrate=True corrects the look ahead by one regression over all chains, which sample different "
-                "conditions here; take calibrate=False or SplitGibbs, or run one condition at a time"
+                "conditions here; use calibrate=False or SplitGibbs, or run one condition at a time"
             )
         one = context.take(slice(0, 1))
         features, groups = self.features(one), groups_of(context, n)

@@ -51,7 +51,7 @@
     return { name, row, box, cells, line };
   });
   const exact = body.insertRow();
-  exact.innerHTML = '<th><label><i class="shaded"></i>exact law on the line</label></th>';
+  exact.innerHTML = '<th><label><i class="shaded"></i>exact distribution on the line</label></th>';
   for (const value of [centre.toFixed(4), spread.toFixed(4), "0"]) {
     const cell = exact.insertCell();
     cell.className = "num";
