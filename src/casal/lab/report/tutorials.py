@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import tempfile
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from itertools import zip_longest
@@ -68,9 +69,8 @@ def blocks(page: str) -> list[Block]:
 
 def run(page: str, folder: Path, name: str = "tutorial") -> list[str]:
     """What each block prints, run in order in one namespace, with ``folder`` as the working directory."""
-    known: dict[str, Any] = {"__name__": name}
     printed = []
-    with _inside(folder), styled(), plt.rc_context(STYLE):
+    with _inside(folder), _module(f"tutorial_{name}") as known, styled(), plt.rc_context(STYLE):
         for block in blocks(page):
             # Empty lines put the code on its line of the page, for tracebacks.
             program = compile("\n" * block.line + block.code, f"{name}.md", "exec")
@@ -110,18 +110,30 @@ def rewritten(page: str, printed: list[str]) -> str:
     found = iter(printed)
 
     def block(match: re.Match[str]) -> str:
-        text = next(found).strip("\n")
-        shown = "" if match["printed"] is None else f"\n```text\n{text}\n```\n"
-        return f"```python\n{match['code']}```\n{shown}"
+        text, told = next(found).strip("\n"), match["printed"]
+        if told is None or _lasting(told) == _lasting(text):
+            return match[0]
+        return f"```python\n{match['code']}```\n\n```text\n{text}\n```\n"
 
     return _BLOCK.sub(block, page)
 
 
 def themed(svg: str) -> str:
-    """An SVG picture whose ink follows the theme of the reader."""
+    """An SVG picture whose ink follows the theme of the reader, without the date of its making."""
+    svg = re.sub(r" *<metadata>.*?</metadata>\n", "", svg, flags=re.DOTALL)
     for ink in INKS:
         svg = svg.replace(ink, "var(--ink)")
     return re.sub(r"(<svg [^>]*>)", lambda found: f"{found[1]}\n{THEMES}", svg, count=1)
+
+
+@contextmanager
+def _module(name: str) -> Iterator[dict[str, Any]]:
+    """The namespace of a new module, which dataclasses look up while it runs."""
+    sys.modules[name] = types.ModuleType(name)
+    try:
+        yield sys.modules[name].__dict__
+    finally:
+        del sys.modules[name]
 
 
 @contextmanager
