@@ -106,14 +106,12 @@ def _near(told: str, found: str) -> bool:
 
 
 def rewritten(page: str, printed: list[str]) -> str:
-    """The page with the output of its blocks, where it shows one."""
+    """The page with the output of its blocks, where it shows one, without the seconds of a run."""
     found = iter(printed)
 
     def block(match: re.Match[str]) -> str:
-        text, told = next(found).strip("\n"), match["printed"]
-        if told is None or _lasting(told) == _lasting(text):
-            return match[0]
-        return f"```python\n{match['code']}```\n\n```text\n{text}\n```\n"
+        text = "\n".join(_lasting(next(found)))
+        return match[0] if match["printed"] is None else f"```python\n{match['code']}```\n\n```text\n{text}\n```\n"
 
     return _BLOCK.sub(block, page)
 
