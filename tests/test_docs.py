@@ -19,7 +19,7 @@ from casal.targets import TARGETS
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "casal"
 DOCS = ROOT / "docs"
-PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 
 
 def text(name: str) -> str:
@@ -153,8 +153,8 @@ def test_strict_means_that_links_are_checked() -> None:
 
 
 def test_every_page_is_in_the_menu() -> None:
-    menu = re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(menu) == sorted(page.name for page in DOCS.glob("*.md"))
+    menu = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(menu) == sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
 
 
 def test_every_command_of_make_exists() -> None:

@@ -78,6 +78,13 @@ def test_atoms_on_the_edge_are_suspect() -> None:
     assert found.verdict == "suspect" and "5 % of the samples lie exactly on the edge" in found.reasons[0]
 
 
+def test_samples_outside_the_set_are_on_no_edge() -> None:
+    """Unconstrained samples: no projection put them anywhere."""
+    box = EXACT["box"]
+    z = torch.cat([draws(box, 950, 0), CENTRE + 2.0 + torch.zeros(50, 3).double()])
+    assert judged(evidence(z, box)).figures["on_edge"] == 0.0
+
+
 def test_wrong_weights_of_modes_are_suspect() -> None:
     """Two modes on a circle; p has them equal."""
     circle = casal.Sphere(2.0)

@@ -83,6 +83,9 @@ SHARE_OF_PROJECTIONS = 0.2
 MOST_SAMPLES = 20_000
 """Samples that a check looks at: more would find biases that do not matter."""
 
+IN_THE_SET = 1e-8
+"""Violation up to which a sample may be on the edge; one that is farther off was put there by no projection."""
+
 SMALL_CHANGE = 0.02
 """Share of samples that a move between modes may shift."""
 
@@ -338,8 +341,10 @@ def degenerate(evidence: Evidence) -> Finding:
 
 
 def atoms(evidence: Evidence) -> Finding:
-    """Share of samples on the edge of the set; right samples have none there."""
-    share = evidence.lineage.mean(on_edge(evidence.constraint, evidence.z, evidence.mean)[:, None])
+    """Share of samples on the edge of the set; right samples have none there. Samples outside are on no edge."""
+    edge = on_edge(evidence.constraint, evidence.z, evidence.mean)
+    edge &= evidence.constraint.violation(evidence.z) <= IN_THE_SET
+    share = evidence.lineage.mean(edge[:, None])
     value, error = float(share.value), float(share.standard_error)
     inside = evidence.run.trace.get("inside")
     figures = {"on_edge": value} if inside is None else {"on_edge": value, "inside": float(inside[-1])}
