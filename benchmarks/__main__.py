@@ -11,6 +11,7 @@ import torch
 
 from benchmarks import (
     burgers,
+    compare,
     compiled,
     conditions,
     diffusers_steps,
@@ -35,6 +36,7 @@ GROUPS = {
     "diffusers": diffusers_steps.tables,
     "implicit": implicit.tables,
     "dimensions": dimensions.tables,
+    "compare": compare.tables,
     "memory": lambda quick: iter([memory.table(quick), memory.imports(quick)]),
 }
 
@@ -59,6 +61,7 @@ def main(quick: bool = False, out: Path = Path("out/bench"), only: list[str] | N
     (out / "bench.md").write_text(text, encoding="utf-8")
     data = {"machine": host, "quick": quick, "tables": [table.data() for table in done]}
     (out / "bench.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
+    compare.draw(done, out)
     return out
 
 
@@ -67,5 +70,7 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_true", help="fewer chains and rounds")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for bench.md and bench.json")
     parser.add_argument("--only", action="append", choices=list(GROUPS), help="one group; may be repeated")
+    parser.add_argument("--compare", action="store_true", help="the group compare: samplers of others beside ours")
     arguments = parser.parse_args()
-    print(main(arguments.quick, arguments.out, arguments.only))
+    groups = [*(arguments.only or []), *(["compare"] if arguments.compare else [])]
+    print(main(arguments.quick, arguments.out, groups or None))
