@@ -527,7 +527,7 @@ def draw(done: Sequence[Table], folder: Path) -> Path | None:
                 words = {"seconds": "processor seconds", "evaluations": "evaluations of the model"}
                 label(axis, title, xlabel=words[key], ylabel="W1 of the first coordinate" if column == 0 else "")
         headline(figure, "Error of the distribution per second and per evaluation")
-        legend_below(figure, axes[0, -1], 6)
+        legend_below(figure, max(axes[0], key=lambda axis: len(axis.get_legend_handles_labels()[1])), 4)
         path = folder / "peers.png"
         figure.savefig(path, dpi=160)
     return path
