@@ -18,6 +18,7 @@ from benchmarks import (
     dimensions,
     feasibility,
     field,
+    fused,
     implicit,
     memory,
     projections,
@@ -28,6 +29,8 @@ from benchmarks.timing import Table, machine
 GROUPS = {
     "field": field.tables,
     "compiled": compiled.tables,
+    "fused": fused.tables,
+    "compare": compare.tables,
     "burgers": burgers.tables,
     "projections": projections.tables,
     "feasibility": feasibility.tables,
@@ -36,7 +39,6 @@ GROUPS = {
     "diffusers": diffusers_steps.tables,
     "implicit": implicit.tables,
     "dimensions": dimensions.tables,
-    "compare": compare.tables,
     "memory": lambda quick: iter([memory.table(quick), memory.imports(quick)]),
 }
 

@@ -93,6 +93,17 @@ def ratios(title: str, cases: Mapping[str, Case], base: str, rounds: int, *, rep
         repeats: Calls of a case in a round.
         note: Below the table.
     """
+    seconds = in_turn(cases, rounds, repeats)
+    rows = []
+    for name, values in seconds.items():
+        low, middle, high = quartiles([own / other for own, other in zip(values, seconds[base], strict=True)])
+        row = {"case": name, "median, ms": 1e3 * median(values)}
+        rows.append(row | {f"/ {base}": middle, "middle half": f"{low:.3g} to {high:.3g}"})
+    return Table(title, rows, note)
+
+
+def in_turn(cases: Mapping[str, Case], rounds: int, repeats: int = 1) -> dict[str, list[float]]:
+    """Processor seconds of each case in every round, after a first call that is not counted."""
     for case in cases.values():
         case()
     seconds: dict[str, list[float]] = {name: [] for name in cases}
@@ -102,12 +113,7 @@ def ratios(title: str, cases: Mapping[str, Case], base: str, rounds: int, *, rep
             own = [case() for _ in range(repeats)]
             measured = [spent for spent in own if isinstance(spent, float)]
             seconds[name].append((sum(measured) if measured else time.process_time() - began) / repeats)
-    rows = []
-    for name, values in seconds.items():
-        low, middle, high = quartiles([own / other for own, other in zip(values, seconds[base], strict=True)])
-        row = {"case": name, "median, ms": 1e3 * median(values)}
-        rows.append(row | {f"/ {base}": middle, "middle half": f"{low:.3g} to {high:.3g}"})
-    return Table(title, rows, note)
+    return seconds
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
