@@ -11,12 +11,14 @@ import torch
 
 from benchmarks import (
     burgers,
+    compare,
     compiled,
     conditions,
     diffusers_steps,
     dimensions,
     feasibility,
     field,
+    fused,
     implicit,
     memory,
     projections,
@@ -27,6 +29,8 @@ from benchmarks.timing import Table, machine
 GROUPS = {
     "field": field.tables,
     "compiled": compiled.tables,
+    "fused": fused.tables,
+    "compare": compare.tables,
     "burgers": burgers.tables,
     "projections": projections.tables,
     "feasibility": feasibility.tables,
@@ -59,6 +63,7 @@ def main(quick: bool = False, out: Path = Path("out/bench"), only: list[str] | N
     (out / "bench.md").write_text(text, encoding="utf-8")
     data = {"machine": host, "quick": quick, "tables": [table.data() for table in done]}
     (out / "bench.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
+    compare.draw(done, out)
     return out
 
 
@@ -67,5 +72,7 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_true", help="fewer chains and rounds")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for bench.md and bench.json")
     parser.add_argument("--only", action="append", choices=list(GROUPS), help="one group; may be repeated")
+    parser.add_argument("--compare", action="store_true", help="the group compare: samplers of others beside ours")
     arguments = parser.parse_args()
-    print(main(arguments.quick, arguments.out, arguments.only))
+    groups = [*(arguments.only or []), *(["compare"] if arguments.compare else [])]
+    print(main(arguments.quick, arguments.out, groups or None))

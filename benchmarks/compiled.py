@@ -8,14 +8,21 @@ the field alone hides what such code costs.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import casal
-from benchmarks.timing import Case, Race, Table
+from benchmarks.timing import Case, Table, ratios
+from casal.errors import CasalWarning
+from casal.lab.field import setup as field
+from casal.lab.laws.families import FAMILIES
+from casal.lab.laws.three_modes import MIXTURE
+from casal.lab.particle import setup as particle
 
 SIZE, CHAINS, STEPS = 50, 4096, 200
 
@@ -78,37 +85,100 @@ def network() -> casal.Target:
     return casal.langevin(_network(), steps=STEPS, step_size=1e-3, init=start)
 
 
-KINDS: dict[str, Callable[[], casal.Target]] = {
-    "closure over float64": closure,
-    "lru_cached constants": cached,
-    "autograd energy": energy,
-    "method of an object": method,
-    "network 50-64-50": network,
+def network_energy() -> casal.Target:
+    """A network that gives an energy, differentiated by torch."""
+    net = _network()
+    return casal.energy(lambda x: net(x).square().sum(1), steps=STEPS, step_size=1e-3, init=start)
+
+
+class Kind(NamedTuple):
+    """A model with a set and a method, all made anew for each call."""
+
+    make: Callable[[], casal.Target]
+    constraint: Callable[[], casal.Constraint] = lambda: casal.Sphere(15.0**0.5)
+    method: Callable[[], casal.Method[Any]] = lambda: casal.CASAL(casal.linear(2.0, 20.0))
+
+
+def mixture(family: str) -> Kind:
+    """A model of the mixture experiment on its circle."""
+    return Kind(
+        lambda: FAMILIES[family](MIXTURE, STEPS),
+        lambda: casal.Sphere(2.0),
+        lambda: casal.CASAL(casal.geometric(0.5, 50.0)),
+    )
+
+
+EXPERIMENTS: dict[str, Kind] = {
+    "field experiment": Kind(lambda: field.STIFF.plain(STEPS)),
+    "field experiment, preconditioned": Kind(lambda: field.STIFF.preconditioned(STEPS)),
+    "particle experiment": Kind(
+        lambda: particle.plain(particle.OURS._replace(steps=STEPS)),
+        lambda: casal.Sphere(particle.RADIUS),
+        lambda: casal.CASAL(particle.OURS.rho, burn_in=0.1),
+    ),
+    "mixture experiment, langevin": mixture("langevin"),
+    "mixture experiment, annealed": mixture("annealed"),
+    "mixture experiment, ddpm": mixture("ddpm"),
 }
+"""The gradients of the experiments as they are: float64 in the field and the particle, float32 in the mixture."""
+
+USERS: dict[str, Kind] = {
+    "closure over float64": Kind(closure),
+    "lru_cached constants": Kind(cached),
+    "autograd energy": Kind(energy),
+    "energy of a network": Kind(network_energy),
+    "method of an object": Kind(method),
+    "network 50-64-50": Kind(network),
+}
+"""Kinds of gradients that users write, float32."""
 
 
-def run(make: Callable[[], casal.Target], compile: bool) -> Case:
-    """Processor seconds of a run whose target, set and method are made for it."""
+def run(kind: Kind, compile: bool, told: list[str]) -> Case:
+    """Processor seconds of a run whose target, set and method are made for it; what is said of compiled steps."""
 
     def timed() -> float:
-        target, ball, kind = make(), casal.Sphere(15.0**0.5), casal.CASAL(casal.linear(2.0, 20.0))
+        target, constraint, own = kind.make(), kind.constraint(), kind.method()
         began = time.process_time()
-        casal.sample(target, ball, kind, CHAINS, threads=1, compile=compile, check=False)
-        return time.process_time() - began
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CasalWarning)
+            result = casal.sample(target, constraint, own, CHAINS, threads=1, compile=compile, check=False)
+        spent = time.process_time() - began
+        if compile:
+            told.append(str(result.provenance.get("compile_note") or ""))
+        return spent
 
     return timed
 
 
 def tables(quick: bool) -> Iterator[Table]:
-    """Microseconds of processor time per step of 1000 chains; the base of each kind is its eager run."""
-    for name, make in KINDS.items():
-        race = Race(
-            f"Compiled steps: {name}, {CHAINS} chains x {SIZE}, {STEPS} steps, CASAL, made anew for each call",
-            1e-6 * STEPS * CHAINS / 1000,
-            "us of processor time a step of 1000 chains",
-            ("eager",),
-            repeats=3 if quick else 7,
-            note="Made anew for each call: what is compiled is found again by its code and values.",
+    """Milliseconds of a run, compiled and eager, and their ratio; what compiling took the first time."""
+    for title, kinds in (("gradients of the experiments", EXPERIMENTS), ("kinds of gradients that users write", USERS)):
+        rows = []
+        for name, kind in kinds.items():
+            told: list[str] = []
+            cases = {"eager": run(kind, False, told), "compiled": run(kind, True, told)}
+            began = time.process_time()
+            cases["compiled"]()
+            first = time.process_time() - began
+            eager, compiled = ratios(name, cases, "eager", 3 if quick else ROUNDS).rows
+            rows.append(
+                {
+                    "model": name,
+                    "eager, ms": eager["median, ms"],
+                    "compiled, ms": compiled["median, ms"],
+                    "compiled / eager": compiled["/ eager"],
+                    "middle half": compiled["middle half"],
+                    "first call, s": first,
+                    "what the result says": told[-1],
+                }
+            )
+        yield Table(
+            f"Compiled steps: {title}, {CHAINS} chains, {STEPS} steps, CASAL, made anew for each call",
+            rows,
+            "Processor time of whole runs, which take turns; median and middle half of the ratios within a round. The "
+            "first call compiles; later ones find the compiled steps again by code and values.",
         )
-        race.cases = {"eager": run(make, False), "compiled": run(make, True)}
-        yield race.table()
+
+
+ROUNDS = 11
+"""Runs of each model, eager and compiled in turn."""

@@ -6,15 +6,13 @@ ratio is the median over the rounds of the ratios within a round.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from statistics import median
 
 import torch
 from torch import Tensor
 
 import casal
-from benchmarks.timing import Table
+from benchmarks.timing import Table, ratios
 from casal.constraints import Affine, Constraint, Implicit, JacobianProducts, Sphere
 
 Cases = dict[str, Callable[[], object]]
@@ -32,28 +30,7 @@ def tables(quick: bool = False) -> Iterator[Table]:
 
 
 def _race(title: str, cases: Cases, base: str, rounds: int) -> Table:
-    for case in cases.values():
-        case()
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(rounds):
-        for name, case in cases.items():
-            began = time.process_time()
-            for _ in range(REPEATS):
-                case()
-            seconds[name].append((time.process_time() - began) / REPEATS)
-    rows = []
-    for name, values in seconds.items():
-        ratios = sorted(own / other for own, other in zip(values, seconds[base], strict=True))
-        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
-        rows.append(
-            {
-                "case": name,
-                "median, ms": 1e3 * median(values),
-                f"/ {base}": median(ratios),
-                "middle half": f"{low:.3g} to {high:.3g}",
-            }
-        )
-    return Table(title, rows)
+    return ratios(title, cases, base, rounds, repeats=REPEATS)
 
 
 REPEATS, STEPS = 3, 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -80,6 +80,46 @@ def interleaved(cases: Mapping[str, Case], repeats: int = 5) -> dict[str, tuple[
             own = case()
             seconds[name].append(own if isinstance(own, float) else time.perf_counter() - began)
     return {name: (min(values), median(values)) for name, values in seconds.items()}
+
+
+def ratios(title: str, cases: Mapping[str, Case], base: str, rounds: int, *, repeats: int = 1, note: str = "") -> Table:
+    """Processor time of each case, and the ratio to ``base`` within a round: median and middle half over the rounds.
+
+    Args:
+        title: Of the table.
+        cases: What is timed, in turn; each once before the first round.
+        base: The case to give ratios to.
+        rounds: How often every case is timed.
+        repeats: Calls of a case in a round.
+        note: Below the table.
+    """
+    seconds = in_turn(cases, rounds, repeats)
+    rows = []
+    for name, values in seconds.items():
+        low, middle, high = quartiles([own / other for own, other in zip(values, seconds[base], strict=True)])
+        row = {"case": name, "median, ms": 1e3 * median(values)}
+        rows.append(row | {f"/ {base}": middle, "middle half": f"{low:.3g} to {high:.3g}"})
+    return Table(title, rows, note)
+
+
+def in_turn(cases: Mapping[str, Case], rounds: int, repeats: int = 1) -> dict[str, list[float]]:
+    """Processor seconds of each case in every round, after a first call that is not counted."""
+    for case in cases.values():
+        case()
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(rounds):
+        for name, case in cases.items():
+            began = time.process_time()
+            own = [case() for _ in range(repeats)]
+            measured = [spent for spent in own if isinstance(spent, float)]
+            seconds[name].append((sum(measured) if measured else time.process_time() - began) / repeats)
+    return seconds
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """A quarter of the values are below the first, half below the second, three quarters below the third."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 4], median(ordered), ordered[-1 - len(ordered) // 4]
 
 
 def machine() -> dict[str, Any]:

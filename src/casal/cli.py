@@ -257,8 +257,11 @@ def bench(
     out: Annotated[Path, typer.Option(help="Folder for bench.md and bench.json.")] = Path("out/bench"),
     only: Annotated[
         list[str] | None,
-        typer.Option(help="One group: field, burgers, projections, feasibility, memory; may be repeated."),
+        typer.Option(help="One group: field, compiled, fused, burgers, projections, memory ...; may be repeated."),
     ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Samplers of others beside ours: error per second, with a picture.")
+    ] = False,
 ) -> None:
     """Time the samplers: ratios, threads, memory, the paper's runtime table."""
     root = Path(__file__).parents[2]
@@ -269,9 +272,10 @@ def bench(
         )
     sys.path.insert(0, str(root))
     benchmarks = import_module("benchmarks.__main__")
-    _check("group", only or (), benchmarks.GROUPS)
+    groups = [*(only or []), *(["compare"] if compare else [])]
+    _check("group", groups, benchmarks.GROUPS)
     _check_folder(out)
-    folder = benchmarks.main(quick, out, only)
+    folder = benchmarks.main(quick, out, groups or None)
     console.print(f"tables:  {folder / 'bench.md'}", markup=False)
 
 

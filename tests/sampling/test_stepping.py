@@ -176,12 +176,52 @@ def test_rows_of_several_types_in_one_segment(method: Method[Any]) -> None:
     assert torch.allclose(asked.samples, plain.samples, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @needs_compiler
-def test_a_score_that_cannot_be_compiled_runs_eagerly() -> None:
-    target = casal.energy(lambda x: x.square().sum(1), steps=STEPS, step_size=0.05, init=start)
-    with pytest.warns(CasalWarning, match="compile=True has no effect"):
-        result = casal.sample(target, SPHERE, casal.CASAL(10.0), 20, compile=True)
-    assert torch.equal(result.samples, casal.sample(target, SPHERE, casal.CASAL(10.0), 20).samples)
+def test_an_energy_is_compiled_with_its_gradient() -> None:
+    """By a functional gradient inside the graph; the closure over a float64 array is part of it."""
+    curvature = torch.linspace(1.0, 3.0, 4, dtype=torch.float64)
+
+    def energy(x: Tensor) -> Tensor:
+        return 0.5 * (curvature.to(x) * x.square()).sum(1) + torch.cos(2.0 * x).sum(1)
+
+    target = casal.energy(energy, steps=STEPS, step_size=0.05, init=start)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled, made = retraces(lambda: casal.sample(target, SPHERE, casal.CASAL(10.0), 40, tile=16, compile=True))
+    plain = casal.sample(target, SPHERE, casal.CASAL(10.0), 40, tile=16)
+    assert made == 1 and compiled.provenance["compile"] and compiled.provenance.get("compile_note") is None
+    assert torch.allclose(compiled.samples, plain.samples, rtol=0, atol=1e-5)
+    flipped = casal.energy(lambda x: -energy(x), steps=STEPS, step_size=0.05, init=start)
+    other = casal.sample(flipped, SPHERE, casal.CASAL(10.0), 40, tile=16)
+    assert not torch.allclose(compiled.samples, other.samples, rtol=0, atol=1e-2), "the gradient matters"
+
+
+def looks(x: Tensor) -> Tensor:
+    return x if float(x.sum()) > 0 else 2 * x
+
+
+@needs_compiler
+def test_a_score_that_cannot_be_compiled_runs_eagerly_and_the_result_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch is asked once: a run on equal objects is told what was found before."""
+    monkeypatch.setattr(stepping, "_kept", OrderedDict())
+    asked: list[object] = []
+    compile = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda *given, **options: (asked.append(given), compile(*given, **options))[1]
+    )
+
+    def run(**options: Any) -> casal.SampleResult:
+        target = casal.langevin(looks, steps=STEPS, step_size=0.05, init=start)
+        return casal.sample(target, casal.Sphere(2.0), casal.CASAL(10.0), 20, threads=1, **options)
+
+    plain = run()
+    for _ in range(2):
+        with pytest.warns(CasalWarning, match="compile=True has no effect: torch.compile cannot take a step of CASAL"):
+            result = run(compile=True)
+        assert "cannot take a step of CASAL (" in result.provenance["compile_note"]
+        assert not result.provenance["compile"] and torch.equal(result.samples, plain.samples)
+    assert len(asked) == 1
 
 
 # ------------------------------------------------------------------ steps that are kept, and those that are too slow

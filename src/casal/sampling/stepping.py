@@ -119,6 +119,9 @@ TRIALS = 3
 WORTH_A_TRIAL = 50
 """Blocks of a run for each trial, at least: trials take some percent of its time."""
 
+CODE_ERRORS = ("Unsupported", "UserError")
+"""Errors of ``torch._dynamo.exc`` that the code of a step is the reason of, and not a compiler or a full disk."""
+
 _numbers = itertools.count()
 _kept: OrderedDict[Hashable, tuple[Graphs, tuple[object, ...]]] = OrderedDict()
 """Compiled steps by the objects that they were asked for with. These are held: an id is theirs while they live."""
@@ -151,6 +154,7 @@ class Graphs:
 
     Attributes:
         eager: Whether torch could not compile a step.
+        lasting: Whether that is so because of the code of the step, so that it is not tried again on equal objects.
         slowdown: Time of compiled steps over that of eager ones where that is above one; None before it is known.
     """
 
@@ -165,7 +169,8 @@ class Graphs:
         self._kinds: dict[Hashable, Kind] = {}
         self._own = local()
         self._lock = Lock()
-        self.eager = False
+        self.eager = self.lasting = False
+        self._why = ""
         self.slowdown: float | None = None
         self._times: list[tuple[float, float]] | None = []
 
@@ -185,9 +190,12 @@ class Graphs:
         if graphs is None:
             alike = (*same, _alike(plan))
             others = [known for known, _ in _kept.values() if known.alike == alike]
-            graphs = next((known for known in others if known.agrees(plan)), None) or cls(plan, threads, alike)
-        elif graphs.eager:
+            graphs = next((known for known in others if known.lasting or known.agrees(plan)), None)
+            graphs = graphs or cls(plan, threads, alike)
+        elif graphs.eager and not graphs.lasting:
             graphs = cls(plan, threads, graphs.alike)
+        if graphs.lasting:
+            graphs._say_why()
         _kept[key] = graphs, made_from
         while len(_kept) > KEPT:
             _kept.popitem(last=False)
@@ -263,7 +271,11 @@ class Graphs:
         """Why steps are eager although compiled ones were asked for; None if they are not."""
         if self.slowdown is not None:
             return f"{self._words()}, so the steps after the first few blocks were eager"
-        return "torch cannot compile these steps, so they were eager" if self.eager else None
+        return f"{self._why}, so the steps were eager" if self.eager else None
+
+    def _say_why(self) -> None:
+        text = f"compile=True has no effect: {self._why}; the run goes on with eager steps"
+        warnings.warn(text, CasalWarning, stacklevel=2)
 
     def _run(self, block: Block) -> Callable[..., Any]:
         """The compiled steps of a stage."""
@@ -309,12 +321,9 @@ class Graphs:
                 self._runs.clear()
                 return self._compiled(context, state, block, generator)
             self.eager = True
-            warnings.warn(
-                f"compile=True has no effect: torch.compile cannot take a step of {self.name} "
-                f"({_reason(error)}); the run goes on with eager steps",
-                CasalWarning,
-                stacklevel=2,
-            )
+            self.lasting = type(error).__name__ in CODE_ERRORS
+            self._why = f"torch.compile cannot take a step of {self.name} ({_reason(error)})"
+            self._say_why()
             return None
         tried = Usage()
         few = type(state)(*(part[: self._few] if part.ndim else part for part in state))

@@ -91,10 +91,15 @@ def energy(
     """
     potential = Given(f) if condition else f
 
+    def total(x: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+        return potential(x, **given).sum()
+
     def score(x: Tensor, t: Tensor, /, **given: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():  # a functional gradient is part of the graph; autograd's tape cannot be
+            return -torch.func.grad(total)(x, given)
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(potential(leaf, **given).sum(), leaf)
+            (gradient,) = torch.autograd.grad(total(leaf, given), leaf)
         return -gradient
 
     table, tune = _langevin_table(steps, step_size, preconditioner)

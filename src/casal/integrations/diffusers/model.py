@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from casal.devices import entry
 from casal.errors import CasalWarning, SettingError, ShapeError
 from casal.integrations.diffusers.scheduler import Readout, estimate_of, is_flow, read
 from casal.targets import (
@@ -129,8 +130,8 @@ class Model:
         """(alpha D - x) / sigma^2 in the row number t."""
         rows, row = self.rows, t.round().long().cpu()
         one = torch.ones((), dtype=torch.float64)
-        ask = Question(one, *(_entry(v, row) for v in (rows.times, rows.scale, rows.skip, rows.gain)))
-        alpha, sigma = (along(_entry(v, row), x) for v in (self.alpha, self.sigma))
+        ask = Question(one, *(entry(v, row) for v in (rows.times, rows.scale, rows.skip, rows.gain)))
+        alpha, sigma = (along(entry(v, row), x) for v in (self.alpha, self.sigma))
         return (alpha * self.estimate(x, ask, condition) - x) / sigma.square()
 
     def denoise(self, y: Tensor, sigma: Tensor, **condition: Tensor) -> Tensor:
@@ -141,11 +142,6 @@ class Model:
         ask = self.ask(level.cpu())
         clean = self.estimate(along(ask.alpha, y) * y, ask, condition)
         return clean if self.least is None else below_least_level(level, self.least, y, clean)
-
-
-def _entry(values: Tensor, row: Tensor) -> Tensor:
-    """values[row], in a form that torch can compile."""
-    return values.index_select(0, row.reshape(-1)).reshape(row.shape)
 
 
 def _question(

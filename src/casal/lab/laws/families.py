@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from casal import Target, annealed, ddpm, edm, flow, karras_sigmas, langevin, vp_sde
+from casal.devices import entry
 from casal.lab.laws.gaussian_mixture import GaussianMixture
 
 BETAS = torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)
@@ -37,7 +38,8 @@ def eps_network(score: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[
     alpha, sigma = torch.exp(log_abar / 2), (-torch.expm1(log_abar)).sqrt()
 
     def eps(x: Tensor, t: Tensor) -> Tensor:
-        return -sigma[t].to(x).reshape(-1, 1) * score(x, alpha[t], sigma[t])
+        level = entry(sigma, t)
+        return -level.to(x).reshape(-1, 1) * score(x, entry(alpha, t), level)
 
     return eps
 

@@ -1,0 +1,119 @@
+"""The compiled step of CASAL over the noise it needs and over the unconstrained step: medians of many processes.
+
+Ratios of one process differ from those of the next by several percent, since memory lies elsewhere. So each ratio is
+the median over the rounds of one process, and the table has the median and the middle half over processes. A second
+table says where the time of a noise draw goes: to the generator or to the logarithm, root, sine and cosine.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+
+import torch
+
+import casal
+from benchmarks import field
+from benchmarks.timing import Table, in_turn, quartiles, ratios
+
+PROCESSES = 20
+CHAINS = 4096
+COMPILED = ("unconstrained", "projected", "CASAL")
+
+
+def one_process(rounds: int) -> dict[str, float]:
+    """Ratios of compiled steps in this process: CASAL and projected over noise and over unconstrained."""
+    torch.set_num_threads(1)
+    model, draw = field.target(field.STEPS), field.noise(CHAINS, field.STEPS)
+
+    def noise() -> float:
+        began = time.process_time()
+        draw()
+        return time.process_time() - began
+
+    def compiled(name: str) -> Callable[[], float]:
+        def run() -> float:
+            options = {"threads": 1, "compile": True, "check": False}
+            began = time.process_time()
+            casal.sample(model, field.SPHERE, field.METHODS[name], CHAINS, **options)  # type: ignore[arg-type]
+            return time.process_time() - began
+
+        return run
+
+    cases = {"noise": noise, **{name: compiled(name) for name in COMPILED}}
+    seconds = in_turn(cases, rounds)
+    return {
+        f"{name} / {base}": median(own / other for own, other in zip(seconds[name], seconds[base], strict=True))
+        for base in ("noise", "unconstrained")
+        for name in cases
+    }
+
+
+def tables(quick: bool) -> Iterator[Table]:
+    """Medians and quartiles over processes; then the parts of a noise draw."""
+    count, rounds = (3, 3) if quick else (PROCESSES, 5)
+    found = [_started(rounds) for _ in range(count)]
+    wanted = {"CASAL / noise": 1.35, "CASAL / unconstrained": 1.10}
+    rows = []
+    for name in ("CASAL / noise", "CASAL / unconstrained", "projected / unconstrained", "unconstrained / noise"):
+        values = [one[name] for one in found]
+        low, middle, high = quartiles(values)
+        row = {"ratio": name, "median": middle, "middle half": f"{low:.3g} to {high:.3g}"}
+        rows.append(row | {"smallest": min(values), "largest": max(values), "wanted": wanted.get(name)})
+    yield Table(
+        f"Compiled steps of the field problem, {CHAINS} chains x {field.SIZE}, {field.STEPS} steps: {count} processes",
+        rows,
+        f"Processor time of whole runs; in each process the median ratio of {rounds} rounds in which cases take turns.",
+    )
+    yield noise_parts(3 if quick else 15)
+
+
+def _started(rounds: int) -> dict[str, float]:
+    code = f"import json; from benchmarks.fused import one_process; print(json.dumps(one_process({rounds})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ratios_of: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return ratios_of
+
+
+def noise_parts(rounds: int) -> Table:
+    """``normal_`` beside its generator alone, and beside Box-Muller over counters in a compiled graph."""
+    size, generator = (1024, field.SIZE), torch.Generator().manual_seed(0)
+    page, numbers = torch.empty(size), torch.empty(size, dtype=torch.int32)
+    key = torch.tensor([12345], dtype=torch.int64)
+    counters = torch.compile(philox_normal, dynamic=False)
+    cases = {
+        "normal_": lambda: page.normal_(generator=generator),
+        "uniform_ (the generator)": lambda: page.uniform_(generator=generator),
+        "random_ (the generator, whole numbers)": lambda: numbers.random_(generator=generator),
+        "Philox counters and Box-Muller, compiled": lambda: counters(page.numel() // 4, key, key),
+    }
+    return ratios(f"Parts of a noise draw, {size[0]} x {size[1]} float32", cases, "normal_", rounds, repeats=200)
+
+
+MULTIPLIERS, WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
+LOW = 0xFFFFFFFF
+
+
+def philox_normal(quarter: int, key: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
+    """4 ``quarter`` standard normal numbers by Philox 4x32 with ten rounds and Box-Muller.
+
+    In 64-bit arithmetic, because torch has no product of 32-bit numbers that keeps the high half.
+
+    References:
+        Salmon et al. (2011), Parallel random numbers: as easy as 1, 2, 3.
+    """
+    a = torch.arange(quarter, dtype=torch.int64)
+    b, c, d = stream.expand(quarter) & LOW, torch.zeros_like(a), torch.zeros_like(a)
+    low, high = key & LOW, (key >> 32) & LOW
+    for _ in range(10):
+        left, right = a * MULTIPLIERS[0], c * MULTIPLIERS[1]
+        a, b, c, d = ((right >> 32) & LOW) ^ b ^ low, right & LOW, ((left >> 32) & LOW) ^ d ^ high, left & LOW
+        low, high = (low + WEYL[0]) & LOW, (high + WEYL[1]) & LOW
+    first, second = torch.cat([a, c]), torch.cat([b, d])
+    radius = (-2.0 * ((first.float() + 1.0) * 2.0**-32).log()).sqrt()
+    angle = second.float() * (2.0**-32 * 6.283185307179586)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])
