@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -26,6 +26,14 @@ R = TypeVar("R")
 def on_host(x: Tensor) -> bool:
     """Whether numbers can be read without waiting."""
     return x.device.type == "cpu"
+
+
+def number(t: Tensor) -> Any:
+    """A zero-dimensional tensor as a float, which makes a step of many chains cheaper, where nobody has to wait for it.
+
+    Elsewhere, and where a compiler reads it, it stays a tensor.
+    """
+    return float(t) if on_host(t) and not torch.compiler.is_compiling() else t
 
 
 def seen(flag: Tensor) -> bool:

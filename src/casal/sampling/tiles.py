@@ -117,6 +117,56 @@ def join(tiles: list[Tile]) -> Any:
     return kind(*whole)
 
 
+def numbers(tiles: list[Tile]) -> Any:
+    """One state of all chains without their events: fields of events hold the numbers (n,) of the chains.
+
+    The tiles keep their states.
+    """
+    first = tiles[0].state
+    chains = torch.arange(tiles[-1].stop, device=first[0].device)
+    fields = zip(*(tile.state for tile in tiles), strict=True)
+    return type(first)(
+        *(torch.cat(parts) if parts[0].ndim == 1 else chains if parts[0].ndim else parts[0] for parts in fields)
+    )
+
+
+def hand_back(state: Any, before: Any, tiles: list[Tile]) -> None:
+    """Give the tiles what a meeting made of ``before``, which is from ``numbers``.
+
+    Chains that others take the place of are moved field after field, so that no more than one field is there twice.
+    """
+    fields = type(state)._fields
+    for name, was, now in zip(fields, before, state, strict=True):
+        if now is not was and getattr(tiles[0].state, name).ndim > 1:
+            parts = moved([getattr(tile.state, name) for tile in tiles], now, tiles)
+            for tile in tiles:
+                tile.state = tile.state._replace(**{name: parts[tile.index]})
+    flat = {name: now for name, now in zip(fields, state, strict=True) if getattr(tiles[0].state, name).ndim < 2}
+    for tile in tiles:
+        own = {name: now[tile.start : tile.stop] if now.ndim else now for name, now in flat.items()}
+        tile.state = tile.state._replace(**own)
+
+
+def moved(parts: list[Tensor], index: Tensor, tiles: list[Tile]) -> list[Tensor]:
+    """Of a field in tiles, the chains with the numbers ``index`` (n,), in tiles again.
+
+    Numbers that ascend, as those of a systematic draw do, are found in a few neighbouring tiles.
+    """
+    if len(parts) == 1:
+        return [parts[0][index]]
+    if bool((index.diff() < 0).any()):
+        whole = torch.cat(parts)
+        return [whole[index[tile.start : tile.stop]] for tile in tiles]
+    size = len(tiles[0])
+    ends = [(int(index[tile.start]) // size, int(index[tile.stop - 1]) // size) for tile in tiles]
+    return [
+        torch.cat(parts[lo : hi + 1])[index[tile.start : tile.stop] - lo * size]
+        if hi > lo
+        else parts[lo][index[tile.start : tile.stop] - lo * size]
+        for tile, (lo, hi) in zip(tiles, ends, strict=True)
+    ]
+
+
 def shared_on_host(state: Any) -> Any:
     """The state with the numbers that all chains share in host memory, so that a step reads them without waiting."""
     return type(state)(*(part if part.ndim else part.to(CPU) for part in state))
