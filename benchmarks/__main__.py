@@ -18,14 +18,17 @@ from benchmarks import (
     feasibility,
     field,
     implicit,
+    ladders,
     memory,
     projections,
     sparse,
+    weighted,
 )
 from benchmarks.timing import Table, machine
 
 GROUPS = {
     "field": field.tables,
+    "weighted": weighted.tables,
     "compiled": compiled.tables,
     "burgers": burgers.tables,
     "projections": projections.tables,
@@ -33,6 +36,7 @@ GROUPS = {
     "sparse": sparse.tables,
     "conditions": conditions.tables,
     "diffusers": diffusers_steps.tables,
+    "ladders": ladders.tables,
     "implicit": implicit.tables,
     "dimensions": dimensions.tables,
     "memory": lambda quick: iter([memory.table(quick), memory.imports(quick)]),

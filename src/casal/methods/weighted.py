@@ -314,8 +314,8 @@ class WeightedCASAL(Method[Any]):
 
     def climb(self, state: Any, rho: float) -> Any:
         """Weight the chains for the next rho."""
-        level = torch.full_like(state.rho, rho)
-        return state._replace(rho=level, log_weight=state.log_weight - (level - state.rho) * state.half)
+        log_weight = state.log_weight.sub(state.half, alpha=rho - float(state.rho))
+        return state._replace(rho=torch.full_like(state.rho, rho), log_weight=log_weight)
 
     def climb_alone(self, rung: Rung, context: Context, state: WeightedState) -> WeightedState | None:
         """Weight the chains of a tile for the next rho; None if the weights may have become uneven by then."""

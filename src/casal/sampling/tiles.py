@@ -26,6 +26,11 @@ TILE_NUMBERS = 1 << 17
 
 LARGEST_TILE = 4096
 
+NETWORK_CHAINS, NETWORK_NUMBERS = 64, 1 << 14
+"""Chains in a call of a network, and numbers of its argument, beyond which a larger batch gains nothing. A UNet of 0.9
+million parameters on 16 x 16 fields takes 1.8 times as long for a sample in a batch of 4 as in one of 64, and 1.2 times
+in one of 16; 256 are no better than 64."""
+
 DEVICE_NUMBERS = 1 << 24
 """The same off the host: 64 MB of float32, since a call costs a GPU more than what leaves its caches."""
 
@@ -38,6 +43,11 @@ def tile_size(*events: Event, device: torch.device = CPU) -> int:
     numbers, most = (TILE_NUMBERS, LARGEST_TILE) if device.type == "cpu" else (DEVICE_NUMBERS, DEVICE_NUMBERS)
     wanted = numbers // max(1, *(torch.Size(event).numel() for event in events))
     return min(most, 1 << max(0, wanted.bit_length() - 1))
+
+
+def network_batch(latent: Event) -> int:
+    """Chains that a network wants in one call: up to NETWORK_CHAINS, fewer where its argument is large anyway."""
+    return max(1, min(NETWORK_CHAINS, NETWORK_NUMBERS // max(1, torch.Size(latent).numel())))
 
 
 def generator(seed: int, stream: int, device: torch.device) -> torch.Generator:
