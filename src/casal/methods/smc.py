@@ -1,7 +1,7 @@
 """Populations of weighted chains: the ladder of couplings, resampling, and the finish at the top of the ladder.
 
-A ladder climbs pi_rho(x) ~ p(x) exp(-rho/2 dist(A x, C)^2) from rho = 0. At every rung all chains meet: the next rho is
-placed, the chains are weighted for it, and they are resampled where the weights have become uneven. At the top the
+A ladder climbs pi_rho(x) ~ p(x) exp(-rho/2 dist(A x, C)^2) from rho = 0. Where all chains meet, the next rungs are
+placed, the chains are weighted, and they are resampled if the weights have become uneven. At the top the
 chains follow pi_rho, and z = P(A x) follows p on C only up to O(1/rho). A ``Finish`` does better where the set
 allows it.
 """
