@@ -75,7 +75,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in CASES}
     for k in range(rounds + 1):
         for name in CASES:
-            spent = loop_seconds(name, n, steps if k or n < 100_000 else 2)
+            spent = loop_seconds(name, n, steps if k or n < 100_000 else 10)
             if k:
                 seconds[name].append(1e9 * spent / n / steps)
     print(json.dumps(seconds))
