@@ -20,14 +20,17 @@ from benchmarks import (
     field,
     fused,
     implicit,
+    ladders,
     memory,
     projections,
     sparse,
+    weighted,
 )
 from benchmarks.timing import Table, machine
 
 GROUPS = {
     "field": field.tables,
+    "weighted": weighted.tables,
     "compiled": compiled.tables,
     "fused": fused.tables,
     "compare": compare.tables,
@@ -37,6 +40,7 @@ GROUPS = {
     "sparse": sparse.tables,
     "conditions": conditions.tables,
     "diffusers": diffusers_steps.tables,
+    "ladders": ladders.tables,
     "implicit": implicit.tables,
     "dimensions": dimensions.tables,
     "memory": lambda quick: iter([memory.table(quick), memory.imports(quick)]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -31,6 +31,14 @@ def on_host(x: Tensor) -> bool:
 def entry(values: Tensor, row: Tensor) -> Tensor:
     """values[row] for whole numbers ``row`` of any shape, none of which is read: steps with it can be compiled."""
     return values.index_select(0, row.reshape(-1)).reshape(row.shape)
+
+
+def number(t: Tensor) -> Any:
+    """A zero-dimensional tensor as a float, which makes a step of many chains cheaper, where nobody has to wait for it.
+
+    Elsewhere, and where a compiler reads it, it stays a tensor.
+    """
+    return float(t) if on_host(t) and not torch.compiler.is_compiling() else t
 
 
 def seen(flag: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Ellipsoids against a nonlinear solver and their own equation."""
+"""Ellipsoids against a nonlinear solver and their own equation, and distances that come with a foot."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from casal.constraints import (
-    Ellipsoid,
-)
+from casal.constraints import Ball, Box, Constraint, Ellipsoid, PerChain, Sphere
 
 from .closed_form_cases import form, ramp
 from .points import normal, one
@@ -62,3 +60,24 @@ def test_ellipsoid_nearly_touched_and_far_away() -> None:
         np.testing.assert_allclose(one(ellipsoid, [6.0 + offset, -5.0]), [6.0, -5.0], rtol=0, atol=2e-15)
     inside = torch.tensor([[5.3, -4.0]], dtype=torch.float64)
     assert torch.equal(ellipsoid.project(inside), inside) and float(ellipsoid.violation(inside)) == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Sphere(2.0),
+        Sphere(0.5, torch.tensor([1.0, -2.0, 0.5])),
+        Sphere(PerChain(torch.linspace(0.5, 3.0, 20))),
+        Ball(1.0),
+        Box(-0.5, 0.5),
+    ],
+    ids=repr,
+)
+def test_a_foot_comes_with_its_distance(constraint: Constraint, dtype: torch.dtype) -> None:
+    z = 2.0 * torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    foot, half = constraint.project_fast_half(z)
+    assert torch.equal(foot, constraint.project_fast(z)) and half.dtype == torch.float64
+    exact = (z.double() - constraint.project(z.double())).square().sum(1) / 2
+    close = 1e-13 if dtype == torch.float64 else 2e-6
+    torch.testing.assert_close(half, exact, rtol=close, atol=close)

@@ -620,7 +620,7 @@ def test_interrupted_tiles_say_how_far_they_came(case: MethodCase) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [CASAL(10.0, dual="mean"), PrimalDual(0.1), WeightedCASAL(30.0, burn_in=0)],
+    [CASAL(10.0, dual="mean"), PrimalDual(0.1), WeightedCASAL(30.0, burn_in=0, ess=1.0)],
     ids=lambda method: method.name,
 )
 def test_interrupted_tiles_that_take_turns(method: Method[Any]) -> None:
@@ -630,6 +630,15 @@ def test_interrupted_tiles_that_take_turns(method: Method[Any]) -> None:
         result = casal.sample(target, constraint, method, 40, tile=16)
     assert result.partial
     assert result.steps.tolist() == [5] * 16 + [4] * 24
+
+
+def test_tiles_that_were_stopped_on_different_rungs_have_the_weight_of_their_chains() -> None:
+    """Two tiles that pass by meetings, stopped while the second is behind the first."""
+    target, constraint = problem_of("sphere", grad=interrupting(at=1 + 5 + 3))
+    with pytest.warns(CasalWarning, match="interrupted"):
+        result = casal.sample(target, constraint, WeightedCASAL(casal.geometric(1e-4, 1e-3), burn_in=0), 32, tile=16)
+    assert result.steps.tolist() == [5] * 16 + [2] * 16
+    assert [float(part.sum()) for part in result.weights.split(16)] == pytest.approx([0.5, 0.5], rel=1e-12)
 
 
 @density_methods

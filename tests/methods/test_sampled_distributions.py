@@ -72,9 +72,8 @@ def test_particle_without_weights_is_in_the_wrong_mode() -> None:
     """The power of the test above: the same moves and the same ladder, but every chain keeps its weight."""
 
     class Unweighted(casal.WeightedCASAL):
-        def meet(self, *known: Any) -> Any:
-            new, info = super().meet(*known)
-            return known[-2]._replace(rho=new.rho, top=new.top), info
+        def climb(self, state: Any, rho: float) -> Any:
+            return super().climb(state, rho)._replace(log_weight=state.log_weight)
 
     result = casal.sample(preconditioned_particle(500), casal.Sphere(RADIUS), Unweighted(400.0), 1000, seed=1)
     assert int((result.samples[:, 0] > 0).sum()) > 20

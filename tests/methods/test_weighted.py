@@ -10,14 +10,16 @@ import torch
 
 import casal
 from casal.constraints import Constraint
-from casal.methods import Context
+from casal.methods import Context, Stage
 from casal.methods.smc import (
     LEAST_INSIDE,
+    RUNGS_ALONE,
     Groups,
     Landed,
     Rung,
     choose_finish,
     effective_size,
+    rungs_alone,
     systematic,
     top_for_inside,
     top_for_spread,
@@ -41,6 +43,9 @@ from ..models import RADIUS, particle, particle_answer, particle_potential
 
 class _Move(casal.WeightedCASAL):
     """The move of WeightedCASAL at one fixed rho, as a map of (x, noise)."""
+
+    def plan(self, context: Context, n: int) -> list[Stage]:
+        return [Stage(super().plan(context, n)[0].rows, self.step)]
 
     def step(self, problem: Context, state: Any, row: Any, noise: torch.Tensor) -> Any:
         x, last = state
@@ -156,19 +161,59 @@ def test_the_final_weight_judges_the_foot_on_the_equations(rho: float) -> None:
 
 
 def test_the_rungs_of_an_adaptive_ladder_climb_to_the_top() -> None:
-    result = casal.sample(gaussian_target(200, 0.1), line(), casal.WeightedCASAL(250.0), 300, seed=0)
-    rho = result.trace["rho"].numpy()
-    assert (np.diff(rho[:-1]) > 0).all()
-    assert rho[-1] == 250.0
-    assert len(rho) == 200 - 40 - 2 + 1
+    for ess in (0.7, 1.0):
+        result = casal.sample(gaussian_target(200, 0.1), line(), casal.WeightedCASAL(250.0, ess=ess), 300, seed=0)
+        rho, at = result.trace["rho"].numpy(), result.trace["exchange_step"].numpy()
+        assert (np.diff(rho[:-1]) > 0).all()
+        assert rho[-1] == 250.0
+        assert at[0] == 40 and at[-1] == 198 and np.diff(at).max() <= RUNGS_ALONE
+    assert len(rho) == 200 - 40 - 2 + 1, "with ess = 1 chains meet at every rung"
 
 
 def test_a_given_ladder_is_taken_as_it_is() -> None:
-    result = casal.sample(
-        gaussian_target(100, 0.1), line(), casal.WeightedCASAL(casal.geometric(0.1, 50.0)), 300, seed=0
-    )
     expected = casal.geometric(0.1, 50.0)(range(78)).numpy()
-    np.testing.assert_allclose(result.trace["rho"].numpy()[:-1], expected, rtol=1e-12)
+    for ess in (0.7, 1.0):
+        method = casal.WeightedCASAL(casal.geometric(0.1, 50.0), ess=ess)
+        result = casal.sample(gaussian_target(100, 0.1), line(), method, 300, seed=0)
+        rungs = (result.trace["exchange_step"][:-1] - 20).to(torch.int64).numpy()
+        np.testing.assert_allclose(result.trace["rho"].numpy()[:-1], expected[rungs], rtol=1e-12)
+    assert len(rungs) == 78
+
+
+class _Joined(casal.WeightedCASAL):
+    """The same with all chains joined for every meeting."""
+
+    def plan(self, context: Context, n: int) -> list[Stage]:
+        return [stage._replace(by_number=False) for stage in super().plan(context, n)]
+
+
+class _Meeting(casal.WeightedCASAL):
+    """The same with a meeting at every rung."""
+
+    def plan(self, context: Context, n: int) -> list[Stage]:
+        return [stage._replace(alone=None) for stage in super().plan(context, n)]
+
+
+@pytest.mark.parametrize("kind", [_Joined, _Meeting])
+def test_passing_by_a_meeting_and_moving_chains_by_number_change_no_bit(kind: type[casal.WeightedCASAL]) -> None:
+    ladder, target = casal.geometric(0.1, 50.0), gaussian_target(200, 0.1)
+    first = casal.sample(target, line(), casal.WeightedCASAL(ladder), 300, seed=0, tile=64)
+    other = casal.sample(target, line(), kind(ladder), 300, seed=0, tile=64)
+    assert all(torch.equal(p, q) for p, q in zip(first.state[:7], other.state[:7], strict=True))
+    assert torch.equal(first.samples, other.samples)
+    assert len(torch.unique(first.ancestors)) < 200, "nothing was resampled, so the test shows nothing"
+    assert len(first.trace["rho"]) < 100 < 159 == len(casal.sample(target, line(), _Meeting(ladder), 300).trace["rho"])
+
+
+def test_chains_may_climb_until_their_weights_become_uneven() -> None:
+    """Normal log-weights of spread v are worth exp(-v^2) of their chains."""
+    half = torch.randn(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    room = rungs_alone(1.0, 0.7, float(half.std()))
+    for rho, share in ((room, 0.7), (room / 2, 0.7**0.25)):
+        assert float(effective_size(torch.softmax(-rho * half, 0))) / len(half) == pytest.approx(share, rel=0.02)
+    assert rungs_alone(0.7**0.25, 0.7, 1.0) == pytest.approx(rungs_alone(1.0, 0.7, 1.0) / 2)
+    assert rungs_alone(0.69, 0.7, 1.0) == rungs_alone(1.0, 0.7, 1.0), "below the share chains are resampled"
+    assert rungs_alone(1.0, 1.0, 1.0) == 0.0
 
 
 def test_the_weight_of_a_rung_is_the_ratio_of_the_penalties() -> None:

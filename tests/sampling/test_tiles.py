@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import casal
 from casal.methods import Method
-from casal.sampling.tiles import even_size, tile_size
+from casal.sampling.tiles import cut, even_size, moved, network_batch, tile_size
 
 STEPS, SIZE, TILE = 6, 8, 64
 SPHERE = casal.Sphere(2.0)
@@ -76,6 +76,38 @@ def test_a_tile_is_small_in_the_larger_of_both_spaces() -> None:
     wide = casal.langevin(lambda x: x, steps=1, step_size=0.1, init=start)
     result = casal.sample(wide, casal.Sphere(1.0), casal.CASAL(1.0), 100, decoder=decoder)
     assert result.provenance["tile"] == 25, "4 tiles of the same size, none above 32"
+
+
+def test_a_network_gets_the_batch_that_it_wants() -> None:
+    """A latent of 16 numbers behind a decoder to 10,000: 8 chains in a tile, 64 if the model is a network."""
+    decoder = casal.Linear(torch.eye(16).repeat(625, 1))
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
+            return self.scale * x / (1 + sigma**2)
+
+    def tile(denoiser: Any) -> Any:
+        model = casal.edm(denoiser, casal.karras_sigmas(3, 0.1, 2.0), shape=16, time="scalar")
+        return casal.sample(model, casal.Box(-9.0, 9.0), casal.Unconstrained(), 128, decoder=decoder).provenance["tile"]
+
+    assert tile(lambda x, sigma: x / (1 + sigma**2)) == tile_size((16,), (10_000,)) == 8
+    assert tile(Net()) == network_batch((16,)) == 64
+    assert network_batch((64, 64)) == 4 and network_batch((3, 256, 256)) == 1
+
+
+@pytest.mark.parametrize("ascending", [True, False])
+def test_chains_are_moved_between_tiles_as_in_one_piece(ascending: bool) -> None:
+    tiles = cut(50, 16, 0, torch.device("cpu"))
+    stream = torch.Generator().manual_seed(0)
+    whole, index = torch.randn(50, 3, generator=stream), torch.randint(50, (50,), generator=stream)
+    index = index.sort().values if ascending else index
+    parts = moved([whole[t.start : t.stop] for t in tiles], index, tiles)
+    assert [len(part) for part in parts] == [16, 16, 16, 2]
+    assert torch.equal(torch.cat(parts), whole[index])
 
 
 def test_a_weighted_run_looks_at_some_chains_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from casal.constraints.scheduled import Scheduled
 from casal.constraints.simplex import L1Ball, Simplex
 from casal.constraints.solvers.laws import truncated_normal
 from casal.constraints.spec import constraint_from_spec
-from casal.constraints.vectors import over_events
+from casal.constraints.vectors import half_square, over_events
 
 for _kind in (Intersection, Product, Scaled, Shifted, Through, Union):
     register(_kind)  # here and not at the class: the operators of every set reach them by their names
@@ -79,6 +79,7 @@ __all__ = [
     "Union",
     "Way",
     "constraint_from_spec",
+    "half_square",
     "over_events",
     "register",
     "tightening",

@@ -15,7 +15,7 @@ from torch import Tensor
 from casal.checks import positive
 from casal.constraints.chains import PerChain, check_count
 from casal.constraints.solvers.sparse_rows import SparseMatrix
-from casal.constraints.vectors import EPSILON, ROUNDING, floating, gaussian, norm, over_events, relative
+from casal.constraints.vectors import EPSILON, ROUNDING, floating, gaussian, half_square, norm, over_events, relative
 from casal.devices import on_host, seen
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 from casal.typing import Event
@@ -300,6 +300,10 @@ class Constraint:
             warm: A point near the answer, such as the projection of the step before; closed forms do not need it.
         """
         return self._project_fast_from(floating(z), warm)
+
+    def project_fast_half(self, z: Tensor, *, warm: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """``project_fast(z)`` and |z - P(z)|^2 / 2, (n,) float64: in fewer passes where a set knows its distance."""
+        return self._project_fast_half(floating(z), warm)
 
     def solve(self, z: Tensor, *, budget: Budget | None = None, warm: Tensor | None = None) -> Projection:
         """As ``project``, with a convergence flag, the iterations and the residual of every chain."""
@@ -749,6 +753,10 @@ class Constraint:
     def _project_fast_from(self, z: Tensor, warm: Tensor | None) -> Tensor:
         """With a point near the answer, for sets that can use it."""
         return self._project_fast(z)
+
+    def _project_fast_half(self, z: Tensor, warm: Tensor | None) -> tuple[Tensor, Tensor]:
+        foot = self._project_fast_from(z, warm)
+        return foot, half_square(z - foot)
 
     def _violation(self, z: Tensor) -> Tensor:
         """(n,), from ``_excess``; a set without rows writes this one."""

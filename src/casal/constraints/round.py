@@ -173,11 +173,15 @@ class Sphere(Round):
         return self._height(z)
 
     def _project_fast(self, z: Tensor) -> Tensor:
-        offset = self._offset(z)
-        factor, _ = shell_factor(offset, column(self.radius, z))
+        return self._project_fast_half(z, None)[0]
+
+    def _project_fast_half(self, z: Tensor, warm: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The distance is | |z - c| - R |."""
+        offset, radius = self._offset(z), column(self.radius, z)
+        factor, length = shell_factor(offset, radius)
         shell = offset * factor
         nudge(shell[:, :1], factor, shortest(z.dtype))
-        return self._place(shell, z)
+        return self._place(shell, z), (length - radius).to(torch.float64).square().flatten() / 2
 
     def _project(self, z: Tensor) -> Tensor:
         offset = self._offset(z)

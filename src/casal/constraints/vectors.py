@@ -67,6 +67,11 @@ def unit(v: Tensor, fallback: Tensor) -> Tensor:
     return scaled / torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
 
 
+def half_square(v: Tensor) -> Tensor:
+    """|v|^2 / 2 of every chain of (n, *event), (n,) float64; summed in the dtype of v, whose rounding is larger."""
+    return torch.linalg.vector_norm(v.flatten(1), dim=1).to(torch.float64).square() / 2
+
+
 def axis(like: Tensor, *numbers: float) -> Tensor:
     """(d,) for rows (n, d): these numbers in the first coordinates, zero in the others."""
     out = torch.zeros(like.shape[1], dtype=like.dtype, device=like.device)

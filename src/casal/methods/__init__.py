@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from casal.methods.auto import LADDER_DIMENSION, choose
-from casal.methods.base import Method, Stage, TableRow, gaussian, generator_of, key, table_rows, uniform
+from casal.methods.base import Alone, Method, Stage, TableRow, gaussian, generator_of, key, table_rows, uniform
 from casal.methods.bounded_hmc import BoundedHMC
 from casal.methods.casal import CASAL
 from casal.methods.context import Context, Uncounted, Usage, few_chains, move, pick
@@ -70,6 +70,7 @@ __all__ = [
     "LADDER_DIMENSION",
     "METHODS",
     "RANGE",
+    "Alone",
     "BoundedHMC",
     "Context",
     "Decoupled",

@@ -26,6 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from casal.constraints import half_square
 from casal.methods.base import TableRow
 from casal.methods.context import Context, chain_by_chain, pick
 from casal.methods.smc import (
@@ -34,7 +35,6 @@ from casal.methods.smc import (
     Groups,
     along,
     equal_weights,
-    half_square,
     next_rho,
     population_record,
     resample,

@@ -33,6 +33,13 @@ Meet: TypeAlias = Callable[[Context, Any, torch.Generator], tuple[Any, Mapping[s
 """``meet(context, state, generator) -> (state, scalars for the trace)``: what all chains of a run do together."""
 
 
+Alone: TypeAlias = Callable[[Context, Any], Any]
+"""``alone(context, state) -> state``: what the chains of a tile do instead of a meeting; None if they have to meet.
+
+It decides by the numbers that all chains share, so that all tiles decide alike.
+"""
+
+
 class Noise(Protocol):
     """The randomness of one step of n chains, as a tensor; written into ``out`` where that is possible."""
 
@@ -77,12 +84,18 @@ class Stage(NamedTuple):
         step: Takes a row.
         meet: What all chains do together before the rows; None if they have nothing to do together.
         noise: Draws the noise of a step.
+        alone: How chains pass by the meeting, where they may; None if they always meet.
+        by_number: Whether the meeting reads nothing but numbers of the chains: the fields (n,) and () of the state.
+            Then chains are not joined for it. Fields of events hold the numbers (n,) of the chains instead, which it
+            may take as it would take the chains (``field[index]``), and the loop moves the chains that it took.
     """
 
     rows: Sequence[Any]
     step: Step
     meet: Meet | None = None
     noise: Noise = gaussian
+    alone: Alone | None = None
+    by_number: bool = False
 
 
 class Recall(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from casal.constraints import Budget, Constraint, over_events
+from casal.constraints import Budget, Constraint, half_square, over_events
 from casal.decoders import Decoder, Gram
 from casal.devices import on_host
 from casal.errors import DtypeError, SettingError, ShapeError
@@ -228,10 +228,14 @@ class Context:
             warm: A point near the answer, for iterative projections. They keep to the budget, if there is one.
         """
         self.usage.add_projections(len(z))
-        fast = self.constraint.fast or (self.constraint.exact and not on_host(z))
-        if fast and (self.budget is None or self.constraint.exact):
+        if self._quick(z):
             return self.constraint.project_fast(z, warm=warm)
         return self.constraint.project(z, budget=self.budget, warm=warm)
+
+    def _quick(self, z: Tensor) -> bool:
+        """Whether the loop takes the fast form of the projection."""
+        fast = self.constraint.fast or (self.constraint.exact and not on_host(z))
+        return fast and (self.budget is None or self.constraint.exact)
 
     def foot(self, z: Tensor, warm: Tensor) -> Tensor:
         """P(z) for methods whose distribution depends on it: the nearest point of C.
@@ -241,6 +245,14 @@ class Context:
         """
         return self.project(z, warm=warm if self.constraint.convex else None)
 
+    def foot_and_half(self, z: Tensor, warm: Tensor) -> tuple[Tensor, Tensor]:
+        """``foot(z)`` and dist(z, C)^2 / 2, (n,) float64."""
+        if self._quick(z):
+            self.usage.add_projections(len(z))
+            return self.constraint.project_fast_half(z, warm=warm if self.constraint.convex else None)
+        foot = self.foot(z, warm)
+        return foot, half_square(z - foot)
+
     def strict(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
         """P(z) in float64 in and out, as well as it can be done: what a method returns as a sample."""
         self.usage.add_projections(len(z))
@@ -248,6 +260,8 @@ class Context:
 
     def decode(self, x: Tensor) -> Tensor:
         """A x."""
+        if self.identity:
+            return x
         return unedited("the decoder", self.decoder, x)
 
     def precondition(self, v: Tensor) -> Tensor:

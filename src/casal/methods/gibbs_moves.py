@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from casal.constraints import half_square
 from casal.methods.base import Stage, generator_of, key
 from casal.methods.context import Context
 from casal.methods.moves import Moves, clean_score
-from casal.methods.smc import Landed, choose_finish, equal_weights, half_square
+from casal.methods.smc import Landed, choose_finish, equal_weights
 
 
 class GibbsState(NamedTuple):

@@ -19,10 +19,11 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from casal.constraints import half_square
 from casal.methods.base import Stage, uniform
 from casal.methods.context import Context, pick
 from casal.methods.moves import Moves, clean_score
-from casal.methods.smc import Landed, choose_finish, equal_weights, half_square
+from casal.methods.smc import Landed, choose_finish, equal_weights
 
 TOWARDS = 0.75
 """Share of the way to C that g goes when the noise is as large as the slack rho^(-1/2)."""

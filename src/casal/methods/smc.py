@@ -1,7 +1,7 @@
 """Populations of weighted chains: the ladder of couplings, resampling, and the finish at the top of the ladder.
 
-A ladder climbs pi_rho(x) ~ p(x) exp(-rho/2 dist(A x, C)^2) from rho = 0. At every rung all chains meet: the next rho is
-placed, the chains are weighted for it, and they are resampled where the weights have become uneven. At the top the
+A ladder climbs pi_rho(x) ~ p(x) exp(-rho/2 dist(A x, C)^2) from rho = 0. Where all chains meet, the next rungs are
+placed, the chains are weighted, and they are resampled if the weights have become uneven. At the top the
 chains follow pi_rho, and z = P(A x) follows p on C only up to O(1/rho). A ``Finish`` does better where the set
 allows it.
 """
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from casal.constraints import Constraint, Parts
+from casal.constraints import Constraint, Parts, half_square
 from casal.errors import DivergedError, SettingError
 from casal.methods.context import Context, few_chains
 from casal.typing import Event
@@ -43,11 +43,6 @@ def rungs(count: int, given: Tensor | None = None) -> list[Rung]:
     return [Rung(None if given is None else float(given[k]), count - k) for k in range(count)]
 
 
-def half_square(v: Tensor) -> Tensor:
-    """|v|^2 / 2, chain by chain, in float64."""
-    return torch.linalg.vector_norm(v.reshape(len(v), -1), dim=1, dtype=torch.float64).square() / 2
-
-
 def next_rho(rho: float, top: float, half: Tensor, weight: Tensor, left: int) -> float:
     """The next rho, placed so that the log-weights spread equally over the rungs that are left.
 
@@ -62,11 +57,51 @@ def next_rho(rho: float, top: float, half: Tensor, weight: Tensor, left: int) ->
         weight: Weights of the chains that sum to one, (n,).
         left: Rungs that are left, this one included.
     """
-    spread = float((weight * (half - (weight * half).sum()).square()).sum().sqrt())
+    return pace(rho, top, spread_of(half, weight), left).next(rho, top)
+
+
+def spread_of(half: Tensor, weight: Tensor) -> float:
+    """Standard deviation of dist^2 / 2 (n,) under weights that sum to one."""
+    return float((weight * (half - (weight * half).sum()).square()).sum().sqrt())
+
+
+class Pace(NamedTuple):
+    """Rungs in equal steps of log(rho + r): rho' + r = q (rho + r)."""
+
+    r: float
+    q: float
+
+    def next(self, rho: float, top: float) -> float:
+        """The rung after rho."""
+        base = rho + self.r
+        return min(top, base * self.q - base + rho)
+
+
+def pace(rho: float, top: float, spread: float, left: int) -> Pace:
+    """The pace of ``next_rho`` from rho to the top in ``left`` rungs, for a present spread sd(dist^2 / 2)."""
     if left == 1 or spread == 0.0:
-        return top
+        return Pace(0.0 if rho else 1.0, math.inf)
     base = max(math.sqrt(0.5) / spread, rho)
-    return min(top, base * ((top - rho + base) / base) ** (1.0 / left) - base + rho)
+    return Pace(base - rho, ((top - rho + base) / base) ** (1.0 / left))
+
+
+RUNGS_ALONE = 8
+"""Rungs from one meeting to the next, at most."""
+
+
+def rungs_alone(now: float, ess: float, spread: float) -> float:
+    """By how much rho may grow until the effective size may have fallen below a share ``ess`` of the chains.
+
+    Log-weights that spread by v make the effective size exp(-v^2) of the chains, as for a normal distribution. A climb
+    by d rho adds at most d rho sd(dist^2 / 2) to v: distances shrink on the way, and change.
+
+    Args:
+        now: The effective size, a share of the chains. Below ``ess`` they are resampled, and it is one.
+        ess: The share at which chains are resampled.
+        spread: sd(dist^2 / 2) at present.
+    """
+    spent = 0.0 if now < ess else math.sqrt(max(0.0, -math.log(now)))
+    return max(0.0, math.sqrt(-math.log(ess)) - spent) / spread if spread else math.inf
 
 
 # ---------------------------------------------------------------------------------------------------- the weights
@@ -139,6 +174,8 @@ class Groups(NamedTuple):
 
     def weights(self, log_weight: Tensor) -> Tensor:
         """Weights of all chains that sum to one; groups of different distributions share them by their size."""
+        if self.by_distribution().members is None:
+            return normalised(log_weight)
         weight = torch.empty_like(log_weight)
         for some in self.by_distribution().each(log_weight):
             weight[some] = normalised(log_weight[some]) * (len(some) / len(log_weight))
@@ -201,6 +238,12 @@ def resample(state: Weighted, generator: torch.Generator, groups: Groups, ess: f
     weights before.
     """
     old, drawn = state.log_weight, False
+    if groups.members is None:
+        weight = normalised(old)
+        if not float(effective_size(weight)) < ess * len(old):
+            return state
+        all_anew: Weighted = take_chains(state, systematic(weight, generator))
+        return all_anew._replace(log_weight=torch.zeros_like(old))
     index, log_weight = torch.arange(len(old), device=old.device), old.clone()
     for some in groups.each(old):
         weight = normalised(old[some])

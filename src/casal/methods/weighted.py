@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from casal.checks import share
+from casal.constraints import half_square
+from casal.devices import number
 from casal.errors import SettingError
 from casal.methods.adjusted import (
     AdjustedState,
@@ -23,29 +25,32 @@ from casal.methods.adjusted import (
     warm,
 )
 from casal.methods.base import Method, Stage, TableRow, burn_in_steps, no_step, split_records, table_rows
-from casal.methods.context import Context, chain_by_chain, few_chains
+from casal.methods.context import Context, few_chains
 from casal.methods.smc import (
     CARRIED,
     DRIFT_LIMIT,
     LEFT,
     MOVE,
+    RUNGS_ALONE,
     Finish,
     Groups,
+    Pace,
     Plain,
     Rung,
     choose_finish,
     equal_weights,
     groups_of,
-    half_square,
     has_edge,
     look_due,
-    next_rho,
+    pace,
     population_record,
     reach_rho,
     read_rise,
     resample,
     rungs,
+    rungs_alone,
     slack_rho,
+    spread_of,
     top_for_crossings,
     top_for_inside,
     top_for_spread,
@@ -63,21 +68,29 @@ class WeightedState(NamedTuple):
         x: Points.
         z: Their feet P(A x).
         noise: The noise of the last move, half of which enters the next one.
+        half: dist(A x, C)^2 / 2, (n,).
         rise: log p(x) - log p(z) to first order, from the last score that was read for it, (n,).
         log_weight: Logarithms of the weights, (n,).
         ancestor: Starting chain each chain descends from, (n,).
         rho: The rung all chains are at.
         top: Where the ladder ends, as far as the chains have shown.
+        r: Offset of the pace from rung to rung (``smc.Pace``), of the last meeting.
+        q: Factor of the pace.
+        room: The largest rho that chains may climb to before they meet again.
     """
 
     x: Tensor
     z: Tensor
     noise: Tensor
+    half: Tensor
     rise: Tensor
     log_weight: Tensor
     ancestor: Tensor
     rho: Tensor
     top: Tensor
+    r: Tensor
+    q: Tensor
+    room: Tensor
 
 
 @dataclass(frozen=True)
@@ -95,7 +108,9 @@ class WeightedCASAL(Method[Any]):
     the top, a ``Finish`` of ``smc.py`` removes what is left of the error of a finite rho, and z = P(A x) is returned
     with equal weights.
 
-    Every rung looks at all chains at once; between rungs chains move on their own. The ladder starts from samples of p.
+    At a meeting all chains are looked at: their weights, the next rungs, and whether to resample. Between meetings
+    chains move and climb on their own. They meet at every rung where the weights may have become uneven, and at least
+    at every eighth (``rungs_alone``). The ladder starts from samples of p.
     Where the density of the starting points and the potential of p are known, a tempered start (``adjusted.py``)
     leads there, and the modes get their right weights from any start that covers them. Otherwise the first ``burn_in``
     steps run at rho = 0, and the modes keep the weights that the starting points gave them.
@@ -153,7 +168,10 @@ class WeightedCASAL(Method[Any]):
         if not climb:
             raise SettingError(f"{len(rows)} steps leave none for the ladder after {first} of burn-in; take more")
         early = rows[: max(first - price, 0) : price] if tempered or self.metropolis else rows[:first]
-        stages = [*self._begin(context, early, tempered, groups), *self._climb(context, climb, groups, finish)]
+        edge = self.correct and has_edge(context)
+        given = self.rho is not None and (callable(self.rho) or not edge)  # then there is no top to look for
+        stages = self._begin(context, early, tempered, given, groups)
+        stages += self._climb(climb, groups, edge, given, CARRIED if finish.evaluations else LEFT)
         return [*stages, Stage([], no_step, partial(finish, groups=groups))]
 
     def _tempered(self, context: Context) -> bool:
@@ -171,7 +189,7 @@ class WeightedCASAL(Method[Any]):
                 why = "the start is not weighed (temper=False or burn_in=0)"
         return f"the weights of separate modes are those of the starting points: {why}"
 
-    def _begin(self, context: Context, rows: Sequence[Any], tempered: bool, groups: Groups) -> list[Stage]:
+    def _begin(self, context: Context, rows: Sequence[Any], tempered: bool, given: bool, groups: Groups) -> list[Stage]:
         """The stages before the ladder."""
         if tempered:
             left = range(len(rows), 0, -1)
@@ -182,28 +200,34 @@ class WeightedCASAL(Method[Any]):
         slack = [Stage([], no_step, partial(self.take_slack, groups))] if self.hold else []
         if self.metropolis:
             return [*slack, *(Stage([row], adjusted_step, self.settle, adjusted_noise) for row in rows)]
-        return [*slack, Stage(rows[:-1], self.step), Stage(rows[-1:], self.reading_step)] if rows else slack
+        free = Stage(rows[:-2], self.step if self.hold else self.free_step)
+        last = Stage(rows[-1:], self.step if given else self.reading_step)
+        return [*slack, free, Stage(rows[-2:-1], self.step), last] if rows else slack
 
-    def _climb(self, context: Context, rows: Sequence[Any], groups: Groups, finish: Finish) -> list[Stage]:
+    def _climb(self, rows: Sequence[Any], groups: Groups, edge: bool, given: bool, spread: float) -> list[Stage]:
         """The stages of the ladder."""
-        stages, edge = list[Stage](), self.correct and has_edge(context)
-        ladder = self._rungs(len(rows))
+        stages, ladder = list[Stage](), self._rungs(len(rows))
         for k, (rung, row) in enumerate(zip(ladder, rows, strict=True)):
-            meet = partial(self.meet, rung, groups, edge, CARRIED if finish.evaluations else LEFT)
-            read = k + 1 < len(ladder) and look_due(ladder[k + 1])
+            meet = partial(self.meet, rung, groups, edge, spread)
+            read = not given and k + 1 < len(ladder) and look_due(ladder[k + 1])
+            looks = not given and (k == 0 or look_due(rung))
             if self.metropolis:
-                stages.append(Stage([row], adjusted_step, meet, adjusted_noise))
+                stages.append(Stage([row], adjusted_step, meet, adjusted_noise, by_number=not looks))
             else:
-                stages.append(Stage([row], self.reading_step if read else self.step, meet))
+                must = looks or k == 0 or rung.left == 1 or rung.left % RUNGS_ALONE == 0
+                alone = None if must else partial(self.climb_alone, rung)
+                step = self.reading_step if read else self.step
+                stages.append(Stage([row], step, meet, alone=alone, by_number=not looks))
         return stages
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> Any:
         if self.metropolis or self._tempered(context):
             return begin(context, x)
         log_weight, ancestor = equal_weights(context, len(x))
-        z, zero = context.project(context.decode(x)), log_weight.new_zeros(())
-        unread = torch.full_like(log_weight, torch.inf)
-        return WeightedState(x, z, torch.zeros_like(x), unread, log_weight, ancestor, zero, zero)
+        decoded, zero = context.decode(x), log_weight.new_zeros(())
+        z, unread = context.project(decoded), torch.full_like(log_weight, torch.inf)
+        half, none = half_square(decoded - z), torch.zeros_like(x)
+        return WeightedState(x, z, none, half, unread, log_weight, ancestor, zero, zero, zero, zero, zero)
 
     def land(
         self, context: Context, state: AdjustedState, generator: torch.Generator
@@ -213,15 +237,14 @@ class WeightedCASAL(Method[Any]):
         if self.metropolis:
             return state._replace(top=none), {}
         rise = read_rise(context, state.x, state.z, state.score)
-        return WeightedState(
-            x, state.z, torch.zeros_like(x), rise, state.log_weight, state.ancestor, state.rho, none
-        ), {}
+        start, ladder = (x, state.z, torch.zeros_like(x), state.half), (state.rho, none, none, none, none)
+        return WeightedState(*start, rise, state.log_weight, state.ancestor, *ladder), {}
 
     def take_slack(
         self, groups: Groups, context: Context, state: Any, generator: torch.Generator
     ) -> tuple[Any, Mapping[str, float]]:
         """The rho of the slack that the starting points have."""
-        rho = slack_rho(0.0, _half(context, state), groups.weights(state.log_weight))
+        rho = slack_rho(0.0, state.half, groups.weights(state.log_weight))
         return state._replace(rho=torch.full_like(state.rho, rho)), {}
 
     def settle(
@@ -231,28 +254,28 @@ class WeightedCASAL(Method[Any]):
         state, rate = follow(state)
         return state, {"acceptance": rate}
 
+    def free_step(self, context: Context, state: WeightedState, row: TableRow, noise: Tensor) -> WeightedState:
+        """One Langevin move for p, without feet: ``z`` and ``half`` stay those of an earlier x."""
+        score = context.score(state.x, row.t)
+        return state._replace(x=_move(context, state, row, noise, score, coupled=False), noise=noise)
+
     def step(self, context: Context, state: WeightedState, row: TableRow, noise: Tensor) -> WeightedState:
         """One Langevin move for pi_rho."""
-        return self._move(context, state, row, noise, context.score(state.x, row.t))
+        return self._landed(context, state, row, noise, context.score(state.x, row.t))
 
     def reading_step(self, context: Context, state: WeightedState, row: TableRow, noise: Tensor) -> WeightedState:
         """The same, and how much log p changes from x to its foot."""
         score = context.score(state.x, row.t)
         rise = read_rise(context, state.x, state.z, score)
-        return self._move(context, state._replace(rise=rise), row, noise, score)
+        return self._landed(context, state._replace(rise=rise), row, noise, score)
 
-    def _move(
+    def _landed(
         self, context: Context, state: WeightedState, row: TableRow, noise: Tensor, score: Tensor
     ) -> WeightedState:
-        x, gram = state.x, context.gram
-        size = row.b / (1.0 + row.b * state.rho * gram.eigenvalues / MOVE)
-        limit = DRIFT_LIMIT * size.sqrt()
-        pull = context.decoder.vjp(x)(context.decode(x) - state.z)
-        shift = (size * gram.whiten(score)).clamp_(-limit, limit)
-        shift.addcmul_(gram.whiten(pull), size * state.rho, value=-1)
-        shift.addcmul_((state.noise + noise).reshape(shift.shape), (size / 2).sqrt())
-        x = x + gram.unwhiten(shift).reshape(x.shape)
-        return state._replace(x=x, z=context.foot(context.decode(x), warm=state.z), noise=noise)
+        """The chains after a move, with their feet."""
+        x = _move(context, state, row, noise, score)
+        z, half = context.foot_and_half(context.decode(x), warm=state.z)
+        return state._replace(x=x, z=z, noise=noise, half=half)
 
     def meet(
         self,
@@ -268,20 +291,38 @@ class WeightedCASAL(Method[Any]):
         moved = dict[str, float]()
         if self.metropolis:
             state, moved["acceptance"] = follow(state)
-        half = state.half if self.metropolis else _half(context, state)
-        rho = rung.rho
+        half, weight, now = state.half, groups.weights(state.log_weight), float(state.rho)
+        rho, spread_now = rung.rho, spread_of(half, weight)
         if rho is None:
-            weight = groups.weights(state.log_weight)
             if look_due(rung) or float(state.top) == 0.0:
                 if self.metropolis:
                     state = state._replace(rise=read_rise(context, state.x, state.z, state.score))
                 top = self._top(context, state, half, weight, groups, edge, spread)
                 state = state._replace(top=torch.full_like(state.rho, top))
-            rho = next_rho(float(state.rho), max(float(state.top), float(state.rho)), half, weight, rung.left)
-        level = torch.as_tensor(rho, dtype=torch.float64, device=half.device)
-        state = state._replace(rho=level, log_weight=state.log_weight - (level - state.rho) * half)
-        info = {**population_record(state, groups), **moved}
-        return resample(state, generator, groups, math.inf if rung.left == 1 else self.ess), info
+            top = max(float(state.top), now)
+            steps = pace(now, top, spread_now, rung.left)
+            rho = steps.next(now, top)
+            if not self.metropolis:
+                r, q = (torch.full_like(state.rho, number) for number in steps)
+                state = state._replace(r=r, q=q)
+        state = self.climb(state, rho)
+        info = population_record(state, groups)
+        if not self.metropolis:
+            room = rho + rungs_alone(info["ess"] / len(half), self.ess, spread_now) if groups.members is None else rho
+            state = state._replace(room=torch.full_like(state.rho, room))
+        return resample(state, generator, groups, math.inf if rung.left == 1 else self.ess), {**info, **moved}
+
+    def climb(self, state: Any, rho: float) -> Any:
+        """Weight the chains for the next rho."""
+        log_weight = state.log_weight.sub(state.half, alpha=rho - float(state.rho))
+        return state._replace(rho=torch.full_like(state.rho, rho), log_weight=log_weight)
+
+    def climb_alone(self, rung: Rung, context: Context, state: WeightedState) -> WeightedState | None:
+        """Weight the chains of a tile for the next rho; None if the weights may have become uneven by then."""
+        rho, now = rung.rho, float(state.rho)
+        if rho is None:
+            rho = Pace(float(state.r), float(state.q)).next(now, max(float(state.top), now))
+        return self.climb(state, rho) if rho <= float(state.room) else None
 
     def _top(
         self,
@@ -308,10 +349,14 @@ class WeightedCASAL(Method[Any]):
         return at.inside, state.rise[some] if at.log_tube is None else state.rise[some] + at.log_tube
 
     def output(self, context: Context, state: Any) -> Tensor:
-        return context.strict(context.decode(state.x), warm=state.z)
+        return context.strict(context.decode(state.x), warm=self._feet(context, state))
 
     def monitor(self, context: Context, state: Any) -> Mapping[str, Tensor]:
-        return split_records(context, state.x, state.z)
+        return split_records(context, state.x, self._feet(context, state))
+
+    def _feet(self, context: Context, state: Any) -> Tensor:
+        """P(A x); a burn-in without coupling does not keep it."""
+        return state.z if float(state.rho) else context.project(context.decode(state.x))
 
     def advice(self, state: Any, row: TableRow) -> str:
         tau, rho = float(row.b), float(state.rho)
@@ -332,6 +377,34 @@ def clean_score(context: Context, state: Any, x: Tensor) -> Tensor:
     return context.score(x, context.table.t[-1].to(x.device))
 
 
-def _half(context: Context, state: Any) -> Tensor:
-    """dist(A x, C)^2 / 2 of every chain, (n,)."""
-    return chain_by_chain(lambda x, z: half_square(context.decode(x) - z), state.x, state.z)
+def _move(
+    context: Context, state: WeightedState, row: TableRow, noise: Tensor, score: Tensor, coupled: bool = True
+) -> Tensor:
+    """x after a Langevin move for pi_rho; for p if it is not coupled."""
+    x, gram = state.x, context.gram
+    if context.identity and gram.unit:
+        return _straight_move(state, number(row.b), score, noise, coupled)
+    size = row.b / (1.0 + row.b * state.rho * gram.eigenvalues / MOVE)
+    root = size.sqrt()
+    shift = (root * gram.whiten(score)).clamp_(-DRIFT_LIMIT, DRIFT_LIMIT)
+    for w in (state.noise, noise):
+        shift.add_(w.reshape(shift.shape), alpha=math.sqrt(0.5))
+    shift.mul_(root)
+    if coupled:
+        pull = context.decoder.vjp(x)(context.decode(x) - state.z)
+        shift.addcmul_(gram.whiten(pull), size * state.rho, value=-1)
+    return x + gram.unwhiten(shift).reshape(x.shape)
+
+
+def _straight_move(state: WeightedState, tau: Any, score: Tensor, noise: Tensor, coupled: bool) -> Tensor:
+    """The move where A and D are the identity: x + S rho (z - x) + S score + (S/2)^(1/2) (w + w'), S a number."""
+    x, rho = state.x, number(state.rho)
+    size = tau / (1.0 + tau * rho / MOVE)
+    root = size**0.5
+    if isinstance(size, float):
+        limit, part = DRIFT_LIMIT / root, root * math.sqrt(0.5)
+        push = score.clamp(-limit, limit)
+        x = torch.lerp(x, state.z, size * rho).add_(push, alpha=size) if coupled else x.add(push, alpha=size)
+        return x.add_(state.noise, alpha=part).add_(noise, alpha=part)
+    push = (root * score).clamp(-DRIFT_LIMIT, DRIFT_LIMIT) + math.sqrt(0.5) * (state.noise + noise)
+    return (x + size * rho * (state.z - x) if coupled else x) + root * push

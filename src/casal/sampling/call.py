@@ -91,8 +91,8 @@ def sample(
             about a hundredth of the distance to the set, others all it takes; ``Budget()`` asks for all it takes. The
             samples that are returned get it in any case.
         progress: Whether to show a progress bar (needs rich).
-        tile: Chains in a tile; chosen from the size of an event if left out. Changes the random numbers. It is n where
-            a function needs all chains at once, see below.
+        tile: Chains in a tile; if left out chosen from the size of an event, and for a network so that it gets a batch
+            of up to 64. Changes the random numbers. It is n where a function needs all chains at once, see below.
         threads: Tiles that run at the same time, each on one core; as many as torch has threads if left out. Changes no
             bit of the result. Score and decoder are called from several threads at once: take 1 if yours cannot.
         compile: Whether to compile the step with ``torch.compile``: seconds once, then up to twice as fast. Results

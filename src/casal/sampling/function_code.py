@@ -35,11 +35,12 @@ class CodeParts:
     Attributes:
         found: Where in ``value`` to checksum.
         own: Whether code was found that is of no library.
+        parameters: Numbers in the parameters of the networks that were found.
     """
 
     def __init__(self, value: Any, *, values: bool) -> None:
         self.found: dict[str, str] = {}
-        self.own = False
+        self.own, self.parameters = False, 0
         self._values, self._seen = values, dict[int, Any]()
         self._follow("", value)
 
@@ -115,6 +116,7 @@ class CodeParts:
                     self._follow(f"{place}<{base.__qualname__}>.{name}", member)
 
     def _follow_module(self, place: str, network: torch.nn.Module) -> None:
+        self.parameters += sum(part.numel() for part in network.parameters())
         for name, part in network.named_modules():
             self._follow(f"{place}/{name}", type(part))
         if self._values:

@@ -2,6 +2,8 @@
 
     for each leg:  all chains meet (resample, average a dual), then each tile takes the rows of the leg alone
 
+Where a stage says how, tiles pass by the meeting of the next leg and go on.
+
 Threads and clusters are behind ``Executor``, compiled and eager steps behind ``Stepper``, stores and checkpoints behind
 ``Keeper``: the loop knows no more of them than that.
 """
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +24,8 @@ from casal.sampling.executors import Executor, Watch
 from casal.sampling.on_the_way import take_snapshot
 from casal.sampling.plan import Plan
 from casal.sampling.result import SampleResult
-from casal.sampling.stepping import Block, Stepper, step_once
-from casal.sampling.tiles import Tile, join, one_thread, shared_on_host, split
+from casal.sampling.stepping import CHECK_EVERY, Block, Stepper, step_once
+from casal.sampling.tiles import Tile, hand_back, join, numbers, one_thread, shared_on_host, split
 from casal.sampling.trace import Trace
 
 
@@ -73,31 +75,56 @@ class Keeper:
 def run(plan: Plan, chains: Chains, executor: Executor, stepper: Stepper, keeper: Keeper) -> bool:
     """Take all legs with all chains; whether the run was interrupted. Ctrl-C keeps what there is."""
     try:
-        for k in range(keeper.resume(), len(plan.legs)):
+        k = keeper.resume()
+        while k < len(plan.legs):
             keeper.checkpoint(k)
             meet(plan, chains, k, executor)
             waiting = [tile for tile in chains.tiles if tile.steps < plan.legs[k].end]
             executor.each(advance, waiting, (stepper, k), keeper.keep)
+            k += 1
+            while k < len(plan.legs) and plan.legs[k - 1].end < plan.legs[k].end <= chains.tiles[0].steps:
+                k += 1  # its meeting was passed by
     except KeyboardInterrupt:
+        level_weights(chains.tiles)
         return True
     keeper.end()
     return False
 
 
+def level_weights(tiles: Sequence[Tile]) -> None:
+    """Give tiles that were stopped on different rungs of a ladder the weight of their chains.
+
+    Weights of different rungs cannot be compared; those of chains on one rung can.
+    """
+    some = [tile for tile in tiles if hasattr(tile.state, "log_weight") and hasattr(tile.state, "rho")]
+    if len({float(tile.state.rho) for tile in some}) > 1:
+        for tile in some:
+            weight = tile.state.log_weight
+            mean = torch.logsumexp(weight, 0) - math.log(len(weight))
+            tile.state = tile.state._replace(log_weight=weight - mean)
+
+
 def meet(plan: Plan, chains: Chains, k: int, executor: Executor) -> None:
     """What all chains do together before the rows of leg k."""
-    together = plan.legs[k].stages[0].meet
-    if together is None:
+    stage = plan.legs[k].stages[0]
+    if stage.meet is None:
         return
     executor.each(start, [tile for tile in chains.tiles if tile.state is None])
-    whole: Any = join(chains.tiles)
+    context = plan.inside.context.replace(usage=chains.usage)
     known: Mapping[str, float] = {}
-    try:
+    if stage.by_number:
         with one_thread():
-            whole, known = together(plan.inside.context.replace(usage=chains.usage), whole, chains.generator)
-    finally:  # an interrupted meeting leaves the states as they were
-        for tile, state in zip(chains.tiles, split(shared_on_host(whole), chains.tiles), strict=True):
-            tile.state = state
+            before = numbers(chains.tiles)
+            after, known = stage.meet(context, before, chains.generator)
+            hand_back(shared_on_host(after), before, chains.tiles)
+    else:
+        whole: Any = join(chains.tiles)
+        try:
+            with one_thread():
+                whole, known = stage.meet(context, whole, chains.generator)
+        finally:  # an interrupted meeting leaves the states as they were
+            for tile, state in zip(chains.tiles, split(shared_on_host(whole), chains.tiles), strict=True):
+                tile.state = state
     chains.trace.record_meeting(chains.tiles[0].steps, known)
     executor.tell(known)
 
@@ -111,29 +138,66 @@ def start(plan: Plan, tile: Tile, watch: Watch) -> None:
 
 
 def advance(plan: Plan, tile: Tile, watch: Watch, stepper: Stepper, k: int) -> None:
-    """Take the rows of leg k with the chains of one tile; look now and then whether all of them are finite."""
+    """Take the rows of leg k with the chains of one tile, and of the legs after it whose meetings it passes by.
+
+    Every CHECK_EVERY rows or so it looks whether all chains are finite.
+    """
     start(plan, tile, watch)
     context = plan.steps_context(tile)
-    for blocks in stepper.spans(plan, k):
-        before, stream, taken = tile.state, tile.generator.get_state(), tile.steps
+    span = Span(tile)
+    for block in route(plan, context, tile, stepper, k):
+        if not watch.may_go_on(tile):
+            return
+        span.take(block)
         try:
-            for block in blocks:
+            for _ in stepper.take(plan, context, tile, block):
+                look(plan, tile, watch)
                 if not watch.may_go_on(tile):
                     return
-                for _ in stepper.take(plan, context, tile, block):
-                    look(plan, tile, watch)
-                    if not watch.may_go_on(tile):
-                        return
         except ProjectionError as error:
             if not error.chains:
                 raise
-            row = [row for block in blocks for row in block.rows][tile.steps - taken]
+            row = [row for block in span.blocks for row in block.rows][tile.steps - span.taken]
             raise diverged(plan, tile, row, tile.steps + 1, error.chains) from error
-        if not finite(tile.state):
-            tile.generator.set_state(stream)
-            tile.state, tile.steps = before, taken
-            locate(plan, context, tile, blocks)
-        watch.advance(tile.steps - taken)
+        if span.rows >= CHECK_EVERY:
+            span.end(plan, context, tile, watch)
+            span = Span(tile)
+    span.end(plan, context, tile, watch)
+
+
+def route(plan: Plan, context: Context, tile: Tile, stepper: Stepper, k: int) -> Iterator[Block]:
+    """The blocks of leg k, then those of the legs after it, as long as the tile passes by their meetings."""
+    yield from stepper.blocks(plan, k)
+    for later in range(k + 1, len(plan.legs)):
+        alone = plan.legs[later].stages[0].alone
+        state = None if alone is None else alone(context, tile.state)
+        if state is None:
+            return
+        tile.state = state
+        first, *rest = stepper.blocks(plan, later)
+        yield first._replace(alone=alone)
+        yield from rest
+
+
+class Span:
+    """The blocks that a tile takes between two looks at its chains, and where it stood before."""
+
+    def __init__(self, tile: Tile) -> None:
+        self.state, self.stream, self.taken = tile.state, tile.generator.get_state(), tile.steps
+        self.blocks, self.rows = list[Block](), 0
+
+    def take(self, block: Block) -> None:
+        """One block more."""
+        self.blocks.append(block)
+        self.rows += len(block.rows)
+
+    def end(self, plan: Plan, context: Context, tile: Tile, watch: Watch) -> None:
+        """Look whether all chains are finite; DivergedError if they are not."""
+        if self.rows and not finite(tile.state):
+            tile.generator.set_state(self.stream)
+            tile.state, tile.steps = self.state, self.taken
+            locate(plan, context, tile, self.blocks)
+        watch.advance(tile.steps - self.taken)
 
 
 def look(plan: Plan, tile: Tile, watch: Watch) -> None:
@@ -162,6 +226,8 @@ def finite(state: Any) -> bool:
 def locate(plan: Plan, context: Context, tile: Tile, blocks: Sequence[Block]) -> None:
     """Take the last few steps again with the same noise, to say at which of them the first chain was lost."""
     for block in blocks:
+        if block.alone is not None:
+            tile.state = block.alone(context, tile.state)
         for row in block.rows:
             step_once(plan, context, tile, block.stage, row)
             if not finite(tile.state):

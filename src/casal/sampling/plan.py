@@ -29,10 +29,12 @@ from casal.sampling.first_calls import (
     try_out,
     try_schedule,
 )
+from casal.sampling.function_code import CodeParts
 from casal.sampling.looks import settle
 from casal.sampling.pilot import Pilot
-from casal.sampling.tiles import Tile, cut, even_size, generator, tile_size
+from casal.sampling.tiles import Tile, cut, even_size, generator, network_batch, tile_size
 from casal.targets import Target, first_order
+from casal.typing import Event
 from casal.version import __version__
 
 __all__ = ["Leg", "Options", "Plan", "make_plan"]
@@ -242,11 +244,7 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
         legs.append(Leg(stages, end))
     if options.snapshots > end:
         raise SettingError(f"snapshots = {options.snapshots} steps apart, but the run has {end}; give a smaller number")
-    size = (
-        options.tile
-        or options.stored_tile
-        or even_size(n, tile_size(context.latent, tried.event, device=context.like.device))
-    )
+    size = options.tile or options.stored_tile or even_size(n, _tile(context, tried.event))
     return Plan(
         target=context.target,
         method=chosen,
@@ -267,6 +265,15 @@ def make_plan(target: Target, constraint: Constraint, method: Method[Any] | str,
         checked=ready.checked,
         whole=tried.whole,
     )
+
+
+def _tile(context: Context, event: Event) -> int:
+    """Chains in a tile: by the size of events, and by the model. A network gets the batch that it wants."""
+    size, wanted = tile_size(context.latent, event, device=context.like.device), network_batch(context.latent)
+    if size >= wanted:
+        return size
+    model = CodeParts([context.target.score, context.target.denoise], values=False)
+    return wanted if model.parameters else size
 
 
 def _legs(stages: Sequence[Stage]) -> list[list[Stage]]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import CasalWarning
-from casal.methods import Context, Stage, Uncounted, Usage, key
+from casal.methods import Alone, Context, Stage, Uncounted, Usage, key
 from casal.sampling.function_code import CodeParts
 from casal.sampling.plan import Plan
 from casal.sampling.tiles import Tile
@@ -33,12 +33,14 @@ class Block(NamedTuple):
         rows: The rows.
         columns: A row of columns (k,) instead of numbers, for one compiled call; None if the rows are taken one by one.
         kind: Blocks of one kind share a graph.
+        alone: What the tile does before the rows instead of a meeting; None for nothing.
     """
 
     stage: Stage
     rows: Sequence[Any]
     columns: Any = None
     kind: Hashable = None
+    alone: Alone | None = None
 
 
 class Stepper(ABC):
@@ -58,18 +60,6 @@ class Stepper(ABC):
     @abstractmethod
     def blocks(self, plan: Plan, k: int) -> list[Block]:
         """All rows of leg k, in order."""
-
-    def spans(self, plan: Plan, k: int) -> Iterator[list[Block]]:
-        """Blocks of about CHECK_EVERY rows: what is taken between two looks at the chains."""
-        some, rows = list[Block](), 0
-        for block in self.blocks(plan, k):
-            some.append(block)
-            rows += len(block.rows)
-            if rows >= CHECK_EVERY:
-                yield some
-                some, rows = [], 0
-        if some:
-            yield some
 
     def take(self, plan: Plan, context: Context, tile: Tile, block: Block) -> Iterator[None]:
         """Take the rows of a block; yields whenever the state of the tile is whole."""

@@ -26,6 +26,11 @@ TILE_NUMBERS = 1 << 17
 
 LARGEST_TILE = 4096
 
+NETWORK_CHAINS, NETWORK_NUMBERS = 64, 1 << 14
+"""Chains in a call of a network, and numbers of its argument, beyond which a larger batch gains nothing. A UNet of 0.9
+million parameters on 16 x 16 fields takes 1.8 times as long for a sample in a batch of 4 as in one of 64, and 1.2 times
+in one of 16; 256 are no better than 64."""
+
 DEVICE_NUMBERS = 1 << 24
 """The same off the host: 64 MB of float32, since a call costs a GPU more than what leaves its caches."""
 
@@ -38,6 +43,11 @@ def tile_size(*events: Event, device: torch.device = CPU) -> int:
     numbers, most = (TILE_NUMBERS, LARGEST_TILE) if device.type == "cpu" else (DEVICE_NUMBERS, DEVICE_NUMBERS)
     wanted = numbers // max(1, *(torch.Size(event).numel() for event in events))
     return min(most, 1 << max(0, wanted.bit_length() - 1))
+
+
+def network_batch(latent: Event) -> int:
+    """Chains that a network wants in one call: up to NETWORK_CHAINS, fewer where its argument is large anyway."""
+    return max(1, min(NETWORK_CHAINS, NETWORK_NUMBERS // max(1, torch.Size(latent).numel())))
 
 
 def generator(seed: int, stream: int, device: torch.device) -> torch.Generator:
@@ -115,6 +125,56 @@ def join(tiles: list[Tile]) -> Any:
         parts = fields.pop(0)
         whole.append(torch.cat(parts) if parts[0].ndim else parts[0])
     return kind(*whole)
+
+
+def numbers(tiles: list[Tile]) -> Any:
+    """One state of all chains without their events: fields of events hold the numbers (n,) of the chains.
+
+    The tiles keep their states.
+    """
+    first = tiles[0].state
+    chains = torch.arange(tiles[-1].stop, device=first[0].device)
+    fields = zip(*(tile.state for tile in tiles), strict=True)
+    return type(first)(
+        *(torch.cat(parts) if parts[0].ndim == 1 else chains if parts[0].ndim else parts[0] for parts in fields)
+    )
+
+
+def hand_back(state: Any, before: Any, tiles: list[Tile]) -> None:
+    """Give the tiles what a meeting made of ``before``, which is from ``numbers``.
+
+    Chains that others take the place of are moved field after field, so that no more than one field is there twice.
+    """
+    fields = type(state)._fields
+    for name, was, now in zip(fields, before, state, strict=True):
+        if now is not was and getattr(tiles[0].state, name).ndim > 1:
+            parts = moved([getattr(tile.state, name) for tile in tiles], now, tiles)
+            for tile in tiles:
+                tile.state = tile.state._replace(**{name: parts[tile.index]})
+    flat = {name: now for name, now in zip(fields, state, strict=True) if getattr(tiles[0].state, name).ndim < 2}
+    for tile in tiles:
+        own = {name: now[tile.start : tile.stop] if now.ndim else now for name, now in flat.items()}
+        tile.state = tile.state._replace(**own)
+
+
+def moved(parts: list[Tensor], index: Tensor, tiles: list[Tile]) -> list[Tensor]:
+    """Of a field in tiles, the chains with the numbers ``index`` (n,), in tiles again.
+
+    Numbers that ascend, as those of a systematic draw do, are found in a few neighbouring tiles.
+    """
+    if len(parts) == 1:
+        return [parts[0][index]]
+    if bool((index.diff() < 0).any()):
+        whole = torch.cat(parts)
+        return [whole[index[tile.start : tile.stop]] for tile in tiles]
+    size = len(tiles[0])
+    ends = [(int(index[tile.start]) // size, int(index[tile.stop - 1]) // size) for tile in tiles]
+    return [
+        torch.cat(parts[lo : hi + 1])[index[tile.start : tile.stop] - lo * size]
+        if hi > lo
+        else parts[lo][index[tile.start : tile.stop] - lo * size]
+        for tile, (lo, hi) in zip(tiles, ends, strict=True)
+    ]
 
 
 def shared_on_host(state: Any) -> Any:

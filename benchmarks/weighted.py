@@ -1,0 +1,85 @@
+"""WeightedCASAL beside unconstrained steps on the field problem, in processes of their own.
+
+``python -m benchmarks.weighted 4096 200 9`` prints processor times of one process as JSON: nanoseconds for a chain and
+step of the loop, starting points and meetings included, plans, certificates and checks of the distribution left out.
+The cases take turns.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from benchmarks.field import METHODS, SIZE, SPHERE, STEPS, target
+from benchmarks.timing import Table
+from casal.sampling.executors import Threads
+from casal.sampling.loop import Chains, Keeper, run
+from casal.sampling.plan import Options, make_plan
+from casal.sampling.progress import progress_bar
+from casal.sampling.stepping import Eager
+
+ROOT = Path(__file__).parents[1]
+CASES = ("unconstrained", "CASAL", "WeightedCASAL")
+
+
+def tables(quick: bool = False) -> Iterator[Table]:
+    """Ratios of minima within a process: their median over processes, and the smallest and largest."""
+    for n, rounds, processes in ((4096, 3, 2),) if quick else ((4096, 9, 7), (1_000_000, 2, 3)):
+        found = [in_a_process(n, STEPS, rounds) for _ in range(processes)]
+        rows = []
+        for name in CASES:
+            ratios = sorted(min(each[name]) / min(each["unconstrained"]) for each in found)
+            rows.append(
+                {
+                    "case": name,
+                    "min, ns a chain and step": min(min(each[name]) for each in found),
+                    "/ unconstrained, median": median(ratios),
+                    "from": ratios[0],
+                    "to": ratios[-1],
+                }
+            )
+        note = (
+            f"{processes} processes of {rounds} rounds each after a first one; processor time of the loop, one thread."
+        )
+        yield Table(f"WeightedCASAL, {n} chains x {SIZE}, float32, {STEPS} steps", rows, note)
+
+
+def in_a_process(n: int, steps: int, rounds: int) -> dict[str, list[float]]:
+    """What one new process measures."""
+    command = [sys.executable, "-m", "benchmarks.weighted", str(n), str(steps), str(rounds)]
+    out = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    return json.loads(out)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def loop_seconds(name: str, n: int, steps: int) -> float:
+    """Processor time of the loop of one run."""
+    plan = make_plan(target(steps), SPHERE, METHODS[name], n, Options(threads=1, check=False))
+    chains = Chains(plan.tiles(), plan.common_generator())
+    with progress_bar(False, 1, name) as bar, Threads(plan, bar) as executor:
+        began = time.process_time()
+        run(plan, chains, executor, Eager(), Keeper())
+        return time.process_time() - began
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    n, steps, rounds = (int(word) for word in sys.argv[1:4])
+    seconds: dict[str, list[float]] = {name: [] for name in CASES}
+    for k in range(rounds + 1):
+        for name in CASES:
+            spent = loop_seconds(name, n, steps if k or n < 100_000 else 10)
+            if k:
+                seconds[name].append(1e9 * spent / n / steps)
+    print(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+    main()
