@@ -57,7 +57,9 @@ def test_chains_that_quick_steps_lose_are_searched_for() -> None:
     found = constraint.quick(y)
     assert found is not None and not bool(found.done[0])
     foot = constraint.project_fast(y)
-    assert float((lengths(foot - CENTER) - 2.0).abs().max()) <= 1e-4
+    off = (lengths(foot - CENTER) - 2.0).abs()
+    assert float(off[:4].max()) <= 1e-9 and bool((off <= 0.02 * lengths(foot - y) + 1e-6).all())
+    assert float(off.max()) <= 1e-3 * float(lengths(foot).min())  # COARSE, however far away they start
     y[4] = torch.nan
     assert torch.isnan(constraint.project_fast(y)).all(1).tolist() == [k == 4 for k in range(len(y))]
     ellipse = Implicit(lambda z: (z[:, :1] / 2) ** 2 + z[:, 1:] ** 2 - 1)
