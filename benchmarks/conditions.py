@@ -1,5 +1,7 @@
 """Many conditions in one call: 32 conditions with 100 chains each, against one call of 3200 chains of one condition.
 
+And the step of CASAL with a set for each chain, against that with one set for all.
+
 Times are those of the processor, not of the clock, so that a busy machine counts less. The cases of a group take turns.
 """
 
@@ -12,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import casal
-from benchmarks.timing import Case, Race, Table
+from benchmarks.implicit import loop
+from benchmarks.timing import Case, Race, Table, steps_in_turn
 from casal.methods import Method
 
 SIZE, WIDTH = 64, 256
@@ -39,6 +42,34 @@ def tables(quick: bool = False) -> Iterator[Table]:
     conditions, repeats = (8, 2) if quick else (32, 5)
     yield _race("CASAL", casal.CASAL(10.0), conditions, repeats)
     yield _race("SplitGibbs", casal.SplitGibbs(0.1, levels=8, inner_steps=6), conditions, repeats)
+    for chains, size in ((1000, 10),) if quick else ((1000, 10), (4096, 50)):
+        for dtype in (torch.float32, torch.float64):
+            title = f"A step of CASAL with {{}}, {chains} chains x {size}, {str(dtype)[6:]}"
+            for name, (common, own) in _sets(chains, size).items():
+                runs = {"common": loop(common, size, chains, dtype, 1e-2, 10.0)}
+                runs["for each chain"] = loop(own, size, chains, dtype, 1e-2, 10.0)
+                yield steps_in_turn(title.format(name), runs, "common", 3 * repeats)
+
+
+def _sets(chains: int, size: int) -> dict[str, tuple[casal.Constraint, casal.Constraint]]:
+    """The same set for all chains, and with parameters that are given for each."""
+    draw = torch.Generator().manual_seed(0)
+    rows, middle = (torch.randn(k, size, generator=draw, dtype=torch.float64) for k in (3, 1))
+
+    def each(value: float | Tensor) -> casal.PerChain:
+        known = torch.as_tensor(value, dtype=torch.float64)
+        return casal.PerChain(known.expand(chains, *known.shape))
+
+    center, level, low, high = middle[0], torch.ones(3), -torch.ones(size), torch.ones(size)
+    return {
+        "Sphere": (casal.Sphere(2.0), casal.Sphere(each(2.0))),
+        "Sphere around a point": (casal.Sphere(2.0, center), casal.Sphere(each(2.0), each(center))),
+        "Ball": (casal.Ball(2.0), casal.Ball(each(2.0))),
+        "Box": (casal.Box(low, high), casal.Box(each(low), each(high))),
+        "Affine": (casal.Affine(rows, level), casal.Affine(rows, each(level))),
+        "HalfSpace": (casal.HalfSpace(center, 1.0), casal.HalfSpace(center, each(1.0))),
+        "MassEnergy": (casal.MassEnergy(1.0, 3.0), casal.MassEnergy(each(1.0), each(3.0))),
+    }
 
 
 def _race(name: str, method: Method[object], conditions: int, repeats: int) -> Table:

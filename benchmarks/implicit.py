@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import casal
-from benchmarks.timing import Table, ratios
+from benchmarks.timing import Case, Table, ratios, steps_in_turn
 from casal.constraints import Affine, Constraint, Implicit, JacobianProducts, Sphere
 
 Cases = dict[str, Callable[[], object]]
@@ -22,10 +22,11 @@ def tables(quick: bool = False) -> Iterator[Table]:
     """Milliseconds; ``quick`` takes fewer rounds."""
     rounds = 3 if quick else 15
     yield _race("3 equations, 256 chains x 64, one projection", _three(), "ten lines", rounds)
-    for method in (casal.Projected(), casal.CASAL(rho=1000.0)):
-        for chains in (1000, 4096):
-            title = f"Torus and sphere, {chains} chains x 3, {STEPS} steps of {method.name}"
-            yield _race(title, _torus(method, chains), "sphere", rounds)
+    for chains in (64, 4096) if quick else (1, 64, 1000, 4096):
+        for dtype in (torch.float32, torch.float64):
+            title = f"A step of CASAL, {chains} chains, {str(dtype)[6:]}"
+            yield steps_in_turn(f"{title} x 3: torus", _torus(chains, dtype), "sphere", rounds)
+            yield steps_in_turn(f"{title} x 5: two quadrics", _quadrics(chains, dtype), "sphere", rounds)
     yield _race("62 equations, 64 chains x 128, one projection", _many(), "Affine", rounds)
 
 
@@ -33,7 +34,7 @@ def _race(title: str, cases: Cases, base: str, rounds: int) -> Table:
     return ratios(title, cases, base, rounds, repeats=REPEATS)
 
 
-REPEATS, STEPS = 3, 200
+REPEATS = 3
 
 
 def _normal(*shape: int, seed: int) -> Tensor:
@@ -73,21 +74,43 @@ def _three() -> Cases:
 
 
 def torus(z: Tensor) -> Tensor:
-    """Distance 0.7 from the circle of radius 2 in the plane z_3 = 0, as a polynomial."""
+    """Distance 0.5 from the circle of radius 2 in the plane z_3 = 0."""
+    return ((torch.sqrt(z[..., 0] ** 2 + z[..., 1] ** 2) - 2) ** 2 + z[..., 2] ** 2 - 0.25)[:, None]
+
+
+def polynomial(z: Tensor) -> Tensor:
+    """Distance 0.7 from that circle, as a polynomial."""
     squares = z.square()
     return (squares.sum(1) + 3.51).square()[:, None] / 16.0 - squares[:, :2].sum(1, keepdim=True)
 
 
-def _torus(method: casal.Method, chains: int) -> Cases:
-    wheel, ball = Implicit(torus), Sphere(2.0)
-    on = wheel.project(1.5 * _normal(chains, 3, seed=2))
+def quadrics(z: Tensor) -> Tensor:
+    """|z|^2 = 4 and z_1 z_2 + z_3^2 - z_4 z_5 = 1."""
+    saddle = z[:, 0] * z[:, 1] + z[:, 2].square() - z[:, 3] * z[:, 4]
+    return torch.stack([z.square().sum(1) - 4.0, saddle - 1.0], dim=1)
 
-    def loop(constraint: Constraint, budget: casal.Budget | None = None) -> Callable[[], object]:
-        start = constraint.project(on)
-        target = casal.langevin(lambda x: 0.5 * x, steps=STEPS, step_size=1e-3, init=start)
-        return lambda: casal.sample(target, constraint, method, chains, threads=1, check=False, budget=budget)
 
-    return {"sphere": loop(ball), "torus": loop(wheel)}
+def _torus(chains: int, dtype: torch.dtype) -> dict[str, Callable[[int], Case]]:
+    sets = {"sphere": Sphere(2.0), "torus": Implicit(torus), "torus, a polynomial": Implicit(polynomial)}
+    return {name: loop(own, 3, chains, dtype) for name, own in sets.items()}
+
+
+def _quadrics(chains: int, dtype: torch.dtype) -> dict[str, Callable[[int], Case]]:
+    sets = {"sphere": Sphere(2.0), "two quadrics": Implicit(quadrics)}
+    return {name: loop(own, 5, chains, dtype) for name, own in sets.items()}
+
+
+def loop(
+    constraint: Constraint, size: int, chains: int, dtype: torch.dtype, step: float = 1e-3, rho: float = 1000.0
+) -> Callable[[int], Case]:
+    """Number of steps -> a run of CASAL from points of the set."""
+    start = constraint.project(1.5 * _normal(chains, size, seed=2)).to(dtype)
+
+    def run(steps: int) -> Case:
+        target = casal.langevin(lambda x: 0.5 * x, steps=steps, step_size=step, init=start)
+        return lambda: casal.sample(target, constraint, casal.CASAL(rho=rho), chains, threads=1, check=False)
+
+    return run
 
 
 def _many() -> Cases:

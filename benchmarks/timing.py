@@ -69,6 +69,54 @@ class Race:
         return Table(self.title, rows, self.note)
 
 
+STEPS = (10, 110)
+"""Lengths of the two runs whose difference is the cost of a step."""
+
+
+def steps_in_turn(
+    title: str, runs: Mapping[str, Callable[[int], Case]], base: str, rounds: int, note: str = ""
+) -> Table:
+    """Processor time of one step of each run, and its ratio to the step of ``base`` in the same round.
+
+    A step is the difference of a long run and a short one, so that what a run does before and after its steps does not
+    count.
+
+    Args:
+        title: Of the table.
+        runs: Name -> number of steps -> a run of so many steps.
+        base: The run to give ratios to.
+        rounds: How often the runs take turns, after one round that does not count.
+        note: Below the table.
+    """
+    short, long = STEPS
+    cases = {name: (make(short), make(long)) for name, make in runs.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for count in range(rounds + 1):
+        for name, (few, many) in cases.items():
+            began = time.process_time()
+            few()
+            middle = time.process_time()
+            many()
+            spent = (time.process_time() - middle) - (middle - began)
+            if count:
+                seconds[name].append(spent / (long - short))
+    rows = []
+    for name, values in seconds.items():
+        ratios = sorted(own / other for own, other in zip(values, seconds[base], strict=True))
+        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+        rows.append(
+            {
+                "case": name,
+                "min, us a step": 1e6 * min(values),
+                "median, us a step": 1e6 * median(values),
+                f"/ {base}, minima": min(values) / min(seconds[base]),
+                f"/ {base}, median": median(ratios),
+                "middle half": f"{low:.3g} to {high:.3g}",
+            }
+        )
+    return Table(title, rows, note)
+
+
 def interleaved(cases: Mapping[str, Case], repeats: int = 5) -> dict[str, tuple[float, float]]:
     """Seconds (minimum, median) of each case over interleaved repeats, after one warm-up."""
     for case in cases.values():

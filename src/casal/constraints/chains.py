@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from casal.checks import whole_number
+from casal.constraints.vectors import once
 from casal.devices import placed
 from casal.errors import SettingError, ShapeError
 from casal.typing import Event
@@ -73,8 +75,17 @@ class PerChain:
             ShapeError: z has another number of points than there are chains.
         """
         check_count(z, self.chains)
-        values = placed(self.values, z)
-        return values.reshape(len(z), *[1] * (z.ndim - values.ndim), *values.shape[1:])
+        return once(self._shaped.setdefault(z.ndim, {}), z, lambda: self._over_events(z))
+
+    def _over_events(self, z: Tensor) -> Tensor:
+        with torch.inference_mode(False):  # what is kept may be differentiated later
+            values = placed(self.values, z)
+            return values.reshape(len(z), *[1] * (z.ndim - values.ndim), *values.shape[1:])
+
+    @cached_property
+    def _shaped(self) -> dict[int, dict[tuple[torch.dtype, torch.device], Tensor]]:
+        """The values for points of so many dimensions, in the dtypes that were asked for: a loop asks in every step."""
+        return {}
 
 
 def check_count(z: Tensor, chains: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -163,7 +164,14 @@ class MassEnergy(Constraint):
         return SphereInFlat(ones, as_rows(self.mass), derive(lambda e: e**0.5, self.energy))
 
     def _radius(self, size: int) -> Number:
-        return derive(lambda m, e: root(e - m**2 / size), self.mass, self.energy)
+        if size not in self._radii:
+            self._radii[size] = derive(lambda m, e: root(e - m**2 / size), self.mass, self.energy)
+        return self._radii[size]
+
+    @cached_property
+    def _radii(self) -> dict[int, Number]:
+        """For so many coordinates, the radius."""
+        return {}
 
     def _project_fast(self, z: Tensor) -> Tensor:
         y = flat(z)

@@ -26,9 +26,9 @@ from casal.constraints.base import (
     stacked,
 )
 from casal.constraints.solvers.gauss_newton import anchored, nearest
-from casal.constraints.solvers.quick_steps import Quick, common_feet, dots, quick_feet
+from casal.constraints.solvers.quick_steps import Quick, common_feet, quick_feet
 from casal.constraints.solvers.rows import DENSE, Algebra, ProductRows, SparseRows, dense_factor, solve_dense
-from casal.constraints.vectors import flat, norm, over_events, peak
+from casal.constraints.vectors import dots, flat, norm, over_events, peak
 from casal.devices import chosen, on_host
 from casal.errors import ProjectionError, SettingError, ShapeError
 from casal.typing import Event
@@ -695,14 +695,15 @@ class _QuickSystem:
         self.count, self.keeps = count, count > FEW_ROWS or self.sparse is not None
 
     def values(self, z: Tensor) -> Tensor:
-        return self.owner.equations(z.reshape(len(z), *self.event)).to(z.dtype)
+        return self.owner.equations(z if len(self.event) == 1 else z.reshape(len(z), *self.event)).to(z.dtype)
 
     def linearise(self, z: Tensor) -> tuple[Tensor, Tensor]:
         if self._products is not None:
             return self.values(z), self._rows_by_products(z)
         if self.owner.jacobian is not None:
             return self.values(z), self._system._given(z, self.count)
-        with _differentiable(z) as leaf:
+        with torch.enable_grad():
+            leaf = z.detach().requires_grad_()  # no copy: torch refuses to edit it
             values = self.values(leaf)
             rows = _jacobian(values, leaf)
         return values.detach(), rows
@@ -832,8 +833,10 @@ def _pull(values: Tensor, leaf: Tensor, weights: Tensor, *, create_graph: bool =
 def _jacobian(values: Tensor, leaf: Tensor) -> Tensor:
     """(n, r, d) by one backward pass for every row, all at once where torch can and where that is faster."""
     n, r = values.shape
-    if r == 1 or not values.requires_grad:
-        return _pull(values, leaf, torch.ones_like(values))[:, None, :].expand(n, r, leaf.shape[1])
+    if r == 1:
+        return _pull(values, leaf, torch.ones_like(values))[:, None, :]
+    if not values.requires_grad:
+        return torch.zeros_like(leaf)[:, None, :].expand(n, r, leaf.shape[1])
     basis = torch.eye(r, dtype=values.dtype, device=values.device)[:, None, :].expand(r, n, r)
     if n * r * leaf.shape[1] <= VECTORISED:
         try:

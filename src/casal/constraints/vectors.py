@@ -31,6 +31,9 @@ LARGE = 1e100
 LARGEST = 1e300
 """Lengths beyond this overflow in sums of squares even after scaling."""
 
+SHORT = 16
+"""Numbers in a row up to which a product with ones adds them faster than a sum."""
+
 
 def flat(z: Tensor) -> Tensor:
     """(n, *event) -> (n, d)."""
@@ -120,6 +123,44 @@ def refuse_overflow(point: Tensor, owner: object) -> Tensor:
             chains=lost,
         )
     return point
+
+
+# ------------------------------------------------------------------ short vectors
+
+
+def dots(one: Tensor, other: Tensor) -> Tensor:
+    """Sums of products over the last dimension; a product with ones is faster where that is short."""
+    product = one * other
+    size = product.shape[-1]
+    if size == 1:
+        return product.squeeze(-1)
+    return product @ constant(_ones, size, product) if size <= SHORT else product.sum(-1)
+
+
+def lengths(v: Tensor) -> Tensor:
+    """Euclidean lengths over the last dimension, likewise; squares may overflow, unlike those of ``norm``."""
+    return dots(v, v).sqrt_() if v.shape[-1] <= SHORT else torch.linalg.vector_norm(v, dim=-1)
+
+
+def _ones(size: int, like: Tensor) -> Tensor:
+    return like.new_ones(size)
+
+
+def constant(make: Callable[[int, Tensor], Tensor], size: int, like: Tensor) -> Tensor:
+    """make(size, like), a small vector that depends on a size, a dtype and a device alone, made once for each.
+
+    Not kept: what is made for a subclass of tensors, such as torch's fake ones, or by a compiler.
+    """
+    if type(like) is not Tensor or _compiled():
+        return make(size, like)
+    key = make, size, like.dtype, like.device
+    if key not in _constants:
+        with torch.inference_mode(False):
+            _constants[key] = make(size, like.detach())
+    return _constants[key]
+
+
+_constants: dict[object, Tensor] = {}
 
 
 # ------------------------------------------------------------------ shells, in the dtype of the chains

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 import casal
 from casal.constraints import Affine, Budget, Implicit, JacobianProducts
+from casal.constraints.solvers import quick_steps
 
 from ..implicit_cases import CENTER, energy, mass_energy, sphere, torus
 
@@ -29,10 +31,16 @@ def waves(z: Tensor) -> Tensor:
     return z[:, :5] + 0.2 * torch.sin(z[:, 5:]) - 0.3
 
 
+def quadrics(z: Tensor) -> Tensor:
+    """A sphere and a saddle in five dimensions."""
+    saddle = z[:, 0] * z[:, 1] + z[:, 2].square() - z[:, 3] * z[:, 4]
+    return torch.stack([z.square().sum(1) - 4.0, saddle - 1.0], dim=1)
+
+
 @pytest.mark.parametrize(
     ("fn", "event"),
-    [(sphere, (3,)), (torus, (3,)), (energy, (2, 3)), (mass_energy, (7,)), (waves, (10,))],
-    ids=["sphere", "torus", "energy", "mass-energy", "waves"],
+    [(sphere, (3,)), (torus, (3,)), (energy, (2, 3)), (mass_energy, (7,)), (quadrics, (5,)), (waves, (10,))],
+    ids=["sphere", "torus", "energy", "mass-energy", "quadrics", "waves"],
 )
 def test_quick_and_strict_agree_to_first_order(fn: Function, event: tuple[int, ...]) -> None:
     """The error is a small share of the distance, however small that is; off the set it is of second order."""
@@ -50,6 +58,38 @@ def test_quick_and_strict_agree_to_first_order(fn: Function, event: tuple[int, .
         assert float(constraint.violation(constraint.project_fast(y)).max()) <= size**2 + 1e-6
 
 
+def test_two_steps_are_enough_near_the_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step of Newton's method leaves across the set counts to second order; along the set it does not."""
+    seen = list[int]()
+    own = quick_steps._advance
+
+    def counted(system: object, some: quick_steps._Chains, *more: Any) -> object:
+        seen.append(len(some.z))
+        return own(system, some, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(quick_steps, "_advance", counted)
+    # |z|^2 = 1 on the axis: the first step to radius 1.145 leaves 0.145 across and nothing along the set.
+    y = torch.tensor([[1.7, 0.0, 0.0]], dtype=torch.float64)
+    ball = Implicit(lambda z: z.square().sum(1, keepdim=True) - 1.0)
+    for radius, steps in ((1.2, 1), (1.7, 2)):
+        seen.clear()
+        foot = ball.project_fast(radius / 1.7 * y)
+        assert len(seen) == steps and abs(float(lengths(foot)) - 1.0) <= 0.01 * (radius - 1.0)
+    # Half of y's distance along the set: an estimate of second order would call this done.
+    seen.clear()
+    ellipse = Implicit(lambda z: (z[:, :1] / 3) ** 2 + z[:, 1:] ** 2 - 1.0)
+    y = torch.tensor([[2.5, 1.2]], dtype=torch.float64)
+    foot = ellipse.project(y)
+    assert bool((lengths(ellipse.project_fast(y) - foot) <= 0.02 * lengths(foot - y)).all()) and len(seen) > 2
+
+
+def test_points_of_the_set_stay() -> None:
+    circle = Implicit(lambda z: z.square().sum(1, keepdim=True) - 25.0)
+    on = torch.tensor([[3.0, 4.0], [5.0, 0.0], [0.0, -5.0]], dtype=torch.float64)
+    found = circle.quick(on)
+    assert found is not None and bool(found.done.all()) and torch.equal(found.point, on)
+
+
 def test_chains_that_quick_steps_lose_are_searched_for() -> None:
     """The centre, where the gradient vanishes; an axis of symmetry; a chain that is not finite stays as it is."""
     y = torch.cat([CENTER[None], CENTER + 1e-9 * normal(1, 3), 1e8 * normal(2, 3), normal(20, 3)])
@@ -57,7 +97,9 @@ def test_chains_that_quick_steps_lose_are_searched_for() -> None:
     found = constraint.quick(y)
     assert found is not None and not bool(found.done[0])
     foot = constraint.project_fast(y)
-    assert float((lengths(foot - CENTER) - 2.0).abs().max()) <= 1e-4
+    off = (lengths(foot - CENTER) - 2.0).abs()
+    assert float(off[:4].max()) <= 1e-9 and bool((off <= 0.02 * lengths(foot - y) + 1e-6).all())
+    assert float(off.max()) <= 1e-3 * float(lengths(foot).min())  # COARSE, however far away they start
     y[4] = torch.nan
     assert torch.isnan(constraint.project_fast(y)).all(1).tolist() == [k == 4 for k in range(len(y))]
     ellipse = Implicit(lambda z: (z[:, :1] / 2) ** 2 + z[:, 1:] ** 2 - 1)

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from casal.constraints.base import Budget, Projection
 from casal.constraints.solvers.rows import DENSE, Algebra
-from casal.constraints.vectors import EPSILON, LARGEST, norm, over_events
+from casal.constraints.vectors import EPSILON, LARGEST, constant, norm, over_events
 from casal.devices import waits
 from casal.linalg import conjugate_gradients
 
@@ -223,7 +223,11 @@ def _look(system: System, z: Tensor) -> _Point:
 
 def aside_direction(like: Tensor) -> Tensor:
     """A fixed direction (d,) without symmetry."""
-    number = torch.arange(1, like.shape[1] + 1, dtype=like.dtype, device=like.device)
+    return constant(_aside, like.shape[1], like)
+
+
+def _aside(size: int, like: Tensor) -> Tensor:
+    number = torch.arange(1, size + 1, dtype=like.dtype, device=like.device)
     direction = torch.cos(2.3999632297286533 * number.square()) + 0.1
     return direction / torch.linalg.vector_norm(direction)
 

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints.solvers.gauss_newton import aside_direction
+from casal.constraints.vectors import dots, lengths
 from casal.devices import waits
 
 STEPS = 24
@@ -47,14 +48,14 @@ NUDGE = 1e-4
 FEWER = 0.5
 """Share of the chains below which those that have arrived are left out of the batch."""
 
-SHORT = 16
-"""Numbers in a row up to which a product with ones adds them faster than a sum."""
-
 ANGLE, FINE, COARSE = 1e-2, 1e-6, 1e-3
 """Error of a foot z that is allowed: FINE |z|, or ANGLE times its distance from y if that is more, up to COARSE |z|."""
 
 LEFT = (0.1, 10.0)
 """Bounds of the error that is left, in units of the last step."""
+
+MARGIN = 2.0
+"""Factor on the estimate of what a step of Newton's method leaves across the set."""
 
 ASTRAY = 4.0
 """A way longer than the distance from y by this factor may have passed a nearer point: the chain is not done."""
@@ -100,110 +101,135 @@ class _Chains(NamedTuple):
     """Chains at work.
 
     Attributes:
-        chain: Number in the batch.
-        y: Anchor.
-        within: 16 roundings of |y|, (n,).
         z: Point.
+        away: z - y.
         lam: Multipliers.
         eta: Curvature, (n, 1).
         step: The last one.
         length: Its length.
         way: Sum of the lengths, (n,).
-        open: Whether a chain is still on its way, (n,) bool.
     """
 
-    chain: Tensor
-    y: Tensor
-    within: Tensor
     z: Tensor
+    away: Tensor
     lam: Tensor
     eta: Tensor
     step: Tensor
     length: Tensor
     way: Tensor
-    open: Tensor
 
 
 @waits
 def quick_feet(system: QuickSystem, y: Tensor, start: Tensor | None = None) -> Quick:
     """Feet of y, or y itself for chains that do not get there in a few steps.
 
+    Nobody looks after the first step: its length says how far y was from the set, not what is left of that.
+
     Args:
         system: The equations.
         y: Points (n, d).
         start: Where to start, such as the foot of the step before; at y if left out.
     """
-    out = Quick(y.clone(), torch.zeros(len(y), dtype=torch.bool, device=y.device))
+    some, rows, factor = _first_step(system, y, start)
+    out: Quick | None = None
+    chain: Tensor | None = None  # numbers of the chains at work, if not all of them are
+    open_: Tensor | None = None  # those of them that are not there yet, if not all
+    for k in range(1, STEPS):
+        back = None
+        if system.keeps and k % KEPT:
+            values, back = system.pulled(some.z, some.lam)
+        else:
+            values, rows = system.linearise(some.z)
+            factor = system.factorise(rows)
+        some, error = _advance(system, some, values, rows, factor, back)
+        good, still = _arrived(some, error)
+        if open_ is not None:
+            good, still = good & open_, still & open_
+        out = Quick(some.z, good) if out is None else _written(out, chain, some.z, good)
+        count = int(torch.count_nonzero(still))
+        if not count:
+            break
+        open_ = still if count < len(still) else open_
+        if count <= FEWER * len(still):
+            left = torch.nonzero(still).flatten()
+            some, open_ = _Chains(*(part[left] for part in some)), None
+            chain = left if chain is None else chain[left]
+            if system.keeps:
+                rows, factor = rows[left], tuple(part[left] for part in factor)
+    assert out is not None
+    lost = torch.nonzero(~out.done).flatten()
+    if len(lost):
+        out.point[lost] = y[lost]
+    return out
+
+
+def _written(out: Quick, chain: Tensor | None, z: Tensor, good: Tensor) -> Quick:
+    """The result with the chains that have arrived."""
+    if chain is None:
+        return Quick(torch.where(good[:, None], z, out.point), out.done | good)
+    arrived = torch.nonzero(good).flatten()
+    gone = chain[arrived]
+    out.point[gone], out.done[gone] = z[arrived], True
+    return out
+
+
+def _first_step(system: QuickSystem, y: Tensor, start: Tensor | None) -> tuple[_Chains, Tensor, tuple[Tensor, ...]]:
+    """The plain step of Gauss and Newton, with its rows and their factor."""
     z = y if start is None else start
     values, rows = system.linearise(z)
     factor = system.factorise(rows)
     if start is None:
         lam = system.solve(factor, values)
         step = system.pull(rows, lam).neg_()
+        length = way = lengths(step)
+        away = torch.addcmul(step, aside_direction(y), (NUDGE * length)[:, None])
     else:
-        offset = z - y
-        lam = system.solve(factor, values - system.apply(rows, offset))
-        step = (system.pull(rows, lam) + offset).neg_()
-    length = torch.linalg.vector_norm(step, dim=1)
-    within = 16 * torch.finfo(y.dtype).eps * torch.linalg.vector_norm(y, dim=1)
-    z, way = z + step, length
-    if start is None:
-        z = torch.addcmul(z, aside_direction(y), (NUDGE * length)[:, None])
-    else:
-        way = way - torch.linalg.vector_norm(offset, dim=1)
-    chain, one = torch.arange(len(y), device=y.device), torch.ones_like(length)
-    some = _Chains(chain, y, within, z, lam, one[:, None], step, length, way, one > 0)
-    some, left = _put_aside(out, some, length)
-    for k in range(1, STEPS):
-        if left is not None:
-            some = _Chains(*(part[left] for part in some))
-            if not len(left):
-                break
-            if system.keeps:
-                rows, factor = rows[left], tuple(part[left] for part in factor)
-        if system.keeps and k % KEPT:
-            values, back = system.pulled(some.z, some.lam)
-        else:
-            values, rows = system.linearise(some.z)
-            factor, back = system.factorise(rows), system.pull(rows, some.lam)
-        some, error = _advance(system, some, values, rows, factor, back)
-        some, left = _put_aside(out, some, error)
-    return out
+        before = z - y
+        lam = system.solve(factor, values - system.apply(rows, before))
+        step = (system.pull(rows, lam) + before).neg_()
+        length = lengths(step)
+        away, way = before + step, length - lengths(before)
+    return _Chains(y + away, away, lam, torch.ones_like(length)[:, None], step, length, way), rows, factor
 
 
 def _advance(
-    system: QuickSystem, some: _Chains, values: Tensor, rows: Tensor, factor: tuple[Tensor, ...], back: Tensor
+    system: QuickSystem, some: _Chains, values: Tensor, rows: Tensor, factor: tuple[Tensor, ...], back: Tensor | None
 ) -> tuple[_Chains, Tensor]:
-    """One step, and the error it leaves, as far as the last two tell."""
-    offset = back + some.z - some.y
-    eta = (some.eta + (dots(some.step, offset) / some.length.square())[:, None]).clamp_(LEAST, MOST)
-    more = system.solve(factor, eta * values - system.apply(rows, offset))
-    step = (system.pull(rows, more) + offset).div_(-eta)
-    length = torch.linalg.vector_norm(step, dim=1)
-    share = length / (some.length - length).clamp_min_(0.0)  # infinite where steps grow
-    error = share.clamp_(*LEFT).mul_(length)
-    z = some.z + step
-    return some._replace(z=z, lam=some.lam + more, eta=eta, step=step, length=length, way=some.way + length), error
+    """One step, and the error it leaves, as far as the last two tell.
 
+    With J at z itself J r = J J^T lam + J (z - y), so that lam + m = (J J^T)^-1 (eta c - J (z - y)). Where J is that of
+    an earlier point, ``back`` is J(z)^T lam.
 
-def _put_aside(out: Quick, some: _Chains, error: Tensor) -> tuple[_Chains, Tensor | None]:
-    """Write down the chains that have arrived; the numbers of those to go on with, if so few that it pays."""
-    distance = torch.linalg.vector_norm(some.z - some.y, dim=1)
-    allowed = _allowed(some.within, some.z, distance)
-    still = (error > allowed) & (error < torch.inf) & some.open  # not a number is neither
-    count = int(torch.count_nonzero(still))
-    if count == len(still):
-        return some, None
-    good = (error <= allowed) & some.open & (some.way <= ASTRAY * distance + some.within)
-    if len(good) == len(out.done):
-        torch.where(good[:, None], some.z, out.point, out=out.point)
-        out.done.logical_or_(good)
+    What is left of the part of a step along the set shrinks from step to step by some ``share``. The part across the
+    set, -J^T (J J^T)^-1 c, is a step of Newton's method: what it leaves is of second order, the share of that share.
+    """
+    tiny = torch.finfo(some.away.dtype).tiny
+    offset = some.away + (system.pull(rows, some.lam) if back is None else back)
+    bend = dots(some.step, offset).div_(some.length.square().clamp_min_(tiny))
+    eta = (some.eta + bend[:, None]).clamp_(LEAST, MOST)
+    if back is None:
+        lam = system.solve(factor, eta * values - system.apply(rows, some.away))
+        step = system.pull(rows, lam).add_(some.away)
     else:
-        arrived = torch.nonzero(good).flatten()
-        gone = some.chain[arrived]
-        out.point[gone], out.done[gone] = some.z[arrived], True
-    some = some._replace(open=still)
-    return some, torch.nonzero(still).flatten() if count <= FEWER * len(still) else None
+        more = system.solve(factor, eta * values - system.apply(rows, offset))
+        step, lam = system.pull(rows, more).add_(offset), some.lam + more
+    step = step.div_(eta).neg_()
+    square = dots(step, step)
+    length = square.sqrt()
+    share = (length / (some.length - length).clamp_min_(tiny)).clamp_(*LEFT)  # large where steps grow
+    if back is None:
+        across = dots(values, system.solve(factor, values))  # |normal part|^2
+        square = torch.addcmul(square - across, across, share.square(), value=MARGIN**2).clamp_min_(0.0)
+    error = square.sqrt_().mul_(share)
+    return _Chains(some.z + step, some.away + step, lam, eta, step, length, some.way + length), error
+
+
+def _arrived(some: _Chains, error: Tensor) -> tuple[Tensor, Tensor]:
+    """Chains whose error is allowed, not by a long way round; and those to go on with. Not a number is neither."""
+    distance = lengths(some.away)
+    allowed = _allowed(some.z, distance)
+    good = (error <= allowed).logical_and_(some.way <= torch.add(allowed, distance, alpha=ASTRAY))
+    return good, error > allowed
 
 
 def common_feet(system: QuickSystem, y: Tensor, rows: Tensor, inverse: Tensor) -> Quick:
@@ -220,24 +246,20 @@ def common_feet(system: QuickSystem, y: Tensor, rows: Tensor, inverse: Tensor) -
     """
     lam = system.values(y) @ inverse
     shift = lam @ rows
-    other = torch.linalg.vector_norm(system.pulled(y, lam)[1] - shift, dim=1)
+    other = lengths(system.pulled(y, lam)[1] - shift)
     z = y - shift
     values, back = system.pulled(z, lam)
     offset = back + z - y
     step = offset + ((values - offset @ rows.T) @ inverse) @ rows
-    rounding = 64 * torch.finfo(y.dtype).eps * torch.linalg.vector_norm(y, dim=1)
-    done = torch.maximum(other, torch.linalg.vector_norm(step, dim=1)) <= _allowed(rounding, z)
+    rounding = torch.finfo(y.dtype).eps
+    allowed = torch.add(max(FINE, 16 * rounding) * lengths(z), lengths(y), alpha=64 * rounding)
+    done = torch.maximum(other, lengths(step)) <= allowed
     return Quick(torch.where(done[:, None], z - step, y), done)
 
 
-def _allowed(rounding: Tensor, z: Tensor, distance: Tensor | None = None) -> Tensor:
-    """Error (n,) that a foot z may have: a share of |z|, a larger one if its distance from y is not small."""
-    size = torch.linalg.vector_norm(z, dim=1)
-    near = torch.add(rounding, size, alpha=max(FINE, 16 * torch.finfo(z.dtype).eps))
-    return near if distance is None else near + torch.minimum(ANGLE * distance, COARSE * size)
-
-
-def dots(one: Tensor, other: Tensor) -> Tensor:
-    """Sums of products over the last dimension; a product with ones is faster where that is short."""
-    product = one * other
-    return product @ product.new_ones(product.shape[-1]) if product.shape[-1] <= SHORT else product.sum(-1)
+def _allowed(z: Tensor, distance: Tensor) -> Tensor:
+    """Error (n,) that a foot z may have: FINE |z| + ANGLE times its distance, at most COARSE |z|; and rounding."""
+    size, rounding = lengths(z), 16 * torch.finfo(z.dtype).eps
+    fine = max(FINE, rounding) + rounding
+    near = torch.add(fine * size, distance, alpha=ANGLE + rounding)
+    return torch.minimum(near, torch.add((COARSE + fine) * size, distance, alpha=rounding))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints.solvers.banded import bands_for_many
-from casal.constraints.vectors import EPSILON, norm
+from casal.constraints.vectors import EPSILON, dots, norm
 from casal.devices import seen
 from casal.errors import SettingError, ShapeError
 from casal.linalg import conjugate_gradients
@@ -140,11 +140,10 @@ def dense_factor(rows: Tensor) -> Tensor:
     if count == 1:
         return torch.linalg.vector_norm(rows, dim=2, keepdim=True).square_().reciprocal_()
     if count == 2:
-        one, other = rows[:, 0], rows[:, 1]
-        a, b, c = one.square().sum(1), (one * other).sum(1), other.square().sum(1)
-        ridge = 1.0 + 8 * torch.finfo(rows.dtype).eps
-        a, c = ridge * a, ridge * c
-        return torch.stack([c, -b, -b, a], dim=1).div_((a * c - b * b)[:, None]).reshape(-1, 2, 2)
+        squares = dots(rows, rows).mul_(1.0 + 8 * torch.finfo(rows.dtype).eps)
+        cross = dots(rows[:, :1], rows[:, 1:])
+        determinant = squares[:, :1] * squares[:, 1:] - cross * cross
+        return torch.cat([squares[:, 1:], -cross, -cross, squares[:, :1]], dim=1).div_(determinant).reshape(-1, 2, 2)
     gram = rows @ rows.mT
     lengths = gram.diagonal(dim1=1, dim2=2).sqrt()
     gram = gram / (lengths[:, :, None] * lengths[:, None, :])
@@ -158,7 +157,7 @@ def solve_dense(factor: Tensor, right: Tensor) -> Tensor:
     if right.shape[1] == 1:
         return factor[:, 0] * right
     if right.shape[1] == 2:
-        return (factor * right[:, None, :]).sum(2)
+        return dots(factor, right[:, None, :])
     return torch.cholesky_solve(right[:, :, None], factor).squeeze(2)
 
 
