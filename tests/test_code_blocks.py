@@ -148,7 +148,8 @@ def misnamed(code: str) -> list[str]:
     """Keywords of calls of casal that these functions do not take."""
     wrong = []
     for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Call) and (called := found(node.func)) is not None:
+        called = found(node.func) if isinstance(node, ast.Call) else None
+        if called is not None and not (inspect.isclass(called) and issubclass(called, Exception)):
             takes = inspect.signature(called).parameters
             open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in takes.values())
             wrong += [key.arg for key in node.keywords if key.arg and key.arg not in takes and not open_ended]
@@ -171,7 +172,8 @@ def test_the_stage_of_the_design_page_is_the_one_of_the_code() -> None:
     from casal.methods.base import Stage
 
     (block,) = blocks(ROOT / "docs" / "design.md", "py")
-    assert re.findall(r"^    (\w+):", block, re.MULTILINE) == list(Stage._fields)
+    told = re.findall(r"^    (\w+):", block, re.MULTILINE)
+    assert told == list(Stage._fields[: len(told)])  # the fields that every stage has; options may follow
 
 
 # ---------------------------------------------------------------------------------------------- an example of each name
