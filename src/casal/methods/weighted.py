@@ -24,7 +24,7 @@ from casal.methods.adjusted import (
     start_stiffness,
     warm,
 )
-from casal.methods.base import Method, Stage, TableRow, burn_in_steps, no_step, split_records, table_rows
+from casal.methods.base import Method, Stage, burn_in_steps, no_step, split_records, table_rows
 from casal.methods.context import Context, few_chains
 from casal.methods.smc import (
     CARRIED,
@@ -59,6 +59,16 @@ from casal.schedules import Schedule, evaluate
 
 BURN_IN, TEMPERED = 0.2, 0.4
 """Share of the evaluations before the ladder: of a burn-in, and of a tempered start."""
+
+
+class LangevinRow(NamedTuple):
+    """A row of the table of a fixed density, and its b in host memory: reading that one waits for no device."""
+
+    a: Tensor
+    b: Tensor
+    s: Tensor
+    t: Tensor
+    host: Tensor
 
 
 class WeightedState(NamedTuple):
@@ -158,7 +168,8 @@ class WeightedCASAL(Method[Any]):
         if not context.table.static:
             raise SettingError("WeightedCASAL needs a fixed density (langevin, energy), not a diffusion")
         _ = context.gram
-        rows, groups = table_rows(context), groups_of(context, n)
+        rows = table_rows(context, LangevinRow, context.table.b.to("cpu", context.row_dtype).unbind())
+        groups = groups_of(context, n)
         finish: Finish = choose_finish(context, clean_score) if self.correct else Plain()
         tempered = self._tempered(context)
         before = (TEMPERED if tempered else BURN_IN) if self.burn_in is None else self.burn_in
@@ -254,23 +265,23 @@ class WeightedCASAL(Method[Any]):
         state, rate = follow(state)
         return state, {"acceptance": rate}
 
-    def free_step(self, context: Context, state: WeightedState, row: TableRow, noise: Tensor) -> WeightedState:
+    def free_step(self, context: Context, state: WeightedState, row: LangevinRow, noise: Tensor) -> WeightedState:
         """One Langevin move for p, without feet: ``z`` and ``half`` stay those of an earlier x."""
         score = context.score(state.x, row.t)
         return state._replace(x=_move(context, state, row, noise, score, coupled=False), noise=noise)
 
-    def step(self, context: Context, state: WeightedState, row: TableRow, noise: Tensor) -> WeightedState:
+    def step(self, context: Context, state: WeightedState, row: LangevinRow, noise: Tensor) -> WeightedState:
         """One Langevin move for pi_rho."""
         return self._landed(context, state, row, noise, context.score(state.x, row.t))
 
-    def reading_step(self, context: Context, state: WeightedState, row: TableRow, noise: Tensor) -> WeightedState:
+    def reading_step(self, context: Context, state: WeightedState, row: LangevinRow, noise: Tensor) -> WeightedState:
         """The same, and how much log p changes from x to its foot."""
         score = context.score(state.x, row.t)
         rise = read_rise(context, state.x, state.z, score)
         return self._landed(context, state._replace(rise=rise), row, noise, score)
 
     def _landed(
-        self, context: Context, state: WeightedState, row: TableRow, noise: Tensor, score: Tensor
+        self, context: Context, state: WeightedState, row: LangevinRow, noise: Tensor, score: Tensor
     ) -> WeightedState:
         """The chains after a move, with their feet."""
         x = _move(context, state, row, noise, score)
@@ -358,7 +369,7 @@ class WeightedCASAL(Method[Any]):
         """P(A x); a burn-in without coupling does not keep it."""
         return state.z if float(state.rho) else context.project(context.decode(state.x))
 
-    def advice(self, state: Any, row: TableRow) -> str:
+    def advice(self, state: Any, row: LangevinRow) -> str:
         tau, rho = float(row.b), float(state.rho)
         numbers = f"(tau = {tau:.3g}, rho = {rho:.3g}, tau rho = {tau * rho:.3g})"
         return f"{numbers}; take a smaller step_size or a preconditioner"
@@ -378,12 +389,12 @@ def clean_score(context: Context, state: Any, x: Tensor) -> Tensor:
 
 
 def _move(
-    context: Context, state: WeightedState, row: TableRow, noise: Tensor, score: Tensor, coupled: bool = True
+    context: Context, state: WeightedState, row: LangevinRow, noise: Tensor, score: Tensor, coupled: bool = True
 ) -> Tensor:
     """x after a Langevin move for pi_rho; for p if it is not coupled."""
     x, gram = state.x, context.gram
     if context.identity and gram.unit:
-        return _straight_move(state, number(row.b), score, noise, coupled)
+        return _straight_move(state, number(row.host), score, noise, coupled)
     size = row.b / (1.0 + row.b * state.rho * gram.eigenvalues / MOVE)
     root = size.sqrt()
     shift = (root * gram.whiten(score)).clamp_(-DRIFT_LIMIT, DRIFT_LIMIT)

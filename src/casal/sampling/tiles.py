@@ -6,8 +6,10 @@ how many threads, workers or restarts it took.
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +27,9 @@ TILE_NUMBERS = 1 << 17
 """Numbers in one tensor of a tile: 0.5 MB of float32, so that a state of a few of them stays near the L2 cache."""
 
 LARGEST_TILE = 4096
+
+LARGE = 1 << 24
+"""Numbers in a field of all chains from which on its memory in tiles is given back when they are joined."""
 
 NETWORK_CHAINS, NETWORK_NUMBERS = 64, 1 << 14
 """Chains in a call of a network, and numbers of its argument, beyond which a larger batch gains nothing. A UNet of 0.9
@@ -124,7 +129,21 @@ def join(tiles: list[Tile]) -> Any:
     while fields:
         parts = fields.pop(0)
         whole.append(torch.cat(parts) if parts[0].ndim else parts[0])
+        large = whole[-1].numel() > LARGE and whole[-1].device == CPU
+        del parts
+        if large:
+            give_back()
     return kind(*whole)
+
+
+def give_back() -> None:
+    """Give the memory of tensors that were let go back to the system.
+
+    The C library of Linux (glibc) keeps it for tensors of their size: a million chains in tiles leave a gigabyte.
+    """
+    if sys.platform == "linux":
+        with suppress(AttributeError, OSError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def numbers(tiles: list[Tile]) -> Any:
