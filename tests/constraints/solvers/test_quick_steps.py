@@ -99,7 +99,7 @@ def test_chains_that_quick_steps_lose_are_searched_for() -> None:
     foot = constraint.project_fast(y)
     off = (lengths(foot - CENTER) - 2.0).abs()
     assert float(off[:4].max()) <= 1e-9 and bool((off <= 0.02 * lengths(foot - y) + 1e-6).all())
-    assert float(off.max()) <= 1e-3 * float(lengths(foot).min())  # COARSE, however far away they start
+    assert bool((off <= 1e-3 * lengths(foot)).all())  # COARSE, however far away they start
     y[4] = torch.nan
     assert torch.isnan(constraint.project_fast(y)).all(1).tolist() == [k == 4 for k in range(len(y))]
     ellipse = Implicit(lambda z: (z[:, :1] / 2) ** 2 + z[:, 1:] ** 2 - 1)

@@ -54,9 +54,6 @@ ANGLE, FINE, COARSE = 1e-2, 1e-6, 1e-3
 LEFT = (0.1, 10.0)
 """Bounds of the error that is left, in units of the last step."""
 
-MARGIN = 2.0
-"""Factor on the estimate of what a step of Newton's method leaves across the set."""
-
 ASTRAY = 4.0
 """A way longer than the distance from y by this factor may have passed a nearer point: the chain is not done."""
 
@@ -219,7 +216,7 @@ def _advance(
     share = (length / (some.length - length).clamp_min_(tiny)).clamp_(*LEFT)  # large where steps grow
     if back is None:
         across = dots(values, system.solve(factor, values))  # |normal part|^2
-        square = torch.addcmul(square - across, across, share.square(), value=MARGIN**2).clamp_min_(0.0)
+        square = torch.addcmul(square - across, across, share.square()).clamp_min_(0.0)
     error = square.sqrt_().mul_(share)
     return _Chains(some.z + step, some.away + step, lam, eta, step, length, some.way + length), error
 
