@@ -70,7 +70,6 @@ def write_page(results: Results, folder: Path) -> Path:
             facts={**facts, "problems": len(results.problems), "samplers": len(results.samplers)},
             pictures=pictures,
             tables=outcome.tables,
-            notes=[f"{one.problem}, {one.sampler}: {one.note}" for one in results.entries if "failed" in one.note],
             samplers={name: SAMPLERS[name].about if name in SAMPLERS else "" for name in results.samplers},
             problems=[problem(name) for name in results.problems if name in PROBLEMS],
         )

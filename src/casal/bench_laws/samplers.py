@@ -33,6 +33,9 @@ Sample = Callable[[Problem, int, int], Tensor]
 TUNING = 200
 """Validation chains."""
 
+SLOW = 256
+"""A problem that takes at most so many samples a run is a slow one: a third of the settings is tried there."""
+
 
 @dataclass(frozen=True)
 class Sampler:
@@ -74,7 +77,7 @@ def tuned(settings: Sequence[Named]) -> Sample:
     @cache
     def best(name: str, budget: int) -> AnyMethod:
         problem = _BY_NAME[name].fresh(VALIDATION_SEED)
-        some = settings if problem.dimension <= 64 else settings[::3]
+        some = settings if problem.answer.chains > SLOW else settings[::3]
 
         def loss(setting: Named) -> float:
             return error_over_floor(problem, casal_run(problem, setting[1], TUNING, budget))
