@@ -225,8 +225,9 @@ class Results:
             return "–"
         if not entry.scores:
             return "failed"
-        text = f"{entry.ratio:.1f}" if entry.ratio < 100 else f"{entry.ratio:.3g}"
-        text += f" ± {entry.error:.1f}" if math.isfinite(entry.error) and entry.ratio < 100 else ""
+        text = f"{entry.ratio:.1f}" if entry.ratio < 100 else f"{entry.ratio:.0f}"
+        if math.isfinite(entry.error):
+            text += f" ± {entry.error:.1f}" if entry.ratio < 100 else f" ± {entry.error:.0f}"
         text += " infeasible" if not entry.feasible else ""
         text += " failed" if entry.failed else ""
         return text + (" †" if entry.evaluations > self.settings.get("budget", math.inf) else "")
@@ -234,15 +235,9 @@ class Results:
     def _matrix(self) -> ResultTable:
         rows = []
         for name in self.problems:
-            one = _described(name)
-            row: dict[str, Any] = {"problem": name}
-            if one is not None:
-                shape = f"{one.shape}, nonconvex" if one.nonconvex else one.shape
-                row |= {"kind": one.kind, "set": shape, "d": one.dimension}
             entries = {sampler: self.of(name, sampler) for sampler in self.samplers}
-            row["n"] = max((entry.n for entry in entries.values() if entry is not None), default=0)
-            rows.append(row | {sampler: self._cell(entry) for sampler, entry in entries.items()})
-        header = " | ".join(["problem", "kind", "set", "d, d", "n, d", *self.samplers])
+            rows.append({"problem": name, **{sampler: self._cell(entry) for sampler, entry in entries.items()}})
+        header = " | ".join(["problem", *self.samplers])
         note = (
             "Error over floor, mean over seeds ± standard error; as many exact draws have 1 on average, and their "
             "column shows the part of chance. –: does not apply. failed: the next table says why. "
@@ -305,17 +300,20 @@ class Results:
         for name in self.problems:
             ran = [one for one in self.entries if one.problem == name and one.scores and one.reference]
             if ran:
-                rows.append({"problem": name, "n": ran[0].n, **ran[0].reference, **ran[0].scores[0].floors})
+                rows.append(
+                    {"problem": name, "n": ran[0].n, **_facts(name), **ran[0].reference, **ran[0].scores[0].floors}
+                )
         header = (
-            "problem | source: reference | points: its points, d | n, d | own_error: own error / floor, .2f | "
-            "statistics: floor of statistics, .3f | marginals: floor of marginals, .3f | modes: floor of modes, .3f"
+            "problem | kind | set | d, d | source: reference | points: its points, d | n, d | "
+            "own_error: own error / floor, .2f | statistics: floor of statistics, .3f | "
+            "marginals: floor of marginals, .3f | modes: floor of modes, .3f"
         )
         note = (
             "Where the exact answer comes from, its own error beside that of n exact draws, and the floors: the "
             "distances of n exact draws, on average. Own error of m draws: sqrt(n / m); it is part of the floors. Of a "
             "quadrature: how far a seventh of its nodes is from all of them, which is more than the error of all."
         )
-        return ResultTable.of("References and floors", header, rows, note)
+        return ResultTable.of("Problems, references and floors", header, rows, note)
 
     def __str__(self) -> str:
         console = Console(width=max(100, 60 + 18 * len(self.samplers)), no_color=True)
@@ -361,12 +359,13 @@ def _geometric(values: Sequence[float]) -> float:
     return math.exp(math.fsum(math.log(max(value, 1e-9)) for value in values) / len(values))
 
 
-def _described(name: str) -> Problem | None:
-    """The problem of a name, to describe it; none if it cannot be made here."""
+def _facts(name: str) -> dict[str, Any]:
+    """What a problem is; nothing if it cannot be made here."""
     try:
-        return problem(name)
+        one = problem(name)
     except CasalError:
-        return None
+        return {}
+    return {"kind": one.kind, "set": f"{one.shape}, nonconvex" if one.nonconvex else one.shape, "d": one.dimension}
 
 
 @cache
