@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from functools import cache, cached_property
 from importlib.metadata import version
@@ -42,6 +43,12 @@ TOLERANCE = 1e-6
 NEAR = 2.0
 """Error over floor up to which a result counts as near the floor: as good as a quarter as many exact draws."""
 
+FAR = 4.0
+"""Error over floor beyond which a result is wrong whatever its number of effective samples: a sixteenth of n."""
+
+VERDICTS = ("trusted", "suspect", "too few", "not promised")
+"""Of the library, in the order of the tables; samplers of others say the first two."""
+
 QUICK = (
     "tail, 1-D",
     "three modes on a circle",
@@ -71,6 +78,8 @@ class Score:
     feasible: float  # share of samples with a violation of at most TOLERANCE
     evaluations: float  # for each sample
     seconds: float  # of the processor, for the whole run; the first run of a tuned sampler includes its tuning
+    verdict: str = ""  # what the sampler itself says of its samples: "trusted", "suspect" ...; nothing if empty
+    reason: str = ""  # and why
 
 
 @dataclass(frozen=True)
@@ -168,7 +177,8 @@ def _one_run(sampler: Sampler, problem: Problem, count: int, budget: int) -> Sco
     took = time.process_time() - began
     if len(points) != count:
         raise ShapeError(f"{sampler.name} was asked for {count} points of {problem.name} and gave {len(points)}")
-    return score(problem, points, evaluations=problem.evaluations / count, seconds=took)
+    found = score(problem, points, evaluations=problem.evaluations / count, seconds=took)
+    return replace(found, verdict=problem.count.verdict, reason=problem.count.reason[:200])
 
 
 def _reason(error: Exception) -> str:
@@ -214,7 +224,7 @@ class Results:
         """Tables of the lab's report."""
         return Outcome(
             "bench_laws",
-            [self._summary(), self._matrix(), *self._failures(), self._references()],
+            [self._summary(), self._matrix(), *self._verdicts(), *self._failures(), self._references()],
             settings=self.settings,
             seconds=math.fsum(one.seconds for one in self.entries),
             records=self._records(),
@@ -290,6 +300,35 @@ class Results:
             count += sampler in ran and ran[sampler] <= min(ran.values())
         return count
 
+    def _verdicts(self) -> list[ResultTable]:
+        rows = []
+        for sampler in self.samplers:
+            runs = [run for one in self.entries if one.sampler == sampler for run in one.scores]
+            said = Counter(run.verdict for run in runs if run.verdict)
+            if set(said) == {VERDICTS[-1]}:
+                continue
+            for verdict, count in sorted(said.items(), key=_place):
+                ratios = [run.ratio for run in runs if run.verdict == verdict]
+                beyond = {f"beyond_{k:g}": sum(ratio > k for ratio in ratios) for k in (NEAR, FAR)}
+                found = {
+                    "method": sampler,
+                    "verdict": verdict,
+                    "runs": count,
+                    "middle": median(ratios),
+                    "worst": max(ratios),
+                }
+                rows.append({**found, **beyond})
+        header = (
+            "method: sampler | verdict | runs, d | middle: median error / floor, .1f | worst, .1f | "
+            f"beyond_{NEAR:g}: beyond {NEAR:g} floors, d | beyond_{FAR:g}: beyond {FAR:g} floors, d"
+        )
+        note = (
+            "What samplers say of their own samples (result.fidelity of ours), beside the error that the benchmark finds: "
+            "a row for each verdict, over all runs. A trusted run far from the floor is a miss of the check. Left out are "
+            "methods that never promise the distribution."
+        )
+        return [ResultTable.of("Own verdicts", header, rows, note)] if rows else []
+
     def _failures(self) -> list[ResultTable]:
         rows = [{"problem": one.problem, "sampler": one.sampler, "why": one.note} for one in self.entries if one.failed]
         note = "The library refuses, or the run broke off; the other seeds of that row are not run."
@@ -353,6 +392,10 @@ class Results:
         made = self.outcome()
         for name, text in (("json", outcome_json(made)), ("md", outcome_markdown(made, QUESTION))):
             write_whole(folder / f"results.{name}", lambda file, text=text: file.write(text.encode()))
+
+
+def _place(said: tuple[str, int]) -> int:
+    return VERDICTS.index(said[0]) if said[0] in VERDICTS else len(VERDICTS)
 
 
 def _geometric(values: Sequence[float]) -> float:

@@ -61,8 +61,8 @@ def casal_run(problem: Problem, method: AnyMethod | str, n: int, budget: int, *,
             n,
             seed=problem.seed if seed is None else seed,
             threads=1,
-            check=False,
         )
+    problem.claim(result.fidelity.verdict, next(iter(result.fidelity.reasons), ""))
     return result.samples[systematic(result.weights, torch.Generator().manual_seed(problem.seed))]
 
 
@@ -141,11 +141,15 @@ def mici(problem: Problem, n: int, budget: int) -> Tensor:
     def one(function: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
         return lambda q: function(torch.from_numpy(np.array(q))[None])[0].detach().numpy()
 
+    def slope(q: Any) -> tuple[Any, Any]:
+        values, found = problem.linearised(torch.from_numpy(np.array(q))[None])
+        return found[0].numpy(), values[0].numpy()
+
     system = DenseConstrainedEuclideanMetricSystem(
         neg_log_dens=lambda q: float(one(problem.potential)(q)),
         grad_neg_log_dens=one(lambda x: -problem.score(x)),
         constr=one(problem.equations),
-        jacob_constr=one(problem.jacobian),
+        jacob_constr=slope,
         dens_wrt_hausdorff=True,
     )
     draws = -(-n // CHAINS)
