@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import getdoc
@@ -315,5 +316,10 @@ def bench_distributions(
         if not (out / "results.json").exists():
             raise typer.Exit(130) from None
         results = bench_laws.Results.from_json((out / "results.json").read_text(encoding="utf-8"))
-    show(console, results.outcome())
+    outcome = results.outcome()
+    if console.is_terminal and console.width < results.width:
+        show(console, replace(outcome, tables=outcome.tables[:1]))
+        console.print(f"every problem: {(out / 'results.md').resolve()}", soft_wrap=True, markup=False)
+    else:
+        print(results)
     console.print(f"page: {bench_page.write_page(results, out).resolve()}", soft_wrap=True, markup=False)

@@ -12,6 +12,7 @@ from datetime import date
 from functools import cache, cached_property
 from importlib.metadata import version
 from importlib.util import find_spec
+from operator import methodcaller
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -323,9 +324,9 @@ class Results:
             f"beyond_{NEAR:g}: beyond {NEAR:g} floors, d | beyond_{FAR:g}: beyond {FAR:g} floors, d"
         )
         note = (
-            "What samplers say of their own samples (result.fidelity of ours), beside the error that the benchmark finds: "
-            "a row for each verdict, over all runs. A trusted run far from the floor is a miss of the check. Left out are "
-            "methods that never promise the distribution."
+            "What samplers say of their own samples (result.fidelity of ours), beside the error that the benchmark "
+            "finds: a row for each verdict, over all runs. A trusted run far from the floor is a miss of the check. "
+            "Methods that never promise the distribution are left out."
         )
         return [ResultTable.of("Own verdicts", header, rows, note)] if rows else []
 
@@ -354,8 +355,13 @@ class Results:
         )
         return ResultTable.of("Problems, references and floors", header, rows, note)
 
+    @property
+    def width(self) -> int:
+        """Characters of a line of the tables."""
+        return max(100, 60 + 18 * len(self.samplers))
+
     def __str__(self) -> str:
-        console = Console(width=max(100, 60 + 18 * len(self.samplers)), no_color=True)
+        console = Console(width=self.width, no_color=True)
         with console.capture() as caught:
             show(console, self.outcome())
         return caught.get()
@@ -391,7 +397,7 @@ class Results:
         folder.mkdir(parents=True, exist_ok=True)
         made = self.outcome()
         for name, text in (("json", outcome_json(made)), ("md", outcome_markdown(made, QUESTION))):
-            write_whole(folder / f"results.{name}", lambda file, text=text: file.write(text.encode()))
+            write_whole(folder / f"results.{name}", methodcaller("write", text.encode()))
 
 
 def _place(said: tuple[str, int]) -> int:

@@ -99,7 +99,7 @@ class Problem:
         return self.count.points
 
     def claim(self, verdict: str, reason: str = "") -> None:
-        """Say what the sampler thinks of its own samples, "trusted" or "suspect", and why; it is no part of the score."""
+        """Say what the sampler thinks of its own samples, "trusted" or "suspect", and why; the score ignores it."""
         self.count.verdict, self.count.reason = verdict, reason
 
     @property
