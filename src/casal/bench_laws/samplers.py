@@ -21,7 +21,7 @@ from torch import Tensor
 import casal
 from casal.bench_laws.answer import F64
 from casal.bench_laws.interface import Problem
-from casal.errors import CasalWarning
+from casal.errors import CasalWarning, DivergedError, SettingError
 from casal.integrations.azula import as_azula
 from casal.lab.experiment import AnyMethod
 from casal.lab.tuning import SETTINGS, VALIDATION_SEED, Named, require, tune
@@ -72,21 +72,27 @@ def ours(method: AnyMethod | str) -> Sample:
 
 
 def tuned(settings: Sequence[Named]) -> Sample:
-    """The best of some settings, chosen on validation chains by the error over the floor."""
+    """The best of some settings on validation chains by the error over the floor; the next one if it loses a chain."""
 
     @cache
-    def best(name: str, budget: int) -> AnyMethod:
+    def validation(name: str, budget: int, k: int) -> float | SettingError | DivergedError:
         problem = _BY_NAME[name].fresh(VALIDATION_SEED)
-        some = settings if problem.answer.chains > SLOW else settings[::3]
-
-        def loss(setting: Named) -> float:
-            return error_over_floor(problem, casal_run(problem, setting[1], TUNING, budget))
-
-        return require(tune(some, loss, lambda setting: None))[0][1]
+        try:
+            return error_over_floor(problem, casal_run(problem, settings[k][1], TUNING, budget))
+        except (SettingError, DivergedError) as error:
+            return error
 
     def sample(problem: Problem, n: int, budget: int) -> Tensor:
         _BY_NAME[problem.name] = problem
-        return casal_run(problem, best(problem.name, budget), n, budget)
+
+        def loss(k: int) -> float:
+            found = validation(problem.name, budget, k)
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        some = range(0, len(settings), 1 if problem.answer.chains > SLOW else 3)
+        return require(tune(some, loss, lambda k: casal_run(problem, settings[k][1], n, budget)))[1]
 
     return sample
 
