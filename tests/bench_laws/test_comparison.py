@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -257,6 +258,28 @@ def test_the_page_is_one_file(tmp_path: Path) -> None:
     }
 
 
+def test_a_module_brings_a_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+import casal.bench_laws as laws
+
+def nearest(problem, n, budget):
+    return problem.project(problem.start(n))
+
+laws.SAMPLERS["nearest"] = laws.Sampler("nearest", nearest, lambda problem: "" if problem.init else "for densities")
+"""
+    (tmp_path / "their_samplers.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    command = ["bench-laws", "--module", "their_samplers", "--sampler", "nearest", "--only", "tail, 1-D", "--n", "20"]
+    try:
+        ran = CliRunner().invoke(app, [*command, "--out", "out"])
+    finally:
+        laws.SAMPLERS.pop("nearest", None)
+    assert ran.exit_code == 0, ran.output
+    back = laws.Results.from_json((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
+    assert [one.applies for one in back.entries] == [True, False]
+
+
 def test_the_command_line(tmp_path: Path) -> None:
     command = ["bench-laws", "--only", "tail, 1-D", "--sampler", "exact draws, final projection", "--n", "20"]
     ran = CliRunner().invoke(app, [*command, "--seeds", "2", "--out", str(tmp_path)])
@@ -264,5 +287,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "Error over floor" in ran.output
     back = laws.Results.from_json((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert back.problems == ["tail, 1-D", "tail, 1-D, diffusion"]
+    again = CliRunner().invoke(app, [*command, "--seeds", "2", "--out", str(tmp_path)])
+    assert again.exit_code == 0 and ": exact draws" in ran.output and ": exact draws" not in again.output
     assert CliRunner().invoke(app, ["bench-laws", "--only", "nothing such"]).exit_code == 2
     assert CliRunner().invoke(app, ["bench-laws", "--sampler", "nobody"]).exit_code == 2
