@@ -177,7 +177,7 @@ def test_a_reference_that_cannot_be_made_is_a_row(monkeypatch: pytest.MonkeyPatc
 
     good = laws.problem(CIRCLE)
     bad = replace(good, name="lost", answer=laws.Answer(lost, good.answer.features))
-    monkeypatch.setitem(comparison.PROBLEMS, "lost", lambda: bad)
+    monkeypatch.setitem(laws.PROBLEMS, "lost", lambda: bad)
     results = laws.run(["exact draws", "auto"], ["lost", CIRCLE], n=20, seeds=1)
     assert [one.failed for one in results.entries] == [True, True, False, False]
     assert results.entries[1].note == "failed: its reference, StoreError: cannot use the cache /x: read-only"

@@ -191,6 +191,14 @@ def independent(points: Tensor, first: Tensor, second: Tensor) -> None:
         assert float(z.square().mean()) < 1.6, z
 
 
+def rows(constraint: casal.Constraint) -> tuple[Tensor, Tensor]:
+    """A and y of the linear equations of an intersection."""
+    assert isinstance(constraint, casal.Intersection)
+    plane = next(part for part in constraint.members if isinstance(part, casal.Affine))
+    assert isinstance(plane.A, Tensor) and isinstance(plane.b, Tensor)
+    return plane.A.to(F64), plane.b.to(F64)
+
+
 def conditioned(mean: Tensor, covariance: Tensor, A: Tensor, y: Tensor) -> tuple[float, Tensor, Tensor, Tensor, Tensor]:
     """log density of A x = y, foot of the plane, axes (d, d - m), mean and variance along them given A x = y."""
     cross = covariance @ A.T
@@ -218,8 +226,7 @@ def test_four_equations_and_norm_against_fourier_inversion() -> None:
     name = "four equations and norm, 256-D, diffusion"
     found = many_dimensions.four_equations_and_norm(256, 7)
     points, prior = light(name, 50).reference.points, found.prior
-    plane = next(part for part in found.constraint.members if isinstance(part, casal.Affine))
-    A, y, square = plane.A.to(F64), plane.b.to(F64), float(points[0].square().sum())
+    A, y, square = *rows(found.constraint), float(points[0].square().sum())
     logs, means = [], []
     for k in range(4):
         log_mass, foot, axes, mean, variance = conditioned(prior.means[k], prior.covariance(k), A, y)
@@ -237,8 +244,7 @@ def test_the_field_on_a_grid_against_fourier_inversion() -> None:
     name = "64 values and norm, 1024-D, diffusion"
     found = many_dimensions.observed_and_norm(1024, 7, deviations=2.5)
     points = light(name, 10).reference.points
-    plane = next(part for part in found.constraint.members if isinstance(part, casal.Affine))
-    A, y = plane.A.to(F64), plane.b.to(F64)
+    A, y = rows(found.constraint)
     _, foot, axes, mean, variance = conditioned(found.prior.means[0], found.prior.covariance(0), A, y)
     left = float(points[0].square().sum() - foot.square().sum())
     _, first, second = given_square(mean, variance, left)
@@ -313,7 +319,8 @@ def test_the_particle_against_adaptive_quadrature() -> None:
         return integrate.quad(at, -0.5 * math.pi, 1.5 * math.pi, points=[0.0, math.pi], epsabs=0, epsrel=1e-9)[0]
 
     whole = integral(lambda x: torch.ones(1))
-    for value in (lambda x: x[:, 1].square(), lambda x: x[:, 0]):
+    values: list[Callable[[Tensor], Tensor]] = [lambda x: x[:, 1].square(), lambda x: x[:, 0]]
+    for value in values:
         assert float(weights @ value(points)) == pytest.approx(integral(value) / whole, rel=1e-6)
 
 
