@@ -49,12 +49,12 @@ def _by_sampler(results: Results) -> Any:
     ticks = []
     for y, sampler in enumerate(names):
         ran = [one for one in results.entries if one.sampler == sampler and one.scores]
-        ratios = np.array([min(max(one.ratio, LEAST), MOST) for one in ran])
+        ratios = np.array([one.ratio for one in ran])
         ink = COLOURS.get(sampler, colour(sampler))
         shift = 0.22 * ((np.arange(len(ratios)) * 0.618034) % 1.0 - 0.5) * 2
-        axis.plot(ratios, y + shift, "o", color=ink, markersize=4, alpha=0.75, markeredgewidth=0)
+        axis.plot(ratios.clip(LEAST, MOST), y + shift, "o", color=ink, markersize=4, alpha=0.75, markeredgewidth=0)
         if len(ratios):
-            middle = float(np.exp(np.log(ratios).mean()))
+            middle = float(np.exp(np.log(ratios.clip(1e-9)).mean()).clip(LEAST, MOST))
             axis.plot([middle, middle], [y - 0.36, y + 0.36], color=ink, linewidth=2.2)
         ticks.append(f"{sampler} ({len(ran)})")
     axis.set_yticks(range(len(names)), ticks, fontsize=8.5)
