@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import getdoc
@@ -285,8 +286,10 @@ def bench_distributions(
     sampler: Annotated[
         str | None, typer.Option(help="Samplers, with commas between; all that come with the benchmark if left out.")
     ] = None,
-    n: Annotated[int, typer.Option(min=2, help="Samples of a run; fewer on problems that say so.")] = 1000,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each sampler on each problem.")] = 3,
+    n: Annotated[int, typer.Option(min=2, help="Samples of a run; fewer on problems that say so.")] = (
+        bench_laws.SAMPLES
+    ),
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each sampler on each problem.")] = bench_laws.SEEDS,
     budget: Annotated[int, typer.Option(min=4, help="Evaluations of the model for each sample.")] = bench_laws.BUDGET,
     quick: Annotated[bool, typer.Option("--quick", help="Six problems, six samplers, 100 samples, two seeds.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for results.json, results.md and the page.")] = Path(
@@ -306,8 +309,21 @@ def bench_distributions(
         n, seeds = min(n, 100), min(seeds, 2)
     _check("sampler", chosen, bench_laws.SAMPLERS)
     _check_folder(out)
-    with console.status("starting") as status:
-        tell: Tell = lambda line: status.update(escape(f"running {line}"))  # noqa: E731
-        results = bench_laws.run(chosen, wanted, n=n, seeds=seeds, budget=budget, out=out, tell=tell)
-    show(console, results.outcome())
+    try:
+        with console.status("starting") as status:
+            on_screen: Tell = lambda line: status.update(escape(f"running {line}"))  # noqa: E731
+            in_file: Tell = lambda line: console.print(line, markup=False, soft_wrap=True)  # noqa: E731
+            tell = on_screen if console.is_terminal else in_file
+            results = bench_laws.run(chosen, wanted, n=n, seeds=seeds, budget=budget, out=out, tell=tell)
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on from here")
+        if not (out / "results.json").exists():
+            raise typer.Exit(130) from None
+        results = bench_laws.Results.from_json((out / "results.json").read_text(encoding="utf-8"))
+    outcome = results.outcome()
+    if console.is_terminal and console.width < results.width:
+        show(console, replace(outcome, tables=outcome.tables[:1]))
+        console.print(f"every problem: {(out / 'results.md').resolve()}", soft_wrap=True, markup=False)
+    else:
+        print(results)
     console.print(f"page: {bench_page.write_page(results, out).resolve()}", soft_wrap=True, markup=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import casal.bench_laws as laws
-from casal.bench_laws import samplers
+from casal.bench_laws import comparison, samplers
 from casal.bench_laws.answer import stream
 from casal.bench_laws.page import write_page
 from casal.cli import app
@@ -116,11 +118,93 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
     said: list[str] = []
     laws.run("exact draws", CIRCLE, n=20, seeds=1, out=tmp_path, tell=said.append)
     laws.run("exact draws", [CIRCLE, BOXES], n=20, seeds=1, out=tmp_path, tell=said.append)
-    assert said == [f"{CIRCLE}: exact draws", f"{BOXES}: exact draws"]
+    assert said == [f"1/1 {CIRCLE}: exact draws", f"2/2 {BOXES}: exact draws"]
     laws.run("exact draws", CIRCLE, n=30, seeds=1, out=tmp_path, tell=said.append)
-    assert len(said) == 3
+    assert "have n = 20, not 30: begun anew" in said[2] and len(said) == 4
     stopped = laws.run("exact draws", BOXES, n=30, seeds=1, stop=lambda: True)
     assert not stopped.entries
+
+
+def test_a_run_that_is_stopped_in_a_problem_keeps_its_samplers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "PATIENCE", 0.0)
+    said: list[str] = []
+
+    def stopped(line: str) -> None:
+        said.append(line)
+        if line.endswith("final projection"):
+            raise KeyboardInterrupt
+
+    several = ["exact draws", "projected", "final projection"]
+    with pytest.raises(KeyboardInterrupt):
+        laws.run(several, CIRCLE, n=20, seeds=1, out=tmp_path, tell=stopped)
+    del said[:]
+    whole = laws.run(several, CIRCLE, n=20, seeds=1, out=tmp_path, tell=said.append)
+    assert said == [f"1/1 {CIRCLE}: final projection"]
+    assert [one.sampler for one in whole.entries] == several
+    assert not list(tmp_path.glob("*.tmp*"))
+
+
+def test_what_goes_wrong_in_a_sampler_of_the_benchmark_is_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(problem: laws.Problem, n: int, budget: int) -> Tensor:
+        if problem.seed == 1:
+            raise RuntimeError("7 chains were lost; more words")
+        return problem.answer.draws(n, problem.seed)
+
+    def short(problem: laws.Problem, n: int, budget: int) -> Tensor:
+        return problem.answer.draws(n - 1, problem.seed)
+
+    every = {**laws.SAMPLERS, "mici": laws.Sampler("mici", broken), "azula DPS": laws.Sampler("azula DPS", short)}
+    monkeypatch.setattr(comparison, "SAMPLERS", every)
+    results = laws.run(["mici", "azula DPS"], CIRCLE, n=20, seeds=3, out=tmp_path)
+    one = results.of(CIRCLE, "mici")
+    assert one is not None and one.failed and len(one.scores) == 1
+    assert one.note == "failed at seed 1: RuntimeError: 7 chains were lost"
+    (row,) = results.outcome().tables[1].rows
+    assert row["mici"].endswith(" failed") and row["azula DPS"] == "failed"
+    failures = next(table for table in results.outcome().tables if table.title == "Runs that failed")
+    assert "asked for 20 points" in failures.rows[1]["why"]
+    monkeypatch.setattr(comparison, "SAMPLERS", laws.SAMPLERS)
+    said: list[str] = []
+    laws.run("azula DPS", CIRCLE, n=20, seeds=3, out=tmp_path, tell=said.append)
+    assert said == [f"1/1 {CIRCLE}: azula DPS"]  # what failed is tried again
+
+
+def test_a_reference_that_cannot_be_made_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(count: int, generator: torch.Generator) -> laws.Reference:
+        raise StoreError("cannot use the cache /x: read-only; set CASAL_CACHE")
+
+    good = laws.problem(CIRCLE)
+    bad = replace(good, name="lost", answer=laws.Answer(lost, good.answer.features))
+    monkeypatch.setitem(laws.PROBLEMS, "lost", lambda: bad)
+    results = laws.run(["exact draws", "auto"], ["lost", CIRCLE], n=20, seeds=1)
+    assert [one.failed for one in results.entries] == [True, True, False, False]
+    assert results.entries[1].note == "failed: its reference, StoreError: cannot use the cache /x: read-only"
+
+
+def test_what_a_sampler_says_of_itself_stands_beside_its_error() -> None:
+    def liar(problem: laws.Problem, n: int, budget: int) -> Tensor:
+        problem.claim("trusted", "by its author")
+        return cold(problem, n, budget)
+
+    results = laws.run([liar, "exact draws"], CIRCLE, n=1000, seeds=2)
+    (row,) = next(table for table in results.outcome().tables if table.title == "Own verdicts").rows
+    assert (row["method"], row["verdict"], row["runs"], row["beyond_2"]) == ("liar", "trusted", 2, 2)
+    assert laws.Results.from_json(results.json()).entries[0].scores[0].reason == "by its author"
+
+
+def test_references_bound_their_own_error() -> None:
+    """Of a quadrature with too few nodes the bound is large; of draws it is sqrt(n / m)."""
+    good = laws.problem(CIRCLE).answer
+    assert good.own_error(256) < 0.02
+
+    def coarse(count: int, generator: torch.Generator) -> laws.Reference:
+        points, weights, _ = good.reference
+        return laws.Reference.nodes(points[::80], weights[::80] / weights[::80].sum())
+
+    assert laws.Answer(coarse, good.features).own_error(256) > 1.0
+    assert laws.problem("plane in 4-D").answer.own_error(400) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +249,35 @@ def test_the_page_is_one_file(tmp_path: Path) -> None:
     assert "<title>casal.bench_laws" in text and "data:image/" in text
     assert CIRCLE in text and "prefers-color-scheme: dark" in text
     assert not any(part in text for part in ('src="http', 'href="http', "@import"))
-    assert {path.name for path in tmp_path.iterdir()} >= {"results.json", "results.md", "bench_laws.png", "index.html"}
+    assert {path.name for path in tmp_path.iterdir()} >= {
+        "results.json",
+        "results.md",
+        "bench_laws.png",
+        "bench_laws_problems.png",
+        "index.html",
+    }
+
+
+def test_a_module_brings_a_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+import casal.bench_laws as laws
+
+def nearest(problem, n, budget):
+    return problem.project(problem.start(n))
+
+laws.SAMPLERS["nearest"] = laws.Sampler("nearest", nearest, lambda problem: "" if problem.init else "for densities")
+"""
+    (tmp_path / "their_samplers.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    command = ["bench-laws", "--module", "their_samplers", "--sampler", "nearest", "--only", "tail, 1-D", "--n", "20"]
+    try:
+        ran = CliRunner().invoke(app, [*command, "--out", "out"])
+    finally:
+        laws.SAMPLERS.pop("nearest", None)
+    assert ran.exit_code == 0, ran.output
+    back = laws.Results.from_json((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
+    assert [one.applies for one in back.entries] == [True, False]
 
 
 def test_the_command_line(tmp_path: Path) -> None:
@@ -175,5 +287,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "Error over floor" in ran.output
     back = laws.Results.from_json((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert back.problems == ["tail, 1-D", "tail, 1-D, diffusion"]
+    again = CliRunner().invoke(app, [*command, "--seeds", "2", "--out", str(tmp_path)])
+    assert again.exit_code == 0 and ": exact draws" in ran.output and ": exact draws" not in again.output
     assert CliRunner().invoke(app, ["bench-laws", "--only", "nothing such"]).exit_code == 2
     assert CliRunner().invoke(app, ["bench-laws", "--sampler", "nobody"]).exit_code == 2

@@ -29,7 +29,18 @@ violation. From the command line: ``casal bench-laws``. Needs the extra ``lab``.
 
 from casal.bench_laws.answer import Answer, Reference
 from casal.bench_laws.catalogue import PROBLEMS, problem
-from casal.bench_laws.comparison import BUDGET, QUICK, QUICK_SAMPLERS, Entry, Results, Score, run, score
+from casal.bench_laws.comparison import (
+    BUDGET,
+    QUICK,
+    QUICK_SAMPLERS,
+    SAMPLES,
+    SEEDS,
+    Entry,
+    Results,
+    Score,
+    run,
+    score,
+)
 from casal.bench_laws.interface import Problem
 from casal.bench_laws.samplers import SAMPLERS, Sampler
 
@@ -39,6 +50,8 @@ __all__ = [
     "QUICK",
     "QUICK_SAMPLERS",
     "SAMPLERS",
+    "SAMPLES",
+    "SEEDS",
     "Answer",
     "Entry",
     "Problem",

@@ -28,6 +28,9 @@ DRAWS = 40
 REPEATS = 64
 """Sets of exact draws behind a floor."""
 
+THINNING = 7
+"""Nodes of a quadrature for each one that is kept when its error is bounded; no divisor of the sides of its grids."""
+
 FIXED = 1e-9
 """A feature of a smaller standard deviation is a constant of the set and is left out."""
 
@@ -65,6 +68,7 @@ class Answer:
         modes: Weights of modes or pieces at each point, (n, d) -> (n, m), if there are several.
         chains: Samples of a run, at most.
         fresh: Makes draws that are not those of the reference, where ``exact`` has only a fixed number of them.
+        source: Where the reference comes from, in a word or two: quadrature, closed form, rejection.
     """
 
     def __init__(
@@ -74,9 +78,10 @@ class Answer:
         modes: Map | None = None,
         chains: int = 1000,
         fresh: Exact | None = None,
+        source: str = "quadrature",
     ) -> None:
         self.exact, self.features, self.modes, self.chains = exact, features, modes, chains
-        self.fresh = fresh or exact
+        self.fresh, self.source = fresh or exact, source
         self._floors: dict[int, dict[str, float]] = {}
 
     @cached_property
@@ -120,6 +125,20 @@ class Answer:
         told, centre, spread, _, _ = self._compared
         u = (self.features(x)[:, told] - centre) / spread
         return torch.cat([u, u.square()], 1)
+
+    def own_error(self, n: int) -> float:
+        """Error of the reference in its statistics over the floor of n samples.
+
+        Of m draws: sqrt(n / m). Of a quadrature: how far every THINNINGth of its nodes is from all of them, over the
+        floor, which is more than the error of all nodes.
+        """
+        points, weights, drawn = self.reference
+        if drawn:
+            return math.sqrt(n / len(points))
+        some = weights[::THINNING] / weights[::THINNING].sum()
+        mean, spread = self.moments
+        error = (some @ self.statistics(points[::THINNING]) - mean) / spread
+        return float(error.square().mean().sqrt()) / self.floor(n)["statistics"]
 
     def distances(self, x: Tensor) -> dict[str, float]:
         """How far samples (n, d) are from the exact distribution, by each of the distances."""

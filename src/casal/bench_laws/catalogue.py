@@ -197,8 +197,13 @@ def known(name: str, model: Callable[..., dict[str, Any]], case: str, about: str
     mixture = found.model.mixture
     assert mixture is not None
     size = mixture.dimension
-    exact = nodes(found.reference)
-    answer = Answer(exact, coordinates(*range(min(size, 4))), found.shares, chains=more.pop("chains", 1000))
+    answer = Answer(
+        more.pop("exact", nodes(found.reference)),
+        coordinates(*range(min(size, 4))),
+        found.shares,
+        chains=more.pop("chains", 1000),
+        source=more.pop("source", "quadrature"),
+    )
     fields = {"shape": "thin", **model(mixture), **more}
     return Problem(name, about, dimension=size, constraint=found.constraint, answer=answer, **fields)
 
@@ -210,7 +215,11 @@ KNOWN: dict[str, dict[str, Any]] = {
     "three modes on a circle": {"about": "Three modes in the plane on |x| = 2: quadrature over the angle."},
     "Gaussian on a sphere": {"about": "A correlated Gaussian on the unit sphere in 3-D: quadrature."},
     "mass and energy": {"about": "A correlated Gaussian given sum and sum of squares in 3-D: quadrature on a circle."},
-    "plane in 4-D": {"about": "A correlated Gaussian on one equation in 4-D: kriging."},
+    "plane in 4-D": {
+        "about": "A correlated Gaussian on one equation in 4-D: kriging.",
+        "exact": drawn(lambda n, generator: small.given(small.FOUR, small.ROWS_4, small.SIDE_4, n, generator)),
+        "source": "closed form",
+    },
     "ellipse (implicit)": {
         "about": "A Gaussian on an ellipse given by a function: quadrature over arc length.",
         **SLOW,
@@ -226,7 +235,12 @@ KNOWN: dict[str, dict[str, Any]] = {
         "shape": "solid",
         "nonconvex": True,
     },
-    "diamond, edm": {"about": "A correlated Gaussian in |x|_1 <= 1 in 3-D: rejection.", "shape": "solid"},
+    "diamond, edm": {
+        "about": "A correlated Gaussian in |x|_1 <= 1 in 3-D: rejection.",
+        "shape": "solid",
+        "exact": rejected(small.POLE.sample, casal.L1Ball(1.0)),
+        "source": "rejection",
+    },
     "simplex": {"about": "A correlated Gaussian on the simplex in 3-D: quadrature.", "shape": "mixed"},
     "circle x interval": {"about": "A correlated Gaussian on circle times interval: quadrature.", "shape": "mixed"},
 }
@@ -357,7 +371,7 @@ def trajectory(name: str, model: Callable[..., dict[str, Any]]) -> Problem:
         dimension=8,
         nonconvex=True,
         constraint=GATE,
-        answer=Answer(rejected(PATH.sample, GATE), coordinates(1, 3, 4, 5, 7), modes=sides),
+        answer=Answer(rejected(PATH.sample, GATE), coordinates(1, 3, 4, 5, 7), modes=sides, source="rejection"),
         **model(PATH),
     )
 
@@ -373,7 +387,7 @@ def sphere_16(name: str, model: Callable[..., dict[str, Any]]) -> Problem:
     """Three von Mises-Fisher distributions."""
     law = SIXTEEN.restricted(casal.Sphere(2.0))
     mixture = small.aligned(SIXTEEN.means, SIXTEEN.spreads[:, None], SIXTEEN.weights)
-    answer = Answer(drawn(law.draw), coordinates(0, 1, 2, 8), modes=SIXTEEN.responsibilities)
+    answer = Answer(drawn(law.draw), coordinates(0, 1, 2, 8), modes=SIXTEEN.responsibilities, source="closed form")
     return Problem(
         name,
         "Three round modes on |x| = 2 in 16-D: each is von Mises-Fisher, with weights in closed form and exact draws.",
@@ -400,7 +414,9 @@ def increasing(name: str, model: Callable[..., dict[str, Any]], size: int) -> Pr
         shape="solid",
         dimension=size,
         constraint=casal.Monotone(),
-        answer=Answer(drawn(draw), together(coordinates(0, size // 4, size // 2, size - 1), gaps)),
+        answer=Answer(
+            drawn(draw), together(coordinates(0, size // 4, size // 2, size - 1), gaps), source="closed form"
+        ),
         **model(small.aligned(torch.zeros(1, size), 1.0, [1.0])),
     )
 
@@ -454,7 +470,7 @@ def wells(name: str, size: int, total: float) -> Problem:
         shape="thin",
         dimension=size,
         constraint=casal.Affine(torch.ones(1, size, dtype=F64), total),
-        answer=Answer(exact, together(coordinates(0, 1), right), chains=FEW),
+        answer=Answer(exact, together(coordinates(0, 1), right), chains=FEW, source="lattice"),
         log_density=lambda x: -double_well.potential(x).sum(1),
         gradient=lambda x: -double_well.slope(x),
         init=lambda n, generator: -0.5 + 1.5 * torch.randn((n, size), generator=generator, dtype=F64),
@@ -511,7 +527,7 @@ def energy_field(name: str) -> Problem:
         shape="thin",
         dimension=count + len(variance),
         constraint=casal.Sphere(math.sqrt(energy)),
-        answer=Answer(drawn(draw), coordinates(0, 1, 2, 20), modes=wells_of_two, chains=1000),
+        answer=Answer(drawn(draw), coordinates(0, 1, 2, 20), modes=wells_of_two, source="thin shell"),
         log_density=log_density,
         gradient=lambda x: -setup.gradient(x),
         init=setup.start,
@@ -538,7 +554,12 @@ def orthant(name: str, model: Callable[..., dict[str, Any]], size: int) -> Probl
         shape="solid",
         dimension=size,
         constraint=casal.Box(0.0, math.inf),
-        answer=Answer(drawn(draw), together(coordinates(0, 1), smallest), chains=1000 if size <= 64 else FEW),
+        answer=Answer(
+            drawn(draw),
+            together(coordinates(0, 1), smallest),
+            chains=1000 if size <= 64 else FEW,
+            source="closed form",
+        ),
         **model(small.aligned(torch.zeros(1, size), 1.0, [1.0])),
     )
 
@@ -546,7 +567,9 @@ def orthant(name: str, model: Callable[..., dict[str, Any]], size: int) -> Probl
 # ------------------------------------------------------------------ many dimensions
 
 
-def from_conditional(name: str, make: Callable[[int, int], many.Problem], size: int, shape: str, about: str) -> Problem:
+def from_conditional(
+    name: str, make: Callable[[int, int], many.Problem], size: int, shape: str, source: str, about: str
+) -> Problem:
     """A problem of the experiment ``conditional``, with the exact denoiser of its mixture."""
     found = make(size, SEED)
     law = found.law
@@ -562,7 +585,7 @@ def from_conditional(name: str, make: Callable[[int, int], many.Problem], size: 
     if isinstance(found.constraint, casal.HalfSpace):
         features = together(features, along(found.constraint.a.to(F64).reshape(-1, 1)))
     chains = FEW if size > 64 else 1000
-    answer = Answer(drawn(law.draw), features, law.responsibilities if several else None, chains)
+    answer = Answer(drawn(law.draw), features, law.responsibilities if several else None, chains, source=source)
     high = found.first_level or many.HEADROOM * found.largest_spread
     fields = {**as_diffusion(found.prior, (high, many.LAST)), "steps": many.LEVELS}
     return Problem(name, about, shape=shape, dimension=size, constraint=found.constraint, answer=answer, **fields)  # type: ignore[arg-type]
@@ -589,7 +612,7 @@ def field_by_gibbs(name: str, size: int, total: bool) -> Problem:
         ending = "sum" if total else "free"
         return constraint.project(kept_points(f"bench_laws_field_{size}_{ending}_{count}_{seed}_{SWEEPS}", make))
 
-    answer = Answer(drawn(draw), together(coordinates(0, 7), smallest), chains=FEW)
+    answer = Answer(drawn(draw), together(coordinates(0, 7), smallest), chains=FEW, source="Gibbs sampler")
     fields = {**as_diffusion(prior, (many.HIGH, many.LAST)), "steps": many.LEVELS}
     given = ", given its sum" if total else ""
     return Problem(
@@ -643,7 +666,7 @@ def of_network(name: str, net: str, constraint: casal.Constraint, **more: Any) -
         kind="trained",
         dimension=2,
         constraint=constraint,
-        answer=Answer(exact, coordinates(0, 1), modes, few, fresh=held),
+        answer=Answer(exact, coordinates(0, 1), modes, few, fresh=held, source="own samples"),
         denoiser=denoise,
         levels=(trained.LARGEST, trained.SMALLEST),
         make_target=make_target,
@@ -674,54 +697,69 @@ add(increasing, "increasing, 16-D", "both", size=16)
 add(orthant, "orthant, 64-D", "density", size=64)
 add(orthant, "orthant, 256-D", "density", size=256)
 
-MANY: dict[str, tuple[Callable[[int, int], many.Problem], int, str, str]] = {
+MANY: dict[str, tuple[Callable[[int, int], many.Problem], int, str, str, str]] = {
     "four equations": (
         many.four_equations,
         64,
         "thin",
+        "closed form",
         "Four anisotropic modes on four linear equations: closed form.",
     ),
     "mass and energy": (
         many.mass_energy,
         256,
         "thin",
+        "thin shell",
         "Four anisotropic modes given sum and sum of squares: weights by contour integrals, draws in a thin shell.",
     ),
     "four equations and norm": (
         many.four_equations_and_norm,
         256,
         "thin",
+        "thin shell",
         "Four anisotropic modes on four equations and a sphere: the same.",
     ),
     "norm, 4 sd high": (
         partial(many.norm, deviations=4.0),
         256,
         "thin",
+        "thin shell",
         "A Gaussian whose norm is four standard deviations above its mean: the same.",
     ),
     "half-space": (
         many.half_space,
         256,
         "solid",
+        "closed form",
         "A Gaussian on a half-space of probability 0.006: closed form.",
     ),
     "box on four coordinates": (
         many.box_on_four,
         256,
         "solid",
+        "closed form",
         "A Gaussian with bounds on four coordinates, of probability 2e-4: separation of variables.",
     ),
-    "nonnegative": (many.nonnegative, 64, "solid", "Independent coordinates given x >= 0: closed form."),
-    "nonnegative, two modes": (many.nonnegative_modes, 64, "solid", "Two modes given x >= 0: closed form."),
+    "nonnegative": (many.nonnegative, 64, "solid", "closed form", "Independent coordinates given x >= 0: closed form."),
+    "nonnegative, two modes": (
+        many.nonnegative_modes,
+        64,
+        "solid",
+        "closed form",
+        "Two modes given x >= 0: closed form.",
+    ),
     "64 values and norm": (
         partial(many.observed_and_norm, deviations=2.5),
         1024,
         "thin",
+        "thin shell",
         "A Gaussian field on a 32 x 32 grid given 64 of its values and its norm.",
     ),
 }
-for _name, (_make, _size, _shape, _about) in MANY.items():
-    row(f"{_name}, {_size}-D, diffusion", make=_make, size=_size, shape=_shape, about=_about)(from_conditional)
+for _name, (_make, _size, _shape, _source, _about) in MANY.items():
+    row(f"{_name}, {_size}-D, diffusion", make=_make, size=_size, shape=_shape, source=_source, about=_about)(
+        from_conditional
+    )
 row("nonnegative field, 64-D, diffusion", size=64, total=False)(field_by_gibbs)
 row("nonnegative field of given sum, 64-D, diffusion", size=64, total=True)(field_by_gibbs)
 

@@ -22,10 +22,11 @@ Shape = Literal["thin", "solid", "mixed"]
 
 
 class Count:
-    """How many points a sampler has asked the model about."""
+    """How many points a sampler has asked the model about, and what it says of its own samples."""
 
     def __init__(self) -> None:
         self.points = 0
+        self.verdict = self.reason = ""
 
     def __call__(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
         """The value of a function at points (n, d); n more are counted, and n again for each pass back through it."""
@@ -96,6 +97,10 @@ class Problem:
     def evaluations(self) -> int:
         """Points at which the model was asked so far; a pass back through its functions counts again."""
         return self.count.points
+
+    def claim(self, verdict: str, reason: str = "") -> None:
+        """Say what the sampler thinks of its own samples, "trusted" or "suspect", and why; the score ignores it."""
+        self.count.verdict, self.count.reason = verdict, reason
 
     @property
     def generator(self) -> torch.Generator:
@@ -174,8 +179,13 @@ class Problem:
 
     def jacobian(self, x: Tensor) -> Tensor:
         """Derivative of ``equations``, (n, m, d)."""
+        return self.linearised(x)[1]
+
+    def linearised(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``equations``, (n, m), and their derivative, (n, m, d)."""
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             values = self.equations(leaf)
             rows = [torch.autograd.grad(value.sum(), leaf, retain_graph=True)[0] for value in values.unbind(1)]
-        return torch.stack(rows, 1) if rows else x.new_zeros(len(x), 0, x.shape[1])
+        slope = torch.stack(rows, 1) if rows else x.new_zeros(len(x), 0, x.shape[1])
+        return values.detach(), slope

@@ -273,9 +273,11 @@ def aligned(means: Any, sds: Any, weights: Any) -> AnisotropicMixture:
     return AnisotropicMixture(torch.as_tensor(weights, dtype=F64), means, [None] * len(means), spread.contiguous())
 
 
-def given(mixture: AnisotropicMixture, A: Tensor, b: Tensor, n: int = DRAWS) -> Tensor:
+def given(
+    mixture: AnisotropicMixture, A: Tensor, b: Tensor, n: int = DRAWS, generator: torch.Generator | None = None
+) -> Tensor:
     """Draws of a Gaussian given A x = b: x - K (A x - b), K = S A^T (A S A^T)^-1."""
-    x, S = mixture.sample(n, torch.Generator().manual_seed(0)), mixture.covariance(0)
+    x, S = mixture.sample(n, generator or torch.Generator().manual_seed(0)), mixture.covariance(0)
     return x - torch.linalg.solve(A @ S @ A.T, (x @ A.T - b).T).T @ (A @ S)
 
 
