@@ -241,7 +241,7 @@ def test_four_equations_and_norm_against_fourier_inversion() -> None:
 
 def test_the_field_on_a_grid_against_fourier_inversion() -> None:
     """1024-D: kriging with a dense matrix, then the norm of what is left."""
-    name = "64 values and norm, 1024-D, diffusion"
+    name = "field of 64 known values and norm, 1024-D, diffusion"
     found = many_dimensions.observed_and_norm(1024, 7, deviations=2.5)
     points = light(name, 10).reference.points
     A, y = rows(found.constraint)

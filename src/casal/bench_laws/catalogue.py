@@ -748,7 +748,7 @@ MANY: dict[str, tuple[Callable[[int, int], many.Problem], int, str, str, str]] =
         "closed form",
         "Two modes given x >= 0: closed form.",
     ),
-    "64 values and norm": (
+    "field of 64 known values and norm": (
         partial(many.observed_and_norm, deviations=2.5),
         1024,
         "thin",
