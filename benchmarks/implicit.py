@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from statistics import median
 
 import torch
 from torch import Tensor
 
 import casal
-from benchmarks.timing import Case, Table, steps_in_turn
+from benchmarks.timing import Case, Table, by_round, steps_in_turn
 from casal.constraints import Affine, Constraint, Implicit, JacobianProducts, Sphere
 
 Cases = dict[str, Callable[[], object]]
@@ -42,19 +41,7 @@ def _race(title: str, cases: Cases, base: str, rounds: int) -> Table:
             for _ in range(REPEATS):
                 case()
             seconds[name].append((time.process_time() - began) / REPEATS)
-    rows = []
-    for name, values in seconds.items():
-        ratios = sorted(own / other for own, other in zip(values, seconds[base], strict=True))
-        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
-        rows.append(
-            {
-                "case": name,
-                "median, ms": 1e3 * median(values),
-                f"/ {base}": median(ratios),
-                "middle half": f"{low:.3g} to {high:.3g}",
-            }
-        )
-    return Table(title, rows)
+    return by_round(title, seconds, base, 1e-3, "ms")
 
 
 REPEATS = 3

@@ -100,6 +100,13 @@ def steps_in_turn(
             spent = (time.process_time() - middle) - (middle - began)
             if count:
                 seconds[name].append(spent / (long - short))
+    return by_round(title, seconds, base, 1e-6, "us a step", note)
+
+
+def by_round(
+    title: str, seconds: Mapping[str, list[float]], base: str, unit: float, unit_name: str, note: str = ""
+) -> Table:
+    """Minima and medians over the rounds, and ratios to ``base``: of the minima, and the median of those of a round."""
     rows = []
     for name, values in seconds.items():
         ratios = sorted(own / other for own, other in zip(values, seconds[base], strict=True))
@@ -107,8 +114,8 @@ def steps_in_turn(
         rows.append(
             {
                 "case": name,
-                "min, us a step": 1e6 * min(values),
-                "median, us a step": 1e6 * median(values),
+                f"min, {unit_name}": min(values) / unit,
+                f"median, {unit_name}": median(values) / unit,
                 f"/ {base}, minima": min(values) / min(seconds[base]),
                 f"/ {base}, median": median(ratios),
                 "middle half": f"{low:.3g} to {high:.3g}",
