@@ -100,17 +100,23 @@ def steps_in_turn(
             spent = (time.process_time() - middle) - (middle - began)
             if count:
                 seconds[name].append(spent / (long - short))
+    return by_round(title, seconds, base, 1e-6, "us a step", note)
+
+
+def by_round(
+    title: str, seconds: Mapping[str, list[float]], base: str, unit: float, unit_name: str, note: str = ""
+) -> Table:
+    """Minima and medians over the rounds, and ratios to ``base``: of the minima, and the median of those of a round."""
     rows = []
     for name, values in seconds.items():
-        ratios = sorted(own / other for own, other in zip(values, seconds[base], strict=True))
-        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+        low, middle, high = quartiles([own / other for own, other in zip(values, seconds[base], strict=True)])
         rows.append(
             {
                 "case": name,
-                "min, us a step": 1e6 * min(values),
-                "median, us a step": 1e6 * median(values),
+                f"min, {unit_name}": min(values) / unit,
+                f"median, {unit_name}": median(values) / unit,
                 f"/ {base}, minima": min(values) / min(seconds[base]),
-                f"/ {base}, median": median(ratios),
+                f"/ {base}, median": middle,
                 "middle half": f"{low:.3g} to {high:.3g}",
             }
         )
@@ -131,7 +137,7 @@ def interleaved(cases: Mapping[str, Case], repeats: int = 5) -> dict[str, tuple[
 
 
 def ratios(title: str, cases: Mapping[str, Case], base: str, rounds: int, *, repeats: int = 1, note: str = "") -> Table:
-    """Processor time of each case, and the ratio to ``base`` within a round: median and middle half over the rounds.
+    """Processor time of each case in turn, and its ratio to ``base``, as ``by_round`` has them.
 
     Args:
         title: Of the table.
@@ -141,13 +147,7 @@ def ratios(title: str, cases: Mapping[str, Case], base: str, rounds: int, *, rep
         repeats: Calls of a case in a round.
         note: Below the table.
     """
-    seconds = in_turn(cases, rounds, repeats)
-    rows = []
-    for name, values in seconds.items():
-        low, middle, high = quartiles([own / other for own, other in zip(values, seconds[base], strict=True)])
-        row = {"case": name, "median, ms": 1e3 * median(values)}
-        rows.append(row | {f"/ {base}": middle, "middle half": f"{low:.3g} to {high:.3g}"})
-    return Table(title, rows, note)
+    return by_round(title, in_turn(cases, rounds, repeats), base, 1e-3, "ms", note)
 
 
 def in_turn(cases: Mapping[str, Case], rounds: int, repeats: int = 1) -> dict[str, list[float]]:

@@ -15,8 +15,9 @@ distance attracts a chain that starts beside it; a maximum or a saddle repels it
 
 Few rows are differentiated anew in every step. For many, J J^T is factorised once and kept for a few steps; a step in
 between needs c and one product with J^T at the new point. A chain leaves the batch when what is left of its error,
-estimated from the last two steps, is a small share of its distance from y. There is no search: a chain that does not
-get there in a few steps, or gets there by a long way round, is not ``done``, and has to be solved otherwise.
+estimated from the last two steps, is a small share of its distance from y; near the set that takes two steps. There is
+no search: a chain that does not get there in a few steps, or gets there by a long way round, is not ``done``, and has
+to be solved otherwise.
 
 References:
     Barzilai and Borwein, IMA J. Numer. Anal. 8 (1988), for the length of a step from the last two gradients.
