@@ -166,7 +166,7 @@ def tables(quick: bool) -> Iterator[Table]:
                     "model": name,
                     "eager, ms": eager["median, ms"],
                     "compiled, ms": compiled["median, ms"],
-                    "compiled / eager": compiled["/ eager"],
+                    "compiled / eager": compiled["/ eager, median"],
                     "middle half": compiled["middle half"],
                     "first call, s": first,
                     "what the result says": told[-1],
