@@ -42,7 +42,7 @@ class ShapeError(CasalError, ValueError):
     >>> casal.HalfSpace([1.0, 2.0], 0.0).project(torch.zeros(5, 3))
     Traceback (most recent call last):
         ...
-    casal.errors.ShapeError: the set is written for 2 coordinates, events (3,) have 3
+    casal.errors.ShapeError: the set is written for 2 coordinates, events (3,) have 3: write it for 3 numbers, in ...
     """
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.errors import CasalWarning
+from casal.errors import CasalWarning, SettingError
 from casal.methods import METHODS, Method
 
 N = 12
@@ -33,6 +33,12 @@ def off(z: Tensor) -> Tensor:
 
 
 GIVES_UP = casal.FromProjection(half_way, off, exact=False)
+
+
+def test_a_network_that_is_not_a_target_is_told_how_to_become_one() -> None:
+    network: Any = torch.nn.Linear(3, 3)
+    with pytest.raises(SettingError, match=r"got Linear: wrap .* casal\.from_diffusers"):
+        casal.sample(network, casal.Sphere(1.0), casal.CASAL(10.0), N)
 
 
 @pytest.mark.parametrize(

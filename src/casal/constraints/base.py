@@ -372,7 +372,10 @@ class Constraint:
         """Raise ShapeError or InfeasibleSet if events of this shape cannot lie in C."""
         size = torch.Size(event).numel()
         if self._coordinates not in (None, size):
-            raise ShapeError(f"the set is written for {self._coordinates} coordinates, events {event} have {size}")
+            raise ShapeError(
+                f"the set is written for {self._coordinates} coordinates, events {event} have {size}: write it for "
+                f"{size} numbers, in the order of a flattened event"
+            )
 
     def check_nonempty(self, z: Tensor) -> None:
         """Refuse a set that has no point, as far as a search can tell; for a run, before its first step.

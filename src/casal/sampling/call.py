@@ -122,6 +122,11 @@ def sample(
     options = Options(
         decoder, seed, dtype, device, tol, units, record_every, budget, tile, threads, compile, check, snapshots
     )
+    if not isinstance(target, Target):
+        raise SettingError(
+            f"target must be a casal.Target, got {type(target).__name__}: wrap a pipeline or network of diffusers by "
+            "casal.from_diffusers(pipeline, steps=50), a potential by casal.energy, a score by casal.langevin"
+        )
     if isinstance(constraint, Scheduled):
         options, constraint = options._replace(sets=constraint), constraint.last
     if store is not None and isinstance(n, int):

@@ -173,6 +173,11 @@ def test_what_rows_cannot_repeat_is_refused(scheduler: Any, says: str) -> None:
         casal.from_diffusers(unet(), scheduler(), steps=STEPS)
 
 
+def test_a_name_is_not_a_model() -> None:
+    with pytest.raises(SettingError, match=r"got the name 'my/model': load it first"):
+        casal.from_diffusers("my/model", steps=STEPS)
+
+
 def test_the_scheduler_is_not_changed() -> None:
     scheduler = diffusers.DPMSolverMultistepScheduler()
     before = scheduler.timesteps.clone()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -317,8 +318,16 @@ def _parts(model: Any, scheduler: Any) -> tuple[Any, Any, str]:
         if components.get("vae") is not None:
             space = f", in the latent space of {type(components['vae']).__name__}"
         model = found[0]
+    if isinstance(model, str | PathLike):
+        raise SettingError(
+            f"model must be a network or a pipeline of diffusers, got the name {str(model)!r}: load it first, such as "
+            "diffusers.DDPMPipeline.from_pretrained(name)"
+        )
     if scheduler is None or not hasattr(scheduler, "set_timesteps") or not hasattr(scheduler, "step"):
-        raise SettingError(f"give a scheduler of diffusers, got {type(scheduler).__name__}")
+        raise SettingError(
+            f"give a scheduler of diffusers, got {type(scheduler).__name__}: from_diffusers(unet, scheduler, steps=50) "
+            "or from_diffusers(pipeline, steps=50)"
+        )
     if not callable(model):
         raise SettingError(f"model must be a network of diffusers or a function (x, t), got {type(model).__name__}")
     return model, scheduler, space
