@@ -18,6 +18,8 @@ violation. From the command line: ``casal bench-laws``. Needs the extra ``lab``.
 (True, True, True)
 >>> all(isinstance(sampler, laws.Sampler) for sampler in laws.SAMPLERS.values()), len(laws.QUICK_SAMPLERS) > 0
 (True, True)
+>>> laws.SAMPLES, laws.SEEDS        # of a full run
+(256, 3)
 >>> circle = laws.problem("three modes on a circle")
 >>> isinstance(circle, laws.Problem), isinstance(circle.answer, laws.Answer | laws.Reference)
 (True, True)
