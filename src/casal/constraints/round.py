@@ -173,15 +173,21 @@ class Sphere(Round):
         return self._height(z)
 
     def _project_fast(self, z: Tensor) -> Tensor:
-        return self._project_fast_half(z, None)[0]
+        return self._shell(z, column(self.radius, z))[0]
 
     def _project_fast_half(self, z: Tensor, warm: Tensor | None) -> tuple[Tensor, Tensor]:
         """The distance is | |z - c| - R |."""
-        offset, radius = self._offset(z), column(self.radius, z)
+        radius = column(self.radius, z)
+        foot, length = self._shell(z, radius)
+        return foot, (length - radius).to(torch.float64).square().flatten() / 2
+
+    def _shell(self, z: Tensor, radius: float | Tensor) -> tuple[Tensor, Tensor]:
+        """c + R (z - c) / |z - c|, and |z - c| as a column."""
+        offset = self._offset(z)
         factor, length = shell_factor(offset, radius)
         shell = offset * factor
         nudge(shell[:, :1], factor, shortest(z.dtype))
-        return self._place(shell, z), (length - radius).to(torch.float64).square().flatten() / 2
+        return self._place(shell, z), length
 
     def _project(self, z: Tensor) -> Tensor:
         offset = self._offset(z)
