@@ -1,4 +1,4 @@
-"""Mixtures on spheres: the distances to the exact law."""
+"""Mixtures on spheres: the distances to the exact distribution."""
 
 from __future__ import annotations
 

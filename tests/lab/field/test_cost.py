@@ -1,4 +1,4 @@
-"""Approximate projections: the set they are tried on, its exact law, and what they save."""
+"""Approximate projections: the set they are tried on, its exact distribution, and what they save."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exact law of the field problem against rejection and figures found independently; the decoder of its pictures."""
+"""The exact answer of the field problem against rejection and independent figures; the decoder of its pictures."""
 
 from __future__ import annotations
 

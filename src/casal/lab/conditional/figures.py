@@ -87,7 +87,7 @@ def _dots(dots: Sequence[Dot]) -> Figure:
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.tick_params(axis="y", length=0)
     axis.spines["left"].set_visible(False)
-    axis.set_title("Distance to the conditional law (shaded: within twice the floor)", loc="left", fontweight="bold")
+    axis.set_title("Distance to the exact distribution (shaded: within twice the floor)", loc="left", fontweight="bold")
     figure.legend(loc="outside right upper", fontsize=8, title="hollow: a variant", title_fontsize=8)
     return figure
 

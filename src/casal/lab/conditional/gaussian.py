@@ -42,7 +42,7 @@ def model(steps: int) -> Target:
 
 
 def transport(values: Array) -> float:
-    """W1 of samples of x2 to the exact law."""
+    """W1 of samples of x2 to the exact distribution."""
     exact = MEAN + SPREAD * special.ndtri((np.arange(len(values)) + 0.5) / len(values))
     return float(np.abs(np.sort(values) - exact).mean())
 

@@ -1,4 +1,4 @@
-"""A trained network: a DDPM of the 2-D mixture on the circle R = 2, against the model's own conditional law.
+"""A trained network: a DDPM of the 2-D mixture on the circle R = 2, against the model's own conditional distribution.
 
 The reference has no network but this one in it: unconditional samples of the model near the circle. Their shares of the
 modes, in a shell of half-width w, err by O(w^2); two widths remove that term.

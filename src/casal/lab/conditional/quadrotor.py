@@ -3,8 +3,8 @@
     y'' = g u,  u = sum over the first ten Fourier modes of latent x standard deviation,  y = G u
 
 G is a double integrator with zero-order hold, from rest. The latent (19 numbers) is N(0, I), so the diffusion's network
-is exact, and draws of the prior that happen to avoid the obstacles are the exact law. A way past three obstacles is
-one of eight classes, above or below each.
+is exact, and draws of the prior that happen to avoid the obstacles are the exact distribution. A way past three
+obstacles is one of eight classes, above or below each.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def model() -> Target:
 
 
 def exact_draws(r: float, n: int) -> Tensor:
-    """Latents of the exact law: those of n draws of the prior that avoid the obstacles."""
+    """Latents of the exact distribution: those of n draws of the prior that avoid the obstacles."""
     x = torch.randn(n, LATENT, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     return x[obstacles(r).violation(x @ decoder()[ROWS].T) <= 0]
 

@@ -34,7 +34,7 @@ SIXTEEN = GaussianMixture(torch.tensor([0.4, 0.3, 0.2, 0.1]), _MEANS, torch.tens
 
 @dataclass(frozen=True, eq=False)
 class SphereCase:
-    """A mixture on a sphere, its exact law, and the total variation that is asked for."""
+    """A mixture on a sphere, its exact distribution, and the total variation that is asked for."""
 
     name: str
     mixture: GaussianMixture
@@ -48,7 +48,7 @@ class SphereCase:
 
     @cached_property
     def law(self) -> RestrictedMixture:
-        """The exact law."""
+        """The exact distribution."""
         return self.mixture.restricted(self.constraint)
 
     def total_variation(self, z: Tensor) -> float:
@@ -105,7 +105,7 @@ CASES = (
 )
 
 TUNED = ("Algorithm 2", "CASAL", "DPS, tuned + projection", *PEERS)
-"""Methods whose setting is chosen on validation chains against the exact law, which flatters them."""
+"""Methods whose setting is chosen on validation chains against the exact distribution, which flatters them."""
 
 
 def run(quick: bool, tell: Tell) -> Outcome:
@@ -128,7 +128,8 @@ def run(quick: bool, tell: Tell) -> Outcome:
                 f"{case.name}: {scale.n} chains, {scale.seeds} seeds",
                 ("method | tv: TV of mode weights, .3f | inside: W1 within modes, .4f", HEALTH, "setting"),
                 [*rows, {"method": "exact draws", **floor}],
-                note="Settings of tuned methods: the best by TV + W1 on validation chains, against the exact law.",
+                note="Settings of tuned methods: the best by TV + W1 on validation chains, against the exact "
+                "distribution.",
             )
         )
         claims += _claims(case, rows, floor)

@@ -93,7 +93,7 @@ def _histograms(
         axis.set_title(_short(method) + ("" if family == FAMILY else f" ({family})"), fontsize=8.5)
         if case.constraint.solid:
             atom = float((case.constraint.residual(torch.from_numpy(z)).abs() < 1e-9).double().mean())
-            text = f"{atom:.0%} on the border"  # where the exact law has none
+            text = f"{atom:.0%} on the border"  # where the exact distribution has none
             axis.text(0.03, 0.93, text, transform=axis.transAxes, va="top", fontsize=7.5, color=INK)
     for axis in list(axes.flat)[len(shown) :]:
         axis.set_axis_off()
