@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.timing import Table
+from benchmarks.timing import Table, in_new_process
 
-ROOT = Path(__file__).parents[1]
 ROUNDS = 5
 
 
@@ -57,8 +54,7 @@ def tables(quick: bool) -> list[Table]:
 
 def _row(name: str, n: int | None) -> dict[str, Any]:
     problem = PROBLEMS[name]
-    command = [sys.executable, "-m", "benchmarks.dimensions", name, str(n or problem.n)]
-    took = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
+    took = in_new_process("benchmarks.dimensions", name, n or problem.n)
     return {"problem": name, "d": problem.d, "n": n or problem.n, **took}
 
 

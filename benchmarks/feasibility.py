@@ -7,18 +7,16 @@ in float64. ``python -m benchmarks.feasibility 10000 100 admm noise`` prints wha
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import casal
-from benchmarks.timing import Race, Table
+from benchmarks.timing import Race, Table, in_new_process
 from casal.constraints import Budget, Intersection, Projection
 from casal.lab.laws.families import BETAS
 from casal.lab.nets import MLP, Gaussian, compare_ddpm
@@ -27,7 +25,6 @@ from casal.lab.quadrotor import METHODS, Prior, Recipe, scene, vehicle
 from casal.lab.quadrotor.paths import start
 from casal.lab.quadrotor.scenes import ALLOWED
 
-ROOT = Path(__file__).parents[1]
 SEARCHES = ("admm", "alternating", "dykstra")
 STARTS = ("noise", "sines")
 CHAINS, STEPS = 400, 200
@@ -79,10 +76,8 @@ def samplers(repeats: int) -> Table:
 
 def measured(n: int, iterations: int, search: str, start: str) -> dict[str, float | str]:
     """Seconds, success and megabytes of one search."""
-    command = [sys.executable, "-m", "benchmarks.feasibility", str(n), str(iterations), search, start]
-    command.append(str(torch.get_num_threads()))
-    answer = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    found: dict[str, float | str] = json.loads(answer)
+    threads = torch.get_num_threads()
+    found: dict[str, float | str] = in_new_process("benchmarks.feasibility", n, iterations, search, start, threads)
     return {"search": search, "start": start, **found}
 
 

@@ -8,7 +8,6 @@ table says where the time of a noise draw goes: to the generator or to the logar
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ import torch
 
 import casal
 from benchmarks import field
-from benchmarks.timing import Table, in_turn, quartiles, ratios
+from benchmarks.timing import Table, in_new_process, in_turn, quartiles, ratios
 
 PROCESSES = 20
 CHAINS = 4096
@@ -65,7 +64,7 @@ def _medians(seconds: dict[str, list[float]]) -> dict[str, float]:
 def tables(quick: bool) -> Iterator[Table]:
     """Medians and quartiles over processes; then the parts of a noise draw."""
     count, rounds = (3, 3) if quick else (PROCESSES, 5)
-    found = [_started(rounds) for _ in range(count)]
+    found = [in_new_process("benchmarks.fused", rounds) for _ in range(count)]
     wanted = {"CASAL / noise": 1.35, "CASAL / unconstrained": 1.10}
     for key, what in (("loop", "the loop, by the clock: for a quiet machine"), ("call", "whole calls, processor time")):
         rows = []
@@ -81,13 +80,6 @@ def tables(quick: bool) -> Iterator[Table]:
             f"In each process the median ratio of {rounds} rounds in which cases take turns.",
         )
     yield noise_parts(3 if quick else 15)
-
-
-def _started(rounds: int) -> dict[str, dict[str, float]]:
-    code = f"import json; from benchmarks.fused import one_process; print(json.dumps(one_process({rounds})))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    ratios_of: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
-    return ratios_of
 
 
 def noise_parts(rounds: int) -> Table:
@@ -128,3 +120,7 @@ def philox_normal(quarter: int, key: torch.Tensor, stream: torch.Tensor) -> torc
     radius = (-2.0 * ((first.float() + 1.0) * 2.0**-32).log()).sqrt()
     angle = second.float() * (2.0**-32 * 6.283185307179586)
     return torch.cat([radius * angle.cos(), radius * angle.sin()])
+
+
+if __name__ == "__main__":
+    print(json.dumps(one_process(int(sys.argv[1]))))

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
-from benchmarks.timing import Table, interleaved
-
-ROOT = Path(__file__).parents[1]
+from benchmarks.timing import Table, in_new_process, interleaved
 
 
 def peak(n: int, steps: int, method: str) -> float:
     """Megabytes, by the operating system's count."""
-    command = [sys.executable, "-m", "benchmarks.memory", str(n), str(steps), method]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
+    return float(in_new_process("benchmarks.memory", n, steps, method))
 
 
 def table(quick: bool) -> Table:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,6 +15,8 @@ from statistics import median
 from typing import Any
 
 import torch
+
+ROOT = Path(__file__).parents[1]
 
 Case = Callable[[], object]
 """Something to time. If it returns a float, that is the time it measured itself."""
@@ -125,14 +130,7 @@ def by_round(
 
 def interleaved(cases: Mapping[str, Case], repeats: int = 5) -> dict[str, tuple[float, float]]:
     """Seconds (minimum, median) of each case over interleaved repeats, after one warm-up."""
-    for case in cases.values():
-        case()
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(repeats):
-        for name, case in cases.items():
-            began = time.perf_counter()
-            own = case()
-            seconds[name].append(own if isinstance(own, float) else time.perf_counter() - began)
+    seconds = in_turn(cases, repeats, clock=time.perf_counter)
     return {name: (min(values), median(values)) for name, values in seconds.items()}
 
 
@@ -150,18 +148,30 @@ def ratios(title: str, cases: Mapping[str, Case], base: str, rounds: int, *, rep
     return by_round(title, in_turn(cases, rounds, repeats), base, 1e-3, "ms", note)
 
 
-def in_turn(cases: Mapping[str, Case], rounds: int, repeats: int = 1) -> dict[str, list[float]]:
-    """Processor seconds of each case in every round, after a first call that is not counted."""
+def in_turn(
+    cases: Mapping[str, Case], rounds: int, repeats: int = 1, clock: Callable[[], float] = time.process_time
+) -> dict[str, list[float]]:
+    """Seconds of each case in every round, after a first call that is not counted; those of the processor by default.
+
+    A case that returns a number has measured itself.
+    """
     for case in cases.values():
         case()
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(rounds):
         for name, case in cases.items():
-            began = time.process_time()
+            began = clock()
             own = [case() for _ in range(repeats)]
             measured = [spent for spent in own if isinstance(spent, float)]
-            seconds[name].append((sum(measured) if measured else time.process_time() - began) / repeats)
+            seconds[name].append((sum(measured) if measured else clock() - began) / repeats)
     return seconds
+
+
+def in_new_process(module: str, *arguments: object) -> Any:
+    """What ``python -m module arguments`` prints as JSON in its last line."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    out = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    return json.loads(out.splitlines()[-1])
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

@@ -8,31 +8,28 @@ The cases take turns.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 
 import torch
 
 from benchmarks.field import METHODS, SIZE, SPHERE, STEPS, target
-from benchmarks.timing import Table
+from benchmarks.timing import Table, in_new_process
 from casal.sampling.executors import Threads
 from casal.sampling.loop import Chains, Keeper, run
 from casal.sampling.plan import Options, make_plan
 from casal.sampling.progress import progress_bar
 from casal.sampling.stepping import Eager
 
-ROOT = Path(__file__).parents[1]
 CASES = ("unconstrained", "CASAL", "WeightedCASAL")
 
 
 def tables(quick: bool = False) -> Iterator[Table]:
     """Ratios of minima within a process: their median over processes, and the smallest and largest."""
     for n, rounds, processes in ((4096, 3, 2),) if quick else ((4096, 9, 7), (1_000_000, 2, 3)):
-        found = [in_a_process(n, STEPS, rounds) for _ in range(processes)]
+        found = [in_new_process("benchmarks.weighted", n, STEPS, rounds) for _ in range(processes)]
         rows = []
         for name in CASES:
             ratios = sorted(min(each[name]) / min(each["unconstrained"]) for each in found)
@@ -49,13 +46,6 @@ def tables(quick: bool = False) -> Iterator[Table]:
             f"{processes} processes of {rounds} rounds each after a first one; processor time of the loop, one thread."
         )
         yield Table(f"WeightedCASAL, {n} chains x {SIZE}, float32, {STEPS} steps", rows, note)
-
-
-def in_a_process(n: int, steps: int, rounds: int) -> dict[str, list[float]]:
-    """What one new process measures."""
-    command = [sys.executable, "-m", "benchmarks.weighted", str(n), str(steps), str(rounds)]
-    out = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    return json.loads(out)  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
