@@ -34,6 +34,7 @@ from torch import Tensor
 import casal
 from benchmarks.timing import Table
 from casal.bench_laws import Problem, catalogue, problem
+from casal.bench_laws.samplers import mici_chains
 from casal.errors import CasalWarning
 from casal.lab.experiment import AnyMethod, Array
 from casal.lab.fidelity import setup as small
@@ -272,7 +273,6 @@ def mici(case: Case, effort: int, seed: int) -> Iterator[Run]:
 
     Draws that adapt its step size come first. ``effort`` bounds that number.
     """
-    from mici.adapters import DualAveragingStepSizeAdapter
     from mici.integrators import ConstrainedLeapfrogIntegrator
     from mici.samplers import DynamicMultinomialHMC
     from mici.systems import DenseConstrainedEuclideanMetricSystem
@@ -299,23 +299,11 @@ def mici(case: Case, effort: int, seed: int) -> Iterator[Run]:
     start = case.exact.answer.draws(1, seed).numpy()
     spent: list[tuple[float, int]] = []
 
-    def trace(state: Any) -> dict[str, Array]:
-        spent.append((time.process_time() - began, count.points))
-        return {"q": state.pos}
-
     began = time.process_time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = sampler.sample_chains(
-            WARM_UP,
-            draws,
-            list(start),
-            adapters=[DualAveragingStepSizeAdapter(0.8)],
-            trace_funcs=[trace],
-            display_progress=False,
-            trace_warm_up=False,
-        )
-    points = np.asarray(found.traces["q"][0])
+    (found,) = mici_chains(
+        sampler, WARM_UP, draws, start, lambda: spent.append((time.process_time() - began, count.points))
+    )
+    points = np.asarray(found)
     spent = spent[-draws:]
     for k in prefixes(draws):
         yield Run(k, points[:k], *spent[k - 1])

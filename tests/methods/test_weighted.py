@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -39,6 +39,24 @@ from ..linear_gaussian import (
     settled_covariance,
 )
 from ..models import RADIUS, particle, particle_answer, particle_potential
+
+
+class _Tile(NamedTuple):
+    """What is read of a state when tiles are levelled."""
+
+    log_weight: torch.Tensor
+    rho: torch.Tensor
+
+
+def test_tiles_on_different_rungs_weigh_as_much_as_their_chains() -> None:
+    weights = (torch.tensor(w, dtype=torch.float64) for w in ([0.0, 1.0, -2.0], [-40.0, -39.0]))
+    apart = [_Tile(w, torch.tensor(rho)) for w, rho in zip(weights, (3.0, 5.0), strict=True)]
+    levelled = casal.FinalProjection(casal.WeightedCASAL()).levelled(apart)
+    for before, after in zip(apart, levelled, strict=True):
+        assert float(after.log_weight.exp().sum()) == pytest.approx(len(after.log_weight), rel=1e-6)
+        assert torch.allclose(after.log_weight.diff(), before.log_weight.diff())
+    together = [tile._replace(rho=torch.tensor(3.0)) for tile in apart]
+    assert casal.WeightedCASAL().levelled(together) == together and casal.CASAL(1.0).levelled(apart) == apart
 
 
 class _Move(casal.WeightedCASAL):

@@ -153,7 +153,6 @@ def mici(problem: Problem, n: int, budget: int) -> Tensor:
 
     It runs on one point at a time in Python, so it is given far less than the budget.
     """
-    from mici.adapters import DualAveragingStepSizeAdapter
     from mici.integrators import ConstrainedLeapfrogIntegrator
     from mici.samplers import StaticMetropolisHMC
     from mici.systems import DenseConstrainedEuclideanMetricSystem
@@ -180,17 +179,39 @@ def mici(problem: Problem, n: int, budget: int) -> Tensor:
         n_step=LEAPFROGS,
     )
     starts = problem.project(problem.start(CHAINS)).numpy()
+    found = mici_chains(sampler, WARM_UP, draws, starts)
+    return torch.from_numpy(np.stack(found).swapaxes(0, 1).reshape(-1, problem.dimension)[:n])
+
+
+def mici_chains(
+    sampler: Any, warm_up: int, draws: int, starts: Any, seen: Callable[[], None] = lambda: None
+) -> list[Any]:
+    """Draws (draws, d) of each chain of a sampler of mici, which finds its step size in a warm-up.
+
+    Args:
+        sampler: Of mici.
+        warm_up: Draws before the first one that counts.
+        draws: Of each chain.
+        starts: One point of the set for each chain, (chains, d).
+        seen: Called at every draw that counts.
+    """
+    from mici.adapters import DualAveragingStepSizeAdapter
+
+    def trace(state: Any) -> dict[str, Any]:
+        seen()
+        return {"q": state.pos}
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = sampler.sample_chains(
-            WARM_UP,
+            warm_up,
             draws,
             list(starts),
             adapters=[DualAveragingStepSizeAdapter(0.8)],
-            trace_funcs=[lambda state: {"q": state.pos}],
+            trace_funcs=[trace],
             display_progress=False,
         )
-    return torch.from_numpy(np.stack(found.traces["q"]).swapaxes(0, 1).reshape(-1, problem.dimension)[:n])
+    return list(found.traces["q"])
 
 
 CHAINS, LEAPFROGS, WARM_UP = 20, 5, 20

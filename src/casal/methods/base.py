@@ -207,6 +207,10 @@ class Method(ABC, Generic[State]):
         """
         return False
 
+    def levelled(self, states: Sequence[State]) -> Sequence[State]:
+        """The states of tiles that an interruption stopped at different stages, made fit to be joined."""
+        return states
+
     def start_note(self, context: Context) -> str | None:
         """What a reader of the result must know about the start of a run; None if there is nothing."""
         return None

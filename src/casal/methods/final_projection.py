@@ -54,5 +54,8 @@ class FinalProjection(Method[Any]):
     def decoded_parts(self) -> tuple[str, ...] | None:
         return self.inner.decoded_parts()
 
+    def levelled(self, states: Sequence[Any]) -> Sequence[Any]:
+        return self.inner.levelled(states)
+
     def advice(self, state: Any, row: Any) -> str:
         return self.inner.advice(state, row)

@@ -237,23 +237,25 @@ def resample(state: Weighted, generator: torch.Generator, groups: Groups, ess: f
     After the draw the weights of a group are equal. Islands keep their evidence: their chains carry the mean of the
     weights before.
     """
-    old, drawn = state.log_weight, False
+    old, renewed = state.log_weight, state
     if groups.members is None:
-        weight = normalised(old)
-        if not float(effective_size(weight)) < ess * len(old):
-            return state
-        all_anew: Weighted = take_chains(state, systematic(weight, generator))
-        return all_anew._replace(log_weight=torch.zeros_like(old))
-    index, log_weight = torch.arange(len(old), device=old.device), old.clone()
-    for some in groups.each(old):
-        weight = normalised(old[some])
-        if float(effective_size(weight)) < ess * len(some):
-            index[some], drawn = some[systematic(weight, generator)], True
+        found = _drawn(old, generator, ess)
+        if found is not None:
+            renewed = take_chains(state, found)._replace(log_weight=torch.zeros_like(old))
+        return renewed
+    index, log_weight, drawn = torch.arange(len(old), device=old.device), old.clone(), False
+    for some in groups.members:
+        found = _drawn(old[some], generator, ess)
+        if found is not None:
+            index[some], drawn = some[found], True
             log_weight[some] = torch.logsumexp(old[some], 0) - math.log(len(some)) if groups.islands else 0.0
-    if not drawn:
-        return state
-    renewed: Weighted = take_chains(state, index)._replace(log_weight=log_weight)
-    return renewed
+    return take_chains(state, index)._replace(log_weight=log_weight) if drawn else state
+
+
+def _drawn(log_weight: Tensor, generator: torch.Generator, ess: float) -> Tensor | None:
+    """Numbers of the chains that are drawn; None if the effective size is not below a share ``ess`` of them."""
+    weight = normalised(log_weight)
+    return systematic(weight, generator) if float(effective_size(weight)) < ess * len(weight) else None
 
 
 def population_record(state: Population, groups: Groups) -> dict[str, float]:

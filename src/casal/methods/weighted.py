@@ -365,6 +365,16 @@ class WeightedCASAL(Method[Any]):
     def monitor(self, context: Context, state: Any) -> Mapping[str, Tensor]:
         return split_records(context, state.x, self._feet(context, state))
 
+    def levelled(self, states: Sequence[Any]) -> Sequence[Any]:
+        """Tiles on different rungs: chains of one tile keep their weights, and every tile weighs as much as its chains.
+
+        Weights of different rungs cannot be compared; those of chains on one rung can.
+        """
+        if len({float(state.rho) for state in states}) < 2:
+            return states
+        means = [torch.logsumexp(state.log_weight, 0) - math.log(len(state.log_weight)) for state in states]
+        return [state._replace(log_weight=state.log_weight - mean) for state, mean in zip(states, means, strict=True)]
+
     def _feet(self, context: Context, state: Any) -> Tensor:
         """P(A x); a burn-in without coupling does not keep it."""
         return state.z if float(state.rho) else context.project(context.decode(state.x))

@@ -85,23 +85,12 @@ def run(plan: Plan, chains: Chains, executor: Executor, stepper: Stepper, keeper
             while k < len(plan.legs) and plan.legs[k - 1].end < plan.legs[k].end <= chains.tiles[0].steps:
                 k += 1  # its meeting was passed by
     except KeyboardInterrupt:
-        level_weights(chains.tiles)
+        begun = [tile for tile in chains.tiles if tile.state is not None]
+        for tile, state in zip(begun, plan.method.levelled([tile.state for tile in begun]), strict=True):
+            tile.state = state
         return True
     keeper.end()
     return False
-
-
-def level_weights(tiles: Sequence[Tile]) -> None:
-    """Give tiles that were stopped on different rungs of a ladder the weight of their chains.
-
-    Weights of different rungs cannot be compared; those of chains on one rung can.
-    """
-    some = [tile for tile in tiles if hasattr(tile.state, "log_weight") and hasattr(tile.state, "rho")]
-    if len({float(tile.state.rho) for tile in some}) > 1:
-        for tile in some:
-            weight = tile.state.log_weight
-            mean = torch.logsumexp(weight, 0) - math.log(len(weight))
-            tile.state = tile.state._replace(log_weight=weight - mean)
 
 
 def meet(plan: Plan, chains: Chains, k: int, executor: Executor) -> None:
