@@ -9,48 +9,69 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from statistics import median
+from unittest import mock
 
 import torch
 
 import casal
 from benchmarks import field
-from benchmarks.timing import Table, in_new_process, in_turn, quartiles, ratios
+from benchmarks.timing import Case, Table, in_new_process, in_turn, quartiles, ratios
+from casal.sampling import stepping
+from casal.sampling.fast_noise import fast_normal
 
 PROCESSES = 20
 CHAINS = 4096
+FEW = 8
+"""Steps of the short runs: what a call takes besides its steps, mostly."""
+
 COMPILED = ("unconstrained", "projected", "CASAL")
+WANTED = {"CASAL / noise": 1.35, "CASAL / unconstrained": 1.10}
 
 
 def one_process(rounds: int) -> dict[str, dict[str, float]]:
-    """Ratios in this process: of the loop by the clock (``cost.seconds``), and of whole calls in processor time.
+    """Ratios of processor time in this process: of whole calls, of steps alone, and of steps with noise by ``normal_``.
 
-    A whole call also plans the run, projects strictly and certifies. The loop is what the bars are about, but only on a
-    quiet machine is its clock worth reading.
+    A whole call also plans the run, projects strictly and certifies. Steps alone are the difference of a long call and
+    a short one. The noise that all are compared with is drawn by ``normal_``.
     """
     torch.set_num_threads(1)
-    model, draw = field.target(field.STEPS), field.noise(CHAINS, field.STEPS)
-    loops: dict[str, list[float]] = {name: [] for name in ("noise", *COMPILED)}
+    lengths = (FEW, field.STEPS)
+    models = {steps: field.target(steps) for steps in lengths}
+    with_normal = mock.patch.object(stepping, "fast_normal", lambda numbers, device: None)
 
-    def noise() -> None:
-        began = time.perf_counter()
-        draw()
-        loops["noise"].append(time.perf_counter() - began)
-
-    def compiled(name: str) -> Callable[[], None]:
+    def compiled(name: str, steps: int) -> Callable[[], None]:
         def run() -> None:
-            result = casal.sample(
-                model, field.SPHERE, field.METHODS[name], CHAINS, threads=1, compile=True, check=False
-            )
-            loops[name].append(result.cost.seconds)
+            casal.sample(models[steps], field.SPHERE, field.METHODS[name], CHAINS, threads=1, compile=True, check=False)
 
         return run
 
-    calls = in_turn({"noise": noise, **{name: compiled(name) for name in COMPILED}}, rounds)
-    loops = {name: values[-rounds:] for name, values in loops.items()}  # without the first, which compiles
-    return {"loop": _medians(loops), "call": _medians(calls)}
+    def by_normal(case: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            with with_normal:
+                case()
+
+        return run
+
+    cases: dict[str, Case] = {}
+    for steps in lengths:
+        cases[f"noise {steps}"] = field.noise(CHAINS, steps)
+        for name in COMPILED:
+            cases[f"{name} {steps}"] = compiled(name, steps)
+            cases[f"{name} by normal_ {steps}"] = by_normal(compiled(name, steps))
+    seconds = in_turn(cases, rounds)
+
+    def steps_of(name: str) -> list[float]:
+        long, short = seconds[f"{name} {field.STEPS}"], seconds[f"{name} {FEW}"]
+        return [many - few for many, few in zip(long, short, strict=True)]
+
+    names = ("noise", *COMPILED)
+    return {
+        "call": _medians({name: seconds[f"{name} {field.STEPS}"] for name in names}),
+        "steps": _medians({name: steps_of(name) for name in names}),
+        "normal": _medians({name: steps_of(name if name == "noise" else f"{name} by normal_") for name in names}),
+    }
 
 
 def _medians(seconds: dict[str, list[float]]) -> dict[str, float]:
@@ -65,19 +86,24 @@ def tables(quick: bool) -> Iterator[Table]:
     """Medians and quartiles over processes; then the parts of a noise draw."""
     count, rounds = (3, 3) if quick else (PROCESSES, 5)
     found = [in_new_process("benchmarks.fused", rounds) for _ in range(count)]
-    wanted = {"CASAL / noise": 1.35, "CASAL / unconstrained": 1.10}
-    for key, what in (("loop", "the loop, by the clock: for a quiet machine"), ("call", "whole calls, processor time")):
+    kinds = {
+        "call": "whole calls",
+        "steps": f"steps alone ({field.STEPS} less {FEW})",
+        "normal": "steps alone, with noise drawn by normal_",
+    }
+    for key, what in kinds.items():
         rows = []
         for name in ("CASAL / noise", "CASAL / unconstrained", "projected / unconstrained", "unconstrained / noise"):
             values = [one[key][name] for one in found]
             low, middle, high = quartiles(values)
             row = {"ratio": name, "median": middle, "middle half": f"{low:.3g} to {high:.3g}"}
-            row |= {"smallest": min(values), "largest": max(values)}
-            rows.append(row | ({"wanted": wanted.get(name)} if key == "loop" else {}))
+            row |= {"smallest": min(values), "largest": max(values), "wanted": WANTED.get(name)}
+            rows.append(row)
         yield Table(
             f"Compiled field, {CHAINS} chains x {field.SIZE}, {field.STEPS} steps, {count} processes: {what}",
             rows,
-            f"In each process the median ratio of {rounds} rounds in which cases take turns.",
+            f"Processor time; noise is a bare draw by normal_. In each process the median ratio of {rounds} rounds in "
+            "which cases take turns.",
         )
     yield noise_parts(3 if quick else 15)
 
@@ -88,10 +114,12 @@ def noise_parts(rounds: int) -> Table:
     page, numbers = torch.empty(size), torch.empty(size, dtype=torch.int32)
     key = torch.tensor([12345], dtype=torch.int64)
     counters = torch.compile(philox_normal, dynamic=False)
+    fast = fast_normal(page.numel(), page.device)
     cases = {
         "normal_": lambda: page.normal_(generator=generator),
         "uniform_ (the generator)": lambda: page.uniform_(generator=generator),
         "random_ (the generator, whole numbers)": lambda: numbers.random_(generator=generator),
+        "fast_noise, the same numbers": lambda: fast(page[None], generator) if fast else page.normal_(),
         "Philox counters and Box-Muller, compiled": lambda: counters(page.numel() // 4, key, key),
     }
     return ratios(f"Parts of a noise draw, {size[0]} x {size[1]} float32", cases, "normal_", rounds, repeats=200)

@@ -131,7 +131,9 @@ def test_blocks_end_where_rows_change_or_something_is_recorded(
         steps = ends
 
 
-@pytest.mark.parametrize(("numbers", "steps"), [(1, 8), (250 * 19, 8), (1024 * 50, 8), (2048 * 50, 4), (10**7, 1)])
+@pytest.mark.parametrize(
+    ("numbers", "steps"), [(1, 8), (250 * 19, 8), (1024 * 50, 8), (2048 * 50, 8), (4096 * 50, 4), (10**7, 1)]
+)
 def test_fewer_steps_together_where_their_noise_would_leave_the_cache(numbers: int, steps: int) -> None:
     assert steps_together(numbers) == steps
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from casal.errors import CasalWarning
-from casal.methods import Alone, Context, Stage, Uncounted, Usage, key
+from casal.methods import Alone, Context, Stage, Uncounted, Usage, gaussian, key
+from casal.sampling.fast_noise import fast_normal
 from casal.sampling.function_code import CodeParts
 from casal.sampling.plan import Plan
 from casal.sampling.tiles import Tile
@@ -94,8 +95,8 @@ class Eager(Stepper):
 TOGETHER = 8
 """Steps in one compiled call, at most: a call costs a tenth of a step, and what lies between steps is never written."""
 
-NOISE_NUMBERS = 1 << 19
-"""Numbers in the noise of one call, about: 2 MB of float32; what leaves the cache before it is read is slow."""
+NOISE_NUMBERS = 1 << 20
+"""Numbers in the noise of one call, at most: 4 MB of float32; what leaves the cache before it is read is slow."""
 
 KEPT = 16
 """Compiled steps that are kept for later runs on the same objects."""
@@ -226,21 +227,24 @@ class Graphs:
             if kind is None:
                 return None
             self._kinds[block.kind] = kind
-        noise = self._noise(context, block, generator, kind.keeps_noise)
         context.usage.absorb(kind.used)
         if trials and self._times is not None and self._lock.acquire(blocking=False):
             try:
-                return self._in_a_race(state, block, noise)
+                return self._in_a_race(context, state, block, generator, kind)
             finally:
                 self._lock.release()
+        noise = self._noise(context, block, generator, kind.keeps_noise)
         return self._run(block)(state, block.columns, noise)
 
-    def _in_a_race(self, state: Any, block: Block, noise: Sequence[Tensor]) -> Any:
-        """The same, and once more eagerly; after a few blocks it is known which is faster."""
+    def _in_a_race(self, context: Context, state: Any, block: Block, generator: torch.Generator, kind: Kind) -> Any:
+        """The same, and once more eagerly; after a few blocks it is known which is faster, noise included."""
+        aside = torch.Generator(generator.device).manual_seed(0)
         began = time.thread_time()
+        noise = self._noise(context, block, generator, kind.keeps_noise)
         after = self._run(block)(state, block.columns, noise)
         between = time.thread_time()
-        for row, drawn in zip(block.rows, noise, strict=True):
+        for row in block.rows:
+            drawn = block.stage.noise(context, self.chains, aside)
             state = block.stage.step(self._context, state, row, drawn)
         end = time.thread_time()
         if self._times is not None:
@@ -279,7 +283,7 @@ class Graphs:
 
         def steps(state: Any, columns: Any, noise: Sequence[Tensor]) -> Any:
             for k, drawn in enumerate(noise):
-                state = stage.step(context, state, _row(columns, k), drawn)
+                state = stage.step(context, state, _row(columns, k), drawn.to(context.like.dtype))
             return state
 
         # torch counts recompilations by code object; all compiled steps of a run are one of their own.
@@ -287,12 +291,23 @@ class Graphs:
         options: dict[str, Any] | None = {"cpp_wrapper": True} if self._shared else None
         return torch.compile(steps, dynamic=False, fullgraph=True, options=options)
 
-    def _noise(self, context: Context, block: Block, generator: torch.Generator, fresh: bool) -> list[Any]:
-        """The noise of all steps, in the same memory every time: what a step has just read is still in the cache."""
-        pages: list[Tensor] = [] if fresh else self._own.__dict__.setdefault("pages", [])
-        while len(pages) < len(block.rows):
-            pages.append(torch.empty((self.chains, *context.latent), dtype=torch.float32, device=generator.device))
-        return [block.stage.noise(context, self.chains, generator, page) for page in pages[: len(block.rows)]]
+    def _noise(self, context: Context, block: Block, generator: torch.Generator, fresh: bool) -> list[Tensor]:
+        """The noise of all steps, in the same memory every time: what a step has just read is still in the cache.
+
+        Gaussian noise stays in float32; steps widen it.
+        """
+        count, pages = len(block.rows), getattr(self._own, "pages", None)
+        if fresh or pages is None or len(pages) < count:
+            shape = (count, self.chains, *context.latent)
+            pages = torch.empty(shape, dtype=torch.float32, device=generator.device)
+        if not fresh:
+            self._own.pages = pages
+        pages = pages[:count]
+        fill = fast_normal(pages[0].numel(), pages.device) if block.stage.noise is gaussian else None
+        if fill is None:
+            return [block.stage.noise(context, self.chains, generator, page) for page in pages]
+        fill(pages, generator)
+        return list(pages)
 
     def _compiled(self, context: Context, state: Any, block: Block, generator: torch.Generator) -> Kind | None:
         """Compile a kind of block, or None if its steps must stay eager."""
@@ -317,7 +332,8 @@ class Graphs:
             return None
         tried = Usage()
         few = type(state)(*(part[: self._few] if part.ndim else part for part in state))
-        block.stage.step(context.replace(usage=tried), few, block.rows[0], noise[0][: self._few])
+        drawn = noise[0][: self._few].to(context.like.dtype)
+        block.stage.step(context.replace(usage=tried), few, block.rows[0], drawn)
         share = len(noise) * self.chains / len(few[0])
         memory = {part.data_ptr() for part in after}
         return Kind(
