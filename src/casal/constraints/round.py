@@ -179,7 +179,7 @@ class Sphere(Round):
         """The distance is | |z - c| - R |."""
         radius = column(self.radius, z)
         foot, length = self._shell(z, radius)
-        return foot, (length - radius).to(torch.float64).square().flatten() / 2
+        return foot, (length - radius).to(torch.float64).flatten().square_().div_(2)
 
     def _shell(self, z: Tensor, radius: float | Tensor) -> tuple[Tensor, Tensor]:
         """c + R (z - c) / |z - c|, and |z - c| as a column."""

@@ -231,15 +231,24 @@ def take_chains(state: Weighted, index: Tensor) -> Weighted:
     return type(state)(*(part[index] if part.ndim else part for part in parts))
 
 
-def resample(state: Weighted, generator: torch.Generator, groups: Groups, ess: float = math.inf) -> Weighted:
+def resample(
+    state: Weighted, generator: torch.Generator, groups: Groups, ess: float = math.inf, size: float = 0.0
+) -> Weighted:
     """Draw every group anew by its weights if its effective size is below a share ``ess`` of its chains.
 
     After the draw the weights of a group are equal. Islands keep their evidence: their chains carry the mean of the
     weights before.
+
+    Args:
+        state: The chains.
+        generator: For the draw.
+        groups: Which chains may take each other's place.
+        ess: The share.
+        size: The effective size where it is known already; it counts if all chains are one group.
     """
     old, renewed = state.log_weight, state
     if groups.members is None:
-        found = _drawn(old, generator, ess)
+        found = None if size >= ess * len(old) else _drawn(old, generator, ess)
         if found is not None:
             renewed = take_chains(state, found)._replace(log_weight=torch.zeros_like(old))
         return renewed

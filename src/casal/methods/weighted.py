@@ -321,7 +321,8 @@ class WeightedCASAL(Method[Any]):
         if not self.metropolis:
             room = rho + rungs_alone(info["ess"] / len(half), self.ess, spread_now) if groups.members is None else rho
             state = state._replace(room=torch.full_like(state.rho, room))
-        return resample(state, generator, groups, math.inf if rung.left == 1 else self.ess), {**info, **moved}
+        ess = math.inf if rung.left == 1 else self.ess
+        return resample(state, generator, groups, ess, info["ess"]), {**info, **moved}
 
     def climb(self, state: Any, rho: float) -> Any:
         """Weight the chains for the next rho."""

@@ -25,7 +25,7 @@ from casal.sampling.on_the_way import take_snapshot
 from casal.sampling.plan import Plan
 from casal.sampling.result import SampleResult
 from casal.sampling.stepping import CHECK_EVERY, Block, Stepper, step_once
-from casal.sampling.tiles import Tile, hand_back, join, numbers, one_thread, shared_on_host, split
+from casal.sampling.tiles import Tile, hand_back, join, keep_freed_memory, numbers, one_thread, shared_on_host, split
 from casal.sampling.trace import Trace
 
 
@@ -74,6 +74,7 @@ class Keeper:
 
 def run(plan: Plan, chains: Chains, executor: Executor, stepper: Stepper, keeper: Keeper) -> bool:
     """Take all legs with all chains; whether the run was interrupted. Ctrl-C keeps what there is."""
+    keep_freed_memory()
     try:
         k = keeper.resume()
         while k < len(plan.legs):
