@@ -87,6 +87,18 @@ def amend(out: Tensor, mask: Tensor, function: Callable[..., Tensor], *parts: Te
     return torch.where(mask.reshape(-1, *[1] * (out.ndim - 1)), function(*parts), out)
 
 
+def write(out: Tensor, chains: Tensor, mask: Tensor, values: Tensor | float) -> None:
+    """Put values of the chains at work (k,) into the rows of ``out`` with these numbers, where a mask (k,) says yes.
+
+    On the host only the rows of the mask are touched; elsewhere all of them, since to count them is to wait.
+    """
+    if on_host(out):
+        some = torch.nonzero(mask).flatten()
+        out[chains[some]] = values[some] if isinstance(values, Tensor) else values
+    else:
+        out[chains] = torch.where(mask.reshape(-1, *[1] * (out.ndim - 1)), values, out[chains])
+
+
 def waits(function: Callable[P, R]) -> Callable[P, R]:
     """Mark a function that reads numbers in each iteration: it sets chains aside as they are done, or rejects draws."""
 

@@ -760,7 +760,7 @@ def searched_for(owner: Constraint, z: Tensor, warm: Tensor | None, found: Quick
     A chain that is not finite stays as it is: the loop looks for those.
     """
     left = chosen(~found.done)
-    left = left[torch.isfinite(z[left]).flatten(1).all(1)] if len(left) else left
+    left = left[chosen(torch.isfinite(z[left]).flatten(1).all(1))] if len(left) else left
     if len(left):
         start = None if warm is None else warm.expand_as(z)[left]
         found.point[left] = owner.project(z[left], budget=SEARCHED, warm=start)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from casal.constraints.solvers.gauss_newton import aside_direction
 from casal.constraints.vectors import dots, lengths
-from casal.devices import waits
+from casal.devices import amend, chosen, look_due, write
 
 STEPS = 24
 """Most steps. One more for a few last chains costs little beside a search."""
@@ -117,11 +117,11 @@ class _Chains(NamedTuple):
     way: Tensor
 
 
-@waits
 def quick_feet(system: QuickSystem, y: Tensor, start: Tensor | None = None) -> Quick:
     """Feet of y, or y itself for chains that do not get there in a few steps.
 
-    Nobody looks after the first step: its length says how far y was from the set, not what is left of that.
+    Nobody looks after the first step: its length says how far y was from the set, not what is left of that. Off the
+    host a look, and with it a smaller batch, is due every few steps only; chains that are there keep the point written.
 
     Args:
         system: The equations.
@@ -144,30 +144,28 @@ def quick_feet(system: QuickSystem, y: Tensor, start: Tensor | None = None) -> Q
         if open_ is not None:
             good, still = good & open_, still & open_
         out = Quick(some.z, good) if out is None else _written(out, chain, some.z, good)
-        count = int(torch.count_nonzero(still))
-        if not count:
+        if not look_due(k - 1, y):
+            open_ = still
+            continue
+        left = chosen(still)
+        if not len(left):
             break
-        open_ = still if count < len(still) else open_
-        if count <= FEWER * len(still):
-            left = torch.nonzero(still).flatten()
+        open_ = still if len(left) < len(still) else open_
+        if len(left) <= FEWER * len(still):
             some, open_ = _Chains(*(part[left] for part in some)), None
             chain = left if chain is None else chain[left]
             if system.keeps:
                 rows, factor = rows[left], tuple(part[left] for part in factor)
     assert out is not None
-    lost = torch.nonzero(~out.done).flatten()
-    if len(lost):
-        out.point[lost] = y[lost]
-    return out
+    return Quick(amend(out.point, ~out.done, lambda part: part, y), out.done)
 
 
 def _written(out: Quick, chain: Tensor | None, z: Tensor, good: Tensor) -> Quick:
     """The result with the chains that have arrived."""
     if chain is None:
         return Quick(torch.where(good[:, None], z, out.point), out.done | good)
-    arrived = torch.nonzero(good).flatten()
-    gone = chain[arrived]
-    out.point[gone], out.done[gone] = z[arrived], True
+    write(out.point, chain, good, z)
+    write(out.done, chain, good, True)
     return out
 
 
