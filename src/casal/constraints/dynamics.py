@@ -15,7 +15,7 @@ from casal.constraints.flat import Affine, Box
 from casal.constraints.solvers.polyhedron import UNDERFLOW, Polyhedron, nearest
 from casal.constraints.solvers.splitting import Quadratic, on_box
 from casal.constraints.vectors import EPSILON, LARGEST, flat, norm
-from casal.devices import waits
+from casal.devices import chosen, seen
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 from casal.typing import Event
 
@@ -248,12 +248,11 @@ class LinearDynamics(Constraint):
             states.append(y)
         return torch.stack(states, dim=1)
 
-    @waits
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         y, u = (flat(part) for part in self._split(z))
         target = torch.cat([y - self._free.to(z), u], dim=1)
         size = norm(target)
-        if bool((size > LARGEST).any()):
+        if seen((size > LARGEST).any()):
             raise ProjectionError(
                 f"trajectories of length {float(size.max()):.3g} overflow in a projection; rescale them",
                 chains=torch.nonzero(size > LARGEST).flatten().tolist(),
@@ -261,9 +260,9 @@ class LinearDynamics(Constraint):
         start = flat(u if warm is None else self._split(warm)[1])
         u, found = self._inputs_nearest(target, size, start, budget)
         point = self._event(u)
-        near = torch.nonzero(self._nearly_inside(target, size)).flatten()
+        near = chosen(self._nearly_inside(target, size))
         if len(near):
-            inside = near[self._violation(z[near]) <= STILL]  # these stay where they are
+            inside = near[chosen(self._violation(z[near]) <= STILL)]  # these stay where they are
             point[inside], found.converged[inside] = z[inside], True
             found.iterations[inside], found.residual[inside] = 0, 0.0
         return found._replace(point=point)
@@ -285,7 +284,7 @@ class LinearDynamics(Constraint):
         f = torch.addmm(u, y, self._response.to(y))
         found = on_box(f, quadratic, bound, first, size=size, start=start, extra=extra)
         u = found.point
-        left = torch.nonzero(~found.converged & (found.iterations < budget.iterations)).flatten()
+        left = chosen(~found.converged & (found.iterations < budget.iterations))
         if len(left):
             rows, w = self._rows.to(target), target[left] @ self._basis.to(target)
             sign = torch.where(u.abs() >= bound, u.sign(), 0.0)[left][:, self._bounded.to(w.device)]
@@ -302,7 +301,7 @@ class LinearDynamics(Constraint):
         u = u.clamp(-bound, bound).reshape(len(u), self.steps, self.B.shape[1])
         z = self._roll_out(u)
         tiny = (u.abs() < UNDERFLOW) & (u != 0)
-        if bool(tiny.any()):  # where rounding is absolute, the outputs may not match the inputs
+        if seen(tiny.any()):  # where rounding is absolute, the outputs may not match the inputs
             spoilt = self._violation(z) > STILL
             z = self._roll_out(u.masked_fill(tiny & spoilt[:, None, None], 0.0))
         return z

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from casal.constraints.base import Budget, Projection
 from casal.constraints.vectors import EPSILON, flat, norm, over_events, relative
-from casal.devices import waits
+from casal.devices import chosen, eigh, look_due, number, on_host, seen, write
 
 Map: TypeAlias = Callable[[Tensor], Tensor]
 """Points (n, *event) to points of the same shape, or to one number each (n,)."""
@@ -31,8 +31,8 @@ BEYOND, MEETING = 1e6, 1e-10
 """Sets are apart if they have no common point within BEYOND sizes of the chain; within MEETING sizes they meet."""
 FEW = 10
 """Iterations up to which a quadratic function is minimised without a look at the residual in between."""
-AT_ONCE = 400_000
-"""Coordinates of the chains that are moved at a time: few enough to stay in the cache of a processor."""
+AT_ONCE, AT_ONCE_AWAY = 400_000, 1 << 24
+"""Coordinates of the chains that are moved at a time: few enough to stay in the cache of a processor; off the host."""
 AFAR = 30.0
 """Distance of z, in units of the point reached, from which on the other algorithm takes over."""
 BALANCED, BALANCE_EVERY, BALANCE_UNTIL = 10.0, 10, 300
@@ -66,7 +66,7 @@ class Members(NamedTuple):
     def onto(self, which: int, y: Tensor, guess: Tensor | None) -> Tensor:
         """The projection of y onto one of the members. A point that is not finite stays where it was."""
         x = self.projections[which](y) if self.near is None else self.near[which](y, guess)
-        if bool(torch.isfinite(x.sum())):
+        if on_host(x) and bool(torch.isfinite(x.sum())):
             return x
         finite = torch.isfinite(x).flatten(1).all(1)
         return torch.where(over_events(finite, x), x, y if guess is None else guess)
@@ -76,11 +76,12 @@ class Members(NamedTuple):
         if self.each is None:
             return self.violation(x)
         found = torch.stack([violation(x) for i, violation in enumerate(self.each) if i != which]).amax(0)
+        if not on_host(x):
+            return torch.where(found <= tolerance, self.violation(x), found)
         done = torch.nonzero(found <= tolerance).flatten()
         return found.index_copy(0, done, self.of(done).violation(x[done])) if len(done) else found
 
 
-@waits
 def dykstra(z: Tensor, members: Members, budget: Budget) -> Projection:
     """Nearest points of the intersection of convex sets C_1, ..., C_K. One sweep takes every set in turn:
 
@@ -115,14 +116,14 @@ def dykstra(z: Tensor, members: Members, budget: Budget) -> Projection:
     inside = members.violation(z) <= min(budget.tolerance, STILL)
     nothing = torch.zeros_like(inside, dtype=z.dtype)
     found = Projection(z.clone(), inside, nothing.long(), nothing)
-    left = torch.nonzero(~inside).flatten()
+    left = chosen(~inside)
     if budget.iterations < 1 or not len(left):
         return found._replace(residual=torch.where(inside, 0.0, torch.inf))
     rough = z[left]
     for project in members.of(left).projections:
         rough = project(rough)
     far = _length(z[left] - rough) > AFAR * _length(rough)
-    for chains, search in ((left[~far], _sweeps), (left[far], _from_afar)):
+    for chains, search in ((left[chosen(~far)], _sweeps), (left[chosen(far)], _from_afar)):
         if len(chains):
             for whole, part in zip(found, search(z[chains], members.of(chains), budget), strict=True):
                 whole[chains] = part
@@ -141,11 +142,12 @@ def _sweeps(z: Tensor, members: Members, budget: Budget) -> Projection:
             before, increments[i] = increments[i], target - x
             moved = torch.hypot(moved, _length(increments[i] - before))
         moved = relative(moved, size + _length(x))
-        onwards = record.add(x, torch.maximum(now.violation(x), torch.where(moved <= tiny, 0.0, moved)), step)
-        if not bool(onwards.any()):
-            break
-        if not bool(onwards.all()):
-            x, size, *increments = (part[onwards] for part in (x, size, *increments))
+        record.add(x, torch.maximum(now.violation(x), torch.where(moved <= tiny, 0.0, moved)), step)
+        left = record.left(step)
+        if left is not None:
+            x, size, *increments = (part[left] for part in (x, size, *increments))
+            if not len(x):
+                break
             now = members.of(record.chain)
     return record.projection()
 
@@ -171,11 +173,12 @@ def _from_afar(z: Tensor, members: Members, budget: Budget) -> Projection:
         if step % BALANCE_EVERY == 0 and step <= BALANCE_UNTIL:
             factor = torch.where(apart > BALANCED * moved, 2.0, torch.where(moved > BALANCED * apart, 0.5, 1.0)).to(z)
             rho, w = rho * factor, [offset / over_events(factor, z) for offset in w]
-        onwards = record.add(points[-1], broken, step)
-        if not bool(onwards.any()):
-            break
-        if not bool(onwards.all()):
-            z, v, rho, *w = (part[onwards] for part in (z, v, rho, *w))
+        record.add(points[-1], broken, step)
+        left = record.left(step)
+        if left is not None:
+            z, v, rho, *w = (part[left] for part in (z, v, rho, *w))
+            if not len(z):
+                break
             now = members.of(record.chain)
     return record.projection()
 
@@ -185,7 +188,6 @@ def _length(z: Tensor) -> Tensor:
     return norm(flat(z))
 
 
-@waits
 def alternating(z: Tensor, members: Members, budget: Budget, warm: Tensor | None = None) -> Projection:
     """x <- P_K(... P_2(P_1(x))), from x = z: alternating (cyclic) projections, for sets that need not be convex.
 
@@ -207,7 +209,6 @@ def alternating(z: Tensor, members: Members, budget: Budget, warm: Tensor | None
     return _in_groups(functools.partial(_cycles, corrected=False), z, members, budget, warm)
 
 
-@waits
 def dykstra_anywhere(z: Tensor, members: Members, budget: Budget, warm: Tensor | None = None) -> Projection:
     """The sweeps of ``dykstra`` for sets that need not be convex; a chain is done at its first common point.
 
@@ -220,13 +221,14 @@ def dykstra_anywhere(z: Tensor, members: Members, budget: Budget, warm: Tensor |
 def _cycles(z: Tensor, members: Members, budget: Budget, warm: Tensor | None, *, corrected: bool) -> Projection:
     """Projections in turn, with the increments of Dykstra's algorithm or without."""
     record, now, x, count = Record(z, budget.tolerance), members, z, len(members.projections)
-    onwards = record.add(z, members.violation(z), 0)
+    record.add(z, members.violation(z), 0)
     guesses: list[Tensor | None] = [*[None] * (count - 1), warm]
     increments = [torch.zeros_like(z) for _ in range(count if corrected else 0)]
     for step in range(1, budget.iterations + 1):
-        if not bool(onwards.all()):
-            x, *increments = (part[onwards] for part in (x, *increments))
-            guesses = [None if guess is None else guess[onwards] for guess in guesses]
+        left = record.left(step - 1)
+        if left is not None:
+            x, *increments = (part[left] for part in (x, *increments))
+            guesses = [None if guess is None else guess[left] for guess in guesses]
             if not len(x):
                 break
             now = members.of(record.chain)
@@ -235,11 +237,10 @@ def _cycles(z: Tensor, members: Members, budget: Budget, warm: Tensor | None, *,
             x = guesses[i] = now.onto(i, target, guesses[i])
             if corrected:
                 increments[i] = target - x
-        onwards = record.add(x, now.left(count - 1, x, budget.tolerance), step)
+        record.add(x, now.left(count - 1, x, budget.tolerance), step)
     return _honest(record.projection(), members)
 
 
-@waits
 def admm(z: Tensor, members: Members, budget: Budget, warm: Tensor | None = None) -> Projection:
     """A common point of two sets that need not be convex, from a given z and w = 0, by the method of multipliers:
 
@@ -281,7 +282,8 @@ def _in_groups(
     warm: Tensor | None,
 ) -> Projection:
     """Some chains after the others: what is at work stays in the cache, and memory does not grow with the batch."""
-    groups = torch.arange(len(z), device=z.device).split(max(1, AT_ONCE // max(1, z[:1].numel())))
+    at_once = AT_ONCE if on_host(z) else AT_ONCE_AWAY
+    groups = torch.arange(len(z), device=z.device).split(max(1, at_once // max(1, z[:1].numel())))
     if len(groups) == 1:
         return search(z, members, budget, warm)
     found = [search(z[chains], members.of(chains), budget, None if warm is None else warm[chains]) for chains in groups]
@@ -291,13 +293,14 @@ def _in_groups(
 def _admm(z: Tensor, members: Members, budget: Budget, warm: Tensor | None) -> Projection:
     record, now, count = Record(z, budget.tolerance), members, len(members.projections)
     missed = members.violation(z)  # a start that is not done is never the answer: it is in no set
-    onwards = record.add(z, torch.where(missed <= budget.tolerance, missed, torch.inf), 0)
+    record.add(z, torch.where(missed <= budget.tolerance, missed, torch.inf), 0)
     guesses: list[Tensor | None] = [warm, *[None] * (count - 1)]
     v, offsets = z, [torch.zeros_like(z) for _ in range(1 if count == 2 else count)]
     for step in range(1, budget.iterations + 1):
-        if not bool(onwards.all()):
-            v, *offsets = (part[onwards] for part in (v, *offsets))
-            guesses = [None if guess is None else guess[onwards] for guess in guesses]
+        left = record.left(step - 1)
+        if left is not None:
+            v, *offsets = (part[left] for part in (v, *offsets))
+            guesses = [None if guess is None else guess[left] for guess in guesses]
             if not len(v):
                 break
             now = members.of(record.chain)
@@ -311,13 +314,13 @@ def _admm(z: Tensor, members: Members, budget: Budget, warm: Tensor | None) -> P
             x = points[0]
             v = torch.stack([point + w for point, w in zip(points, offsets, strict=True)]).mean(0)
             offsets = [w + point - v for point, w in zip(points, offsets, strict=True)]
-        onwards = record.add(x, now.left(0, x, budget.tolerance), step)
+        record.add(x, now.left(0, x, budget.tolerance), step)
     return _honest(record.projection(), members)
 
 
 def _honest(found: Projection, members: Members) -> Projection:
     """With the residuals of chains that are not done raised to the violation of all members."""
-    lost = torch.nonzero(~found.converged).flatten()
+    lost = chosen(~found.converged)
     if len(lost):
         found.residual[lost] = torch.maximum(found.residual[lost], members.of(lost).violation(found.point[lost]))
     return found
@@ -337,7 +340,6 @@ class Separation(NamedTuple):
     proved: Tensor
 
 
-@waits
 def separate(z: Tensor, members: Members, steps: int) -> Separation:
     """Whether convex sets C_1, ..., C_K have no common point. With p_i = P_i(x), a common point w satisfies
 
@@ -360,18 +362,20 @@ def separate(z: Tensor, members: Members, steps: int) -> Separation:
     momentum = torch.ones_like(_length(z))
     gap, clear = torch.zeros_like(momentum), torch.zeros_like(momentum)
     proved = torch.zeros_like(momentum, dtype=torch.bool)
-    for _ in range(steps):
+    over = torch.zeros((), dtype=torch.bool, device=z.device)  # nothing changes any more
+    for step in range(steps):
         feet = torch.stack([project(y) for project in members.projections])
         offsets = y - feet
         pull, size = offsets.sum(0), _length(y) + _length(z)
         lengths = torch.stack([_length(offset) for offset in offsets])
         square = lengths.square().sum(0)
         bound = square / (_length(pull) + 64 * count * EPSILON * (size + lengths.amax(0))).clamp_min(1e-300)
-        better = bound > clear
+        better = (bound > clear) & ~over
         widest = torch.stack([_length(one - other) for one, other in itertools.combinations(feet, 2)]).amax(0)
         gap, clear = torch.where(better, widest, gap), torch.where(better, bound, clear)
-        proved |= bound > BEYOND * (size + lengths.amax(0))
-        if bool((proved | (lengths.amax(0) <= MEETING * size)).all()):
+        proved |= (bound > BEYOND * (size + lengths.amax(0))) & ~over
+        over |= (proved | (lengths.amax(0) <= MEETING * size)).all()
+        if look_due(step, z) and seen(over):
             break
         new = y - pull / count
         restart = (flat(pull) * flat(new - x)).sum(1) > 0
@@ -382,7 +386,6 @@ def separate(z: Tensor, members: Members, steps: int) -> Separation:
     return Separation(gap, clear, proved)
 
 
-@waits
 def behind_matrix(
     y: Tensor, A: Tensor, project: Callable[[Tensor], Tensor], violation: Callable[[Tensor], Tensor], budget: Budget
 ) -> Projection:
@@ -400,8 +403,8 @@ def behind_matrix(
         violation: Violation of x, (n, d) -> (n,).
         budget: Tolerance and iterations.
     """
-    values, basis = torch.linalg.eigh(A.T @ A)
-    rho = 1.0 / float(values[-1].clamp_min(torch.finfo(A.dtype).tiny))
+    values, basis = eigh(A.T @ A)
+    rho = 1.0 / number(values[-1].clamp_min(torch.finfo(A.dtype).tiny))
     inverse = (basis / (1.0 + rho * values.clamp_min(0.0))) @ basis.T
     n = len(y)
     out = Projection(
@@ -410,7 +413,7 @@ def behind_matrix(
         torch.full((n,), budget.iterations, device=y.device),
         violation(y),
     )
-    chain = torch.arange(n, device=y.device)
+    chain, open_ = torch.arange(n, device=y.device), torch.ones_like(out.converged)
     x, anchor, z = y, y, project(y @ A.T)
     u = torch.zeros_like(z)
     for iteration in range(1, budget.iterations + 1):
@@ -421,15 +424,18 @@ def behind_matrix(
         moved = (new - x).abs().amax(1) / (1.0 + new.abs().amax(1))
         x = new
         left = violation(x)
-        done = (left <= budget.tolerance) & (moved <= budget.tolerance)
-        out.point[chain], out.residual[chain] = x, left
-        out.converged[chain[done]] = True
-        out.iterations[chain[done]] = iteration
-        if bool(done.all()):
-            break
-        if bool(done.any()):
-            keep = ~done
-            chain, x, anchor, z, u = chain[keep], x[keep], anchor[keep], z[keep], u[keep]
+        done = open_ & (left <= budget.tolerance) & (moved <= budget.tolerance)
+        write(out.point, chain, open_, x)
+        write(out.residual, chain, open_, left)
+        write(out.converged, chain, done, True)
+        write(out.iterations, chain, done, iteration)
+        open_ = open_ & ~done
+        if look_due(iteration - 1, y):
+            keep = chosen(open_)
+            if not len(keep):
+                break
+            if len(keep) < len(chain):
+                chain, open_, x, anchor, z, u = (part[keep] for part in (chain, open_, x, anchor, z, u))
     return out
 
 
@@ -465,7 +471,6 @@ class Quadratic(NamedTuple):
         return self.most / self.least if self.least > 0 else math.inf
 
 
-@waits
 def on_box(
     f: Tensor,
     quadratic: Quadratic,
@@ -516,9 +521,10 @@ def on_box(
     for count in range(budget.iterations + 1):
         residual = relative(reach * norm(u - (u - step * (at_u - f)).clamp(-limit, limit)), size)
         quiet = quiet + ((residual <= budget.tolerance) | (quiet > 0)).long()
-        onwards = record.add(u, residual, count, (quiet > extra) | (residual == 0))
-        if not bool(onwards.all()):
-            u, v, f, size, at_u, at_v, quiet = (part[onwards] for part in (u, v, f, size, at_u, at_v, quiet))
+        record.add(u, residual, count, (quiet > extra) | (residual == 0))
+        left = record.left(count)
+        if left is not None:
+            u, v, f, size, at_u, at_v, quiet = (part[left] for part in (u, v, f, size, at_u, at_v, quiet))
         if not len(u) or count == budget.iterations:
             break
         before, at_before = u, at_u
@@ -531,6 +537,8 @@ def on_box(
 class Record:
     """Best points of a batch, and the chains that are still at work.
 
+    A chain that is done stays at work until somebody looks (``left``), but nothing of it is written any more.
+
     Args:
         z: Starting points (n, *event).
         tolerance: Residual at which a chain is done.
@@ -541,9 +549,10 @@ class Record:
         self.residual = torch.full((len(z),), torch.inf, dtype=z.dtype, device=z.device)
         self.iterations = torch.zeros(len(z), dtype=torch.long, device=z.device)
         self.chain = torch.arange(len(z), device=z.device)
+        self.open = torch.ones_like(self.chain, dtype=torch.bool)
 
-    def add(self, x: Tensor, residual: Tensor, step: int, done: Tensor | None = None) -> Tensor:
-        """Keep what is better, and return which of the chains at work have to go on.
+    def add(self, x: Tensor, residual: Tensor, step: int, done: Tensor | None = None) -> None:
+        """Keep what is better, of the chains at work that are not done; no number is read.
 
         Args:
             x: Points of the chains at work.
@@ -552,13 +561,24 @@ class Record:
             done: Which of them are done; those within the tolerance if left out.
         """
         residual = residual.to(self.residual)
-        better = residual < self.residual[self.chain]
-        chosen = self.chain[better]
-        self.point[chosen], self.residual[chosen] = x[better], residual[better]
-        self.iterations[self.chain] = step
-        onwards = ~(residual <= self.tolerance if done is None else done)
-        self.chain = self.chain[onwards]
-        return onwards
+        better = self.open & (residual < self.residual[self.chain])
+        write(self.point, self.chain, better, x)
+        write(self.residual, self.chain, better, residual)
+        write(self.iterations, self.chain, self.open, step)
+        self.open = self.open & ~(residual <= self.tolerance if done is None else done)
+
+    def left(self, step: int) -> Tensor | None:
+        """Which of the chains at work (k,) have to go on, the others are set aside; None to go on with all of them.
+
+        Looks before the first step, and then as ``look_due`` says.
+        """
+        if step and not look_due(step - 1, self.point):
+            return None
+        some = chosen(self.open)
+        if len(some) == len(self.chain):
+            return None
+        self.chain, self.open = self.chain[some], self.open[some]
+        return some
 
     def projection(self) -> Projection:
         """The outcome."""
