@@ -46,6 +46,11 @@ def seen(flag: Tensor) -> bool:
     return bool(flag)
 
 
+def whole(value: Tensor) -> int:
+    """A whole number without dimensions: waits for the device."""
+    return int(value)
+
+
 def chosen(mask: Tensor) -> Tensor:
     """Numbers (k,) of the chains that a mask (n,) says yes to: waits for the device, since k is not known before."""
     return torch.nonzero(mask).flatten()

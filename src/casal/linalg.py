@@ -23,6 +23,7 @@ def conjugate_gradients(
     precondition: Callable[[Tensor], Tensor] = _same,
     project: Callable[[Tensor], Tensor] = _same,
     radius: Tensor | None = None,
+    look_first: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """argmin v . A v / 2 - right . v, chain by chain: the solution of A v = right if A is positive definite.
 
@@ -37,6 +38,7 @@ def conjugate_gradients(
         precondition: r -> M r.
         project: Onto the subspace in which v is sought.
         radius: (n,); None for no bound.
+        look_first: Whether it is worth a look if there is anything to do at all, off the host.
 
     Returns:
         v, and A v.
@@ -48,7 +50,7 @@ def conjugate_gradients(
     size = (r * p).sum(1)
     live = size > floor if radius is None else (size > floor) & (radius > 0)
     for iteration in range(steps):
-        if (iteration == 0 or look_due(iteration, right)) and not seen(live.any()):
+        if ((look_first and iteration == 0) or look_due(iteration, right)) and not seen(live.any()):
             break
         p = torch.where(live[:, None], p, torch.zeros_like(p))
         image = apply(p)

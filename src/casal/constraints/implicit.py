@@ -525,6 +525,9 @@ class _System:
         self.owner, self.event = owner, event
         self.algebra = owner.algebra(event)
 
+    def bounded(self, like: Tensor) -> bool:
+        return like.shape[1] > (self.owner.equation_count() or 0)
+
     def inequality(self, like: Tensor) -> Tensor:
         return torch.arange(like.shape[1], device=like.device) >= (self.owner.equation_count() or 0)
 

@@ -43,7 +43,7 @@ from torch import Tensor
 from casal.constraints.base import Budget, Projection
 from casal.constraints.solvers.rows import DENSE, Algebra
 from casal.constraints.vectors import EPSILON, LARGEST, constant, norm, over_events
-from casal.devices import waits
+from casal.devices import chosen, look_due, on_host, seen, whole, write
 from casal.linalg import conjugate_gradients
 
 ANGLE = 1e-14
@@ -95,6 +95,9 @@ class System(Protocol):
     @property
     def algebra(self) -> Algebra:
         """What is done with the derivatives."""
+
+    def bounded(self, like: Tensor) -> bool:
+        """Whether any of the rows of ``like`` (n, r) is an inequality."""
 
     def inequality(self, like: Tensor) -> Tensor:
         """(r,) bool: which of the rows of ``like`` (n, r) ask for c <= 0 instead of c = 0."""
@@ -235,7 +238,6 @@ def _aside(size: int, like: Tensor) -> Tensor:
 # ------------------------------------------------------------------ the descent
 
 
-@waits
 def nearest(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> Projection:
     """Nearest points of the set to ``y``, or the point where a chain came to a halt, flagged.
 
@@ -251,23 +253,22 @@ def nearest(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> 
             are evaluations of c and its Jacobian.
     """
     found = _without_noise(system, y, _descend(system, y, start, budget), budget)
-    halted = torch.nonzero(~found.converged & (found.iterations < budget.iterations)).flatten()
+    halted = chosen(~found.converged & (found.iterations < budget.iterations))
     if not len(halted):
         return found
     before = _take(found, halted)
     beside = before.point + NUDGE * (1.0 + norm(before.point))[:, None] * aside_direction(y)
-    left = budget.iterations - int(before.iterations.min())
+    left = budget.iterations - whole(before.iterations.min())
     after = _descend(system, y[halted], beside, budget._replace(iterations=left))
     better = after.converged | (after.residual < before.residual)
     after = _choose(better, after, before)
     total = (before.iterations + after.iterations).clamp_max(budget.iterations)
     after = after._replace(iterations=torch.where(better, total, before.iterations))
-    for whole, part in zip(found, after, strict=True):
-        whole[halted] = part
+    for target, part in zip(found, after, strict=True):
+        target[halted] = part
     return found
 
 
-@waits
 def anchored(system: System, y: Tensor, start: Tensor, budget: Budget) -> Projection:
     """A few plain Gauss-Newton steps z <- y - U^T (U U^T)^-1 (gap + U (y - z)) from a point close by.
 
@@ -292,10 +293,10 @@ def anchored(system: System, y: Tensor, start: Tensor, budget: Budget) -> Projec
     left = system.violation(system.values(z), rows, z, rough=True)
     usable = torch.isfinite(z).all(1) & (left <= ASTRAY)
     found = Projection(z, left <= budget.tolerance, torch.full_like(usable, budget.iterations, dtype=torch.long), left)
-    lost = torch.nonzero(~usable).flatten()
+    lost = chosen(~usable)
     if len(lost):
-        for whole, part in zip(found, nearest(system, y[lost], start[lost], budget), strict=True):
-            whole[lost] = part
+        for target, part in zip(found, nearest(system, y[lost], start[lost], budget), strict=True):
+            target[lost] = part
     return found
 
 
@@ -304,34 +305,27 @@ def _without_noise(system: System, y: Tensor, found: Projection, budget: Budget)
 
     A row such as z_j >= 0 has no size of its own: any negative number misses it, however small.
     """
-    left = torch.nonzero(~found.converged & torch.isfinite(found.residual)).flatten()
+    left = chosen(~found.converged & torch.isfinite(found.residual))
     if not len(left):
         return found
     z, anchor = found.point[left], y[left]
     noise = (z != 0) & (z.abs() <= 64 * EPSILON * (anchor.abs() + norm(z - anchor)[:, None]))
-    some = torch.nonzero(noise.any(1)).flatten()
+    some = chosen(noise.any(1))
     if not len(some):
         return found
     again = _descend(system, anchor[some], z[some].masked_fill(noise[some], 0.0), budget)
-    better = again.converged
-    for whole, part in zip(found, again, strict=True):
-        whole[left[some[better]]] = part[better]
+    better = chosen(again.converged)
+    for target, part in zip(found, again, strict=True):
+        target[left[some[better]]] = part[better]
     return found
 
 
 def _descend(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> Projection:
-    """One descent for every chain; only those not yet done are worked on."""
-    n = len(y)
-    out = Projection(
-        y.clone(),
-        torch.zeros(n, dtype=torch.bool, device=y.device),
-        torch.zeros(n, dtype=torch.long, device=y.device),
-        torch.full((n,), torch.inf, dtype=y.dtype, device=y.device),
-    )
+    """One descent for every chain; those that are done leave the batch at the next look, as they were when done."""
     here = _look(system, y)
     done = here.violation <= _aim(budget.tolerance)
-    out.converged[done], out.residual[:] = True, here.violation
-    live = torch.nonzero(~done).flatten()
+    out = Projection(y.clone(), done, torch.zeros_like(done, dtype=torch.long), here.violation.clone())
+    live = chosen(~done)
     if not len(live):
         return out
     here = _begin(system, _take(here, live), None if start is None else start[live])
@@ -340,20 +334,26 @@ def _descend(system: System, y: Tensor, start: Tensor | None, budget: Budget) ->
     scale = 1.0 + norm(y).clamp_max(LARGEST)
     chains = _Chains(live, y, scale, zero, zero, zero + torch.inf, zero == 0, 0 * live, 0 * live)
     chains = chains._replace(radius=_first_radius(here, chains))
-    tangent = _tangent_at(system.algebra, here, chains)
+    tangent, open_ = _tangent_at(system, here, chains), torch.ones_like(chains.moved)
     for iteration in range(budget.iterations + 1):
         chains = _progress(chains, here, tangent, budget.tolerance)
         converged, stopped = _finished(chains, here, tangent, budget.tolerance)
         if iteration == budget.iterations:
             stopped = torch.ones_like(stopped)
-        if bool(stopped.any()):
-            gone = chains.chain[stopped]
-            out.point[gone], out.converged[gone] = here.z[stopped], converged[stopped]
-            out.iterations[gone], out.residual[gone] = iteration, here.violation[stopped]
-            left = torch.nonzero(~stopped).flatten()
-            here, tangent, chains = _take(here, left), _take(tangent, left), _take(chains, left)
-        if not len(chains.chain):
+        gone, open_ = stopped & open_, open_ & ~stopped
+        write(out.point, chains.chain, gone, here.z)
+        write(out.converged, chains.chain, gone, converged)
+        write(out.iterations, chains.chain, gone, iteration)
+        write(out.residual, chains.chain, gone, here.violation)
+        if iteration == budget.iterations:
             break
+        if look_due(iteration, y):
+            left = chosen(open_)
+            if not len(left):
+                break
+            if len(left) < len(open_):
+                open_ = open_[left]
+                here, tangent, chains = _take(here, left), _take(tangent, left), _take(chains, left)
         move = _plan(system, here, tangent, chains, first=iteration == 0)
         here, tangent, chains = _try_step(system, here, tangent, chains, move)
     return out
@@ -369,8 +369,8 @@ def _begin(system: System, here: _Point, start: Tensor | None) -> _Point:
         here, fresh = _choose(usable, other, here), ~usable
     size = norm(y)
     remote = torch.isinf(here.violation) | (size > FAR) & (norm(here.gap) > 0.1 * size)
-    far = torch.nonzero(fresh & remote).flatten()
-    far = far[~_nearly_linear(system, _take(here, far))] if len(far) else far
+    far = chosen(fresh & remote)
+    far = far[chosen(~_nearly_linear(system, _take(here, far)))] if len(far) else far
     if len(far):
         nearer = y.clone()
         nearer[far] = _on_the_ray(system, y[far])
@@ -392,7 +392,7 @@ def _on_the_ray(system: System, y: Tensor) -> Tensor:
     """The point of {y, y / 10, y / 100, ...} where the sum of |c| is least."""
     best, least = y, y.new_full((len(y),), torch.inf)
     decades = torch.log10(y.abs().amax(1).clamp_min(1.0)).ceil() + 3
-    for decade in range(int(decades.max()) + 1):
+    for decade in range(whole(decades.max()) + 1):
         point = y * 10.0**-decade
         size = system.values(point).abs().sum(1)
         better = (size < least) & (decade <= decades)
@@ -435,23 +435,24 @@ def _first_radius(here: _Point, chains: _Chains) -> Tensor:
     return torch.minimum(2.0 * step, FARTHEST * (1.0 + norm(here.z)))
 
 
-def _tangent_at(algebra: Algebra, here: _Point, chains: _Chains) -> _Tangent:
+def _tangent_at(system: System, here: _Point, chains: _Chains) -> _Tangent:
     """The active rows of the linearised problem, its normal step, and what is left of the optimality conditions.
 
     Where the rows contradict each other, or nearly do, the normal step leaves the trust region. Then they need not
     hold exactly: U U^T gets a Levenberg ridge, and at last the step is cut.
     """
+    algebra, bounded = system.algebra, system.bounded(here.gap)
     gram = algebra.gram(here.unit)
     longest = 0.9 * chains.radius
-    active, forces, known = _linear_problem(algebra, here, chains, gram, 0.0)
+    active, forces, known = _linear_problem(system, here, chains, gram, 0.0)
     factor: Tensor | None = known
     normal = -algebra.pull(here.unit, forces)
     for ridge in RIDGES if here.gap.shape[1] > 1 else ():
         long = norm(normal) > longest
-        if not bool(long.any()):
+        if (bounded or _looks(algebra, normal)) and not seen(long.any()):
             break
-        other, weaker, _ = _linear_problem(algebra, here, chains, gram, ridge)
-        if bool(here.inequality.any()):
+        other, weaker, _ = _linear_problem(system, here, chains, gram, ridge)
+        if bounded:
             factor = None  # other rows may take part now
         active, forces = torch.where(long[:, None], other, active), torch.where(long[:, None], weaker, forces)
         normal = -algebra.pull(here.unit, forces)
@@ -461,11 +462,11 @@ def _tangent_at(algebra: Algebra, here: _Point, chains: _Chains) -> _Tangent:
 
 
 def _linear_problem(
-    algebra: Algebra, here: _Point, chains: _Chains, gram: Tensor, ridge: float
+    system: System, here: _Point, chains: _Chains, gram: Tensor, ridge: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Active rows, the forces f of the normal step -U^T f, (U U^T + ridge) f = gap over those rows, and the factor."""
-    active = here.lengths > 0
-    if bool(here.inequality.any()):
+    algebra, active = system.algebra, here.lengths > 0
+    if system.bounded(here.gap):
         # Towards the anchor, but not farther than the radius: the same answer once the steps are short.
         away = chains.y - here.z
         radius = torch.maximum(chains.radius, 1e-9 * (1.0 + norm(here.z)))
@@ -514,7 +515,7 @@ def _active_rows(gram: Tensor, reach: Tensor, usable: Tensor, inequality: Tensor
         noise = 1e-13 * (multipliers.abs().amax(1) + reach.abs().amax(1))[:, None]
         wrong = inequality & usable & torch.where(active, multipliers < -noise, slack < -noise)
         count = wrong.sum(1)
-        if not bool(count.any()):
+        if not seen(count.any()):
             break
         better = count < fewest
         fewest = torch.where(better, count, fewest)
@@ -552,10 +553,10 @@ def _plan(system: System, here: _Point, tangent: _Tangent, chains: _Chains, *, f
             gradient = gradient + (NUDGE * norm(normal) / chains.scale)[:, None] * aside_direction(normal)
         left = (chains.radius.square() - normal.square().sum(1)).clamp_min(0.0).sqrt()
         slide, curved = _slide(algebra, hessian, tangent, gradient, left)
-        if not bool(here.inequality.any()):
+        if not system.bounded(here.gap):
             break
         share, blocking = _block(here, tangent, normal, slide)
-        if attempt == BLOCKED or not bool(blocking.any()):
+        if attempt == BLOCKED or not seen(blocking.any()):
             slide, curved = share[:, None] * slide, share[:, None] * curved
             break
         active = tangent.active | blocking
@@ -582,7 +583,7 @@ def _slide(
     aim = torch.maximum(size * tangent.angle.clamp(1e-10, 0.1), 0.1 * rounding)
     floor = torch.where(size > rounding, aim.square(), torch.inf)
     steps = min(INNER_STEPS, gradient.shape[1])
-    return conjugate_gradients(hessian, -gradient, floor, steps, project=project, radius=radius)
+    return conjugate_gradients(hessian, -gradient, floor, steps, project=project, radius=radius, look_first=False)
 
 
 def _block(here: _Point, tangent: _Tangent, normal: Tensor, slide: Tensor) -> tuple[Tensor, Tensor]:
@@ -621,12 +622,12 @@ def _try_step(
     lower = finite & (gained >= SHARE * promised - rounding) & (promised > 0)
 
     chains = chains._replace(weight=weight)
-    tangent_there = _tangent_at(system.algebra, there, chains)
+    tangent_there = _tangent_at(system, there, chains)
     taken = lower | (finite & (tangent_there.error <= 0.5 * chains.best))
 
     error = torch.where(finite[:, None], trial - linear, torch.zeros_like(trial))
     shorter = torch.full_like(length, 0.1)
-    if not bool(taken.all()):
+    if not (on_host(taken) and bool(taken.all())):
         shorter = torch.where(finite, _shorter(system.algebra, here, error, power, step, slope, chains), shorter)
     longer = torch.where(gained > 0.99 * promised, 10.0, 3.0) * length
     grown = torch.where(gained > 0.7 * promised, torch.maximum(chains.radius, longer), chains.radius)
@@ -638,13 +639,20 @@ def _try_step(
     moved = taken & (length > 1e-9 * (1.0 + norm(there.z)))
     chains = chains._replace(radius=radius, weight=torch.where(wider, 2.0 * weight, weight), moved=moved)
     here, tangent = _choose(taken, there, here), _choose(taken, tangent_there, tangent)
-    again = torch.nonzero(~taken | (norm(tangent.normal) > 0.9 * radius)).flatten()
+    anew = ~taken | (norm(tangent.normal) > 0.9 * radius)
+    if not _looks(system.algebra, here.z):
+        return here, _choose(anew, _tangent_at(system, here, chains), tangent), chains
+    again = chosen(anew)
     if len(again):
-        for whole, part in zip(
-            tangent, _tangent_at(system.algebra, _take(here, again), _take(chains, again)), strict=True
-        ):
-            whole[again] = part
+        parts = _tangent_at(system, _take(here, again), _take(chains, again))
+        for target, part in zip(tangent, parts, strict=True):
+            target[again] = part
     return here, tangent, chains
+
+
+def _looks(algebra: Algebra, x: Tensor) -> bool:
+    """Whether it is worth a look which chains need more work: off the host small dense systems are solved for all."""
+    return on_host(x) or algebra is not DENSE
 
 
 def _correct(system: System, here: _Point, tangent: _Tangent, step: Tensor) -> tuple[Tensor, Tensor]:

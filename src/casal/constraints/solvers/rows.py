@@ -15,7 +15,7 @@ from torch import Tensor
 
 from casal.constraints.solvers.banded import bands_for_many
 from casal.constraints.vectors import EPSILON, dots, norm
-from casal.devices import seen
+from casal.devices import chosen, on_host, seen
 from casal.errors import SettingError, ShapeError
 from casal.linalg import conjugate_gradients
 
@@ -100,12 +100,13 @@ class DenseRows:
         ridge = max(ridge, EPSILON * 4 * gram.shape[1])
         diagonal = torch.where(active, torch.full_like(gram[:, 0], ridge), torch.ones_like(gram[:, 0]))
         factor, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed(diagonal))
-        while seen((info > 0).any()):
+        failed = info > 0
+        while not on_host(gram) or bool(failed.any()):
             ridge *= 100.0
-            again, info_again = torch.linalg.cholesky_ex(matrix + torch.diag_embed(diagonal.clamp_min(ridge)))
-            failed = info > 0
-            factor = torch.where(failed[:, None, None], again, factor)
-            info = torch.where(failed, info_again, torch.zeros_like(info))
+            again, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed(diagonal.clamp_min(ridge)))
+            factor, failed = torch.where(failed[:, None, None], again, factor), failed & (info > 0)
+            if not on_host(gram):
+                break  # a hundred times the rounding is enough for rows of length one; a look is not worth it
         return factor
 
     def solve(self, factor: Tensor, right: Tensor) -> Tensor:
@@ -265,8 +266,8 @@ class SparseRows(ByNormalEquations):
     def factorise(self, gram: Tensor, active: Tensor, ridge: float = 0.0) -> Tensor:
         ridges = gram.new_full((len(gram),), max(ridge, 4 * EPSILON))
         factor, good = self.bands.factorise(gram, ridges, active)
-        while not bool(good.all()):
-            bad = torch.nonzero(~good).flatten()
+        while not seen(good.all()):
+            bad = chosen(~good)
             ridges[bad] *= 100.0
             factor[bad], good[bad] = self.bands.factorise(gram[bad], ridges[bad], active[bad])
         return factor
@@ -277,8 +278,8 @@ class SparseRows(ByNormalEquations):
     def solve_once(self, gram: Tensor, active: Tensor, right: Tensor) -> Tensor:
         """``solve`` with a factor that is not needed again."""
         found, good = self.bands.solve_once(gram, right, 4 * EPSILON, active)
-        if not bool(good.all()):
-            bad = torch.nonzero(~good).flatten()
+        if not seen(good.all()):
+            bad = chosen(~good)
             found[bad] = self.solve(self.factorise(gram[bad], active[bad]), right[bad])
         return found
 
