@@ -56,6 +56,11 @@ def chosen(mask: Tensor) -> Tensor:
     return torch.nonzero(mask).flatten()
 
 
+def beside(index: Tensor, values: Tensor) -> Tensor:
+    """Numbers of chains on the device of the values they are to pick: from another device the host waits for them."""
+    return index.to(values.device)
+
+
 def look_due(iteration: int, x: Tensor) -> bool:
     """Whether an iteration (0, 1, ...) looks at its convergence: always on the host, else every LOOK_EVERY-th.
 

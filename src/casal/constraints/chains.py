@@ -13,7 +13,7 @@ from torch import Tensor
 
 from casal.checks import whole_number
 from casal.constraints.vectors import once
-from casal.devices import placed
+from casal.devices import beside, placed
 from casal.errors import SettingError, ShapeError
 from casal.typing import Event
 
@@ -66,7 +66,7 @@ class PerChain:
         """The values of these chains: a slice, or their numbers (k,)."""
         if not isinstance(index, slice) and (not isinstance(index, Tensor) or index.dtype != torch.long):
             raise SettingError(f"chains are taken by a slice or by a tensor of their numbers (int64), got {index!r}")
-        return PerChain(self.values[index if isinstance(index, slice) else index.to(self.values.device)])
+        return PerChain(self.values[index if isinstance(index, slice) else beside(index, self.values)])
 
     def like(self, z: Tensor) -> Tensor:
         """The values in the dtype of z (n, *event), shaped (n, ...) to broadcast over its events.

@@ -902,7 +902,10 @@ class BoxHyperplane(Constraint):
         out = refuse_overflow(torch.where(flat(z).abs() > FARTHEST, torch.inf, flat(z)), self)
         plane = self._plane(z)
         # From a huge y the rounding of the first pass may exceed the answer; from there a second pass is exact.
-        for _ in range(PASSES):
+        for k in range(PASSES):
+            if k == 0 and not on_host(z):  # all of them, as a rule
+                out = torch.where(plane.holds(out)[:, None], out, _cross(out, plane))
+                continue
             left = chosen(~plane.holds(out))
             if not len(left):
                 break
