@@ -52,6 +52,7 @@ from casal.constraints.solvers.rows import uneven
 from casal.constraints.solvers.sparse_rows import SparseMatrix, stack
 from casal.constraints.solvers.splitting import Members, Near, admm, alternating, dykstra, dykstra_anywhere, separate
 from casal.constraints.vectors import ROUNDING, flat, norm
+from casal.devices import chosen
 from casal.errors import InfeasibleSet, SettingError
 from casal.typing import Event
 
@@ -369,11 +370,11 @@ class Intersection(Constraint):
         found = newton._solve(z, budget, warm)
         if newton.steps_plainly(tuple(z.shape[1:]), budget, warm):
             return found
-        left = torch.nonzero(~found.converged).flatten()
+        left = chosen(~found.converged)
         if len(left):
             near = alternating(z[left], _maps(_thin_last(self._parts), self.members, ROUGH), ROUGH).point
             again = newton._solve(z[left], budget, near)
-            better = again.converged
+            better = chosen(again.converged)
             for whole, part in zip(found, again, strict=True):
                 whole[left[better]] = part[better]
         return found
