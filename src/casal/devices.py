@@ -97,15 +97,24 @@ def amend(out: Tensor, mask: Tensor, function: Callable[..., Tensor], *parts: Te
     return torch.where(mask.reshape(-1, *[1] * (out.ndim - 1)), function(*parts), out)
 
 
-def write(out: Tensor, chains: Tensor, mask: Tensor, values: Tensor | float) -> None:
+def write(chains: Tensor, mask: Tensor, *parts: tuple[Tensor, Tensor | float]) -> None:
     """Put values of the chains at work (k,) into the rows of ``out`` with these numbers, where a mask (k,) says yes.
 
     On the host only the rows of the mask are touched; elsewhere all of them, since to count them is to wait.
+
+    Args:
+        chains: Numbers of the chains at work.
+        mask: Which of them are written.
+        parts: Pairs of ``out`` and values.
     """
-    if on_host(out):
+    if on_host(mask):
         some = torch.nonzero(mask).flatten()
-        out[chains[some]] = values[some] if isinstance(values, Tensor) else values
-    else:
+        if len(some):
+            rows = chains[some]
+            for out, values in parts:
+                out[rows] = values[some] if isinstance(values, Tensor) else values
+        return
+    for out, values in parts:
         out[chains] = torch.where(mask.reshape(-1, *[1] * (out.ndim - 1)), values, out[chains])
 
 

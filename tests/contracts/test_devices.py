@@ -372,11 +372,11 @@ def test_rows_of_a_mask_are_written_on_every_device() -> None:
     chains, mask = torch.tensor([3, 0, 1]), torch.tensor([True, False, True])
     for values, wanted in ((torch.tensor([7.0, 8.0, 9.0]), [0.0, 9.0, 2.0, 7.0]), (5, [0.0, 5.0, 2.0, 5.0])):
         out = torch.arange(4.0)
-        write(out, chains, mask, values)
+        write(chains, mask, (out, values))
         assert out.tolist() == wanted
         with pretend_device() as device:
             away = there(torch.arange(4.0))
-            write(away, there(chains), there(mask), there(values) if isinstance(values, Tensor) else values)
+            write(there(chains), there(mask), (away, there(values) if isinstance(values, Tensor) else values))
         assert here(away).tolist() == wanted and not device.reads
 
 

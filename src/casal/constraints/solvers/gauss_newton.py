@@ -341,10 +341,14 @@ def _descend(system: System, y: Tensor, start: Tensor | None, budget: Budget) ->
         if iteration == budget.iterations:
             stopped = torch.ones_like(stopped)
         gone, open_ = stopped & open_, open_ & ~stopped
-        write(out.point, chains.chain, gone, here.z)
-        write(out.converged, chains.chain, gone, converged)
-        write(out.iterations, chains.chain, gone, iteration)
-        write(out.residual, chains.chain, gone, here.violation)
+        write(
+            chains.chain,
+            gone,
+            (out.point, here.z),
+            (out.converged, converged),
+            (out.iterations, iteration),
+            (out.residual, here.violation),
+        )
         if iteration == budget.iterations:
             break
         if look_due(iteration, y):

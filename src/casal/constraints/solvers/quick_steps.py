@@ -164,8 +164,7 @@ def _written(out: Quick, chain: Tensor | None, z: Tensor, good: Tensor) -> Quick
     """The result with the chains that have arrived."""
     if chain is None:
         return Quick(torch.where(good[:, None], z, out.point), out.done | good)
-    write(out.point, chain, good, z)
-    write(out.done, chain, good, True)
+    write(chain, good, (out.point, z), (out.done, True))
     return out
 
 

@@ -425,10 +425,8 @@ def behind_matrix(
         x = new
         left = violation(x)
         done = open_ & (left <= budget.tolerance) & (moved <= budget.tolerance)
-        write(out.point, chain, open_, x)
-        write(out.residual, chain, open_, left)
-        write(out.converged, chain, done, True)
-        write(out.iterations, chain, done, iteration)
+        write(chain, open_, (out.point, x), (out.residual, left))
+        write(chain, done, (out.converged, True), (out.iterations, iteration))
         open_ = open_ & ~done
         if look_due(iteration - 1, y):
             keep = chosen(open_)
@@ -562,9 +560,8 @@ class Record:
         """
         residual = residual.to(self.residual)
         better = self.open & (residual < self.residual[self.chain])
-        write(self.point, self.chain, better, x)
-        write(self.residual, self.chain, better, residual)
-        write(self.iterations, self.chain, self.open, step)
+        write(self.chain, better, (self.point, x), (self.residual, residual))
+        write(self.chain, self.open, (self.iterations, step))
         self.open = self.open & ~(residual <= self.tolerance if done is None else done)
 
     def left(self, step: int) -> Tensor | None:
