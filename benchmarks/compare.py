@@ -365,11 +365,11 @@ def peers(quick: bool) -> dict[str, Peer]:
     long = (100, 300) if quick else (100, 300, 1000, 3000, 10_000)
     weighted = casal.WeightedCASAL(400.0)
     return {
-        "WeightedCASAL": Peer(ours(weighted, 0.3), short, "#117733"),
+        "WeightedCASAL": Peer(ours(weighted, 0.3), short, "#117733", 24),
         "WeightedCASAL, Implicit": Peer(ours(weighted, 0.3, True), short[:4], "#44AA99", 3, only="torus"),
         "CASAL": Peer(ours(casal.CASAL(casal.linear(2.0, 20.0), burn_in=0.1), 0.1), short, "#332288"),
         "authors' iteration, NumPy": Peer(authors, long, "#999933", 3),
-        "mici": Peer(mici, (200 if quick else 10**9,), "#CC6677", 3, "mici"),
+        "mici": Peer(mici, (200 if quick else 10**9,), "#CC6677", 8, "mici"),
         "PCFM": Peer(denoised(PCFM(), 1), short[1:-1], "#DDCC77", 3),
         "ECI": Peer(denoised(ECI(mixing=5, resample=5), 5), short[1:-1], "#88CCEE", 3),
     }

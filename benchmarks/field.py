@@ -53,7 +53,7 @@ def noise(n: int, steps: int) -> Case:
 
 
 def run(model: casal.Target, method: casal.Method[Any], n: int, **options: Any) -> Case:
-    """The loop alone, starting points included."""
+    """A whole call, by its own clock."""
     return lambda: casal.sample(model, SPHERE, method, n, **options).cost.seconds
 
 

@@ -146,3 +146,13 @@ def test_a_source_that_does_not_agree_is_not_used(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(fast_noise, "_found", [])
         monkeypatch.setattr(fast_noise, "_compiled", lambda wrong=wrong: wrong)
         assert fast_normal(1000, CPU) is None
+
+
+def test_it_is_found_whatever_the_default_dtype_is(monkeypatch: pytest.MonkeyPatch, fill: Fill) -> None:
+    monkeypatch.setattr(fast_noise, "_found", [])
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert fast_normal(1000, CPU) is not None
+    finally:
+        torch.set_default_dtype(before)

@@ -95,7 +95,7 @@ def sample(
             of up to 64. Changes the random numbers. It is n where a function needs all chains at once, see below.
         threads: Tiles that run at the same time, each on one core; as many as torch has threads if left out. Changes no
             bit of the result. Score and decoder are called from several threads at once: take 1 if yours cannot.
-        compile: Whether to compile the step with ``torch.compile``: seconds once, then up to twice as fast. Results
+        compile: Whether to compile the step with ``torch.compile``: seconds once, then about twice as fast. Results
             agree with eager ones to rounding. Falls back to eager steps, with a warning, where there is no compiler.
         store: A folder (zarr) that takes every tile as it ends. The same call with the same store goes on from the
             tiles that are there and ends in the same bits; another run is refused. A larger n adds chains to the run,

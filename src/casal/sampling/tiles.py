@@ -158,7 +158,11 @@ def keep_freed_memory() -> None:
     large as the largest one that was freed so far, up to 32 MB; so one is freed here. It is never written to.
     """
     if sys.platform == "linux":
-        torch.empty(KEPT_BYTES, dtype=torch.uint8)
+        with suppress(AttributeError, OSError):  # another C library
+            library = ctypes.CDLL(None)
+            library.malloc.argtypes, library.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+            library.free.argtypes, library.free.restype = [ctypes.c_void_p], None
+            library.free(library.malloc(KEPT_BYTES))
 
 
 def numbers(tiles: list[Tile]) -> Any:

@@ -78,7 +78,7 @@ class Size(NamedTuple):
 _FULL = regime_runs.Scale(40, 400, 200, 400, 6, 1, 20_000, RegimeTraining(10_000, 20_000, 400))
 _QUICK = regime_runs.Scale(3, 100, 50, 60, 1, 7, 1000, RegimeTraining(500, 2000, 60))
 FULL = Size(Scale(50, 1, 1, 1000, 10, 1), Training(), 50, 100, SIGMAS, 1, 10, (5, 20, 80), _FULL, 50)
-QUICK = Size(Scale(6, 1, 1, 100, 3, 4), Training(100, 150, None), 4, 20, (0.0, 10.0, 100.0), 4, 1, (5, 10), _QUICK, 3)
+QUICK = Size(Scale(4, 1, 1, 100, 2, 4), Training(100, 120, None), 2, 10, (0.0, 100.0), 6, 1, (5, 10), _QUICK, 3)
 
 
 @stamp
