@@ -118,6 +118,20 @@ def write(chains: Tensor, mask: Tensor, *parts: tuple[Tensor, Tensor | float]) -
         out[chains] = torch.where(mask.reshape(-1, *[1] * (out.ndim - 1)), values, out[chains])
 
 
+def in_host_memory(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Mark a function that works in host memory alone (LAPACK): tensors from elsewhere are fetched, which waits."""
+
+    @wraps(function)
+    def anywhere(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        where = next(part.device for part in args if isinstance(part, Tensor))
+        if where.type == "cpu":
+            return function(*args, **kwargs)
+        fetched: Any = [part.cpu() if isinstance(part, Tensor) else part for part in args]
+        return function(*fetched, **kwargs).to(where)
+
+    return anywhere
+
+
 def waits(function: Callable[P, R]) -> Callable[P, R]:
     """Mark a function that reads numbers in each iteration: it sets chains aside as they are done, or rejects draws."""
 

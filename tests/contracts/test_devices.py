@@ -359,6 +359,28 @@ def test_a_mix_of_devices_is_noticed() -> None:
         assert device.reads.total() == 3
 
 
+def test_a_sparse_jacobian_is_factorised_in_host_memory() -> None:
+    """Nothing is mixed; every read is marked, since LAPACK wants its numbers on the host."""
+    size = 12
+    row = torch.arange(size - 1)
+    indices = torch.stack([row.repeat_interleave(2), torch.stack([row, row + 1], 1).flatten()])
+
+    def values(z: Tensor) -> Tensor:
+        return torch.stack([-z[:, :-1], torch.ones_like(z[:, 1:])], 2).flatten(1)
+
+    chain = casal.Implicit(
+        lambda z: z[:, 1:] - 0.5 * z[:, :-1] ** 2 - 0.1, jacobian=casal.SparseJacobian(indices, values)
+    )
+    z = 0.5 * torch.randn(4, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    calls = (chain.project, chain.project_fast, chain.violation)
+    wanted = [call(z) for call in calls]
+    with pretend_device() as device:
+        found = [here(call(there(z))) for call in calls]
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-12)
+    assert not unmarked(device)
+
+
 def test_a_row_of_a_mask_is_amended_on_every_device() -> None:
     x, mask = torch.arange(4.0), torch.tensor([True, False, True, False])
     wanted = torch.tensor([0.0, 1.0, -2.0, 3.0])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from casal.constraints.solvers.banded import bands_for_many
 from casal.constraints.vectors import EPSILON, dots, norm
-from casal.devices import chosen, on_host, seen
+from casal.devices import beside, chosen, in_host_memory, on_host, seen
 from casal.errors import SettingError, ShapeError
 from casal.linalg import conjugate_gradients
 
@@ -236,13 +236,14 @@ class SparseRows(ByNormalEquations):
     def kept(self, values: Tensor) -> Tensor:
         """(n, r, q) from the entries (n, k)."""
         out = values.new_zeros(len(values), self._count * self._most)
-        out[:, self._spots] = values[:, self._order]
+        out[:, beside(self._spots, out)] = values[:, beside(self._order, values)]
         return out.reshape(len(values), self._count, self._most)
 
     def dense(self, rows: Tensor) -> Tensor:
         """(n, r, d)."""
         out = rows.new_zeros(len(rows), self._count, self._size)
-        return out.scatter_add_(2, self._columns.reshape(1, self._count, self._most).expand_as(rows), rows)
+        columns = beside(self._columns, rows).reshape(1, self._count, self._most)
+        return out.scatter_add_(2, columns.expand_as(rows), rows)
 
     def lengths(self, rows: Tensor) -> Tensor:
         return DENSE.lengths(rows)
@@ -251,18 +252,20 @@ class SparseRows(ByNormalEquations):
         return DENSE.scaled(rows, usable, lengths)
 
     def apply(self, rows: Tensor, v: Tensor) -> Tensor:
-        return (rows * v[:, self._columns].reshape(rows.shape)).sum(2)
+        return (rows * v[:, beside(self._columns, v)].reshape(rows.shape)).sum(2)
 
     def pull(self, rows: Tensor, weights: Tensor) -> Tensor:
         product = torch.nn.functional.pad((rows * weights[:, :, None]).flatten(1), (0, 1))
-        return product[:, self._uses].reshape(len(rows), self._size, -1).sum(2)
+        return product[:, beside(self._uses, product)].reshape(len(rows), self._size, -1).sum(2)
 
     def terms(self, rows: Tensor, size: Tensor) -> Tensor:
         return self.apply(rows.abs(), size)
 
+    @in_host_memory
     def gram(self, rows: Tensor) -> Tensor:
         return self.bands.gram(rows.flatten(1)[:, self._spots])
 
+    @in_host_memory
     def factorise(self, gram: Tensor, active: Tensor, ridge: float = 0.0) -> Tensor:
         ridges = gram.new_full((len(gram),), max(ridge, 4 * EPSILON))
         factor, good = self.bands.factorise(gram, ridges, active)
@@ -272,9 +275,11 @@ class SparseRows(ByNormalEquations):
             factor[bad], good[bad] = self.bands.factorise(gram[bad], ridges[bad], active[bad])
         return factor
 
+    @in_host_memory
     def solve(self, factor: Tensor, right: Tensor) -> Tensor:
         return self.bands.solve(factor, right)
 
+    @in_host_memory
     def solve_once(self, gram: Tensor, active: Tensor, right: Tensor) -> Tensor:
         """``solve`` with a factor that is not needed again."""
         found, good = self.bands.solve_once(gram, right, 4 * EPSILON, active)
