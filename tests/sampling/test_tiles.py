@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -141,26 +142,22 @@ def test_tiles_of_nearly_the_same_size(n: int, size: int, count: int) -> None:
 FAULTS = """
 import resource
 import torch, casal
-from casal.sampling import loop
 
 torch.set_num_threads(1)
 target = casal.langevin(lambda x: x, steps=100, step_size=0.01, init=torch.zeros(4096, 50))
 
 def faults():
-    for k in range(2):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        casal.sample(target, casal.Sphere(1.0), casal.CASAL(10.0), 4096, threads=1, check=False)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    casal.sample(target, casal.Sphere(1.0), casal.CASAL(10.0), 4096, threads=1, check=False)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-real, loop.keep_freed_memory = loop.keep_freed_memory, lambda: None
-without = faults()
-loop.keep_freed_memory = real
-print(faults() / without)
+print(min(faults() for _ in range(4)))
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="how freed memory is kept is glibc's")
 def test_freed_memory_is_not_faulted_in_again_by_every_step() -> None:
-    """Pages that the second of two runs faults in, in a process of its own."""
-    out = subprocess.run([sys.executable, "-c", FAULTS], check=True, capture_output=True).stdout
-    assert float(out) < 0.3
+    """Pages that a run faults in after the first ones, in a process of its own: a state alone has 400 of them."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    out = subprocess.run([sys.executable, "-c", FAULTS], check=True, capture_output=True, env=plain).stdout
+    assert int(out) < 200
