@@ -17,7 +17,7 @@ import torch
 
 import casal
 from benchmarks import field
-from benchmarks.timing import Case, Table, in_new_process, in_turn, quartiles, ratios
+from benchmarks.timing import Case, Table, in_new_process, in_turn, quartiles, ratios, step_seconds
 from casal.sampling import stepping
 from casal.sampling.fast_noise import fast_normal
 
@@ -62,15 +62,12 @@ def one_process(rounds: int) -> dict[str, dict[str, float]]:
             cases[f"{name} by normal_ {steps}"] = by_normal(compiled(name, steps))
     seconds = in_turn(cases, rounds)
 
-    def steps_of(name: str) -> list[float]:
-        long, short = seconds[f"{name} {field.STEPS}"], seconds[f"{name} {FEW}"]
-        return [many - few for many, few in zip(long, short, strict=True)]
-
     names = ("noise", *COMPILED)
+    by_torch = {name: name if name == "noise" else f"{name} by normal_" for name in names}
     return {
         "call": _medians({name: seconds[f"{name} {field.STEPS}"] for name in names}),
-        "steps": _medians({name: steps_of(name) for name in names}),
-        "normal": _medians({name: steps_of(name if name == "noise" else f"{name} by normal_") for name in names}),
+        "steps": _medians({name: step_seconds(seconds, name, lengths) for name in names}),
+        "normal": _medians({name: step_seconds(seconds, by_torch[name], lengths) for name in names}),
     }
 
 

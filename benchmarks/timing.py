@@ -93,19 +93,22 @@ def steps_in_turn(
         rounds: How often the runs take turns, after one round that does not count.
         note: Below the table.
     """
-    short, long = STEPS
-    cases = {name: (make(short), make(long)) for name, make in runs.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for count in range(rounds + 1):
-        for name, (few, many) in cases.items():
-            began = time.process_time()
-            few()
-            middle = time.process_time()
-            many()
-            spent = (time.process_time() - middle) - (middle - began)
-            if count:
-                seconds[name].append(spent / (long - short))
-    return by_round(title, seconds, base, 1e-6, "us a step", note)
+    cases = {f"{name} {steps}": make(steps) for name, make in runs.items() for steps in STEPS}
+    found = in_turn(cases, rounds)
+    return by_round(title, {name: step_seconds(found, name, STEPS) for name in runs}, base, 1e-6, "us a step", note)
+
+
+def step_seconds(seconds: Mapping[str, list[float]], name: str, lengths: tuple[int, int]) -> list[float]:
+    """Seconds of one step in every round: a long run less a short one, over the steps between.
+
+    Args:
+        seconds: Of ``in_turn``, for "name steps".
+        name: The run.
+        lengths: Steps of the short run and of the long one.
+    """
+    few, many = lengths
+    both = zip(seconds[f"{name} {many}"], seconds[f"{name} {few}"], strict=True)
+    return [(long - short) / (many - few) for long, short in both]
 
 
 def by_round(

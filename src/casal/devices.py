@@ -16,6 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+DEVICE_NUMBERS = 1 << 24
+"""Numbers of chains that are worked on at once off the host: 64 MB of float32, since a call costs a GPU more than what
+leaves its caches."""
+
 LOOK_EVERY = 8
 """Iterations between two looks of an iterative projection off the host."""
 

@@ -19,9 +19,9 @@ import casal
 from casal import CASAL, ReflectedHMC, Unconstrained
 from casal.constraints.solvers.quick_steps import STEPS
 from casal.decoders import Gram
-from casal.devices import LOOK_EVERY, amend, look_due, write
+from casal.devices import DEVICE_NUMBERS, LOOK_EVERY, amend, look_due, write
 from casal.methods import METHODS, Context, TableRow
-from casal.sampling.tiles import DEVICE_NUMBERS, LARGEST_TILE, tile_size
+from casal.sampling.tiles import LARGEST_TILE, tile_size
 
 from ..pretend_device import THERE, PretendDevice, There, here, pretend_device, there
 from .sets import SETS, SetCase

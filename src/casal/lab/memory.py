@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+
+from casal.sampling import give_back
 
 Result = TypeVar("Result")
 
@@ -21,19 +22,13 @@ def with_peak(work: Callable[[], Result]) -> tuple[Result, float | None]:
     the number says nothing.
     """
     try:
-        _give_back()
+        give_back()
         RESET.write_text(FORGET_PEAK)
         before = _kilobytes("VmRSS")
     except (OSError, KeyError):
         return work(), None
     result = work()
     return result, max(0.0, _kilobytes("VmHWM") - before) / 1024
-
-
-def _give_back() -> None:
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _kilobytes(name: str) -> float:

@@ -2,6 +2,7 @@
 
 from casal.sampling.call import sample
 from casal.sampling.certificate import Certificate, certify
+from casal.sampling.freed_memory import give_back
 from casal.sampling.on_the_way import StepView
 from casal.sampling.progress import progress_bar
 from casal.sampling.result import Cost, SampleResult, load
@@ -18,6 +19,7 @@ __all__ = [
     "Summary",
     "certify",
     "generator",
+    "give_back",
     "load",
     "progress_bar",
     "sample",

@@ -21,11 +21,12 @@ import torch
 from casal.errors import CasalWarning, DivergedError, ProjectionError
 from casal.methods import Context, Usage
 from casal.sampling.executors import Executor, Watch
+from casal.sampling.freed_memory import keep_freed_memory
 from casal.sampling.on_the_way import take_snapshot
 from casal.sampling.plan import Plan
 from casal.sampling.result import SampleResult
 from casal.sampling.stepping import CHECK_EVERY, Block, Stepper, step_once
-from casal.sampling.tiles import Tile, hand_back, join, keep_freed_memory, numbers, one_thread, shared_on_host, split
+from casal.sampling.tiles import Tile, hand_back, join, numbers, one_thread, shared_on_host, split
 from casal.sampling.trace import Trace
 
 

@@ -6,12 +6,8 @@ how many threads, workers or restarts it took.
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import os
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from casal.devices import DEVICE_NUMBERS
 from casal.methods import Usage
+from casal.sampling.freed_memory import give_back
 from casal.sampling.trace import Trace
 from casal.typing import Event
 
@@ -33,20 +31,10 @@ LARGEST_TILE = 4096
 LARGE = 1 << 24
 """Numbers in a field of all chains from which on its memory in tiles is given back when they are joined."""
 
-KEPT_BYTES, KEPT_IN_ALL = 4 << 20, 32 << 20
-"""Size of blocks that are kept when they are freed, and of all that is kept, about. With blocks of 0.4 MB (a field of a
-tile) steps of WeightedCASAL are a tenth faster; a million chains have no higher peak."""
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Names of ``malloc.h``."""
-
 NETWORK_CHAINS, NETWORK_NUMBERS = 64, 1 << 14
 """Chains in a call of a network, and numbers of its argument, beyond which a larger batch gains nothing. A UNet of 0.9
 million parameters on 16 x 16 fields takes 1.8 times as long for a sample in a batch of 4 as in one of 64, and 1.2 times
 in one of 16; 256 are no better than 64."""
-
-DEVICE_NUMBERS = 1 << 24
-"""The same off the host: 64 MB of float32, since a call costs a GPU more than what leaves its caches."""
 
 
 def tile_size(*events: Event, device: torch.device = CPU) -> int:
@@ -143,31 +131,6 @@ def join(tiles: list[Tile]) -> Any:
         if large:
             give_back()
     return kind(*whole)
-
-
-def give_back() -> None:
-    """Give the memory of tensors that were let go back to the system.
-
-    The C library of Linux (glibc) keeps it for tensors of their size: a million chains in tiles leave a gigabyte.
-    """
-    if sys.platform == "linux":
-        with suppress(AttributeError, OSError):  # another C library
-            ctypes.CDLL(None).malloc_trim(0)
-
-
-@functools.cache
-def keep_freed_memory() -> None:
-    """Have the C library keep what steps free for the next step, instead of giving it back to the system each time.
-
-    glibc asks the system for blocks above a threshold, gives them back when they are freed, and so faults their pages
-    in again in every step. Its thresholds grow by themselves, up to 32 MB, in a program that frees a larger block.
-    Where the environment sets them, they stay.
-    """
-    if sys.platform == "linux" and not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
-        with suppress(AttributeError, OSError):  # another C library
-            library = ctypes.CDLL(None)
-            library.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
-            library.mallopt(M_TRIM_THRESHOLD, KEPT_IN_ALL)
 
 
 def numbers(tiles: list[Tile]) -> Any:

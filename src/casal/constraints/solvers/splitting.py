@@ -18,7 +18,7 @@ from torch import Tensor
 
 from casal.constraints.base import Budget, Projection
 from casal.constraints.vectors import EPSILON, flat, norm, over_events, relative
-from casal.devices import chosen, eigh, look_due, number, on_host, seen, write
+from casal.devices import DEVICE_NUMBERS, chosen, eigh, look_due, number, on_host, seen, write
 
 Map: TypeAlias = Callable[[Tensor], Tensor]
 """Points (n, *event) to points of the same shape, or to one number each (n,)."""
@@ -31,8 +31,8 @@ BEYOND, MEETING = 1e6, 1e-10
 """Sets are apart if they have no common point within BEYOND sizes of the chain; within MEETING sizes they meet."""
 FEW = 10
 """Iterations up to which a quadratic function is minimised without a look at the residual in between."""
-AT_ONCE, AT_ONCE_AWAY = 400_000, 1 << 24
-"""Coordinates of the chains that are moved at a time: few enough to stay in the cache of a processor; off the host."""
+AT_ONCE = 400_000
+"""Coordinates of the chains that are moved at a time: few enough to stay in the cache of a processor."""
 AFAR = 30.0
 """Distance of z, in units of the point reached, from which on the other algorithm takes over."""
 BALANCED, BALANCE_EVERY, BALANCE_UNTIL = 10.0, 10, 300
@@ -282,7 +282,7 @@ def _in_groups(
     warm: Tensor | None,
 ) -> Projection:
     """Some chains after the others: what is at work stays in the cache, and memory does not grow with the batch."""
-    at_once = AT_ONCE if on_host(z) else AT_ONCE_AWAY
+    at_once = AT_ONCE if on_host(z) else DEVICE_NUMBERS
     groups = torch.arange(len(z), device=z.device).split(max(1, at_once // max(1, z[:1].numel())))
     if len(groups) == 1:
         return search(z, members, budget, warm)
