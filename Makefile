@@ -12,12 +12,12 @@ STAMP  := $(VENV)/.installed
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-venv: $(STAMP) ## create .venv with the package and every extra, at pinned versions
+venv: $(STAMP) ## create .venv with both packages and every extra, at pinned versions
 
 # Runs again only when the metadata or the pins are newer than the last good installation.
-$(STAMP): pyproject.toml requirements/constraints.txt
+$(STAMP): pyproject.toml lab/pyproject.toml requirements/constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c requirements/constraints.txt -e '.[all]'
+	$(BIN)/python -m pip install -c requirements/constraints.txt -e '.[all]' -e 'lab[peers]'
 	$(BIN)/python -m pip install -c requirements/constraints.txt --no-deps azula
 	@touch $@
 
@@ -25,7 +25,7 @@ demo: $(STAMP) ## run experiments in quick mode for 4.5 minutes, name those left
 	OMP_NUM_THREADS=1 $(BIN)/casal reproduce --quick --minutes 4.5 --out out/demo
 
 check: $(STAMP) lint ## check style, types and spelling, then run the fast tests: under 90 seconds
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow" --ignore tests/lab --ignore tests/contracts/test_sets.py tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow" --ignore tests/contracts/test_sets.py tests
 
 test: $(STAMP) lint ## check style, types and spelling, then run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
@@ -34,7 +34,7 @@ lint: $(STAMP) ## check style, types and spelling, change nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md docs src tests examples benchmarks fuzz
+	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md docs src lab tests examples benchmarks fuzz
 
 format: $(STAMP) ## rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
@@ -52,4 +52,4 @@ docs: $(STAMP) ## build the documentation into site/, warnings are errors
 
 clean: ## remove what the other targets made, the virtual environment included
 	rm -rf $(VENV) build dist site out .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find src tests benchmarks fuzz -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src lab tests benchmarks fuzz -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -12,7 +12,7 @@ from benchmarks.field import METHODS as FIELD_METHODS
 from benchmarks.field import run as field_run
 from benchmarks.field import target as field_target
 from benchmarks.timing import Race, Table, interleaved
-from casal.lab.nets import MLP
+from casal_lab.nets import MLP
 
 BATCH, MODES, POINTS = 250, 10, 200
 PAPER = {

@@ -1,6 +1,6 @@
 """Samplers of others beside ours: error of the distribution per second and per evaluation of the model.
 
-Three problems of ``casal.bench_laws`` whose exact distributions are known. Each is an ambient density exp(-f) and a
+Three problems of ``casal_lab.benchmark`` whose exact distributions are known. Each is an ambient density exp(-f) and a
 surface {c = 0}, and what is sampled is the density exp(-f) with respect to the surface measure. Conditioning on the
 value of c (co-area) would weigh points by 1 / |grad c|. That length is constant on each of the three surfaces, so both
 readings are one distribution here, and all samplers have the same goal:
@@ -33,15 +33,15 @@ from torch import Tensor
 
 import casal
 from benchmarks.timing import Table
-from casal.bench_laws import Problem, catalogue, problem
-from casal.bench_laws.samplers import mici_chains
 from casal.errors import CasalWarning
-from casal.lab.experiment import AnyMethod, Array
-from casal.lab.fidelity import setup as small
-from casal.lab.field import setup as field
-from casal.lab.laws import double_well
-from casal.lab.peers import ECI, PCFM
 from casal.methods import systematic
+from casal_lab.benchmark import Problem, catalogue, problem
+from casal_lab.benchmark.samplers import mici_chains
+from casal_lab.experiment import AnyMethod, Array
+from casal_lab.fidelity import setup as small
+from casal_lab.field import setup as field
+from casal_lab.laws import double_well
+from casal_lab.peers import ECI, PCFM
 
 F64 = torch.float64
 CHAINS = 1000
@@ -428,7 +428,7 @@ def tables(quick: bool) -> Iterator[Table]:
             f"{TITLE}: {case.name}, {CHAINS} chains; mici: one",
             rows,
             f"W1 of the first coordinate, mean over seeds and standard error; {CHAINS} exact draws have {least:.3f}. "
-            f"Over floor: mean of the distances of casal.bench_laws, each over that of {CHAINS} exact draws.",
+            f"Over floor: mean of the distances of casal_lab.benchmark, each over that of {CHAINS} exact draws.",
         )
         reached += [{"problem": case.name, "sampler": name} | _reach(runs, error) for name, runs in found.items()]
     for row in reached:
@@ -498,7 +498,7 @@ def draw(done: Sequence[Table], folder: Path) -> Path | None:
     chosen = [table for table in done if table.title.startswith(TITLE) and "W1" in table.rows[0]]
     if not chosen:
         return None
-    from casal.lab.drawing import FAINT, INK, headline, label, legend_below, panels, styled
+    from casal_lab.drawing import FAINT, INK, headline, label, legend_below, panels, styled
 
     with styled():
         figure, axes = panels(2, len(chosen), 3.3 * len(chosen), 6.2, sharey="row")

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 import casal
 from benchmarks.timing import Case, Table, ratios
 from casal.errors import CasalWarning
-from casal.lab.field import setup as field
-from casal.lab.laws.families import FAMILIES
-from casal.lab.laws.three_modes import MIXTURE
-from casal.lab.particle import setup as particle
+from casal_lab.field import setup as field
+from casal_lab.laws.families import FAMILIES
+from casal_lab.laws.three_modes import MIXTURE
+from casal_lab.particle import setup as particle
 
 SIZE, CHAINS, STEPS = 50, 4096, 200
 

@@ -131,9 +131,9 @@ def _darcy(chains: int, repeats: int) -> Table:
 
 
 def _beside_a_network(chains: int, repeats: int) -> Table:
-    from casal.lab.darcy.setup import COSINES, IN_LOOP, decoder, prior, task
-    from casal.lab.nets import WienerUNet
-    from casal.lab.reconstruction.prior import Training
+    from casal_lab.darcy.setup import COSINES, IN_LOOP, decoder, prior, task
+    from casal_lab.nets import WienerUNet
+    from casal_lab.reconstruction.prior import Training
 
     known = prior(Training(300, 200, 1))
     here = task(known, 0)

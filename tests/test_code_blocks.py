@@ -20,8 +20,8 @@ import torch
 
 import casal
 import casal.store
-from casal import bench_laws
 from casal.errors import CasalWarning
+from casal_lab import benchmark
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -94,7 +94,7 @@ def test_the_example_of_the_quadrotor() -> None:
 
 
 def test_the_example_of_an_own_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
-    from casal.lab import experiments
+    from casal_lab import experiments
 
     monkeypatch.setattr(experiments, "EXPERIMENTS", dict(experiments.EXPERIMENTS))
     (block,) = blocks(ROOT / "docs" / "reproduce.md", "python")
@@ -199,7 +199,7 @@ def public() -> list[str]:
     errors = [
         name for name, kind in vars(casal.errors).items() if inspect.isclass(kind) and issubclass(kind, Exception)
     ]
-    names = {*casal.__all__, *casal.BRIDGES, *listed, *errors, "CasalWarning", *bench_laws.__all__}
+    names = {*casal.__all__, *casal.BRIDGES, *listed, *errors, "CasalWarning", *benchmark.__all__}
     return sorted(names - modules)
 
 

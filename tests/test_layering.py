@@ -24,7 +24,7 @@ FLOORS: list[set[str]] = [
     {"sampling"},
     {"integrations"},
     {"lab"},
-    {"bench_laws"},
+    {"benchmark"},
     {"cli"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -35,7 +35,7 @@ PLOTTING = {"lab"}
 RESULT_PLOT = "casal.sampling.plot"
 """The one file of the library that draws, for ``result.plot()``; it imports matplotlib inside a function."""
 
-EXTRAS_ALLOWED = {"lab", "bench_laws", "cli", "integrations"}
+EXTRAS_ALLOWED = {"lab", "benchmark", "cli", "integrations"}
 CORE_LIBRARIES = {"torch", "numpy"}
 LAZY = {
     ("sampling", "rich"),
@@ -137,7 +137,7 @@ def modules() -> list[tuple[str, Path]]:
     return found
 
 
-MODULES = [(name, path) for name, path in modules() if name not in ("casal", "casal.__main__")]
+MODULES = [(name, path) for name, path in modules() if name not in ("casal", "casal_lab.__main__")]
 
 
 def test_every_module_is_in_a_room() -> None:
@@ -196,10 +196,10 @@ def test_importing_casal_loads_nothing_but_torch_and_numpy() -> None:
         ("import casal.sampling", "casal.methods.casal", "looks up: methods imports sampling"),
         ("from casal.decoders import Linear", "casal.constraints.flat", "looks aside: constraints imports decoders"),
         ("from ..schedules import linear", "casal.targets.density", "looks aside: targets imports schedules"),
-        ("from casal import lab", "casal.sampling.call", "looks up: sampling imports lab"),
-        ("from casal.lab.nets import MLP", "casal.sampling.call", "looks up: sampling imports lab"),
+        ("import casal_lab", "casal.sampling.call", "looks up: sampling imports lab"),
+        ("from casal_lab.nets import MLP", "casal.sampling.call", "looks up: sampling imports lab"),
         ("from casal.sampling import sample", "casal.store.files", "looks up: store imports sampling"),
-        ("def f():\n    from casal.cli import main", "casal.lab.field.runs", "looks up: lab imports cli"),
+        ("def f():\n    from casal_lab.cli import main", "casal_lab.field.runs", "looks up: lab imports cli"),
         (
             "if TYPE_CHECKING:\n    from casal.sampling import Cost",
             "casal.methods.base",
@@ -208,7 +208,7 @@ def test_importing_casal_loads_nothing_but_torch_and_numpy() -> None:
         ("def f():\n    from casal.constraints.spec import encode", "casal.constraints.base", "inside a function"),
         ("from casal import Sphere", "casal.methods.casal", "imports the package itself"),
         ("import casal", "casal.diagnostics.distances", "imports the package itself"),
-        ("from casal.attic import x", "casal.cli", "imports attic, which is in no floor"),
+        ("from casal.attic import x", "casal_lab.cli", "imports attic, which is in no floor"),
         ("import matplotlib.pyplot as plt", "casal.sampling.result", "plots"),
         ("def f():\n    import matplotlib", "casal.diagnostics.distances", "plots"),
         ("def f():\n    import matplotlib", "casal.sampling.result", "plots"),
@@ -221,13 +221,13 @@ def test_importing_casal_loads_nothing_but_torch_and_numpy() -> None:
         ("from .base import flat", "casal.constraints.round", None),
         ("from casal.constraints import Constraint\nimport torch, math", "casal.methods.base", None),
         ("def f():\n    from rich.progress import Progress", "casal.sampling.progress", None),
-        ("from casal.bench_laws import run", "casal.lab.field.runs", "looks up: lab imports bench_laws"),
-        ("from casal.bench_laws import run", "casal.sampling.call", "looks up: sampling imports bench_laws"),
-        ("import matplotlib", "casal.bench_laws.page", "plots"),
-        ("from casal.lab.drawing import panels", "casal.bench_laws.page", None),
-        ("import matplotlib", "casal.lab.drawing", None),
-        ("import scipy", "casal.lab.field.setup", None),
-        ("from casal import Sphere", "casal.lab.particle.setup", None),
+        ("from casal_lab.benchmark import run", "casal_lab.field.runs", "looks up: lab imports benchmark"),
+        ("from casal_lab.benchmark import run", "casal.sampling.call", "looks up: sampling imports benchmark"),
+        ("import matplotlib", "casal_lab.benchmark.page", "plots"),
+        ("from casal_lab.drawing import panels", "casal_lab.benchmark.page", None),
+        ("import matplotlib", "casal_lab.drawing", None),
+        ("import scipy", "casal_lab.field.setup", None),
+        ("from casal import Sphere", "casal_lab.particle.setup", None),
     ],
 )
 def test_the_rules_catch_what_they_should(source: str, module: str, says: str | None) -> None:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.diagnostics import near_set
 from casal.methods import Context
 from casal.methods.level_moves import LevelMoves
+from casal_lab.neighbours import near_set
 
 SPREAD, LEVEL = 0.4, 0.3
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.lab.conditional.many_dimensions import Problem, reward
-from casal.lab.laws.anisotropic_mixture import AnisotropicMixture
-from casal.lab.laws.mode_law import ModeLaw
 from casal.methods.look_ahead.look import quadratic
+from casal_lab.conditional.many_dimensions import Problem, reward
+from casal_lab.laws.anisotropic_mixture import AnisotropicMixture
+from casal_lab.laws.mode_law import ModeLaw
 
 D, N = 16, 256
 METHOD = casal.LookAhead(levels=40, moves=1)

@@ -13,8 +13,6 @@ from torch import Tensor
 import casal
 from casal import LookAhead
 from casal.errors import CasalWarning, SettingError
-from casal.lab.conditional import many_dimensions
-from casal.lab.conditional.many_dimensions import Problem
 from casal.methods.look_ahead import look as look_module
 from casal.methods.look_ahead import method as method_module
 from casal.methods.look_ahead.features import features_of
@@ -24,6 +22,8 @@ from casal.methods.look_ahead.population import by_likeness
 from casal.methods.look_ahead.proposal import Proposal
 from casal.methods.look_ahead.state import dealt, flat, fold
 from casal.sampling import stepping
+from casal_lab.conditional import many_dimensions
+from casal_lab.conditional.many_dimensions import Problem
 
 from .gaussian import Prior, close, context_of, diagonal, log_psi, looked, normal, stream
 

@@ -11,9 +11,9 @@ from annulus import Annulus
 from relaxed import Relaxed
 
 import casal
-from casal.lab.drawing import colour
-from casal.lab.experiment import Experiment, Outcome, ResultTable, Tell
-from casal.lab.experiments import register
+from casal_lab.drawing import colour
+from casal_lab.experiment import Experiment, Outcome, ResultTable, Tell
+from casal_lab.experiments import register
 
 CASES: dict[str, casal.Method] = {"relaxed": Relaxed(), "projected": casal.Projected()}
 

@@ -1,0 +1,246 @@
+"""What an experiment is: a question, a run that answers it with tables and claims, and pictures of the outcome.
+
+    EXPERIMENT = Experiment("mine", "Does it hold?", ("CASAL", "projected"), run, draw)
+
+``run(quick, labels, tell)`` returns an ``Outcome``; ``draw(outcome, folder)`` writes its pictures. An experiment joins
+by ``casal_lab.experiments.register``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from casal import Constraint, Method, SampleResult, Target, __version__, sample
+from casal.errors import CasalWarning
+from casal_lab.motion import Motion
+
+Array = npt.NDArray[np.float64]
+AnyMethod = Method[Any]
+Tell = Callable[[str], None]
+"""Called with a line of text as each part of a run begins."""
+
+HOLDS, PARTLY, FAILS = "reproduced", "partly", "not reproduced"
+"""The verdicts on what the paper says."""
+
+MET, PARTLY_MET, MISSED = "met", "partly met", "missed"
+"""The verdicts on what we ask of ourselves: other words, so that nobody adds the two up."""
+
+VACUOUS = "says nothing"
+"""A statement whose condition is never met, or that leaves out the case at hand: neither true nor false here."""
+
+
+def verdict(*holds: bool) -> str:
+    """HOLDS if every part holds, PARTLY if some do, else FAILS."""
+    return HOLDS if all(holds) else PARTLY if any(holds) else FAILS
+
+
+def reached(*holds: bool) -> str:
+    """MET if every part holds, PARTLY_MET if some do, else MISSED."""
+    return MET if all(holds) else PARTLY_MET if any(holds) else MISSED
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table."""
+
+    key: str  # name in the rows
+    label: str  # what a reader sees
+    style: str = ".4g"  # format of a number
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Rows of numbers; a row may carry ``<key>_se``, the standard error of ``<key>``."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Mapping[str, Any]]
+    note: str = ""
+
+    @classmethod
+    def of(
+        cls, title: str, header: str | Sequence[str], rows: Sequence[Mapping[str, Any]], note: str = ""
+    ) -> ResultTable:
+        """A table from a header of columns ``key: label, style`` with `` | `` between; label and style may be left out.
+
+        >>> ResultTable.of("Distances", "method | w1: distance to the distribution, .3f | n: chains, d", []).columns[1]
+        Column(key='w1', label='distance to the distribution', style='.3f')
+        """
+        columns = []
+        for part in (header if isinstance(header, str) else " | ".join(header)).split(" | "):
+            found = re.fullmatch(r"(.*), ([+.\d]*[defg%])", part)
+            name, style = found.groups() if found else (part, ".4g")
+            key, _, label = name.partition(": ")
+            columns.append(Column(key, label or key, style))
+        return cls(title, columns, rows, note)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement with a figure, ours beside it, and the verdict.
+
+    A *published* claim names where the paper makes it (``source``) and is judged by ``verdict``. A *target* is what we
+    ask of ourselves: it has no source and is judged by ``reached``. ``flips`` says in one sentence which measurement
+    would change the verdict.
+    """
+
+    text: str  # what is claimed
+    expected: str  # the figure of the paper, or what we ask for
+    ours: str  # what was measured
+    verdict: str  # HOLDS, PARTLY, FAILS or VACUOUS; of a target MET, PARTLY_MET or MISSED
+    source: str = ""  # section, table or figure of the paper; empty for a target
+    flips: str = ""  # what would have to be measured for another verdict
+
+    @property
+    def published(self) -> bool:
+        """Whether the paper says so; else it is a target of ours."""
+        return bool(self.source)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run of an experiment leaves behind."""
+
+    name: str  # of the experiment
+    tables: Sequence[ResultTable]  # for the reader
+    claims: Sequence[Claim] = ()  # for the verdict
+    data: Mapping[str, Any] = field(default_factory=dict)  # arrays for the pictures
+    settings: Mapping[str, Any] = field(default_factory=dict)  # what was run
+    seconds: float = 0.0  # how long it took
+    motions: Sequence[Motion] = ()  # moving pictures of the page
+    records: Mapping[str, Any] = field(default_factory=dict)  # numbers case by case, for results.json alone
+
+
+class Origin(NamedTuple):
+    """Where one constant of an experiment comes from; docs/provenance.md has a row for each.
+
+    ``paper``: printed in the text. ``script``: from the authors' released code. ``ours``: in neither.
+    """
+
+    constant: str  # what it is, as a reader would call it
+    value: str
+    origin: Literal["paper", "script", "ours"]
+    where: str  # section of the paper; file and revision of the script; of ours, why it was chosen
+
+
+Run = Callable[[bool, Sequence[str] | None, Tell], Outcome]
+RunSeed = Callable[[int, bool, Sequence[str] | None, Tell], Outcome]
+RunScene = Callable[[str, int, bool, Sequence[str] | None, Tell], Outcome]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An entry of the registry.
+
+    ``run(quick, labels, tell)`` returns an outcome (labels None means all); ``draw(outcome, folder)`` the paths of the
+    pictures it wrote, see ``casal_lab.drawing``. An experiment with ``scenes`` can also run all methods in one of them,
+    drawn from a seed: ``run_scene(scene, seed, quick, labels, tell)``. One with ``run_seed(seed, quick, labels, tell)``
+    draws its test cases anew from a seed; ``run`` is then the seed 0. A stored outcome is current while the source of
+    ``module`` and of all it imports stays the same: name it where ``run`` is a method of a shared class.
+    """
+
+    name: str  # as in ``casal run NAME``
+    question: str  # what the experiment decides
+    methods: Sequence[str]  # labels that ``--method`` accepts
+    run: Run
+    draw: Callable[[Outcome, Path], list[Path]] = lambda outcome, folder: []
+    scenes: Sequence[str] = ()  # what ``--scene`` accepts
+    run_scene: RunScene | None = None
+    run_seed: RunSeed | None = None
+    module: str = ""  # whose source decides the outcome; that of ``run`` if empty
+    origins: Sequence[Origin] = ()  # where its constants come from
+    moving: Callable[[], Sequence[Motion]] | None = None  # its motions alone, for the gallery
+
+    def __post_init__(self) -> None:
+        if not self.module:
+            run: Any = self.run
+            while isinstance(run, partial):
+                run = run.func
+            object.__setattr__(self, "module", run.__module__)
+
+
+def stamp(run: Run) -> Run:
+    """Add the date, the versions and the duration to what a run returns."""
+
+    @wraps(run)
+    def timed(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
+        began = time.perf_counter()
+        outcome = run(quick, labels, tell)
+        made = {"date": date.today().isoformat(), "casal": __version__, "torch": str(torch.__version__)}
+        return replace(outcome, settings={**made, **outcome.settings}, seconds=time.perf_counter() - began)
+
+    return timed
+
+
+def runs(
+    target: Target,
+    constraint: Constraint,
+    method: AnyMethod | Literal["auto"],
+    n: int,
+    seeds: Iterable[int],
+    **options: Any,
+) -> list[SampleResult]:
+    """One run of ``casal.sample`` for each seed, without warnings of few ancestors: the tables have the number."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CasalWarning)
+        return [sample(target, constraint, method, n, seed=seed, **options) for seed in seeds]
+
+
+def trust(results: Sequence[SampleResult]) -> str:
+    """The verdicts of ``result.fidelity``: the word they share, or how often each was given."""
+    words = [result.fidelity.verdict for result in results]
+    counted = [f"{word} {words.count(word)}" for word in dict.fromkeys(words)]
+    return words[0] if len(counted) == 1 else ", ".join(counted)
+
+
+def trust_claim(rows: Sequence[Mapping[str, Any]], weak: Sequence[str], sound: str) -> list[Claim]:
+    """Whether methods without the right distribution are not trusted, and the one with it is: ``fidelity`` of rows."""
+    told = {row["method"]: row["fidelity"] for row in rows if "fidelity" in row}
+    if not (set(weak) & set(told)) or sound not in told:
+        return []
+    doubted = all("trusted" not in told[label] for label in weak if label in told)
+    said = ", ".join(f"{label}: {told[label]}" for label in (*weak, sound) if label in told)
+    return [
+        Claim(
+            f"the certificate of the distribution doubts the published algorithms and trusts {sound}",
+            "as the exact answer does",
+            said,
+            reached(doubted, told[sound] == "trusted"),
+            flips=f"a published algorithm that is trusted on some seed, or {sound} suspect on some seed",
+        )
+    ]
+
+
+def share(count: int, n: int) -> tuple[float, float]:
+    """A proportion and its standard error (Agresti-Coull, so that 0 of n has an error too)."""
+    adjusted = (count + 2) / (n + 4)
+    return count / n, math.sqrt(adjusted * (1 - adjusted) / (n + 4))
+
+
+def mean_and_error(values: Sequence[float] | Array) -> tuple[float, float]:
+    """Mean over seeds and its standard error."""
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
+    return float(np.mean(values)), spread / math.sqrt(len(values))
+
+
+def with_error(key: str, value: float, error: float) -> dict[str, float]:
+    """The two entries of a row for a number and its standard error."""
+    return {key: value, f"{key}_se": error}
+
+
+def mean_entry(key: str, values: Sequence[float] | Array) -> dict[str, float]:
+    """The two entries of a row for the mean over seeds and its standard error."""
+    return with_error(key, *mean_and_error(values))

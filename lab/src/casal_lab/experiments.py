@@ -1,0 +1,40 @@
+"""The registry of experiments. A new one joins by a folder and its name in MODULES, or from outside by ``register``."""
+
+from casal.errors import SettingError
+from casal_lab import (
+    burgers,
+    conditional,
+    darcy,
+    fidelity,
+    field,
+    mixture,
+    navier_stokes,
+    particle,
+    poisson,
+    propositions,
+    quadrotor,
+)
+from casal_lab.experiment import Experiment
+
+MODULES = (
+    particle,
+    field,
+    mixture,
+    propositions,
+    conditional,
+    burgers,
+    quadrotor,
+    poisson,
+    navier_stokes,
+    darcy,
+    fidelity,
+)
+EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in MODULES}
+"""By name, in the order of ``casal list`` and of the report."""
+
+
+def register(experiment: Experiment) -> Experiment:
+    """Add an experiment from outside the package; SettingError if there is another one of this name."""
+    if EXPERIMENTS.setdefault(experiment.name, experiment) is not experiment:
+        raise SettingError(f"there is an experiment {experiment.name!r} already; give yours another name")
+    return experiment

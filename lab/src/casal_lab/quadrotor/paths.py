@@ -1,0 +1,225 @@
+"""From a scene and a method to flights: sample a start, repair it with a feasibility solver, fly it, look at it.
+
+    start (y, u)  ->  a point near it of dynamics & obstacles  ->  its inputs, clipped to u_max  ->  their rollout
+
+A flight is a success if that rollout is nowhere deeper than 1 cm in an obstacle. Nothing else is believed: a solver
+that stopped early may report a path that no input leads to.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from casal import Budget, Constraint, Intersection, Linear, LinearDynamics, Unconstrained, sample
+from casal.errors import SettingError
+from casal_lab.artifacts import points
+from casal_lab.experiment import AnyMethod, runs
+from casal_lab.physics.quadrotor import clipped, distinct, flown
+from casal_lab.quadrotor.methods import Recipe, named
+from casal_lab.quadrotor.scenes import ALLOWED, Scene
+from casal_lab.quadrotor.setup import Prior, Training, prior
+
+ITERATIONS = 100
+TOLERANCE = 1e-3
+"""Depth in units of a wall's height at which the solver stops: less than ALLOWED for every wall."""
+
+BETWEEN = 1_000_003
+"""Between the seeds of two batches."""
+
+
+@dataclass(frozen=True, eq=False)
+class Paths:
+    """Flights of a method in a scene."""
+
+    scene: Scene
+    method: str
+    inputs: Tensor  # (n, S), or (n, S, 2) of the planar vehicle: within u_max, physical units
+    positions: Tensor  # (n, S), or (n, S, 2): the rollout of the inputs, metres
+    starts: Tensor  # the same of the sampled start, before repair
+    depth: Tensor  # (n,), deepest point in an obstacle, metres; at most zero if clear
+    success: Tensor  # (n,) bool, depth <= 1 cm
+    free: Tensor  # (n,) bool, the same of the rollout of the start's own inputs, without repair
+    classes: Tensor  # (n,), the way past the obstacles
+    iterations: Tensor  # (n,), of the solver
+    evaluations: float  # of the network, for one chain
+    seconds: float  # of sampling
+    solver_seconds: float  # of the repair
+
+    def __len__(self) -> int:
+        return len(self.success)
+
+    def __repr__(self) -> str:
+        return (
+            f"Paths({self.scene.name}: {self.method}, {int(self.success.sum())} of {len(self)} succeed, "
+            f"{self.evaluations:g} evaluations)"
+        )
+
+    def distinct(self, of: int = 100) -> int:
+        """How many of the first ``of`` flights are successes, no two nearer than 5 cm (rms)."""
+        return distinct(self.positions[:of][self.success[:of]])
+
+
+def repair(
+    scene: Scene,
+    starts: Tensor,
+    *,
+    solver: str = "admm",
+    iterations: int = ITERATIONS,
+    u_max: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Events (n, S, channels) near the starts that obey the dynamics, and the iterations that each took.
+
+    Args:
+        scene: The obstacles.
+        starts: Events in the vehicle's units.
+        solver: "admm" as in the paper, "alternating", or "dykstra", which has no guarantee among obstacles.
+        iterations: Of the solver, at most.
+        u_max: Bound of the inputs, if it is not the vehicle's own.
+    """
+    found = Intersection(limited(scene, u_max), scene.obstacles, way=solver).solve(
+        starts.to(torch.float64), budget=Budget(TOLERANCE, iterations)
+    )
+    return found.point, found.iterations
+
+
+def limited(scene: Scene, u_max: float | None) -> LinearDynamics:
+    """The scene's vehicle with this bound of its inputs."""
+    return scene.vehicle.dynamics if u_max is None else scene.vehicle.with_limit(u_max)
+
+
+def solve(
+    scene: Scene,
+    method: str | AnyMethod | Recipe = "casal",
+    n: int = 400,
+    seed: int = 0,
+    *,
+    model: Prior | None = None,
+    solver: str = "admm",
+    iterations: int = ITERATIONS,
+    u_max: float | None = None,
+    **options: Any,
+) -> Paths:
+    """Sample n starts with a method, repair them, and fly them.
+
+    Args:
+        scene: From ``casal_lab.quadrotor.scene``.
+        method: A name of ``casal_lab.quadrotor.METHODS``, a method of casal (on 1000 steps, coupled to the numbers
+            that obstacles see), or a ``Recipe``.
+        n: Flights.
+        seed: Of all that is random here.
+        model: The diffusion model; the paper's network of training seed 0 if left out.
+        solver: See ``repair``.
+        iterations: Of the solver.
+        u_max: Bound of the inputs in the solver and in flight, if it is not the vehicle's own.
+        **options: For ``casal.sample``.
+
+    >>> from casal_lab.quadrotor import scene, solve
+    >>> paths = solve(scene("hard", r=0.8), "zero", n=3)
+    >>> paths.positions.shape, int(paths.success.sum())
+    (torch.Size([3, 200]), 0)
+    """
+    name, recipe = _recipe(method)
+    began = time.perf_counter()
+    starts, evaluations = start(scene, recipe, n, seed, model, **options)
+    middle = time.perf_counter()
+    events, taken = repair(scene, starts, solver=solver, iterations=iterations, u_max=u_max)
+    done = time.perf_counter()
+    dynamics = limited(scene, u_max)
+    outputs = flown(dynamics, events)
+    depth = scene.depth(outputs)
+    inputs = clipped(dynamics, events)
+    places = 2 if scene.discs else 1
+    return Paths(
+        scene,
+        name,
+        inputs.squeeze(2) if inputs.shape[2] == 1 else inputs,
+        _positions(outputs, places),
+        _positions(dynamics.physical(starts)[0], places),
+        depth,
+        depth <= ALLOWED,
+        scene.depth(flown(dynamics, starts)) <= ALLOWED,
+        scene.classes(outputs),
+        taken,
+        evaluations,
+        middle - began,
+        done - middle,
+    )
+
+
+def _positions(outputs: Tensor, places: int) -> Tensor:
+    return outputs[..., 0] if places == 1 else outputs[..., :places]
+
+
+def _recipe(method: str | AnyMethod | Recipe) -> tuple[str, Recipe]:
+    if isinstance(method, str):
+        return named(method)
+    recipe = method if isinstance(method, Recipe) else Recipe(method)
+    return repr(recipe.method), recipe
+
+
+def shuffled(n: int, seed: int) -> Tensor:
+    """The order in which ``start`` returns the chains of a batch."""
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+
+
+def free_draws(model: Prior, place: Scene, n: int, seed: int = 0) -> Tensor:
+    """Paths (m, S) in metres of those of n draws of the model that are clear of the walls: the exact distribution."""
+
+    def draw() -> Tensor:
+        parts = []
+        for k in range(math.ceil(n / 20_000)):
+            size = min(20_000, n - 20_000 * k)
+            parts.append(sample(model.diffusion(250), place.seen, Unconstrained(), size, seed=seed + k).samples)
+        return torch.cat(parts)
+
+    x = points(f"{model.name}_draws_{n}_{seed}", draw)
+    paths = torch.cat([model.vehicle.dynamics.physical(model.vehicle.decode(part))[0] for part in x.split(20_000)])
+    return paths[place.depth(paths) <= 0.0][..., 0]
+
+
+def start(
+    scene: Scene, recipe: Recipe, n: int, seed: int, model: Prior | None = None, **options: Any
+) -> tuple[Tensor, float]:
+    """Events (n, S, channels) to start the solver from, and the evaluations of the network for each.
+
+    Strict methods have samples in which the numbers that obstacles see are clear of them; the rest of the flight is
+    decoded from the latent.
+    """
+    machine = scene.vehicle
+    if recipe.method is None:
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn((n, *machine.event), generator=generator, dtype=torch.float64)
+        return recipe.noise * noise, 0.0
+    model = prior(machine.name, Training(), 0) if model is None else model
+    if model.vehicle is not machine:
+        raise SettingError(f"the scene is for the {machine.name} vehicle, the model for the {model.vehicle.name} one")
+    matrix = machine.decoder[scene.rows] if recipe.rows else machine.decoder
+    constraint: Constraint = scene.seen if recipe.rows else scene.obstacles
+    shape: tuple[int, ...] = scene.seen_event if recipe.rows else machine.event
+    unit = float(torch.linalg.matrix_norm(matrix, ord=2)) if recipe.unit_norm else 1.0
+    if recipe.unit_norm:
+        matrix, constraint = matrix / unit, constraint.scaled(1.0 / unit)
+    decoder, target = Linear(matrix.float(), shape=shape), model.diffusion(recipe.steps)
+    parts, evaluations = [], 0.0
+    for k, size in enumerate(batches_of(n, recipe.batch)):
+        (result,) = runs(target, constraint, recipe.method, size, [BETWEEN * k + seed], decoder=decoder, **options)
+        events = machine.decode(result.state.x).reshape(size, -1)
+        if recipe.method.strict:
+            seen = scene.rows if recipe.rows else slice(None)
+            events[:, seen] = (result.samples * unit).reshape(size, -1).to(events)
+        # Copies of a chain lie side by side; in a random order any part of a batch is like the whole.
+        parts.append(events[shuffled(size, seed)].reshape(size, *machine.event))
+        evaluations += size / n * result.cost.score_evaluations
+    return torch.cat(parts), evaluations
+
+
+def batches_of(n: int, largest: int | None) -> list[int]:
+    """Sizes of about equal batches."""
+    count = 1 if largest is None else -(-n // largest)
+    return [n // count + (k < n % count) for k in range(count)]

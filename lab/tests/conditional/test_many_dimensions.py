@@ -1,0 +1,214 @@
+"""The problems in many dimensions: their sets, weights and probabilities are what they say, fresh for every seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from casal import Affine
+from casal.errors import SettingError
+from casal_lab.conditional.many_dimensions import (
+    HEADROOM,
+    HIGH,
+    LAST,
+    LEVELS,
+    Problem,
+    box_on_four,
+    forecast,
+    four_equations,
+    four_equations_and_norm,
+    half_space,
+    mass_energy,
+    nonlinear_observation,
+    nonnegative,
+    nonnegative_field,
+    nonnegative_modes,
+    norm,
+    observed_and_norm,
+    reward,
+)
+
+D, N = 64, 200
+
+PROBLEMS: dict[str, Callable[[int], Problem]] = {
+    "four equations": lambda seed: four_equations(D, seed),
+    "mass and energy": lambda seed: mass_energy(D, seed),
+    "four equations and norm": lambda seed: four_equations_and_norm(D, seed),
+    "norm above": lambda seed: norm(D, seed, 4.0),
+    "norm below": lambda seed: norm(D, seed, -2.0),
+    "half-space": lambda seed: half_space(D, seed),
+    "box on four": lambda seed: box_on_four(D, seed),
+    "values and norm": lambda seed: observed_and_norm(256, seed, 2.5),
+    "absolute values": lambda seed: nonlinear_observation(D, seed),
+    "reward on an equation": lambda seed: reward(D, seed, bent=True, equation=True),
+    "nonnegative": lambda seed: nonnegative(D, seed),
+    "nonnegative field": lambda seed: nonnegative_field(16, seed, False),
+    "nonnegative field of given sum": lambda seed: nonnegative_field(16, seed, True),
+    "nonnegative modes": lambda seed: nonnegative_modes(D, seed),
+}
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_exact_draws_are_on_the_set_and_score_one(name: str) -> None:
+    problem = PROBLEMS[name](3)
+    generator = torch.Generator().manual_seed(0)
+    runs = [problem.law.draw(N, generator) for _ in range(4)]
+    for x in runs:
+        assert float(problem.constraint.violation(x).max()) < 1e-11
+    score = problem.law.score(runs)
+    assert 0.75 < score.z < 1.25
+    assert 0.93 < score.variance_ratio < 1.07
+    assert score.pooled_total_variation <= 4 * problem.law.floor(4 * N)
+    # Power: draws of the prior are elsewhere.
+    prior = problem.prior.sample(N, generator)
+    assert float(problem.constraint.violation(prior).max()) > 1e-3
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_instances_follow_the_seed(name: str) -> None:
+    first, again, other = (PROBLEMS[name](seed) for seed in (1, 1, 2))
+    assert first.name == again.name
+    torch.testing.assert_close(first.prior.means, again.prior.means, rtol=0, atol=0)
+    torch.testing.assert_close(first.prior.variances, again.prior.variances, rtol=0, atol=0)
+    assert not torch.equal(first.prior.variances, other.prior.variances) or not torch.equal(
+        first.prior.means, other.prior.means
+    )
+
+
+@pytest.mark.parametrize(
+    "make", [four_equations, mass_energy, four_equations_and_norm, nonnegative_modes, nonlinear_observation]
+)
+def test_every_mode_keeps_weight(make: Callable[[int, int], Problem]) -> None:
+    for seed in range(6):
+        assert float(make(D, seed).law.weights.min()) >= 0.03
+
+
+def test_changed_weights_belong_to_the_changed_prior() -> None:
+    problem = four_equations(D, 2)
+    assert float(problem.prior.weights.max()) not in (0.2, 0.3) and float(problem.law.weights.min()) == pytest.approx(
+        0.05
+    )
+    assert isinstance(problem.constraint, Affine)
+    anew = problem.prior.restricted_to(problem.constraint.A, problem.constraint.b.reshape(-1))
+    torch.testing.assert_close(problem.law.log_masses, anew.log_masses)
+    x = problem.prior.sample(5, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(problem.law.responsibilities(x), anew.responsibilities(x))
+
+
+@pytest.mark.parametrize("name", ["mass and energy", "values and norm", "nonnegative field"])
+def test_target_is_the_diffusion_of_the_prior(name: str) -> None:
+    problem = PROBLEMS[name](0)
+    sigma = problem.target.table.sigma
+    assert sigma is not None
+    assert len(sigma) == LEVELS and float(sigma[-1]) == pytest.approx(LAST)
+    expected = HIGH if "nonnegative" in name else HEADROOM * problem.largest_spread
+    assert float(sigma[0]) == pytest.approx(expected)
+    x = problem.prior.sample(3, torch.Generator().manual_seed(0))
+    level = sigma[LEVELS // 2]
+    assert problem.target.denoise is not None
+    torch.testing.assert_close(problem.target.denoise(x, level), problem.prior.denoise(x, level))
+
+
+def test_largest_spread_is_at_most_that_of_the_covariance_and_its_modes() -> None:
+    problem = four_equations(D, 0)
+    x = problem.prior.sample(20_000, torch.Generator().manual_seed(0))
+    total = float(torch.linalg.eigvalsh(torch.cov(x.T))[-1].sqrt())
+    assert 0.97 * total < problem.largest_spread < 2 * total
+
+
+def test_probabilities_are_those_of_the_names() -> None:
+    for seed in range(2):
+        assert half_space(D, seed).law.log_probability == pytest.approx(math.log(0.00621), abs=1e-3)
+        assert box_on_four(D, seed).law.log_probability == pytest.approx(math.log(2e-4), abs=1e-3)
+        prior, after = nonnegative_modes(D, seed).prior.weights, nonnegative_modes(D, seed).law.weights
+        assert float(prior[0] / prior[1] * after[1] / after[0]) == pytest.approx(math.exp(3), rel=1e-6)
+        assert 1 <= float(after[0] / after[1]) <= 2
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("deviations", [4.0, -2.0])
+def test_norm_is_that_far_out(deviations: float) -> None:
+    problem = norm(D, 5, deviations)
+    squares = problem.prior.sample(40_000, torch.Generator().manual_seed(0)).square().sum(1)
+    radius = problem.constraint.radius  # type: ignore[attr-defined]
+    assert float((radius**2 - squares.mean()) / squares.std()) == pytest.approx(deviations, abs=0.1)
+
+
+def test_truth_fits_values_and_norm() -> None:
+    problem = observed_and_norm(256, 0, -2.0)
+    assert problem.truth is not None
+    assert float(problem.constraint.violation(problem.truth[None])) < 1e-11
+    # It is as far from the exact mean as the variances say.
+    ratio = (problem.truth - problem.law.mean).square().sum() / problem.law.variances.sum()
+    assert 0.5 < float(ratio) < 2
+
+
+def test_a_forecast_of_exact_draws_is_as_good_as_the_exact_mean() -> None:
+    """Of n draws: error^2 = 1 + variance / (n exact error^2) on average; half of the spread shows in spread / skill."""
+    problems = [observed_and_norm(256, seed, 2.5) for seed in range(3)]
+    stream = torch.Generator().manual_seed(1)
+    draws = [problem.law.draw(400, stream) for problem in problems]
+    found = forecast(problems, draws)
+    assert found["error"] == pytest.approx(1.0, abs=0.02) and 0.8 < found["skill"] < 1.25
+    narrow = [problem.law.mean + 0.5 * (x - problem.law.mean) for problem, x in zip(problems, draws, strict=True)]
+    assert forecast(problems, narrow)["skill"] == pytest.approx(0.5 * found["skill"], rel=0.02)
+    shifted = [2 * problem.law.mean - problem.truth + 0 * x for problem, x in zip(problems, draws, strict=True)]
+    assert forecast(problems, shifted) == {"error": pytest.approx(2.0, rel=1e-6), "skill": pytest.approx(0.0, abs=1e-6)}
+
+
+def test_impossible_problems_are_refused() -> None:
+    with pytest.raises(SettingError, match="square number"):
+        observed_and_norm(200, 0, 2.5)
+    with pytest.raises(SettingError, match="deviations below its mean"):
+        norm(D, 0, -30.0)
+
+
+# ------------------------------------------------------------------------------------------- soft terms
+
+
+@pytest.mark.statistical
+def test_absolute_values_agree_with_importance_sampling() -> None:
+    """Draws of each mode on the equation, weighted by the likelihood; the error is that of their effective number."""
+    problem, n = nonlinear_observation(D, 4), 40_000
+    assert isinstance(problem.constraint, Affine) and problem.log_weight is not None
+    flat = problem.prior.restricted_to(problem.constraint.A, problem.constraint.b.reshape(-1))
+    generator, masses, errors = torch.Generator().manual_seed(0), [], []
+    for k in range(4):
+        x = flat.draw_mode(k, n, generator)  # type: ignore[misc]
+        term = problem.log_weight(x)
+        weight = torch.softmax(term, dim=0)
+        effective = 1 / weight.square().sum()
+        masses.append(flat.log_masses[k] + torch.logsumexp(term, 0) - math.log(n))
+        errors.append((1 / effective - 1 / n).sqrt())
+        law = problem.law
+        u = x @ law.bases[k]  # type: ignore[operator]
+        off = (weight @ u - law.means[k])[:20] / law.variances[k, :20].sqrt()
+        assert float(off.square().mean().sqrt() * effective.sqrt()) < 2.0
+        ratio = (weight @ (u - weight @ u).square())[:20] / law.variances[k, :20]
+        assert float((ratio.mean() - 1).abs()) < 4 * float((2 / effective).sqrt())
+    shares, error = torch.softmax(torch.stack(masses), dim=0), torch.stack(errors)
+    apart = ((shares - problem.law.weights) / (problem.law.weights * error)).abs()
+    assert float(apart.max()) < 4.0
+    # Power: without the likelihood the weights are others by far.
+    assert float(((flat.weights - problem.law.weights) / (problem.law.weights * error)).abs().max()) > 20.0
+
+
+@pytest.mark.parametrize("equation", [False, True])
+@pytest.mark.parametrize("bent", [False, True])
+def test_a_reward_moves_a_gaussian_as_the_density_says(bent: bool, equation: bool) -> None:
+    """log p + t and the log-density of the weighted Gaussian have the same differences, on the set."""
+    problem = reward(8, 1, bent=bent, equation=equation)
+    assert problem.log_weight is not None and problem.target.log_weight is problem.log_weight
+    law, x = problem.law, problem.law.draw(6, torch.Generator().manual_seed(0))
+    assert float(problem.constraint.violation(x).max()) < 1e-12
+    found = problem.prior.log_density(x) + problem.log_weight(x)
+    basis = law.bases[0]
+    assert basis is not None
+    free = law.variances[0] > 0
+    inside = (x @ basis - law.means[0])[:, free]
+    exact = -(inside.square() / law.variances[0, free]).sum(1) / 2
+    torch.testing.assert_close(found - found[0], exact - exact[0])

@@ -1,0 +1,35 @@
+"""The paper claim by claim: the page is what the pages of the experiments say."""
+
+from pathlib import Path
+
+import pytest
+
+from casal_lab.report.verdicts import HEAD, PAGE, Row, renewed, rows, table
+
+DOCS = Path(__file__).parents[3] / "docs"
+ROW = "| it holds for \\|x\\| < 1 | section C.6 | 3 | 3.1 | reproduced | a 5 |"
+
+
+def test_the_page_is_what_the_experiments_say() -> None:
+    page = (DOCS / PAGE).read_text(encoding="utf-8")
+    assert page == renewed(page, rows(DOCS)), "run python -m casal_lab.report.verdicts docs"
+
+
+def test_no_claim_stands_twice_and_each_says_what_would_change_it() -> None:
+    found = rows(DOCS)
+    told = [(row.where, row.claim) for row in found]
+    assert len(told) == len(set(told)) and all(all(row) for row in found)
+    assert all(row.verdict in ("reproduced", "partly", "not reproduced", "says nothing") for row in found)
+
+
+def test_rows_are_read_and_put_in_the_order_of_the_paper(tmp_path: Path) -> None:
+    other = ROW.replace("C.6", "5.1").replace("reproduced", "partly")
+    text = f"# A page\n\n### Published claims\n\n{HEAD}\n| --- |\n{ROW}\n{other}\n\n### Our targets\n"
+    (tmp_path / "a.md").write_text(text, encoding="utf-8")
+    found = rows(tmp_path)
+    assert found[1] == Row("a.md", "A page", "it holds for \\|x\\| < 1", "section C.6", "3", "3.1", "reproduced", "a 5")
+    assert [row.where for row in found] == ["section 5.1", "section C.6"]
+    assert "2 claims: 1 reproduced, 1 partly." in table(found)
+    (tmp_path / "a.md").write_text(text.replace("| 3.1 |", "| 3.1 | 7 |"), encoding="utf-8")
+    with pytest.raises(ValueError, match="7 cells"):
+        rows(tmp_path)

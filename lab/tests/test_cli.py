@@ -1,0 +1,246 @@
+"""The command line: what a person sees and finds on disk afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import import_module
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from casal.constraints import SETS
+from casal.methods import METHODS
+from casal.targets import TARGETS
+from casal_lab import cli
+from casal_lab.__main__ import LAB
+from casal_lab.cli import app, experiments
+from casal_lab.experiment import Claim, Column, Experiment, Outcome, ResultTable
+
+run = CliRunner().invoke
+ROOT = Path(__file__).parents[2]
+
+
+def test_list_names_every_experiment_and_its_question() -> None:
+    result = run(app, ["list"])
+    assert result.exit_code == 0
+    for experiment in experiments().values():
+        assert experiment.name in result.output
+        assert experiment.question[:30] in result.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize(("what", "names"), [("methods", METHODS), ("sets", SETS), ("models", TARGETS)])
+def test_list_names_every_row_of_a_registry(what: str, names: dict[str, object]) -> None:
+    result = run(app, ["list", what])
+    assert result.exit_code == 0
+    assert all(name in result.output for name in names)
+
+
+def test_run_writes_tables_and_a_picture(tmp_path: Path) -> None:
+    arguments = [
+        "run",
+        "particle",
+        "--quick",
+        "--method",
+        "projected",
+        "--method",
+        "WeightedCASAL",
+        "--out",
+        str(tmp_path),
+    ]
+    result = run(app, arguments)
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    rows = {row["method"]: row for row in record["tables"][0]["rows"]}
+    assert set(rows) == {"projected", "WeightedCASAL", "exact (quadrature)"}
+    assert rows["projected"]["wrong"] > 0.3
+    assert rows["WeightedCASAL"]["wrong"] == 0.0
+    assert "| WeightedCASAL | 0 ± 0.001 |" in (tmp_path / "results.md").read_text(encoding="utf-8")
+    assert (tmp_path / "particle.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert "</svg>" in (tmp_path / "particle.svg").read_text(encoding="utf-8")
+
+
+def test_a_seed_reaches_the_experiments_that_take_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seeded(seed: int, quick: bool, labels: object, tell: object) -> Outcome:
+        return Outcome("seeded", [], settings={"seed": seed}, records={"case": {"error": [0.5]}})
+
+    mine = Experiment("seeded", "?", (), lambda quick, labels, tell: seeded(0, quick, labels, tell), run_seed=seeded)
+    monkeypatch.setattr(cli, "EXPERIMENTS", {**cli.EXPERIMENTS, "seeded": mine})
+    for seed in (0, 7):
+        folder = tmp_path / str(seed)
+        assert run(app, ["run", "seeded", "--seed", str(seed), "--out", str(folder)]).exit_code == 0
+        record = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        assert record["settings"]["seed"] == seed and record["records"] == {"case": {"error": [0.5]}}
+    refused = run(app, ["run", "particle", "--seed", "7", "--out", str(tmp_path / "no")])
+    assert refused.exit_code != 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "nothing"], "particle, field"),
+        (["run", "particle", "--method", "magic"], "WeightedCASAL"),
+        (["reproduce", "--only", "nothing"], "particle, field"),
+        (["bench", "--only", "nothing"], "implicit, dimensions, memory"),
+        (["list", "--module", "no_such_module"], "no module 'no_such_module'"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_right_ones(arguments: list[str], said: str) -> None:
+    result = run(app, arguments)
+    assert result.exit_code == 2
+    assert said in plain(result.output)
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever starts a run fails the test."""
+
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError("a run was started")
+
+    monkeypatch.setattr(cli, "reproduce", started)
+    monkeypatch.setattr(cli, "write_page", started)
+    monkeypatch.setattr(import_module("benchmarks.__main__"), "main", started)
+    experiment = replace(experiments()["particle"], run=started)
+    monkeypatch.setattr(cli, "experiments", lambda modules=(): {"particle": experiment})
+
+
+@pytest.mark.parametrize("command", [["run", "particle"], ["reproduce"], ["bench"]], ids=lambda words: words[0])
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_file_is_no_folder_for_the_outcome(
+    command: list[str], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_runs: None
+) -> None:
+    (tmp_path / "file").write_text("kept", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    result = run(app, [*command, "--out", place])
+    assert result.exit_code == 2, result.output
+    assert f"{place} cannot be one: file is a file" in plain(result.output)
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "kept"
+
+
+@pytest.mark.parametrize("command", [["run", "particle"], ["reproduce"], ["bench"]], ids=lambda words: words[0])
+def test_a_folder_that_cannot_be_written_to_is_refused(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_runs: None
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # permissions say nothing to a superuser
+    result = run(app, [*command, "--out", str(tmp_path)])
+    assert result.exit_code == 2, result.output
+    assert "can be written to" in plain(result.output)
+
+
+@pytest.mark.parametrize("minutes", ["nan", "inf", "-1", "0", "1e300"])
+def test_a_time_that_is_none_is_refused(minutes: str, tmp_path: Path, nothing_runs: None) -> None:
+    result = run(app, ["reproduce", "--minutes", minutes, "--out", str(tmp_path / "new")])
+    assert result.exit_code == 2, result.output
+    assert f"--minutes must be a number > 0 and at most 525600, got {float(minutes):g}" in plain(result.output)
+    assert not (tmp_path / "new").exists()
+
+
+def test_brackets_in_names_and_results_are_printed_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = "[/] [red] text"
+    table = ResultTable(odd, [Column("method", odd)], [{"method": odd}], odd)
+    outcome = Outcome("odd", [table], [Claim(odd, odd, odd, odd)])
+    experiment = Experiment("odd", odd, ("mine",), lambda quick, labels, tell: outcome)
+    monkeypatch.setattr(cli, "experiments", lambda modules=(): {"odd": experiment})
+    monkeypatch.chdir(tmp_path)
+    result = run(app, ["run", "odd", "--out", "[/]"])
+    assert result.exit_code == 0, result.output
+    assert result.output.count(odd) == 9
+    assert f"tables:  {Path('[/]') / 'results.md'}" in result.output
+
+
+def plain(text: str) -> str:
+    """The text without the frame that rich draws around it."""
+    return re.sub(r"[\s│]+", " ", text)
+
+
+def test_version() -> None:
+    result = run(app, ["--version"])
+    assert result.exit_code == 0
+    assert "casal 0.1.0" in result.output
+
+
+STRANGER = """
+from casal_lab.experiment import Column, Experiment, Outcome, ResultTable
+
+def run(quick, labels, tell):
+    tell("one part")
+    rows = [{"method": label, "value": 1.0} for label in labels or ("mine", "yours")]
+    return Outcome(NAME, [ResultTable("Table", [Column("method", "method"), Column("value", "value")], rows)])
+
+EXPERIMENT = Experiment(NAME, "Can a stranger join?", ("mine", "yours"), run)
+"""
+
+
+@pytest.mark.slow
+def test_a_module_from_outside_brings_its_experiment(tmp_path: Path) -> None:
+    """In a process of its own, from the folder that holds the module, as a stranger would do it."""
+    text = f"NAME = 'stranger'\n{STRANGER}\nfrom casal_lab.experiments import register\nregister(EXPERIMENT)\n"
+    (tmp_path / "my_module.py").write_text(text, encoding="utf-8")
+
+    def casal(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "casal", *arguments, "--module", "my_module"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    done = casal("run", "stranger", "--method", "yours", "--out", "here")
+    assert done.returncode == 0, done.stderr
+    assert "Can a stranger join?" in done.stdout
+    record = json.loads((tmp_path / "here" / "results.json").read_text(encoding="utf-8"))
+    assert record["tables"][0]["rows"] == [{"method": "yours", "value": 1.0}]
+    first, again = (casal("reproduce", "--only", "stranger", "--out", "all").stdout for _ in range(2))
+    assert "nothing to run" not in first
+    assert "nothing to run" in again
+    (tmp_path / "my_module.py").write_text(text.replace("1.0", "2.0"), encoding="utf-8")
+    assert "nothing to run" not in casal("reproduce", "--only", "stranger", "--out", "all").stdout
+
+
+def test_installed_packages_bring_experiments_by_entry_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "installed_one.py").write_text(f"NAME = 'installed'\n{STRANGER}", encoding="utf-8")
+    (tmp_path / "broken_one.py").write_text("raise ValueError('no luck')", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    group = "casal.experiments"
+    points = [EntryPoint(name, f"{name}:EXPERIMENT", group) for name in ("broken_one", "installed_one")]
+    monkeypatch.setattr(cli, "entry_points", lambda group: points if group == "casal.experiments" else [])
+    result = run(app, ["list"])
+    assert result.exit_code == 0
+    assert "installed  Can a stranger join?" in result.output
+    assert "particle" in result.output
+    assert "broken_one:EXPERIMENT is left out: ValueError: no luck" in result.output
+
+
+HIDE = """
+import sys
+
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {hidden!r}:
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Hide())
+import runpy
+sys.argv = ["casal", "list"]
+runpy.run_module("casal", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", [["typer", "rich"], ["matplotlib"], ["jinja2", "safetensors", "scipy"]])
+def test_without_the_extra_one_sentence_says_what_to_install(hidden: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", HIDE.format(hidden=hidden)], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    for said in (*hidden, "pip install 'casal[lab]'", "pip install -e '.[lab]'"):
+        assert said in done.stderr
+
+
+def test_the_sentence_names_what_the_extra_brings() -> None:
+    extra = re.search(r"^lab = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.S | re.M)
+    assert extra is not None
+    assert set(re.findall(r'"([a-z0-9]+)', extra[1])) == set(LAB)

@@ -1,0 +1,30 @@
+"""Tuning: the best setting that does not lose a chain."""
+
+from __future__ import annotations
+
+import pytest
+
+import casal
+from casal.errors import DivergedError, SettingError
+from casal_lab.laws.families import FAMILIES
+from casal_lab.laws.three_modes import MIXTURE
+from casal_lab.tuning import best, require, tune
+
+
+def test_tuning_passes_over_settings_that_diverge() -> None:
+    target, circle = FAMILIES["ddpm"](MIXTURE, 20), casal.Sphere(2.0)
+    wild, tame = casal.FinalProjection(casal.DPS(1e6)), casal.FinalProjection()
+    assert best([(target, wild), (target, tame)], circle, lambda result: 0.0, 20)[1] is tame
+    with pytest.raises(SettingError, match="all 1 settings"):
+        best([(target, wild)], circle, lambda result: 0.0, 20)
+
+
+def test_the_next_best_runs_where_the_best_loses_a_chain() -> None:
+    def run(setting: float) -> str:
+        if setting == 2.0:
+            raise DivergedError("lost", step=1, steps=2, chains=[0])
+        return f"ran {setting:g}"
+
+    found, out = tune([3.0, 2.0, 4.0], lambda setting: setting, run)
+    assert found == (3.0, "ran 3") and [setting for setting, _ in out] == [2.0]
+    assert require((found, out)) == (3.0, "ran 3")

@@ -1,6 +1,0 @@
-"""The laboratory: experiments, networks, solvers and reports. Nothing in the library imports it.
-
-``casal.lab.experiments`` holds the registry ``EXPERIMENTS``, ``casal.lab.experiment`` says what an experiment is. Each
-experiment is a folder: set-up, runs, claims and figures. None imports another; what two of them need is in ``laws``
-(exact distributions), ``tuning``, ``artifacts`` (trained networks on disk), ``drawing``, ``nets`` or ``physics``.
-"""
