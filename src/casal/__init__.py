@@ -1,5 +1,7 @@
 """Strictly constrained generative sampling: samples that satisfy a constraint exactly, with a certificate."""
 
+__version__ = "0.1.0"
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +77,6 @@ from casal.targets import (
     tilted,
     vp_sde,
 )
-from casal.version import __version__
 
 if TYPE_CHECKING:
     from casal.integrations.azula import from_azula as from_azula

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import casal
+from casal.checks import StartDensity
 from casal.errors import DtypeError, SettingError, ShapeError
 from casal.targets import fit_start
-from casal.typing import StartDensity
 
 from ..models import MODE_SCALES, MODE_WEIGHTS, MODES
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.checks import positive
+from casal.checks import Event, positive
 from casal.constraints.base import (
     MOST_ROWS,
     Budget,
@@ -64,7 +64,6 @@ from casal.constraints.solvers.splitting import behind_matrix
 from casal.constraints.vectors import flat, floating, gaussian, norm, over_events, tangent
 from casal.devices import on_host, placed
 from casal.errors import SettingError, ShapeError
-from casal.typing import Event
 
 ORTHOGONAL = 1e-12
 """How far A A^T may be from a multiple of I, relative to it."""

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from casal.checks import positive
+from casal.checks import Event, positive
 from casal.constraints.chains import PerChain, check_count
 from casal.constraints.solvers.sparse_rows import SparseMatrix
 from casal.constraints.vectors import EPSILON, ROUNDING, floating, gaussian, half_square, norm, over_events, relative
 from casal.devices import on_host, seen
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
-from casal.typing import Event
 
 
 class Budget(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from casal.checks import Event
 from casal.constraints.base import (
     Budget,
     Constraint,
@@ -21,7 +22,6 @@ from casal.constraints.base import (
 )
 from casal.constraints.implicit import Implicit, JacobianProducts
 from casal.errors import SettingError
-from casal.typing import Event
 
 MOST_DENSE_ROWS = 32
 """Equations and inequalities up to which every row gets its own vector-Jacobian product; many go by products alone."""

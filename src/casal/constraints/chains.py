@@ -11,11 +11,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from casal.checks import whole_number
+from casal.checks import Event, whole_number
 from casal.constraints.vectors import once
 from casal.devices import beside, placed
 from casal.errors import SettingError, ShapeError
-from casal.typing import Event
 
 MOST_LISTED = 6
 """Members that a repr names; of more the first three and the last."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from casal.checks import Event
 from casal.constraints.base import Constraint, Excess, Parts, SphereInFlat, largest, register, side_by_side
 from casal.constraints.vectors import EPSILON, flat, norm, over_events, peak, refuse_overflow
 from casal.devices import chosen, eigh
 from casal.errors import ShapeError
-from casal.typing import Event
 
 REFINEMENTS, REFINED = 4, 1e-13
 """Passes in the units of the diagonal after a projection onto PSD matrices, and the violation at which they end."""

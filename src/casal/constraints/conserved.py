@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from casal.checks import Event
 from casal.constraints.base import (
     Budget,
     Constraint,
@@ -63,7 +64,6 @@ from casal.constraints.vectors import (
 )
 from casal.devices import chosen, look_due, on_host, placed, seen
 from casal.errors import InfeasibleSet, SettingError, ShapeError
-from casal.typing import Event
 
 PASSES = 3
 ROUNDS = 30

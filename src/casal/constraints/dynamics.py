@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from casal.checks import Event
 from casal.constraints.base import Budget, Constraint, Excess, Parts, Projection, Way, register
 from casal.constraints.chains import whole
 from casal.constraints.flat import Affine, Box
@@ -17,7 +18,6 @@ from casal.constraints.solvers.splitting import Quadratic, on_box
 from casal.constraints.vectors import EPSILON, LARGEST, flat, norm
 from casal.devices import chosen, seen
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
-from casal.typing import Event
 
 STILL = 8 * EPSILON
 """Residual of a rollout that rounding alone can leave."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from casal.checks import Event
 from casal.constraints.base import MOST_ROWS as MOST_COORDINATES
 from casal.constraints.base import (
     Budget,
@@ -62,7 +63,6 @@ from casal.constraints.vectors import (
 )
 from casal.devices import amend, chosen, on_host, placed, seen
 from casal.errors import InfeasibleSet, SettingError, ShapeError
-from casal.typing import Event
 
 RANK_TOLERANCE = 1e-12
 CONSISTENCY_TOLERANCE = 1e-9

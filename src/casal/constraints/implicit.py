@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.checks import one_of, whole_number
+from casal.checks import Event, one_of, whole_number
 from casal.constraints.base import (
     Budget,
     Constraint,
@@ -31,7 +31,6 @@ from casal.constraints.solvers.rows import DENSE, Algebra, ProductRows, SparseRo
 from casal.constraints.vectors import dots, flat, norm, over_events, peak
 from casal.devices import chosen, on_host
 from casal.errors import ProjectionError, SettingError, ShapeError
-from casal.typing import Event
 
 LARGEST_TUBE = 64
 """Coordinates up to which the volume factor is computed: it takes a dense Hessian and a determinant a chain."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from casal.checks import Event
 from casal.constraints.base import (
     Budget,
     Constraint,
@@ -54,7 +55,6 @@ from casal.constraints.solvers.splitting import Members, Near, admm, alternating
 from casal.constraints.vectors import ROUNDING, flat, norm
 from casal.devices import chosen
 from casal.errors import InfeasibleSet, SettingError
-from casal.typing import Event
 
 MOST_PIECES = 64
 """Pieces that an intersection of unions is written out into."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from casal.checks import one_of
+from casal.checks import Event, one_of
 from casal.constraints.base import MOST_ROWS, Constraint, Excess, Rows, register
 from casal.constraints.vectors import flat
 from casal.devices import chosen, look_due, on_host, seen
-from casal.typing import Event
 
 ROUNDS = 12
 LARGE = 1e290

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.checks import positive
+from casal.checks import Event, positive
 from casal.constraints.base import Budget, Constraint, Excess, Projection, at_once, register, side_by_side
 from casal.constraints.chains import whole
 from casal.constraints.vectors import EPSILON, GRANTED, axis, norm, relative, unit
 from casal.devices import amend, chosen, placed
 from casal.errors import InfeasibleSet, SettingError, ShapeError
-from casal.typing import Event
 
 TOUCHING = 1.0 + 1e-12
 ON_THE_EDGE = 1e-13

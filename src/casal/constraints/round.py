@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from casal.checks import Event
 from casal.constraints.base import (
     Constraint,
     Excess,
@@ -59,7 +60,6 @@ from casal.constraints.vectors import (
 )
 from casal.devices import look_due, placed, seen
 from casal.errors import InfeasibleSet, SettingError, ShapeError
-from casal.typing import Event
 
 NEWTON_STEPS = 100
 FARTHEST = 1e200

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from casal.checks import Event
 from casal.constraints.base import MOST_ROWS, Constraint, Excess, Parts, Rows, register
 from casal.constraints.chains import (
     Number,
@@ -23,7 +24,6 @@ from casal.constraints.chains import (
 from casal.constraints.flat import Affine, Box, BoxHyperplane, points_where_zero
 from casal.constraints.vectors import EPSILON, GRANTED, LARGEST, flat, over_events
 from casal.errors import InfeasibleSet
-from casal.typing import Event
 
 
 @register

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from casal.checks import Event
 from casal.decoders.gram import Gram, gram_of
 from casal.errors import SettingError
-from casal.typing import Event
 
 CHUNK = 1 << 22
 """Numbers in the unit vectors that are decoded at once when a matrix is read off."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from casal.typing import Event
+from casal.checks import Event
 
 
 @dataclass(frozen=True)

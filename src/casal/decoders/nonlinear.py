@@ -12,10 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import checkpoint
 
-from casal.checks import positive, whole_number
+from casal.checks import Event, positive, whole_number
 from casal.decoders.base import Decoder
 from casal.errors import SettingError, ShapeError
-from casal.typing import Event
 
 POWER_STEPS = 100
 """Most steps of the power iteration for the norm of a Jacobian."""

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from casal.checks import Event
 from casal.decoders.base import Decoder, scatter
 from casal.decoders.gram import Gram
 from casal.decoders.linear import Linear
 from casal.errors import SettingError, ShapeError
-from casal.typing import Event
 
 
 class Rows(Decoder):

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from casal.checks import one_of, whole_number
+from casal.checks import Event, one_of, whole_number
 from casal.decoders.base import Decoder, Identity
 from casal.decoders.gram import Gram
 from casal.decoders.linear import Diagonal
 from casal.errors import DtypeError, SettingError, ShapeError
-from casal.typing import Event
 
 ALGORITHMS = ("auto", "fft", "product")
 

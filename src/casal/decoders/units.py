@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from casal.checks import Event
 from casal.decoders.base import Decoder
 from casal.decoders.gram import Gram
 from casal.errors import SettingError, ShapeError
-from casal.typing import Event
 
 
 class Standardise(Decoder):

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from casal.checks import Check
 from casal.constraints import Constraint
 from casal.diagnostics.behind import View, view
 from casal.diagnostics.degeneracy import WeightedRun, advice, population
@@ -36,7 +37,6 @@ from casal.diagnostics.modes import (
 from casal.diagnostics.stein import fixed_directions, projections_needed, stein_terms
 from casal.errors import CasalError
 from casal.methods import Context, few_chains, memory
-from casal.typing import Check
 
 Verdict = Literal["trusted", "suspect", "too few", "not promised"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.checks import whole_number
+from casal.checks import Init, whole_number
 from casal.constraints import Constraint
 from casal.errors import SettingError, ShapeError
 from casal.targets import Network as Timed
@@ -32,7 +32,6 @@ from casal.targets import (
     noise_level,
     noise_share,
 )
-from casal.typing import Init
 
 HALVINGS = 60
 """Halvings of the interval of times that contains a noise level."""

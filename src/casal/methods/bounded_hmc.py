@@ -65,7 +65,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from casal.checks import positive, whole_number
+from casal.checks import Event, positive, whole_number
 from casal.constraints import Box, Constraint, PerChain
 from casal.decoders import Decoder
 from casal.devices import on_host, waits
@@ -75,7 +75,6 @@ from casal.methods.context import Context, Uncounted, few_chains, pick
 from casal.methods.denoised import noise_levels
 from casal.methods.moves import finest_level
 from casal.methods.smc import Groups, decoded_event, effective_size, equal_weights, groups_of, normalised, systematic
-from casal.typing import Event
 
 SPACING = 7.0
 """The levels are equally spaced in their power 1 / SPACING."""

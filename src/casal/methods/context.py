@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from casal.checks import StartDensity
 from casal.constraints import Budget, Constraint, half_square, over_events
 from casal.decoders import Decoder, Gram
 from casal.devices import on_host
 from casal.errors import DtypeError, SettingError, ShapeError
 from casal.targets import Table, Target
-from casal.typing import StartDensity
 
 
 class Steps(Protocol):

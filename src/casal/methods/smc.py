@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from casal.checks import Event
 from casal.constraints import Constraint, Parts, half_square
 from casal.errors import DivergedError, SettingError
 from casal.methods.context import Context, few_chains
-from casal.typing import Event
 
 # ---------------------------------------------------------------------------------------------------- the ladder
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from casal.checks import Callback, Check, Tolerance
 from casal.constraints import Budget, Constraint, Scheduled
 from casal.decoders import Decoder
 from casal.errors import CasalWarning, SettingError
@@ -26,7 +27,6 @@ from casal.sampling.progress import progress_bar
 from casal.sampling.result import SampleResult
 from casal.sampling.stepping import Compiled, Eager, Graphs, Stepper
 from casal.targets import Target
-from casal.typing import Callback, Check, Tolerance
 
 logger = logging.getLogger("casal")
 

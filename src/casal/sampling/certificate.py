@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from casal.checks import Event, Tolerance
 from casal.constraints import Constraint
 from casal.errors import SettingError, ShapeError
 from casal.methods import few_chains
-from casal.typing import Event, Tolerance
 
 NAMED_ROWS = 6
 """Rows that a message lists by name."""

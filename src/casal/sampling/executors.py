@@ -19,13 +19,12 @@ from typing import Any, TypeGuard
 
 import torch
 
-from casal.checks import whole_number
+from casal.checks import Callback, whole_number
 from casal.errors import CasalError, SettingError, missing_extra
 from casal.sampling.on_the_way import StepView
 from casal.sampling.plan import Plan
 from casal.sampling.progress import Progress
 from casal.sampling.tiles import Tile, one_thread
-from casal.typing import Callback
 
 NOWHERE = -1
 """No tile may go on."""

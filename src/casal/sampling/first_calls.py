@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.checks import whole_number
+from casal.checks import Check, Event, Tolerance, whole_number
 from casal.constraints import Budget, Constraint, Scheduled
 from casal.decoders import Decoder, Identity
 from casal.errors import CasalError, DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
@@ -18,7 +18,6 @@ from casal.methods import Context, Method, Uncounted
 from casal.sampling.certificate import Measure, certify
 from casal.sampling.tiles import generator
 from casal.targets import Target
-from casal.typing import Check, Event, Tolerance
 
 PROBE = 2
 """Chains on which the score and the projection are tried."""

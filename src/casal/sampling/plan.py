@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from casal import __version__
+from casal.checks import Event
 from casal.constraints import Constraint
 from casal.errors import SettingError
 from casal.methods import Context, Method, Stage, Uncounted, Usage, few_chains
@@ -34,8 +36,6 @@ from casal.sampling.looks import settle
 from casal.sampling.pilot import Pilot
 from casal.sampling.tiles import Tile, cut, even_size, generator, network_batch, tile_size
 from casal.targets import Target, first_order
-from casal.typing import Event
-from casal.version import __version__
 
 __all__ = ["Leg", "Options", "Plan", "make_plan"]
 

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from casal.checks import Event
 from casal.devices import DEVICE_NUMBERS
 from casal.methods import Usage
 from casal.sampling.freed_memory import give_back
 from casal.sampling.trace import Trace
-from casal.typing import Event
 
 CPU = torch.device("cpu")
 

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.checks import positive, whole_number
+from casal.checks import Init, positive, whole_number
 from casal.targets.base import Table, Target
 from casal.targets.conditions import checked
 from casal.targets.noise import Network, along, noise_level, noise_levels
-from casal.typing import Init
 
 
 def annealed(

@@ -24,9 +24,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from casal.checks import Init, ScoreFunction
 from casal.errors import SettingError, ShapeError
 from casal.targets.conditions import checked, labels, rows_of, take_rows
-from casal.typing import Init, ScoreFunction
 
 
 @dataclass(frozen=True)

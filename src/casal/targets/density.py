@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.checks import whole_number
+from casal.checks import Init, whole_number
 from casal.errors import SettingError, ShapeError
 from casal.targets.base import Table, Target, Tuning
 from casal.targets.conditions import Given, checked
-from casal.typing import Init
 
 AUTO = "auto"
 """What stands for a setting that a pilot run is to find."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.checks import one_of, whole_number
+from casal.checks import Init, one_of, whole_number
 from casal.errors import SettingError
 from casal.targets.base import Table, Target
 from casal.targets.conditions import checked
@@ -26,7 +26,6 @@ from casal.targets.noise import (
     prediction_of,
     score_from,
 )
-from casal.typing import Init
 
 KINDS = ("eps", "x0", "v", "flow")
 """What a network may return."""

@@ -14,9 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from casal.checks import event_shape
+from casal.checks import Event, Init, StartDensity, event_shape
 from casal.errors import DtypeError, SettingError, ShapeError
-from casal.typing import Event, Init, StartDensity
 
 MOST_DRAWS = 16384
 """Draws from a callable on which its density is fitted."""

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from casal.checks import whole_number
+from casal.checks import ScoreFunction, whole_number
 from casal.errors import SettingError
-from casal.typing import ScoreFunction
 from casal_lab.nets.events import noise_range, signal_and_noise
 from casal_lab.nets.gaussian import Gaussian
 from casal_lab.nets.streams import HELD_OUT, normal_like, stream

@@ -8,11 +8,11 @@ from copy import copy
 import torch
 from torch import Tensor
 
+from casal.checks import Event
 from casal.decoders.base import Decoder, Identity
 from casal.decoders.gram import Gram
 from casal.decoders.linear import Diagonal
 from casal.decoders.transforms import Transform
-from casal.typing import Event
 
 
 class SideBySide(Decoder):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from casal.checks import Init
 from casal.devices import entry
 from casal.errors import CasalWarning, SettingError, ShapeError
 from casal.integrations.diffusers.scheduler import Readout, estimate_of, is_flow, read
@@ -23,7 +24,6 @@ from casal.targets import (
     noise_level,
     unconditional_rows,
 )
-from casal.typing import Init
 
 NETWORKS = ("unet", "transformer")
 """Where a pipeline keeps its network."""

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from casal.checks import Event
 from casal.constraints import Constraint, PerChain, Rows, SphereInFlat
 from casal.errors import SettingError
 from casal.methods.context import Context
 from casal.methods.look_ahead.given import Given
 from casal.methods.smc import decoded_event
-from casal.typing import Event
 
 MOST_FEATURES = 128
 """Equations and inequalities up to which a set is looked at row by row."""
