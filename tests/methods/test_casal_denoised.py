@@ -7,7 +7,8 @@ import torch
 
 import casal
 from casal.errors import SettingError
-from casal.methods.denoised import estimate, score_of
+from casal.methods.baselines import estimate
+from casal.methods.casal import score_of
 
 MEAN = torch.tensor([0.5, -1.0, 0.2], dtype=torch.float64)
 ROOT = torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.8, 0.0], [-0.3, 0.2, 0.5]], dtype=torch.float64)

@@ -61,7 +61,7 @@ def test_only_what_is_returned_grows_with_the_chains(method: Method[Any], monkey
 
 
 def test_states_of_tiles_are_let_go_when_they_are_joined() -> None:
-    from casal.methods.unconstrained import PointState
+    from casal.methods.baselines import PointState
     from casal.sampling.tiles import Tile, join
 
     tiles = [Tile(k, 2 * k, 2 * k + 2, torch.Generator(), PointState(torch.full((2, 3), float(k)))) for k in range(3)]

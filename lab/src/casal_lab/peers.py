@@ -25,7 +25,7 @@ from torch import Tensor
 from casal.checks import positive, whole_number
 from casal.errors import SettingError
 from casal.methods import Context, Entry, Method, Stage, noise_levels, table_rows
-from casal.methods.denoised import estimate
+from casal.methods.baselines import estimate
 
 RIDGE = 1e-6
 """Added to J J^T in a Newton step, as in the authors' code of PCFM."""

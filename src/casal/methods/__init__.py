@@ -1,4 +1,4 @@
-"""Methods: one file each, the equation beside its step, and the registry ``METHODS`` that lists them all."""
+"""Methods, the equation beside each step, and the registry ``METHODS`` that lists them all."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ from typing import Any, NamedTuple
 
 from casal.methods.auto import LADDER_DIMENSION, choose
 from casal.methods.base import Alone, Method, Stage, TableRow, gaussian, generator_of, key, table_rows, uniform
+from casal.methods.baselines import (
+    DPS,
+    Decoupled,
+    FinalProjection,
+    Penalty,
+    PrimalDual,
+    Projected,
+    Unconstrained,
+    noise_levels,
+)
 from casal.methods.bounded_hmc import BoundedHMC
 from casal.methods.casal import CASAL
 from casal.methods.context import Context, Uncounted, Usage, few_chains, move, pick
-from casal.methods.decoupled import Decoupled
-from casal.methods.denoised import noise_levels
-from casal.methods.dps import DPS
-from casal.methods.final_projection import FinalProjection
 from casal.methods.look_ahead import LookAhead, straight
 from casal.methods.moves import RANGE, data_floor
-from casal.methods.penalty import Penalty
-from casal.methods.primal_dual import PrimalDual
-from casal.methods.projected import Projected
 from casal.methods.reflected_hmc import ReflectedHMC, centred, memory
 from casal.methods.smc import effective_ancestors, effective_size, lift, normalised, onto, systematic
 from casal.methods.split_gibbs import SplitGibbs
 from casal.methods.twisted import Twisted
-from casal.methods.unconstrained import Unconstrained
 from casal.methods.weighted import WeightedCASAL
 
 

@@ -71,8 +71,8 @@ from casal.decoders import Decoder
 from casal.devices import on_host, waits
 from casal.errors import SettingError
 from casal.methods.base import Method, Stage, generator_of, key
+from casal.methods.baselines import noise_levels
 from casal.methods.context import Context, Uncounted, few_chains, pick
-from casal.methods.denoised import noise_levels
 from casal.methods.moves import finest_level
 from casal.methods.smc import Groups, decoded_event, effective_size, equal_weights, groups_of, normalised, systematic
 

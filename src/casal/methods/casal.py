@@ -24,8 +24,8 @@ from casal.methods.base import (
     table_rows,
     zero_before,
 )
+from casal.methods.baselines import estimate, noise_levels
 from casal.methods.context import Context
-from casal.methods.denoised import estimate, noise_levels, pull_estimate, score_of
 from casal.schedules import Schedule, evaluate
 
 
@@ -331,6 +331,17 @@ def casal_rows(context: Context, method: CASAL) -> list[CASALRow]:
         dual_gain=scale * eta,
         share_to_z=stiffness * kappa / (1.0 + stiffness * kappa),
     )
+
+
+def score_of(x: Tensor, clean: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+    """The score whose denoised estimate is ``clean``."""
+    return (alpha * clean - x) / sigma**2
+
+
+def pull_estimate(context: Context, clean: Tensor, goal: Tensor, strength: Tensor) -> Tensor:
+    """(I + strength A^T A)^-1 (D + strength A^T goal): the estimate moved so that its image nears ``goal``."""
+    back = context.decoder.vjp(clean)(goal)
+    return context.gram.solve(clean + strength * context.precondition(back), strength)
 
 
 def couples_estimate(method: CASAL, context: Context) -> bool:

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from casal.methods.base import Stage, free_step, table_rows, uniform
+from casal.methods.baselines import noise_levels
 from casal.methods.context import Context, move, pick
-from casal.methods.denoised import noise_levels
 from casal.methods.metropolis_moves import AcceptedMoves
 from casal.methods.smc import equal_weights
 

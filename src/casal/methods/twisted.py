@@ -13,8 +13,8 @@ from torch import Tensor
 
 from casal.errors import SettingError
 from casal.methods.base import Method, Stage, no_step, split_records, table_rows
+from casal.methods.baselines import estimate, noise_levels
 from casal.methods.context import Context, move
-from casal.methods.denoised import estimate, noise_levels
 from casal.methods.metropolis_moves import MetropolisMoves, MetropolisState, with_feet
 from casal.methods.moves import finest_level
 from casal.methods.smc import Groups, equal_weights, groups_of, population_record, resample

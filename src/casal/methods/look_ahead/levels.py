@@ -21,8 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from casal.methods.baselines import noise_levels
 from casal.methods.context import Context
-from casal.methods.denoised import noise_levels
 from casal.methods.moves import finest_level
 
 CAP, MIDDLE, GRAIN = 20.0, 0.25, 0.06
