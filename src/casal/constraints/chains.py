@@ -1,107 +1,19 @@
-"""Parameters that differ from chain to chain, marked as such: a shape is never guessed."""
+"""Arguments that are PerChain or plain, for round.py and conserved.py until they use ``parameters``."""
 
 from __future__ import annotations
 
-import contextlib
-import operator
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from casal.checks import Event, whole_number
-from casal.constraints.vectors import once
-from casal.devices import beside, placed
+from casal.checks import Event
+from casal.constraints.parameters import PerChain, check_count, common_chains, listed, whole
+from casal.devices import placed
 from casal.errors import SettingError, ShapeError
 
-MOST_LISTED = 6
-"""Members that a repr names; of more the first three and the last."""
-
-
-class PerChain:
-    """A parameter of a set with a value for each chain: ``casal.MassEnergy(casal.PerChain(M), casal.PerChain(E))``.
-
-    Only what is marked so belongs to single chains; a plain tensor is one parameter common to all, whatever its shape.
-
-    Args:
-        values: (n, *shape): chain i has the parameter ``values[i]``. They are copied, here and by every set.
-
-    >>> from casal import Sphere
-    >>> Sphere(PerChain([1.0, 2.0])).project(torch.tensor([[3.0, 4.0], [3.0, 4.0]]))
-    tensor([[0.6000, 0.8000],
-            [1.2000, 1.6000]])
-    """
-
-    def __init__(self, values: Any) -> None:
-        given = values.values if isinstance(values, PerChain) else values
-        self.values: Tensor = torch.as_tensor(given, dtype=torch.float64).detach().clone()
-        if self.values.ndim < 1 or not len(self.values):
-            raise ShapeError(f"PerChain takes (n, ...), one value for each of n >= 1 chains, got {tuple(self.shape)}")
-
-    def __repr__(self) -> str:
-        return f"PerChain{tuple(self.shape)}"
-
-    def __format__(self, form: str) -> str:
-        return repr(self)
-
-    @property
-    def chains(self) -> int:
-        """How many chains there are values for."""
-        return len(self.values)
-
-    @property
-    def shape(self) -> torch.Size:
-        """(n, *shape)."""
-        return self.values.shape
-
-    @property
-    def rows(self) -> Tensor:
-        """(n, k), the values of a chain flattened."""
-        return self.values.reshape(len(self.values), -1)
-
-    def take(self, index: slice | Tensor) -> PerChain:
-        """The values of these chains: a slice, or their numbers (k,)."""
-        if not isinstance(index, slice) and (not isinstance(index, Tensor) or index.dtype != torch.long):
-            raise SettingError(f"chains are taken by a slice or by a tensor of their numbers (int64), got {index!r}")
-        return PerChain(self.values[index if isinstance(index, slice) else beside(index, self.values)])
-
-    def like(self, z: Tensor) -> Tensor:
-        """The values in the dtype of z (n, *event), shaped (n, ...) to broadcast over its events.
-
-        Raises:
-            ShapeError: z has another number of points than there are chains.
-        """
-        check_count(z, self.chains)
-        return once(self._shaped.setdefault(z.ndim, {}), z, lambda: self._over_events(z))
-
-    def _over_events(self, z: Tensor) -> Tensor:
-        with torch.inference_mode(False):  # what is kept may be differentiated later
-            values = placed(self.values, z)
-            return values.reshape(len(z), *[1] * (z.ndim - values.ndim), *values.shape[1:])
-
-    @cached_property
-    def _shaped(self) -> dict[int, dict[tuple[torch.dtype, torch.device], Tensor]]:
-        """The values for points of so many dimensions, in the dtypes that were asked for: a loop asks in every step."""
-        return {}
-
-
-def check_count(z: Tensor, chains: int) -> None:
-    """ShapeError unless z has one point for each of the chains."""
-    if len(z) != chains:
-        raise ShapeError(
-            f"{len(z)} points for a set with parameters for {chains} chains; "
-            "constraint.take(index) is the set of some of them"
-        )
-
-
-def whole(value: Any, name: str, least: int) -> int:
-    """A whole number >= ``least`` of Python, NumPy or torch, or SettingError."""
-    with contextlib.suppress(TypeError):  # a float is no index, but it may be whole
-        value = operator.index(value)
-    return whole_number(value, name, least)
-
+__all__ = ["PerChain", "check_count", "common_chains", "listed", "whole"]
 
 Number: TypeAlias = float | PerChain
 """One number, or one for each chain (n,)."""
@@ -210,34 +122,9 @@ def brief(value: Bound) -> str:
     return f"{own}{tuple(numbers.shape)} in [{low:g}, {high:g}]"
 
 
-def listed(parts: Sequence[object], between: str) -> str:
-    """Members for a repr; of many the first and the last.
-
-    >>> listed(range(100), " & ")
-    '0 & 1 & 2 & ... 96 more ... & 99'
-    """
-    words = [repr(part) for part in (parts if len(parts) <= MOST_LISTED else (*parts[:3], parts[-1]))]
-    if len(parts) > MOST_LISTED:
-        words.insert(3, f"... {len(parts) - 4} more ...")
-    return between.join(words)
-
-
 def event_shape(value: Bound) -> torch.Size:
     """Shape of a parameter of one chain."""
     return value.shape[1:] if isinstance(value, PerChain) else value.shape
-
-
-def common_chains(**parts: Any) -> int | None:
-    """How many chains the parameters or members (by name) are for; None if they are common to all.
-
-    Raises:
-        ShapeError: They are for different numbers of chains.
-    """
-    found = {name: part.chains for name, part in parts.items() if getattr(part, "chains", None) is not None}
-    if len(set(found.values())) > 1:
-        each_count = ", ".join(f"{count} in {name}" for name, count in found.items())
-        raise ShapeError(f"parameters for different numbers of chains: {each_count}")
-    return next(iter(found.values()), None)
 
 
 def together(first: Bound, second: Bound) -> tuple[Bound, Bound]:

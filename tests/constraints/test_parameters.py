@@ -33,6 +33,7 @@ from casal.constraints import (
     Subspace,
     constraint_from_spec,
 )
+from casal.constraints.parameters import over, parameter
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 
 from .points import normal
@@ -340,19 +341,18 @@ def test_functions_go_along_with_parameters_for_each_chain() -> None:
     assert bool((moved.project(z)[:, 0] <= RADII + 1e-12).all())
 
 
-def test_values_are_cast_once_and_can_be_differentiated_after_a_run() -> None:
-    """What is kept for a loop in inference mode is an ordinary tensor."""
-    values = PerChain(torch.ones(N, 3))
-    for dtype in (torch.float32, torch.float64):
-        with torch.inference_mode():
-            kept = values.like(torch.zeros(N, 3, dtype=dtype))
-            assert values.like(torch.zeros(N, 3, dtype=dtype)) is kept and kept.dtype == dtype
-        leaf = torch.full((N, 3), 2.0, dtype=dtype, requires_grad=True)
-        (gradient,) = torch.autograd.grad((leaf * values.like(leaf)).square().sum(), leaf)
-        assert torch.equal(gradient, 2.0 * leaf.detach())
-    assert values.like(torch.zeros(N, 2, 3)).shape == (N, 1, 3)
+def test_parameters_take_the_dtype_and_the_shape_of_points() -> None:
+    """``over`` broadcasts (1 or n, *shape) over points; what a loop uses in inference mode can be differentiated."""
+    for values in (parameter(PerChain(torch.ones(N, 3))), parameter(torch.ones(3))):
+        for dtype in (torch.float32, torch.float64):
+            with torch.inference_mode():
+                assert over(values, torch.zeros(N, 3, dtype=dtype)).dtype == dtype
+            leaf = torch.full((N, 3), 2.0, dtype=dtype, requires_grad=True)
+            (gradient,) = torch.autograd.grad((leaf * over(values, leaf)).square().sum(), leaf)
+            assert torch.equal(gradient, 2.0 * leaf.detach())
+        assert over(values, torch.zeros(N, 2, 3)).shape == (len(values), 1, 3)
     with pytest.raises(ShapeError, match="points for a set"):
-        values.like(torch.zeros(N - 1, 3))
+        over(parameter(PerChain(torch.ones(N, 3))), torch.zeros(N - 1, 3))
     fields = MassEnergy(PerChain(RADII), PerChain(9.0 * RADII.square() + 9.0))
     for size in (4, 9):  # one radius for each number of coordinates
         z = fields.project_fast(normal(N, size))
