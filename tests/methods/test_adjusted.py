@@ -44,16 +44,14 @@ def quartic_moment() -> float:
     return float((torch.softmax(-quartic(x[:, None]), 0) * x.square()).sum())
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["potential", "score alone"])
-def test_a_coarse_step_leaves_the_density_as_it_is(known: bool) -> None:
-    """E x^2 of exp(-x^4 / 4). By the trapezoid of the score the error is of higher order, not zero."""
+def test_a_coarse_step_leaves_the_density_as_it_is() -> None:
+    """E x^2 of exp(-x^4 / 4)."""
     grad = lambda x: x.pow(3)  # noqa: E731
-    target = casal.langevin(grad, steps=1, step_size=0.3, init=torch.zeros(1, 1), potential=quartic if known else None)
+    target = casal.langevin(grad, steps=1, step_size=0.3, init=torch.zeros(1, 1), potential=quartic)
     stream = torch.Generator().manual_seed(0)
     x = torch.randn(20_000, 1, generator=stream, dtype=torch.float64)
-    tau = 0.3 if known else 0.05
-    found = float(moved(context_of(target, casal.Ball(10.0), 1), x, tau, 60).x.square().mean())
-    assert found == pytest.approx(quartic_moment(), abs=0.02 if known else 0.05)
+    found = float(moved(context_of(target, casal.Ball(10.0), 1), x, 0.3, 60).x.square().mean())
+    assert found == pytest.approx(quartic_moment(), abs=0.02)
     plain = x
     for _ in range(60):
         plain = plain - 0.3 * plain.pow(3) + math.sqrt(0.6) * torch.randn(plain.shape, generator=stream, dtype=x.dtype)
@@ -68,16 +66,6 @@ def test_the_pull_towards_the_set_is_part_of_the_density() -> None:
     x = moved(context, torch.zeros(20_000, 1, dtype=torch.float64), 0.5, 40, rho=3.0).x
     assert float(x.mean()) == pytest.approx(0.75, abs=0.015)
     assert float(x.var()) == pytest.approx(0.25, rel=0.05)
-
-
-def test_the_trapezoid_is_exact_for_gaussians() -> None:
-    init = torch.zeros(1, 2, dtype=torch.float64)
-    x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    states = []
-    for potential in (None, lambda x: x.square().sum(1) / 2):
-        target = casal.langevin(lambda x: x, steps=1, step_size=0.4, init=init, potential=potential)
-        states.append(moved(context_of(target, casal.Sphere(1.0), 2), x, 0.4, 30, rho=2.0).x)
-    torch.testing.assert_close(states[0], states[1], rtol=0, atol=1e-12)
 
 
 def test_a_rung_of_the_start_weighs_by_p_over_q() -> None:
@@ -104,11 +92,12 @@ def mixture(x: Tensor) -> Tensor:
     return -torch.logsumexp(torch.log(weight / scale**2) - square, 1)
 
 
-def distance_of_modes(std: float, temper: bool, metropolis: bool = False) -> float:
+def distance_of_modes(std: float, temper: bool) -> float:
     start = casal.GaussianStart(2, std=std, dtype=torch.float64)
     target = casal.energy(mixture, steps=300, step_size=0.02, init=start)
-    method = casal.WeightedCASAL(temper=temper, metropolis=metropolis)
-    samples = casal.sample(target, casal.Sphere(2.0), method, 2000, seed=3, check=False).samples
+    samples = casal.sample(
+        target, casal.Sphere(2.0), casal.WeightedCASAL(temper=temper), 2000, seed=3, check=False
+    ).samples
     return float((mode_shares(samples).mean(0) - mode_weights_on_circle(2.0)).abs().sum() / 2)
 
 
@@ -116,10 +105,6 @@ def distance_of_modes(std: float, temper: bool, metropolis: bool = False) -> flo
 def test_modes_have_their_weights_from_any_start(std: float) -> None:
     """Over 12 seeds the distance is 0.021 with a standard deviation of 0.010 (std 10)."""
     assert distance_of_modes(std, True) < 0.06
-
-
-def test_metropolis_moves_all_the_way() -> None:
-    assert distance_of_modes(2.0, True, metropolis=True) < 0.05
 
 
 def test_without_tempering_the_start_decides() -> None:

@@ -6,8 +6,8 @@ preconditioner D and A^T A are diagonal,
     u' = u + S g(u) + (2 S)^(1/2) w,   g = grad log pi,   S = size (b / tau + (1 - b) k + rho A^T A / MOVE)^-1
     accept with probability min(1, pi(u') exp(-|u - u' - S g(u')|^2 / 4S) / (pi(u) exp(-|u' - u - S g(u)|^2 / 4S)))
 
-so it leaves pi as it is, whatever the step. log p comes from the potential. Without one its difference is the trapezoid
-of the score along the move, which is exact for Gaussians. ``size`` follows the share of accepted proposals.
+so it leaves pi as it is, whatever the step. log p comes from the potential. ``size`` follows the share of accepted
+proposals.
 
 **Tempered start.** With the density q of the starting points and the potential known, the chains climb from q to
 p exp(-rho_0/2 dist^2) through b = 0 ... 1, rho = b rho_0, with weights:
@@ -33,7 +33,6 @@ from casal.methods.smc import (
     DRIFT_LIMIT,
     MOVE,
     Groups,
-    along,
     equal_weights,
     next_rho,
     population_record,
@@ -55,14 +54,13 @@ class AdjustedState(NamedTuple):
         x: Points.
         z: Their feet P(A x).
         score: Score of p at x.
-        log_p: log p at x up to a constant, (n,); only its differences along a chain where there is no potential.
+        log_p: log p at x up to a constant, (n,).
         half: dist(A x, C)^2 / 2, (n,).
-        rise: log p(x) - log p(z) to first order, (n,).
         log_weight: Logarithms of the weights, (n,).
         ancestor: Starting chain each chain descends from, (n,).
         accepted: Proposals each chain has accepted since the last rung, (n,).
         rho: Coupling that all chains are at.
-        top: Where the ladder ends, as far as the chains have shown; during the start rho_0.
+        top: rho_0; zero before the first rung.
         share: b, how far the start has come; 1 after it.
         size: Size of the step, in units of the one that was asked for.
     """
@@ -72,7 +70,6 @@ class AdjustedState(NamedTuple):
     score: Tensor
     log_p: Tensor
     half: Tensor
-    rise: Tensor
     log_weight: Tensor
     ancestor: Tensor
     accepted: Tensor
@@ -89,15 +86,15 @@ def adjusted_noise(context: Context, n: int, generator: torch.Generator, out: Te
 
 
 def begin(context: Context, x: Tensor) -> AdjustedState:
-    """Chains with equal weights at x; without a density of the start, as samples of p."""
+    """Chains with equal weights at x, as samples of p."""
     log_weight, ancestor = equal_weights(context, len(x))
     zeros, zero = torch.zeros_like(log_weight), log_weight.new_zeros(())
     score = context.score(x, context.table.t[0].to(x.device))
-    log_p = zeros if context.target.potential is None else context.log_density(x)
+    log_p = context.log_density(x)
     z = context.project(context.decode(x))
     half = half_square(context.decode(x) - z)
     one = torch.ones_like(zero)
-    return AdjustedState(x, z, score, log_p, half, zeros, log_weight, ancestor, zeros, zero, zero, one, one)
+    return AdjustedState(x, z, score, log_p, half, log_weight, ancestor, zeros, zero, zero, one, one)
 
 
 def adjusted_step(
@@ -122,11 +119,7 @@ def adjusted_step(
     decoded = context.decode(y)
     z = context.foot(decoded, warm=state.z)
     score = context.score(y, row.t)
-    if context.target.potential is None:
-        log_p = state.log_p + along(state.score + score, y - x) / 2
-    else:
-        log_p = context.log_density(y)
-    new = state._replace(x=y, z=z, score=score, log_p=log_p, half=half_square(decoded - z))
+    new = state._replace(x=y, z=z, score=score, log_p=context.log_density(y), half=half_square(decoded - z))
     back = (shift + _drift(context, new, size)).to(torch.float64).square() / (4.0 * size)
     ratio = _log_pi(context, new, b) - _log_pi(context, state, b)
     ratio += w.to(torch.float64).square().sum(1) / 2 - back.reshape(len(x), -1).sum(1)

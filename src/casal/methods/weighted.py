@@ -20,7 +20,6 @@ from casal.methods.adjusted import (
     adjusted_noise,
     adjusted_step,
     begin,
-    follow,
     start_stiffness,
     warm,
 )
@@ -138,8 +137,6 @@ class WeightedCASAL(Method[Any]):
         temper: Whether to weigh the start where its density and the potential are known.
         hold: Whether a burn-in runs at the slack that the starting points have, instead of rho = 0: for a density that
             is not integrable off the set, where nothing else holds the chains back.
-        metropolis: Whether to accept or refuse every move, which makes the moves exact whatever the step. It takes two
-            evaluations a step with a potential. Without one, the difference of log p is a trapezoid of the score.
     """
 
     rho: float | Schedule | None = None
@@ -148,7 +145,6 @@ class WeightedCASAL(Method[Any]):
     correct: bool = True
     temper: bool = True
     hold: bool = False
-    metropolis: bool = False
 
     name: ClassVar[str] = "WeightedCASAL"
     promises_distribution: ClassVar[bool] = True
@@ -161,7 +157,7 @@ class WeightedCASAL(Method[Any]):
 
     @property
     def states(self) -> tuple[type[Any], ...]:
-        """Metropolis-adjusted chains, and chains that are not adjusted."""
+        """Those of the tempered start, and those of the ladder."""
         return AdjustedState, WeightedState
 
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
@@ -174,11 +170,10 @@ class WeightedCASAL(Method[Any]):
         tempered = self._tempered(context)
         before = (TEMPERED if tempered else BURN_IN) if self.burn_in is None else self.burn_in
         first, last = burn_in_steps(before, len(rows)), len(rows) - finish.evaluations
-        price = 2 if context.target.potential is not None else 1  # evaluations of an adjusted move
-        climb = rows[first:last:price] if self.metropolis else rows[first:last]
+        climb = rows[first:last]
         if not climb:
             raise SettingError(f"{len(rows)} steps leave none for the ladder after {first} of burn-in; take more")
-        early = rows[: max(first - price, 0) : price] if tempered or self.metropolis else rows[:first]
+        early = rows[: max(first - 2, 0) : 2] if tempered else rows[:first]  # an adjusted move takes two evaluations
         edge = self.correct and has_edge(context)
         given = self.rho is not None and (callable(self.rho) or not edge)  # then there is no top to look for
         stages = self._begin(context, early, tempered, given, groups)
@@ -209,8 +204,6 @@ class WeightedCASAL(Method[Any]):
             stages = [Stage([row], step, m, adjusted_noise) for row, m in zip(rows, meets, strict=True)]
             return [*stages, Stage([], no_step, self.land)]
         slack = [Stage([], no_step, partial(self.take_slack, groups))] if self.hold else []
-        if self.metropolis:
-            return [*slack, *(Stage([row], adjusted_step, self.settle, adjusted_noise) for row in rows)]
         free = Stage(rows[:-2], self.step if self.hold else self.free_step)
         last = Stage(rows[-1:], self.step if given else self.reading_step)
         return [*slack, free, Stage(rows[-2:-1], self.step), last] if rows else slack
@@ -222,17 +215,14 @@ class WeightedCASAL(Method[Any]):
             meet = partial(self.meet, rung, groups, edge, spread)
             read = not given and k + 1 < len(ladder) and look_due(ladder[k + 1])
             looks = not given and (k == 0 or look_due(rung))
-            if self.metropolis:
-                stages.append(Stage([row], adjusted_step, meet, adjusted_noise, by_number=not looks))
-            else:
-                must = looks or k == 0 or rung.left == 1 or rung.left % RUNGS_ALONE == 0
-                alone = None if must else partial(self.climb_alone, rung)
-                step = self.reading_step if read else self.step
-                stages.append(Stage([row], step, meet, alone=alone, by_number=not looks))
+            must = looks or k == 0 or rung.left == 1 or rung.left % RUNGS_ALONE == 0
+            alone = None if must else partial(self.climb_alone, rung)
+            step = self.reading_step if read else self.step
+            stages.append(Stage([row], step, meet, alone=alone, by_number=not looks))
         return stages
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> Any:
-        if self.metropolis or self._tempered(context):
+        if self._tempered(context):
             return begin(context, x)
         log_weight, ancestor = equal_weights(context, len(x))
         decoded, zero = context.decode(x), log_weight.new_zeros(())
@@ -245,8 +235,6 @@ class WeightedCASAL(Method[Any]):
     ) -> tuple[Any, Mapping[str, float]]:
         """The chains at the end of a tempered start become those of the ladder."""
         x, none = state.x, torch.zeros_like(state.top)
-        if self.metropolis:
-            return state._replace(top=none), {}
         rise = read_rise(context, state.x, state.z, state.score)
         start, ladder = (x, state.z, torch.zeros_like(x), state.half), (state.rho, none, none, none, none)
         return WeightedState(*start, rise, state.log_weight, state.ancestor, *ladder), {}
@@ -257,13 +245,6 @@ class WeightedCASAL(Method[Any]):
         """The rho of the slack that the starting points have."""
         rho = slack_rho(0.0, state.half, groups.weights(state.log_weight))
         return state._replace(rho=torch.full_like(state.rho, rho)), {}
-
-    def settle(
-        self, context: Context, state: AdjustedState, generator: torch.Generator
-    ) -> tuple[AdjustedState, Mapping[str, float]]:
-        """Between two moves of the burn-in: the step follows the share of accepted proposals."""
-        state, rate = follow(state)
-        return state, {"acceptance": rate}
 
     def free_step(self, context: Context, state: WeightedState, row: LangevinRow, noise: Tensor) -> WeightedState:
         """One Langevin move for p, without feet: ``z`` and ``half`` stay those of an earlier x."""
@@ -299,30 +280,23 @@ class WeightedCASAL(Method[Any]):
         generator: torch.Generator,
     ) -> tuple[Any, Mapping[str, float]]:
         """Climb one rung: weight all chains for the next rho, and resample where the weights are uneven."""
-        moved = dict[str, float]()
-        if self.metropolis:
-            state, moved["acceptance"] = follow(state)
         half, weight, now = state.half, groups.weights(state.log_weight), float(state.rho)
         rho, spread_now = rung.rho, spread_of(half, weight)
         if rho is None:
             if look_due(rung) or float(state.top) == 0.0:
-                if self.metropolis:
-                    state = state._replace(rise=read_rise(context, state.x, state.z, state.score))
                 top = self._top(context, state, half, weight, groups, edge, spread)
                 state = state._replace(top=torch.full_like(state.rho, top))
             top = max(float(state.top), now)
             steps = pace(now, top, spread_now, rung.left)
             rho = steps.next(now, top)
-            if not self.metropolis:
-                r, q = (torch.full_like(state.rho, number) for number in steps)
-                state = state._replace(r=r, q=q)
+            r, q = (torch.full_like(state.rho, number) for number in steps)
+            state = state._replace(r=r, q=q)
         state = self.climb(state, rho)
         info = population_record(state, groups)
-        if not self.metropolis:
-            room = rho + rungs_alone(info["ess"] / len(half), self.ess, spread_now) if groups.members is None else rho
-            state = state._replace(room=torch.full_like(state.rho, room))
+        room = rho + rungs_alone(info["ess"] / len(half), self.ess, spread_now) if groups.members is None else rho
+        state = state._replace(room=torch.full_like(state.rho, room))
         ess = math.inf if rung.left == 1 else self.ess
-        return resample(state, generator, groups, ess, info["ess"]), {**info, **moved}
+        return resample(state, generator, groups, ess, info["ess"]), info
 
     def climb(self, state: Any, rho: float) -> Any:
         """Weight the chains for the next rho."""
