@@ -7,10 +7,13 @@ STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo check test lint format bench fuzz docs clean
+.PHONY: help venv demo check test test-library test-lab test-all lint format bench fuzz docs clean
+
+# One file of tests stays on one process: its cached runs are made once. The log ends with the longest tests.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadscope
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 venv: $(STAMP) ## create .venv with both packages and every extra, at pinned versions
 
@@ -25,10 +28,18 @@ demo: $(STAMP) ## run experiments in quick mode for 4.5 minutes, name those left
 	OMP_NUM_THREADS=1 $(BIN)/casal reproduce --quick --minutes 4.5 --out out/demo
 
 check: $(STAMP) lint ## check style, types and spelling, then run the fast tests: under 90 seconds
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow" --ignore tests/contracts/test_sets.py tests
+	$(PYTEST) -m "not slow and not nightly" --ignore tests/contracts/test_sets.py tests
 
-test: $(STAMP) lint ## check style, types and spelling, then run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+test: $(STAMP) lint test-library test-lab ## check style, types and spelling, then run the tests of both packages
+
+test-library: $(STAMP) ## run the tests of the library
+	$(PYTEST) --durations=30 tests src
+
+test-lab: $(STAMP) ## run the tests of the laboratory
+	$(PYTEST) --durations=30 lab/tests lab/src
+
+test-all: $(STAMP) lint ## the same with the long tests that are marked nightly
+	$(PYTEST) --durations=30 -m ""
 
 lint: $(STAMP) ## check style, types and spelling, change nothing
 	$(BIN)/ruff check .
@@ -44,8 +55,9 @@ bench: $(STAMP) ## time the samplers
 	$(BIN)/python -m benchmarks
 
 MINUTES ?= 20
-fuzz: $(STAMP) ## random sets, kills and damage for MINUTES=20 minutes; says what was tried and what failed
+fuzz: $(STAMP) ## random sets, kills and damage for MINUTES=20 minutes, then the property tests on random examples
 	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --minutes $(MINUTES)
+	$(PYTEST) -m hypothesis --hypothesis-profile random tests
 
 docs: $(STAMP) ## build the documentation into site/, warnings are errors
 	$(BIN)/mkdocs build --strict

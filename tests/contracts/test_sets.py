@@ -19,10 +19,9 @@ from casal.errors import ProjectionError, SettingError, ShapeError
 from .sets import NO_RESIDUAL, SETS, SetCase, badly_scaled, matrix, ramp, redundant
 
 FEASIBLE = 1e-12
-CASES = 200
 
-contract = settings(max_examples=CASES, phases=(Phase.explicit, Phase.generate, Phase.shrink))
-few = settings(contract, max_examples=CASES // 5)
+contract = settings(phases=(Phase.explicit, Phase.generate, Phase.shrink))
+few = settings(contract, max_examples=contract.max_examples // 5)
 every_set, quick_set, slow_set = (
     pytest.mark.parametrize("case", rows, ids=lambda case: case.id)
     for rows in (SETS, [case for case in SETS if not case.seldom], [case for case in SETS if case.seldom])
