@@ -207,6 +207,7 @@ def test_every_public_name_has_an_example_that_runs() -> None:
     code = "\n".join(
         [
             doctests(ROOT / "src" / "casal"),
+            doctests(ROOT / "lab" / "src" / "casal_lab"),
             *(block for page in PAGES for block in blocks(page, "python")),
             *(path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")),
         ]

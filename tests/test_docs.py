@@ -18,6 +18,7 @@ from casal.targets import TARGETS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "casal"
+LAB = ROOT / "lab" / "src" / "casal_lab"
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 
@@ -120,10 +121,10 @@ def test_the_readme_names_the_methods_that_promise_the_distribution() -> None:
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
     code = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL))
     paths = [name for name in code if re.fullmatch(r"[\w./-]+\.py|[\w./-]+/|[\w./-]+/[\w-]+\.(md|txt)", name)]
-    rooms = [PACKAGE, ROOT, *(folder for folder in PACKAGE.rglob("*") if folder.is_dir())]
+    folders = [PACKAGE, ROOT, *(folder for top in (PACKAGE, LAB) for folder in top.rglob("*") if folder.is_dir()), LAB]
     for name in paths:
-        # A bare name such as `loop.py` may be in any room; a path is seen from the package or from the repository.
-        places = rooms if "/" not in name.rstrip("/") else [PACKAGE, ROOT]
+        # A bare name such as `loop.py` may be in any package; a path is seen from the library or from the repository.
+        places = folders if "/" not in name.rstrip("/") else [PACKAGE, ROOT]
         assert any((place / name).exists() for place in places), f"{page.name} names {name}"
 
 

@@ -1,4 +1,4 @@
-"""Imports point one way (docs/design.md): each room sees the rooms below it and nothing above or beside."""
+"""Imports point one way (docs/design.md): each package sees the packages below it and nothing above or beside."""
 
 from __future__ import annotations
 
@@ -16,26 +16,22 @@ import casal
 
 ROOT = Path(casal.__file__).parent
 
-FLOORS: list[set[str]] = [
+LAYERS: list[set[str]] = [
     {"errors", "checks", "devices", "linalg"},
     {"constraints", "decoders", "schedules", "targets"},
     {"methods"},
     {"store", "diagnostics"},
     {"sampling"},
     {"integrations"},
-    {"lab"},
-    {"benchmark"},
-    {"cli"},
 ]
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-BLIND = FLOORS[1]
-"""Rooms of one floor that do not see each other."""
+LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
+BLIND = LAYERS[1]
+"""Packages of one layer that do not see each other."""
 
-PLOTTING = {"lab"}
 RESULT_PLOT = "casal.sampling.plot"
-"""The one file of the library that draws, for ``result.plot()``; it imports matplotlib inside a function."""
+"""The one file that draws, for ``result.plot()``; it imports matplotlib inside a function."""
 
-EXTRAS_ALLOWED = {"lab", "benchmark", "cli", "integrations"}
+EXTRAS_ALLOWED = {"integrations"}
 CORE_LIBRARIES = {"torch", "numpy"}
 LAZY = {
     ("sampling", "rich"),
@@ -46,7 +42,7 @@ LAZY = {
     ("sampling", "matplotlib"),
     ("constraints", "scipy"),
 }
-"""Optional libraries that a room may import inside a function."""
+"""Optional libraries that a package may import inside a function."""
 
 BUSIEST = 12
 """Modules of the package that one file may import, beside those that everybody may know."""
@@ -54,7 +50,7 @@ BUSIEST = 12
 GROUND = {"casal.errors", "casal.checks"}
 
 PACKAGE = {"__version__"}
-"""Names that the package itself defines; all others live in a room."""
+"""Names that ``casal`` itself defines; all others live in a package below it."""
 
 
 class Import(NamedTuple):
@@ -83,47 +79,49 @@ def imports_of(source: str, package: str) -> Iterator[Import]:
     yield from walk(ast.parse(source), False)
 
 
-def room_of(module: str) -> str:
-    """The room a dotted name below ``casal`` belongs to; "" for the package itself."""
+def package_of(module: str) -> str:
+    """The package a dotted name below ``casal`` belongs to; "" for ``casal`` itself."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 
 
-def rooms_seen(imported: Import, rooms: set[str]) -> set[str]:
-    """The rooms an import opens. ``from casal import X`` opens X if it is a room, else the package itself."""
-    room = room_of(imported.module)
-    if room:
-        return {room}
-    if imported.name in rooms:
+def packages_seen(imported: Import) -> set[str]:
+    """The packages an import opens. ``from casal import X`` opens X if it is a package, else ``casal`` itself."""
+    package = package_of(imported.module)
+    if package:
+        return {package}
+    if imported.name in LAYER:
         return {imported.name}
     return set() if imported.name in PACKAGE else {""}
 
 
 def offences(source: str, module: str, *, package: str | None = None) -> list[str]:
     """Every import of a module (dotted name) that breaks a rule."""
-    room = room_of(module)
+    own = package_of(module)
     found = []
     for item in imports_of(source, package or module.rpartition(".")[0]):
         top, at = item.module.split(".")[0], f"{module}:{item.line}"
-        if top == "casal":
-            for seen in rooms_seen(item, set(FLOOR)):
+        if top == "casal_lab":
+            found.append(f"{at} imports the laboratory")
+        elif top == "casal":
+            for seen in packages_seen(item):
                 if not seen:
-                    if FLOOR[room] <= FLOOR["sampling"]:  # the package is the front door of the loop's floor
-                        found.append(f"{at} imports the package itself")
-                elif seen not in FLOOR:
-                    found.append(f"{at} imports {seen}, which is in no floor")
-                elif FLOOR[seen] > FLOOR[room]:
-                    found.append(f"{at} looks up: {room} imports {seen}")
-                elif seen != room and {seen, room} <= BLIND:
-                    found.append(f"{at} looks aside: {room} imports {seen}")
-                elif item.lazy and room not in ("cli", "lab"):
+                    if LAYER[own] <= LAYER["sampling"]:  # ``casal`` itself shows what this layer makes
+                        found.append(f"{at} imports casal itself")
+                elif seen not in LAYER:
+                    found.append(f"{at} imports {seen}, which is in no layer")
+                elif LAYER[seen] > LAYER[own]:
+                    found.append(f"{at} looks up: {own} imports {seen}")
+                elif seen != own and {seen, own} <= BLIND:
+                    found.append(f"{at} looks aside: {own} imports {seen}")
+                elif item.lazy:
                     found.append(f"{at} imports {seen} inside a function")
-        elif top == "matplotlib" and room not in PLOTTING and not (item.lazy and module == RESULT_PLOT):
+        elif top == "matplotlib" and not (item.lazy and module == RESULT_PLOT):
             found.append(f"{at} plots")
         elif (
-            room not in EXTRAS_ALLOWED
+            own not in EXTRAS_ALLOWED
             and top not in CORE_LIBRARIES | set(sys.stdlib_module_names)
-            and not (item.lazy and (room, top) in LAZY)
+            and not (item.lazy and (own, top) in LAZY)
         ):
             found.append(f"{at} needs {top}")
     return found
@@ -137,13 +135,13 @@ def modules() -> list[tuple[str, Path]]:
     return found
 
 
-MODULES = [(name, path) for name, path in modules() if name not in ("casal", "casal_lab.__main__")]
+MODULES = [(name, path) for name, path in modules() if name != "casal"]
 
 
-def test_every_module_is_in_a_room() -> None:
+def test_every_module_is_in_a_package() -> None:
     assert len(MODULES) > 30
-    assert {room_of(name) for name, _ in MODULES} <= set(FLOOR)
-    assert {"errors", "constraints", "methods", "sampling"} <= {room_of(name) for name, _ in MODULES}
+    assert {package_of(name) for name, _ in MODULES} <= set(LAYER)
+    assert {"errors", "constraints", "methods", "sampling"} <= {package_of(name) for name, _ in MODULES}
 
 
 def test_imports_point_one_way() -> None:
@@ -161,21 +159,18 @@ def test_no_file_knows_everybody() -> None:
         assert len(own) <= BUSIEST, name
 
 
-def test_no_module_has_the_name_of_what_its_room_exports() -> None:
+def test_no_module_has_the_name_of_what_its_package_exports() -> None:
     """``casal.targets.ddpm`` is the function, never the file."""
-    for room in sorted({room_of(name) for name, _ in MODULES}):
-        package = import_module(f"casal.{room}")
-        for name in getattr(package, "__all__", ()):
-            assert not (ROOT / room / f"{name}.py").exists(), f"casal.{room}.{name}"
+    for package in sorted({package_of(name) for name, _ in MODULES}):
+        for name in getattr(import_module(f"casal.{package}"), "__all__", ()):
+            assert not (ROOT / package / f"{name}.py").exists(), f"casal.{package}.{name}"
 
 
-def test_the_package_opens_no_room_above_the_bridges() -> None:
-    """``import casal`` must not draw in experiments, networks or figures."""
-    top = FLOOR["integrations"]  # which import other libraries inside functions
+def test_casal_itself_imports_its_packages_only() -> None:
     for item in imports_of((ROOT / "__init__.py").read_text(encoding="utf-8"), "casal"):
         assert item.module.split(".")[0] in {"casal", "__future__"} | set(sys.stdlib_module_names), item
         if item.module.split(".")[0] == "casal":
-            assert all(FLOOR[seen] <= top for seen in rooms_seen(item, set(FLOOR))), item
+            assert packages_seen(item) <= set(LAYER), item
 
 
 def test_importing_casal_loads_nothing_but_torch_and_numpy() -> None:
@@ -196,21 +191,19 @@ def test_importing_casal_loads_nothing_but_torch_and_numpy() -> None:
         ("import casal.sampling", "casal.methods.casal", "looks up: methods imports sampling"),
         ("from casal.decoders import Linear", "casal.constraints.flat", "looks aside: constraints imports decoders"),
         ("from ..schedules import linear", "casal.targets.density", "looks aside: targets imports schedules"),
-        ("import casal_lab", "casal.sampling.call", "looks up: sampling imports lab"),
-        ("from casal_lab.nets import MLP", "casal.sampling.call", "looks up: sampling imports lab"),
+        ("from casal_lab.nets import MLP", "casal.sampling.call", "imports the laboratory"),
         ("from casal.sampling import sample", "casal.store.files", "looks up: store imports sampling"),
-        ("def f():\n    from casal_lab.cli import main", "casal_lab.field.runs", "looks up: lab imports cli"),
         (
             "if TYPE_CHECKING:\n    from casal.sampling import Cost",
             "casal.methods.base",
             "looks up: methods imports sampling",
         ),
         ("def f():\n    from casal.constraints.spec import encode", "casal.constraints.base", "inside a function"),
-        ("from casal import Sphere", "casal.methods.casal", "imports the package itself"),
-        ("import casal", "casal.diagnostics.distances", "imports the package itself"),
-        ("from casal.attic import x", "casal_lab.cli", "imports attic, which is in no floor"),
+        ("from casal import Sphere", "casal.methods.casal", "imports casal itself"),
+        ("import casal", "casal.diagnostics.modes", "imports casal itself"),
+        ("from casal.attic import x", "casal.integrations.azula", "imports attic, which is in no layer"),
         ("import matplotlib.pyplot as plt", "casal.sampling.result", "plots"),
-        ("def f():\n    import matplotlib", "casal.diagnostics.distances", "plots"),
+        ("def f():\n    import matplotlib", "casal.diagnostics.modes", "plots"),
         ("def f():\n    import matplotlib", "casal.sampling.result", "plots"),
         ("import matplotlib", "casal.sampling.plot", "plots"),
         ("def f():\n    from matplotlib.figure import Figure", "casal.sampling.plot", None),
@@ -221,13 +214,7 @@ def test_importing_casal_loads_nothing_but_torch_and_numpy() -> None:
         ("from .base import flat", "casal.constraints.round", None),
         ("from casal.constraints import Constraint\nimport torch, math", "casal.methods.base", None),
         ("def f():\n    from rich.progress import Progress", "casal.sampling.progress", None),
-        ("from casal_lab.benchmark import run", "casal_lab.field.runs", "looks up: lab imports benchmark"),
-        ("from casal_lab.benchmark import run", "casal.sampling.call", "looks up: sampling imports benchmark"),
-        ("import matplotlib", "casal_lab.benchmark.page", "plots"),
-        ("from casal_lab.drawing import panels", "casal_lab.benchmark.page", None),
-        ("import matplotlib", "casal_lab.drawing", None),
-        ("import scipy", "casal_lab.field.setup", None),
-        ("from casal import Sphere", "casal_lab.particle.setup", None),
+        ("from casal_lab.benchmark import run", "casal.integrations.azula", "imports the laboratory"),
     ],
 )
 def test_the_rules_catch_what_they_should(source: str, module: str, says: str | None) -> None:

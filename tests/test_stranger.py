@@ -50,12 +50,12 @@ def test_a_set_and_a_method_work_with_everything_there_is(tmp_path: Path) -> Non
 
 
 def test_an_experiment_runs_from_the_command_line(tmp_path: Path) -> None:
-    listed = run(tmp_path, "-m", "casal", "list", "--module", "ring")
+    listed = run(tmp_path, "-m", "casal_lab", "list", "--module", "ring")
     assert "How far out do chains stay on a ring?" in listed and "relaxed, projected" in listed
-    run(tmp_path, "-m", "casal", "run", "ring", "--module", "ring", "--quick", "--out", "ring")
+    run(tmp_path, "-m", "casal_lab", "run", "ring", "--module", "ring", "--quick", "--out", "ring")
     rows = json.loads((tmp_path / "ring" / "results.json").read_text())["tables"][0]["rows"]
     assert [row["method"] for row in rows] == ["relaxed", "projected"]
     assert all(1.0 <= row["radius"] <= 2.0 for row in rows)
     assert (tmp_path / "ring" / "ring.png").stat().st_size > 1000
-    run(tmp_path, "-m", "casal", "reproduce", "--only", "ring", "--module", "ring", "--quick", "--out", "page")
+    run(tmp_path, "-m", "casal_lab", "reproduce", "--only", "ring", "--module", "ring", "--quick", "--out", "page")
     assert "How far out do chains stay on a ring?" in (tmp_path / "page" / "index.html").read_text(encoding="utf-8")

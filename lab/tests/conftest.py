@@ -1,10 +1,26 @@
-"""What the tests of experiments share."""
+"""What the tests of the laboratory share: one thread, Hypothesis without clocks or luck, a cache of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Monte Carlo tests are slow."""
+    for item in items:
+        if item.get_closest_marker("statistical"):
+            item.add_marker(pytest.mark.slow)
+
+
+# Examples are derived from the test itself: a failure comes back on every run and on every machine.
+settings.register_profile("casal", deadline=None, derandomize=True, database=None)
+settings.load_profile("casal")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The laboratory's own rules of import: experiments do not see each other, and nobody outside sees the laboratory."""
+"""The laboratory's rules of import: no experiment and no benchmark sees an experiment, no import is hidden."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from typing import NamedTuple
 
 import pytest
 
-import casal
+import casal_lab
+from casal_lab.experiments import MODULES
 
-ROOT = Path(casal.__file__).parent
-SHARED = {"laws", "nets", "physics", "reconstruction", "report"}
-"""Folders of the laboratory that are not experiments."""
-
-EXPERIMENTS = {path.parent.name for path in (ROOT / "lab").glob("*/__init__.py")} - SHARED
-REGISTRY = "casal_lab.experiments"
-
-ABOVE = {"benchmark", "cli"}
-"""Rooms above the laboratory, which may use it."""
+ROOT = Path(casal_lab.__file__).parent
+EXPERIMENTS = {module.__name__.split(".")[1] for module in MODULES}
+ALLOWED = {"casal_lab.experiments", "casal_lab.benchmark.catalogue", "casal_lab.benchmark.trained"}
+"""The registry; and the problems of the benchmark, until those of experiments have a place of their own."""
 
 
 class Import(NamedTuple):
@@ -45,39 +41,26 @@ def imports_of(source: str) -> Iterator[Import]:
 
 def offences(source: str, module: str) -> list[str]:
     """Every import of a module (dotted name) that breaks a rule."""
-    room, found = module.split("."), []
-    inside = room[1] == "lab"
+    found = []
     for name, lazy in imports_of(source):
-        parts = name.split(".")
-        if inside and name.startswith("."):
+        top, *rest = name.split(".")
+        if name.startswith("."):
             found.append(f"{module} imports {name} relatively")
-        elif parts[0] != "casal":
+        elif top not in ("casal", "casal_lab"):
             continue
-        elif inside and lazy:
+        elif lazy and module != "casal_lab.__main__":  # which first looks whether the libraries are there
             found.append(f"{module} imports {name} inside a function")
-        elif parts[1:2] == ["lab"] and not inside and room[1] not in ABOVE:
-            found.append(f"{module} is outside and imports {name}")
-        elif inside and parts[1:2] == ["lab"] and parts[2] in EXPERIMENTS - {room[2]} and module != REGISTRY:
-            found.append(f"{module} imports the experiment {parts[2]}")
+        elif top == "casal_lab" and set(rest[:1]) & EXPERIMENTS - {module.split(".")[1]} and module not in ALLOWED:
+            found.append(f"{module} imports the experiment {rest[0]}")
     return found
 
 
-def modules() -> Iterator[tuple[str, Path]]:
-    for path in sorted(ROOT.rglob("*.py")):
-        parts = path.relative_to(ROOT.parent).with_suffix("").parts
-        yield ".".join(parts), path
-
-
-MODULES = dict(modules())
-
-
-def test_the_experiments_are_found() -> None:
-    assert {"particle", "field", "mixture", "propositions", "conditional", "burgers"} <= EXPERIMENTS
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_imports(name: str) -> None:
-    assert offences(MODULES[name].read_text(encoding="utf-8"), name) == []
+def test_imports() -> None:
+    paths = sorted(ROOT.rglob("*.py"))
+    assert len(paths) > 50
+    for path in paths:
+        name = ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
+        assert offences(path.read_text(encoding="utf-8"), name) == []
 
 
 @pytest.mark.parametrize(
@@ -85,15 +68,12 @@ def test_imports(name: str) -> None:
     [
         ("from casal_lab.field.setup import STIFF", "casal_lab.particle.setup", "imports the experiment field"),
         ("from casal_lab import field", "casal_lab.particle.setup", "imports the experiment field"),
-        ("import casal_lab.field", "casal_lab.laws.double_well", "imports the experiment field"),
-        ("from casal_lab.field import figures", "casal_lab.report.html", "imports the experiment field"),
-        ("def f():\n    from casal_lab.laws import families", "casal_lab.field.runs", "inside a function"),
+        ("import casal_lab.field", "casal_lab.benchmark.page", "imports the experiment field"),
+        ("from casal_lab.field import figures", "casal_lab.report.page", "imports the experiment field"),
+        ("def f():\n    from casal_lab.nets import MLP", "casal_lab.field.runs", "inside a function"),
         ("def f():\n    import casal", "casal_lab.field.runs", "inside a function"),
         ("from . import setup", "casal_lab.field.runs", "relatively"),
-        ("from casal_lab.nets import MLP", "casal.targets.ddpm", "is outside"),
-        ("def f():\n    from casal_lab import nets", "casal.diagnostics", "is outside"),
         ("from casal_lab.field.setup import STIFF", "casal_lab.field.runs", None),
-        ("from casal_lab.field.setup import STIFF", "casal_lab.benchmark.catalogue", None),
         ("from casal_lab import field", "casal_lab.experiments", None),
         ("from casal_lab.experiments import EXPERIMENTS", "casal_lab.cli", None),
         ("def f():\n    import safetensors", "casal_lab.nets.files", None),

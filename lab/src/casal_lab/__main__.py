@@ -1,14 +1,12 @@
-"""The console script and ``python -m casal``: the command line, or a sentence that says what is missing for it."""
+"""The console script and ``python -m casal_lab``: the command line, or a sentence that says what is missing for it."""
 
 from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
 
-from casal.errors import missing_extra
-
 LAB = ("jinja2", "matplotlib", "rich", "safetensors", "scipy", "typer")
-"""What the extra ``lab`` brings; the library itself needs torch and numpy only."""
+"""What casal-lab needs beside casal (``lab/pyproject.toml``)."""
 
 
 def _missing(name: str) -> bool:
@@ -21,7 +19,8 @@ def _missing(name: str) -> bool:
 def main() -> None:
     """Run the command line."""
     if missing := [name for name in LAB if _missing(name)]:
-        sys.exit(missing_extra("the command line", "lab", ", ".join(missing)))
+        names = ", ".join(missing)
+        sys.exit(f"the command line needs {names}: pip install casal-lab, or in a clone pip install -e lab")
     from casal_lab.cli import app
 
     app(prog_name="casal")

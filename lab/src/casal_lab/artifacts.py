@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from casal.errors import CasalError, CasalWarning, StoreError
 from casal.store import write_whole
-from casal_lab.nets import load, require_safetensors, save
+from casal_lab.nets import load, save
 
 try:
     import fcntl
@@ -43,7 +43,6 @@ def folder() -> Path:
 
 def network(name: str, make: Callable[[], nn.Module], classes: Iterable[type[nn.Module]] = ()) -> nn.Module:
     """The trained network of this name, trained now if there is none; ``classes`` of your own are known by ``load``."""
-    require_safetensors()
 
     def read(path: Path) -> nn.Module:
         net = load(path, name=name, classes=classes)

@@ -266,11 +266,11 @@ def bench(
     ] = False,
 ) -> None:
     """Time the samplers: ratios, threads, memory, the paper's runtime table."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]  # of a clone: lab/src/casal_lab/cli.py
     if not (root / "benchmarks" / "__main__.py").exists():
         raise typer.BadParameter(
-            "the benchmarks are not part of the installed package; clone the repository, pip install -e '.[lab]' there "
-            "and run 'casal bench' again, or 'python -m benchmarks'"
+            "the benchmarks are not part of the installed package; clone the repository, pip install -e . -e lab "
+            "there and run 'casal bench' again, or 'python -m benchmarks'"
         )
     sys.path.insert(0, str(root))
     benchmarks = import_module("benchmarks.__main__")

@@ -1,27 +1,37 @@
-"""Distances between samples and a distribution, each with its error and the floor of sampling noise."""
+"""Distances between samples and a distribution, each with its error and the sampling error of exact draws.
+
+``near_set`` gives a reference that needs no constrained method: the model's own samples near a set.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from casal.checks import one_of, whole_number
+from casal.checks import positive
+from casal.constraints import Constraint
+from casal.decoders import Decoder
 from casal.errors import SettingError, ShapeError
-from casal.methods import effective_size
+from casal.methods import effective_size, few_chains
 
 ROUNDING = 1e-12
 
 PAIRS_AT_ONCE = 2**22
 """Distances between points that ``energy_distance`` holds at a time."""
 
-QUANTILES_PER_SAMPLE = 8
-FEWEST_QUANTILES = 4096
-NEWTON_STEPS = 12
+WANTED = 200.0
+"""Effective size that the width is chosen for if none is given."""
+
+CUT = 4.0
+"""Distance, in widths, beyond which samples are left out; the kernel is below 4e-4 there."""
+
+HALVINGS = 60
+"""Bisections of the width: all digits of a double."""
 
 Statistic = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Points x (n, d) and y (m, d), R rows of weights a (R, n) and b (R, m) -> R distances (R,)."""
@@ -63,108 +73,10 @@ class Distance:
         return f"{self.value:.{digits}f} ± {self.standard_error:.{digits}f} (floor {self.floor:.{digits}f})"
 
 
-def wasserstein1(
-    x: Tensor,
-    y: Tensor | Callable[[Tensor], Tensor],
-    *,
-    weights: Tensor | None = None,
-    reference_weights: Tensor | None = None,
-    exact: Tensor | None = None,
-    repeats: int = 40,
-    seed: int = 0,
-) -> Distance:
-    """Wasserstein distance of order one, for samples of one coordinate: W1 = int |F_x(v) - F_y(v)| dv.
-
-    Args:
-        x: Samples (n,) or (n, 1).
-        y: Exact samples, or the quantile function of the distribution, u in (0, 1) -> value, which is put on a grid.
-        weights: Weights of x; equal if left out.
-        reference_weights: Weights of y.
-        exact: Exact draws independent of y, for the floor.
-        repeats: Repetitions for the error and the floor.
-        seed: Of the repetitions.
-
-    >>> import torch
-    >>> from casal_lab.distances import wasserstein1
-    >>> distance = wasserstein1(torch.linspace(0, 1, 200), torch.linspace(1, 2, 200))
-    >>> round(distance.value, 3)
-    1.0
-    """
-    rows = _points(x, "x")
-    if rows.shape[1] != 1:
-        raise ShapeError(f"wasserstein1 takes one coordinate per sample, got {rows.shape[1]}; try sliced_wasserstein")
-    count = max(FEWEST_QUANTILES, QUANTILES_PER_SAMPLE * len(rows))
-    quantiles = (torch.arange(count, dtype=torch.float64, device=rows.device) + 0.5) / count
-    return _with_floor(
-        _transport,
-        rows,
-        y(quantiles) if callable(y) else y,
-        weights,
-        reference_weights,
-        exact=exact,
-        repeats=repeats,
-        generator=_generator(seed, rows),
-        reference_is_law=callable(y),
-    )
-
-
-def sliced_wasserstein(
-    x: Tensor,
-    y: Tensor,
-    *,
-    weights: Tensor | None = None,
-    reference_weights: Tensor | None = None,
-    projections: int = 128,
-    exact: Tensor | None = None,
-    repeats: int = 40,
-    seed: int = 0,
-) -> Distance:
-    """Wasserstein distance averaged over random directions: SW1 = mean over unit theta of W1(theta . x, theta . y).
-
-    The order is one; events are flattened. Time O(P (n + m) (log + repeats)), memory O((n + m) repeats).
-
-    Args:
-        x: Samples (n, *event).
-        y: Exact samples (m, *event).
-        weights: Weights of x; equal if left out.
-        reference_weights: Weights of y.
-        projections: Random directions P, the same for value, error and floor.
-        exact: Exact draws independent of y, for the floor.
-        repeats: Repetitions for the error and the floor.
-        seed: Of directions and repetitions.
-
-    >>> import torch
-    >>> from casal_lab.distances import sliced_wasserstein
-    >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
-    >>> sliced_wasserstein(x, x, repeats=5).value, sliced_wasserstein(x, x + 1, repeats=5).value > 0.5
-    (0.0, True)
-    """
-    rows = _points(x, "x")
-    generator = _generator(seed, rows)
-    theta = directions(rows.shape[1], whole_number(projections, "projections", 1), generator)
-
-    def statistic(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        total = torch.zeros(len(a), dtype=x.dtype, device=x.device)
-        for direction in theta:
-            total += _transport(x @ direction, y @ direction, a, b)
-        return total / len(theta)
-
-    return _with_floor(
-        statistic, rows, y, weights, reference_weights, exact=exact, repeats=repeats, generator=generator
-    )
-
-
 def directions(dimension: int, count: int, generator: torch.Generator) -> Tensor:
     """Uniform unit vectors (count, d)."""
     theta = torch.randn((count, dimension), generator=generator, dtype=torch.float64, device=generator.device)
     return theta / torch.linalg.vector_norm(theta, dim=1, keepdim=True)
-
-
-def _transport(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Area between two weighted distribution functions, for each row of weights."""
-    values, order = torch.cat([x.reshape(-1), y.reshape(-1)]).sort()
-    steps = torch.cat([a, -b], dim=1)[:, order]
-    return torch.cumsum(steps, dim=1)[:, :-1].abs() @ values.diff()
 
 
 def energy_distance(
@@ -278,129 +190,17 @@ def _labels(samples: Tensor, centers: Tensor | None) -> Tensor:
     return samples.long()
 
 
-def _multinomial(law: Tensor, size: int, repeats: int, generator: torch.Generator) -> Tensor:
+def _multinomial(p: Tensor, size: int, repeats: int, generator: torch.Generator) -> Tensor:
     """Shares (repeats, K) of ``size`` draws: one binomial after the other, so the cost does not grow with size."""
-    left = torch.full((repeats,), float(size), dtype=law.dtype, device=law.device)
-    remaining = law.flip(0).cumsum(0).flip(0)
+    left = torch.full((repeats,), float(size), dtype=p.dtype, device=p.device)
+    remaining = p.flip(0).cumsum(0).flip(0)
     found = []
-    for mass, rest in zip(law, remaining, strict=True):
+    for mass, rest in zip(p, remaining, strict=True):
         chance = (mass / rest).clamp(0.0, 1.0) if float(rest) > 0 else torch.zeros_like(mass)
         count = torch.binomial(left, chance.expand_as(left).contiguous(), generator=generator)
         found.append(count)
         left = left - count
     return torch.stack(found, dim=1) / size
-
-
-def classifier_test(
-    x: Tensor,
-    y: Tensor,
-    *,
-    weights: Tensor | None = None,
-    reference_weights: Tensor | None = None,
-    score: Literal["accuracy", "auc"] = "accuracy",
-    features: int = 128,
-    folds: int = 5,
-    ridge: float = 1.0,
-    seed: int = 0,
-) -> Distance:
-    """Classifier two-sample test: its accuracy on held-out points, 1/2 if the distributions agree, 1 if they are apart.
-
-    Logistic regression, fitted by Newton's method with a ridge, on standardised coordinates, their squares, and
-    random waves cos(omega . z + phase); cross-validated. Accuracy is the mean of the two classes' hit rates, so
-    unequal sizes do not matter. The floor is 1/2, its standard deviation binomial (Mann-Whitney's for the AUC) at the
-    effective sizes.
-
-    Reference: D. Lopez-Paz and M. Oquab, Revisiting classifier two-sample tests, 2017.
-
-    Args:
-        x: Samples (n, *event).
-        y: Exact samples (m, *event).
-        weights: Weights of x; equal if left out.
-        reference_weights: Weights of y.
-        score: Hit rate, or area under the curve, which is finer for small differences.
-        features: Random waves.
-        folds: Parts, each classified by a fit to the others.
-        ridge: Penalty on the coefficients, in units of one sample.
-        seed: Of waves and folds.
-
-    >>> import torch
-    >>> from casal_lab.distances import classifier_test
-    >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
-    >>> classifier_test(x, x + 4).value > 0.95
-    True
-    """
-    one_of(score, "score", ("accuracy", "auc"))
-    x, y = _pair(x, y)
-    folds = whole_number(folds, "folds", 2)
-    if min(len(x), len(y)) < folds:
-        raise ShapeError(f"{folds} folds need as many samples of both kinds, got {len(x)} and {len(y)}")
-    generator = _generator(seed, x)
-    a, b = _probabilities(weights, x), _probabilities(reference_weights, y)
-    sizes = float(effective_size(a)), float(effective_size(b))
-    label = torch.cat([torch.ones_like(a), torch.zeros_like(b)])
-    mass = torch.cat([a, b]) * 0.5 * sum(sizes)
-    inputs = _features(torch.cat([x, y]), features, generator)
-    fold = torch.cat([_folds(len(x), folds, generator), _folds(len(y), folds, generator)])
-    logit = torch.empty_like(label)
-    for part in range(folds):
-        train = fold != part
-        logit[~train] = inputs[~train] @ _logistic(inputs[train], label[train], mass[train], ridge)
-    return _accuracy(logit, a, b, sizes) if score == "accuracy" else _auc(logit, a, b, sizes)
-
-
-def _features(z: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    spread = z.std(0)
-    z = (z - z.mean(0)) / torch.where(spread > 0, spread, torch.ones_like(spread))
-    shape = (z.shape[1], count)
-    omega = torch.randn(shape, generator=generator, dtype=z.dtype, device=z.device)
-    # Waves from long to short: half to twice the typical distance of two points.
-    omega = omega * torch.logspace(-0.5, 0.5, count, dtype=z.dtype, device=z.device) / math.sqrt(z.shape[1])
-    phase = 2.0 * math.pi * torch.rand(count, generator=generator, dtype=z.dtype, device=z.device)
-    waves = torch.cos(z @ omega + phase)
-    return torch.cat([torch.ones_like(z[:, :1]), z, z.square() - 1.0, waves], dim=1)
-
-
-def _folds(n: int, folds: int, generator: torch.Generator) -> Tensor:
-    return torch.randperm(n, generator=generator, device=generator.device) % folds
-
-
-def _logistic(inputs: Tensor, label: Tensor, mass: Tensor, ridge: float) -> Tensor:
-    """Coefficients of the penalised fit; damped where a full Newton step would leave the quadratic's range."""
-    w = inputs.new_zeros(inputs.shape[1])
-    penalty = torch.full_like(w, ridge).diag()
-    for _ in range(NEWTON_STEPS):
-        p = torch.sigmoid(inputs @ w)
-        slope = inputs.T @ (mass * (p - label)) + ridge * w
-        curve = (inputs.T * (mass * p * (1.0 - p))) @ inputs + penalty
-        step = torch.linalg.solve(curve, slope)
-        longest = float((inputs @ step).abs().max())
-        w = w - step * min(1.0, 5.0 / max(longest, 1e-12))
-    return w
-
-
-def _accuracy(logit: Tensor, a: Tensor, b: Tensor, sizes: tuple[float, float]) -> Distance:
-    right_x = float(((logit[: len(a)] > 0) * a).sum())
-    right_y = float(((logit[len(a) :] <= 0) * b).sum())
-    error = 0.5 * math.sqrt(right_x * (1 - right_x) / sizes[0] + right_y * (1 - right_y) / sizes[1])
-    return Distance(0.5 * (right_x + right_y), error, 0.5, 0.25 * math.sqrt(1 / sizes[0] + 1 / sizes[1]))
-
-
-def _auc(logit: Tensor, a: Tensor, b: Tensor, sizes: tuple[float, float]) -> Distance:
-    """P(logit of x > logit of y), ties half; its error from the ranks of each class (DeLong)."""
-    lx, ly = logit[: len(a)], logit[len(a) :]
-    beaten, lost = _below(ly, b, lx), _below(lx, a, ly)
-    value = float((a * beaten).sum())
-    variance = float((a * (beaten - value).square()).sum()) / sizes[0]
-    variance += float((b * (lost - (1.0 - value)).square()).sum()) / sizes[1]
-    floor_sd = math.sqrt((sizes[0] + sizes[1] + 1.0) / (12.0 * sizes[0] * sizes[1]))
-    return Distance(value, math.sqrt(variance), 0.5, floor_sd)
-
-
-def _below(values: Tensor, mass: Tensor, at: Tensor) -> Tensor:
-    """Share of weighted values below each point, ties half."""
-    ordered, order = values.sort()
-    total = torch.cat([mass.new_zeros(1), mass[order].cumsum(0)])
-    return 0.5 * (total[torch.searchsorted(ordered, at)] + total[torch.searchsorted(ordered, at, right=True)])
 
 
 def _with_floor(
@@ -413,7 +213,6 @@ def _with_floor(
     exact: Tensor | None,
     repeats: int,
     generator: torch.Generator,
-    reference_is_law: bool = False,
 ) -> Distance:
     """The statistic of x against y, its bootstrap error, and its floor.
 
@@ -430,19 +229,17 @@ def _with_floor(
         exact: More exact draws (k, *event), independent of y.
         repeats: Bootstrap and floor repetitions.
         generator: For the repetitions.
-        reference_is_law: y is a grid of the distribution itself and carries no noise.
     """
     if repeats < 2:
         raise SettingError(f"repeats must be at least 2 to give an error, got {repeats}")
     x, y = _pair(x, y)
     a, b = _probabilities(weights, x), _probabilities(reference_weights, y)
-    fixed = b.expand(repeats, -1) if reference_is_law else None
     a_rows = torch.cat([a[None], _bootstrap(a, repeats, generator)])
-    b_rows = torch.cat([b[None], _bootstrap(b, repeats, generator) if fixed is None else fixed])
+    b_rows = torch.cat([b[None], _bootstrap(b, repeats, generator)])
     values = statistic(x, y, a_rows, b_rows)
-    source, law = (y, b) if exact is None else (_pair(exact, y, "exact")[0], _probabilities(None, exact))
-    a_rows = _shares(law, a, repeats, generator)
-    b_rows = _shares(b, b, repeats, generator) if fixed is None else fixed
+    source, shares = (y, b) if exact is None else (_pair(exact, y, "exact")[0], _probabilities(None, exact))
+    a_rows = _shares(shares, a, repeats, generator)
+    b_rows = _shares(b, b, repeats, generator)
     floor = statistic(source, y, a_rows, b_rows)
     return Distance(float(values[0]), float(values[1:].std()), float(floor.mean()), float(floor.std()))
 
@@ -484,18 +281,18 @@ def _generator(seed: int, x: Tensor) -> torch.Generator:
     return torch.Generator(device=x.device).manual_seed(seed)
 
 
-def _counts(law: Tensor, size: int, repeats: int, generator: torch.Generator) -> Tensor:
+def _counts(p: Tensor, size: int, repeats: int, generator: torch.Generator) -> Tensor:
     """How often each index is drawn in ``size`` draws: (repeats, n)."""
-    edges = torch.cumsum(law, 0)
-    u = torch.rand((repeats, size), generator=generator, dtype=law.dtype, device=law.device) * edges[-1]
-    chosen = torch.searchsorted(edges, u, right=True).clamp_max(len(law) - 1)
-    return law.new_zeros((repeats, len(law))).scatter_add_(1, chosen, torch.ones_like(u))
+    edges = torch.cumsum(p, 0)
+    u = torch.rand((repeats, size), generator=generator, dtype=p.dtype, device=p.device) * edges[-1]
+    chosen = torch.searchsorted(edges, u, right=True).clamp_max(len(p) - 1)
+    return p.new_zeros((repeats, len(p))).scatter_add_(1, chosen, torch.ones_like(u))
 
 
-def _shares(law: Tensor, weights: Tensor, repeats: int, generator: torch.Generator) -> Tensor:
+def _shares(p: Tensor, weights: Tensor, repeats: int, generator: torch.Generator) -> Tensor:
     """Shares (repeats, n) of as many draws from the distribution as the weights are worth."""
     size = max(2, round(float(effective_size(weights))))
-    return _counts(law, size, repeats, generator) / size
+    return _counts(p, size, repeats, generator) / size
 
 
 def _bootstrap(weights: Tensor, repeats: int, generator: torch.Generator) -> Tensor:
@@ -505,3 +302,131 @@ def _bootstrap(weights: Tensor, repeats: int, generator: torch.Generator) -> Ten
     # A draw that misses every chain with weight says nothing; the weights themselves stand in for it.
     again = torch.where(again.sum(1, keepdim=True) > 0, again, weights)
     return again / again.sum(1, keepdim=True)
+
+
+class NearEstimate(NamedTuple):
+    """An expectation from the samples near a set.
+
+    Attributes:
+        value: The weighted mean.
+        standard_error: Its standard error.
+        bias: Estimate of the error that comes from the width, which is of second order in it.
+    """
+
+    value: float
+    standard_error: float
+    bias: float
+
+
+@dataclass(frozen=True)
+class NearSet:
+    """Samples of a model near a set, moved onto it, with weights.
+
+    Attributes:
+        feet: Their nearest points on the set, (m, *event).
+        weights: They sum to one, (m,).
+        distances: Distances to the set, (m,).
+        index: Which of the samples they are, (m,).
+        width: Width of the kernel.
+        n: Samples that were looked at.
+    """
+
+    feet: Tensor
+    weights: Tensor
+    distances: Tensor
+    index: Tensor
+    width: float
+    n: int
+
+    @property
+    def effective_size(self) -> float:
+        """1 / sum W^2: how many equally weighted samples these are worth; 0 if there are none."""
+        return float(effective_size(self.weights)) if len(self.weights) else 0.0
+
+    def mean(self, values: Tensor) -> NearEstimate:
+        """Expectation of a statistic on the set, from its values at ``feet``, (m,).
+
+        The bias is twice the change from the width to width / sqrt(2), for an error that grows like width^2. It has
+        about the standard error of the value itself.
+        """
+        if tuple(values.shape) != tuple(self.weights.shape):
+            raise ShapeError(f"values has shape {tuple(values.shape)}; give one for each of the {len(self.feet)} feet")
+        if not len(values):
+            raise SettingError(f"no sample is within {CUT * self.width:.3g} of the set; use more, or a larger width")
+        v = values.to(torch.float64)
+        value = (self.weights * v).sum()
+        error = (self.weights * (v - value)).square().sum().sqrt()
+        narrow = self.weights * torch.exp(-self.distances.square() / (2 * self.width**2))
+        bias = 2 * (value - (narrow * v).sum() / narrow.sum())
+        return NearEstimate(float(value), float(error), float(bias))
+
+
+def near_set(
+    samples: Tensor, constraint: Constraint, width: float | None = None, *, decoder: Decoder | None = None
+) -> NearSet:
+    """Keep the samples of an unconstrained run that lie near a set, and weight them by their distance to it:
+
+        weight = exp(-|x - z|^2 / (2 width^2)) / J(x, z),      z = P(x),
+
+    where J is the volume factor of the set (``constraint.log_tube_factor``: one for a flat set, (|x| / R)^(d-1) for a
+    sphere; left out where it is unknown). Weighted by it, the feet z follow the distribution on the set up to an error
+    of order width^2. Compare any statistic of a constrained run with the same statistic here: the model's own samples
+    know nothing of levels, slacks or moves. It is the check to make on a trained network, whose score at small noise
+    may not fit its own samples (``calibration``).
+
+    The equations of the set count for the distance. Its inequalities must hold at the foot; samples where they do not
+    have no weight. So for a set with an interior these are the samples inside, and there is no error of the width.
+
+    The share of samples near a set of codimension k falls like width^k. So the check is for one or two equations, or
+    for many samples.
+
+    Args:
+        samples: Samples of the model (n, *latent), as ``casal.sample(target, C, Unconstrained(), n).samples``.
+        constraint: The set C, in decoded space.
+        width: Width of the kernel; if left out, the smallest one with an effective size of WANTED.
+        decoder: A, if the samples are not decoded yet.
+
+    Returns:
+        Feet and weights; ``near.mean(values)`` is an expectation with its standard error and bias.
+
+    >>> import casal
+    >>> x = torch.randn((4000, 2), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> near = near_set(x, casal.Affine([[1.0, 0.0]], [0.5]), width=0.2)
+    >>> [round(v, 1) for v in near.mean(near.feet[:, 1] ** 2)[:2]]
+    [0.9, 0.0]
+    """
+    if samples.ndim < 2 or not len(samples):
+        raise ShapeError(f"samples has shape {tuple(samples.shape)}; give at least one sample (n, *event)")
+    feet, far, tubes, holds = [], [], [], []
+    with torch.no_grad():
+        for some in few_chains(samples):
+            x = (samples[some] if decoder is None else decoder(samples[some])).to(torch.float64)
+            foot, inside, tube = constraint.take(some).landing(x)
+            feet.append(foot.to(torch.float64))
+            far.append(torch.linalg.vector_norm((x - foot).reshape(len(x), -1), dim=1))
+            tubes.append(torch.zeros(len(x), dtype=torch.float64, device=x.device) if tube is None else tube)
+            holds.append(inside)
+    distance, tube, inside = torch.cat(far), torch.cat(tubes), torch.cat(holds)
+    size = _width(distance[inside], tube[inside]) if width is None else positive(width, "width")
+    kept = torch.nonzero(inside & (distance <= CUT * size)).flatten()
+    weights = torch.softmax(_log_kernel(distance[kept], tube[kept], size), 0)
+    return NearSet(torch.cat(feet)[kept], weights, distance[kept], kept, size, len(samples))
+
+
+def _log_kernel(distance: Tensor, tube: Tensor, width: float) -> Tensor:
+    return -distance.square() / (2 * width**2) - tube
+
+
+def _width(distance: Tensor, tube: Tensor) -> float:
+    """The smallest width whose effective size is WANTED, or half the samples where there are fewer."""
+    if not len(distance):
+        raise SettingError("no sample satisfies the inequalities of the set at its foot; use more samples")
+    high = float(distance.max())
+    if high == 0.0:
+        return 1.0
+    wanted, low = min(WANTED, len(distance) / 2), 0.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        enough = float(effective_size(torch.softmax(_log_kernel(distance, tube, middle), 0))) >= wanted
+        low, high = (low, middle) if enough else (middle, high)
+    return high

@@ -230,7 +230,7 @@ def test_samplers_return_points_of_the_set(sampler: str, name: str, monkeypatch:
 
 
 def test_the_example_of_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "benchmark.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "benchmark.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(block, {})
     printed = capsys.readouterr().out
@@ -238,7 +238,7 @@ def test_the_example_of_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_docs_name_every_sampler() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "benchmark.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "benchmark.md").read_text(encoding="utf-8")
     table = page[page.index("| sampler |") : page.index("Tuned samplers")]
     assert re.findall(r"(?:^\| |, )`([^`]+)`(?=[ ,])", table, re.MULTILINE) == list(laws.SAMPLERS)
 

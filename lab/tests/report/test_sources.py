@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 import casal
+import casal_lab
 from casal_lab.report import cache
-from casal_lab.report.sources import Sources, in_package
+from casal_lab.report.sources import Sources, in_packages
 
-ROOT = Path(casal.__file__).parent
+ROOTS = [Path(package.__file__).parent for package in (casal, casal_lab)]
 
 FILES = {
     "__init__.py": "from pack import lone\nfrom pack.sets import Ball, Box\n__version__ = '1'\n__all__ = ['Box']",
@@ -48,7 +49,8 @@ def pack(tmp_path: Path) -> Path:
 
 
 def digest(root: Path, module: str) -> str:
-    return Sources(in_package(root)).digest(module)
+    """The hash of a module of the package in ``root``, or of one beside it."""
+    return Sources(in_packages(*(place for place in root.parent.iterdir() if place.is_dir()))).digest(module)
 
 
 def touches(root: Path, module: str, file: str) -> bool:
@@ -111,13 +113,17 @@ def test_words_and_layout_do_not_count(pack: Path) -> None:
 
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("source") / "casal"
-    shutil.copytree(ROOT, place, ignore=shutil.ignore_patterns("__pycache__"))
-    return place
+    home = tmp_path_factory.mktemp("source")
+    for root in ROOTS:
+        shutil.copytree(root, home / root.name, ignore=shutil.ignore_patterns("__pycache__"))
+    return home / "casal"
 
 
 def file_of(thing: object) -> str:
-    return Path(inspect.getfile(thing)).relative_to(ROOT).as_posix()  # type: ignore[arg-type]
+    """Seen from the folder of casal."""
+    path = Path(inspect.getfile(thing))  # type: ignore[arg-type]
+    (root,) = (root for root in ROOTS if path.is_relative_to(root))
+    return f"../{root.name}/{path.relative_to(root).as_posix()}"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +156,7 @@ def test_every_experiment_has_a_digest_of_its_own_and_a_file_is_read_once(monkey
     read: list[Path] = []
     text_of = Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda path, **options: read.append(path) or text_of(path, **options))
-    sources = Sources(in_package(ROOT))
+    sources = Sources(in_packages(*ROOTS))
     assert len({sources.digest(module) for module in modules}) == len(modules)
     assert max(read.count(path) - (path.name == "__init__.py") for path in set(read)) == 1
     once = len(read)

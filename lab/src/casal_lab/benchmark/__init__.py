@@ -11,7 +11,7 @@
 ``PROBLEMS`` are the problems by name, ``problem(name)`` makes one: a model (a density, an exact denoiser or a trained
 network), a set, and the exact distribution on it. ``SAMPLERS`` are the samplers that come with the benchmark. ``score``
 compares points with the exact distribution: error over floor, which is 1 on average for exact draws, and the largest
-violation. From the command line: ``casal benchmark``. Needs the extra ``lab``.
+violation. From the command line: ``casal benchmark``.
 
 >>> import casal_lab.benchmark as laws
 >>> len(laws.PROBLEMS) >= 30, set(laws.QUICK) <= set(laws.PROBLEMS), laws.BUDGET > 0

@@ -7,7 +7,7 @@ noise level, trained and used in the same way. ``WienerUNet.fit(fields)`` and ``
 ``NoiseConditionalMLP`` is a score of all noise levels for vectors, ``EnergyMLP`` an energy.
 """
 
-from casal_lab.nets.checkpoint import load, require_safetensors, save
+from casal_lab.nets.checkpoint import load, save
 from casal_lab.nets.energy import EnergyMLP, train_energy
 from casal_lab.nets.evaluation import LevelLosses, ProbabilityFlow, compare_ddpm, compare_denoiser
 from casal_lab.nets.events import Standardise, signal_and_noise
@@ -35,7 +35,6 @@ __all__ = [
     "cosine_features",
     "load",
     "random_flips",
-    "require_safetensors",
     "save",
     "signal_and_noise",
     "split",

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from casal.errors import CasalError, StoreError, missing_extra
+from casal.errors import CasalError, StoreError
 from casal.store import write_whole
 from casal_lab.nets.gaussian import Gaussian
 from casal_lab.nets.mlp import MLP
@@ -30,20 +32,8 @@ CLASSES: tuple[type[nn.Module], ...] = (MLP, UNet, WienerMLP, WienerUNet, Gaussi
 """What ``load`` may build; a file can name these and nothing else."""
 
 
-def require_safetensors() -> None:
-    """StoreError unless the library that reads and writes the files is there."""
-    try:
-        import safetensors.torch  # noqa: F401
-    except ImportError as missing:
-        raise StoreError(missing_extra("a checkpoint", "lab", "safetensors")) from missing
-
-
 def write(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     """Put tensors and header into the file at ``path``, which is replaced in one piece."""
-    require_safetensors()
-    from safetensors import SafetensorError
-    from safetensors.torch import save
-
     place = Path(path)
     try:
         text = json.dumps({"format": FORMAT, "version": VERSION, **header}, allow_nan=False)
@@ -52,16 +42,13 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, 
     kept = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     try:
         metadata = {"casal": text, "sha256": _checksum(text, kept)}
-        write_whole(place, lambda file: file.write(save(kept, metadata=metadata)))
+        write_whole(place, lambda file: file.write(to_bytes(kept, metadata=metadata)))
     except (OSError, SafetensorError) as error:
         raise StoreError(f"{place} cannot be written: {error}") from error
 
 
 def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and header of the file at ``path``; StoreError if it is not one of ours."""
-    require_safetensors()
-    from safetensors import SafetensorError, safe_open
-
     place = Path(path)
     try:
         with safe_open(place, framework="pt", device="cpu") as file:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from casal.checks import positive, whole_number
 from casal.errors import DivergedError, DtypeError, SettingError, ShapeError, StoreError
 from casal.sampling import progress_bar
-from casal_lab.nets.checkpoint import read, require_safetensors, write
+from casal_lab.nets.checkpoint import read, write
 from casal_lab.nets.evaluation import LevelLosses, compare_ddpm, compare_denoiser
 from casal_lab.nets.events import beside, noise_range, signal_and_noise
 from casal_lab.nets.gaussian import Gaussian
@@ -347,8 +347,6 @@ class Run:
 
     def go(self, progress: bool, callback: Callback | None) -> int:
         """Train the network in place, or go on training it; return the iteration this call took over at."""
-        if self.path is not None:
-            require_safetensors()
         self.restore()
         resumed, total = self.done, self.settings.iterations
         begun = time.perf_counter() - self.seconds

@@ -26,12 +26,16 @@ from uuid import uuid4
 import torch
 
 import casal
+import casal_lab
 from casal.errors import CasalWarning
 from casal.store import write_whole
 from casal_lab.experiment import Experiment, Outcome
 from casal_lab.motion import Motion
-from casal_lab.report.sources import Sources, file_below, in_package
+from casal_lab.report.sources import Sources, file_below, in_packages
 from casal_lab.report.tables import outcome_from_json, outcome_json, outcome_markdown
+
+OURS = {"casal", "casal_lab"}
+"""Packages whose programs count as those of the library and of the laboratory."""
 
 PNG = b"\x89PNG\r\n\x1a\n"
 """The first bytes of a picture."""
@@ -69,17 +73,17 @@ def _counts(module: str) -> bool:
 
 @cache
 def _library() -> Sources:
-    find = in_package(Path(casal.__file__).parent)
+    find = in_packages(Path(casal.__file__).parent, Path(casal_lab.__file__).parent)
     return Sources(lambda module: find(module) if _counts(module) else None)
 
 
 def _outside(start: str, file: Path) -> Sources:
-    """The programs an experiment from elsewhere may use: the library's, its package's, and modules beside it."""
+    """The programs an experiment from elsewhere may use: ours, those of its package, and modules beside it."""
     home = file.parents[start.count(".") + (file.name == "__init__.py")]
 
     def locate(module: str) -> Path | None:
         top = module.split(".")[0]
-        if top == "casal":
+        if top in OURS:
             return _library().locate(module)
         if top != start.split(".")[0] and home.name == "site-packages":
             return None
@@ -91,7 +95,7 @@ def _outside(start: str, file: Path) -> Sources:
 @cache
 def source_digest(module: str) -> str:
     """Hash of the programs that the module of an experiment uses; always another one if its file is not known."""
-    if module.startswith("casal."):
+    if module.split(".")[0] in OURS:
         return _library().digest(module)
     file = getattr(sys.modules.get(module), "__file__", None)
     return _outside(module, Path(file)).digest(module) if file else uuid4().hex

@@ -62,9 +62,15 @@ def file_below(folder: Path, module: str) -> Path | None:
     return next((p for p in (place / "__init__.py", place.with_suffix(".py")) if p.is_file()), None)
 
 
-def in_package(root: Path) -> Locate:
-    """Find the modules of the package in folder ``root``, and no others."""
-    return lambda module: file_below(root.parent, module) if module.split(".")[0] == root.name else None
+def in_packages(*roots: Path) -> Locate:
+    """Find the modules of the packages in the folders ``roots``, and no others."""
+    homes = {root.name: root.parent for root in roots}
+
+    def locate(module: str) -> Path | None:
+        home = homes.get(module.split(".")[0])
+        return None if home is None else file_below(home, module)
+
+    return locate
 
 
 def _names_bound(node: ast.AST) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 compare: Any = import_module("benchmarks.compare")
 
 F64 = torch.float64

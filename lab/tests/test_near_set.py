@@ -10,7 +10,7 @@ from torch import Tensor
 
 import casal
 from casal.errors import SettingError, ShapeError
-from casal_lab.neighbours import near_set
+from casal_lab.distances import near_set
 
 from .samples import normal, weights
 
