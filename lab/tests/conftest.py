@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 # Examples are derived from the test itself: a failure comes back on every run and on every machine.
-settings.register_profile("casal", deadline=None, derandomize=True, database=None)
+settings.register_profile("casal", deadline=None, derandomize=True, database=None, max_examples=30)
 settings.load_profile("casal")
 
 
