@@ -59,9 +59,8 @@ def test_a_bound_that_is_left_out_is_infinite() -> None:
         assert casal.constraint_from_spec(box.spec()).project(z).tolist() == [right]
 
 
-@pytest.mark.parametrize("case", SETS, ids=lambda case: case.id)
-def test_sets_have_short_reprs(case: object) -> None:
-    assert len(repr(case.constraint)) < 300  # type: ignore[attr-defined]
+def test_sets_have_short_reprs() -> None:
+    assert not {case.id: repr(case.constraint) for case in SETS if len(repr(case.constraint)) >= 300}
 
 
 def test_a_repr_never_prints_a_thousand_numbers() -> None:
