@@ -1,0 +1,222 @@
+"""What the library may cost its readers: lines, files, numeric constants, methods of base classes, imports of a file.
+
+The numbers of the tables below are what stands, and they hold: a change that needs more deletes something elsewhere, or
+raises the number in the same commit and says why in one sentence beside it. A change that needs less lowers them. Lines
+of code are those without docstrings, comments and blanks: nothing is gained by leaving out an explanation.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import casal
+
+ROOT = Path(casal.__file__).parent
+
+
+class Package(NamedTuple):
+    """Upper bounds for one package.
+
+    Attributes:
+        files: Python files.
+        code: Lines of code, without docstrings, comments and blank lines.
+        constants: Names in capitals that a module gives a number or a tuple of numbers.
+        imports: Modules of the library that one of its files imports, at most.
+    """
+
+    files: int
+    code: int
+    constants: int
+    imports: int
+
+
+BUDGET = {
+    "casal": Package(files=6, code=430, constants=2, imports=1),
+    "constraints": Package(files=28, code=7903, constants=151, imports=13),
+    "decoders": Package(files=8, code=945, constants=4, imports=4),
+    "diagnostics": Package(files=12, code=1422, constants=70, imports=11),
+    "integrations": Package(files=7, code=828, constants=5, imports=6),
+    "methods": Package(files=29, code=5056, constants=129, imports=12),
+    "sampling": Package(files=27, code=3444, constants=75, imports=13),
+    "store": Package(files=5, code=613, constants=3, imports=2),
+    "targets": Package(files=15, code=1483, constants=15, imports=4),
+}
+"""By package; "casal" are the files that lie in none of them."""
+
+LINES = 35407
+"""Of all files together, everything counted."""
+
+METHODS = {
+    "Constraint": 36,
+    "Decoder": 16,
+    "Target": 5,
+    "Method": 10,
+    "SampleResult": 9,
+}
+"""Public methods and properties that the base classes define."""
+
+
+# ------------------------------------------------------------------ counting
+
+
+tree = cache(ast.parse)
+
+
+def code_lines(source: str) -> int:
+    """Lines of a source that hold something else than docstrings, comments and blanks."""
+    texts: set[int] = set()
+    for node in ast.walk(tree(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            texts.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = {number for number, line in enumerate(source.splitlines(), 1) if line.split("#")[0].strip()}
+    return len(lines - texts)
+
+
+def numeric_constants(source: str) -> list[str]:
+    """Names in capitals that a module gives a number, arithmetic of numbers, or a tuple of such values."""
+    found: list[str] = []
+
+    def numeric(node: ast.AST | None) -> bool:
+        if isinstance(node, ast.Constant):
+            return isinstance(node.value, int | float) and not isinstance(node.value, bool)
+        if isinstance(node, ast.Tuple):
+            return bool(node.elts) and all(map(numeric, node.elts))
+        if isinstance(node, ast.UnaryOp):
+            return numeric(node.operand)
+        if isinstance(node, ast.BinOp):
+            return numeric(node.left) and numeric(node.right)
+        return isinstance(node, ast.Name) and node.id in found
+
+    for statement in tree(source).body:
+        if isinstance(statement, ast.Assign):
+            targets: list[ast.expr] = statement.targets
+        elif isinstance(statement, ast.AnnAssign):
+            targets = [statement.target]
+        else:
+            continue
+        pairs = [(target, statement.value) for target in targets]
+        if isinstance(targets[0], ast.Tuple) and isinstance(statement.value, ast.Tuple):
+            pairs = list(zip(targets[0].elts, statement.value.elts, strict=False))
+        for target, value in pairs:
+            if isinstance(target, ast.Name) and target.id.isupper() and numeric(value):
+                found.append(target.id)
+    return found
+
+
+def modules_imported(source: str) -> set[str]:
+    """Modules of the library that a source imports anywhere; errors and types may be known to everybody."""
+    found: set[str] = set()
+    for node in ast.walk(tree(source)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return {name for name in found if name.split(".")[0] == "casal"} - {"casal.errors", "casal.typing"}
+
+
+def public_methods(source: str, name: str) -> set[str] | None:
+    """Methods and properties without underscore of a class that the source defines."""
+    for node in tree(source).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            functions = [part for part in node.body if isinstance(part, ast.FunctionDef)]
+            return {function.name for function in functions if not function.name.startswith("_")}
+    return None
+
+
+@cache
+def sources() -> dict[Path, str]:
+    return {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in sorted(ROOT.rglob("*.py"))}
+
+
+def packages() -> dict[str, list[tuple[Path, str]]]:
+    found: dict[str, list[tuple[Path, str]]] = {}
+    for path, source in sources().items():
+        found.setdefault(path.parts[0] if len(path.parts) > 1 else "casal", []).append((path, source))
+    return found
+
+
+def cost(files: list[tuple[Path, str]]) -> Package:
+    # An __init__ lists what its package offers: its imports are no knowledge.
+    knowing = [len(modules_imported(source)) for path, source in files if path.name != "__init__.py"]
+    return Package(
+        len(files),
+        sum(code_lines(source) for _, source in files),
+        sum(len(numeric_constants(source)) for _, source in files),
+        max(knowing, default=0),
+    )
+
+
+# ------------------------------------------------------------------ the budget holds
+
+
+def test_every_package_has_a_budget() -> None:
+    assert set(packages()) == set(BUDGET)
+
+
+@pytest.mark.parametrize("name", BUDGET)
+def test_a_package_stays_within_its_budget(name: str) -> None:
+    used = cost(packages()[name])._asdict()
+    over = {what: f"{now} > {most}" for what, most in BUDGET[name]._asdict().items() if (now := used[what]) > most}
+    assert not over, f"{name}: {over}; delete something, or raise the number in BUDGET and say why"
+
+
+def test_the_library_stays_within_its_lines() -> None:
+    assert sum(source.count("\n") for source in sources().values()) <= LINES
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_base_classes_do_not_grow(name: str) -> None:
+    (found,) = [methods for source in sources().values() if (methods := public_methods(source, name)) is not None]
+    assert len(found) <= METHODS[name], sorted(found)
+
+
+# ------------------------------------------------------------------ the counting counts
+
+EXAMPLE = '''"""What it is.
+
+More of it.
+"""
+
+from casal.constraints.base import Constraint, Projection
+from casal.errors import CasalError
+import casal.linalg  # a comment
+
+STEPS = 7
+RATES: tuple[float, ...] = (0.1, -2.0**-3)
+LOW, HIGH = -1.0, 2 * STEPS
+NAME, FLAG, step = "seven", True, 3
+"""Not a docstring, but a text."""
+
+
+class Base:
+    """A class."""
+
+    LIMIT = 5
+
+    def one(self) -> int:
+        """Return one."""
+        # one
+        return (
+            1
+        )
+
+    @property
+    def two(self) -> str:
+        return """2
+        3"""
+
+    def _three(self) -> None: ...
+'''
+
+
+def test_the_counting_is_right() -> None:
+    assert code_lines(EXAMPLE) == 3 + 4 + 1 + 1 + 4 + 4 + 1
+    assert numeric_constants(EXAMPLE) == ["STEPS", "RATES", "LOW", "HIGH"]
+    assert modules_imported(EXAMPLE) == {"casal.constraints.base", "casal.linalg"}
+    assert public_methods(EXAMPLE, "Base") == {"one", "two"}
+    assert public_methods(EXAMPLE, "Other") is None
