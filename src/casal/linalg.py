@@ -1,4 +1,4 @@
-"""Conjugate gradients for many small systems at once, each chain its own."""
+"""Linear systems of many chains at once, each chain its own: factorised, or by conjugate gradients."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ import torch
 from torch import Tensor
 
 from casal.devices import look_due, seen
+
+
+def cholesky_solver(matrix: Tensor) -> Callable[[Tensor], Tensor]:
+    """g -> A^-1 g for rows g (n, m), of one A (m, m) or one for each chain (n, m, m), positive definite.
+
+    Worked out in the dtype of A; the result is in that of g.
+    """
+    root = torch.linalg.cholesky(matrix)
+    if matrix.ndim == 2:
+        return lambda g: torch.cholesky_solve(g.to(root).T, root).T.to(g.dtype)
+    return lambda g: torch.cholesky_solve(g.to(root)[..., None], root)[..., 0].to(g.dtype)
 
 
 def _same(v: Tensor) -> Tensor:

@@ -2,17 +2,22 @@
 
 from collections.abc import Callable, Mapping
 
-from casal.targets.annealed_langevin import annealed
-from casal.targets.base import Table, Target, Tuning
-from casal.targets.conditions import checked
-from casal.targets.continuous_diffusion import vp_sde
-from casal.targets.denoiser import edm, karras_sigmas
-from casal.targets.density import energy, langevin, settled
-from casal.targets.discrete_diffusion import ddim, ddpm
+from casal.targets.base import Table, Target, Tuning, checked
+from casal.targets.conditioning import (
+    guidance_note,
+    guided,
+    latent_posterior,
+    levels_of,
+    posterior,
+    slope,
+    tilted,
+    unconditional_rows,
+)
+from casal.targets.density import GaussianStart, energy, fit_start, langevin, settled
+from casal.targets.diffusion import annealed, ddim, ddpm, edm, karras_sigmas, vp_sde
 from casal.targets.flow_matching import flow
-from casal.targets.guidance import guidance_note, guided, unconditional_rows
 from casal.targets.multistep import Recursion, first_order, looking_back, recursion
-from casal.targets.noise import (
+from casal.targets.network import (
     Network,
     along,
     below_least_level,
@@ -22,9 +27,6 @@ from casal.targets.noise import (
     noise_level,
     noise_share,
 )
-from casal.targets.observations import latent_posterior, levels_of, posterior
-from casal.targets.soft_terms import slope, tilted
-from casal.targets.starts import GaussianStart, fit_start
 
 TARGETS: Mapping[str, Callable[..., Target]] = {
     "langevin": langevin,

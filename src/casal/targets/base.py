@@ -13,20 +13,24 @@ Solvers of second order and multistep solvers look back. Their rows also use the
     x' = a_t x + b_t score(x, t) + m_1 D_1 + ... + m_p D_p + s_t w,      D = (x + sigma^2 score(x, t)) / alpha,
 
 where D_j belongs to the j-th row before this one (``multistep.py``).
+
+A conditional network is called as ``eps(x, t, **condition)``: keyword tensors such as class labels and text embeddings,
+each with one row for each row of x. A run cuts them with its batches, so that a call gets the rows of its own chains.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from casal.checks import Init, ScoreFunction
 from casal.errors import SettingError, ShapeError
-from casal.targets.conditions import checked, labels, rows_of, take_rows
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ class Target:
     @property
     def chains(self) -> int | None:
         """How many chains the condition is for; None if there is none."""
-        return rows_of(self.condition)
+        return next((len(value) for value in self.condition.values()), None)
 
     def take(self, index: slice | Tensor) -> Target:
         """The target of some chains, with their rows of the condition: a slice, or their numbers (k,)."""
@@ -168,7 +172,10 @@ class Target:
     @cached_property
     def groups(self) -> Tensor | None:
         """(n,) labels, equal for chains whose rows of the condition are equal to the bit; None if there is none."""
-        return labels(self.condition)
+        if not self.condition:
+            return None
+        columns = torch.stack([_labels(value.cpu()) for value in self.condition.values()], 1)
+        return columns[:, 0] if columns.shape[1] == 1 else torch.unique(columns, dim=0, return_inverse=True)[1]
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         """n starting points from a callable ``init``, one for each row of the condition if it asks for them."""
@@ -179,3 +186,52 @@ class Target:
     def __repr__(self) -> str:
         init = f"init {tuple(self.init.shape)}" if isinstance(self.init, Tensor) else "init from a function"
         return f"Target({self.name}, {self.table!r}, {init})"
+
+
+def checked(condition: Any) -> dict[str, Tensor]:
+    """Names to tensors (n, ...), all of one n; lists and arrays become tensors. None is no condition."""
+    if condition is None:
+        return {}
+    if not isinstance(condition, Mapping) or not all(isinstance(name, str) for name in condition):
+        kind = type(condition).__name__
+        raise SettingError(f"condition is a mapping of names to tensors with one row per chain, got {kind}")
+    found = {name: _tensor(name, value) for name, value in condition.items()}
+    if len({len(value) for value in found.values()}) > 1:
+        each = ", ".join(f"{len(value)} in {name}" for name, value in found.items())
+        raise ShapeError(f"the condition has different numbers of rows: {each}; give one row a chain to each")
+    return found
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    try:
+        found = torch.as_tensor(value).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SettingError(f"condition[{name!r}] is not a tensor: {type(value).__name__} ({error})") from error
+    if found.ndim < 1 or not len(found):
+        raise ShapeError(
+            f"condition[{name!r}] has shape {tuple(found.shape)}; give one row per chain, (n, ...): expand one row by "
+            "value.expand(n, *value.shape)"
+        )
+    return found
+
+
+def take_rows(condition: Mapping[str, Tensor], index: slice | Tensor) -> dict[str, Tensor]:
+    """The rows of some chains: a slice, or their numbers (k,)."""
+    if isinstance(index, slice):
+        return {name: value[index] for name, value in condition.items()}
+    return {name: value[index.to(value.device)] for name, value in condition.items()}
+
+
+def fitted(condition: Mapping[str, Tensor], x: Tensor) -> dict[str, Tensor]:
+    """On the device of x, floating-point numbers in its dtype; labels stay whole numbers."""
+    return {name: value.to(x) if value.is_floating_point() else value.to(x.device) for name, value in condition.items()}
+
+
+def _labels(value: Tensor) -> Tensor:
+    """(n,) numbers that are equal where the rows of one tensor are equal to the bit."""
+    rows = value.reshape(len(value), -1).contiguous()
+    if rows.shape[1] == 1 and not rows.is_complex() and rows.dtype != torch.bool:
+        return torch.unique(rows[:, 0], return_inverse=True)[1]
+    seen = dict[bytes, int]()
+    bits = rows.view(torch.uint8).numpy()
+    return torch.tensor([seen.setdefault(hashlib.blake2b(row).digest(), len(seen)) for row in bits])

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from casal.checks import whole_number
 from casal.errors import SettingError
-from casal.targets.base import Table, Target
-from casal.targets.conditions import checked
-from casal.targets.noise import (
+from casal.targets.base import Table, Target, checked
+from casal.targets.network import (
     Network,
     along,
     column,

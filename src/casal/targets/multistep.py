@@ -19,7 +19,7 @@ from torch import Tensor
 
 from casal.errors import SettingError
 from casal.targets.base import Table, Target
-from casal.targets.noise import implicit_rows, next_values
+from casal.targets.network import implicit_rows, next_values
 
 LONGEST = 3
 """Estimates before the present one that a row may use."""

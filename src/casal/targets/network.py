@@ -1,9 +1,9 @@
-"""Shared by all families that learn from noise. Before every row of their tables x = alpha x0 + sigma noise, so
+"""How a network is called, and what it predicts. Before every row of its table x = alpha x0 + sigma noise, so
 
     x0_hat(x)    = (x + sigma^2 score(x)) / alpha      (Tweedie: the mean of x0 given x)
     noise_hat(x) = -sigma score(x)                     (the mean of the noise given x)
 
-and a network that predicts any of the three predicts them all.
+and a network that predicts any of the three predicts them all. What tables of such networks share is here too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from casal.checks import event_shape, one_of
 from casal.errors import DtypeError, SettingError, ShapeError
-from casal.targets.conditions import fitted, take_rows
+from casal.targets.base import fitted, take_rows
 
 PREDICTIONS: Mapping[str, str] = {
     "eps": "eps",
@@ -40,7 +40,7 @@ class Network:
 
     "scalar" hands it a tensor without dimensions, "batch" one of shape (n,). "auto" tries the first, goes over to the
     second if the function raises or returns another shape than that of x, and remembers what worked. One chain alone
-    settles nothing: there a function meant for (n,) may take a number by luck.
+    decides nothing: there a function meant for (n,) may take a number by luck.
 
     Times that differ between chains (a per-chain sigma of ``denoise``) go to a "scalar" function in groups of equal
     time, one call each; say "batch" if yours takes them all at once. The rows of a condition go along as keywords, on
@@ -67,7 +67,7 @@ class Network:
         if t.ndim == 0:
             return self._common(x, t, given)
         if len(x) > 1 and self.form == "auto":
-            self._common(x[:2], t[0], take_rows(given, slice(0, 2)))  # settles the form
+            self._common(x[:2], t[0], take_rows(given, slice(0, 2)))  # finds the form
         return self._run(x, t, given) if self.form == "batch" else self._grouped(x, t, given)
 
     def _common(self, x: Tensor, t: Tensor, given: Mapping[str, Tensor]) -> Tensor:
@@ -224,20 +224,6 @@ def gaussian_start(
         return scale * torch.randn((n, *event), generator=generator, dtype=dtype, device=generator.device)
 
     return init
-
-
-def noise_levels(sigmas: Tensor | Sequence[float]) -> Tensor:
-    """Noise levels (L,) float64, finite, > 0 and strictly decreasing."""
-    levels = column(sigmas, "sigmas")
-    if not bool((levels > 0).all()):
-        raise SettingError(f"sigmas must be > 0; the smallest is {float(levels.min()):g}")
-    if not bool((levels.diff() < 0).all()):
-        where = int((levels.diff() >= 0).nonzero()[0])
-        raise SettingError(
-            f"sigmas must decrease strictly; sigmas[{where}] = {float(levels[where]):g} is followed by "
-            f"{float(levels[where + 1]):g}; sort them from noise to data"
-        )
-    return levels
 
 
 def column(values: Any, name: str) -> Tensor:

@@ -1,8 +1,9 @@
-"""Observations of a Gaussian, with noise and without, where the mean of x0 given the state and y is known."""
+"""Observations, decoded observations and soft terms: against closed forms of a Gaussian and finite differences."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import casal
 from casal.errors import InfeasibleSet, SettingError, ShapeError
+from casal.targets import Target, slope
 
 from .gaussian import BETAS_3, COVARIANCE_3, MEAN_3, Moments, eps_3, library_steps
 from .gaussian import law as law_after
@@ -359,3 +361,307 @@ def test_a_covariance_of_another_size_is_refused() -> None:
         casal.posterior(prior, rows, values, 0.1, covariance=torch.eye(3))
     with pytest.raises(SettingError, match="needs covariance="):
         casal.posterior(prior, rows, values, 0.1, way="gaussian")
+
+
+# --------------------------------------------------------------------------- decoded observations
+
+
+DECODER = torch.tensor(
+    [[1.0, 0.2, 0.0], [0.3, -1.0, 0.5], [0.0, 0.4, 0.9], [0.7, 0.0, -0.3], [0.1, 0.6, 0.2]], dtype=F64
+)
+LINEAR = casal.Linear(DECODER)
+ROWS = torch.tensor([[1.0, 0.0, 0.0, 0.0, 1.0], [0.0, 0.5, 0.0, 1.0, 0.0]], dtype=F64)
+CODE = torch.tensor([[0.4, -0.8, 0.3]], dtype=F64)
+VALUES = (CODE @ DECODER.T @ ROWS.T)[0]
+ROWS_MET = casal.Affine(ROWS, VALUES)
+
+
+def encoded(z: Tensor) -> Tensor:
+    return LINEAR.pinv(z, (3,))
+
+
+def curved(x: Tensor) -> Tensor:
+    return torch.tanh(x @ DECODER.T)
+
+
+def learned(z: Tensor) -> Tensor:
+    """Some encoder that inverts nothing exactly."""
+    return torch.sin(z) @ DECODER
+
+
+def bent(x: Tensor, s: Tensor) -> Tensor:
+    """Some denoiser."""
+    return torch.tanh(x / (1 + s**2)) + 0.1 * x / (1 + s**2)
+
+
+def latent_prior(steps: int = 30) -> casal.Target:
+    return casal.edm(bent, casal.karras_sigmas(steps, 0.02, 10.0), shape=3, churn=1.0, dtype=F64)
+
+
+def latents(n: int = 4) -> Tensor:
+    return torch.randn((n, 3), generator=torch.Generator().manual_seed(1), dtype=F64)
+
+
+@pytest.mark.parametrize("pair", [(LINEAR, encoded), (curved, learned)], ids=["linear", "curved"])
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0), (3.0, 0.4)], ids=str)
+def test_the_score_is_the_gradient_of_what_is_printed(
+    pair: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]], weights: tuple[float, float]
+) -> None:
+    decode, encode = pair
+    weight, gluing = weights
+    target, sigma = latent_prior(), float(latent_prior().table.t[12])
+    inverse = ROWS.T @ torch.linalg.inv(ROWS @ ROWS.T)
+
+    def cost(x: Tensor) -> Tensor:
+        clean = bent(x, torch.tensor(sigma, dtype=F64))
+        z = decode(clean)
+        gap = VALUES - z @ ROWS.T
+        return weight * gap.norm(dim=1) + gluing * (clean - encode(z + gap @ inverse.T)).norm(dim=1)
+
+    given = casal.latent_posterior(target, decode, encode, ROWS, VALUES, weight=weight, gluing=gluing)
+    slope = target.score(latents(), target.table.t[12]) - given.score(latents(), target.table.t[12])
+    for k in range(3):
+        step = 1e-6 * torch.eye(3, dtype=F64)[k]
+        numeric = (cost(latents() + step) - cost(latents() - step)) / 2e-6
+        torch.testing.assert_close(slope[:, k], numeric, atol=1e-7, rtol=1e-6)
+    assert given.denoise is not None
+    tweedie = latents() + sigma**2 * given.score(latents(), target.table.t[12])
+    torch.testing.assert_close(tweedie, given.denoise(latents(), torch.tensor(sigma, dtype=F64)), atol=1e-9, rtol=1e-9)
+
+
+def test_without_gluing_and_decoder_it_is_dps() -> None:
+    matrix, values = ROWS[:, :3], VALUES
+    latent = casal.latent_posterior(latent_prior(), lambda x: x, lambda z: z, matrix, values, weight=2.0, gluing=0.0)
+    plain = casal.posterior(latent_prior(), matrix, values, 1.0, way="dps", weight=2.0)
+    for t in latent_prior().table.t[::7]:
+        torch.testing.assert_close(latent.score(latents(), t), plain.score(latents(), t), atol=1e-9, rtol=1e-9)
+
+
+def test_the_weight_of_dps_may_depend_on_the_noise_level() -> None:
+    """w / s at level s is the number w / s there; latent_prior() is an EDM, whose times are its levels."""
+    matrix, values = ROWS[:, :3], VALUES
+    falling = casal.posterior(latent_prior(), matrix, values, 1.0, way="dps", weight=lambda s: 2.0 / s)
+    assert falling.denoise is not None
+    for t in latent_prior().table.t[::7]:
+        number = casal.posterior(latent_prior(), matrix, values, 1.0, way="dps", weight=2.0 / float(t))
+        torch.testing.assert_close(falling.score(latents(), t), number.score(latents(), t), atol=1e-9, rtol=1e-9)
+    several = torch.linspace(0.5, 2.0, len(latents()), dtype=F64)  # one level a chain
+    one_by_one = [falling.denoise(latents()[k : k + 1], several[k]) for k in range(len(several))]
+    torch.testing.assert_close(falling.denoise(latents(), several), torch.cat(one_by_one))
+
+
+def test_a_code_that_fits_is_left_alone() -> None:
+    """D = the code itself: the observation holds, and it is a fixed point of encode and decode."""
+    known = casal.edm(lambda x, s: CODE + 0 * x, [2.0, 1.0], shape=3, dtype=F64)
+    given = casal.latent_posterior(known, LINEAR, encoded, ROWS, VALUES, weight=1.0, gluing=1.0)
+    torch.testing.assert_close(given.score(latents(), known.table.t[0]), known.score(latents(), known.table.t[0]))
+
+
+def test_samples_come_nearer_to_the_observation_and_stay_codes() -> None:
+    free = casal.sample(latent_prior(), ROWS_MET, casal.Unconstrained(), 200, seed=0, decoder=LINEAR)
+    given = casal.latent_posterior(latent_prior(), LINEAR, encoded, ROWS, VALUES, weight=5.0, gluing=1.0)
+    guided = casal.sample(given, ROWS_MET, casal.Unconstrained(), 200, seed=0, decoder=LINEAR)
+    misfit = [float((r.samples @ ROWS.T - VALUES).norm(dim=1).mean()) for r in (free, guided)]
+    assert misfit[1] < 0.3 * misfit[0]
+    strict = casal.sample(given, ROWS_MET, casal.FinalProjection(), 200, seed=0, decoder=LINEAR, tol=1e-12)
+    assert bool(strict.certificate.feasible.all())
+
+    def apart(z: Tensor) -> float:
+        """How far the strict samples are from being decoded codes."""
+        return float((z - LINEAR(encoded(z))).norm(dim=1).mean())
+
+    loose = casal.sample(latent_prior(), ROWS_MET, casal.FinalProjection(), 200, seed=0, decoder=LINEAR)
+    assert apart(strict.samples) < 0.3 * apart(loose.samples)
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(SettingError, match=r"gluing must be finite and >= 0, got -1"):
+        casal.latent_posterior(latent_prior(), LINEAR, encoded, ROWS, VALUES, gluing=-1.0)
+    with pytest.raises(ShapeError, match=r"encode returned \(4, 5\) for latents \(4, 3\)"):
+        casal.latent_posterior(latent_prior(), LINEAR, lambda z: z, ROWS, VALUES).score(
+            latents(), latent_prior().table.t[0]
+        )
+    with pytest.raises(ShapeError, match=r"H has 5 columns, events \(3,\) have 3"):
+        casal.latent_posterior(latent_prior(), lambda x: x, encoded, ROWS, VALUES).score(
+            latents(), latent_prior().table.t[0]
+        )
+    static = casal.langevin(lambda x: x, steps=3, step_size=0.1, init=torch.zeros(2, 3))
+    with pytest.raises(SettingError, match="no noise levels"):
+        casal.latent_posterior(static, LINEAR, encoded, ROWS, VALUES)
+
+
+# ------------------------------------------------------------------------------------- soft terms
+
+
+TIME = torch.tensor(0.0, dtype=torch.float64)
+CENTRE = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+SPREAD = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+
+
+def potential(x: Tensor) -> Tensor:
+    return ((x - CENTRE.to(x)) / SPREAD.to(x)).square().sum(1) / 2
+
+
+def quadratic(x: Tensor) -> Tensor:
+    return 3.0 * x[:, 0] - x.square().sum(1)
+
+
+def fixed(**options: Any) -> Target:
+    settings: dict[str, Any] = {"steps": 20, "step_size": 0.05, "init": torch.zeros(8, 3, dtype=torch.float64)}
+    return casal.energy(potential, **settings | options)
+
+
+def noisy() -> Target:
+    return casal.edm(lambda x, s: x / (1 + s**2), [20.0, 1.0, 0.1], shape=(3,), churn=1.0, dtype=torch.float64)
+
+
+def clean_points(n: int = 5) -> Tensor:
+    return torch.randn((n, 3), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+# ------------------------------------------------------------------------------------------- fixed densities
+
+
+def test_a_fixed_density_has_the_term_in_score_and_potential() -> None:
+    """N(m, s^2) exp(3 x_1 - |x|^2) is Gaussian, of precision 1/s^2 + 2 and known mean."""
+    target, x = casal.tilted(fixed(), quadratic), clean_points()
+    precision = SPREAD**-2 + 2.0
+    mean = (CENTRE / SPREAD**2 + torch.tensor([3.0, 0.0, 0.0])) / precision
+    torch.testing.assert_close(target.score(x, TIME), -precision * (x - mean), rtol=1e-13, atol=1e-13)
+    assert target.potential is not None and target.log_weight is None
+    found = target.potential(x) - (precision * (x - mean).square()).sum(1) / 2
+    assert float((found - found[0]).abs().max()) < 1e-12  # the same up to a constant
+
+
+def test_a_gradient_alone_will_do() -> None:
+    prior = casal.langevin(lambda x: x, steps=5, step_size=0.1, init=clean_points())
+    target = casal.tilted(prior, lambda x: x.sin().sum(1))
+    torch.testing.assert_close(target.score(clean_points(), TIME), clean_points().cos() - clean_points())
+    assert target.potential is None
+
+
+def test_open_settings_stay_open_and_every_method_works() -> None:
+    prior = fixed(step_size="auto", preconditioner="auto", init=torch.randn((64, 3), dtype=torch.float64))
+    target = casal.tilted(prior, quadratic, name="mine")
+    assert target.tune == prior.tune and target.tune is not None and target.name == "mine"
+    for method in (casal.CASAL(10.0), casal.WeightedCASAL(30.0)):
+        result = casal.sample(target, casal.Sphere(1.0), method, 64)
+        assert bool(result.certificate.feasible.all())
+
+
+def test_float32_stays_float32() -> None:
+    target = casal.tilted(fixed(init=torch.zeros(8, 3)), quadratic)
+    assert target.score(clean_points().float(), TIME).dtype == torch.float32
+
+
+def test_a_tilted_score_can_be_differentiated() -> None:
+    prior = casal.langevin(lambda x: x, steps=5, step_size=0.1, init=clean_points())
+    target, x = casal.tilted(prior, quadratic), clean_points().requires_grad_()
+    (found,) = torch.autograd.grad(target.score(x, TIME).sum(), x)
+    torch.testing.assert_close(found, torch.full_like(found, -3.0))
+
+
+def test_terms_of_a_fixed_density_add() -> None:
+    once = casal.tilted(fixed(), lambda x: quadratic(x) + x.sin().sum(1))
+    twice = casal.tilted(casal.tilted(fixed(), quadratic), lambda x: x.sin().sum(1))
+    torch.testing.assert_close(once.score(clean_points(), TIME), twice.score(clean_points(), TIME))
+
+
+# ------------------------------------------------------------------------------------------- models under noise
+
+
+def test_a_model_under_noise_hands_the_term_on() -> None:
+    prior = noisy()
+    target = casal.tilted(prior, quadratic)
+    assert target.log_weight is quadratic and target.name == "tilted edm"
+    assert target.score is prior.score and target.denoise is prior.denoise
+
+
+def test_terms_of_a_model_under_noise_add() -> None:
+    target = casal.tilted(casal.tilted(noisy(), quadratic), lambda x: x.sin().sum(1))
+    assert target.log_weight is not None
+    torch.testing.assert_close(
+        target.log_weight(clean_points()), quadratic(clean_points()) + clean_points().sin().sum(1)
+    )
+
+
+def test_observations_keep_the_term() -> None:
+    target = casal.tilted(noisy(), quadratic)
+    H, y = torch.eye(3, dtype=torch.float64)[:1], torch.ones(1, dtype=torch.float64)
+    assert casal.posterior(target, H, y, 0.1).log_weight is quadratic
+    assert casal.latent_posterior(target, lambda x: x, lambda z: z, H, y).log_weight is quadratic
+    assert casal.tilted(casal.posterior(noisy(), H, y, 0.1), quadratic).log_weight is quadratic
+
+
+def test_the_term_is_tried_at_a_clean_sample_and_not_at_noise() -> None:
+    """At the first noise level a point is 20 away from zero, and the square root has no value there."""
+    target = casal.tilted(noisy(), lambda x: (4.0 - x.square().sum(1)).sqrt())
+    assert target.log_weight is not None
+
+
+def test_slope_is_the_gradient() -> None:
+    torch.testing.assert_close(
+        slope(quadratic, clean_points()), torch.tensor([3.0, 0.0, 0.0], dtype=torch.float64) - 2 * clean_points()
+    )
+
+
+# ------------------------------------------------------------------------------------------- what is refused
+
+
+class Once(torch.autograd.Function):
+    """A sum of squares that can be differentiated once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.square().sum(1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 2 * g[:, None] * ctx.saved_tensors[0]
+
+
+def once(x: Tensor) -> Tensor:
+    found: Tensor = Once.apply(x)  # type: ignore[no-untyped-call]
+    return found
+
+
+@pytest.mark.parametrize("make", [fixed, noisy])
+@pytest.mark.parametrize(
+    ("term", "kind", "message"),
+    [
+        (3.0, SettingError, "must be a function"),
+        (lambda x: x, ShapeError, r"returned \(1, 3\) .* sum over all other dimensions"),
+        (lambda x: x.sum(), ShapeError, r"one number per row \(1,\)"),
+        (lambda x: 1.0, ShapeError, "returned float"),
+        (lambda x: x.detach().sum(1), SettingError, "cannot differentiate through log_weight; .* without no_grad"),
+        (lambda x: (x.sum(1) * 0.0).log(), SettingError, "log_weight is not finite"),
+        (lambda x: (0.0 * x).norm(dim=1).sqrt(), SettingError, "gradient of log_weight is not finite"),
+    ],
+)
+def test_terms_that_cannot_work_are_refused_with_the_way_out(make: Any, term: Any, kind: Any, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        casal.tilted(make(), term)
+
+
+def test_second_derivatives_are_needed_under_noise_only() -> None:
+    with pytest.raises(SettingError, match=r"no second derivatives of log_weight.* differentiated twice"):
+        casal.tilted(noisy(), once)
+    found = casal.tilted(fixed(), once).score(clean_points(), TIME)
+    torch.testing.assert_close(found, fixed().score(clean_points(), TIME) + 2 * clean_points())
+    assert casal.tilted(noisy(), lambda x: x[:, 0]).log_weight is not None  # a linear term has none, and needs none
+
+
+def test_methods_that_do_not_see_the_term_are_refused() -> None:
+    target, constraint = casal.tilted(noisy(), quadratic), casal.Affine([[1.0, 1.0, 1.0]], [0.5])
+    for method in (casal.FinalProjection(), casal.SplitGibbs(0.2), casal.Twisted(30.0), casal.CASAL(10.0)):
+        with pytest.raises(SettingError, match=f"{method.name} takes no account .* take casal.LookAhead"):
+            casal.sample(target, constraint, method, 8)
+
+
+def test_auto_takes_the_method_that_does() -> None:
+    target = casal.tilted(noisy(), quadratic)
+    result = casal.sample(target, casal.Affine([[1.0, 1.0, 1.0]], [0.5]), "auto", 16)
+    assert bool(result.certificate.feasible.all())
+    assert result.provenance["method"] == "LookAhead" and "soft term" in result.provenance["choice"]

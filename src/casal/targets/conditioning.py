@@ -1,7 +1,17 @@
-"""Linear observations of the clean sample, added to the score of a diffusion or flow model.
+"""Models given more than their training data: ``guided``, ``tilted``, ``posterior`` and ``latent_posterior``.
 
-Observed is y = H x0 + noise of covariance R. Given the noisy state x = alpha x0 + sigma noise, with u = x / alpha and
-s = sigma / alpha, the model knows the mean D(u) of x0 and, through the derivative of D, its covariance V = s^2 dD/du.
+**Guidance** moves the score of a conditional network away from its score without the condition.
+
+**Soft terms** weight a model by a function t of the clean sample, p(x0) exp(t(x0)) / constant: the log-likelihood of
+any observation, a reward, or a bias along a collective variable. The set that samples must lie in is another matter: it
+stays strict, and t weighs the samples inside it. Of a fixed density t is simply part of the density: score + grad t,
+potential - t. Of a model that is known under noise it is not: given a noisy point x its factor is E[exp(t(x0)) | x],
+which no score contains. There t is handed on, and ``casal.LookAhead`` estimates this factor and corrects for it by
+weights.
+
+**Linear observations** y = H x0 + noise of covariance R are added to the score of a diffusion or flow model. Given the
+noisy state x = alpha x0 + sigma noise, with u = x / alpha and s = sigma / alpha, the model knows the mean D(u) of x0
+and, through the derivative of D, its covariance V = s^2 dD/du.
 If x0 were Gaussian given x, its mean given y too would be
 
     D_y = D + V H^T (H V H^T + R)^-1 (y - H D),
@@ -26,7 +36,7 @@ Behind a decoder the observation is of A(x0), and ``latent_posterior`` guides th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -36,9 +46,9 @@ from torch import Tensor
 
 from casal.checks import one_of, whole_number
 from casal.errors import InfeasibleSet, SettingError, ShapeError
-from casal.linalg import conjugate_gradients
+from casal.linalg import cholesky_solver, conjugate_gradients
 from casal.targets.base import Target
-from casal.targets.noise import along, noise_level
+from casal.targets.network import along, noise_level
 
 WAYS = ("moment", "pigdm", "dps", "flat", "gaussian")
 
@@ -52,8 +62,257 @@ RIDGE = 1e-13
 """Added to a preconditioner, in units of its largest diagonal entry: exact rows may see directions without variance."""
 
 Map = Callable[[Tensor], Tensor]
+Term = Callable[[Tensor], Tensor]
 Correction = Callable[[Map, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | float]]
 """(x -> D, x, alpha, sigma / alpha) -> the estimate of x0 given y too, and a term to subtract from the score."""
+
+
+def guided(target: Target, scale: float, unconditional: Mapping[str, Any]) -> Target:
+    """Apply classifier-free guidance to a model, with a condition c and the value u for no condition:
+
+        score_g(x, t) = score(x, t; u) + scale (score(x, t; c) - score(x, t; u)),
+
+    and the same for the denoiser. What the network predicts (noise, clean sample, velocity) does not matter, since the
+    score is linear in it at every x and t. Both halves are one call of the network with twice the chains; it counts as
+    one evaluation. scale = 1 is the model itself, and scale = 0 the model without its condition.
+
+    Guidance changes the model: with scale != 1 the scores of different noise levels belong to no common density, so
+    that samples follow the guided sampler and not p(x0 | c) to some power. A method that promises the distribution of
+    a model on a set promises it for a model, which this is not; the result says so in ``fidelity.reasons``. A fixed
+    density is the exception: it becomes p(x; u)^(1 - scale) p(x; c)^scale, and the promise holds.
+
+    Args:
+        target: A target with a ``condition``.
+        scale: Strength. In diffusers' words it is ``guidance_scale``; papers that write (1 + w) c - w u mean w + 1.
+        unconditional: What stands for no condition: names of the condition to a value of one row, such as a null label
+            or the embedding of an empty text. Names that are left out keep the value that the chain has.
+
+    References:
+        Ho and Salimans (2022), Classifier-free diffusion guidance, eq. 6.
+
+    >>> from casal.targets import edm
+    >>> network = lambda x, s, label: label[:, None] * torch.ones_like(x)
+    >>> target = edm(network, [2.0, 1.0], shape=2, condition={"label": torch.tensor([1, 3])})
+    >>> stronger = guided(target, 2.0, {"label": 0})
+    >>> stronger.denoise(torch.zeros(2, 2), torch.tensor(1.0), **stronger.condition)
+    tensor([[2., 2.],
+            [6., 6.]])
+    """
+    if not target.condition:
+        raise SettingError(f"{target.name} has no condition to be guided by; give its family condition={{...}}")
+    if not isinstance(scale, int | float) or not -float("inf") < scale < float("inf"):
+        raise SettingError(f"scale must be a finite number, got {scale!r}; 1 is no guidance")
+    none = unconditional_rows(target.condition, unconditional, target.name)
+    if scale == 1:
+        return target
+    note = () if target.table.static else (guidance_note(scale),)
+    return replace(
+        target,
+        score=_Guided(target.score, scale, none),
+        potential=None if target.potential is None else _Guided(target.potential, scale, none),
+        denoise=None if target.denoise is None else _Guided(target.denoise, scale, none),
+        init=_GuidedStart(target.init, scale, none)
+        if target.conditional_init and callable(target.init)
+        else target.init,
+        name=f"guided {target.name}",
+        notes=target.notes + note,
+    )
+
+
+def guidance_note(scale: float) -> str:
+    """What a reader of a result must know of a guided model."""
+    return (
+        f"classifier-free guidance with scale {scale:g} changes the model: its scores belong to no common density, so "
+        "what the samples follow on the set is the guided sampler, not the density given the condition"
+    )
+
+
+def unconditional_rows(condition: Mapping[str, Tensor], unconditional: Any, owner: str) -> dict[str, Tensor]:
+    """What stands for no condition, (1, ...) each; ``owner`` is who has the condition, for messages."""
+    if not isinstance(unconditional, Mapping) or not unconditional:
+        raise SettingError(
+            f"unconditional maps names of the condition to their values for no condition, got {unconditional!r}"
+        )
+    rows = dict[str, Tensor]()
+    for name, value in unconditional.items():
+        if name not in condition:
+            known = ", ".join(condition)
+            raise SettingError(f"unconditional has {name!r}, which the condition of {owner} does not have: {known}")
+        like = condition[name]
+        row = torch.as_tensor(value, dtype=like.dtype, device=like.device).detach()
+        row = row[None] if row.ndim < like.ndim else row
+        if row.shape != (1, *like.shape[1:]):
+            raise ShapeError(
+                f"unconditional[{name!r}] has shape {tuple(torch.as_tensor(value).shape)}; give one row, "
+                f"{tuple(like.shape[1:])}"
+            )
+        rows[name] = row
+    return rows
+
+
+class _Guided:
+    """out(u) + scale (out(c) - out(u)) for a function of points, more arguments, and a condition: both in one call."""
+
+    def __init__(self, function: Callable[..., Tensor], scale: float, none: Mapping[str, Tensor]) -> None:
+        self.function, self.scale, self.none = function, scale, none
+
+    def __call__(self, x: Tensor, /, *more: Tensor, **condition: Tensor) -> Tensor:
+        both = {name: torch.cat([_like(self.none, name, value), value]) for name, value in condition.items()}
+        times = [torch.cat([t, t]) if isinstance(t, Tensor) and t.ndim else t for t in more]
+        without, given = self.function(torch.cat([x, x]), *times, **both).chunk(2)
+        return without + self.scale * (given - without)
+
+
+class _GuidedStart:
+    """The same for starting points that evaluate the network: both from the same random numbers."""
+
+    def __init__(self, init: Callable[..., Tensor], scale: float, none: Mapping[str, Tensor]) -> None:
+        self.init, self.scale, self.none = init, scale, none
+
+    def __call__(self, n: int, generator: torch.Generator, /, **condition: Tensor) -> Tensor:
+        before = generator.get_state()
+        without = self.init(n, generator, **{name: _like(self.none, name, v) for name, v in condition.items()})
+        generator.set_state(before)
+        return without + self.scale * (self.init(n, generator, **condition) - without)
+
+
+def _like(none: Mapping[str, Tensor], name: str, value: Tensor) -> Tensor:
+    """What stands for no condition, as many rows as ``value`` has; its own rows where nothing stands for it."""
+    return none[name].to(value).expand_as(value) if name in none else value
+
+
+def tilted(target: Target, log_weight: Term, *, name: str | None = None) -> Target:
+    """Weight a model by exp(t(x0)), where t is ``log_weight``:
+
+        p(x0) exp(t(x0)) / constant.
+
+    t may be anything that autograd can differentiate twice, with values up to a constant:
+
+        nonlinear observation y = h(x0) + N(0, r^2)      t(x0) = -|y - h(x0)|^2 / (2 r^2)
+        reward R at temperature T                        t(x0) = R(x0) / T
+        bias of a collective variable c towards v        t(x0) = -k (c(x0) - v)^2 / 2
+
+    On a diffusion or flow model take ``casal.LookAhead`` or "auto": other methods do not see t and are refused. On a
+    fixed density (``langevin``, ``energy``) every method works. Tilting twice adds the terms. Linear observations of a
+    Gaussian prior have an exact way without weights, ``casal.posterior``; it may be tilted too.
+
+    Args:
+        target: A target of any family.
+        log_weight: t, (n, *event) -> (n,), each row on its own, in the clean sample of the model. With a decoder that
+            is the latent sample: give ``lambda x: t(decoder(x))`` for a term of the decoded one.
+        name: Of the new target, for messages.
+
+    >>> from casal.targets import energy
+    >>> prior = energy(lambda x: x.square().sum(1) / 2, steps=10, step_size=0.1, init=torch.zeros(4, 2))
+    >>> target = tilted(prior, lambda x: 3.0 * x[:, 0])
+    >>> target.score(torch.zeros(1, 2), torch.tensor(0.0))
+    tensor([[3., 0.]])
+    >>> target.potential(torch.ones(1, 2))
+    tensor([-2.])
+    """
+    if not callable(log_weight):
+        raise SettingError(f"log_weight must be a function (n, *event) -> (n,), got {type(log_weight).__name__}")
+    name = name or f"tilted {target.name}"
+    table = target.table
+    if table.static:
+        _try(log_weight, _one_start(target), twice=False)
+        return _with_term(target, log_weight, name)
+    if table.alpha is None or table.sigma is None:
+        raise SettingError(
+            f"{target.name} is not a fixed density and has no noise levels, so its clean samples are not defined; "
+            "give its table alpha and sigma, x = alpha x0 + sigma noise"
+        )
+    x = _one_start(target) / float(table.alpha[0])
+    if target.denoise is not None:
+        with torch.no_grad():
+            first = target.take(slice(0, 1)).condition
+            x = target.denoise(x, table.sigma[0] / table.alpha[0], **first)  # a clean sample, as far as one is known
+    _try(log_weight, x, twice=True)
+    before = target.log_weight
+    both = log_weight if before is None else lambda x: before(x) + log_weight(x)
+    return replace(target, log_weight=both, name=name)
+
+
+def slope(log_weight: Term, x: Tensor) -> Tensor:
+    """grad t at points (n, *event), of their shape and dtype; can be differentiated where the caller does."""
+    differentiable = torch.is_grad_enabled() and x.requires_grad
+    with torch.enable_grad():
+        leaf = x if differentiable else x.detach().requires_grad_()
+        (found,) = torch.autograd.grad(log_weight(leaf).sum(), leaf, create_graph=differentiable)
+    return found
+
+
+def _with_term(target: Target, log_weight: Term, name: str) -> Target:
+    """A fixed density with the term as a part of it."""
+    potential = target.potential
+
+    def score(x: Tensor, t: Tensor, /, **given: Tensor) -> Tensor:
+        return target.score(x, t, **given) + slope(log_weight, x)
+
+    def less(x: Tensor, /, **given: Tensor) -> Tensor:
+        assert potential is not None
+        return potential(x, **given) - log_weight(x)
+
+    return replace(target, score=score, potential=None if potential is None else less, name=name)
+
+
+def _one_start(target: Target) -> Tensor:
+    """One starting point (1, *event)."""
+    init, stream = target.init, torch.Generator().manual_seed(0)
+    return (target.take(slice(0, 1)).draw(1, stream) if callable(init) else init[:1]).detach()
+
+
+def _try(log_weight: Term, x: Tensor, *, twice: bool) -> None:
+    """Call the term at a point, and differentiate it; twice where its curvature is used.
+
+    Raises:
+        ShapeError: It does not return one number for every row.
+        SettingError: It is not finite there, or autograd cannot differentiate it.
+    """
+    with torch.enable_grad():
+        leaf = x.clone().requires_grad_()
+        value = log_weight(leaf)
+        if not isinstance(value, Tensor) or tuple(value.shape) != (len(x),):
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ShapeError(
+                f"log_weight returned {got} for points {tuple(x.shape)}; it must return one number per row "
+                f"({len(x)},): sum over all other dimensions, such as (...).flatten(1).sum(1)"
+            )
+        _check_finite(value, "log_weight")
+        if not value.requires_grad:
+            raise SettingError(
+                "autograd cannot differentiate through log_weight; write it with torch functions of x, without "
+                "no_grad, detach, numpy and item()"
+            )
+        (gradient,) = torch.autograd.grad(value.sum(), leaf, create_graph=twice, allow_unused=True)
+        if gradient is None:
+            raise SettingError("log_weight does not depend on x; it must be a function of the clean sample")
+        _check_finite(gradient, "the gradient of log_weight")
+        if not twice:
+            return
+        message = (
+            "autograd finds no second derivatives of log_weight, which the look ahead needs; write it with torch "
+            "functions that can be differentiated twice"
+        )
+        if not gradient.requires_grad:  # linear, or its gradient is a constant for autograd alone
+            if not torch.equal(gradient, slope(log_weight, x + 1e-3 * (1.0 + x.abs()))):
+                raise SettingError(message)
+            return
+        try:
+            (curvature,) = torch.autograd.grad(gradient.sum(), leaf, allow_unused=True)
+        except RuntimeError as error:
+            raise SettingError(message) from error
+        if curvature is not None:
+            _check_finite(curvature, "the second derivative of log_weight")
+
+
+def _check_finite(value: Tensor, name: str) -> None:
+    if not bool(torch.isfinite(value).all()):
+        raise SettingError(
+            f"{name} is not finite at a starting point of the model, or at its estimate of the clean sample there; "
+            "keep away from square roots and norms at zero (add a small constant inside), and bound it where it "
+            "overflows"
+        )
 
 
 def posterior(
@@ -109,9 +368,9 @@ def posterior(
         if way == "gaussian" and spectrum is not None:
             mean = clean(x)
             return mean + spectrum.shift(here.gap(mean), here.noise, variance).reshape(mean.shape), 0.0
-        whole = torch.is_grad_enabled() and x.requires_grad  # the caller differentiates the posterior, as DPS does
+        differentiable = torch.is_grad_enabled() and x.requires_grad  # by the caller, as DPS does
         with torch.enable_grad():
-            leaf = x if whole else x.detach().requires_grad_()
+            leaf = x if differentiable else x.detach().requires_grad_()
             mean = clean(leaf)
             if not mean.requires_grad:
                 raise SettingError(
@@ -121,10 +380,10 @@ def posterior(
             def derivative(v: Tensor) -> Tensor:
                 """(dD/du)^T v = V v / s^2."""
                 right = v.reshape(mean.shape)
-                (pulled,) = torch.autograd.grad(mean, leaf, right, retain_graph=True, create_graph=whole)
+                (pulled,) = torch.autograd.grad(mean, leaf, right, retain_graph=True, create_graph=differentiable)
                 return (along(scale, x) * pulled).reshape(len(x), -1)
 
-            estimate = mean if whole else mean.detach()
+            estimate = mean if differentiable else mean.detach()
             step = weight(level) if callable(weight) else weight
             shift = _shift(way, here.gap(estimate), here, derivative, variance, iterations, step, spectrum)
         return estimate + shift.reshape(mean.shape), 0.0
@@ -282,10 +541,7 @@ class Spectrum:
         share = self.variances.to(F) / (self.variances.to(F) + at)
         system = (F * share[..., None, :]) @ F.T + torch.diag_embed(noise.to(F).square() / at)
         size = system.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
-        root = torch.linalg.cholesky(system + torch.diag_embed((RIDGE * size).expand(*size.shape[:-1], len(F))))
-        if variance.ndim == 0:
-            return lambda g: torch.cholesky_solve(g.to(F).T, root).T.to(g.dtype)
-        return lambda g: torch.cholesky_solve(g.to(F)[..., None], root)[..., 0].to(g.dtype)
+        return cholesky_solver(system + torch.diag_embed((RIDGE * size).expand(*size.shape[:-1], len(F))))
 
 
 def levels_of(target: Target) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
@@ -352,10 +608,7 @@ def _isotropic_solver(observation: Observation, variance: Tensor, share: Tensor)
     """g -> (share H H^T + R / s^2)^-1 g, in float64 inside; for one s, or one per chain."""
     H = observation.matrix.to(torch.float64)
     share, at = (value.to(H)[..., None, None] for value in (share, variance))
-    root = torch.linalg.cholesky(share * (H @ H.T) + torch.diag(observation.noise.to(H).square()) / at)
-    if variance.ndim == 0:
-        return lambda g: torch.cholesky_solve(g.to(H).T, root).T.to(g.dtype)
-    return lambda g: torch.cholesky_solve(g.to(H)[..., None], root)[..., 0].to(g.dtype)
+    return cholesky_solver(share * (H @ H.T) + torch.diag(observation.noise.to(H).square()) / at)
 
 
 def _shift(
