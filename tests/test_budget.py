@@ -36,7 +36,7 @@ class Package(NamedTuple):
 
 
 BUDGET = {
-    "casal": Package(files=6, code=430, constants=2, imports=1),
+    "casal": Package(files=6, code=434, constants=2, imports=1),  # linalg took a solver that targets had twice
     "constraints": Package(files=28, code=7903, constants=151, imports=13),
     "decoders": Package(files=8, code=945, constants=4, imports=4),
     "diagnostics": Package(files=12, code=1422, constants=70, imports=11),
@@ -44,7 +44,7 @@ BUDGET = {
     "methods": Package(files=29, code=5056, constants=129, imports=12),
     "sampling": Package(files=27, code=3444, constants=75, imports=13),
     "store": Package(files=5, code=613, constants=3, imports=2),
-    "targets": Package(files=15, code=1483, constants=15, imports=4),
+    "targets": Package(files=8, code=1403, constants=15, imports=4),
 }
 """By package; "casal" are the files that lie in none of them."""
 
@@ -116,7 +116,7 @@ def modules_imported(source: str) -> set[str]:
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
-    return {name for name in found if name.split(".")[0] == "casal"} - {"casal.errors", "casal.typing"}
+    return {name for name in found if name.split(".")[0] == "casal"} - {"casal.errors", "casal.checks"}
 
 
 def public_methods(source: str, name: str) -> set[str] | None:

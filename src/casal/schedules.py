@@ -11,26 +11,28 @@ from torch import Tensor
 
 from casal.errors import SettingError
 
+F64 = torch.float64
+
 Schedule: TypeAlias = Callable[[Any], Tensor]
-"""``schedule(table)`` -> (T,) float64; the built-in ones look only at ``len(table)``."""
+"""``schedule(table)`` -> (T,) float64; most built-in ones need only ``len(table)``."""
 
 
 @dataclass(frozen=True)
 class NamedSchedule:
-    """A schedule that can be printed, compared and saved: its name and arguments.
+    """A schedule that can be printed, compared and saved by its name and arguments.
 
     Attributes:
         name: The function of this module that made it.
         arguments: What it was called with.
-        values: The schedule itself.
+        values: (table, *arguments) -> (T,).
     """
 
     name: str
     arguments: tuple[float, ...]
-    values: Schedule = field(compare=False)
+    values: Callable[..., Tensor] = field(compare=False)
 
     def __call__(self, table: Any) -> Tensor:
-        return self.values(table)
+        return self.values(table, *self.arguments)
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(f'{value:g}' for value in self.arguments)})"
@@ -49,8 +51,7 @@ def constant(value: float) -> Schedule:
     >>> casal.constant(10.0)(target.table).tolist()
     [10.0, 10.0, 10.0]
     """
-    number = float(value)
-    return NamedSchedule("constant", (number,), lambda table: torch.full((len(table),), number, dtype=torch.float64))
+    return NamedSchedule("constant", (float(value),), lambda table, v: torch.full((len(table),), v, dtype=F64))
 
 
 def linear(first: float, last: float) -> Schedule:
@@ -60,7 +61,7 @@ def linear(first: float, last: float) -> Schedule:
     tensor([ 2., 11., 20.], dtype=torch.float64)
     """
     ends = float(first), float(last)
-    return NamedSchedule("linear", ends, lambda table: torch.linspace(*ends, len(table), dtype=torch.float64))
+    return NamedSchedule("linear", ends, lambda table, a, b: torch.linspace(a, b, len(table), dtype=F64))
 
 
 def geometric(first: float, last: float) -> Schedule:
@@ -71,14 +72,20 @@ def geometric(first: float, last: float) -> Schedule:
     """
     if first <= 0 or last <= 0:
         raise SettingError(f"a geometric schedule needs two positive ends, got {first} and {last}")
-    ends = float(first), float(last)
-    return NamedSchedule("geometric", ends, lambda table: _equal_ratios(*ends, len(table)))
+
+    def values(table: Any, a: float, b: float) -> Tensor:
+        found = a * (b / a) ** torch.linspace(0.0, 1.0, len(table), dtype=F64)
+        if len(table) > 1:
+            found[-1] = b
+        return found
+
+    return NamedSchedule("geometric", (float(first), float(last)), values)
 
 
 def inverse_variance(factor: float = 1.0) -> Schedule:
     """Ties the coupling to the noise left in the state of a diffusion or flow target: factor / (sigma / alpha)^2."""
 
-    def values(table: Any) -> Tensor:
+    def values(table: Any, factor: float) -> Tensor:
         if getattr(table, "alpha", None) is None:
             raise SettingError("inverse_variance needs the noise levels of a diffusion or flow target")
         return factor * (table.alpha / table.sigma).square()
@@ -89,7 +96,7 @@ def inverse_variance(factor: float = 1.0) -> Schedule:
 def constant_gain(kappa: float) -> Schedule:
     """Pulls x towards z by the same share kappa / (1 + kappa) at every row: kappa / b."""
 
-    def values(table: Any) -> Tensor:
+    def values(table: Any, kappa: float) -> Tensor:
         if not hasattr(table, "b"):
             raise SettingError("constant_gain needs the table of a target")
         return kappa / table.b
@@ -114,17 +121,10 @@ def schedule_from_spec(spec: Mapping[str, Any]) -> Schedule:
     return SCHEDULES[spec["schedule"]](*spec["arguments"])
 
 
-def _equal_ratios(first: float, last: float, steps: int) -> Tensor:
-    values = first * (last / first) ** torch.linspace(0.0, 1.0, steps, dtype=torch.float64)
-    if steps > 1:
-        values[-1] = last
-    return values
-
-
 def evaluate(value: float | Schedule, table: Sized, name: str, *, positive: bool = True) -> Tensor:
     """Turn a number or a schedule into its values (T,), checked: finite and, if asked, positive."""
     values = value(table) if callable(value) else constant(value)(table)
-    values = torch.as_tensor(values, dtype=torch.float64)
+    values = torch.as_tensor(values, dtype=F64)
     if tuple(values.shape) != (len(table),):
         raise SettingError(f"the schedule of {name} gave shape {tuple(values.shape)} for {len(table)} steps")
     bad = ~torch.isfinite(values) | ((values <= 0) if positive else (values < 0))
