@@ -16,7 +16,7 @@ import casal
 from casal.constraints import Budget, Constraint, Implicit
 from casal.errors import ProjectionError, SettingError, ShapeError
 from casal.methods import Context
-from casal.methods.smc import choose_finish
+from casal.methods.coupling import choose_finish
 from casal.methods.weighted import clean_score
 
 from .implicit_cases import CENTER, ROWS, ball, ellipsoid, energy, low, mass_energy, rows, sphere, torus

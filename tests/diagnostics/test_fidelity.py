@@ -7,11 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
 import casal
 from casal.diagnostics import Evidence, Fidelity, assess
-from casal.diagnostics.fidelity import FEWEST, LEAST_KEPT, REJECT, SHARE_OF_EVALUATIONS, slack
+from casal.diagnostics.fidelity import FEWEST, LEAST_KEPT, REJECT, SHARE_OF_EVALUATIONS, slack, two_sided_p
 
 from .populations import CENTRE, draws, evidence, gaussian, generator, score
 
@@ -302,3 +303,10 @@ def test_one_line() -> None:
     assert str(right).startswith("distribution trusted, for the modes found and this model (1000 effective ancestors, ")
     assert str(Fidelity("suspect", ("one", "two"), {})) == "distribution suspect: one (and 1 more in fidelity.reasons)"
     assert "\n" not in str(right)
+
+
+@pytest.mark.parametrize("degrees", [10.0, 49.0, 1000.0])
+def test_the_tail_of_student(degrees: float) -> None:
+    t = torch.linspace(0.0, 8.0, 33, dtype=torch.float64)
+    exact = torch.from_numpy(2.0 * stats.t.sf(t.numpy(), degrees))
+    assert float((two_sided_p(t, degrees) / exact).log().abs().max()) < 0.1

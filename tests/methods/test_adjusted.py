@@ -13,7 +13,7 @@ import casal
 from casal.methods import Context
 from casal.methods.adjusted import AdjustedState, adjusted_noise, adjusted_step, begin, warm
 from casal.methods.base import TableRow
-from casal.methods.smc import Groups
+from casal.methods.population import Groups
 
 from ..models import MODES, mode_shares, mode_weights_on_circle
 

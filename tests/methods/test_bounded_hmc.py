@@ -25,7 +25,7 @@ from casal.methods.bounded_hmc import (
     restricted,
     shared_weights,
 )
-from casal.methods.smc import Groups
+from casal.methods.population import Groups
 
 F = torch.float64
 INF = math.inf

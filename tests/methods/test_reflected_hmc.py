@@ -14,6 +14,7 @@ from casal.errors import CasalWarning, SettingError
 from casal.methods import Context, memory, reflected_hmc
 from casal.methods.base import generator_of
 from casal.methods.bounded_hmc import Bounds
+from casal.methods.population import Groups, largest_share
 from casal.methods.reflected_hmc import (
     LEAST_ESS,
     PACES,
@@ -23,12 +24,10 @@ from casal.methods.reflected_hmc import (
     drift,
     fold,
     inside_bounds,
-    next_share,
     onto_equation,
     unit_normal,
     widest,
 )
-from casal.methods.smc import Groups
 
 F = torch.float64
 INF = math.inf
@@ -449,10 +448,10 @@ def test_the_next_share_leaves_enough_chains() -> None:
     """A quarter of the chains with gain 7, the others 0: the effective share is (w + 3)^2 / (4 (w^2 + 3))."""
     gain = torch.zeros(400, dtype=F)
     gain[:100] = 7.0
-    b = next_share(Groups(), torch.zeros(400, dtype=F), 0.2, gain)
+    b = largest_share(Groups(), 0.2, gain, LEAST_ESS)
     w = math.exp(7.0 * (b - 0.2))
     assert (w + 3) ** 2 / (4 * (w**2 + 3)) == pytest.approx(LEAST_ESS, abs=1e-9)
-    assert next_share(Groups(), torch.zeros(400, dtype=F), 0.9, gain) == 1.0
+    assert largest_share(Groups(), 0.9, gain, LEAST_ESS) == 1.0
 
 
 def test_the_widest_direction_is_that_of_the_population_not_of_noise() -> None:

@@ -11,19 +11,8 @@ import torch
 import casal
 from casal.constraints import Constraint
 from casal.methods import Context, Stage
-from casal.methods.smc import (
-    LEAST_INSIDE,
-    RUNGS_ALONE,
-    Groups,
-    Landed,
-    Rung,
-    choose_finish,
-    effective_size,
-    rungs_alone,
-    systematic,
-    top_for_inside,
-    top_for_spread,
-)
+from casal.methods.coupling import LEAST_INSIDE, Finish, Level, choose_finish, top_for_inside, top_for_spread
+from casal.methods.population import LEVELS_ALONE, Groups, allowed_growth, effective_size
 from casal.methods.weighted import clean_score
 
 from ..linear_gaussian import (
@@ -132,7 +121,7 @@ def test_the_final_weight_is_exact_at_every_rho(rho: float) -> None:
         return float((w * z[:, 0]).sum()), float((w * z[:, 1].square()).sum().sqrt())
 
     start = casal.WeightedCASAL(rho).init(p, x, torch.Generator())
-    inside, change = Landed(clean_score)._look(p, start, slice(None))
+    inside, change = Finish(clean_score).correction(p, start, slice(None))
     assert bool(inside.all())
     corrected = moments(log_pi + change)
     assert corrected[0] == pytest.approx(exact["mean_x"], abs=2e-5)
@@ -167,7 +156,9 @@ def test_the_final_weight_judges_the_foot_on_the_equations(rho: float) -> None:
     z = segment.project(x)
     offset = x - torch.as_tensor(MEAN)
     log_pi = -0.5 * ((offset @ torch.as_tensor(PRECISION)) * offset).sum(1) - rho / 2 * (x - z).square().sum(1)
-    inside, change = Landed(clean_score)._look(p, casal.WeightedCASAL(rho).init(p, x, torch.Generator()), slice(None))
+    inside, change = Finish(clean_score).correction(
+        p, casal.WeightedCASAL(rho).init(p, x, torch.Generator()), slice(None)
+    )
     w = torch.softmax(torch.where(inside, log_pi + change, -torch.inf), 0)
     along = torch.linspace(0.0, 1.0, 20001, dtype=torch.float64)
     on = torch.stack([along, 1.0 - along], dim=1) - torch.as_tensor(MEAN)
@@ -184,7 +175,7 @@ def test_the_rungs_of_an_adaptive_ladder_climb_to_the_top() -> None:
         rho, at = result.trace["rho"].numpy(), result.trace["exchange_step"].numpy()
         assert (np.diff(rho[:-1]) > 0).all()
         assert rho[-1] == 250.0
-        assert at[0] == 40 and at[-1] == 198 and np.diff(at).max() <= RUNGS_ALONE
+        assert at[0] == 40 and at[-1] == 198 and np.diff(at).max() <= LEVELS_ALONE
     assert len(rho) == 200 - 40 - 2 + 1, "with ess = 1 chains meet at every rung"
 
 
@@ -226,12 +217,12 @@ def test_passing_by_a_meeting_and_moving_chains_by_number_change_no_bit(kind: ty
 def test_chains_may_climb_until_their_weights_become_uneven() -> None:
     """Normal log-weights of spread v are worth exp(-v^2) of their chains."""
     half = torch.randn(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    room = rungs_alone(1.0, 0.7, float(half.std()))
+    room = allowed_growth(1.0, 0.7, float(half.std()))
     for rho, share in ((room, 0.7), (room / 2, 0.7**0.25)):
         assert float(effective_size(torch.softmax(-rho * half, 0))) / len(half) == pytest.approx(share, rel=0.02)
-    assert rungs_alone(0.7**0.25, 0.7, 1.0) == pytest.approx(rungs_alone(1.0, 0.7, 1.0) / 2)
-    assert rungs_alone(0.69, 0.7, 1.0) == rungs_alone(1.0, 0.7, 1.0), "below the share chains are resampled"
-    assert rungs_alone(1.0, 1.0, 1.0) == 0.0
+    assert allowed_growth(0.7**0.25, 0.7, 1.0) == pytest.approx(allowed_growth(1.0, 0.7, 1.0) / 2)
+    assert allowed_growth(0.69, 0.7, 1.0) == allowed_growth(1.0, 0.7, 1.0), "below the share chains are resampled"
+    assert allowed_growth(1.0, 1.0, 1.0) == 0.0
 
 
 def test_the_weight_of_a_rung_is_the_ratio_of_the_penalties() -> None:
@@ -239,28 +230,18 @@ def test_the_weight_of_a_rung_is_the_ratio_of_the_penalties() -> None:
     method = casal.WeightedCASAL(casal.geometric(1.0, 10.0), ess=1e-9)
     x = torch.tensor([[0.0, 0.0], [2.0, 1.0], [0.5, 0.5]], dtype=torch.float64)
     state = method.init(p, x, torch.Generator())._replace(rho=torch.tensor(1.5, dtype=torch.float64))
-    new, info = method.meet(Rung(4.0, 3), Groups(), False, 0.3, p, state, torch.Generator())
+    new, info = method.meet(Level(4.0, 3), Groups(), False, 0.3, p, state, torch.Generator())
     distance = (x.sum(1) - 1.0).abs() / 2**0.5
     torch.testing.assert_close(new.log_weight, -(4.0 - 1.5) / 2 * distance.square())
     w = torch.softmax(new.log_weight, 0)
     assert info["ess"] == pytest.approx(float(1 / w.square().sum()))
 
 
-def test_systematic_resampling_draws_each_chain_n_w_times_up_to_rounding() -> None:
-    weight = torch.softmax(torch.randn(500, generator=torch.Generator().manual_seed(0), dtype=torch.float64), 0)
-    for seed in range(20):
-        chosen = systematic(weight, torch.Generator().manual_seed(seed))
-        count = torch.bincount(chosen, minlength=500)
-        assert bool(((count - 500 * weight).abs() < 1.0).all())
-        assert bool((chosen.diff() >= 0).all())
-    assert float(effective_size(torch.full((8,), 1 / 8))) == pytest.approx(8.0)
-
-
 def test_chains_outside_a_solid_set_give_way_to_chains_inside() -> None:
     p = problem(gaussian_target(10, 0.1), casal.Ball(1.0))
     x = torch.tensor([[0.1, 0.2], [3.0, 0.0]], dtype=torch.float64).repeat(16, 1)
     state = casal.WeightedCASAL(10.0).init(p, x, torch.Generator())
-    new, info = Landed(None)(p, state, torch.Generator().manual_seed(0), Groups())
+    new, info = Finish(None)(p, state, torch.Generator().manual_seed(0), Groups())
     assert info["inside"] == 0.5
     assert sorted(new.ancestor.tolist()) == sorted([*range(0, 32, 2)] * 2)
 
@@ -269,7 +250,7 @@ def test_the_finish_says_how_few_chains_are_inside() -> None:
     p = problem(gaussian_target(10, 0.1), casal.Ball(1.0))
     x = torch.tensor([[0.1, 0.2], *[[3.0, 0.0]] * 31], dtype=torch.float64)
     state = casal.WeightedCASAL(10.0).init(p, x, torch.Generator())
-    new, info = Landed(None)(p, state, torch.Generator().manual_seed(0), Groups())
+    new, info = Finish(None)(p, state, torch.Generator().manual_seed(0), Groups())
     assert info["inside"] == 1 / 32
     assert len(new.ancestor.unique()) == 32
 

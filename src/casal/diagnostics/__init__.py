@@ -1,10 +1,18 @@
 """Health of populations, fidelity, calibration of denoisers."""
 
 from casal.diagnostics.chain_mixing import FEWEST_DRAWS, Mixing, mixing
-from casal.diagnostics.degeneracy import Clusters, Population, advice, clusters, population, warn_if_degenerate
 from casal.diagnostics.denoiser_calibration import Calibration, calibration
 from casal.diagnostics.fidelity import Evidence, Fidelity, assess
-from casal.diagnostics.genealogy import Estimate, Lineage
+from casal.methods.population import (
+    Clusters,
+    Estimate,
+    Lineage,
+    Population,
+    advice,
+    clusters,
+    population,
+    warn_if_degenerate,
+)
 
 __all__ = [
     "FEWEST_DRAWS",

@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from casal.diagnostics.genealogy import Lineage
 from casal.diagnostics.stein import fixed_directions
+from casal.methods.population import Lineage
 
 Map = Callable[[Tensor], Tensor]
 

@@ -19,11 +19,9 @@ from torch import Tensor
 from casal.checks import Check
 from casal.constraints import Constraint
 from casal.diagnostics.behind import View, view
-from casal.diagnostics.degeneracy import WeightedRun, advice, population
 from casal.diagnostics.drift import FIRST_STEP, LEAST_ACCEPTED, MOVES, SHORTER, TRIALS, drift_terms, moved, simpson
 from casal.diagnostics.drift import TRIED as TRIED_BY_DRIFT
 from casal.diagnostics.edges import has_hidden_edge, on_edge, parts_of
-from casal.diagnostics.genealogy import Lineage, two_sided_p
 from casal.diagnostics.model_score import BadModel, NotAvailable, level_score, refuse_wrong_network, score_at
 from casal.diagnostics.modes import (
     LINE_POINTS,
@@ -37,6 +35,7 @@ from casal.diagnostics.modes import (
 from casal.diagnostics.stein import fixed_directions, projections_needed, stein_terms
 from casal.errors import CasalError
 from casal.methods import Context, few_chains, memory
+from casal.methods.population import Lineage, WeightedRun, advice, population
 
 Verdict = Literal["trusted", "suspect", "too few", "not promised"]
 
@@ -111,9 +110,9 @@ class Fidelity:
             check did. "too few": fewer than 50 effective ancestors. "not promised": by the method.
         reasons: Sentences with the number and what helps, the gravest first; then what could not be checked.
         figures: Name to number; NaN for what was not measured. ``effective_ancestors`` and ``inflation`` (squared
-            standard error over that of independent samples; see ``genealogy.py``), ``on_edge`` (share of samples),
-            ``slack_bias`` (in standard deviations) and ``slack_p``, ``correction_kept`` (effective share of the chains
-            after the last correction), ``moved`` (root mean square of |A x - z| over the spread of z),
+            standard error over that of independent samples; see ``methods/population.py``), ``on_edge`` (share of
+            samples), ``slack_bias`` (in standard deviations) and ``slack_p``, ``correction_kept`` (effective share of
+            the chains after the last correction), ``moved`` (root mean square of |A x - z| over the spread of z),
             ``range_gap`` (the same over the norm of z, behind a decoder), ``stein_t``, ``stein_p`` and ``stein_bias``
             (``stein.py``; the bias in standard deviations), ``modes`` (clusters found), ``jump_t``, ``jump_p`` and
             ``jump_change`` (``modes.py``; the share of samples that a move between modes would shift), ``drift_t``,
@@ -775,3 +774,16 @@ def _affordable(
 def _evenly(n: int, count: int) -> Tensor:
     """``count`` of n numbers, evenly spaced: copies of one ancestor are neighbours, so they are spread out."""
     return torch.arange(count) * n // max(count, 1)
+
+
+def two_sided_p(t: Tensor, degrees: float) -> Tensor:
+    """P(|T| > |t|) for Student's T, by Wallace's normal approximation (1959), good to 1 % from 10 degrees on:
+
+        z = (8 v + 1) / (8 v + 3) sqrt(v log(1 + t^2 / v)).
+
+    >>> [round(float(two_sided_p(torch.tensor(t), 20.0)), 4) for t in (2.086, 3.850)]
+    [0.05, 0.001]
+    """
+    v = max(degrees, 1.0)
+    z = (8 * v + 1) / (8 * v + 3) * (v * torch.log1p(t.to(torch.float64).square() / v)).sqrt()
+    return torch.erfc(z / math.sqrt(2.0))

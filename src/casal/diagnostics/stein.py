@@ -28,8 +28,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from casal.diagnostics.genealogy import Lineage
 from casal.diagnostics.modes import MOST_MODES, Modes
+from casal.methods.population import Lineage
 
 Map = Callable[[Tensor], Tensor]
 """(n, d) -> (n, d) for a projection, (n, d) -> (n,) for a factor."""

@@ -14,8 +14,8 @@ p exp(-rho_0/2 dist^2) through b = 0 ... 1, rho = b rho_0, with weights:
 
     weight *= (p(x) exp(-rho_0/2 dist(A x, C)^2) / q(x))^(b' - b);   resample if the effective size < ess n;   one move
 
-rho_0 is the slack that the starting points have anyway. It holds chains back where p alone is not integrable. After it
-the modes of p have their right weights wherever the chains came from.
+rho_0 leaves the distances that the starting points have anyway. It holds chains back where p alone is not integrable.
+After it the modes of p have their right weights wherever the chains came from.
 """
 
 from __future__ import annotations
@@ -29,16 +29,8 @@ from torch import Tensor
 from casal.constraints import half_square
 from casal.methods.base import TableRow
 from casal.methods.context import Context, chain_by_chain, pick
-from casal.methods.smc import (
-    DRIFT_LIMIT,
-    MOVE,
-    Groups,
-    equal_weights,
-    next_rho,
-    population_record,
-    resample,
-    slack_rho,
-)
+from casal.methods.coupling import DRIFT_LIMIT, MOVE, distance_rho, population_record
+from casal.methods.population import Groups, equal_weights, resample, temper
 
 WANTED, PACE = 0.7, 0.5
 """Share of proposals to accept, and how fast the size of the step follows it from rung to rung."""
@@ -174,20 +166,16 @@ def follow(state: AdjustedState) -> tuple[AdjustedState, float]:
 def warm(
     left: int, ess: float, groups: Groups, context: Context, state: AdjustedState, generator: torch.Generator
 ) -> tuple[AdjustedState, Mapping[str, float]]:
-    """One rung of the tempered start, ``left`` rungs before its end, this one included."""
+    """One level of the tempered start, ``left`` levels before its end, this one included."""
     assert context.start is not None
     start, rate = context.start, 1.0
-    weight = groups.weights(state.log_weight)
     if float(state.top) == 0.0:
-        top = torch.full_like(state.top, slack_rho(0.0, state.half, weight))
+        top = torch.full_like(state.top, distance_rho(0.0, state.half, groups.weights(state.log_weight)))
         state = state._replace(share=torch.zeros_like(state.share), top=top)
     else:
         state, rate = follow(state)
     gain = state.log_p - state.top * state.half - chain_by_chain(start.log_density, state.x)
-    possible = torch.isfinite(gain)  # a start may lie where p is zero
-    gain = torch.where(possible, gain, gain[possible].amin() if bool(possible.any()) else 0.0)
-    b = next_rho(float(state.share), 1.0, -gain, weight, left)
-    log_weight = state.log_weight + (b - state.share) * gain
+    b, log_weight = temper(float(state.share), state.log_weight, gain, groups, left)
     state = state._replace(share=torch.full_like(state.share, b), rho=b * state.top, log_weight=log_weight)
     info = {**population_record(state, groups), "share": b, "acceptance": rate}
     return resample(state, generator, groups, ess), info

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from casal.methods.base import Method
 from casal.methods.bounded_hmc import FEWEST_CHAINS, BoundedHMC
 from casal.methods.context import Context
+from casal.methods.coupling import has_edge
 from casal.methods.look_ahead import LookAhead
 from casal.methods.reflected_hmc import ReflectedHMC
-from casal.methods.smc import has_edge
 from casal.methods.split_gibbs import SplitGibbs
 from casal.methods.weighted import WeightedCASAL
 

@@ -73,8 +73,9 @@ from casal.errors import SettingError
 from casal.methods.base import Method, Stage, generator_of, key
 from casal.methods.baselines import noise_levels
 from casal.methods.context import Context, Uncounted, few_chains, pick
+from casal.methods.coupling import decoded_event
 from casal.methods.moves import finest_level
-from casal.methods.smc import Groups, decoded_event, effective_size, equal_weights, groups_of, normalised, systematic
+from casal.methods.population import Groups, draw, equal_weights, groups_of, take_chains
 
 SPACING = 7.0
 """The levels are equally spaced in their power 1 / SPACING."""
@@ -519,8 +520,8 @@ class BoundedHMC(Method[BoundedState]):
             "sigma": level.sigma,
             "tau": float(common.tau),
             "acceptance": rate,
-            "plain_ess": float(effective_size(groups.weights(state.plain))),
-            "weight_ess": float(effective_size(groups.weights(state.log_weight))),
+            "plain_ess": groups.effective_size(state.plain),
+            "weight_ess": groups.effective_size(state.log_weight),
         }
         if not self.ess:
             return state, record
@@ -531,20 +532,16 @@ class BoundedHMC(Method[BoundedState]):
         self, groups: Groups, state: BoundedState, generator: torch.Generator, ess: float
     ) -> tuple[BoundedState, bool]:
         """Draw every group anew by ``log_weight`` if its effective size is below a share ``ess``; and whether so."""
-        index, drawn = torch.arange(len(state.x), device=state.x.device), False
-        log_weight, plain = state.log_weight.clone(), state.plain.clone()
-        shared, noise = state.shared.clone(), state.noise.clone()
-        for some in groups.each(log_weight):
-            weight = normalised(log_weight[some])
-            if float(effective_size(weight)) < ess * len(some):
-                index[some], drawn = some[systematic(weight, generator)], True
-                plain[some] -= log_weight[some]
-                for part in (log_weight, shared, noise):
-                    part[some] = 0.0
-        if not drawn:
+        found = draw(state.log_weight, groups, generator, ess)
+        if found is None:
             return state, False
-        state = state._replace(log_weight=log_weight, plain=plain, shared=shared, noise=noise)
-        return BoundedState(*(part[index] if part.ndim else part for part in state)), True
+        state = state._replace(
+            log_weight=found.log_weight,
+            plain=torch.where(found.renewed, state.plain - state.log_weight, state.plain),
+            shared=torch.where(found.renewed, 0.0, state.shared),
+            noise=torch.where(found.renewed, 0.0, state.noise),
+        )
+        return take_chains(state, found.chosen), True
 
     def end(
         self, groups: Groups, context: Context, state: BoundedState, generator: torch.Generator
@@ -552,11 +549,11 @@ class BoundedHMC(Method[BoundedState]):
         """Resample all chains: by the plain weights where they are even enough, else by the shared ones."""
         if not self.ess:
             return state._replace(log_weight=torch.zeros_like(state.log_weight)), {}
-        plain = float(effective_size(groups.weights(state.plain)))
+        plain = groups.effective_size(state.plain)
         even = plain >= self.ess * len(state.x)
         if even:
             state = state._replace(log_weight=state.plain)
-        left = float(effective_size(groups.weights(state.log_weight)))
+        left = groups.effective_size(state.log_weight)
         state, _ = self._resample(groups, state, generator, math.inf)
         return state, {
             "plain_weights": float(even),

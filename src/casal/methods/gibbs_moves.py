@@ -20,8 +20,9 @@ from torch import Tensor
 from casal.constraints import half_square
 from casal.methods.base import Stage, generator_of, key
 from casal.methods.context import Context
+from casal.methods.coupling import Finish, choose_finish
 from casal.methods.moves import Moves, clean_score
-from casal.methods.smc import Landed, choose_finish, equal_weights
+from casal.methods.population import equal_weights
 
 
 class GibbsState(NamedTuple):
@@ -76,7 +77,7 @@ class GibbsMoves(Moves):
         decoded = context.decode(state.x)
         return half_square(decoded - context.foot(decoded, warm=state.z))
 
-    def finish(self, context: Context) -> Landed:
+    def finish(self, context: Context) -> Finish:
         return choose_finish(context, clean_score, _log_mass)
 
     def level(self, context: Context, state: GibbsState) -> float:

@@ -27,7 +27,7 @@ from casal.methods.base import Stage, free_step, table_rows, uniform
 from casal.methods.baselines import noise_levels
 from casal.methods.context import Context, move, pick
 from casal.methods.metropolis_moves import AcceptedMoves
-from casal.methods.smc import equal_weights
+from casal.methods.population import equal_weights
 
 STEPS = 2
 """Steps of the reverse process from the noisy point y down to s*."""

@@ -22,8 +22,9 @@ from torch import Tensor
 from casal.constraints import half_square
 from casal.methods.base import Stage, uniform
 from casal.methods.context import Context, pick
+from casal.methods.coupling import Finish, choose_finish
 from casal.methods.moves import Moves, clean_score
-from casal.methods.smc import Landed, choose_finish, equal_weights
+from casal.methods.population import equal_weights
 
 TOWARDS = 0.75
 """Share of the way to C that g goes when the noise is as large as the slack rho^(-1/2)."""
@@ -103,7 +104,7 @@ class AcceptedMoves(Moves):
     def half(self, context: Context, state: Any) -> Tensor:
         return cast(Tensor, state.half)
 
-    def finish(self, context: Context) -> Landed:
+    def finish(self, context: Context) -> Finish:
         return choose_finish(context, clean_score)
 
     def decide(self, context: Context, state: Any, noise: Tensor) -> tuple[Any, Tensor]:

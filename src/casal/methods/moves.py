@@ -31,7 +31,7 @@ from torch import Tensor
 from casal.errors import SettingError
 from casal.methods.base import Stage, free_step, table_rows
 from casal.methods.context import Context
-from casal.methods.smc import Landed
+from casal.methods.coupling import Finish
 
 RANGE = 0.1
 """The reverse process from s ends at RANGE min(s, scale of the data), or at the model's finest level above that."""
@@ -105,7 +105,7 @@ class Moves(ABC):
         """dist(A x, C)^2 / 2 of every chain, (n,)."""
 
     @abstractmethod
-    def finish(self, context: Context) -> Landed:
+    def finish(self, context: Context) -> Finish:
         """What the chains do together after the last rung."""
 
     def settle(self, context: Context, state: Any) -> Any:

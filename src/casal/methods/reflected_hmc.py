@@ -55,7 +55,7 @@ from casal.errors import SettingError
 from casal.methods.base import Method, Stage, generator_of, key, no_step
 from casal.methods.bounded_hmc import Bounds, Turned, bounds_of, draw_inside, main_directions
 from casal.methods.context import Context, Uncounted, pick
-from casal.methods.smc import Groups, effective_size, equal_weights, groups_of, next_rho, normalised, systematic
+from casal.methods.population import Groups, effective_ancestors, equal_weights, groups_of, normalised, resample, temper
 
 ACCEPTED = 0.65
 """Share of trajectories to accept. A wall in the middle of a leapfrog costs an error of order eps, with random sign, so
@@ -496,26 +496,20 @@ class ReflectedHMC(Method[ReflectedState]):
     def _heat(
         self, groups: Groups, row: Row, context: Context, state: ReflectedState, generator: torch.Generator
     ) -> tuple[ReflectedState, dict[str, float]]:
-        """The next b of a tempered start, as in ``adjusted.py``."""
+        """The next b of a tempered start."""
         gain = state.log_p - _log_q(state, state.z.flatten(1))
-        possible = torch.isfinite(gain)
-        gain = torch.where(possible, gain, gain[possible].amin() if bool(possible.any()) else 0.0)
-        weight = groups.weights(state.log_weight)
-        rungs = row.tempering // (2 + int(state.length))
-        most = next_share(groups, state.log_weight, float(state.share), gain)
-        b = min(most, next_rho(float(state.share), 1.0, -gain, weight, max(rungs, 1)))
-        log_weight = state.log_weight + (b - state.share) * gain
-        ess = float(effective_size(groups.weights(log_weight)))
-        record = {"share": b, "ess": ess}
+        left = max(row.tempering // (2 + int(state.length)), 1)
+        b, log_weight = temper(float(state.share), state.log_weight, gain, groups, left, LEAST_ESS)
+        record = {"share": b, "ess": groups.effective_size(log_weight)}
         if b < 1.0 and row.tempering == 0:  # it does not come to an end
             b, log_weight, record["tempered"] = 1.0, torch.zeros_like(log_weight), 0.0
         elif b == 1.0:
             record["tempered"] = 1.0
         state = state._replace(log_weight=log_weight, share=torch.full_like(state.share, b))
-        state = resample(state, groups, generator, LEAST_ESS if b < 1.0 else math.inf)
+        start = state.anchor
+        state = resample(state, generator, groups, LEAST_ESS if b < 1.0 else math.inf)._replace(anchor=start)
         if b == 1.0:
-            copies = torch.bincount(state.ancestor, minlength=1).to(torch.float64)
-            worth = float(copies.sum().square() / copies.square().sum())
+            worth = effective_ancestors(normalised(state.log_weight), state.ancestor)
             record["tempered_ancestors"] = worth
             record["tempered"] *= worth >= FEWEST_ANCESTORS
         return state, record | {"ancestors": float(len(state.ancestor.unique()))}
@@ -581,38 +575,6 @@ def _latent(turned: Turned, y: Tensor, like: Tensor) -> Tensor:
 def _log_q(state: ReflectedState, y: Tensor) -> Tensor:
     """log q up to a constant, (n,)."""
     return -0.5 * ((y - state.centre) / state.width).square().sum(1)
-
-
-def next_share(groups: Groups, log_weight: Tensor, b: float, gain: Tensor) -> float:
-    """The largest b' <= 1 at which new weights exp((b' - b) gain) leave LEAST_ESS of every group, by bisection."""
-
-    def leaves_enough(step: float) -> bool:
-        sizes = (float(effective_size(normalised(step * gain[some]))) / len(some) for some in groups.each(log_weight))
-        return min(sizes) >= LEAST_ESS
-
-    low, high = 0.0, 1.0 - b
-    if leaves_enough(high):
-        return 1.0
-    for _ in range(60):  # steps may be smaller than 1e-6
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if leaves_enough(middle) else (low, middle)
-    return b + low
-
-
-def resample(state: ReflectedState, groups: Groups, generator: torch.Generator, ess: float) -> ReflectedState:
-    """Draw every group anew by its weights if its effective size is below a share ``ess`` of its chains.
-
-    The starting points in ``anchor`` stay as they are.
-    """
-    index = torch.arange(len(state.x), device=state.x.device)
-    log_weight = state.log_weight.clone()
-    for some in groups.each(log_weight):
-        weight = normalised(log_weight[some])
-        if float(effective_size(weight)) < ess * len(some):
-            index[some] = some[systematic(weight, generator)]
-            log_weight[some] = 0.0
-    parts = ReflectedState(*(part[index] if part.ndim else part for part in state))
-    return parts._replace(log_weight=log_weight, anchor=state.anchor)
 
 
 # ---------------------------------------------------------------------------------------------------- the set

@@ -15,31 +15,27 @@ from casal.checks import one_of, positive, share, whole_number
 from casal.errors import SettingError
 from casal.methods.base import Method, Stage, no_step, split_records
 from casal.methods.context import Context, few_chains
-from casal.methods.gibbs_moves import GibbsMoves
-from casal.methods.level_moves import LevelMoves
-from casal.methods.metropolis_moves import MetropolisMoves
-from casal.methods.moves import Moves, clean_score, data_floor, finest_level
-from casal.methods.smc import (
-    CARRIED,
-    LEFT,
-    Groups,
-    Landed,
-    Rung,
+from casal.methods.coupling import (
+    CORRECTED,
+    UNCORRECTED,
+    Finish,
+    Level,
     along,
-    effective_ancestors,
-    groups_of,
     has_edge,
+    levels,
     lift,
-    next_rho,
     onto,
     population_record,
     reach_rho,
-    resample,
-    rungs,
     top_for_crossings,
     top_for_inside,
     top_for_spread,
 )
+from casal.methods.gibbs_moves import GibbsMoves
+from casal.methods.level_moves import LevelMoves
+from casal.methods.metropolis_moves import MetropolisMoves
+from casal.methods.moves import Moves, clean_score, data_floor, finest_level
+from casal.methods.population import Groups, effective_ancestors, groups_of, next_level, resample
 
 LOOKS = 4
 """Levels from one look at the chains to the next, where the end of the ladder is not given."""
@@ -72,7 +68,7 @@ class SplitGibbs(Method[Any]):
     A coupling of strength rho is noise of size rho^(-1/2), so the model's own reverse process is the exact move of x
     given z: no step size, no barrier to cross. "gibbs" needs a set with closed forms (affine, box, sphere, mass and
     energy) and a linear decoder; "metropolis" needs a projection alone. Both are exact but for the discretisation of
-    the reverse process. At the end a ``Landed`` finish of ``smc.py`` turns the chains near C into samples of p on C:
+    the reverse process. At the end a ``Finish`` (``coupling.py``) turns the chains near C into samples of p on C:
     those whose foot satisfies the inequalities stay, weighted for the offset from their foot. In a set with an interior
     a few metropolis moves that stay inside follow: they part the copies of the last resampling.
 
@@ -130,9 +126,9 @@ class SplitGibbs(Method[Any]):
         """The ladder, from clean points on."""
         moves, groups = self.moves_for(context), groups_of(context, n, self.islands)
         finish, edge, stages = moves.finish(context), has_edge(context), list[Stage]()
-        for rung in self._rungs():
+        for level in self._levels():
             first, *rest = moves.sweep(context) * self.sweeps
-            stages += [first._replace(meet=partial(self.meet, moves, rung, groups, edge, finish)), *rest]
+            stages += [first._replace(meet=partial(self.meet, moves, level, groups, edge, finish)), *rest]
         stages.append(Stage([], no_step, partial(self.end, moves, finish, groups)))
         if context.constraint.solid and moves.settles:
             stages += [Stage([], no_step, partial(self.settle, moves)), *(moves.sweep(context) * SETTLING)]
@@ -168,26 +164,26 @@ class SplitGibbs(Method[Any]):
     def meet(
         self,
         moves: Moves,
-        rung: Rung,
+        level: Level,
         groups: Groups,
         edge: bool,
-        finish: Landed,
+        finish: Finish,
         context: Context,
         state: Any,
         generator: torch.Generator,
     ) -> tuple[Any, Mapping[str, float]]:
-        """Climb one rung: weight all chains for the next rho, and resample where the weights are uneven."""
+        """Go up one level: weight all chains for the next rho, and resample where the weights are uneven."""
         if float(state.floor) == 0.0:
             floor, blur = (torch.full_like(state.rho, v) for v in data_floor(context, state.x, generator))
             state = state._replace(floor=floor, blur=blur)
         state, moved = moves.arrive(context, state, self.sweeps)
-        rho = rung.rho
+        rho = level.rho
         if rho is None:
             half, weight = moves.half(context, state), groups.weights(state.log_weight)
-            if rung.left % LOOKS == 0 or rung.left < LOOKS or float(state.top) == 0.0:
+            if level.left % LOOKS == 0 or level.left < LOOKS or float(state.top) == 0.0:
                 top = self._top(context, state, half, weight, groups, edge, finish)
                 state = state._replace(top=torch.full_like(state.rho, top))
-            rho = next_rho(float(state.rho), max(float(state.top), float(state.rho)), half, weight, rung.left)
+            rho = next_level(float(state.rho), max(float(state.top), float(state.rho)), half, weight, level.left)
         log_weight = state.log_weight + moves.weigh(context, state, rho)
         least = self.keep * len(log_weight)
         if not least or effective_ancestors(groups.weights(log_weight), state.ancestor) >= least:
@@ -195,7 +191,7 @@ class SplitGibbs(Method[Any]):
         return resample(state, generator, groups, self.ess), {**population_record(state, groups), **moved}
 
     def _top(
-        self, context: Context, state: Any, half: Tensor, weight: Tensor, groups: Groups, edge: bool, finish: Landed
+        self, context: Context, state: Any, half: Tensor, weight: Tensor, groups: Groups, edge: bool, finish: Finish
     ) -> float:
         """Where the ladder ends: at the sigma that was given, and not before the inequalities hold for most chains."""
         given = 0.0 if self.sigmas is None else float(torch.as_tensor(self.sigmas, dtype=torch.float64)) ** -2
@@ -209,13 +205,13 @@ class SplitGibbs(Method[Any]):
         if not given:
             few = torch.arange(0, len(half), max(1, len(half) // LOOK_CHAINS), device=half.device)
             rise = _rise(context.take(few), state, few)
-            spread = CARRIED if finish.evaluations else LEFT
+            spread = CORRECTED if finish.evaluations else UNCORRECTED
             least = top_for_crossings(context, state.z, rho, weight, max(top, reach_rho(context)))
             top = top_for_spread(rho, half, weight[few] / weight[few].sum(), rise, spread, least)
         return top
 
     def end(
-        self, moves: Moves, finish: Landed, groups: Groups, context: Context, state: Any, generator: torch.Generator
+        self, moves: Moves, finish: Finish, groups: Groups, context: Context, state: Any, generator: torch.Generator
     ) -> tuple[Any, Mapping[str, float]]:
         """Resample all chains, then what the set allows to remove the error of a finite rho."""
         _, moved = moves.arrive(context, state, self.sweeps)
@@ -228,11 +224,11 @@ class SplitGibbs(Method[Any]):
         """Turn to moves within C itself, which part the copies of the last resampling."""
         return moves.settle(context, state), {}
 
-    def _rungs(self) -> list[Rung]:
+    def _levels(self) -> list[Level]:
         if self.sigmas is None:
-            return rungs(self.levels)
+            return levels(self.levels)
         sigma = torch.as_tensor(self.sigmas, dtype=torch.float64)
-        return rungs(self.levels) if sigma.ndim == 0 else rungs(len(sigma), sigma.pow(-2))
+        return levels(self.levels) if sigma.ndim == 0 else levels(len(sigma), sigma.pow(-2))
 
 
 def _rise(context: Context, state: Any, few: Tensor) -> Tensor:

@@ -15,9 +15,10 @@ from casal.errors import SettingError
 from casal.methods.base import Method, Stage, no_step, split_records, table_rows
 from casal.methods.baselines import estimate, noise_levels
 from casal.methods.context import Context, move
+from casal.methods.coupling import population_record
 from casal.methods.metropolis_moves import MetropolisMoves, MetropolisState, with_feet
 from casal.methods.moves import finest_level
-from casal.methods.smc import Groups, equal_weights, groups_of, population_record, resample
+from casal.methods.population import Groups, equal_weights, groups_of, resample
 from casal.methods.split_gibbs import SplitGibbs
 
 

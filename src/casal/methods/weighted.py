@@ -25,34 +25,34 @@ from casal.methods.adjusted import (
 )
 from casal.methods.base import Method, Stage, burn_in_steps, no_step, split_records, table_rows
 from casal.methods.context import Context, few_chains
-from casal.methods.smc import (
-    CARRIED,
+from casal.methods.coupling import (
+    CORRECTED,
     DRIFT_LIMIT,
-    LEFT,
     MOVE,
-    RUNGS_ALONE,
-    Finish,
-    Groups,
-    Pace,
-    Plain,
-    Rung,
+    UNCORRECTED,
+    Level,
     choose_finish,
-    equal_weights,
-    groups_of,
+    density_change,
+    distance_rho,
     has_edge,
-    look_due,
-    pace,
+    levels,
     population_record,
     reach_rho,
-    read_rise,
-    resample,
-    rungs,
-    rungs_alone,
-    slack_rho,
-    spread_of,
+    search_due,
     top_for_crossings,
     top_for_inside,
     top_for_spread,
+)
+from casal.methods.population import (
+    LEVELS_ALONE,
+    Groups,
+    Growth,
+    allowed_growth,
+    equal_weights,
+    groups_of,
+    growth,
+    resample,
+    spread_of,
 )
 from casal.schedules import Schedule, evaluate
 
@@ -83,7 +83,7 @@ class WeightedState(NamedTuple):
         ancestor: Starting chain each chain descends from, (n,).
         rho: The rung all chains are at.
         top: Where the ladder ends, as far as the chains have shown.
-        r: Offset of the pace from rung to rung (``smc.Pace``), of the last meeting.
+        r: Offset of the pace from rung to rung (``Growth``), of the last meeting.
         q: Factor of the pace.
         room: The largest rho that chains may climb to before they meet again.
     """
@@ -114,12 +114,12 @@ class WeightedCASAL(Method[Any]):
     with S = (1/(tau D) + rho A^T A / MOVE)^-1, so that a move is stable at every rho. Half of the noise w is that of
     the move before (Leimkuhler and Matthews 2013): for every Gaussian on an affine set the law of x is then exactly
     pi_rho, whatever the step. The weight needs only the projection, so a score without a potential is enough. At
-    the top, a ``Finish`` of ``smc.py`` removes what is left of the error of a finite rho, and z = P(A x) is returned
-    with equal weights.
+    the top, a ``Finish`` (``coupling.py``) removes what is left of the error of a finite rho, and z = P(A x) is
+    returned with equal weights.
 
     At a meeting all chains are looked at: their weights, the next rungs, and whether to resample. Between meetings
     chains move and climb on their own. They meet at every rung where the weights may have become uneven, and at least
-    at every eighth (``rungs_alone``). The ladder starts from samples of p.
+    at every eighth (``allowed_growth``). The ladder starts from samples of p.
     Where the density of the starting points and the potential of p are known, a tempered start (``adjusted.py``)
     leads there, and the modes get their right weights from any start that covers them. Otherwise the first ``burn_in``
     steps run at rho = 0, and the modes keep the weights that the starting points gave them.
@@ -166,10 +166,11 @@ class WeightedCASAL(Method[Any]):
         _ = context.gram
         rows = table_rows(context, LangevinRow, context.table.b.to("cpu", context.row_dtype).unbind())
         groups = groups_of(context, n)
-        finish: Finish = choose_finish(context, clean_score) if self.correct else Plain()
+        finish = choose_finish(context, clean_score) if self.correct else None
         tempered = self._tempered(context)
         before = (TEMPERED if tempered else BURN_IN) if self.burn_in is None else self.burn_in
-        first, last = burn_in_steps(before, len(rows)), len(rows) - finish.evaluations
+        evaluations = finish.evaluations if finish is not None else 0
+        first, last = burn_in_steps(before, len(rows)), len(rows) - evaluations
         climb = rows[first:last]
         if not climb:
             raise SettingError(f"{len(rows)} steps leave none for the ladder after {first} of burn-in; take more")
@@ -177,8 +178,8 @@ class WeightedCASAL(Method[Any]):
         edge = self.correct and has_edge(context)
         given = self.rho is not None and (callable(self.rho) or not edge)  # then there is no top to look for
         stages = self._begin(context, early, tempered, given, groups)
-        stages += self._climb(climb, groups, edge, given, CARRIED if finish.evaluations else LEFT)
-        return [*stages, Stage([], no_step, partial(finish, groups=groups))]
+        stages += self._climb(climb, groups, edge, given, CORRECTED if evaluations else UNCORRECTED)
+        return [*stages, Stage([], no_step, partial(finish or self.report, groups=groups))]
 
     def _tempered(self, context: Context) -> bool:
         """Whether the start is weighed."""
@@ -213,9 +214,9 @@ class WeightedCASAL(Method[Any]):
         stages, ladder = list[Stage](), self._rungs(len(rows))
         for k, (rung, row) in enumerate(zip(ladder, rows, strict=True)):
             meet = partial(self.meet, rung, groups, edge, spread)
-            read = not given and k + 1 < len(ladder) and look_due(ladder[k + 1])
-            looks = not given and (k == 0 or look_due(rung))
-            must = looks or k == 0 or rung.left == 1 or rung.left % RUNGS_ALONE == 0
+            read = not given and k + 1 < len(ladder) and search_due(ladder[k + 1].left)
+            looks = not given and (k == 0 or search_due(rung.left))
+            must = looks or k == 0 or rung.left == 1 or rung.left % LEVELS_ALONE == 0
             alone = None if must else partial(self.climb_alone, rung)
             step = self.reading_step if read else self.step
             stages.append(Stage([row], step, meet, alone=alone, by_number=not looks))
@@ -235,15 +236,21 @@ class WeightedCASAL(Method[Any]):
     ) -> tuple[Any, Mapping[str, float]]:
         """The chains at the end of a tempered start become those of the ladder."""
         x, none = state.x, torch.zeros_like(state.top)
-        rise = read_rise(context, state.x, state.z, state.score)
+        rise = density_change(context, state.x, state.z, state.score)
         start, ladder = (x, state.z, torch.zeros_like(x), state.half), (state.rho, none, none, none, none)
         return WeightedState(*start, rise, state.log_weight, state.ancestor, *ladder), {}
+
+    def report(
+        self, context: Context, state: Any, generator: torch.Generator, groups: Groups
+    ) -> tuple[Any, Mapping[str, float]]:
+        """The last record of a run without a correction."""
+        return state, population_record(state, groups)
 
     def take_slack(
         self, groups: Groups, context: Context, state: Any, generator: torch.Generator
     ) -> tuple[Any, Mapping[str, float]]:
         """The rho of the slack that the starting points have."""
-        rho = slack_rho(0.0, state.half, groups.weights(state.log_weight))
+        rho = distance_rho(0.0, state.half, groups.weights(state.log_weight))
         return state._replace(rho=torch.full_like(state.rho, rho)), {}
 
     def free_step(self, context: Context, state: WeightedState, row: LangevinRow, noise: Tensor) -> WeightedState:
@@ -258,7 +265,7 @@ class WeightedCASAL(Method[Any]):
     def reading_step(self, context: Context, state: WeightedState, row: LangevinRow, noise: Tensor) -> WeightedState:
         """The same, and how much log p changes from x to its foot."""
         score = context.score(state.x, row.t)
-        rise = read_rise(context, state.x, state.z, score)
+        rise = density_change(context, state.x, state.z, score)
         return self._landed(context, state._replace(rise=rise), row, noise, score)
 
     def _landed(
@@ -271,7 +278,7 @@ class WeightedCASAL(Method[Any]):
 
     def meet(
         self,
-        rung: Rung,
+        rung: Level,
         groups: Groups,
         edge: bool,
         spread: float,
@@ -283,31 +290,31 @@ class WeightedCASAL(Method[Any]):
         half, weight, now = state.half, groups.weights(state.log_weight), float(state.rho)
         rho, spread_now = rung.rho, spread_of(half, weight)
         if rho is None:
-            if look_due(rung) or float(state.top) == 0.0:
+            if search_due(rung.left) or float(state.top) == 0.0:
                 top = self._top(context, state, half, weight, groups, edge, spread)
                 state = state._replace(top=torch.full_like(state.rho, top))
             top = max(float(state.top), now)
-            steps = pace(now, top, spread_now, rung.left)
+            steps = growth(now, top, spread_now, rung.left)
             rho = steps.next(now, top)
             r, q = (torch.full_like(state.rho, number) for number in steps)
             state = state._replace(r=r, q=q)
         state = self.climb(state, rho)
         info = population_record(state, groups)
-        room = rho + rungs_alone(info["ess"] / len(half), self.ess, spread_now) if groups.members is None else rho
+        room = rho + allowed_growth(info["ess"] / len(half), self.ess, spread_now) if groups.members is None else rho
         state = state._replace(room=torch.full_like(state.rho, room))
         ess = math.inf if rung.left == 1 else self.ess
-        return resample(state, generator, groups, ess, info["ess"]), info
+        return resample(state, generator, groups, ess), info
 
     def climb(self, state: Any, rho: float) -> Any:
         """Weight the chains for the next rho."""
         log_weight = state.log_weight.sub(state.half, alpha=rho - float(state.rho))
         return state._replace(rho=torch.full_like(state.rho, rho), log_weight=log_weight)
 
-    def climb_alone(self, rung: Rung, context: Context, state: WeightedState) -> WeightedState | None:
+    def climb_alone(self, rung: Level, context: Context, state: WeightedState) -> WeightedState | None:
         """Weight the chains of a tile for the next rho; None if the weights may have become uneven by then."""
         rho, now = rung.rho, float(state.rho)
         if rho is None:
-            rho = Pace(float(state.r), float(state.q)).next(now, max(float(state.top), now))
+            rho = Growth(float(state.r), float(state.q)).next(now, max(float(state.top), now))
         return self.climb(state, rho) if rho <= float(state.room) else None
 
     def _top(
@@ -359,13 +366,13 @@ class WeightedCASAL(Method[Any]):
         numbers = f"(tau = {tau:.3g}, rho = {rho:.3g}, tau rho = {tau * rho:.3g})"
         return f"{numbers}; take a smaller step_size or a preconditioner"
 
-    def _rungs(self, count: int) -> list[Rung]:
+    def _rungs(self, count: int) -> list[Level]:
         if not callable(self.rho):
-            return rungs(count)
+            return levels(count)
         ladder = evaluate(self.rho, range(count), "rho")
         if bool((ladder.diff() < 0).any()):
             raise SettingError("the ladder of rho must not descend; use geometric(low, high) or a number")
-        return rungs(count, ladder)
+        return levels(count, ladder)
 
 
 def clean_score(context: Context, state: Any, x: Tensor) -> Tensor:

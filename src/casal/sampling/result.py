@@ -122,7 +122,7 @@ class SampleResult:
         """The expectation of a function of the samples, with a standard error that knows of weights and copies.
 
         The value is sum_i W_i f(z_i). Samples of one ancestor count as one observation, see
-        ``diagnostics/genealogy.py``; chains that never meet are their own ancestors.
+        ``methods/population.py``; chains that never meet are their own ancestors.
 
         Args:
             f: Samples (n, *event) -> (n,) or (n, k).

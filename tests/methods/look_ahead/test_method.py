@@ -16,8 +16,8 @@ from casal.errors import CasalWarning, SettingError
 from casal.methods.look_ahead.features import features_of
 from casal.methods.look_ahead.last_draw import _wanted
 from casal.methods.look_ahead.look import Ahead, Slopes
-from casal.methods.look_ahead.population import by_likeness
 from casal.methods.look_ahead.state import dealt, flat, fold
+from casal.methods.population import in_order
 from casal.sampling import stepping
 
 from .gaussian import Prior, close, context_of, diagonal, log_psi, looked, normal, stream
@@ -243,11 +243,11 @@ def test_an_order_by_likeness_keeps_clusters_together() -> None:
     label = torch.randint(4, (200,), generator=stream(1))
     points = 10.0 * normal(2, 4, 30)[label] + normal(3, 200, 30)
     for some in (points, points[:, :3], points[:20]):
-        order = by_likeness(some)
+        order = in_order(some)
         assert torch.equal(order.sort().values, torch.arange(len(some)))
-    changes = int((label[by_likeness(points)].diff() != 0).sum())
+    changes = int((label[in_order(points)].diff() != 0).sum())
     assert changes <= 12  # 150 in the order they come in
-    assert torch.equal(by_likeness(points), by_likeness(points.clone()))
+    assert torch.equal(in_order(points), in_order(points.clone()))
 
 
 def test_rows_are_dealt_out_and_gathered() -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from casal import Constraint, SampleResult, sample
 from casal.errors import CasalWarning
-from casal.methods.smc import SMALLEST_GROUP
+from casal.methods.population import SMALLEST_GROUP
 from casal_lab.experiment import Array, ResultTable, Tell, mean_and_error, mean_entry, with_error
 from casal_lab.memory import with_peak
 from casal_lab.reconstruction.kriging import krige, least_squares

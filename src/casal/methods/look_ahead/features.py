@@ -19,8 +19,8 @@ from casal.checks import Event
 from casal.constraints import Constraint, PerChain, Rows, SphereInFlat
 from casal.errors import SettingError
 from casal.methods.context import Context
+from casal.methods.coupling import decoded_event
 from casal.methods.look_ahead.given import Given
-from casal.methods.smc import decoded_event
 
 MOST_FEATURES = 128
 """Equations and inequalities up to which a set is looked at row by row."""

@@ -35,7 +35,7 @@ from casal.methods.look_ahead.state import (
     widened,
     with_pair,
 )
-from casal.methods.smc import Groups, groups_of
+from casal.methods.population import Groups, groups_of
 
 UPPER, LOWER = 35, 23
 """Steps above and below the level at which the modes are decided."""
