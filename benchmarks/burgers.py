@@ -43,13 +43,13 @@ def model(steps: int) -> casal.Target:
 
 def tables(quick: bool) -> Iterator[Table]:
     steps = 96 if quick else 400
-    network, law = model(steps), casal.MassEnergy(0.0, 19.0)
+    network, constraint = model(steps), casal.MassEnergy(0.0, 19.0)
     modes = casal.Fourier(MODES, POINTS)
     decoders = {"coefficients as they are": modes, "a scale for each mode": casal.Fourier(MODES, POINTS, scale=SCALE)}
 
     def case(method: casal.Method[Any], decoder: casal.Decoder, compile: bool) -> Any:
         options: dict[str, Any] = {"decoder": decoder, "threads": 1, "compile": compile}
-        return lambda: casal.sample(network, law, method, BATCH, **options).cost.seconds
+        return lambda: casal.sample(network, constraint, method, BATCH, **options).cost.seconds
 
     for label, decoder in decoders.items():
         race = Race(

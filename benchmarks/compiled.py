@@ -19,10 +19,10 @@ from torch import Tensor, nn
 import casal
 from benchmarks.timing import Case, Table, ratios
 from casal.errors import CasalWarning
-from casal_lab.field import setup as field
-from casal_lab.laws.families import FAMILIES
-from casal_lab.laws.three_modes import MIXTURE
 from casal_lab.particle import setup as particle
+from casal_lab.problems import field
+from casal_lab.problems.families import FAMILIES
+from casal_lab.problems.three_modes import MIXTURE
 
 SIZE, CHAINS, STEPS = 50, 4096, 200
 

@@ -21,7 +21,7 @@ ROUNDS = 5
 
 
 class Problem(NamedTuple):
-    """Name of a function of ``casal_lab.conditional.many_dimensions``, its settings, dimensions and chains."""
+    """Name of a function of ``casal_lab.problems.many_dimensions``, its settings, dimensions and chains."""
 
     name: str
     options: dict[str, Any]
@@ -66,7 +66,7 @@ def cost(problem: Problem, n: int) -> dict[str, Any]:
     import torch
 
     import casal
-    from casal_lab.conditional import many_dimensions
+    from casal_lab.problems import many_dimensions
 
     torch.set_num_threads(1)
     case = getattr(many_dimensions, problem.name)(problem.d, 1, **problem.options)

@@ -18,9 +18,9 @@ from torch import Tensor
 import casal
 from benchmarks.timing import Race, Table, in_new_process
 from casal.constraints import Budget, Intersection, Projection
-from casal_lab.laws.families import BETAS
 from casal_lab.nets import MLP, Gaussian, compare_ddpm
 from casal_lab.physics.quadrotor import flown, tilt_inputs
+from casal_lab.problems.families import BETAS
 from casal_lab.quadrotor import METHODS, Prior, Recipe, scene, vehicle
 from casal_lab.quadrotor.paths import start
 from casal_lab.quadrotor.scenes import ALLOWED

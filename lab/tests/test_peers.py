@@ -11,9 +11,9 @@ from torch import Tensor
 import casal
 from casal.errors import DivergedError, SettingError
 from casal.methods import Context, Method
-from casal_lab.laws.families import FAMILIES
-from casal_lab.laws.three_modes import CASES, MIXTURE
 from casal_lab.peers import ECI, PCFM, PEERS, FlowRow, FlowState, ProjectRenoise
+from casal_lab.problems.families import FAMILIES
+from casal_lab.problems.three_modes import CASES, MIXTURE
 
 MEAN = torch.tensor([1.0, -1.0], dtype=torch.float64)
 SPREAD = 0.7

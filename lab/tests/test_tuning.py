@@ -6,8 +6,8 @@ import pytest
 
 import casal
 from casal.errors import DivergedError, SettingError
-from casal_lab.laws.families import FAMILIES
-from casal_lab.laws.three_modes import MIXTURE
+from casal_lab.problems.families import FAMILIES
+from casal_lab.problems.three_modes import MIXTURE
 from casal_lab.tuning import best, require, tune
 
 

@@ -15,10 +15,8 @@ from casal.errors import SettingError
 from casal_lab.benchmark import PROBLEMS, Answer, Problem, problem
 from casal_lab.benchmark.answer import F64, stream
 from casal_lab.benchmark.catalogue import SIXTEEN
-from casal_lab.conditional import many_dimensions
-from casal_lab.field import setup as field
-from casal_lab.laws import double_well
-from casal_lab.laws.truncated_gaussian import nonnegative_gibbs
+from casal_lab.problems import double_well, field, many_dimensions
+from casal_lab.problems.truncated_gaussian import nonnegative_gibbs
 
 pytestmark = pytest.mark.statistical
 
@@ -160,8 +158,8 @@ def test_modes_on_a_sphere_against_closed_forms() -> None:
 def test_many_dimensions_against_closed_means(
     name: str, make: Callable[[int, int], many_dimensions.Problem], size: int
 ) -> None:
-    law, points = make(size, 7).law, light(name, 100).reference.points
-    z = (points.mean(0) - law.mean) / points.std(0).clamp_min(1e-9) * math.sqrt(len(points))
+    exact, points = make(size, 7).exact, light(name, 100).reference.points
+    z = (points.mean(0) - exact.mean) / points.std(0).clamp_min(1e-9) * math.sqrt(len(points))
     assert float(z.abs().max()) < 4.5
 
 
@@ -234,7 +232,7 @@ def test_four_equations_and_norm_against_fourier_inversion() -> None:
         logs.append(log_mass + log_density + float(prior.weights[k].log()))
         means.append(foot + axes @ first)
     weights = torch.softmax(torch.tensor(logs, dtype=F64), 0)
-    assert torch.allclose(found.law.weights, weights, atol=1e-6)
+    assert torch.allclose(found.exact.weights, weights, atol=1e-6)
     z = (points.mean(0) - weights @ torch.stack(means)) / points.std(0) * math.sqrt(len(points))
     assert float(z.abs().max()) < 4.7 and float(z.square().mean()) < 2.0, z
 

@@ -1,4 +1,4 @@
-"""Set-up C of the assimilation with a learned prior: the exact score, the law under a network, a run in small."""
+"""Set-up C of the assimilation with a learned prior: exact score, distribution under a network, a small run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from casal import DPS, FinalProjection
 from casal_lab.burgers.learned import ALPHA, SIGMA, Learned, LearnedPosterior, Training, draws, losses
 from casal_lab.burgers.regime_runs import Entry, Scale, Trial, methods
 from casal_lab.burgers.regimes import DIMENSION, REGIMES, Posterior
-from casal_lab.laws.families import BETAS
 from casal_lab.nets import ProbabilityFlow
+from casal_lab.problems.families import BETAS
 
 SMALL = Training(500, 3000, 60)
 SCALE = Scale(2, 60, 50, 60, 1, 7, 1000, SMALL)
@@ -43,9 +43,9 @@ def test_the_flow_of_the_exact_noise_has_the_exact_density(exact: Learned) -> No
 
 def test_the_law_under_the_exact_noise_is_the_exact_law(exact: Learned) -> None:
     trial = Trial.of(1, 2000)
-    law = trial.under(exact).law
-    assert float((law.modes - trial.exact.modes).abs().max()) < 0.02
-    assert float((law.weights @ law.x - trial.exact.weights @ trial.exact.x).abs().max()) < 0.1
+    reference = trial.under(exact).own
+    assert float((reference.modes - trial.exact.modes).abs().max()) < 0.02
+    assert float((reference.weights @ reference.x - trial.exact.weights @ trial.exact.x).abs().max()) < 0.1
 
 
 def test_the_posterior_of_the_exact_noise_has_the_exact_score_and_samples(exact: Learned) -> None:

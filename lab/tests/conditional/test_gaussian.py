@@ -1,4 +1,4 @@
-"""The correlated Gaussian: its network and the distance to its law."""
+"""The correlated Gaussian: its network and the distance to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from casal_lab.conditional.gaussian import MEAN, SPREAD, eps_network, transport
-from casal_lab.laws.families import BETAS
+from casal_lab.problems.families import BETAS
 
 
 def test_the_network_of_a_gaussian_is_exact() -> None:

@@ -6,7 +6,7 @@ import torch
 
 import casal
 from casal_lab.conditional.network import RADIUS, halves, shell_weights
-from casal_lab.laws.three_modes import MIXTURE
+from casal_lab.problems.three_modes import MIXTURE
 
 
 def test_shell_weights_of_exact_samples() -> None:

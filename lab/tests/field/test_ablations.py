@@ -7,7 +7,7 @@ import pytest
 
 from casal import Sphere, sample
 from casal_lab.field.ablations import PICKED, _settled, dual_ablation, schedules, variants
-from casal_lab.field.setup import SOFT, STIFF
+from casal_lab.problems.field import SOFT, STIFF
 
 
 def test_on_the_less_stiff_set_up_annealing_is_enough_and_a_small_constant_is_not() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 import casal
-from casal_lab.field.cost import FLOW, budgets, law_with_flow, members, tightening_study
-from casal_lab.field.setup import STIFF, WELLS
-from casal_lab.laws import double_well
+from casal_lab.field.cost import FLOW, budgets, marginal_with_flow, members, tightening_study
+from casal_lab.problems import double_well
+from casal_lab.problems.field import STIFF, WELLS
 
 
 def test_the_law_with_a_known_flow_is_what_rejection_gives() -> None:
@@ -23,7 +23,7 @@ def test_the_law_with_a_known_flow_is_what_rejection_gives() -> None:
         near = np.abs(x1**2 + (flow - x1) ** 2 + rest - 8.0) < 0.03
         return x1[near], int(near.sum())
 
-    points, cdf = law_with_flow(8.0)
+    points, cdf = marginal_with_flow(8.0)
     found, count = quantiles(FLOW)
     assert count > 300
     distance = np.abs((found[:, None] < points[None, ::40]).mean(0) - cdf[::40]).max()

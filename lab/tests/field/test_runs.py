@@ -9,7 +9,8 @@ import pytest
 from casal import Sphere, sample
 from casal_lab.experiment import Outcome
 from casal_lab.field import EXPERIMENT, runs
-from casal_lab.field.setup import EXPECTED, MIXED, OURS, SCRIPT, STIFF, TEXT, conditional, quantile_distance
+from casal_lab.field.setup import MIXED, OURS, SCRIPT, TEXT
+from casal_lab.problems.field import EXPECTED, STIFF, conditional, quantile_distance
 
 
 @pytest.mark.parametrize("energy", EXPECTED)

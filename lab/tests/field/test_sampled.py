@@ -7,7 +7,8 @@ import pytest
 
 import casal
 from casal_lab.field import runs as field
-from casal_lab.field.setup import EXPECTED, STIFF, TEXT, conditional, quantile_distance
+from casal_lab.field.setup import TEXT
+from casal_lab.problems.field import EXPECTED, STIFF, conditional, quantile_distance
 
 pytestmark = pytest.mark.statistical
 

@@ -6,24 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from casal_lab.field.setup import (
+from casal_lab.field.setup import MIXED, OURS, SCRIPT, TEXT, script_ramp
+from casal_lab.problems import double_well
+from casal_lab.problems.field import (
     EXPECTED,
-    MIXED,
-    OURS,
-    SCRIPT,
     SOFT,
     STIFF,
-    TEXT,
     WELLS,
     Setup,
     conditional,
     quantile_distance,
     sampling_floor,
-    script_ramp,
     share_right,
     squares_density,
 )
-from casal_lab.laws import double_well
 
 
 @pytest.mark.parametrize("energy", [15.0, 12.0, 10.0, 8.0])

@@ -13,8 +13,8 @@ from casal import LookAhead
 from casal.methods.look_ahead import look as look_module
 from casal.methods.look_ahead import method as method_module
 from casal.methods.look_ahead.proposal import Proposal
-from casal_lab.conditional import many_dimensions
-from casal_lab.conditional.many_dimensions import Problem
+from casal_lab.problems import many_dimensions
+from casal_lab.problems.many_dimensions import Problem
 
 MANY, CHAINS = 32, 256
 PROBLEMS: dict[str, Problem] = {}
@@ -62,7 +62,7 @@ def scored(name: str, method: LookAhead | None = None, seed: int = 11) -> Found:
     problem = problem_of(name)
     result = casal.sample(problem.target, problem.constraint, method or LookAhead(), CHAINS, seed=seed, check=False)
     assert float(result.certificate.violation.max()) < 1e-10
-    score, trace = problem.law.score(result.samples), result.trace
+    score, trace = problem.exact.score(result.samples), result.trace
     return Found(
         score.total_variation,
         score.z,

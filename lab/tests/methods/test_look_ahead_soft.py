@@ -11,9 +11,9 @@ from torch import Tensor
 
 import casal
 from casal.methods.look_ahead.look import quadratic
-from casal_lab.conditional.many_dimensions import Problem, reward
-from casal_lab.laws.anisotropic_mixture import AnisotropicMixture
-from casal_lab.laws.mode_law import ModeLaw
+from casal_lab.problems.anisotropic_mixture import AnisotropicMixture
+from casal_lab.problems.many_dimensions import Problem, reward
+from casal_lab.problems.modes import ModeDistribution
 
 D, N = 16, 256
 METHOD = casal.LookAhead(levels=40, moves=1)
@@ -25,9 +25,9 @@ VARIANCE = 4 * math.sqrt(2 / (N * D))
 """Four standard errors of the mean variance ratio."""
 
 
-def far_half_space(problem: Problem) -> tuple[casal.Constraint, ModeLaw]:
+def far_half_space(problem: Problem) -> tuple[casal.Constraint, ModeDistribution]:
     """A half-space that one in 15 samples of the weighted Gaussian is in, and the distribution there."""
-    whole, basis = problem.law, problem.law.bases[0]
+    whole, basis = problem.exact, problem.exact.bases[0]
     assert basis is not None
     weighted = AnisotropicMixture(torch.ones(1), (basis @ whole.means[0])[None], [basis], whole.variances)
     a = torch.randn(D, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -47,7 +47,7 @@ def samples(problem: Problem, constraint: casal.Constraint | None = None) -> Ten
 @pytest.mark.parametrize("bent", [False, True])
 def test_means_and_variances_are_those_of_the_weighted_gaussian(bent: bool, equation: bool) -> None:
     problem = reward(D, 1, bent=bent, equation=equation)
-    score = problem.law.score(samples(problem))
+    score = problem.exact.score(samples(problem))
     assert score.z < LARGEST_Z
     assert abs(score.variance_ratio - 1) < VARIANCE
 
@@ -55,8 +55,8 @@ def test_means_and_variances_are_those_of_the_weighted_gaussian(bent: bool, equa
 @pytest.mark.statistical
 def test_a_half_space_stays_strict_beside_the_term() -> None:
     problem = reward(D, 2, bent=True, equation=False)
-    constraint, law = far_half_space(problem)
-    score = law.score(samples(problem, constraint))
+    constraint, exact = far_half_space(problem)
+    score = exact.score(samples(problem, constraint))
     assert score.z < LARGEST_Z
     assert abs(score.variance_ratio - 1) < VARIANCE
 
@@ -64,7 +64,7 @@ def test_a_half_space_stays_strict_beside_the_term() -> None:
 @pytest.mark.statistical
 def test_leaving_the_term_out_is_seen() -> None:
     problem = reward(D, 1, bent=True, equation=True)
-    score = problem.law.score(samples(replace(problem, log_weight=None)))
+    score = problem.exact.score(samples(replace(problem, log_weight=None)))
     assert score.z > 2 * LARGEST_Z
     assert score.variance_ratio > 1 + 2 * VARIANCE
 

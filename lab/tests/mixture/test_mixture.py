@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from casal_lab.experiment import Outcome
-from casal_lab.laws.families import FAMILIES
-from casal_lab.laws.three_modes import CASES, MIXTURE
 from casal_lab.mixture import EXPERIMENT, METHODS
 from casal_lab.mixture.runs import QUICK, TWINS
 from casal_lab.peers import PEERS
+from casal_lab.problems.families import FAMILIES
+from casal_lab.problems.three_modes import CASES, MIXTURE
 
 
 @pytest.fixture(scope="module")

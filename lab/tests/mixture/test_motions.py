@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from casal_lab.laws.three_modes import CASES, MIXTURE
 from casal_lab.mixture.motions import BINS, METHODS, PLACE, RADIUS, onto_the_circle
+from casal_lab.problems.three_modes import CASES, MIXTURE
 
 
 def test_chains_start_alike_end_on_the_circle_and_are_counted() -> None:
@@ -21,6 +21,6 @@ def test_chains_start_alike_end_on_the_circle_and_are_counted() -> None:
         assert np.allclose(panel.shares[-1], weights)
         assert np.allclose(panel.heights.sum(1) * 360 / BINS, 1.0)  # the whole circle
     assert panels["SplitGibbs"].jumps and not panels["CASAL"].jumps
-    assert [group.exact for group in motion.groups] == CASES[PLACE].law.weights.tolist()
+    assert [group.exact for group in motion.groups] == CASES[PLACE].exact.weights.tolist()
     still = panels["exact draws"].frames
     assert (still == still[0]).all()

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from casal_lab.laws.three_modes import CASES, MIXTURE
 from casal_lab.mixture.trained import own_error
 from casal_lab.nets import EnergyMLP
+from casal_lab.problems.three_modes import CASES, MIXTURE
 
 
 class Exact(torch.nn.Module):
@@ -29,8 +29,8 @@ class Exact(torch.nn.Module):
 def test_the_exact_energy_has_no_error_and_a_changed_one_its_own(name: str) -> None:
     case = CASES[name]
     assert own_error(case, cast(EnergyMLP, Exact(1.0))) < 1e-4
-    shares = MIXTURE.responsibilities(case.law.draw(100_000, torch.Generator().manual_seed(0)))
+    shares = MIXTURE.responsibilities(case.exact.draw(100_000, torch.Generator().manual_seed(0)))
     density = shares @ torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64)
     found = (density @ shares) / density.sum()
-    want = float((found - case.law.weights).abs().sum()) / 2
+    want = float((found - case.exact.weights).abs().sum()) / 2
     assert want > 0.02 and own_error(case, cast(EnergyMLP, Exact(2.0))) == pytest.approx(want, abs=0.004)

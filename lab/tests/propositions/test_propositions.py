@@ -15,7 +15,7 @@ from casal.methods.casal import CASALState
 from casal_lab import propositions
 from casal_lab.drawing import styled
 from casal_lab.experiment import FAILS, HOLDS, MET, PARTLY, VACUOUS, Outcome
-from casal_lab.laws import gaussian_line as gaussian
+from casal_lab.problems import gaussian_line as gaussian
 from casal_lab.propositions import lemmas, lyapunov
 from casal_lab.propositions.figures import DRAWINGS, figures
 from casal_lab.propositions.line import Moments, allowed, moments, multiplier, resting

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from casal_lab.laws.three_modes import CASES
 from casal_lab.mixture import motions as mixture
 from casal_lab.motion import Motion
 from casal_lab.particle import motions as particle
 from casal_lab.particle.setup import RADIUS, exact_answer
+from casal_lab.problems.three_modes import CASES
 from casal_lab.quadrotor import motions as quadrotor
 from casal_lab.report.gallery import write_gallery
 
@@ -61,7 +61,7 @@ def test_the_page_of_the_documentation_is_what_the_code_makes() -> None:
         assert made.area is not None and motion.backdrop.area is not None
         assert np.abs(made.area - motion.backdrop.area).max() < 1e-3, AGAIN
     assert found["particle_chains"].groups[1].exact == pytest.approx(exact_answer()["wrong"])
-    exact = CASES[mixture.PLACE].law.weights.tolist()
+    exact = CASES[mixture.PLACE].exact.weights.tolist()
     assert [group.exact for group in found["mixture_chains"].groups] == pytest.approx(exact)
 
 

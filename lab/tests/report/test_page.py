@@ -13,7 +13,7 @@ import pytest
 from markupsafe import escape
 
 from casal_lab.experiment import Claim, Column, Experiment, Outcome, ResultTable
-from casal_lab.laws import gaussian_line as line
+from casal_lab.problems import gaussian_line as line
 from casal_lab.report import cache, explorer, page
 from casal_lab.report.page import write_page
 from casal_lab.report.reproduce import Ran, reproduce
@@ -119,13 +119,13 @@ def test_the_laws_of_the_explorer() -> None:
     exact = data["exact"]
     for k in (0, 20, 40):
         rho = data["rho"][k]
-        mean, spread = data["laws"]["CASAL, common dual"][0][k]
+        mean, spread = data["densities"]["CASAL, common dual"][0][k]
         (a, b), (_, d) = line.PRECISION
         assert mean == pytest.approx(exact[0], abs=1e-8)
         assert spread**2 == pytest.approx(0.5 * (a + rho) / ((a + rho) * d - b * b), rel=1e-3)
-    assert data["laws"]["Algorithm 1"][-1][-1] is None
-    assert data["laws"]["CASAL"][-1][-1] is not None
-    assert data["laws"]["Algorithm 1"][0][-1][1] ** 2 == pytest.approx(0.5 * exact[1] ** 2, rel=0.1)
+    assert data["densities"]["Algorithm 1"][-1][-1] is None
+    assert data["densities"]["CASAL"][-1][-1] is not None
+    assert data["densities"]["Algorithm 1"][0][-1][1] ** 2 == pytest.approx(0.5 * exact[1] ** 2, rel=0.1)
 
 
 @pytest.fixture
@@ -233,15 +233,15 @@ def test_pictures_enlarge_and_the_explorer_follows_its_sliders(browser: Any, pag
                 "e.dispatchEvent(new Event('input')); }",
                 [name, value],
             )
-        row = page.locator("#laws-table tbody tr").nth(list(data["laws"]).index("Algorithm 1"))
+        row = page.locator("#densities-table tbody tr").nth(list(data["densities"]).index("Algorithm 1"))
         return [str(text) for text in row.locator("td").all_inner_texts()]
 
-    mean, spread = data["laws"]["Algorithm 1"][0][20]
+    mean, spread = data["densities"]["Algorithm 1"][0][20]
     assert [float(text) for text in drag(20, 0)[:2]] == pytest.approx([mean, spread], abs=1e-4)
-    before = page.locator("#laws .law").nth(4).get_attribute("d")
+    before = page.locator("#densities .exact").nth(4).get_attribute("d")
     assert drag(40, 7)[0] == "diverges"
-    assert page.locator("#laws .law").first.get_attribute("d") == ""
-    assert page.locator("#laws .law").nth(4).get_attribute("d") != before
+    assert page.locator("#densities .exact").first.get_attribute("d") == ""
+    assert page.locator("#densities .exact").nth(4).get_attribute("d") != before
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert said == []
     page.close()

@@ -17,16 +17,13 @@ from torch import Tensor
 import casal
 from casal.errors import SettingError
 from casal_lab.artifacts import points as kept_points
-from casal_lab.benchmark import trained
 from casal_lab.benchmark.answer import F64, Answer, Exact, Map, Reference, along, coordinates, smallest, together
 from casal_lab.benchmark.interface import Problem
-from casal_lab.conditional import many_dimensions as many
-from casal_lab.fidelity import setup as small
-from casal_lab.field import setup as field
-from casal_lab.laws import double_well
-from casal_lab.laws.anisotropic_mixture import AnisotropicMixture
-from casal_lab.laws.gaussian_mixture import GaussianMixture
-from casal_lab.laws.truncated_gaussian import nonnegative_gibbs
+from casal_lab.problems import double_well, field, networks, small
+from casal_lab.problems import many_dimensions as many
+from casal_lab.problems.anisotropic_mixture import AnisotropicMixture
+from casal_lab.problems.gaussian_mixture import GaussianMixture
+from casal_lab.problems.truncated_gaussian import nonnegative_gibbs
 
 FEW = 256
 """Samples of a run in many dimensions, and where a projection takes long."""
@@ -385,9 +382,9 @@ SIXTEEN = GaussianMixture(
 
 def sphere_16(name: str, model: Callable[..., dict[str, Any]]) -> Problem:
     """Three von Mises-Fisher distributions."""
-    law = SIXTEEN.restricted(casal.Sphere(2.0))
+    exact = SIXTEEN.restricted(casal.Sphere(2.0))
     mixture = small.aligned(SIXTEEN.means, SIXTEEN.spreads[:, None], SIXTEEN.weights)
-    answer = Answer(drawn(law.draw), coordinates(0, 1, 2, 8), modes=SIXTEEN.responsibilities, source="closed form")
+    answer = Answer(drawn(exact.draw), coordinates(0, 1, 2, 8), modes=SIXTEEN.responsibilities, source="closed form")
     return Problem(
         name,
         "Three round modes on |x| = 2 in 16-D: each is von Mises-Fisher, with weights in closed form and exact draws.",
@@ -572,20 +569,20 @@ def from_conditional(
 ) -> Problem:
     """A problem of the experiment ``conditional``, with the exact denoiser of its mixture."""
     found = make(size, SEED)
-    law = found.law
-    several = len(law.log_masses) > 1
+    exact = found.exact
+    several = len(exact.log_masses) > 1
     stream = torch.Generator().manual_seed(0)
     directions = [torch.nn.functional.normalize(torch.randn((size, 2), generator=stream, dtype=F64), dim=0)]
-    for k, basis in enumerate(law.bases):
+    for k, basis in enumerate(exact.bases):
         columns = torch.eye(size, dtype=F64) if basis is None else basis
-        directions.append(columns[:, law.coordinates(k)[:3]])
+        directions.append(columns[:, exact.coordinates(k)[:3]])
     features = along(torch.cat(directions, 1))
     if isinstance(found.constraint, casal.Box):
         features = together(features, smallest)
     if isinstance(found.constraint, casal.HalfSpace):
         features = together(features, along(found.constraint.a.to(F64).reshape(-1, 1)))
     chains = FEW if size > 64 else 1000
-    answer = Answer(drawn(law.draw), features, law.responsibilities if several else None, chains, source=source)
+    answer = Answer(drawn(exact.draw), features, exact.responsibilities if several else None, chains, source=source)
     high = found.first_level or many.HEADROOM * found.largest_spread
     fields = {**as_diffusion(found.prior, (high, many.LAST)), "steps": many.LEVELS}
     return Problem(name, about, shape=shape, dimension=size, constraint=found.constraint, answer=answer, **fields)  # type: ignore[arg-type]
@@ -640,24 +637,24 @@ def of_network(name: str, net: str, constraint: casal.Constraint, **more: Any) -
 
     @lru_cache(maxsize=1)
     def network() -> torch.nn.Module:
-        return trained.NETWORKS[net](trained.ITERATIONS)
+        return networks.trained(net, networks.ITERATIONS)
 
     def exact(count: int, generator: torch.Generator) -> Reference:
-        free = trained.free_samples(net)
-        return Reference.draws(trained.on_set(free[torch.arange(len(free)) % trained.HELD > 0], constraint))
+        free = networks.free_samples(net)
+        return Reference.draws(networks.on_set(free[torch.arange(len(free)) % networks.HELD > 0], constraint))
 
     def held(count: int, generator: torch.Generator) -> Reference:
-        points = trained.on_set(trained.free_samples(net)[:: trained.HELD], constraint)
+        points = networks.on_set(networks.free_samples(net)[:: networks.HELD], constraint)
         return Reference.draws(points[torch.randperm(len(points), generator=generator)[:count]])
 
     def make_target(problem: Problem, steps: int) -> casal.Target:
         def eps(x: Tensor, t: Tensor) -> Tensor:
             return problem.count(network(), x, t)
 
-        return trained.model(eps, steps)
+        return networks.model(eps, steps)
 
     def denoise(x: Tensor, sigma: Tensor) -> Tensor:
-        found = trained.model(network(), 2).denoise
+        found = networks.model(network(), 2).denoise
         assert found is not None
         return found(x, sigma)
 
@@ -668,9 +665,9 @@ def of_network(name: str, net: str, constraint: casal.Constraint, **more: Any) -
         constraint=constraint,
         answer=Answer(exact, coordinates(0, 1), modes, few, fresh=held, source="own samples"),
         denoiser=denoise,
-        levels=(trained.LARGEST, trained.SMALLEST),
+        levels=(networks.LARGEST, networks.SMALLEST),
         make_target=make_target,
-        steps=trained.STEPS,
+        steps=networks.STEPS,
         **more,
     )
 

@@ -25,8 +25,8 @@ from casal import Target, ddpm, langevin, posterior
 from casal_lab.artifacts import network
 from casal_lab.burgers.regimes import DIMENSION, MEANS, REGIMES, SEEN, SENSOR, WITHIN, Reference
 from casal_lab.experiment import ResultTable
-from casal_lab.laws.families import BETAS
 from casal_lab.nets import Gaussian, ProbabilityFlow, WienerMLP, signal_and_noise, train_ddpm
+from casal_lab.problems.families import BETAS
 
 ALPHA, SIGMA = signal_and_noise(BETAS)
 DRAWS, HELD_OUT = 200_000, 5_000

@@ -6,8 +6,8 @@ from casal_lab.burgers import cost, cycle, learned, observed, regimes, setup
 from casal_lab.burgers.comparison import RHO, WEIGHTS
 from casal_lab.burgers.runs import FULL, SIGMAS
 from casal_lab.experiment import Origin
-from casal_lab.laws.families import BETAS
 from casal_lab.physics.burgers import Burgers
+from casal_lab.problems.families import BETAS
 
 _A, _B = setup.SETUPS.values()
 _RUNS, _TRAINING, _SOLVER = FULL.runs, setup.Training(), Burgers()

@@ -58,7 +58,7 @@ class Trial:
     posterior: Posterior  # the exact one
     model: Model  # what methods sample from: the exact one, or a network's
     exact: Reference  # the distribution on C under the exact prior
-    law: Reference  # the distribution on C under the prior of ``model``
+    own: Reference  # the distribution on C under the prior of ``model``
     constraint: casal.Constraint  # C
 
     @classmethod
@@ -86,10 +86,10 @@ class Trial:
             "violation": float(result.certificate.violation.max()),
             "ancestors": float(len(torch.unique(result.ancestors))),
         }
-        laws = {"": self.law} if self.law is self.exact else {"": self.law, "_exact": self.exact}
-        for name, law in laws.items():
-            found[f"modes{name}"] = float((shares - law.modes).abs().sum()) / 2
-            found[f"sw1{name}"] = sliced(x, weights, law)
+        known = {"": self.own} if self.own is self.exact else {"": self.own, "_exact": self.exact}
+        for name, at in known.items():
+            found[f"modes{name}"] = float((shares - at.modes).abs().sum()) / 2
+            found[f"sw1{name}"] = sliced(x, weights, at)
         return found
 
     def reconstruction(self, mean: Tensor) -> float:
@@ -98,12 +98,12 @@ class Trial:
         return float((DECODER(mean[None])[0] - field).norm() / field.norm())
 
 
-def sliced(x: Tensor, weights: Tensor, law: Reference) -> float:
+def sliced(x: Tensor, weights: Tensor, exact: Reference) -> float:
     """Mean over directions of the W1 distance of the projections, in units of the spread of the distribution."""
     theta = directions(DIMENSION, DIRECTIONS, torch.Generator().manual_seed(0))
-    values, order = torch.cat([x @ theta.T, law.x @ theta.T]).sort(dim=0)
-    steps = torch.cat([weights, -law.weights])[order].cumsum(0)[:-1].abs()
-    spread = float((law.weights @ (law.x - law.weights @ law.x).square()).mean().sqrt())
+    values, order = torch.cat([x @ theta.T, exact.x @ theta.T]).sort(dim=0)
+    steps = torch.cat([weights, -exact.weights])[order].cumsum(0)[:-1].abs()
+    spread = float((exact.weights @ (exact.x - exact.weights @ exact.x).square()).mean().sqrt())
     return float((steps * values.diff(dim=0)).sum(0).mean()) / spread
 
 
@@ -169,10 +169,10 @@ def _compare(
                 found[label] = scored(plain)
     data = {
         "scores": found,
-        "exact": np.array([t.reconstruction(t.law.weights @ t.law.x) for t in trials]),
+        "exact": np.array([t.reconstruction(t.own.weights @ t.own.x) for t in trials]),
         "before": np.stack([t.posterior.weights.numpy() for t in trials]),
-        "after": np.stack([t.law.modes.numpy() for t in trials]),
-        "apart": np.array([float((t.law.modes - t.exact.modes).abs().sum()) / 2 for t in trials]),
+        "after": np.stack([t.own.modes.numpy() for t in trials]),
+        "apart": np.array([float((t.own.modes - t.exact.modes).abs().sum()) / 2 for t in trials]),
     }
     return _table(name, data, settings, scale), data
 
@@ -188,10 +188,10 @@ def _table(name: str, data: Mapping[str, Any], settings: Mapping[str, str], scal
         line["violation"] = float(scores["violation"].max())
         line["ancestors"] = float(scores["ancestors"].mean())
         rows.append(line)
-    law = {"modes": 0.0, "sw1": 0.0, **mean_entry("reconstruction", data["exact"])}
+    right = {"modes": 0.0, "sw1": 0.0, **mean_entry("reconstruction", data["exact"])}
     if learned:
-        law |= mean_entry("modes_exact", data["apart"])
-    rows.append({"method": "distribution of the network" if learned else "exact distribution", **law})
+        right |= mean_entry("modes_exact", data["apart"])
+    rows.append({"method": "distribution of the network" if learned else "exact distribution", **right})
     turned = int((data["after"].argmax(1) != data["before"].argmax(1)).sum())
     note = (
         "Mode error and SW1 are to the distribution on the set under the network: points of the exact distribution "

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from casal import Box, Constraint, Fourier, MassEnergy, Target, ddpm, langevin
-from casal_lab.laws.families import BETAS, eps_network
-from casal_lab.laws.gaussian_mixture import GaussianMixture
+from casal_lab.problems.families import BETAS, eps_network
+from casal_lab.problems.gaussian_mixture import GaussianMixture
 
 POINTS, MODES = 64, 10
 DIMENSION = 2 * MODES - 1

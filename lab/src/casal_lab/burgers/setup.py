@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from casal import Fourier, Target, ddpm
 from casal_lab.artifacts import network, points
-from casal_lab.laws.families import BETAS
 from casal_lab.nets import MLP, Gaussian, LevelLosses, WienerMLP, compare_ddpm, train_ddpm
 from casal_lab.physics.burgers import Burgers, energy, mass, random_states
+from casal_lab.problems.families import BETAS
 
 POINTS = 200
 FIELD_MODES = 20

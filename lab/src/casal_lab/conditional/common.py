@@ -71,7 +71,7 @@ def compare(
 
 
 def weighted(quick: bool) -> dict[str, AnyMethod]:
-    """The two engines for laws with exact or small networks, as they come; with fewer rungs if ``quick``."""
+    """The two engines for distributions with exact or small networks, as they come; with fewer rungs if ``quick``."""
     levels, moves = LADDER[quick]
     return {
         "SplitGibbs, gibbs": SplitGibbs(SIGMA, levels=levels, moves="gibbs"),

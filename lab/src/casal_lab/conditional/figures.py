@@ -16,8 +16,8 @@ from casal_lab.conditional.common import Dot
 from casal_lab.conditional.images import mass_and_energy
 from casal_lab.drawing import EXACT, FAINT, INK, below, colour, headline, histogram, panels
 from casal_lab.experiment import Array, Outcome
-from casal_lab.laws.three_modes import CASES
 from casal_lab.physics.quadrotor import INTERVAL, STEPS
+from casal_lab.problems.three_modes import CASES
 
 MARKS = {
     "LookAhead": (colour("LookAhead"), "*"),

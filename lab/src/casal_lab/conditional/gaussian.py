@@ -14,8 +14,8 @@ from torch import Tensor
 from casal import CASAL, Affine, FinalProjection, SampleResult, Target, ddpm, posterior
 from casal_lab.conditional.common import FULL, HEALTH, PLAIN, QUICK, compare, dots, figures, weighted, within
 from casal_lab.experiment import Array, Outcome, ResultTable, Tell, runs
-from casal_lab.laws.families import BETAS
 from casal_lab.peers import PEERS
+from casal_lab.problems.families import BETAS
 
 CORRELATION = 0.8
 MEAN, SPREAD = CORRELATION, math.sqrt(1 - CORRELATION**2)
@@ -58,8 +58,8 @@ def run(quick: bool, tell: Tell) -> Outcome:
     target, constraint = model(scale.evaluations), Affine(H, y)
     given, seeds = posterior(target, H, y, 0.0), range(scale.seeds)
     methods = {**PLAIN, "Algorithm 2": CASAL.algorithm2(5.0), "CASAL": CASAL(10.0), **weighted(quick)}
-    name, law = "correlated Gaussian", lambda result: transport(_second(result))
-    found = compare(name, target, constraint, methods, [GUIDED, *PEERS], law, scale, tell)
+    name, distance = "correlated Gaussian", lambda result: transport(_second(result))
+    found = compare(name, target, constraint, methods, [GUIDED, *PEERS], distance, scale, tell)
     tell("correlated Gaussian: moment matching")
     found["moment matching + projection"] = "", runs(given, constraint, FinalProjection(), scale.n, seeds)
     rows: list[dict[str, Any]] = []

@@ -2,7 +2,7 @@
 
 The reference is the model's own: of many unconditional samples, those whose mass and energy are near the wanted ones,
 moved onto the set. (The slopes of mass and energy span the same area everywhere on the set, so conditioning on their
-values and restricting to the surface is one law.) ``Problem.evaluate`` runs any method on it.
+values and restricting to the surface is one distribution.) ``Problem.evaluate`` runs any method on it.
 """
 
 from __future__ import annotations

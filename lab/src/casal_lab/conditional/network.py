@@ -9,20 +9,18 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from casal import CASAL, Sphere, Target, Unconstrained, ddpm, sample
-from casal_lab.artifacts import network, points
+from casal_lab.artifacts import points
 from casal_lab.conditional.common import HEALTH, PLAIN, UNTUNED, at_most, dots, figures, weighted
 from casal_lab.experiment import Outcome, ResultTable, Tell, runs
-from casal_lab.laws.families import BETAS
-from casal_lab.laws.three_modes import MIXTURE
-from casal_lab.nets import MLP, train_ddpm
+from casal_lab.problems.families import BETAS
+from casal_lab.problems.networks import REFERENCE_SEED, trained
+from casal_lab.problems.three_modes import MIXTURE
 
 RADIUS = 2.0
 SHELL = 0.2
-REFERENCE_SEED = 123
 
 
 class Scale(NamedTuple):
@@ -37,18 +35,6 @@ class Scale(NamedTuple):
 
 FULL = Scale(2000, 200, 100_000, 2000, 5)
 QUICK = Scale(100, 50, 4000, 200, 2)
-
-
-def trained(iterations: int) -> nn.Module:
-    """The noise predictor, from the cache or trained now."""
-
-    def train() -> nn.Module:
-        net = MLP(2)
-        data = MIXTURE.sample(50_000, torch.Generator().manual_seed(0)).float()
-        train_ddpm(net, data, BETAS.float(), iterations=iterations, batch_size=1024, progress=False)
-        return net
-
-    return network(f"mixture_mlp_{iterations}", train)
 
 
 def model(net: nn.Module, steps: int) -> Target:
@@ -74,7 +60,7 @@ def run(quick: bool, tell: Tell) -> Outcome:
     """Total variation of the mode weights to the model's own."""
     scale = QUICK if quick else FULL
     tell("trained network: training")
-    net = trained(scale.iterations)
+    net = trained("mixture", scale.iterations)
     tell("trained network: reference")
     target, constraint = model(net, scale.steps), Sphere(RADIUS)
     free = points(

@@ -22,9 +22,9 @@ from casal_lab.conditional import common
 from casal_lab.conditional.gaussian import eps_network
 from casal_lab.distances import mode_weights_tv
 from casal_lab.experiment import AnyMethod, Array, Claim, Outcome, ResultTable, Tell, mean_and_error, runs
-from casal_lab.laws.families import BETAS
 from casal_lab.physics.quadrotor import STEPS, tilt_inputs, tilting
 from casal_lab.physics.quadrotor import distinct as count_distinct
+from casal_lab.problems.families import BETAS
 
 MODES = 10
 LATENT = 2 * MODES - 1

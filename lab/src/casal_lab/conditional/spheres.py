@@ -15,10 +15,10 @@ from casal import SampleResult, Sphere
 from casal_lab.conditional import common
 from casal_lab.conditional.common import HEALTH
 from casal_lab.experiment import Array, Claim, Outcome, ResultTable, Tell
-from casal_lab.laws.families import FAMILIES
-from casal_lab.laws.gaussian_mixture import GaussianMixture, RestrictedMixture
-from casal_lab.laws.three_modes import MIXTURE
 from casal_lab.peers import PEERS
+from casal_lab.problems.families import FAMILIES
+from casal_lab.problems.gaussian_mixture import GaussianMixture, RestrictedMixture
+from casal_lab.problems.three_modes import MIXTURE
 
 DIRECTIONS = 24
 REFERENCE = 40_000
@@ -47,13 +47,13 @@ class SphereCase:
         return Sphere(self.radius)
 
     @cached_property
-    def law(self) -> RestrictedMixture:
+    def exact(self) -> RestrictedMixture:
         """The exact distribution."""
         return self.mixture.restricted(self.constraint)
 
     def total_variation(self, z: Tensor) -> float:
         """Of the mode weights, softly counted."""
-        return self.mixture.total_variation(z, self.law.weights)
+        return self.mixture.total_variation(z, self.exact.weights)
 
     def inside(self, z: Tensor) -> float:
         """Sliced W1 within modes: sum over k of W_k times that of the samples nearest to mode k to exact ones there.
@@ -62,7 +62,7 @@ class SphereCase:
         """
         z = z.to(torch.float64)
         owner, along, total = self.mixture.responsibilities(z).argmax(1).numpy(), z.numpy() @ self._directions, 0.0
-        for k, weight in enumerate(self.law.weights.tolist()):
+        for k, weight in enumerate(self.exact.weights.tolist()):
             mine = along[owner == k]
             mine = np.sort(mine if len(mine) >= FEWEST else along, axis=0)
             total += weight * float(np.abs(mine - _quantiles(self._modes[k], len(mine))).mean())
@@ -74,7 +74,7 @@ class SphereCase:
 
     def floor(self, n: int, repeats: int) -> Mapping[str, float]:
         """Both distances of n exact draws, on average."""
-        return self.law.floor(n, repeats, tv=self.total_variation, inside=self.inside)
+        return self.exact.floor(n, repeats, tv=self.total_variation, inside=self.inside)
 
     @cached_property
     def _directions(self) -> Array:
@@ -85,9 +85,9 @@ class SphereCase:
     @cached_property
     def _modes(self) -> list[Array]:
         """Exact draws nearest to each mode along every direction, sorted."""
-        exact = self.law.draw(REFERENCE, torch.Generator().manual_seed(12345))
+        exact = self.exact.draw(REFERENCE, torch.Generator().manual_seed(12345))
         owner, along = self.mixture.responsibilities(exact).argmax(1).numpy(), exact.numpy() @ self._directions
-        parts = [along[owner == k] for k in range(len(self.law.weights))]
+        parts = [along[owner == k] for k in range(len(self.exact.weights))]
         return [np.sort(part if len(part) > 1 else along, axis=0) for part in parts]
 
 

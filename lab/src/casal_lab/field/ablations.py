@@ -9,7 +9,8 @@ from casal import CASAL, Sphere, Target, geometric, linear, sample
 from casal.errors import DivergedError
 from casal.schedules import Schedule
 from casal_lab.experiment import AnyMethod, Array, ResultTable, Tell, share, with_error
-from casal_lab.field.setup import OURS, SOFT, STIFF, WIDE, Setup, conditional, quantile_distance, share_right
+from casal_lab.field.setup import OURS, WIDE
+from casal_lab.problems.field import SOFT, STIFF, Setup, conditional, quantile_distance, share_right
 
 SCHEDULES = ("constant, small", "constant, large", "linear", "logarithmic")
 
@@ -66,7 +67,7 @@ def rho_ablation(n: int, budgets: Sequence[int], tell: Tell) -> tuple[ResultTabl
     """Share of samples in the wrong mode, with its binomial error, for each schedule and number of steps."""
     rows: list[dict[str, Any]] = []
     for setup in (STIFF, SOFT):
-        law, sphere = conditional(setup, setup.energy), Sphere(setup.energy**0.5)
+        marginal, sphere = conditional(setup, setup.energy), Sphere(setup.energy**0.5)
         for steps in budgets:
             for label in variants(setup, 1.0, steps):
                 row: dict[str, Any] = {"setup": setup.name, "variant": label, "steps": steps}
@@ -76,7 +77,7 @@ def rho_ablation(n: int, budgets: Sequence[int], tell: Tell) -> tuple[ResultTabl
                     result = sample(target, sphere, method, n, seed=0)
                     x: Array = result.samples[:, 0].double().numpy()
                     row |= with_error(name, *share(int((x > 0).sum()), len(x)))
-                    row[f"{name} w1"] = quantile_distance(x, *law)
+                    row[f"{name} w1"] = quantile_distance(x, *marginal)
                 rows.append(row)
     exact = [
         {"setup": s.name, "variant": "exact", **dict.fromkeys(SCHEDULES, share_right(s, s.energy))}

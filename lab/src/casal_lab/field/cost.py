@@ -13,8 +13,8 @@ from torch import Tensor
 
 import casal
 from casal_lab.experiment import AnyMethod, Array, ResultTable, Tell, mean_entry, runs
-from casal_lab.field.setup import STIFF, WELLS, quantile_distance, sampling_floor, squares_density
-from casal_lab.laws import double_well
+from casal_lab.problems import double_well
+from casal_lab.problems.field import STIFF, WELLS, quantile_distance, sampling_floor, squares_density
 
 PRINTED = {"unconstrained": 0.37, "penalty": 0.41, "projected": 0.43, "CASAL": 0.45}
 """Seconds of the row "Fluid generation", as printed; their ratios are what other machines can repeat."""
@@ -96,7 +96,7 @@ def members() -> tuple[casal.Constraint, casal.Constraint]:
 
 
 @lru_cache
-def law_with_flow(energy: float = STIFF.energy, points: int = 4001) -> tuple[Array, Array]:
+def marginal_with_flow(energy: float = STIFF.energy, points: int = 4001) -> tuple[Array, Array]:
     """Grid and distribution function of x1 given |x|^2 = E and x1 + x2 = FLOW, by quadrature on a line:
 
         p(x1) ~ exp(-V(x1) - V(FLOW - x1)) f(E - x1^2 - (FLOW - x1)^2).
@@ -115,7 +115,7 @@ def law_with_flow(energy: float = STIFF.energy, points: int = 4001) -> tuple[Arr
 def tightening_study(n: int, steps: int, seeds: int, tell: Tell) -> tuple[ResultTable, dict[str, Any]]:
     """Alternating projections inside the loop, loose at first or tight throughout: cost, distribution, feasibility."""
     plane, sphere = members()
-    target, law = STIFF.preconditioned(steps), law_with_flow()
+    target, marginal = STIFF.preconditioned(steps), marginal_with_flow()
     rows: list[dict[str, Any]] = []
     methods: Mapping[str, AnyMethod] = {
         "CASAL": casal.CASAL(casal.linear(*STIFF.rho), burn_in=0.1),
@@ -132,14 +132,14 @@ def tightening_study(n: int, steps: int, seeds: int, tell: Tell) -> tuple[Result
             spent = time.process_time() - began
             rows.append(
                 {"method": label, "budget": name}
-                | _judged(results, law)
+                | _judged(results, marginal)
                 | {"projections": (flat.count + round_.count) / (n * seeds * steps), "seconds": spent / seeds}
             )
         began = time.process_time()
         results = runs(target, plane & sphere, method, n, range(seeds), check=False)
         spent = (time.process_time() - began) / seeds
-        rows.append({"method": label, "budget": "closed form"} | _judged(results, law) | {"seconds": spent})
-    exact = {"method": "exact draws", "w1": sampling_floor(*law, n)}
+        rows.append({"method": label, "budget": "closed form"} | _judged(results, marginal) | {"seconds": spent})
+    exact = {"method": "exact draws", "w1": sampling_floor(*marginal, n)}
     table = ResultTable.of(
         f"Approximate projections: energy 15 and x1 + x2 = {FLOW:g}, {n} chains, {steps} steps, {seeds} seeds",
         "method | budget: tolerance inside the loop | w1: W1 of the first coefficient, .3f | "
@@ -152,10 +152,10 @@ def tightening_study(n: int, steps: int, seeds: int, tell: Tell) -> tuple[Result
     return table, {"tight": rows, "tight floor": exact["w1"]}
 
 
-def _judged(results: list[casal.SampleResult], law: tuple[Array, Array]) -> dict[str, float]:
+def _judged(results: list[casal.SampleResult], marginal: tuple[Array, Array]) -> dict[str, float]:
     firsts = [r.samples[:, 0].double().numpy() for r in results]
     return {
-        **mean_entry("w1", [quantile_distance(x, *law) for x in firsts]),
+        **mean_entry("w1", [quantile_distance(x, *marginal) for x in firsts]),
         "violation": max(float(r.certificate.violation.max()) for r in results),
         "feasible": float(np.mean([float(r.certificate.feasible.double().mean()) for r in results])),
     }

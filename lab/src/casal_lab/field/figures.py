@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from casal_lab.drawing import EXACT, FAINT, INK, colour, headline, histogram, panels
 from casal_lab.experiment import Array, Outcome
 from casal_lab.field.ablations import PAPER_RHO, SCHEDULES
-from casal_lab.field.setup import MIXED, OURS, SCRIPT, STIFF, TEXT, Means, conditional
+from casal_lab.field.setup import MIXED, OURS, SCRIPT, TEXT, Means
+from casal_lab.problems.field import STIFF, conditional
 
 SHOWN = ("unconstrained", "projected", "Algorithm 1", "released code", "WeightedCASAL")
 COLUMNS = 6

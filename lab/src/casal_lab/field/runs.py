@@ -28,22 +28,9 @@ from casal_lab.experiment import (
 from casal_lab.field.ablations import dual_ablation, rho_ablation
 from casal_lab.field.claims import claims
 from casal_lab.field.cost import seconds_table, tightening_study
-from casal_lab.field.setup import (
-    EXPECTED,
-    MIXED,
-    NARROW,
-    OURS,
-    SCRIPT,
-    STIFF,
-    TEXT,
-    WIDE,
-    Means,
-    conditional,
-    quantile_distance,
-    sampling_floor,
-    share_right,
-)
+from casal_lab.field.setup import MIXED, NARROW, OURS, SCRIPT, TEXT, WIDE, Means
 from casal_lab.first_release import FirstRelease
+from casal_lab.problems.field import EXPECTED, STIFF, conditional, quantile_distance, sampling_floor, share_right
 from casal_lab.tuning import Case, best, penalty_ramps
 
 ENERGY = STIFF.energy
@@ -245,9 +232,9 @@ def _row(label: str, energy: float, results: Sequence[casal.SampleResult]) -> di
 
 
 def _table(means: Means, energy: float, steps: int, rows: Sequence[dict[str, Any]], scale: Scale) -> ResultTable:
-    law, (plain, scaled) = conditional(STIFF, energy), means.condition()
+    marginal, (plain, scaled) = conditional(STIFF, energy), means.condition()
     exact = [
-        {"method": "exact draws", "n": n, "w1": sampling_floor(*law, n), "right": share_right(STIFF, energy)}
+        {"method": "exact draws", "n": n, "w1": sampling_floor(*marginal, n), "right": share_right(STIFF, energy)}
         for n in sorted({row["n"] for row in rows})
     ]
     start = "5 N(0, I) (primal-dual N(0, I))" if means.wide else "our start"

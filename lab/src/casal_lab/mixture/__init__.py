@@ -1,10 +1,10 @@
 """A mixture in the plane, every model family, four sets: do the methods give each mode its right weight?
 
-Set-up: three Gaussian modes; a circle of two sizes, a line, a half-plane (``casal_lab.laws.three_modes``). The networks
-of seven families are exact (``casal_lab.laws.families``), so all that is wrong in a sample is the sampler's; an
+Set-up: three Gaussian modes; a circle of two sizes, a line, a half-plane (``problems.three_modes``). The networks
+of seven families are exact (``problems.families``), so all that is wrong in a sample is the sampler's; an
 energy-based model and an annealed score are trained besides (``trained.py``), with their own error in a table. Each
 family gets the same number of score evaluations. Methods with settings are tuned on validation chains against the exact
-law, which flatters them. PCFM, ECI and predict-project-renoise (``casal_lab.peers``) are among them.
+distribution, which flatters them. PCFM, ECI and predict-project-renoise (``casal_lab.peers``) are among them.
 
 The paper claims that its algorithms run as they are on energy-based, annealed, DDPM and score-SDE models, that every
 sample is feasible on any set with a projection, and that they enforce a constraint more strongly than an added energy.

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 
 from casal_lab.drawing import INK, below, colour, headline, histogram
 from casal_lab.experiment import Array, Outcome
-from casal_lab.laws.three_modes import CASES, SetCase
+from casal_lab.problems.three_modes import CASES, SetCase
 
 WORST = 0.6
 """Total variation at the dark end of the colour scale, the same in all pictures."""

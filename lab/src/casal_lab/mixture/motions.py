@@ -8,9 +8,9 @@ import torch
 import casal
 from casal_lab.experiment import AnyMethod, Array
 from casal_lab.frames import histogram, panel, progress, walk
-from casal_lab.laws.families import FAMILIES
-from casal_lab.laws.three_modes import CASES, MIXTURE
 from casal_lab.motion import Backdrop, Group, Motion, Panel, Profile, circle, plane, ring, shades
+from casal_lab.problems.families import FAMILIES
+from casal_lab.problems.three_modes import CASES, MIXTURE
 
 FAMILY, PLACE, RADIUS, EVALUATIONS = "ddpm", "circle R = 2", 2.0, 250
 
@@ -45,11 +45,11 @@ def onto_the_circle(n: int = 2000, shown: int = SHOWN) -> Motion:
     panels = []
     for label, method in METHODS.items():
         panels.append(_panel(label, walk(target, case.constraint, method, n, SEED, FRAMES), shown))
-    exact = case.law.draw(n, torch.Generator().manual_seed(SEED)).numpy()
+    exact = case.exact.draw(n, torch.Generator().manual_seed(SEED)).numpy()
     panels.append(_panel("exact draws", np.broadcast_to(exact, (FRAMES, n, 2)), shown))
     groups = [
         Group(name, weight, (1.55 * mean[0] / np.hypot(*mean), 1.55 * mean[1] / np.hypot(*mean)))
-        for name, weight, mean in zip("ABC", case.law.weights.tolist(), MIXTURE.means.tolist(), strict=True)
+        for name, weight, mean in zip("ABC", case.exact.weights.tolist(), MIXTURE.means.tolist(), strict=True)
     ]
     span = float(case.grid[0]), float(case.grid[-1])
     return Motion(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from casal_lab.experiment import Origin
-from casal_lab.laws.families import ANNEALED_STEP, LANGEVIN_STEP, LEVELS
-from casal_lab.laws.three_modes import MIXTURE
 from casal_lab.mixture.runs import FULL
 from casal_lab.mixture.trained import DRAWS, ITERATIONS
+from casal_lab.problems.families import ANNEALED_STEP, LANGEVIN_STEP, LEVELS
+from casal_lab.problems.three_modes import MIXTURE
 
 ORIGINS = (
     Origin(

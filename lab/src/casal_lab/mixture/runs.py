@@ -25,11 +25,11 @@ from casal_lab.experiment import (
     trust,
     verdict,
 )
-from casal_lab.laws.families import EXTENSIONS, FAMILIES
-from casal_lab.laws.three_modes import CASES, MIXTURE, SetCase
 from casal_lab.mixture.motions import onto_the_circle
 from casal_lab.mixture.trained import ENERGY, ITERATIONS, TRAINED, energy_network, own_error
 from casal_lab.peers import PEERS
+from casal_lab.problems.families import EXTENSIONS, FAMILIES
+from casal_lab.problems.three_modes import CASES, MIXTURE, SetCase
 from casal_lab.tuning import SETTINGS, Named, Scale, tuned
 
 Rows = Sequence[Mapping[str, Any]]

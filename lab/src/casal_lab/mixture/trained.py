@@ -1,6 +1,6 @@
 """Two trained families: an energy-based model and an annealed score network, on draws of the mixture.
 
-Beside them stand the same families with exact networks (``casal_lab.laws.families``), so that the error of a network
+Beside them stand the same families with exact networks (``problems.families``), so that the error of a network
 can be told from that of a sampler. On a set the energy-based model has a distribution of its own, whose mode weights
 are found by quadrature: how far they are from those of the mixture is the part that no sampler can mend.
 """
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from casal import Target, annealed, energy
 from casal_lab.artifacts import network
-from casal_lab.laws.families import ANNEALED_SIGMAS, ANNEALED_STEP, LANGEVIN_STEP, annealed_start, steps_per_level
-from casal_lab.laws.three_modes import MIXTURE, SetCase
 from casal_lab.nets import EnergyMLP, NoiseConditionalMLP, train_denoiser, train_energy
+from casal_lab.problems.families import ANNEALED_SIGMAS, ANNEALED_STEP, LANGEVIN_STEP, annealed_start, steps_per_level
+from casal_lab.problems.three_modes import MIXTURE, SetCase
 
 DRAWS = 50_000
 """Draws of the mixture that the networks see."""
@@ -87,4 +87,4 @@ def own_error(case: SetCase, net: EnergyMLP) -> float:
     z = case.grid_points()
     weight = torch.softmax(-net(z.float()).to(torch.float64), 0)
     found = weight @ MIXTURE.responsibilities(z)
-    return float((found - case.law.weights).abs().sum()) / 2
+    return float((found - case.exact.weights).abs().sum()) / 2

@@ -212,20 +212,20 @@ class WienerMLP(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor | float) -> Tensor:
         """eps(x, t) for x (n, *event) and t a number or (n,), one of 0 .. T - 1."""
-        law, level = self.wiener, over_events(t, x)
+        gaussian, level = self.wiener, over_events(t, x)
         index = level.round().long()
         with all_digits(x):
             alpha, sigma = self.alpha[index].unsqueeze(1), self.sigma[index].unsqueeze(1)
-            centred = law.centred(x) + (1 - alpha) * law.mean
-            along = centred @ law.basis
-            power = alpha.square() * law.variances
+            centred = gaussian.centred(x) + (1 - alpha) * gaussian.mean
+            along = centred @ gaussian.basis
+            power = alpha.square() * gaussian.variances
             total = power + sigma.square()
             said = along * (sigma / total)
         learned = self.mlp(along / total.sqrt(), level).to(said.dtype)
         with all_digits(x):
             size = (power * sigma.square()).sqrt() / total * (power / total).amax(1, keepdim=True)
             said = said + size * learned
-            out = said @ law.basis.T
-            if law.rank < len(law.mean):
-                out = out + (centred - along @ law.basis.T) / sigma
+            out = said @ gaussian.basis.T
+            if gaussian.rank < len(gaussian.mean):
+                out = out + (centred - along @ gaussian.basis.T) / sigma
             return out.view(x.shape).to(x.dtype)

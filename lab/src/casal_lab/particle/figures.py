@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from casal_lab.drawing import EXACT, FAINT, INK, colour
 from casal_lab.experiment import Array, Outcome
-from casal_lab.laws import double_well
 from casal_lab.particle.runs import PRECONDITIONED, PUBLISHED, TUNED
 from casal_lab.particle.setup import NEWEST, RADIUS, SIGMA_Y, exact_answer, exact_density
+from casal_lab.problems import double_well
 
 SHOWN = (
     "final projection",

@@ -9,9 +9,9 @@ import numpy as np
 from casal import Sphere
 from casal_lab.experiment import Array
 from casal_lab.frames import histogram, panel, progress, walk
-from casal_lab.laws import double_well
 from casal_lab.motion import Backdrop, Group, Motion, Panel, Profile, circle, plane, ring, shades
 from casal_lab.particle.setup import RADIUS, SIGMA_Y, exact_answer, exact_density
+from casal_lab.problems import double_well
 from casal_lab.tuning import Case
 
 LABELS = ("projected", "Algorithm 2", "released code", "CASAL", "WeightedCASAL")

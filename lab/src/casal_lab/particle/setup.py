@@ -14,7 +14,7 @@ from torch import Tensor
 from casal import Target, geometric, langevin
 from casal.schedules import Schedule
 from casal_lab.experiment import Array, Origin
-from casal_lab.laws import double_well
+from casal_lab.problems import double_well
 
 RADIUS = 3.0
 SIGMA_Y = 0.1

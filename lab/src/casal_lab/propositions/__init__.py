@@ -1,7 +1,7 @@
 """Every proposition and lemma of the paper as a check: does it hold, and where does the print depart from it?
 
 Set-up: densities in one and two dimensions with an interval, a disc or a circle (``setup``), a Gaussian with a line
-(``casal_lab.laws.gaussian_line``), and for the descent lemmas single points. Nothing is sampled.
+(``casal_lab.problems.gaussian_line``), and for the descent lemmas single points. Nothing is sampled.
 
 The paper claims eleven propositions, a corollary and eight lemmas: what the projection of a distribution onto a set is,
 that no penalty reaches it, duality, limit and bounds of the relaxed problem (P), and the step size and rate of the

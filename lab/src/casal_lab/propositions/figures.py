@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from casal_lab.drawing import EXACT, FAINT, INK, colour, headline, label, panels
 from casal_lab.experiment import Array, Outcome
-from casal_lab.laws import gaussian_line
+from casal_lab.problems import gaussian_line
 from casal_lab.propositions.setup import Check
 
 COLOURED = frozenset(gaussian_line.VARIANTS)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from casal_lab.experiment import HOLDS, PARTLY, VACUOUS, Array, Claim, ResultTable, reached
-from casal_lab.laws import gaussian_line as law
+from casal_lab.problems import gaussian_line as gaussian
 from casal_lab.propositions.setup import Check
 
 COUPLING = 2.0
@@ -27,18 +27,18 @@ def consistency(quick: bool) -> Check:
     rows: list[dict[str, Any]] = []
     curves: dict[str, Array] = {}
     error = 0.0
-    for name, variant in law.VARIANTS.items():
-        laws = [law.stationary(variant, tau, float(rho)) for rho in rhos]
-        error = max(error, *(np.abs(mean[[0, 2]] - law.CONDITIONAL).max() for mean, _ in laws))
-        curves[name] = np.array([cov[2, 2] / law.VARIANCE for _, cov in laws])
+    for name, variant in gaussian.VARIANTS.items():
+        found = [gaussian.stationary(variant, tau, float(rho)) for rho in rhos]
+        error = max(error, *(np.abs(mean[[0, 2]] - gaussian.CONDITIONAL).max() for mean, _ in found))
+        curves[name] = np.array([cov[2, 2] / gaussian.VARIANCE for _, cov in found])
         row: dict[str, Any] = {"variant": name}
         for rho in TABULATED:
-            mean, cov = law.stationary(variant, tau, rho)
-            row |= {f"mean {rho:g}": law.first(float(mean[2])), f"var {rho:g}": cov[2, 2] / law.VARIANCE}
+            mean, cov = gaussian.stationary(variant, tau, rho)
+            row |= {f"mean {rho:g}": gaussian.first(float(mean[2])), f"var {rho:g}": cov[2, 2] / gaussian.VARIANCE}
         rows.append(row)
-    bare = np.array([law.without_dual(float(rho)) for rho in rhos])
-    rows.append({"variant": "without the dual", **{f"mean {rho:g}": law.without_dual(rho) for rho in TABULATED}})
-    rows.append({"variant": "p_C", **{f"mean {rho:g}": law.first(law.TANGENT) for rho in TABULATED}})
+    bare = np.array([gaussian.without_dual(float(rho)) for rho in rhos])
+    rows.append({"variant": "without the dual", **{f"mean {rho:g}": gaussian.without_dual(rho) for rho in TABULATED}})
+    rows.append({"variant": "p_C", **{f"mean {rho:g}": gaussian.first(gaussian.TANGENT) for rho in TABULATED}})
     table = ResultTable.of(
         "Gaussian and a line: z1 in the long run, tau = 1e-4",
         (
@@ -52,12 +52,13 @@ def consistency(quick: bool) -> Check:
     return Check(
         "For a Gaussian and an affine set E x = E z = E under p_C, whatever rho.",
         f"All variants, closed form, rho from 0.1 to 1000: largest error of a mean {error:.0e}. Without the dual E z1 "
-        f"is {law.without_dual(2.0):.4f} at rho = 2 where {law.first(law.TANGENT):.4f} is right. It is a statement "
-        f"about means only: Algorithm 1 as printed has {rows[0]['var 1000']:.2f} times the right variance at rho = "
-        f"1000, because its z-step halves the temperature; the full z-step has {rows[4]['var 1000']:.2f} times.",
+        f"is {gaussian.without_dual(2.0):.4f} at rho = 2 where {gaussian.first(gaussian.TANGENT):.4f} is right. "
+        f"It is a statement about means only: Algorithm 1 as printed has {rows[0]['var 1000']:.2f} times the right "
+        f"variance at rho = 1000, because its z-step halves the temperature; the full z-step has "
+        f"{rows[4]['var 1000']:.2f} times.",
         HOLDS if error < 1e-8 else PARTLY,
         [table],
-        {"rho": rhos, "without": bare, "exact": law.first(law.TANGENT), "variance": curves},
+        {"rho": rhos, "without": bare, "exact": gaussian.first(gaussian.TANGENT), "variance": curves},
         source="proposition 4.3 (`proposition:Gaussian_consistency`)",
         number="4.3",
         flips="a coupling at which a mean with the dual is off by more than 1e-8",
@@ -66,13 +67,13 @@ def consistency(quick: bool) -> Check:
 
 def allowed(rho: float) -> float:
     """The largest step size with 4 tau (beta + 4 rho) <= 1."""
-    return 1.0 / (4.0 * (law.BETA + 4.0 * rho))
+    return 1.0 / (4.0 * (gaussian.BETA + 4.0 * rho))
 
 
-def resting(variant: law.Variant, tau: float, rho: float) -> float:
+def resting(variant: gaussian.Variant, tau: float, rho: float) -> float:
     """D(q^x | q*^x) of the distribution at which the variant rests."""
-    mean, cov = law.stationary(variant, tau, rho)
-    return float(law.divergence(mean[:2], cov[:2, :2], *law.optimum(rho)))
+    mean, cov = gaussian.stationary(variant, tau, rho)
+    return float(gaussian.divergence(mean[:2], cov[:2, :2], *gaussian.optimum(rho)))
 
 
 class Moments(NamedTuple):
@@ -84,10 +85,10 @@ class Moments(NamedTuple):
 
 def multiplier() -> Array:
     """lambda* = -grad f at the mean of q*."""
-    return np.asarray(-law.PRECISION @ (law.CONDITIONAL - law.MEAN))
+    return np.asarray(-gaussian.PRECISION @ (gaussian.CONDITIONAL - gaussian.MEAN))
 
 
-def moments(variant: law.Variant, taus: Array, rho: float, *, solved: bool = False) -> Moments:
+def moments(variant: gaussian.Variant, taus: Array, rho: float, *, solved: bool = False) -> Moments:
     """The distribution before each step, of (x_n, x_t, z_t, lambda_n, lambda_t, sums of x_n and of x_t so far).
 
     x starts at N(0, I), z at its projection and lambda at zero; or, ``solved``, at q* and lambda*. Step t has the size
@@ -95,19 +96,19 @@ def moments(variant: law.Variant, taus: Array, rho: float, *, solved: bool = Fal
     """
     mean, cov = np.zeros(7), np.zeros((7, 7))
     start = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])  # (x_n, x_t, z_t) from x
-    at, spread = law.optimum(rho) if solved else (np.zeros(2), np.eye(2))
+    at, spread = gaussian.optimum(rho) if solved else (np.zeros(2), np.eye(2))
     mean[:3], cov[:3, :3] = start @ at, start @ spread @ start.T
     if solved:
         mean[3:5] = multiplier()
     means, covs = np.zeros((len(taus), 7)), np.zeros((len(taus), 7, 7))
     for begin in range(0, len(taus), CHUNK):
         part = taus[begin : begin + CHUNK]
-        F, G, c = law.recursion(variant, part, rho)
+        F, G, c = gaussian.recursion(variant, part, rho)
         wide = np.zeros((len(part), 7, 7))
         wide[:, :5, :5] = F
         wide[:, 5:, :2] = wide[:, 5:, 5:] = np.eye(2)
         shaken = wide.copy()
-        shaken[:, :5, :5], noise = law.spread(variant, F, G)
+        shaken[:, :5, :5], noise = gaussian.spread(variant, F, G)
         heat = np.zeros((len(part), 7, 7))
         heat[:, :5, :5] = noise @ noise.swapaxes(1, 2)
         offset = np.concatenate([c, np.zeros((len(part), 2))], axis=1)
@@ -118,36 +119,36 @@ def moments(variant: law.Variant, taus: Array, rho: float, *, solved: bool = Fal
     return Moments(means, covs)
 
 
-def trajectory(variant: law.Variant, steps: int, rho: float) -> dict[str, Array]:
+def trajectory(variant: gaussian.Variant, steps: int, rho: float) -> dict[str, Array]:
     """D of the distribution at step t, its average over time, and D of the averaged iterate, all to q*.
 
     The step sizes are tau_t = tau_0 / sqrt(t + 1), with tau_0 the largest that the step-size condition allows.
     """
     count = np.arange(1, steps + 1)
     at = moments(variant, allowed(rho) / np.sqrt(np.arange(steps + 1) + 1.0), rho)
-    best = law.optimum(rho)
-    every = law.divergence(at.mean[:-1, :2], at.cov[:-1, :2, :2], *best)
+    best = gaussian.optimum(rho)
+    every = gaussian.divergence(at.mean[:-1, :2], at.cov[:-1, :2, :2], *best)
     kept = np.unique(np.geomspace(1, steps, 120).astype(int)) - 1
     average = at.mean[1:, 5:][kept] / count[kept, None], at.cov[1:, 5:, 5:][kept] / count[kept, None, None] ** 2
     return {
         "t": count[kept].astype(np.float64),
         "law": every[kept],
         "averaged law": (np.cumsum(every) / count)[kept],
-        "averaged iterate": law.divergence(*average, *best),
+        "averaged iterate": gaussian.divergence(*average, *best),
     }
 
 
 def mixing(quick: bool) -> Check:
     """The averages of every variant against ln t / sqrt t."""
     steps = 20_000 if quick else 200_000
-    curves = {name: trajectory(variant, steps, COUPLING) for name, variant in law.VARIANTS.items()}
+    curves = {name: trajectory(variant, steps, COUPLING) for name, variant in gaussian.VARIANTS.items()}
     rows: list[dict[str, Any]] = []
     for name, curve in curves.items():
         bound = np.log(curve["t"][-1]) / np.sqrt(curve["t"][-1])
         late = curve["t"] > steps / 10
         slope = np.polyfit(np.log(curve["t"][late]), np.log(curve["averaged law"][late]), 1)[0]
         end = {key: float(values[-1]) for key, values in curve.items()}
-        limit = resting(law.VARIANTS[name], 1e-6, COUPLING)
+        limit = resting(gaussian.VARIANTS[name], 1e-6, COUPLING)
         rows.append(
             {"variant": name, **end, "slope": float(slope), "ratio": end["averaged law"] / bound, "limit": limit}
         )

@@ -3,7 +3,7 @@
     V(q, lambda) = 1/2 W2^2(q^x, q*^x) + 1/2 W2^2(q^z, q*^z) + 1/2 E|lambda - lambda*|^2
     L(q, lambda) = D(q^x | p) + lambda E[x - z] + rho/2 E|x - z|^2
 
-On a Gaussian and a line (``casal_lab.laws.gaussian_line``) both have closed forms at every step of a run.
+On a Gaussian and a line (``casal_lab.problems.gaussian_line``) both have closed forms at every step of a run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from casal_lab.experiment import VACUOUS, Array, Claim, ResultTable, reached
-from casal_lab.laws import gaussian_line as law
+from casal_lab.problems import gaussian_line as gaussian
 from casal_lab.propositions.line import COUPLING, VACUITY, Moments, allowed, moments, multiplier
 from casal_lab.propositions.setup import Check
 
@@ -29,14 +29,14 @@ FIELD_BETA, FIELD_TAU, FIELD_RHO = 443.0, 1e-3, (20.0, 99.0)
 
 REPAIRED = "Algorithm 1, full z-step, common dual"
 PRINTED = "Algorithm 1, common dual"
-RUNS = {**law.VARIANTS, REPAIRED: law.Variant(True, False, lambda tau, rho: tau / rho, common=True)}
+RUNS = {**gaussian.VARIANTS, REPAIRED: gaussian.Variant(True, False, lambda tau, rho: tau / rho, common=True)}
 """Every variant, and the smallest repair of Algorithm 1: z = P(x + mu), and a multiplier driven by the mean."""
 
 
-def stable_up_to(variant: law.Variant, rho: float) -> float:
+def stable_up_to(variant: gaussian.Variant, rho: float) -> float:
     """The largest step size at which the recursion settles, to one per cent."""
     taus = np.geomspace(1e-5, 10.0, 1389)
-    radius = np.abs(np.linalg.eigvals(law.recursion(variant, taus, rho)[0])).max(1)
+    radius = np.abs(np.linalg.eigvals(gaussian.recursion(variant, taus, rho)[0])).max(1)
     unstable = radius > 1.0 + 1e-9
     return float(taus[max(int(np.argmax(unstable)) - 1, 0)]) if unstable.any() else float("inf")
 
@@ -50,7 +50,7 @@ def transport(mean: Array, cov: Array, other_mean: Array, other: Array) -> Array
 
 def lyapunov(at: Moments, rho: float, *, with_z: bool = True) -> Array:
     """V(q, lambda; q*, lambda*) of every distribution of a run; without its z-part for the repaired algorithm."""
-    mean, cov = law.optimum(rho)
+    mean, cov = gaussian.optimum(rho)
     primal = transport(at.mean[:, :2], at.cov[:, :2, :2], mean, cov)
     if with_z:
         # Along the line z is x + mu, and mu* has no part along the line.
@@ -63,12 +63,12 @@ def gap(at: Moments, rho: float) -> Array:
     """L(q, lambda*) - L(q*, lambda*) of every distribution of a run; L(q*, lambda) is the same for every lambda."""
 
     def value(mean: Array, cov: Array) -> Array:
-        free = law.divergence(mean[:, :2], cov[:, :2, :2], law.MEAN, np.linalg.inv(law.PRECISION))
-        apart = mean[:, :2] - np.stack([np.full(len(mean), law.LEVEL), mean[:, 2]], axis=1)
+        free = gaussian.divergence(mean[:, :2], cov[:, :2, :2], gaussian.MEAN, np.linalg.inv(gaussian.PRECISION))
+        apart = mean[:, :2] - np.stack([np.full(len(mean), gaussian.LEVEL), mean[:, 2]], axis=1)
         spread = cov[:, 0, 0] + cov[:, 1, 1] + cov[:, 2, 2] - 2 * cov[:, 1, 2]
         return np.asarray(free + apart @ multiplier() + 0.5 * rho * (np.square(apart).sum(1) + spread))
 
-    mean, cov = law.optimum(rho)
+    mean, cov = gaussian.optimum(rho)
     pick = [0, 1, 1]  # z = x along the line
     return np.asarray(value(at.mean, at.cov) - value(mean[pick][None], cov[np.ix_(pick, pick)][None]))
 
@@ -83,13 +83,15 @@ class Decrement(NamedTuple):
     apart: float  # largest E|x - z + mu|^2 on the way
 
 
-def decrement_of(variant: law.Variant, tau: float, rho: float, horizon: float, *, with_z: bool = True) -> Decrement:
+def decrement_of(
+    variant: gaussian.Variant, tau: float, rho: float, horizon: float, *, with_z: bool = True
+) -> Decrement:
     """Follow the distribution from a start off rest and compare both sides of the proposition at every step."""
     steps = math.ceil(horizon / tau)
     at = moments(variant, np.full(steps + 1, tau), rho)
     values = lyapunov(at, rho, with_z=with_z)
     before, after = Moments(at.mean[:-1, :3], at.cov[:-1, :3, :3]), Moments(at.mean[1:, :3], at.cov[1:, :3, :3])
-    slack = 0.5 * law.ALPHA * transport(before.mean, before.cov, after.mean, after.cov) if with_z else 0.0
+    slack = 0.5 * gaussian.ALPHA * transport(before.mean, before.cov, after.mean, after.cov) if with_z else 0.0
     fall, rise = (values[:-1] - values[1:] + slack) / tau, gap(at, rho)[1:]
     return Decrement(
         np.asarray(tau * np.arange(steps), dtype=np.float64),
@@ -104,7 +106,7 @@ def apart(at: Moments, rho: float) -> Array:
     """E|x - z + mu|^2 of every distribution of a run: what the condition bounds by M^2 for every single chain."""
     normal, tangent = np.array([1.0, 0, 0, 1 / rho, 0]), np.array([0, 1.0, -1, 0, 1 / rho])
     mean, cov = at.mean[:, :5], at.cov[:, :5, :5]
-    square = np.square(mean @ normal - law.LEVEL) + np.square(mean @ tangent)
+    square = np.square(mean @ normal - gaussian.LEVEL) + np.square(mean @ tangent)
     return np.asarray(square + sum(np.einsum("i,tij,j->t", row, cov, row) for row in (normal, tangent)))
 
 
@@ -128,12 +130,12 @@ def uncoupled(tau: float, rho: float) -> dict[str, float]:
 
 def explicit_constant(largest_gap: float, rho: float) -> float:
     """C = (beta + rho) d + 1/2 max |E x - E z|^2 of the repaired algorithm."""
-    return (law.BETA + rho) * 2 + 0.5 * largest_gap
+    return (gaussian.BETA + rho) * 2 + 0.5 * largest_gap
 
 
 def mean_gap(at: Moments) -> Array:
     """|E x - E z|^2 of every distribution of a run."""
-    return np.asarray(np.square(at.mean[:, 0] - law.LEVEL) + np.square(at.mean[:, 1] - at.mean[:, 2]))
+    return np.asarray(np.square(at.mean[:, 0] - gaussian.LEVEL) + np.square(at.mean[:, 1] - at.mean[:, 2]))
 
 
 def beyond(sigmas: float) -> float:
@@ -143,7 +145,7 @@ def beyond(sigmas: float) -> float:
 
 def _condition() -> ResultTable:
     """How often |x - z + mu| exceeds M at one step of Algorithm 1 at rest: the part normal to the line alone."""
-    _, cov = law.stationary(RUNS["Algorithm 1"], allowed(COUPLING), COUPLING)
+    _, cov = gaussian.stationary(RUNS["Algorithm 1"], allowed(COUPLING), COUPLING)
     row = np.array([1.0, 0, 0, 1 / COUPLING, 0])
     sd = float(np.sqrt(row @ cov @ row))
     rows = [{"M": k * sd, "sigmas": k, "chance": beyond(k)} for k in (2.0, 4.0, 6.0, 8.0)]
@@ -160,7 +162,7 @@ def decrement(quick: bool) -> Check:
     rhos = np.geomspace(0.1, 100.0, 9 if quick else 25)
     limits = {
         name: np.array([stable_up_to(variant, float(rho)) for rho in rhos])
-        for name, variant in law.VARIANTS.items()
+        for name, variant in gaussian.VARIANTS.items()
         if "common" not in name
     }
     condition = np.array([allowed(float(rho)) for rho in rhos])
@@ -266,7 +268,7 @@ def weighted_sum(quick: bool) -> Check:
     mine, bound = np.zeros(0), 0.0
     for name, variant in RUNS.items():
         at = moments(variant, taus, COUPLING, solved=True)
-        every = law.divergence(at.mean[1:, :2], at.cov[1:, :2, :2], *law.optimum(COUPLING))
+        every = gaussian.divergence(at.mean[1:, :2], at.cov[1:, :2, :2], *gaussian.optimum(COUPLING))
         total, late = np.cumsum(taus[:-1] * every)[kept - 1], Moments(at.mean[kept], at.cov[kept])
         values = lyapunov(late, COUPLING)
         curves[name] = (total + values) / squares

@@ -92,9 +92,9 @@ def penalty(quick: bool) -> setup.Check:
         sets = {f"within {eps:g}": (distance <= eps).astype(np.float64) for eps in (0.1, 0.01, 0.001)}
         if not case.thin:
             sets["in C"] = case.inside
-        laws = [_penalised(case, distance**2, weight)[0] for weight in WEIGHTS]
+        penalised = [_penalised(case, distance**2, weight)[0] for weight in WEIGHTS]
         curves[case.name] = {
-            name: np.array([float((q * (1.0 - member)).sum()) for q in laws]) for name, member in sets.items()
+            name: np.array([float((q * (1.0 - member)).sum()) for q in penalised]) for name, member in sets.items()
         }
         for k in range(0, len(WEIGHTS), 10):
             outside = {name: float(values[k]) for name, values in curves[case.name].items()}

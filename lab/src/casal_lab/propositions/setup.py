@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from casal_lab.experiment import Array, Claim, Origin, ResultTable
-from casal_lab.laws import double_well
+from casal_lab.problems import double_well
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from casal_lab.experiment import Origin
-from casal_lab.laws.families import BETAS
 from casal_lab.physics import quadrotor as physics
+from casal_lab.problems.families import BETAS
 from casal_lab.quadrotor.methods import BATCH, GRIDS, METHODS, RHO, STEPS
 from casal_lab.quadrotor.paths import ITERATIONS
 from casal_lab.quadrotor.runs import FULL, VALIDATION

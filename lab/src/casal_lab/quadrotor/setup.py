@@ -25,9 +25,9 @@ from casal import LinearDynamics, Target, ddpm
 from casal.errors import SettingError
 from casal_lab.artifacts import network
 from casal_lab.experiment import Array
-from casal_lab.laws.families import BETAS
 from casal_lab.nets import MLP, Gaussian, LevelLosses, WienerMLP, compare_ddpm, train_ddpm
 from casal_lab.physics import quadrotor as physics
+from casal_lab.problems.families import BETAS
 
 MODES = 10
 TRAINING_SEED, HELD_OUT_SEED = 0, 8002

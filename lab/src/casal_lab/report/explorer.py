@@ -11,16 +11,16 @@ import numpy as np
 
 from casal_lab.drawing import colour
 from casal_lab.experiment import Array
-from casal_lab.laws import gaussian_line as line
+from casal_lab.problems import gaussian_line as line
 
 RHO: Array = np.geomspace(0.1, 1000.0, 41)
 TAU = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3)
 BARE = "without the dual"
 
-Law = tuple[float, float]
+Moments = tuple[float, float]
 
 
-def law(name: str, tau: float, rho: float) -> Law | None:
+def moments(name: str, tau: float, rho: float) -> Moments | None:
     """Mean and standard deviation of z1 under a variant; None where it diverges."""
     variant = line.VARIANTS[name]
     F, G, _ = (part[0] for part in line.recursion(variant, np.array([tau]), rho))
@@ -33,14 +33,14 @@ def law(name: str, tau: float, rho: float) -> Law | None:
 
 def explorer_data() -> dict[str, Any]:
     """The exact distribution, and for each variant one distribution for every tau and rho."""
-    laws = {name: [[law(name, tau, float(rho)) for rho in RHO] for tau in TAU] for name in line.VARIANTS}
+    densities = {name: [[moments(name, tau, float(rho)) for rho in RHO] for tau in TAU] for name in line.VARIANTS}
     # If x is only drawn towards the line and then projected: mu = 0, in continuous time.
     bare = [(line.without_dual(float(rho)), math.sqrt(line.optimum(float(rho))[1][1, 1] / 2)) for rho in RHO]
     return {
         "rho": RHO.tolist(),
         "tau": TAU,
         "exact": (line.first(line.TANGENT), math.sqrt(line.VARIANCE / 2)),
-        "laws": {**laws, BARE: [bare] * len(TAU)},
+        "densities": {**densities, BARE: [bare] * len(TAU)},
         "colours": {name: colour(name) for name in line.VARIANTS} | {BARE: "#E69F00"},
         "dashed": [*(name for name in line.VARIANTS if "common" in name), BARE],
         "shown": ["Algorithm 1", "CASAL", BARE],

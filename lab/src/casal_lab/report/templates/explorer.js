@@ -1,5 +1,5 @@
 
-// The law of z for a Gaussian and a line: the numbers come from Python, the densities are drawn here.
+// The distribution of z for a Gaussian and a line: the numbers come from Python, the densities are drawn here.
 {
   const data = JSON.parse(document.getElementById("explorer-data").textContent);
   const width = matchMedia("(max-width: 720px)").matches ? 380 : 900;
@@ -10,11 +10,11 @@
   const density = (x, [mean, sd]) => Math.exp(-0.5 * ((x - mean) / sd) ** 2) / (sd * Math.sqrt(2 * Math.PI));
   const toX = (x) => left + ((right - left) * (x - from)) / (to - from);
   const toY = (y) => low - ((low - high) * y) / top;
-  const path = (law) => {
+  const path = (moments) => {
     const points = Array.from({ length: 241 }, (_, k) => from + ((to - from) * k) / 240);
-    return "M" + points.map((x) => `${toX(x).toFixed(1)} ${toY(density(x, law)).toFixed(1)}`).join("L");
+    return "M" + points.map((x) => `${toX(x).toFixed(1)} ${toY(density(x, moments)).toFixed(1)}`).join("L");
   };
-  const drawing = document.getElementById("laws");
+  const drawing = document.getElementById("densities");
   drawing.setAttribute("viewBox", `0 0 ${width} ${height}`);
   const add = (tag, attributes, text = "") => {
     const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -30,8 +30,8 @@
   }
   add("text", { x: right, y: low - 8, "text-anchor": "end" }, "z₁");
 
-  const body = document.querySelector("#laws-table tbody");
-  const rows = Object.keys(data.laws).map((name) => {
+  const body = document.querySelector("#densities-table tbody");
+  const rows = Object.keys(data.densities).map((name) => {
     const row = body.insertRow();
     const head = document.createElement("th");
     const label = document.createElement("label");
@@ -47,7 +47,7 @@
     const cells = [0, 1, 2].map(() => row.insertCell());
     for (const cell of cells) cell.className = "num";
     const dash = data.dashed.includes(name) ? "7 4" : "none";
-    const line = add("path", { class: "law", stroke: data.colours[name], "stroke-dasharray": dash });
+    const line = add("path", { class: "density", stroke: data.colours[name], "stroke-dasharray": dash });
     return { name, row, box, cells, line };
   });
   const exact = body.insertRow();
@@ -63,12 +63,12 @@
     document.getElementById("rho-value").textContent = data.rho[rho.value].toPrecision(3);
     document.getElementById("tau-value").textContent = data.tau[tau.value];
     for (const { name, row, box, cells, line } of rows) {
-      const law = data.laws[name][tau.value][rho.value];
-      const distance = law && Math.hypot(law[0] - centre, law[1] - spread);
-      const texts = law ? [law[0].toFixed(4), law[1].toFixed(4), distance.toFixed(4)] : ["diverges", "–", "–"];
-      row.classList.toggle("diverged", !law);
+      const moments = data.densities[name][tau.value][rho.value];
+      const distance = moments && Math.hypot(moments[0] - centre, moments[1] - spread);
+      const texts = moments ? [moments[0].toFixed(4), moments[1].toFixed(4), distance.toFixed(4)] : ["diverges", "–", "–"];
+      row.classList.toggle("diverged", !moments);
       cells.forEach((cell, k) => (cell.textContent = texts[k]));
-      line.setAttribute("d", law ? path(law) : "");
+      line.setAttribute("d", moments ? path(moments) : "");
       line.style.display = box.checked ? "" : "none";
     }
   };

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from casal_lab.laws import double_well
+from casal_lab.problems import double_well
 
 
 def test_the_gradient_is_that_of_the_potential() -> None:

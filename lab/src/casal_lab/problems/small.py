@@ -19,9 +19,9 @@ import casal
 from casal.diagnostics import Evidence, Fidelity, assess
 from casal.methods import Context
 from casal_lab.experiment import AnyMethod
-from casal_lab.laws import double_well
-from casal_lab.laws.anisotropic_mixture import AnisotropicMixture
-from casal_lab.laws.three_modes import MIXTURE
+from casal_lab.problems import double_well
+from casal_lab.problems.anisotropic_mixture import AnisotropicMixture
+from casal_lab.problems.three_modes import MIXTURE
 
 F64 = torch.float64
 SMALL = 1e-3

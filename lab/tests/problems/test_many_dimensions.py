@@ -10,14 +10,14 @@ import torch
 
 from casal import Affine
 from casal.errors import SettingError
-from casal_lab.conditional.many_dimensions import (
+from casal_lab.conditional.many_dimensions import forecast
+from casal_lab.problems.many_dimensions import (
     HEADROOM,
     HIGH,
     LAST,
     LEVELS,
     Problem,
     box_on_four,
-    forecast,
     four_equations,
     four_equations_and_norm,
     half_space,
@@ -56,13 +56,13 @@ PROBLEMS: dict[str, Callable[[int], Problem]] = {
 def test_exact_draws_are_on_the_set_and_score_one(name: str) -> None:
     problem = PROBLEMS[name](3)
     generator = torch.Generator().manual_seed(0)
-    runs = [problem.law.draw(N, generator) for _ in range(4)]
+    runs = [problem.exact.draw(N, generator) for _ in range(4)]
     for x in runs:
         assert float(problem.constraint.violation(x).max()) < 1e-11
-    score = problem.law.score(runs)
+    score = problem.exact.score(runs)
     assert 0.75 < score.z < 1.25
     assert 0.93 < score.variance_ratio < 1.07
-    assert score.pooled_total_variation <= 4 * problem.law.floor(4 * N)
+    assert score.pooled_total_variation <= 4 * problem.exact.floor(4 * N)
     # Power: draws of the prior are elsewhere.
     prior = problem.prior.sample(N, generator)
     assert float(problem.constraint.violation(prior).max()) > 1e-3
@@ -84,19 +84,19 @@ def test_instances_follow_the_seed(name: str) -> None:
 )
 def test_every_mode_keeps_weight(make: Callable[[int, int], Problem]) -> None:
     for seed in range(6):
-        assert float(make(D, seed).law.weights.min()) >= 0.03
+        assert float(make(D, seed).exact.weights.min()) >= 0.03
 
 
 def test_changed_weights_belong_to_the_changed_prior() -> None:
     problem = four_equations(D, 2)
-    assert float(problem.prior.weights.max()) not in (0.2, 0.3) and float(problem.law.weights.min()) == pytest.approx(
+    assert float(problem.prior.weights.max()) not in (0.2, 0.3) and float(problem.exact.weights.min()) == pytest.approx(
         0.05
     )
     assert isinstance(problem.constraint, Affine)
     anew = problem.prior.restricted_to(problem.constraint.A, problem.constraint.b.reshape(-1))
-    torch.testing.assert_close(problem.law.log_masses, anew.log_masses)
+    torch.testing.assert_close(problem.exact.log_masses, anew.log_masses)
     x = problem.prior.sample(5, torch.Generator().manual_seed(0))
-    torch.testing.assert_close(problem.law.responsibilities(x), anew.responsibilities(x))
+    torch.testing.assert_close(problem.exact.responsibilities(x), anew.responsibilities(x))
 
 
 @pytest.mark.parametrize("name", ["mass and energy", "values and norm", "nonnegative field"])
@@ -122,9 +122,9 @@ def test_largest_spread_is_at_most_that_of_the_covariance_and_its_modes() -> Non
 
 def test_probabilities_are_those_of_the_names() -> None:
     for seed in range(2):
-        assert half_space(D, seed).law.log_probability == pytest.approx(math.log(0.00621), abs=1e-3)
-        assert box_on_four(D, seed).law.log_probability == pytest.approx(math.log(2e-4), abs=1e-3)
-        prior, after = nonnegative_modes(D, seed).prior.weights, nonnegative_modes(D, seed).law.weights
+        assert half_space(D, seed).exact.log_probability == pytest.approx(math.log(0.00621), abs=1e-3)
+        assert box_on_four(D, seed).exact.log_probability == pytest.approx(math.log(2e-4), abs=1e-3)
+        prior, after = nonnegative_modes(D, seed).prior.weights, nonnegative_modes(D, seed).exact.weights
         assert float(prior[0] / prior[1] * after[1] / after[0]) == pytest.approx(math.exp(3), rel=1e-6)
         assert 1 <= float(after[0] / after[1]) <= 2
 
@@ -143,7 +143,7 @@ def test_truth_fits_values_and_norm() -> None:
     assert problem.truth is not None
     assert float(problem.constraint.violation(problem.truth[None])) < 1e-11
     # It is as far from the exact mean as the variances say.
-    ratio = (problem.truth - problem.law.mean).square().sum() / problem.law.variances.sum()
+    ratio = (problem.truth - problem.exact.mean).square().sum() / problem.exact.variances.sum()
     assert 0.5 < float(ratio) < 2
 
 
@@ -151,12 +151,12 @@ def test_a_forecast_of_exact_draws_is_as_good_as_the_exact_mean() -> None:
     """Of n draws: error^2 = 1 + variance / (n exact error^2) on average; half of the spread shows in spread / skill."""
     problems = [observed_and_norm(256, seed, 2.5) for seed in range(3)]
     stream = torch.Generator().manual_seed(1)
-    draws = [problem.law.draw(400, stream) for problem in problems]
+    draws = [problem.exact.draw(400, stream) for problem in problems]
     found = forecast(problems, draws)
     assert found["error"] == pytest.approx(1.0, abs=0.02) and 0.8 < found["skill"] < 1.25
-    narrow = [problem.law.mean + 0.5 * (x - problem.law.mean) for problem, x in zip(problems, draws, strict=True)]
+    narrow = [problem.exact.mean + 0.5 * (x - problem.exact.mean) for problem, x in zip(problems, draws, strict=True)]
     assert forecast(problems, narrow)["skill"] == pytest.approx(0.5 * found["skill"], rel=0.02)
-    shifted = [2 * problem.law.mean - problem.truth + 0 * x for problem, x in zip(problems, draws, strict=True)]
+    shifted = [2 * problem.exact.mean - problem.truth + 0 * x for problem, x in zip(problems, draws, strict=True)]
     assert forecast(problems, shifted) == {"error": pytest.approx(2.0, rel=1e-6), "skill": pytest.approx(0.0, abs=1e-6)}
 
 
@@ -184,17 +184,17 @@ def test_absolute_values_agree_with_importance_sampling() -> None:
         effective = 1 / weight.square().sum()
         masses.append(flat.log_masses[k] + torch.logsumexp(term, 0) - math.log(n))
         errors.append((1 / effective - 1 / n).sqrt())
-        law = problem.law
+        law = problem.exact
         u = x @ law.bases[k]  # type: ignore[operator]
         off = (weight @ u - law.means[k])[:20] / law.variances[k, :20].sqrt()
         assert float(off.square().mean().sqrt() * effective.sqrt()) < 2.0
         ratio = (weight @ (u - weight @ u).square())[:20] / law.variances[k, :20]
         assert float((ratio.mean() - 1).abs()) < 4 * float((2 / effective).sqrt())
     shares, error = torch.softmax(torch.stack(masses), dim=0), torch.stack(errors)
-    apart = ((shares - problem.law.weights) / (problem.law.weights * error)).abs()
+    apart = ((shares - problem.exact.weights) / (problem.exact.weights * error)).abs()
     assert float(apart.max()) < 4.0
     # Power: without the likelihood the weights are others by far.
-    assert float(((flat.weights - problem.law.weights) / (problem.law.weights * error)).abs().max()) > 20.0
+    assert float(((flat.weights - problem.exact.weights) / (problem.exact.weights * error)).abs().max()) > 20.0
 
 
 @pytest.mark.parametrize("equation", [False, True])
@@ -203,7 +203,7 @@ def test_a_reward_moves_a_gaussian_as_the_density_says(bent: bool, equation: boo
     """log p + t and the log-density of the weighted Gaussian have the same differences, on the set."""
     problem = reward(8, 1, bent=bent, equation=equation)
     assert problem.log_weight is not None and problem.target.log_weight is problem.log_weight
-    law, x = problem.law, problem.law.draw(6, torch.Generator().manual_seed(0))
+    law, x = problem.exact, problem.exact.draw(6, torch.Generator().manual_seed(0))
     assert float(problem.constraint.violation(x).max()) < 1e-12
     found = problem.prior.log_density(x) + problem.log_weight(x)
     basis = law.bases[0]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from casal_lab.laws.families import FAMILIES
-from casal_lab.laws.three_modes import MIXTURE
+from casal_lab.problems.families import FAMILIES
+from casal_lab.problems.three_modes import MIXTURE
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "langevin"])

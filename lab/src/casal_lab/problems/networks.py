@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 import casal
 from casal_lab.artifacts import network, points
-from casal_lab.benchmark.answer import F64
-from casal_lab.conditional.network import REFERENCE_SEED
-from casal_lab.conditional.network import trained as mixture_network
-from casal_lab.laws.families import BETAS
 from casal_lab.nets import MLP, train_ddpm
+from casal_lab.problems.families import BETAS
+from casal_lab.problems.three_modes import MIXTURE
+
+F64 = torch.float64
+REFERENCE_SEED = 123
+"""Of samples without a constraint."""
 
 ITERATIONS, STEPS, FREE = 2000, 200, 100_000
 """Updates of a network in training, steps of its sampler, and samples without a constraint."""
@@ -45,20 +47,20 @@ def spiral(n: int, generator: torch.Generator) -> Tensor:
     return arm + 0.15 * torch.randn((n, 2), generator=generator, dtype=F64)
 
 
-def spiral_network(iterations: int) -> nn.Module:
-    """The noise predictor of the spiral, from the cache or trained now."""
+DATA: dict[str, Callable[[int, torch.Generator], Tensor]] = {"mixture": MIXTURE.sample, "spiral": spiral}
+"""What the networks learn: the three modes, and the spiral."""
+
+
+def trained(name: str, iterations: int) -> nn.Module:
+    """The noise predictor of DATA[name], from the cache or trained now."""
 
     def train() -> nn.Module:
         net = MLP(2)
-        data = spiral(50_000, torch.Generator().manual_seed(0)).float()
+        data = DATA[name](50_000, torch.Generator().manual_seed(0)).float()
         train_ddpm(net, data, BETAS.float(), iterations=iterations, batch_size=1024, progress=False)
         return net
 
-    return network(f"spiral_mlp_{iterations}", train)
-
-
-NETWORKS: dict[str, Callable[[int], nn.Module]] = {"mixture": mixture_network, "spiral": spiral_network}
-"""The networks of the benchmark: of the three modes, and of the spiral."""
+    return network(f"{name}_mlp_{iterations}", train)
 
 
 def model(eps: Callable[[Tensor, Tensor], Tensor], steps: int) -> casal.Target:
@@ -70,7 +72,7 @@ def free_samples(name: str, iterations: int = ITERATIONS, steps: int = STEPS, co
     """Samples of a network without a constraint, (count, 2), from the cache or drawn now."""
 
     def make() -> Tensor:
-        target = casal.ddpm(NETWORKS[name](iterations), BETAS, shape=2, steps=steps)
+        target = casal.ddpm(trained(name, iterations), BETAS, shape=2, steps=steps)
         everywhere = casal.Box(-math.inf, math.inf)
         return casal.sample(target, everywhere, casal.Unconstrained(), count, seed=REFERENCE_SEED, check=False).samples
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from casal import Affine, Constraint, HalfSpace, Sphere
 from casal_lab.experiment import Array
-from casal_lab.laws.gaussian_mixture import GaussianMixture, RestrictedMixture
+from casal_lab.problems.gaussian_mixture import GaussianMixture, RestrictedMixture
 
 MIXTURE = GaussianMixture(
     torch.tensor([0.6, 0.2, 0.2]),
@@ -42,7 +42,7 @@ class SetCase:
     points: Array  # an even grid (m, 2) of the set itself, for integrals
 
     @cached_property
-    def law(self) -> RestrictedMixture:
+    def exact(self) -> RestrictedMixture:
         """The exact distribution."""
         return MIXTURE.restricted(self.constraint)
 
@@ -57,7 +57,7 @@ class SetCase:
 
     def total_variation(self, z: Tensor) -> float:
         """Of the mode weights, softly counted."""
-        return MIXTURE.total_variation(z, self.law.weights)
+        return MIXTURE.total_variation(z, self.exact.weights)
 
     def sliced(self, z: Tensor) -> float:
         """W1 to the exact distribution, averaged over DIRECTIONS fixed directions: sees the shape inside a mode too."""
@@ -70,11 +70,11 @@ class SetCase:
 
     def floor(self, n: int, repeats: int) -> Mapping[str, float]:
         """Both distances of n exact draws, on average."""
-        return self.law.floor(n, repeats, tv=self.total_variation, sliced=self.sliced)
+        return self.exact.floor(n, repeats, tv=self.total_variation, sliced=self.sliced)
 
     @lru_cache(maxsize=8)  # noqa: B019 - the sets live as long as the program
     def _quantiles(self, n: int) -> Array:
-        exact = self.law.draw(REFERENCE * n, torch.Generator().manual_seed(12345)).numpy()
+        exact = self.exact.draw(REFERENCE * n, torch.Generator().manual_seed(12345)).numpy()
         return np.sort(exact @ _directions(), axis=0)[REFERENCE // 2 :: REFERENCE]
 
 

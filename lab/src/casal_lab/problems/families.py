@@ -9,7 +9,7 @@ from torch import Tensor
 
 from casal import Target, annealed, ddpm, edm, flow, karras_sigmas, langevin, vp_sde
 from casal.devices import entry
-from casal_lab.laws.gaussian_mixture import GaussianMixture
+from casal_lab.problems.gaussian_mixture import GaussianMixture
 
 BETAS = torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)
 """Ho et al.'s linear schedule."""

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from casal_lab.laws.three_modes import CASES
+from casal_lab.problems.three_modes import CASES
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_distances_are_small_for_exact_draws_and_the_chart_shows_them(name: str) -> None:
     case = CASES[name]
-    z = case.law.draw(4000, torch.Generator().manual_seed(7))
+    z = case.exact.draw(4000, torch.Generator().manual_seed(7))
     floor = case.floor(4000, 5)
     assert case.total_variation(z) < 4 * floor["tv"]
     assert case.sliced(z) < 3 * floor["sliced"]

@@ -10,7 +10,7 @@ import torch
 from scipy import special
 
 from casal.errors import InfeasibleSet
-from casal_lab.laws.truncated_gaussian import (
+from casal_lab.problems.truncated_gaussian import (
     TruncatedGaussian,
     interval_moments,
     interval_quantile,
@@ -62,30 +62,30 @@ def test_empty_interval_is_refused() -> None:
 def test_draws_have_the_moments() -> None:
     mean, variance = torch.tensor([-1.0, 2.0, 0.0]).double(), torch.tensor([1.0, 4.0, 0.25]).double()
     low, high = torch.tensor([0.0, -math.inf, -0.2]).double(), torch.tensor([math.inf, 1.0, 0.3]).double()
-    law, n = TruncatedGaussian(mean, variance, low, high), 40_000
-    x = law.draw(n, torch.Generator().manual_seed(0))
+    exact, n = TruncatedGaussian(mean, variance, low, high), 40_000
+    x = exact.draw(n, torch.Generator().manual_seed(0))
     assert bool(((x >= low) & (x <= high)).all())
-    z = (x.mean(0) - law.means) / (law.variances / n).sqrt()
+    z = (x.mean(0) - exact.means) / (exact.variances / n).sqrt()
     assert float(z.abs().max()) < 4
-    assert float((x.var(0) / law.variances - 1).abs().max()) < 0.05
+    assert float((x.var(0) / exact.variances - 1).abs().max()) < 0.05
     # Power: the moments without the bounds are far off.
-    assert float(((x.mean(0) - mean) / (law.variances / n).sqrt()).abs().min()) > 10
+    assert float(((x.mean(0) - mean) / (exact.variances / n).sqrt()).abs().min()) > 10
 
 
 def test_log_probability_is_that_of_all_coordinates() -> None:
-    law = TruncatedGaussian(torch.tensor([1.0, -1.0]).double(), torch.ones(2).double(), 0.0, math.inf)
-    assert law.log_probability == pytest.approx(float(special.log_ndtr([1.0, -1.0]).sum()), rel=1e-12)
+    exact = TruncatedGaussian(torch.tensor([1.0, -1.0]).double(), torch.ones(2).double(), 0.0, math.inf)
+    assert exact.log_probability == pytest.approx(float(special.log_ndtr([1.0, -1.0]).sum()), rel=1e-12)
 
 
 @pytest.mark.statistical
 def test_gibbs_on_independent_coordinates() -> None:
     mean, variance = torch.tensor([-1.0, 0.5, 2.0]).double(), torch.tensor([1.0, 0.25, 4.0]).double()
-    law = TruncatedGaussian(mean, variance, 0.0, math.inf)
+    exact = TruncatedGaussian(mean, variance, 0.0, math.inf)
     found = nonnegative_gibbs(mean, torch.diag(1 / variance), replicas=200, sweeps=100, warmup=1)
-    offset = (found.means - law.means) / law.variances.sqrt()
+    offset = (found.means - exact.means) / exact.variances.sqrt()
     assert float(offset.abs().max()) < 4 / math.sqrt(200 * 100)
     assert found.error == pytest.approx(1 / math.sqrt(200 * 100), rel=0.2)
-    torch.testing.assert_close(found.variances, law.variances, rtol=0.05, atol=0)
+    torch.testing.assert_close(found.variances, exact.variances, rtol=0.05, atol=0)
 
 
 @pytest.mark.statistical

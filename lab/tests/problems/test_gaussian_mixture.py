@@ -14,8 +14,8 @@ from torch import Tensor
 
 import casal
 from casal.errors import SettingError, ShapeError
-from casal_lab.laws.gaussian_mixture import GaussianMixture, log_bessel_ratio
-from casal_lab.laws.three_modes import MIXTURE
+from casal_lab.problems.gaussian_mixture import GaussianMixture, log_bessel_ratio
+from casal_lab.problems.three_modes import MIXTURE
 
 Array = npt.NDArray[np.float64]
 IN_SPACE = GaussianMixture(
@@ -25,11 +25,11 @@ IN_SPACE = GaussianMixture(
 )
 
 
-def mode_densities(law: GaussianMixture, points: Array) -> Array:
+def mode_densities(mixture: GaussianMixture, points: Array) -> Array:
     """w_k N(x; m_k, s_k^2), (n, m), written out anew."""
-    m, s, w = (v.numpy() for v in (law.means, law.spreads, law.weights))
+    m, s, w = (v.numpy() for v in (mixture.means, mixture.spreads, mixture.weights))
     squares = ((points[:, None, :] - m) ** 2).sum(2)
-    return w * np.exp(-squares / (2 * s**2)) / (2 * np.pi * s**2) ** (law.dimension / 2)
+    return w * np.exp(-squares / (2 * s**2)) / (2 * np.pi * s**2) ** (mixture.dimension / 2)
 
 
 def circle(radius: float, centre: tuple[float, float] = (0.0, 0.0)) -> tuple[Array, Array]:
@@ -79,13 +79,13 @@ SETS: dict[str, tuple[GaussianMixture, casal.Constraint, tuple[Array, Array]]] =
 
 @pytest.mark.parametrize("name", SETS)
 def test_mode_weights_by_quadrature(name: str) -> None:
-    law, constraint, (points, weight) = SETS[name]
+    mixture, constraint, (points, weight) = SETS[name]
     assert float(constraint.violation(torch.from_numpy(points)).max()) < 1e-12
-    masses = weight @ mode_densities(law, points)
-    exact = law.restricted(constraint)
+    masses = weight @ mode_densities(mixture, points)
+    exact = mixture.restricted(constraint)
     np.testing.assert_allclose(exact.weights.numpy(), masses / masses.sum(), atol=1e-6)
     assert float(exact.log_masses.logsumexp(0)) == pytest.approx(np.log(masses.sum()), abs=1e-6)
-    soft = (weight[:, None] * mode_densities(law, points)).sum(1) @ law.responsibilities(
+    soft = (weight[:, None] * mode_densities(mixture, points)).sum(1) @ mixture.responsibilities(
         torch.from_numpy(points)
     ).numpy()
     np.testing.assert_allclose(soft / soft.sum(), exact.weights.numpy(), atol=1e-6)
@@ -97,9 +97,9 @@ def features(z: Array) -> Array:
     return np.stack([first, last, first**2, last**2, first * last], axis=1)
 
 
-def follows(z: Tensor, law: GaussianMixture, points: Array, weight: Array) -> bool:
+def follows(z: Tensor, mixture: GaussianMixture, points: Array, weight: Array) -> bool:
     """Moments of draws as by quadrature, to four standard errors."""
-    density = weight * mode_densities(law, points).sum(1)
+    density = weight * mode_densities(mixture, points).sum(1)
     expected = density @ features(points) / density.sum()
     found = features(z.numpy())
     return bool((np.abs(found.mean(0) - expected) < 4 * found.std(0) / np.sqrt(len(z)) + 1e-12).all())
@@ -108,20 +108,22 @@ def follows(z: Tensor, law: GaussianMixture, points: Array, weight: Array) -> bo
 @pytest.mark.statistical
 @pytest.mark.parametrize("name", SETS)
 def test_exact_draws(name: str) -> None:
-    law, constraint, (points, weight) = SETS[name]
-    z = law.restricted(constraint).draw(40_000, torch.Generator().manual_seed(1))
-    assert z.shape == (40_000, law.dimension)
+    mixture, constraint, (points, weight) = SETS[name]
+    z = mixture.restricted(constraint).draw(40_000, torch.Generator().manual_seed(1))
+    assert z.shape == (40_000, mixture.dimension)
     assert float(constraint.violation(z).max()) < 1e-12
-    assert follows(z, law, points, weight)
+    assert follows(z, mixture, points, weight)
 
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("name", [name for name in SETS if name != "circle about a mean"])
 def test_the_test_of_draws_notices_wider_modes(name: str) -> None:
     """(On a circle about its mean a mode is uniform whatever its width.)"""
-    law, constraint, (points, weight) = SETS[name]
-    wider = GaussianMixture(law.weights, law.means, 1.2 * law.spreads)
-    assert not follows(wider.restricted(constraint).draw(40_000, torch.Generator().manual_seed(1)), law, points, weight)
+    mixture, constraint, (points, weight) = SETS[name]
+    wider = GaussianMixture(mixture.weights, mixture.means, 1.2 * mixture.spreads)
+    assert not follows(
+        wider.restricted(constraint).draw(40_000, torch.Generator().manual_seed(1)), mixture, points, weight
+    )
 
 
 def test_the_order_of_draws_says_nothing() -> None:
@@ -139,16 +141,18 @@ def test_bessel_ratio_by_its_series(order: float) -> None:
     np.testing.assert_allclose(log_bessel_ratio(order, kappa), expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("law", [MIXTURE, IN_SPACE], ids=["plane", "space"])
+@pytest.mark.parametrize("mixture", [MIXTURE, IN_SPACE], ids=["plane", "space"])
 @pytest.mark.parametrize(("alpha", "sigma"), [(1.0, 0.0), (0.6, 0.8), (1.0, 40.0), (0.01, 0.99995)])
-def test_the_score_is_the_gradient_of_the_log_density(law: GaussianMixture, alpha: float, sigma: float) -> None:
+def test_the_score_is_the_gradient_of_the_log_density(mixture: GaussianMixture, alpha: float, sigma: float) -> None:
     generator = torch.Generator().manual_seed(0)
-    x = alpha * law.sample(50, generator) + (sigma + 0.1) * torch.randn(50, law.dimension, generator=generator)
+    x = alpha * mixture.sample(50, generator) + (sigma + 0.1) * torch.randn(50, mixture.dimension, generator=generator)
     x.requires_grad_()
-    density = law.log_density(x, alpha, sigma)
+    density = mixture.log_density(x, alpha, sigma)
     (gradient,) = torch.autograd.grad(density.sum(), x)
-    torch.testing.assert_close(law.score(x.detach(), alpha, sigma), gradient, rtol=1e-9, atol=1e-9)
-    noisy = GaussianMixture(law.weights, alpha * law.means, ((alpha * law.spreads).square() + sigma**2).sqrt())
+    torch.testing.assert_close(mixture.score(x.detach(), alpha, sigma), gradient, rtol=1e-9, atol=1e-9)
+    noisy = GaussianMixture(
+        mixture.weights, alpha * mixture.means, ((alpha * mixture.spreads).square() + sigma**2).sqrt()
+    )
     by_hand = np.log(mode_densities(noisy, x.detach().numpy()).sum(1))
     np.testing.assert_allclose(density.detach().numpy(), by_hand, rtol=1e-9, atol=1e-9)
 

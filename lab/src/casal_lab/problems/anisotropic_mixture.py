@@ -7,7 +7,7 @@ Under noise, x = x0 + sigma noise, the variances of mode k become lam_k + sigma^
     E[x0 | x] = sum_k P(k | x) (m_k + Q_k diag(lam_k / (lam_k + sigma^2)) Q_k^T (x - m_k)).
 
 On {A x = y}, {|x|^2 = R^2}, both, slabs low <= A x <= high with few rows, and boxes if Q_k = I, the weights of the
-modes and the moments within them are known: see ``ModeLaw``.
+modes and the moments within them are known: see ``ModeDistribution``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch import Tensor
 
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 from casal_lab.experiment import Array
-from casal_lab.laws.mode_law import ModeLaw
-from casal_lab.laws.truncated_gaussian import TruncatedGaussian, interval_moments, interval_quantile
+from casal_lab.problems.modes import ModeDistribution
+from casal_lab.problems.truncated_gaussian import TruncatedGaussian, interval_moments, interval_quantile
 
 Axes: TypeAlias = Tensor | tuple[Tensor, Tensor] | None
 """Axes of a mode: Q, the factors of a Kronecker product, or None for the identity."""
@@ -133,7 +133,9 @@ class AnisotropicMixture:
             x[mode == k] = self.means[k] + turn.back(self.variances[k].sqrt() * x[mode == k])
         return x
 
-    def restricted_to(self, A: Tensor | None = None, y: Tensor | None = None, square: float | None = None) -> ModeLaw:
+    def restricted_to(
+        self, A: Tensor | None = None, y: Tensor | None = None, square: float | None = None
+    ) -> ModeDistribution:
         """The exact distribution on {A x = y} (y (r,)), on {|x|^2 = square}, or on both.
 
         A Gaussian on {A x = y} is Gaussian; ``sphere_moments`` gives its moments on the sphere, in the basis of its
@@ -152,7 +154,7 @@ class AnisotropicMixture:
             noise = torch.randn((count, self.dimension), generator=generator, dtype=torch.float64)
             return (part.mean + part.variance.sqrt() * noise) @ part.basis.T
 
-        return ModeLaw(
+        return ModeDistribution(
             log_masses=self.weights.log() + torch.tensor([part.log_mass for part in slices], dtype=torch.float64),
             bases=[part.basis for part in slices],
             means=torch.stack([part.mean for part in slices]),
@@ -161,7 +163,7 @@ class AnisotropicMixture:
             draw_mode=draw,
         )
 
-    def restricted_to_slabs(self, A: Tensor, low: Tensor | float, high: Tensor | float) -> ModeLaw:
+    def restricted_to_slabs(self, A: Tensor, low: Tensor | float, high: Tensor | float) -> ModeDistribution:
         """The exact distribution on {low <= A x <= high} with few rows, up to about four; bounds may be infinite.
 
         h = A x is Gaussian in each mode, and x given h is Gaussian with a mean linear in h, so the moments of h on
@@ -185,7 +187,7 @@ class AnisotropicMixture:
             wanted = centres[k] + box_draws(spreads[k], low - centres[k], high - centres[k], count, generator)
             return free + self.turns[k].back((wanted - free @ A.T) @ gains[k])
 
-        return ModeLaw(
+        return ModeDistribution(
             log_masses=self.weights.log() + torch.tensor([log_mass for log_mass, _, _ in parts], dtype=torch.float64),
             bases=[turn.matrix(self.dimension) for turn in self.turns],
             means=torch.cat(
@@ -196,13 +198,13 @@ class AnisotropicMixture:
             draw_mode=draw,
         )
 
-    def restricted_to_box(self, low: Tensor | float, high: Tensor | float) -> ModeLaw:
+    def restricted_to_box(self, low: Tensor | float, high: Tensor | float) -> ModeDistribution:
         """The exact distribution on {low <= x <= high} for independent coordinates (all Q_k = I); has exact draws."""
         if any(Q is not None for Q in self.axes):
             raise SettingError("bounds on all coordinates have a closed form for independent ones only, axes None")
         parts = [TruncatedGaussian(m, v, low, high) for m, v in zip(self.means, self.variances, strict=True)]
         masses = torch.tensor([part.log_probability for part in parts], dtype=torch.float64)
-        return ModeLaw(
+        return ModeDistribution(
             log_masses=self.weights.log() + masses,
             bases=[None for _ in parts],
             means=torch.stack([part.means for part in parts]),

@@ -33,7 +33,7 @@ ModeSampler = Callable[[int, int, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class ModeScore:
-    """How far samples of one or several runs are from a ``ModeLaw``."""
+    """How far samples of one or several runs are from a ``ModeDistribution``."""
 
     total_variations: tuple[float, ...]  # of mode weights, one a run
     pooled_total_variation: float  # of all runs together: what is left is bias
@@ -49,7 +49,7 @@ class ModeScore:
 
 
 @dataclass(frozen=True, eq=False)
-class ModeLaw:
+class ModeDistribution:
     """sum_k W_k p_k on a set: weights of the modes, means and variances of coordinates in each."""
 
     log_masses: Tensor  # log of w_k times the mass of mode k on the set, (m,)

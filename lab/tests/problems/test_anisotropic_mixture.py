@@ -11,14 +11,14 @@ from scipy import special, stats
 from torch import Tensor
 
 from casal.errors import InfeasibleSet, SettingError, ShapeError
-from casal_lab.laws.anisotropic_mixture import (
+from casal_lab.problems.anisotropic_mixture import (
     AnisotropicMixture,
     box_moments,
     sphere_draws,
     sphere_moments,
 )
-from casal_lab.laws.gaussian_mixture import GaussianMixture
-from casal_lab.laws.mode_law import ModeLaw
+from casal_lab.problems.gaussian_mixture import GaussianMixture
+from casal_lab.problems.modes import ModeDistribution
 
 D = 12
 
@@ -56,12 +56,12 @@ def in_space() -> AnisotropicMixture:
     )
 
 
-def densities(law: AnisotropicMixture, points: np.ndarray) -> np.ndarray:
+def densities(prior: AnisotropicMixture, points: np.ndarray) -> np.ndarray:
     """w_k N(x; m_k, C_k), (n, m), by scipy."""
     return np.stack(
         [
-            float(w) * stats.multivariate_normal(m.numpy(), law.covariance(k).numpy()).pdf(points)
-            for k, (w, m) in enumerate(zip(law.weights, law.means, strict=True))
+            float(w) * stats.multivariate_normal(m.numpy(), prior.covariance(k).numpy()).pdf(points)
+            for k, (w, m) in enumerate(zip(prior.weights, prior.means, strict=True))
         ],
         axis=1,
     )
@@ -72,64 +72,65 @@ def densities(law: AnisotropicMixture, points: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("sigma", [0.02, 0.7, 30.0])
 def test_denoiser_is_tweedie(sigma: float) -> None:
-    law, x = mixture(), (3 * random(5, D, seed=9)).requires_grad_()
-    (score,) = torch.autograd.grad(law.log_density(x, sigma).sum(), x)
-    torch.testing.assert_close(law.denoise(x, sigma), x + sigma**2 * score, rtol=1e-8, atol=1e-8)
+    prior, x = mixture(), (3 * random(5, D, seed=9)).requires_grad_()
+    (score,) = torch.autograd.grad(prior.log_density(x, sigma).sum(), x)
+    torch.testing.assert_close(prior.denoise(x, sigma), x + sigma**2 * score, rtol=1e-8, atol=1e-8)
 
 
 def test_density_is_that_of_scipy() -> None:
-    law, x = mixture(), random(5, D, seed=9)
-    joint = densities(law, x.numpy())
-    np.testing.assert_allclose(law.log_density(x).numpy(), np.log(joint.sum(1)), rtol=1e-10)
-    np.testing.assert_allclose(law.responsibilities(x).numpy(), joint / joint.sum(1, keepdims=True), atol=1e-10)
+    prior, x = mixture(), random(5, D, seed=9)
+    joint = densities(prior, x.numpy())
+    np.testing.assert_allclose(prior.log_density(x).numpy(), np.log(joint.sum(1)), rtol=1e-10)
+    np.testing.assert_allclose(prior.responsibilities(x).numpy(), joint / joint.sum(1, keepdims=True), atol=1e-10)
 
 
 def test_denoiser_has_the_posterior_covariance_as_jacobian() -> None:
     """sigma^2 dD/dx is symmetric and positive."""
-    law, x, sigma = mixture(), random(1, D, seed=3), 0.8
-    jacobian = torch.autograd.functional.jacobian(lambda y: law.denoise(y[None], sigma)[0], x[0])
+    prior, x, sigma = mixture(), random(1, D, seed=3), 0.8
+    jacobian = torch.autograd.functional.jacobian(lambda y: prior.denoise(y[None], sigma)[0], x[0])
     torch.testing.assert_close(jacobian, jacobian.T)
     assert float(torch.linalg.eigvalsh(jacobian).min()) > 0
 
 
 def test_denoiser_of_round_modes_is_the_known_one() -> None:
     weights, means, spreads = torch.tensor([0.3, 0.7]), random(2, D), torch.tensor([0.5, 1.5])
-    round_law = GaussianMixture(weights, means, spreads)
-    law = AnisotropicMixture(weights, means, [None, orthogonal(D, 1)], spreads.square()[:, None].expand(2, D))
+    round_prior = GaussianMixture(weights, means, spreads)
+    prior = AnisotropicMixture(weights, means, [None, orthogonal(D, 1)], spreads.square()[:, None].expand(2, D))
     x = random(6, D, seed=2)
-    torch.testing.assert_close(law.denoise(x, 0.4), round_law.denoise(x, 1.0, 0.4))
+    torch.testing.assert_close(prior.denoise(x, 0.4), round_prior.denoise(x, 1.0, 0.4))
 
 
 def test_dtype_and_noise_levels_per_point() -> None:
-    law, x, levels = mixture(), random(3, D), torch.tensor([0.1, 1.0, 5.0])
-    each = torch.cat([law.denoise(x[i : i + 1], levels[i]) for i in range(3)])
-    torch.testing.assert_close(law.denoise(x, levels), each)
-    single = law.denoise(x.float(), levels)
+    prior, x, levels = mixture(), random(3, D), torch.tensor([0.1, 1.0, 5.0])
+    each = torch.cat([prior.denoise(x[i : i + 1], levels[i]) for i in range(3)])
+    torch.testing.assert_close(prior.denoise(x, levels), each)
+    single = prior.denoise(x.float(), levels)
     assert single.dtype == torch.float32
     torch.testing.assert_close(single, each.float(), rtol=1e-4, atol=1e-4)
 
 
 def test_axes_are_applied_as_their_matrices() -> None:
-    law, x = mixture(), random(4, D)
-    for turn in law.turns:
+    prior, x = mixture(), random(4, D)
+    for turn in prior.turns:
         Q = turn.matrix(D)
         torch.testing.assert_close(Q.T @ Q, torch.eye(D, dtype=torch.float64))
         torch.testing.assert_close(turn.into(x), x @ Q)
         torch.testing.assert_close(turn.back(turn.into(x)), x)
-    Q = law.axes[1]
+    Q = prior.axes[1]
     assert isinstance(Q, Tensor)
-    torch.testing.assert_close(law.turns[1].matrix(D), Q)
+    torch.testing.assert_close(prior.turns[1].matrix(D), Q)
 
 
 @pytest.mark.statistical
 def test_draws_have_the_moments_of_the_mixture() -> None:
-    law, n = mixture(), 40_000
-    x = law.sample(n, torch.Generator().manual_seed(0))
-    shares = law.responsibilities(x).mean(0)
-    assert float((shares - law.weights).abs().max()) < 4 * math.sqrt(0.25 / n)
-    mean = law.weights @ law.means
+    prior, n = mixture(), 40_000
+    x = prior.sample(n, torch.Generator().manual_seed(0))
+    shares = prior.responsibilities(x).mean(0)
+    assert float((shares - prior.weights).abs().max()) < 4 * math.sqrt(0.25 / n)
+    mean = prior.weights @ prior.means
     second = sum(
-        w * (law.covariance(k) + torch.outer(m, m)) for k, (w, m) in enumerate(zip(law.weights, law.means, strict=True))
+        w * (prior.covariance(k) + torch.outer(m, m))
+        for k, (w, m) in enumerate(zip(prior.weights, prior.means, strict=True))
     )
     covariance = second - torch.outer(mean, mean)
     assert float(((x.mean(0) - mean) / (covariance.diagonal() / n).sqrt()).abs().max()) < 4
@@ -232,9 +233,9 @@ def test_norm_out_of_reach_is_refused() -> None:
         sphere_moments(np.array([2.0, 0.0]), np.array([0.0, 1.0]), 3.0)
 
 
-def check(law: AnisotropicMixture, found: ModeLaw, points: np.ndarray, weights: np.ndarray) -> None:
+def check(prior: AnisotropicMixture, found: ModeDistribution, points: np.ndarray, weights: np.ndarray) -> None:
     """Mode weights and moments by quadrature with these nodes."""
-    joint = densities(law, points) * weights[:, None]
+    joint = densities(prior, points) * weights[:, None]
     np.testing.assert_allclose(found.weights.numpy(), joint.sum(0) / joint.sum(), rtol=1e-8)
     for k, basis in enumerate(found.bases):
         assert basis is not None
@@ -245,39 +246,39 @@ def check(law: AnisotropicMixture, found: ModeLaw, points: np.ndarray, weights: 
 
 
 def test_line_in_space_against_quadrature() -> None:
-    law, A, y = in_space(), random(2, 3, seed=5), torch.tensor([0.3, -0.2], dtype=torch.float64)
+    prior, A, y = in_space(), random(2, 3, seed=5), torch.tensor([0.3, -0.2], dtype=torch.float64)
     foot = np.linalg.lstsq(A.numpy(), y.numpy(), rcond=None)[0]
     along = np.linalg.svd(A.numpy())[2][2]
     t = np.linspace(-9, 9, 4001)
-    check(law, law.restricted_to(A, y), foot + t[:, None] * along, np.ones_like(t))
+    check(prior, prior.restricted_to(A, y), foot + t[:, None] * along, np.ones_like(t))
 
 
 def test_sphere_in_space_against_quadrature() -> None:
-    law = in_space()
+    prior = in_space()
     height, weight = np.polynomial.legendre.leggauss(120)
     angle = np.linspace(0, 2 * np.pi, 241)[:-1]
     h, a = (v.ravel() for v in np.meshgrid(height, angle, indexing="ij"))
     flat = np.sqrt(1 - h**2)
     points = 1.3 * np.stack([flat * np.cos(a), flat * np.sin(a), h], axis=1)
-    check(law, law.restricted_to(square=1.69), points, np.repeat(weight, len(angle)))
+    check(prior, prior.restricted_to(square=1.69), points, np.repeat(weight, len(angle)))
 
 
 def test_circle_in_space_against_quadrature() -> None:
-    law, A, y = in_space(), random(1, 3, seed=5), torch.tensor([0.3], dtype=torch.float64)
+    prior, A, y = in_space(), random(1, 3, seed=5), torch.tensor([0.3], dtype=torch.float64)
     frame = np.linalg.svd(A.numpy())[2]
     foot = (A.T @ torch.linalg.solve(A @ A.T, y)).numpy()
     radius = math.sqrt(1.5 - foot @ foot)
     angle = np.linspace(0, 2 * np.pi, 801)[:-1]
     points = foot + radius * (np.cos(angle)[:, None] * frame[1] + np.sin(angle)[:, None] * frame[2])
-    check(law, law.restricted_to(A, y, 1.5), points, np.ones_like(angle))
+    check(prior, prior.restricted_to(A, y, 1.5), points, np.ones_like(angle))
 
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("square", [None, 14.0])
 def test_draws_on_equations(square: float | None) -> None:
-    law, A = mixture(), random(3, D, seed=8)
-    y = A @ law.means.mean(0)
-    found, n = law.restricted_to(A, y, square), 6000
+    prior, A = mixture(), random(3, D, seed=8)
+    y = A @ prior.means.mean(0)
+    found, n = prior.restricted_to(A, y, square), 6000
     x = found.draw(n, torch.Generator().manual_seed(1))
     torch.testing.assert_close(x @ A.T, y.expand(n, 3))
     if square is not None:
@@ -291,13 +292,13 @@ def test_draws_on_equations(square: float | None) -> None:
 
 
 def test_one_slab_is_a_truncated_normal() -> None:
-    law, a = mixture(), random(D, seed=3)
-    found = law.restricted_to_slabs(a, 1.0, math.inf)
+    prior, a = mixture(), random(D, seed=3)
+    found = prior.restricted_to_slabs(a, 1.0, math.inf)
     for k in range(4):
-        centre, spread = float(a @ law.means[k]), float((a @ law.covariance(k) @ a).sqrt())
+        centre, spread = float(a @ prior.means[k]), float((a @ prior.covariance(k) @ a).sqrt())
         exact = stats.truncnorm((1.0 - centre) / spread, math.inf, centre, spread)
         assert float(found.log_masses[k].exp()) == pytest.approx(
-            float(law.weights[k]) * stats.norm(centre, spread).sf(1.0), rel=1e-10
+            float(prior.weights[k]) * stats.norm(centre, spread).sf(1.0), rel=1e-10
         )
         basis = found.bases[k]
         assert basis is not None
@@ -305,9 +306,9 @@ def test_one_slab_is_a_truncated_normal() -> None:
 
 
 def test_slabs_across_the_axes_against_quadrature() -> None:
-    law = in_space()
+    prior = in_space()
     A = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
-    found = law.restricted_to_slabs(A, torch.tensor([0.2, -math.inf]), torch.tensor([1.0, 0.5]))
+    found = prior.restricted_to_slabs(A, torch.tensor([0.2, -math.inf]), torch.tensor([1.0, 0.5]))
     node, weight = np.polynomial.legendre.leggauss(80)
 
     def scaled(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
@@ -316,7 +317,7 @@ def test_slabs_across_the_axes_against_quadrature() -> None:
     sides = [scaled(0.2, 1.0), scaled(-5.0, 0.5), scaled(-4.5, 4.5)]
     points = np.stack([v.ravel() for v in np.meshgrid(*[s[0] for s in sides], indexing="ij")], axis=1)
     weights = np.einsum("a,b,c->abc", *[s[1] for s in sides]).ravel()
-    joint = densities(law, points) * weights[:, None]
+    joint = densities(prior, points) * weights[:, None]
     np.testing.assert_allclose(found.log_masses.exp().numpy(), joint.sum(0), rtol=1e-4)
     for k in range(2):
         share, basis = joint[:, k] / joint[:, k].sum(), found.bases[k]
@@ -346,8 +347,8 @@ def test_independent_bounds_factorise() -> None:
     each = [
         stats.truncnorm(float(a / s), float(b / s), 0.0, float(s)) for a, b, s in zip(low, high, scale, strict=True)
     ]
-    np.testing.assert_allclose(mean.numpy(), [law.mean() for law in each], rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(inner.numpy(), np.diag([law.var() for law in each]), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(mean.numpy(), [prior.mean() for prior in each], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(inner.numpy(), np.diag([prior.var() for prior in each]), rtol=1e-3, atol=1e-5)
     masses = [
         stats.norm.cdf(float(b / s)) - stats.norm.cdf(float(a / s)) for a, b, s in zip(low, high, scale, strict=True)
     ]
@@ -356,9 +357,9 @@ def test_independent_bounds_factorise() -> None:
 
 @pytest.mark.statistical
 def test_draws_on_slabs() -> None:
-    law, A, n = mixture(), random(2, D, seed=3), 6000
+    prior, A, n = mixture(), random(2, D, seed=3), 6000
     low, high = torch.tensor([1.0, -1.0]).double(), torch.tensor([math.inf, 0.5]).double()
-    found = law.restricted_to_slabs(A, low, high)
+    found = prior.restricted_to_slabs(A, low, high)
     x = found.draw(n, torch.Generator().manual_seed(0))
     h = x @ A.T
     assert bool(((h >= low - 1e-12) & (h <= high + 1e-12)).all())
@@ -368,9 +369,9 @@ def test_draws_on_slabs() -> None:
 
 def test_box_of_independent_modes() -> None:
     weights, means, variances = torch.tensor([0.9, 0.1]), random(2, 5), random(2, 5, seed=1).square() + 0.1
-    law = AnisotropicMixture(weights, means, [None, None], variances)
-    found = law.restricted_to_box(0.0, math.inf)
-    masses = law.weights * torch.special.ndtr(means / variances.sqrt()).prod(1)
+    prior = AnisotropicMixture(weights, means, [None, None], variances)
+    found = prior.restricted_to_box(0.0, math.inf)
+    masses = prior.weights * torch.special.ndtr(means / variances.sqrt()).prod(1)
     torch.testing.assert_close(found.weights, masses / masses.sum())
     assert found.log_probability == pytest.approx(float(masses.sum().log()))
     exact = stats.truncnorm((-means / variances.sqrt()).numpy(), math.inf, means.numpy(), variances.sqrt().numpy())
