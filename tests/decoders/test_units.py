@@ -1,4 +1,4 @@
-"""``Standardise`` and decoders one after the other: against their matrices, and whole runs in two systems of units."""
+"""Whole runs in two systems of units: the same chains, moved and scaled."""
 
 from __future__ import annotations
 
@@ -6,108 +6,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import casal
-from casal.decoders import DCT, Composed, Decoder, Fourier, Linear, Nonlinear, Rows, Standardise
-from casal.errors import SettingError, ShapeError
-
-from .dense import check_linear, normal
+from casal.decoders import Fourier, Standardise
 
 F64 = torch.float64
 MEAN, STD = 1.01e5, 1e4
 """A pressure in Pa."""
-
-
-# ------------------------------------------------------------------ one decoder
-
-
-@pytest.mark.parametrize("shape", [(), (3, 1, 1), (3, 4, 5)], ids=["number", "channel", "pixel"])
-def test_standardise_is_an_affine_map_of_images(shape: tuple[int, ...]) -> None:
-    mean, std = (v.reshape(shape) for v in (3.0 + normal(math.prod(shape)), 0.5 + normal(math.prod(shape)).abs()))
-    decoder = Standardise(mean, std)
-    x, v = normal(7, 3, 4, 5, seed=3), normal(7, 3, 4, 5, seed=4)
-    assert torch.equal(decoder(x), x * std + mean) and decoder.event(x) == (3, 4, 5)
-    assert torch.equal(decoder.vjp(x)(v), v * std)
-    assert torch.allclose(decoder.pinv(decoder(x), (3, 4, 5)), x, rtol=0, atol=1e-14)
-    assert decoder.norm() == float(std.max())
-    assert decoder.affine and not decoder.linear
-    linear, offset = decoder.centred(x)
-    assert linear.linear and offset is not None and torch.equal(linear(x) + offset, decoder(x))
-    check_linear(linear, np.diag(std.expand(3, 4, 5).reshape(-1).numpy()), (3, 4, 5), (3, 4, 5))
-
-
-@pytest.mark.parametrize(
-    ("mean", "std", "error"),
-    [
-        (0.0, 0.0, SettingError),
-        (0.0, [1.0, -1.0], SettingError),
-        (math.nan, 1.0, SettingError),
-        (0.0, torch.ones(5), ShapeError),  # would broadcast along the last axis of an image without a word
-        (torch.ones(2, 1, 1), 1.0, ShapeError),
-    ],
-)
-def test_what_does_not_fit_is_refused(mean: Any, std: Any, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        Standardise(mean, std)(torch.zeros(1, 3, 5, 5))
-
-
-# ------------------------------------------------------------------ one after the other
-
-
-def matrix_of(decoder: Decoder, size: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """By its images of unit vectors, less that of zero."""
-    images = decoder(torch.eye(size, dtype=F64)) - decoder(torch.zeros(1, size, dtype=F64))
-    return images.reshape(size, -1).T.numpy()
-
-
-CHAINS: dict[str, tuple[Decoder, int, type[Decoder]]] = {
-    "fourier": (Standardise(MEAN, STD) @ Fourier(3, 8), 5, Fourier),
-    "fields": (Standardise([[1.0], [2.0]], [[3.0], [4.0]]) @ DCT(3, 6, channels=2), 6, DCT),
-    "pixels": (Standardise(0.0, 1.0 + normal(8, seed=6).abs()) @ Fourier(3, 8), 5, Composed),
-    "linear": (Standardise(normal(4, seed=1), 2.0 + normal(4, seed=2).abs()) @ Linear(normal(4, 3)), 3, Linear),
-    "inside": (Linear(normal(4, 3)) @ Standardise(normal(3, seed=1), 2.0 + normal(3, seed=2).abs()), 3, Composed),
-    "twice": (Standardise(1.0, 2.0) @ (Standardise(3.0, 4.0) @ Linear(normal(4, 3))), 3, Linear),
-    "rows": (Rows(Standardise(MEAN, STD) @ Fourier(3, 8), [1, 4]), 5, Rows),
-    "of-rows": (Standardise([1.0, 2.0], [3.0, 4.0]) @ Rows(Linear(normal(4, 3)), [3, 0]), 3, Linear),
-}
-
-
-@pytest.mark.parametrize("name", CHAINS)
-def test_a_chain_of_decoders_is_its_matrix_and_its_offset(name: str) -> None:
-    decoder, size, kind = CHAINS[name]
-    A, x = matrix_of(decoder, size), normal(3, size, seed=5)
-    linear, offset = decoder.centred(x)
-    assert type(linear) is kind  # the cheap kind where there is one
-    c = decoder(torch.zeros_like(x))
-    event = tuple(c.shape[1:])
-    assert torch.allclose(torch.zeros_like(c) + (0.0 if offset is None else offset), c, rtol=1e-15, atol=0)
-    scale = float(np.abs(A).max())
-    check_linear(linear.to(x), A, (size,), event, atol=1e-11 * max(1.0, scale**2) if scale > 100 else 1e-11)
-    image = decoder(x)
-    assert torch.allclose(decoder(decoder.pinv(image, (size,))), image, rtol=1e-11, atol=1e-10)
-
-
-def test_composition_with_networks_and_with_nothing() -> None:
-    net, x = Nonlinear(torch.sin, norm=1.0), normal(4, 3)
-    outer = Standardise([1.0, 2.0, 3.0], [2.0, 3.0, 4.0])
-    one = casal.Identity()
-    assert one @ net is net and net @ one is net
-    chain = outer @ net
-    assert not chain.affine and chain.norm() == 4.0
-    assert torch.allclose(chain(x), outer.mean + outer.std * x.sin())
-    assert torch.allclose(chain.vjp(x)(x), outer.std * x * x.cos())
-    centred, offset = chain.centred(x)
-    assert torch.equal(offset if offset is not None else x, outer.mean) and torch.allclose(
-        centred(x), outer.std * x.sin()
-    )
-    inside = net @ outer
-    assert inside.centred(x)[1] is None and torch.equal(inside(x), torch.sin(outer(x)))
-    with pytest.raises(SettingError, match="Nonlinear"):
-        _ = outer @ torch.sin  # type: ignore[operator]
 
 
 # ------------------------------------------------------------------ the same run in two systems of units

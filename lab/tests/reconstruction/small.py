@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from casal import DCT, Constraint, ObservedMassEnergy, PerChain
-from casal.decoders.transforms import Transform
+from casal.decoders import Transform
 from casal_lab.reconstruction.prior import Prior, fit_prior
 from casal_lab.reconstruction.task import Task, sensors
 

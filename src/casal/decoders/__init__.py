@@ -2,13 +2,10 @@
 
 from collections.abc import Mapping
 
-from casal.decoders.base import Composed, Decoder, Identity
-from casal.decoders.gram import Gram
-from casal.decoders.linear import Linear
+from casal.decoders.base import Composed, Decoder, Gram, Identity
+from casal.decoders.linear import Diagonal, Linear, Rows, Standardise
 from casal.decoders.nonlinear import Nonlinear
-from casal.decoders.rows import Rows
 from casal.decoders.transforms import DCT, DST, Fourier, Transform
-from casal.decoders.units import Standardise
 
 DECODERS: Mapping[str, type[Decoder]] = {
     "Identity": Identity,
@@ -28,6 +25,7 @@ __all__ = [
     "DST",
     "Composed",
     "Decoder",
+    "Diagonal",
     "Fourier",
     "Gram",
     "Identity",

@@ -1,15 +1,15 @@
-"""The base class of decoders, the identity, and two decoders one after the other."""
+"""The base class of decoders, the identity, two decoders one after the other, and the factorised Gram matrix."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from casal.checks import Event
-from casal.decoders.gram import Gram, gram_of
 from casal.errors import SettingError
 
 CHUNK = 1 << 22
@@ -27,8 +27,7 @@ class Decoder(ABC):
     Attributes:
         linear: Whether the map is z = A x. A linear decoder gets ``matrix`` and ``gram`` for free.
         identity: Whether the map is z = x.
-        invertible: Whether the map is one-to-one, coordinate by coordinate: ``pinv`` is its inverse, and
-            ``gradient_of_decoded`` takes gradients along.
+        diagonal: The positive factors of a map z = diagonal x + c, coordinate by coordinate; None for other maps.
         batch: Most chains that are decoded at once; None for all.
         shape: Shape of a decoded event, where the decoder fixes it.
         latent_size: Numbers in a latent event, where the decoder fixes it.
@@ -42,7 +41,7 @@ class Decoder(ABC):
 
     linear: bool = False
     identity: bool = False
-    invertible: bool = False
+    diagonal: Tensor | None = None
     batch: int | None = None
     shape: Event | None = None
     latent_size: int | None = None
@@ -67,11 +66,6 @@ class Decoder(ABC):
             )
         return inner if self.identity else self if inner.identity else Composed(self, inner)
 
-    @property
-    def affine(self) -> bool:
-        """Whether the map is z = A x + c."""
-        return self.linear
-
     def centred(self, like: Tensor) -> tuple[Decoder, Tensor | None]:
         """h and c with g(x) = h(x) + c; h is linear if g is affine.
 
@@ -82,18 +76,6 @@ class Decoder(ABC):
             h, and c in float64, broadcastable to a decoded event; None for zero.
         """
         return self, None
-
-    def rescaled(self, scale: Tensor) -> Decoder | None:
-        """diag(scale) A as a decoder that is as cheap as A, where there is one; else None.
-
-        Args:
-            scale: Positive float64 numbers, broadcastable to a decoded event.
-        """
-        return None
-
-    def after(self, inner: Decoder) -> Decoder:
-        """``self @ inner`` in the form that is cheapest to work with."""
-        return self @ inner
 
     def event(self, x: Tensor) -> Event:
         """Shape of the decoded events of x."""
@@ -106,37 +88,22 @@ class Decoder(ABC):
             "or use a method that needs none, such as FinalProjection or CASAL(rho, coupling='explicit')"
         )
 
-    def gradient_of_decoded(self, v: Tensor) -> Tensor:
-        """A^-T v, of an invertible decoder: the gradient in z of a function whose gradient in x is v."""
-        raise SettingError(f"{type(self).__name__} has no inverse")
+    def matrix(self, latent: Event, like: Tensor, rows: Tensor | None = None) -> Tensor:
+        """A (k, d) as a dense float64 matrix, or some of its rows, read off from the images of unit vectors.
 
-    def matrix(self, latent: Event, like: Tensor) -> Tensor:
-        """A (k, d) as a dense float64 matrix, read off from the images of unit vectors."""
-        units = torch.eye(torch.Size(latent).numel(), dtype=like.dtype, device=like.device)
-        some = max(1, CHUNK // torch.Size(self.event(units[:1].reshape(1, *latent))).numel())
-        images = [self(part.reshape(len(part), *latent)).reshape(len(part), -1) for part in units.split(some)]
-        return torch.cat(images).T.to(torch.float64)
-
-    def matrix_rows(self, index: Tensor, latent: Event, like: Tensor) -> Tensor:
-        """Some rows of A (rows, d) in float64: as many unit vectors as its shorter side, never all of A at once."""
-        size, rows = torch.Size(latent).numel(), len(index)
+        For rows these are as many unit vectors as the shorter side has, and never is all of A in memory.
+        """
+        size = torch.Size(latent).numel()
         origin = torch.zeros((1, *latent), dtype=like.dtype, device=like.device)
         event = self.event(origin)
-        units = torch.eye(min(size, rows), dtype=like.dtype, device=like.device)
+        units = torch.eye(size if rows is None else min(size, len(rows)), dtype=like.dtype, device=like.device)
         parts = units.split(max(1, CHUNK // torch.Size(event).numel()))
-        if size <= rows:
-            images = [self(part.reshape(len(part), *latent)).reshape(len(part), -1) for part in parts]
-            return torch.cat([image.index_select(1, index) for image in images]).T.to(torch.float64)
-        pulls = [self.vjp(origin.expand(len(part), *latent))(scatter(part, index, event)) for part in parts]
-        return torch.cat([pull.reshape(len(pull), size) for pull in pulls]).to(torch.float64)
-
-    def dense_rows(self, index: Tensor) -> Tensor | None:
-        """Some rows of A as a matrix, where a product with it is cheaper than decoding everything; else None."""
-        return None
-
-    def source_of_rows(self, index: Tensor) -> tuple[Decoder, Tensor]:
-        """The decoder and the positions there that hold these rows: those of rows of a decoder are rows of it."""
-        return self, index
+        if rows is not None and len(rows) < size:
+            pulls = [self.vjp(origin.expand(len(part), *latent))(scatter(part, rows, event)) for part in parts]
+            return torch.cat([pull.reshape(len(pull), size) for pull in pulls]).to(torch.float64)
+        images = [self(part.reshape(len(part), *latent)).reshape(len(part), -1) for part in parts]
+        some = images if rows is None else [image.index_select(1, rows) for image in images]
+        return torch.cat(some).T.to(torch.float64)
 
     def gram(self, latent: Event, preconditioner: Tensor | None, like: Tensor) -> Gram:
         """Factorise D^(1/2) A^T A D^(1/2) once, for the implicit coupling and the weighted moves."""
@@ -148,6 +115,18 @@ class Decoder(ABC):
                 "FinalProjection)"
             )
         return gram_of(self.matrix(latent, like), latent, preconditioner, like)
+
+    def _scaled(self, diagonal: Tensor) -> Decoder | None:
+        """diag(diagonal) A as a decoder that is as cheap as A, where there is one; else None.
+
+        Args:
+            diagonal: Positive float64 numbers, broadcastable to a decoded event.
+        """
+        return None
+
+    def _dense_rows(self, index: Tensor) -> Tensor | None:
+        """Some rows of A as a matrix, where a product with it is cheaper than decoding everything; else None."""
+        return None
 
     def factors(self) -> tuple[Decoder, Decoder] | None:
         """B and S with A = B S and B^T B = I, where S is cheaper than A; None if that is not known."""
@@ -170,7 +149,8 @@ class Identity(Decoder):
     [[1.0, 2.0]]
     """
 
-    linear = identity = invertible = True
+    linear = identity = True
+    diagonal = torch.ones(())
 
     def __call__(self, x: Tensor) -> Tensor:
         return x
@@ -187,15 +167,8 @@ class Identity(Decoder):
     def pinv(self, z: Tensor, latent: Event) -> Tensor:
         return z
 
-    def gradient_of_decoded(self, v: Tensor) -> Tensor:
-        return v
-
-    def after(self, inner: Decoder) -> Decoder:
-        return inner
-
     def gram(self, latent: Event, preconditioner: Tensor | None, like: Tensor) -> Gram:
-        diagonal = torch.ones((), dtype=like.dtype, device=like.device) if preconditioner is None else preconditioner
-        return Gram(diagonal.sqrt(), diagonal, None, unit=preconditioner is None)
+        return diagonal_gram(None, latent, preconditioner, like)
 
 
 class Composed(Decoder):
@@ -221,10 +194,6 @@ class Composed(Decoder):
     def __call__(self, x: Tensor) -> Tensor:
         return self.outer(self.inner(x))
 
-    @property
-    def affine(self) -> bool:
-        return self.outer.affine and self.inner.affine
-
     def vjp(self, x: Tensor) -> Callable[[Tensor], Tensor]:
         """J_inner(x)^T J_outer(inner(x))^T; a linear one looks at the shape of x alone, which may have no rows."""
         first, at = self.inner.vjp(x), x.new_zeros((1, *x.shape[1:])) if self.linear else x
@@ -243,11 +212,8 @@ class Composed(Decoder):
         return self.outer.event(self.inner(x[:1])) if self.shape is None else self.shape
 
     def pinv(self, z: Tensor, latent: Event) -> Tensor:
-        if not self.affine:
-            return super().pinv(z, latent)
         if not self.linear:
-            linear, offset = self.centred(z.new_zeros((1, *latent)))
-            return linear.pinv(z if offset is None else z - offset.to(z), latent)
+            return affine_pinv(self, z, latent)
         if self._inverse is None:
             self._inverse = torch.linalg.pinv(self.matrix(latent, z), rtol=1e-12).to(z)
         return (z.reshape(len(z), -1) @ self._inverse.T).reshape(len(z), *latent)
@@ -256,18 +222,18 @@ class Composed(Decoder):
         """outer(inner(x)) = (A_o h_i)(x) + (A_o c_i + c_o) for an affine outer; else only c_o can be taken out."""
         middle = self.inner.to(like)(like[:1]).detach()
         outer, offset = self.outer.centred(middle)
-        if not self.outer.affine:
-            return (self if offset is None else outer.after(self.inner)), offset
+        if not outer.linear:
+            return (self if offset is None else outer @ self.inner), offset
         inner, moved = self.inner.centred(like)
         if moved is not None:
             wide = moved.to(device=like.device, dtype=torch.float64).expand(middle.shape)
             image = outer.to(wide)(wide)[0]
             offset = image if offset is None else image + offset.to(image)
-        return outer.after(inner), offset
+        return _product(outer, inner), offset
 
-    def rescaled(self, scale: Tensor) -> Decoder | None:
-        outer = self.outer.rescaled(scale) if self.linear else None
-        return None if outer is None else outer.after(self.inner)
+    def _scaled(self, diagonal: Tensor) -> Decoder | None:
+        outer = self.outer._scaled(diagonal) if self.linear else None
+        return None if outer is None else _product(outer, self.inner)
 
     def to(self, like: Tensor) -> Decoder:
         inner = self.inner.to(like)
@@ -277,7 +243,139 @@ class Composed(Decoder):
         return other
 
 
+def _product(outer: Decoder, inner: Decoder) -> Decoder:
+    """outer @ inner of two decoders without offsets, of the kind of ``inner`` where ``outer`` only scales."""
+    if outer.diagonal is None or outer.identity or inner.identity or not inner.linear:
+        return outer @ inner
+    return inner._scaled(outer.diagonal) or outer @ inner
+
+
+def affine_pinv(decoder: Decoder, z: Tensor, latent: Event) -> Tensor:
+    """A^+ (z - c) of a decoder A x + c; SettingError if it is not of that kind."""
+    linear, offset = decoder.centred(z.new_zeros((1, *latent)))
+    if not linear.linear:
+        return Decoder.pinv(decoder, z, latent)
+    return linear.pinv(z if offset is None else z - offset.to(z), latent)
+
+
 def scatter(v: Tensor, index: Tensor, event: Event) -> Tensor:
     """Put the columns of v (n, rows) at their positions in events of zeros."""
     full = torch.zeros((len(v), torch.Size(event).numel()), dtype=v.dtype, device=v.device)
     return full.index_copy(1, index, v).reshape(len(v), *event)
+
+
+@dataclass(frozen=True)
+class Gram:
+    """Eigen-decomposition of D^(1/2) A^T A D^(1/2) = U diag(e) U^T, with U left out where it is the identity.
+
+    Attributes:
+        root: D^(1/2), a number or of the shape of a latent event.
+        eigenvalues: e; flat (d,) if there is a basis, else a number or of the shape of a latent event.
+        basis: U (d, d) or None.
+        unit: Whether D is one, so that nothing need be scaled.
+    """
+
+    root: Tensor
+    eigenvalues: Tensor
+    basis: Tensor | None
+    unit: bool = field(default=False, kw_only=True)
+
+    def solve(self, v: Tensor, strength: Tensor) -> Tensor:
+        """(I + strength D A^T A)^-1 v."""
+        factor = 1.0 / (1.0 + strength * self.eigenvalues)
+        if self.basis is None:
+            return factor * v
+        turned = (v / self.root).reshape(len(v), -1) @ self.basis
+        return self.root * ((turned * factor) @ self.basis.T).reshape(v.shape)
+
+    def whiten(self, v: Tensor) -> Tensor:
+        """U^T D^(1/2) v: a gradient in the coordinates in which D and A^T A are diagonal; flat if there is a U."""
+        scaled = v if self.unit else self.root * v
+        return scaled if self.basis is None else scaled.reshape(len(v), -1) @ self.basis
+
+    def unwhiten(self, y: Tensor) -> Tensor:
+        """D^(1/2) U y: a displacement back in the coordinates of x (flat if there is a U and D is a number)."""
+        if self.basis is None:
+            return y if self.unit else self.root * y
+        return self.root.reshape(-1) * (y @ self.basis.T)
+
+
+@dataclass(frozen=True)
+class ThinGram(Gram):
+    """The same for a matrix of few rows r: U = [B, R], of which only B (d, r) is stored, so that a solve costs O(d r).
+
+    The other columns of U are those of a reflection: with Q = I - 2 H H^T, H (d, r), whose first r columns span the
+    range of B, R holds the last d - r columns of Q, all with the eigenvalue 0.
+
+    Attributes:
+        root: D^(1/2), a number or of the shape of a latent event.
+        eigenvalues: e (d,): r numbers, then zeros.
+        basis: B (d, r), the eigenvectors of the first r eigenvalues.
+        reflector: H (d, r).
+    """
+
+    basis: Tensor
+    reflector: Tensor
+
+    def solve(self, v: Tensor, strength: Tensor) -> Tensor:
+        """v + D^(1/2) B diag(1/(1 + strength e) - 1) B^T D^(-1/2) v (Woodbury)."""
+        rank = self.basis.shape[1]
+        change = 1.0 / (1.0 + strength * self.eigenvalues[:rank]) - 1.0
+        turned = (v / self.root).reshape(len(v), -1) @ self.basis
+        return v + self.root * ((turned * change) @ self.basis.T).reshape(v.shape)
+
+    def whiten(self, v: Tensor) -> Tensor:
+        rank, scaled = self.basis.shape[1], (self.root * v).reshape(len(v), -1)
+        rest = scaled[:, rank:] - 2.0 * (scaled @ self.reflector) @ self.reflector[rank:].T
+        return torch.cat([scaled @ self.basis, rest], dim=1)
+
+    def unwhiten(self, y: Tensor) -> Tensor:
+        rank = self.basis.shape[1]
+        rest = y[:, rank:]
+        mirrored = torch.nn.functional.pad(rest, (rank, 0)) - 2.0 * (rest @ self.reflector[rank:]) @ self.reflector.T
+        return self.root.reshape(-1) * (y[:, :rank] @ self.basis.T + mirrored)
+
+
+def gram_of(matrix: Tensor, latent: Event, preconditioner: Tensor | None, like: Tensor) -> Gram:
+    """Factorise D^(1/2) A^T A D^(1/2) for a dense A (k, d), in float64 inside.
+
+    Without a basis if A^T A is diagonal to rounding, thin if 3 k <= d, where it is cheaper, else by ``eigh``.
+    """
+    one = torch.ones((), dtype=like.dtype, device=like.device)
+    root = one if preconditioner is None else preconditioner.expand(latent).sqrt()
+    wide = matrix.to(torch.float64) * root.expand(latent).reshape(-1).to(torch.float64)
+    rows, columns = wide.shape
+    if 3 * rows <= columns:
+        return _thin(wide, root, like)
+    square = wide.T @ wide
+    diagonal = square.diagonal()
+    rounding = max(rows, columns) * torch.finfo(torch.float64).eps * diagonal.max()
+    if bool(((square - torch.diag(diagonal)).abs() <= rounding).all()):
+        return Gram(root=root, eigenvalues=diagonal.reshape(latent).to(like), basis=None)
+    values, basis = torch.linalg.eigh(square)
+    return Gram(root=root, eigenvalues=values.clamp_min(0.0).to(like), basis=basis.to(like))
+
+
+def _thin(wide: Tensor, root: Tensor, like: Tensor) -> ThinGram:
+    """From the singular values of D^(1/2) A^T = B diag(s) V^T, e = s^2.
+
+    If B_1 = L c R^T is the upper square of B, then B G with G = -R L^T has the symmetric upper square -L c L^T, and
+    W = E - B G (E: the first r columns of I) has W^T W = 2 L (1 + c) L^T, far from singular. The reflection that
+    takes E to B G is I - 2 H H^T with H = W L (2 (1 + c))^(-1/2).
+    """
+    basis, singular, _ = torch.linalg.svd(wide.T, full_matrices=False)
+    rank = basis.shape[1]
+    left, cosines, right = torch.linalg.svd(basis[:rank])
+    turned = basis @ -(left @ right).T
+    turned[:rank].diagonal().sub_(1.0)
+    reflector = -(turned @ left) / (2.0 * (1.0 + cosines)).sqrt()
+    values = torch.nn.functional.pad(singular.square(), (0, len(basis) - rank))
+    return ThinGram(root=root, eigenvalues=values.to(like), basis=basis.to(like), reflector=reflector.to(like))
+
+
+def diagonal_gram(squares: Tensor | None, latent: Event, preconditioner: Tensor | None, like: Tensor) -> Gram:
+    """That of a decoder whose A^T A is diagonal, ``squares``; None for the identity."""
+    diagonal = torch.ones((), dtype=like.dtype, device=like.device) if preconditioner is None else preconditioner
+    values = diagonal if squares is None else diagonal * squares
+    whole = values if values.ndim == 0 else values.expand(latent)
+    return Gram(diagonal.sqrt(), whole, None, unit=preconditioner is None)

@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from casal.checks import Event, one_of, whole_number
-from casal.decoders.base import Decoder, Identity
-from casal.decoders.gram import Gram
+from casal.decoders.base import Decoder, Gram, Identity
 from casal.decoders.linear import Diagonal
 from casal.errors import DtypeError, SettingError, ShapeError
 
@@ -306,20 +305,20 @@ class Transform(Decoder):
     def gram(self, latent: Event, preconditioner: Tensor | None, like: Tensor) -> Gram:
         return self._scaling.gram(latent, preconditioner, like)  # B^T B = I
 
-    def dense_rows(self, index: Tensor) -> Tensor | None:
+    def _dense_rows(self, index: Tensor) -> Tensor | None:
         if len(index) * self.latent_size > SMALL_MATRIX * torch.Size(self.shape).numel():
             return None
         double = torch.empty(0, dtype=torch.float64, device=index.device)  # whatever the run is in
-        return self.matrix_rows(index, (self.latent_size,), double)
+        return self.matrix((self.latent_size,), double, index)
 
     def factors(self) -> tuple[Decoder, Decoder] | None:
         basis = copy(self)
         basis.scale = basis.dense = None
         return basis, self._scaling
 
-    def rescaled(self, scale: Tensor) -> Decoder | None:
-        """diag(scale) passes through the basis where it is one number for each field."""
-        each = scale.reshape(-1, *[1] * len(self.axes)) if scale.numel() == 1 else scale
+    def _scaled(self, diagonal: Tensor) -> Decoder | None:
+        """A diagonal passes through the basis where it is one number for each field."""
+        each = diagonal.reshape(-1, *[1] * len(self.axes)) if diagonal.numel() == 1 else diagonal
         fields = self.channels or 1
         if each.numel() not in (1, fields) or each.shape[-len(self.axes) :].numel() != 1:
             return None

@@ -85,9 +85,9 @@ def view(context: Context, constraint: Constraint, z: Tensor, weights: Tensor, l
     shape = shape_near(constraint, z, weights)
     if context.identity:
         return View(z, shape, inside, _same, _same)
-    if context.decoder.invertible:
+    if (factors := context.decoder.diagonal) is not None:
         decoder = context.decoder
-        return View(z, shape, inside, lambda y: decoder.pinv(y, context.latent), decoder.gradient_of_decoded)
+        return View(z, shape, inside, lambda y: decoder.pinv(y, context.latent), lambda v: v / factors.to(v))
     if latents is None or tuple(latents.shape[1:]) != context.latent:
         raise NotAvailable("the method keeps no latents, and behind a decoder the score is known only at latents")
     offset = context.decode(latents).to(torch.float64) - z

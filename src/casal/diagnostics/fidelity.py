@@ -590,7 +590,7 @@ def _stein(evidence: Evidence) -> Finding:
 
 def _check_units(context: Context) -> None:
     """NotAvailable where coordinates are in units so different that directions and distances mix them badly."""
-    if context.identity or not context.decoder.invertible:
+    if context.identity or context.decoder.diagonal is None:
         return
     unit = context.decoder(torch.ones((1, *context.latent), dtype=torch.float64, device=context.like.device))
     ratio = float(unit.max() / unit.min())

@@ -665,7 +665,7 @@ def check_alike(context: Context) -> None:
 
 def units_of(context: Context) -> Tensor | None:
     """The factors (k,) of a decoder that multiplies each coordinate by its own; None for other decoders."""
-    if context.identity or not (context.decoder.linear and context.decoder.invertible):
+    if context.identity or not context.decoder.linear or context.decoder.diagonal is None:
         return None
     one = torch.ones((1, *context.latent), dtype=torch.float64, device=context.like.device)
     return context.decoder(one).flatten()
@@ -673,7 +673,7 @@ def units_of(context: Context) -> Tensor | None:
 
 def check_decoder(context: Context) -> None:
     """SettingError unless the decoder is linear with A A^T = c I, up to rounding, or multiplies coordinates."""
-    if context.decoder.linear and context.decoder.invertible:
+    if context.decoder.linear and context.decoder.diagonal is not None:
         return
     way_out = "use LookAhead or SplitGibbs, or a model of the decoded samples"
     if not context.decoder.linear:

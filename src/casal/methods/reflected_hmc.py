@@ -597,7 +597,7 @@ def inside_bounds(context: Context) -> Bounds:
 
 def check_square(context: Context) -> None:
     """SettingError unless the decoder multiplies coordinates, or is square with A A^T = c I, up to rounding."""
-    if context.decoder.linear and context.decoder.invertible:
+    if context.decoder.linear and context.decoder.diagonal is not None:
         return
     way_out = "use WeightedCASAL"
     if not context.decoder.linear:

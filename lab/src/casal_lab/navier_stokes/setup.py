@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from casal import Affine, Constraint, Fourier, ObservedMassEnergy, PerChain, Product, Sphere
-from casal.decoders.transforms import Transform
+from casal.decoders import Transform
 from casal_lab.nets import WienerUNet
 from casal_lab.physics.navier_stokes import POINTS, circulation, enstrophy, random_pairs
 from casal_lab.reconstruction.models import trained
@@ -132,7 +132,7 @@ def inside(known: Prior, index: Tensor, cases: Cases) -> Constraint:
     """
     scale, size, half = known.decoder.scale, cases.fields.shape[-1] ** 2, known.size // 2
     assert scale is not None
-    H = known.decoder.matrix_rows(index, (known.size,), torch.empty(0, dtype=torch.float64))
+    H = known.decoder.matrix((known.size,), torch.empty(0, dtype=torch.float64), index)
     total = known.decoder.vjp(torch.zeros((1, known.size), dtype=torch.float64))(torch.ones_like(cases.fields[:1]))
     parts = []
     for k in range(2):

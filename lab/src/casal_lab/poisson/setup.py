@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from casal import DCT, Constraint, ObservedMassEnergy, PerChain
-from casal.decoders.transforms import Transform
+from casal.decoders import Transform
 from casal_lab.nets import WienerUNet
 from casal_lab.physics.poisson import POINTS, mass, random_solutions
 from casal_lab.reconstruction.models import trained

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event
-from casal.decoders.base import Decoder, Identity
-from casal.decoders.gram import Gram
-from casal.decoders.linear import Diagonal
-from casal.decoders.transforms import Transform
+from casal.decoders import Decoder, Diagonal, Gram, Identity, Transform
 
 
 class SideBySide(Decoder):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from casal.decoders.transforms import Transform
+from casal.decoders import Transform
 from casal_lab.nets import Gaussian
 from casal_lab.nets.training import Augment
 from casal_lab.reconstruction.fields import SideBySide

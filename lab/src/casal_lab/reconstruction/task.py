@@ -149,7 +149,7 @@ class Task:
         """
         left = prior.residuals.flatten(1)[:, index].double()
         mean = left.mean(0)
-        H = prior.decoder.matrix_rows(index, (prior.size,), torch.empty(0, dtype=torch.float64))
+        H = prior.decoder.matrix((prior.size,), torch.empty(0, dtype=torch.float64), index)
         S = torch.cov(left.T)
         S = (1 - SHRINKAGE) * S + torch.diag(SHRINKAGE * S.diagonal() + noise**2)
         rows, counted = whitened(H, mean, S, known), {"": whole} if measures is None else measures
