@@ -56,15 +56,15 @@ def test_shell_rejection_on_the_circle() -> None:
 
 
 def test_constrained_hmc_on_the_circle() -> None:
-    """4 chains of 120 draws; draws of one chain are nearly independent, thinned by 2 to be safe."""
+    """4 chains of 80 draws; draws of one chain are nearly independent, thinned by 2 to be safe."""
     starts = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]], dtype=torch.float64)
-    z = constrained_hmc(potential, CIRCLE, starts, 120, warm_up=10, step_size=0.5, seed=3)
-    assert z.shape == (4, 120, 2)
+    z = constrained_hmc(potential, CIRCLE, starts, 80, warm_up=10, step_size=0.5, seed=3)
+    assert z.shape == (4, 80, 2)
     assert float(CIRCLE.violation(z.flatten(0, 1)).max()) < 1e-7
     found = angle(z[:, ::2].flatten(0, 1))
     assert p_value(found) > 1e-3
     flat = torch.rand(len(found), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert p_value(2 * math.pi * (flat - 0.5)) < 1e-9
+    assert p_value(2 * math.pi * (flat - 0.5)) < 1e-6
 
 
 def test_kriging() -> None:
