@@ -25,10 +25,9 @@ from casal.constraints import (
     ObservedMassEnergy,
     PerChain,
     Product,
-    conserved,
     constraint_from_spec,
 )
-from casal.constraints.conserved import direction
+from casal.constraints import round as rounds
 from casal.errors import InfeasibleSet, ShapeError
 
 from .closed_form_cases import INF
@@ -210,10 +209,10 @@ def test_guessing_and_halving_agree() -> None:
     constraint = MassEnergyBox(2.0, 6.0, -0.8, 1.0)
     reduced = constraint._frame((24,)).reduced
     assert reduced is not None
-    v = direction(normal(50, 24, seed=2))
-    guessed, left = conserved._refine(v, reduced.low, reduced.high)
+    v = constraint._directions(normal(50, 24, seed=2))
+    guessed, left = rounds._refine(v, reduced.low, reduced.high)
     assert len(left) == 0
-    torch.testing.assert_close(conserved._bracket(v, reduced), guessed, rtol=0, atol=1e-12)
+    torch.testing.assert_close(rounds._bracket(v, reduced), guessed, rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow
