@@ -60,8 +60,6 @@ from casal.constraints.vectors import (
 from casal.devices import chosen, look_due, on_host, placed, seen
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 
-TOUCHING = 1e-6
-"""Radius inside a flat set, relative to R, below which the flat set touches the sphere: the root of ROUNDING."""
 NEWTON_STEPS = 100
 FARTHEST = 1e200
 FLATTEST_AXES = 1e-100
@@ -141,14 +139,15 @@ class Coordinates:
 
 
 class Frame(NamedTuple):
-    """A round set for events of one shape.
+    """A round set for events of one size.
 
     Attributes:
         along: Directions along the flat set.
         point: q (1 or n, d or 1), its nearest point to the centre; None for the origin.
         radius: r (1 or n, 1), the radius around q inside the flat set; None if there is no sphere.
         axis: The direction (d,) that is taken from q itself; None if the flat set is a point.
-        shares: How many of the chains are left with the point q: none (0.0), some, or all (1.0).
+        columns: Coordinates in which it is not zero.
+        points: Share of the chains that are left with the point q.
         small: A power of two in which sums over the coordinates of any y stay finite; one without a flat set.
         made: Constants of the fast projection by dtype and device.
     """
@@ -157,9 +156,22 @@ class Frame(NamedTuple):
     point: Tensor | None
     radius: Tensor | None
     axis: Tensor | None
-    shares: float
+    columns: slice
+    points: float
     small: float
     made: dict[Any, Any]
+
+    @staticmethod
+    def of(along: Directions, size: int, point: Tensor | None, radius: Tensor | None, whole: Tensor | None) -> Frame:
+        """From r (1 or n,) and the radius R of the whole sphere; a set is a point where r is nothing beside R."""
+        axis = along.inside_direction()
+        used = [i for i, part in enumerate([] if axis is None else axis.tolist()) if part]
+        points = float(axis is None)
+        if used and radius is not None and whole is not None:
+            points = float((radius <= math.sqrt(ROUNDING) * whole).to(torch.float64).mean())
+        columns = slice(used[0], used[-1] + 1) if used else slice(0)
+        small = 0.5 ** (1 + size.bit_length()) if along.rank else 1.0
+        return Frame(along, point, None if radius is None else radius[:, None], axis, columns, points, small, {})
 
 
 class RoundInFlat(Constraint):
@@ -180,28 +192,22 @@ class RoundInFlat(Constraint):
     _radius: Tensor | None = None  # R (1 or n,); None if there is no sphere
     _square: Tensor | None = None  # R^2 (1 or n,)
 
-    def _measured(self, event: Event) -> tuple[Directions, Tensor | None, Tensor | None]:
-        """Directions along the flat set; q (1 or n, d or 1), None for the origin; r (1 or n,), None for no sphere."""
+    def _measured(self, size: int) -> Frame:
+        """``Frame.of`` for so many coordinates."""
         raise NotImplementedError
 
     def _frame(self, event: Event) -> Frame:
-        """Made at the first event of a shape, with all the checks."""
-        if event not in self._frames:
+        """Made at the first event of a size, with all the checks."""
+        size = torch.Size(event).numel()
+        if size not in self._frames:
+            self.validate(event)
             with torch.inference_mode(False):  # what is kept may be differentiated later
-                self.validate(event)
-                along, point, radius = self._measured(event)
-                axis = along.inside_direction()
-                shares = float(axis is None)
-                if axis is not None and radius is not None and self._radius is not None:
-                    shares = float((radius <= TOUCHING * self._radius).to(torch.float64).mean())
-                column = None if radius is None else radius.reshape(-1, 1)
-                small = 0.5 ** (1 + torch.Size(event).numel().bit_length()) if along.rank else 1.0
-                self._frames[event] = Frame(along, point, column, axis, shares, small, {})
-        return self._frames[event]
+                self._frames[size] = self._measured(size)
+        return self._frames[size]
 
     @cached_property
-    def _frames(self) -> dict[Event, Frame]:
-        """Frames by the shape of an event."""
+    def _frames(self) -> dict[int, Frame]:
+        """Frames by the number of coordinates."""
         return {}
 
     # -------------------------------------------------------------- projections
@@ -213,7 +219,7 @@ class RoundInFlat(Constraint):
         """P(z) in the dtype of z, |u| and r, both (n, 1); r is infinite if there is no sphere."""
         self._check_chains(z)
         y, frame = flat(z), self._frame(tuple(z.shape[1:]))
-        center, point, radius, columns, aside = once(frame.made, z, lambda: self._constants(frame, y))
+        center, point, radius, aside = once(frame.made, z, lambda: self._constants(frame, y))
         if frame.axis is None:
             return (torch.zeros_like(y) + point).reshape(z.shape), y[:, :1], radius
         offset = y if center is None else y - center
@@ -225,24 +231,21 @@ class RoundInFlat(Constraint):
             factor = torch.where(length > radius, factor, torch.ones_like(factor))
         out = inside * factor if inside is offset else inside.mul_(factor)
         if not self.convex:
-            nudge(out[:, columns], factor, aside)
+            nudge(out[:, frame.columns], factor, aside)
         if point is not None:
             out = out.add_(point)
         if self.convex and center is not None and not frame.along.rank:
             out = torch.where(length > radius, out, y)
         return out.reshape(z.shape), length, radius
 
-    def _constants(self, frame: Frame, y: Tensor) -> tuple[Tensor | None, Any, Tensor, slice, Tensor | None]:
-        """c, q, r in the dtype of y (n, d), and the shortest step along the axis, in the columns where it is not 0."""
+    def _constants(self, frame: Frame, y: Tensor) -> tuple[Tensor | None, Any, Tensor, Any]:
+        """c, q, r, and the shortest step along the axis in its columns, in the dtype of y (n, d)."""
         with torch.inference_mode(False):
             center = None if self._center is None else placed(self._center.flatten(1), y)
             point = None if frame.point is None else placed(frame.point, y)
-            radius = y.new_tensor([[torch.inf]]) if frame.radius is None else placed(frame.radius, y)
-            if frame.axis is None:
-                return center, point, radius, slice(0), None
-            used = torch.nonzero(frame.axis).flatten()
-            columns = slice(int(used[0]), int(used[-1]) + 1)
-            return center, point, radius, columns, shortest(y.dtype) * placed(frame.axis[columns], y)
+            radius = y.new_full((1, 1), torch.inf) if frame.radius is None else placed(frame.radius, y)
+            aside = None if frame.axis is None else shortest(y.dtype) * placed(frame.axis[frame.columns], y)
+            return center, point, radius, aside
 
     def _project(self, z: Tensor) -> Tensor:
         y, frame = flat(z), self._frame(tuple(z.shape[1:]))
@@ -322,7 +325,7 @@ class RoundInFlat(Constraint):
         surface, frame = self.parts(event).surface, self._frame(tuple(event))
         if surface is not self:
             return 0 if surface is None else surface.codimension(event)
-        return None if frame.shares else frame.along.rank + (frame.radius is not None)
+        return None if frame.points else frame.along.rank + (frame.radius is not None)
 
     def reach(self, event: Event) -> float | None:
         surface, frame = self.parts(event).surface, self._frame(tuple(event))
@@ -333,7 +336,7 @@ class RoundInFlat(Constraint):
     def _apart(self, event: Event) -> Parts:
         """A point where the flat set touches the sphere or is one; the flat set and the ball of a ball inside it."""
         frame = self._frame(event)
-        if frame.shares == 1.0:
+        if frame.points == 1.0:
             level = argument(self._middle(event))
             return Parts(Box(level, level), None)
         if frame.radius is None and not frame.along.rank:
@@ -393,9 +396,9 @@ class Round(RoundInFlat):
         if self._center is not None and tuple(self._center.shape[1:]) != event:
             raise ShapeError(f"center has shape {tuple(self._center.shape[1:])}, events have shape {event}")
 
-    def _measured(self, event: Event) -> tuple[Directions, Tensor | None, Tensor | None]:
+    def _measured(self, size: int) -> Frame:
         center = None if self._center is None else self._center.flatten(1)
-        return Coordinates(torch.Size(event).numel()), center, self._radius
+        return Frame.of(Coordinates(size), size, center, self._radius, self._radius)
 
     def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         return (self._offset(z) * (2.0 * weights)).reshape(z.shape)
@@ -513,19 +516,18 @@ class AffineRound(RoundInFlat):
         center = torch.zeros(1, size, dtype=torch.float64)
         if round_part._center is not None:
             self._center = center = round_part._center.reshape(-1, size)
-        self._point = flat_part._project(center.expand(flat_part.chains or len(center), -1))
-        self._gap = norm(self._point - center)
-        largest = torch.maximum(self._gap, radius)
-        bad = first_failure(self._gap <= radius * (1 + ROUNDING) + ROUNDING * largest)
+        point = flat_part._project(center.expand(flat_part.chains or len(center), -1))
+        gap = norm(point - center)
+        largest = torch.maximum(gap, radius)
+        bad = first_failure(gap <= radius * (1 + ROUNDING) + ROUNDING * largest)
         if bad is not None:
-            gap, limit = show(self._gap, bad), show(radius, bad)
-            raise InfeasibleSet(f"the equations stay {gap} away from the centre, beyond the radius {limit}")
-        self._inner = (radius - self._gap).clamp_min(0.0).sqrt() * (radius + self._gap).sqrt()
-        if flat_part.rank == size and not self.convex:
-            bad = first_failure(self._inner <= TOUCHING * largest)
-            if bad is not None:
-                gap, limit = show(self._gap, bad), show(radius, bad)
-                raise InfeasibleSet(f"the equations fix a point at distance {gap}, not {limit}")
+            off, limit = show(gap, bad), show(radius, bad)
+            raise InfeasibleSet(f"the equations stay {off} away from the centre, beyond the radius {limit}")
+        inner = (radius - gap).clamp_min(0.0).sqrt() * (radius + gap).sqrt()
+        bad = first_failure(inner <= math.sqrt(ROUNDING) * largest)
+        if flat_part.rank == size and not self.convex and bad is not None:
+            raise InfeasibleSet(f"the equations fix a point at distance {show(gap, bad)}, not {show(radius, bad)}")
+        self._frames[size] = Frame.of(flat_part._system, size, point, inner, radius)
 
     def __repr__(self) -> str:
         return f"({self.flat_part!r} & {self.round_part!r})"
@@ -533,9 +535,6 @@ class AffineRound(RoundInFlat):
     def validate(self, event: Event) -> None:
         self.flat_part.validate(event)
         self.round_part.validate(event)
-
-    def _measured(self, event: Event) -> tuple[Directions, Tensor | None, Tensor | None]:
-        return self.flat_part._system, self._point, self._inner
 
     def equations(self, z: Tensor) -> Tensor:
         return torch.cat([self.flat_part.equations(z), self.round_part.equations(z)], dim=1)
@@ -545,10 +544,10 @@ class AffineRound(RoundInFlat):
 
     def _apart(self, event: Event) -> Parts:
         """Equations and the ball; a point where the equations touch it, or fix one."""
-        found, shares = super()._apart(event), self._frame(event).shares
-        if not self.convex or shares == 1.0:
+        found, points = super()._apart(event), self._frame(event).points
+        if not self.convex or points == 1.0:
             return found
-        if shares:
+        if points:
             raise SettingError(
                 "in some chains the equations touch the ball in one point, in others they cut it: sets of different "
                 "dimension; sample those chains in runs of their own (constraint.take)"
@@ -627,10 +626,9 @@ class MassEnergy(RoundInFlat):
         if bad is not None:
             raise InfeasibleSet(f"one coordinate of this mass has energy {show(least, bad)}, not {show(energy, bad)}")
 
-    def _measured(self, event: Event) -> tuple[Directions, Tensor | None, Tensor | None]:
-        size = torch.Size(event).numel()
+    def _measured(self, size: int) -> Frame:
         radius = (self._square - self._mass**2 / size).clamp_min(0.0).sqrt()
-        return Coordinates(size, summed=True), (self._mass / size)[:, None], radius
+        return Frame.of(Coordinates(size, summed=True), size, (self._mass / size)[:, None], radius, self._radius)
 
     def equations(self, z: Tensor) -> Tensor:
         return torch.cat([flat(z).sum(1, keepdim=True) - over(self._mass, flat(z)), self._height(z)], dim=1)
@@ -641,7 +639,7 @@ class MassEnergy(RoundInFlat):
     def within(self, space: Subspace) -> Constraint | None:
         """A sphere cut by one equation, if constant fields are in the subspace."""
         ones = space.coordinates(torch.ones((1, torch.Size(space.event).numel()), dtype=torch.float64))
-        if ones is None or ones.numel() < 2 or self._frame(space.event).shares:
+        if ones is None or ones.numel() < 2 or self._frame(space.event).points:
             return None
         return AffineRound(Affine(ones.flatten(1), self.mass), Sphere(argument(self._radius)))
 
@@ -776,14 +774,14 @@ class ObservedMassEnergy(RoundInFlat):
             return torch.zeros(1, dtype=torch.float64)
         return (self._mass - self._values.sum(1)) / free
 
-    def _measured(self, event: Event) -> tuple[Directions, Tensor | None, Tensor | None]:
-        size = torch.Size(event).numel()
+    def _measured(self, size: int) -> Frame:
         along = Coordinates(size, self.index, summed=self._mass is not None)
         mean = self._mean(len(along.free))
         point = torch.zeros(self.chains or 1, size, dtype=torch.float64) + mean[:, None]
         point[:, self.index.cpu()] = self._values
         least = self._values.square().sum(1) + len(along.free) * mean**2
-        return along, point, None if self._square is None else (self._square - least).clamp_min(0.0).sqrt()
+        radius = None if self._square is None else (self._square - least).clamp_min(0.0).sqrt()
+        return Frame.of(along, size, point, radius, self._radius)
 
     def equations(self, z: Tensor) -> Tensor:
         y = flat(z)
