@@ -322,7 +322,7 @@ def _samples(target: casal.Target, constraint: casal.Constraint, method: AnyMeth
     """Samples of equal weight."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CasalWarning)
-        result = casal.sample(target, constraint, method, CHAINS, seed=seed, threads=1, check=False)
+        result = casal.sample(target, constraint, method, CHAINS, seed=seed, check=False, run=casal.Run(threads=1))
     return result.samples[systematic(result.weights, torch.Generator().manual_seed(seed))].double().numpy()
 
 

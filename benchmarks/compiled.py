@@ -141,7 +141,9 @@ def run(kind: Kind, compile: bool, told: list[str]) -> Case:
         began = time.process_time()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CasalWarning)
-            result = casal.sample(target, constraint, own, CHAINS, threads=1, compile=compile, check=False)
+            result = casal.sample(
+                target, constraint, own, CHAINS, check=False, run=casal.Run(threads=1, compile=compile)
+            )
         spent = time.process_time() - began
         if compile:
             told.append(str(result.provenance.get("compile_note") or ""))

@@ -92,7 +92,7 @@ def _race(name: str, method: Method[object], conditions: int, repeats: int) -> T
     own = casal.Affine(rows, casal.PerChain(level[:, None]))
 
     def call(target: casal.Target, constraint: casal.Constraint, chains: int) -> object:
-        return casal.sample(target, constraint, method, chains, threads=1, check=False)
+        return casal.sample(target, constraint, method, chains, check=False, run=casal.Run(threads=1))
 
     def one_by_one() -> None:
         for k in range(conditions):

@@ -43,7 +43,14 @@ def one_process(rounds: int) -> dict[str, dict[str, float]]:
 
     def compiled(name: str, steps: int) -> Callable[[], None]:
         def run() -> None:
-            casal.sample(models[steps], field.SPHERE, field.METHODS[name], CHAINS, threads=1, compile=True, check=False)
+            casal.sample(
+                models[steps],
+                field.SPHERE,
+                field.METHODS[name],
+                CHAINS,
+                check=False,
+                run=casal.Run(threads=1, compile=True),
+            )
 
         return run
 

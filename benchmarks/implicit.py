@@ -108,7 +108,9 @@ def loop(
 
     def run(steps: int) -> Case:
         target = casal.langevin(lambda x: 0.5 * x, steps=steps, step_size=step, init=start)
-        return lambda: casal.sample(target, constraint, casal.CASAL(rho=rho), chains, threads=1, check=False)
+        return lambda: casal.sample(
+            target, constraint, casal.CASAL(rho=rho), chains, check=False, run=casal.Run(threads=1)
+        )
 
     return run
 

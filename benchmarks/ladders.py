@@ -59,7 +59,7 @@ def seconds_an_evaluation(network: nn.Module, name: str, n: int) -> tuple[float,
     """Seconds of the processor for an evaluation of n chains in a whole call, and the evaluations of a chain."""
     method, constraint = METHODS[name]
     began = time.process_time()
-    result = casal.sample(model(network), constraint, method, n, threads=1, check=False)
+    result = casal.sample(model(network), constraint, method, n, check=False, run=casal.Run(threads=1))
     spent, cost = time.process_time() - began, result.cost
     evaluations = cost.score_evaluations + cost.check_evaluations
     return spent / evaluations, evaluations

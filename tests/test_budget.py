@@ -36,11 +36,13 @@ class Package(NamedTuple):
 
 
 BUDGET = {
-    "casal": Package(files=6, code=434, constants=2, imports=1),  # linalg took a solver that targets had twice
+    "casal": Package(
+        files=7, code=450, constants=3, imports=1
+    ),  # streams by key; linalg took a solver that targets had twice
     "constraints": Package(files=28, code=7903, constants=151, imports=13),
     "decoders": Package(files=5, code=893, constants=4, imports=2),
     "diagnostics": Package(files=10, code=1294, constants=65, imports=10),
-    "integrations": Package(files=7, code=828, constants=5, imports=6),
+    "integrations": Package(files=7, code=835, constants=5, imports=6),
     "methods": Package(files=30, code=5153, constants=133, imports=12),
     "sampling": Package(files=27, code=3444, constants=75, imports=13),
     "store": Package(files=5, code=613, constants=3, imports=2),
@@ -55,7 +57,7 @@ METHODS = {
     "Constraint": 36,
     "Decoder": 9,
     "Target": 5,
-    "Method": 10,
+    "Method": 11,  # control and next came with the two kinds of stage; plan goes with the methods that still use it
     "SampleResult": 9,
 }
 """Public methods and properties that the base classes define."""

@@ -17,7 +17,7 @@ import casal
 ROOT = Path(casal.__file__).parent
 
 LAYERS: list[set[str]] = [
-    {"errors", "checks", "devices", "linalg"},
+    {"errors", "checks", "devices", "linalg", "streams"},
     {"constraints", "decoders", "schedules", "targets"},
     {"methods"},
     {"store", "diagnostics"},

@@ -29,9 +29,10 @@ for method in tries:
         result = casal.sample(target, constraint, method, 40, record_every=10)
         feasible = bool(result.certificate.feasible.all())
         assert feasible or not method.strict, (method, constraint)
-stored = casal.sample(target, ring, Relaxed(), 40, tile=10, store="run.zarr")
+stored = casal.sample(target, ring, Relaxed(), 40, run=casal.Run(batch=10, store="run.zarr"))
 assert torch.equal(casal.load("run.zarr").samples, stored.samples)
-assert torch.equal(casal.sample(target, ring, Relaxed(), 40, tile=10, store="run.zarr").samples, stored.samples)
+again = casal.sample(target, ring, Relaxed(), 40, run=casal.Run(batch=10, store="run.zarr"))
+assert torch.equal(again.samples, stored.samples)
 print("sampled")
 """
 

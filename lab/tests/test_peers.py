@@ -171,7 +171,7 @@ def test_the_relaxed_correction_descends_its_cost() -> None:
 
 
 def run(target: casal.Target, constraint: casal.Constraint, method: Method[Any]) -> casal.SampleResult:
-    return casal.sample(target, constraint, method, N, seed=4, dtype=torch.float64)
+    return casal.sample(target, constraint, method, N, seed=4, run=casal.Run(dtype=torch.float64))
 
 
 def test_without_a_constraint_pcfm_is_the_ode_of_a_straight_flow() -> None:
@@ -209,7 +209,9 @@ def test_every_sample_is_feasible_and_no_distribution_is_promised(family: str, l
 def test_behind_a_decoder() -> None:
     A = torch.tensor([[1.0, 1.0], [1.0, -1.0], [0.5, 0.0]], dtype=torch.float64)
     for entry in PEERS.values():
-        found = casal.sample(flow(), casal.Sphere(2.0), entry.example, 20, decoder=casal.Linear(A), dtype=torch.float64)
+        found = casal.sample(
+            flow(), casal.Sphere(2.0), entry.example, 20, decoder=casal.Linear(A), run=casal.Run(dtype=torch.float64)
+        )
         assert found.samples.shape == (20, 3) and bool(found.certificate.feasible.all())
 
 

@@ -30,7 +30,6 @@ from casal.constraints import (
     Product,
     Projection,
     PSDCone,
-    Scheduled,
     SecondOrderCone,
     Simplex,
     SparseJacobian,
@@ -57,7 +56,7 @@ from casal.methods import (
     Unconstrained,
     WeightedCASAL,
 )
-from casal.sampling import Certificate, SampleResult, Snapshots, StepView, Summary, load, sample
+from casal.sampling import Certificate, Run, SampleResult, Snapshots, StepView, Summary, load, sample
 from casal.schedules import constant, constant_gain, geometric, inverse_variance, linear
 from casal.targets import (
     GaussianStart,
@@ -141,8 +140,8 @@ __all__ = [
     "Projection",
     "ReflectedHMC",
     "Rows",
+    "Run",
     "SampleResult",
-    "Scheduled",
     "SecondOrderCone",
     "Simplex",
     "Snapshots",

@@ -660,7 +660,7 @@ def test_weighted_casal_samples_the_gaussian_on_an_ellipse() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_casal_samples_an_ellipse_and_a_cap(dtype: torch.dtype) -> None:
     for constraint in (ellipse(), Implicit(ellipse().fn, lambda z: z[:, :1] - 1.0)):
-        result = casal.sample(gaussian(12, 0.1), constraint, casal.CASAL(20.0), 60, seed=1, dtype=dtype)
+        result = casal.sample(gaussian(12, 0.1), constraint, casal.CASAL(20.0), 60, seed=1, run=casal.Run(dtype=dtype))
         assert bool(result.certificate.feasible.all()) and float(result.certificate.violation.max()) <= 1e-12
         assert float(result.samples.std(0).min()) > 0.1
     assert float(result.samples[:, 0].max()) <= 1.0 + 1e-12

@@ -100,7 +100,7 @@ def test_loose_projections_inside_the_loop_still_end_in_strict_samples() -> None
     used = {}
     for name, budget in (("full", None), ("loose", tightening(1e-1, 1e-6)), ("three", Budget(1e-12, 3))):
         calls.clear()
-        result = casal.sample(target, pair, casal.CASAL(20.0), len(POINTS), seed=0, budget=budget)
+        result = casal.sample(target, pair, casal.CASAL(20.0), len(POINTS), seed=0, run=casal.Run(budget=budget))
         assert float(result.certificate.violation.max()) <= 1e-10
         used[name] = sum(calls)
     assert used["loose"] < 0.7 * used["full"]

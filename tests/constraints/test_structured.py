@@ -193,7 +193,9 @@ def test_it_runs_in_a_loop() -> None:
     flow = Darcy(4)
     z = flow.solution(smooth_fields(2, 4))
     target = casal.langevin(lambda x: x - z[0], steps=20, step_size=1e-3, init=z[0].expand(4, 2, 4, 4))
-    result = casal.sample(target, flow.sparse(), casal.CASAL(rho=20.0), n=4, budget=Budget(1e-6, 1), seed=0)
+    result = casal.sample(
+        target, flow.sparse(), casal.CASAL(rho=20.0), n=4, seed=0, run=casal.Run(budget=Budget(1e-6, 1))
+    )
     assert float(result.certificate.violation.max()) <= 1e-14
 
 

@@ -175,7 +175,7 @@ def scores(row: Row, method: Any, n: int = 4000, seed: int = 0) -> dict[str, Sco
     """
     chosen = row.methods.get(method, method) if isinstance(method, str) else method
     law, constraint = row.distribution, row.distribution.constraint(n)
-    found = casal.sample(row.target(), constraint, chosen, n, decoder=row.decoder, seed=seed, threads=1)
+    found = casal.sample(row.target(), constraint, chosen, n, decoder=row.decoder, seed=seed, run=casal.Run(threads=1))
     z, weights, right = found.samples.to(F64), found.weights, exact(law)
     compared = {}
     for name, values in law.values(z).items():

@@ -21,7 +21,7 @@ from casal.constraints.solvers.quick_steps import STEPS
 from casal.decoders import Gram
 from casal.devices import DEVICE_NUMBERS, LOOK_EVERY, amend, look_due, write
 from casal.methods import METHODS, Context, TableRow
-from casal.sampling.tiles import LARGEST_TILE, tile_size
+from casal.sampling.run import LARGEST_BATCH, batch_size
 
 from ..pretend_device import THERE, PretendDevice, There, here, pretend_device, there
 from .sets import SETS, SetCase
@@ -86,7 +86,7 @@ def unmarked(device: PretendDevice, inside: str | None = None) -> dict[str, int]
 def test_a_run_on_a_device_reads_no_number_inside_a_row(case: MethodCase) -> None:
     target, constraint = problem_of("affine" if "bounds" in case.on else "sphere", case.on)
     with pretend_device() as device:
-        result = casal.sample(target, constraint, case.method, N, device=THERE)
+        result = casal.sample(target, constraint, case.method, N, run=casal.Run(device=THERE))
         samples = here(result.samples)
     assert isinstance(result.samples, There)
     assert all(isinstance(part, There) for part in result.state if part.ndim)
@@ -109,7 +109,7 @@ def test_the_path_from_the_user_to_the_result_takes_a_device(name: str) -> None:
     entry = METHODS[name]
     target, constraint = problem_of("affine", "density bounds" if entry.bounds else "density")
     with pretend_device():
-        result = casal.sample(target, constraint, entry.example, N, device=THERE, record_every=5)
+        result = casal.sample(target, constraint, entry.example, N, run=casal.Run(device=THERE, record_every=5))
         value = result.expect(lambda z: z.flatten(1).sum(1)).value
         assert result.certificate.violation.shape == (N,) and result.fidelity.verdict
         assert float(value) == pytest.approx(float((here(result.weights) * here(result.samples).sum(1)).sum()))
@@ -282,7 +282,11 @@ def test_a_family_stays_on_the_device(name: str, decoder: str) -> None:
     behind, constraint = BEHIND[decoder], casal.Sphere(1.5)
     target = FAMILIES[name](behind.size)
     with pretend_device() as device:
-        found = here(casal.sample(target, constraint, CASAL(10.0), 4, decoder=behind.decoder, device=THERE).samples)
+        found = here(
+            casal.sample(
+                target, constraint, CASAL(10.0), 4, decoder=behind.decoder, run=casal.Run(device=THERE)
+            ).samples
+        )
     assert not device.places(device.reads, "step_once")
     wanted = casal.sample(target, constraint, CASAL(10.0), 4, decoder=behind.decoder).samples
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
@@ -340,7 +344,7 @@ class Reads(Unconstrained):
 def test_a_number_that_is_read_is_noticed() -> None:
     target, constraint = problem_of("sphere")
     with pretend_device() as device:
-        casal.sample(target, constraint, Reads(), N, device=THERE)
+        casal.sample(target, constraint, Reads(), N, run=casal.Run(device=THERE))
     assert sum(unmarked(device, "step_once").values()) == len(target.table)
 
 
@@ -410,10 +414,15 @@ def test_looks_are_every_few_iterations_off_the_host() -> None:
         assert [k for k in range(20) if look_due(k, away)] == [LOOK_EVERY - 1, 2 * LOOK_EVERY - 1]
 
 
-def test_tiles_are_larger_off_the_host() -> None:
-    assert tile_size((50,)) == 2048 and tile_size((1,)) == LARGEST_TILE
-    assert tile_size((50,), device=torch.device("cuda")) == 1 << 18
-    assert tile_size((1,), device=torch.device("cuda")) == DEVICE_NUMBERS
+def test_batches_are_larger_off_the_host() -> None:
+    target = casal.langevin(lambda x: x, steps=1, step_size=0.1, init=torch.zeros(1, 1))
+
+    def size(numbers: int, place: str) -> int:
+        like = torch.zeros((0, numbers), device=place)
+        return batch_size(1 << 30, Context(target, casal.Sphere(1.0), casal.Identity(), like), (numbers,))
+
+    assert size(50, "cpu") == 2048 and size(1, "cpu") == LARGEST_BATCH
+    assert size(50, "meta") == 1 << 18 and size(1, "meta") == DEVICE_NUMBERS
 
 
 def test_the_names_of_the_marked_places_are_those_of_the_package() -> None:

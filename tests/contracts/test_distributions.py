@@ -83,7 +83,9 @@ MODELS = [pytest.param(row.target, row.mixture, id=row.name) for row in ROWS if 
 def test_a_model_without_the_set_is_right(target: Callable[[], casal.Target], mixture: Mixture) -> None:
     """The steps of a diffusion model leave an error; it must be small beside what a row can see."""
     everything = casal.Box(-math.inf, math.inf)
-    x = casal.sample(target(), everything, casal.Unconstrained(), 4000, threads=1).samples.to(torch.float64)
+    x = casal.sample(target(), everything, casal.Unconstrained(), 4000, run=casal.Run(threads=1)).samples.to(
+        torch.float64
+    )
     right = mixture.draw(100_000, torch.Generator().manual_seed(1))
     assert float(((x.mean(0) - right.mean(0)) / right.std(0)).abs().max()) < 0.08
     assert float((x.var(0) / right.var(0) - 1).abs().max()) < 0.15

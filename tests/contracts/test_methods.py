@@ -35,7 +35,7 @@ from casal import (
 )
 from casal.errors import CasalWarning
 from casal.methods import METHODS, Context, Method
-from casal.sampling import generator
+from casal.streams import stream as keyed
 
 STEPS = 15
 TAU = 0.05
@@ -284,8 +284,8 @@ def problem_of(
     return casal.langevin(grad, steps=steps, step_size=TAU, init=gaussian_start(event)), constraint
 
 
-def run(case: MethodCase, setting: str, n: int = N, **options: Any) -> casal.SampleResult:
-    return casal.sample(*problem_of(setting, case.on), case.method, n, **options)
+def run(case: MethodCase, setting: str, n: int = N, seed: int = 0, **how: Any) -> casal.SampleResult:
+    return casal.sample(*problem_of(setting, case.on), case.method, n, seed=seed, run=casal.Run(**how))
 
 
 @cache
@@ -332,7 +332,7 @@ def test_strict_samples_are_feasible_in_decoded_space(case: MethodCase) -> None:
     target = casal.langevin(gradient, steps=STEPS, step_size=TAU, init=gaussian_start((3,)))
     if case.on == "diffusion":
         target = casal.edm(denoiser, casal.karras_sigmas(STEPS, 0.05, 5.0), shape=(3,), churn=1.0, dtype=torch.float64)
-    result = casal.sample(target, constraint, case.method, N, decoder=casal.Linear(A), dtype=dtype)
+    result = casal.sample(target, constraint, case.method, N, decoder=casal.Linear(A), run=casal.Run(dtype=dtype))
     assert result.samples.shape == (N, 4) and result.samples.dtype == torch.float64
     assert float(constraint.violation(result.samples).max()) <= 1e-12
     assert bool(result.certificate.feasible.all())
@@ -347,7 +347,7 @@ def test_every_method_costs_one_score_a_row(case: MethodCase, setting: str, dtyp
         return gradient(x)
 
     target, constraint = problem_of(setting, grad=counted)
-    result = casal.sample(target, constraint, case.method, N, record_every=2)
+    result = casal.sample(target, constraint, case.method, N, run=casal.Run(record_every=2))
     assert result.cost.score_evaluations == len(target.table) == STEPS
     assert sum(rows[1:]) == N * STEPS  # the first call is the probe
     assert rows[0] <= 4
@@ -426,16 +426,16 @@ def test_threads_do_not_change_a_bit_of_many_chains(name: str) -> None:
 
 
 @in_rotation(shift=2)
-def test_tiles_repeat(case: MethodCase, setting: str, dtype: str) -> None:
-    first, second = (run(case, setting, n=200, tile=64, record_every=4) for _ in range(2))
-    assert first.provenance["tile"] == 64 and first.samples.shape[0] == 200
+def test_batches_repeat(case: MethodCase, setting: str, dtype: str) -> None:
+    first, second = (run(case, setting, n=200, batch=64, record_every=4) for _ in range(2))
+    assert first.provenance["batch"] == 64 and first.samples.shape[0] == 200
     assert same_bits(first, second)
     assert len({tuple(row.flatten().tolist()) for row in first.state[0]}) > (20 if case.records == POPULATION else 199)
     if case.strict:
         assert float(first.certificate.violation.max()) <= 1e-12
     check_trace(case, setting, first)
     if not case.meets:  # chains that never meet are the same whether or not there are others
-        assert torch.equal(first.samples[:64], run(case, setting, n=64, tile=64).samples)
+        assert torch.equal(first.samples[:64], run(case, setting, n=64, batch=64).samples)
 
 
 def test_final_projection_shares_the_noise_of_unconstrained() -> None:
@@ -450,8 +450,8 @@ def test_one_unconstrained_run_written_out() -> None:
     """The loop, the noise and the table against ten lines of arithmetic."""
     event = SETTINGS["sphere"][1]
     result = casal.sample(*problem_of("sphere"), Unconstrained(), 5, seed=11)
-    stream = generator(11, 1, torch.device("cpu"))
-    x = torch.randn(5, *event, generator=stream, dtype=torch.float64)
+    x = torch.randn(5, *event, generator=keyed(11, "start", 0), dtype=torch.float64)
+    stream = keyed(11, 0, 1)
     for _ in range(STEPS):
         w = torch.randn(5, *event, generator=stream, dtype=torch.float32).to(torch.float64)
         x = x - TAU * gradient(x) + math.sqrt(2 * TAU) * w
@@ -618,10 +618,10 @@ def test_interrupted_tiles_say_how_far_they_came(case: MethodCase) -> None:
     """Three tiles of 16, 16 and 8 chains, stopped at the fourth step of the second tile."""
     target, constraint = problem_of("sphere", grad=interrupting(at=1 + STEPS + 4))
     with pytest.warns(CasalWarning, match=rf"of 40 chains 16 took all {STEPS} steps, 16 fewer \(at least 3\).*32"):
-        result = casal.sample(target, constraint, case.method, 40, tile=16)
+        result = casal.sample(target, constraint, case.method, 40, run=casal.Run(batch=16))
     assert result.partial and "partial" in str(result)
     assert result.steps.tolist() == [STEPS] * 16 + [3] * 16
-    whole = casal.sample(*problem_of("sphere"), case.method, 40, tile=16)
+    whole = casal.sample(*problem_of("sphere"), case.method, 40, run=casal.Run(batch=16))
     assert torch.equal(result.samples[:16], whole.samples[:16])
     if case.strict:
         assert float(result.certificate.violation.max()) <= 1e-12
@@ -636,18 +636,9 @@ def test_interrupted_tiles_that_take_turns(method: Method[Any]) -> None:
     """The same three tiles, step by step, stopped at the second tile of the fifth step."""
     target, constraint = problem_of("sphere", grad=interrupting(at=1 + 3 * 4 + 2))
     with pytest.warns(CasalWarning, match="interrupted"):
-        result = casal.sample(target, constraint, method, 40, tile=16)
+        result = casal.sample(target, constraint, method, 40, run=casal.Run(batch=16))
     assert result.partial
-    assert result.steps.tolist() == [5] * 16 + [4] * 24
-
-
-def test_tiles_that_were_stopped_on_different_rungs_have_the_weight_of_their_chains() -> None:
-    """Two tiles that pass by meetings, stopped while the second is behind the first."""
-    target, constraint = problem_of("sphere", grad=interrupting(at=1 + 5 + 3))
-    with pytest.warns(CasalWarning, match="interrupted"):
-        result = casal.sample(target, constraint, WeightedCASAL(casal.geometric(1e-4, 1e-3), burn_in=0), 32, tile=16)
-    assert result.steps.tolist() == [5] * 16 + [2] * 16
-    assert [float(part.sum()) for part in result.weights.split(16)] == pytest.approx([0.5, 0.5], rel=1e-12)
+    assert result.steps.tolist() == [4] * 40, "back to the end of the last stage"
 
 
 @cases(lambda case: on_density(case) and case.id in FIRST.values())
@@ -682,7 +673,7 @@ def test_interrupted_diffusion_returns_what_it_has(case: MethodCase) -> None:
 
 @cases(lambda case: case.meets)
 def test_an_interrupt_while_chains_meet_keeps_them(case: MethodCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    from casal.sampling import loop
+    from casal.sampling import run as loop
 
     count, before = 0, loop.one_thread
 
@@ -695,5 +686,5 @@ def test_an_interrupt_while_chains_meet_keeps_them(case: MethodCase, monkeypatch
 
     monkeypatch.setattr(loop, "one_thread", one_thread)
     with pytest.warns(CasalWarning, match="interrupted"):
-        result = run(case, "sphere", tile=16)
+        result = run(case, "sphere", batch=16)
     assert result.partial and len(result.samples) == N and int(result.steps.min()) > 0

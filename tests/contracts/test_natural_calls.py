@@ -11,7 +11,7 @@ import torch
 
 import casal
 from casal.errors import SettingError
-from casal.sampling.executors import refuse_unguarded_script
+from casal.sampling.workers import refuse_unguarded_script
 
 from .sets import SETS
 
@@ -87,7 +87,7 @@ def test_a_repr_never_prints_a_thousand_numbers() -> None:
 
 def test_processes_from_an_unguarded_script_are_refused_with_a_sentence(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    head = "from casal.sampling.executors import refuse_unguarded_script as look\ndef f():\n    look()\n"
+    head = "from casal.sampling.workers import refuse_unguarded_script as look\ndef f():\n    look()\n"
     script.write_text(head + "f()\n")
     with pytest.raises(SettingError, match=r"import script\.py again, and line 4 .* under if __name__"):
         runpy.run_path(str(script), run_name="__main__")
@@ -99,4 +99,4 @@ def test_processes_from_an_unguarded_script_are_refused_with_a_sentence(tmp_path
 def test_a_callback_and_a_cluster_are_not_for_each_other() -> None:
     target = casal.langevin(lambda x: x, steps=2, step_size=0.1, init=torch.ones(2, 2))
     with pytest.raises(SettingError, match="called in this process"):
-        casal.sample(target, casal.Sphere(1.0), casal.CASAL(1.0), 2, workers=1, callback=print)
+        casal.sample(target, casal.Sphere(1.0), casal.CASAL(1.0), 2, run=casal.Run(workers=1, callback=print))

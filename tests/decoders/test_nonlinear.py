@@ -138,7 +138,9 @@ def test_a_linear_network_runs_like_its_matrix(z_step: str) -> None:
 def test_samples_behind_a_network_are_strict(constraint: casal.Constraint, dtype: torch.dtype) -> None:
     decoder = Nonlinear(network(), points=normal(20, 3))
     method = casal.CASAL(5.0, coupling="explicit")
-    result = casal.sample(target(dtype), constraint, method, 100, decoder=decoder, tol=1e-10, record_every=59)
+    result = casal.sample(
+        target(dtype), constraint, method, 100, decoder=decoder, tol=1e-10, run=casal.Run(record_every=59)
+    )
     assert result.samples.shape == (100, 6) and result.samples.dtype == torch.float64
     assert bool(result.certificate.feasible.all())
     assert result.state.x.dtype == dtype and bool(torch.isfinite(result.state.x).all())

@@ -209,7 +209,7 @@ def test_images_in_units_for_each_channel(tmp_path: Any) -> None:
     assert "between samples and decoded latents" in str(result)
     result.save(tmp_path / "saved")
     again = casal.sample(
-        target, constraint, casal.CASAL(1e-3), 8, decoder=Standardise(mean, std), store=tmp_path / "run"
+        target, constraint, casal.CASAL(1e-3), 8, decoder=Standardise(mean, std), run=casal.Run(store=tmp_path / "run")
     )
     assert torch.equal(again.samples, result.samples)
     for place in ("saved", "run"):
@@ -222,10 +222,20 @@ def test_images_in_units_for_each_channel(tmp_path: Any) -> None:
 def test_a_store_of_another_mean_is_refused(tmp_path: Any) -> None:
     target = density()
     kept = casal.sample(
-        target, SETS["sphere"][1], casal.CASAL(1e-7), 4, decoder=Standardise(MEAN, STD), store=tmp_path / "a"
+        target,
+        SETS["sphere"][1],
+        casal.CASAL(1e-7),
+        4,
+        decoder=Standardise(MEAN, STD),
+        run=casal.Run(store=tmp_path / "a"),
     )
     assert kept.provenance["decoder"] == "Standardise"
     with pytest.raises(casal.errors.StoreError):
         casal.sample(
-            target, SETS["sphere"][1], casal.CASAL(1e-7), 4, decoder=Standardise(MEAN + 1, STD), store=tmp_path / "a"
+            target,
+            SETS["sphere"][1],
+            casal.CASAL(1e-7),
+            4,
+            decoder=Standardise(MEAN + 1, STD),
+            run=casal.Run(store=tmp_path / "a"),
         )

@@ -12,6 +12,8 @@ from torch import Tensor
 import casal
 from casal.errors import SettingError, ShapeError
 from casal.integrations.azula import as_azula
+from casal.sampling.run import cut
+from casal.streams import stream
 
 denoise = pytest.importorskip("azula.denoise")
 noise = pytest.importorskip("azula.noise")
@@ -130,8 +132,8 @@ def test_conditions_go_both_ways() -> None:
     target = casal.from_azula(
         Labelled(SCHEDULES["vp"]), steps=20, shape=3, dtype=torch.float64, condition={"label": label}
     )
-    found = casal.sample(target, casal.Ball(99.0), casal.Unconstrained(), 20, tile=7)
-    noisy = torch.cat([target.draw(len(tile), tile.generator) for tile in _tiles(20, 7)])
+    found = casal.sample(target, casal.Ball(99.0), casal.Unconstrained(), 20, run=casal.Run(batch=7))
+    noisy = torch.cat([target.draw(len(batch), stream(0, "start", batch.index)) for batch in cut(20, 7)])
     back = as_azula(target)
     sampler = samplers.DDIMSampler(back, steps=19, silent=True, dtype=torch.float64)
     by_azula = sampler(noisy)
@@ -143,12 +145,6 @@ def test_conditions_go_both_ways() -> None:
     torch.testing.assert_close(found.samples, reached)
     with pytest.raises(ShapeError, match="label has 20 rows for 7 points"):
         sampler(noisy[:7])
-
-
-def _tiles(n: int, size: int) -> list[Any]:
-    from casal.sampling.tiles import cut
-
-    return cut(n, size, 0, torch.device("cpu"))
 
 
 SIGMAS = casal.karras_sigmas(33, 0.02, 10.0)

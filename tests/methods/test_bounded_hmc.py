@@ -520,7 +520,9 @@ def test_every_chain_may_have_its_own_bounds() -> None:
     mean, spread = half_below(16)
     low = torch.where(torch.arange(800) % 2 == 0, 0.0, 0.5)
     constraint = casal.Box(casal.PerChain(low), casal.PerChain(torch.full((800,), INF)))
-    result = casal.sample(gaussian_target(mean, spread), constraint, BoundedHMC(levels=40), 800, seed=7, tile=300)
+    result = casal.sample(
+        gaussian_target(mean, spread), constraint, BoundedHMC(levels=40), 800, seed=7, run=casal.Run(batch=300)
+    )
     assert float(result.certificate.violation.max()) == 0.0
     for first, bound in ((0, 0.0), (1, 0.5)):
         side = torch.full((16,), bound, dtype=F)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 import casal
-from casal.sampling.tiles import cut
+from casal.streams import stream
 
 from ..models import RADIUS, particle, particle_gradient, particle_start
 
@@ -17,8 +17,7 @@ def test_released_equals_the_published_iteration_on_shared_noise() -> None:
     target = particle(steps, tau)
     result = casal.sample(target, casal.Sphere(RADIUS), casal.CASAL.released(rho, eta, burn_in=burn), n, seed=7)
 
-    (tile,) = cut(n, 4096, 7, torch.device("cpu"))
-    x = particle_start(n, tile.generator).numpy()
+    x, noise = particle_start(n, stream(7, "start", 0)).numpy(), stream(7, 0, 1)
     values = rho(range(steps)).numpy().copy()
     values[:burn] = 0.0
 
@@ -27,7 +26,7 @@ def test_released_equals_the_published_iteration_on_shared_noise() -> None:
 
     z, mu = project(x), np.zeros_like(x)
     for t in range(steps):
-        w = torch.randn((len(tile), 2), generator=tile.generator).double().numpy()
+        w = torch.randn((n, 2), generator=noise).double().numpy()
         gradient = particle_gradient(torch.as_tensor(x)).numpy()
         x = x - tau * (gradient + values[t] * (x - z + mu)) + np.sqrt(2 * tau) * w
         z = project(x + mu)
@@ -42,12 +41,11 @@ def test_algorithms_1_and_2_equal_their_printed_iterations_on_shared_noise() -> 
     n, steps, tau, rho = 32, 50, 1e-2, 20.0
     for method, dual in ((casal.CASAL.algorithm1(rho), tau / rho), (casal.CASAL.algorithm2(rho), tau)):
         result = casal.sample(particle(steps, tau), casal.Sphere(RADIUS), method, n, seed=3)
-        (tile,) = cut(n, 4096, 3, torch.device("cpu"))
-        x = particle_start(n, tile.generator)
+        x, noise = particle_start(n, stream(3, "start", 0)), stream(3, 0, 1)
         project = casal.Sphere(RADIUS).project
         z, mu = project(x), torch.zeros_like(x)
         for _ in range(steps):
-            w = torch.randn((len(tile), 2), generator=tile.generator).double()
+            w = torch.randn((n, 2), generator=noise).double()
             x = x - tau * particle_gradient(x) - tau * rho * (x - z + mu) + (2 * tau) ** 0.5 * w
             z = project(z - tau * rho * (z - x - mu))
             mu = mu + dual * (x - z)

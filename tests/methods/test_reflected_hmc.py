@@ -371,7 +371,7 @@ def test_chains_with_bounds_of_their_own() -> None:
     n, d = 600, 4
     top = torch.linspace(0.5, 2.0, n, dtype=F)[:, None].expand(n, d)
     target = gaussian(torch.zeros(d, dtype=F), torch.ones(d, dtype=F), 120)
-    result = casal.sample(target, casal.Box(0.0, casal.PerChain(top)), ReflectedHMC(), n, tile=200)
+    result = casal.sample(target, casal.Box(0.0, casal.PerChain(top)), ReflectedHMC(), n, run=casal.Run(batch=200))
     mean, variance = truncated_moments(torch.zeros(n, dtype=F), torch.ones(n, dtype=F), 0.0, INF)
     line = (torch.arange(4000, dtype=F)[:, None] + 0.5) / 4000 * top[:, 0]
     weight = torch.softmax(-0.5 * line.square(), 0)
@@ -510,7 +510,7 @@ def test_few_chains_and_steps_still_run() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_samples_stay_inside_in_single_precision(dtype: torch.dtype) -> None:
     target = gaussian(torch.full((6,), -2.0), torch.ones(6), 60, init=torch.zeros(50, 6))
-    result = casal.sample(target, casal.Box(0.0, 0.01), ReflectedHMC(), 50, dtype=dtype)
+    result = casal.sample(target, casal.Box(0.0, 0.01), ReflectedHMC(), 50, run=casal.Run(dtype=dtype))
     assert result.samples.dtype == F and result.state.x.dtype == dtype
     assert float(result.certificate.violation.max()) == 0.0
     assert float(result.samples.mean()) == pytest.approx(0.005, abs=4 * 0.01 / math.sqrt(12 * 300))
@@ -531,7 +531,7 @@ def test_compiling_is_said_to_have_no_effect() -> None:
     target = gaussian(torch.zeros(4, dtype=F), torch.ones(4, dtype=F), 20)
     eager = casal.sample(target, ORTHANT, ReflectedHMC(), 40)
     with pytest.warns(CasalWarning, match="compile=True has no effect on steps of ReflectedHMC"):
-        compiled = casal.sample(target, ORTHANT, ReflectedHMC(), 40, compile=True)
+        compiled = casal.sample(target, ORTHANT, ReflectedHMC(), 40, run=casal.Run(compile=True))
     assert torch.equal(compiled.samples, eager.samples)
 
 

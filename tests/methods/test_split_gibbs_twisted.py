@@ -157,7 +157,7 @@ def test_the_same_seed_gives_the_same_bits() -> None:
 
 @pytest.mark.parametrize("method", [METHODS["metropolis"], METHODS["twisted"]])
 def test_ancestors_are_counted_over_all_tiles(method: Method[Any]) -> None:
-    result = casal.sample(gaussian_target(), casal.Sphere(1.0), method, 200, tile=50)
+    result = casal.sample(gaussian_target(), casal.Sphere(1.0), method, 200, run=casal.Run(batch=50))
     assert int(result.trace["ancestors"][0]) == 200 and int(result.trace["ancestors"][-1]) > 50
     assert int(result.ancestors.max()) >= 150
 

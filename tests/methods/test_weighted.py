@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,24 +28,6 @@ from ..linear_gaussian import (
     settled_covariance,
 )
 from ..models import RADIUS, particle, particle_answer, particle_potential
-
-
-class _Tile(NamedTuple):
-    """What is read of a state when tiles are levelled."""
-
-    log_weight: torch.Tensor
-    rho: torch.Tensor
-
-
-def test_tiles_on_different_rungs_weigh_as_much_as_their_chains() -> None:
-    weights = (torch.tensor(w, dtype=torch.float64) for w in ([0.0, 1.0, -2.0], [-40.0, -39.0]))
-    apart = [_Tile(w, torch.tensor(rho)) for w, rho in zip(weights, (3.0, 5.0), strict=True)]
-    levelled = casal.FinalProjection(casal.WeightedCASAL()).levelled(apart)
-    for before, after in zip(apart, levelled, strict=True):
-        assert float(after.log_weight.exp().sum()) == pytest.approx(len(after.log_weight), rel=1e-6)
-        assert torch.allclose(after.log_weight.diff(), before.log_weight.diff())
-    together = [tile._replace(rho=torch.tensor(3.0)) for tile in apart]
-    assert casal.WeightedCASAL().levelled(together) == together and casal.CASAL(1.0).levelled(apart) == apart
 
 
 class _Move(casal.WeightedCASAL):
@@ -188,31 +170,6 @@ def test_a_given_ladder_is_taken_as_it_is() -> None:
         rungs = (result.trace["exchange_step"][:-1] - 20).to(torch.int64).numpy()
         np.testing.assert_allclose(result.trace["rho"].numpy()[:-1], expected[rungs], rtol=1e-12)
     assert len(rungs) == 78
-
-
-class _Joined(casal.WeightedCASAL):
-    """The same with all chains joined for every meeting."""
-
-    def plan(self, context: Context, n: int) -> list[Stage]:
-        return [stage._replace(by_number=False) for stage in super().plan(context, n)]
-
-
-class _Meeting(casal.WeightedCASAL):
-    """The same with a meeting at every rung."""
-
-    def plan(self, context: Context, n: int) -> list[Stage]:
-        return [stage._replace(alone=None) for stage in super().plan(context, n)]
-
-
-@pytest.mark.parametrize("kind", [_Joined, _Meeting])
-def test_passing_by_a_meeting_and_moving_chains_by_number_change_no_bit(kind: type[casal.WeightedCASAL]) -> None:
-    ladder, target = casal.geometric(0.1, 50.0), gaussian_target(200, 0.1)
-    first = casal.sample(target, line(), casal.WeightedCASAL(ladder), 300, seed=0, tile=64)
-    other = casal.sample(target, line(), kind(ladder), 300, seed=0, tile=64)
-    assert all(torch.equal(p, q) for p, q in zip(first.state[:7], other.state[:7], strict=True))
-    assert torch.equal(first.samples, other.samples)
-    assert len(torch.unique(first.ancestors)) < 200, "nothing was resampled, so the test shows nothing"
-    assert len(first.trace["rho"]) < 100 < 159 == len(casal.sample(target, line(), _Meeting(ladder), 300).trace["rho"])
 
 
 def test_chains_may_climb_until_their_weights_become_uneven() -> None:

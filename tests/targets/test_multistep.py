@@ -106,7 +106,7 @@ def test_recursion_refuses_a_long_memory() -> None:
 def test_the_constraint_moves_the_estimates_that_are_remembered() -> None:
     """With a very large rho every estimate is in the set before it is used, so the remembered one is."""
     plane = casal.Affine(torch.ones(1, 3), 2.0)
-    result = casal.sample(heun_target(), plane, casal.CASAL(1e12), 4, record_every=1)
+    result = casal.sample(heun_target(), plane, casal.CASAL(1e12), 4, run=casal.Run(record_every=1))
     assert float(plane.violation(result.state.past[:, 0]).max()) < 1e-9
     assert bool(result.certificate.feasible.all())
 

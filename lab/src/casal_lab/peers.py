@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,6 +44,7 @@ class FlowRow(NamedTuple):
     after: Tensor  # t' of the flow, where the step ends
     scale: Tensor  # alpha + sigma where the step ends: x' = scale u'
     fresh: Tensor  # 1 if the noise of the interpolation is drawn anew, else 0
+    first: bool = False  # whether it is the first row, which finds u_0
 
 
 class FlowState(NamedTuple):
@@ -87,7 +88,7 @@ def flow_rows(context: Context, rounds: int = 1, resample: int = 0) -> list[Flow
     if resample:
         for k in range(resample - 1, len(rows), resample):
             rows[k] = rows[k]._replace(fresh=torch.ones_like(rows[k].time))
-    return rows
+    return [rows[0]._replace(first=True), *rows[1:]]
 
 
 def shoot(context: Context, x: Tensor, row: FlowRow) -> Shot:
@@ -124,25 +125,14 @@ class Peer(Method[FlowState]):
     def output(self, context: Context, state: FlowState) -> Tensor:
         return context.strict(context.decode(state.x))
 
-    def keep_noise(self, context: Context, state: FlowState, row: FlowRow, noise: Tensor) -> FlowState:
-        """The first step. The noise u_0 that the run starts from is noise_hat there: exact for a straight flow."""
-        shot = shoot(context, state.x, row)
-        return self.land(context, shot, shot.noise, row, noise)
-
     def step(self, context: Context, state: FlowState, row: FlowRow, noise: Tensor) -> FlowState:
-        return self.land(context, shoot(context, state.x, row), state.noise, row, noise)
+        """One row. The noise u_0 that the run starts from is noise_hat at the first: exact for a straight flow."""
+        shot = shoot(context, state.x, row)
+        return self.land(context, shot, shot.noise if row.first else state.noise, row, noise)
 
     def land(self, context: Context, shot: Shot, start: Tensor, row: FlowRow, noise: Tensor) -> FlowState:
         """The state at t', from what the network says and the noise u_0."""
         raise NotImplementedError
-
-    def stages(self, rows: Sequence[Any]) -> list[Stage]:
-        """The first row, which finds u_0, and the others."""
-        return (
-            [Stage(rows[:1], self.keep_noise), Stage(rows[1:], self.step)]
-            if rows[1:]
-            else [Stage(rows, self.keep_noise)]
-        )
 
 
 @dataclass(frozen=True)
@@ -184,7 +174,7 @@ class PCFM(Peer):
         positive(self.correction_step, "correction_step")
 
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
-        return self.stages(flow_rows(context))
+        return [Stage(flow_rows(context), self.step)]
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> FlowState:
         if self.newton is not None or self.weight:
@@ -233,7 +223,7 @@ class ECI(Peer):
         whole_number(self.resample, "resample", 0)
 
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
-        return self.stages(flow_rows(context, self.mixing, self.resample))
+        return [Stage(flow_rows(context, self.mixing, self.resample), self.step)]
 
     def land(self, context: Context, shot: Shot, start: Tensor, row: FlowRow, noise: Tensor) -> FlowState:
         start = start + row.fresh * (noise - start)

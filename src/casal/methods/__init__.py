@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from casal.methods.auto import LADDER_DIMENSION, choose
-from casal.methods.base import Alone, Method, Stage, TableRow, gaussian, generator_of, key, table_rows, uniform
+from casal.methods.base import (
+    Each,
+    Method,
+    Stage,
+    TableRow,
+    Together,
+    gaussian,
+    generator_of,
+    key,
+    table_rows,
+    uniform,
+)
 from casal.methods.baselines import (
     DPS,
     Decoupled,
@@ -73,10 +84,10 @@ __all__ = [
     "LADDER_DIMENSION",
     "METHODS",
     "RANGE",
-    "Alone",
     "BoundedHMC",
     "Context",
     "Decoupled",
+    "Each",
     "Entry",
     "FinalProjection",
     "LookAhead",
@@ -88,6 +99,7 @@ __all__ = [
     "SplitGibbs",
     "Stage",
     "TableRow",
+    "Together",
     "Twisted",
     "Unconstrained",
     "Uncounted",

@@ -1,13 +1,16 @@
-"""The base class of methods: settings, a plan of stages, a start, and the returned samples.
+"""The base class of methods: settings, stages, a start, and the returned samples.
 
-A method is a frozen dataclass. Its plan is a list of stages. A stage is what all chains do together first (``meet``),
-and then rows that each chain takes alone (``step``). A step is a pure function of (context, state, row, noise): the
-noise is a tensor and an argument, so two methods can be compared under the same noise, a step can be compiled and a run
-replayed.
+A method is a frozen dataclass. A run is one stage after the other, and there are two kinds of stage:
 
-The state is a NamedTuple of tensors. Its first field is the point x that moves. Tensors with a leading chain dimension
-are cut into tiles by the loop; zero-dimensional ones are common to all chains. A population of weighted chains also has
-the fields ``log_weight`` (n,) and ``ancestor`` (n,), which the result reads.
+    Each        rows that every chain takes on its own (``step``), batch beside batch
+    Together    what all chains do at once (``do``): resample, average a multiplier, place the next levels
+
+A step is a pure function of (context, state, row, noise): the noise is a tensor and an argument, so two methods can be
+compared under the same noise, a step can be compiled and a run replayed.
+
+The state is a NamedTuple of tensors (n, ...) of all chains; a batch is a slice of it. Its first field is the point x
+that moves. A population of weighted chains also has the fields ``log_weight`` (n,) and ``ancestor`` (n,), which the
+result reads. Numbers that all chains share are in ``control``, a NamedTuple of plain numbers that ``Together`` returns.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -23,21 +27,18 @@ from torch import Tensor
 
 from casal.errors import SettingError
 from casal.methods.context import Context, move
+from casal.streams import stream
 
 State = TypeVar("State", bound=tuple[Any, ...])
 
 Step: TypeAlias = Callable[[Context, Any, Any, Tensor], Any]
 """``step(context, state, row, noise) -> state``: one step of all chains of the state, each on its own."""
 
+Do: TypeAlias = Callable[[Context, Any, Any, torch.Generator], tuple[Any, Any, Mapping[str, float]]]
+"""``do(context, state, control, generator) -> (state, control, scalars for the trace)``, for all chains of a run."""
+
 Meet: TypeAlias = Callable[[Context, Any, torch.Generator], tuple[Any, Mapping[str, float]]]
-"""``meet(context, state, generator) -> (state, scalars for the trace)``: what all chains of a run do together."""
-
-
-Alone: TypeAlias = Callable[[Context, Any], Any]
-"""``alone(context, state) -> state``: what the chains of a tile do instead of a meeting; None if they have to meet.
-
-It decides by the numbers that all chains share, so that all tiles decide alike.
-"""
+"""``meet(context, state, generator) -> (state, scalars for the trace)``: the same where nothing is shared."""
 
 
 class Noise(Protocol):
@@ -73,29 +74,62 @@ def key(context: Context, n: int, generator: torch.Generator, out: Tensor | None
 
 def generator_of(number: Tensor, like: Tensor) -> torch.Generator:
     """The generator that a ``key`` stands for, on the device of a tensor."""
-    return torch.Generator(like.device).manual_seed(int(number))
+    return stream(int(number), device=like.device)
+
+
+class Each(NamedTuple):
+    """Rows that every chain takes on its own, batch beside batch.
+
+    Attributes:
+        rows: One row per step.
+        step: Takes a row.
+        noise: Draws the noise of a step.
+    """
+
+    rows: Sequence[Any]
+    step: Step
+    noise: Noise = gaussian
+
+
+class Together(NamedTuple):
+    """What all chains do at once.
+
+    Attributes:
+        do: Returns the state, the control record, and scalars for the trace.
+    """
+
+    do: Do
 
 
 class Stage(NamedTuple):
-    """What all chains do together, then rows that each chain takes alone.
+    """What all chains do together, then rows that each chain takes alone: an entry of ``Method.plan``.
 
     Attributes:
         rows: One row per step.
         step: Takes a row.
         meet: What all chains do together before the rows; None if they have nothing to do together.
         noise: Draws the noise of a step.
-        alone: How chains pass by the meeting, where they may; None if they always meet.
-        by_number: Whether the meeting reads nothing but numbers of the chains: the fields (n,) and () of the state.
-            Then chains are not joined for it. Fields of events hold the numbers (n,) of the chains instead, which it
-            may take as it would take the chains (``field[index]``), and the loop moves the chains that it took.
     """
 
     rows: Sequence[Any]
     step: Step
     meet: Meet | None = None
     noise: Noise = gaussian
-    alone: Alone | None = None
-    by_number: bool = False
+
+
+def unshared(meet: Meet) -> Together:
+    """A stage of all chains that keeps its shared numbers, if any, as tensors without dimensions in the state.
+
+    These go to host memory, so that a step reads them without waiting for a device.
+    """
+    return Together(partial(_met, meet))
+
+
+def _met(
+    meet: Meet, context: Context, state: Any, control: Any, generator: torch.Generator
+) -> tuple[Any, Any, Mapping[str, float]]:
+    state, known = meet(context, state, generator)
+    return type(state)(*(part if part.ndim else part.cpu() for part in state)), control, known
 
 
 class Recall(NamedTuple):
@@ -155,7 +189,6 @@ class Method(ABC, Generic[State]):
             that does not fit, change nothing.
         tilts: It takes account of a soft term of a model with noise levels (``casal.tilted``).
         remembers: It can take rows that look back (``Table.memory``). Others get rows of first order instead.
-        resizes: The tensors of its states change their shapes on the way, all but the number of chains.
 
     >>> import casal
     >>> isinstance(casal.Projected(), casal.Method), casal.Projected().strict, casal.Projected().promises_distribution
@@ -169,16 +202,35 @@ class Method(ABC, Generic[State]):
     adapts: ClassVar[bool] = False
     tilts: ClassVar[bool] = False
     remembers: ClassVar[bool] = False
-    resizes: ClassVar[bool] = False
 
-    @property
-    def states(self) -> tuple[type[Any], ...]:
-        """Classes of the states it uses beside the one that ``init`` returns."""
-        return ()
+    def control(self, context: Context, n: int) -> Any:
+        """Check the settings against model, set and number of chains; the first shared numbers of a run.
 
-    @abstractmethod
+        A NamedTuple of plain numbers, which ``Together`` stages replace. Here: the stages themselves, as all of them
+        are known before the run.
+        """
+        return tuple(self.stages(context, n))
+
+    def next(self, context: Context, control: Any, stage: int) -> Each | Together | None:
+        """What comes after so many stages; None at the end."""
+        found: Each | Together | None = control[stage] if stage < len(control) else None
+        return found
+
+    def steps(self, context: Context, control: Any) -> int:
+        """Steps of a chain in the whole run, from its first shared numbers."""
+        return sum(len(stage.rows) for stage in control if isinstance(stage, Each))
+
+    def stages(self, context: Context, n: int) -> Sequence[Each | Together]:
+        """All stages, where they are known before the run."""
+        found = list[Each | Together]()
+        for stage in self.plan(context, n):
+            found += [] if stage.meet is None else [unshared(stage.meet)]
+            found += [Each(stage.rows, stage.step, stage.noise)] if len(stage.rows) else []
+        return found
+
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
-        """Check the settings against model, set and number of chains, and lay out all stages, before any work."""
+        """The stages in pairs: what all chains do together, and rows after it."""
+        raise NotImplementedError(f"{type(self).__name__} has neither stages nor control and next")
 
     @abstractmethod
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> State:
@@ -198,18 +250,6 @@ class Method(ABC, Generic[State]):
         They may where the steps use no more of the set than its projection. None: they may not.
         """
         return None
-
-    @property
-    def follows_sets(self) -> bool:
-        """Whether the set may change along the run (``casal.Scheduled``).
-
-        It may where a step needs no more of the set than its projection, and takes it from its context.
-        """
-        return False
-
-    def levelled(self, states: Sequence[State]) -> Sequence[State]:
-        """The states of tiles that an interruption stopped at different stages, made fit to be joined."""
-        return states
 
     def start_note(self, context: Context) -> str | None:
         """What a reader of the result must know about the start of a run; None if there is nothing."""

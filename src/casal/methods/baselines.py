@@ -125,11 +125,6 @@ class FinalProjection(Method[Any]):
         """Whether the inner method does."""
         return self.inner.remembers
 
-    @property
-    def states(self) -> tuple[type[Any], ...]:
-        """Those of the inner method."""
-        return self.inner.states
-
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
         return self.inner.plan(context, n)
 
@@ -144,9 +139,6 @@ class FinalProjection(Method[Any]):
 
     def decoded_parts(self) -> tuple[str, ...] | None:
         return self.inner.decoded_parts()
-
-    def levelled(self, states: Sequence[Any]) -> Sequence[Any]:
-        return self.inner.levelled(states)
 
     def advice(self, state: Any, row: Any) -> str:
         return self.inner.advice(state, row)
@@ -219,10 +211,6 @@ class Projected(_Points):
         context.usage.add_projections(len(warm))
         own = latents.take(slice(context.first, context.first + len(warm)))
         return state._replace(x=own.project(state.x, budget=context.budget, warm=warm))
-
-    @property
-    def follows_sets(self) -> bool:
-        return self.latent == "pinv"
 
     def decoded_parts(self) -> tuple[str, ...] | None:
         return ()

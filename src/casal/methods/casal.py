@@ -270,10 +270,6 @@ class CASAL(Method[CASALState]):
         numbers = f"(tau = {float(row.b):.3g}, rho = {float(row.rho):.3g}, tau rho = {float(row.kappa):.3g})"
         return f"{numbers}; use a smaller step_size, a preconditioner{implicit}"
 
-    @property
-    def follows_sets(self) -> bool:
-        return True
-
     def decoded_parts(self) -> tuple[str, ...] | None:
         return None if self.dual_init else ("z", "lam")  # a random mu has a part outside the range of A
 

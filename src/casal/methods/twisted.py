@@ -118,11 +118,6 @@ class Twisted(Method[Any]):
         _ = self.ladder
 
     @property
-    def states(self) -> tuple[type[Any], ...]:
-        """On the way down the noise levels, then on the ladder."""
-        return GuidedState, MetropolisState
-
-    @property
     def ladder(self) -> SplitGibbs:
         """The ladder from ``twist`` to ``rho``."""
         return SplitGibbs(

@@ -44,7 +44,6 @@ from casal.methods.coupling import (
     top_for_spread,
 )
 from casal.methods.population import (
-    LEVELS_ALONE,
     Groups,
     Growth,
     allowed_growth,
@@ -155,11 +154,6 @@ class WeightedCASAL(Method[Any]):
         if self.rho is not None and not callable(self.rho) and not 0.0 < self.rho < math.inf:
             raise SettingError(f"rho, the top of the ladder, must be finite and > 0, got {self.rho}")
 
-    @property
-    def states(self) -> tuple[type[Any], ...]:
-        """Those of the tempered start, and those of the ladder."""
-        return AdjustedState, WeightedState
-
     def plan(self, context: Context, n: int) -> Sequence[Stage]:
         if not context.table.static:
             raise SettingError("WeightedCASAL needs a fixed density (langevin, energy), not a diffusion")
@@ -215,11 +209,8 @@ class WeightedCASAL(Method[Any]):
         for k, (rung, row) in enumerate(zip(ladder, rows, strict=True)):
             meet = partial(self.meet, rung, groups, edge, spread)
             read = not given and k + 1 < len(ladder) and search_due(ladder[k + 1].left)
-            looks = not given and (k == 0 or search_due(rung.left))
-            must = looks or k == 0 or rung.left == 1 or rung.left % LEVELS_ALONE == 0
-            alone = None if must else partial(self.climb_alone, rung)
             step = self.reading_step if read else self.step
-            stages.append(Stage([row], step, meet, alone=alone, by_number=not looks))
+            stages.append(Stage([row], step, meet))
         return stages
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> Any:
@@ -346,16 +337,6 @@ class WeightedCASAL(Method[Any]):
 
     def monitor(self, context: Context, state: Any) -> Mapping[str, Tensor]:
         return split_records(context, state.x, self._feet(context, state))
-
-    def levelled(self, states: Sequence[Any]) -> Sequence[Any]:
-        """Tiles on different rungs: chains of one tile keep their weights, and every tile weighs as much as its chains.
-
-        Weights of different rungs cannot be compared; those of chains on one rung can.
-        """
-        if len({float(state.rho) for state in states}) < 2:
-            return states
-        means = [torch.logsumexp(state.log_weight, 0) - math.log(len(state.log_weight)) for state in states]
-        return [state._replace(log_weight=state.log_weight - mean) for state, mean in zip(states, means, strict=True)]
 
     def _feet(self, context: Context, state: Any) -> Tensor:
         """P(A x); a burn-in without coupling does not keep it."""

@@ -1,25 +1,22 @@
-"""From a call to a result: ``call.py`` plans (``plan.py``), runs (``loop.py``) and collects (``collect.py``)."""
+"""From a call to a result: ``call.py`` prepares, ``run.py`` has the loop, ``result.py`` collects."""
 
 from casal.sampling.call import sample
 from casal.sampling.certificate import Certificate, certify
-from casal.sampling.freed_memory import give_back
-from casal.sampling.on_the_way import StepView
+from casal.sampling.export import Summary
 from casal.sampling.progress import progress_bar
 from casal.sampling.result import Cost, SampleResult, load
-from casal.sampling.snapshots import Snapshots
-from casal.sampling.summary import Summary
-from casal.sampling.tiles import generator
+from casal.sampling.run import Run, StepView
+from casal.sampling.trace import Snapshots
 
 __all__ = [
     "Certificate",
     "Cost",
+    "Run",
     "SampleResult",
     "Snapshots",
     "StepView",
     "Summary",
     "certify",
-    "generator",
-    "give_back",
     "load",
     "progress_bar",
     "sample",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from casal.errors import MissingExtraError, missing_extra
 from casal.sampling.certificate import Certificate
-from casal.sampling.summary import quantiles
+from casal.sampling.export import quantiles
 
 MOST_POINTS = 5000
 """Samples in a scatter plot."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
+import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
@@ -12,15 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from casal import __version__
 from casal.constraints import Constraint, constraint_from_spec
-from casal.diagnostics import Estimate, Fidelity, Lineage
+from casal.diagnostics import Estimate, Evidence, Fidelity, Lineage, assess, warn_if_degenerate
 from casal.errors import SettingError, ShapeError, StoreError
-from casal.sampling.arviz_data import inference_data
+from casal.methods import Context, Usage
 from casal.sampling.certificate import Certificate, Measure, certify
+from casal.sampling.export import Function, Summary, html_table, inference_data, summarise
 from casal.sampling.plot import draw
-from casal.sampling.snapshots import Snapshots, snapshots_of
-from casal.sampling.summary import Function, Summary, html_table, summarise
-from casal.sampling.trace import Trace
+from casal.sampling.run import Batch, Job, Prepared, Walk, one_thread
+from casal.sampling.trace import Snapshots, Trace, snapshots_of
 from casal.store import RunStore, make_tree, named_errors
 
 SAME_VIOLATION = 0.01
@@ -67,10 +70,10 @@ class SampleResult:
         samples: (n, *event) in decoded space; for methods that promise feasibility this is z, in float64.
         certificate: Violation of every sample.
         trace: Scalars along the run. At recorded steps: ``step``, ``gap`` (mean of |A x - z|), ``violation`` (largest),
-            ``dual_norm`` (mean). At meetings of all chains: ``exchange_step``, ``rho``, ``ess``, ``ancestors``; on a
-            ladder of Metropolis moves ``acceptance``; at the last meeting ``inside`` (share of chains whose
-            foot satisfied the inequalities), ``finish_ess``, ``carried`` (1 if the last correction was made) and, for a
-            union, ``crossing`` (share of feet within two slacks of another piece).
+            ``dual_norm`` (mean). Where all chains act together: ``exchange_step``, ``rho``, ``ess``, ``ancestors``; for
+            Metropolis moves ``acceptance``; at the end ``inside`` (share of chains whose nearest point satisfied the
+            inequalities), ``finish_ess``, ``carried`` (1 if the last correction was made) and, for a union,
+            ``crossing`` (share of nearest points close to another piece).
         cost: Score evaluations and projections per chain, seconds.
         state: The last state of the method (x, z, multipliers, weights ...). Behind an affine decoder z = A x + c its
             decoded points are without c.
@@ -166,7 +169,7 @@ class SampleResult:
         with RunStore(place, identity, n, n) as store:
             try:
                 along = None if kept is None else kept.samples
-                store.write(0, *tile_data(self.state, self.samples, self.certificate, self.gap, record, along))
+                store.write(0, *batch_data(self.state, self.samples, self.certificate, self.gap, record, along))
                 store.finish({"run": run, "cost": list(astuple(self.cost)), "fidelity": self.fidelity.plain()})
             except BaseException:
                 shutil.rmtree(place, ignore_errors=True)  # it was not there before
@@ -212,7 +215,7 @@ class SampleResult:
         """
         along = None if self.snapshots is None else self.snapshots.samples
         record = {"steps": self.steps.tolist()}
-        arrays, _ = tile_data(self.state, self.samples, self.certificate, self.gap, record, along)
+        arrays, _ = batch_data(self.state, self.samples, self.certificate, self.gap, record, along)
         about = {name: value for name, value in self.provenance.items() if isinstance(value, str | int | float)}
         checked = {"verdict": self.fidelity.verdict, "tolerance": self.certificate.tolerance}
         attributes: dict[str, dict[str, Any]] = {"provenance": {**about, **checked, **asdict(self.cost)}}
@@ -266,7 +269,163 @@ class SampleResult:
         return html_table([("method", str(self.provenance.get("method", "?"))), *self.lines()], head=False)
 
 
-def tile_data(
+# ------------------------------------------------------------------------------------------------ from a run
+
+
+def collect(prepared: Prepared, job: Job, threads: int, walk: Walk, began: float) -> SampleResult:
+    """The chains of a run that took a step, as a result.
+
+    Args:
+        prepared: The run.
+        job: How far it came.
+        threads: Batches that were worked on at the same time.
+        walk: How steps were taken.
+        began: When the call began, by ``time.perf_counter``.
+
+    Raises:
+        KeyboardInterrupt: No chain took a step.
+    """
+    batches = [batch for batch in prepared.batches if job.taken[batch.index] > 0 or prepared.steps == 0]
+    if job.state is None or not batches:
+        raise KeyboardInterrupt("interrupted before any chain took a step; nothing to return")
+    complete, last = len(batches) == len(job.taken), max(job.taken)
+    samples = _samples(prepared, job, batches)
+    n = len(samples)
+    for batch in batches:
+        job.trace.record_last(last, batch.index, prepared.monitor(batch, job.part(batch)))
+    which = torch.cat([torch.arange(batch.start, batch.stop) for batch in batches])
+    state = _decoded(prepared, job.state)
+    if not complete:
+        state = type(state)(*(part[which.to(part.device)] if part.ndim else part for part in state))
+    series = job.trace.series()
+    warn_if_degenerate(series, n, getattr(state, "log_weight", None))
+    asked = len(prepared.target.table)
+    provenance = {**about(prepared), "asked": asked, "threads": threads, "compile": walk.compiles}
+    if walk.note is not None:
+        provenance["compile_note"] = walk.note
+    snapshots = _gathered(prepared, job, batches)
+    if snapshots is not None:
+        provenance["stationary_after"] = stationary_after(prepared)
+    constraint, usage, options = prepared.constraint.take(which), job.usage, prepared.options
+    result = SampleResult(
+        samples=samples,
+        certificate=certify(constraint, samples, options.tol, options.units),
+        trace=series,
+        cost=Cost(usage.scores / n + prepared.target.init_evaluations, usage.projections / n, 0.0),
+        state=state,
+        provenance=provenance,
+        constraint=constraint,
+        steps=torch.cat([torch.full((len(batch),), job.taken[batch.index]) for batch in batches]),
+        partial=job.interrupted,
+        snapshots=snapshots,
+        latents=None if prepared.undecoded else state[0],
+        gap=prepared.gap(state, samples),
+    )
+    spent = Usage()
+    context = prepared.context if complete else prepared.context.take(which)
+    seen = result if prepared.offset is None else replace(result, samples=samples - prepared.offset.to(samples.device))
+    fidelity = _fidelity(prepared, seen, context.replace(usage=spent))
+    checks = {
+        "check_evaluations": spent.scores / n + prepared.checked,
+        "check_projections": spent.projections / n,
+    }
+    cost = replace(result.cost, seconds=time.perf_counter() - began, **checks)
+    return replace(result, fidelity=fidelity, cost=cost)
+
+
+def about(prepared: Prepared) -> dict[str, Any]:
+    """Settings and versions of a run."""
+    target, options, pilot = prepared.target, prepared.options, prepared.pilot
+    condition = ", ".join(f"{name} {tuple(value.shape)}" for name, value in target.condition.items())
+    return {
+        "casal": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "target": target.name,
+        **({"condition": condition} if condition else {}),
+        "constraint": repr(prepared.constraint),
+        "decoder": type(options.decoder).__name__ if options.decoder is not None else "Identity",
+        "method": prepared.method.name,
+        "settings": repr(prepared.method),
+        "n": prepared.n,
+        "steps": prepared.steps,
+        "seed": options.seed,
+        "batch": prepared.batch,
+        "dtype": str(prepared.context.like.dtype),
+        **({} if pilot is None else {"step_size": pilot.step_size, "integrable": pilot.integrable}),
+        **({} if prepared.choice is None else {"choice": prepared.choice}),
+    }
+
+
+def _fidelity(prepared: Prepared, result: SampleResult, context: Context) -> Fidelity:
+    """The certificate of the distribution; an interrupted run is not worth evaluations."""
+    objections = prepared.objections
+    if result.partial:
+        done = int(result.steps.min())
+        objections += (f"the run was interrupted after {done} of {prepared.steps} steps; run it to the end",)
+    with one_thread():
+        return assess(
+            Evidence(result, context, result.cost.score_evaluations, result.cost.projections),
+            promised=prepared.method.promises_distribution,
+            method=prepared.method.name,
+            spend=False if result.partial else prepared.options.check,
+            notes=prepared.notes,
+            doubts=objections,
+        )
+
+
+def _samples(prepared: Prepared, job: Job, batches: Sequence[Batch]) -> Tensor:
+    """The samples of some batches, batch by batch, so that no tensor is held twice."""
+    first = prepared.output(batches[0], job.part(batches[0]), job.usage)
+    if len(batches) == 1:
+        return first
+    samples = first.new_empty((sum(len(batch) for batch in batches), *first.shape[1:]))
+    done = len(first)
+    samples[:done] = first
+    for batch in batches[1:]:
+        samples[done : done + len(batch)] = prepared.output(batch, job.part(batch), job.usage)
+        done += len(batch)
+    return samples
+
+
+def _decoded(prepared: Prepared, state: Any) -> Any:
+    """The state as a reader expects it: in decoded space, in the dtype of the run."""
+    wide = prepared.inside.lift(state)
+    return type(state)(*(new.to(old.dtype) for new, old in zip(wide, state, strict=True)))
+
+
+def _gathered(prepared: Prepared, job: Job, batches: Sequence[Batch]) -> Snapshots | None:
+    """The snapshots of all batches, at the steps that all of them have reached; None if there are none."""
+    steps = [step for step in sorted(job.snapshots) if all(batch.index in job.snapshots[step] for batch in batches)]
+    if not steps:
+        return None
+    parts = [torch.cat([job.snapshots[step][batch.index] for batch in batches]) for step in steps]
+    return snapshots_of(torch.tensor(steps), torch.stack(parts), stationary_after(prepared))
+
+
+def stationary_after(prepared: Prepared) -> int | None:
+    """The step after which independent chains sample one distribution, as far as the rows tell; None if never."""
+    stages = prepared.independent_stages()
+    if stages is None or not prepared.target.table.static:
+        return None
+    rows = [(stage, row) for stage in stages for row in stage.rows]
+    same = next((k for k in range(len(rows), 0, -1) if not _same(rows[k - 1], rows[-1])), 0)
+    return max(same, prepared.steps // 2)
+
+
+def _same(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    """Whether two steps of a run are taken alike; the time of a row means nothing to a fixed density."""
+    (stage, row), (last_stage, last_row) = one, other
+    if stage is not last_stage:
+        return False
+    pairs = [(getattr(row, name), getattr(last_row, name)) for name in row._fields if name != "t"]
+    return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)
+
+
+# ------------------------------------------------------------------------------------------------ on disk
+
+
+def batch_data(
     state: Any,
     samples: Tensor,
     certificate: Certificate,
@@ -274,7 +433,7 @@ def tile_data(
     record: Mapping[str, Any],
     snapshots: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The arrays and the record of a tile in a store.
+    """The arrays and the record of a batch in a store.
 
     Args:
         state: A NamedTuple of tensors; zero-dimensional ones go to the record.
@@ -300,7 +459,7 @@ def tile_data(
 
 
 def state_data(arrays: Mapping[str, Tensor], record: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The fields of a state from what ``tile_data`` made of it."""
+    """The fields of a state from what ``batch_data`` made of it."""
     common = {
         name: torch.tensor(value, dtype=getattr(torch, dtype.removeprefix("torch.")))
         for name, (dtype, value) in record["common"].items()
@@ -309,7 +468,7 @@ def state_data(arrays: Mapping[str, Tensor], record: Mapping[str, Any]) -> dict[
 
 
 def snapshot_data(arrays: Mapping[str, Tensor], record: Mapping[str, Any]) -> Iterator[tuple[int, Tensor]]:
-    """Step and samples of every snapshot of a tile."""
+    """Step and samples of every snapshot of a batch."""
     if "snapshots/samples" in arrays:
         yield from zip(map(int, record["snapshots"]), arrays["snapshots/samples"].unbind(1), strict=True)
 
@@ -328,7 +487,7 @@ def certificate_data(certificate: Certificate) -> dict[str, Any]:
 
 
 def load(path: str | Path) -> SampleResult:
-    """Read a result back: a finished run, or the tiles that are there of one that was stopped (``partial``).
+    """Read a result back: a finished run, or the batches that are there of one that was stopped (``partial``).
 
     The samples are checked against their checksums. The certificate is computed again from the set that the store
     holds. Where it holds none (a set of functions), the violations are the stored ones; ``certificate.note`` says so.
@@ -339,7 +498,7 @@ def load(path: str | Path) -> SampleResult:
     store = RunStore.reading(path)
     done = store.done()
     if not done:
-        raise StoreError(f"no tile of {store.path} is finished yet; repeat the call that began it to go on")
+        raise StoreError(f"no batch of {store.path} is finished yet; repeat the call that began it to go on")
     pieces = [store.read(index) for index in done]
     with named_errors(store.path):
         result = _together(store, done, pieces)
@@ -348,7 +507,7 @@ def load(path: str | Path) -> SampleResult:
 
 
 def _together(store: RunStore, done: list[int], pieces: list[tuple[dict[str, Tensor], dict[str, Any]]]) -> SampleResult:
-    """The result that some tiles make, with the stored certificate."""
+    """The result that some batches make, with the stored certificate."""
 
     def all_chains(name: str) -> Tensor:
         return torch.cat([arrays[name] for arrays, _ in pieces])
@@ -388,13 +547,13 @@ def _together(store: RunStore, done: list[int], pieces: list[tuple[dict[str, Ten
 
 
 def _snapshots(pieces: list[tuple[dict[str, Tensor], dict[str, Any]]], run: Mapping[str, Any]) -> Snapshots | None:
-    """The snapshots of all tiles."""
-    tiles = [dict(snapshot_data(arrays, record)) for arrays, record in pieces]
-    steps = sorted(set.intersection(*(set(tile) for tile in tiles)))
+    """The snapshots of all batches."""
+    batches = [dict(snapshot_data(arrays, record)) for arrays, record in pieces]
+    steps = sorted(set.intersection(*(set(batch) for batch in batches)))
     if not steps:
         return None
-    samples = torch.stack([torch.cat([tile[step] for tile in tiles]) for step in steps])
-    settled = run.get("settled_after")
+    samples = torch.stack([torch.cat([batch[step] for batch in batches]) for step in steps])
+    settled = run.get("stationary_after")
     return snapshots_of(torch.tensor(steps), samples, None if settled is None else int(settled))
 
 

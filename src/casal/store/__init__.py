@@ -1,7 +1,16 @@
-"""Runs on disk: written tile by tile, continued after a crash, read by xarray. It handles only arrays and records."""
+"""Runs on disk: written batch by batch, continued after a crash, read by xarray. It handles only arrays and records."""
 
 from casal.store.files import named_errors, write_whole
-from casal.store.run_store import FORMAT, RunStore, stored_tile
-from casal.store.tree import make_tree, open_tree
+from casal.store.run_store import CHECKPOINT, FORMAT, RunStore, digest, make_tree, open_tree, stored_batch
 
-__all__ = ["FORMAT", "RunStore", "make_tree", "named_errors", "open_tree", "stored_tile", "write_whole"]
+__all__ = [
+    "CHECKPOINT",
+    "FORMAT",
+    "RunStore",
+    "digest",
+    "make_tree",
+    "named_errors",
+    "open_tree",
+    "stored_batch",
+    "write_whole",
+]

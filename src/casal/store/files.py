@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, records that know whether they are whole, and disk errors with a name."""
+"""Files that are there whole or not at all, records with checksums, one writer at a time, disk errors with a name."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ import os
 import platform
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock, Thread, current_thread
 from typing import IO, Any
 
 from casal.errors import CasalError, StoreError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 CAUSES = {
-    errno.ENOSPC: "the disk is full; free some space and run the same call again, it continues from the tiles on disk",
+    errno.ENOSPC: "the disk is full; free some space and run the same call again, which goes on from there",
     errno.EDQUOT: "the disk quota is used up; free some space and run the same call again",
     errno.EROFS: "the folder is read-only; choose another place",
     errno.EACCES: "no permission to write to the folder; choose another place or change its permissions",
@@ -156,3 +163,116 @@ def _remove(found: Path) -> None:
     else:
         with suppress(OSError):
             found.unlink()
+
+
+# ------------------------------------------------------------------------------------------- one writer
+
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+"""What file systems say that have no locks."""
+
+_held: dict[Path, StoreLock] = {}
+_registry = Lock()
+
+
+class StoreLock:
+    """The lock of a store, held until ``release`` or the end of the process, however it ends.
+
+    It is the ``flock`` of a file that holds pid, host and time of its holder. The file alone means nothing: one left
+    behind by a killed process is taken over. Where the system has no ``flock``, nothing keeps other processes away. A
+    thread may lock a store again: its earlier run is over.
+
+    Args:
+        path: The lock file.
+        store: The folder of the store, for messages.
+
+    Raises:
+        StoreError: Another process or thread holds it.
+    """
+
+    def __init__(self, path: Path, store: Path) -> None:
+        self.path, self.pid, self.thread = path.resolve(), os.getpid(), current_thread()
+        self._holds = False
+        self._opened: int | None = None
+        with _registry:
+            earlier = _held.get(self.path)
+            if earlier is not None and earlier.pid == self.pid:
+                if earlier.is_of_another(self.thread):
+                    raise _refused(store, path, _about())
+                earlier.release()
+            self._opened = _take(self.path, store)
+            self._holds = True
+            _held[self.path] = self
+
+    def is_of_another(self, thread: Thread) -> bool:
+        """Whether another thread holds the lock, one that has not ended."""
+        return self.thread is not thread and self.thread.is_alive()
+
+    def release(self) -> None:
+        """Let others write. A forked copy of the process releases nothing."""
+        holds, self._holds = self._holds, False
+        if holds and os.getpid() == self.pid:
+            if _held.get(self.path) is self:
+                del _held[self.path]
+            with suppress(OSError):
+                self.path.unlink()
+        if self._opened is not None:
+            os.close(self._opened)
+            self._opened = None
+
+
+def _take(path: Path, store: Path) -> int | None:
+    """Make the lock file ours, or raise StoreError; the open file, or None where the system has no locks."""
+    while fcntl is not None:
+        opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(opened, path):
+                os.ftruncate(opened, 0)
+                os.write(opened, json.dumps(_about()).encode())
+                return opened
+        except BlockingIOError:
+            os.close(opened)
+            raise _refused(store, path, _holder(path)) from None
+        except OSError as error:
+            os.close(opened)
+            if error.errno not in NO_LOCKS:
+                raise
+            return None
+        os.close(opened)  # its holder released it, and removed it, between two of our calls
+    return None
+
+
+def _about() -> dict[str, Any]:
+    return {"pid": os.getpid(), "host": host(), "began": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+
+
+def _is_at(opened: int, path: Path) -> bool:
+    """Whether the open file is still the one at that place."""
+    try:
+        return os.path.samestat(os.fstat(opened), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _holder(path: Path) -> dict[str, Any]:
+    """What a lock file says of its holder; nothing if it cannot be read."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _pid(holder: dict[str, Any]) -> int:
+    pid = holder.get("pid")
+    return pid if isinstance(pid, int) else 0
+
+
+def _refused(store: Path, path: Path, holder: dict[str, Any]) -> StoreError:
+    who = f"process {holder.get('pid', '(unknown)')} on {holder.get('host', 'an unknown machine')}"
+    gone = holder.get("host") == host() and not is_alive(_pid(holder))
+    return StoreError(
+        f"{store} is in use by {who} (since {holder.get('began', 'an unknown time')})"
+        f"{', or by one that it started, for it has ended itself' if gone else ''}; nothing was changed. Wait until it "
+        f"ends, choose another path, or remove {path} if you are sure that nobody writes there"
+    )

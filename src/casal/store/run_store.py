@@ -1,4 +1,4 @@
-"""A run on disk: every tile in a place of its own, with a record that says it is whole."""
+"""A run on disk: every batch in a place of its own, with a record that says it is whole."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from casal.errors import StoreError, missing_extra
 from casal.store.files import (
+    StoreLock,
     draft_of,
     is_whole,
     named_errors,
@@ -33,14 +34,16 @@ from casal.store.files import (
     write_json,
     write_whole,
 )
-from casal.store.lock import StoreLock
 
-FORMAT = 2
-JOURNAL = "provenance/tiles"
-"""An array that counts the chains of every tile on disk; its folder holds records and lock, where no reader trips."""
+FORMAT = 3
+JOURNAL = "provenance/batches"
+"""An array that counts the chains of every batch on disk; its folder holds records and lock, where no reader trips."""
 
 CHECKPOINT_SECONDS = 10.0
-"""Least time between two checkpoints of chains that meet."""
+"""Least time between two checkpoints."""
+
+CHECKPOINT = "checkpoint"
+"""Name of the arrays of all chains in the middle of a run."""
 
 GROWING = "growing"
 """Attribute of a store that is being made larger: how many chains it had."""
@@ -54,11 +57,11 @@ LONGEST = 80
 PLACES = re.compile(r"(posterior|sample_stats|state|snapshots)/\w+")
 """Names of arrays."""
 
-RECORDS = re.compile(r"tile-(\d{6,15})\.json")
-"""Names of the records of tiles."""
+RECORDS = re.compile(r"batch-(\d{6,15})\.json")
+"""Names of the records of batches."""
 
 RESTORE = "restore it from a copy, or remove the store to begin again"
-"""The way out of damage that cannot be mended by running one tile again."""
+"""The way out of damage that cannot be mended by running one batch again."""
 
 
 class RunStore:
@@ -70,8 +73,8 @@ class RunStore:
         snapshots/samples      (chain, draw, *event)   samples along the run, where they were asked for
         provenance             attributes: identity, settings, versions, machine, timings
 
-    A tile is written to its own chunks first and to the journal last, in one atomic move of a small file with a
-    checksum: a tile that was torn has no record and is run again. Records and attributes have checksums of their own
+    A batch is written to its own chunks first and to the journal last, in one atomic move of a small file with a
+    checksum: a batch that was torn has no record and is run again. Records and attributes have checksums of their own
     (``sealed``), and the shapes and dtypes of all arrays are in the records: what does not fit is a StoreError.
 
     Only one process may write to a store (``StoreLock``), until ``close``; reading with ``RunStore.reading`` is free.
@@ -79,9 +82,9 @@ class RunStore:
     Args:
         path: The folder; made if it is not there.
         identity: What must be the same for a run to be continued.
-        chains: Chains of the run. If the store holds fewer of the same run, it grows: tiles that are full stay, a last
-            one that was not is run again.
-        tile: Chains in a tile; the last one may have fewer.
+        chains: Chains of the run. If the store holds fewer of the same run, it grows: batches that are full stay, a
+            last one that was not is run again.
+        batch: Chains in a batch; the last one may have fewer.
         fixed: Why a store of fewer chains cannot grow, in words; None if it can.
 
     Raises:
@@ -89,10 +92,10 @@ class RunStore:
     """
 
     def __init__(
-        self, path: str | Path, identity: Mapping[str, Any], chains: int, tile: int, fixed: str | None = None
+        self, path: str | Path, identity: Mapping[str, Any], chains: int, batch: int, fixed: str | None = None
     ) -> None:
-        wanted = json.loads(json.dumps({**identity, "n": chains, "tile": tile, "format": FORMAT}))
-        self._open(Path(path), chains, tile)
+        wanted = json.loads(json.dumps({**identity, "n": chains, "batch": batch, "format": FORMAT}))
+        self._open(Path(path), chains, batch)
         with named_errors(self.path):
             if not (self.path / "zarr.json").exists():
                 self._begin(wanted)
@@ -130,14 +133,14 @@ class RunStore:
             attributes = read_attributes(place)
             if GROWING in attributes:
                 raise StoreError(f"{place} is about to take more chains; repeat the call that requested them")
-            store._open(place, attributes["identity"]["n"], attributes["identity"]["tile"])
+            store._open(place, attributes["identity"]["n"], attributes["identity"]["batch"])
             store.attributes, store.root = attributes, zarr_module().open_group(place, mode="r")
         return store
 
     _release: weakref.finalize[[], RunStore] | None = None
 
-    def _open(self, path: Path, chains: int, tile: int) -> None:
-        self.path, self.chains, self.tile = path, chains, tile
+    def _open(self, path: Path, chains: int, batch: int) -> None:
+        self.path, self.chains, self.batch = path, chains, batch
         self._lock, self._began = Lock(), time.perf_counter()
         self._saved = self._began
         self._checked = set[str]()
@@ -167,7 +170,7 @@ class RunStore:
                 root.create_group(name)
             about = {"identity": dict(identity), "machine": machine(), "began": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
             root.create_group("provenance", attributes=sealed(about)).create_array(
-                "tiles", shape=(self.count,), chunks=(1,), dtype=np.int64, fill_value=0, dimension_names=["tile"]
+                "batches", shape=(self.count,), chunks=(1,), dtype=np.int64, fill_value=0, dimension_names=["batch"]
             )
             try:
                 draft.replace(self.path)
@@ -180,12 +183,12 @@ class RunStore:
     def _grow(self, identity: Mapping[str, Any]) -> None:
         """Make room for more chains. If it is cut short, it is done again when the store is next opened to write."""
         old = int(self.attributes.get(GROWING, self.attributes["identity"]["n"]))
-        if old % self.tile:  # the last tile was not full: its chains would be others in a full one
-            self._record(old // self.tile).unlink(missing_ok=True)
+        if old % self.batch:  # the last batch was not full: its chains would be others in a full one
+            self._record(old // self.batch).unlink(missing_ok=True)
         kept = {name: self.attributes[name] for name in BEGINNING if name in self.attributes}
         self._set_attributes({**kept, "identity": dict(identity), GROWING: old})
         self.root[JOURNAL].resize((self.count,))
-        self.root[JOURNAL][old // self.tile :] = 0
+        self.root[JOURNAL][old // self.batch :] = 0
         for name, group in self.root.groups():
             if name != JOURNAL.partition("/")[0]:
                 for _, array in group.arrays():
@@ -195,44 +198,44 @@ class RunStore:
     @property
     def count(self) -> int:
         """Tiles of the run."""
-        return -(-self.chains // self.tile)
+        return -(-self.chains // self.batch)
 
     def _check_tree(self) -> None:
-        """Refuse a damaged hierarchy before the run, not when its first tile is written."""
+        """Refuse a damaged hierarchy before the run, not when its first batch is written."""
         counted = [self.root[name] for name in ("posterior", "sample_stats", "state", JOURNAL)][-1].shape
         if counted != (self.count,):
             raise StoreError(
-                f"{self.path / JOURNAL / 'zarr.json'} is damaged: it counts {counted} tiles, the run has {self.count}; "
-                f"{RESTORE}"
+                f"{self.path / JOURNAL / 'zarr.json'} is damaged: it counts {counted} batches, the run has "
+                f"{self.count}; {RESTORE}"
             )
 
     def bounds(self, index: int) -> tuple[int, int]:
-        """First chain of a tile, and the one after its last."""
-        return index * self.tile, min((index + 1) * self.tile, self.chains)
+        """First chain of a batch, and the one after its last."""
+        return index * self.batch, min((index + 1) * self.batch, self.chains)
 
     def done(self) -> list[int]:
-        """The tiles that are on disk."""
+        """The batches that are on disk."""
         with named_errors(self.path):
             names = [RECORDS.fullmatch(found.name) for found in (self.path / JOURNAL).iterdir()]
         found = sorted(int(name[1]) for name in names if name)
         if found and found[-1] >= self.count:
             raise StoreError(
-                f"{self.path} has a record of tile {found[-1]}, but its {self.chains} chains make {self.count} tiles; "
+                f"{self.path} has a record of batch {found[-1]}, but its {self.chains} chains make {self.count}; "
                 f"remove {self._record(found[-1])}"
             )
         return found
 
     def begun(self) -> bool:
-        """Whether there is anything to go on from: a tile, or a checkpoint."""
+        """Whether there is anything to go on from: a batch, or a checkpoint."""
         with named_errors(self.path):
-            return bool(self.done()) or self._checkpoint.exists()
+            return bool(self.done()) or self._file(CHECKPOINT).exists()
 
     def write(self, index: int, arrays: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-        """Put a finished tile on disk.
+        """Put a finished batch on disk.
 
         Args:
-            index: Which tile.
-            arrays: Tensors (chains of the tile, ...) by their place in the hierarchy, such as "state/x".
+            index: Which batch.
+            arrays: Tensors (chains of the batch, ...) by their place in the hierarchy, such as "state/x".
             record: JSON data beside them.
         """
         start, stop = self.bounds(index)
@@ -250,9 +253,9 @@ class RunStore:
             self.root[JOURNAL][index] = stop - start
 
     def read(self, index: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The arrays of a tile, checked against the checksum, and its record."""
+        """The arrays of a batch, checked against the checksum, and its record."""
         start, stop = self.bounds(index)
-        way_out = f"remove {self._record(index).name} in {JOURNAL} to run that tile again, or restore it from a copy"
+        way_out = f"remove {self._record(index).name} in {JOURNAL} to run that batch again, or restore it from a copy"
         with named_errors(self.path):
             record = read_json(self._record(index), way_out)
         if not is_whole(record) or not _describes(record, start, stop):
@@ -260,40 +263,42 @@ class RunStore:
                 f"{self._record(index)} is damaged: its checksum or its chains do not fit; nothing was changed. "
                 f"To go on, {way_out}"
             )
-        arrays, tile = dict[str, Tensor](), f"tile {index} (chains {start} to {stop}) of {self.path}"
+        arrays, batch = dict[str, Tensor](), f"batch {index} (chains {start} to {stop}) of {self.path}"
         for name, (dtype, shape) in record["arrays"].items():
             array = self._described(name, dtype, [self.chains, *shape[1:]])
             try:
                 arrays[name] = unpacked(np.asarray(array[start:stop]), dtype)
             except Exception as error:  # codecs raise many kinds on damaged bytes
                 raise StoreError(
-                    f"{tile} cannot be read: {name} is damaged ({type(error).__name__}: {error}); nothing was changed. "
-                    f"To go on, {way_out}"
+                    f"{batch} cannot be read: {name} is damaged ({type(error).__name__}: {error}); nothing was "
+                    f"changed. To go on, {way_out}"
                 ) from error
         if digest(arrays) != record.get("checksum"):
-            raise StoreError(f"{tile} is damaged: its checksum does not fit; nothing was changed. To go on, {way_out}")
+            raise StoreError(f"{batch} is damaged: its checksum does not fit; nothing was changed. To go on, {way_out}")
         return arrays, record
 
     def checkpoint_due(self) -> bool:
         """Whether the last checkpoint is CHECKPOINT_SECONDS old."""
         return time.perf_counter() - self._saved >= CHECKPOINT_SECONDS
 
-    def write_checkpoint(self, arrays: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Keep all chains of a run in the middle of it, in one file, whole or not at all."""
+    def write_arrays(self, name: str, arrays: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Keep some arrays and JSON data of the run in one file of the journal, whole or not at all."""
         kept: dict[str, Any] = {name: packed(part) for name, part in arrays.items()}
         dtypes = {name: str(part.dtype) for name, part in arrays.items()}
         text = json.dumps(sealed({**about, "dtypes": dtypes, "checksum": digest(arrays)}))
         kept["about"] = np.frombuffer(text.encode(), dtype=np.uint8)
         with named_errors(self.path):
-            write_whole(self._checkpoint, lambda file: np.savez(file, **kept))
-        self._saved = time.perf_counter()
+            write_whole(self._file(name), lambda file: np.savez(file, **kept))
+        if name == CHECKPOINT:
+            self._saved = time.perf_counter()
 
-    def read_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """What ``write_checkpoint`` wrote last; None if there is none."""
+    def read_arrays(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """What ``write_arrays`` wrote last under a name; None if there is nothing."""
+        place = self._file(name)
         try:
-            if not self._checkpoint.exists():
+            if not place.exists():
                 return None
-            with self._checkpoint.open("rb") as file, np.load(file, allow_pickle=False) as kept:
+            with place.open("rb") as file, np.load(file, allow_pickle=False) as kept:
                 about = json.loads(kept["about"].tobytes())
                 if not is_whole(about):
                     raise ValueError("the checksum of its record does not fit")
@@ -302,8 +307,8 @@ class RunStore:
                 raise ValueError("its checksum does not fit")
         except Exception as error:  # zip files and arrays raise many kinds
             raise StoreError(
-                f"the checkpoint of {self.path} is damaged ({error}); remove {self._checkpoint.name} in {JOURNAL} to "
-                "begin again"
+                f"the {name} of {self.path} is damaged ({error}); restore it from a copy, or remove {place.name} in "
+                f"{JOURNAL}{' to begin again' if name == CHECKPOINT else ''}"
             ) from error
         return arrays, about
 
@@ -311,7 +316,7 @@ class RunStore:
         """Keep what only the whole run knows, as attributes."""
         with named_errors(self.path):
             self._set_attributes({**self.attributes, **about})
-            self._checkpoint.unlink(missing_ok=True)
+            self._file(CHECKPOINT).unlink(missing_ok=True)
 
     def _set_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Write all attributes, in one go."""
@@ -323,12 +328,11 @@ class RunStore:
     def _about(self) -> Path:
         return _about_file(self.path)
 
-    @property
-    def _checkpoint(self) -> Path:
-        return self.path / JOURNAL / "checkpoint.npz"
+    def _file(self, name: str) -> Path:
+        return self.path / JOURNAL / f"{name}.npz"
 
     def _record(self, index: int) -> Path:
-        return self.path / JOURNAL / f"tile-{index:06d}.json"
+        return self.path / JOURNAL / f"batch-{index:06d}.json"
 
     def _array(self, name: str, part: Tensor) -> Any:
         """The array of all chains that takes ``part``; made if it is not there."""
@@ -336,7 +340,7 @@ class RunStore:
         with self._lock:
             if name not in self._checked:
                 if short not in self.root.require_group(group):
-                    create(self.root[group], short, part, self.chains, self.tile, dimension_names(group, part.ndim))
+                    create(self.root[group], short, part, self.chains, self.batch, dimension_names(group, part.ndim))
                 self._described(name, str(part.dtype), [self.chains, *part.shape[1:]])
                 self._checked.add(name)
         return self.root[name]
@@ -352,7 +356,7 @@ class RunStore:
                 f"{file} is missing or damaged ({type(error).__name__}: {error}); nothing was changed. "
                 f"{RESTORE.capitalize()}"
             ) from error
-        if found != (shape, chunks_of(shape, self.tile), kind):
+        if found != (shape, chunks_of(shape, self.batch), kind):
             raise StoreError(
                 f"{file} is damaged: it describes {array.dtype} {tuple(array.shape)} in chunks of "
                 f"{tuple(array.chunks)}, the run has {kind} {tuple(shape)}; nothing was changed. {RESTORE.capitalize()}"
@@ -383,9 +387,9 @@ def read_attributes(path: Path) -> dict[str, Any]:
         )
     if not is_whole(attributes):
         raise StoreError(f"{about} is damaged: its checksum does not fit; nothing was changed. {RESTORE.capitalize()}")
-    chains, tile = identity.get("n"), identity.get("tile")
-    if not (_is_count(chains, 1) and _is_count(tile, 1) and int(tile or 0) <= int(chains or 0)):
-        raise StoreError(f"{about} is damaged: tiles of {tile!r} chains of {chains!r}; {RESTORE}")
+    chains, batch = identity.get("n"), identity.get("batch")
+    if not (_is_count(chains, 1) and _is_count(batch, 1) and int(batch or 0) <= int(chains or 0)):
+        raise StoreError(f"{about} is damaged: batches of {batch!r} chains of {chains!r}; {RESTORE}")
     return attributes
 
 
@@ -457,19 +461,19 @@ def dimension_names(group: str, count: int) -> list[str]:
     return [*first, *(f"event_{k}" for k in range(count))][:count]
 
 
-def chunks_of(shape: list[int], tile: int) -> list[int]:
-    """The chunks of an array (chains, ...): one per tile."""
-    return [tile, *(max(1, size) for size in shape[1:])]
+def chunks_of(shape: list[int], batch: int) -> list[int]:
+    """The chunks of an array (chains, ...): one per batch."""
+    return [batch, *(max(1, size) for size in shape[1:])]
 
 
-def create(group: Any, name: str, like: Tensor, chains: int, tile: int, dims: list[str]) -> None:
-    """An array (chains, *like.shape[1:]), a chunk a tile; what was not written reads as not a number."""
+def create(group: Any, name: str, like: Tensor, chains: int, batch: int, dims: list[str]) -> None:
+    """An array (chains, *like.shape[1:]), a chunk a batch; what was not written reads as not a number."""
     example = packed(like[:1])
     shape = [chains, *example.shape[1:]]
     group.create_array(
         name,
         shape=tuple(shape),
-        chunks=tuple(chunks_of(shape, tile)),
+        chunks=tuple(chunks_of(shape, batch)),
         dtype=example.dtype,
         fill_value=np.nan if np.issubdtype(example.dtype, np.floating) else 0,
         dimension_names=dims,
@@ -487,14 +491,14 @@ def machine() -> dict[str, Any]:
     }
 
 
-def stored_tile(path: str | Path, chains: int) -> int | None:
-    """The tile of a store that holds fewer than so many chains, so that it can grow; None for any other."""
+def stored_batch(path: str | Path, chains: int) -> int | None:
+    """The batch of a store that holds fewer than so many chains, so that it can grow; None for any other."""
     place = Path(path)
     if not _about_file(place).exists():
         return None
     with suppress(StoreError, OSError):  # what is wrong is said when the store is opened
         identity = read_attributes(place)["identity"]
-        return int(identity["tile"]) if identity["n"] < chains else None
+        return int(identity["batch"]) if identity["n"] < chains else None
     return None
 
 
@@ -529,3 +533,45 @@ def _revision() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip() or None
+
+
+# ------------------------------------------------------------------------------------------------ xarray
+
+
+def open_tree(path: str | Path) -> Any:
+    """The store as an xarray ``DataTree``, read from the disk as it is used; ArviZ takes it too.
+
+    It reads what is there and checks nothing; ``casal.load`` compares all checksums.
+
+    Raises:
+        StoreError: The folder is no store, or its hierarchy is damaged.
+    """
+    xarray = xarray_module("casal.store.open_tree")
+    with named_errors(Path(path)):
+        return xarray.open_datatree(path, engine="zarr", consolidated=False)
+
+
+def make_tree(arrays: Mapping[str, Tensor], attributes: Mapping[str, Mapping[str, Any]]) -> Any:
+    """A ``DataTree`` in memory.
+
+    Args:
+        arrays: Tensors by their place, such as "posterior/samples"; chains first, as in a store.
+        attributes: Of groups, by name.
+    """
+    xarray = xarray_module("an xarray tree")
+    groups: dict[str, dict[str, Any]] = {name: {} for name in attributes}
+    for place, part in arrays.items():
+        group, _, name = place.partition("/")
+        groups.setdefault(group, {})[name] = (dimension_names(group, part.ndim), packed(part))
+    return xarray.DataTree.from_dict(
+        {f"/{name}": xarray.Dataset(found, attrs=dict(attributes.get(name, {}))) for name, found in groups.items()}
+    )
+
+
+def xarray_module(what: str) -> Any:
+    """xarray, or a StoreError that says how to get it."""
+    try:
+        import xarray
+    except ImportError as error:
+        raise StoreError(missing_extra(what, "store", "xarray")) from error
+    return xarray

@@ -159,5 +159,5 @@ def test_the_loop_takes_quick_steps_unless_there_is_a_budget(monkeypatch: pytest
         result = casal.sample(target, constraint, method, 8)
         assert len(calls) >= 5 and float(result.certificate.violation.max()) <= 1e-12
         calls.clear()
-        casal.sample(target, constraint, method, 8, budget=Budget())
+        casal.sample(target, constraint, method, 8, run=casal.Run(budget=Budget()))
         assert len(calls) <= 1  # that of the starting points

@@ -114,7 +114,7 @@ def test_auto_conditions_gaussian_models_only() -> None:
 
 def _said(target: casal.Target, constraint: casal.Constraint) -> str:
     from casal.methods import Context
-    from casal.sampling.looks import settle
+    from casal.sampling.adapt import adapt
 
     like = torch.zeros((0, D), dtype=torch.float64)
     context = Context(target, constraint, casal.Identity(), like)
@@ -122,4 +122,4 @@ def _said(target: casal.Target, constraint: casal.Constraint) -> str:
     def points(chains: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return 20.0 * torch.randn((len(chains), D), generator=generator, dtype=torch.float64)
 
-    return str(settle(context, "auto", 64, points, seed=0, check=False).choice)
+    return str(adapt(context, "auto", 64, points, seed=0, check=False).choice)

@@ -18,7 +18,7 @@ from casal.methods.look_ahead.last_draw import _wanted
 from casal.methods.look_ahead.look import Ahead, Slopes
 from casal.methods.look_ahead.state import dealt, flat, fold
 from casal.methods.population import in_order
-from casal.sampling import stepping
+from casal.sampling import run as loop
 
 from .gaussian import Prior, close, context_of, diagonal, log_psi, looked, normal, stream
 
@@ -37,8 +37,9 @@ def term(x: Tensor) -> Tensor:
 
 
 def run(constraint: casal.Constraint, method: LookAhead = SHORT, n: int = N, **options: Any) -> casal.SampleResult:
-    soft = options.pop("term", None)
-    return casal.sample(PRIOR.target(soft), constraint, method, n, **{"check": False, **options})
+    soft, seed = options.pop("term", None), options.pop("seed", 0)
+    check = options.pop("check", False)
+    return casal.sample(PRIOR.target(soft), constraint, method, n, seed=seed, check=check, run=casal.Run(**options))
 
 
 def same(one: casal.SampleResult, other: casal.SampleResult) -> bool:
@@ -101,30 +102,34 @@ def test_many_equations_cost_no_more_than_is_said() -> None:
 
 @every_set
 def test_the_seed_decides_and_threads_do_not(constraint: casal.Constraint) -> None:
-    first = run(constraint, seed=3, tile=TILE, threads=1)
-    assert same(first, run(constraint, seed=3, tile=TILE, threads=2))
-    assert not bool((first.samples == run(constraint, seed=4, tile=TILE).samples).all(1).any())
+    first = run(constraint, seed=3, batch=TILE, threads=1)
+    assert same(first, run(constraint, seed=3, batch=TILE, threads=2))
+    assert not bool((first.samples == run(constraint, seed=4, batch=TILE).samples).all(1).any())
 
 
+@pytest.mark.filterwarnings("ignore:only 1 of 48")
 def test_shared_slopes_are_the_same_with_any_number_of_threads() -> None:
     prior = diagonal(24)
     constraint = casal.Affine(normal(6, 16, 24), normal(6, 16, 24) @ prior.mean)
-    one, two = (casal.sample(prior.target(), constraint, SHORT, N, tile=TILE, threads=k, check=False) for k in (1, 2))
+    one, two = (
+        casal.sample(prior.target(), constraint, SHORT, N, check=False, run=casal.Run(batch=TILE, threads=k))
+        for k in (1, 2)
+    )
     assert same(one, two)
 
 
 def stopped_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Ctrl-C at the given step."""
-    count, before = 0, stepping.step_once
+    count, before = 0, loop.step_once
 
-    def step_once(*args: Any) -> None:
+    def step_once(*args: Any) -> Any:
         nonlocal count
         count += 1
         if count == steps:
             raise KeyboardInterrupt
-        before(*args)
+        return before(*args)
 
-    monkeypatch.setattr(stepping, "step_once", step_once)
+    monkeypatch.setattr(loop, "step_once", step_once)
 
 
 # 3 tiles; 6 steps down, one up, 3 along the paths, one to draw
@@ -142,10 +147,10 @@ def test_a_stopped_run_is_in_the_set_and_goes_on_from_its_store(
     with monkeypatch.context() as patch:
         stopped_after(patch, steps)
         with pytest.warns(CasalWarning, match="repeat the same call"):
-            part = run(constraint, tile=TILE, threads=1, store=store)
+            part = run(constraint, batch=TILE, threads=1, store=store)
     assert part.partial and float(part.certificate.violation.max()) < 1e-12
-    whole = run(constraint, tile=TILE)
-    assert same(run(constraint, tile=TILE, store=store), whole)
+    whole = run(constraint, batch=TILE)
+    assert same(run(constraint, batch=TILE, store=store), whole)
     assert same(casal.load(store), whole)
 
 
@@ -153,7 +158,7 @@ def test_a_stopped_run_is_in_the_set_and_goes_on_from_its_store(
 def test_a_stopped_run_returns_what_it_has(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped_after(monkeypatch, steps)
     with pytest.warns(CasalWarning, match="interrupted"):
-        result = run(SETS["equations and norm"], tile=TILE, threads=1)
+        result = run(SETS["equations and norm"], batch=TILE, threads=1)
     assert result.partial and result.samples.shape == (N, D)
     assert float(result.certificate.violation.max()) < 1e-12
 
@@ -163,7 +168,7 @@ def test_a_stopped_run_returns_what_it_has(steps: int, monkeypatch: pytest.Monke
 
 def test_chains_keep_their_sets_and_resample_among_those_of_the_same() -> None:
     radius = torch.tensor([0.8 * NORM, NORM, 1.2 * NORM], dtype=torch.float64).repeat_interleave(16)
-    result = run(casal.Sphere(casal.PerChain(radius)), LookAhead(levels=6, moves=1, path=4, ess=1.0), tile=20)
+    result = run(casal.Sphere(casal.PerChain(radius)), LookAhead(levels=6, moves=1, path=4, ess=1.0), batch=20)
     close(result.samples.norm(dim=1), radius)
     families = [set(some.tolist()) for some in result.ancestors.split(16)]
     assert len(set.union(*families)) == sum(len(family) for family in families) < N
@@ -171,9 +176,9 @@ def test_chains_keep_their_sets_and_resample_among_those_of_the_same() -> None:
 
 def test_levels_for_every_chain_and_inequalities_for_every_chain() -> None:
     level = LEVEL + torch.tensor([-0.5, 0.0, 0.5]).repeat_interleave(16)[:, None]
-    equal = run(casal.Affine(A, casal.PerChain(level)), tile=20)
+    equal = run(casal.Affine(A, casal.PerChain(level)), batch=20)
     close(equal.samples @ A.T, level)
-    side = run(casal.HalfSpace(A[0], casal.PerChain(level[:, 0])), tile=20)
+    side = run(casal.HalfSpace(A[0], casal.PerChain(level[:, 0])), batch=20)
     assert bool((side.samples @ A[0] <= level[:, 0] + 1e-12).all())
 
 

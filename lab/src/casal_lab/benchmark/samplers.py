@@ -64,7 +64,7 @@ def casal_run(problem: Problem, method: AnyMethod | str, n: int, budget: int, *,
             method,
             n,
             seed=problem.seed if seed is None else seed,
-            threads=1,
+            run=casal.Run(threads=1),
         )
     problem.claim(result.fidelity.verdict, next(iter(result.fidelity.reasons), ""))
     return result.samples[systematic(result.weights, torch.Generator().manual_seed(problem.seed))]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import casal
 from casal import CASAL, Penalty, PerChain, Projected, Unconstrained, sample
 from casal.constraints.base import Subspace
 from casal_lab.burgers.comparison import RHO
@@ -103,16 +104,7 @@ def measure(model: Model, truth: Truth, steps: int, rounds: int) -> tuple[Result
             counts.clear()
             inside = Alternating(*values, most=timed.sweeps) if timed.sweeps else Conserved(*values)
             began = time.process_time()
-            sample(
-                target,
-                inside,
-                timed.method,
-                n,
-                decoder=model.decoder,
-                seed=0,
-                tile=n,
-                threads=1,
-            )
+            sample(target, inside, timed.method, n, decoder=model.decoder, seed=0, run=casal.Run(batch=n, threads=1))
             seconds[label].append((time.process_time() - began) / steps)
             sweeps[label] += counts
     ratios = {label: np.array(each[1:]) / np.array(seconds["unconstrained"][1:]) for label, each in seconds.items()}

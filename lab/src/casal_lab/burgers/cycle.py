@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from casal import Constraint, ObservedMassEnergy, PerChain, Target, latent_posterior, sample
-from casal.sampling import generator as stream
+from casal.streams import stream
 from casal.targets import along, levels_of
 from casal_lab.burgers.conserved import Conserved, ConservedLatents, nearest_field
 from casal_lab.burgers.setup import BASIS, DIMENSION, MODES, NOISE, POINTS, SITES, Model, Setup, Truth
@@ -239,7 +239,7 @@ def kalman(
 
     then x_i <- L x_i + inflation sigma w_i, since the forecast is biased. Members (5 windows, 40, n, points).
     """
-    generator = stream(seed, 0, torch.device("cpu"))
+    generator = stream(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import casal
 from casal import CASAL, Sphere, Target, geometric, linear, sample
 from casal.errors import DivergedError
 from casal.schedules import Schedule
@@ -141,7 +142,7 @@ def _dual_trace(method: AnyMethod, steps: int) -> tuple[Array, Array] | None:
     """Recorded steps and the mean size of the dual at each; None if chains diverge."""
     sphere = Sphere(STIFF.energy**0.5)
     try:
-        trace = sample(STIFF.plain(steps), sphere, method, CHAINS, seed=0, record_every=RECORD).trace
+        trace = sample(STIFF.plain(steps), sphere, method, CHAINS, seed=0, run=casal.Run(record_every=RECORD)).trace
     except DivergedError:
         return None
     return trace["step"].numpy(), trace["dual_norm"].numpy()

@@ -191,9 +191,8 @@ class Case:
             self.n,
             decoder=self.decoder,
             seed=seed,
-            dtype=self.model.dtype,
-            threads=1,
             check=check,
+            run=casal.Run(dtype=self.model.dtype, threads=1),
         )
 
     def certify(self, result: casal.SampleResult) -> Fidelity:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import casal
 from casal import Constraint, SampleResult, sample
 from casal.errors import CasalWarning
 from casal.methods.population import SMALLEST_GROUP
@@ -166,8 +167,8 @@ def run(
                     len(chains),
                     decoder=None if entry.inside else task.prior.decoder,
                     seed=seed,
-                    budget=task.budget,
                     check=False,
+                    run=casal.Run(budget=task.budget),
                 )
             )
         samples = torch.cat([result.samples.double() for result in results])

@@ -18,7 +18,7 @@ from casal.constraints import Constraint, constraint_from_spec
 from casal.errors import CasalError, CasalWarning, SettingError
 from casal.integrations.diffusers.model import build
 from casal.methods import CASAL, METHODS, Context, Method, Stage
-from casal.sampling import Certificate, SampleResult, certify, sample
+from casal.sampling import Certificate, Run, SampleResult, certify, sample
 from casal.schedules import NamedSchedule, inverse_variance, schedule_from_spec
 from casal.targets import Target
 
@@ -190,7 +190,13 @@ class ConstrainedPipeline(_Pipeline):  # type: ignore[misc]
             elif callback_on_step_end is not None:
                 raise SettingError("callback_on_step_end needs a named method, not 'auto'")
             result = sample(
-                replace(target, init=x), self.constraint, method, batch_size, seed=seed, tile=batch_size, tol=tol
+                replace(target, init=x),
+                self.constraint,
+                method,
+                batch_size,
+                seed=seed,
+                tol=tol,
+                run=Run(batch=batch_size),
             )
         points = result.samples.to(x.dtype)
         images: Any = points

@@ -116,7 +116,6 @@ class LookAhead(Method[Any]):
     name: ClassVar[str] = "LookAhead"
     promises_distribution: ClassVar[bool] = True
     tilts: ClassVar[bool] = True
-    resizes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole_number(self.levels, "levels", 5)
@@ -132,11 +131,6 @@ class LookAhead(Method[Any]):
             raise SettingError(
                 "calibrate is for inaccurate networks, gaussian for exact Gaussian models; use one of them"
             )
-
-    @property
-    def states(self) -> tuple[type[Any], ...]:
-        """At the end."""
-        return (Clean,)
 
     @property
     def upper(self) -> int:

@@ -1,22 +1,21 @@
-"""What a run was asked for, and what is refused or tried on a few chains before its first step."""
+"""What is refused, and what is tried on a few chains, before the first step of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from casal.checks import Check, Event, Tolerance, whole_number
-from casal.constraints import Budget, Constraint, Scheduled
+from casal.checks import Event
+from casal.constraints import Constraint
 from casal.decoders import Decoder, Identity
-from casal.errors import CasalError, DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
+from casal.errors import DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
 from casal.methods import Context, Method, Uncounted
 from casal.sampling.certificate import Measure, certify
-from casal.sampling.tiles import generator
+from casal.sampling.run import Options
+from casal.streams import stream
 from casal.targets import Target
 
 PROBE = 2
@@ -29,36 +28,20 @@ DIFFERENCE, DISAGREEMENT = 0.02, 0.2
 """Half the change of a potential over which it is compared with its gradient, and the share they may differ by."""
 
 
-class Options(NamedTuple):
-    """The settings of ``casal.sample`` beyond target, set, method and n; see there."""
-
-    decoder: Decoder | None = None
-    seed: int = 0
-    dtype: torch.dtype | None = None
-    device: torch.device | str | None = None
-    tol: Tolerance = 1e-8
-    units: Tolerance | None = None
-    record_every: int = 0
-    budget: Budget | Callable[[float], Budget] | None = None
-    tile: int | None = None
-    threads: int | None = None
-    compile: bool = False
-    check: Check = True
-    snapshots: int = 0
-    stored_tile: int | None = None
-    sets: Scheduled | None = None
-
-
 def place_of(target: Target, options: Options) -> torch.device:
     """Where the chains live."""
-    if options.device is not None:
-        return torch.device(options.device)
+    if options.run.device is not None:
+        return torch.device(options.run.device)
     return target.init.device if isinstance(target.init, Tensor) else torch.device("cpu")
 
 
 # ------------------------------------------------------------------- what is tried before the first step
 
-WHOLE_NOTE = "the model takes all chains at once only, so nothing was spent on checks of the distribution"
+ANY_ROWS = (
+    "model, decoder and set are functions of any number of rows, each row on its own. Data of its own for each chain "
+    "goes to the model by condition= of its family and to a set by casal.PerChain"
+)
+"""What ``casal.sample`` asks of the functions it is given."""
 
 
 class Tried(NamedTuple):
@@ -67,118 +50,36 @@ class Tried(NamedTuple):
     Attributes:
         context: Of the run.
         event: Shape of a decoded event.
-        by_row: What depends on the row in which a chain is; None if nothing does.
-        reason: Why all chains must be in one call; None if any number of rows will do.
         decoder: The decoder without its offset, in all its digits; that of the context has the dtype of the run.
         offset: The offset c of the decoder in float64: the set of the context is C - c. None for zero.
     """
 
     context: Context
     event: Event
-    by_row: str | None
-    reason: str | None
     decoder: Decoder
     offset: Tensor | None
 
-    @property
-    def whole(self) -> bool:
-        """Whether all chains must be in one call."""
-        return self.reason is not None
-
 
 def try_out(target: Target, constraint: Constraint, n: int, options: Options) -> Tried:
-    """Try everything on a few chains, and on all n if that fails: a function may hold one row of data a chain."""
-    place = place_of(target, options)
-    decoder = options.decoder or Identity()
-
-    def on(rows: int) -> Tried:
-        probe = starting_points(target, 0, rows, generator(options.seed, 1, place), options.dtype)
-        row_dtype = probe.dtype if options.compile else torch.float64
+    """Try everything on a few chains."""
+    few, decoder = min(n, PROBE), options.decoder or Identity()
+    generator = stream(options.seed, "probe", device=place_of(target, options))
+    probe = starting_points(target, 0, few, generator, options.run.dtype)
+    row_dtype = probe.dtype if options.run.compile else torch.float64
+    try:
         centred, offset = decoder.centred(probe)
         inside = constraint if offset is None else constraint.shifted(-offset)
         context = Context(target, inside, centred.to(probe), probe[:0], row_dtype=row_dtype)
-        event, by_row = _check_context(context.replace(usage=Uncounted()), probe, n, options)
-        reason = None if by_row is None else f"{by_row} depends on the row of a chain"
-        return Tried(context, event, by_row, reason, centred, offset)
-
-    few = min(n, PROBE)
-    try:
-        return on(few)
-    except Exception as failure:
-        tried = None
-        if n > few and _may_be_the_rows(failure):
-            with suppress(Exception):  # then the number of rows is not what is wrong
-                tried = on(n)
-        if tried is None:
+        event = _check_context(context.replace(usage=Uncounted()), probe, n, options)
+    except (ShapeError, RuntimeError) as error:
+        if n <= few:
             raise
-        said = str(failure).partition("\n")[0][:200]
-        return tried._replace(reason=f"model, decoder or set fail on a few chains ({said}), but not on all {n}")
-
-
-def _may_be_the_rows(failure: Exception) -> bool:
-    """Whether a failure came from inside a function of the user's, or is about a shape."""
-    return isinstance(failure, ShapeError) or not isinstance(failure, CasalError) or failure.__cause__ is not None
-
-
-def check_whole(tried: Tried, method: Method[Any] | str, n: int, options: Options) -> Options:
-    """Refuse what splits or mixes chains that must stay together; the options of a run in one tile, without checks."""
-    any_rows = "or write all functions for any number of rows, each row on its own"
-    if options.tile not in (None, n):
-        raise SettingError(f"tile = {options.tile} splits the chains, but {tried.reason}; leave out tile=, {any_rows}")
-    if tried.context.target.tune is not None:
-        raise SettingError(
-            f"a pilot run tries other numbers of chains, but {tried.reason}; give numbers and not 'auto', {any_rows}"
-        )
-    if not isinstance(method, Method):
-        raise SettingError(
-            f"method='auto' tries other numbers of chains, but {tried.reason}; name a method, {any_rows}"
-        )
-    if tried.by_row and method.promises_distribution:
-        raise SettingError(
-            f"{method.name} moves chains from row to row, but {tried.by_row} depends on the row of a chain; make that "
-            "data part of x, or take a method without resampling such as casal.CASAL"
-        )
-    return options._replace(tile=n, check=False)
-
-
-class _AllChains:
-    """A function of the model that may be called with all n chains only, and says so."""
-
-    def __init__(self, name: str, function: Callable[..., Tensor], n: int) -> None:
-        self.name, self.function, self.n = name, function, n
-
-    def __call__(self, x: Tensor, *more: Tensor, **condition: Tensor) -> Tensor:
-        if len(x) != self.n:
-            raise SettingError(
-                f"{self.name} takes all n = {self.n} chains at once only, but {len(x)} are asked for here; write it "
-                "for any number of rows, each row on its own, or take a method such as casal.CASAL"
-            )
-        return self.function(x, *more, **condition)
-
-
-def all_chains_only(target: Target, n: int) -> Target:
-    """The same target, whose functions refuse any other number of chains than n."""
-    potential, denoise, log_weight = (
-        None if function is None else _AllChains(f"the {name} of {target.name}", function, n)
-        for name, function in (
-            ("potential", target.potential),
-            ("denoiser", target.denoise),
-            ("soft term", target.log_weight),
-        )
-    )
-    score = _AllChains(f"the gradient of {target.name}", target.score, n)
-    return replace(target, score=score, potential=potential, denoise=denoise, log_weight=log_weight)
+        said = str(error).partition("\n")[0][:300]
+        raise ShapeError(f"{said} (tried on {few} of {n} chains; {ANY_ROWS})") from error
+    return Tried(context, event, centred, offset)
 
 
 # ------------------------------------------------------------------- what is refused before the first step
-
-
-def check_numbers(n: int, options: Options) -> tuple[int, Options]:
-    """Counts as whole numbers."""
-    given = {"seed": 0, "record_every": 0, "tile": 1, "threads": 1, "snapshots": 0}
-    values = {name: getattr(options, name) for name in given}
-    whole: dict[str, Any] = {name: whole_number(v, name, given[name]) for name, v in values.items() if v is not None}
-    return whole_number(n, "n", 1), options._replace(**whole)
 
 
 def check_call(target: Target, constraint: Constraint, method: Method[Any] | str, n: int, options: Options) -> None:
@@ -195,16 +96,15 @@ def check_call(target: Target, constraint: Constraint, method: Method[Any] | str
     if options.check not in (True, False, "drift"):
         raise SettingError(f"check must be True, False or 'drift', got {options.check!r}")
     Measure.of(options.tol, options.units)
-    if options.sets is not None:
-        _check_schedule(options.sets, method, n, options)
-    if options.dtype is not None and not options.dtype.is_floating_point:
-        raise DtypeError(f"chains are floating-point numbers, got dtype={options.dtype}")
+    run = options.run
+    if run.dtype is not None and not run.dtype.is_floating_point:
+        raise DtypeError(f"chains are floating-point numbers, got dtype={run.dtype}")
     if options.decoder is not None and not isinstance(options.decoder, Decoder):
         got = type(options.decoder).__name__
         raise SettingError(f"decoder must be a casal decoder such as casal.Linear(A), got {got}")
-    if options.compile and constraint.chains is not None:
+    if run.compile and constraint.chains is not None:
         raise SettingError("compile=True needs a set that is common to all chains; leave it out")
-    if options.compile and target.condition:
+    if run.compile and target.condition:
         raise SettingError("compile=True needs a model without conditions of single chains; leave it out")
     if target.chains not in (None, n):
         raise ShapeError(
@@ -222,29 +122,6 @@ def check_call(target: Target, constraint: Constraint, method: Method[Any] | str
     if init.ndim >= 1 and len(init) != n:
         raise ShapeError(f"init has {len(init)} rows for n = {n} chains; give one row a chain")
     _check_points(init, 0, len(target.table))
-
-
-def _check_schedule(sets: Scheduled, method: Method[Any] | str, n: int, options: Options) -> None:
-    """Refuse sets that change along the run where a step would not see them."""
-    if not isinstance(method, Method) or not method.follows_sets:
-        kind = method.name if isinstance(method, Method) else f"method={method!r}"
-        raise SettingError(
-            f"{kind} takes one set, not a schedule: give the last one, {sets.last!r}, or take casal.CASAL or "
-            "casal.Projected (latent='pinv')"
-        )
-    if options.compile:
-        raise SettingError("compile=True needs one set; leave it out with casal.Scheduled")
-    if sets.chains not in (None, n):
-        raise ShapeError(f"the sets have parameters for {sets.chains} chains, but n = {n}; give one to each chain")
-
-
-def try_schedule(sets: Scheduled, context: Context, probe: Tensor, options: Options) -> None:
-    """Try the earlier sets of a schedule on a few decoded points, as the last one was."""
-    decoded = context.decode(probe)
-    for _, constraint in sets.stages[:-1]:
-        constraint.validate(tuple(decoded.shape[1:]))
-        constraint.check_nonempty(decoded)
-        _check_projection(constraint.take(slice(0, len(decoded))), decoded.to(torch.float64), options)
 
 
 def starting_points(
@@ -278,27 +155,26 @@ def _check_points(x: Tensor, first: int, steps: int) -> None:
         )
 
 
-def _check_context(context: Context, probe: Tensor, n: int, options: Options) -> tuple[Event, str | None]:
+def _check_context(context: Context, probe: Tensor, n: int, options: Options) -> Event:
     """Try the potential, the score, the decoder and the projection on some starting points.
 
     Returns:
-        The shape of a decoded event, and what depends on the row in which a chain is, if anything does.
+        The shape of a decoded event.
     """
     _check_preconditioner(context, probe)
     few = context.target.take(slice(0, len(probe)))
     _check_potential(context.replace(target=few), probe)
     chains = _repeated(len(probe), n, probe.shape[1]).to(probe.device)
     rows = probe[chains]
-    by_row = _check_score(context.replace(target=few.take(chains)), rows, len(probe))
+    _check_score(context.replace(target=few.take(chains)), rows, len(probe))
     decoded = _probed("the decoder", context.decode, rows)
     if len(rows) > PROBE and not _close(decoded[0], decoded[-1]):
-        by_row = "the decoder"
+        raise SettingError(f"the decoder depends on the row of a chain, not on its point alone: {ANY_ROWS}")
     context.constraint.validate(tuple(decoded.shape[1:]))
     context.constraint.check_nonempty(decoded)
-    count = len(probe) if context.constraint.chains is None else min(len(probe), PROBE)  # marked sets can be cut
-    z = decoded[:count].to(torch.float64)
-    _check_projection(context.constraint.take(slice(0, count)), z, options)
-    return tuple(decoded.shape[1:]), by_row
+    z = decoded[: len(probe)].to(torch.float64)
+    _check_projection(context.constraint.take(slice(0, len(probe))), z, options)
+    return tuple(decoded.shape[1:])
 
 
 def _repeated(count: int, n: int, columns: int) -> Tensor:
@@ -309,8 +185,6 @@ def _repeated(count: int, n: int, columns: int) -> Tensor:
     every = torch.arange(count)
     if n <= PROBE:
         return every
-    if n == count:
-        return torch.cat([every[:-1], every[:1]])
     return torch.cat([every, every.new_zeros(1 + int(columns == count + 1))])
 
 
@@ -341,8 +215,8 @@ def _check_preconditioner(context: Context, x: Tensor) -> None:
         raise ShapeError(f"preconditioner {tuple(diagonal.shape)} does not broadcast to events {tuple(x.shape[1:])}")
 
 
-def _check_score(context: Context, rows: Tensor, points: int) -> str | None:
-    """Try the score on rows of which the first ones are starting points; its name, if it depends on the row."""
+def _check_score(context: Context, rows: Tensor, points: int) -> None:
+    """Try the score on rows of which the first ones are starting points, and the first of them is the last row too."""
     target = context.target
     t, name = target.table.t[0].to(rows.device), f"the gradient of {target.name}"
     score = _probed(name, context.score, rows, t)
@@ -355,8 +229,9 @@ def _check_score(context: Context, rows: Tensor, points: int) -> str | None:
             chains=lost,
         )
     if len(rows) <= PROBE or _close(score[0], score[-1]):
-        return None
-    return name if _close(score, _probed(name, context.score, rows, t)) else None  # else it is random
+        return
+    if _close(score, _probed(name, context.score, rows, t)):  # else it is random
+        raise SettingError(f"{name} depends on the row of a chain, not on its point alone: {ANY_ROWS}")
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

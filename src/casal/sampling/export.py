@@ -1,19 +1,25 @@
-"""A small table of what samples say: means with their errors, spreads and quantiles."""
+"""Results for other tools: a small table of means with their errors, and ArviZ, which is imported on use."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from casal.constraints import Constraint
 from casal.diagnostics import Lineage, Mixing, mixing
-from casal.errors import SettingError, ShapeError
+from casal.errors import MissingExtraError, SettingError, ShapeError, missing_extra
+from casal.methods import systematic
+from casal.sampling.certificate import Certificate
+from casal.store import make_tree
+from casal.streams import stream
 
 MOST_ROWS = 20
 """Rows that are shown; the table holds all."""
@@ -181,3 +187,53 @@ def _rows(name: str, values: Tensor, samples: Tensor, coordinates: bool) -> list
         places = itertools.product(*(range(size) for size in samples.shape[1:]))
         return [f"z[{', '.join(map(str, place))}]" for place in places]
     return [name] if values.ndim == 1 else [f"{name}[{k}]" for k in range(values.shape[1])]
+
+
+# ------------------------------------------------------------------------------------------------ ArviZ
+
+
+def inference_data(
+    samples: Tensor, weights: Tensor, certificate: Certificate, draws: Tensor | None, constraint: Constraint | None
+) -> Any:
+    """The ``InferenceData`` of ``SampleResult.to_arviz``.
+
+    Args:
+        samples: (n, *event).
+        weights: (n,), summing to one.
+        certificate: Of the samples.
+        draws: (chains, draws, *event) along independent chains; None if there are none.
+        constraint: The set, by which draws are measured; None if it is not known.
+    """
+    arviz = arviz_module()
+    if draws is not None:
+        arrays = {"posterior/samples": draws}
+        if constraint is not None:
+            each = [constraint.violation(draw) for draw in draws.unbind(1)]
+            arrays["sample_stats/violation"] = torch.stack(each, dim=1)
+        note = f"{draws.shape[1]} draws along each of {len(draws)} independent chains, after the first half of the run"
+    else:
+        note = f"all {len(samples)} samples as draws of one chain, which says nothing of its mixing"
+        violation = certificate.violation
+        if bool((weights - weights[0]).abs().max() > 1e-9 * weights[0]):
+            index = systematic(weights, stream(0, "resampling", device=weights.device))
+            samples, violation = samples[index], violation[index]
+            note += "; resampled to equal weights, so that some are copies"
+        note += "; errors that know of weights and ancestors are those of result.summary()"
+        arrays = {"posterior/samples": samples[None], "sample_stats/violation": violation[None]}
+    tree = make_tree(arrays, {"posterior": {"note": note, "inference_library": "casal"}})
+    return arviz.InferenceData(**{name: group.to_dataset() for name, group in tree.children.items()})
+
+
+def arviz_module() -> Any:
+    """ArviZ before version 1, or an error that says how to get it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it announces its next version at every import
+            import arviz
+    except ImportError as error:
+        raise MissingExtraError(missing_extra("result.to_arviz()", "arviz", "arviz < 1")) from error
+    if not hasattr(arviz, "InferenceData"):
+        raise MissingExtraError(
+            f"ArviZ {getattr(arviz, '__version__', '')} takes xarray trees as they are: give it result.to_xarray()"
+        )
+    return arviz

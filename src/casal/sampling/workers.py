@@ -1,7 +1,7 @@
-"""Who takes the tiles: the threads of this process, or the workers of a Dask cluster. One interface for both.
+"""Who takes the batches: the threads of this process, or the workers of a Dask cluster. One ``map`` for both.
 
-A tile has its own random stream, counters and records, and torch works on it with a single thread of its own. So every
-number is the same for any executor and any number of threads or workers.
+A batch has a random stream of its own, and torch works on it with a single thread. So every number is the same for any
+number of threads or workers.
 """
 
 from __future__ import annotations
@@ -10,75 +10,48 @@ import ast
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Lock
 from types import FrameType
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 
-from casal.checks import Callback, whole_number
 from casal.errors import CasalError, SettingError, missing_extra
-from casal.sampling.on_the_way import StepView
-from casal.sampling.plan import Plan
 from casal.sampling.progress import Progress
-from casal.sampling.tiles import Tile, one_thread
+from casal.sampling.run import Advanced, Batch, Prepared, StepView, Walk, Watch, Work, one_thread
 
 NOWHERE = -1
-"""No tile may go on."""
+"""No batch may go on."""
 
 SHOWN = ("rho", "ess", "violation")
-"""What the progress bar shows of what is known on the way."""
+"""What the progress bar shows of the scalars of a run."""
+
+Task: TypeAlias = Callable[[Prepared, Work, Watch, Walk], Advanced]
+"""A function at the top of a module, so that it can be sent to a worker."""
 
 
-class Watch:
-    """What a tile at work asks and tells. This one lets it go on and does not listen."""
-
-    def may_go_on(self, tile: Tile) -> bool:
-        """Whether nothing has happened that stops this tile: an interrupt, or an error in an earlier tile."""
-        return True
-
-    def advance(self, steps: int) -> None:
-        """So many steps more were taken."""
-
-    def tell(self, known: Mapping[str, float]) -> None:
-        """What is known on the way."""
-
-    def show(self, plan: Plan, tile: Tile) -> None:
-        """A tile has taken a step, and its state is whole and finite."""
-
-    @property
-    def looks(self) -> bool:
-        """Whether ``show`` does anything."""
-        return False
-
-
-Work = Callable[..., None]
-"""``work(plan, tile, watch, *arguments)``: a function at the top of a module, so that it can be sent to a worker."""
-
-Done = Callable[[Tile], None]
-
-
-class Executor(Watch, ABC):
-    """Something that does work for every tile; use it as a context.
+class Workers(Watch, ABC):
+    """Something that does work for every batch; use it as a context.
 
     Attributes:
-        plan: The run.
+        prepared: The run.
         bar: Shows the progress.
-        threads: Tiles that are worked on at the same time.
-        callback: What is called after the steps of a tile, one call at a time; None for nothing.
+        threads: Batches that are worked on at the same time.
+        interrupted: Whether the run was stopped: by Ctrl-C, or by a callback.
     """
 
     threads: int
 
-    def __init__(self, plan: Plan, bar: Progress, callback: Callback | None = None) -> None:
-        self.plan, self.bar, self.callback = plan, bar, callback
+    def __init__(self, prepared: Prepared, bar: Progress) -> None:
+        self.prepared, self.bar, self.callback = prepared, bar, prepared.options.run.callback
+        self.interrupted = False
         self._calls = Lock()
         self._stack = ExitStack()
 
-    def __enter__(self) -> Executor:
+    def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,39 +66,39 @@ class Executor(Watch, ABC):
                 self.bar.tell(name, known[name])
 
     @property
-    def looks(self) -> bool:
+    def shows(self) -> bool:
         return self.callback is not None
 
-    def show(self, plan: Plan, tile: Tile) -> None:
+    def show(self, view: StepView) -> None:
         """Call the callback. If it asks for an end, the run is interrupted as by Ctrl-C."""
         if self.callback is None:
             return
         with self._calls:
-            if self.may_go_on(tile) and self.callback(StepView(plan, tile)):
+            if not self.interrupted and self.callback(view):
                 raise KeyboardInterrupt("the callback ended the run")
 
     @abstractmethod
-    def each(self, work: Work, tiles: Sequence[Tile], args: tuple[Any, ...] = (), done: Done | None = None) -> None:
-        """Do ``work`` for all tiles, then ``done``, in any order.
+    def map(self, task: Task, works: Sequence[Work], walk: Walk) -> Iterator[Advanced]:
+        """Do all work, in any order. Of several errors the one of the first batch is raised, as one thread would.
 
-        Of several errors the one of the first tile is raised, as one thread would.
+        After an interrupt, ``interrupted`` is true, and batches come as far as they are.
         """
 
 
-class Threads(Executor):
+class Threads(Workers):
     """Some threads of this process. Kernels release Python's lock, which is what makes threads worth it.
 
-    There are ``threads`` of them, as many as torch uses if left out. Devices other than the CPU get one.
+    There are as many as ``Run.threads`` says, as torch uses if it says nothing. Devices other than the CPU get one.
     """
 
-    def __init__(self, plan: Plan, bar: Progress, callback: Callback | None = None) -> None:
-        super().__init__(plan, bar, callback)
-        tiles, threads = -(-plan.n // plan.tile), plan.options.threads
+    def __init__(self, prepared: Prepared, bar: Progress) -> None:
+        super().__init__(prepared, bar)
+        batches, threads = len(prepared.batches), prepared.options.run.threads
         wanted = torch.get_num_threads() if threads is None else threads
-        self.threads = min(wanted, tiles) if plan.device.type == "cpu" else 1
-        self._pinned = tiles > 1 or threads is not None
+        self.threads = min(wanted, batches) if prepared.device.type == "cpu" else 1
+        self._pinned = batches > 1 or threads is not None
         self._pool: ThreadPoolExecutor | None = None
-        self._last = tiles
+        self._last = batches
         self._lock = Lock()
 
     def __enter__(self) -> Threads:
@@ -137,44 +110,58 @@ class Threads(Executor):
             self._pool = self._stack.enter_context(pool)
         return self
 
-    def may_go_on(self, tile: Tile) -> bool:
-        return tile.index <= self._last
+    def may_go_on(self, batch: Batch) -> bool:
+        return batch.index <= self._last
 
-    def each(self, work: Work, tiles: Sequence[Tile], args: tuple[Any, ...] = (), done: Done | None = None) -> None:
-        def job(tile: Tile) -> None:
-            work(self.plan, tile, self, *args)
-            if done is not None and self.may_go_on(tile):
-                done(tile)
-
-        if self._pool is None or len(tiles) <= 1:
-            for tile in tiles:
-                job(tile)
+    def map(self, task: Task, works: Sequence[Work], walk: Walk) -> Iterator[Advanced]:
+        if self._pool is None or len(works) <= 1:
+            for work in works:
+                came = task(self.prepared, work, self, walk)
+                self.interrupted = self.interrupted or came.interrupted
+                yield came
+                if self.interrupted:
+                    return
             return
-        context = _surroundings(self.plan.device)
-        jobs: list[Future[None]] = []
+        context = _surroundings(self.prepared.device)
+        jobs: list[Future[Advanced | None]] = []
         try:
-            jobs += [self._pool.submit(self._guarded, job, tile, context) for tile in tiles]
-            wait(jobs)
-        except KeyboardInterrupt:
+            jobs += [self._pool.submit(self._guarded, task, work, walk, context) for work in works]
+            yield from self._arrivals(jobs)
+        except GeneratorExit:  # whoever asked was interrupted
             self._stop(NOWHERE)
             wait(jobs)
             raise
-        errors = [error for error in (job.exception() for job in jobs) if error is not None]
-        for error in sorted(errors, key=lambda error: not isinstance(error, KeyboardInterrupt)):
-            raise error
+        for job in jobs:  # in the order of batches
+            job.result()
 
-    def _guarded(self, job: Callable[[Tile], None], tile: Tile, context: Callable[[], Iterator[None]]) -> None:
-        if not self.may_go_on(tile):
-            return
+    def _arrivals(self, jobs: Sequence[Future[Advanced | None]]) -> Iterator[Advanced]:
+        """What comes back, as it comes. After Ctrl-C, as far as it is."""
+        pending = set(jobs)
+        while pending:
+            try:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            except KeyboardInterrupt:
+                self.interrupted = True
+                self._stop(NOWHERE)
+                continue
+            for job in done:
+                came = None if job.exception() is not None else job.result()
+                if came is not None:
+                    yield came
+
+    def _guarded(self, task: Task, work: Work, walk: Walk, context: Callable[[], Iterator[None]]) -> Advanced | None:
+        if not self.may_go_on(work.batch):
+            return None
         try:
             with contextmanager(context)():
-                job(tile)
-        except KeyboardInterrupt:
-            self._stop(NOWHERE)
-            raise
+                came = task(self.prepared, work, self, walk)
         except BaseException:
-            self._stop(tile.index)
+            self._stop(work.batch.index)
             raise
+        if came.interrupted and not (0 <= self._last < work.batch.index):  # by a callback, not by an error elsewhere
+            self.interrupted = True
+            self._stop(NOWHERE)
+        return came
 
     def _stop(self, last: int) -> None:
         with self._lock:
@@ -196,39 +183,38 @@ def _surroundings(device: torch.device) -> Callable[[], Iterator[None]]:
 
 
 SCATTERS = 5
-"""How often in a row the plan is sent to a cluster that loses workers."""
+"""How often in a row a run is sent to a cluster that loses workers."""
 
 
-class Dask(Executor):
-    """The workers of a Dask cluster: each tile is one task, and the plan travels once to every worker.
+class Dask(Workers):
+    """The workers of a Dask cluster: each batch is one task, and the run travels once to every worker.
 
-    A tile carries its state, its random stream and its counters to a worker and back. A tile whose worker is lost is
-    run again by the scheduler, from where it was sent. If the plan was lost with the worker, it is sent again, and
-    the tiles that waited for it too.
+    A batch whose worker is lost is run again by the scheduler. If the run was lost with the worker, it is sent again,
+    and the batches that waited for it too.
 
     Args:
-        plan: The run.
+        prepared: The run.
         bar: Shows the progress.
         client: A ``distributed.Client``, of whatever cluster (this machine, SLURM, Kubernetes).
     """
 
-    def __init__(self, plan: Plan, bar: Progress, client: Any) -> None:
+    def __init__(self, prepared: Prepared, bar: Progress, client: Any) -> None:
         if not hasattr(client, "submit") or not hasattr(client, "scatter"):
             raise SettingError(f"client must be a distributed.Client, got {type(client).__name__}")
-        super().__init__(plan, bar)
+        super().__init__(prepared, bar)
         self.client = client
         self.threads = max(1, len(client.scheduler_info().get("workers", {})))
         self._sent: Any = None
 
     def _scatter(self) -> Any:
-        """The plan on every worker. One that dies meanwhile closes the connection; the others get it again."""
+        """The run on every worker. One that dies meanwhile closes the connection; the others get it again."""
         for attempt in range(SCATTERS):
             try:
-                return self.client.scatter(self.plan, broadcast=True, hash=False)
+                return self.client.scatter(self.prepared, broadcast=True, hash=False)
             except (OSError, KeyError) as error:  # a closed connection, no worker in time, or one that just left
                 if attempt == SCATTERS - 1:
                     raise CasalError(
-                        f"the plan of the run could not be sent to the cluster in {SCATTERS} attempts ({error}); see "
+                        f"the run could not be sent to the cluster in {SCATTERS} attempts ({error}); see "
                         "whether its workers are there (client.scheduler_info())"
                     ) from error
         raise AssertionError("the last attempt returns or raises")
@@ -237,72 +223,65 @@ class Dask(Executor):
         self._sent = self._scatter()
         return self
 
-    def each(self, work: Work, tiles: Sequence[Tile], args: tuple[Any, ...] = (), done: Done | None = None) -> None:
-        waiting, losses = list(tiles), 0
+    def map(self, task: Task, works: Sequence[Work], walk: Walk) -> Iterator[Advanced]:
+        waiting, losses = list(works), 0
         while waiting:
-            lost = self._send(work, waiting, args, done)
+            lost = list[Work]()
+            yield from self._once(task, waiting, walk, lost)
             losses = losses + 1 if len(lost) == len(waiting) else 0
             if losses == SCATTERS:
                 raise CasalError(
-                    f"the cluster lost the plan of the run {SCATTERS} times in a row; {len(lost)} tiles are not done. "
+                    f"the cluster lost the run {SCATTERS} times in a row; {len(lost)} batches are not done. "
                     "See the logs of its workers; a store keeps what is done, and the same call goes on from there"
                 )
             if lost:
                 self._sent = self._scatter()
             waiting = lost
 
-    def _send(self, work: Work, tiles: Sequence[Tile], args: tuple[Any, ...], done: Done | None) -> list[Tile]:
-        """Run the tiles once. Returns those that were not run, because the plan was lost with a worker."""
-        from distributed import as_completed
+    def _once(self, task: Task, works: Sequence[Work], walk: Walk, lost: list[Work]) -> Iterator[Advanced]:
+        """Run the batches once. Those that were not run, because the run was lost with a worker, go to ``lost``."""
+        from distributed import as_completed as arrivals
 
         submit = self.client.submit
-        waiting = {submit(_remotely, self._sent, work, tile, args, pure=False): tile for tile in tiles}
+        waiting = {submit(_remotely, self._sent, task, work, walk, pure=False): work for work in works}
         failed: list[tuple[int, BaseException]] = []
-        lost: list[Tile] = []
         try:
-            for future in as_completed(list(waiting)):  # type: ignore[no-untyped-call]
-                tile = waiting[future]
-                steps = tile.steps
+            for future in arrivals(list(waiting)):  # type: ignore[no-untyped-call]
+                work = waiting[future]
                 try:
                     error: BaseException | None = future.exception()
                     came: Any = None if error is not None else future.result()
                 except CancelledError:  # lost with a worker, before or after it ended
-                    lost.append(tile)
+                    lost.append(work)
                     continue
                 if error is not None:
-                    failed.append((tile.index, error))
+                    failed.append((work.batch.index, error))
                     continue
-                tile.replace_by(came)
-                self.advance(tile.steps - steps)
-                if done is not None:
-                    done(tile)
+                self.advance(came.rows - work.first)
+                yield came
+        except KeyboardInterrupt:
+            self.interrupted = True
+            raise
         finally:
             self.client.cancel(list(waiting))
         for index, error in sorted(failed, key=lambda entry: entry[0]):
             if isinstance(error, CasalError):
                 raise error
-            raise CasalError(f"tile {index} failed on its worker: {type(error).__name__}: {error}") from error
-        return lost
+            raise CasalError(f"batch {index} failed on its worker: {type(error).__name__}: {error}") from error
 
 
-def _remotely(plan: Plan, work: Work, tile: Tile, arguments: tuple[Any, ...]) -> Tile:
+def _remotely(prepared: Prepared, task: Task, work: Work, walk: Walk) -> Advanced:
     """On the worker."""
     with torch.no_grad(), one_thread():
-        work(plan, tile, Watch(), *arguments)
-    return tile
+        return task(prepared, work, Watch(), walk)
 
 
 @contextmanager
-def cluster_client(client: Any, workers: int | None, compiled: bool) -> Iterator[Any]:
+def cluster_client(client: Any, workers: int | None) -> Iterator[Any]:
     """The client of the caller's cluster, or of one of ``workers`` processes of this machine; None for no cluster."""
-    if client is not None and workers is not None:
-        raise SettingError("give client= or workers=, not both")
-    if compiled and (client is not None or workers is not None):
-        raise SettingError("compile=True works in this process only; leave out client= and workers=")
     if workers is None:
         yield client
         return
-    whole_number(workers, "workers", 1)
     try:
         from distributed import Client, LocalCluster
     except ImportError as error:

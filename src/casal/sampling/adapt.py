@@ -1,0 +1,357 @@
+"""What is measured and chosen before a run: open settings, the density of the start, and the method of "auto".
+
+A fixed density gets a pilot run (``pilot.py``) where its step is open or may be wrong. A diffusion or flow model has
+its denoiser tested where "auto" has to choose: a trained network is worst at small noise, and a method that moves clean
+points by the denoiser at small noise then leaves the model's own distribution. The test draws a few samples by the
+model's own table and calibrates the denoiser on them (``casal.diagnostics.calibration``). The result says what was
+found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from casal.diagnostics import calibration
+from casal.methods import (
+    LADDER_DIMENSION,
+    RANGE,
+    Context,
+    Method,
+    Usage,
+    centred,
+    choose,
+    data_floor,
+    gaussian,
+    move,
+    noise_levels,
+    straight,
+    table_rows,
+)
+from casal.sampling.pilot import PILOT_CHAINS, Pilot, run_pilot
+from casal.sampling.run import one_thread
+from casal.streams import stream as keyed
+from casal.targets import Target, Tuning, fit_start, settled
+
+FAR_OFF = 10.0
+"""Factor between a given step size and the one that a pilot run finds, from which on the given one is wrong."""
+
+PILOT_EVALUATIONS, PILOT_SHARE = 80, 0.05
+"""Evaluations of a pilot chain, about, and the share of the run's that a look at a given step size may take."""
+
+Points: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
+"""``points(chains, generator)``: the starting points of chains with these numbers (k,)."""
+
+
+class Adapted(NamedTuple):
+    """A run with nothing left open.
+
+    Attributes:
+        context: Model, set and decoder; the target with its final table, the density of the start where it is known.
+        method: The method, chosen if "auto" was asked for.
+        pilot: What the pilot run found, if there was one.
+        choice: What "auto" chose and what it will take, in a sentence; None if a method was given.
+        notes: What is worth saying in the certificate of the distribution.
+        objections: Reasons not to trust the distribution.
+        checked: Evaluations a chain of a pilot run that only looked at the given step size.
+    """
+
+    context: Context
+    method: Method[Any]
+    pilot: Pilot | None
+    choice: str | None
+    notes: tuple[str, ...]
+    objections: tuple[str, ...]
+    checked: float
+
+
+def adapt(context: Context, method: Method[Any] | str, n: int, points: Points, *, seed: int, check: bool) -> Adapted:
+    """Measure what is open or uncertain, and choose.
+
+    Args:
+        context: Model, set and decoder.
+        method: The method, or "auto".
+        n: Chains.
+        points: Starting points.
+        seed: Of the run.
+        check: Whether evaluations may be spent on a given step size of a named method.
+    """
+    given = method if isinstance(method, Method) else None
+    context, pilot, corrected, notes, checked = _adapt_steps(context, given, n, points, seed, check)
+    if context.table.static and context.target.potential is not None and not _starts_apart(context.target):
+        stream = keyed(seed, "density of the start", device=context.like.device)
+        with one_thread():
+            start = fit_start(context.target.init, context.latent, n, stream)
+        context = context.replace(start=start)
+    choice = None
+    if given is None:
+        network = _check_denoiser(context, n, points, seed)
+        given, choice = choose(
+            context,
+            n,
+            integrable=pilot is None or pilot.integrable or context.start is not None,
+            erroneous=network.spread if network is not None and network.erroneous else None,
+            uneven=network.spread if network is not None and network.uneven else None,
+            gaussian=network is not None and network.gaussian,
+        )
+        if network is not None:
+            context = _paid(context, network.evaluations / n)
+            notes += _network_notes(network)
+    objections = _step_objections(pilot, corrected)
+    if given.adapts:
+        notes, objections = (), ()
+    start_note = given.start_note(context)
+    notes += (() if start_note is None else (start_note,)) + context.target.notes
+    return Adapted(context, given, pilot, choice, notes, objections, checked)
+
+
+# ------------------------------------------------------------------------------------------- steps of a fixed density
+
+
+def _adapt_steps(
+    context: Context, method: Method[Any] | None, n: int, points: Points, seed: int, check: bool
+) -> tuple[Context, Pilot | None, bool, tuple[str, ...], float]:
+    """Fill in open settings, and look at a given step size; None for "auto", which replaces one that is far off.
+
+    Returns:
+        Context, pilot, whether the step size is that of the pilot, notes, and evaluations that were only a check.
+    """
+    target, auto = context.target, method is None
+    promises = method is None or method.promises_distribution
+    fixed = method is not None and not method.adapts
+    checks = target.table.static and promises and (auto or (fixed and check and _pilot_pays(len(target.table), n)))
+    checks = checks and not target.condition  # a few chains may miss the condition whose density is stiffest
+    if target.tune is None and not checks:
+        return context, None, False, (), 0.0
+    pilot = pilot_run(context, n, points, seed)
+    replaced = auto and _far_off(pilot)
+    tune = Tuning(step_size=True, preconditioner=False) if replaced else target.tune
+    notes = _pilot_notes(pilot, replaced)
+    if tune is None:
+        if auto:
+            return _paid(context, pilot.evaluations / n), pilot, False, notes, 0.0
+        return context, pilot, False, notes, pilot.evaluations / n
+    free = method is None or method.bounds_moves
+    size = pilot.step_sizes(len(target.table), free=free) if tune.step_size else None
+    diagonal = pilot.preconditioner if tune.preconditioner else None
+    tuned = context.replace(target=settled(target, step_size=size, preconditioner=diagonal))
+    return _paid(tuned, pilot.evaluations / n), pilot, True, notes, 0.0
+
+
+def _starts_apart(target: Target) -> bool:
+    """Whether chains of different conditions may start from different densities, of which one fit says nothing."""
+    return bool(target.condition) and (isinstance(target.init, Tensor) or target.conditional_init)
+
+
+def _pilot_pays(steps: int, n: int) -> bool:
+    """Whether a look at the given step size takes few evaluations beside the run."""
+    return PILOT_EVALUATIONS * min(n, PILOT_CHAINS) / n <= PILOT_SHARE * steps
+
+
+def pilot_run(context: Context, n: int, points: Points, seed: int) -> Pilot:
+    """A pilot run: finds what is open, and compares a given step size with what it would choose."""
+    few = min(n, PILOT_CHAINS)
+    chains = torch.linspace(0, n - 1, few, dtype=torch.float64).round().long()
+    stream = keyed(seed, "pilot", device=context.like.device)
+    x = points(chains, stream)
+    with torch.no_grad(), one_thread():
+        return run_pilot(context, x, chains, context.target.tune, stream)
+
+
+def _far_off(pilot: Pilot) -> bool:
+    return not 1.0 / FAR_OFF <= pilot.ratio <= FAR_OFF
+
+
+def _off(ratio: float) -> str:
+    return f"{ratio:.3g} times too large" if ratio > 1.0 else f"{1.0 / ratio:.3g} times too small"
+
+
+def _pilot_notes(pilot: Pilot, replaced: bool) -> tuple[str, ...]:
+    """What the pilot found that a reader of the result should know."""
+    notes = list[str]()
+    if replaced:
+        notes.append(f"step_size was {_off(pilot.ratio)}; {pilot.free_step_size:.3g} was taken in its place")
+    if not pilot.integrable:
+        notes.append(
+            "the density does not seem to have a finite integral off the set: nothing holds free chains back; "
+            "the result depends on starting points near the set"
+        )
+    return tuple(notes)
+
+
+def _step_objections(pilot: Pilot | None, corrected: bool) -> tuple[str, ...]:
+    if pilot is None or corrected or not _far_off(pilot):
+        return ()
+    return (f"step_size is {_off(pilot.ratio)}: take step_size='auto' or {pilot.free_step_size:.3g}",)
+
+
+# ------------------------------------------------------------------------------------------- a model with a denoiser
+
+
+def _check_denoiser(context: Context, n: int, points: Points, seed: int) -> NetworkTest | None:
+    """Whether the denoiser and the model's own sampler agree near the data; None if that cannot be seen."""
+    if context.target.denoise is None or n < FEWEST_CHAINS:
+        return None
+    stream = keyed(seed, "pilot", device=context.like.device)
+    few = check_chains(n, torch.Size(context.latent).numel())
+    chains = torch.arange(few) if context.target.chains is None else torch.arange(few) * n // few
+    x = points(chains, stream)
+    with torch.no_grad():
+        return check_network(context.take(chains).replace(usage=Usage()), x, seed, stream)
+
+
+def _network_notes(network: NetworkTest) -> tuple[str, ...]:
+    if not network.erroneous:
+        if not network.uneven:
+            return ()
+        return (
+            f"the derivative of the denoiser is not symmetric ({network.asymmetry:.2f} of its size, 0 is right), so it "
+            "is not used to look ahead in many dimensions",
+        )
+    return (
+        f"the score at noise {network.level:.3g} has slope {network.slope:.2f} on the model's own samples, where 1 is "
+        "right (casal.diagnostics.calibration): the chains move at a higher noise level",
+    )
+
+
+def _paid(context: Context, evaluations: float) -> Context:
+    """The same with more evaluations a chain spent before the run."""
+    target: Target = context.target
+    return context.replace(target=replace(target, init_evaluations=target.init_evaluations + evaluations))
+
+
+CHECK_CHAINS, CHECK_NUMBERS, FEWEST_CHAINS = (32, 512), 1 << 14, 16
+"""Samples that are drawn: at least and at most, and so many that they have about so many coordinates in all, over which
+the calibration is a regression; and chains of a run below which none are drawn."""
+
+
+SYMMETRIC = 0.1
+"""Asymmetry up to which the derivative of a denoiser passes for a covariance."""
+
+
+STRIDE, MOST_LEVELS = 3.0, 6
+"""Levels at which a denoiser is compared with a linear one: factor between them, and how many at most."""
+
+
+def check_chains(n: int, size: int) -> int:
+    """Samples to draw for a run of n chains of so many coordinates."""
+    least, most = CHECK_CHAINS
+    return min(n, max(least, min(most, CHECK_NUMBERS // size)))
+
+
+@dataclass(frozen=True)
+class NetworkTest:
+    """What was found.
+
+    Attributes:
+        erroneous: The score carries an error of its own at a noise level that the moves of a ladder would use.
+        spread: Largest standard deviation of a coordinate of the model's own samples.
+        slope: Smallest slope of the calibration at these levels.
+        level: The level it belongs to.
+        asymmetry: Of the derivative of the denoiser, see ``asymmetry``; nan where autograd finds no derivative,
+            and in few dimensions, where no method uses it.
+        gaussian: Whether the denoiser is linear in x up to rounding, see ``bend``; not looked at in few dimensions.
+        evaluations: Evaluations of the network, each for one chain.
+    """
+
+    erroneous: bool
+    spread: float
+    slope: float
+    level: float
+    asymmetry: float
+    gaussian: bool
+    evaluations: int
+
+    @property
+    def uneven(self) -> bool:
+        """Whether the derivative is not to be used as a covariance."""
+        return self.asymmetry > SYMMETRIC
+
+
+def check_network(context: Context, x: Tensor, seed: int, generator: torch.Generator) -> NetworkTest:
+    """Draw samples from starting points x by the model's own table, and calibrate its denoiser on them."""
+    before = context.usage.scores
+    for row in table_rows(context):
+        x = move(context, x, context.score(x, row.t), row, gaussian(context, len(x), generator))
+    floor, _ = data_floor(context, x, generator)
+    spread = _spread(x, context.groups())
+    found = calibration(context.target, x, seed=seed)
+    used = found.levels >= RANGE * floor  # reverse processes from small noise end below the floor
+    wrong = bool((found.erroneous & used).any())
+    worst = int(torch.where(used, found.slope, torch.inf).argmin())
+    many = x[0].numel() > LADDER_DIMENSION
+    uneven = asymmetry(context, x, spread, generator) if many else math.nan
+    alike = many and not context.target.condition  # one Gaussian for all chains
+    linear = alike and uneven <= SYMMETRIC and straight(bend(context, x, spread, generator), x.dtype)
+    evaluations = context.usage.scores - before + found.evaluations * len(x)
+    return NetworkTest(
+        wrong, spread, float(found.slope[worst]), float(found.levels[worst]), uneven, linear, evaluations
+    )
+
+
+def _spread(x: Tensor, labels: Tensor | None) -> float:
+    """Largest standard deviation of a coordinate, within groups of the same distribution if chains differ."""
+    if labels is None or len(labels.unique()) > len(x) // 2:
+        return float(x.std(0).max())
+    labels = labels.to(x.device)
+    free = 1.0 - len(labels.unique()) / len(x)
+    return float((centred(x.flatten(1), labels).square().mean(0) / free).max().sqrt())
+
+
+def asymmetry(context: Context, x: Tensor, spread: float, generator: torch.Generator) -> float:
+    """How far the derivative J of the denoiser is from symmetric, at the noise levels ``spread`` and 3 ``spread``:
+
+        rms of u.J v - v.J u  over  rms of |J u|,     u and v of random signs, at noisy samples x0 + s w.
+
+    s^2 J is the covariance of x0 given the noisy point, so it is symmetric for an exact denoiser. Networks had 0.15 to
+    0.43 (16 x 16 images, a small UNet). The larger of both levels counts; nan if autograd cannot see through it.
+    """
+    worst = 0.0
+    for s in (spread, 3.0 * spread):
+        y = x + s * torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
+        u, v = (
+            2.0 * torch.randint(0, 2, x.shape, generator=generator, device=x.device).to(x.dtype) - 1.0 for _ in range(2)
+        )
+        with torch.enable_grad():
+            leaf = y.detach().requires_grad_()
+            clean = context.denoise(leaf, s)
+            if not clean.requires_grad:
+                return math.nan
+            pulled_u, pulled_v = (torch.autograd.grad(clean, leaf, w, retain_graph=True)[0] for w in (u, v))
+        context.usage.add_scores(2 * len(x))
+        gap = ((pulled_u * v).flatten(1).sum(1) - (pulled_v * u).flatten(1).sum(1)).square().mean().sqrt()
+        size = torch.stack([pulled_u, pulled_v]).square().flatten(2).sum(2).mean().sqrt()
+        worst = max(worst, float(gap / size.clamp_min(torch.finfo(x.dtype).tiny)))
+    return worst
+
+
+def bend(context: Context, x: Tensor, spread: float, generator: torch.Generator) -> float:
+    """How far the denoiser D is from linear in x, at noise levels from ``spread`` up to the first of the model:
+
+        |w.(D_i - D) - (J^T w).(y_i - y)|  over  |w.(D_i - D)|,     and  |J_i^T w - J^T w|  over  |J^T w|
+
+    over the noisy samples y_i = x0 + s noise, means over them without an index, and w of random signs. Both are zero
+    for a Gaussian model, and only there: modes bend D. The largest counts, and the look ends where it is too large.
+    """
+    alpha, sigma = noise_levels(context.table)
+    first, worst = float(sigma[0] / alpha[0]), 0.0
+    for s in (spread * STRIDE**k for k in range(MOST_LEVELS)):
+        if s > max(first, spread) or not straight(worst, x.dtype):
+            break
+        y = x + s * torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
+        w = 2.0 * torch.randint(0, 2, x.shape[1:], generator=generator, device=x.device).to(x.dtype) - 1.0
+        with torch.enable_grad():
+            leaf = y.detach().requires_grad_()
+            clean = context.denoise(leaf, s)
+            (pulled,) = torch.autograd.grad(clean, leaf, w.expand_as(clean))
+        context.usage.add_scores(len(x))
+        pulled, clean, y = (v.detach().flatten(1).to(torch.float64) for v in (pulled, clean, y))
+        along, seen = (y - y.mean(0)) @ pulled.mean(0), (clean - clean.mean(0)) @ w.flatten().to(torch.float64)
+        misses = (seen - along).norm() / seen.norm(), (pulled - pulled.mean(0)).norm() / pulled.norm()
+        worst = max(worst, *(math.inf if math.isnan(v) else float(v) for v in misses))
+    return worst
