@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from casal.decoders import DCT, DST, Fourier, Transform
-from casal.decoders.transforms import Cosines, Waves
+from casal.decoders.transforms import Axis
 from casal.errors import DtypeError, SettingError, ShapeError
 
 from .dense import Array, cell_sine, check_linear, cosine, fourier, normal, sine
@@ -125,7 +125,7 @@ def test_three_axes(kind: str, algorithm: str) -> None:
 def test_axes_of_different_kinds() -> None:
     """Periodic along one axis, walls along the other."""
     A = np.kron(fourier(3, 8), cosine(4, 5))
-    check_linear(Transform([Waves(8, 3), Cosines(5, 4)]), A, (20,), (8, 5))
+    check_linear(Transform([Axis("waves", 8, 3), Axis("cosines", 5, 4)]), A, (20,), (8, 5))
 
 
 @both

@@ -1,18 +1,16 @@
 """Orthonormal transforms on a grid: Fourier, cosine and sine series, by FFT and never by the matrix of the whole grid.
 
-A transform is a product of bases, one for each axis. An axis is B (size, count) with B^T B = I. ``synthesis`` is
-c -> B c and ``analysis`` its transpose z -> B^T z, both along the last dimension and both by one real FFT a line. What
-surrounds the FFT is done in real numbers: products of complex ones are rounded differently in different lanes of the
-processor, so they would depend on the threads.
+A transform is a product of bases, one for each axis: B (n, count) with B^T B = I on n points. ``BASES`` is the table of
+them. What surrounds the FFT is done in real numbers: products of complex ones are rounded differently in different
+lanes of the processor, so they would depend on the threads.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Any, ClassVar
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,49 +28,7 @@ HALF = math.sqrt(0.5)
 SMALL_MATRIX = 32
 """Rows of a transform become a dense matrix while that has at most so many numbers for each point of the grid."""
 
-
-class Axis(ABC):
-    """An orthonormal basis on one axis of a grid, with its fast transform and its closed form.
-
-    Attributes:
-        size: Points on the axis.
-        modes: How many frequencies are kept, from the lowest.
-        tables: Constants of the fast transform, in float64.
-        product_up_to: Coefficients up to which a product with B is faster than the FFT, about (measured on CPU).
-    """
-
-    product_up_to: ClassVar[int] = 128
-
-    def __init__(self, size: int, modes: int) -> None:
-        self.size, self.modes = size, modes
-        self.tables: tuple[Tensor, ...] = ()
-
-    @property
-    def count(self) -> int:
-        """Coefficients."""
-        return self.modes
-
-    @staticmethod
-    def most_modes(size: int) -> int:
-        """How many frequencies an axis of so many points has."""
-        return size
-
-    @property
-    def frequencies(self) -> Tensor:
-        """Frequency of each coefficient (count,), whole numbers: 1 .. modes if not said otherwise."""
-        return torch.arange(1, self.modes + 1)
-
-    @abstractmethod
-    def columns(self) -> Tensor:
-        """B (size, count) in float64, by its formula."""
-
-    @abstractmethod
-    def synthesis(self, c: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
-        """B c, (..., count) -> (..., size), with the tables in the dtype of c."""
-
-    @abstractmethod
-    def analysis(self, z: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
-        """B^T z, (..., size) -> (..., count), with the tables in the dtype of z."""
+Constants: TypeAlias = tuple[Tensor, ...]
 
 
 def _halves(whole: Tensor) -> Tensor:
@@ -80,141 +36,193 @@ def _halves(whole: Tensor) -> Tensor:
     return torch.full(whole.shape, HALF, dtype=torch.float64).masked_fill(whole, 1.0)
 
 
-class Waves(Axis):
-    """Periodic: B = [1, cos(2 pi k i/n) sqrt 2 (k = 1 ..), sin(2 pi k i/n) sqrt 2 (k = 1 ..)] / sqrt n, k < modes.
+def _angles(k: Tensor, points: Tensor, period: int) -> Tensor:
+    """2 pi k p / period (n, count) for whole numbers p, in float64."""
+    return (k * points[:, None] % period).to(torch.float64) * (2.0 * math.pi / period)
 
-    For an even n the highest possible frequency, k = n/2, is cos(pi i) / sqrt n and has no sine. The table is 1 for
-    waves that are their own conjugate, sqrt(1/2) for the others, whose conjugate carries the other half.
+
+def _wave_columns(n: int, k: Tensor) -> Tensor:
+    modes = int(k.max()) + 1
+    angle = _angles(k, torch.arange(n), n)
+    table = torch.cat([angle[:, :modes].cos(), angle[:, modes:].sin()], dim=1)
+    return table / (math.sqrt(n) * _halves((2 * k) % n == 0))
+
+
+def _wave_synthesis(c: Tensor, n: int, constants: Constants) -> Tensor:
+    modes = len(constants[0])
+    imaginary = pad(c[..., modes:] * -HALF, (1, 2 * modes - 1 - c.shape[-1]))
+    return torch.fft.irfft(torch.complex(c[..., :modes] * constants[0], imaginary), n=n, norm="ortho")
+
+
+def _wave_analysis(z: Tensor, count: int, constants: Constants) -> Tensor:
+    modes = len(constants[0])
+    spectrum = torch.fft.rfft(z, norm="ortho")[..., :modes]
+    sines = spectrum.imag[..., 1 : 1 + count - modes] * (-2.0 * HALF)
+    return torch.cat([spectrum.real / constants[0], sines], dim=-1)
+
+
+def _cosine_constants(n: int, modes: int) -> Constants:
+    """Weights of the cosines, cos and sin of the turns, the order of the points, and the way back."""
+    turn = torch.arange(n // 2 + 1, dtype=torch.float64) * (math.pi / (2 * n))
+    order = torch.cat([torch.arange(0, n, 2), torch.arange(1, n, 2).flip(0)])
+    return _halves(torch.arange(modes) == 0), turn.cos(), turn.sin(), order, order.argsort()
+
+
+def _cosine_synthesis(c: Tensor, n: int, constants: Constants) -> Tensor:
+    """By the FFT of length n of the even points followed by the odd ones in reverse, mode k turned by pi k / 2n.
+
+    References:
+        Makhoul (1980), A fast cosine transform in one and two dimensions.
+    """
+    modes, half = c.shape[-1], n // 2 + 1
+    weights, cos, sin, _, back = constants
+    a = c * weights
+    if modes <= n - n // 2:  # V_k = (cos + i sin)_k (a_k - i a_(n-k)), and all a_(n-k) are zero
+        spectrum = torch.complex(a * cos[:modes], a * sin[:modes])
+    else:
+        b = pad(pad(a, (0, n - modes))[..., n - n // 2 :].flip(-1), (1, 0))
+        a = a[..., :half]
+        spectrum = torch.complex(a * cos + b * sin, a * sin - b * cos)
+    return torch.fft.irfft(spectrum, n=n, norm="ortho").index_select(-1, back)
+
+
+def _cosine_analysis(z: Tensor, count: int, constants: Constants) -> Tensor:
+    n, half = z.shape[-1], z.shape[-1] // 2 + 1
+    weights, cos, sin, order, _ = constants
+    low = min(count, half)
+    spectrum = torch.fft.rfft(z.index_select(-1, order), norm="ortho")
+    a = spectrum.real[..., :low] * cos[:low] + spectrum.imag[..., :low] * sin[:low]
+    if count > half:
+        mirrored = slice(n - count + 1, n - half + 1)
+        b = spectrum.real[..., mirrored] * sin[mirrored] - spectrum.imag[..., mirrored] * cos[mirrored]
+        a = torch.cat([a, b.flip(-1)], dim=-1)
+    return a / weights
+
+
+def _sine_synthesis(c: Tensor, n: int, constants: Constants) -> Tensor:
+    """By an FFT of length 2 (n + 1): an odd signal is the transform of an imaginary spectrum."""
+    spectrum = pad(torch.complex(torch.zeros_like(c), -c), (1, 0))
+    return torch.fft.irfft(spectrum, n=2 * n + 2, norm="ortho")[..., 1 : n + 1]
+
+
+def _sine_analysis(z: Tensor, count: int, constants: Constants) -> Tensor:
+    spectrum = torch.fft.rfft(pad(z, (1, 0)), n=2 * z.shape[-1] + 2, norm="ortho")
+    return spectrum.imag[..., 1 : count + 1] * -2.0
+
+
+def _cell_synthesis(c: Tensor, n: int, constants: Constants) -> Tensor:
+    """Cosines of the frequency n - k whose sign alternates from point to point; the last constants are the signs."""
+    return _cosine_synthesis(pad(c, (0, n - c.shape[-1])).flip(-1), n, constants[:-1]) * constants[-1]
+
+
+def _cell_analysis(z: Tensor, count: int, constants: Constants) -> Tensor:
+    return _cosine_analysis(z * constants[-1], z.shape[-1], constants[:-1]).flip(-1)[..., :count]
+
+
+class Basis(NamedTuple):
+    """One kind of orthonormal basis, by its formula and by one real FFT a line, along the last dimension.
+
+    Attributes:
+        columns: (n, frequencies) -> B (n, count) in float64.
+        synthesis: (c, n, constants) -> B c, (..., count) -> (..., n).
+        analysis: (z, count, constants) -> B^T z, (..., n) -> (..., count).
+        constants: (n, modes) -> what the fast transforms multiply by, in float64.
+        frequencies: (n, modes) -> the whole number of each column (count,), of the lowest ``modes`` frequencies.
+        most_modes: n -> how many frequencies n points have.
+        product_up_to: Columns up to which a product with B is faster than the FFT, about (measured on CPU).
     """
 
-    product_up_to = 32
-
-    def __init__(self, size: int, modes: int) -> None:
-        super().__init__(size, modes)
-        self.sines = modes - 1 - (2 * (modes - 1) == size)
-        self.tables = (_halves((2 * torch.arange(modes)) % size == 0),)
-
-    @staticmethod
-    def most_modes(size: int) -> int:
-        return size // 2 + 1
-
-    @property
-    def count(self) -> int:
-        return self.modes + self.sines
-
-    @property
-    def frequencies(self) -> Tensor:
-        return torch.cat([torch.arange(self.modes), torch.arange(1, 1 + self.sines)])
-
-    def columns(self) -> Tensor:
-        k, i = self.frequencies, torch.arange(self.size)[:, None]
-        angle = (k * i % self.size).to(torch.float64) * (2.0 * math.pi / self.size)
-        table = torch.cat([angle[:, : self.modes].cos(), angle[:, self.modes :].sin()], dim=1)
-        return table / (math.sqrt(self.size) * _halves((2 * k) % self.size == 0))
-
-    def synthesis(self, c: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
-        imaginary = pad(c[..., self.modes :] * -HALF, (1, self.modes - 1 - self.sines))
-        spectrum = torch.complex(c[..., : self.modes] * tables[0], imaginary)
-        return torch.fft.irfft(spectrum, n=self.size, norm="ortho")
-
-    def analysis(self, z: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
-        spectrum = torch.fft.rfft(z, norm="ortho")[..., : self.modes]
-        sines = spectrum.imag[..., 1 : 1 + self.sines] * (-2.0 * HALF)
-        return torch.cat([spectrum.real / tables[0], sines], dim=-1)
+    columns: Callable[[int, Tensor], Tensor]
+    synthesis: Callable[[Tensor, int, Constants], Tensor]
+    analysis: Callable[[Tensor, int, Constants], Tensor]
+    constants: Callable[[int, int], Constants] = lambda n, modes: ()
+    frequencies: Callable[[int, int], Tensor] = lambda n, modes: torch.arange(1, modes + 1)
+    most_modes: Callable[[int], int] = lambda n: n
+    product_up_to: int = 128
 
 
-class Cosines(Axis):
-    """Type II: B = cos(pi k (i + 1/2)/n) sqrt(2/n), k = 0 .. modes - 1, with sqrt(1/n) for k = 0: level at both ends.
+BASES: Mapping[str, Basis] = {
+    # Periodic: [1, cos(2 pi k i/n) sqrt 2 (k = 1 ..), sin(2 pi k i/n) sqrt 2 (k = 1 ..)] / sqrt n, k < modes; for an
+    # even n the highest frequency n/2 is cos(pi i) and has no sine. The constants are 1 for waves that are their own
+    # conjugate, sqrt(1/2) for the others, whose conjugate carries the other half.
+    "waves": Basis(
+        _wave_columns,
+        _wave_synthesis,
+        _wave_analysis,
+        constants=lambda n, modes: (_halves((2 * torch.arange(modes)) % n == 0),),
+        frequencies=lambda n, modes: torch.cat([torch.arange(modes), torch.arange(1, modes - (2 * (modes - 1) == n))]),
+        most_modes=lambda n: n // 2 + 1,
+        product_up_to=32,
+    ),
+    # Type II: cos(pi k (i + 1/2)/n) sqrt(2/n), k = 0 .. modes - 1, with sqrt(1/n) for k = 0: level at both ends.
+    "cosines": Basis(
+        lambda n, k: _angles(k, 2 * torch.arange(n) + 1, 4 * n).cos() / (math.sqrt(n) * _halves(k == 0)),
+        _cosine_synthesis,
+        _cosine_analysis,
+        constants=_cosine_constants,
+        frequencies=lambda n, modes: torch.arange(modes),
+        product_up_to=64,
+    ),
+    # Type I: sin(pi k (i + 1)/(n + 1)) sqrt(2/(n + 1)), k = 1 .. modes: zero one point beyond either end.
+    "sines": Basis(
+        lambda n, k: _angles(k, torch.arange(1, n + 1), 2 * n + 2).sin() * math.sqrt(2.0 / (n + 1)),
+        _sine_synthesis,
+        _sine_analysis,
+    ),
+    # Type II: sin(pi k (i + 1/2)/n) sqrt(2/n), k = 1 .. modes, with sqrt(1/n) for k = n: zero half a cell beyond.
+    "cell sines": Basis(
+        lambda n, k: _angles(k, 2 * torch.arange(n) + 1, 4 * n).sin() / (math.sqrt(n) * _halves(k == n)),
+        _cell_synthesis,
+        _cell_analysis,
+        constants=lambda n, modes: (*_cosine_constants(n, n), 1.0 - 2.0 * (torch.arange(n) % 2).to(torch.float64)),
+    ),
+}
+"""Every basis by name."""
 
-    By one real FFT of length n of the even points followed by the odd ones in reverse (Makhoul 1980), whose mode k is
-    turned by pi k / 2n. The tables are the weights of the cosines, cos and sin of the turns, that order, the way back.
+
+class Axis:
+    """One axis of a grid: a basis of n points, truncated to its lowest frequencies, with its transforms.
+
+    Args:
+        basis: One of BASES.
+        size: Points, n.
+        modes: How many frequencies are kept.
+        algorithm: "fft", "product" (with the matrix B), or "auto": the faster of both.
     """
 
-    product_up_to = 64
+    def __init__(self, basis: str, size: int, modes: int, algorithm: str = "auto") -> None:
+        one_of(algorithm, "algorithm", ALGORITHMS)
+        kind = BASES[basis]
+        self.basis, self.size, self.frequencies = basis, size, kind.frequencies(size, modes)
+        self.count = len(self.frequencies)
+        self.product = algorithm == "product" or (algorithm == "auto" and self.count <= kind.product_up_to)
+        # B column by column in memory, which is the faster layout for B^T.
+        columns = kind.columns(size, self.frequencies).T.contiguous().T if self.product else None
+        self.constants: Constants = kind.constants(size, modes) if columns is None else (columns,)
 
-    def __init__(self, size: int, modes: int) -> None:
-        super().__init__(size, modes)
-        turn = torch.arange(size // 2 + 1, dtype=torch.float64) * (math.pi / (2 * size))
-        order = torch.cat([torch.arange(0, size, 2), torch.arange(1, size, 2).flip(0)])
-        self.tables = (_halves(torch.arange(modes) == 0), turn.cos(), turn.sin(), order, order.argsort())
+    def transform(self, values: Tensor, dim: int, *, synthesis: bool) -> Tensor:
+        """B c or B^T z along a dimension."""
+        constants, last, kind = _cast(self.constants, values), dim == values.ndim - 1, BASES[self.basis]
+        if not self.product:
+            lines = values if last else values.movedim(dim, -1)
+            done = (
+                kind.synthesis(lines, self.size, constants)
+                if synthesis
+                else kind.analysis(lines, self.count, constants)
+            )
+            return done if last else done.movedim(-1, dim)
+        B = constants[0] if synthesis else constants[0].T
+        if last:
+            return values @ B.T
+        front, back = values.shape[:dim], values.shape[dim + 1 :]
+        lines = values.reshape(front.numel(), values.shape[dim], back.numel())
+        return (B @ lines).reshape(*front, len(B), *back)
 
-    @property
-    def frequencies(self) -> Tensor:
-        return torch.arange(self.modes)
-
-    def columns(self) -> Tensor:
-        k, i = torch.arange(self.modes), torch.arange(self.size)[:, None]
-        angle = (k * (2 * i + 1) % (4 * self.size)).to(torch.float64) * (math.pi / (2 * self.size))
-        return angle.cos() / (math.sqrt(self.size) * _halves(k == 0))
-
-    def synthesis(self, c: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
-        n, half = self.size, self.size // 2 + 1
-        weights, cos, sin, _, back = tables
-        a = c * weights
-        if self.modes <= n - n // 2:  # V_k = (cos + i sin)_k (a_k - i a_(n-k)), and all a_(n-k) are zero
-            spectrum = torch.complex(a * cos[: self.modes], a * sin[: self.modes])
-        else:
-            b = pad(pad(a, (0, n - self.modes))[..., n - n // 2 :].flip(-1), (1, 0))
-            a = a[..., :half]
-            spectrum = torch.complex(a * cos + b * sin, a * sin - b * cos)
-        return torch.fft.irfft(spectrum, n=n, norm="ortho").index_select(-1, back)
-
-    def analysis(self, z: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
-        n, half = self.size, self.size // 2 + 1
-        weights, cos, sin, order, _ = tables
-        low = min(self.modes, half)
-        spectrum = torch.fft.rfft(z.index_select(-1, order), norm="ortho")
-        a = spectrum.real[..., :low] * cos[:low] + spectrum.imag[..., :low] * sin[:low]
-        if self.modes > half:
-            mirrored = slice(n - self.modes + 1, n - half + 1)
-            b = spectrum.real[..., mirrored] * sin[mirrored] - spectrum.imag[..., mirrored] * cos[mirrored]
-            a = torch.cat([a, b.flip(-1)], dim=-1)
-        return a / weights
-
-
-class Sines(Axis):
-    """Type I: B = sin(pi k (i + 1)/(n + 1)) sqrt(2/(n + 1)), k = 1 .. modes: zero one point beyond either end.
-
-    The FFT has length 2 (n + 1): an odd signal is the transform of an imaginary spectrum.
-    """
-
-    def columns(self) -> Tensor:
-        k, i = self.frequencies, torch.arange(1, self.size + 1)[:, None]
-        angle = (k * i % (2 * self.size + 2)).to(torch.float64) * (math.pi / (self.size + 1))
-        return angle.sin() * math.sqrt(2.0 / (self.size + 1))
-
-    def synthesis(self, c: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
-        spectrum = torch.complex(torch.zeros_like(c), -c)
-        odd = torch.fft.irfft(pad(spectrum, (1, 0)), n=2 * self.size + 2, norm="ortho")
-        return odd[..., 1 : self.size + 1]
-
-    def analysis(self, z: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
-        spectrum = torch.fft.rfft(pad(z, (1, 0)), n=2 * self.size + 2, norm="ortho")
-        return spectrum.imag[..., 1 : self.modes + 1] * -2.0
-
-
-class CellSines(Axis):
-    """Type II: B = sin(pi k (i + 1/2)/n) sqrt(2/n), k = 1 .. modes (sqrt(1/n) for k = n): zero half a cell beyond.
-
-    These are cosines of the frequency n - k whose sign alternates from point to point; the last table holds the signs.
-    """
-
-    def __init__(self, size: int, modes: int) -> None:
-        super().__init__(size, modes)
-        self.cosines = Cosines(size, size)
-        self.tables = (*self.cosines.tables, 1.0 - 2.0 * (torch.arange(size) % 2).to(torch.float64))
-
-    def columns(self) -> Tensor:
-        k, i = self.frequencies, torch.arange(self.size)[:, None]
-        angle = (k * (2 * i + 1) % (4 * self.size)).to(torch.float64) * (math.pi / (2 * self.size))
-        return angle.sin() / (math.sqrt(self.size) * _halves(k == self.size))
-
-    def synthesis(self, c: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
-        full = pad(c, (0, self.size - self.modes)).flip(-1)
-        return self.cosines.synthesis(full, tables[:-1]) * tables[-1]
-
-    def analysis(self, z: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
-        return self.cosines.analysis(z * tables[-1], tables[:-1]).flip(-1)[..., : self.modes]
+    def to(self, like: Tensor) -> Axis:
+        """The same with its numbers in the dtype and on the device of ``like``."""
+        other = copy(self)
+        other.constants = _cast(self.constants, like)
+        return other
 
 
 class Transform(Decoder):
@@ -228,7 +236,6 @@ class Transform(Decoder):
         keep: Which coefficients of the grid (count_1, count_2, ...) are kept, as a mask; all if left out.
         scale: One number, one for each coefficient, or (channels, 1) for one per field.
         channels: Fields side by side: events are (channels, *size), latent events channels times as many numbers.
-        algorithm: "fft", "product" (a small matrix for each axis), or "auto": the faster of both on each axis.
     """
 
     linear = True
@@ -240,18 +247,9 @@ class Transform(Decoder):
         keep: Tensor | None = None,
         scale: Any = None,
         channels: int | None = None,
-        algorithm: str = "auto",
     ) -> None:
-        one_of(algorithm, "algorithm", ALGORITHMS)
         self.axes = tuple(axes)
-        self.products = tuple(
-            algorithm == "product" or (algorithm == "auto" and axis.count <= axis.product_up_to) for axis in self.axes
-        )
-        # Column by column in memory, which is the faster layout for B^T.
-        self.tables: tuple[tuple[Tensor, ...], ...] = tuple(
-            (axis.columns().T.contiguous().T,) if product else axis.tables
-            for axis, product in zip(self.axes, self.products, strict=True)
-        )
+        self.grid: Event = tuple(axis.count for axis in self.axes)
         self.channels = None if channels is None else whole_number(channels, "channels", 1)
         size = tuple(axis.size for axis in self.axes)
         self.shape: Event = size if self.channels is None else (self.channels, *size)
@@ -263,7 +261,7 @@ class Transform(Decoder):
     @property
     def count(self) -> int:
         """Coefficients of one field."""
-        return torch.Size(self._grid).numel() if self.keep is None else len(self.keep)
+        return torch.Size(self.grid).numel() if self.keep is None else len(self.keep)
 
     @property
     def frequencies(self) -> Tensor:
@@ -279,9 +277,9 @@ class Transform(Decoder):
         c = c.reshape(len(x) * (self.channels or 1), self.count)
         if self.source is not None:
             c = pad(c, (0, 1)).index_select(1, self.source.to(c.device))
-        z = c.reshape(len(c), *self._grid)
+        z = c.reshape(len(c), *self.grid)
         for dim in range(len(self.axes)):
-            z = self._transform_axis(z, dim, synthesis=True)
+            z = self.axes[dim].transform(z, dim + 1, synthesis=True)
         return z.reshape(len(x), *self.shape)
 
     def vjp(self, x: Tensor) -> Callable[[Tensor], Tensor]:
@@ -333,21 +331,17 @@ class Transform(Decoder):
             raise DtypeError(f"{type(self).__name__} needs float32 or float64, got {like.dtype}; pass dtype= to sample")
         other = copy(self)
         other.scale = None if self.scale is None else self.scale.to(like)
-        other.tables = tuple(_cast(tables, like) for tables in self.tables)
+        other.axes = tuple(axis.to(like) for axis in self.axes)
         other.keep, other.source = (None if part is None else part.to(like.device) for part in (self.keep, self.source))
-        if self.products == (True,) and self.keep is None and self.channels is None:
-            columns = self.tables[0][0] if self.scale is None else self.tables[0][0] * self.scale
-            other.dense = columns.to(like)
+        if len(self.axes) == 1 and self.axes[0].product and self.keep is None and self.channels is None:
+            columns = self.axes[0].constants[0]
+            other.dense = (columns if self.scale is None else columns * self.scale).to(like)
         return other
 
     @property
     def _scaling(self) -> Decoder:
         """diag(scale)."""
         return Identity() if self.scale is None else Diagonal(self.scale)
-
-    @property
-    def _grid(self) -> Event:
-        return tuple(axis.count for axis in self.axes)
 
     def _flat(self, x: Tensor) -> Tensor:
         if (got := x.shape[1:].numel()) != self.latent_size:
@@ -361,31 +355,16 @@ class Transform(Decoder):
         fields = len(z) * (self.channels or 1)
         c = z.reshape(fields, *(axis.size for axis in self.axes))
         for dim in reversed(range(len(self.axes))):
-            c = self._transform_axis(c, dim, synthesis=False)
-        c = c.reshape(fields, torch.Size(self._grid).numel())
+            c = self.axes[dim].transform(c, dim + 1, synthesis=False)
+        c = c.reshape(fields, torch.Size(self.grid).numel())
         c = c if self.keep is None else c.index_select(1, self.keep.to(c.device))
         return c.reshape(len(z), self.latent_size)
-
-    def _transform_axis(self, values: Tensor, dim: int, *, synthesis: bool) -> Tensor:
-        """One axis, by its matrix or by its FFT."""
-        axis, last = self.axes[dim], dim == len(self.axes) - 1
-        tables = _cast(self.tables[dim], values)
-        if not self.products[dim]:
-            lines = values if last else values.movedim(dim + 1, -1)
-            lines = axis.synthesis(lines, tables) if synthesis else axis.analysis(lines, tables)
-            return lines if last else lines.movedim(-1, dim + 1)
-        B = tables[0] if synthesis else tables[0].T
-        if last:
-            return values @ B.T
-        front, back = values.shape[: dim + 1], values.shape[dim + 2 :]
-        lines = values.reshape(front.numel(), values.shape[dim + 1], back.numel())
-        return (B @ lines).reshape(*front, len(B), *back)
 
 
 class Series(Transform):
     """A series truncated to its lowest frequencies, the same basis on every axis."""
 
-    axis: type[Axis]
+    basis: str
 
     def __init__(
         self,
@@ -396,8 +375,10 @@ class Series(Transform):
         channels: int | None = None,
         algorithm: str = "auto",
     ) -> None:
-        axes = [self.axis(n, k) for n, k in _points_and_modes(modes, size, self.axis.most_modes, type(self).__name__)]
-        super().__init__(axes, scale=scale, channels=channels, algorithm=algorithm)
+        most = BASES[self.basis].most_modes
+        pairs = _points_and_modes(modes, size, most, type(self).__name__)
+        axes = [Axis(self.basis, n, k, algorithm) for n, k in pairs]
+        super().__init__(axes, scale=scale, channels=channels)
 
 
 class Fourier(Series):
@@ -419,14 +400,14 @@ class Fourier(Series):
         size: Points of the signal, or of each axis of the grid.
         scale: One number, one for each coefficient, or (channels, 1) for one per field. 1 if left out.
         channels: Fields side by side: events are (channels, *size).
-        algorithm: "fft", "product" or "auto", see ``Transform``.
+        algorithm: "fft", "product" or "auto", see ``Axis``.
 
     >>> import torch
     >>> Fourier(2, 4)(torch.tensor([[2.0, 0.0, 2.0 ** 0.5]])).round(decimals=6)
     tensor([[1., 2., 1., 0.]])
     """
 
-    axis = Waves
+    basis = "waves"
 
     @classmethod
     def disc(
@@ -445,10 +426,10 @@ class Fourier(Series):
         """
         if not 0 <= radius <= min(size) / 2:
             raise SettingError(f"radius must lie in [0, {min(size) / 2:g}] on a grid {tuple(size)}, got {radius}")
-        whole = cls(int(radius) + 1, size)
+        whole = cls(int(radius) + 1, size, algorithm=algorithm)
         inside = whole.frequencies.square().sum(1) <= radius**2
         chosen = cls.__new__(cls)
-        Transform.__init__(chosen, whole.axes, keep=inside, scale=scale, channels=channels, algorithm=algorithm)
+        Transform.__init__(chosen, whole.axes, keep=inside, scale=scale, channels=channels)
         return chosen
 
 
@@ -463,10 +444,10 @@ class DCT(Series):
         size: Points of the signal, or of each axis of the grid.
         scale: One number, one for each coefficient, or (channels, 1) for one per field. 1 if left out.
         channels: Fields side by side: events are (channels, *size).
-        algorithm: "fft", "product" or "auto", see ``Transform``.
+        algorithm: "fft", "product" or "auto", see ``Axis``.
     """
 
-    axis = Cosines
+    basis = "cosines"
 
 
 class DST(Series):
@@ -482,7 +463,7 @@ class DST(Series):
         cells: Whether values live at the centres of cells.
         scale: One number, one for each coefficient, or (channels, 1) for one per field. 1 if left out.
         channels: Fields side by side: events are (channels, *size).
-        algorithm: "fft", "product" or "auto", see ``Transform``.
+        algorithm: "fft", "product" or "auto", see ``Axis``.
 
     >>> import casal
     >>> import torch
@@ -500,7 +481,7 @@ class DST(Series):
         channels: int | None = None,
         algorithm: str = "auto",
     ) -> None:
-        self.axis = CellSines if cells else Sines
+        self.basis = "cell sines" if cells else "sines"
         super().__init__(modes, size, scale=scale, channels=channels, algorithm=algorithm)
 
 
@@ -519,9 +500,9 @@ def _points_and_modes(
     return pairs
 
 
-def _cast(tables: tuple[Tensor, ...], like: Tensor) -> tuple[Tensor, ...]:
-    """Constants on the device of ``like``, numbers in its dtype; nothing to do after ``Transform.to``."""
-    return tuple(table.to(like) if table.is_floating_point() else table.to(like.device) for table in tables)
+def _cast(constants: Constants, like: Tensor) -> Constants:
+    """On the device of ``like``, numbers in its dtype; nothing to do after ``to``."""
+    return tuple(value.to(like) if value.is_floating_point() else value.to(like.device) for value in constants)
 
 
 def _keep_positions(keep: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
