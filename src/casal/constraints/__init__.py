@@ -18,14 +18,21 @@ from casal.constraints.base import (
 from casal.constraints.behind_network import ThroughDecoder
 from casal.constraints.chains import PerChain
 from casal.constraints.cones import PSDCone, SecondOrderCone
-from casal.constraints.conserved import MassEnergy, MassEnergyBox, ObservedMassEnergy
 from casal.constraints.dynamics import LinearDynamics
 from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polytope
 from casal.constraints.implicit import FromProjection, Implicit, JacobianProducts, SparseJacobian
 from casal.constraints.intersection import Intersection
 from casal.constraints.monotone import Monotone
 from casal.constraints.obstacles import Obstacles
-from casal.constraints.round import AffineRound, Ball, Ellipsoid, Sphere
+from casal.constraints.round import (
+    AffineRound,
+    Ball,
+    Ellipsoid,
+    MassEnergy,
+    MassEnergyBox,
+    ObservedMassEnergy,
+    Sphere,
+)
 from casal.constraints.simplex import L1Ball, Simplex
 from casal.constraints.solvers.laws import truncated_normal
 from casal.constraints.spec import constraint_from_spec

@@ -44,10 +44,9 @@ from casal.constraints.chains import (
     show,
     together,
 )
-from casal.constraints.conserved import MassEnergy, MassEnergyBox
 from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polytope, flat_parts
 from casal.constraints.implicit import Implicit, SparseJacobian
-from casal.constraints.round import AffineRound, Ball, Round, Sphere
+from casal.constraints.round import AffineRound, Ball, MassEnergy, MassEnergyBox, Round, Sphere
 from casal.constraints.solvers.polyhedron import Polyhedron, nearest
 from casal.constraints.solvers.rows import uneven
 from casal.constraints.solvers.sparse_rows import SparseMatrix, stack

@@ -1,18 +1,22 @@
-"""Round sets: sphere and ball, ellipsoid, and a sphere or ball cut by linear equations."""
+"""Round sets: spheres and balls, alone or inside a flat set (mass and energy, known values), and ellipsoids."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from casal.checks import Event
 from casal.constraints.base import (
+    Budget,
     Constraint,
     Excess,
     Parts,
+    Projection,
     SphereInFlat,
     Subspace,
     register,
@@ -20,33 +24,27 @@ from casal.constraints.base import (
     side_by_side,
     total_count,
 )
-from casal.constraints.chains import (
-    Bound,
-    Number,
+from casal.constraints.chains import marked, raw
+from casal.constraints.flat import Affine, Box, BoxHyperplane, bounds_missed
+from casal.constraints.parameters import (
     PerChain,
-    as_rows,
-    bound,
+    argument,
     brief,
-    column,
     common_chains,
-    derive,
-    each,
-    event_shape,
+    copied,
     first_failure,
-    marked,
-    number,
-    raw,
-    share,
+    join,
+    one_number,
+    over,
+    parameter,
     show,
-    spread,
 )
-from casal.constraints.flat import Affine, Box, points_where_zero
 from casal.constraints.solvers.laws import log_sphere_mass, von_mises_fisher
 from casal.constraints.vectors import (
     EPSILON,
     GRANTED,
+    LARGE,
     ROUNDING,
-    axis,
     flat,
     gaussian,
     norm,
@@ -54,11 +52,12 @@ from casal.constraints.vectors import (
     once,
     over_events,
     peak,
+    refuse_overflow,
     shell_factor,
     shortest,
     unit,
 )
-from casal.devices import look_due, placed, seen
+from casal.devices import chosen, look_due, on_host, placed, seen
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 
 NEWTON_STEPS = 100
@@ -67,84 +66,363 @@ FLATTEST_AXES = 1e-100
 FLATTEST_MATRIX = 1e-13
 SYMMETRY = 1e-12
 
+PASSES = 3
+ROUNDS = 30
+HALVINGS = 80
+CORNERS = 50
+SETTLED = 1e-13
+TIED = 1e-14
+WIDEST, NARROWEST = 1e20, 1e-20
+TRIALS, MANY = 20, 512
 
-class Round(Constraint):
-    """What a sphere and a ball share: a centre, a radius, and |z - c|^2 - R^2."""
+
+# ------------------------------------------------------------------ spheres and balls inside flat sets
+
+
+class Directions(Protocol):
+    """Directions v along a flat set, A v = 0: a system of linear equations (``flat.py``), or ``Coordinates``."""
+
+    rank: int
+
+    def inside_fast(self, y: Tensor) -> Tensor:
+        """The part of rows (n, d) along the set, in one pass."""
+
+    def tangent(self, y: Tensor) -> Tensor:
+        """The same to rounding, exactly zero where nothing but rounding is left."""
+
+    def inside_direction(self) -> Tensor | None:
+        """A fixed direction (d,), or None if there is none."""
+
+
+class Coordinates:
+    """Directions that are zero in known coordinates, and of sum zero in the others if the sum is known.
+
+    Args:
+        size: d.
+        known: Positions of the known coordinates.
+        summed: Whether the sum is known.
+    """
+
+    def __init__(self, size: int, known: Tensor | None = None, *, summed: bool = False) -> None:
+        mask = torch.ones(size, dtype=torch.float64)
+        if known is not None:
+            mask[known.cpu()] = 0.0
+        self.free = torch.nonzero(mask).flatten()
+        self.rank = size - max(0, len(self.free) - summed)
+        self._mask, self._summed, self._size = mask if len(self.free) < size else None, summed, size
+        self._first = int(self.free[0]) if len(self.free) else 0
+        self._made: dict[Any, Tensor] = {}
+
+    def inside_fast(self, y: Tensor) -> Tensor:
+        """y itself if all of it is free."""
+        mask = None if self._mask is None else once(self._made, y, lambda: self._mask.to(y))  # type: ignore[union-attr]
+        if mask is not None:
+            y = y * mask
+        if not self._summed:
+            return y
+        mean = y.sum(1, keepdim=True) / max(1, len(self.free))
+        return y - mean if mask is None else y.addcmul_(mask, mean, value=-1.0)
+
+    def tangent(self, y: Tensor) -> Tensor:
+        """Differences to the first free coordinate make a constant exactly zero, where a rounded mean would not."""
+        if not self._summed or self.rank == self._size:
+            return self.inside_fast(y)
+        return self.inside_fast(y - y[:, self._first : self._first + 1])
+
+    def inside_direction(self) -> Tensor | None:
+        """(1, 0, ...) in free coordinates; (1, -1, 0, ...) / sqrt(2) if their sum is known."""
+        if self.rank == self._size:
+            return None
+        out = torch.zeros(self._size, dtype=torch.float64)
+        out[self.free[: 1 + self._summed]] = out.new_tensor([0.5**0.5, -(0.5**0.5)] if self._summed else [1.0])
+        return out
+
+
+class Frame(NamedTuple):
+    """A round set for events of one size.
+
+    Attributes:
+        along: Directions along the flat set.
+        point: q (1 or n, d or 1), its nearest point to the centre; None for the origin.
+        radius: r (1 or n, 1), the radius around q inside the flat set; None if there is no sphere.
+        axis: The direction (d,) that is taken from q itself; None if the flat set is a point.
+        columns: Coordinates in which it is not zero.
+        points: Share of the chains that are left with the point q.
+        small: A power of two in which sums over the coordinates of any y stay finite; one without a flat set.
+        made: Constants of the fast projection by dtype and device.
+    """
+
+    along: Directions
+    point: Tensor | None
+    radius: Tensor | None
+    axis: Tensor | None
+    columns: slice
+    points: float
+    small: float
+    made: dict[Any, Any]
+
+    @staticmethod
+    def of(along: Directions, size: int, point: Tensor | None, radius: Tensor | None, whole: Tensor | None) -> Frame:
+        """From r (1 or n,) and the radius R of the whole sphere; a set is a point where r is nothing beside R."""
+        axis = along.inside_direction()
+        used = [i for i, part in enumerate([] if axis is None else axis.tolist()) if part]
+        points = float(axis is None)
+        if used and radius is not None and whole is not None:
+            points = float((radius <= math.sqrt(ROUNDING) * whole).to(torch.float64).mean())
+        columns = slice(used[0], used[-1] + 1) if used else slice(0)
+        small = 0.5 ** (1 + size.bit_length()) if along.rank else 1.0
+        return Frame(along, point, None if radius is None else radius[:, None], axis, columns, points, small, {})
+
+
+class RoundInFlat(Constraint):
+    """A sphere or ball inside a flat set, in closed form.
+
+    C = {z : A z = b, |z - c| = R}, or <= R. With q the nearest point of the flat set to c, r = sqrt(R^2 - |q - c|^2),
+    and u the part of y - c along the flat set,
+
+        P(y) = q + r u / |u|        (q + u if the ball holds it).
+
+    Where u = 0 all of the sphere is equally near, and a fixed direction inside the flat set is taken. A subclass keeps
+    its arguments, ``_center``, ``_radius``, ``_square`` and ``convex``, and writes ``_measured``.
+    """
 
     smooth = True
     fast = True
+    _center: Tensor | None = None  # c (1 or n, *event); None for the origin
+    _radius: Tensor | None = None  # R (1 or n,); None if there is no sphere
+    _square: Tensor | None = None  # R^2 (1 or n,)
+
+    def _measured(self, size: int) -> Frame:
+        """``Frame.of`` for so many coordinates."""
+        raise NotImplementedError
+
+    def _frame(self, event: Event) -> Frame:
+        """Made at the first event of a size, with all the checks."""
+        size = torch.Size(event).numel()
+        if size not in self._frames:
+            self.validate(event)
+            with torch.inference_mode(False):  # what is kept may be differentiated later
+                self._frames[size] = self._measured(size)
+        return self._frames[size]
+
+    @cached_property
+    def _frames(self) -> dict[int, Frame]:
+        """Frames by the number of coordinates."""
+        return {}
+
+    # -------------------------------------------------------------- projections
+
+    def _project_fast(self, z: Tensor) -> Tensor:
+        return self._shell(z)[0]
+
+    def _shell(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """P(z) in the dtype of z, |u| and r, both (n, 1); r is infinite if there is no sphere."""
+        self._check_chains(z)
+        y, frame = flat(z), self._frame(tuple(z.shape[1:]))
+        center, point, radius, aside = once(frame.made, z, lambda: self._constants(frame, y))
+        if frame.axis is None:
+            return (torch.zeros_like(y) + point).reshape(z.shape), y[:, :1], radius
+        offset = y if center is None else y - center
+        inside = frame.along.inside_fast(offset)
+        if frame.radius is None:
+            return (inside if point is None else inside + point).reshape(z.shape), y[:, :1], radius
+        factor, length = shell_factor(inside, radius)
+        if self.convex:
+            factor = torch.where(length > radius, factor, torch.ones_like(factor))
+        out = inside * factor if inside is offset else inside.mul_(factor)
+        if not self.convex:
+            nudge(out[:, frame.columns], factor, aside)
+        if point is not None:
+            out = out.add_(point)
+        if self.convex and center is not None and not frame.along.rank:
+            out = torch.where(length > radius, out, y)
+        return out.reshape(z.shape), length, radius
+
+    def _constants(self, frame: Frame, y: Tensor) -> tuple[Tensor | None, Any, Tensor, Any]:
+        """c, q, r, and the shortest step along the axis in its columns, in the dtype of y (n, d)."""
+        with torch.inference_mode(False):
+            center = None if self._center is None else placed(self._center.flatten(1), y)
+            point = None if frame.point is None else placed(frame.point, y)
+            radius = y.new_full((1, 1), torch.inf) if frame.radius is None else placed(frame.radius, y)
+            aside = None if frame.axis is None else shortest(y.dtype) * placed(frame.axis[frame.columns], y)
+            return center, point, radius, aside
+
+    def _project(self, z: Tensor) -> Tensor:
+        y, frame = flat(z), self._frame(tuple(z.shape[1:]))
+        point = torch.zeros_like(y[:1]) if frame.point is None else placed(frame.point, y)
+        if frame.axis is None:
+            return (torch.zeros_like(y) + point).reshape(z.shape)
+        inside = self._inside(y, frame)
+        if frame.radius is None:
+            return refuse_overflow(point + inside / frame.small, self).reshape(z.shape)
+        radius = placed(frame.radius, y)
+        shell = point + radius * self._direction(inside, frame)
+        if self.convex:
+            within = norm(inside)[:, None] <= radius * frame.small
+            shell = torch.where(within, point + inside / frame.small if frame.along.rank else y, shell)
+        return shell.reshape(z.shape)
+
+    def _inside(self, y: Tensor, frame: Frame) -> Tensor:
+        """frame.small u (n, d), u the part of y - c along the flat set."""
+        if self._center is not None:
+            y = y - placed(self._center.flatten(1), y)
+        return frame.along.tangent(y * frame.small if frame.along.rank else y)
+
+    def _direction(self, inside: Tensor, frame: Frame) -> Tensor:
+        """u / |u|. What rounding left of other directions in a small u goes in a second pass."""
+        assert frame.axis is not None
+        axis = placed(frame.axis, inside)
+        found = unit(inside, axis)
+        return unit(frame.along.inside_fast(found), axis) if frame.along.rank else found
+
+    # -------------------------------------------------------------- Gaussians restricted to a sphere
+
+    def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+        """q, and a von Mises-Fisher direction around u / |u|, of concentration r |u| / sigma^2."""
+        rows, frame = flat(y), self._frame(tuple(y.shape[1:]))
+        if frame.axis is None or frame.radius is None:
+            return self._project(y)
+        inside, radius = self._inside(rows, frame), placed(frame.radius, rows)
+        kappa = (radius[:, 0] / sigma) * (norm(inside) / frame.small / sigma)
+        drawn = von_mises_fisher(
+            self._direction(inside, frame),
+            kappa,
+            rows.shape[1] - frame.along.rank,
+            lambda count: frame.along.tangent(gaussian(rows[:count], generator)),
+            generator,
+        )
+        out = radius * self._direction(frame.along.tangent(drawn), frame)
+        return (out if frame.point is None else placed(frame.point, rows) + out).reshape(y.shape)
+
+    def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
+        """A Gaussian at the distance of y from the flat set, times the normaliser of the sphere in it."""
+        rows, frame = flat(y), self._frame(tuple(y.shape[1:]))
+        across = self._log_across(rows, sigma)
+        if frame.axis is None or frame.radius is None:
+            return across
+        length, radius = norm(self._inside(rows, frame)) / frame.small, placed(frame.radius, rows)[:, 0]
+        return across + log_sphere_mass(length, radius, sigma, rows.shape[1] - frame.along.rank)
+
+    def _log_across(self, y: Tensor, sigma: float) -> Tensor:
+        """log N(height; 0, sigma^2) over the heights of rows (n, d) above the flat set."""
+        return torch.zeros_like(y[:, 0])
+
+    # -------------------------------------------------------------- geometry
+
+    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
+        """(k - 1) log(|u| / r), k the dimension of the flat set; zero for a point and for a flat set alone."""
+        y, frame = flat(x), self._frame(tuple(x.shape[1:]))
+        if self.convex and frame.radius is not None:
+            return None
+        if frame.radius is None or frame.axis is None:
+            return torch.zeros(len(x), dtype=x.dtype, device=x.device)
+        offset = y if self._center is None else y - placed(self._center.flatten(1), y)
+        radius = placed(frame.radius, y)[:, 0]
+        ratio = norm(frame.along.inside_fast(offset)) / torch.where(radius > 0, radius, 1.0)
+        return (y.shape[1] - frame.along.rank - 1) * torch.log(torch.where(radius > 0, ratio, 1.0))
+
+    def codimension(self, event: Event) -> int | None:
+        surface, frame = self.parts(event).surface, self._frame(tuple(event))
+        if surface is not self:
+            return 0 if surface is None else surface.codimension(event)
+        return None if frame.points else frame.along.rank + (frame.radius is not None)
+
+    def reach(self, event: Event) -> float | None:
+        surface, frame = self.parts(event).surface, self._frame(tuple(event))
+        if surface is not self or frame.radius is None:
+            return super().reach(event)
+        return float(torch.where(frame.radius > 0, frame.radius, torch.inf).min())
+
+    def _apart(self, event: Event) -> Parts:
+        """A point where the flat set touches the sphere or is one; the flat set and the ball of a ball inside it."""
+        frame = self._frame(event)
+        if frame.points == 1.0:
+            level = argument(self._middle(event))
+            return Parts(Box(level, level), None)
+        if frame.radius is None and not frame.along.rank:
+            return Parts(None, None)
+        return Parts(self, None)
+
+    def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        frame = self._frame(tuple(event))
+        return None if frame.radius is None else (self._middle(event), frame.radius[:, 0])
+
+    def _middle(self, event: Event) -> Tensor:
+        """q (1 or n, *event)."""
+        point, size = self._frame(tuple(event)).point, torch.Size(event).numel()
+        wide = torch.zeros(1, size, dtype=torch.float64) if point is None else point.expand(-1, size)
+        return wide.reshape(-1, *event)
+
+    # -------------------------------------------------------------- equations
+
+    def _offset(self, z: Tensor) -> Tensor:
+        return flat(z if self._center is None else z - over(self._center, z))
+
+    def _height(self, z: Tensor) -> Tensor:
+        """|z - c|^2 - R^2, (n, 1)."""
+        assert self._square is not None
+        return self._offset(z).square().sum(1, keepdim=True) - over(self._square, flat(z))
+
+
+class Round(RoundInFlat):
+    """What a sphere and a ball share: a centre and a radius, and no flat set around them."""
+
     per_chain = ("radius", "center")
     radius: Any  # a number, or PerChain
     center: Any  # a tensor, PerChain, or None
+    _radius: Tensor
 
     def __init__(self, radius: Any, center: Any = None) -> None:
-        self.radius = number(radius, "radius")
-        bad = first_failure(lambda r: (r >= 0) & (r < torch.inf), self.radius)
+        self.radius, self.center = one_number(radius, "radius"), copied(center)
+        self._radius = parameter(self.radius)
+        bad = first_failure((self._radius >= 0) & (self._radius < torch.inf))
         if bad is not None:
-            raise InfeasibleSet(f"{type(self).__name__} needs a finite radius >= 0, got {show(self.radius, bad)}")
-        self.center = None if center is None else bound(center)
-        shift: Any = 0.0
+            raise InfeasibleSet(f"{type(self).__name__} needs a finite radius >= 0, got {show(self._radius, bad)}")
+        self._shift = torch.zeros(1, dtype=torch.float64)
         if self.center is not None:
-            numbers = raw(self.center)
-            if not bool(torch.isfinite(numbers).all()):
-                worst = float(numbers[~torch.isfinite(numbers)][0])
-                raise InfeasibleSet(f"{type(self).__name__} needs a finite center, got {worst} in it")
-            if isinstance(self.center, PerChain):
-                shift = PerChain(torch.linalg.vector_norm(self.center.rows, dim=1))
-            else:
-                shift = float(torch.linalg.vector_norm(numbers))
+            self._center = parameter(self.center)
+            lost = self._center[~torch.isfinite(self._center)]
+            if len(lost):
+                raise InfeasibleSet(f"{type(self).__name__} needs a finite center, got {float(lost[0])} in it")
+            self._shift = norm(self._center.reshape(len(self._center), -1))
         self.chains = common_chains(radius=self.radius, center=self.center)
-        self._square = derive(lambda r: r**2, self.radius)
-        self._shift = shift
+        self._square = self._radius**2
 
     def __repr__(self) -> str:
         center = "" if self.center is None else f", center={brief(self.center)}"
         return f"{type(self).__name__}(radius={self.radius:g}{center})"
 
     def validate(self, event: Event) -> None:
-        if self.center is not None and tuple(event_shape(self.center)) != event:
-            raise ShapeError(f"center has shape {tuple(event_shape(self.center))}, events have shape {event}")
+        if self._center is not None and tuple(self._center.shape[1:]) != event:
+            raise ShapeError(f"center has shape {tuple(self._center.shape[1:])}, events have shape {event}")
+
+    def _measured(self, size: int) -> Frame:
+        center = None if self._center is None else self._center.flatten(1)
+        return Frame.of(Coordinates(size), size, center, self._radius, self._radius)
 
     def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         return (self._offset(z) * (2.0 * weights)).reshape(z.shape)
 
     def within(self, space: Subspace) -> Round | None:
         """A sphere or ball again, if its centre is in the subspace."""
-        if self.center is None:
+        if self._center is None:
             return type(self)(self.radius)
-        own = isinstance(self.center, PerChain)
-        found = space.coordinates(self.center.rows if own else self.center.reshape(1, -1))
-        return None if found is None else type(self)(self.radius, PerChain(found) if own else found[0])
+        found = space.coordinates(self._center.flatten(1))
+        return None if found is None else type(self)(self.radius, argument(found))
 
-    def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
-        middle = torch.zeros(1, *event, dtype=torch.float64) if self.center is None else raw(self.center)
-        return middle.reshape(-1, *event), raw(as_rows(self.radius)).reshape(-1)
-
-    def _is_point(self) -> bool | None:
-        """Whether R = 0; None if only in some chains."""
-        if first_failure(lambda r: r > 0, self.radius) is None:
-            return False
-        return True if first_failure(lambda r: r == 0, self.radius) is None else None
-
-    def _height(self, z: Tensor) -> Tensor:
-        """|z - c|^2 - R^2, (n, 1)."""
-        return self._offset(z).square().sum(1, keepdim=True) - column(self._square, z)
-
-    def _offset(self, z: Tensor) -> Tensor:
-        return flat(z if self.center is None else z - spread(self.center, z))
-
-    def _off_radius(self, z: Tensor, lost: Tensor | None, amount: Tensor) -> Excess:
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         """One row, in units of R; of |z| + |c| where R = 0. Rounding of what cancels, c and ``lost``, is granted."""
-        radius, shift = (torch.as_tensor(each(v, z), dtype=z.dtype) for v in (self.radius, self._shift))
-        radius, terms = radius.to(z).expand(len(z)), shift.to(z).expand(len(z))
+        size = norm(flat(z))
+        radius, terms = over(self._radius, size), over(self._shift, size).expand(len(z))
         if lost is not None:
             terms = terms + norm(flat(lost))
-        unit = torch.where(radius > 0, radius, norm(flat(z)) + terms)
+        amount, unit = norm(self._offset(z)) - radius, torch.where(radius > 0, radius, size + terms)
+        amount = amount.clamp_min(0.0) if self.convex else amount.abs()
         return Excess(amount[:, None], unit[:, None], GRANTED * EPSILON * terms[:, None])
 
-    def _place(self, offset: Tensor, z: Tensor) -> Tensor:
-        moved = offset.reshape(z.shape)
-        return moved if self.center is None else moved + spread(self.center, z)
+    def row_name(self, event: Event, row: int) -> str:
+        sign = "<=" if self.convex else "="
+        return f"|z - c| {sign} {show(self._radius, 0) if self.chains is None else 'R'}"
 
 
 @register
@@ -172,62 +450,14 @@ class Sphere(Round):
     def equations(self, z: Tensor) -> Tensor:
         return self._height(z)
 
-    def _project_fast(self, z: Tensor) -> Tensor:
-        return self._shell(z, column(self.radius, z))[0]
-
     def _project_fast_half(self, z: Tensor, warm: Tensor | None) -> tuple[Tensor, Tensor]:
         """The distance is | |z - c| - R |."""
-        radius = column(self.radius, z)
-        foot, length = self._shell(z, radius)
+        foot, length, radius = self._shell(z)
         return foot, (length - radius).to(torch.float64).flatten().square_().div_(2)
 
-    def _shell(self, z: Tensor, radius: float | Tensor) -> tuple[Tensor, Tensor]:
-        """c + R (z - c) / |z - c|, and |z - c| as a column."""
-        offset = self._offset(z)
-        factor, length = shell_factor(offset, radius)
-        shell = offset * factor
-        nudge(shell[:, :1], factor, shortest(z.dtype))
-        return self._place(shell, z), length
-
-    def _project(self, z: Tensor) -> Tensor:
-        offset = self._offset(z)
-        return self._place(column(self.radius, z) * unit(offset, axis(offset, 1.0)), z)
-
-    def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
-        """A von Mises-Fisher direction around (y - c) / |y - c|, of concentration R |y - c| / sigma^2."""
-        offset = self._offset(y)
-        kappa = (each(self.radius, y) / sigma) * (norm(offset) / sigma)
-        mean, size = unit(offset, axis(offset, 1.0)), offset.shape[1]
-        drawn = von_mises_fisher(mean, kappa, size, lambda rows: gaussian(offset[:rows], generator), generator)
-        return self._place(column(self.radius, y) * unit(drawn, axis(drawn, 1.0)), y)
-
-    def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
-        """Gaussian at the distance of y from C, times the Bessel normaliser of the angle."""
-        offset = self._offset(y)
-        return log_sphere_mass(norm(offset), each(self.radius, y), sigma, offset.shape[1])
-
-    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
-        return self._off_radius(z, lost, (norm(self._offset(z)) - each(self.radius, z)).abs())
-
-    def row_name(self, event: Event, row: int) -> str:
-        return f"|z - c| = {show(self.radius, 0)}" if self.chains is None else "|z - c| = R"
-
-    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
-        return shell_tube(self._offset(x), each(self.radius, x), 1)
-
-    def codimension(self, event: Event) -> int | None:
-        point = self._is_point()
-        return None if point is None else torch.Size(event).numel() if point else 1
-
-    def reach(self, event: Event) -> float | None:
-        return smallest_positive(self.radius)
-
     def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        size = torch.Size(event).numel()
-        nothing = torch.zeros(0, size, dtype=torch.float64)
-        center = self.center
-        if center is not None:
-            center = PerChain(center.rows) if isinstance(center, PerChain) else center.reshape(-1)
+        nothing = torch.zeros(0, torch.Size(event).numel(), dtype=torch.float64)
+        center = None if self._center is None else argument(self._center.flatten(1))
         return SphereInFlat(nothing, nothing[:, 0], self.radius, center)
 
 
@@ -249,87 +479,55 @@ class Ball(Round):
 
     def __init__(self, radius: Any, center: Any = None) -> None:
         super().__init__(radius, center)
-        self.solid = self._is_point() is False
+        self.solid = bool((self._radius > 0).all())
 
     def inequalities(self, z: Tensor) -> Tensor:
         return self._height(z)
 
     def _apart(self, event: Event) -> Parts:
-        """The centre where R = 0."""
+        """The centre where R = 0, all of space in other chains."""
         if self.solid:
             return Parts(None, self)
-        return Parts(points_where_zero(self.radius, self.center, event), None if self._is_point() else self)
-
-    def _project_fast(self, z: Tensor) -> Tensor:
-        offset, radius = self._offset(z), column(self.radius, z)
-        factor, length = shell_factor(offset, radius)
-        inside = ~(length > radius)
-        moved = offset * torch.where(inside, torch.ones_like(factor), factor)
-        if self.center is None:
-            return moved.reshape(z.shape)
-        return torch.where(over_events(inside, z), z, self._place(moved, z))
-
-    def _project(self, z: Tensor) -> Tensor:
-        offset = self._offset(z)
-        outside = norm(offset) > each(self.radius, z)
-        shell = self._place(column(self.radius, z) * unit(offset, offset.new_ones(offset.shape[1])), z)
-        return torch.where(over_events(outside, z), shell, z)
-
-    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
-        return self._off_radius(z, lost, (norm(self._offset(z)) - each(self.radius, z)).clamp_min(0.0))
-
-    def row_name(self, event: Event, row: int) -> str:
-        return f"|z - c| <= {show(self.radius, 0)}" if self.chains is None else "|z - c| <= R"
+        middle = torch.zeros(1, *event, dtype=torch.float64) if self._center is None else self._center
+        zero = over_events(self._radius == 0, middle)
+        points = Box(*(argument(torch.where(zero, middle, free)) for free in (-torch.inf, torch.inf)))
+        return Parts(points, None if bool(zero.all()) else self)
 
 
 @register
-class AffineRound(Constraint):
+class AffineRound(RoundInFlat):
     """Linear equations and a fixed, or bounded, distance from a centre, in closed form.
 
-    C = {z : A z = b, |z - c| = R} (or <= R); ``Affine(A, b) & Sphere(R, c)`` becomes this set.
-
-    With q the foot of the centre c on the flat and r = sqrt(R^2 - |q - c|^2),
-
-        P(z) = q + r u / |u|,    u = P_flat(z) - q        (u itself if the ball holds it).
-
-    Where P_flat(z) = q all points of the sphere are equally near, and a fixed direction inside the flat is taken. The
-    violation is the larger of those of the two sets.
+    C = {z : A z = b, |z - c| = R} (or <= R); ``Affine(A, b) & Sphere(R, c)`` becomes this set. The violation is the
+    larger of those of the two sets.
 
     Args:
         flat_part: The equations.
         round_part: The sphere or ball.
     """
 
-    smooth = True
-    fast = True
-
     def __init__(self, flat_part: Affine, round_part: Round) -> None:
         self.flat_part, self.round_part = flat_part, round_part
         self.convex = round_part.convex
         self._equation_count = total_count((flat_part, round_part))
         self.chains = common_chains(equations=flat_part, sphere=round_part)
-        given, size, radius = round_part.center, flat_part.A.shape[1], round_part.radius
-        center = torch.zeros(1, size, dtype=torch.float64) if given is None else raw(given).reshape(-1, size)
-        self._center: Bound | None = PerChain(center) if isinstance(given, PerChain) else center[0]
-        self._center = None if given is None else self._center
-        feet = flat_part._project(center.expand(flat_part.chains or len(center), -1))
-        gaps = torch.linalg.vector_norm(feet - center, dim=1)
-        own = flat_part.chains is not None or isinstance(self._center, PerChain)
-        self._foot: Bound = PerChain(feet) if own else feet[0]
-        gap = PerChain(gaps) if own else float(torch.linalg.vector_norm(feet[0] - center[0]))
-        bad = first_failure(lambda g, r: g <= r * (1 + ROUNDING) + ROUNDING * torch.maximum(g, r), gap, radius)
+        size, radius = flat_part.A.shape[1], round_part._radius
+        self._radius = radius
+        center = torch.zeros(1, size, dtype=torch.float64)
+        if round_part._center is not None:
+            self._center = center = round_part._center.reshape(-1, size)
+        point = flat_part._project(center.expand(flat_part.chains or len(center), -1))
+        gap = norm(point - center)
+        largest = torch.maximum(gap, radius)
+        bad = first_failure(gap <= radius * (1 + ROUNDING) + ROUNDING * largest)
         if bad is not None:
-            raise InfeasibleSet(
-                f"the equations stay {show(gap, bad)} away from the centre, beyond the radius {show(radius, bad)}"
-            )
-        self._gap = gap
-        self._radius = derive(_leg, radius, gap)
-        self._axis = flat_part.inside_direction()
-        self._made: dict[Any, Any] = {}
-        if self._axis is None and not self.convex:
-            bad = first_failure(lambda r, g, R: r <= 1e-6 * torch.maximum(R, g), self._radius, gap, radius)
-            if bad is not None:
-                raise InfeasibleSet(f"the equations fix a point at distance {show(gap, bad)}, not {show(radius, bad)}")
+            off, limit = show(gap, bad), show(radius, bad)
+            raise InfeasibleSet(f"the equations stay {off} away from the centre, beyond the radius {limit}")
+        inner = (radius - gap).clamp_min(0.0).sqrt() * (radius + gap).sqrt()
+        bad = first_failure(inner <= math.sqrt(ROUNDING) * largest)
+        if flat_part.rank == size and not self.convex and bad is not None:
+            raise InfeasibleSet(f"the equations fix a point at distance {show(gap, bad)}, not {show(radius, bad)}")
+        self._frames[size] = Frame.of(flat_part._system, size, point, inner, radius)
 
     def __repr__(self) -> str:
         return f"({self.flat_part!r} & {self.round_part!r})"
@@ -344,30 +542,12 @@ class AffineRound(Constraint):
     def inequalities(self, z: Tensor) -> Tensor:
         return self.round_part.inequalities(z)
 
-    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
-        if self.convex:
-            return None
-        inside = flat(self.flat_part._project(x))
-        return shell_tube(inside - spread(self._foot, inside), each(self._radius, x), 1 + self.flat_part.rank)
-
-    def codimension(self, event: Event) -> int | None:
-        surface = self.parts(event).surface
-        if surface is not self:
-            return 0 if surface is None else surface.codimension(event)
-        return self.flat_part.rank + 1
-
-    def reach(self, event: Event) -> float | None:
-        return super().reach(event) if self.parts(event).surface is not self else smallest_positive(self._radius)
-
     def _apart(self, event: Event) -> Parts:
         """Equations and the ball; a point where the equations touch it, or fix one."""
-        touching = share(lambda g, r: g >= r * (1.0 - ROUNDING), self._gap, self.round_part.radius)
-        if touching == 1.0 or self._axis is None:
-            own, feet = isinstance(self._foot, PerChain), raw(self._foot).reshape(-1, *event)
-            return Parts(Box(marked(feet, own), marked(feet, own)), None)
-        if not self.convex:
-            return Parts(self, None)
-        if touching:
+        found, points = super()._apart(event), self._frame(event).points
+        if not self.convex or points == 1.0:
+            return found
+        if points:
             raise SettingError(
                 "in some chains the equations touch the ball in one point, in others they cut it: sets of different "
                 "dimension; sample those chains in runs of their own (constraint.take)"
@@ -379,48 +559,9 @@ class AffineRound(Constraint):
         known = self.flat_part.sphere_in_flat(event)
         return None if whole is None or known is None else whole._replace(matrix=known.matrix, level=known.level)
 
-    def _project_fast(self, z: Tensor) -> Tensor:
-        """u = (I - B^T B)(z - c), B an orthonormal basis of the rows of A."""
-        self._check_chains(z)
-        y = flat(z)
-        foot, center, radius, aside = once(self._made, z, lambda: self._constants(y))
-        if aside is None:
-            return foot.expand(len(z), -1).reshape(z.shape)
-        offset = y if center is None else y - center
-        inside = self.flat_part.inside(offset)
-        factor, length = shell_factor(inside, radius)
-        if self.convex:
-            factor = torch.where(length > radius, factor, torch.ones_like(factor))
-        nudge(inside, aside)
-        return inside.mul_(factor).add_(foot).reshape(z.shape)
-
-    def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
-        return raw(self._foot).reshape(-1, *event), raw(as_rows(self._radius)).reshape(-1)
-
-    def _constants(self, y: Tensor) -> tuple[Tensor, Tensor | None, float | Tensor, Tensor | None]:
-        """q, c, r and the shortest step inside the flat, in the dtype of y (n, d)."""
-        center = None if self._center is None else spread(self._center, y)
-        aside = None if self._axis is None else shortest(y.dtype) * self._axis.to(y)
-        return spread(self._foot, y), center, column(self._radius, y), aside
-
     def within(self, space: Subspace) -> Constraint | None:
         flat_part, round_part = self.flat_part.within(space), self.round_part.within(space)
         return None if flat_part is None or round_part is None else AffineRound(flat_part, round_part)
-
-    def _project(self, z: Tensor) -> Tensor:
-        y, radius = flat(z), column(self._radius, z)
-        foot = spread(self._foot, y)
-        inside = flat(self.flat_part._project(z)) - foot
-        if self._axis is None:
-            return foot.expand(len(z), -1).reshape(z.shape)
-        direction = unit(inside, placed(self._axis, z))
-        # Rounding leaves a normal part in a small offset; once more inside the flat, once more to length one.
-        direction = unit(self.flat_part.inside(direction), placed(self._axis, z))
-        shell = foot + radius * direction
-        if self.convex:
-            within = (norm(inside) <= each(self._radius, z))[:, None]
-            shell = torch.where(within, foot + inside, shell)
-        return shell.reshape(z.shape)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         return side_by_side([part._excess(z, lost) for part in (self.flat_part, self.round_part)], z)
@@ -431,23 +572,671 @@ class AffineRound(Constraint):
         return parts[part].row_name(event, own)
 
 
-def shell_tube(offset: Tensor, radius: float | Tensor, codimension: int) -> Tensor:
-    """(k - 1) log(|v| / R), v rows in a space of k dimensions; zero where R = 0, for the set is a point there."""
-    size = torch.as_tensor(radius, dtype=offset.dtype, device=offset.device)
-    ratio = norm(offset) / torch.where(size > 0, size, 1.0)
-    return (offset.shape[1] - codimension) * torch.log(torch.where(size > 0, ratio, 1.0))
+# ------------------------------------------------------------------ mass and energy
 
 
-def smallest_positive(radius: Number) -> float:
-    """The smallest radius that is not zero; infinity if all are, for a point has one nearest point everywhere."""
-    sizes = radius.values if isinstance(radius, PerChain) else torch.tensor([radius], dtype=torch.float64)
-    return float(torch.where(sizes > 0, sizes, torch.inf).min())
+@register
+class MassEnergy(RoundInFlat):
+    """Fields of a given mass and energy, in closed form.
+
+    C = {z in R^N : sum z = M, |z|^2 = E}, a sphere inside a hyperplane.
+
+    With the mean m = M / N and the radius r = sqrt(E - M^2 / N),
+
+        P(y) = m + r (y - ybar) / |y - ybar|,
+
+    which is also the limit of alternating projections onto the two sets. A constant y sits on the axis, equally
+    far from all of C; there the direction (1, -1, 0, ...) / sqrt(2) is taken. The violation is the larger of
+    |sum z - M| / (sum |z| + |M|) and | |z|^2 - E | / E.
+
+    Args:
+        mass: M; may be PerChain.
+        energy: E; may be PerChain. It needs E >= M^2 / N, checked as soon as N is known.
+    """
+
+    samples_near = True
+    per_chain = ("mass", "energy")
+    _equation_count = 2
+    mass: Any  # numbers, or PerChain
+    energy: Any
+    _square: Tensor
+    _radius: Tensor
+
+    def __init__(self, mass: Any, energy: Any) -> None:
+        self.mass, self.energy = one_number(mass, "mass"), one_number(energy, "energy")
+        self._mass, self._square = parameter(self.mass), parameter(self.energy)
+        self._radius = self._square.sqrt()
+        self.chains = common_chains(mass=self.mass, energy=self.energy)
+        bad = first_failure((self._square >= 0) & (self._square < torch.inf) & torch.isfinite(self._mass))
+        if bad is not None:
+            found = f"{show(self._mass, bad, '')} and {show(self._square, bad, '')}"
+            raise InfeasibleSet(f"MassEnergy needs a finite mass and an energy >= 0, got {found}")
+
+    def __repr__(self) -> str:
+        return f"MassEnergy(mass={self.mass:g}, energy={self.energy:g})"
+
+    def validate(self, event: Event) -> None:
+        size = torch.Size(event).numel()
+        least, energy = self._mass**2 / size, self._square
+        bad = first_failure(energy >= least * (1.0 - ROUNDING))
+        if bad is not None:
+            found = f"energy {show(energy, bad)} is below mass^2 / N = {show(least, bad)}"
+            raise InfeasibleSet(f"{found} (mass {show(self._mass, bad)}, N = {size}): no field has so little")
+        bad = first_failure(energy <= least * (1.0 + ROUNDING)) if size == 1 else None
+        if bad is not None:
+            raise InfeasibleSet(f"one coordinate of this mass has energy {show(least, bad)}, not {show(energy, bad)}")
+
+    def _measured(self, size: int) -> Frame:
+        radius = (self._square - self._mass**2 / size).clamp_min(0.0).sqrt()
+        return Frame.of(Coordinates(size, summed=True), size, (self._mass / size)[:, None], radius, self._radius)
+
+    def equations(self, z: Tensor) -> Tensor:
+        return torch.cat([flat(z).sum(1, keepdim=True) - over(self._mass, flat(z)), self._height(z)], dim=1)
+
+    def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
+        return (flat(z) * (2.0 * weights[:, 1:])).add_(weights[:, :1]).reshape(z.shape)
+
+    def within(self, space: Subspace) -> Constraint | None:
+        """A sphere cut by one equation, if constant fields are in the subspace."""
+        ones = space.coordinates(torch.ones((1, torch.Size(space.event).numel()), dtype=torch.float64))
+        if ones is None or ones.numel() < 2 or self._frame(space.event).points:
+            return None
+        return AffineRound(Affine(ones.flatten(1), self.mass), Sphere(argument(self._radius)))
+
+    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        ones = torch.ones(1, torch.Size(event).numel(), dtype=torch.float64)
+        return SphereInFlat(ones, argument(self._mass[:, None]), argument(self._radius))
+
+    def _log_across(self, y: Tensor, sigma: float) -> Tensor:
+        height = (y.sum(1) - over(self._mass, y[:, 0])) / (math.sqrt(y.shape[1]) * sigma)
+        return -0.5 * height.square() - math.log(math.sqrt(2.0 * math.pi) * sigma)
+
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        return side_by_side([_mass_missed(z, lost, self._mass), _energy_missed(z, lost, self._square)], z)
+
+    def row_name(self, event: Event, row: int) -> str:
+        return "|z|^2 = E" if row else "sum z = M"
 
 
-def _leg(hypotenuse: Any, other: Any) -> Any:
-    """sqrt(R^2 - g^2) of floats or tensors."""
-    square = hypotenuse**2 - other**2
-    return square.clamp_min(0.0).sqrt() if isinstance(square, Tensor) else math.sqrt(max(square, 0.0))
+def _mass_missed(z: Tensor, lost: Tensor | None, mass: Tensor) -> Excess:
+    """sum z - M, in units of sum |z| + |M|."""
+    y, level = flat(z), over(mass, flat(z))
+    size = y.abs() if lost is None else y.abs() + flat(lost)
+    top = peak(y)
+    top = torch.where(top > LARGE, top, 1.0)
+    gap = (y / top).sum(1, keepdim=True) - level / top
+    return Excess(gap.abs(), (size / top).sum(1, keepdim=True) + level.abs() / top, scale=top)
+
+
+def _energy_missed(z: Tensor, lost: Tensor | None, energy: Tensor) -> Excess:
+    """|z|^2 - E, in units of E."""
+    y, level = flat(z), over(energy, flat(z)).expand(len(z), 1)
+    amount = (norm(y)[:, None].square() - level).abs().clamp_max(torch.finfo(z.dtype).max)
+    rounding = 0.0 if lost is None else GRANTED * EPSILON * 2.0 * (y.abs() * flat(lost)).sum(1, keepdim=True)
+    return Excess(amount, level, rounding)
+
+
+@register
+class ObservedMassEnergy(RoundInFlat):
+    """Fields of a given mass and energy, some of whose values are known, in closed form.
+
+    C = {z in R^N : z_k = v_k for k in index, sum z = M, |z|^2 = E}, a sphere inside a flat set.
+
+    Of the N coordinates n_f are free. With m = (M - sum v) / n_f, r = sqrt(E - |v|^2 - n_f m^2), and w the free part
+    of y minus its mean,
+
+        P(y) = v on the observed coordinates,  m + r w / |w| on the free ones.
+
+    Without a mass, m = 0 and w is the free part itself; without an energy the free part is m + w (or stays as it is
+    if there is no mass either), a flat and convex set. Where w = 0, all of C is equally far and the direction
+    (1, -1, 0, ...) / sqrt(2) is taken, or (1, 0, ...) without a mass, counted in free coordinates.
+
+    The violation is the largest of |z_k - v_k| / (max |z| + max |v|), | |z|^2 - E | / E, and
+    |sum z - M| / (sqrt(N E) + |M|), with |z| in place of sqrt(E) where no energy is given.
+
+    Args:
+        index: Positions of the observed coordinates in the flattened event, each once.
+        values: v, as many numbers; PerChain: (n, k).
+        mass: M, or None if the sum is not known; may be PerChain.
+        energy: E, or None if the sum of squares is not known; may be PerChain.
+
+    >>> ObservedMassEnergy([0], [1.0], mass=3.0, energy=5.0).project(torch.tensor([[9.0, 1.0, 7.0]]))
+    tensor([[1., 0., 2.]])
+    """
+
+    per_chain = ("values", "mass", "energy")
+
+    def __init__(self, index: Any, values: Any, mass: Any = None, energy: Any = None) -> None:
+        self.index = torch.as_tensor(index)
+        if self.index.numel() and (self.index.is_floating_point() or self.index.dtype == torch.bool):
+            raise SettingError(f"index holds positions in the flattened event, integers; got {self.index.dtype}")
+        self.index = self.index.to(torch.long).reshape(-1).clone()
+        given = copied(values)
+        self.values = PerChain(given.rows) if isinstance(given, PerChain) else given.reshape(-1)
+        self._values = parameter(self.values)
+        if len(self.index) != self._values.shape[1]:
+            raise ShapeError(f"{len(self.index)} observed positions but {self._values.shape[1]} values")
+        repeated = self.index.unique(return_counts=True)
+        if bool((repeated[1] > 1).any()):
+            twice = int(repeated[0][repeated[1] > 1][0])
+            raise SettingError(f"position {twice} is observed more than once; keep one value for each position")
+        self.mass = None if mass is None else one_number(mass, "mass")
+        self.energy = None if energy is None else one_number(energy, "energy")
+        self._mass = None if mass is None else parameter(self.mass)
+        self._square = None if energy is None else parameter(self.energy)
+        self._radius = None if self._square is None else self._square.sqrt()
+        self.chains = common_chains(values=self.values, mass=self.mass, energy=self.energy)
+        sums, sizes = (parameter(0.0 if given is None else given) for given in (self.mass, self.energy))
+        bad = first_failure(torch.isfinite(sums) & (sizes >= 0) & (sizes < torch.inf))
+        if bad is not None or not bool(torch.isfinite(self._values).all()):
+            found = f"mass {show(self._mass, bad or 0)}, energy {show(self._square, bad or 0)}"
+            raise InfeasibleSet(f"ObservedMassEnergy needs finite values and mass, and an energy >= 0, got {found}")
+        self.convex = self.energy is None
+        self._equation_count = len(self.index) + (self.mass is not None) + (self.energy is not None)
+
+    def __repr__(self) -> str:
+        mass = "" if self.mass is None else f", mass={self.mass:g}"
+        energy = "" if self.energy is None else f", energy={self.energy:g}"
+        chains = f", values={self.values}" if isinstance(self.values, PerChain) else ""
+        return f"ObservedMassEnergy({len(self.index)} observed{chains}{mass}{energy})"
+
+    def validate(self, event: Event) -> None:
+        size = torch.Size(event).numel()
+        first, last = min(self.index.tolist(), default=0), max(self.index.tolist(), default=-1)
+        if first < 0 or last >= size:
+            raise ShapeError(f"observed positions run from {first} to {last}, those of {event} from 0 to {size - 1}")
+        free, known = size - len(self.index), self._values.sum(1)
+        if self._mass is not None and free == 0:
+            scale = float(self._values.abs().sum(1).max())
+            bad = first_failure((known - self._mass).abs() <= ROUNDING * (scale + self._mass.abs()))
+            if bad is not None:
+                found = f"their sum is {show(known, bad)}, not {show(self._mass, bad)}"
+                raise InfeasibleSet(f"all {size} coordinates are observed; {found}")
+        if self._square is None:
+            return
+        energy, spent = self._square, self._values.square().sum(1)
+        least = spent + free * self._mean(free) ** 2
+        slack = ROUNDING * (least + energy)
+        bad = first_failure(energy >= least - slack)
+        if bad is not None:
+            parts = f"the observed ones have {show(spent, bad)}, the mass of the {free} others takes at least "
+            parts += show(least - spent, bad)
+            raise InfeasibleSet(f"energy {show(energy, bad)} is below {show(least, bad)}: {parts}")
+        # Without a direction to move in, the energy is decided already.
+        bad = first_failure(energy <= least + slack) if free <= (self._mass is not None) else None
+        if bad is not None:
+            fixed = f"fix the energy at {show(least, bad)}, not {show(energy, bad)}"
+            raise InfeasibleSet(f"with {free} of {size} coordinates free, the other conditions {fixed}")
+
+    def _mean(self, free: int) -> Tensor:
+        """m (1 or n,); zero without a mass or without free coordinates."""
+        if self._mass is None or not free:
+            return torch.zeros(1, dtype=torch.float64)
+        return (self._mass - self._values.sum(1)) / free
+
+    def _measured(self, size: int) -> Frame:
+        along = Coordinates(size, self.index, summed=self._mass is not None)
+        mean = self._mean(len(along.free))
+        point = torch.zeros(self.chains or 1, size, dtype=torch.float64) + mean[:, None]
+        point[:, self.index.cpu()] = self._values
+        least = self._values.square().sum(1) + len(along.free) * mean**2
+        radius = None if self._square is None else (self._square - least).clamp_min(0.0).sqrt()
+        return Frame.of(along, size, point, radius, self._radius)
+
+    def equations(self, z: Tensor) -> Tensor:
+        y = flat(z)
+        parts = [y[:, self.index.to(z.device)] - over(self._values, y)]
+        if self._mass is not None:
+            parts.append(y.sum(1, keepdim=True) - over(self._mass, y))
+        if self._square is not None:
+            parts.append(self._height(z))
+        return torch.cat(parts, dim=1)
+
+    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        size = torch.Size(event).numel()
+        rows, level = torch.zeros((len(self.index), size), dtype=torch.float64), self._values
+        rows[torch.arange(len(self.index)), self.index.cpu()] = 1.0  # never all of the identity
+        if self._mass is not None:
+            rows, level = torch.cat([rows, rows.new_ones(1, size)]), join(level, self._mass[:, None])
+        return SphereInFlat(rows, argument(level), None if self._radius is None else argument(self._radius))
+
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        """The observed coordinates, then mass and energy."""
+        index, known = self.index.to(z.device), over(self._values, flat(z)).expand(len(z), -1)
+        missed = None if lost is None else flat(lost)[:, index]
+        parts = [bounds_missed(flat(z)[:, index], missed, known, known)]
+        if self._mass is not None:
+            parts.append(_mass_missed(z, lost, self._mass))
+        if self._square is not None:
+            parts.append(_energy_missed(z, lost, self._square))
+        return side_by_side(parts, z)
+
+    def row_name(self, event: Event, row: int) -> str:
+        if row < len(self.index):
+            return f"observed value of z[{int(self.index[row])}]"
+        return "sum z = M" if row == len(self.index) and self.mass is not None else "|z|^2 = E"
+
+
+# ------------------------------------------------------------------ mass, energy and bounds
+
+
+class _Frame(NamedTuple):
+    """What is known once N is: the mean m, the radius r, the bounds (N,), and those on u = (z - m) / r if r > 0."""
+
+    mean: float
+    radius: float
+    low: Tensor
+    high: Tensor
+    reduced: _Bounds | None
+
+
+@register
+class MassEnergyBox(Constraint):
+    """Fields of a given mass and energy within bounds.
+
+    C = {z in R^N : sum z = M, |z|^2 = E, low <= z <= high}; what ``MassEnergy(M, E) & Box(low, high)`` becomes.
+
+        P(y) = clip(alpha y + beta, low, high),   alpha > 0 and beta such that both equations hold.
+
+    On C the distance to y depends on y . z alone, and such a point maximises it (see ``_farthest``), so it
+    is the nearest, and the only one. alpha and beta come from guessing which coordinates are clipped, and where the
+    guesses do not settle from halving intervals. Ties of y that bounds break (all of C is equally far from a constant
+    y) are broken in the order of the coordinates.
+
+    With one pair of bounds for all coordinates this is the nearest point from everywhere, and ``exact`` says so. With
+    bounds of their own, it is the nearest wherever alpha > 0 exists. It does not where the order of y fills small boxes
+    before large ones, so that even alpha = infinity has too little energy; to find the nearest point there is a
+    combinatorial problem, and a point of C is returned that need not be the nearest. Just below the largest energy that
+    such bounds allow, not even a point of C is certain to be found; ``solve`` flags those chains.
+
+    The violation is the larger of those of ``MassEnergy`` and ``Box``; the equations are those of the first, the
+    inequalities those of the second.
+
+    Args:
+        mass: M; this and all others may be PerChain, and chains of equal parameters are then projected together.
+        energy: E.
+        low: Lower bounds: a number, or a tensor that broadcasts to an event. Minus infinity is allowed.
+        high: Upper bounds, likewise.
+
+    Raises:
+        InfeasibleSet: The bounds leave no room for this mass or energy; raised as soon as N is known.
+
+    >>> MassEnergyBox(1.0, 2.0, -0.5, 1.0).project(torch.tensor([[3.0, 0.0, -3.0, 0.5]]))
+    tensor([[ 1.0000, -0.3090, -0.5000,  0.8090]])
+    """
+
+    smooth = True
+    _equation_count = 2
+    per_chain = ("mass", "energy", "low", "high")
+
+    def __init__(self, mass: Any, energy: Any, low: Any, high: Any) -> None:
+        self.conserved, self.bounds = MassEnergy(mass, energy), Box(low, high)
+        self.chains = common_chains(equations=self.conserved, bounds=self.bounds)
+        self.exact = all(_same(side) for side in (self.bounds.low, self.bounds.high))
+        self._frames: dict[Event, _Frame] = {}
+        if self.chains is None:
+            self._check_any_size()
+
+    def __repr__(self) -> str:
+        return f"({self.conserved!r} & {self.bounds!r})"
+
+    def explain(self) -> str:
+        how = f"{super().explain()}, alpha y + beta clipped to the bounds"
+        return how if self.exact else f"{how}, the nearest point where alpha > 0 exists"
+
+    def validate(self, event: Event) -> None:
+        if self.chains is None:
+            self._frame(tuple(event))
+            return
+        for _, alone in self._group_sets:
+            alone.validate(event)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {**self.conserved._arguments(), **self.bounds._arguments()}
+
+    def equations(self, z: Tensor) -> Tensor:
+        return self.conserved.equations(z)
+
+    def inequalities(self, z: Tensor) -> Tensor:
+        return self.bounds.inequalities(z)
+
+    def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
+        equations, below, above = weights.tensor_split((2, 2 + (weights.shape[1] - 2) // 2), dim=1)
+        pulled = self.conserved.residual_pull(z, equations)
+        return None if pulled is None else pulled.add_((above - below).reshape(z.shape))
+
+    def _apart(self, event: Event) -> Parts:
+        """Mass and energy, known where low = high; the bounds on the others."""
+        low, high = (self.bounds._over(raw(side), event) for side in (self.bounds.low, self.bounds.high))
+        own, ones = isinstance(self.bounds.low, PerChain), torch.ones(low.shape[1], dtype=torch.float64)
+        met = BoxHyperplane(marked(low, own), marked(high, own), ones, self.conserved.mass)._bounds_met()
+        pinned, rest = met._pinned, met._bounds_where(~met._pinned)
+        solid = rest._shaped(event) if rest._has_an_edge else None
+        if self.conserved.parts(event).surface is not self.conserved:
+            return Parts(self.conserved.parts(event).surface, None)
+        if not bool(pinned.any()):
+            return Parts(self.conserved, solid)
+        pins = met._bounds_where(pinned)
+        if bool(pinned.all()):
+            return Parts(pins._shaped(event), None)
+        rows = pins.sphere_in_flat((low.shape[1],))
+        if rows is None:
+            raise SettingError(
+                "low = high fixes other coordinates in one chain than in another; "
+                "sample those chains in runs of their own (constraint.take)"
+            )
+        observed = ObservedMassEnergy(rows.matrix.argmax(1), rows.level, self.conserved.mass, self.conserved.energy)
+        surface = observed.parts(event).surface
+        return Parts(surface, solid if surface is observed else None)
+
+    def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
+        if self.chains is not None:
+            return self._solve_by_group(z, budget, warm)
+        frame = self._frame(tuple(z.shape[1:]))
+        y = flat(z).clone()
+        # A second pass starts beside the answer, and takes away what rounding left of the first.
+        for _ in range(PASSES):
+            left = chosen(~self._holds(y, frame))
+            if not len(left):
+                break
+            y[left] = self._pass(y[left], frame)
+        point = y.reshape(z.shape)
+        residual = torch.zeros_like(y[:, 0]) if self.exact else self._violation(point)
+        return Projection(point, residual <= ROUNDING, torch.zeros_like(residual).long(), residual)
+
+    def _pass(self, y: Tensor, frame: _Frame) -> Tensor:
+        low, high = placed(frame.low, y), placed(frame.high, y)
+        if frame.reduced is None:
+            return torch.full_like(y, frame.mean).clamp(low, high)
+        reduced = frame.reduced
+        on = reduced._replace(low=placed(reduced.low, y), high=placed(reduced.high, y))
+        on = on._replace(longest=placed(reduced.longest, y))
+        return (frame.mean + frame.radius * _farthest(self._directions(y), on)).clamp(low, high)
+
+    def _directions(self, y: Tensor) -> Tensor:
+        """(y - ybar) / |y - ybar| for rows (n, d), d > 1."""
+        frame = self.conserved._frame((y.shape[1],))
+        return self.conserved._direction(self.conserved._inside(y, frame), frame)
+
+    def _holds(self, y: Tensor, frame: _Frame) -> Tensor:
+        """Points (n,) that satisfy the definition to rounding, which stay where they are."""
+        mass, energy = self.conserved.mass, self.conserved.energy
+        power, size = y.square().sum(1), y.abs().sum(1) + abs(mass)
+        bounded = ((y >= placed(frame.low, y)) & (y <= placed(frame.high, y))).all(1)
+        summed = (y.sum(1) - mass).abs() <= 4.0 * EPSILON * size
+        return bounded & summed & ((power - energy).abs() <= 8.0 * EPSILON * energy)
+
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        return side_by_side([part._excess(z, lost) for part in (self.conserved, self.bounds)], z)
+
+    def row_name(self, event: Event, row: int) -> str:
+        return self.conserved.row_name(event, row) if row < 2 else self.bounds.row_name(event, row - 2)
+
+    def _frame(self, event: Event) -> _Frame:
+        """Made at the first event of a shape, with all the checks."""
+        if event not in self._frames:
+            self.conserved.validate(event)
+            self.bounds.validate(event)
+            self._frames[event] = self._measured(event)
+        return self._frames[event]
+
+    def _measured(self, event: Event) -> _Frame:
+        mass, energy = self.conserved.mass, self.conserved.energy
+        low, high = (side.expand(event).reshape(-1) for side in (self.bounds.low, self.bounds.high))
+        size = len(low)
+        least, most = float(low.sum()), float(high.sum())
+        slack = ROUNDING * (abs(mass) + math.sqrt(size * energy))
+        if not least - slack <= mass <= most + slack:
+            reach = f"{size} coordinates within the bounds sum to {least:g} at least and {most:g} at most"
+            raise InfeasibleSet(f"mass {mass:g} is out of reach: {reach}; choose a mass in between, or wider bounds")
+        mean, radius = mass / size, max(0.0, energy - mass**2 / size) ** 0.5
+        within = BoxHyperplane(low, high, torch.ones(size, dtype=torch.float64), mass)
+        level = float(within._project(torch.full((1, size), mean, dtype=torch.float64)).square().sum())
+        if energy < level * (1.0 - ROUNDING):
+            raise InfeasibleSet(
+                f"energy {energy:g} is too little: fields of mass {mass:g} within the bounds have {level:g} at least; "
+                "choose a larger energy, or bounds that come closer to the mean"
+            )
+        return _Frame(mean, radius, low, high, self._reduced(low, high, mean, radius) if radius and size > 1 else None)
+
+    def _reduced(self, low: Tensor, high: Tensor, mean: float, radius: float) -> _Bounds:
+        """Bounds on u = (z - m) / r. Missing ones are put at two, which |u| = 1 does not reach."""
+        mass, energy = self.conserved.mass, self.conserved.energy
+        low = torch.where(low.isinf(), high.clamp_max(mean - 2.0 * radius), low)
+        high = torch.where(high.isinf(), low.clamp_min(mean + 2.0 * radius), high)
+        below, above = (low - mean) / radius, (high - mean) / radius
+        within = BoxHyperplane(low, high, torch.ones(len(low), dtype=torch.float64), mass)
+
+        def onto(u: Tensor) -> Tensor:
+            return (within._project(mean + radius * u) - mean) / radius
+
+        corner, most = _longest(below, above)
+        if self.exact:
+            most = float(corner.square().sum())
+        if radius**2 * (1.0 - most) > ROUNDING * energy:
+            raise InfeasibleSet(
+                f"energy {energy:g} is too much: fields of mass {mass:g} within the bounds have "
+                f"{energy + radius**2 * (most - 1.0):g} at most; choose a smaller energy, or wider bounds"
+            )
+        return _Bounds(below, above, onto, corner)
+
+    def _check_any_size(self) -> None:
+        """What no number of coordinates can repair is refused at once."""
+        low, high, mass, energy = self.bounds.low, self.bounds.high, self.conserved.mass, self.conserved.energy
+        floor = float(low.sum()) if bool((low >= 0).all()) else -math.inf
+        roof = float(high.sum()) if bool((high <= 0).all()) else math.inf
+        if mass < floor - ROUNDING * abs(floor) or mass > roof + ROUNDING * abs(roof):
+            asked = f"{floor:g} or more" if mass < floor else f"{roof:g} or less"
+            raise InfeasibleSet(f"mass {mass:g} is out of reach: the bounds alone ask for a sum of {asked}")
+        least = float(torch.zeros_like(low).clamp(low, high).square().sum())
+        if energy < least * (1.0 - ROUNDING):
+            raise InfeasibleSet(
+                f"energy {energy:g} is too little: the bounds alone ask for {least:g} or more; "
+                "choose a larger energy, or bounds that come closer to zero"
+            )
+
+
+def _same(side: Any) -> bool:
+    """Whether all coordinates have the same bound."""
+    numbers = parameter(side)
+    numbers = numbers.reshape(len(numbers), -1)
+    return bool((numbers == numbers[:, :1]).all())
+
+
+# ------------------------------------------------------------------ a sphere clipped by bounds
+
+
+class _Bounds(NamedTuple):
+    """A box that meets the sphere of sum zero and length one.
+
+    Attributes:
+        low: Finite lower bounds (d,).
+        high: Finite upper bounds (d,).
+        onto: The projection of rows (n, d) onto {low <= u <= high, sum u = 0}.
+        longest: A point (d,) of that set, about as long as they come.
+    """
+
+    low: Tensor
+    high: Tensor
+    onto: Callable[[Tensor], Tensor]
+    longest: Tensor
+
+
+def _farthest(v: Tensor, bounds: _Bounds) -> Tensor:
+    """Between bounds, the point of sum zero and length one that reaches farthest along rows v (n, d) of that kind.
+
+        maximise v . u   subject to   sum u = 0,  |u| = 1,  low <= u <= high
+
+    For alpha > 0 and any beta the point u = clip(alpha v + beta, low, high) maximises v . u - |u|^2 / (2 alpha) plus a
+    multiple of sum u, a strictly concave function, over the box. So one that meets both equations is the answer, and
+    the only one. With beta from the first equation, |u| never falls as alpha grows: from the least length at alpha = 0
+    to that of the corner which fills the coordinates in the order of v.
+
+    Where even the corner in the order of v is too short no alpha > 0 will do. Then a point between two longer corners
+    is taken: on the set, not always the farthest one. This cannot happen if all coordinates have the same bounds, for
+    then every corner is as long as the longest point.
+    """
+    u, left = _refine(v, bounds.low, bounds.high)
+    if len(left):
+        u[left] = _bracket(v[left], bounds)
+    return u
+
+
+def _refine(v: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Answers, and the indices of the rows that have none yet.
+
+    Which coordinates are clipped is guessed; the others get their own sum and length in closed form, which makes the
+    next guess. A row that meets both equations is done, whatever the guesses before it were.
+    """
+    out = v.clone()
+    left = torch.arange(len(v), device=v.device)
+    line, done = v, torch.zeros(len(v), dtype=torch.bool, device=v.device)
+    for iteration in range(ROUNDS):
+        u = line.clamp(low, high)
+        lost = (u.sum(1).abs() > SETTLED) | ((u.square().sum(1) - 1.0).abs() > SETTLED)
+        out[left] = u if on_host(v) else torch.where(done[:, None], out[left], u)
+        lost = lost & ~done
+        if look_due(iteration, v):
+            if not seen(lost.any()):
+                return out, left[:0]
+            if not seen(lost.all()):
+                some = chosen(lost)
+                left, v, line, u, lost = left[some], v[some], line[some], u[some], lost[some]
+        done = ~lost
+        line = _fit(v, u, (line > low) & (line < high))
+    return out, left if on_host(v) else left[chosen(lost)]
+
+
+def _fit(v: Tensor, u: Tensor, free: Tensor) -> Tensor:
+    """alpha v + beta with which the free coordinates supply what the clipped ones of u leave over."""
+    share = free.to(v)
+    clipped = u * (1.0 - share)
+    total, power = -clipped.sum(1, keepdim=True), 1.0 - clipped.square().sum(1, keepdim=True)
+    count = share.sum(1, keepdim=True).clamp_min(1.0)
+    offset = v - (share * v).sum(1, keepdim=True) / count
+    spread = (share * offset.square()).sum(1, keepdim=True)
+    alpha = ((power - total.square() / count).clamp_min(0.0) / spread.clamp_min(1e-300)).sqrt()
+    # Ties are not to be told apart by their rounding.
+    alpha = torch.where(spread > TIED**2 * count, alpha, torch.zeros_like(alpha))
+    return alpha * offset + total / count
+
+
+def _bracket(v: Tensor, bounds: _Bounds) -> Tensor:
+    """By halving the range of alpha until the same coordinates are clipped at both ends.
+
+    In between u is then linear in alpha, and the answer lies on the segment from end to end.
+    """
+    order = _order(v, bounds)
+    # From the coordinate that is filled last, where beta ends up as alpha grows: a large alpha then drowns no bounds.
+    before, _, need = _fill(order, bounds.low, bounds.high)
+    last = ((before < need).sum(1, keepdim=True) - 1).clamp_min(0)
+    v = v - v.gather(1, order).gather(1, last)
+    start, end = bounds.onto(torch.zeros_like(v)), bounds.onto(WIDEST * v)
+    near, far = (torch.full_like(v[:, :1], math.log(alpha)) for alpha in (NARROWEST, WIDEST))
+    for iteration in range(HALVINGS):
+        differ = (_pattern(start, bounds) != _pattern(end, bounds)).any(1, keepdim=True)
+        moving = differ & _show(start) & ~_show(end)
+        if look_due(iteration, v) and not seen(moving.any()):
+            break
+        middle = 0.5 * (near + far)
+        point = bounds.onto(middle.exp() * v)
+        up, down = moving & _show(point), moving & ~_show(point)
+        start, end = torch.where(up, point, start), torch.where(down, point, end)
+        near, far = torch.where(up, middle, near), torch.where(down, middle, far)
+
+    stuck = chosen(_show(end).squeeze(1))
+    if len(stuck):
+        start[stuck], end[stuck] = _corners(v[stuck], end[stuck], bounds)
+    return _between(start, end)
+
+
+def _corners(v: Tensor, start: Tensor, bounds: _Bounds) -> tuple[Tensor, Tensor]:
+    """Where alpha = infinity is too short: the last short corner and the first long one on the way to the longest.
+
+    The corner that fills in the order of v breaks the ties of v, which is all it takes with equal bounds. Beyond it the
+    order leans more and more on low + high, the energy that filling a coordinate adds for its mass.
+    """
+    end = bounds.longest.expand_as(v)
+    near, far = torch.zeros_like(v[:, :1]), torch.ones_like(v[:, :1])
+    share = near
+    for iteration in range(CORNERS):
+        point = _filling(_order(torch.lerp(v, bounds.low + bounds.high, share), bounds), bounds.low, bounds.high)
+        short = _show(point)
+        start, end = torch.where(short, point, start), torch.where(short, end, point)
+        near, far = torch.where(short, share, near), torch.where(short, far, share)
+        if look_due(iteration, v) and not seen((far > near).any()):
+            break
+        share = 0.5 * (near + far)
+    return start, end
+
+
+def _order(v: Tensor, bounds: _Bounds) -> Tensor:
+    """Coordinates from the largest v to the smallest; of equal ones those with the higher bounds first."""
+    high_first = (bounds.low + bounds.high).argsort(descending=True, stable=True)
+    return high_first[v[:, high_first].argsort(dim=1, descending=True, stable=True)]
+
+
+def _show(u: Tensor) -> Tensor:
+    return u.square().sum(1, keepdim=True) < 1.0
+
+
+def _pattern(u: Tensor, bounds: _Bounds) -> Tensor:
+    return (u >= bounds.high).to(torch.int8) - (u <= bounds.low).to(torch.int8)
+
+
+def _between(p: Tensor, q: Tensor) -> Tensor:
+    """The point of length one on the segment from p (no longer than one) to q (no shorter)."""
+    step = q - p
+    square, slope = step.square().sum(1, keepdim=True), (p * step).sum(1, keepdim=True)
+    lack = (1.0 - p.square().sum(1, keepdim=True)).clamp_min(0.0)
+    root = (slope.square() + square * lack).sqrt()
+    # Two forms of the same root, of which the one without cancellation is taken.
+    rising = slope > 0
+    above, below = torch.where(rising, lack, root - slope), torch.where(rising, slope + root, square)
+    share = torch.where(below > 0, above / below, torch.zeros_like(below)).clamp(0.0, 1.0)
+    return torch.where(share < 0.5, p + share * step, q - (1.0 - share) * step)
+
+
+def _filling(order: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """From all coordinates at their lower bound, fill them to the upper one in this order (n, d) until the sum is 0."""
+    before, width, need = _fill(order, low, high)
+    added = torch.minimum((need - before).clamp_min(0.0), width)
+    return (low + torch.zeros_like(width).scatter_(1, order, added)).clamp(low, high)
+
+
+def _longest(low: Tensor, high: Tensor) -> tuple[Tensor, float]:
+    """A corner (d,) of {low <= u <= high, sum u = 0} about as long as they come, and what no |u|^2 there exceeds.
+
+    Filling a coordinate adds energy low + high for its mass, so they are filled in this order. That is the longest
+    corner if all bounds are equal. Otherwise the one coordinate that is partly filled may be in the wrong place: to
+    find the best is a knapsack problem. No corner is longer than if u^2 followed its chord there. If that leaves a
+    doubt about length one, each coordinate is tried first and last.
+    """
+    order = (low + high).argsort(descending=True, stable=True)[None]
+    corner = _filling(order, low, high)[0]
+    most = float((corner.square() + (corner - low) * (high - corner)).sum())
+    for _ in range(TRIALS if len(low) <= MANY else 0):
+        length = float(corner.square().sum())
+        if length >= 1.0 or most < 1.0:
+            break
+        picked, everyone = torch.arange(len(low))[:, None], order.expand(len(low), -1)
+        rest = everyone[everyone != picked].reshape(len(low), -1)
+        tried = torch.cat([torch.cat([picked, rest], dim=1), torch.cat([rest, picked], dim=1)])
+        points = _filling(tried, low, high)
+        best = int(points.square().sum(1).argmax())
+        if float(points[best].square().sum()) <= length:
+            break
+        corner, order = points[best], tried[best][None]
+    return corner, most
+
+
+def _fill(order: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """In this order: what the coordinates before take up, the room in each (n, d), and what all must take up (n, 1)."""
+    width = (high - low).expand(order.shape).gather(1, order)
+    return width.cumsum(1) - width, width, -low.expand(order.shape).sum(1, keepdim=True)
+
+
+# ------------------------------------------------------------------ ellipsoids
 
 
 @register

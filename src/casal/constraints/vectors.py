@@ -188,10 +188,10 @@ def shell_factor(offset: Tensor, radius: float | Tensor) -> tuple[Tensor, Tensor
     return factor, length
 
 
-def nudge(part: Tensor, by: Tensor, alpha: float = 1.0) -> None:
-    """Add ``alpha by`` to ``part`` in place: the shortest step off the centre, from where all of a shell is as near."""
+def nudge(part: Tensor, factor: Tensor, by: Tensor) -> None:
+    """Add ``factor by`` in place: the shortest step off the centre, from where all of a shell is equally near."""
     if not _compiled():
-        part.add_(by, alpha=alpha)
+        part.addcmul_(factor, by)
 
 
 def once(made: dict[tuple[torch.dtype, torch.device], Made], z: Tensor, make: Callable[[], Made]) -> Made:
