@@ -146,6 +146,7 @@ class Moves(ABC):
         return state._replace(x=x, estimate=clean)
 
 
+@lru_cache(maxsize=4096)
 def reverse_levels(s: float, floor: float, finest: float, steps: int) -> tuple[float, ...]:
     """The levels of the reverse process from s down to the floor, or to RANGE s if that is lower.
 

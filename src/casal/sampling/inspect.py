@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -61,22 +62,35 @@ class Tried(NamedTuple):
 
 
 def try_out(target: Target, constraint: Constraint, n: int, options: Options) -> Tried:
-    """Try everything on a few chains."""
-    few, decoder = min(n, PROBE), options.decoder or Identity()
-    generator = stream(options.seed, "probe", device=place_of(target, options))
-    probe = starting_points(target, 0, few, generator, options.run.dtype)
-    row_dtype = probe.dtype if options.run.compile else torch.float64
+    """Try everything on a few chains. If the score fails there but not on all chains at once, say what is asked for."""
+
+    def points(rows: int) -> Tensor:
+        generator = stream(options.seed, "probe", device=place_of(target, options))
+        return starting_points(target, 0, rows, generator, options.run.dtype)
+
+    probe = points(min(n, PROBE))
     try:
-        centred, offset = decoder.centred(probe)
+        row_dtype = probe.dtype if options.run.compile else torch.float64
+        centred, offset = (options.decoder or Identity()).centred(probe)
         inside = constraint if offset is None else constraint.shifted(-offset)
         context = Context(target, inside, centred.to(probe), probe[:0], row_dtype=row_dtype)
         event = _check_context(context.replace(usage=Uncounted()), probe, n, options)
-    except (ShapeError, RuntimeError) as error:
-        if n <= few:
-            raise
-        said = str(error).partition("\n")[0][:300]
-        raise ShapeError(f"{said} (tried on {few} of {n} chains; {ANY_ROWS})") from error
+    except Exception as failure:
+        if len(probe) < n and _takes_all(target, points, n):
+            said = str(failure).partition("\n")[0][:200]
+            raise SettingError(
+                f"the gradient of {target.name} takes all {n} chains at once, and fails on a few ({said}): {ANY_ROWS}"
+            ) from failure
+        raise
     return Tried(context, event, centred, offset)
+
+
+def _takes_all(target: Target, points: Callable[[int], Tensor], n: int) -> bool:
+    """Whether the score works on all n chains at once."""
+    with suppress(Exception):  # then the number of rows is not what is wrong
+        x = points(n)
+        return target.score(x, target.table.t[0].to(x.device), **target.condition).shape == x.shape
+    return False
 
 
 # ------------------------------------------------------------------- what is refused before the first step
