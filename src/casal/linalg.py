@@ -28,28 +28,28 @@ def _same(v: Tensor) -> Tensor:
 def conjugate_gradients(
     apply: Callable[[Tensor], Tensor],
     right: Tensor,
-    floor: Tensor,
+    tolerance: Tensor,
     steps: int,
     *,
     precondition: Callable[[Tensor], Tensor] = _same,
     project: Callable[[Tensor], Tensor] = _same,
     radius: Tensor | None = None,
-    look_first: bool = True,
+    check_first: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """argmin v . A v / 2 - right . v, chain by chain: the solution of A v = right if A is positive definite.
 
-    With a radius, over |v| <= radius: a chain stops where it meets the edge, or goes there along a direction in which A
-    is not convex (Steihaug 1983, The conjugate gradient method and trust regions in large scale optimization).
+    With a radius, over |v| <= radius: a chain stops where it reaches the edge, or goes there along a direction in which
+    A is not convex (Steihaug 1983, The conjugate gradient method and trust regions in large scale optimization).
 
     Args:
         apply: v -> A v for rows v (n, d); A is symmetric.
         right: (n, d).
-        floor: (n,) a chain is done where r . M r is not above it, r the residual and M the preconditioner.
+        tolerance: (n,) a chain is done where r . M r is not above it, r the residual and M the preconditioner.
         steps: Largest number of iterations.
         precondition: r -> M r.
         project: Onto the subspace in which v is sought.
         radius: (n,); None for no bound.
-        look_first: Whether it is worth a look if there is anything to do at all, off the host.
+        check_first: Whether to check before the first iteration, off the host, if there is anything to do at all.
 
     Returns:
         v, and A v.
@@ -59,9 +59,9 @@ def conjugate_gradients(
     r = project(right)
     p = precondition(r)
     size = (r * p).sum(1)
-    live = size > floor if radius is None else (size > floor) & (radius > 0)
+    live = size > tolerance if radius is None else (size > tolerance) & (radius > 0)
     for iteration in range(steps):
-        if ((look_first and iteration == 0) or look_due(iteration, right)) and not seen(live.any()):
+        if ((check_first and iteration == 0) or look_due(iteration, right)) and not seen(live.any()):
             break
         p = torch.where(live[:, None], p, torch.zeros_like(p))
         image = apply(p)
@@ -70,9 +70,9 @@ def conjugate_gradients(
         share, ends = size / torch.where(convex, curvature, 1.0), ~convex
         if radius is not None:
             share = torch.where(convex, share, torch.inf)
-            cross, room = (v * p).sum(1), (radius.square() - v.square().sum(1)).clamp_min(0.0)
+            cross, left = (v * p).sum(1), (radius.square() - v.square().sum(1)).clamp_min(0.0)
             long = torch.where(length > 0, length, 1.0)
-            edge = room / (cross + (cross.square() + long * room).sqrt()).clamp_min(1e-300)
+            edge = left / (cross + (cross.square() + long * left).sqrt()).clamp_min(1e-300)
             share, ends = torch.minimum(share, edge), share >= edge
         else:
             share = torch.where(convex, share, 0.0)
@@ -82,5 +82,5 @@ def conjugate_gradients(
         conditioned = precondition(r)
         new = (r * conditioned).sum(1)
         p = conditioned + (new / size.clamp_min(tiny))[:, None] * p
-        live, size = live & ~ends & (new > floor), new
+        live, size = live & ~ends & (new > tolerance), new
     return v, image_of_v

@@ -13,7 +13,7 @@ from torch import Tensor
 import casal
 from casal.checks import StartDensity
 from casal.errors import DtypeError, SettingError, ShapeError
-from casal.targets import Tuning, fit_start, settled
+from casal.targets import Tuning, fit_start, with_settings
 
 from ..models import MODE_SCALES, MODE_WEIGHTS, MODES
 
@@ -90,22 +90,22 @@ def test_langevin_takes_the_potential_of_its_gradient() -> None:
         casal.langevin(gradient, steps=5, step_size=0.1, init=start, potential=3.0)  # type: ignore[arg-type]
 
 
-def test_open_settings_are_marked_and_settled() -> None:
+def test_open_settings_are_marked_and_filled_in() -> None:
     open_step = casal.langevin(gradient, steps=5, step_size="auto", init=start, preconditioner=torch.ones(2))
     assert open_step.tune == Tuning(step_size=True, preconditioner=False)
     assert bool(open_step.table.b.isnan().all())
-    settled_step = settled(open_step, step_size=0.2)
-    assert settled_step.tune is None
-    torch.testing.assert_close(settled_step.table.b, torch.full((5,), 0.2, dtype=torch.float64))
-    torch.testing.assert_close(settled_step.table.s, torch.full((5,), 0.4, dtype=torch.float64).sqrt())
-    assert settled_step.table.preconditioner is open_step.table.preconditioner
+    chosen = with_settings(open_step, step_size=0.2)
+    assert chosen.tune is None
+    torch.testing.assert_close(chosen.table.b, torch.full((5,), 0.2, dtype=torch.float64))
+    torch.testing.assert_close(chosen.table.s, torch.full((5,), 0.4, dtype=torch.float64).sqrt())
+    assert chosen.table.preconditioner is open_step.table.preconditioner
 
     both = casal.energy(potential, steps=5, step_size="auto", init=start, preconditioner="auto")
     assert both.tune == Tuning(step_size=True, preconditioner=True)
-    done = settled(both, step_size=0.2, preconditioner=torch.tensor([0.1, 0.01])).table
+    done = with_settings(both, step_size=0.2, preconditioner=torch.tensor([0.1, 0.01])).table
     assert done.preconditioner is not None and len(done) == 5
     with pytest.raises(SettingError, match="finite and > 0"):
-        settled(both, preconditioner=torch.ones(2))
+        with_settings(both, preconditioner=torch.ones(2))
     assert casal.langevin(gradient, steps=5, step_size=0.1, init=start).tune is None
 
 
@@ -115,7 +115,7 @@ def test_words_other_than_auto_are_refused() -> None:
     with pytest.raises(SettingError, match="preconditioner must be 'auto'"):
         casal.langevin(gradient, steps=5, step_size=0.1, init=start, preconditioner="diagonal")
     with pytest.raises(SettingError, match="not a fixed density"):
-        settled(casal.ddpm(lambda x, t: x, torch.linspace(0.1, 0.2, 5), shape=2), step_size=0.1)
+        with_settings(casal.ddpm(lambda x, t: x, torch.linspace(0.1, 0.2, 5), shape=2), step_size=0.1)
 
 
 WIDE = torch.float64

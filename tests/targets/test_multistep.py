@@ -8,7 +8,7 @@ from torch import Tensor
 
 import casal
 from casal.errors import SettingError, ShapeError
-from casal.targets import Recursion, Table, Target, first_order, looking_back, recursion
+from casal.targets import Recursion, Table, Target, first_order, multistep_table, recursion
 
 F64 = torch.float64
 MEAN, VARIANCE = 0.3, 0.25
@@ -36,7 +36,7 @@ def heun_target() -> Target:
     rows = heun_rows()
     rows.state[4], rows.clean[4] = 0.2, 0.8
     one, index = torch.ones(6, dtype=F64), torch.arange(6, dtype=F64)
-    table = looking_back(rows, torch.zeros(6, dtype=F64), index, one, SIGMAS)
+    table = multistep_table(rows, torch.zeros(6, dtype=F64), index, one, SIGMAS)
 
     def score(x: Tensor, t: Tensor) -> Tensor:
         sigma = SIGMAS[t.long()]
@@ -139,7 +139,7 @@ def test_a_first_row_without_signal_keeps_its_step() -> None:
     """alpha = 0: the row is x' = 0.4 D + 0.9 x whatever stands for the score."""
     rows = Recursion(torch.tensor([0.9, 0.0], dtype=F64), torch.tensor([0.4, 1.0], dtype=F64), torch.zeros(2, 0))
     alpha, sigma = torch.tensor([0.0, 0.4], dtype=F64), torch.tensor([1.0, 0.9], dtype=F64)
-    table = looking_back(rows, torch.zeros(2, dtype=F64), torch.arange(2, dtype=F64), alpha, sigma)
+    table = multistep_table(rows, torch.zeros(2, dtype=F64), torch.arange(2, dtype=F64), alpha, sigma)
     assert table.alpha is not None and table.memory is None
     x, estimate = torch.randn(5, dtype=F64), torch.randn(5, dtype=F64)
     score = (table.alpha[0] * estimate - x) / sigma[0] ** 2

@@ -195,7 +195,7 @@ class Composed(Decoder):
         return self.outer(self.inner(x))
 
     def vjp(self, x: Tensor) -> Callable[[Tensor], Tensor]:
-        """J_inner(x)^T J_outer(inner(x))^T; a linear one looks at the shape of x alone, which may have no rows."""
+        """J_inner(x)^T J_outer(inner(x))^T; a linear one needs the shape of x alone, which may have no rows."""
         first, at = self.inner.vjp(x), x.new_zeros((1, *x.shape[1:])) if self.linear else x
         last = self.outer.vjp(self.inner(at))
         return lambda v: first(last(v))
@@ -377,5 +377,5 @@ def diagonal_gram(squares: Tensor | None, latent: Event, preconditioner: Tensor 
     """That of a decoder whose A^T A is diagonal, ``squares``; None for the identity."""
     diagonal = torch.ones((), dtype=like.dtype, device=like.device) if preconditioner is None else preconditioner
     values = diagonal if squares is None else diagonal * squares
-    whole = values if values.ndim == 0 else values.expand(latent)
-    return Gram(diagonal.sqrt(), whole, None, unit=preconditioner is None)
+    expanded = values if values.ndim == 0 else values.expand(latent)
+    return Gram(diagonal.sqrt(), expanded, None, unit=preconditioner is None)

@@ -188,16 +188,16 @@ class Rows(Decoder):
     def gram(self, latent: Event, preconditioner: Tensor | None, like: Tensor) -> Gram:
         if not self.inner.identity:
             return super().gram(latent, preconditioner, like)
-        whole = self.inner.gram(latent, preconditioner, like)
+        full = self.inner.gram(latent, preconditioner, like)
         mask = self._scatter(torch.ones((1, len(self.index)), dtype=like.dtype, device=like.device), latent)[0]
-        return Gram(root=whole.root, eigenvalues=whole.eigenvalues * mask, basis=None)
+        return Gram(root=full.root, eigenvalues=full.eigenvalues * mask, basis=None)
 
     def centred(self, like: Tensor) -> tuple[Decoder, Tensor | None]:
         inner, offset = self.inner.centred(like)
         if offset is None:
             return self, None
-        whole = offset.expand(self.inner.to(like).event(like)).reshape(-1)
-        return Rows(inner, self.index), whole[self.index.to(whole.device)]
+        full = offset.expand(self.inner.to(like).event(like)).reshape(-1)
+        return Rows(inner, self.index), full[self.index.to(full.device)]
 
     def _scaled(self, diagonal: Tensor) -> Decoder | None:
         if self._small is not None:

@@ -31,8 +31,8 @@ class Nonlinear(Decoder):
     need not be images of any latent; ``result.gap`` says how far they are. There is no A^T A to factorise, so the
     coupling must be explicit: ``CASAL(rho, coupling="explicit")``, stable while tau rho |J|^2 <= 1. |J| is ``norm`` if
     that is given. Else it is the largest estimate, by power iteration on J^T J, over ``points``, or over a few starting
-    points of the run if no points are given. That estimate comes from below and knows only those points: leave room in
-    rho, and give points that look like samples.
+    points of the run if no points are given. That estimate comes from below and knows only those points: leave a
+    margin in rho, and give points near samples.
 
     Chains must not see each other: g maps each row of its batch on its own. A module is used as it is, copied only if
     the run has another dtype or device; dropout and batch norm must be in evaluation mode.

@@ -31,9 +31,9 @@ SMALL_MATRIX = 32
 Constants: TypeAlias = tuple[Tensor, ...]
 
 
-def _halves(whole: Tensor) -> Tensor:
-    """1 where ``whole``, else sqrt(1/2), in float64."""
-    return torch.full(whole.shape, HALF, dtype=torch.float64).masked_fill(whole, 1.0)
+def _halves(ones: Tensor) -> Tensor:
+    """1 where ``ones``, else sqrt(1/2), in float64."""
+    return torch.full(ones.shape, HALF, dtype=torch.float64).masked_fill(ones, 1.0)
 
 
 def _angles(k: Tensor, points: Tensor, period: int) -> Tensor:
@@ -426,10 +426,10 @@ class Fourier(Series):
         """
         if not 0 <= radius <= min(size) / 2:
             raise SettingError(f"radius must lie in [0, {min(size) / 2:g}] on a grid {tuple(size)}, got {radius}")
-        whole = cls(int(radius) + 1, size, algorithm=algorithm)
-        inside = whole.frequencies.square().sum(1) <= radius**2
+        square = cls(int(radius) + 1, size, algorithm=algorithm)
+        inside = square.frequencies.square().sum(1) <= radius**2
         chosen = cls.__new__(cls)
-        Transform.__init__(chosen, whole.axes, keep=inside, scale=scale, channels=channels)
+        Transform.__init__(chosen, square.axes, keep=inside, scale=scale, channels=channels)
         return chosen
 
 

@@ -36,7 +36,7 @@ from casal.methods import (
 from casal.sampling.pilot import PILOT_CHAINS, Pilot, run_pilot
 from casal.sampling.run import one_thread
 from casal.streams import stream as keyed
-from casal.targets import Target, Tuning, fit_start, settled
+from casal.targets import Target, Tuning, fit_start, with_settings
 
 FAR_OFF = 10.0
 """Factor between a given step size and the one that a pilot run finds, from which on the given one is wrong."""
@@ -139,7 +139,7 @@ def _adapt_steps(
     free = method is None or method.bounds_moves
     size = pilot.step_sizes(len(target.table), free=free) if tune.step_size else None
     diagonal = pilot.preconditioner if tune.preconditioner else None
-    tuned = context.replace(target=settled(target, step_size=size, preconditioner=diagonal))
+    tuned = context.replace(target=with_settings(target, step_size=size, preconditioner=diagonal))
     return _paid(tuned, pilot.evaluations / n), pilot, True, notes, 0.0
 
 

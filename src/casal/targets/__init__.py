@@ -13,10 +13,10 @@ from casal.targets.conditioning import (
     tilted,
     unconditional_rows,
 )
-from casal.targets.density import GaussianStart, energy, fit_start, langevin, settled
+from casal.targets.density import GaussianStart, energy, fit_start, langevin, with_settings
 from casal.targets.diffusion import annealed, ddim, ddpm, edm, karras_sigmas, vp_sde
 from casal.targets.flow_matching import flow
-from casal.targets.multistep import Recursion, first_order, looking_back, recursion
+from casal.targets.multistep import Recursion, first_order, multistep_table, recursion
 from casal.targets.network import (
     Network,
     along,
@@ -68,15 +68,15 @@ __all__ = [
     "langevin",
     "latent_posterior",
     "levels_of",
-    "looking_back",
+    "multistep_table",
     "next_values",
     "noise_level",
     "noise_share",
     "posterior",
     "recursion",
-    "settled",
     "slope",
     "tilted",
     "unconditional_rows",
     "vp_sde",
+    "with_settings",
 ]

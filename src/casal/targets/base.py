@@ -8,7 +8,7 @@ so Langevin dynamics, annealed Langevin, ancestral diffusion and probability-flo
 numbers a, b, s (and the optional diagonal preconditioner D). A constraint couples to x as one more term of the
 log-density: it is added to the score, and every row carries it in the same way.
 
-Solvers of second order and multistep solvers look back. Their rows also use the denoised estimates of rows before,
+Solvers of second order and multistep solvers have memory. Their rows also use the denoised estimates of rows before,
 
     x' = a_t x + b_t score(x, t) + m_1 D_1 + ... + m_p D_p + s_t w,      D = (x + sigma^2 score(x, t)) / alpha,
 
@@ -46,8 +46,8 @@ class Table:
         static: The same density at every row (Langevin on a fixed potential).
         alpha: Scale of the clean sample in x before each row, where there is one: x = alpha x0 + sigma noise.
         sigma: Size of the noise in x before each row, likewise.
-        memory: Gains (T, p) of the denoised estimates of the p rows before, the nearest first; None if no row looks
-            back. The estimate of a row is the one that its step used, moved by the constraint or not.
+        memory: Gains (T, p) of the denoised estimates of the p rows before, the nearest first; None if no row has
+            memory. The estimate of a row is the one that its step used, moved by the constraint or not.
 
     >>> import casal
     >>> import torch

@@ -291,7 +291,7 @@ def _try(log_weight: Term, x: Tensor, *, twice: bool) -> None:
         if not twice:
             return
         message = (
-            "autograd finds no second derivatives of log_weight, which the look ahead needs; write it with torch "
+            "autograd finds no second derivatives of log_weight, which casal.LookAhead needs; write it with torch "
             "functions that can be differentiated twice"
         )
         if not gradient.requires_grad:  # linear, or its gradient is a constant for autograd alone
@@ -640,6 +640,6 @@ def _shift(
     rounding = torch.finfo(gap.dtype)
     if spectrum is not None:  # such systems may be far from the identity: all but the derivative in float64
         solve, gap = spectrum.solver(observation.noise, variance), gap.to(torch.float64)
-    floor = (32 * rounding.eps) ** 2 * (gap * solve(gap)).sum(1) + rounding.tiny
-    found = conjugate_gradients(system, gap, floor, iterations, precondition=solve)[0]
+    tolerance = (32 * rounding.eps) ** 2 * (gap * solve(gap)).sum(1) + rounding.tiny
+    found = conjugate_gradients(system, gap, tolerance, iterations, precondition=solve)[0]
     return derivative(found.to(H) @ H)

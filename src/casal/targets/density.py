@@ -139,7 +139,7 @@ def _tuned(tune: Tuning | None, condition: Mapping[str, Any] | None) -> Tuning |
     return tune
 
 
-def settled(
+def with_settings(
     target: Target, *, step_size: float | Tensor | None = None, preconditioner: Tensor | float | None = None
 ) -> Target:
     """The same target with other settings of its Langevin steps, none of them open; None keeps what is there."""

@@ -1,4 +1,4 @@
-"""Rows that look back: solvers of second order and multistep solvers as tables.
+"""Rows with memory: solvers of second order and multistep solvers as tables.
 
 Any sampler whose state is linear in the start x_0, in the denoised estimates D_k and in the noise w_k has rows
 
@@ -77,7 +77,7 @@ def recursion(states: Tensor) -> Recursion:
 
 
 def _fit(states: Tensor, back: int) -> tuple[Recursion, float]:
-    """Rows that look back so far, and the largest part of a state that they leave unexplained."""
+    """Rows with so much memory, and the largest part of a state that they leave unexplained."""
     steps = len(states) - 1
     state, clean, memory = states.new_zeros(steps), states.new_zeros(steps), states.new_zeros(steps, back)
     worst = 0.0
@@ -95,7 +95,7 @@ def _fit(states: Tensor, back: int) -> tuple[Recursion, float]:
     return Recursion(state, clean, memory), worst
 
 
-def looking_back(rows: Recursion, s: Tensor, t: Tensor, alpha: Tensor, sigma: Tensor) -> Table:
+def multistep_table(rows: Recursion, s: Tensor, t: Tensor, alpha: Tensor, sigma: Tensor) -> Table:
     """The table of a recursion, x = alpha x0 + sigma noise before every row.
 
     A first row without signal (alpha = 0: zero terminal SNR, flow matching at t = 1) has a score that says nothing of
@@ -112,7 +112,7 @@ def looking_back(rows: Recursion, s: Tensor, t: Tensor, alpha: Tensor, sigma: Te
 
 
 def first_order(target: Target) -> Target:
-    """The same model with rows that do not look back, for methods that move chains between rows.
+    """The same model with rows without memory, for methods that move chains between rows.
 
     The rows are those of DDIM between the same noise levels (of ancestral sampling if the table has noise); a level
     that is visited twice, as by Heun's method, is visited once.

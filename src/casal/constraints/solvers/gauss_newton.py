@@ -587,7 +587,7 @@ def _slide(
     aim = torch.maximum(size * tangent.angle.clamp(1e-10, 0.1), 0.1 * rounding)
     floor = torch.where(size > rounding, aim.square(), torch.inf)
     steps = min(INNER_STEPS, gradient.shape[1])
-    return conjugate_gradients(hessian, -gradient, floor, steps, project=project, radius=radius, look_first=False)
+    return conjugate_gradients(hessian, -gradient, floor, steps, project=project, radius=radius, check_first=False)
 
 
 def _block(here: _Point, tangent: _Tangent, normal: Tensor, slide: Tensor) -> tuple[Tensor, Tensor]:

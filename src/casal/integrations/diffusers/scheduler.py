@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import SettingError
-from casal.targets import Recursion, Table, looking_back, recursion
+from casal.targets import Recursion, Table, multistep_table, recursion
 
 SEEDS = (1, 1 << 20)
 """First seeds of the two runs that tell noise from what is linear."""
@@ -102,7 +102,7 @@ def read(scheduler: Any, steps: int | None, schedule: Mapping[str, Any], options
     states, s, drawn, scale = _run(copy, skip, gain, options)
     try:
         rows = recursion(states)
-        table = looking_back(rows, s, torch.arange(len(alpha), dtype=torch.float64), alpha, sigma)
+        table = multistep_table(rows, s, torch.arange(len(alpha), dtype=torch.float64), alpha, sigma)
     except SettingError as error:
         raise SettingError(f"{name} cannot be written as rows: {error}; {WAY_OUT}") from error
     _check_carried(name, rows, alpha)
