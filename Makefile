@@ -9,8 +9,9 @@ STAMP  := $(VENV)/.installed
 .DELETE_ON_ERROR:
 .PHONY: help venv demo check test test-library test-lab test-all lint format bench fuzz docs clean
 
-# One file of tests stays on one process: its cached runs are made once. The log ends with the longest tests.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadscope
+# One file of tests stays on one process: its cached runs are made once. The log ends with the longest tests. Files are taken
+# in their order: by default those with few tests, often the longest, would come last, and one process would wait.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
