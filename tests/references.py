@@ -13,6 +13,7 @@ from mici.systems import DenseConstrainedEuclideanMetricSystem
 from torch import Tensor
 
 import casal
+from casal.constraints import geometry
 
 LARGEST_BATCHES = 2000
 
@@ -40,7 +41,7 @@ def shell_rejection(
         z = constraint.project(x)
         inside = (x - z).flatten(1).norm(dim=1) <= width
         x, z = x[inside], z[inside]
-        tube = constraint.log_tube_factor(x, z)
+        tube = geometry.log_volume_factor(constraint, x, z)
         weight = torch.zeros(len(x), dtype=torch.float64) if tube is None else -tube
         feet.append(z)
         log_weight.append(weight if log_density is None else weight + log_density(z) - log_density(x))
@@ -101,13 +102,13 @@ def constrained_hmc(
     def jacobian(q: Tensor) -> Tensor:
         with torch.enable_grad():
             x = q[None].requires_grad_()
-            values = constraint.residual(x)[0]
+            values = geometry.residual(constraint, x)[0]
             return torch.cat([torch.autograd.grad(value, x, retain_graph=True)[0] for value in values])
 
     system = DenseConstrainedEuclideanMetricSystem(
         neg_log_dens=lambda q: float(potential(torch.from_numpy(np.array(q))[None])[0]),
         grad_neg_log_dens=on_arrays(gradient),
-        constr=on_arrays(lambda q: constraint.residual(q[None])[0]),
+        constr=on_arrays(lambda q: geometry.residual(constraint, q[None])[0]),
         jacob_constr=on_arrays(jacobian),
         dens_wrt_hausdorff=True,
     )

@@ -54,7 +54,7 @@ LINES = 35407
 """Of all files together, everything counted."""
 
 METHODS = {
-    "Constraint": 36,
+    "Constraint": 20,
     "Decoder": 9,
     "Target": 5,
     "Method": 11,  # control and next came with the two kinds of stage; plan goes with the methods that still use it

@@ -27,6 +27,7 @@ from casal.constraints import (
     Sphere,
     Union,
     constraint_from_spec,
+    geometry,
 )
 from casal.errors import SettingError, ShapeError
 
@@ -226,11 +227,11 @@ def test_sets_made_of_sets_keep_equations_and_inequalities_apart(name: str) -> N
     constraint = build()
     torch.testing.assert_close(constraint.equations(POINTS), equations(POINTS))
     torch.testing.assert_close(constraint.inequalities(POINTS), inequalities(POINTS))
-    residual = constraint.residual(POINTS)
+    residual = geometry.residual(constraint, POINTS)
     assert torch.equal(residual, torch.cat([constraint.equations(POINTS), constraint.inequalities(POINTS)], dim=1))
     expected = torch.cat([equations(POINTS), inequalities(POINTS).clamp_min(0.0)], dim=1)
-    torch.testing.assert_close(constraint.positive_part(residual), expected)
-    assert constraint.smooth and constraint.equation_count() == equations(POINTS).shape[1]
+    torch.testing.assert_close(geometry.positive_part(constraint, residual), expected)
+    assert constraint.smooth and constraint._count_equations() == equations(POINTS).shape[1]
 
 
 @pytest.mark.parametrize("name", MIXED)
@@ -258,10 +259,10 @@ def test_an_inequality_behind_a_matrix_leaves_points_inside_where_they_are() -> 
 
 def test_flat_sides_give_their_rows() -> None:
     for constraint in (SUM, HalfSpace(TILT[0], 0.1), BOX, WALLED, SUM & BOX, SUM & SKEW & BOX & WALLED):
-        rows = constraint.polyhedron((SIZE,))
+        rows = constraint.linear((SIZE,))
         assert rows is not None and constraint.flat_sided
         torch.testing.assert_close(rows.matrix.norm(dim=1), torch.ones(len(rows.matrix), dtype=torch.float64))
         value = constraint.project(POINTS) @ rows.matrix.T
         assert bool(((value >= rows.low - 1e-12) & (value <= rows.high + 1e-12)).all())
     for curved in (BALL, SPHERE, BALL & BOX):
-        assert curved.polyhedron((SIZE,)) is None and not curved.flat_sided
+        assert curved.linear((SIZE,)) is None and not curved.flat_sided

@@ -37,6 +37,7 @@ from casal.constraints import (
     Simplex,
     Sphere,
     Through,
+    geometry,
 )
 from casal.errors import CasalError, SettingError, ShapeError
 
@@ -276,12 +277,12 @@ def test_whole_numbers_are_projected_in_float64(name: str, dtype: torch.dtype) -
     constraint = build(**given)
     z = torch.tensor([[0, 1, 1, 0], [1, 1, 0, 1], [0, 0, 1, 1]]).reshape(3, *event_of(name))
     wide = z.to(torch.float64)
-    for ask in (constraint.project, constraint.project_fast, lambda y: constraint.solve(y).point):
+    for ask in (constraint.project, lambda y: constraint.project(y, quick=True), lambda y: constraint.solve(y).point):
         found = ask(z.to(dtype))
         assert found.dtype == torch.float64
         torch.testing.assert_close(found, ask(wide), rtol=0, atol=0)
-    landed = constraint.landing(z.to(dtype)).foot
-    torch.testing.assert_close(landed, constraint.landing(wide).foot, rtol=0, atol=0)
+    landed = geometry.nearest_on_surface(constraint, z.to(dtype)).point
+    torch.testing.assert_close(landed, geometry.nearest_on_surface(constraint, wide).point, rtol=0, atol=0)
     drawn = constraint.sample_near(z.to(dtype), 0.1, torch.Generator().manual_seed(0))
     again = constraint.sample_near(wide, 0.1, torch.Generator().manual_seed(0))
     assert (drawn is None) == (again is None)
@@ -324,7 +325,7 @@ def test_bounds_broadcast_over_the_event_beside_sets_of_flattened_events(partner
     found, wanted = box & other, written & other
     point = found.project(z)
     torch.testing.assert_close(point, wanted.project(z), rtol=1e-9, atol=1e-9)
-    assert found.codimension(EVENT) == wanted.codimension(EVENT)
+    assert geometry.codimension(found, EVENT) == geometry.codimension(wanted, EVENT)
     assert bool((point >= low - 1e-9).all()) and bool((point <= high + 1e-9).all())
 
 

@@ -12,7 +12,7 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from casal.constraints import Budget, LinearDynamics
+from casal.constraints import Budget, LinearDynamics, geometry
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 
 from .iterative_cases import oscillator
@@ -146,8 +146,8 @@ def test_violation_of_dynamics_by_hand() -> None:
     hard = [[2.0, 6.0], [2.5, 2.0]]
     z = torch.tensor([right, off, hard], dtype=torch.float64)
     assert dynamics.violation(z).tolist() == pytest.approx([0.0, 0.5 / (2.0 + 1.5), 2.0 / (6.0 + 4.0)])
-    residual = dynamics.residual(z)
-    assert dynamics.equation_count() == 2 and dynamics.inequalities(z).shape[1] == 4
+    residual = geometry.residual(dynamics, z)
+    assert dynamics._count_equations() == 2 and dynamics.inequalities(z).shape[1] == 4
     assert residual[1].tolist() == pytest.approx([0.0, 0.5, -2.0, -2.0, -6.0, -6.0])
     assert residual[2].tolist() == pytest.approx([0.0, 0.0, 2.0, -2.0, -10.0, -6.0])
 

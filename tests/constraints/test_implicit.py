@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 import casal
-from casal.constraints import Budget, Constraint, Implicit
+from casal.constraints import Budget, Constraint, Implicit, geometry
 from casal.errors import ProjectionError, SettingError, ShapeError
 from casal.methods import Context
 from casal.methods.coupling import choose_finish
@@ -372,7 +372,7 @@ def test_large_batches_are_cut_into_tiles(monkeypatch: pytest.MonkeyPatch) -> No
     constraint, y = Implicit(mass_energy), normal(50, 7)
     warm = constraint.project(y + 0.01)
     whole, warmed, violation = constraint.solve(y), constraint.solve(y, warm=warm), constraint.violation(y)
-    tube = constraint.log_tube_factor(y, whole.point)
+    tube = geometry.log_volume_factor(constraint, y, whole.point)
     monkeypatch.setattr("casal.constraints.implicit.TILE", 200)
     seen: list[int] = []
 
@@ -385,7 +385,7 @@ def test_large_batches_are_cut_into_tiles(monkeypatch: pytest.MonkeyPatch) -> No
     assert max(seen) <= 200 // 14
     assert torch.allclose(cut.violation(y), violation, rtol=1e-13)
     assert float((cut.project(y, warm=warm) - warmed.point).abs().max()) <= 1e-14
-    again = cut.log_tube_factor(y, whole.point)
+    again = geometry.log_volume_factor(cut, y, whole.point)
     assert tube is not None and again is not None and torch.allclose(again, tube, rtol=0, atol=1e-12)
 
 
@@ -395,7 +395,7 @@ def test_float32_goes_in_and_out() -> None:
     assert foot.dtype == torch.float32
     assert torch.equal(foot, constraint.project(y.to(torch.float64)).to(torch.float32))
     assert constraint.violation(foot).dtype == torch.float64
-    assert Implicit(energy).residual(y).dtype == torch.float32
+    assert geometry.residual(Implicit(energy), y).dtype == torch.float32
 
 
 def test_derivatives_are_taken_whatever_mode_the_caller_is_in() -> None:
@@ -516,10 +516,10 @@ def test_flags_and_residuals_fit_the_rows() -> None:
     assert equation.inequalities(z).shape == (5, 0) and wall.equations(z).shape == (5, 0)
     assert not equation.solid and not both.solid and wall.solid
     assert not equation.exact and not equation.convex and Implicit(None, ball, convex=True).convex
-    values = both.residual(z)
-    assert both.equation_count() == 1 and both.inequalities(z).shape == (5, 2)
+    values = geometry.residual(both, z)
+    assert both._count_equations() == 1 and both.inequalities(z).shape == (5, 2)
     assert torch.equal(values, torch.cat([sphere(z), low(z)], dim=1))
-    kept = both.positive_part(values)
+    kept = geometry.positive_part(both, values)
     assert torch.equal(kept[:, :1], sphere(z)) and torch.equal(kept[:, 1:], low(z).clamp_min(0.0))
     assert repr(both) == "Implicit(sphere, inequality=low)"
     assert "Newton" in both.explain() and "6 starts" in Implicit(sphere, starts=6).explain()
@@ -558,7 +558,7 @@ def test_the_tube_factor_of_spheres_is_that_of_the_closed_forms() -> None:
     ):
         x = 1.5 * normal(50, size, seed=10)
         z = closed.project(x)
-        found, exact = implicit.log_tube_factor(x, z), closed.log_tube_factor(x, z)
+        found, exact = geometry.log_volume_factor(implicit, x, z), geometry.log_volume_factor(closed, x, z)
         assert found is not None and exact is not None
         assert float((found - exact).abs().max()) <= 1e-10
 
@@ -571,7 +571,7 @@ def test_the_tube_factor_of_an_ellipse_is_one_plus_curvature_times_offset() -> N
     outward = torch.nn.functional.normalize(torch.stack([t.cos() / a, t.sin() / b], dim=1), dim=1)
     curvature = a * b / ((a * t.sin()) ** 2 + (b * t.cos()) ** 2) ** 1.5
     for offset in (-0.2, 0.1, 3.0):
-        found = ellipse.log_tube_factor(z + offset * outward, z)
+        found = geometry.log_volume_factor(ellipse, z + offset * outward, z)
         assert found is not None
         assert float((found - torch.log(1 + curvature * offset)).abs().max()) <= 1e-12
 
@@ -585,7 +585,7 @@ def test_the_tube_factor_of_an_ellipse_turns_areas_into_lengths() -> None:
     x = x[ellipse.violation(x) < 0.2]
     found = ellipse.solve(x, budget=Budget(1e-10, 50))
     assert bool(found.converged.all())
-    tube = ellipse.log_tube_factor(x, found.point)
+    tube = geometry.log_volume_factor(ellipse, x, found.point)
     assert tube is not None
     weight = torch.exp(-rho / 2 * (x - found.point).square().sum(1))
     t = torch.linspace(0, 2 * math.pi, 2001, dtype=torch.float64)[:-1]
@@ -596,9 +596,9 @@ def test_the_tube_factor_of_an_ellipse_turns_areas_into_lengths() -> None:
 
 def test_the_tube_factor_is_known_for_small_equations_only() -> None:
     z = torch.ones(2, 3, dtype=torch.float64)
-    assert Implicit(sphere, low).log_tube_factor(z, z) is None
-    assert Implicit(lambda z: z[:, :1]).log_tube_factor(torch.ones(2, 65), torch.ones(2, 65)) is None
-    unknown = Implicit(lambda z: torch.log(z[:, :1] - 1.0)).log_tube_factor(z, z)
+    assert geometry.log_volume_factor(Implicit(sphere, low), z, z) is None
+    assert geometry.log_volume_factor(Implicit(lambda z: z[:, :1]), torch.ones(2, 65), torch.ones(2, 65)) is None
+    unknown = geometry.log_volume_factor(Implicit(lambda z: torch.log(z[:, :1] - 1.0)), z, z)
     assert unknown is not None and unknown.tolist() == [0.0, 0.0]
 
 
@@ -675,6 +675,6 @@ def test_penalty_and_primal_dual_use_the_residual_of_both_kinds() -> None:
         for method in (casal.Unconstrained(), casal.Penalty(10.0), casal.PrimalDual(0.5))
     )
     assert float(held.certificate.violation.mean()) < 0.5 * float(free.certificate.violation.mean())
-    before, after = (constraint.residual(run.samples).mean(0) for run in (free, average))
+    before, after = (geometry.residual(constraint, run.samples).mean(0) for run in (free, average))
     assert abs(float(after[0])) < 0.5 * abs(float(before[0]))
     assert float(after[1]) < 0.5 * float(before[1])

@@ -25,6 +25,7 @@ from casal.constraints import (
     Sphere,
     Union,
     constraint_from_spec,
+    geometry,
     tightening,
 )
 from casal.errors import InfeasibleSet, SettingError
@@ -45,7 +46,7 @@ def test_closed_form_equals_the_iteration_it_replaces() -> None:
 def test_equation_and_sphere_is_the_mass_energy_set() -> None:
     torch.testing.assert_close((SUM & SPHERE).project(POINTS), MassEnergy(0.5, 4.0).project(POINTS), atol=1e-12, rtol=0)
     x = POINTS
-    ours, theirs = (c.log_tube_factor(x, c.project(x)) for c in (SUM & SPHERE, MassEnergy(0.5, 4.0)))
+    ours, theirs = (geometry.log_volume_factor(c, x, c.project(x)) for c in (SUM & SPHERE, MassEnergy(0.5, 4.0)))
     assert ours is not None and theirs is not None
     torch.testing.assert_close(ours, theirs)
 
@@ -271,7 +272,7 @@ def test_a_disc_in_the_plane_of_a_planar_model() -> None:
 def test_a_penalty_on_trajectories_among_obstacles_has_slopes() -> None:
     both = quadrotor() & slalom()
     z = swaying(3, seed=6).requires_grad_()
-    residual = both.positive_part(both.residual(z))
+    residual = geometry.positive_part(both, geometry.residual(both, z))
     assert residual.shape == (3, 200 + 400 + 15)
     (slope,) = torch.autograd.grad(residual.square().sum(), z)
     assert bool(torch.isfinite(slope).all()) and bool(slope[:, 57:62, 0].any())

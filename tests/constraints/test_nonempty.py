@@ -28,6 +28,7 @@ from casal.constraints import (
     SecondOrderCone,
     Simplex,
     Sphere,
+    geometry,
 )
 from casal.errors import InfeasibleSet
 
@@ -95,7 +96,7 @@ def test_obstacles_that_fill_a_box_leave_nothing() -> None:
 )
 def test_sets_that_only_touch_are_not_refused(touching: Constraint) -> None:
     touching.validate((4,))
-    touching.check_nonempty(normal(2, 4))
+    geometry.check_nonempty(touching, normal(2, 4))
 
 
 # ------------------------------------------------------------------ convex sets that planes separate
@@ -134,7 +135,7 @@ def test_convex_sets_that_planes_separate_are_refused_with_their_distance(name: 
     constraint, event, says = APART[name]
     for size in (1.0, 80.0):
         with pytest.raises(InfeasibleSet, match=says):
-            constraint.check_nonempty(size * normal(2, *event))
+            geometry.check_nonempty(constraint, size * normal(2, *event))
 
 
 # ------------------------------------------------------------------ sets of which a search finds no point
@@ -153,7 +154,7 @@ def test_convex_sets_that_planes_separate_are_refused_with_their_distance(name: 
 )
 def test_sets_of_which_no_point_is_found_are_refused_by_name(constraint: Constraint, least: str) -> None:
     with pytest.raises(InfeasibleSet, match=f"no point of Implicit.* was found: from 8 starts .* is {least}"):
-        constraint.check_nonempty(normal(2, 4))
+        geometry.check_nonempty(constraint, normal(2, 4))
 
 
 def test_a_point_that_only_one_start_finds_is_enough() -> None:
@@ -165,7 +166,7 @@ def test_a_point_that_only_one_start_finds_is_enough() -> None:
     hidden = Implicit(wavy)
     start = torch.tensor([[40.0]], dtype=torch.float64)
     assert not bool(hidden.solve(start).converged.any())
-    hidden.check_nonempty(start)
+    geometry.check_nonempty(hidden, start)
 
 
 NONEMPTY: list[Constraint] = [
@@ -184,4 +185,4 @@ NONEMPTY: list[Constraint] = [
 @pytest.mark.parametrize("constraint", NONEMPTY, ids=repr)
 @pytest.mark.parametrize("size", [1.0, 1000.0])
 def test_sets_with_points_pass(constraint: Constraint, size: float) -> None:
-    constraint.check_nonempty(size * normal(2, 4))
+    geometry.check_nonempty(constraint, size * normal(2, 4))

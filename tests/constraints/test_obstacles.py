@@ -19,6 +19,7 @@ from casal.constraints import (
     Obstacles,
     Through,
     constraint_from_spec,
+    geometry,
 )
 from casal.errors import SettingError, ShapeError
 
@@ -284,8 +285,8 @@ def test_residuals_of_channels_have_no_slope_in_the_others(
     alone: Obstacles, among: Obstacles, channels: Any, event: tuple[int, ...]
 ) -> None:
     z = normal(3, *event, seed=21).requires_grad_()
-    values = among.residual(z)
-    assert torch.equal(values, alone.residual(z[..., channels]))
+    values = geometry.residual(among, z)
+    assert torch.equal(values, geometry.residual(alone, z[..., channels]))
     (slope,) = torch.autograd.grad(values.clamp_min(0.0).square().sum(), z)
     assert bool(slope[..., channels].any())
     others = [c for c in range(event[1]) if c not in torch.as_tensor(channels).reshape(-1).tolist()]

@@ -30,6 +30,7 @@ from casal.constraints import (
     Sphere,
     Through,
     Way,
+    geometry,
 )
 from casal.errors import InfeasibleSet, SettingError
 
@@ -93,29 +94,29 @@ def points_for(constraint: Constraint) -> Tensor:
 def assert_parts_make_the_set(constraint: Constraint, y: Tensor) -> None:
     """z is in C if and only if it is in both parts; feet are on the surface; those inside are the nearest of C."""
     event = tuple(y.shape[1:])
-    surface, solid = constraint.parts(event)
-    assert constraint.parts(event).surface is surface and constraint.parts(event).solid is solid
+    surface, solid = geometry.parts(constraint, event)
+    assert geometry.parts(constraint, event).surface is surface and geometry.parts(constraint, event).solid is solid
     found = constraint.solve(y)
     member = found.point[found.converged]
-    landed = constraint.landing(y)
+    landed = geometry.nearest_on_surface(constraint, y)
     for part in (surface, solid):
         assert part is None or part.chains == constraint.chains or part.chains is None
     if surface is not None:
-        assert float(surface.violation(landed.foot).max()) <= 1e-9
-        assert surface.parts(event).surface is not None and surface.parts(event).solid is None
-        assert landed.log_tube is not None and bool(torch.isfinite(landed.log_tube).all())
+        assert float(surface.violation(landed.point).max()) <= 1e-9
+        assert geometry.parts(surface, event).surface is not None and geometry.parts(surface, event).solid is None
+        assert landed.log_volume is not None and bool(torch.isfinite(landed.log_volume).all())
     if solid is not None:
-        assert solid.parts(event).surface is None
+        assert geometry.parts(solid, event).surface is None
     if constraint.chains is None:
-        for z in (member, y, landed.foot):
+        for z in (member, y, landed.point):
             inside = constraint.violation(z) <= 1e-9
             both = torch.ones_like(inside)
             for part in (surface, solid):
                 both = both if part is None else both & (part.violation(z) <= 1e-9)
             assert torch.equal(inside, both)
-    assert float(constraint.violation(landed.foot)[landed.inside].max() if landed.inside.any() else 0.0) <= 1e-9
+    assert float(constraint.violation(landed.point)[landed.inside].max() if landed.inside.any() else 0.0) <= 1e-9
     if constraint.convex:
-        gap = length(landed.foot - found.point)[landed.inside & found.converged]
+        gap = length(landed.point - found.point)[landed.inside & found.converged]
         assert bool((gap <= 1e-7).all())
 
 
@@ -128,7 +129,7 @@ def test_equations_and_inequalities_of_sets_made_of_mixed_sets(name: str, change
     assert bool(found.converged.all())
     assert float(constraint.violation(found.point[found.converged]).max()) <= 1e-9
     assert_parts_make_the_set(constraint, y)
-    assert constraint.codimension(tuple(y.shape[1:])) not in (0, None)
+    assert geometry.codimension(constraint, tuple(y.shape[1:])) not in (0, None)
 
 
 MANY = [row for row in (*CLOSED_FORM, *ITERATIVE, *IMPLICIT) if "tiny" not in row[0] and "huge" not in row[0]]
@@ -138,18 +139,20 @@ MANY = [row for row in (*CLOSED_FORM, *ITERATIVE, *IMPLICIT) if "tiny" not in ro
 def test_equations_and_inequalities_of_every_set(row: tuple[str, Constraint, tuple[int, ...]]) -> None:
     _, constraint, event = row
     assert_parts_make_the_set(constraint, normal(50, *event, seed=6))
-    assert constraint.codimension(event) is not None
+    assert geometry.codimension(constraint, event) is not None
 
 
 # ------------------------------------------------------------------ which parts
 
 
 def test_a_simplex_is_an_equation_and_an_orthant() -> None:
-    landed = Simplex().landing(torch.tensor([[0.5, 0.4, 0.4], [2.0, 0.0, -0.2]], dtype=torch.float64))
+    landed = geometry.nearest_on_surface(
+        Simplex(), torch.tensor([[0.5, 0.4, 0.4], [2.0, 0.0, -0.2]], dtype=torch.float64)
+    )
     assert landed.inside.tolist() == [True, False]
-    assert landed.foot.tolist()[1] == pytest.approx([2.0 - 0.8 / 3, -0.8 / 3, -0.2 - 0.8 / 3])
-    assert landed.log_tube is not None and landed.log_tube.tolist() == [0.0, 0.0]
-    assert Simplex().codimension((3,)) == 1
+    assert landed.point.tolist()[1] == pytest.approx([2.0 - 0.8 / 3, -0.8 / 3, -0.2 - 0.8 / 3])
+    assert landed.log_volume is not None and landed.log_volume.tolist() == [0.0, 0.0]
+    assert geometry.codimension(Simplex(), (3,)) == 1
 
 
 @pytest.mark.parametrize(
@@ -170,39 +173,45 @@ def test_a_simplex_is_an_equation_and_an_orthant() -> None:
     ],
 )
 def test_a_point_is_a_surface_of_full_codimension(constraint: Constraint, point: list[float]) -> None:
-    landed = constraint.landing(normal(5, 2))
-    assert torch.allclose(landed.foot, torch.tensor(point, dtype=torch.float64).expand(5, 2), atol=1e-9)
-    assert bool(landed.inside.all()) and constraint.codimension((2,)) == 2 and constraint.reach((2,)) == math.inf
-    assert landed.log_tube is not None and landed.log_tube.tolist() == [0.0] * 5
+    landed = geometry.nearest_on_surface(constraint, normal(5, 2))
+    assert torch.allclose(landed.point, torch.tensor(point, dtype=torch.float64).expand(5, 2), atol=1e-9)
+    assert (
+        bool(landed.inside.all())
+        and geometry.codimension(constraint, (2,)) == 2
+        and geometry.reach(constraint, (2,)) == math.inf
+    )
+    assert landed.log_volume is not None and landed.log_volume.tolist() == [0.0] * 5
 
 
 def test_equations_in_disguise_are_found_and_the_rest_keeps_an_interior() -> None:
     # z1 + z2 <= 1 and z1, z2 >= 1/2 leave one point of the plane and a free third coordinate in [0, 1].
     rows = [[1.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, -1.0]]
     constraint = Polytope(rows, [1.0, -0.5, -0.5, 1.0, 0.0])
-    surface, solid = constraint.parts((3,))
-    assert surface is not None and solid is not None and constraint.codimension((3,)) == 2
-    landed = constraint.landing(torch.tensor([[3.0, 1.0, 0.5], [0.0, 0.0, 2.0]], dtype=torch.float64))
-    assert torch.allclose(landed.foot[:, :2], torch.full((2, 2), 0.5, dtype=torch.float64))
+    surface, solid = geometry.parts(constraint, (3,))
+    assert surface is not None and solid is not None and geometry.codimension(constraint, (3,)) == 2
+    landed = geometry.nearest_on_surface(
+        constraint, torch.tensor([[3.0, 1.0, 0.5], [0.0, 0.0, 2.0]], dtype=torch.float64)
+    )
+    assert torch.allclose(landed.point[:, :2], torch.full((2, 2), 0.5, dtype=torch.float64))
     assert landed.inside.tolist() == [True, False]
 
 
 def test_an_inequality_that_the_equations_touch_everywhere_keeps_all_points_inside() -> None:
     plane = Affine(ONES, 0.7) & HalfSpace(ONES[0], 0.7)
-    assert bool(plane.landing(100.0 * POINTS).inside.all())
+    assert bool(geometry.nearest_on_surface(plane, 100.0 * POINTS).inside.all())
     shell = MassEnergy(1.0, 2.0) & Ball(math.sqrt(2.0))
-    assert bool(shell.landing(POINTS).inside.all())
+    assert bool(geometry.nearest_on_surface(shell, POINTS).inside.all())
 
 
 def test_matrices_and_trajectories() -> None:
     z = normal(20, 3, 3)
-    landed = PSDCone().landing(z)
-    assert torch.allclose(landed.foot, 0.5 * (z + z.mT)) and PSDCone().codimension((3, 3)) == 3
-    assert torch.equal(landed.inside, torch.linalg.eigvalsh(landed.foot).amin(1) >= 0)
+    landed = geometry.nearest_on_surface(PSDCone(), z)
+    assert torch.allclose(landed.point, 0.5 * (z + z.mT)) and geometry.codimension(PSDCone(), (3, 3)) == 3
+    assert torch.equal(landed.inside, torch.linalg.eigvalsh(landed.point).amin(1) >= 0)
     system = LinearDynamics.double_integrator(1.0, steps=4, dt=0.5, u_max=0.8)
-    landed = system.landing(normal(50, 4, 2))
-    assert torch.equal(landed.inside, landed.foot[..., 1].abs().amax(1) <= 0.8)
-    assert 0 < int(landed.inside.sum()) < 50 and system.codimension((4, 2)) == 4
+    landed = geometry.nearest_on_surface(system, normal(50, 4, 2))
+    assert torch.equal(landed.inside, landed.point[..., 1].abs().amax(1) <= 0.8)
+    assert 0 < int(landed.inside.sum()) < 50 and geometry.codimension(system, (4, 2)) == 4
 
 
 def test_an_implicit_set_hands_its_jacobian_and_scales_to_its_parts() -> None:
@@ -212,7 +221,7 @@ def test_an_implicit_set_hands_its_jacobian_and_scales_to_its_parts() -> None:
     both = Implicit(
         lambda z: z.square().sum(1, keepdim=True) - 1.0, lambda z: z[:, :1], jacobian=jacobian, scale=[2.0, 3.0]
     )
-    surface, solid = both.parts((3,))
+    surface, solid = geometry.parts(both, (3,))
     assert surface is not None and solid is not None
     z = torch.tensor([[2.0, 0.0, 0.0]], dtype=torch.float64)
     assert surface.violation(z).tolist() == [1.5] and solid.violation(z).tolist() == [2.0 / 3.0]
@@ -224,8 +233,8 @@ def test_inequalities_behind_a_matrix_stay_inequalities() -> None:
     for A in (SKEW, 2.0 * TURN, ROWS, normal(6, SIZE, seed=7)):
         behind = ball.through(A)
         y = 0.3 * normal(50, A.shape[1], seed=8)
-        landed = behind.landing(y)
-        assert torch.equal(landed.foot, y) and behind.codimension((A.shape[1],)) == 0
+        landed = geometry.nearest_on_surface(behind, y)
+        assert torch.equal(landed.point, y) and geometry.codimension(behind, (A.shape[1],)) == 0
         assert torch.equal(landed.inside, (y @ A.T).square().sum(1) <= 1.0) and bool(landed.inside.any())
 
 
@@ -263,14 +272,14 @@ def numerical_tube(surface: Constraint, x: Tensor, dimension: int, step: float =
 )
 def test_tube_factor_is_the_determinant_of_the_projection(constraint: Constraint, size: int) -> None:
     x = normal(12, size, seed=9)
-    codimension = constraint.codimension((size,))
-    surface = constraint.parts((size,)).surface
+    codimension = geometry.codimension(constraint, (size,))
+    surface = geometry.parts(constraint, (size,)).surface
     assert codimension is not None and surface is not None
-    landed = constraint.landing(x)
-    assert landed.log_tube is not None
+    landed = geometry.nearest_on_surface(constraint, x)
+    assert landed.log_volume is not None
     expected = numerical_tube(surface, x, size - codimension)
-    assert torch.allclose(landed.log_tube, expected, atol=1e-5)
-    assert torch.allclose(landed.foot, surface.project(x), atol=1e-12)
+    assert torch.allclose(landed.log_volume, expected, atol=1e-5)
+    assert torch.allclose(landed.point, surface.project(x), atol=1e-12)
 
 
 # ------------------------------------------------------------------ unions
@@ -280,23 +289,23 @@ def test_a_union_lands_on_the_nearest_piece() -> None:
     small, large = Sphere(0.5), Sphere(2.0)
     union = small | large
     y = 1.5 * POINTS
-    landed = union.landing(y)
+    landed = geometry.nearest_on_surface(union, y)
     near_small = length(y) < 1.25
     for chosen, member in ((near_small, small), (~near_small, large)):
-        alone = member.landing(y)
-        assert bool(chosen.any()) and torch.equal(landed.foot[chosen], alone.foot[chosen])
-        assert landed.log_tube is not None and alone.log_tube is not None
-        assert torch.equal(landed.log_tube[chosen], alone.log_tube[chosen])
-    assert torch.equal(landed.foot, union.project(y))
-    assert union.codimension((SIZE,)) == 1 and union.reach((SIZE,)) == pytest.approx(0.5)
-    assert union.parts((SIZE,)).surface is union
+        alone = geometry.nearest_on_surface(member, y)
+        assert bool(chosen.any()) and torch.equal(landed.point[chosen], alone.point[chosen])
+        assert landed.log_volume is not None and alone.log_volume is not None
+        assert torch.equal(landed.log_volume[chosen], alone.log_volume[chosen])
+    assert torch.equal(landed.point, union.project(y))
+    assert geometry.codimension(union, (SIZE,)) == 1 and geometry.reach(union, (SIZE,)) == pytest.approx(0.5)
+    assert geometry.parts(union, (SIZE,)).surface is union
 
 
 def test_reach_of_a_union_is_half_the_distance_where_that_is_less() -> None:
-    assert (Sphere(1.0) | Sphere(1.0, 3.0 * OFF)).reach((SIZE,)) == pytest.approx(0.5)
-    assert (Sphere(1.0) | Sphere(1.2)).reach((SIZE,)) == pytest.approx(0.1)
-    assert (Sphere(1.0) | Sphere(1.0, OFF)).reach((SIZE,)) == pytest.approx(1.0)
-    assert (Affine(ONES, 0.0) | Affine(ONES, 4.0)).reach((SIZE,)) == pytest.approx(1.0)
+    assert geometry.reach((Sphere(1.0) | Sphere(1.0, 3.0 * OFF)), (SIZE,)) == pytest.approx(0.5)
+    assert geometry.reach((Sphere(1.0) | Sphere(1.2)), (SIZE,)) == pytest.approx(0.1)
+    assert geometry.reach((Sphere(1.0) | Sphere(1.0, OFF)), (SIZE,)) == pytest.approx(1.0)
+    assert geometry.reach((Affine(ONES, 0.0) | Affine(ONES, 4.0)), (SIZE,)) == pytest.approx(1.0)
 
 
 def test_pieces_with_inequalities_land_by_the_distance_to_the_whole_piece() -> None:
@@ -304,11 +313,11 @@ def test_pieces_with_inequalities_land_by_the_distance_to_the_whole_piece() -> N
     right = Affine([0.0, 1.0], 1.0) & Box([0.0, -torch.inf], [torch.inf, torch.inf])
     union = left | right
     y = torch.tensor([[1.0, 0.1], [-1.0, 0.9], [1.0, 0.6], [-0.1, 2.0]], dtype=torch.float64)
-    landed = union.landing(y)
-    assert landed.foot.tolist() == [[1.0, 1.0], [-1.0, 0.0], [1.0, 1.0], [-0.1, 1.0]]
+    landed = geometry.nearest_on_surface(union, y)
+    assert landed.point.tolist() == [[1.0, 1.0], [-1.0, 0.0], [1.0, 1.0], [-0.1, 1.0]]
     assert landed.inside.tolist() == [True, True, True, False]
     with pytest.raises(SettingError, match="treats each piece"):
-        union.parts((2,))
+        geometry.parts(union, (2,))
 
 
 @pytest.mark.parametrize(
@@ -329,57 +338,64 @@ def test_pieces_of_different_dimension_are_refused_with_the_reason(union: Constr
     made = change(union)
     event = (3,) if isinstance(made, Product) else (2,)
     with pytest.raises(SettingError, match=r"different dimension.*probability zero.*leave them out"):
-        made.check_measure(event)
-    assert made.codimension(event) is None
+        geometry.check_dimensions(made, event)
+    assert geometry.codimension(made, event) is None
 
 
 @pytest.mark.parametrize("name", MIXED)
 def test_sets_without_a_union_and_pieces_of_one_dimension_pass(name: str) -> None:
-    MIXED[name].check_measure((SIZE,))
-    (MIXED[name] | MIXED[name].shifted(3.0)).check_measure((SIZE,))
+    geometry.check_dimensions(MIXED[name], (SIZE,))
+    geometry.check_dimensions((MIXED[name] | MIXED[name].shifted(3.0)), (SIZE,))
 
 
 def test_a_union_meets_other_sets_piece_by_piece() -> None:
     union = (Sphere(0.5) | Sphere(2.0)) & HalfSpace(OFF, 0.2)
     assert "nearest of the pieces" in union.explain()
     y = 1.5 * POINTS
-    landed, found = union.landing(y), union.solve(y)
+    landed, found = geometry.nearest_on_surface(union, y), union.solve(y)
     assert bool(found.converged.all()) and float(union.violation(found.point).max()) <= 1e-9
     spheres = Sphere(0.5) | Sphere(2.0)
     inside = landed.inside
     assert 0 < int(inside.sum()) < len(y)
-    assert float(spheres.violation(landed.foot).max()) <= 1e-12
-    assert torch.equal(inside, landed.foot[:, 0] <= 0.2)
-    assert torch.allclose(landed.foot[inside], found.point[inside], atol=1e-9)
+    assert float(spheres.violation(landed.point).max()) <= 1e-12
+    assert torch.equal(inside, landed.point[:, 0] <= 0.2)
+    assert torch.allclose(landed.point[inside], found.point[inside], atol=1e-9)
     # Of two pieces, one is out of reach: the other is left.
     only = (Sphere(0.5) | Sphere(2.0)) & Ball(1.0)
-    assert torch.allclose(only.landing(y).foot, Sphere(0.5).project(y))
-    with pytest.raises(InfeasibleSet, match="none of the 2 pieces"):
-        ((Sphere(2.0) | Sphere(3.0)) & Ball(1.0)).landing(y)
+    assert torch.allclose(geometry.nearest_on_surface(only, y).point, Sphere(0.5).project(y))
+    with pytest.raises(InfeasibleSet, match="no common point"):
+        geometry.nearest_on_surface(((Sphere(2.0) | Sphere(3.0)) & Ball(1.0)), y)
 
 
 def test_products_and_motions_of_unions_land_as_their_blocks_do() -> None:
     union = Sphere(0.5) | Sphere(2.0)
     y = normal(30, 6)
-    product = Product(union, union, sizes=(3, 3)).landing(y)
-    blocks = [union.landing(y[:, :3]), union.landing(y[:, 3:])]
-    assert torch.equal(product.foot, torch.cat([block.foot for block in blocks], dim=1))
-    assert product.log_tube is not None
-    assert torch.allclose(product.log_tube, blocks[0].log_tube + blocks[1].log_tube)  # type: ignore[operator]
-    moved = union.shifted(1.0).scaled(3.0).landing(y)
-    assert torch.allclose(moved.foot, 3.0 * (union.landing(y / 3.0 - 1.0).foot + 1.0))
+    product = geometry.nearest_on_surface(Product(union, union, sizes=(3, 3)), y)
+    blocks = [geometry.nearest_on_surface(union, y[:, :3]), geometry.nearest_on_surface(union, y[:, 3:])]
+    assert torch.equal(product.point, torch.cat([block.point for block in blocks], dim=1))
+    assert product.log_volume is not None
+    assert torch.allclose(product.log_volume, blocks[0].log_volume + blocks[1].log_volume)  # type: ignore[operator]
+    moved = geometry.nearest_on_surface(union.shifted(1.0).scaled(3.0), y)
+    assert torch.allclose(moved.point, 3.0 * (geometry.nearest_on_surface(union, y / 3.0 - 1.0).point + 1.0))
 
 
 def test_reach_of_surfaces() -> None:
-    assert Sphere(0.3).reach((3,)) == 0.3 and Sphere(PerChain([0.3, 0.2])).reach((3,)) == pytest.approx(0.2)
-    assert MassEnergy(1.0, 3.0).reach((4,)) == pytest.approx(math.sqrt(3.0 - 0.25))
-    assert ObservedMassEnergy([0], [1.0], energy=5.0).reach((3,)) == pytest.approx(2.0)
-    assert AffineRound(Affine([1.0, 0.0], 0.6), Sphere(1.0)).reach((2,)) == pytest.approx(0.8)
-    assert Affine(ONES, 1.0).reach((SIZE,)) == Simplex().reach((3,)) == Ball(1.0).reach((3,)) == math.inf
-    assert Sphere(0.3).scaled(2.0).shifted(1.0).reach((3,)) == pytest.approx(0.6)
-    assert Sphere(0.3).through(2.0 * TURN).reach((SIZE,)) == pytest.approx(0.15)
-    assert Product(Sphere(0.3), Sphere(0.2), sizes=(2, 2)).reach((4,)) == pytest.approx(0.2)
-    assert cap().reach((SIZE,)) is None
+    assert geometry.reach(Sphere(0.3), (3,)) == 0.3 and geometry.reach(
+        Sphere(PerChain([0.3, 0.2])), (3,)
+    ) == pytest.approx(0.2)
+    assert geometry.reach(MassEnergy(1.0, 3.0), (4,)) == pytest.approx(math.sqrt(3.0 - 0.25))
+    assert geometry.reach(ObservedMassEnergy([0], [1.0], energy=5.0), (3,)) == pytest.approx(2.0)
+    assert geometry.reach(AffineRound(Affine([1.0, 0.0], 0.6), Sphere(1.0)), (2,)) == pytest.approx(0.8)
+    assert (
+        geometry.reach(Affine(ONES, 1.0), (SIZE,))
+        == geometry.reach(Simplex(), (3,))
+        == geometry.reach(Ball(1.0), (3,))
+        == math.inf
+    )
+    assert geometry.reach(Sphere(0.3).scaled(2.0).shifted(1.0), (3,)) == pytest.approx(0.6)
+    assert geometry.reach(Sphere(0.3).through(2.0 * TURN), (SIZE,)) == pytest.approx(0.15)
+    assert geometry.reach(Product(Sphere(0.3), Sphere(0.2), sizes=(2, 2)), (4,)) == pytest.approx(0.2)
+    assert geometry.reach(cap(), (SIZE,)) is None
 
 
 # ------------------------------------------------------------------ parameters for each chain
@@ -418,18 +434,20 @@ CENTERS = 0.2 * normal(N, SIZE, seed=10)
 )
 def test_each_chain_lands_as_it_would_alone(constraint: Constraint) -> None:
     y = normal(N, SIZE, seed=11)
-    together = constraint.landing(y)
-    assert together.log_tube is not None
+    together = geometry.nearest_on_surface(constraint, y)
+    assert together.log_volume is not None
     for chain in range(N):
         own = constraint.take(slice(chain, chain + 1))
-        alone = own.landing(y[chain : chain + 1])
-        assert own.chains == 1 and own.take(slice(0, 1)).landing(y[chain : chain + 1]).inside.shape == (1,)
-        assert torch.allclose(together.foot[chain], alone.foot[0], atol=1e-10)
+        alone = geometry.nearest_on_surface(own, y[chain : chain + 1])
+        assert own.chains == 1 and geometry.nearest_on_surface(
+            own.take(slice(0, 1)), y[chain : chain + 1]
+        ).inside.shape == (1,)
+        assert torch.allclose(together.point[chain], alone.point[0], atol=1e-10)
         assert bool(together.inside[chain]) == bool(alone.inside[0])
-        assert alone.log_tube is not None
-        assert float(together.log_tube[chain]) == pytest.approx(float(alone.log_tube[0]), abs=1e-9)
-        single = constraint._alone(chain).landing(y[chain : chain + 1])
-        assert torch.allclose(together.foot[chain], single.foot[0], atol=1e-9)
+        assert alone.log_volume is not None
+        assert float(together.log_volume[chain]) == pytest.approx(float(alone.log_volume[0]), abs=1e-9)
+        single = geometry.nearest_on_surface(constraint._alone(chain), y[chain : chain + 1])
+        assert torch.allclose(together.point[chain], single.point[0], atol=1e-9)
         assert bool(together.inside[chain]) == bool(single.inside[0])
 
 
@@ -437,13 +455,16 @@ def test_bounds_that_fix_other_coordinates_in_each_chain_need_runs_of_their_own_
     low = torch.where(torch.eye(SIZE) > 0, 0.1, -1.0)
     constraint = MassEnergyBox(0.5, 1.5, PerChain(low), PerChain(torch.where(torch.eye(SIZE) > 0, 0.1, 1.5)))
     with pytest.raises(SettingError, match=r"runs of their own"):
-        constraint.parts((SIZE,))
-    assert constraint.take(slice(1, 2)).codimension((SIZE,)) == 3
+        geometry.parts(constraint, (SIZE,))
+    assert geometry.codimension(constraint.take(slice(1, 2)), (SIZE,)) == 3
 
 
 def test_float32_points_land_on_the_rounded_feet() -> None:
     y = POINTS.to(torch.float32)
     for constraint in (Simplex(), MIXED["mass, energy and bounds"], MIXED["product"], Simplex().shifted(SHIFT)):
-        landed, wide = constraint.landing(y), constraint.landing(y.to(torch.float64))
-        assert landed.foot.dtype == torch.float32 and torch.equal(landed.foot, wide.foot.to(torch.float32))
+        landed, wide = (
+            geometry.nearest_on_surface(constraint, y),
+            geometry.nearest_on_surface(constraint, y.to(torch.float64)),
+        )
+        assert landed.point.dtype == torch.float32 and torch.equal(landed.point, wide.point.to(torch.float32))
         assert torch.equal(landed.inside, wide.inside)

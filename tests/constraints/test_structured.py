@@ -8,7 +8,7 @@ from torch import Tensor
 
 import casal
 from casal import Affine, Implicit, Intersection, JacobianProducts, PerChain, SparseJacobian
-from casal.constraints import Budget
+from casal.constraints import Budget, geometry
 from casal.constraints.solvers import banded
 from casal.errors import SettingError, ShapeError
 
@@ -60,12 +60,15 @@ def test_a_sparse_jacobian_gives_the_answers_of_the_dense_one() -> None:
     torch.testing.assert_close(sparse.violation(y), dense.violation(y), rtol=1e-13, atol=0)
     assert float(sparse.violation(found.point).max()) <= 1e-15
     torch.testing.assert_close(
-        sparse.log_tube_factor(y, found.point), dense.log_tube_factor(y, found.point), rtol=0, atol=1e-6
+        geometry.log_volume_factor(sparse, y, found.point),
+        geometry.log_volume_factor(dense, y, found.point),
+        rtol=0,
+        atol=1e-6,
     )
-    landed = sparse.landing(y)
-    assert bool(landed.inside.all()) and sparse.codimension((2, 5, 5)) == 25
-    torch.testing.assert_close(landed.foot, found.point, rtol=0, atol=0)
-    assert sparse.parts((2, 5, 5)).surface is sparse
+    landed = geometry.nearest_on_surface(sparse, y)
+    assert bool(landed.inside.all()) and geometry.codimension(sparse, (2, 5, 5)) == 25
+    torch.testing.assert_close(landed.point, found.point, rtol=0, atol=0)
+    assert geometry.parts(sparse, (2, 5, 5)).surface is sparse
 
 
 @pytest.mark.usefixtures("way")
@@ -139,7 +142,7 @@ def test_products_alone_give_the_same_point() -> None:
     assert float(given.violation(found.point).max()) <= 1e-12
     warm = given.solve(y, budget=Budget(1e-12, 2), warm=found.point + 1e-4 * normal(*y.shape, seed=2))
     assert float(warm.residual.max()) <= 1e-5
-    assert given.log_tube_factor(y, found.point) is None
+    assert geometry.log_volume_factor(given, y, found.point) is None
 
 
 def test_a_round_set_with_a_sparse_jacobian() -> None:

@@ -7,6 +7,7 @@ can be compared with those of the host.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -130,14 +131,16 @@ def test_a_set_stays_on_the_device(case: SetCase) -> None:
     constraint = on_device(case)
     n = 2 if case.id in ITERATIVE else 8
     z = 3.0 * torch.randn(n, *case.event, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    wanted = [constraint.project(z), constraint.project_fast(z), constraint.violation(z)]
+    wanted = [constraint.project(z), constraint.project(z, quick=True), constraint.violation(z)]
     exact = case.id not in ITERATIVE
-    for what, most in (("project", ENDS), ("project_fast", 0), ("violation", 1)):
+    quick = functools.partial(constraint.project, quick=True)
+    calls = (("project", constraint.project, ENDS), ("quick", quick, 0), ("violation", constraint.violation, 1))
+    for what, call, most in calls:
         with pretend_device() as device:
             points = there(z)
-            getattr(constraint, what)(points)  # the first call may prepare something
+            call(points)  # the first call may prepare something
             device.reads.clear()
-            out = getattr(constraint, what)(points)
+            out = call(points)
         assert isinstance(out, There)
         torch.testing.assert_close(here(out), wanted.pop(0), rtol=1e-12, atol=1e-13)
         assert not unmarked(device), what
@@ -239,9 +242,9 @@ def test_parameters_of_a_set_are_copied_to_a_device_once() -> None:
     with pretend_device() as device:
         z = there(torch.randn(5, 3, dtype=torch.float64))
         for _ in range(3):
-            constraint.project_fast(z)
+            constraint.project(z, quick=True)
             device.uploads.clear()
-        constraint.project_fast(z)
+        constraint.project(z, quick=True)
         assert not device.uploads
 
 
@@ -305,7 +308,7 @@ def test_fast_projections_pass_torch_s_fake_cuda(case: SetCase) -> None:
     """Tensors without numbers: nothing can be read at all. Without CUDA torch cannot slice them, so these sets only."""
     with FAKE:
         z = torch.empty(8, *case.event, dtype=torch.float64, device="cuda")
-        assert case.constraint.project_fast(z).device.type == "cuda"
+        assert case.constraint.project(z, quick=True).device.type == "cuda"
 
 
 @pytest.mark.parametrize(
@@ -376,7 +379,7 @@ def test_a_sparse_jacobian_is_factorised_in_host_memory() -> None:
         lambda z: z[:, 1:] - 0.5 * z[:, :-1] ** 2 - 0.1, jacobian=casal.SparseJacobian(indices, values)
     )
     z = 0.5 * torch.randn(4, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    calls = (chain.project, chain.project_fast, chain.violation)
+    calls = (chain.project, functools.partial(chain.project, quick=True), chain.violation)
     wanted = [call(z) for call in calls]
     with pretend_device() as device:
         found = [here(call(there(z))) for call in calls]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import positive
-from casal.constraints import Constraint
+from casal.constraints import Constraint, geometry
 from casal.decoders import Decoder
 from casal.errors import SettingError, ShapeError
 from casal.methods import effective_size, few_chains
@@ -368,11 +368,11 @@ def near_set(
 
         weight = exp(-|x - z|^2 / (2 width^2)) / J(x, z),      z = P(x),
 
-    where J is the volume factor of the set (``constraint.log_tube_factor``: one for a flat set, (|x| / R)^(d-1) for a
-    sphere; left out where it is unknown). Weighted by it, the feet z follow the distribution on the set up to an error
-    of order width^2. Compare any statistic of a constrained run with the same statistic here: the model's own samples
-    know nothing of levels, slacks or moves. It is the check to make on a trained network, whose score at small noise
-    may not fit its own samples (``calibration``).
+    where J is the volume factor of the set (``casal.constraints.log_volume_factor``: one for a flat set,
+    (|x| / R)^(d-1) for a sphere; left out where it is unknown). Weighted by it, the nearest points z follow the
+    distribution on the set up to an error of order width^2. Compare any statistic of a constrained run with the same
+    statistic here: the model's own samples know nothing of levels, slacks or moves. It is the check to make on a
+    trained network, whose score at small noise may not fit its own samples (``calibration``).
 
     The equations of the set count for the distance. Its inequalities must hold at the foot; samples where they do not
     have no weight. So for a set with an interior these are the samples inside, and there is no error of the width.
@@ -401,7 +401,7 @@ def near_set(
     with torch.no_grad():
         for some in few_chains(samples):
             x = (samples[some] if decoder is None else decoder(samples[some])).to(torch.float64)
-            foot, inside, tube = constraint.take(some).landing(x)
+            foot, inside, tube = geometry.nearest_on_surface(constraint.take(some), x)
             feet.append(foot.to(torch.float64))
             far.append(torch.linalg.vector_norm((x - foot).reshape(len(x), -1), dim=1))
             tubes.append(torch.zeros(len(x), dtype=torch.float64, device=x.device) if tube is None else tube)

@@ -5,18 +5,19 @@ from casal.constraints.base import (
     SETS,
     Budget,
     Constraint,
-    Landing,
+    Geometry,
+    OnSurface,
     Parts,
     Projection,
     Rows,
     SphereInFlat,
     Subspace,
     Way,
+    constraint_from_spec,
     register,
     tightening,
 )
 from casal.constraints.behind_network import ThroughDecoder
-from casal.constraints.chains import PerChain
 from casal.constraints.cones import PSDCone, SecondOrderCone
 from casal.constraints.dynamics import LinearDynamics
 from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polytope
@@ -24,6 +25,7 @@ from casal.constraints.implicit import FromProjection, Implicit, JacobianProduct
 from casal.constraints.intersection import Intersection
 from casal.constraints.monotone import Monotone
 from casal.constraints.obstacles import Obstacles
+from casal.constraints.parameters import PerChain
 from casal.constraints.round import (
     AffineRound,
     Ball,
@@ -34,8 +36,7 @@ from casal.constraints.round import (
     Sphere,
 )
 from casal.constraints.simplex import L1Ball, Simplex
-from casal.constraints.solvers.laws import truncated_normal
-from casal.constraints.spec import constraint_from_spec
+from casal.constraints.solvers.truncated import truncated_normal
 from casal.constraints.vectors import half_square, over_events
 
 for _kind in (Intersection, Product, Scaled, Shifted, Through, Union):
@@ -52,18 +53,19 @@ __all__ = [
     "Constraint",
     "Ellipsoid",
     "FromProjection",
+    "Geometry",
     "HalfSpace",
     "Implicit",
     "Intersection",
     "JacobianProducts",
     "L1Ball",
-    "Landing",
     "LinearDynamics",
     "MassEnergy",
     "MassEnergyBox",
     "Monotone",
     "ObservedMassEnergy",
     "Obstacles",
+    "OnSurface",
     "PSDCone",
     "Parts",
     "PerChain",

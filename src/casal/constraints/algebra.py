@@ -16,7 +16,8 @@ from casal.constraints.base import (
     Budget,
     Constraint,
     Excess,
-    Landing,
+    Geometry,
+    OnSurface,
     Parts,
     Projection,
     Rows,
@@ -26,42 +27,39 @@ from casal.constraints.base import (
     at_once,
     build,
     largest,
-    nearest_landing,
     nearest_solution,
     row_of,
     side_by_side,
     total_count,
 )
-from casal.constraints.chains import (
-    Bound,
-    PerChain,
-    bound,
+from casal.constraints.flat import Affine, HalfSpace, Polytope, unbounded
+from casal.constraints.geometry import (
+    codimension,
+    geometry,
+    log_volume_factor,
+    nearest_on_surface,
+    parts,
+    reach,
+    sphere_in_flat,
+    within,
+)
+from casal.constraints.implicit import Implicit
+from casal.constraints.intersection import MOST_PIECES, Intersection, meet, take_apart, together_in
+from casal.constraints.parameters import (
+    argument,
     brief,
     check_fits,
     common_chains,
-    event_shape,
+    copied,
     join,
     listed,
-    marked,
-    raw,
-    spread,
-    together,
+    over,
+    over_flattened,
+    parameter,
     whole,
 )
-from casal.constraints.flat import Affine, HalfSpace, Polytope
-from casal.constraints.implicit import Implicit
-from casal.constraints.intersection import (
-    MOST_PIECES,
-    Intersection,
-    common_codimension,
-    meet,
-    reach_of_pieces,
-    refuse_mixed_dimensions,
-    take_apart,
-    together_in,
-)
 from casal.constraints.solvers.splitting import behind_matrix
-from casal.constraints.vectors import flat, floating, gaussian, norm, over_events, tangent
+from casal.constraints.vectors import flat, gaussian, norm, over_events, tangent
 from casal.devices import on_host, placed
 from casal.errors import SettingError, ShapeError
 
@@ -123,32 +121,14 @@ class Union(Constraint):
     def _written_out(self, event: Event) -> tuple[Constraint, ...]:
         return tuple(piece for member in self.members for piece in member.pieces(event))
 
-    def landing(self, y: Tensor) -> Landing:
-        return nearest_landing(self.pieces(tuple(y.shape[1:])), y)
-
-    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
-        """That of the piece on which x lands."""
-        return self.landing(x).log_tube
-
-    def codimension(self, event: Event) -> int | None:
-        return common_codimension(self.pieces(event), event)
-
-    def reach(self, event: Event) -> float | None:
-        return reach_of_pieces(self.pieces(event), event)
-
-    def check_measure(self, event: Event) -> None:
-        refuse_mixed_dimensions(self.pieces(event), event)
-
-    def _apart(self, event: Event) -> Parts:
+    def _geometry(self, event: Event) -> Geometry:
         """Itself, if all pieces are surfaces or all are solid."""
-        parts = [piece.parts(event) for piece in self.pieces(event)]
-        if all(part.surface is None for part in parts):
-            return Parts(None, self)
-        if all(part.solid is None and part.surface is not None for part in parts):
-            return Parts(self, None)
-        raise SettingError(
-            "a union with inequalities has no parts as a whole; use ``landing``, which treats each piece"
-        )
+        apart = [geometry(piece, event).parts for piece in self.pieces(event)]
+        if all(part is not None and part.surface is None for part in apart):
+            return Geometry(Parts(None, self))
+        if all(part is not None and part.solid is None for part in apart):
+            return Geometry(Parts(self, None))
+        return Geometry(None)
 
 
 class Product(Constraint):
@@ -215,16 +195,16 @@ class Product(Constraint):
     def inequalities(self, z: Tensor) -> Tensor:
         return torch.cat([z.new_zeros(len(z), 0), *(member.inequalities(part) for member, part in self._blocks(z))], 1)
 
-    def equation_count(self) -> int | None:
+    def _count_equations(self) -> int | None:
         return total_count(self.members, self._equation_count)
 
-    def polyhedron(self, event: Event) -> Rows | None:
+    def linear(self, event: Event) -> Rows | None:
         size = torch.Size(event).numel()
         if size > MOST_ROWS:
             return None
         blocks, start = [Rows(*(torch.zeros(shape, dtype=torch.float64) for shape in ((0, size), (0,), (0,))))], 0
         for member, width in zip(self.members, self.sizes, strict=True):
-            rows = None if member is None else member.polyhedron((width,))
+            rows = None if member is None else member.linear((width,))
             if rows is not None:
                 ends = start, size - start - width
                 blocks.append(rows._replace(matrix=torch.nn.functional.pad(rows.matrix, ends)))
@@ -283,60 +263,66 @@ class Product(Constraint):
         assert member is not None
         return f"block {block}: {member.row_name((self.sizes[block],), own)}"
 
-    def _apart(self, event: Event) -> Parts:
+    def _geometry(self, event: Event) -> Geometry:
         """Block by block."""
+        return Geometry(
+            self._apart(),
+            codimension=lambda: self._total([codimension(member, size) for member, size in self._made_of(event)]),
+            reach=self._reach,
+            log_volume=self._log_volume,
+            sphere_in_flat=self._sphere_in_flat,
+            nearest=self._nearest,
+        )
+
+    def _apart(self) -> Parts | None:
         apart = [
-            Parts(None, None) if member is None else member.parts((size,))
+            Parts(None, None) if member is None else geometry(member, (size,)).parts
             for member, size in zip(self.members, self.sizes, strict=True)
         ]
-        surfaces, solids = (
+        known = [part for part in apart if part is not None]
+        if len(known) < len(apart):
+            return None
+        surface, solid = (
             None
             if not any(blocks)
             else self
             if all(block is member for block, member in zip(blocks, self.members, strict=True))
             else Product(*blocks, sizes=self.sizes)
-            for blocks in zip(*apart, strict=True)
+            for blocks in zip(*known, strict=True)
         )
-        return Parts(surfaces, solids)
+        return Parts(surface, solid)
 
-    def landing(self, y: Tensor) -> Landing:
-        """Block by block."""
+    def _nearest(self, y: Tensor) -> OnSurface:
         self._check_chains(y)
-        self.validate(tuple(y.shape[1:]))
         inside = torch.ones(len(y), dtype=torch.bool, device=y.device)
-        log_tube: Tensor | None = torch.zeros(len(y), dtype=torch.float64, device=y.device)
-        feet = []
+        log_volume: Tensor | None = torch.zeros(len(y), dtype=torch.float64, device=y.device)
+        points = []
         for member, block in zip(self.members, flat(y).split(self.sizes, dim=1), strict=True):
-            landed = Landing(block, inside, log_tube) if member is None else member.landing(block)
-            feet.append(landed.foot)
-            inside = inside & landed.inside
+            there = OnSurface(block, inside, log_volume) if member is None else nearest_on_surface(member, block)
+            points.append(there.point)
+            inside = inside & there.inside
             if member is not None:
-                log_tube = None if log_tube is None or landed.log_tube is None else log_tube + landed.log_tube
-        return Landing(torch.cat(feet, dim=1).reshape(y.shape), inside, log_tube)
+                log_volume = None if log_volume is None or there.log_volume is None else log_volume + there.log_volume
+        return OnSurface(torch.cat(points, dim=1).reshape(y.shape), inside, log_volume)
 
-    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
-        """Sum over the blocks."""
+    def _log_volume(self, x: Tensor, z: Tensor) -> Tensor | None:
         total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         for (member, before), (_, after) in zip(self._blocks(x), self._blocks(z), strict=True):
-            part = member.log_tube_factor(before, after)
+            part = log_volume_factor(member, before, after)
             if part is None:
                 return None
             total = total + part
         return total
 
-    def codimension(self, event: Event) -> int | None:
-        counts = [member.codimension((size,)) for member, size in self._sized()]
+    @staticmethod
+    def _total(counts: Sequence[int | None]) -> int | None:
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
-    def reach(self, event: Event) -> float | None:
-        widths = [member.reach((size,)) for member, size in self._sized()]
+    def _reach(self) -> float | None:
+        widths = [reach(member, size) for member, size in self._made_of(())]
         known = [width for width in widths if width is not None]
         return min(known, default=math.inf) if len(known) == len(widths) else None
-
-    def check_measure(self, event: Event) -> None:
-        for member, size in self._sized():
-            member.check_measure((size,))
 
     def _written_out(self, event: Event) -> tuple[Constraint, ...]:
         choices = [
@@ -354,20 +340,31 @@ class Product(Constraint):
         for member, block in self._blocks(z):
             member._look_for_points(block, first)
 
-    def _sized(self) -> Iterator[tuple[Constraint, int]]:
+    def _made_of(self, event: Event) -> Sequence[tuple[Constraint, Event]]:
         """Members and their sizes, without blocks that are free."""
-        for member, size in zip(self.members, self.sizes, strict=True):
-            if member is not None:
-                yield member, size
+        pairs = zip(self.members, self.sizes, strict=True)
+        return [(member, (size,)) for member, size in pairs if member is not None]
 
-    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+    def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        """Block by block."""
+        count = self.chains or 1
+        low, high = [], []
+        for member, size in zip(self.members, self.sizes, strict=True):
+            sides = unbounded((size,)) if member is None else member.bounds((size,))
+            if sides is None:
+                return None
+            low.append(sides[0].expand(count, -1))
+            high.append(sides[1].expand(count, -1))
+        return torch.cat(low, dim=1).reshape(-1, *event), torch.cat(high, dim=1).reshape(-1, *event)
+
+    def _sphere_in_flat(self) -> SphereInFlat | None:
         """Linear equations block by block."""
         size, start = sum(self.sizes), 0
         matrix = torch.zeros(0, size, dtype=torch.float64)
-        level: Bound = matrix[:, 0]
+        level = matrix.T[:1]
         for member, width in zip(self.members, self.sizes, strict=True):
             if member is not None:
-                found = member.sphere_in_flat((width,))
+                found = sphere_in_flat(member, (width,))
                 if found is None or found.radius is not None:
                     return None
                 ends = start, size - start - width
@@ -392,7 +389,7 @@ class _Preimage(Constraint):
     def inequalities(self, z: Tensor) -> Tensor:
         return self.inner.inequalities(self._back(z))
 
-    def equation_count(self) -> int | None:
+    def _count_equations(self) -> int | None:
         return total_count((self.inner,), self._equation_count)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
@@ -436,32 +433,49 @@ class _Motion(_Preimage):
     def validate(self, event: Event) -> None:
         self.inner.validate(event)
 
-    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
-        return self.inner.log_tube_factor(self._back(x), self._back(z))
+    def _geometry(self, event: Event) -> Geometry:
+        """That of the set, each part moved."""
+        inner = geometry(self.inner, event).parts
+        return Geometry(
+            None if inner is None else Parts(*(None if part is None else self._of(part) for part in inner)),
+            codimension=lambda: codimension(self.inner, event),
+            reach=lambda: self._reach(event),
+            log_volume=lambda x, z: log_volume_factor(self.inner, self._back(x), self._back(z)),
+            sphere_in_flat=lambda: self._sphere_in_flat(event),
+            nearest=self._nearest,
+            within=self._within,
+        )
 
-    def landing(self, y: Tensor) -> Landing:
-        """That of the set; a coordinate that does not move stays what it is, to the last bit."""
-        y = floating(y)
-        self._check_chains(y)
-        back = self._back(y.to(torch.float64))
-        landed = self.inner.landing(back)
-        return landed._replace(foot=torch.where(landed.foot == back, y, self._forth(landed.foot).to(y.dtype)))
-
-    def codimension(self, event: Event) -> int | None:
-        return self.inner.codimension(event)
-
-    def reach(self, event: Event) -> float | None:
-        inner = self.inner.reach(event)
+    def _reach(self, event: Event) -> float | None:
+        inner = reach(self.inner, event)
         return None if inner is None else self._stretch * inner
 
-    def check_measure(self, event: Event) -> None:
-        self.inner.check_measure(event)
+    def _nearest(self, y: Tensor) -> OnSurface:
+        """That of the set; a coordinate that does not move stays what it is, to the last bit."""
+        self._check_chains(y)
+        back = self._back(y.to(torch.float64))
+        there = nearest_on_surface(self.inner, back)
+        return there._replace(point=torch.where(there.point == back, y, self._forth(there.point).to(y.dtype)))
+
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        raise NotImplementedError
+
+    def _within(self, space: Subspace) -> Constraint | None:
+        return None
+
+    def _made_of(self, event: Event) -> Sequence[tuple[Constraint, Event]]:
+        return [(self.inner, event)]
+
+    def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        """Those of the set, moved."""
+        sides = self.inner.bounds(event)
+        if sides is None:
+            return None
+        low, high = (self._forth(side.expand(self.chains or 1, *event)) for side in sides)
+        return low, high
 
     def _written_out(self, event: Event) -> tuple[Constraint, ...]:
         return tuple(self._of(piece) for piece in self.inner.pieces(event))
-
-    def _apart(self, event: Event) -> Parts:
-        return Parts(*(None if part is None else self._of(part) for part in self.inner.parts(event)))
 
     def _look_for_points(self, z: Tensor, first: int = 0) -> None:
         self.inner._look_for_points(self._back(z), first)
@@ -511,9 +525,9 @@ class Shifted(_Motion):
 
     def __init__(self, inner: Constraint, by: Any) -> None:
         self._adopt(inner)
-        self.by = bound(by)
+        self.by = copied(by)
         self.chains = common_chains(set=inner, shift=self.by)
-        numbers = raw(self.by)
+        self._by = numbers = parameter(self.by)
         if not bool(torch.isfinite(numbers).all()):
             raise SettingError(f"a shift must be finite, got {float(numbers[~torch.isfinite(numbers)][0])} in it")
         self.flat_sided, self.fast = inner.flat_sided, inner.fast
@@ -521,12 +535,12 @@ class Shifted(_Motion):
     def __repr__(self) -> str:
         return f"{self.inner!r}.shifted({brief(self.by)})"
 
-    def within(self, space: Subspace) -> Constraint | None:
+    def _within(self, space: Subspace) -> Constraint | None:
         """That of the set, moved by the coordinates of the shift, where the shift lies in the subspace."""
-        inner = None if isinstance(self.by, PerChain) else self.inner.within(space)
+        inner = within(self.inner, space) if len(self._by) == 1 else None
         if inner is None:
             return None
-        moved = space.coordinates(raw(self.by).expand(space.event).reshape(1, -1))
+        moved = space.coordinates(over_flattened(self._by, space.event))
         return None if moved is None else Shifted(inner, moved[0])
 
     def equations(self, z: Tensor) -> Tensor:
@@ -536,47 +550,41 @@ class Shifted(_Motion):
     def inequalities(self, z: Tensor) -> Tensor:
         return self.inner.inequalities(self._back(z.to(torch.float64))).to(z.dtype)
 
-    def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
-        pull = self.inner.residual_pull(self._back(z.to(torch.float64)), weights.to(torch.float64))
+    def _residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
+        pull = self.inner._residual_pull(self._back(z.to(torch.float64)), weights.to(torch.float64))
         return None if pull is None else pull.to(z.dtype)
 
     def _project_fast(self, z: Tensor) -> Tensor:
         """In float64, since a shift may be large beside what is projected."""
-        return self._forth(self.inner.project_fast(self._back(z.to(torch.float64)))).to(z.dtype)
+        return self._forth(self.inner._project_fast(self._back(z.to(torch.float64)))).to(z.dtype)
 
     def validate(self, event: Event) -> None:
-        check_fits(self.by, event, "shifts")
+        check_fits(self._by, event, "shifts")
         super().validate(event)
 
-    def polyhedron(self, event: Event) -> Rows | None:
-        rows = self.inner.polyhedron(event) if torch.Size(event).numel() <= MOST_ROWS else None
-        if rows is None or isinstance(self.by, PerChain):
+    def linear(self, event: Event) -> Rows | None:
+        rows = self.inner.linear(event) if torch.Size(event).numel() <= MOST_ROWS else None
+        if rows is None or len(self._by) > 1:
             return None
-        moved = rows.matrix @ self.by.expand(event).reshape(-1)
+        moved = rows.matrix @ over_flattened(self._by, event)[0]
         return rows._replace(low=rows.low + moved, high=rows.high + moved)
 
-    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        found = self.inner.sphere_in_flat(event)
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        found = sphere_in_flat(self.inner, event)
         if found is None:
             return None
-        own, shape = isinstance(self.by, PerChain), event_shape(self.by)
-        by = raw(self.by).reshape(-1, *[1] * (len(event) - len(shape)), *shape).expand(-1, *event).flatten(1)
-        level, moved = together(found.level, marked(by @ found.matrix.T, own))
-        center: Bound = marked(by, own)
-        if found.center is not None:
-            here, there = together(found.center, center)
-            center = marked((raw(here) + raw(there)).reshape(-1, by.shape[1]), isinstance(here, PerChain))
-        total = raw(level) + raw(moved)
-        return found._replace(level=PerChain(total) if isinstance(level, PerChain) else total, center=center)
+        by = over_flattened(self._by, event)
+        center = by if found.center is None else found.center + by
+        return found._replace(level=found.level + by @ found.matrix.T, center=center)
 
     def _terms(self, size: Tensor) -> Tensor:
-        return size + spread(self.by, size).abs()
+        return size + over(self._by, size).abs()
 
     def _back(self, z: Tensor) -> Tensor:
-        return z - spread(self.by, z)
+        return z - over(self._by, z)
 
     def _forth(self, z: Tensor) -> Tensor:
-        return z + spread(self.by, z)
+        return z + over(self._by, z)
 
 
 class Scaled(_Motion):
@@ -594,29 +602,19 @@ class Scaled(_Motion):
         self.by = self._stretch = positive(by, "the factor that scales a set")
         self.flat_sided = inner.flat_sided
 
-    def polyhedron(self, event: Event) -> Rows | None:
-        rows = self.inner.polyhedron(event)
+    def linear(self, event: Event) -> Rows | None:
+        rows = self.inner.linear(event)
         return None if rows is None else rows._replace(low=self.by * rows.low, high=self.by * rows.high)
 
     def __repr__(self) -> str:
         return f"{self.inner!r}.scaled({self.by:g})"
 
-    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        found = self.inner.sphere_in_flat(event)
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        found = sphere_in_flat(self.inner, event)
         if found is None:
             return None
-        level, center, radius = (self._times(part) for part in (found.level, found.center, found.radius))
-        return found._replace(level=level, center=center, radius=radius)
-
-    def _times(self, value: Any) -> Any:
-        """s times a parameter, for each chain if it is."""
-        return (
-            None
-            if value is None
-            else PerChain(self.by * value.values)
-            if isinstance(value, PerChain)
-            else self.by * value
-        )
+        radius, center = (None if part is None else self.by * part for part in (found.radius, found.center))
+        return SphereInFlat(found.matrix, self.by * found.level, radius, center)
 
     def _terms(self, size: Tensor) -> Tensor:
         return size / self.by
@@ -673,7 +671,7 @@ class Through(_Preimage):
             alone = self._alone(0)
             self._way, self.exact = alone._way, alone.exact
         else:
-            self._same = _with_rows(inner.polyhedron(self.shape), self.A)
+            self._same = _with_rows(inner.linear(self.shape), self.A)
             if self._same is None and inner.smooth and not inner.convex:
                 self._same = Implicit(self.equations, self.inequalities)
             self._way = Way.SPLITTING if self._same is None else self._same.way
@@ -696,42 +694,45 @@ class Through(_Preimage):
             return f"{self!r}: {self.way.value} between x and A x"
         return f"{self!r}: as {self._same.explain()}" if self._same is not None else super().explain()
 
-    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
+    def _geometry(self, event: Event) -> Geometry:
         if self._orthogonal:
-            return self.inner.log_tube_factor(self._back(x), self._back(z))
+            return Geometry(
+                self._apart(event),
+                codimension=lambda: codimension(self.inner, self.shape),
+                reach=self._reach,
+                log_volume=lambda x, z: log_volume_factor(self.inner, self._back(x), self._back(z)),
+                sphere_in_flat=self._sphere_in_flat,
+                nearest=self._nearest,
+            )
+        full = int(torch.linalg.matrix_rank(self.A)) == len(self.A)
+        own = Geometry(
+            self._apart(event),
+            codimension=(lambda: codimension(self.inner, self.shape)) if full else None,
+            sphere_in_flat=self._sphere_in_flat,
+        )
         if self.in_pieces:
-            return self.landing(x).log_tube
+            return own
         if self.chains is not None:
-            return self._tube_by_group(x, z)
-        return None if self._same is None else self._same.log_tube_factor(x, z)
+            return own._replace(log_volume=lambda x, z: self._by_group(log_volume_factor, x, z))
+        same = self._same
+        if own.parts is not None and own.parts.surface is self:
+            own = own._replace(codimension=own.codimension or (lambda: None))
+        return own if same is None else own._replace(log_volume=lambda x, z: log_volume_factor(same, x, z))
 
-    def landing(self, y: Tensor) -> Landing:
-        if not self._orthogonal:
-            return nearest_landing(self.pieces(tuple(y.shape[1:])), y) if self.in_pieces else super().landing(y)
-        y = floating(y)
+    def _nearest(self, y: Tensor) -> OnSurface:
         self._check_chains(y)
         wide = y.to(torch.float64)
         image = self._back(wide)
-        landed = self.inner.landing(image)
-        still = over_events(flat(landed.foot == image).all(1), y)
-        return landed._replace(foot=torch.where(still, y, self._over(wide, landed.foot).to(y.dtype)))
+        there = nearest_on_surface(self.inner, image)
+        still = over_events(flat(there.point == image).all(1), y)
+        return there._replace(point=torch.where(still, y, self._over(wide, there.point).to(y.dtype)))
 
-    def codimension(self, event: Event) -> int | None:
-        if self._orthogonal or int(torch.linalg.matrix_rank(self.A)) == len(self.A):
-            return self.inner.codimension(self.shape)
-        if self.in_pieces:
-            return common_codimension(self.pieces(event), event)
-        surface = self.parts(event).surface
-        return 0 if surface is None else None if surface is self else surface.codimension(event)
-
-    def reach(self, event: Event) -> float | None:
-        if not self._orthogonal:
-            return reach_of_pieces(self.pieces(event), event) if self.in_pieces else super().reach(event)
-        inner = self.inner.reach(self.shape)
+    def _reach(self) -> float | None:
+        inner = reach(self.inner, self.shape)
         return None if inner is None else inner / self._square**0.5
 
-    def check_measure(self, event: Event) -> None:
-        self.inner.check_measure(self.shape)
+    def _made_of(self, event: Event) -> Sequence[tuple[Constraint, Event]]:
+        return [(self.inner, self.shape)]
 
     def _written_out(self, event: Event) -> tuple[Constraint, ...]:
         return tuple(self._of(piece) for piece in self.inner.pieces(self.shape))
@@ -740,27 +741,30 @@ class Through(_Preimage):
         """Another set, through the same matrix."""
         return self if part is self.inner else Through(part, self.A, shape=self.shape)
 
-    def _apart(self, event: Event) -> Parts:
+    def _apart(self, event: Event) -> Parts | None:
         """Those of the set, each through the matrix. A solid set that A x only touches is thin again."""
         if self._same is not None and self._same.flat_sided:
-            return self._same.parts(event)
-        surface, solid = self.inner.parts(self.shape)
+            return parts(self._same, event)
+        inner = geometry(self.inner, self.shape).parts
+        if inner is None:
+            return None
+        surface, solid = inner
         surfaces: list[Constraint] = [] if surface is None else [self._surface(surface)]
         if solid is not None and solid is not self.inner:
-            rest = self._of(solid).parts(event)
+            rest = parts(self._of(solid), event)
             surfaces += [] if rest.surface is None else [rest.surface]
             return Parts(together_in(meet(surfaces, event)), rest.solid)
         return Parts(next(iter(surfaces), None), None if solid is None else self)
 
     def _surface(self, surface: Constraint) -> Constraint:
         """A surface through the matrix; linear equations stay linear equations."""
-        found = surface.sphere_in_flat(self.shape)
+        found = sphere_in_flat(surface, self.shape)
         if found is None or found.radius is not None or self._orthogonal:
             return self._of(surface)
-        return Affine(found.matrix @ self.A, found.level)
+        return Affine(found.matrix @ self.A, argument(found.level))
 
-    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        found = self.inner.sphere_in_flat(self.shape)
+    def _sphere_in_flat(self) -> SphereInFlat | None:
+        found = sphere_in_flat(self.inner, self.shape)
         if found is None or found.radius is not None:
             return None
         return SphereInFlat(found.matrix @ self.A, found.level)

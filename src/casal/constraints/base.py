@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from casal.checks import Event, positive
-from casal.constraints.chains import PerChain, check_count
+from casal.constraints.parameters import PerChain, check_count
 from casal.constraints.solvers.sparse_rows import SparseMatrix
-from casal.constraints.vectors import EPSILON, ROUNDING, floating, gaussian, half_square, norm, over_events, relative
+from casal.constraints.vectors import EPSILON, floating, gaussian, half_square, norm, over_events, relative
 from casal.devices import on_host, seen
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
+
+Made = TypeVar("Made")
 
 
 class Budget(NamedTuple):
@@ -95,6 +98,21 @@ class Rows(NamedTuple):
     low: Tensor
     high: Tensor
 
+    def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        """Low and high (1, *event) if every inequality is about one coordinate; else None."""
+        inequality = (self.low < self.high) & (torch.isfinite(self.low) | torch.isfinite(self.high))
+        matrix, sides = self.matrix[inequality], (self.low[inequality], self.high[inequality])
+        if bool(((matrix != 0).sum(1) != 1).any()):
+            return None
+        place = matrix.abs().argmax(1)
+        entry = matrix.gather(1, place[:, None])[:, 0]
+        ends = torch.stack([side / entry for side in sides])
+        low = torch.full((matrix.shape[1],), -torch.inf, dtype=torch.float64).scatter_reduce(
+            0, place, ends.amin(0), "amax"
+        )
+        high = torch.full_like(low, torch.inf).scatter_reduce(0, place, ends.amax(0), "amin")
+        return low.reshape(1, *event), high.reshape(1, *event)
+
 
 class Excess(NamedTuple):
     """By how much points miss a definition, row by row: every equation, inequality and bound is a row.
@@ -137,18 +155,19 @@ class Parts(NamedTuple):
     solid: Constraint | None
 
 
-class Landing(NamedTuple):
-    """Where points land on the surface part of C, chain by chain.
+class OnSurface(NamedTuple):
+    """Nearest points on the surface part of C, chain by chain.
 
     Attributes:
-        foot: Nearest point of the surface part, (n, *event); the point itself where C has no equations.
-        inside: Whether the foot satisfies the inequalities, (n,) bool.
-        log_tube: ``log_tube_factor`` of the surface part, (n,); zero where C has no equations; None if unknown.
+        point: Nearest point of the surface part, (n, *event); the point itself where C has no equations.
+        inside: Whether it satisfies the inequalities, (n,) bool.
+        log_volume: ``geometry.log_volume_factor`` of the surface part, (n,); zero where C has no equations; None if
+            unknown.
     """
 
-    foot: Tensor
+    point: Tensor
     inside: Tensor
-    log_tube: Tensor | None
+    log_volume: Tensor | None
 
 
 class SphereInFlat(NamedTuple):
@@ -156,15 +175,44 @@ class SphereInFlat(NamedTuple):
 
     Attributes:
         matrix: A (m, d); no rows if there are no linear equations.
-        level: b (m,), or PerChain (n, m).
-        radius: R, a number or PerChain (n,); None if there is no sphere.
-        center: c (d,), or PerChain (n, d); None for the origin.
+        level: b, (1 or n, m).
+        radius: R, (1 or n,); None if there is no sphere.
+        center: c, (1 or n, d); None for the origin.
     """
 
     matrix: Tensor
-    level: Tensor | PerChain
-    radius: float | PerChain | None = None
-    center: Tensor | PerChain | None = None
+    level: Tensor
+    radius: Tensor | None = None
+    center: Tensor | None = None
+
+
+def flat_volume(x: Tensor, z: Tensor) -> Tensor:
+    """The logarithm of the volume factor of a flat set, zero: (n,)."""
+    return torch.zeros(len(x), dtype=x.dtype, device=x.device)
+
+
+class Geometry(NamedTuple):
+    """What a set says about itself to samplers, for events of one shape; ``geometry.py`` derives what is left out.
+
+    The one hook of sets that know more than their equations: ``Constraint._geometry``.
+
+    Attributes:
+        parts: Equations and inequalities apart; None for a union whose pieces have both.
+        codimension: Independent equations, or None if that is unknown or differs from chain to chain.
+        reach: Largest distance up to which points have one nearest point on the surface part; None if unknown.
+        log_volume: (x, z) -> logarithm of the volume factor of the surface part, or None.
+        sphere_in_flat: The surface as linear equations and at most one sphere, if it is that.
+        nearest: y -> nearest points on the surface part.
+        within: {c : B c in C} in the coordinates of a subspace, if P(B c) is in the subspace for every c; else None.
+    """
+
+    parts: Parts | None
+    codimension: Callable[[], int | None] | None = None
+    reach: Callable[[], float | None] | None = None
+    log_volume: Callable[[Tensor, Tensor], Tensor | None] | None = None
+    sphere_in_flat: Callable[[], SphereInFlat | None] | None = None
+    nearest: Callable[[Tensor], OnSurface] | None = None
+    within: Callable[[Subspace], Constraint | None] | None = None
 
 
 INSIDE = 1e-12
@@ -179,11 +227,8 @@ REACHED = 1e-3
 SEARCH = Budget(1e-6, 50)
 """How hard a search for a point tries from each start, before it tries the best of them in full."""
 
-TOGETHER = 256
-"""Chains with parameters of their own that are searched for points at once."""
-
-LANDED = 1e-9
-"""Violation up to which a foot counts as on the surface although its projection did not reach the tolerance."""
+ON_SET = 1e-9
+"""Violation up to which a point counts as on the set although its projection did not reach the tolerance."""
 
 
 class Subspace(NamedTuple):
@@ -224,9 +269,9 @@ class Constraint:
         convex: The set is convex, so the projection is unique and nonexpansive.
         solid: The set has an interior (a ball, a box), so a point can be strictly inside.
         smooth: ``equations`` and ``inequalities`` describe C.
-        flat_sided: ``polyhedron`` gives the rows of C, at least up to MOST_ROWS coordinates.
+        flat_sided: ``linear`` gives the rows of C, at least up to MOST_ROWS coordinates.
         samples_near: ``sample_near`` and ``log_normaliser`` are available, in closed form.
-        fast: ``project_fast`` has a closed form, or quick steps, of its own.
+        fast: ``project(z, quick=True)`` has a closed form, or quick steps, of its own.
         in_pieces: There is a union in C, so it is treated piece by piece (``pieces``).
         chains: How many chains the parameters are for (``PerChain``); None if they are common to all.
         per_chain: Names of the arguments of the constructor that may be ``PerChain``.
@@ -269,40 +314,34 @@ class Constraint:
                     raise SettingError(f"{cls.__name__} takes no {name} for each chain; these sets do: {can}")
         return super().__new__(cls)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was found out along the way, which is found again."""
+        return {name: value for name, value in self.__dict__.items() if name != "_cache"}
+
     # -------------------------------------------------------------- points
 
-    def project(self, z: Tensor, *, budget: Budget | None = None, warm: Tensor | None = None) -> Tensor:
+    def project(
+        self, z: Tensor, *, budget: Budget | None = None, warm: Tensor | None = None, quick: bool = False
+    ) -> Tensor:
         """Nearest point of C, computed in float64 and returned in the dtype of ``z``.
 
-        Points of whole numbers (an integer or bool dtype) give float64: rounding a foot to integers leaves the set.
+        Points of whole numbers (an integer or bool dtype) give float64: rounding the nearest point to integers leaves
+        the set.
 
         Args:
             z: Points (n, *event).
             budget: How hard an iterative projection tries; closed forms do not need it.
             warm: A point near the answer, such as the projection of the step before; closed forms do not need it.
+            quick: In the dtype of ``z`` and in few passes, for a loop between two strict projections. There is no
+                check: a point that is not finite, or whose squares are not, comes out not finite. Closed forms are as
+                exact as the dtype allows elsewhere. Sets of functions (``Implicit``) take a few steps of Gauss and
+                Newton, to about a hundredth of the distance from z, and the strict projection for chains that these
+                do not bring to the set.
 
         Raises:
             ProjectionError: A coordinate of ``z`` is not finite.
         """
-        return self.solve(z, budget=budget, warm=warm).point
-
-    def project_fast(self, z: Tensor, *, warm: Tensor | None = None) -> Tensor:
-        """P(z) in the dtype of ``z``, in few passes: what a loop may take between two strict projections.
-
-        No check and no float64 inside: a point that is not finite, or whose squares are not, comes out not finite.
-        Closed forms are as exact as the dtype allows elsewhere. Sets of functions (``Implicit``) take a few steps of
-        Gauss and Newton, to about a hundredth of the distance from z, and ``project`` for chains that these do not
-        bring to the set. The same as ``project`` for sets that are not ``fast``. Points of whole numbers give float64.
-
-        Args:
-            z: Points (n, *event).
-            warm: A point near the answer, such as the projection of the step before; closed forms do not need it.
-        """
-        return self._project_fast_from(floating(z), warm)
-
-    def project_fast_half(self, z: Tensor, *, warm: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """``project_fast(z)`` and |z - P(z)|^2 / 2, (n,) float64: in fewer passes where a set knows its distance."""
-        return self._project_fast_half(floating(z), warm)
+        return self._project_fast_from(floating(z), warm) if quick else self.solve(z, budget=budget, warm=warm).point
 
     def solve(self, z: Tensor, *, budget: Budget | None = None, warm: Tensor | None = None) -> Projection:
         """As ``project``, with a convergence flag, the iterations and the residual of every chain."""
@@ -314,7 +353,7 @@ class Constraint:
             )
         if not self.exact and seen(found.converged.any()):
             # An algorithm has its own residual; what it calls converged must also satisfy the definition.
-            held = _usable(self, self._violation(found.point)) <= max((budget or Budget()).tolerance, LANDED)
+            held = _usable(self, self._violation(found.point)) <= max((budget or Budget()).tolerance, ON_SET)
             found = found._replace(converged=found.converged & held)
         return found._replace(point=found.point.to(floating(z).dtype))
 
@@ -346,17 +385,20 @@ class Constraint:
         """Row of ``excess`` in words, for a message."""
         return f"row {row} of {self!r}"
 
-    def row_count(self, event: Event) -> int:
+    def _row_count_of(self, event: Event) -> int:
         """Rows of ``excess`` for events of a shape."""
-        key = tuple(event)
-        if key not in self._known_counts:
-            origin = torch.zeros(self.chains or 1, *key, dtype=torch.float64)
-            self._known_counts[key] = self._excess(origin, None).amount.shape[1]
-        return self._known_counts[key]
+        origin = torch.zeros(self.chains or 1, *event, dtype=torch.float64)
+        return self._once(("rows", event), lambda: self._excess(origin, None).amount.shape[1])
+
+    def _once(self, key: Any, make: Callable[[], Made]) -> Made:
+        """What a set finds out about itself, once."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        return cast(Made, self._cache[key])
 
     @cached_property
-    def _known_counts(self) -> dict[Event, int]:
-        """Counts of rows that were asked for."""
+    def _cache(self) -> dict[Any, Any]:
+        """What was found out."""
         return {}
 
     def _measurable(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -375,28 +417,6 @@ class Constraint:
                 f"the set is written for {self._coordinates} coordinates, events {event} have {size}: write it for "
                 f"{size} numbers, in the order of a flattened event"
             )
-
-    def check_nonempty(self, z: Tensor) -> None:
-        """Refuse a set that has no point, as far as a search can tell; for a run, before its first step.
-
-        Closed forms check themselves when they are made or see an event. Other sets are projected onto from z. Where
-        that does not arrive, the emptiness may be proved (``Intersection``); if not, more starts are tried, and a set
-        of which none reaches a point is refused too: a run on it takes long, and none of its samples is feasible.
-
-        Args:
-            z: Points (k, *event) to start from. Where the set has parameters for each chain, every chain is looked at,
-                from these points in turn.
-
-        Raises:
-            InfeasibleSet: No point was found; the message says whether that is proved.
-        """
-        if self.exact or not len(z):
-            return
-        if self.chains is None:
-            self._look_for_points(z.to(torch.float64))
-            return
-        for some in torch.arange(self.chains).split(TOGETHER):
-            self.take(some)._look_for_points(z.to(torch.float64)[some % len(z)], first=int(some[0]))
 
     def _look_for_points(self, z: Tensor, first: int = 0) -> None:
         """``check_nonempty``; with parameters for each chain there is a point for each, ``first`` names the first."""
@@ -449,11 +469,45 @@ class Constraint:
         """Smooth functions (n, m) that are <= 0 on C; width zero if there are none."""
         return z.new_zeros(len(z), 0)
 
-    def equation_count(self) -> int | None:
+    def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        """The inequalities as low <= z <= high, (1 or n, *event), infinite where there is none; None if some are more.
+
+        A set without inequalities has infinite bounds. Bounds that fix a coordinate are equations.
+        """
+        rows = self.linear(event)
+        return None if rows is None else rows.bounds(event)
+
+    def linear(self, event: Event) -> Rows | None:
+        """C as low <= G z <= high for events of this shape, flattened; None if it is not flat-sided."""
+        return None
+
+    def pieces(self, event: Event) -> tuple[Constraint, ...]:
+        """Sets without unions inside them whose union is C; C itself unless a union is in it. Built once per shape."""
+        return (
+            self._once(("pieces", tuple(event)), lambda: self._written_out(tuple(event))) if self.in_pieces else (self,)
+        )
+
+    def _written_out(self, event: Event) -> tuple[Constraint, ...]:
+        """What ``pieces`` returns."""
+        return (self,)
+
+    def _geometry(self, event: Event) -> Geometry:
+        """What the set knows about itself beyond its equations; a surface part is its own surface part."""
+        return Geometry(Parts(None, self) if self.solid else Parts(self, None))
+
+    def _made_of(self, event: Event) -> Sequence[tuple[Constraint, Event]] | None:
+        """Sets whose points make up those of C one by one, and their events; None for a set that is not made so."""
+        return None
+
+    def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        """Centre (m, *event) and radius (m,) of a ball that holds C, m one or ``chains``; None if none is known."""
+        return None
+
+    def _count_equations(self) -> int | None:
         """How many equations there are; None if a set of unknown functions has not been evaluated yet."""
         return self._equation_count
 
-    def residual(self, z: Tensor) -> Tensor:
+    def _residual(self, z: Tensor) -> Tensor:
         """All smooth functions that describe C: the equations, then the inequalities."""
         if not self.smooth:
             raise SettingError(
@@ -461,150 +515,14 @@ class Constraint:
                 "Projected, CASAL and WeightedCASAL need only its projection"
             )
         equations, inequalities = self.equations(z), self.inequalities(z)
-        if self.equation_count() is None:
+        if self._count_equations() is None:
             self._equation_count = equations.shape[1]
         if not inequalities.shape[1]:
             return equations
         return torch.cat([equations, inequalities], dim=1) if equations.shape[1] else inequalities
 
-    def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
-        """J(z)^T weights, J the derivative of ``residual`` (n, m, *event), where it is written out; else None."""
-        return None
-
-    def positive_part(self, values: Tensor) -> Tensor:
-        """Values (n, m) of residuals or multipliers, those of inequalities cut off at zero."""
-        count = self.equation_count()
-        if count is None:
-            raise SettingError(f"{self!r} does not know the number of its equations yet; evaluate residual(z) first")
-        if count >= values.shape[1]:
-            return values
-        inequalities = values[:, count:].clamp_min(0.0)
-        return torch.cat([values[:, :count], inequalities], dim=1) if count else inequalities
-
-    # -------------------------------------------------------------- equations and inequalities apart
-
-    def parts(self, event: Event) -> Parts:
-        """C as its surface part (equations) and its solid part (inequalities), for events of this shape.
-
-        A sampler treats them differently: chains approach the surface by a slack that shrinks, and the inequalities
-        hold for the foot on the surface or do not. A simplex is one equation and an orthant. Built once per shape.
-        Both are None if C is the whole space.
-
-        Raises:
-            SettingError: C is a union of pieces that have both; ``landing`` treats each piece on its own.
-        """
-        key = tuple(event)
-        if key not in self._known_parts:
-            self.validate(key)
-            surface, solid = self._known_parts[key] = self._apart(key)
-            if surface is not None and surface is not self:
-                surface._known_parts[key] = Parts(surface, None)
-            if solid is not None and solid is not self:
-                solid._known_parts[key] = Parts(None, solid)
-        return self._known_parts[key]
-
-    @cached_property
-    def _known_parts(self) -> dict[Event, Parts]:
-        """Parts that were asked for."""
-        return {}
-
-    def _apart(self, event: Event) -> Parts:
-        """What ``parts`` finds. A surface part is its own surface part, a solid part its own solid part."""
-        return Parts(None, self) if self.solid else Parts(self, None)
-
-    def landing(self, y: Tensor) -> Landing:
-        """Where points (n, *event) land on the surface part, and whether the inequalities hold there.
-
-        A foot that touches an inequality to rounding counts as inside; one on which the projection did not converge
-        does not. A set without equations takes points as they are, and inside means a violation of exactly zero.
-        """
-        y, event = floating(y), tuple(y.shape[1:])
-        surface, solid = self.parts(event)
-        inside = torch.ones(len(y), dtype=torch.bool, device=y.device)
-        if surface is None:
-            inside = inside if solid is None else solid.violation(y) == 0.0
-            return Landing(y, inside, torch.zeros(len(y), dtype=torch.float64, device=y.device))
-        wide = y.to(torch.float64)
-        found = surface.solve(wide)
-        if not bool(found.converged.all()):
-            inside = found.converged | (surface.violation(found.point) <= LANDED)
-        if solid is not None:
-            inside = inside & (solid.violation(found.point) <= ROUNDING)
-        return Landing(found.point.to(y.dtype), inside, surface.log_tube_factor(wide, found.point))
-
-    def codimension(self, event: Event) -> int | None:
-        """Independent equations of C: 0 for a set with an interior, 1 for a sphere; None if that is not known.
-
-        It is not known either if it differs from chain to chain, or from piece to piece of a union.
-        """
-        surface = self.parts(event).surface
-        if surface is None:
-            return 0
-        return self.equation_count() if surface is self else surface.codimension(event)
-
-    def reach(self, event: Event) -> float | None:
-        """Largest width of a tube around the surface part in which every point has one nearest point there.
-
-        The radius for a sphere, infinity for a flat set and for a set without equations, at most half the distance
-        between the pieces of a union. A slack must be small against it. The smallest over chains; None if unknown.
-        """
-        surface = self.parts(event).surface
-        if surface is None:
-            return math.inf
-        if surface is not self:
-            return surface.reach(event)
-        return math.inf if self.convex else None
-
-    def check_measure(self, event: Event) -> None:
-        """Refuse a set that has no distribution of one dimension: a union of pieces of different dimension.
-
-        For samplers that promise the distribution. Sets made of sets ask their members; all others do nothing.
-
-        Raises:
-            SettingError: Some pieces have probability zero beside the others; the message names them.
-        """
-        return None
-
-    def pieces(self, event: Event) -> tuple[Constraint, ...]:
-        """Sets without unions inside them whose union is C; C itself unless a union is in it. Built once per shape."""
-        key = tuple(event)
-        if not self.in_pieces:
-            return (self,)
-        if key not in self._known_pieces:
-            self._known_pieces[key] = self._written_out(key)
-        return self._known_pieces[key]
-
-    @cached_property
-    def _known_pieces(self) -> dict[Event, tuple[Constraint, ...]]:
-        """Pieces that were asked for."""
-        return {}
-
-    def _written_out(self, event: Event) -> tuple[Constraint, ...]:
-        """What ``pieces`` returns."""
-        return (self,)
-
-    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        """The surface as linear equations and at most one sphere, if it is that; for sets that meet others."""
-        return None
-
-    def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
-        """Centre (m, *event) and radius (m,) of a ball that holds C, m one or ``chains``; None if none is known."""
-        return None
-
-    def polyhedron(self, event: Event) -> Rows | None:
-        """C as low <= G z <= high for events of this shape, flattened; None if it is not flat-sided."""
-        return None
-
-    def within(self, space: Subspace) -> Constraint | None:
-        """{c : B c in C} in the coordinates of a subspace, if P(B c) is in the subspace for every c; else None."""
-        return None
-
-    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
-        """Logarithm of the volume factor J of the map (foot z, normal offset x - z) -> x, or None if unknown.
-
-        A thin shell of points x around C covers the surface element at z with weight J(x, z): one for a flat
-        set, (|x| / R)^(d-1) for a sphere. WeightedCASAL divides by it.
-        """
+    def _residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
+        """J(z)^T weights, J the derivative of ``_residual`` (n, m, *event), where it is written out; else None."""
         return None
 
     # -------------------------------------------------------------- Gaussians restricted to C
@@ -640,25 +558,18 @@ class Constraint:
         if not isinstance(index, slice):
             return _with_parameters(self, lambda values: values.take(index))
         ends = index.indices(self.chains)
-        if ends not in self._slices:
-            self._slices[ends] = _with_parameters(self, lambda values: values.take(index))
-        return self._slices[ends]
+        return self._once(("slice", ends), lambda: _with_parameters(self, lambda values: values.take(index)))
 
-    @cached_property
-    def _slices(self) -> dict[tuple[int, int, int], Constraint]:
-        """Parts of the set that were asked for."""
-        return {}
-
-    def groups(self) -> Tensor | None:
+    def _groups(self) -> Tensor | None:
         """(chains,) labels, equal where all parameters are equal to the bit; None if ``chains`` is None."""
         if self.chains is None:
             return None
-        bits = [marked.rows.contiguous().view(torch.int64) for marked in _parameters(self)]
+        bits = [own.values.reshape(len(own.values), -1).contiguous().view(torch.int64) for own in _parameters(self)]
         return torch.unique(torch.cat(bits, dim=1), dim=0, return_inverse=True)[1]
 
     def _alone(self: Self, chain: int) -> Self:
         """The set of one chain, its parameters common to all points."""
-        return _with_parameters(self, lambda marked: marked.values[chain])
+        return _with_parameters(self, lambda own: own.values[chain])
 
     def _solve_by_group(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         """Chains of equal parameters together: for algorithms that put chains aside as they finish."""
@@ -671,12 +582,14 @@ class Constraint:
                 whole[chosen] = piece
         return out
 
-    def _tube_by_group(self, x: Tensor, z: Tensor) -> Tensor | None:
-        """``log_tube_factor``, likewise."""
+    def _by_group(
+        self, function: Callable[[Constraint, Tensor, Tensor], Tensor | None], x: Tensor, z: Tensor
+    ) -> Tensor | None:
+        """(n,) function(set, x, z), likewise; None where the function gives None."""
         self._check_chains(x)
         out = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         for chosen, alone in self._group_sets:
-            part = alone.log_tube_factor(x[chosen], z[chosen])
+            part = function(alone, x[chosen], z[chosen])
             if part is None:
                 return None
             out[chosen] = part.to(out)
@@ -685,7 +598,7 @@ class Constraint:
     @cached_property
     def _group_sets(self) -> list[tuple[Tensor, Constraint]]:
         """For each group of equal parameters, the numbers of its chains and their common set."""
-        labels = self.groups()
+        labels = self._groups()
         assert labels is not None
         found: list[tuple[Tensor, Constraint]] = []
         for chosen in labels.argsort(stable=True).split(torch.bincount(labels).tolist()):
@@ -865,7 +778,7 @@ def stacked(parts: Sequence[Excess]) -> Excess:
 def row_of(members: Sequence[Constraint | None], events: Sequence[Event], row: int) -> tuple[int, int]:
     """The member that a row of ``side_by_side`` comes from, and its row there."""
     for index, (member, event) in enumerate(zip(members, events, strict=True)):
-        count = 0 if member is None else member.row_count(event)
+        count = 0 if member is None else member._row_count_of(event)
         if row < count:
             return index, row
         row -= count
@@ -932,6 +845,38 @@ def encode(value: Any) -> Any:
     raise SettingError(f"{type(value).__name__} cannot be written as JSON data")
 
 
+def constraint_from_spec(spec: Mapping[str, Any] | str) -> Constraint:
+    """Build a set from ``constraint.spec()``, or from that as JSON text.
+
+    >>> import casal
+    >>> casal.constraint_from_spec(casal.Sphere(3.0).spec())
+    Sphere(radius=3)
+    """
+    data = json.loads(spec) if isinstance(spec, str) else dict(spec)
+    if not isinstance(data, dict) or "set" not in data:
+        raise SettingError("a spec is a mapping with the key 'set', such as {'set': 'Sphere', 'radius': 3.0}")
+    kind = SETS.get(data.pop("set"))
+    if kind is None:
+        raise SettingError(f"no set named {spec!r}; there are {sorted(SETS)}")
+    try:
+        return build(kind, {name: _decode(value) for name, value in data.items()})
+    except TypeError as error:
+        raise SettingError(f"{kind.__name__} does not take these arguments: {error}") from error
+
+
+def _decode(value: Any) -> Any:
+    """The reverse of ``encode``, except that tensors stay lists: the constructors of sets take both."""
+    if isinstance(value, Mapping) and "sparse" in value:
+        return SparseMatrix(**{name: _decode(part) for name, part in value["sparse"].items()})
+    if isinstance(value, Mapping):
+        return PerChain(_decode(value["per_chain"])) if "per_chain" in value else constraint_from_spec(value)
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    if value in ("inf", "-inf"):
+        return float(value)
+    return value
+
+
 def _starts(z: Tensor) -> Tensor:
     """Points (k, n, *event) to start a search from: z, nearer to the origin, beyond it, and around it at random."""
     generator = torch.Generator(z.device).manual_seed(0)
@@ -949,32 +894,6 @@ def nearest_solution(pieces: Sequence[Constraint], z: Tensor, budget: Budget, wa
     return Projection(*(torch.stack(parts)[nearest, chain] for parts in zip(*tried, strict=True)))
 
 
-def nearest_landing(pieces: Sequence[Constraint], y: Tensor) -> Landing:
-    """``landing`` on a union: each point lands on the piece that is nearest to it, inequalities included."""
-    chain = torch.arange(len(y), device=y.device)
-    found = [piece.landing(y) for piece in pieces]
-    distance = torch.stack([_distance(piece, y, landed) for piece, landed in zip(pieces, found, strict=True)])
-    nearest = distance.argmin(0)
-    tubes = [landed.log_tube for landed in found if landed.log_tube is not None]
-    return Landing(
-        torch.stack([landed.foot for landed in found])[nearest, chain],
-        torch.stack([landed.inside for landed in found])[nearest, chain],
-        torch.stack(tubes)[nearest, chain] if len(tubes) == len(found) else None,
-    )
-
-
-def _distance(piece: Constraint, y: Tensor, landed: Landing) -> Tensor:
-    """Distances (n,) to a set. A foot that satisfies the inequalities is the nearest point; others are projected."""
-    wide, foot = y.to(torch.float64), landed.foot.to(torch.float64)
-    lost = torch.zeros(len(y), dtype=torch.bool, device=y.device)
-    if not bool(landed.inside.all()):
-        projected = piece.solve(wide)
-        foot = torch.where(over_events(landed.inside, y), foot, projected.point)
-        lost = ~landed.inside & ~projected.converged
-    length = torch.linalg.vector_norm((foot - wide).flatten(1), dim=1)
-    return torch.where(lost, torch.inf, length)
-
-
 def at_once(point: Tensor) -> Projection:
     """What a closed form found."""
     zeros = torch.zeros(len(point), dtype=point.dtype, device=point.device)
@@ -983,6 +902,6 @@ def at_once(point: Tensor) -> Projection:
 
 def total_count(parts: Iterable[Constraint | None], otherwise: int | None = None) -> int | None:
     """Equations of all sets together; ``otherwise`` if one of them has not counted its own."""
-    counts = [part.equation_count() for part in parts if part is not None]
+    counts = [part._count_equations() for part in parts if part is not None]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else otherwise

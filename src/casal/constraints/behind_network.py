@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -14,12 +14,14 @@ from casal.constraints.base import (
     Budget,
     Constraint,
     Excess,
+    Geometry,
     Parts,
     Projection,
     Way,
     register,
     total_count,
 )
+from casal.constraints.geometry import codimension, log_volume_factor, parts
 from casal.constraints.implicit import Implicit, JacobianProducts
 from casal.errors import SettingError
 
@@ -105,7 +107,7 @@ class ThroughDecoder(Constraint):
     def inequalities(self, z: Tensor) -> Tensor:
         return self.inner.inequalities(self.image(z))
 
-    def equation_count(self) -> int | None:
+    def _count_equations(self) -> int | None:
         return total_count((self.inner,), self._equation_count)
 
     def validate(self, event: Event) -> None:
@@ -114,23 +116,29 @@ class ThroughDecoder(Constraint):
     def row_name(self, event: Event, row: int) -> str:
         return self.inner.row_name(self._image_event(event), row)
 
-    def codimension(self, event: Event) -> int | None:
-        """That of C, whose equations are taken to stay independent."""
-        return self.inner.codimension(self._image_event(event))
+    def _geometry(self, event: Event) -> Geometry:
+        """The equations of C are taken to stay independent."""
+        image = self._image_event(event)
+        surface, solid = parts(self.inner, image)
+        return Geometry(
+            Parts(*(None if part is None else self._of(part) for part in (surface, solid))),
+            codimension=lambda: codimension(self.inner, image),
+            log_volume=self._log_volume,
+        )
 
-    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
+    def _log_volume(self, x: Tensor, z: Tensor) -> Tensor | None:
         if self.chains is not None:
-            return self._tube_by_group(x, z)
-        return self._system(tuple(x.shape[1:])).log_tube_factor(x, z)
+            return self._by_group(log_volume_factor, x, z)
+        return log_volume_factor(self._system(tuple(x.shape[1:])), x, z)
 
-    def check_measure(self, event: Event) -> None:
-        self.inner.check_measure(self._image_event(event))
+    def _made_of(self, event: Event) -> Sequence[tuple[Constraint, Event]] | None:
+        return [(self.inner, self._image_event(event))]
 
     def take(self, index: slice | Tensor) -> Constraint:
         return self if self.chains is None else self._of(self.inner.take(index))
 
-    def groups(self) -> Tensor | None:
-        return self.inner.groups()
+    def _groups(self) -> Tensor | None:
+        return self.inner._groups()
 
     def _alone(self, chain: int) -> ThroughDecoder:
         return self._of(self.inner._alone(chain))
@@ -140,10 +148,6 @@ class ThroughDecoder(Constraint):
         other = self if inner is self.inner else ThroughDecoder(inner, self.decoder)
         other._decoders.update(self._decoders)
         return other
-
-    def _apart(self, event: Event) -> Parts:
-        surface, solid = self.inner.parts(self._image_event(event))
-        return Parts(*(None if part is None else self._of(part) for part in (surface, solid)))
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         return self.inner._excess(self.image(z).detach(), None)
@@ -212,7 +216,7 @@ class ThroughDecoder(Constraint):
             z = self.image(some).detach()
             with torch.enable_grad():
                 leaf = z.requires_grad_()
-                values = self.inner.residual(leaf)
+                values = self.inner._residual(leaf)
                 slopes = [
                     torch.autograd.grad(values[:, i].sum(), leaf, retain_graph=True)[0] for i in range(values.shape[1])
                 ]
@@ -246,7 +250,7 @@ class ThroughDecoder(Constraint):
         few = [self.image(some).detach() for some in self._parts_of(x.to(origin.device))]
         with torch.enable_grad():
             leaf = torch.cat(few).requires_grad_()
-            values = self.inner.residual(leaf)
+            values = self.inner._residual(leaf)
             slopes = [torch.autograd.grad(row.sum(), leaf, retain_graph=True)[0] for row in values.unbind(1)]
         if not bool(torch.isfinite(values).all()):
             raise SettingError(

@@ -6,7 +6,17 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event
-from casal.constraints.base import Constraint, Excess, Parts, SphereInFlat, largest, register, side_by_side
+from casal.constraints.base import (
+    Constraint,
+    Excess,
+    Geometry,
+    Parts,
+    SphereInFlat,
+    flat_volume,
+    largest,
+    register,
+    side_by_side,
+)
 from casal.constraints.vectors import EPSILON, flat, norm, over_events, peak, refuse_overflow
 from casal.devices import chosen, eigh
 from casal.errors import ShapeError
@@ -93,9 +103,9 @@ class PSDCone(Constraint):
         if len(event) != 2 or event[0] != event[1] or not event[0]:
             raise ShapeError(f"PSDCone holds square matrices, events (k, k); got {event}")
 
-    def _apart(self, event: Event) -> Parts:
+    def _geometry(self, event: Event) -> Geometry:
         """Symmetric matrices, and matrices whose symmetric part is positive semidefinite."""
-        return Parts(_Symmetric() if event[0] > 1 else None, _PositivePart())
+        return Geometry(Parts(_Symmetric() if event[0] > 1 else None, _PositivePart()))
 
     def _project(self, z: Tensor) -> Tensor:
         size = peak(flat(z))[:, :, None]
@@ -132,18 +142,17 @@ class _Symmetric(Constraint):
 
     convex = True
 
-    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
-        return torch.zeros(len(x), dtype=x.dtype, device=x.device)
-
-    def codimension(self, event: Event) -> int | None:
-        return event[0] * (event[0] - 1) // 2
-
-    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+    def _geometry(self, event: Event) -> Geometry:
         above, right = torch.triu_indices(event[0], event[1], 1)
-        rows = torch.zeros(len(above), *event, dtype=torch.float64)
-        one = torch.arange(len(above))
-        rows[one, above, right], rows[one, right, above] = 1.0, -1.0
-        return SphereInFlat(rows.flatten(1), rows.new_zeros(len(above)))
+
+        def equations() -> SphereInFlat:
+            rows = torch.zeros(len(above), *event, dtype=torch.float64)
+            one = torch.arange(len(above))
+            rows[one, above, right], rows[one, right, above] = 1.0, -1.0
+            return SphereInFlat(rows.flatten(1), rows.new_zeros(1, len(above)))
+
+        count = event[0] * (event[0] - 1) // 2
+        return Geometry(Parts(self, None), codimension=lambda: count, log_volume=flat_volume, sphere_in_flat=equations)
 
     def _project(self, z: Tensor) -> Tensor:
         return 0.5 * z + 0.5 * z.mT

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event
-from casal.constraints.base import Budget, Constraint, Excess, Parts, Projection, Way, register
-from casal.constraints.chains import whole
+from casal.constraints.base import Budget, Constraint, Excess, Geometry, Parts, Projection, Way, register
 from casal.constraints.flat import Affine, Box
+from casal.constraints.parameters import whole
 from casal.constraints.solvers.polyhedron import UNDERFLOW, Polyhedron, nearest
 from casal.constraints.solvers.splitting import Quadratic, on_box
 from casal.constraints.vectors import EPSILON, LARGEST, flat, norm
@@ -178,7 +178,7 @@ class LinearDynamics(Constraint):
         u = flat(self._split(z)[1])[:, self._bounded.to(z.device)]
         return torch.cat([u - self._limit.to(z), -u - self._limit.to(z)], dim=1)
 
-    def _apart(self, event: Event) -> Parts:
+    def _geometry(self, event: Event) -> Geometry:
         """The rollout, with the inputs that u_max = 0 switches off (all: a point); the bounds on the others."""
         (_, q), o, count = self.B.shape, len(self.outputs), len(self._response)
         place = torch.arange(self.steps * (o + q)).reshape(self.steps, o + q)
@@ -186,7 +186,7 @@ class LinearDynamics(Constraint):
         off = self._bound == 0
         if bool(off.all()):
             only = self._event(torch.zeros(1, len(off), dtype=torch.float64))[0]
-            return Parts(Box(only, only), None)
+            return Geometry(Parts(Box(only, only), None))
         rows = torch.zeros(count + int(off.sum()), place.numel(), dtype=torch.float64)
         rows[:count, outputs] = torch.eye(count, dtype=torch.float64)
         rows[:count, inputs] = -self._response
@@ -195,7 +195,7 @@ class LinearDynamics(Constraint):
         high = torch.full((place.numel(),), torch.inf, dtype=torch.float64)
         high[inputs] = torch.where(off, torch.inf, self._bound)
         solid = Box(-high.reshape(event), high.reshape(event)) if bool(torch.isfinite(high).any()) else None
-        return Parts(Affine(rows, level), solid)
+        return Geometry(Parts(Affine(rows, level), solid))
 
     def _prepare(self) -> None:
         (p, q), o = self.B.shape, len(self.outputs)

@@ -15,39 +15,35 @@ from casal.constraints.base import (
     Budget,
     Constraint,
     Excess,
+    Geometry,
     Parts,
     Projection,
     Rows,
     SphereInFlat,
     Subspace,
     Way,
+    flat_volume,
     register,
     side_by_side,
 )
-from casal.constraints.chains import (
-    Bound,
-    Number,
-    PerChain,
-    as_rows,
-    bound,
+from casal.constraints.parameters import (
+    argument,
     brief,
     check_fits,
-    column,
     common_chains,
-    derive,
-    each,
+    copied,
     first_failure,
     join,
-    marked,
-    number,
-    raw,
+    one_number,
+    over,
+    over_flattened,
+    parameter,
     show,
-    spread,
     together,
 )
-from casal.constraints.solvers.laws import log_interval_mass, truncated_normal
 from casal.constraints.solvers.polyhedron import Polyhedron, contradiction, nearest, touching
 from casal.constraints.solvers.sparse_rows import MOST_DENSE, SparseMatrix, SparseSystem, across, back
+from casal.constraints.solvers.truncated import log_interval_mass, truncated_normal
 from casal.constraints.vectors import (
     EPSILON,
     GRANTED,
@@ -112,22 +108,20 @@ class Affine(Constraint):
         self.chains = common_chains(b=self.b)
         numbers = self.A if isinstance(self.A, Tensor) else self.A.values
         lengths = norm(self.A) if isinstance(self.A, Tensor) else self.A.lengths
-        right, self._kept = _right_of(numbers, lengths, raw(self.b))
+        self._right, self._kept = _right_of(numbers, lengths, parameter(self.b))
         self._lengths = lengths[self._kept]
-        self._right: Bound = right if self.chains is None else PerChain(right)
         self._equation_count = len(self._kept)
         self._rows: Tensor | SparseMatrix
         self._system: _DenseSystem | SparseSystem
         if isinstance(self.A, Tensor):
             self._rows = self.A[self._kept] / self._lengths[:, None]
             self._system = _DenseSystem(self._rows)
-            self._system.refuse_contradictions(right)
+            self._system.refuse_contradictions(self._right)
         else:
             self._system = self.A.solved
             self._rows = self._system.matrix
-            _refuse_dependent(self._system, right, self._kept)
-        point = self._system.point(torch.atleast_2d(right))
-        self._point: Bound = point[0] if self.chains is None else PerChain(point)
+            _refuse_dependent(self._system, self._right, self._kept)
+        self._point = self._system.point(self._right)
 
     @property
     def rank(self) -> int:
@@ -141,18 +135,22 @@ class Affine(Constraint):
 
     def equations(self, z: Tensor) -> Tensor:
         y = flat(z)
-        return across(y, self._rows) - spread(self._right, y)
+        return across(y, self._rows) - over(self._right, y)
 
-    def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
+    def _residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         return back(weights, self._rows).reshape(z.shape)
 
-    def polyhedron(self, event: Event) -> Rows | None:
+    def linear(self, event: Event) -> Rows | None:
         rows = self._rows
         if isinstance(rows, SparseMatrix) and rows.shape[1] <= MOST_COORDINATES and rows.shape.numel() <= MOST_DENSE:
             rows = rows.to_dense()
-        if isinstance(rows, SparseMatrix) or isinstance(self._right, PerChain):
+        if isinstance(rows, SparseMatrix) or self.chains is not None:
             return None
-        return Rows(rows, self._right, self._right)
+        return Rows(rows, self._right[0], self._right[0])
+
+    def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        """None at all."""
+        return unbounded(event)
 
     def through(self, A: Any) -> Constraint:
         """{x : A x in C}. For sparse equations, and a sparse A or a small product: equations again."""
@@ -171,19 +169,19 @@ class Affine(Constraint):
             raise ShapeError(f"through a matrix of shape {tuple(other.shape)}, for {self.A.shape[1]} coordinates")
         return Affine(self.A.times(other), self.b)
 
-    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
-        return torch.zeros(len(x), dtype=x.dtype, device=x.device)
+    def _geometry(self, event: Event) -> Geometry:
+        return Geometry(
+            Parts(self if self.rank else None, None),
+            codimension=lambda: self.rank,
+            log_volume=flat_volume,
+            sphere_in_flat=self._sphere_in_flat,
+            within=self._within,
+        )
 
-    def codimension(self, event: Event) -> int | None:
-        return self.rank
-
-    def _apart(self, event: Event) -> Parts:
-        return Parts(self if self.rank else None, None)
-
-    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+    def _sphere_in_flat(self) -> SphereInFlat | None:
         if isinstance(self.A, Tensor):
-            return SphereInFlat(self.A, self.b)
-        return SphereInFlat(self.A.to_dense(), self.b) if self.A.shape.numel() <= MOST_DENSE else None
+            return SphereInFlat(self.A, parameter(self.b))
+        return SphereInFlat(self.A.to_dense(), parameter(self.b)) if self.A.shape.numel() <= MOST_DENSE else None
 
     def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
         """P(y + sigma xi)."""
@@ -191,15 +189,15 @@ class Affine(Constraint):
 
     def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
         """-dist^2 / (2 sigma^2) - m/2 log(2 pi sigma^2), m the rank of A."""
-        height = self._system.heights(flat(y) - spread(self._point, flat(y))) / sigma
+        height = self._system.heights(flat(y) - over(self._point, flat(y))) / sigma
         return -0.5 * height.square().sum(1) - self.rank * math.log(math.sqrt(2.0 * math.pi) * sigma)
 
     def _project_fast(self, z: Tensor) -> Tensor:
         y = flat(z)
-        return (self._system.inside_fast(y) + spread(self._point, y)).reshape(z.shape)
+        return (self._system.inside_fast(y) + over(self._point, y)).reshape(z.shape)
 
-    def within(self, space: Subspace) -> Affine | None:
-        known = self.sphere_in_flat(space.event) if self.rank else None
+    def _within(self, space: Subspace) -> Affine | None:
+        known = self._sphere_in_flat() if self.rank else None
         rows = None if known is None else space.coordinates(known.matrix)
         return None if rows is None else Affine(rows.flatten(1), self.b)
 
@@ -213,9 +211,9 @@ class Affine(Constraint):
 
     def _project(self, z: Tensor) -> Tensor:
         y = flat(z)
-        foot = self._system.tangent(y) + spread(self._point, y)
+        foot = self._system.tangent(y) + over(self._point, y)
         # What the rounding of large coordinates leaves in small rows goes in a second step; of a huge y, in a few more.
-        right = spread(self._right, y).expand(len(y), -1)
+        right = over(self._right, y).expand(len(y), -1)
         foot = foot - self._system.step(across(foot, self._rows) - right)
         return amend(foot, peak(y).squeeze(1) > LARGE, self._closer, foot, right).reshape(z.shape)
 
@@ -227,7 +225,7 @@ class Affine(Constraint):
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         y = flat(z)
-        return rows_missed(y, lost, self._rows, spread(self._right, y), self._lengths, equal=True)
+        return rows_missed(y, lost, self._rows, over(self._right, y), self._lengths, equal=True)
 
     def row_name(self, event: Event, row: int) -> str:
         return f"equation {int(self._kept[row])} of A z = b"
@@ -255,7 +253,7 @@ class _DenseSystem:
         """b must lie in the range of A, each row measured by the b of the rows it depends on, and by rounding."""
         if self.rank == len(self._range):
             return
-        right = right.reshape(-1, right.shape[-1]).T
+        right = right.T
         gap = (right - self._range @ (self._range.T @ right)).abs()
         scale = (self._range @ self._range.T).abs() @ right.abs() + right.abs()
         rounding = len(gap) * 64 * EPSILON * right.abs().amax(0)
@@ -311,7 +309,6 @@ def _refuse_dependent(system: SparseSystem, right: Tensor, kept: Tensor) -> None
     rows, coefficients = system.dependent
     if not len(rows):
         return
-    right = torch.atleast_2d(right)
     known = right[:, system.independent]
     gap = (right[:, rows] - known @ coefficients.T).abs()
     scale = known.abs() @ coefficients.abs().T + right[:, rows].abs()
@@ -354,7 +351,7 @@ class HalfSpace(Constraint):
         self.a, self.b, length = _normal_and_level(self, a, b)
         self._coordinates = len(self.a)
         self.chains = common_chains(b=self.b)
-        self._normal, self._level = self.a / length, derive(lambda b: b / length, self.b)
+        self._normal, self._level = self.a / length, parameter(self.b) / length
 
     def __repr__(self) -> str:
         return f"HalfSpace(d={len(self.a)}, b={self.b:g})"
@@ -366,15 +363,18 @@ class HalfSpace(Constraint):
     def inequalities(self, z: Tensor) -> Tensor:
         return self._height(z)[:, None]
 
-    def polyhedron(self, event: Event) -> Rows | None:
-        if isinstance(self._level, PerChain):
+    def linear(self, event: Event) -> Rows | None:
+        if self.chains is not None:
             return None
-        level = torch.tensor([self._level], dtype=torch.float64)
-        return Rows(self._normal[None], torch.full_like(level, -torch.inf), level)
+        return Rows(self._normal[None], torch.full_like(self._level, -torch.inf), self._level)
+
+    def _geometry(self, event: Event) -> Geometry:
+        return Geometry(Parts(None, self), within=self._within)
 
     def _height(self, z: Tensor) -> Tensor:
         """(a . z - b) / |a|."""
-        return flat(z) @ placed(self._normal, z) - each(self._level, z)
+        height = flat(z) @ placed(self._normal, z)
+        return height - over(self._level, height)
 
     def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
         """A Gaussian along the plane, a Gaussian cut at b across it."""
@@ -388,28 +388,29 @@ class HalfSpace(Constraint):
         return log_interval_mass(flat(y) @ self._normal.to(y), sigma, *self._heights(y))
 
     def _heights(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        return y.new_tensor(-math.inf), y.new_zeros(len(y)) + each(self._level, y)
+        high = over(self._level, y.new_zeros(len(y)))
+        return y.new_tensor(-math.inf), high.expand(len(y))
 
     def _project_fast(self, z: Tensor) -> Tensor:
         return (flat(z) - self._height(z).clamp_min(0.0)[:, None] * placed(self._normal, z)).reshape(z.shape)
 
-    def within(self, space: Subspace) -> Constraint | None:
+    def _within(self, space: Subspace) -> Constraint | None:
         normal = space.coordinates(self.a[None])
         return None if normal is None else HalfSpace(normal[0], self.b)
 
     def _project(self, z: Tensor) -> Tensor:
         y, normal = flat(z), placed(self._normal, z)
         peak = y.abs().amax(1).clamp_min(1.0)
-        outside = (y / peak[:, None]) @ normal > each(self._level, z) / peak
-        foot = tangent(y, normal[None]) + column(self._level, z) * normal
+        outside = (y / peak[:, None]) @ normal > over(self._level, peak) / peak
+        foot = tangent(y, normal[None]) + over(self._level, y) * normal
         return torch.where(outside[:, None], foot, y).reshape(z.shape)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
-        level = raw(as_rows(self._level)).to(z)
+        level = self._level[:, None].to(z)
         return rows_missed(flat(z), lost, self._normal[None], level, norm(self.a[None]))
 
     def row_name(self, event: Event, row: int) -> str:
-        return f"a . z <= {show(self.b, 0)}" if self.chains is None else "a . z <= b"
+        return f"a . z <= {self.b:g}" if self.chains is None else "a . z <= b"
 
 
 @register
@@ -442,120 +443,121 @@ class Box(Constraint):
 
     def __init__(self, low: Any = None, high: Any = None) -> None:
         self.chains = common_chains(low=low, high=high)
-        sides = bound(-math.inf if low is None else low), bound(math.inf if high is None else high)
-        self.low, self.high = together(*sides)
-        below, above = raw(self.low), raw(self.high)
-        _refuse_crossed(below, above)
-        self.solid = bool((below < above).all())
+        sides = (
+            parameter(copied(side)) for side in (-math.inf if low is None else low, math.inf if high is None else high)
+        )
+        self._low, self._high = together(*sides)
+        self.low, self.high = (argument(side, self.chains is not None) for side in (self._low, self._high))
+        _refuse_crossed(*(side if self.chains is not None else side[0] for side in (self._low, self._high)))
+        self.solid = bool((self._low < self._high).all())
 
     def __repr__(self) -> str:
         low, high = (brief(side) for side in (self.low, self.high))
         return f"Box(low={low}, high={high})"
 
     def validate(self, event: Event) -> None:
-        check_fits(self.low, event, "bounds")
+        check_fits(self._low, event, "bounds")
 
     def inequalities(self, z: Tensor) -> Tensor:
-        below, above = flat(spread(self.low, z) - z), flat(z - spread(self.high, z))
+        below, above = flat(over(self._low, z) - z), flat(z - over(self._high, z))
         return torch.cat([below, above], dim=1).clamp_min(-1e30)
 
-    def polyhedron(self, event: Event) -> Rows | None:
-        if not isinstance(self.low, Tensor) or not isinstance(self.high, Tensor):
+    def linear(self, event: Event) -> Rows | None:
+        if self.chains is not None:
             return None
-        low, high = (side.expand(event).reshape(-1) for side in (self.low, self.high))
+        low, high = (over_flattened(side, event)[0] for side in (self._low, self._high))
         return Rows(torch.eye(len(low), dtype=torch.float64), low, high)
 
-    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
-        """Zero for bounds that fix coordinates and leave the others free."""
-        return None if self._has_an_edge else torch.zeros(len(x), dtype=x.dtype, device=x.device)
+    def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        low, high = (over_flattened(side, event).reshape(-1, *event) for side in (self._low, self._high))
+        return low, high
 
-    def codimension(self, event: Event) -> int | None:
-        counts = self._over(self._pinned, event).sum(1)
-        return int(counts[0]) if bool((counts == counts[0]).all()) else None
-
-    def _apart(self, event: Event) -> Parts:
+    def _geometry(self, event: Event) -> Geometry:
         """Coordinates with low = high are equations. The surface part is a box too: no bounds on the others."""
-        pinned = self._pinned
-        if not bool(pinned.any()):
-            return Parts(None, self)
-        if not self._has_an_edge:
-            return Parts(self, None)
-        return Parts(self._bounds_where(pinned), self._bounds_where(~pinned))
+        if not bool(self._pinned.any()):
+            return Geometry(Parts(None, self))
+        edge = self._has_an_edge
+        return Geometry(
+            Parts(self._bounds_where(self._pinned), self._bounds_where(~self._pinned)) if edge else Parts(self, None),
+            codimension=lambda: self._count_pinned(event),
+            log_volume=None if edge else flat_volume,
+            sphere_in_flat=None if edge else lambda: self._pins(event),
+        )
+
+    def _count_pinned(self, event: Event) -> int | None:
+        counts = over_flattened(self._pinned, event).sum(1)
+        return int(counts[0]) if bool((counts == counts[0]).all()) else None
 
     @cached_property
     def _pinned(self) -> Tensor:
         """Where low = high, in the shape of the bounds."""
-        return raw(self.low) == raw(self.high)
+        return self._low == self._high
 
     @cached_property
     def _has_an_edge(self) -> bool:
         """Whether a coordinate has bounds that do not fix it."""
-        bounded = torch.isfinite(raw(self.low)) | torch.isfinite(raw(self.high))
+        bounded = torch.isfinite(self._low) | torch.isfinite(self._high)
         return bool((bounded & ~self._pinned).any())
 
     def _bounds_where(self, chosen: Tensor) -> Box:
         """The same bounds where ``chosen``, none elsewhere."""
-        low = torch.where(chosen, raw(self.low), -torch.inf)
-        high = torch.where(chosen, raw(self.high), torch.inf)
-        return Box(PerChain(low), PerChain(high)) if isinstance(self.low, PerChain) else Box(low, high)
+        low = torch.where(chosen, self._low, -torch.inf)
+        high = torch.where(chosen, self._high, torch.inf)
+        return Box(*(argument(side, self.chains is not None) for side in (low, high)))
 
     def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
-        low, high = (self._over(raw(side), event) for side in (self.low, self.high))
+        low, high = (over_flattened(side, event) for side in (self._low, self._high))
         if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
             return None
         return (0.5 * (low + high)).reshape(-1, *event), 0.5 * norm(high - low)
 
     def _shaped(self, event: Event) -> Box:
         """The same for events of a shape, from bounds for flattened ones."""
-        own = isinstance(self.low, PerChain)
-        low, high = (raw(side).reshape(-1, *event) for side in (self.low, self.high))
-        return Box(marked(low, own), marked(high, own))
+        sides = (side.reshape(-1, *event) for side in (self._low, self._high))
+        return Box(*(argument(side, self.chains is not None) for side in sides))
 
-    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        if self._has_an_edge:
-            return None
-        pinned, values = self._over(self._pinned, event), self._over(raw(self.low), event)
-        if bool((pinned != pinned[:1]).any()):
+    def _pins(self, event: Event) -> SphereInFlat | None:
+        """The coordinates that are fixed, as equations, where they are the same for all chains."""
+        pinned, values = over_flattened(self._pinned, event), over_flattened(self._low, event)
+        if self._has_an_edge or bool((pinned != pinned[:1]).any()):
             return None
         index = torch.nonzero(pinned[0]).flatten()
         rows = torch.eye(pinned.shape[1], dtype=torch.float64)[index]
-        return SphereInFlat(rows, marked(values[:, index], isinstance(self.low, PerChain)))
-
-    def _over(self, values: Tensor, event: Event) -> Tensor:
-        """Values in the shape of the bounds, spread over flattened events: (n, d), or (1, d) if common to all."""
-        rows = values if isinstance(self.low, PerChain) else values[None]
-        shape = rows.shape[1:]
-        return rows.reshape(len(rows), *[1] * (len(event) - len(shape)), *shape).expand(-1, *event).flatten(1)
+        return SphereInFlat(rows, values[:, index])
 
     def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
         """Coordinate by coordinate, a Gaussian cut to [low, high]."""
-        return truncated_normal(y, sigma, spread(self.low, y), spread(self.high, y), generator)
+        return truncated_normal(y, sigma, over(self._low, y), over(self._high, y), generator)
 
     def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
         """Sum of log[Phi((high - y) / sigma) - Phi((low - y) / sigma)]; of log-densities where low = high."""
-        return flat(log_interval_mass(y, sigma, spread(self.low, y), spread(self.high, y))).sum(1)
+        return flat(log_interval_mass(y, sigma, over(self._low, y), over(self._high, y))).sum(1)
 
     def _project_fast(self, z: Tensor) -> Tensor:
         return self._project(z)
 
     def _project(self, z: Tensor) -> Tensor:
-        return torch.clamp(z, spread(self.low, z), spread(self.high, z))
+        return torch.clamp(z, over(self._low, z), over(self._high, z))
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
-        low, high = (flat(spread(side, z).expand_as(z)) for side in (self.low, self.high))
+        low, high = (flat(over(side, z).expand_as(z)) for side in (self._low, self._high))
         return bounds_missed(flat(z), lost, low, high)
 
     def row_name(self, event: Event, row: int) -> str:
-        return coordinate_bounds(row, event, self._over(raw(self.low), event)[0], self._over(raw(self.high), event)[0])
+        return coordinate_bounds(row, event, *(over_flattened(side, event)[0] for side in (self._low, self._high)))
 
 
-def points_where_zero(radius: Number, center: Bound | None, event: Event) -> Box:
-    """The centre where a radius is zero, all of space in chains where it is not."""
-    middle = torch.zeros(1, *event, dtype=torch.float64) if center is None else raw(center).reshape(-1, *event)
-    size = radius.values if isinstance(radius, PerChain) else torch.tensor([radius], dtype=torch.float64)
-    zero = (size == 0).reshape(-1, *[1] * len(event))
-    own = isinstance(radius, PerChain) or isinstance(center, PerChain)
-    return Box(*(marked(torch.where(zero, middle, free), own) for free in (-torch.inf, torch.inf)))
+def points_where_zero(radius: Tensor, center: Tensor | None, event: Event) -> Box:
+    """The centre (1 or n, ...) where a radius (1 or n,) is zero, all of space in chains where it is not."""
+    middle = torch.zeros(1, *event, dtype=torch.float64) if center is None else center.reshape(-1, *event)
+    zero = (radius == 0).reshape(-1, *[1] * len(event))
+    return Box(*(argument(torch.where(zero, middle, free)) for free in (-torch.inf, torch.inf)))
+
+
+def unbounded(event: Event) -> tuple[Tensor, Tensor]:
+    """Bounds (1, *event) that say nothing."""
+    low = torch.full((1, *event), -torch.inf, dtype=torch.float64)
+    return low, -low
 
 
 @register
@@ -594,7 +596,7 @@ class Polytope(Constraint):
     def __init__(self, G: Any, h: Any) -> None:
         self.G = _matrix(G)
         self._coordinates = self.G.shape[1]
-        self.h = raw(_for_each(h, self.G, "h", "rows"))
+        self.h = parameter(_for_each(h, self.G, "h", "rows"))[0]
         unit_rows, level, self._kept = _inequalities(self.G, self.h)
         self._lengths = norm(self.G)[self._kept]
         self._rows = Polyhedron.of(unit_rows, torch.full_like(level, -torch.inf), level)
@@ -614,15 +616,15 @@ class Polytope(Constraint):
     def inequalities(self, z: Tensor) -> Tensor:
         return flat(z) @ self._rows.matrix.to(z).T - placed(self._rows.bound, z)
 
-    def polyhedron(self, event: Event) -> Rows | None:
+    def linear(self, event: Event) -> Rows | None:
         lengths = torch.linalg.vector_norm(self.G, dim=1)
         kept = lengths > 0
         level = self.h[kept] / lengths[kept]
         return Rows(self.G[kept] / lengths[kept, None], torch.full_like(level, -torch.inf), level)
 
-    def _apart(self, event: Event) -> Parts:
+    def _geometry(self, event: Event) -> Geometry:
         """Rows that hold with equality on all of C, such as a pair of opposite rows, are equations."""
-        return Parts(None, self) if self.solid else (flat_parts(self._rows) or Parts(self, None))
+        return Geometry(Parts(None, self) if self.solid else (flat_parts(self._rows) or Parts(self, None)))
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         rows = self._rows.to(z)
@@ -699,19 +701,18 @@ NEWTON_STEPS, SMALLEST_SLOPE = 8, 1e-3
 
 
 class _Plane(NamedTuple):
-    """A box and a plane through it: what is common (d,), what is for each chain (n, d) or (n, 1)."""
+    """A box and a plane through it: the normal (d,), the level (1 or n, 1), bounds and corners (1 or n, d)."""
 
     normal: Tensor
-    level: float | Tensor
+    level: Tensor
     low: Tensor
     high: Tensor
     top: Tensor
     bottom: Tensor
 
     def take(self, index: Tensor) -> _Plane:
-        level = self.level if isinstance(self.level, float) else self.level[index]
-        sides = (self.low, self.high, self.top, self.bottom)
-        return _Plane(self.normal, level, *(side[index] if side.ndim == 2 else side for side in sides))
+        own = (self.level, self.low, self.high, self.top, self.bottom)
+        return _Plane(self.normal, *(part[index] if len(part) > 1 else part for part in own))
 
     def at(self, y: Tensor, lam: Tensor) -> Tensor:
         """z(lam)."""
@@ -727,8 +728,7 @@ class _Plane(NamedTuple):
 
     def size(self, z: Tensor) -> Tensor:
         """sum_j |a_j z_j| + |b|, (n, 1)."""
-        level = abs(self.level) if isinstance(self.level, float) else self.level.abs()
-        return (z * self.normal).abs().sum(1, keepdim=True) + level
+        return (z * self.normal).abs().sum(1, keepdim=True) + self.level.abs()
 
     def breakpoints(self, y: Tensor) -> Tensor:
         """Every multiplier at which a coordinate meets a bound, and zero, sorted."""
@@ -798,9 +798,10 @@ class BoxHyperplane(Constraint):
         self.chains = common_chains(low=low, high=high, b=self.b)
         self.low = _for_each(low, self.a, "low", "coordinates")
         self.high = _for_each(high, self.a, "high", "coordinates")
-        below, above = torch.broadcast_tensors(raw(self.low), raw(self.high))
-        _refuse_crossed(below, above)
-        self._normal, self._level = self.a / length, derive(lambda b: b / length, self.b)
+        below, above = self._low, self._high = parameter(self.low), parameter(self.high)
+        wide = torch.broadcast_tensors(below, above)
+        _refuse_crossed(*(side if len(side) > 1 else side[0] for side in wide))
+        self._normal, self._level = self.a / length, parameter(self.b)[:, None] / length
         rising = self._normal >= 0
         # The corners of the box where a . z is largest (lam = -infinity) and smallest (lam = +infinity).
         self._top, self._bottom = torch.where(rising, above, below), torch.where(rising, below, above)
@@ -809,10 +810,8 @@ class BoxHyperplane(Constraint):
 
     def _check_level(self, length: float, chain: int) -> None:
         used = self._normal != 0
-        level, where = self._level, ""
-        if isinstance(level, PerChain):
-            level, where = float(level.values[chain]), f" in chain {chain}"
-        corners = (side[chain] if side.ndim == 2 else side for side in (self._bottom, self._top))
+        own_level, *corners = (part[chain if len(part) > 1 else 0] for part in (self._level, self._bottom, self._top))
+        level, where = float(own_level), self._in_chain(chain)
         ends = [(self._normal[used] * corner[used]).tolist() for corner in corners]
         least, most = (
             math.fsum(end) if all(map(math.isfinite, end)) else sign * math.inf
@@ -835,68 +834,64 @@ class BoxHyperplane(Constraint):
         y, plane = flat(z), self._plane(z)
         return torch.cat([plane.low - y, y - plane.high], dim=1).clamp_min(-1e30)
 
-    def polyhedron(self, event: Event) -> Rows | None:
+    def linear(self, event: Event) -> Rows | None:
         if self.chains is not None:
             return None
-        level = torch.tensor([self._level], dtype=torch.float64)
         matrix = torch.cat([self._normal[None], torch.eye(len(self._normal), dtype=torch.float64)])
-        return Rows(matrix, torch.cat([level, raw(self.low)]), torch.cat([level, raw(self.high)]))
+        return Rows(matrix, *(torch.cat([self._level[0], side[0]]) for side in (self._low, self._high)))
 
-    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
-        """Zero for bounds that fix coordinates and leave the others free."""
-        return None if self._bounds._has_an_edge else torch.zeros(len(x), dtype=x.dtype, device=x.device)
+    def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        return self._low.reshape(-1, *event), self._high.reshape(-1, *event)
 
-    def codimension(self, event: Event) -> int | None:
-        surface = self.parts(event).surface
-        if surface is None or surface is not self:
-            return None if surface is None else surface.codimension(event)
-        pinned = self._bounds.codimension((self.a.numel(),))
-        return None if pinned is None else pinned + 1
-
-    def _apart(self, event: Event) -> Parts:
+    def _geometry(self, event: Event) -> Geometry:
         """a . z = b, and coordinates with low = high: all used ones where a . z can be no less, or no more, than b."""
-        met, shape = self._bounds_met(), tuple(event)
+        met = self._bounds_met()
         pinned, rest = met._pinned, met._bounds_where(~met._pinned)
-        solid = rest._shaped(shape) if rest._has_an_edge else None
+        solid = rest._shaped(event) if rest._has_an_edge else None
         if not bool(pinned.any()):
-            return Parts(Affine(self.a, as_rows(self.b)), solid)
+            return Geometry(Parts(Affine(self.a, argument(parameter(self.b)[:, None])), solid))
         pins = met._bounds_where(pinned)
         if bool(pinned[..., self.a != 0].all()):
-            return Parts(pins._shaped(shape), solid)
-        if not self._bounds._has_an_edge:
-            return Parts(self, None)
-        return Parts(BoxHyperplane(pins.low, pins.high, self.a, self.b), solid)
+            return Geometry(Parts(pins._shaped(event), solid))
+        if self._bounds._has_an_edge:
+            return Geometry(Parts(BoxHyperplane(pins.low, pins.high, self.a, self.b), solid))
+        count = self._bounds._count_pinned((self.a.numel(),))
+        return Geometry(
+            Parts(self, None),
+            codimension=lambda: None if count is None else count + 1,
+            log_volume=flat_volume,
+            sphere_in_flat=self._sphere_in_flat,
+        )
 
     @cached_property
     def _bounds(self) -> Box:
         """The bounds alone, for flattened events."""
-        own, count = self.chains is not None, self.chains or 1
-        return Box(*(marked(raw(side).expand(count, -1), own) for side in (self.low, self.high)))
+        sides = (side.expand(self.chains or 1, -1) for side in (self._low, self._high))
+        return Box(*(argument(side, self.chains is not None) for side in sides))
 
     def _bounds_met(self) -> Box:
         """The bounds, but both at one corner for the used coordinates if only that corner has the level."""
-        own, used, count = self.chains is not None, self._normal != 0, self.chains or 1
-        low, high = (raw(side).expand(count, -1) for side in (self.low, self.high))
-        level = raw(as_rows(self._level)).reshape(-1, 1)
+        used, count = self._normal != 0, self.chains or 1
+        low, high = (side.expand(count, -1) for side in (self._low, self._high))
         for corner in (self._top, self._bottom):
             terms = torch.where(used, self._normal * corner, 0.0).expand(count, -1)
-            slack = ROUNDING * (level.abs() + terms.abs().sum(1, keepdim=True))
-            only = (terms.sum(1, keepdim=True) - level).abs() <= slack
+            slack = ROUNDING * (self._level.abs() + terms.abs().sum(1, keepdim=True))
+            only = (terms.sum(1, keepdim=True) - self._level).abs() <= slack
             here = only & torch.isfinite(terms).all(1, keepdim=True) & used
             low, high = torch.where(here, corner, low), torch.where(here, corner, high)
-        return Box(marked(low, own), marked(high, own))
+        return Box(*(argument(side, self.chains is not None) for side in (low, high)))
 
-    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        pins = self._bounds.sphere_in_flat((self.a.numel(),))
+    def _sphere_in_flat(self) -> SphereInFlat | None:
+        pins = self._bounds._pins((self.a.numel(),))
         if pins is None:
             return None
-        return SphereInFlat(torch.cat([self.a[None], pins.matrix]), join(as_rows(self.b), pins.level))
+        return SphereInFlat(torch.cat([self.a[None], pins.matrix]), join(parameter(self.b)[:, None], pins.level))
 
     def _plane(self, z: Tensor) -> _Plane:
         """All numbers in the dtype of z, with the count of chains checked."""
         self._check_chains(z)
-        sides = (raw(self.low), raw(self.high), self._top, self._bottom)
-        return _Plane(placed(self._normal, z), column(self._level, z), *(placed(side, z) for side in sides))
+        own = (self._level, self._low, self._high, self._top, self._bottom)
+        return _Plane(placed(self._normal, z), *(placed(part, z) for part in own))
 
     def _project(self, z: Tensor) -> Tensor:
         out = refuse_overflow(torch.where(flat(z).abs() > FARTHEST, torch.inf, flat(z)), self)
@@ -935,13 +930,11 @@ class BoxHyperplane(Constraint):
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         """The equation, then the bounds."""
         y, plane = flat(z), self._plane(z)
-        level = raw(as_rows(self._level)).to(z)
-        equation = rows_missed(y, lost, self._normal[None], level, norm(self.a[None]), equal=True)
+        equation = rows_missed(y, lost, self._normal[None], plane.level, norm(self.a[None]), equal=True)
         return side_by_side([equation, bounds_missed(y, lost, plane.low, plane.high)], z)
 
     def row_name(self, event: Event, row: int) -> str:
-        low, high = (raw(side).reshape(-1, len(self.a))[0] for side in (self.low, self.high))
-        return "a . z = b" if row == 0 else coordinate_bounds(row - 1, event, low, high)
+        return "a . z = b" if row == 0 else coordinate_bounds(row - 1, event, self._low[0], self._high[0])
 
 
 def _cross(y: Tensor, plane: _Plane) -> Tensor:
@@ -1026,22 +1019,22 @@ def _matrix(given: Any) -> Tensor:
     return torch.atleast_2d(torch.as_tensor(dense, dtype=torch.float64)).flatten(1).clone()
 
 
-def _for_each(given: Any, rows: Tensor | SparseMatrix, name: str, what: str) -> Bound:
-    """One number for each of the rows, or for each of them and each chain."""
-    value = bound(given)
-    numbers = (value.rows if isinstance(value, PerChain) else value.reshape(-1)).to(rows.device)
-    if numbers.shape[-1] not in (1, len(rows)):
-        raise ShapeError(f"{len(rows)} {what} but {name} has {numbers.shape[-1]} entries")
-    wide = numbers.expand(*numbers.shape[:-1], len(rows)).clone()
-    return PerChain(wide) if isinstance(value, PerChain) else wide
+def _for_each(given: Any, rows: Tensor | SparseMatrix, name: str, what: str) -> Any:
+    """An argument with one number for each of the rows, or for each of them and each chain."""
+    value = copied(given)
+    values = parameter(value)
+    numbers = values.reshape(len(values), -1).to(rows.device)
+    if numbers.shape[1] not in (1, len(rows)):
+        raise ShapeError(f"{len(rows)} {what} but {name} has {numbers.shape[1]} entries")
+    return argument(numbers.expand(-1, len(rows)).clone(), common_chains(value=value) is not None)
 
 
-def _normal_and_level(owner: object, a: Any, b: Any) -> tuple[Tensor, Number, float]:
+def _normal_and_level(owner: object, a: Any, b: Any) -> tuple[Tensor, Any, float]:
     """a and b of a . z = b or <= b, and |a|."""
-    normal, level = torch.as_tensor(a, dtype=torch.float64).reshape(-1).clone(), number(b, "b")
-    length, bad = float(norm(normal[None])[0]), first_failure(torch.isfinite, level)
+    normal, level = torch.as_tensor(a, dtype=torch.float64).reshape(-1).clone(), one_number(b, "b")
+    length, bad = float(norm(normal[None])[0]), first_failure(torch.isfinite(parameter(level)))
     if not 0.0 < length < math.inf or bad is not None:
-        found = f"|a| = {length:g}, b = {show(level, bad or 0)}"
+        found = f"|a| = {length:g}, b = {show(parameter(level), bad or 0)}"
         raise InfeasibleSet(f"{type(owner).__name__} needs a finite, nonzero normal and a finite level; got {found}")
     return normal, level, length
 

@@ -16,6 +16,7 @@ from casal.constraints.base import (
     Budget,
     Constraint,
     Excess,
+    Geometry,
     Parts,
     Projection,
     Way,
@@ -220,9 +221,9 @@ class Implicit(Constraint):
         """g(z), in the unit of the function."""
         return _evaluate(self.inequality, "inequality", z)
 
-    def codimension(self, event: Event) -> int | None:
-        """Rows of h, which are taken to be independent."""
-        return self._row_count(event)
+    def _geometry(self, event: Event) -> Geometry:
+        """The rows of h are taken to be independent."""
+        return Geometry(self._apart(event), codimension=lambda: self._row_count(event), log_volume=self._log_volume)
 
     def _apart(self, event: Event) -> Parts:
         """h(z) = 0, and g(z) <= 0."""
@@ -279,7 +280,7 @@ class Implicit(Constraint):
         """Those that were asked for."""
         return {}
 
-    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
+    def _log_volume(self, x: Tensor, z: Tensor) -> Tensor | None:
         """log |det (I + sum_j a_j Hess h_j)| over the tangent space at z, where x - z = sum_j a_j grad h_j.
 
         For equations only, and up to LARGEST_TUBE coordinates; a chain where it is not finite gets zero.
@@ -454,7 +455,7 @@ class Implicit(Constraint):
             return max(1, TILE // max(1, size))
         if len(z) * size**2 <= TILE:  # there are no more rows than coordinates, in most cases
             return max(1, len(z))
-        rows = self.residual(z[:1].to(torch.float64)).shape[1]
+        rows = self._residual(z[:1].to(torch.float64)).shape[1]
         return max(1, TILE // max(1, size * rows))
 
 
@@ -525,13 +526,13 @@ class _System:
         self.algebra = owner.algebra(event)
 
     def bounded(self, like: Tensor) -> bool:
-        return like.shape[1] > (self.owner.equation_count() or 0)
+        return like.shape[1] > (self.owner._count_equations() or 0)
 
     def inequality(self, like: Tensor) -> Tensor:
-        return torch.arange(like.shape[1], device=like.device) >= (self.owner.equation_count() or 0)
+        return torch.arange(like.shape[1], device=like.device) >= (self.owner._count_equations() or 0)
 
     def values(self, z: Tensor) -> Tensor:
-        return self.owner.residual(z.reshape(len(z), *self.event)).to(torch.float64)
+        return self.owner._residual(z.reshape(len(z), *self.event)).to(torch.float64)
 
     def linearise(self, z: Tensor) -> tuple[Tensor, Tensor]:
         if self.owner.jacobian is not None:

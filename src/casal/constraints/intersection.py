@@ -16,36 +16,21 @@ from casal.constraints.base import (
     Budget,
     Constraint,
     Excess,
-    Landing,
+    Geometry,
     Parts,
     Projection,
     Rows,
     SphereInFlat,
-    Subspace,
     Way,
-    nearest_landing,
     nearest_solution,
     row_of,
     side_by_side,
     total_count,
 )
-from casal.constraints.chains import (
-    Bound,
-    PerChain,
-    as_rows,
-    common_chains,
-    derive,
-    event_shape,
-    first_failure,
-    join,
-    listed,
-    marked,
-    raw,
-    show,
-    together,
-)
 from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polytope, flat_parts
+from casal.constraints.geometry import codimension, geometry, log_volume_factor, parts, sphere_in_flat
 from casal.constraints.implicit import Implicit, SparseJacobian
+from casal.constraints.parameters import argument, common_chains, first_failure, join, listed, parameter, show, together
 from casal.constraints.round import AffineRound, Ball, MassEnergy, MassEnergyBox, Round, Sphere
 from casal.constraints.solvers.polyhedron import Polyhedron, nearest
 from casal.constraints.solvers.rows import uneven
@@ -57,12 +42,6 @@ from casal.errors import InfeasibleSet, SettingError
 
 MOST_PIECES = 64
 """Pieces that an intersection of unions is written out into."""
-
-TRIES, TO_AND_FRO = 8, 40
-"""Starts and rounds of the search for the distance of two pieces."""
-
-SETTLED, MEETING = 0.99, 1e-9
-"""Pieces are apart if their distance no longer falls from round to round, and is no rounding of the points' length."""
 
 ROUGH = Budget(1e-6, 100)
 """Alternating projections that find a new start for Newton's steps."""
@@ -253,11 +232,11 @@ class Intersection(Constraint):
     def inequalities(self, z: Tensor) -> Tensor:
         return torch.cat([part.inequalities(z) for part in self._parts], dim=1)
 
-    def equation_count(self) -> int | None:
+    def _count_equations(self) -> int | None:
         return total_count(self._parts, self._equation_count)
 
-    def polyhedron(self, event: Event) -> Rows | None:
-        parts = [part.polyhedron(event) for part in self._parts]
+    def linear(self, event: Event) -> Rows | None:
+        parts = [part.linear(event) for part in self._parts]
         if any(part is None for part in parts):
             return None
         return Rows(*(torch.cat(column) for column in zip(*(part for part in parts if part is not None), strict=True)))
@@ -265,11 +244,8 @@ class Intersection(Constraint):
     def _project_fast(self, z: Tensor) -> Tensor:
         return self.project(z) if self._only is None else self._only._project_fast(z)
 
-    def within(self, space: Subspace) -> Constraint | None:
-        return None if self._only is None else self._only.within(space)
-
-    def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
-        return None if self._only is None else self._only.residual_pull(z, weights)
+    def _residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
+        return None if self._only is None else self._only._residual_pull(z, weights)
 
     def _written_out(self, event: Event) -> tuple[Constraint, ...]:
         """Of a union and another set: the intersections of each piece with it, without those that are empty."""
@@ -281,7 +257,7 @@ class Intersection(Constraint):
         for choice in itertools.product(*choices):
             try:
                 piece = Intersection(*choice, way=self._named)
-                piece.parts(event)
+                parts(piece, event)
                 found.append(piece)
             except InfeasibleSet as error:
                 empty.append(str(error))
@@ -289,33 +265,20 @@ class Intersection(Constraint):
             raise InfeasibleSet(f"none of the {count} pieces of the unions meets the other sets: {empty[0]}")
         return tuple(found)
 
-    def landing(self, y: Tensor) -> Landing:
-        return nearest_landing(self.pieces(tuple(y.shape[1:])), y) if self.in_pieces else super().landing(y)
-
-    def codimension(self, event: Event) -> int | None:
+    def _geometry(self, event: Event) -> Geometry:
+        only = self._only
+        if only is not None:
+            return geometry(only, event)
         if self.in_pieces:
-            return common_codimension(self.pieces(event), event)
-        surface = self.parts(event).surface
-        if surface is not self:
-            return 0 if surface is None else surface.codimension(event)
-        counts = [part.codimension(event) for part in self._parts]
-        known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else None
-
-    def reach(self, event: Event) -> float | None:
-        return reach_of_pieces(self.pieces(event), event) if self.in_pieces else super().reach(event)
-
-    def check_measure(self, event: Event) -> None:
-        if self.in_pieces:
-            refuse_mixed_dimensions(self.pieces(event), event)
+            return Geometry(None)
+        own = self._apart(event)
+        return Geometry(
+            own,
+            codimension=(lambda: self._total_codimension(event)) if own.surface is self else None,
+            log_volume=self._log_volume,
+        )
 
     def _apart(self, event: Event) -> Parts:
-        if self._only is not None:
-            return self._only.parts(event)
-        if self.in_pieces:
-            raise SettingError(
-                "an intersection with a union has no parts as a whole; use ``landing``, which treats each piece"
-            )
         hidden = self._equations_in_disguise(event)
         if hidden is not None:
             return hidden
@@ -325,6 +288,20 @@ class Intersection(Constraint):
             return Parts(self, None)
         return Parts(together_in(met), together_in(solids))
 
+    def _total_codimension(self, event: Event) -> int | None:
+        counts = [codimension(part, event) for part in self._parts]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        """The tightest of the parts'."""
+        sides = [part.bounds(event) for part in self._parts]
+        known = [side for side in sides if side is not None]
+        if len(known) < len(sides) or not self.flat_sided:
+            return None
+        lows, highs = zip(*known, strict=True)
+        return functools.reduce(torch.maximum, lows), functools.reduce(torch.minimum, highs)
+
     def _equations_in_disguise(self, event: Event) -> Parts | None:
         """The parts of a set with flat sides whose inequalities cannot all hold with room to spare."""
         size = torch.Size(event).numel()
@@ -333,13 +310,10 @@ class Intersection(Constraint):
         rows = self._polyhedron(event)
         return None if rows is None else flat_parts(rows, only_in_disguise=True)
 
-    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
-        if self.in_pieces:
-            return self.landing(x).log_tube
-        if self._only is None and self.chains is not None:
-            return self._tube_by_group(x, z)
-        known = self._newton if self._only is None else self._only
-        return None if known is None else known.log_tube_factor(x, z)
+    def _log_volume(self, x: Tensor, z: Tensor) -> Tensor | None:
+        if self.chains is not None:
+            return self._by_group(log_volume_factor, x, z)
+        return None if self._newton is None else log_volume_factor(self._newton, x, z)
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         if self._only is not None:
@@ -393,7 +367,7 @@ class Intersection(Constraint):
         """All members as one polyhedron, for events of this shape."""
         key = tuple(event)
         if key not in self._polyhedra:
-            rows = self.polyhedron(key)
+            rows = self.linear(key)
             self._polyhedra[key] = None if rows is None else Polyhedron.of(*rows)
         return self._polyhedra[key]
 
@@ -432,17 +406,17 @@ def split(members: Sequence[Constraint], event: Event) -> tuple[list[Constraint]
     """Surface parts and solid parts of sets that meet; solid parts that merge into a thin one are split again."""
     left = list(members)
     while True:
-        apart = [part.parts(event) for part in left]
+        apart = [parts(part, event) for part in left]
         surfaces = [part.surface for part in apart if part.surface is not None]
         solids = merge([part.solid for part in apart if part.solid is not None])
-        if all(part.parts(event).surface is None for part in solids):
+        if all(parts(part, event).surface is None for part in solids):
             return surfaces, solids
         left = [*surfaces, *solids]
 
 
 def meet(surfaces: Sequence[Constraint], event: Event) -> list[Constraint]:
     """Surfaces that meet, those that are linear equations and spheres as one in closed form."""
-    known = [(surface, surface.sphere_in_flat(event)) for surface in surfaces]
+    known = [(surface, sphere_in_flat(surface, event)) for surface in surfaces]
     round_or_flat = [found for _, found in known if found is not None]
     # Bounds that fix coordinates are written as equations beside other surfaces.
     bounds = any(found is not None and _has_inequalities(surface, event) for surface, found in known)
@@ -460,87 +434,36 @@ def together_in(members: Sequence[Constraint]) -> Constraint | None:
     return Intersection(*members) if len(members) > 1 else next(iter(members), None)
 
 
-def _sphere_in_flats(parts: Sequence[SphereInFlat], event: Event) -> Constraint | None:
+def _sphere_in_flats(known: Sequence[SphereInFlat], event: Event) -> Constraint | None:
     """Linear equations and at most one sphere: two spheres differ by a linear equation. None if it is not one for all.
 
     |z - c|^2 = R^2 and |z - k|^2 = S^2 say 2 (k - c) . z = R^2 - |c|^2 - S^2 + |k|^2.
     """
-    matrix = torch.cat([part.matrix for part in parts])
-    level: Bound = functools.reduce(join, (part.level for part in parts))
-    spheres = [(part.center, part.radius) for part in parts if part.radius is not None]
+    matrix, level = torch.cat([part.matrix for part in known]), join(*(part.level for part in known))
+    spheres = [(part.center, part.radius) for part in known if part.radius is not None]
     for other, size in spheres[1:]:
         center, radius = spheres[0]
-        if isinstance(center, PerChain) or isinstance(other, PerChain):
-            return None
-        zero = torch.zeros(matrix.shape[1], dtype=torch.float64)
+        zero = torch.zeros(1, matrix.shape[1], dtype=torch.float64)
         first, second = zero if center is None else center, zero if other is None else other
+        if len(first) > 1 or len(second) > 1:
+            return None
         if torch.equal(first, second):
-            bad = first_failure(lambda r, s: (r - s).abs() <= ROUNDING * (r + s), radius, size)
+            bad = first_failure((radius - size).abs() <= ROUNDING * (radius + size))
             if bad is not None:
                 raise InfeasibleSet(f"two concentric spheres of radius {show(radius, bad)} and {show(size, bad)}")
             continue
-        gap = float(second.square().sum() - first.square().sum())
-        value = derive(lambda r, s, gap=gap: r**2 - s**2 + gap, radius, size)
-        matrix, level = torch.cat([matrix, 2.0 * (second - first)[None]]), join(level, as_rows(value))
-    flat_part = Affine(matrix, level)
+        gap = second.square().sum() - first.square().sum()
+        value = radius**2 - size**2 + gap
+        matrix, level = torch.cat([matrix, 2.0 * (second - first)]), join(level, value[:, None])
+    flat_part = Affine(matrix, argument(level))
     if not spheres:
         return flat_part
     center, radius = spheres[0]
-    middle = None if center is None else marked(raw(center).reshape(-1, *event), isinstance(center, PerChain))
-    sphere = Sphere(radius, middle)
-    return AffineRound(flat_part, sphere).parts(event).surface if flat_part.rank else sphere
+    sphere = Sphere(argument(radius), None if center is None else argument(center.reshape(-1, *event)))
+    return parts(AffineRound(flat_part, sphere), event).surface if flat_part.rank else sphere
 
 
-# ------------------------------------------------------------------ pieces of unions
-
-
-def common_codimension(pieces: Sequence[Constraint], event: Event) -> int | None:
-    """That of the pieces, if it is the same for all."""
-    counts = {piece.codimension(event) for piece in pieces}
-    return counts.pop() if len(counts) == 1 else None
-
-
-def refuse_mixed_dimensions(pieces: Sequence[Constraint], event: Event) -> None:
-    """SettingError if pieces have different dimensions."""
-    size = torch.Size(event).numel()
-    counts = [piece.codimension(event) for piece in pieces]
-    known = {count for count in counts if count is not None}
-    if len(known) < 2:
-        return
-    least = min(known)
-    thin = [f"{piece!r} ({size - c})" for piece, c in zip(pieces, counts, strict=True) if c is not None and c > least]
-    full = [f"{piece!r} ({size - c})" for piece, c in zip(pieces, counts, strict=True) if c == least]
-    raise SettingError(
-        f"the union has pieces of different dimension: {', '.join(thin)} beside {', '.join(full)} (dimension in "
-        "brackets). Pieces of smaller dimension have probability zero, as a point beside a circle has: leave them out, "
-        "or sample them in a run of their own"
-    )
-
-
-def reach_of_pieces(pieces: Sequence[Constraint], event: Event) -> float | None:
-    """Smallest of the pieces' own, and of half the distances between pieces that do not meet.
-
-    Distances are found by projecting to and fro from a few fixed points: exact for convex pieces.
-    """
-    own = [piece.reach(event) for piece in pieces]
-    known = [reach for reach in own if reach is not None]
-    if len(known) < len(own):
-        return None
-    chains = next((piece.chains for piece in pieces if piece.chains is not None), None)
-    generator = torch.Generator().manual_seed(0)
-    starts = torch.randn(TRIES, *event, generator=generator, dtype=torch.float64)
-    for first, second in itertools.combinations(pieces, 2):
-        for start in starts[:, None] if chains is None else starts[:, None].expand(-1, chains, *event):
-            z, gaps = start, []
-            for _ in range(TO_AND_FRO):
-                foot = first.project(z)
-                z = second.project(foot)
-                gaps.append(torch.linalg.vector_norm((z - foot).flatten(1), dim=1))
-            apart = (gaps[-1] > SETTLED * gaps[-2]) & (
-                gaps[-1] > MEETING * torch.linalg.vector_norm(z.flatten(1), dim=1)
-            )
-            known += (0.5 * gaps[-1][apart]).tolist()
-    return min(known)
+# ------------------------------------------------------------------ searches for a common point
 
 
 def worst_violation(members: Sequence[Constraint], z: Tensor) -> Tensor:
@@ -630,7 +553,8 @@ def _pair(a: Constraint, b: Constraint) -> Constraint | None:
 
 
 def _equations(a: Affine, b: Affine) -> Affine:
-    return Affine(stack(a.A, b.A), join(a.b, b.b))
+    level = join(parameter(a.b), parameter(b.b))
+    return Affine(stack(a.A, b.A), argument(level, a.chains is not None or b.chains is not None))
 
 
 def _equations_cut_round(a: Affine, b: AffineRound) -> AffineRound:
@@ -638,24 +562,20 @@ def _equations_cut_round(a: Affine, b: AffineRound) -> AffineRound:
 
 
 def _equation_and_bounds(a: Affine, b: Box) -> BoxHyperplane | None:
-    if len(a.A) != 1 or event_shape(b.low).numel() not in (1, a.A.shape[1]):
+    if len(a.A) != 1 or b._low.shape[1:].numel() not in (1, a.A.shape[1]):
         return None
-    level = PerChain(a.b.values[:, 0]) if isinstance(a.b, PerChain) else float(a.b[0])
+    level = argument(parameter(a.b)[:, 0], a.chains is not None)
     return BoxHyperplane(b.low, b.high, (a.A if isinstance(a.A, Tensor) else a.A.to_dense())[0], level)
 
 
 def _bounds(a: Box, b: Box) -> Box:
-    low, high = together(a.low, b.low), together(a.high, b.high)
-    return Box(_pick(torch.maximum, *low), _pick(torch.minimum, *high))
-
-
-def _pick(extreme: Callable[[Tensor, Tensor], Tensor], first: Bound, second: Bound) -> Bound:
-    picked = extreme(raw(first), raw(second))
-    return PerChain(picked) if isinstance(first, PerChain) else picked
+    own = a.chains is not None or b.chains is not None
+    low, high = torch.maximum(*together(a._low, b._low)), torch.minimum(*together(a._high, b._high))
+    return Box(argument(low, own), argument(high, own))
 
 
 def _bounds_once_more(a: MassEnergyBox, b: Box) -> MassEnergyBox:
-    both = _bounds(a.bounds, b)
+    both = _bounds(a.box, b)
     return MassEnergyBox(a.conserved.mass, a.conserved.energy, both.low, both.high)
 
 

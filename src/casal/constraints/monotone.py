@@ -55,7 +55,7 @@ class Monotone(Constraint):
         y = self._rising(z)
         return y[:, :-1] - y[:, 1:]
 
-    def polyhedron(self, event: Event) -> Rows | None:
+    def linear(self, event: Event) -> Rows | None:
         size = torch.Size(event).numel()
         if size > MOST_ROWS:
             return None

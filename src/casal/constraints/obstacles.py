@@ -13,7 +13,7 @@ from torch import Tensor
 
 from casal.checks import Event, positive
 from casal.constraints.base import Budget, Constraint, Excess, Projection, at_once, register, side_by_side
-from casal.constraints.chains import whole
+from casal.constraints.parameters import whole
 from casal.constraints.vectors import EPSILON, GRANTED, axis, norm, relative, unit
 from casal.devices import amend, chosen, placed
 from casal.errors import InfeasibleSet, SettingError, ShapeError
@@ -158,11 +158,11 @@ class Obstacles(Constraint):
         """What the obstacles look at: (n, S) for intervals, (n, S, p) for shapes."""
         return z if self.channels is None else z[..., self.channels]
 
-    def residual(self, z: Tensor) -> Tensor:
+    def _residual(self, z: Tensor) -> Tensor:
         if not self.smooth:
             boxes = f"{sum(not shape.smooth for shape in self.shapes)} of the obstacles are boxes"
             raise SettingError(f"{boxes}, which have no smooth residual; use discs or segments, or Projected or CASAL")
-        return super().residual(z)
+        return super()._residual(z)
 
     def inequalities(self, z: Tensor) -> Tensor:
         seen = self._seen(z)

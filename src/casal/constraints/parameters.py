@@ -55,16 +55,6 @@ class PerChain:
         """(n, *shape)."""
         return self.values.shape
 
-    @property
-    def rows(self) -> Tensor:
-        """(n, k), the values of a chain flattened."""
-        return self.values.reshape(len(self.values), -1)
-
-    def like(self, z: Tensor) -> Tensor:
-        """The values in the dtype of z (n, *event), shaped (n, ...) to broadcast over its events."""
-        check_count(z, self.chains)
-        return over(self.values, z)
-
     def take(self, index: slice | Tensor) -> PerChain:
         """The values of these chains: a slice, or their numbers (k,)."""
         if not isinstance(index, slice) and (not isinstance(index, Tensor) or index.dtype != torch.long):
@@ -103,13 +93,13 @@ def parameter(value: Any) -> Tensor:
     return value.values if isinstance(value, PerChain) else torch.as_tensor(value, dtype=torch.float64)[None]
 
 
-def argument(values: Tensor) -> Any:
-    """What a constructor takes for a parameter (1 or n, *shape): the one value, or PerChain.
+def argument(values: Tensor, own: bool = False) -> Any:
+    """What a constructor takes for a parameter (1 or n, *shape): the one value, or PerChain (if n = 1, if ``own``).
 
     >>> argument(torch.zeros(1, 3)).shape, argument(torch.zeros(2, 3))
     (torch.Size([3]), PerChain(2, 3))
     """
-    return PerChain(values) if len(values) > 1 else values[0]
+    return PerChain(values) if own or len(values) > 1 else values[0]
 
 
 def common_chains(**parts: Any) -> int | None:

@@ -15,6 +15,7 @@ from casal.constraints.base import (
     Budget,
     Constraint,
     Excess,
+    Geometry,
     Parts,
     Projection,
     SphereInFlat,
@@ -24,8 +25,8 @@ from casal.constraints.base import (
     side_by_side,
     total_count,
 )
-from casal.constraints.chains import marked, raw
 from casal.constraints.flat import Affine, Box, BoxHyperplane, bounds_missed
+from casal.constraints.geometry import parts
 from casal.constraints.parameters import (
     PerChain,
     argument,
@@ -36,10 +37,11 @@ from casal.constraints.parameters import (
     join,
     one_number,
     over,
+    over_flattened,
     parameter,
     show,
 )
-from casal.constraints.solvers.laws import log_sphere_mass, von_mises_fisher
+from casal.constraints.solvers.truncated import log_sphere_mass, von_mises_fisher
 from casal.constraints.vectors import (
     EPSILON,
     GRANTED,
@@ -309,11 +311,21 @@ class RoundInFlat(Constraint):
 
     # -------------------------------------------------------------- geometry
 
-    def log_tube_factor(self, x: Tensor, z: Tensor) -> Tensor | None:
+    def _geometry(self, event: Event) -> Geometry:
+        frame = self._frame(event)
+        found = Geometry(self._apart(event), sphere_in_flat=lambda: self._sphere_in_flat(event), within=self._within)
+        if found.parts is None or found.parts.surface is not self:
+            return found
+        sizes = torch.zeros(1, 1) if frame.radius is None else frame.radius
+        return found._replace(
+            codimension=lambda: None if frame.points else frame.along.rank + (frame.radius is not None),
+            reach=lambda: float(torch.where(sizes > 0, sizes, torch.inf).min()),
+            log_volume=self._log_volume,
+        )
+
+    def _log_volume(self, x: Tensor, z: Tensor) -> Tensor | None:
         """(k - 1) log(|u| / r), k the dimension of the flat set; zero for a point and for a flat set alone."""
         y, frame = flat(x), self._frame(tuple(x.shape[1:]))
-        if self.convex and frame.radius is not None:
-            return None
         if frame.radius is None or frame.axis is None:
             return torch.zeros(len(x), dtype=x.dtype, device=x.device)
         offset = y if self._center is None else y - placed(self._center.flatten(1), y)
@@ -321,17 +333,13 @@ class RoundInFlat(Constraint):
         ratio = norm(frame.along.inside_fast(offset)) / torch.where(radius > 0, radius, 1.0)
         return (y.shape[1] - frame.along.rank - 1) * torch.log(torch.where(radius > 0, ratio, 1.0))
 
-    def codimension(self, event: Event) -> int | None:
-        surface, frame = self.parts(event).surface, self._frame(tuple(event))
-        if surface is not self:
-            return 0 if surface is None else surface.codimension(event)
-        return None if frame.points else frame.along.rank + (frame.radius is not None)
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        """The surface as equations and a sphere."""
+        return None
 
-    def reach(self, event: Event) -> float | None:
-        surface, frame = self.parts(event).surface, self._frame(tuple(event))
-        if surface is not self or frame.radius is None:
-            return super().reach(event)
-        return float(torch.where(frame.radius > 0, frame.radius, torch.inf).min())
+    def _within(self, space: Subspace) -> Constraint | None:
+        """The set in the coordinates of a subspace."""
+        return None
 
     def _apart(self, event: Event) -> Parts:
         """A point where the flat set touches the sphere or is one; the flat set and the ball of a ball inside it."""
@@ -400,10 +408,10 @@ class Round(RoundInFlat):
         center = None if self._center is None else self._center.flatten(1)
         return Frame.of(Coordinates(size), size, center, self._radius, self._radius)
 
-    def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
+    def _residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         return (self._offset(z) * (2.0 * weights)).reshape(z.shape)
 
-    def within(self, space: Subspace) -> Round | None:
+    def _within(self, space: Subspace) -> Round | None:
         """A sphere or ball again, if its centre is in the subspace."""
         if self._center is None:
             return type(self)(self.radius)
@@ -455,10 +463,11 @@ class Sphere(Round):
         foot, length, radius = self._shell(z)
         return foot, (length - radius).to(torch.float64).flatten().square_().div_(2)
 
-    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
         nothing = torch.zeros(0, torch.Size(event).numel(), dtype=torch.float64)
-        center = None if self._center is None else argument(self._center.flatten(1))
-        return SphereInFlat(nothing, nothing[:, 0], self.radius, center)
+        return SphereInFlat(
+            nothing, nothing.T[:1], self._radius, None if self._center is None else self._center.flatten(1)
+        )
 
 
 @register
@@ -552,15 +561,15 @@ class AffineRound(RoundInFlat):
                 "in some chains the equations touch the ball in one point, in others they cut it: sets of different "
                 "dimension; sample those chains in runs of their own (constraint.take)"
             )
-        return Parts(self.flat_part, self.round_part) if self.flat_part.rank else self.round_part.parts(event)
+        return Parts(self.flat_part, self.round_part) if self.flat_part.rank else parts(self.round_part, event)
 
-    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        whole = None if self.convex else self.round_part.sphere_in_flat(event)
-        known = self.flat_part.sphere_in_flat(event)
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        whole = None if self.convex else self.round_part._sphere_in_flat(event)
+        known = self.flat_part._sphere_in_flat()
         return None if whole is None or known is None else whole._replace(matrix=known.matrix, level=known.level)
 
-    def within(self, space: Subspace) -> Constraint | None:
-        flat_part, round_part = self.flat_part.within(space), self.round_part.within(space)
+    def _within(self, space: Subspace) -> Constraint | None:
+        flat_part, round_part = self.flat_part._within(space), self.round_part._within(space)
         return None if flat_part is None or round_part is None else AffineRound(flat_part, round_part)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
@@ -633,19 +642,19 @@ class MassEnergy(RoundInFlat):
     def equations(self, z: Tensor) -> Tensor:
         return torch.cat([flat(z).sum(1, keepdim=True) - over(self._mass, flat(z)), self._height(z)], dim=1)
 
-    def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
+    def _residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         return (flat(z) * (2.0 * weights[:, 1:])).add_(weights[:, :1]).reshape(z.shape)
 
-    def within(self, space: Subspace) -> Constraint | None:
+    def _within(self, space: Subspace) -> Constraint | None:
         """A sphere cut by one equation, if constant fields are in the subspace."""
         ones = space.coordinates(torch.ones((1, torch.Size(space.event).numel()), dtype=torch.float64))
         if ones is None or ones.numel() < 2 or self._frame(space.event).points:
             return None
         return AffineRound(Affine(ones.flatten(1), self.mass), Sphere(argument(self._radius)))
 
-    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
         ones = torch.ones(1, torch.Size(event).numel(), dtype=torch.float64)
-        return SphereInFlat(ones, argument(self._mass[:, None]), argument(self._radius))
+        return SphereInFlat(ones, self._mass[:, None], self._radius)
 
     def _log_across(self, y: Tensor, sigma: float) -> Tensor:
         height = (y.sum(1) - over(self._mass, y[:, 0])) / (math.sqrt(y.shape[1]) * sigma)
@@ -711,9 +720,9 @@ class ObservedMassEnergy(RoundInFlat):
         if self.index.numel() and (self.index.is_floating_point() or self.index.dtype == torch.bool):
             raise SettingError(f"index holds positions in the flattened event, integers; got {self.index.dtype}")
         self.index = self.index.to(torch.long).reshape(-1).clone()
-        given = copied(values)
-        self.values = PerChain(given.rows) if isinstance(given, PerChain) else given.reshape(-1)
-        self._values = parameter(self.values)
+        given = parameter(copied(values))
+        self._values = given.reshape(len(given), -1)
+        self.values = argument(self._values, common_chains(values=values) is not None)
         if len(self.index) != self._values.shape[1]:
             raise ShapeError(f"{len(self.index)} observed positions but {self._values.shape[1]} values")
         repeated = self.index.unique(return_counts=True)
@@ -792,13 +801,13 @@ class ObservedMassEnergy(RoundInFlat):
             parts.append(self._height(z))
         return torch.cat(parts, dim=1)
 
-    def sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
         size = torch.Size(event).numel()
         rows, level = torch.zeros((len(self.index), size), dtype=torch.float64), self._values
         rows[torch.arange(len(self.index)), self.index.cpu()] = 1.0  # never all of the identity
         if self._mass is not None:
             rows, level = torch.cat([rows, rows.new_ones(1, size)]), join(level, self._mass[:, None])
-        return SphereInFlat(rows, argument(level), None if self._radius is None else argument(self._radius))
+        return SphereInFlat(rows, level, self._radius)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         """The observed coordinates, then mass and energy."""
@@ -870,15 +879,15 @@ class MassEnergyBox(Constraint):
     per_chain = ("mass", "energy", "low", "high")
 
     def __init__(self, mass: Any, energy: Any, low: Any, high: Any) -> None:
-        self.conserved, self.bounds = MassEnergy(mass, energy), Box(low, high)
-        self.chains = common_chains(equations=self.conserved, bounds=self.bounds)
-        self.exact = all(_same(side) for side in (self.bounds.low, self.bounds.high))
+        self.conserved, self.box = MassEnergy(mass, energy), Box(low, high)
+        self.chains = common_chains(equations=self.conserved, bounds=self.box)
+        self.exact = all(_same(side) for side in (self.box.low, self.box.high))
         self._frames: dict[Event, _Frame] = {}
         if self.chains is None:
             self._check_any_size()
 
     def __repr__(self) -> str:
-        return f"({self.conserved!r} & {self.bounds!r})"
+        return f"({self.conserved!r} & {self.box!r})"
 
     def explain(self) -> str:
         how = f"{super().explain()}, alpha y + beta clipped to the bounds"
@@ -892,41 +901,48 @@ class MassEnergyBox(Constraint):
             alone.validate(event)
 
     def _arguments(self) -> dict[str, Any]:
-        return {**self.conserved._arguments(), **self.bounds._arguments()}
+        return {**self.conserved._arguments(), **self.box._arguments()}
 
     def equations(self, z: Tensor) -> Tensor:
         return self.conserved.equations(z)
 
     def inequalities(self, z: Tensor) -> Tensor:
-        return self.bounds.inequalities(z)
+        return self.box.inequalities(z)
 
-    def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
+    def _residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         equations, below, above = weights.tensor_split((2, 2 + (weights.shape[1] - 2) // 2), dim=1)
-        pulled = self.conserved.residual_pull(z, equations)
+        pulled = self.conserved._residual_pull(z, equations)
         return None if pulled is None else pulled.add_((above - below).reshape(z.shape))
+
+    def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        return self.box.bounds(event)
+
+    def _geometry(self, event: Event) -> Geometry:
+        return Geometry(self._apart(event))
 
     def _apart(self, event: Event) -> Parts:
         """Mass and energy, known where low = high; the bounds on the others."""
-        low, high = (self.bounds._over(raw(side), event) for side in (self.bounds.low, self.bounds.high))
-        own, ones = isinstance(self.bounds.low, PerChain), torch.ones(low.shape[1], dtype=torch.float64)
-        met = BoxHyperplane(marked(low, own), marked(high, own), ones, self.conserved.mass)._bounds_met()
+        low, high = (over_flattened(side, event) for side in (self.box._low, self.box._high))
+        ones = torch.ones(low.shape[1], dtype=torch.float64)
+        met = BoxHyperplane(argument(low), argument(high), ones, self.conserved.mass)._bounds_met()
         pinned, rest = met._pinned, met._bounds_where(~met._pinned)
         solid = rest._shaped(event) if rest._has_an_edge else None
-        if self.conserved.parts(event).surface is not self.conserved:
-            return Parts(self.conserved.parts(event).surface, None)
+        if parts(self.conserved, event).surface is not self.conserved:
+            return Parts(parts(self.conserved, event).surface, None)
         if not bool(pinned.any()):
             return Parts(self.conserved, solid)
         pins = met._bounds_where(pinned)
         if bool(pinned.all()):
             return Parts(pins._shaped(event), None)
-        rows = pins.sphere_in_flat((low.shape[1],))
+        rows = pins._pins((low.shape[1],))
         if rows is None:
             raise SettingError(
                 "low = high fixes other coordinates in one chain than in another; "
                 "sample those chains in runs of their own (constraint.take)"
             )
-        observed = ObservedMassEnergy(rows.matrix.argmax(1), rows.level, self.conserved.mass, self.conserved.energy)
-        surface = observed.parts(event).surface
+        known = argument(rows.level)
+        observed = ObservedMassEnergy(rows.matrix.argmax(1), known, self.conserved.mass, self.conserved.energy)
+        surface = parts(observed, event).surface
         return Parts(surface, solid if surface is observed else None)
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
@@ -967,22 +983,22 @@ class MassEnergyBox(Constraint):
         return bounded & summed & ((power - energy).abs() <= 8.0 * EPSILON * energy)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
-        return side_by_side([part._excess(z, lost) for part in (self.conserved, self.bounds)], z)
+        return side_by_side([part._excess(z, lost) for part in (self.conserved, self.box)], z)
 
     def row_name(self, event: Event, row: int) -> str:
-        return self.conserved.row_name(event, row) if row < 2 else self.bounds.row_name(event, row - 2)
+        return self.conserved.row_name(event, row) if row < 2 else self.box.row_name(event, row - 2)
 
     def _frame(self, event: Event) -> _Frame:
         """Made at the first event of a shape, with all the checks."""
         if event not in self._frames:
             self.conserved.validate(event)
-            self.bounds.validate(event)
+            self.box.validate(event)
             self._frames[event] = self._measured(event)
         return self._frames[event]
 
     def _measured(self, event: Event) -> _Frame:
         mass, energy = self.conserved.mass, self.conserved.energy
-        low, high = (side.expand(event).reshape(-1) for side in (self.bounds.low, self.bounds.high))
+        low, high = (side.expand(event).reshape(-1) for side in (self.box.low, self.box.high))
         size = len(low)
         least, most = float(low.sum()), float(high.sum())
         slack = ROUNDING * (abs(mass) + math.sqrt(size * energy))
@@ -1022,7 +1038,7 @@ class MassEnergyBox(Constraint):
 
     def _check_any_size(self) -> None:
         """What no number of coordinates can repair is refused at once."""
-        low, high, mass, energy = self.bounds.low, self.bounds.high, self.conserved.mass, self.conserved.energy
+        low, high, mass, energy = self.box.low, self.box.high, self.conserved.mass, self.conserved.energy
         floor = float(low.sum()) if bool((low >= 0).all()) else -math.inf
         roof = float(high.sum()) if bool((high <= 0).all()) else math.inf
         if mass < floor - ROUNDING * abs(floor) or mass > roof + ROUNDING * abs(roof):

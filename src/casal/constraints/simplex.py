@@ -8,20 +8,10 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event
-from casal.constraints.base import MOST_ROWS, Constraint, Excess, Parts, Rows, register
-from casal.constraints.chains import (
-    Number,
-    PerChain,
-    as_rows,
-    column,
-    common_chains,
-    each,
-    first_failure,
-    number,
-    raw,
-    show,
-)
+from casal.constraints.base import MOST_ROWS, Constraint, Excess, Geometry, Parts, Rows, register
 from casal.constraints.flat import Affine, Box, BoxHyperplane, points_where_zero
+from casal.constraints.geometry import geometry
+from casal.constraints.parameters import argument, common_chains, first_failure, one_number, over, parameter, show
 from casal.constraints.vectors import EPSILON, GRANTED, LARGEST, flat, over_events
 from casal.errors import InfeasibleSet
 
@@ -55,41 +45,46 @@ class Simplex(Constraint):
     def __init__(self, total: Any = 1.0) -> None:
         self.total = _size("Simplex", "total", total)
         self.chains = common_chains(total=self.total)
+        self._total = parameter(self.total)
 
     def __repr__(self) -> str:
         return f"Simplex(total={self.total:g})"
 
     def equations(self, z: Tensor) -> Tensor:
-        return flat(z).sum(1, keepdim=True) - column(self.total, z)
+        return flat(z).sum(1, keepdim=True) - over(self._total, flat(z))
 
     def inequalities(self, z: Tensor) -> Tensor:
         return -flat(z)
 
-    def polyhedron(self, event: Event) -> Rows | None:
+    def linear(self, event: Event) -> Rows | None:
         size = torch.Size(event).numel()
-        if isinstance(self.total, PerChain) or size > MOST_ROWS:
+        if self.chains is not None or size > MOST_ROWS:
             return None
         ones, eye = torch.ones(1, size, dtype=torch.float64), torch.eye(size, dtype=torch.float64)
         low, high = torch.zeros(size + 1, dtype=torch.float64), torch.full((size + 1,), torch.inf, dtype=torch.float64)
         low[0] = high[0] = self.total * size**-0.5
         return Rows(torch.cat([ones * size**-0.5, eye]), low, high)
 
-    def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
-        return torch.zeros(1, *event, dtype=torch.float64), raw(as_rows(self.total)).reshape(-1)
+    def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        return Box(0.0, torch.inf).bounds(event)
 
-    def _apart(self, event: Event) -> Parts:
+    def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        return torch.zeros(1, *event, dtype=torch.float64), self._total
+
+    def _geometry(self, event: Event) -> Geometry:
         """One equation and an orthant; the origin where M = 0."""
         ones = torch.ones(torch.Size(event).numel(), dtype=torch.float64)
-        if first_failure(lambda m: m > 0, self.total) is not None:
-            return BoxHyperplane(0.0, torch.inf, ones, self.total).parts(event)
-        return Parts(Affine(ones, as_rows(self.total)), Box(0.0, torch.inf))
+        if first_failure(self._total > 0) is not None:
+            return Geometry(geometry(BoxHyperplane(0.0, torch.inf, ones, self.total), event).parts)
+        level = argument(self._total[:, None], self.chains is not None)
+        return Geometry(Parts(Affine(ones, level), Box(0.0, torch.inf)))
 
     def _project(self, z: Tensor) -> Tensor:
-        return _onto_simplex(flat(z), column(self.total, z)).reshape(z.shape)
+        return _onto_simplex(flat(z), over(self._total, flat(z))).reshape(z.shape)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         """The sum, then the coordinates, all in units of M."""
-        y, total = flat(z), torch.zeros_like(flat(z)[:, :1]) + column(self.total, z)
+        y, total = flat(z), over(self._total, flat(z)).expand(len(z), 1)
         rounding: Tensor | float = 0.0
         if lost is not None:
             rounding = GRANTED * EPSILON * torch.cat([flat(lost).sum(1, keepdim=True), flat(lost)], dim=1)
@@ -97,7 +92,7 @@ class Simplex(Constraint):
         return Excess(amount.clamp_max(torch.finfo(z.dtype).max), total.expand_as(amount), rounding)
 
     def row_name(self, event: Event, row: int) -> str:
-        total = show(self.total, 0) if self.chains is None else "M"
+        total = f"{self.total:g}" if self.chains is None else "M"
         return f"sum z = {total}" if row == 0 else f"z[{row - 1}] >= 0"
 
 
@@ -124,37 +119,39 @@ class L1Ball(Constraint):
     def __init__(self, radius: Any) -> None:
         self.radius = _size("L1Ball", "radius", radius)
         self.chains = common_chains(radius=self.radius)
-        self.solid = first_failure(lambda r: r > 0, self.radius) is None
+        self._radius = parameter(self.radius)
+        self.solid = first_failure(self._radius > 0) is None
 
     def __repr__(self) -> str:
         return f"L1Ball(radius={self.radius:g})"
 
     def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
-        return torch.zeros(1, *event, dtype=torch.float64), raw(as_rows(self.radius)).reshape(-1)
+        return torch.zeros(1, *event, dtype=torch.float64), self._radius
 
-    def _apart(self, event: Event) -> Parts:
+    def _geometry(self, event: Event) -> Geometry:
         """The origin where R = 0."""
         if self.solid:
-            return Parts(None, self)
-        only_points = first_failure(lambda r: r == 0, self.radius) is None
-        return Parts(points_where_zero(self.radius, None, event), None if only_points else self)
+            return Geometry(Parts(None, self))
+        only_points = first_failure(self._radius == 0) is None
+        return Geometry(Parts(points_where_zero(self._radius, None, event), None if only_points else self))
 
     def _project(self, z: Tensor) -> Tensor:
         y = flat(z)
-        surface = torch.copysign(_onto_simplex(y.abs(), column(self.radius, z)), y).reshape(z.shape)
-        return torch.where(over_events(_sum(y.abs()) > each(self.radius, z), z), surface, z)
+        surface = torch.copysign(_onto_simplex(y.abs(), over(self._radius, y)), y).reshape(z.shape)
+        total = _sum(y.abs())
+        return torch.where(over_events(total > over(self._radius, total), z), surface, z)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
-        radius = torch.zeros_like(flat(z)[:, :1]) + column(self.radius, z)
+        radius = over(self._radius, flat(z)).expand(len(z), 1)
         amount = (_sum(flat(z).abs())[:, None] - radius).clamp(0.0, torch.finfo(z.dtype).max)
         rounding = 0.0 if lost is None else GRANTED * EPSILON * flat(lost).sum(1, keepdim=True)
         return Excess(amount, radius, rounding)
 
     def row_name(self, event: Event, row: int) -> str:
-        return f"sum |z| <= {show(self.radius, 0)}" if self.chains is None else "sum |z| <= R"
+        return f"sum |z| <= {self.radius:g}" if self.chains is None else "sum |z| <= R"
 
 
-def _onto_simplex(y: Tensor, total: float | Tensor) -> Tensor:
+def _onto_simplex(y: Tensor, total: Tensor) -> Tensor:
     """Nearest points of {sum = total, >= 0} to the rows of y, which may be huge."""
     y = (y - y.amax(1, keepdim=True)).clamp_min(-total)
     down = y.sort(1, descending=True).values
@@ -175,9 +172,10 @@ def _sum(y: Tensor) -> Tensor:
     return torch.where(peak > LARGEST, scale * (y / scale[:, None]).sum(1), y.sum(1))
 
 
-def _size(name: str, label: str, value: Any) -> Number:
-    size = number(value, label)
-    bad = first_failure(lambda v: (v >= 0) & (v <= LARGEST), size)
+def _size(name: str, label: str, value: Any) -> Any:
+    size = one_number(value, label)
+    values = parameter(size)
+    bad = first_failure((values >= 0) & (values <= LARGEST))
     if bad is not None:
-        raise InfeasibleSet(f"{name} needs a {label} between 0 and {LARGEST:g}, got {show(size, bad)}")
+        raise InfeasibleSet(f"{name} needs a {label} between 0 and {LARGEST:g}, got {show(values, bad)}")
     return size

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from casal.constraints import Constraint, Through
+from casal.constraints import Constraint, Through, geometry
 from casal.diagnostics.edges import Map, Shape, shape_near
 from casal.diagnostics.model_score import NotAvailable
 from casal.methods import Context, lift, onto
@@ -124,7 +124,7 @@ def _of_range(context: Context, constraint: Constraint, z: Tensor, factor: Map |
         raise NotAvailable("the decoder's matrix does not have full rank")
     Q, R = torch.linalg.qr(A)
     event = tuple(z.shape[1:])
-    surface = Through(constraint, Q, shape=event).parts((Q.shape[1],)).surface
+    surface = geometry.parts(Through(constraint, Q, shape=event), (Q.shape[1],)).surface
     if surface is None:
         raise NotAvailable("within the range of the decoder the set has another dimension")
     u = surface.project(z.flatten(1) @ Q)

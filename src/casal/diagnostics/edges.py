@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from casal.constraints import Constraint, Parts
+from casal.constraints import Constraint, Parts, geometry
 from casal.errors import SettingError
 
 STEP = 1e-6
@@ -32,7 +32,7 @@ Map = Callable[[Tensor], Tensor]
 def parts_of(constraint: Constraint, event: tuple[int, ...]) -> Parts | None:
     """Equations and inequalities of a set; None for a union of pieces that have both."""
     try:
-        return constraint.parts(event)
+        return geometry.parts(constraint, event)
     except SettingError:
         return None
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import Check
-from casal.constraints import Constraint
+from casal.constraints import Constraint, geometry
 from casal.diagnostics.behind import View, view
 from casal.diagnostics.drift import FIRST_STEP, LEAST_ACCEPTED, MOVES, SHORTER, TRIALS, drift_terms, moved, simpson
 from casal.diagnostics.drift import TRIED as TRIED_BY_DRIFT
@@ -731,9 +731,9 @@ def _drift(evidence: Evidence) -> Finding:
 
     stream = torch.Generator(z.device).manual_seed(4249)
     onto_set = None if seen.shape.project is None else project
-    reach = context.constraint.reach(event) if seen.same else None
+    distance = geometry.reach(context.constraint, event) if seen.same else None
     size = float((z - z.mean(0)).square().mean().sqrt())
-    step = FIRST_STEP * min(size, math.inf if reach is None else reach / 3.0) / math.sqrt(z.shape[1])
+    step = FIRST_STEP * min(size, math.inf if distance is None else distance / 3.0) / math.sqrt(z.shape[1])
     some = z[_evenly(len(z), max(1, len(z) // TRIED_BY_DRIFT)).to(z.device)]
     for _ in range(TRIALS):
         if moved(some, step, 1, onto_set, inside, rise, stream)[1] >= LEAST_ACCEPTED:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import one_of, positive, whole_number
-from casal.constraints import Constraint, Through
+from casal.constraints import Constraint, Through, geometry
 from casal.devices import solve
 from casal.errors import CasalError, SettingError
 from casal.methods.base import (
@@ -378,23 +378,25 @@ class PrimalDual(Method[PrimalDualState]):
         return [Stage([row], self.step, None if step == 0 else self.meet) for step, row in enumerate(rows)]
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PrimalDualState:
-        return PrimalDualState(x, torch.zeros_like(context.constraint.residual(context.decode(x))))
+        return PrimalDualState(x, torch.zeros_like(geometry.residual(context.constraint, context.decode(x))))
 
     def step(self, context: Context, state: PrimalDualState, row: TableRow, noise: Tensor) -> PrimalDualState:
         with torch.enable_grad():
             leaf = state.x.detach().requires_grad_()
-            h = context.constraint.residual(context.decode(leaf))
+            h = geometry.residual(context.constraint, context.decode(leaf))
             (pull,) = torch.autograd.grad(h, leaf, grad_outputs=state.lam)
         x = move(context, state.x, context.score(state.x, row.t) - pull, row, noise)
         if self.average == "chains":
             return PrimalDualState(x, state.lam)
-        return PrimalDualState(x, self._ascend(context, state.lam, context.constraint.residual(context.decode(x))))
+        return PrimalDualState(
+            x, self._ascend(context, state.lam, geometry.residual(context.constraint, context.decode(x)))
+        )
 
     def meet(
         self, context: Context, state: PrimalDualState, generator: torch.Generator
     ) -> tuple[PrimalDualState, Mapping[str, float]]:
         """Move the one multiplier of all chains by the mean of their residuals."""
-        mean = context.constraint.residual(context.decode(state.x)).mean(0, keepdim=True)
+        mean = geometry.residual(context.constraint, context.decode(state.x)).mean(0, keepdim=True)
         return PrimalDualState(state.x, self._ascend(context, state.lam, mean)), {}
 
     def output(self, context: Context, state: PrimalDualState) -> Tensor:
@@ -410,7 +412,7 @@ class PrimalDual(Method[PrimalDualState]):
         return step_advice(row)
 
     def _ascend(self, context: Context, lam: Tensor, h: Tensor) -> Tensor:
-        return context.constraint.positive_part(lam + self.dual_step * h)
+        return geometry.positive_part(context.constraint, lam + self.dual_step * h)
 
 
 class DecoupledState(NamedTuple):

@@ -915,33 +915,15 @@ def _read_bounds(context: Context) -> Bounds:
     if not (one.flat_sided and one.smooth) or one.in_pieces:
         raise _refused(one, "it has no flat sides")
     n, k = one.chains or 1, math.prod(event)
-    zero = torch.zeros((n, k), dtype=torch.float64, device=device)
-
-    def inequalities(y: Tensor) -> Tensor:
-        return one.inequalities(y.reshape(n, *event))
-
-    base = inequalities(zero)
-    finite = base.abs()[base.abs() < 1e29]
-    unit = 1.0 + (float(finite.max()) if finite.numel() else 0.0)
-    count = torch.arange(1, k + 1, dtype=torch.float64, device=device)
-    random = torch.rand(k, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
-    g, gi, gr = ((inequalities(zero + unit * v) - base) / unit for v in (torch.ones_like(count), count, random))
-    used = g.abs() > 1e-9
-    index = torch.where(used, gi / torch.where(used, g, 1.0), 0.0).amax(0).round().long()
-    number = (index - 1).clamp(0, k - 1)
-    expected = torch.where(used, g * random[number], 0.0)
-    if bool((index[used.any(0)] < 1).any()) or bool((index > k).any()) or bool(((gr - expected).abs() > 1e-7).any()):
+    sides = one.bounds(event)
+    if sides is None:
         raise _refused(one, "an inequality involves several coordinates")
-    value = -base / torch.where(used, g, 1.0)
-    below, above = torch.where(used & (g < 0), value, -torch.inf), torch.where(used & (g > 0), value, torch.inf)
-    place = number.expand(n, -1)
-    low = torch.full_like(zero, -torch.inf).scatter_reduce(1, place, below, "amax")
-    high = torch.full_like(zero, torch.inf).scatter_reduce(1, place, above, "amin")
+    low, high = (side.to(device).expand(n, *event).reshape(n, k) for side in sides)
     if not bool((low < high).all()):
         raise _refused(one, f"bounds fix coordinate {int(torch.nonzero(~(low < high))[0, 1])}")
     if not bool((torch.isfinite(low) | torch.isfinite(high)).any()):
         raise _refused(one, "it has no bounds")
-    normal, level = _equation(one, zero.reshape(n, *event))
+    normal, level = _equation(one, torch.zeros((n, *event), dtype=torch.float64, device=device))
     if normal is not None:
         ends = torch.stack([normal * low, normal * high])
         ends = torch.where(normal == 0, 0.0, ends)

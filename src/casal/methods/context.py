@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import StartDensity
-from casal.constraints import Budget, Constraint, half_square, over_events
+from casal.constraints import Budget, Constraint, geometry, half_square, over_events
 from casal.decoders import Decoder, Gram
 from casal.devices import on_host
 from casal.errors import DtypeError, SettingError, ShapeError
@@ -145,7 +145,7 @@ class Context:
 
         None if all chains do.
         """
-        both = [found for found in (self.constraint.groups(), self.target.groups) if found is not None]
+        both = [found for found in (geometry.groups(self.constraint), self.target.groups) if found is not None]
         if len(both) < 2:
             return both[0] if both else None
         return torch.unique(torch.stack([labels.cpu() for labels in both], 1), dim=0, return_inverse=True)[1]
@@ -229,7 +229,7 @@ class Context:
         """
         self.usage.add_projections(len(z))
         if self._quick(z):
-            return self.constraint.project_fast(z, warm=warm)
+            return self.constraint.project(z, warm=warm, quick=True)
         return self.constraint.project(z, budget=self.budget, warm=warm)
 
     def _quick(self, z: Tensor) -> bool:
@@ -249,7 +249,7 @@ class Context:
         """``foot(z)`` and dist(z, C)^2 / 2, (n,) float64."""
         if self._quick(z):
             self.usage.add_projections(len(z))
-            return self.constraint.project_fast_half(z, warm=warm if self.constraint.convex else None)
+            return geometry.quick_projection(self.constraint, z, warm if self.constraint.convex else None)
         foot = self.foot(z, warm)
         return foot, half_square(z - foot)
 
@@ -270,17 +270,17 @@ class Context:
 
     def residual(self, z: Tensor) -> Tensor:
         """h(z), its negative part cut off where only its positive part counts."""
-        return self.constraint.positive_part(self.constraint.residual(z))
+        return geometry.positive_part(self.constraint, geometry.residual(self.constraint, z))
 
     def check_smooth(self, x: Tensor) -> None:
         """Evaluate the residual at one chain: a set without one is refused before the first step."""
-        self.constraint.take(slice(0, 1)).residual(self.decode(x)[:1])
+        geometry.residual(self.constraint.take(slice(0, 1)), self.decode(x)[:1])
 
     def penalty_gradient(self, x: Tensor) -> Tensor:
         """The gradient in x of |h(A x)|^2 / 2."""
         if self.decoder.linear:
             decoded = self.decode(x)
-            pull = self.constraint.residual_pull(decoded, self.residual(decoded))
+            pull = geometry.residual_pull(self.constraint, decoded, self.residual(decoded))
             if pull is not None:
                 return self.decoder.vjp(x)(pull)
         with torch.enable_grad():

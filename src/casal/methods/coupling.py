@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event
-from casal.constraints import Constraint, Parts, half_square
+from casal.constraints import Constraint, Parts, geometry, half_square
 from casal.errors import DivergedError
 from casal.methods.context import Context, few_chains
 from casal.methods.population import Groups, ancestors_left, resample, spread_of
@@ -144,7 +144,7 @@ def crossing_share(context: Context, z: Tensor, rho: float, weight: Tensor) -> f
     of the size of the distance left remains.
     """
     constraint, event = context.constraint, tuple(z.shape[1:])
-    if not constraint.in_pieces or rho <= 0.0 or constraint.codimension(event) == 0:
+    if not constraint.in_pieces or rho <= 0.0 or geometry.codimension(constraint, event) == 0:
         return 0.0
     second = torch.cat([_second_nearest(constraint.take(some).pieces(event), z[some]) for some in few_chains(z)])
     return float((weight * (second < 2.0 / rho)).sum())
@@ -160,8 +160,8 @@ def _second_nearest(pieces: Sequence[Constraint], z: Tensor) -> Tensor:
 
 def reach_rho(context: Context) -> float:
     """The rho of a distance that is small beside the reach of C: beyond it a point has no single nearest point."""
-    reach = context.constraint.reach(decoded_event(context))
-    return 0.0 if reach is None or math.isinf(reach) or reach <= 0.0 else (WITHIN_REACH / reach) ** 2
+    distance = geometry.reach(context.constraint, decoded_event(context))
+    return 0.0 if distance is None or math.isinf(distance) or distance <= 0.0 else (WITHIN_REACH / distance) ** 2
 
 
 # ---------------------------------------------------------------------------------------------------- the finish
@@ -241,16 +241,16 @@ class Finish:
         x = state.x[some]
         decoded = context.decode(x)
         local = context.take(some)
-        at = local.constraint.landing(decoded)
+        at = geometry.nearest_on_surface(local.constraint, decoded)
         change = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         if self.log_coupling is not None:
             rho = float(state.rho)
-            change = -rho * half_square(decoded - at.foot) - self.log_coupling(local, decoded, rho)
+            change = -rho * half_square(decoded - at.point) - self.log_coupling(local, decoded, rho)
         if self.score is not None:
-            assert at.log_tube is not None, "choose_finish hands out a score only for sets with a volume factor"
-            offset = lift(context, (decoded - at.foot).to(x.dtype))
+            assert at.log_volume is not None, "choose_finish hands out a score only for sets with a volume factor"
+            offset = lift(context, (decoded - at.point).to(x.dtype))
             scores = [self.score(local, state, x - (1.0 - share) * offset) for share in GAUSS_POINTS]
-            change = change - along(torch.stack(scores).mean(0), offset) - at.log_tube
+            change = change - along(torch.stack(scores).mean(0), offset) - at.log_volume
         return at.inside, torch.where(at.inside, change, torch.zeros_like(change))
 
 
@@ -258,7 +258,11 @@ def choose_finish(context: Context, score: Score, log_coupling: Coupling | None 
     """The best finish that the set and the decoder allow."""
     probe = context.decode(torch.ones((1, *context.latent), dtype=context.like.dtype, device=context.like.device))
     thin = any(part.surface is not None for part in all_parts(context))
-    known = thin and onto(context) and context.constraint.take(slice(0, 1)).landing(probe).log_tube is not None
+    known = (
+        thin
+        and onto(context)
+        and geometry.nearest_on_surface(context.constraint.take(slice(0, 1)), probe).log_volume is not None
+    )
     return Finish(score if known else None, log_coupling)
 
 
@@ -308,7 +312,7 @@ def decoded_event(context: Context) -> Event:
 def all_parts(context: Context) -> list[Parts]:
     """Equations and inequalities of C, of each piece if it is a union."""
     event, one = decoded_event(context), context.constraint.take(slice(0, 1))
-    return [piece.parts(event) for piece in (one.pieces(event) if one.in_pieces else (one,))]
+    return [geometry.parts(piece, event) for piece in (one.pieces(event) if one.in_pieces else (one,))]
 
 
 def has_edge(context: Context) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import one_of, positive, share, whole_number
+from casal.constraints import geometry
 from casal.errors import SettingError
 from casal.methods.base import Method, Stage, no_step, split_records
 from casal.methods.context import Context, few_chains
@@ -200,7 +201,12 @@ class SplitGibbs(Method[Any]):
         rho, top = float(state.rho), given
         if edge:
             parts = few_chains(state.x, state.z)
-            inside = torch.cat([context.constraint.take(p).landing(context.decode(state.x[p])).inside for p in parts])
+            inside = torch.cat(
+                [
+                    geometry.nearest_on_surface(context.constraint.take(p), context.decode(state.x[p])).inside
+                    for p in parts
+                ]
+            )
             top = top_for_inside(rho, half, weight, inside, groups, top)
         if not given:
             few = torch.arange(0, len(half), max(1, len(half) // LOOK_CHAINS), device=half.device)
@@ -235,8 +241,8 @@ def _rise(context: Context, state: Any, few: Tensor) -> Tensor:
     """log p(x) - log p(z) + log J(A x, z) of some chains to first order, from the score at clean points."""
     x = state.x[few]
     decoded = context.decode(x)
-    at = context.constraint.landing(decoded)
-    offset = (decoded - at.foot).to(x.dtype)
+    at = geometry.nearest_on_surface(context.constraint, decoded)
+    offset = (decoded - at.point).to(x.dtype)
     back = lift(context, offset) if onto(context) else context.decoder.vjp(x)(offset) / context.decoder.norm() ** 2
     rise = along(clean_score(context, state, x), back)
-    return rise if at.log_tube is None else rise + at.log_tube
+    return rise if at.log_volume is None else rise + at.log_volume

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import share
-from casal.constraints import half_square
+from casal.constraints import geometry, half_square
 from casal.devices import number
 from casal.errors import SettingError
 from casal.methods.adjusted import (
@@ -329,8 +329,8 @@ class WeightedCASAL(Method[Any]):
         return top if given else top_for_spread(float(state.rho), half, weight, rise, spread, least)
 
     def _look(self, context: Context, state: Any, some: slice) -> tuple[Tensor, Tensor]:
-        at = context.constraint.take(some).landing(context.decode(state.x[some]))
-        return at.inside, state.rise[some] if at.log_tube is None else state.rise[some] + at.log_tube
+        at = geometry.nearest_on_surface(context.constraint.take(some), context.decode(state.x[some]))
+        return at.inside, state.rise[some] if at.log_volume is None else state.rise[some] + at.log_volume
 
     def output(self, context: Context, state: Any) -> Tensor:
         return context.strict(context.decode(state.x), warm=self._feet(context, state))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from casal.constraints import Subspace
+from casal.constraints import Subspace, geometry
 from casal.decoders import Decoder
 from casal.methods import Context, Method
 
@@ -51,8 +51,7 @@ def coordinates(context: Context, method: Method[Any], decoder: Decoder) -> Coor
         return Coordinates(context)
     basis, scale = factors
     few = torch.zeros((1, *context.latent), dtype=torch.float64, device=context.like.device)
-    space = Subspace(decoder.event(few), basis, basis.vjp(few))
-    inside = context.constraint.within(space)
+    inside = geometry.within(context.constraint, Subspace(decoder.event(few), basis, basis.vjp(few)))
     if inside is None:
         return Coordinates(context)
     inside.validate(context.latent)

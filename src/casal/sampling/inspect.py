@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event
-from casal.constraints import Constraint
+from casal.constraints import Constraint, geometry
 from casal.decoders import Decoder, Identity
 from casal.errors import DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
 from casal.methods import Context, Method, Uncounted
@@ -185,7 +185,7 @@ def _check_context(context: Context, probe: Tensor, n: int, options: Options) ->
     if len(rows) > PROBE and not _close(decoded[0], decoded[-1]):
         raise SettingError(f"the decoder depends on the row of a chain, not on its point alone: {ANY_ROWS}")
     context.constraint.validate(tuple(decoded.shape[1:]))
-    context.constraint.check_nonempty(decoded)
+    geometry.check_nonempty(context.constraint, decoded)
     z = decoded[: len(probe)].to(torch.float64)
     _check_projection(context.constraint.take(slice(0, len(probe))), z, options)
     return tuple(decoded.shape[1:])

@@ -34,6 +34,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from casal.constraints import geometry
 from casal.errors import SettingError
 from casal.methods import Context, Usage, pick
 from casal.targets import Tuning
@@ -346,7 +347,7 @@ def _curvature_at_rest(
     whole, event = model.context.constraint.take(chains), tuple(x.shape[1:])
     surface = None
     if model.context.identity:  # a union has no surface of its own, but a projection
-        surface = whole if whole.in_pieces else whole.parts(event).surface
+        surface = whole if whole.in_pieces else geometry.parts(whole, event).surface
     if surface is None:
         return _Limit(_typical(model.largest_curvature(x, root, length, LANCZOS, generator)))
     wide, z = root.to(torch.float64), surface.project(x.to(torch.float64))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.constraints import Constraint
+from casal.constraints import Constraint, geometry
 from casal.errors import SettingError
 from casal.methods import Method
 from casal.sampling.adapt import adapt
@@ -46,7 +46,7 @@ def prepare(target: Target, constraint: Constraint, method: Method[Any] | str, n
     ready = adapt(tried.context, method, n, points, seed=options.seed, check=options.check is not False)
     context, chosen = ready.context, ready.method
     if chosen.promises_distribution:
-        constraint.check_measure(tried.event)
+        geometry.check_dimensions(constraint, tried.event)
     inside = coordinates(context, chosen, tried.decoder)
     control = chosen.control(inside.context, n)
     steps = chosen.steps(inside.context, control)

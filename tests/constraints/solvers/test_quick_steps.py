@@ -54,8 +54,8 @@ def test_quick_and_strict_agree_to_first_order(fn: Function, event: tuple[int, .
             assert found is not None and bool(found.done.all()) and found.point.dtype == chains.dtype
             allowed = 0.02 * lengths(foot - y) + 5e-6 * lengths(y)
             assert bool((lengths(found.point - foot) <= allowed).all())
-            assert torch.equal(constraint.project_fast(chains), found.point)
-        assert float(constraint.violation(constraint.project_fast(y)).max()) <= size**2 + 1e-6
+            assert torch.equal(constraint.project(chains, quick=True), found.point)
+        assert float(constraint.violation(constraint.project(y, quick=True)).max()) <= size**2 + 1e-6
 
 
 def test_two_steps_are_enough_near_the_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,14 +73,14 @@ def test_two_steps_are_enough_near_the_set(monkeypatch: pytest.MonkeyPatch) -> N
     ball = Implicit(lambda z: z.square().sum(1, keepdim=True) - 1.0)
     for radius, steps in ((1.2, 1), (1.7, 2)):
         seen.clear()
-        foot = ball.project_fast(radius / 1.7 * y)
+        foot = ball.project(radius / 1.7 * y, quick=True)
         assert len(seen) == steps and abs(float(lengths(foot)) - 1.0) <= 0.01 * (radius - 1.0)
     # Half of y's distance along the set: an estimate of second order would call this done.
     seen.clear()
     ellipse = Implicit(lambda z: (z[:, :1] / 3) ** 2 + z[:, 1:] ** 2 - 1.0)
     y = torch.tensor([[2.5, 1.2]], dtype=torch.float64)
     foot = ellipse.project(y)
-    assert bool((lengths(ellipse.project_fast(y) - foot) <= 0.02 * lengths(foot - y)).all()) and len(seen) > 2
+    assert bool((lengths(ellipse.project(y, quick=True) - foot) <= 0.02 * lengths(foot - y)).all()) and len(seen) > 2
 
 
 def test_points_of_the_set_stay() -> None:
@@ -96,15 +96,15 @@ def test_chains_that_quick_steps_lose_are_searched_for() -> None:
     constraint = Implicit(sphere)
     found = constraint.quick(y)
     assert found is not None and not bool(found.done[0])
-    foot = constraint.project_fast(y)
+    foot = constraint.project(y, quick=True)
     off = (lengths(foot - CENTER) - 2.0).abs()
     assert float(off[:4].max()) <= 1e-9 and bool((off <= 0.02 * lengths(foot - y) + 1e-6).all())
     assert bool((off <= 1e-3 * lengths(foot)).all())  # COARSE, however far away they start
     y[4] = torch.nan
-    assert torch.isnan(constraint.project_fast(y)).all(1).tolist() == [k == 4 for k in range(len(y))]
+    assert torch.isnan(constraint.project(y, quick=True)).all(1).tolist() == [k == 4 for k in range(len(y))]
     ellipse = Implicit(lambda z: (z[:, :1] / 2) ** 2 + z[:, 1:] ** 2 - 1)
     inside = torch.tensor([[0.5, 0.0]], dtype=torch.float64)
-    assert float(ellipse.project_fast(inside)[0, 0]) == pytest.approx(2 / 3, abs=0.02)
+    assert float(ellipse.project(inside, quick=True)[0, 0]) == pytest.approx(2 / 3, abs=0.02)
     empty = Implicit(lambda z: z.square().sum(1, keepdim=True) + 1.0)
     nowhere = empty.quick(normal(5, 3))
     assert nowhere is not None and not bool(nowhere.done.any())
@@ -112,9 +112,9 @@ def test_chains_that_quick_steps_lose_are_searched_for() -> None:
 
 def test_a_chain_does_not_see_the_others() -> None:
     constraint, y = Implicit(torus), 1.2 * normal(60, 3)
-    whole = constraint.project_fast(y)
+    whole = constraint.project(y, quick=True)
     for some in (slice(0, 1), slice(7, 30), slice(0, 60, 2)):
-        torch.testing.assert_close(constraint.project_fast(y[some]), whole[some], rtol=0, atol=1e-10)
+        torch.testing.assert_close(constraint.project(y[some], quick=True), whole[some], rtol=0, atol=1e-10)
 
 
 def test_affine_functions_take_one_step_and_are_not_trusted() -> None:
@@ -124,23 +124,23 @@ def test_affine_functions_take_one_step_and_are_not_trusted() -> None:
     products = JacobianProducts(lambda z, v: v @ A.T, lambda z, w: w @ A)
     for given in (rows, Implicit(lambda z: z @ A.T - b, jacobian=products, scale=1.0)):
         assert given._common_rows((9,)) is not None
-        torch.testing.assert_close(given.project_fast(y), right, rtol=0, atol=1e-12)
+        torch.testing.assert_close(given.project(y, quick=True), right, rtol=0, atol=1e-12)
     twice = Implicit(lambda z: torch.cat([z @ A.T - b, z @ A.T - b], dim=1))
-    torch.testing.assert_close(twice.project_fast(y), right, rtol=0, atol=1e-8)
+    torch.testing.assert_close(twice.project(y, quick=True), right, rtol=0, atol=1e-8)
     # The same slopes at the two points that are looked at, others elsewhere.
     bump = Implicit(lambda z: z.sum(1, keepdim=True) - 0.2 + 0.1 * torch.exp(-20 * z.square().sum(1, keepdim=True)))
     some = 0.2 * normal(30, 2)
     foot = bump.project(some)
     assert bump._common_rows((2,)) is not None
-    assert bool((lengths(bump.project_fast(some) - foot) <= 0.02 * lengths(some - foot) + 1e-6).all())
+    assert bool((lengths(bump.project(some, quick=True) - foot) <= 0.02 * lengths(some - foot) + 1e-6).all())
 
 
 def test_functions_with_constants_in_float64_work_in_a_loop_of_float32() -> None:
     rows = torch.eye(2, 4, dtype=torch.float64)
     constraint = Implicit(lambda z: (z @ rows.T).square() - 1.0)
     y = normal(20, 4).float()
-    assert constraint.project_fast(y).dtype == torch.float32
-    assert float((constraint.project_fast(y) - constraint.project(y)).abs().max()) <= 0.02 * float(y.abs().max())
+    assert constraint.project(y, quick=True).dtype == torch.float32
+    assert float((constraint.project(y, quick=True) - constraint.project(y)).abs().max()) <= 0.02 * float(y.abs().max())
 
 
 def test_the_loop_takes_quick_steps_unless_there_is_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ class Conserved(MassEnergy):
     def equations(self, z: Tensor) -> Tensor:
         return super().equations(z) * z.new_tensor([z.shape[1] ** -0.5, 1.0])
 
-    def residual_pull(self, z: Tensor, weights: Tensor) -> Tensor:
+    def _residual_pull(self, z: Tensor, weights: Tensor) -> Tensor:
         return (z * (2.0 * weights[:, 1:])).add_(weights[:, :1] / math.sqrt(z.shape[1]))
 
 

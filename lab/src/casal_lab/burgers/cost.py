@@ -12,7 +12,8 @@ from torch import Tensor
 
 import casal
 from casal import CASAL, Penalty, PerChain, Projected, Unconstrained, sample
-from casal.constraints.base import Subspace
+from casal.constraints import Subspace
+from casal.constraints.parameters import over, parameter
 from casal_lab.burgers.comparison import RHO
 from casal_lab.burgers.conserved import Conserved
 from casal_lab.burgers.cycle import MEMBERS
@@ -50,7 +51,7 @@ class Alternating(Conserved):
 
     def _project_fast(self, z: Tensor) -> Tensor:
         size = z.shape[1]
-        mass, length = self.mass.like(z).reshape(-1, 1), self.energy.like(z).reshape(-1, 1).sqrt()
+        mass, length = over(parameter(self.mass), z), over(parameter(self.energy), z).sqrt()
         for sweep in range(self.most + 1):
             gap = mass - z.sum(1, keepdim=True)
             if sweep == self.most or (sweep and bool((gap.abs() <= self.tolerance * size**0.5 * length).all())):
@@ -60,7 +61,7 @@ class Alternating(Conserved):
         self.counts.append(sweep)
         return z
 
-    def within(self, space: Subspace) -> None:
+    def _within(self, space: Subspace) -> None:
         """The steps stay on the grid, and each projection goes through the decoder."""
 
 

@@ -172,7 +172,7 @@ class SeenFlow(Intersection):
     from a flow, (s, v(s)) with v(s) the solution for s. Numbers beyond ``FAR``, which no data reach, are cut first.
     """
 
-    def check_nonempty(self, z: Tensor) -> None:
+    def _look_for_points(self, z: Tensor, first: int = 0) -> None:
         """The truth is a point of it."""
 
     def _by_newton(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:

@@ -12,6 +12,7 @@ import torch
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Rectangle
 
+from casal.constraints import geometry
 from casal_lab.drawing import INK, below, colour, headline, histogram
 from casal_lab.experiment import Array, Outcome
 from casal_lab.problems.three_modes import CASES, SetCase
@@ -92,7 +93,7 @@ def _histograms(
         histogram(axis, found[method], edges, colour(method), top, case.grid, case.density)
         axis.set_title(_short(method) + ("" if family == FAMILY else f" ({family})"), fontsize=8.5)
         if case.constraint.solid:
-            atom = float((case.constraint.residual(torch.from_numpy(z)).abs() < 1e-9).double().mean())
+            atom = float((geometry.residual(case.constraint, torch.from_numpy(z)).abs() < 1e-9).double().mean())
             text = f"{atom:.0%} on the border"  # where the exact distribution has none
             axis.text(0.03, 0.93, text, transform=axis.transAxes, va="top", fontsize=7.5, color=INK)
     for axis in list(axes.flat)[len(shown) :]:

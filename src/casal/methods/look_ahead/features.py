@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event
-from casal.constraints import Constraint, PerChain, Rows, SphereInFlat
+from casal.constraints import Constraint, Rows, SphereInFlat, geometry
 from casal.errors import SettingError
 from casal.methods.context import Context
 from casal.methods.coupling import decoded_event
@@ -237,7 +237,7 @@ def features_of(context: Context, most: int, *, gaussian: bool = False) -> Featu
         gaussian: Whether the model is Gaussian, so that linear equations are taken into the model (``given.py``).
     """
     event = decoded_event(context)
-    surface, solid = context.constraint.parts(event)
+    surface, solid = geometry.parts(context.constraint, event)
     blocks, norm, square = _equations(context, surface, event)
     given = blocks[0].given if gaussian and blocks else None
     if given is not None:
@@ -265,23 +265,22 @@ def _equations(
 ) -> tuple[list[Block], int | None, Tensor | None]:
     if surface is None:
         return [], None, None
-    found = surface.sphere_in_flat(event)
+    found = geometry.sphere_in_flat(surface, event)
     if found is None:
         return [_smooth(context, surface, surface.equations, area=True)], None, None
     blocks = list[Block]()
     if len(found.matrix):
-        blocks.append(_flat(context, *_independent(found.matrix, _rows(found.level))))
+        blocks.append(_flat(context, *_independent(found.matrix, found.level)))
     if found.radius is None:
         return blocks, None, None
-    radius = found.radius.values if isinstance(found.radius, PerChain) else torch.as_tensor(found.radius)
-    square = radius.to(torch.float64).reshape(-1).square().to(context.like.device)
+    square = found.radius.square().to(context.like.device)
     blocks.append(CurvedBlock(_half_norm(context, found, square), 1))
     return blocks, sum(block.count for block in blocks) - 1, square
 
 
 def _half_norm(context: Context, found: SphereInFlat, square: Tensor) -> Callable[[Tensor], Tensor]:
     """(|A x - c|^2 - R^2) / 2."""
-    center = None if found.center is None else _rows(found.center)
+    center = found.center
 
     def half(x: Tensor) -> Tensor:
         z = context.decode(x).flatten(1).to(torch.float64)
@@ -296,7 +295,7 @@ def _inequalities(context: Context, solid: Constraint | None, event: Event) -> t
     none = torch.zeros(1, 0, dtype=torch.float64, device=context.like.device)
     if solid is None:
         return [], none, none
-    rows: Rows | None = solid.polyhedron(event)
+    rows: Rows | None = solid.linear(event)
     if rows is None:
         block = _smooth(context, solid, solid.inequalities)
         high = none.new_zeros(1, block.count)
@@ -319,9 +318,9 @@ def _smooth(
     few = slice(0, 1)
     one = torch.zeros((1, *context.latent), dtype=context.like.dtype, device=context.like.device)
     alone = part.take(few)
-    residual = alone.residual(context.decode(one))
-    equations = alone.equation_count() or 0
-    count = equations if area else residual.shape[1] - equations
+    count = geometry.residual(alone, context.decode(one)).shape[1]
+    equations = alone.equations(context.decode(one)).shape[1]
+    count = equations if area else count - equations
     return CurvedBlock(
         lambda x: function(context.decode(x)), count, function if area else None, context.decode if area else None
     )
@@ -350,8 +349,3 @@ def _independent(matrix: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
     u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
     kept = s > 1e-12 * s.max()
     return vh[kept], (level @ u[:, kept]) / s[kept]
-
-
-def _rows(value: Tensor | PerChain) -> Tensor:
-    """Numbers of a row, or one row per chain."""
-    return value.values if isinstance(value, PerChain) else value

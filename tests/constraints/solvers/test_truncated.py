@@ -10,7 +10,7 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
-from casal.constraints.solvers.laws import log_bessel_mean, log_interval_mass, truncated_normal
+from casal.constraints.solvers.truncated import log_bessel_mean, log_interval_mass, truncated_normal
 
 
 def generator(seed: int = 0) -> torch.Generator:
