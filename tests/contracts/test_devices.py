@@ -22,7 +22,7 @@ from casal.constraints.solvers.quick_steps import STEPS
 from casal.decoders import Gram
 from casal.devices import DEVICE_NUMBERS, LOOK_EVERY, amend, look_due, write
 from casal.methods import METHODS, Context, TableRow
-from casal.sampling.run import LARGEST_BATCH, batch_size
+from casal.sampling.prepare import LARGEST_BATCH, batch_size
 
 from ..pretend_device import THERE, PretendDevice, There, here, pretend_device, there
 from .sets import SETS, SetCase

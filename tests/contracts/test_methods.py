@@ -673,7 +673,7 @@ def test_interrupted_diffusion_returns_what_it_has(case: MethodCase) -> None:
 
 @cases(lambda case: case.meets)
 def test_an_interrupt_while_chains_meet_keeps_them(case: MethodCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    from casal.sampling import run as loop
+    from casal.sampling import loop
 
     count, before = 0, loop.one_thread
 

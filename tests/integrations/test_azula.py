@@ -12,7 +12,7 @@ from torch import Tensor
 import casal
 from casal.errors import SettingError, ShapeError
 from casal.integrations.azula import as_azula
-from casal.sampling.run import cut
+from casal.sampling.prepare import cut
 from casal.streams import stream
 
 denoise = pytest.importorskip("azula.denoise")

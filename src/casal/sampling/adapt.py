@@ -34,7 +34,7 @@ from casal.methods import (
     table_rows,
 )
 from casal.sampling.pilot import PILOT_CHAINS, Pilot, run_pilot
-from casal.sampling.run import one_thread
+from casal.sampling.threads import one_thread
 from casal.streams import stream as keyed
 from casal.targets import Target, Tuning, fit_start, with_settings
 

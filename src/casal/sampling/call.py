@@ -16,12 +16,13 @@ from casal.decoders import Decoder
 from casal.errors import CasalWarning, SettingError
 from casal.methods import Method
 from casal.sampling.compile import CompiledWalk
+from casal.sampling.loop import Job, Keeper, Walk
+from casal.sampling.loop import run as carry_out
 from casal.sampling.prepare import prepare
 from casal.sampling.progress import progress_bar
 from casal.sampling.result import SampleResult, collect
 from casal.sampling.resume import StoreKeeper
-from casal.sampling.run import Job, Keeper, Options, Run, Walk
-from casal.sampling.run import run as carry_out
+from casal.sampling.run import Options, Run
 from casal.sampling.workers import Dask, Threads, Workers, cluster_client
 from casal.targets import Target
 

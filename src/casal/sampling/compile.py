@@ -19,7 +19,8 @@ from torch import Tensor
 
 from casal.errors import CasalWarning
 from casal.methods import Context, Each, Uncounted, Usage, key
-from casal.sampling.run import Prepared, Walk, Work, step_once
+from casal.sampling.loop import Walk, Work, step_once
+from casal.sampling.prepare import Prepared
 
 BLOCK = 4
 """Rows in one call: more gain nothing, and take longer to compile."""

@@ -76,7 +76,8 @@ def try_out(target: Target, constraint: Constraint, n: int, options: Options) ->
         context = Context(target, inside, centred.to(probe), probe[:0], row_dtype=row_dtype)
         event = _check_context(context.replace(usage=Uncounted()), probe, n, options)
     except Exception as failure:
-        if len(probe) < n and _takes_all(target, points, n):
+        named = isinstance(failure, SettingError)
+        if len(probe) < n and not named and _takes_all(target, points, n):
             said = str(failure).partition("\n")[0][:200]
             raise SettingError(
                 f"the gradient of {target.name} takes all {n} chains at once, and fails on a few ({said}): {ANY_ROWS}"

@@ -21,8 +21,10 @@ from casal.errors import SettingError, ShapeError, StoreError
 from casal.methods import Context, Usage
 from casal.sampling.certificate import Certificate, Measure, certify
 from casal.sampling.export import Function, Summary, html_table, inference_data, summarise
+from casal.sampling.loop import Job, Walk
 from casal.sampling.plot import draw
-from casal.sampling.run import Batch, Job, Prepared, Walk, one_thread
+from casal.sampling.prepare import Batch, Prepared
+from casal.sampling.threads import one_thread
 from casal.sampling.trace import Snapshots, Trace, snapshots_of
 from casal.store import RunStore, make_tree, named_errors
 

@@ -20,11 +20,12 @@ from torch import Tensor
 from casal.errors import StoreError
 from casal.methods import Uncounted, Usage
 from casal.sampling.certificate import Measure, certify
+from casal.sampling.loop import Advanced, Job, Keeper, Walk, Watch, Whole, Work, advance
+from casal.sampling.prepare import Batch, Prepared
 from casal.sampling.progress import Progress
 from casal.sampling.result import SampleResult, about, batch_data, set_data, snapshot_data, state_data
-from casal.sampling.run import Advanced, Batch, Job, Keeper, Prepared, Walk, Watch, Whole, Work, advance
 from casal.sampling.trace import Trace
-from casal.store import CHECKPOINT, RunStore, digest, named_errors, stored_batch
+from casal.store import CHECKPOINT, RunStore, digest, named_errors
 
 REPLAYED = 0.01
 """Share of the steps of a run that each of two replays takes, at most; one step at least."""
@@ -56,11 +57,6 @@ class StoreKeeper(Keeper):
         budget = int(REPLAYED * prepared.steps * len(prepared.batches))
         self._replayed, self._proof = max(1, budget), dict[str, tuple[dict[str, Tensor], dict[str, Any]]]()
         self._ended: dict[str, Any] = {"trace": Trace().plain(), "usage": [0, 0]}
-
-    @staticmethod
-    def batch_of(path: str | Path, n: int) -> int | None:
-        """The batch size of a store that is to grow to n chains; None where there is none."""
-        return stored_batch(path, n)
 
     def __exit__(self, *_: object) -> None:
         """Let other processes use the store."""

@@ -20,8 +20,10 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 
 from casal.errors import CasalError, SettingError, missing_extra
+from casal.sampling.loop import Advanced, StepView, Walk, Watch, Work
+from casal.sampling.prepare import Batch, Prepared
 from casal.sampling.progress import Progress
-from casal.sampling.run import Advanced, Batch, Prepared, StepView, Walk, Watch, Work, one_thread
+from casal.sampling.threads import one_thread
 
 NOWHERE = -1
 """No batch may go on."""

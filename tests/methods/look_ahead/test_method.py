@@ -18,7 +18,7 @@ from casal.methods.look_ahead.last_draw import _wanted
 from casal.methods.look_ahead.look import Ahead, Slopes
 from casal.methods.look_ahead.state import dealt, flat, fold
 from casal.methods.population import in_order
-from casal.sampling import run as loop
+from casal.sampling import loop
 
 from .gaussian import Prior, close, context_of, diagonal, log_psi, looked, normal, stream
 
