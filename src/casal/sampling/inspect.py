@@ -76,8 +76,7 @@ def try_out(target: Target, constraint: Constraint, n: int, options: Options) ->
         context = Context(target, inside, centred.to(probe), probe[:0], row_dtype=row_dtype)
         event = _check_context(context.replace(usage=Uncounted()), probe, n, options)
     except Exception as failure:
-        named = isinstance(failure, SettingError)
-        if len(probe) < n and not named and _takes_all(target, points, n):
+        if len(probe) < n and not _takes(target, probe) and _takes(target, points(n)):
             said = str(failure).partition("\n")[0][:200]
             raise SettingError(
                 f"the gradient of {target.name} takes all {n} chains at once, and fails on a few ({said}): {ANY_ROWS}"
@@ -86,11 +85,11 @@ def try_out(target: Target, constraint: Constraint, n: int, options: Options) ->
     return Tried(context, event, centred, offset)
 
 
-def _takes_all(target: Target, points: Callable[[int], Tensor], n: int) -> bool:
-    """Whether the score works on all n chains at once."""
-    with suppress(Exception):  # then the number of rows is not what is wrong
-        x = points(n)
-        return target.score(x, target.table.t[0].to(x.device), **target.condition).shape == x.shape
+def _takes(target: Target, x: Tensor) -> bool:
+    """Whether the score works on the first chains, which are at x."""
+    with suppress(Exception):
+        condition = target.take(slice(0, len(x))).condition
+        return target.score(x, target.table.t[0].to(x.device), **condition).shape == x.shape
     return False
 
 
