@@ -39,6 +39,7 @@ from casal.constraints import (
     tightening,
 )
 from casal.decoders import DCT, DST, Decoder, Fourier, Identity, Linear, Nonlinear, Rows, Standardise
+from casal.errors import CasalError, CasalWarning
 from casal.methods import (
     CASAL,
     DPS,
@@ -106,6 +107,8 @@ __all__ = [
     "Box",
     "BoxHyperplane",
     "Budget",
+    "CasalError",
+    "CasalWarning",
     "Certificate",
     "Constraint",
     "Decoder",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from torch import Tensor
@@ -45,11 +46,14 @@ class StartDensity(Protocol):
 
 
 def whole_number(value: object, name: str, least: int) -> int:
-    """``value`` as an int, or SettingError: 8 and 8.0 are whole numbers, 2.5, nan and "many" are not."""
-    number = value if isinstance(value, int | float) else None
-    if number is None or not math.isfinite(number) or int(number) != number or number < least:
-        raise SettingError(f"{name} must be a whole number >= {least}, got {value}")
-    return int(number)
+    """``value`` as an int, or SettingError: whole numbers of Python, NumPy and torch are, 8.0, True and "8" are not."""
+    try:
+        number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        number = None
+    if number is None or number < least:
+        raise SettingError(f"{name} must be a whole number >= {least}, got {value!r}")
+    return number
 
 
 def positive(value: float, name: str) -> float:

@@ -34,7 +34,7 @@ RENAMED = {"tile": "batch"}
 
 def sample(
     target: Target,
-    constraint: Constraint,
+    constraint: Constraint | None = None,
     method: Method[Any] | str = "auto",
     n: int = 1,
     *,
@@ -55,8 +55,9 @@ def sample(
 
     Args:
         target: Score, table and start, from ``casal.langevin``, ``casal.energy`` ...
-        constraint: The set C, in decoded space.
-        method: How the constraint enters each step; "auto" takes what measurements recommend (``methods/auto.py``).
+        constraint: The set C, in decoded space; None for samples of the model alone.
+        method: How the constraint enters each step: a method such as ``casal.CASAL(10.0)``, or the name of one that
+            needs no settings. "auto" takes what measurements recommend (``methods/auto.py``).
         n: Number of chains; each gives one sample.
         decoder: A, if the model lives in another space than the constraint; the identity if left out.
         seed: One number for all randomness. The result does not depend on the number of threads.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +15,7 @@ from casal.checks import Event
 from casal.constraints import Constraint, geometry
 from casal.decoders import Decoder, Identity
 from casal.errors import DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
-from casal.methods import Context, Method, Uncounted
+from casal.methods import METHODS, Context, Method, Uncounted
 from casal.sampling.certificate import Measure, certify
 from casal.sampling.run import Options
 from casal.streams import stream
@@ -31,8 +33,13 @@ DIFFERENCE, DISAGREEMENT = 0.02, 0.2
 
 def place_of(target: Target, options: Options) -> torch.device:
     """Where the chains live."""
-    if options.run.device is not None:
-        return torch.device(options.run.device)
+    given = options.run.device
+    if given is not None:
+        try:
+            return torch.empty(0, device=given).device
+        except (RuntimeError, AssertionError, TypeError) as error:
+            said = str(error).partition("\n")[0][:200]
+            raise SettingError(f"device={given!r} cannot be used here ({said}); leave it out, or take 'cpu'") from error
     return target.init.device if isinstance(target.init, Tensor) else torch.device("cpu")
 
 
@@ -98,10 +105,13 @@ def _takes(target: Target, x: Tensor) -> bool:
 
 def check_call(target: Target, constraint: Constraint, method: Method[Any] | str, n: int, options: Options) -> None:
     """What ``casal.sample`` was handed, before anything is tried."""
+    if not isinstance(target, Target):
+        raise SettingError(
+            f"target must be a casal.Target, got {type(target).__name__}: wrap a pipeline or network of diffusers by "
+            "casal.from_diffusers(pipeline, steps=50), a potential by casal.energy, a score by casal.langevin"
+        )
     if not isinstance(constraint, Constraint):
-        raise SettingError(f"constraint must be a casal set such as casal.Sphere(1.0), got {constraint!r}")
-    if not isinstance(method, Method) and method != "auto":
-        raise SettingError(f"method must be a casal method such as casal.CASAL(rho=10), or 'auto', got {method!r}")
+        raise SettingError(f"constraint must be a casal set such as casal.Sphere(1.0), got {_hint_for_set(constraint)}")
     if isinstance(method, Method) and target.log_weight is not None and not method.tilts:
         raise SettingError(
             f"{method.name} takes no account of the soft term of {target.name} (casal.tilted); take casal.LookAhead(), "
@@ -111,8 +121,6 @@ def check_call(target: Target, constraint: Constraint, method: Method[Any] | str
         raise SettingError(f"check must be True, False or 'drift', got {options.check!r}")
     Measure.of(options.tol, options.units)
     run = options.run
-    if run.dtype is not None and not run.dtype.is_floating_point:
-        raise DtypeError(f"chains are floating-point numbers, got dtype={run.dtype}")
     if options.decoder is not None and not isinstance(options.decoder, Decoder):
         got = type(options.decoder).__name__
         raise SettingError(f"decoder must be a casal decoder such as casal.Linear(A), got {got}")
@@ -136,6 +144,66 @@ def check_call(target: Target, constraint: Constraint, method: Method[Any] | str
     if init.ndim >= 1 and len(init) != n:
         raise ShapeError(f"init has {len(init)} rows for n = {n} chains; give one row a chain")
     _check_points(init, 0, len(target.table))
+
+
+def _hint_for_set(given: object) -> str:
+    """What was given in place of a set, and what to write instead."""
+    if isinstance(given, type) and issubclass(given, Constraint):
+        return f"the class {given.__name__}: give a set of it, such as casal.{given.__name__}(...)"
+    if callable(given):
+        return (
+            "a function: casal.Implicit(fn) is the set {fn(z) = 0}, casal.Implicit(fn, inequality=g) has g(z) <= 0 "
+            "too, and casal.FromProjection(project, violation) takes a projection"
+        )
+    return repr(given)
+
+
+def method_of(given: Method[Any] | str | type | None) -> Method[Any] | None:
+    """The method that was asked for, by itself or by its name; None for "auto".
+
+    Raises:
+        SettingError: There is none of that name, or it needs settings.
+    """
+    if isinstance(given, Method):
+        return given
+    if isinstance(given, type) and issubclass(given, Method):
+        raise SettingError(f"method is the class {given.__name__}; add its settings: {_example(given)}")
+    if not isinstance(given, str):
+        raise SettingError(f"method must be a casal method such as casal.CASAL(rho=10), or 'auto', got {given!r}")
+    if given == "auto":
+        return None
+    classes = {type(row.example).__name__: type(row.example) for row in METHODS.values()}
+    plain = {_letters(name): kind for name, kind in classes.items()}
+    plain |= {_letters(name): type(row.example) for name, row in METHODS.items()}
+    found = plain.get(_letters(given))
+    if found is None:
+        near = get_close_matches(_letters(given), plain, n=1)
+        hint = f"did you mean {plain[near[0]].__name__!r}? " if near else ""
+        raise SettingError(f"there is no method {given!r}; {hint}There are 'auto', {', '.join(map(repr, classes))}")
+    try:
+        return found()
+    except TypeError as error:
+        raise SettingError(f"{found.__name__} needs settings: method={_example(found)}") from error
+
+
+def _letters(name: str) -> str:
+    """The letters and numbers of a name, in lower case."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def _example(kind: type) -> str:
+    """How a method of this class is written."""
+    rows = [row.example for row in METHODS.values() if type(row.example) is kind]
+    changed = (
+        []
+        if not rows
+        else [
+            f"{field.name}={getattr(rows[-1], field.name)!r}"
+            for field in fields(rows[-1])  # type: ignore[arg-type]
+            if field.default is MISSING
+        ]
+    )
+    return f"casal.{kind.__name__}({', '.join(changed)})"
 
 
 def starting_points(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,13 +12,13 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event
-from casal.constraints import Constraint, geometry
+from casal.constraints import Box, Constraint, geometry
 from casal.devices import DEVICE_NUMBERS
 from casal.errors import SettingError
-from casal.methods import Context, Each, Method, Together, Uncounted, Usage, few_chains
+from casal.methods import Context, Each, Method, Together, Unconstrained, Uncounted, Usage, few_chains
 from casal.sampling.adapt import adapt
 from casal.sampling.coordinates import Coordinates, coordinates
-from casal.sampling.inspect import check_call, place_of, starting_points, try_out
+from casal.sampling.inspect import check_call, method_of, place_of, starting_points, try_out
 from casal.sampling.pilot import Pilot
 from casal.sampling.run import Options
 from casal.store import stored_batch
@@ -195,12 +196,17 @@ class Prepared:
         return self.method.monitor(context, self.inside.lift(state))
 
 
-def prepare(target: Target, constraint: Constraint, method: Method[Any] | str, n: int, options: Options) -> Prepared:
+def prepare(
+    target: Target, constraint: Constraint | None, method: Method[Any] | str, n: int, options: Options
+) -> Prepared:
     """Check what was asked for on a few chains, choose what was left open, and work out the first shared numbers.
 
     Raises:
         CasalError: Settings, shapes or sets that cannot work.
     """
+    if constraint is None:  # the model alone
+        constraint, method = Box(-math.inf, math.inf), Unconstrained() if method == "auto" else method
+    method = method_of(method) or "auto"
     check_call(target, constraint, method, n, options)
     target = target.on(place_of(target, options))
     given, how = target, options.run

@@ -12,7 +12,7 @@ import torch
 from casal.checks import Callback, Check, Tolerance, whole_number
 from casal.constraints import Budget
 from casal.decoders import Decoder
-from casal.errors import SettingError
+from casal.errors import DtypeError, SettingError
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,11 @@ class Run:
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, whole_number(value, name, least))
+        object.__setattr__(self, "dtype", _dtype(self.dtype))
+        if self.store is not None and not isinstance(self.store, str | Path):
+            raise SettingError(f"store is the path of a folder, a string or a pathlib.Path, got {self.store!r}")
+        if self.run_id is not None and not isinstance(self.run_id, str):
+            raise SettingError(f"run_id is a text, got {self.run_id!r}")
         if self.callback is not None and not callable(self.callback):
             raise SettingError(f"callback is a function of a casal.StepView, got {self.callback!r}")
         if self.client is not None and self.workers is not None:
@@ -82,6 +87,17 @@ class Run:
             raise SettingError("callback= is called in this process; leave out client= and workers=")
         if elsewhere and self.compile:
             raise SettingError("compile=True works in this process only; leave out client= and workers=")
+
+
+def _dtype(given: Any) -> torch.dtype | None:
+    """The dtype of the chains: one of torch, or its name, such as "float32"; NumPy's have names, too."""
+    name = given if isinstance(given, str) else getattr(given, "__name__", getattr(given, "name", None))
+    found = getattr(torch, name, None) if isinstance(name, str) else given
+    if found is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise DtypeError(f"chains are floating-point numbers; take torch.float32 or torch.float64, got dtype={given!r}")
+    if found is None and given is not None:
+        raise DtypeError(f"torch has no dtype {given!r}; take torch.float32 or torch.float64")
+    return found
 
 
 class Options(NamedTuple):
