@@ -236,6 +236,38 @@ def test_float32_chains_stay_float32_and_obey() -> None:
     assert float(result.certificate.violation.max()) < 1e-14
 
 
+@pytest.mark.parametrize("way", ["moment", "flat"])
+def test_chains_may_have_observations_of_their_own(way: str) -> None:
+    """Row i of the values belongs to chain i, also where only some chains are asked for."""
+    values = torch.tensor([[0.7, -1.4], [0.0, 0.3], [2.0, 1.0], [-0.5, 0.1]], dtype=F64)
+    together, x = casal.posterior(prior(), TWO, values, 0.2, way=way), points(4)
+    some, t = torch.tensor([3, 1]), together.table.t[4]
+    part = together.take(some)
+    for i, target in enumerate([casal.posterior(prior(), TWO, y, 0.2, way=way) for y in values]):
+        one = x[i : i + 1]
+        torch.testing.assert_close(together.score(x, t, **together.condition)[i : i + 1], target.score(one, t))
+        assert target.denoise is not None and together.denoise is not None
+        clean = together.denoise(x, torch.tensor(0.5), **together.condition)
+        torch.testing.assert_close(clean[i : i + 1], target.denoise(one, torch.tensor(0.5)))
+    torch.testing.assert_close(
+        part.score(x[some], t, **part.condition), together.score(x, t, **together.condition)[some]
+    )
+    assert together.chains == 4 and part.chains == 2
+
+
+def test_a_run_cuts_observations_with_its_chains() -> None:
+    """Whatever the batch, chain i obeys row i, also where the first step of a flow asks for the condition."""
+    level = torch.linspace(-1.0, 1.0, 10, dtype=F64)[:, None]
+    for model in (prior(), casal.flow(lambda x, t: -x, steps=8, shape=3, dtype=F64)):
+        given = casal.posterior(model, TWO[:1], level, 0.0)
+        samples = [
+            casal.sample(given, casal.Ball(99.0), casal.Unconstrained(), 10, run=casal.Run(batch=batch)).samples
+            for batch in (3, 10)
+        ]
+        for found in samples:
+            torch.testing.assert_close(found @ TWO[:1].T, level, rtol=0, atol=1e-6)
+
+
 # ------------------------------------------------------------------ observations with noise
 
 NOISE = torch.tensor([0.3, 0.5], dtype=F64)

@@ -63,8 +63,8 @@ RIDGE = 1e-13
 
 Map = Callable[[Tensor], Tensor]
 Term = Callable[[Tensor], Tensor]
-Correction = Callable[[Map, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | float]]
-"""(x -> D, x, alpha, sigma / alpha) -> the estimate of x0 given y too, and a term to subtract from the score."""
+OBSERVED = "observed_"
+"""How the names begin under which observed values of single chains are kept in the condition of a target."""
 
 
 def guided(target: Target, scale: float, unconditional: Mapping[str, Any]) -> Target:
@@ -336,7 +336,7 @@ def posterior(
     Args:
         target: A diffusion or flow target. (The first step of a flow, taken by its ``init``, ignores the observation.)
         matrix: H, (m, d).
-        values: y, (m,).
+        values: y, (m,), or (n, m) with one row for each chain of the run; these become part of ``condition``.
         noise: Standard deviation of the observation noise, a number or (m,); 0 where an observation is exact.
         way: "moment", "pigdm", "dps", "flat" or "gaussian".
         iterations: Conjugate gradient steps of "moment"; m of them are exact.
@@ -359,9 +359,9 @@ def posterior(
     if way == "gaussian" and spectrum is None:
         raise SettingError("way='gaussian' needs covariance=, that of the data; without it use way='moment'")
 
-    def correct(clean: Map, x: Tensor, scale: Tensor, level: Tensor) -> tuple[Tensor, float]:
+    def correct(here: Observation, clean: Map, x: Tensor, scale: Tensor, level: Tensor) -> tuple[Tensor, float]:
         """D_y from x -> D, where u = x / scale."""
-        here, variance = observation.to(x), level.clamp_min(LEAST_LEVEL).square()
+        variance = level.clamp_min(LEAST_LEVEL).square()
         if way == "flat":
             mean, solve = clean(x), _isotropic_solver(here, variance, torch.ones_like(variance))
             return mean + (solve(here.gap(mean)) @ here.matrix).reshape(mean.shape), 0.0
@@ -388,7 +388,7 @@ def posterior(
             shift = _shift(way, here.gap(estimate), here, derivative, variance, iterations, step, spectrum)
         return estimate + shift.reshape(mean.shape), 0.0
 
-    return _condition(target, correct, f"{len(observation.matrix)} observations")
+    return _condition(target, correct, observation, f"{len(observation.matrix)} observations")
 
 
 def latent_posterior(
@@ -416,7 +416,7 @@ def latent_posterior(
         decode: A, (n, *latent) -> (n, *event): a casal decoder, or any differentiable function.
         encode: E, (n, *event) -> (n, *latent). Of a linear decoder: ``lambda z: decoder.pinv(z, latent)``.
         matrix: H, (m, d) on flattened decoded events.
-        values: y, (m,).
+        values: y, (m,) or (n, m), as in ``posterior``.
         weight: Strength >= 0 of the observation.
         gluing: Strength >= 0 of the gluing; 0 leaves DPS in the latent space.
 
@@ -438,13 +438,13 @@ def latent_posterior(
     observation = Observation.of(matrix, values, 1.0)  # the noise only scales the weight
     inverse = torch.linalg.pinv(observation.matrix)
 
-    def guide(clean: Map, x: Tensor, scale: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+    def guide(here: Observation, clean: Map, x: Tensor, scale: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
         """D(x), and the gradient in x of both norms."""
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             latent = clean(leaf)
             z = decode(latent)
-            gap = observation.to(x).gap(z)
+            gap = here.gap(z)
             code = encode(z + (gap @ inverse.to(x).T).reshape(z.shape))
             if code.shape != latent.shape:
                 raise ShapeError(f"encode returned {tuple(code.shape)} for latents {tuple(latent.shape)}")
@@ -453,7 +453,7 @@ def latent_posterior(
             (gradient,) = torch.autograd.grad(cost.sum(), leaf)
         return latent.detach(), gradient
 
-    return _condition(target, guide, f"{len(observation.matrix)} decoded observations")
+    return _condition(target, guide, observation, f"{len(observation.matrix)} decoded observations")
 
 
 @dataclass(frozen=True)
@@ -560,30 +560,50 @@ def levels_of(target: Target) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     return levels
 
 
-def _condition(target: Target, correct: Correction, observations: str) -> Target:
+Correction = Callable[[Observation, Map, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | float]]
+"""(y of the chains, x -> D, x, alpha, sigma / alpha) -> the estimate of x0 given y too, and a term to subtract from the
+score."""
+
+
+def _condition(target: Target, correct: Correction, observation: Observation, what: str) -> Target:
     """The target whose estimate of the clean sample is corrected, in its score and in its denoiser."""
-    levels = levels_of(target)
+    levels, init = levels_of(target), target.init
+    name = f"{OBSERVED}{sum(key.startswith(OBSERVED) for key in target.condition)}"
+    own = {name: observation.values} if observation.values.ndim == 2 else {}
+
+    def seen_by(x: Tensor, given: Mapping[str, Tensor]) -> tuple[Observation, dict[str, Tensor]]:
+        """The observation of the chains x, and what the model itself is given."""
+        values = given.get(name, observation.values)
+        here = Observation(observation.matrix, values, observation.noise).to(x)
+        return here, {key: value for key, value in given.items() if key != name}
 
     def score(x: Tensor, t: Tensor, /, **given: Tensor) -> Tensor:
+        here, rest = seen_by(x, given)
         scale, size = levels(t)
         alpha, power = along(scale, x), along(size.square(), x)
 
         def prior(leaf: Tensor) -> Tensor:
-            return (leaf + power * target.score(leaf, t, **given)) / alpha
+            return (leaf + power * target.score(leaf, t, **rest)) / alpha
 
-        clean, push = correct(prior, x, scale, size / scale)
+        clean, push = correct(here, prior, x, scale, size / scale)
         return (alpha * clean - x) / power - push
 
     def denoise(prior: Callable[..., Tensor], y: Tensor, sigma: Tensor, /, **given: Tensor) -> Tensor:
+        here, rest = seen_by(y, given)
         level = noise_level(sigma, y)
-        clean, push = correct(lambda leaf: prior(leaf, level, **given), y, torch.ones_like(level), level)
+        clean, push = correct(here, lambda leaf: prior(leaf, level, **rest), y, torch.ones_like(level), level)
         return clean - along(level.square(), y) * push
+
+    def start(first: Callable[..., Tensor], n: int, generator: torch.Generator, /, **given: Tensor) -> Tensor:
+        return first(n, generator, **{key: value for key, value in given.items() if key != name})
 
     return replace(
         target,
         score=score,
         denoise=None if target.denoise is None else partial(denoise, target.denoise),
-        name=f"{target.name} given {observations}",
+        init=partial(start, init) if own and target.conditional_init and callable(init) else init,
+        condition={**target.condition, **own},
+        name=f"{target.name} given {what}",
     )
 
 
