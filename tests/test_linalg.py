@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from casal.linalg import conjugate_gradients
+from casal.linalg import cholesky_solver, conjugate_gradients
 
 GENERATOR = torch.Generator().manual_seed(0)
 ROOTS = torch.randn((7, 5, 5), generator=GENERATOR, dtype=torch.float64)
@@ -63,3 +64,15 @@ def test_a_direction_that_is_not_convex_leads_to_the_edge_or_ends_the_chain() ->
     torch.testing.assert_close(v.norm(dim=1)[[1, 3]], radius[:2])
     free, _ = conjugate_gradients(lambda p: product(turned, p), RIGHT, FLOOR, 40)
     assert float(free[[1, 3]].abs().max()) == 0.0
+
+
+@pytest.mark.parametrize("chains", [(), (6,)], ids=["one matrix", "one for each chain"])
+def test_factorised_systems_are_solved_in_the_dtype_of_the_matrix(chains: tuple[int, ...]) -> None:
+    stream = torch.Generator().manual_seed(3)
+    root = torch.randn((*chains, 4, 4), generator=stream, dtype=torch.float64)
+    A, g = root @ root.mT + 0.1 * torch.eye(4, dtype=torch.float64), torch.randn((6, 4), generator=stream)
+    expected = np.linalg.solve(np.broadcast_to(A.numpy(), (6, 4, 4)), g.double().numpy()[..., None])[..., 0]
+    solved = cholesky_solver(A)(g)
+    assert solved.dtype == torch.float32
+    np.testing.assert_allclose(solved.numpy(), expected, rtol=2e-6)
+    np.testing.assert_allclose(cholesky_solver(A)(g.double()).numpy(), expected, rtol=1e-10)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import casal
-from casal.decoders import DCT, Decoder, Identity, Linear, Nonlinear, Rows
+from casal.decoders import DCT, Decoder, Identity, Linear, Nonlinear, Rows, Standardise
 from casal.decoders.base import ThinGram, gram_of
 from casal.errors import SettingError
 
@@ -77,18 +77,31 @@ def test_decoders_say_what_they_are() -> None:
         False,
         True,
     ]
+    factors = Standardise([1.0, 5.0], [2.0, 3.0]).diagonal
+    assert factors is not None and factors.tolist() == [2.0, 3.0] and linear.diagonal is None
     assert (linear.shape, linear.latent_size, series.shape, series.latent_size) == ((2, 2), 3, (2, 4, 5), 12)
     assert Identity().shape is None and Identity().latent_size is None and Rows(linear, [3, 1]).shape == (2,)
 
 
-@pytest.mark.parametrize("decoder", [Identity(), Linear(normal(6, 6)), DCT(6, 6)], ids=["identity", "linear", "series"])
+READABLE = {
+    "identity": Identity(),
+    "linear": Linear(normal(6, 6)),
+    "series": DCT(6, 6),
+    "composed": Linear(normal(7, 6)) @ Standardise(0.0, 2.0),
+    "rows of a matrix": Rows(Linear(normal(9, 6)), [8, 1, 0, 3, 4, 6]),
+    "rows of a product": Rows(Linear(normal(9, 6)) @ Standardise(0.0, 2.0), [8, 1, 0, 3, 4, 6]),
+}
+
+
+@pytest.mark.parametrize("decoder", READABLE.values(), ids=READABLE)
 @pytest.mark.parametrize("index", [[5], [4, 0, 2], [3, 1, 5, 0, 4, 2]], ids=len)
 def test_rows_of_the_matrix_are_read_off_alike(decoder: Decoder, index: list[int]) -> None:
     like, positions = torch.zeros(0, 6, dtype=torch.float64), torch.tensor(index)
     whole, some = decoder.matrix((6,), like), decoder.matrix((6,), like, positions)
     assert torch.allclose(some, whole[positions], rtol=0, atol=1e-14)
     dense = decoder._dense_rows(positions)
-    assert decoder.identity if dense is None else torch.allclose(dense, some, rtol=0, atol=1e-14)
+    assert (dense is not None) == isinstance(decoder, Linear | DCT)
+    assert dense is None or torch.allclose(dense, some, rtol=0, atol=1e-14)
 
 
 every_diagonal = pytest.mark.parametrize("which", range(3), ids=["plain", "number", "diagonal"])
