@@ -214,6 +214,11 @@ class SplitGibbs(Method[Any]):
             spread = CORRECTED if finish.evaluations else UNCORRECTED
             least = top_for_crossings(context, state.z, rho, weight, max(top, reach_rho(context)))
             top = top_for_spread(rho, half, weight[few] / weight[few].sum(), rise, spread, least)
+        if top == 0.0:  # no chain is outside: a coupling at the scale of the points themselves
+            top = 1.0 / max(
+                float(context.decode(state.x).to(torch.float64).var(0, correction=0).mean()),
+                torch.finfo(torch.float64).tiny,
+            )
         return top
 
     def end(

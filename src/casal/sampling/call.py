@@ -91,7 +91,7 @@ def sample(
             logger.info('method="auto": %s', prepared.choice)
         job = Job(prepared.control, [0] * len(prepared.batches))
         total = prepared.steps * len(job.taken)
-        with progress_bar(how.progress, total, prepared.choice or prepared.method.name) as bar:
+        with progress_bar(how.progress, total, prepared.method.name, n, prepared.choice) as bar:
             workers: Workers = Threads(prepared, bar) if client is None else Dask(prepared, bar, client)
             walk = CompiledWalk(prepared) if how.compile else Walk()
             keeper = Keeper() if how.store is None else StoreKeeper(how.store, prepared, bar, walk)

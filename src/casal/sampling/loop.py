@@ -62,8 +62,8 @@ class Watch:
         """Whether nothing has happened that stops this batch: an interrupt, or an error in an earlier batch."""
         return True
 
-    def advance(self, steps: int) -> None:
-        """So many steps more were taken."""
+    def advance(self, steps: int, evaluations: int) -> None:
+        """So many steps more were taken, with so many evaluations of single chains."""
 
     def tell(self, known: Mapping[str, float]) -> None:
         """Scalars worth showing."""
@@ -190,7 +190,7 @@ def advance(prepared: Prepared, work: Work, watch: Watch, walk: Walk, check_ever
     if work.generator is not None:
         generator.set_state(work.generator)
     state, taken, told, count = work.state, work.first, work.first, len(stage.rows) if work.stop is None else work.stop
-    trace, snapshots, interrupted = Trace(), dict[int, Tensor](), False
+    trace, snapshots, interrupted, counted = Trace(), dict[int, Tensor](), False, 0
     marks = None if work.replayed is None else Marks(state, generator, count, work.replayed)
     try:
         for taken, state in walk(prepared, context, stage, work, generator):
@@ -198,8 +198,8 @@ def advance(prepared: Prepared, work: Work, watch: Watch, walk: Walk, check_ever
             if last or taken // check_every > told // check_every:
                 if not finite(state):
                     break
-                watch.advance(taken - told)
-                told = taken
+                watch.advance(taken - told, usage.scores - counted)
+                told, counted = taken, usage.scores
             if marks is not None:
                 marks.pass_by(taken, state, generator)
             record = run.record_every and step % run.record_every == 0

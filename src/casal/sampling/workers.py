@@ -28,9 +28,6 @@ from casal.sampling.threads import one_thread
 NOWHERE = -1
 """No batch may go on."""
 
-SHOWN = ("rho", "ess", "violation")
-"""What the progress bar shows of the scalars of a run."""
-
 Task: TypeAlias = Callable[[Prepared, Work, Watch, Walk], Advanced]
 """A function at the top of a module, so that it can be sent to a worker."""
 
@@ -50,7 +47,7 @@ class Workers(Watch, ABC):
     def __init__(self, prepared: Prepared, bar: Progress) -> None:
         self.prepared, self.bar, self.callback = prepared, bar, prepared.options.run.callback
         self.interrupted = False
-        self._calls = Lock()
+        self._calls, self._lock = Lock(), Lock()
         self._stack = ExitStack()
 
     def __enter__(self) -> Workers:
@@ -59,13 +56,13 @@ class Workers(Watch, ABC):
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def advance(self, steps: int) -> None:
-        self.bar.advance(steps)
+    def advance(self, steps: int, evaluations: int) -> None:
+        with self._lock:
+            self.bar.advance(steps, evaluations)
 
     def tell(self, known: Mapping[str, float]) -> None:
-        for name in SHOWN:
-            if name in known:
-                self.bar.tell(name, known[name])
+        with self._lock:
+            self.bar.tell(known)
 
     @property
     def shows(self) -> bool:
@@ -101,7 +98,6 @@ class Threads(Workers):
         self._pinned = batches > 1 or threads is not None
         self._pool: ThreadPoolExecutor | None = None
         self._last = batches
-        self._lock = Lock()
 
     def __enter__(self) -> Threads:
         if self._pinned:
@@ -259,7 +255,7 @@ class Dask(Workers):
                 if error is not None:
                     failed.append((work.batch.index, error))
                     continue
-                self.advance(came.rows - work.first)
+                self.advance(came.rows - work.first, came.usage.scores)
                 yield came
         except KeyboardInterrupt:
             self.interrupted = True
