@@ -215,7 +215,8 @@ class SplitGibbs(Method[Any]):
             least = top_for_crossings(context, state.z, rho, weight, max(top, reach_rho(context)))
             top = top_for_spread(rho, half, weight[few] / weight[few].sum(), rise, spread, least)
         if top == 0.0:  # no chain is outside: a coupling at the scale of the points themselves
-            top = 1.0 / max(
+            variance = float(context.decode(state.x).to(torch.float64).var(0, correction=0).mean())
+            top = 1.0 / max(variance, torch.finfo(torch.float64).tiny)
                 float(context.decode(state.x).to(torch.float64).var(0, correction=0).mean()),
                 torch.finfo(torch.float64).tiny,
             )
