@@ -217,9 +217,6 @@ class SplitGibbs(Method[Any]):
         if top == 0.0:  # no chain is outside: a coupling at the scale of the points themselves
             variance = float(context.decode(state.x).to(torch.float64).var(0, correction=0).mean())
             top = 1.0 / max(variance, torch.finfo(torch.float64).tiny)
-                float(context.decode(state.x).to(torch.float64).var(0, correction=0).mean()),
-                torch.finfo(torch.float64).tiny,
-            )
         return top
 
     def end(
