@@ -34,7 +34,7 @@ from casal import (
     WeightedCASAL,
 )
 from casal.errors import CasalWarning
-from casal.methods import METHODS, Context, Method
+from casal.methods import METHODS, Context, Method, Together
 from casal.streams import stream as keyed
 
 STEPS = 15
@@ -474,11 +474,13 @@ def test_steps_are_pure_and_chains_independent(case: MethodCase, setting: str, d
     event = SETTINGS[setting][1]
     state = method.init(context, torch.randn(20, *event, generator=stream).to(DTYPES[dtype]), stream)
     some = torch.tensor([11, 3, 4, 19])
-    moved, plan = 0.0, list(method.plan(context, 20))
-    assert any(stage.meet is not None for stage in plan) == case.meets
-    for stage in plan:
-        if stage.meet is not None:
-            state, _ = stage.meet(context, state, stream)
+    moved, number, control, meets = 0.0, 0, method.control(context, 20), False
+    while (stage := method.next(context, control, number)) is not None:
+        number += 1
+        if isinstance(stage, Together):
+            state, control, _ = stage.do(context, state, control, stream)
+            meets = True
+            continue
         for row in stage.rows:
             noise = stage.noise(context, 20, stream)
             assert isinstance(noise, Tensor)
@@ -488,7 +490,7 @@ def test_steps_are_pure_and_chains_independent(case: MethodCase, setting: str, d
             assert all(torch.equal(p, q) for p, q in zip(state, kept, strict=True))
             assert torch.equal(noise, kept_noise)
             assert [(p.shape, p.dtype) for p in after] == [(p.shape, p.dtype) for p in state]
-            if noise.ndim:  # a key draws for all chains of a tile at once
+            if noise.ndim:  # a key draws for all chains of a batch at once
                 few = type(state)(*(part[some] if part.ndim else part for part in state))
                 apart = stage.step(context, few, row, noise[some])
                 for p, q in zip(apart, after, strict=True):
@@ -496,7 +498,7 @@ def test_steps_are_pure_and_chains_independent(case: MethodCase, setting: str, d
                     assert torch.allclose(p, q[some] if q.ndim else q, rtol=close, atol=close)
             moved = max(moved, float((after[0] - state[0]).abs().max()))
             state = after
-    assert moved > 0.01
+    assert moved > 0.01 and meets == case.meets
 
 
 # ------------------------------------------------------------------ trace

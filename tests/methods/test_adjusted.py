@@ -11,8 +11,7 @@ from torch import Tensor
 
 import casal
 from casal.methods import Context
-from casal.methods.adjusted import AdjustedState, adjusted_noise, adjusted_step, begin, warm
-from casal.methods.base import TableRow
+from casal.methods.adjusted import AdjustedRow, AdjustedState, Start, adjusted_noise, adjusted_step, begin, next_start
 from casal.methods.population import Groups
 
 from ..models import MODES, mode_shares, mode_weights_on_circle
@@ -26,16 +25,11 @@ def context_of(target: casal.Target, constraint: casal.Constraint, size: int, **
     return Context(target, constraint, casal.Identity(), torch.zeros(0, size, dtype=torch.float64), **more)
 
 
-def row_of(tau: float) -> TableRow:
-    a, b, t = (torch.tensor(v, dtype=torch.float64) for v in (1.0, tau, 0.0))
-    return TableRow(a, b, (2 * b).sqrt(), t)
-
-
 def moved(context: Context, x: Tensor, tau: float, moves: int, rho: float = 0.0) -> AdjustedState:
-    state = begin(context, x)._replace(rho=torch.tensor(rho, dtype=torch.float64))
-    stream = torch.Generator().manual_seed(1)
+    state, stream = begin(context, x), torch.Generator().manual_seed(1)
+    row = AdjustedRow(tau, torch.zeros((), dtype=torch.float64), 1.0, rho, 1.0)
     for _ in range(moves):
-        state = adjusted_step(context, state, row_of(tau), adjusted_noise(context, len(x), stream))
+        state = adjusted_step(context, state, row, adjusted_noise(context, len(x), stream))
     return state
 
 
@@ -68,21 +62,33 @@ def test_the_pull_towards_the_set_is_part_of_the_density() -> None:
     assert float(x.var()) == pytest.approx(0.25, rel=0.05)
 
 
-def test_a_rung_of_the_start_weighs_by_p_over_q() -> None:
+def test_a_level_of_the_start_weighs_by_p_over_q() -> None:
     start = casal.GaussianStart(2, std=3.0, dtype=torch.float64)
     target = casal.energy(lambda x: x.square().sum(1) / 2, steps=1, step_size=0.1, init=start)
     context = context_of(target, casal.Sphere(1.0), 2, start=start)
     x = start(40, torch.Generator().manual_seed(0))
-    new, info = warm(5, 1e-9, Groups(), context, begin(context, x), torch.Generator())
+    new, at, info = next_start(context, begin(context, x), Start(), 5, 1e-9, Groups(), torch.Generator())
     half = (x.norm(dim=1) - 1.0).square() / 2
     rho = 0.5 / float(half.mean())
     gain = -x.square().sum(1) / 2 - rho * half - start.log_density(x)
     assert 0.0 < info["share"] < 1.0
     torch.testing.assert_close(new.log_weight, info["share"] * gain)
-    assert float(new.rho) == pytest.approx(info["share"] * rho)
-    end, info = warm(1, 1e-9, Groups(), context, new, torch.Generator())
-    assert info["share"] == 1.0
+    assert info["rho"] == pytest.approx(info["share"] * rho) and at.rho_0 == pytest.approx(rho)
+    end, at, info = next_start(context, new, at, 1, 1e-9, Groups(), torch.Generator())
+    assert at.share == info["share"] == 1.0
     torch.testing.assert_close(end.log_weight, gain)
+
+
+def test_a_start_inside_the_set_is_weighed_once() -> None:
+    """All starts lie in the ball, so that rho_0 is zero: the weights are p / q at the end, and not more."""
+    start = casal.GaussianStart(2, std=3.0, dtype=torch.float64)
+    target = casal.energy(lambda x: x.square().sum(1) / 2, steps=1, step_size=0.1, init=start)
+    context = context_of(target, casal.Ball(100.0), 2, start=start)
+    state, at = begin(context, x := start(40, torch.Generator().manual_seed(0))), Start()
+    for left in (3, 2, 1):
+        state, at, _ = next_start(context, state, at, left, 1e-9, Groups(), torch.Generator())
+    assert at.rho_0 == 0.0
+    torch.testing.assert_close(state.log_weight, -x.square().sum(1) / 2 - start.log_density(x))
 
 
 def mixture(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import casal
+from casal.methods.weighted import WeightedState
 
 from ..models import RADIUS, particle_answer, preconditioned_particle
 
@@ -72,8 +73,8 @@ def test_particle_without_weights_is_in_the_wrong_mode() -> None:
     """The power of the test above: the same moves and the same ladder, but every chain keeps its weight."""
 
     class Unweighted(casal.WeightedCASAL):
-        def climb(self, state: Any, rho: float) -> Any:
-            return super().climb(state, rho)._replace(log_weight=state.log_weight)
+        def weigh(self, state: WeightedState, added: Any) -> WeightedState:
+            return state
 
     result = casal.sample(preconditioned_particle(500), casal.Sphere(RADIUS), Unweighted(400.0), 1000, seed=1)
     assert int((result.samples[:, 0] > 0).sum()) > 20

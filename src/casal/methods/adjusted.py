@@ -1,4 +1,4 @@
-"""Metropolis-adjusted Langevin moves, and the tempered start that they make possible.
+"""Metropolis-adjusted Langevin moves, and the tempered start of ``WeightedCASAL`` that they make possible.
 
 A move for the density pi(x) ~ q(x)^(1-b) p(x)^b exp(-rho/2 dist(A x, C)^2) proposes, in the coordinates u in which the
 preconditioner D and A^T A are diagonal,
@@ -9,8 +9,8 @@ preconditioner D and A^T A are diagonal,
 so it leaves pi as it is, whatever the step. log p comes from the potential. ``size`` follows the share of accepted
 proposals.
 
-**Tempered start.** With the density q of the starting points and the potential known, the chains climb from q to
-p exp(-rho_0/2 dist^2) through b = 0 ... 1, rho = b rho_0, with weights:
+**Tempered start.** With the density q of the starting points and the potential known, the chains go from q to
+p exp(-rho_0/2 dist^2) through b = 0 ... 1, rho = b rho_0, with weights (``population.temper``):
 
     weight *= (p(x) exp(-rho_0/2 dist(A x, C)^2) / q(x))^(b' - b);   resample if the effective size < ess n;   one move
 
@@ -20,6 +20,7 @@ After it the modes of p have their right weights wherever the chains came from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -27,13 +28,12 @@ import torch
 from torch import Tensor
 
 from casal.constraints import half_square
-from casal.methods.base import TableRow
 from casal.methods.context import Context, chain_by_chain, pick
 from casal.methods.coupling import DRIFT_LIMIT, MOVE, distance_rho, population_record
 from casal.methods.population import Groups, equal_weights, resample, temper
 
-WANTED, PACE = 0.7, 0.5
-"""Share of proposals to accept, and how fast the size of the step follows it from rung to rung."""
+WANTED, GAIN = 0.7, 0.5
+"""Share of proposals to accept, and how fast the size of the step follows it from level to level."""
 
 SIZES = (1e-3, 1e2)
 """Bounds of the size of the step, in units of the one that was asked for."""
@@ -44,138 +44,139 @@ class AdjustedState(NamedTuple):
 
     Attributes:
         x: Points.
-        z: Their feet P(A x).
+        z: Their nearest points P(A x).
         score: Score of p at x.
         log_p: log p at x up to a constant, (n,).
-        half: dist(A x, C)^2 / 2, (n,).
+        half_distance2: dist(A x, C)^2 / 2, (n,).
+        accepted: Whether the last proposal was accepted, (n,) 0 or 1.
         log_weight: Logarithms of the weights, (n,).
         ancestor: Starting chain each chain descends from, (n,).
-        accepted: Proposals each chain has accepted since the last rung, (n,).
-        rho: Coupling that all chains are at.
-        top: rho_0; zero before the first rung.
-        share: b, how far the start has come; 1 after it.
-        size: Size of the step, in units of the one that was asked for.
     """
 
     x: Tensor
     z: Tensor
     score: Tensor
     log_p: Tensor
-    half: Tensor
+    half_distance2: Tensor
+    accepted: Tensor
     log_weight: Tensor
     ancestor: Tensor
-    accepted: Tensor
-    rho: Tensor
-    top: Tensor
-    share: Tensor
-    size: Tensor
+
+
+class AdjustedRow(NamedTuple):
+    """What a move needs: tau, the time of the score, the b of its level, rho, and the size of the step."""
+
+    b: float
+    t: Tensor
+    share: float
+    rho: float
+    size: float
+
+
+class Start(NamedTuple):
+    """Where a tempered start has come to: b, the size of the step, and rho_0; b = 0 before the first level."""
+
+    share: float = 0.0
+    size: float = 1.0
+    rho_0: float = 0.0
 
 
 def adjusted_noise(context: Context, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
     """Standard normal numbers (n, d + 1): d for a proposal, and one that decides on it."""
-    count = torch.Size(context.latent).numel() + 1
+    count = math.prod(context.latent) + 1
     return torch.randn((n, count), generator=generator, device=generator.device).to(context.like.dtype)
 
 
 def begin(context: Context, x: Tensor) -> AdjustedState:
-    """Chains with equal weights at x, as samples of p."""
+    """Chains with equal weights at x."""
     log_weight, ancestor = equal_weights(context, len(x))
-    zeros, zero = torch.zeros_like(log_weight), log_weight.new_zeros(())
-    score = context.score(x, context.table.t[0].to(x.device))
-    log_p = context.log_density(x)
-    z = context.project(context.decode(x))
-    half = half_square(context.decode(x) - z)
-    one = torch.ones_like(zero)
-    return AdjustedState(x, z, score, log_p, half, log_weight, ancestor, zeros, zero, zero, one, one)
+    score, log_p = context.score(x, context.table.t[0].to(x.device)), context.log_density(x)
+    decoded = context.decode(x)
+    z = context.project(decoded)
+    half_distance2, none = half_square(decoded - z), torch.zeros_like(log_weight)
+    return AdjustedState(x, z, score, log_p, half_distance2, none, log_weight, ancestor)
 
 
-def adjusted_step(
-    context: Context, state: AdjustedState, row: TableRow, noise: Tensor, *, stiffness: Tensor | float = 0.0
-) -> AdjustedState:
-    """Propose, and accept or not.
-
-    Args:
-        context: Model, set and decoder.
-        state: The chains.
-        row: Row of the table, whose b is tau.
-        noise: From ``adjusted_noise``.
-        stiffness: k, the curvature of -log q in the coordinates u; see ``start_stiffness``.
-    """
-    x, gram, b = state.x, context.gram, float(state.share)
-    stiff = b / row.b + (1.0 - b) * stiffness + state.rho * gram.eigenvalues / MOVE
-    size = (state.size / stiff).to(x.dtype)
+def adjusted_step(context: Context, state: AdjustedState, row: AdjustedRow, noise: Tensor) -> AdjustedState:
+    """Propose, and accept or not; the noise is from ``adjusted_noise``."""
+    x, gram = state.x, context.gram
+    stiff = row.share / row.b + row.rho * gram.eigenvalues / MOVE
+    if row.share < 1.0:
+        stiff = stiff + (1.0 - row.share) * start_curvature(context)
+    size = (row.size / stiff).to(x.dtype)
     w, decide = noise[:, :-1], noise[:, -1]
-    drift = _drift(context, state, size)
+    drift = _drift(context, state, row, size)
     shift = drift + (2.0 * size).sqrt() * w.reshape(drift.shape)
     y = x + gram.unwhiten(shift).reshape(x.shape)
     decoded = context.decode(y)
-    z = context.foot(decoded, warm=state.z)
-    score = context.score(y, row.t)
-    new = state._replace(x=y, z=z, score=score, log_p=context.log_density(y), half=half_square(decoded - z))
-    back = (shift + _drift(context, new, size)).to(torch.float64).square() / (4.0 * size)
-    ratio = _log_pi(context, new, b) - _log_pi(context, state, b)
+    z = context.foot(decoded, warm=state.z).to(state.z.dtype)
+    new = state._replace(
+        x=y,
+        z=z,
+        score=context.score(y, row.t),
+        log_p=context.log_density(y),
+        half_distance2=half_square(decoded - z),
+    )
+    back = (shift + _drift(context, new, row, size)).to(torch.float64).square() / (4.0 * size)
+    ratio = _log_pi(context, new, row) - _log_pi(context, state, row)
     ratio += w.to(torch.float64).square().sum(1) / 2 - back.reshape(len(x), -1).sum(1)
     yes = torch.special.log_ndtr(decide.to(torch.float64)) < ratio
-    chosen = {
-        name: pick(yes, getattr(new, name), getattr(state, name)) for name in ("x", "z", "score", "log_p", "half")
-    }
-    chosen["z"] = chosen["z"].to(state.z.dtype)
-    return state._replace(**chosen, accepted=state.accepted + yes.to(state.accepted))
+    moved = AdjustedState(*(pick(yes, one, other) for one, other in zip(new, state, strict=True)))
+    return moved._replace(accepted=yes.to(state.accepted))
 
 
-def start_stiffness(context: Context) -> Tensor | float:
-    """Curvature of -log q in the coordinates u, one for each where they are those of x, else their mean.
+def start_curvature(context: Context) -> Tensor | float:
+    """Curvature k of -log q in the coordinates u, one for each where they are those of x, else their mean.
 
-    From differences of the score of q about zero, which are exact for a Gaussian.
+    From a difference of the score of q, which is exact for a Gaussian with independent coordinates. Moves for other q
+    are exact as well, with another step.
     """
     assert context.start is not None
-    size = torch.Size(context.latent).numel()
-    unit = torch.eye(size, dtype=torch.float64, device=context.like.device).reshape(size, *context.latent)
-    slopes = context.start.score(torch.zeros_like(unit)) - context.start.score(unit)
-    curvature = slopes.reshape(size, size).diagonal().abs().reshape(context.latent).clamp_min(1e-300)
-    scaled = curvature * context.gram.root.to(curvature).square()
+    ends = torch.zeros((2, *context.latent), dtype=torch.float64, device=context.like.device)
+    ends[1] = 1.0
+    score = context.start.score(ends)
+    scaled = (score[0] - score[1]).abs().clamp_min(1e-300) * context.gram.root.to(score).square()
     return scaled if context.gram.basis is None else float(scaled.mean())
 
 
-def _drift(context: Context, state: AdjustedState, size: Tensor) -> Tensor:
+def _drift(context: Context, state: AdjustedState, row: AdjustedRow, size: Tensor) -> Tensor:
     """S g in the coordinates u, cut off far out: a steep tail cannot fling a proposal away."""
-    b, rho = float(state.share), float(state.rho)
     gradient = state.score
-    if b < 1.0 and context.start is not None:
-        gradient = b * gradient + (1.0 - b) * context.start.score(state.x)
-    if rho > 0.0:
-        gradient = gradient - rho * context.decoder.vjp(state.x)((context.decode(state.x) - state.z).to(state.x.dtype))
+    if row.share < 1.0 and context.start is not None:
+        gradient = row.share * gradient + (1.0 - row.share) * context.start.score(state.x)
+    if row.rho > 0.0:
+        offset = (context.decode(state.x) - state.z).to(state.x.dtype)
+        gradient = gradient - row.rho * context.decoder.vjp(state.x)(offset)
     limit = DRIFT_LIMIT * size.sqrt()
     return (size * context.gram.whiten(gradient)).clamp(-limit, limit)
 
 
-def _log_pi(context: Context, state: AdjustedState, b: float) -> Tensor:
-    value = b * state.log_p - state.rho * state.half
-    if b < 1.0 and context.start is not None:
-        value = value + (1.0 - b) * context.start.log_density(state.x)
+def _log_pi(context: Context, state: AdjustedState, row: AdjustedRow) -> Tensor:
+    value = row.share * state.log_p - row.rho * state.half_distance2
+    if row.share < 1.0 and context.start is not None:
+        value = value + (1.0 - row.share) * context.start.log_density(state.x)
     return torch.where(torch.isnan(value), -torch.inf, value)
 
 
-def follow(state: AdjustedState) -> tuple[AdjustedState, float]:
-    """The state with a step that follows the share of accepted proposals, and that share."""
-    rate = float(state.accepted.mean())
-    size = (state.size * torch.exp(torch.as_tensor((rate - WANTED) * PACE, dtype=torch.float64))).clamp(*SIZES)
-    return state._replace(size=size, accepted=torch.zeros_like(state.accepted)), rate
-
-
-def warm(
-    left: int, ess: float, groups: Groups, context: Context, state: AdjustedState, generator: torch.Generator
-) -> tuple[AdjustedState, Mapping[str, float]]:
+def next_start(
+    context: Context,
+    state: AdjustedState,
+    at: Start,
+    left: int,
+    ess: float,
+    groups: Groups,
+    generator: torch.Generator,
+) -> tuple[AdjustedState, Start, Mapping[str, float]]:
     """One level of the tempered start, ``left`` levels before its end, this one included."""
     assert context.start is not None
-    start, rate = context.start, 1.0
-    if float(state.top) == 0.0:
-        top = torch.full_like(state.top, distance_rho(0.0, state.half, groups.weights(state.log_weight)))
-        state = state._replace(share=torch.zeros_like(state.share), top=top)
+    rho_0, size, rate = at.rho_0, at.size, 1.0
+    if at.share == 0.0:
+        rho_0 = distance_rho(0.0, state.half_distance2, groups.weights(state.log_weight))
     else:
-        state, rate = follow(state)
-    gain = state.log_p - state.top * state.half - chain_by_chain(start.log_density, state.x)
-    b, log_weight = temper(float(state.share), state.log_weight, gain, groups, left)
-    state = state._replace(share=torch.full_like(state.share, b), rho=b * state.top, log_weight=log_weight)
-    info = {**population_record(state, groups), "share": b, "acceptance": rate}
-    return resample(state, generator, groups, ess), info
+        rate = float(state.accepted.mean())
+        size = min(max(size * math.exp((rate - WANTED) * GAIN), SIZES[0]), SIZES[1])
+    gain = state.log_p - rho_0 * state.half_distance2 - chain_by_chain(context.start.log_density, state.x)
+    b, log_weight = temper(at.share, state.log_weight, gain, groups, left)
+    state = state._replace(log_weight=log_weight)
+    info = {**population_record(state, groups, b * rho_0), "share": b, "acceptance": rate}
+    return resample(state, generator, groups, ess), Start(b, size, rho_0), info

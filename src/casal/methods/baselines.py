@@ -20,11 +20,13 @@ from casal.constraints import Constraint, Through, geometry
 from casal.devices import solve
 from casal.errors import CasalError, SettingError
 from casal.methods.base import (
+    Each,
     Method,
     Recall,
     Stage,
     Step,
     TableRow,
+    Together,
     advance,
     burn_in_steps,
     free_step,
@@ -125,8 +127,14 @@ class FinalProjection(Method[Any]):
         """Whether the inner method does."""
         return self.inner.remembers
 
-    def plan(self, context: Context, n: int) -> Sequence[Stage]:
-        return self.inner.plan(context, n)
+    def control(self, context: Context, n: int) -> Any:
+        return self.inner.control(context, n)
+
+    def next(self, context: Context, control: Any, stage: int) -> Each | Together | None:
+        return self.inner.next(context, control, stage)
+
+    def steps(self, context: Context, control: Any) -> int:
+        return self.inner.steps(context, control)
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> Any:
         return self.inner.init(context, x, generator)

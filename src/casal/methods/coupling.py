@@ -40,10 +40,10 @@ def levels(count: int, given: Tensor | None = None) -> list[Level]:
     return [Level(None if given is None else float(given[k]), count - k) for k in range(count)]
 
 
-def population_record(state: Any, groups: Groups, rho: float | None = None) -> dict[str, float]:
+def population_record(state: Any, groups: Groups, rho: float) -> dict[str, float]:
     """What the trace keeps of every exchange: rho, effective size, and how many ancestors are left."""
     return {
-        "rho": float(state.rho) if rho is None else rho,
+        "rho": rho,
         "ess": groups.effective_size(state.log_weight),
         "ancestors": ancestors_left(state.ancestor),
     }
@@ -61,9 +61,6 @@ where there is none and exp of it is what is left of the error."""
 WITHIN_REACH = 4.0
 """How many times the distance left at the top fits into the reach of the set."""
 
-CHECK_EVERY = 10
-"""Levels from one search for the top to the next; the last ones search every time."""
-
 WIDEST_STEP = 100.0
 """Factor of rho beyond which nothing is extrapolated."""
 
@@ -74,9 +71,9 @@ MOST_CHANGE = 20.0
 """How far corrections may lie from their median, so that one chain far out does not decide alone."""
 
 
-def search_due(left: int) -> bool:
-    """Whether the chains are searched for the top, ``left`` levels before the end."""
-    return left % CHECK_EVERY == 0 or left < CHECK_EVERY
+def search_due(left: int, every: int = 10) -> bool:
+    """Whether the chains are searched for the top, ``left`` levels before the end: then and when, and at the last."""
+    return left % every == 0 or left < every
 
 
 def distance_rho(rho: float, half_distance2: Tensor, weight: Tensor) -> float:
@@ -207,10 +204,10 @@ class Finish:
         self.evaluations = 0 if score is None else len(GAUSS_POINTS)
 
     def __call__(
-        self, context: Context, state: Any, generator: torch.Generator, groups: Groups
+        self, context: Context, state: Any, rho: float, generator: torch.Generator, groups: Groups
     ) -> tuple[Any, Mapping[str, float]]:
-        """Reweight and resample the population."""
-        parts = [self.correction(context, state, some) for some in few_chains(state.x, state.z)]
+        """Reweight and resample the population, which is at rho."""
+        parts = [self.correction(context, state, rho, some) for some in few_chains(state.x, state.z)]
         inside, change = (torch.cat(column) for column in zip(*parts, strict=True))
         lost = torch.nonzero(~torch.isfinite(change)).flatten().tolist()
         if lost:
@@ -230,13 +227,13 @@ class Finish:
         log_weight = state.log_weight + change
         share = float(inside.to(torch.float64).mean())
         state = state._replace(log_weight=torch.where(inside, log_weight, -torch.inf) if enough else log_weight)
-        info = population_record(state, groups)
+        info = population_record(state, groups, rho)
         known = {"finish_ess": info["ess"], "inside": share, "carried": float(corrected)}
         if context.constraint.in_pieces:
-            known["crossing"] = crossing_share(context, state.z, info["rho"], groups.weights(state.log_weight))
+            known["crossing"] = crossing_share(context, state.z, rho, groups.weights(state.log_weight))
         return resample(state, generator, apart), {**info, **known}
 
-    def correction(self, context: Context, state: Any, some: slice) -> tuple[Tensor, Tensor]:
+    def correction(self, context: Context, state: Any, rho: float, some: slice) -> tuple[Tensor, Tensor]:
         """Whether the nearest points of some chains are inside, and the logarithm of the second factor."""
         x = state.x[some]
         decoded = context.decode(x)
@@ -244,7 +241,6 @@ class Finish:
         at = geometry.nearest_on_surface(local.constraint, decoded)
         change = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         if self.log_coupling is not None:
-            rho = float(state.rho)
             change = -rho * half_square(decoded - at.point) - self.log_coupling(local, decoded, rho)
         if self.score is not None:
             assert at.log_volume is not None, "choose_finish hands out a score only for sets with a volume factor"

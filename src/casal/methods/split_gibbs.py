@@ -189,7 +189,10 @@ class SplitGibbs(Method[Any]):
         least = self.keep * len(log_weight)
         if not least or effective_ancestors(groups.weights(log_weight), state.ancestor) >= least:
             state = state._replace(rho=torch.full_like(state.rho, rho), log_weight=log_weight)
-        return resample(state, generator, groups, self.ess), {**population_record(state, groups), **moved}
+        return resample(state, generator, groups, self.ess), {
+            **population_record(state, groups, float(state.rho)),
+            **moved,
+        }
 
     def _top(
         self, context: Context, state: Any, half: Tensor, weight: Tensor, groups: Groups, edge: bool, finish: Finish
@@ -224,7 +227,7 @@ class SplitGibbs(Method[Any]):
     ) -> tuple[Any, Mapping[str, float]]:
         """Resample all chains, then what the set allows to remove the error of a finite rho."""
         _, moved = moves.arrive(context, state, self.sweeps)
-        state, info = finish(context, resample(state, generator, groups), generator, groups)
+        state, info = finish(context, resample(state, generator, groups), float(state.rho), generator, groups)
         return state, {**info, **moved}
 
     def settle(

@@ -178,7 +178,7 @@ class Twisted(Method[Any]):
         self, groups: Groups, context: Context, state: GuidedState, generator: torch.Generator
     ) -> tuple[GuidedState, Mapping[str, float]]:
         """Resample where the weights are uneven."""
-        return resample(state, generator, groups, self.ess), population_record(state, groups)
+        return resample(state, generator, groups, self.ess), population_record(state, groups, float(state.rho))
 
     def land(
         self, groups: Groups, context: Context, state: GuidedState, generator: torch.Generator

@@ -17,7 +17,7 @@ from torch import Tensor
 from casal.constraints import Constraint, constraint_from_spec
 from casal.errors import CasalError, CasalWarning, SettingError
 from casal.integrations.diffusers.model import build
-from casal.methods import CASAL, METHODS, Context, Method, Stage
+from casal.methods import CASAL, METHODS, Context, Each, Method, Together
 from casal.sampling import Certificate, Run, SampleResult, certify, sample
 from casal.schedules import NamedSchedule, inverse_variance, schedule_from_spec
 from casal.targets import Target
@@ -252,24 +252,30 @@ def _start(target: Target, n: int, streams: Sequence[torch.Generator]) -> Tensor
 
 
 def watched(method: Method[Any], after: Callable[[int, int, Any, Any], Any]) -> Method[Any]:
-    """The same method with ``after(step, steps, row, state) -> state`` called after each of its steps, in one tile."""
+    """The same method with ``after(step, steps, row, state) -> state`` called after each of its steps, in one batch."""
+    taken = total = 0
 
-    def plan(context: Context, n: int) -> list[Stage]:
-        stages, taken = list(method.plan(context, n)), 0
-        total = sum(len(stage.rows) for stage in stages)
+    def control(context: Context, n: int) -> Any:
+        nonlocal total
+        first = method.control(context, n)
+        total = method.steps(context, first)
+        return first
 
-        def wrapped(stage: Stage) -> Stage:
-            def step(context: Context, state: Any, row: Any, noise: Tensor) -> Any:
-                nonlocal taken
-                taken += 1
-                return after(taken - 1, total, row, stage.step(context, state, row, noise))
+    def following(context: Context, control: Any, stage: int) -> Each | Together | None:
+        found = method.next(context, control, stage)
+        if not isinstance(found, Each):
+            return found
 
-            return stage._replace(step=step)
+        def step(context: Context, state: Any, row: Any, noise: Tensor) -> Any:
+            nonlocal taken
+            taken += 1
+            return after(taken - 1, total, row, found.step(context, state, row, noise))
 
-        return [wrapped(stage) for stage in stages]
+        return found._replace(step=step)
 
     other = copy(method)
-    object.__setattr__(other, "plan", plan)
+    object.__setattr__(other, "control", control)
+    object.__setattr__(other, "next", following)
     return other
 
 
