@@ -45,7 +45,7 @@ def main():
     parser.add_argument("--out", default="torus_posterior.png")
     args = parser.parse_args()
 
-    n, steps = (400, 200) if args.quick else (4000, 600)
+    n, steps = (200, 100) if args.quick else (4000, 600)
     start = casal.GaussianStart(3, std=2.0, dtype=torch.float64)
     target = casal.energy(misfit, steps=steps, step_size="auto", init=start)
     result = casal.sample(target, casal.Implicit(torus), "auto", n=n, seed=0)
