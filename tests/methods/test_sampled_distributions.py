@@ -29,13 +29,13 @@ def gaussian(steps: int, step_size: float) -> casal.Target:
     )
 
 
-def on_the_line(method: casal.Method[Any], n: int = 20_000) -> torch.Tensor:
-    return casal.sample(gaussian(1500, 5e-3), casal.Affine([[1.0, 1.0]], 1.0), method, n, seed=11).samples[:, 0]
+def on_the_line(method: casal.Method[Any], n: int = 8000) -> torch.Tensor:
+    return casal.sample(gaussian(1000, 5e-3), casal.Affine([[1.0, 1.0]], 1.0), method, n, seed=11).samples[:, 0]
 
 
 def is_conditional_law(x: torch.Tensor) -> bool:
-    """Mean 1.7027 +- 0.01 and variance 0.173 +- 5 %; the Monte Carlo errors of 20,000 chains are 0.003 and 1 %."""
-    return bool(abs(float(x.mean()) - MEAN) <= 0.01 and abs(float(x.var()) / VARIANCE - 1.0) <= 0.05)
+    """Mean 1.7027 and variance 0.173 within four Monte Carlo errors of 8,000 chains, which are 0.0047 and 1.6 %."""
+    return bool(abs(float(x.mean()) - MEAN) <= 0.019 and abs(float(x.var()) / VARIANCE - 1.0) <= 0.064)
 
 
 @pytest.mark.parametrize("method", [casal.CASAL(100.0), casal.CASAL(100.0, dual="mean"), casal.Projected()], ids=str)
