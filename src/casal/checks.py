@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from operator import index
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -47,13 +48,10 @@ class StartDensity(Protocol):
 
 def whole_number(value: object, name: str, least: int) -> int:
     """``value`` as an int, or SettingError: whole numbers of Python, NumPy and torch are, 8.0, True and "8" are not."""
-    try:
-        number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):
-        number = None
-    if number is None or number < least:
-        raise SettingError(f"{name} must be a whole number >= {least}, got {value!r}")
-    return number
+    with suppress(TypeError, ValueError, RuntimeError):
+        if not isinstance(value, bool) and (number := index(value)) >= least:  # type: ignore[arg-type]
+            return number
+    raise SettingError(f"{name} must be a whole number >= {least}, got {value!r}")
 
 
 def positive(value: float, name: str) -> float:

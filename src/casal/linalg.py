@@ -55,6 +55,7 @@ def conjugate_gradients(
         v, and A v.
     """
     tiny, epsilon = torch.finfo(right.dtype).tiny, torch.finfo(right.dtype).eps
+    unbounded = 0.0 if radius is None else torch.inf  # how far to go where A is not convex
     v, image_of_v = torch.zeros_like(right), torch.zeros_like(right)
     r = project(right)
     p = precondition(r)
@@ -67,15 +68,12 @@ def conjugate_gradients(
         image = apply(p)
         curvature, length = (p * image).sum(1), p.square().sum(1)
         convex = curvature > epsilon * (length * image.square().sum(1)).sqrt()
-        share, ends = size / torch.where(convex, curvature, 1.0), ~convex
+        share, ends = torch.where(convex, size / torch.where(convex, curvature, 1.0), unbounded), ~convex
         if radius is not None:
-            share = torch.where(convex, share, torch.inf)
             cross, left = (v * p).sum(1), (radius.square() - v.square().sum(1)).clamp_min(0.0)
             long = torch.where(length > 0, length, 1.0)
             edge = left / (cross + (cross.square() + long * left).sqrt()).clamp_min(1e-300)
             share, ends = torch.minimum(share, edge), share >= edge
-        else:
-            share = torch.where(convex, share, 0.0)
         share = torch.where(live, share, 0.0)[:, None]
         v, image_of_v = v + share * p, image_of_v + share * image
         r = torch.where(live[:, None], project(r - share * image), r)
