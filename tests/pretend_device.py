@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -29,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 import casal
+import casal.streams
 
 HOST, THERE = torch.device("cpu"), torch.device("meta")
 ROOM = str(Path(casal.__file__).parent)
@@ -102,6 +104,20 @@ class Stream(_Generator):
     @property
     def device(self) -> torch.device:
         return THERE
+
+
+class FilledStream(Stream):
+    """One that ``casal.streams.stream`` fills word by word as on the host, so that both have the same numbers."""
+
+    _filled = False
+
+    @property
+    def device(self) -> torch.device:
+        return THERE if self._filled else HOST
+
+    def set_state(self, state: Tensor) -> Any:
+        self._filled = True
+        return super().set_state(state)
 
 
 class _EveryGenerator(type(_Generator)):  # type: ignore[misc]
@@ -249,7 +265,17 @@ class _Streams(TorchFunctionMode):
 @contextmanager
 def pretend_device() -> Iterator[PretendDevice]:
     """The device, and generators for it."""
-    with mock.patch.object(torch, "Generator", StreamOn), _Streams(), PretendDevice() as device:
+
+    def generator(device: Any = "cpu") -> Any:
+        return FilledStream() if torch.device(device).type == THERE.type else _Generator(device)
+
+    own = SimpleNamespace(Generator=generator, from_numpy=torch.from_numpy)
+    with (
+        mock.patch.object(torch, "Generator", StreamOn),
+        mock.patch.object(casal.streams, "torch", own),
+        _Streams(),
+        PretendDevice() as device,
+    ):
         yield device
 
 

@@ -153,16 +153,12 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def solve(matrix: Tensor, right: Tensor) -> Tensor:
-    """matrix^-1 right. On the host an error where there is none; elsewhere numbers that are not finite, unseen."""
-    if on_host(matrix):
-        return torch.linalg.solve(matrix, right)
+    """matrix^-1 right; numbers that are not finite where there is none, without a look."""
     found, failed = torch.linalg.solve_ex(matrix, right)
     return torch.where((failed > 0)[..., None, None], torch.nan, found)
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """The Cholesky factor. On the host an error if there is none; elsewhere numbers that are not finite, unseen."""
-    if on_host(matrix):
-        return torch.linalg.cholesky(matrix)
+    """The Cholesky factor; numbers that are not finite where there is none, without a look."""
     factor, failed = torch.linalg.cholesky_ex(matrix)
     return torch.where((failed > 0)[..., None, None], torch.nan, factor)

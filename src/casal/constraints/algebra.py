@@ -413,15 +413,23 @@ class _Preimage(Constraint):
 
 
 class _Motion(_Preimage):
-    """A set in other coordinates, its flags and its projection those of the set it is made of."""
+    """A set moved and stretched, {s y + t : y in C}: its flags and its projection are those of C.
+
+    Attributes:
+        inner: C.
+        by: The argument of the subclass.
+    """
 
     by: Any
-    _stretch: float = 1.0
+    _stretch: float = 1.0  # s
+    _shift: Tensor  # t, (1 or n, ...)
 
-    def _adopt(self, inner: Constraint) -> None:
+    def _adopt(self, inner: Constraint, shift: Any, stretch: float) -> None:
         self.inner = inner
         self.exact, self.convex, self.solid, self.smooth = inner.exact, inner.convex, inner.solid, inner.smooth
-        self.samples_near, self.chains, self.in_pieces = inner.samples_near, inner.chains, inner.in_pieces
+        self.samples_near, self.in_pieces, self.flat_sided = inner.samples_near, inner.in_pieces, inner.flat_sided
+        self._shift, self._stretch = parameter(shift), stretch
+        self.chains = common_chains(set=inner, shift=shift)
 
     @property
     def way(self) -> Way:
@@ -431,7 +439,84 @@ class _Motion(_Preimage):
         return f"{type(self).__name__.lower()}: {self.inner.explain()}"
 
     def validate(self, event: Event) -> None:
+        check_fits(self._shift, event, "shifts")
         self.inner.validate(event)
+
+    def _back(self, z: Tensor) -> Tensor:
+        return (z - over(self._shift, z)) / self._stretch
+
+    def _forth(self, z: Tensor) -> Tensor:
+        return z * self._stretch + over(self._shift, z)
+
+    def _terms(self, size: Tensor) -> Tensor:
+        return (size + over(self._shift, size).abs()) / self._stretch
+
+    def _of(self, part: Constraint) -> Constraint:
+        """The same motion of another set."""
+        return self if part is self.inner else build(type(self), {"inner": part, "by": self.by})
+
+    # -------------------------------------------------------------- what a set says
+
+    def equations(self, z: Tensor) -> Tensor:
+        """In float64 inside, since a shift may be large beside what is left."""
+        return self.inner.equations(self._back(z.to(torch.float64))).to(z.dtype)
+
+    def inequalities(self, z: Tensor) -> Tensor:
+        return self.inner.inequalities(self._back(z.to(torch.float64))).to(z.dtype)
+
+    def _residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
+        pull = self.inner._residual_pull(self._back(z.to(torch.float64)), weights.to(torch.float64))
+        return None if pull is None else (pull / self._stretch).to(z.dtype)
+
+    def linear(self, event: Event) -> Rows | None:
+        rows = self.inner.linear(event) if torch.Size(event).numel() <= MOST_ROWS else None
+        if rows is None or len(self._shift) > 1:
+            return None
+        moved = rows.matrix @ over_flattened(self._shift, event)[0]
+        return rows._replace(low=self._stretch * rows.low + moved, high=self._stretch * rows.high + moved)
+
+    def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        sides = self.inner.bounds(event)
+        if sides is None:
+            return None
+        low, high = (self._forth(side.expand(self.chains or 1, *event)) for side in sides)
+        return low, high
+
+    def _written_out(self, event: Event) -> tuple[Constraint, ...]:
+        return tuple(self._of(piece) for piece in self.inner.pieces(event))
+
+    def _made_of(self, event: Event) -> Sequence[tuple[Constraint, Event]]:
+        return [(self.inner, event)]
+
+    def _look_for_points(self, z: Tensor, first: int = 0) -> None:
+        self.inner._look_for_points(self._back(z), first)
+
+    def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
+        found = self.inner._ball_around(event)
+        if found is None:
+            return None
+        center, radius = found
+        return self._forth(center.expand(self.chains or 1, *event)), self._stretch * radius
+
+    # -------------------------------------------------------------- projections and draws
+
+    def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
+        found = self.inner._solve(self._back(z), budget, None if warm is None else self._back(warm))
+        point = self._forth(found.point)
+        # A point that the rounding of the motion alone keeps off the set stays where it is.
+        near = norm(flat(point - z)) <= NEAR * norm(flat(z))
+        if not on_host(z) or (bool(near.any()) and not bool((point == z).all())):
+            near &= self._violation(z) <= EXACT
+            point = torch.where(over_events(near, z), z, point)
+        return found._replace(point=point)
+
+    def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
+        return self._forth(self.inner._sample_near(self._back(y), sigma / self._stretch, generator))
+
+    def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
+        return self.inner._log_normaliser(self._back(y), sigma / self._stretch)
+
+    # -------------------------------------------------------------- geometry
 
     def _geometry(self, event: Event) -> Geometry:
         """That of the set, each part moved."""
@@ -458,57 +543,24 @@ class _Motion(_Preimage):
         return there._replace(point=torch.where(there.point == back, y, self._forth(there.point).to(y.dtype)))
 
     def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        raise NotImplementedError
-
-    def _within(self, space: Subspace) -> Constraint | None:
-        return None
-
-    def _made_of(self, event: Event) -> Sequence[tuple[Constraint, Event]]:
-        return [(self.inner, event)]
-
-    def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
-        """Those of the set, moved."""
-        sides = self.inner.bounds(event)
-        if sides is None:
-            return None
-        low, high = (self._forth(side.expand(self.chains or 1, *event)) for side in sides)
-        return low, high
-
-    def _written_out(self, event: Event) -> tuple[Constraint, ...]:
-        return tuple(self._of(piece) for piece in self.inner.pieces(event))
-
-    def _look_for_points(self, z: Tensor, first: int = 0) -> None:
-        self.inner._look_for_points(self._back(z), first)
-
-    def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
-        found = self.inner._ball_around(event)
+        found = sphere_in_flat(self.inner, event)
         if found is None:
             return None
-        center, radius = found
-        return self._forth(center.expand(self.chains or 1, *event)), self._stretch * radius
+        shift = over_flattened(self._shift, event)
+        return SphereInFlat(
+            found.matrix,
+            self._stretch * found.level + shift @ found.matrix.T,
+            None if found.radius is None else self._stretch * found.radius,
+            shift if found.center is None else self._stretch * found.center + shift,
+        )
 
-    def _of(self, part: Constraint) -> Constraint:
-        """The same motion of another set."""
-        return self if part is self.inner else build(type(self), {"inner": part, "by": self.by})
-
-    def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
-        found = self.inner._solve(self._back(z), budget, None if warm is None else self._back(warm))
-        point = self._forth(found.point)
-        # A point that the rounding of the motion alone keeps off the set stays where it is.
-        near = norm(flat(point - z)) <= NEAR * norm(flat(z))
-        if not on_host(z) or (bool(near.any()) and not bool((point == z).all())):
-            near &= self._violation(z) <= EXACT
-            point = torch.where(over_events(near, z), z, point)
-        return found._replace(point=point)
-
-    def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
-        return self._forth(self.inner._sample_near(self._back(y), sigma / self._stretch, generator))
-
-    def _log_normaliser(self, y: Tensor, sigma: float) -> Tensor:
-        return self.inner._log_normaliser(self._back(y), sigma / self._stretch)
-
-    def _forth(self, z: Tensor) -> Tensor:
-        raise NotImplementedError
+    def _within(self, space: Subspace) -> Constraint | None:
+        """That of the set, moved by the coordinates of the shift, where the shift lies in the subspace."""
+        inner = within(self.inner, space) if len(self._shift) == 1 and self.fast else None
+        if inner is None:
+            return None
+        moved = space.coordinates(over_flattened(self._shift, space.event))
+        return None if moved is None else Shifted(inner, moved[0])
 
 
 class Shifted(_Motion):
@@ -524,67 +576,19 @@ class Shifted(_Motion):
     per_chain = ("by",)
 
     def __init__(self, inner: Constraint, by: Any) -> None:
-        self._adopt(inner)
         self.by = copied(by)
-        self.chains = common_chains(set=inner, shift=self.by)
-        self._by = numbers = parameter(self.by)
-        if not bool(torch.isfinite(numbers).all()):
-            raise SettingError(f"a shift must be finite, got {float(numbers[~torch.isfinite(numbers)][0])} in it")
-        self.flat_sided, self.fast = inner.flat_sided, inner.fast
+        self._adopt(inner, self.by, 1.0)
+        lost = self._shift[~torch.isfinite(self._shift)]
+        if len(lost):
+            raise SettingError(f"a shift must be finite, got {float(lost[0])} in it")
+        self.fast = inner.fast
 
     def __repr__(self) -> str:
         return f"{self.inner!r}.shifted({brief(self.by)})"
 
-    def _within(self, space: Subspace) -> Constraint | None:
-        """That of the set, moved by the coordinates of the shift, where the shift lies in the subspace."""
-        inner = within(self.inner, space) if len(self._by) == 1 else None
-        if inner is None:
-            return None
-        moved = space.coordinates(over_flattened(self._by, space.event))
-        return None if moved is None else Shifted(inner, moved[0])
-
-    def equations(self, z: Tensor) -> Tensor:
-        """In float64 inside, since a shift may be large beside what is left."""
-        return self.inner.equations(self._back(z.to(torch.float64))).to(z.dtype)
-
-    def inequalities(self, z: Tensor) -> Tensor:
-        return self.inner.inequalities(self._back(z.to(torch.float64))).to(z.dtype)
-
-    def _residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
-        pull = self.inner._residual_pull(self._back(z.to(torch.float64)), weights.to(torch.float64))
-        return None if pull is None else pull.to(z.dtype)
-
     def _project_fast(self, z: Tensor) -> Tensor:
         """In float64, since a shift may be large beside what is projected."""
         return self._forth(self.inner._project_fast(self._back(z.to(torch.float64)))).to(z.dtype)
-
-    def validate(self, event: Event) -> None:
-        check_fits(self._by, event, "shifts")
-        super().validate(event)
-
-    def linear(self, event: Event) -> Rows | None:
-        rows = self.inner.linear(event) if torch.Size(event).numel() <= MOST_ROWS else None
-        if rows is None or len(self._by) > 1:
-            return None
-        moved = rows.matrix @ over_flattened(self._by, event)[0]
-        return rows._replace(low=rows.low + moved, high=rows.high + moved)
-
-    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        found = sphere_in_flat(self.inner, event)
-        if found is None:
-            return None
-        by = over_flattened(self._by, event)
-        center = by if found.center is None else found.center + by
-        return found._replace(level=found.level + by @ found.matrix.T, center=center)
-
-    def _terms(self, size: Tensor) -> Tensor:
-        return size + over(self._by, size).abs()
-
-    def _back(self, z: Tensor) -> Tensor:
-        return z - over(self._by, z)
-
-    def _forth(self, z: Tensor) -> Tensor:
-        return z + over(self._by, z)
 
 
 class Scaled(_Motion):
@@ -598,32 +602,11 @@ class Scaled(_Motion):
     """
 
     def __init__(self, inner: Constraint, by: float) -> None:
-        self._adopt(inner)
-        self.by = self._stretch = positive(by, "the factor that scales a set")
-        self.flat_sided = inner.flat_sided
-
-    def linear(self, event: Event) -> Rows | None:
-        rows = self.inner.linear(event)
-        return None if rows is None else rows._replace(low=self.by * rows.low, high=self.by * rows.high)
+        self.by = positive(by, "the factor that scales a set")
+        self._adopt(inner, 0.0, self.by)
 
     def __repr__(self) -> str:
         return f"{self.inner!r}.scaled({self.by:g})"
-
-    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        found = sphere_in_flat(self.inner, event)
-        if found is None:
-            return None
-        radius, center = (None if part is None else self.by * part for part in (found.radius, found.center))
-        return SphereInFlat(found.matrix, self.by * found.level, radius, center)
-
-    def _terms(self, size: Tensor) -> Tensor:
-        return size / self.by
-
-    def _back(self, z: Tensor) -> Tensor:
-        return z / self.by
-
-    def _forth(self, z: Tensor) -> Tensor:
-        return z * self.by
 
 
 class Through(_Preimage):

@@ -57,7 +57,7 @@ from casal.constraints.vectors import (
     refuse_overflow,
     tangent,
 )
-from casal.devices import amend, chosen, on_host, placed, seen
+from casal.devices import amend, chosen, placed, seen
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 
 RANK_TOLERANCE = 1e-12
@@ -732,13 +732,9 @@ class _Plane(NamedTuple):
 
     def breakpoints(self, y: Tensor) -> Tensor:
         """Every multiplier at which a coordinate meets a bound, and zero, sorted."""
-        used, normal, sides = self.normal != 0, self.normal, (self.low, self.high)
-        if on_host(y):
-            y, normal, sides = y[:, used], normal[used], (self.low[..., used], self.high[..., used])
-            used = used[used]
-        parts = [torch.zeros_like(y[:, :1])]
-        for side in sides:
-            met = ((y - side) / normal).clamp(-FARTHEST, FARTHEST)
+        used, parts = self.normal != 0, [torch.zeros_like(y[:, :1])]
+        for side in (self.low, self.high):
+            met = ((y - side) / self.normal).clamp(-FARTHEST, FARTHEST)
             parts.append(torch.where(torch.isinf(side) | ~used, torch.zeros_like(met), met))
         return torch.cat(parts, dim=1).sort(1).values
 
@@ -753,8 +749,6 @@ class _Plane(NamedTuple):
         """On from the outermost breakpoint, where only coordinates without a bound still move, towards a corner."""
         free = torch.where(torch.isinf(corner), self.normal, torch.zeros_like(self.normal))
         inside = self.between(point, torch.where((self.normal == 0) | torch.isinf(corner), point, corner))
-        if on_host(free) and not bool((free != 0).any()):
-            return inside
         share = free.square().sum(-1, keepdim=True)
         moved = point - self.gap(point) * (free / torch.where(share > 0, share, 1.0))
         return torch.where(share > 0, moved, inside)
@@ -896,11 +890,9 @@ class BoxHyperplane(Constraint):
     def _project(self, z: Tensor) -> Tensor:
         out = refuse_overflow(torch.where(flat(z).abs() > FARTHEST, torch.inf, flat(z)), self)
         plane = self._plane(z)
+        out = torch.where(plane.holds(out)[:, None], out, _cross(out, plane))
         # From a huge y the rounding of the first pass may exceed the answer; from there a second pass is exact.
-        for k in range(PASSES):
-            if k == 0 and not on_host(z):  # all of them, as a rule
-                out = torch.where(plane.holds(out)[:, None], out, _cross(out, plane))
-                continue
+        for _ in range(PASSES - 1):
             left = chosen(~plane.holds(out))
             if not len(left):
                 break

@@ -8,7 +8,7 @@ from torch import Tensor
 from casal.checks import Event, one_of
 from casal.constraints.base import MOST_ROWS, Constraint, Excess, Rows, register
 from casal.constraints.vectors import flat
-from casal.devices import chosen, look_due, on_host, seen
+from casal.devices import chosen, look_due, seen
 
 ROUNDS = 12
 LARGE = 1e290
@@ -87,48 +87,25 @@ class Monotone(Constraint):
 
 
 def _isotonic(y: Tensor) -> Tensor:
-    """Isotonic regression of every row."""
-    if not on_host(y):
-        return _isotonic_without_looks(y)
-    out = y.clone()
-    left = _falling(y)
-    if not len(left):
-        return out
+    """Isotonic regression of every row. Rows that do not fall any more stay as they are while others are merged."""
     # A power of two keeps sums of numbers near the largest float finite and all others as they are.
-    shrink = torch.where(y[left].abs().amax(1, keepdim=True) > LARGE, y.new_tensor(SHRINK), y.new_tensor(1.0))
-    rows = y[left] * shrink
-    fit, starts = rows, torch.ones_like(rows, dtype=torch.bool)
-    for _ in range(ROUNDS):
-        fit, starts = _merge_falling_runs(rows, fit, starts)
-        keep = _falling(fit)
-        if len(keep) < len(left):
-            out[left] = fit / shrink
-            left, rows, fit, starts, shrink = left[keep], rows[keep], fit[keep], starts[keep], shrink[keep]
-        if not len(left):
-            return out
-    out[left] = _sweep(rows) / shrink
-    return out
-
-
-def _isotonic_without_looks(y: Tensor) -> Tensor:
-    """The same for all rows at once, with few looks at how many of them are not done yet."""
     shrink = torch.where(y.abs().amax(1, keepdim=True) > LARGE, SHRINK, 1.0)
     rows = y * shrink
-    fit, starts = rows, torch.ones_like(rows, dtype=torch.bool)
+    fit, starts, falls = rows, torch.ones_like(rows, dtype=torch.bool), _falls(y)
+    moved = falls[:, None]
     for iteration in range(ROUNDS):
         fit, starts = _merge_falling_runs(rows, fit, starts)
-        falls = (fit[:, 1:] < fit[:, :-1]).any(1)
+        falls = _falls(fit)
         if look_due(iteration, y) and not seen(falls.any()):
-            return fit / shrink
+            return torch.where(moved, fit / shrink, y)
     left = chosen(falls)
-    if len(left):
-        fit[left] = _sweep(rows[left])
-    return fit / shrink
+    fit[left] = _sweep(rows[left])
+    return torch.where(moved, fit / shrink, y)
 
 
-def _falling(y: Tensor) -> Tensor:
-    """Indices of the rows that are not yet monotone."""
-    return torch.nonzero((y[:, 1:] < y[:, :-1]).any(1)).flatten()
+def _falls(y: Tensor) -> Tensor:
+    """Rows (n,) that are not monotone."""
+    return (y[:, 1:] < y[:, :-1]).any(1)
 
 
 def _merge_falling_runs(y: Tensor, fit: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:

@@ -66,7 +66,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event, positive, whole_number
-from casal.constraints import Box, Constraint, PerChain
+from casal.constraints import Constraint, truncated_normal
 from casal.decoders import Decoder
 from casal.devices import on_host, waits
 from casal.errors import SettingError
@@ -1022,7 +1022,5 @@ def _onto_sum(y: Tensor, low: Tensor, high: Tensor, total: Tensor) -> Tensor:
 
 def between(mean: Tensor, sd: Tensor, low: Tensor, high: Tensor, generator: torch.Generator) -> Tensor:
     """N(mean, sd^2) restricted to [low, high], element by element: an exact draw."""
-    box = Box(PerChain((low - mean) / sd), PerChain((high - mean) / sd))
-    t = box.sample_near(torch.zeros_like(mean), 1.0, generator)
-    assert t is not None
+    t = truncated_normal(torch.zeros_like(mean), 1.0, (low - mean) / sd, (high - mean) / sd, generator)
     return torch.minimum(torch.maximum(mean + sd * t, low), high)
