@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -201,16 +200,13 @@ class RoundInFlat(Constraint):
     def _frame(self, event: Event) -> Frame:
         """Made at the first event of a size, with all the checks."""
         size = torch.Size(event).numel()
-        if size not in self._frames:
+
+        def made() -> Frame:
             self.validate(event)
             with torch.inference_mode(False):  # what is kept may be differentiated later
-                self._frames[size] = self._measured(size)
-        return self._frames[size]
+                return self._measured(size)
 
-    @cached_property
-    def _frames(self) -> dict[int, Frame]:
-        """Frames by the number of coordinates."""
-        return {}
+        return self._once(("frame", size), made)
 
     # -------------------------------------------------------------- projections
 
@@ -536,7 +532,7 @@ class AffineRound(RoundInFlat):
         bad = first_failure(inner <= math.sqrt(ROUNDING) * largest)
         if flat_part.rank == size and not self.convex and bad is not None:
             raise InfeasibleSet(f"the equations fix a point at distance {show(gap, bad)}, not {show(radius, bad)}")
-        self._frames[size] = Frame.of(flat_part._system, size, point, inner, radius)
+        self._cache["frame", size] = Frame.of(flat_part._system, size, point, inner, radius)
 
     def __repr__(self) -> str:
         return f"({self.flat_part!r} & {self.round_part!r})"
@@ -584,8 +580,132 @@ class AffineRound(RoundInFlat):
 # ------------------------------------------------------------------ mass and energy
 
 
+class Conserved(RoundInFlat):
+    """Known coordinates, sum and sum of squares of fields, any of which may be missing.
+
+    C = {z in R^N : z_k = v_k for k in index, sum z = M, |z|^2 = E}. Of the N coordinates n_f are free; q is v on the
+    others and m = (M - sum v) / n_f on these, and r = sqrt(E - |v|^2 - n_f m^2).
+
+    Args:
+        index: Positions (k,) of the known coordinates.
+        values: v (1 or n, k).
+        mass: M, or None.
+        energy: E, or None.
+    """
+
+    mass: Any  # numbers, PerChain, or None
+    energy: Any
+
+    def __init__(self, index: Tensor, values: Tensor, mass: Any, energy: Any) -> None:
+        self.index, self._values = index, values
+        self.mass = None if mass is None else one_number(mass, "mass")
+        self.energy = None if energy is None else one_number(energy, "energy")
+        self._mass = None if mass is None else parameter(self.mass)
+        self._square = None if energy is None else parameter(self.energy)
+        self._radius = None if self._square is None else self._square.sqrt()
+        sums, sizes = (parameter(0.0 if given is None else given) for given in (self.mass, self.energy))
+        bad = first_failure(torch.isfinite(sums) & (sizes >= 0) & (sizes < torch.inf))
+        if bad is not None or not bool(torch.isfinite(values).all()):
+            finite = "finite values and mass, and" if len(index) else "a finite mass and"
+            found = f"mass {show(self._mass, bad or 0)}, energy {show(self._square, bad or 0)}"
+            raise InfeasibleSet(f"{type(self).__name__} needs {finite} an energy >= 0, got {found}")
+        self.convex = energy is None
+        self._equation_count = len(index) + (mass is not None) + (energy is not None)
+
+    def validate(self, event: Event) -> None:
+        size = torch.Size(event).numel()
+        first, last = min(self.index.tolist(), default=0), max(self.index.tolist(), default=-1)
+        if first < 0 or last >= size:
+            raise ShapeError(f"observed positions run from {first} to {last}, those of {event} from 0 to {size - 1}")
+        free, known, energy = size - len(self.index), self._values.sum(1), self._square
+        if self._mass is not None and free == 0:
+            scale = self._values.abs().sum(1).max() + self._mass.abs()
+            bad = first_failure((known - self._mass).abs() <= ROUNDING * scale)
+            if bad is not None:
+                found = f"their sum is {show(known, bad)}, not {show(self._mass, bad)}"
+                raise InfeasibleSet(f"all {size} coordinates are observed; {found}")
+        if energy is None:
+            return
+        spent, least = self._values.square().sum(1), self._least(size)
+        slack = ROUNDING * (least + energy)
+        bad = first_failure(energy >= least - slack)
+        if bad is not None:
+            rest = f"the mass of the {free} others takes at least {show(least - spent, bad)}"
+            parts = f"{show(least, bad)}: the observed ones have {show(spent, bad)}, {rest}"
+            if not len(self.index):
+                mass = f"mass {show(self._mass, bad)}, N = {size}"
+                parts = f"mass^2 / N = {show(least, bad)} ({mass}): no field has so little"
+            raise InfeasibleSet(f"energy {show(energy, bad)} is below {parts}")
+        # Without a direction to move in, the energy is decided already.
+        bad = first_failure(energy <= least + slack) if free <= (self._mass is not None) else None
+        if bad is not None:
+            fixed = f"fix the energy at {show(least, bad)}, not {show(energy, bad)}"
+            raise InfeasibleSet(f"with {free} of {size} coordinates free, the other conditions {fixed}")
+
+    def _rest(self, size: int) -> Tensor:
+        """M - sum v (1 or n,), what the free coordinates add up to; zero without a mass or without any of them."""
+        if self._mass is None or size == len(self.index):
+            return torch.zeros(1, dtype=torch.float64)
+        return self._mass - self._values.sum(1)
+
+    def _least(self, size: int) -> Tensor:
+        """|v|^2 + n_f m^2 (1 or n,)."""
+        return self._values.square().sum(1) + self._rest(size) ** 2 / max(1, size - len(self.index))
+
+    def _measured(self, size: int) -> Frame:
+        along = Coordinates(size, self.index, summed=self._mass is not None)
+        point = (self._rest(size) / max(1, len(along.free)))[:, None]
+        if len(self.index):
+            point = point.expand(self.chains or 1, size).clone()
+            point[:, self.index.cpu()] = self._values
+        radius = None if self._square is None else (self._square - self._least(size)).clamp_min(0.0).sqrt()
+        return Frame.of(along, size, point, radius, self._radius)
+
+    def equations(self, z: Tensor) -> Tensor:
+        y = flat(z)
+        parts = [y[:, self.index.to(z.device)] - over(self._values, y)] if len(self.index) else []
+        if self._mass is not None:
+            parts.append(y.sum(1, keepdim=True) - over(self._mass, y))
+        if self._square is not None:
+            parts.append(self._height(z))
+        return torch.cat(parts, dim=1) if parts else y[:, :0]
+
+    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
+        size = torch.Size(event).numel()
+        rows, level = torch.zeros((len(self.index), size), dtype=torch.float64), self._values
+        rows[torch.arange(len(self.index)), self.index.cpu()] = 1.0  # never all of the identity
+        if self._mass is not None:
+            rows, level = torch.cat([rows, rows.new_ones(1, size)]), join(level, self._mass[:, None])
+        return SphereInFlat(rows, level, self._radius)
+
+    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
+        """z_k - v_k; sum z - M in units of sum |z| + |M|; |z|^2 - E in units of E."""
+        y, parts = flat(z), []
+        cancelled = torch.zeros_like(y[:1]) if lost is None else flat(lost)
+        if len(self.index):
+            index, known = self.index.to(z.device), over(self._values, y).expand(len(z), -1)
+            parts.append(bounds_missed(y[:, index], None if lost is None else cancelled[:, index], known, known))
+        if self._mass is not None:
+            level, top = over(self._mass, y), peak(y)
+            top = torch.where(top > LARGE, top, 1.0)
+            gap = (y / top).sum(1, keepdim=True) - level / top
+            size = ((y.abs() + cancelled) / top).sum(1, keepdim=True) + level.abs() / top
+            parts.append(Excess(gap.abs(), size, scale=top))
+        if self._square is not None:
+            level = over(self._square, y).expand(len(z), 1)
+            amount = (norm(y)[:, None].square() - level).abs().clamp_max(torch.finfo(z.dtype).max)
+            rounding = GRANTED * EPSILON * 2.0 * (y.abs() * cancelled).sum(1, keepdim=True)
+            parts.append(Excess(amount, level, rounding))
+        return side_by_side(parts, z)
+
+    def row_name(self, event: Event, row: int) -> str:
+        if row < len(self.index):
+            return f"observed value of z[{int(self.index[row])}]"
+        return "sum z = M" if row == len(self.index) and self.mass is not None else "|z|^2 = E"
+
+
 @register
-class MassEnergy(RoundInFlat):
+class MassEnergy(Conserved):
     """Fields of a given mass and energy, in closed form.
 
     C = {z in R^N : sum z = M, |z|^2 = E}, a sphere inside a hyperplane.
@@ -605,42 +725,16 @@ class MassEnergy(RoundInFlat):
 
     samples_near = True
     per_chain = ("mass", "energy")
-    _equation_count = 2
-    mass: Any  # numbers, or PerChain
-    energy: Any
-    _square: Tensor
+    _mass: Tensor
     _radius: Tensor
 
     def __init__(self, mass: Any, energy: Any) -> None:
-        self.mass, self.energy = one_number(mass, "mass"), one_number(energy, "energy")
-        self._mass, self._square = parameter(self.mass), parameter(self.energy)
-        self._radius = self._square.sqrt()
-        self.chains = common_chains(mass=self.mass, energy=self.energy)
-        bad = first_failure((self._square >= 0) & (self._square < torch.inf) & torch.isfinite(self._mass))
-        if bad is not None:
-            found = f"{show(self._mass, bad, '')} and {show(self._square, bad, '')}"
-            raise InfeasibleSet(f"MassEnergy needs a finite mass and an energy >= 0, got {found}")
+        self.chains = common_chains(mass=mass, energy=energy)
+        nothing = torch.zeros(1, 0, dtype=torch.float64)
+        super().__init__(nothing[0].long(), nothing, one_number(mass, "mass"), one_number(energy, "energy"))
 
     def __repr__(self) -> str:
         return f"MassEnergy(mass={self.mass:g}, energy={self.energy:g})"
-
-    def validate(self, event: Event) -> None:
-        size = torch.Size(event).numel()
-        least, energy = self._mass**2 / size, self._square
-        bad = first_failure(energy >= least * (1.0 - ROUNDING))
-        if bad is not None:
-            found = f"energy {show(energy, bad)} is below mass^2 / N = {show(least, bad)}"
-            raise InfeasibleSet(f"{found} (mass {show(self._mass, bad)}, N = {size}): no field has so little")
-        bad = first_failure(energy <= least * (1.0 + ROUNDING)) if size == 1 else None
-        if bad is not None:
-            raise InfeasibleSet(f"one coordinate of this mass has energy {show(least, bad)}, not {show(energy, bad)}")
-
-    def _measured(self, size: int) -> Frame:
-        radius = (self._square - self._mass**2 / size).clamp_min(0.0).sqrt()
-        return Frame.of(Coordinates(size, summed=True), size, (self._mass / size)[:, None], radius, self._radius)
-
-    def equations(self, z: Tensor) -> Tensor:
-        return torch.cat([flat(z).sum(1, keepdim=True) - over(self._mass, flat(z)), self._height(z)], dim=1)
 
     def _residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         return (flat(z) * (2.0 * weights[:, 1:])).add_(weights[:, :1]).reshape(z.shape)
@@ -652,41 +746,13 @@ class MassEnergy(RoundInFlat):
             return None
         return AffineRound(Affine(ones.flatten(1), self.mass), Sphere(argument(self._radius)))
 
-    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        ones = torch.ones(1, torch.Size(event).numel(), dtype=torch.float64)
-        return SphereInFlat(ones, self._mass[:, None], self._radius)
-
     def _log_across(self, y: Tensor, sigma: float) -> Tensor:
         height = (y.sum(1) - over(self._mass, y[:, 0])) / (math.sqrt(y.shape[1]) * sigma)
         return -0.5 * height.square() - math.log(math.sqrt(2.0 * math.pi) * sigma)
 
-    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
-        return side_by_side([_mass_missed(z, lost, self._mass), _energy_missed(z, lost, self._square)], z)
-
-    def row_name(self, event: Event, row: int) -> str:
-        return "|z|^2 = E" if row else "sum z = M"
-
-
-def _mass_missed(z: Tensor, lost: Tensor | None, mass: Tensor) -> Excess:
-    """sum z - M, in units of sum |z| + |M|."""
-    y, level = flat(z), over(mass, flat(z))
-    size = y.abs() if lost is None else y.abs() + flat(lost)
-    top = peak(y)
-    top = torch.where(top > LARGE, top, 1.0)
-    gap = (y / top).sum(1, keepdim=True) - level / top
-    return Excess(gap.abs(), (size / top).sum(1, keepdim=True) + level.abs() / top, scale=top)
-
-
-def _energy_missed(z: Tensor, lost: Tensor | None, energy: Tensor) -> Excess:
-    """|z|^2 - E, in units of E."""
-    y, level = flat(z), over(energy, flat(z)).expand(len(z), 1)
-    amount = (norm(y)[:, None].square() - level).abs().clamp_max(torch.finfo(z.dtype).max)
-    rounding = 0.0 if lost is None else GRANTED * EPSILON * 2.0 * (y.abs() * flat(lost)).sum(1, keepdim=True)
-    return Excess(amount, level, rounding)
-
 
 @register
-class ObservedMassEnergy(RoundInFlat):
+class ObservedMassEnergy(Conserved):
     """Fields of a given mass and energy, some of whose values are known, in closed form.
 
     C = {z in R^N : z_k = v_k for k in index, sum z = M, |z|^2 = E}, a sphere inside a flat set.
@@ -700,8 +766,7 @@ class ObservedMassEnergy(RoundInFlat):
     if there is no mass either), a flat and convex set. Where w = 0, all of C is equally far and the direction
     (1, -1, 0, ...) / sqrt(2) is taken, or (1, 0, ...) without a mass, counted in free coordinates.
 
-    The violation is the largest of |z_k - v_k| / (max |z| + max |v|), | |z|^2 - E | / E, and
-    |sum z - M| / (sqrt(N E) + |M|), with |z| in place of sqrt(E) where no energy is given.
+    The violation is the largest of |z_k - v_k| / (|z_k| + |v_k|), |sum z - M| / (sum |z| + |M|) and | |z|^2 - E | / E.
 
     Args:
         index: Positions of the observed coordinates in the flattened event, each once.
@@ -716,114 +781,27 @@ class ObservedMassEnergy(RoundInFlat):
     per_chain = ("values", "mass", "energy")
 
     def __init__(self, index: Any, values: Any, mass: Any = None, energy: Any = None) -> None:
-        self.index = torch.as_tensor(index)
-        if self.index.numel() and (self.index.is_floating_point() or self.index.dtype == torch.bool):
-            raise SettingError(f"index holds positions in the flattened event, integers; got {self.index.dtype}")
-        self.index = self.index.to(torch.long).reshape(-1).clone()
+        places = torch.as_tensor(index)
+        if places.numel() and (places.is_floating_point() or places.dtype == torch.bool):
+            raise SettingError(f"index holds positions in the flattened event, integers; got {places.dtype}")
+        places = places.to(torch.long).reshape(-1).clone()
         given = parameter(copied(values))
-        self._values = given.reshape(len(given), -1)
-        self.values = argument(self._values, common_chains(values=values) is not None)
-        if len(self.index) != self._values.shape[1]:
-            raise ShapeError(f"{len(self.index)} observed positions but {self._values.shape[1]} values")
-        repeated = self.index.unique(return_counts=True)
+        given = given.reshape(len(given), -1)
+        self.values = argument(given, common_chains(values=values) is not None)
+        if len(places) != given.shape[1]:
+            raise ShapeError(f"{len(places)} observed positions but {given.shape[1]} values")
+        repeated = places.unique(return_counts=True)
         if bool((repeated[1] > 1).any()):
             twice = int(repeated[0][repeated[1] > 1][0])
             raise SettingError(f"position {twice} is observed more than once; keep one value for each position")
-        self.mass = None if mass is None else one_number(mass, "mass")
-        self.energy = None if energy is None else one_number(energy, "energy")
-        self._mass = None if mass is None else parameter(self.mass)
-        self._square = None if energy is None else parameter(self.energy)
-        self._radius = None if self._square is None else self._square.sqrt()
-        self.chains = common_chains(values=self.values, mass=self.mass, energy=self.energy)
-        sums, sizes = (parameter(0.0 if given is None else given) for given in (self.mass, self.energy))
-        bad = first_failure(torch.isfinite(sums) & (sizes >= 0) & (sizes < torch.inf))
-        if bad is not None or not bool(torch.isfinite(self._values).all()):
-            found = f"mass {show(self._mass, bad or 0)}, energy {show(self._square, bad or 0)}"
-            raise InfeasibleSet(f"ObservedMassEnergy needs finite values and mass, and an energy >= 0, got {found}")
-        self.convex = self.energy is None
-        self._equation_count = len(self.index) + (self.mass is not None) + (self.energy is not None)
+        self.chains = common_chains(values=values, mass=mass, energy=energy)
+        super().__init__(places, given, mass, energy)
 
     def __repr__(self) -> str:
         mass = "" if self.mass is None else f", mass={self.mass:g}"
         energy = "" if self.energy is None else f", energy={self.energy:g}"
         chains = f", values={self.values}" if isinstance(self.values, PerChain) else ""
         return f"ObservedMassEnergy({len(self.index)} observed{chains}{mass}{energy})"
-
-    def validate(self, event: Event) -> None:
-        size = torch.Size(event).numel()
-        first, last = min(self.index.tolist(), default=0), max(self.index.tolist(), default=-1)
-        if first < 0 or last >= size:
-            raise ShapeError(f"observed positions run from {first} to {last}, those of {event} from 0 to {size - 1}")
-        free, known = size - len(self.index), self._values.sum(1)
-        if self._mass is not None and free == 0:
-            scale = float(self._values.abs().sum(1).max())
-            bad = first_failure((known - self._mass).abs() <= ROUNDING * (scale + self._mass.abs()))
-            if bad is not None:
-                found = f"their sum is {show(known, bad)}, not {show(self._mass, bad)}"
-                raise InfeasibleSet(f"all {size} coordinates are observed; {found}")
-        if self._square is None:
-            return
-        energy, spent = self._square, self._values.square().sum(1)
-        least = spent + free * self._mean(free) ** 2
-        slack = ROUNDING * (least + energy)
-        bad = first_failure(energy >= least - slack)
-        if bad is not None:
-            parts = f"the observed ones have {show(spent, bad)}, the mass of the {free} others takes at least "
-            parts += show(least - spent, bad)
-            raise InfeasibleSet(f"energy {show(energy, bad)} is below {show(least, bad)}: {parts}")
-        # Without a direction to move in, the energy is decided already.
-        bad = first_failure(energy <= least + slack) if free <= (self._mass is not None) else None
-        if bad is not None:
-            fixed = f"fix the energy at {show(least, bad)}, not {show(energy, bad)}"
-            raise InfeasibleSet(f"with {free} of {size} coordinates free, the other conditions {fixed}")
-
-    def _mean(self, free: int) -> Tensor:
-        """m (1 or n,); zero without a mass or without free coordinates."""
-        if self._mass is None or not free:
-            return torch.zeros(1, dtype=torch.float64)
-        return (self._mass - self._values.sum(1)) / free
-
-    def _measured(self, size: int) -> Frame:
-        along = Coordinates(size, self.index, summed=self._mass is not None)
-        mean = self._mean(len(along.free))
-        point = torch.zeros(self.chains or 1, size, dtype=torch.float64) + mean[:, None]
-        point[:, self.index.cpu()] = self._values
-        least = self._values.square().sum(1) + len(along.free) * mean**2
-        radius = None if self._square is None else (self._square - least).clamp_min(0.0).sqrt()
-        return Frame.of(along, size, point, radius, self._radius)
-
-    def equations(self, z: Tensor) -> Tensor:
-        y = flat(z)
-        parts = [y[:, self.index.to(z.device)] - over(self._values, y)]
-        if self._mass is not None:
-            parts.append(y.sum(1, keepdim=True) - over(self._mass, y))
-        if self._square is not None:
-            parts.append(self._height(z))
-        return torch.cat(parts, dim=1)
-
-    def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
-        size = torch.Size(event).numel()
-        rows, level = torch.zeros((len(self.index), size), dtype=torch.float64), self._values
-        rows[torch.arange(len(self.index)), self.index.cpu()] = 1.0  # never all of the identity
-        if self._mass is not None:
-            rows, level = torch.cat([rows, rows.new_ones(1, size)]), join(level, self._mass[:, None])
-        return SphereInFlat(rows, level, self._radius)
-
-    def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
-        """The observed coordinates, then mass and energy."""
-        index, known = self.index.to(z.device), over(self._values, flat(z)).expand(len(z), -1)
-        missed = None if lost is None else flat(lost)[:, index]
-        parts = [bounds_missed(flat(z)[:, index], missed, known, known)]
-        if self._mass is not None:
-            parts.append(_mass_missed(z, lost, self._mass))
-        if self._square is not None:
-            parts.append(_energy_missed(z, lost, self._square))
-        return side_by_side(parts, z)
-
-    def row_name(self, event: Event, row: int) -> str:
-        if row < len(self.index):
-            return f"observed value of z[{int(self.index[row])}]"
-        return "sum z = M" if row == len(self.index) and self.mass is not None else "|z|^2 = E"
 
 
 # ------------------------------------------------------------------ mass, energy and bounds
@@ -882,7 +860,6 @@ class MassEnergyBox(Constraint):
         self.conserved, self.box = MassEnergy(mass, energy), Box(low, high)
         self.chains = common_chains(equations=self.conserved, bounds=self.box)
         self.exact = all(_same(side) for side in (self.box.low, self.box.high))
-        self._frames: dict[Event, _Frame] = {}
         if self.chains is None:
             self._check_any_size()
 
@@ -990,13 +967,11 @@ class MassEnergyBox(Constraint):
 
     def _frame(self, event: Event) -> _Frame:
         """Made at the first event of a shape, with all the checks."""
-        if event not in self._frames:
-            self.conserved.validate(event)
-            self.box.validate(event)
-            self._frames[event] = self._measured(event)
-        return self._frames[event]
+        return self._once(("frame", event), lambda: self._measured(event))
 
     def _measured(self, event: Event) -> _Frame:
+        self.conserved.validate(event)
+        self.box.validate(event)
         mass, energy = self.conserved.mass, self.conserved.energy
         low, high = (side.expand(event).reshape(-1) for side in (self.box.low, self.box.high))
         size = len(low)
