@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -197,16 +197,17 @@ class RoundInFlat(Constraint):
         """``Frame.of`` for so many coordinates."""
         raise NotImplementedError
 
-    def _frame(self, event: Event) -> Frame:
-        """Made at the first event of a size, with all the checks."""
+    def validate(self, event: Event) -> None:
+        """A subclass checks an event; what is left is to work out the frame, at the first event of a size."""
         size = torch.Size(event).numel()
+        with torch.inference_mode(False):  # what is kept may be differentiated later
+            self._once(("frame", size), lambda: self._measured(size))
 
-        def made() -> Frame:
+    def _frame(self, event: Event) -> Frame:
+        key = "frame", torch.Size(event).numel()
+        if key not in self._cache:
             self.validate(event)
-            with torch.inference_mode(False):  # what is kept may be differentiated later
-                return self._measured(size)
-
-        return self._once(("frame", size), made)
+        return cast(Frame, self._cache[key])
 
     # -------------------------------------------------------------- projections
 
@@ -399,6 +400,7 @@ class Round(RoundInFlat):
     def validate(self, event: Event) -> None:
         if self._center is not None and tuple(self._center.shape[1:]) != event:
             raise ShapeError(f"center has shape {tuple(self._center.shape[1:])}, events have shape {event}")
+        super().validate(event)
 
     def _measured(self, size: int) -> Frame:
         center = None if self._center is None else self._center.flatten(1)
@@ -624,8 +626,11 @@ class Conserved(RoundInFlat):
             if bad is not None:
                 found = f"their sum is {show(known, bad)}, not {show(self._mass, bad)}"
                 raise InfeasibleSet(f"all {size} coordinates are observed; {found}")
-        if energy is None:
-            return
+        if energy is not None:
+            self._check_energy(energy, size, free)
+        super().validate(event)
+
+    def _check_energy(self, energy: Tensor, size: int, free: int) -> None:
         spent, least = self._values.square().sum(1), self._least(size)
         slack = ROUNDING * (least + energy)
         bad = first_failure(energy >= least - slack)
