@@ -58,7 +58,7 @@ from casal.constraints.vectors import (
     shortest,
     unit,
 )
-from casal.devices import chosen, look_due, on_host, placed, seen
+from casal.devices import chosen, look_due, placed, seen
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 
 NEWTON_STEPS = 100
@@ -1090,7 +1090,7 @@ def _refine(v: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     for iteration in range(ROUNDS):
         u = line.clamp(low, high)
         lost = (u.sum(1).abs() > SETTLED) | ((u.square().sum(1) - 1.0).abs() > SETTLED)
-        out[left] = u if on_host(v) else torch.where(done[:, None], out[left], u)
+        out[left] = torch.where(done[:, None], out[left], u)
         lost = lost & ~done
         if look_due(iteration, v):
             if not seen(lost.any()):
@@ -1100,7 +1100,7 @@ def _refine(v: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
                 left, v, line, u, lost = left[some], v[some], line[some], u[some], lost[some]
         done = ~lost
         line = _fit(v, u, (line > low) & (line < high))
-    return out, left if on_host(v) else left[chosen(lost)]
+    return out, left[chosen(lost)]
 
 
 def _fit(v: Tensor, u: Tensor, free: Tensor) -> Tensor:
