@@ -10,7 +10,6 @@ from torch import Tensor
 
 import casal
 from benchmarks.timing import Case, Race, Table
-from casal.sampling.tiles import tile_size
 
 SIZE, STEPS = 50, 200
 SPHERE = casal.Sphere(15.0**0.5)
@@ -41,20 +40,20 @@ def target(steps: int) -> casal.Target:
 
 
 def noise(n: int, steps: int) -> Case:
-    """Nothing but the random numbers of a run, tile by tile."""
-    generator, tile = torch.Generator().manual_seed(0), tile_size((SIZE,))
+    """Nothing but the random numbers of a run, batch by batch."""
+    generator, batch = torch.Generator().manual_seed(0), 4096
 
     def draw() -> None:
-        for first in range(0, n, tile):
+        for first in range(0, n, batch):
             for _ in range(steps):
-                torch.randn((min(tile, n - first), SIZE), generator=generator)
+                torch.randn((min(batch, n - first), SIZE), generator=generator)
 
     return draw
 
 
 def run(model: casal.Target, method: casal.Method[Any], n: int, **options: Any) -> Case:
     """A whole call, by its own clock."""
-    return lambda: casal.sample(model, SPHERE, method, n, **options).cost.seconds
+    return lambda: casal.sample(model, SPHERE, method, n, run=casal.Run(**options)).cost.seconds
 
 
 def tables(quick: bool) -> Iterator[Table]:

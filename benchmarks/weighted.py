@@ -1,8 +1,7 @@
 """WeightedCASAL beside unconstrained steps on the field problem, in processes of their own.
 
 ``python -m benchmarks.weighted 4096 200 9`` prints processor times of one process as JSON: nanoseconds for a chain and
-step of the loop, starting points and meetings included, plans, certificates and checks of the distribution left out.
-The cases take turns.
+step of a whole call without checks of the distribution. The cases take turns.
 """
 
 from __future__ import annotations
@@ -15,13 +14,9 @@ from statistics import median
 
 import torch
 
+import casal
 from benchmarks.field import METHODS, SIZE, SPHERE, STEPS, target
 from benchmarks.timing import Table, in_new_process
-from casal.sampling.executors import Threads
-from casal.sampling.loop import Chains, Keeper, run
-from casal.sampling.plan import Options, make_plan
-from casal.sampling.progress import progress_bar
-from casal.sampling.stepping import Eager
 
 CASES = ("unconstrained", "CASAL", "WeightedCASAL")
 
@@ -42,21 +37,15 @@ def tables(quick: bool = False) -> Iterator[Table]:
                     "to": ratios[-1],
                 }
             )
-        note = (
-            f"{processes} processes of {rounds} rounds each after a first one; processor time of the loop, one thread."
-        )
+        note = f"{processes} processes of {rounds} rounds each after a first one; processor time, one thread."
         yield Table(f"WeightedCASAL, {n} chains x {SIZE}, float32, {STEPS} steps", rows, note)
 
 
-@torch.no_grad()
-def loop_seconds(name: str, n: int, steps: int) -> float:
-    """Processor time of the loop of one run."""
-    plan = make_plan(target(steps), SPHERE, METHODS[name], n, Options(threads=1, check=False))
-    chains = Chains(plan.tiles(), plan.common_generator())
-    with progress_bar(False, 1, name) as bar, Threads(plan, bar) as executor:
-        began = time.process_time()
-        run(plan, chains, executor, Eager(), Keeper())
-        return time.process_time() - began
+def seconds_of(name: str, n: int, steps: int) -> float:
+    """Processor time of one run."""
+    began = time.process_time()
+    casal.sample(target(steps), SPHERE, METHODS[name], n, check=False, run=casal.Run(threads=1))
+    return time.process_time() - began
 
 
 def main() -> None:
@@ -65,7 +54,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in CASES}
     for k in range(rounds + 1):
         for name in CASES:
-            spent = loop_seconds(name, n, steps if k or n < 100_000 else 10)
+            spent = seconds_of(name, n, steps if k or n < 100_000 else 10)
             if k:
                 seconds[name].append(1e9 * spent / n / steps)
     print(json.dumps(seconds))

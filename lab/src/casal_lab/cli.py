@@ -259,7 +259,7 @@ def bench(
     out: Annotated[Path, typer.Option(help="Folder for bench.md and bench.json.")] = Path("out/bench"),
     only: Annotated[
         list[str] | None,
-        typer.Option(help="One group: field, compiled, fused, burgers, projections, memory ...; may be repeated."),
+        typer.Option(help="One group: field, compiled, weighted, burgers, projections, memory ...; may be repeated."),
     ] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Samplers of others beside ours: error per second, with a picture.")

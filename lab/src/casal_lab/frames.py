@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from casal import Constraint, StepView, Target
+from casal import Constraint, Run, StepView, Target
 from casal_lab.drawing import colour
 from casal_lab.experiment import AnyMethod, Array, runs
 from casal_lab.motion import Panel
@@ -43,7 +43,7 @@ def walk(target: Target, constraint: Constraint, method: AnyMethod, n: int, seed
     [1.0, 1.0]
     """
     watch = Watch()
-    (result,) = runs(target, constraint, method, n, [seed], callback=watch)
+    (result,) = runs(target, constraint, method, n, [seed], run=Run(callback=watch))
     return np.stack([*(x.double().numpy() for x in watch.frames(count - 1)), result.samples.double().numpy()])
 
 

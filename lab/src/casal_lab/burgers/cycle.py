@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from casal import Constraint, ObservedMassEnergy, PerChain, Target, latent_posterior, sample
+from casal import Constraint, ObservedMassEnergy, PerChain, Run, Target, latent_posterior, sample
 from casal.streams import stream
 from casal.targets import along, levels_of
 from casal_lab.burgers.conserved import Conserved, ConservedLatents, nearest_field
@@ -126,18 +126,20 @@ class Gaussian3DVar:
 def guided(prior: Target, mean: Tensor, covariance: Tensor) -> Target:
     """score + alpha (P' + sigma^2 I)^-1 (m' - x0_hat), with x0_hat = (x + sigma^2 score) / alpha; alpha = sqrt(abar).
 
-    ``prior`` is a variance-preserving diffusion on the latent, ``mean`` m' of every chain (n, d), ``covariance`` P'.
+    ``prior`` is a variance-preserving diffusion on the latent, ``mean`` m' of every chain (n, d), which is a condition
+    of the target, ``covariance`` P'.
     """
     levels = levels_of(prior)
     values, vectors = torch.linalg.eigh(covariance)
 
-    def score(x: Tensor, t: Tensor) -> Tensor:
+    def score(x: Tensor, t: Tensor, /, analysis: Tensor) -> Tensor:
         scale, size = (along(level, x) for level in levels(t))
         free, basis = prior.score(x, t), vectors.to(x)
-        gap = mean[: len(x)].to(x) - (x + size.square() * free) / scale
+        gap = analysis.to(x) - (x + size.square() * free) / scale
         return free + scale * ((gap @ basis / (values.to(x) + size.square())) @ basis.T)
 
-    return replace(prior, score=score, denoise=None, name=f"{prior.name} given an analysis")
+    name = f"{prior.name} given an analysis"
+    return replace(prior, score=score, denoise=None, condition={"analysis": mean}, name=name)
 
 
 class Window(NamedTuple):
@@ -194,9 +196,8 @@ def diffusion(
             )
         mass, energy, n = truth.mass.repeat(members), truth.energy.repeat(members), members * len(truth)
         # In float64, so that z is in the range of the decoder to the last digit; the network stays in float32.
-        # In one tile, because the score of ``guided`` knows its chains by their place.
-        options: dict[str, Any] = {"seed": seed * CYCLES + window.number, "tile": n, "threads": 1}
-        options["dtype"] = torch.float64
+        how = Run(batch=n, threads=1, dtype=torch.float64)
+        options: dict[str, Any] = {"seed": seed * CYCLES + window.number, "run": how}
         if in_latent:
             latents = ConservedLatents(model.scale, PerChain(mass), PerChain(energy), POINTS)
             x = sample(target, latents, method, n, **options).samples

@@ -77,7 +77,9 @@ class Trial:
     def scores(self, entry: Entry, scale: Scale, seed: int) -> dict[str, float]:
         """Of one run: distances to the distribution under the prior in use and to the exact one, and how it went."""
         target = entry.form(self.model, scale)
-        (result,) = runs(target, self.constraint, entry.method, scale.n, [seed], decoder=DECODER, threads=1)
+        (result,) = runs(
+            target, self.constraint, entry.method, scale.n, [seed], decoder=DECODER, run=casal.Run(threads=1)
+        )
         x, weights = DECODER.pinv(result.samples.to(torch.float64), (DIMENSION,)), result.weights.to(torch.float64)
         nearest = torch.cdist(x, self.posterior.means).argmin(1)  # the regimes are far apart
         shares = torch.zeros(len(self.exact.modes), dtype=torch.float64).index_add_(0, nearest, weights)

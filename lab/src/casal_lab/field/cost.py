@@ -128,7 +128,9 @@ def tightening_study(n: int, steps: int, seeds: int, tell: Tell) -> tuple[Result
             flat, round_ = Counted(plane), Counted(sphere)
             both = casal.Intersection(flat.opaque(), round_.opaque(), way="alternating")
             began = time.process_time()
-            results = runs(target, both, method, n, range(seeds), budget=budget, check=False, record_every=steps)
+            results = runs(
+                target, both, method, n, range(seeds), check=False, run=casal.Run(budget=budget, record_every=steps)
+            )
             spent = time.process_time() - began
             rows.append(
                 {"method": label, "budget": name}

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from casal import Run
 from casal.errors import SettingError
 from casal_lab.drawing import colour
 from casal_lab.experiment import Array
@@ -124,7 +125,7 @@ def _sampled(
     if recipe.method is None or (recipe.batch or batch) < batch:
         raise SettingError(f"frames of the sampling need a method with a model and one batch, at most {recipe.batch}")
     watch, machine = Watch(), scene.vehicle
-    starts = start(scene, recipe, batch, seed, model, callback=watch)[0][chosen].to(torch.float64)
+    starts = start(scene, recipe, batch, seed, model, run=Run(callback=watch))[0][chosen].to(torch.float64)
     kept = shuffled(batch, seed)[chosen]
     events = [machine.decode(x[kept]).to(torch.float64).reshape(-1, *machine.event) for x in watch.frames(count)]
     return [machine.dynamics.physical(event)[0] for event in events], starts

@@ -182,6 +182,7 @@ def seen_moment(task: Task, model: Model, cases: Cases, effort: Effort) -> Targe
 def _matched(task: Task, model: Model, cases: Cases, plain: Target, first: int, way: str = "moment") -> Target:
     """Moment matching on the rows from the ``first`` one on; those before are known exactly."""
     rows, values = task.rows, task.given(cases)
+    values = values[0] if len(values) == 1 else values  # one case, for any number of chains
     return posterior(
         plain,
         rows.matrix[first:],
