@@ -274,7 +274,7 @@ def test_channels_are_projected_as_if_they_were_alone(
     assert torch.equal(among.violation(z), alone.violation(seen)) and float(among.violation(z).max()) > 0.1
     for ours, theirs in zip(among.excess(z), alone.excess(seen), strict=True):
         assert torch.equal(torch.as_tensor(ours), torch.as_tensor(theirs))
-    assert among.row_name(event, 0) == alone.row_name((event[0],), 0)
+    assert among.component_name(event, 0) == alone.component_name((event[0],), 0)
     assert torch.equal(constraint_from_spec(json.dumps(among.spec())).project(z), expected)
     assert among.spec()["channels"] == channels and "channels" not in alone.spec()
     assert f"channels={channels}" in repr(among) and "channels" not in repr(alone)

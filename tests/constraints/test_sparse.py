@@ -114,7 +114,9 @@ def test_a_sparse_matrix_stays_sparse_and_gives_the_answers_of_the_dense_one() -
             geometry.residual_pull(sparse, z, weights), geometry.residual_pull(dense, z, weights), rtol=0, atol=1e-14
         )
         assert float(sparse.violation(foot).max()) <= 1e-15
-        assert geometry.codimension(sparse, (36,)) == 24 and sparse.row_name((36,), 3) == dense.row_name((36,), 3)
+        assert geometry.codimension(sparse, (36,)) == 24 and sparse.component_name((36,), 3) == dense.component_name(
+            (36,), 3
+        )
 
 
 def test_residuals_of_sparse_equations_can_be_differentiated() -> None:

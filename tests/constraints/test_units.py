@@ -73,7 +73,7 @@ def test_by_hand(constraint: Constraint, point: Any, expected: float) -> None:
     assert float(found.violation().max()) == float(constraint.violation(z))
     row = int(found.violation()[0].argmax())
     assert row < constraint._row_count_of(tuple(z.shape[1:]))
-    assert constraint.row_name(tuple(z.shape[1:]), row)
+    assert constraint.component_name(tuple(z.shape[1:]), row)
     onto = constraint.project(z)
     assert float(constraint.violation(onto)) <= 1e-12
 

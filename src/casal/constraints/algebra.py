@@ -114,9 +114,9 @@ class Union(Constraint):
         ]
         return side_by_side(parts, z)
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         member, own = row_of(self.members, [event] * len(self.members), row)
-        return self.members[member].row_name(event, own)
+        return self.members[member].component_name(event, own)
 
     def _written_out(self, event: Event) -> tuple[Constraint, ...]:
         return tuple(piece for member in self.members for piece in member.pieces(event))
@@ -257,11 +257,11 @@ class Product(Constraint):
         pairs = zip(blocks, missing, strict=True)
         return side_by_side([member._excess(block, left) for (member, block), left in pairs], z)
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         block, own = row_of(self.members, [(size,) for size in self.sizes], row)
         member = self.members[block]
         assert member is not None
-        return f"block {block}: {member.row_name((self.sizes[block],), own)}"
+        return f"block {block}: {member.component_name((self.sizes[block],), own)}"
 
     def _geometry(self, event: Event) -> Geometry:
         """Block by block."""
@@ -398,8 +398,8 @@ class _Preimage(Constraint):
         terms = self._terms(z.abs() if lost is None else z.abs() + lost)
         return self.inner._excess(image, (terms - image.abs()).clamp_min(0.0))
 
-    def row_name(self, event: Event, row: int) -> str:
-        return self.inner.row_name(self._image_event(event), row)
+    def component_name(self, event: Event, row: int) -> str:
+        return self.inner.component_name(self._image_event(event), row)
 
     def _image_event(self, event: Event) -> Event:
         return event

@@ -381,7 +381,7 @@ class Constraint:
             amount=found.amount.masked_fill(lost, torch.inf), rounding=0.0 * found.unit + found.rounding
         )
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         """Row of ``excess`` in words, for a message."""
         return f"row {row} of {self!r}"
 
@@ -670,8 +670,8 @@ class Constraint:
         return self._project_fast(z)
 
     def _project_fast_half(self, z: Tensor, warm: Tensor | None) -> tuple[Tensor, Tensor]:
-        foot = self._project_fast_from(z, warm)
-        return foot, half_square(z - foot)
+        point = self._project_fast_from(z, warm)
+        return point, half_square(z - point)
 
     def _violation(self, z: Tensor) -> Tensor:
         """(n,), from ``_excess``; a set without rows writes this one."""

@@ -113,8 +113,8 @@ class ThroughDecoder(Constraint):
     def validate(self, event: Event) -> None:
         self.inner.validate(self._image_event(event))
 
-    def row_name(self, event: Event, row: int) -> str:
-        return self.inner.row_name(self._image_event(event), row)
+    def component_name(self, event: Event, row: int) -> str:
+        return self.inner.component_name(self._image_event(event), row)
 
     def _geometry(self, event: Event) -> Geometry:
         """The equations of C are taken to stay independent."""

@@ -66,13 +66,13 @@ class SecondOrderCone(Constraint):
         length = norm(v)[:, None]
         level = (0.5 * (t + length)).clamp_min(0.0)
         share = torch.where(length > 0, level / length.clamp_min(1e-300), torch.zeros_like(level))
-        foot = refuse_overflow(size * torch.cat([level, share * v], dim=1), self).reshape(z.shape)
-        return torch.where(over_events(self._violation(z) <= 4.0 * EPSILON, z), z, foot)
+        point = refuse_overflow(size * torch.cat([level, share * v], dim=1), self).reshape(z.shape)
+        return torch.where(over_events(self._violation(z) <= 4.0 * EPSILON, z), z, point)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         return _missed(z, lost)
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         return "|v| <= t"
 
 
@@ -115,21 +115,21 @@ class PSDCone(Constraint):
         clipped = (vectors * values.clamp_min(0.0)[:, None, :]) @ vectors.mT
         rounding = 4.0 * EPSILON * z.shape[1] * torch.linalg.vector_norm(symmetric, dim=(1, 2))
         inside = values.amin(1) >= -rounding
-        foot = torch.where(over_events(inside, z), symmetric, 0.5 * (clipped + clipped.mT)) * size
+        point = torch.where(over_events(inside, z), symmetric, 0.5 * (clipped + clipped.mT)) * size
         unmoved = inside & (z == z.mT).flatten(1).all(1)
-        foot = torch.where(over_events(unmoved, z), z, refuse_overflow(foot, self))
+        point = torch.where(over_events(unmoved, z), z, refuse_overflow(point, self))
         for _ in range(REFINEMENTS):
-            left = chosen(largest(_positivity(foot, None).violation()) > REFINED)
+            left = chosen(largest(_positivity(point, None).violation()) > REFINED)
             if not len(left):
                 break
-            foot[left] = _clipped_in_own_units(foot[left])
-        return foot
+            point[left] = _clipped_in_own_units(point[left])
+        return point
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         """Z_ij = Z_ji above the diagonal, row by row; then v^T Z v in the worst direction, and the diagonal."""
         return side_by_side([_asymmetry(z, lost), _positivity(z, lost)], z)
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         return (
             _pair_name(event, row)
             if row < event[0] * (event[0] - 1) // 2
@@ -160,7 +160,7 @@ class _Symmetric(Constraint):
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         return _asymmetry(z, lost)
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         return _pair_name(event, row)
 
 
@@ -179,7 +179,7 @@ class _PositivePart(Constraint):
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         return _positivity(z, lost)
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         return _positivity_name(row)
 
 

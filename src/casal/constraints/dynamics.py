@@ -330,7 +330,7 @@ class LinearDynamics(Constraint):
         amount = torch.cat([flat((y - rolled).abs()), flat((u.abs() - limit).clamp_min(0.0))], dim=1)
         return Excess(amount, torch.cat([flat(size), flat(input_size + bound)], dim=1), scale=top[:, None])
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         outputs, inputs = len(self.outputs), self.B.shape[1]
         if row < self.steps * outputs:
             return f"rollout of output {self.outputs[row % outputs]} at step {row // outputs}"

@@ -211,23 +211,23 @@ class Affine(Constraint):
 
     def _project(self, z: Tensor) -> Tensor:
         y = flat(z)
-        foot = self._system.tangent(y) + over(self._point, y)
+        point = self._system.tangent(y) + over(self._point, y)
         # What the rounding of large coordinates leaves in small rows goes in a second step; of a huge y, in a few more.
         right = over(self._right, y).expand(len(y), -1)
-        foot = foot - self._system.step(across(foot, self._rows) - right)
-        return amend(foot, peak(y).squeeze(1) > LARGE, self._closer, foot, right).reshape(z.shape)
+        point = point - self._system.step(across(point, self._rows) - right)
+        return amend(point, peak(y).squeeze(1) > LARGE, self._closer, point, right).reshape(z.shape)
 
-    def _closer(self, foot: Tensor, right: Tensor) -> Tensor:
+    def _closer(self, point: Tensor, right: Tensor) -> Tensor:
         """What rounding has left of A z = b is taken off, a few times."""
         for _ in range(PASSES):
-            foot = foot - self._system.step(across(foot, self._rows) - right)
-        return foot
+            point = point - self._system.step(across(point, self._rows) - right)
+        return point
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         y = flat(z)
         return rows_missed(y, lost, self._rows, over(self._right, y), self._lengths, equal=True)
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         return f"equation {int(self._kept[row])} of A z = b"
 
 
@@ -402,14 +402,14 @@ class HalfSpace(Constraint):
         y, normal = flat(z), placed(self._normal, z)
         peak = y.abs().amax(1).clamp_min(1.0)
         outside = (y / peak[:, None]) @ normal > over(self._level, peak) / peak
-        foot = tangent(y, normal[None]) + over(self._level, y) * normal
-        return torch.where(outside[:, None], foot, y).reshape(z.shape)
+        point = tangent(y, normal[None]) + over(self._level, y) * normal
+        return torch.where(outside[:, None], point, y).reshape(z.shape)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         level = self._level[:, None].to(z)
         return rows_missed(flat(z), lost, self._normal[None], level, norm(self.a[None]))
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         return f"a . z <= {self.b:g}" if self.chains is None else "a . z <= b"
 
 
@@ -543,7 +543,7 @@ class Box(Constraint):
         low, high = (flat(over(side, z).expand_as(z)) for side in (self._low, self._high))
         return bounds_missed(flat(z), lost, low, high)
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         return coordinate_bounds(row, event, *(over_flattened(side, event)[0] for side in (self._low, self._high)))
 
 
@@ -635,7 +635,7 @@ class Polytope(Constraint):
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         return rows_missed(flat(z), lost, self._rows.matrix, placed(self._rows.bound, z), self._lengths)
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         return f"inequality {int(self._kept[row])} of G z <= h"
 
     def _examine(self) -> bool:
@@ -925,7 +925,7 @@ class BoxHyperplane(Constraint):
         equation = rows_missed(y, lost, self._normal[None], plane.level, norm(self.a[None]), equal=True)
         return side_by_side([equation, bounds_missed(y, lost, plane.low, plane.high)], z)
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         return "a . z = b" if row == 0 else coordinate_bounds(row - 1, event, self._low[0], self._high[0])
 
 
@@ -943,11 +943,11 @@ def _cross(y: Tensor, plane: _Plane) -> Tensor:
     for beside in (torch.nextafter(near, far), torch.nextafter(far, near)):
         above = plane.gap(plane.at(y, beside)) >= 0
         near, far = torch.where(above, beside, near), torch.where(above, far, beside)
-    foot = plane.between(plane.at(y, near), plane.at(y, far))
+    point = plane.between(plane.at(y, near), plane.at(y, far))
 
     first, last = plane.at(y, lam[:, :1]), plane.at(y, lam[:, -1:])
-    foot = torch.where(plane.gap(first) < 0, plane.beyond(first, plane.top), foot)
-    return torch.where(plane.gap(last) > 0, plane.beyond(last, plane.bottom), foot)
+    point = torch.where(plane.gap(first) < 0, plane.beyond(first, plane.top), point)
+    return torch.where(plane.gap(last) > 0, plane.beyond(last, plane.bottom), point)
 
 
 def rows_missed(

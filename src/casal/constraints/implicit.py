@@ -425,7 +425,7 @@ class Implicit(Constraint):
             pairs = zip(flat(z).clone().split(tile), more, strict=True)
             return stacked([system.missed(part, extra) for part, extra in pairs])
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         count = self._row_count(event)
         return (
             f"equation {row}: {_name(self.fn)}"

@@ -355,9 +355,9 @@ class Intersection(Constraint):
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         return side_by_side([member._excess(z, lost) for member in self.members], z)
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         member, own = row_of(self.members, [event] * len(self.members), row)
-        return self.members[member].row_name(event, own)
+        return self.members[member].component_name(event, own)
 
     def _too_many_rows(self, event: Event) -> bool:
         """Whether a member does not write out its rows for so many coordinates."""

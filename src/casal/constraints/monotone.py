@@ -79,7 +79,7 @@ class Monotone(Constraint):
             (0.5 * y[:, :-1] - 0.5 * y[:, 1:]).clamp_min(0.0), 0.5 * size[:, :-1] + 0.5 * size[:, 1:], scale=2.0
         )
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         if self.increasing:
             return f"z[{row}] <= z[{row + 1}]"
         last = torch.Size(event).numel() - 1

@@ -48,7 +48,7 @@ class Obstacles(Constraint):
 
     Overlapping intervals are merged first. For shapes, the way out of the deepest obstacle is the nearest way out
     of all of them whenever it is free. Where it is not, in the plane (p = 2) the answer is among finitely many
-    points: the feet on the lines and circles that bound the shapes and the points where these meet; so intervals and
+    points: the nearest on the lines and circles that bound the shapes, and those where these meet; so intervals and
     plane shapes are exact, however they overlap. For p != 2 the point walks out of one shape after the other;
     then ``exact`` is true only if no two shapes overlap (bounding boxes are compared) at any common step, the
     result is a free point but not surely the nearest, and chains that did not get free are flagged.
@@ -185,7 +185,7 @@ class Obstacles(Constraint):
                 )
         return side_by_side(parts, z)
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         names = [f"outside interval {k}" for k in range(len(self.intervals))]
         names += [f"outside {shape.plural[:-1]} {k}" for k, shape in enumerate(self.shapes) if event[0] > shape.start]
         return names[row]
@@ -374,7 +374,7 @@ class Disc(Shape):
         return self.radius - torch.linalg.vector_norm(x - placed(self.center, x), dim=1)
 
     def exit(self, x: Tensor) -> Tensor:
-        return Circle(self.center, self.radius).foot(x)
+        return Circle(self.center, self.radius).nearest(x)
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         return self.center - self.radius, self.center + self.radius
@@ -478,27 +478,27 @@ class Segment(Shape):
     def row(self) -> list[Any]:
         return [self.a.tolist(), self.b.tolist(), self.thickness, *self.window()]
 
-    def _foot(self, x: Tensor) -> Tensor:
+    def _nearest(self, x: Tensor) -> Tensor:
         """Nearest point of the segment itself."""
         a, along = self.a.to(x), self.along.to(x)
         return a + ((x - a) * along).sum(-1, keepdim=True).clamp(0.0, self.length) * along
 
     def depth(self, x: Tensor) -> Tensor:
-        return self.radius - torch.linalg.vector_norm(x - self._foot(x), dim=1)
+        return self.radius - torch.linalg.vector_norm(x - self._nearest(x), dim=1)
 
     def _unit(self, x: Tensor) -> Tensor:
         return torch.full_like(x[:, 0], self.thickness)
 
     def exit(self, x: Tensor) -> Tensor:
-        foot = self._foot(x)
-        offset, along, across = x - foot, self.along.to(x), self.across.to(x)
+        point = self._nearest(x)
+        offset, along, across = x - point, self.along.to(x), self.across.to(x)
         middle = ((x - self.a.to(x)) * along).sum(1, keepdim=True)
         middle = (middle > 0) & (middle < self.length)
         offset = torch.where(middle, offset - (offset * along).sum(1, keepdim=True) * along, offset)
         # On the segment only the side can be told, not the direction.
         side = torch.where((offset * across).sum(1, keepdim=True) >= 0, across, -across)
         centred = torch.linalg.vector_norm(offset, dim=1, keepdim=True) <= 1e-15 * self.size
-        return foot + self.radius * torch.where(centred, side, unit(offset, across))
+        return point + self.radius * torch.where(centred, side, unit(offset, across))
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         return torch.minimum(self.a, self.b) - self.radius, torch.maximum(self.a, self.b) + self.radius
@@ -509,7 +509,7 @@ class Segment(Shape):
         return ends + [Line(self.a + side * self.radius * across, self.along, 0.0, self.length) for side in (1.0, -1.0)]
 
     def residual(self, part: Tensor) -> Tensor:
-        return (self.radius**2 - (part - self._foot(part)).square().sum(2)) / (2.0 * self.radius)
+        return (self.radius**2 - (part - self._nearest(part)).square().sum(2)) / (2.0 * self.radius)
 
 
 def _overlap(one: Shape, other: Shape) -> bool:
@@ -531,7 +531,7 @@ class Circle(NamedTuple):
     center: Tensor
     radius: float
 
-    def foot(self, x: Tensor) -> Tensor:
+    def nearest(self, x: Tensor) -> Tensor:
         center = placed(self.center, x)
         return center + self.radius * unit(x - center, axis(x, 1.0))
 
@@ -565,7 +565,7 @@ class Line(NamedTuple):
     low: float
     high: float
 
-    def foot(self, x: Tensor) -> Tensor:
+    def nearest(self, x: Tensor) -> Tensor:
         origin, along = self.origin.to(x), self.along.to(x)
         return origin + ((x - origin) @ along).clamp(self.low, self.high)[:, None] * along
 
@@ -633,12 +633,12 @@ class Scene(NamedTuple):
         return out
 
     def _nearest_candidate(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Nearest free point among the feet on all edges and the corners; distance infinite if there is none."""
+        """Nearest free point among those of all edges and the corners; distance infinite if there is none."""
         best, distance = x.clone(), torch.full_like(x[:, 0], torch.inf)
         for edge in self.edges:
-            foot = edge.foot(x)
-            away = torch.where(self.free(foot), norm(foot - x), torch.inf)
-            best = torch.where((away < distance)[:, None], foot, best)
+            point = edge.nearest(x)
+            away = torch.where(self.free(point), norm(point - x), torch.inf)
+            best = torch.where((away < distance)[:, None], point, best)
             distance = torch.minimum(distance, away)
         corners = self.corners.to(x)
         if len(corners):
@@ -653,9 +653,9 @@ class Scene(NamedTuple):
         edge = 0.0 if budget.tolerance <= FEASIBLE else budget.tolerance
         best, distance = self._leave_deepest(x), torch.full_like(x[:, 0], torch.inf)
         for shape in self.shapes:
-            foot = shape.exit(x)
-            away = torch.where(self.free(foot, edge), norm(foot - x), torch.inf)
-            best = torch.where((away < distance)[:, None], foot, best)
+            point = shape.exit(x)
+            away = torch.where(self.free(point, edge), norm(point - x), torch.inf)
+            best = torch.where((away < distance)[:, None], point, best)
             distance = torch.minimum(distance, away)
         for _ in range(budget.iterations):
             stuck = chosen(~self.free(best, edge))

@@ -426,7 +426,7 @@ class Round(RoundInFlat):
         amount = amount.clamp_min(0.0) if self.convex else amount.abs()
         return Excess(amount[:, None], unit[:, None], GRANTED * EPSILON * terms[:, None])
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         sign = "<=" if self.convex else "="
         return f"|z - c| {sign} {show(self._radius, 0) if self.chains is None else 'R'}"
 
@@ -573,10 +573,10 @@ class AffineRound(RoundInFlat):
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         return side_by_side([part._excess(z, lost) for part in (self.flat_part, self.round_part)], z)
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         parts = (self.flat_part, self.round_part)
         part, own = row_of(parts, (event, event), row)
-        return parts[part].row_name(event, own)
+        return parts[part].component_name(event, own)
 
 
 # ------------------------------------------------------------------ mass and energy
@@ -703,7 +703,7 @@ class Conserved(RoundInFlat):
             parts.append(Excess(amount, level, rounding))
         return side_by_side(parts, z)
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         if row < len(self.index):
             return f"observed value of z[{int(self.index[row])}]"
         return "sum z = M" if row == len(self.index) and self.mass is not None else "|z|^2 = E"
@@ -967,8 +967,8 @@ class MassEnergyBox(Constraint):
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         return side_by_side([part._excess(z, lost) for part in (self.conserved, self.box)], z)
 
-    def row_name(self, event: Event, row: int) -> str:
-        return self.conserved.row_name(event, row) if row < 2 else self.box.row_name(event, row - 2)
+    def component_name(self, event: Event, row: int) -> str:
+        return self.conserved.component_name(event, row) if row < 2 else self.box.component_name(event, row - 2)
 
     def _frame(self, event: Event) -> _Frame:
         """Made at the first event of a shape, with all the checks."""
@@ -1361,7 +1361,7 @@ class Ellipsoid(Constraint):
         amount = (gauge - 1.0).clamp(0.0, torch.finfo(z.dtype).max)
         return Excess(amount[:, None], torch.ones_like(amount)[:, None], rounding[:, None])
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         return "sqrt((z - c)^T Q (z - c)) <= 1"
 
 

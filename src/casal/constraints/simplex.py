@@ -91,7 +91,7 @@ class Simplex(Constraint):
         amount = torch.cat([(_sum(y)[:, None] - total).abs(), (-y).clamp_min(0.0)], dim=1)
         return Excess(amount.clamp_max(torch.finfo(z.dtype).max), total.expand_as(amount), rounding)
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         total = f"{self.total:g}" if self.chains is None else "M"
         return f"sum z = {total}" if row == 0 else f"z[{row - 1}] >= 0"
 
@@ -147,7 +147,7 @@ class L1Ball(Constraint):
         rounding = 0.0 if lost is None else GRANTED * EPSILON * flat(lost).sum(1, keepdim=True)
         return Excess(amount, radius, rounding)
 
-    def row_name(self, event: Event, row: int) -> str:
+    def component_name(self, event: Event, row: int) -> str:
         return f"sum |z| <= {self.radius:g}" if self.chains is None else "sum |z| <= R"
 
 

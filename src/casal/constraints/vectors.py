@@ -98,7 +98,7 @@ def gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
 def tangent(y: Tensor, basis: Tensor) -> Tensor:
     """The part of y (n, d) orthogonal to the rows of ``basis``: exactly zero where it is nothing but rounding.
 
-    Without that, the foot of a point on the normal of a set through the origin would be noise, and its relative
+    Without that, the nearest point to one on the normal of a set through the origin would be noise, and its relative
     violation one, however small the noise.
     """
     scale = peak(y)
@@ -182,16 +182,12 @@ def shell_factor(offset: Tensor, radius: float | Tensor) -> tuple[Tensor, Tensor
         radius: R, a number or (n, 1).
     """
     length = torch.linalg.vector_norm(offset, dim=1, keepdim=True).clamp_min(shortest(offset.dtype))
-    factor = length.pow(-2).mul_(length * radius)
-    if _compiled():
-        factor = factor.as_strided(factor.shape, (1, 1))
-    return factor, length
+    return length.pow(-2).mul_(length * radius), length
 
 
 def nudge(part: Tensor, factor: Tensor, by: Tensor) -> None:
     """Add ``factor by`` in place: the shortest step off the centre, from where all of a shell is equally near."""
-    if not _compiled():
-        part.addcmul_(factor, by)
+    part.addcmul_(factor, by)
 
 
 def once(made: dict[tuple[torch.dtype, torch.device], Made], z: Tensor, make: Callable[[], Made]) -> Made:
@@ -205,11 +201,5 @@ def once(made: dict[tuple[torch.dtype, torch.device], Made], z: Tensor, make: Ca
 
 
 def _compiled() -> bool:
-    """Whether a compiler reads this. The one place that asks, for three reasons, two of them measured on a step.
-
-    A compiled kernel would work out the factor of a shell anew for every 16 numbers of a row, unless it is kept in
-    memory of its own (``as_strided``). A nudge costs a twentieth of the step, while a chain that sits at the centre to
-    the last bit is moved by the next noise anyway, or by the strict projection at the end. And a compiled graph must
-    not keep its tensors in a dictionary.
-    """
+    """Whether a compiler reads this: a compiled graph must not keep its tensors in a dictionary."""
     return torch.compiler.is_compiling()

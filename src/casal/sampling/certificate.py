@@ -104,7 +104,7 @@ def certify(constraint: Constraint, samples: Tensor, tol: Tolerance, units: Tole
     measure, event = Measure.of(tol, units), tuple(samples.shape[1:])
     parts = [_judge(constraint.take(some), samples[some], measure) for some in few_chains(samples)]
     violation, row, excess = (torch.cat(columns) for columns in zip(*parts, strict=True))
-    worst = constraint.row_name(event, int(row[violation.argmax()])) if len(violation) and len(row) else ""
+    worst = constraint.component_name(event, int(row[violation.argmax()])) if len(violation) and len(row) else ""
     return Certificate(violation, measure.tolerance, row, excess, worst, measure.units)
 
 
@@ -128,7 +128,7 @@ def _judge(constraint: Constraint, z: Tensor, measure: Measure) -> tuple[Tensor,
 
 
 def _rows_expected(constraint: Constraint, event: Event, given: int, count: int) -> str:
-    names = [constraint.row_name(event, row) for row in range(min(count, NAMED_ROWS))]
+    names = [constraint.component_name(event, row) for row in range(min(count, NAMED_ROWS))]
     more = ", ..." if count > NAMED_ROWS else ""
     return (
         f"{given} tolerances or units for a set of {count} rows ({'; '.join(names)}{more}); give one number, or {count}"
