@@ -284,7 +284,7 @@ def quick_projection(constraint: Constraint, z: Tensor, warm: Tensor | None = No
 
 def groups(constraint: Constraint) -> Tensor | None:
     """(chains,) labels, equal where all parameters are equal to the bit; None if ``chains`` is None."""
-    return constraint._groups()
+    return constraint._once("groups", constraint._groups)
 
 
 # ------------------------------------------------------------------ all smooth functions of a set

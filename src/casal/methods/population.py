@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from casal.errors import CasalWarning, SettingError
 from casal.methods.context import Context
@@ -31,8 +32,8 @@ def normalised(log_weight: Tensor) -> Tensor:
 
 
 def effective_size(weight: Tensor) -> Tensor:
-    """1 / sum W^2: how many equally weighted chains the weighted ones are worth."""
-    return 1.0 / weight.square().sum()
+    """1 / sum W^2 over the last dim: how many equally weighted chains the weighted ones are worth."""
+    return 1.0 / weight.square().sum(-1)
 
 
 def effective_ancestors(weight: Tensor, ancestor: Tensor) -> float:
@@ -72,14 +73,24 @@ class Groups(NamedTuple):
         """The groups that sample different distributions: islands are one."""
         return Groups() if self.islands else self
 
+    def side_by_side(self, log_weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers of the chains, and their weights that sum to one, in one row (m,) for each group.
+
+        Rows of smaller groups end in the number n and weights of zero.
+        """
+        n, members = len(log_weight), list(self.each(log_weight))
+        index = members[0][None] if len(members) == 1 else pad_sequence(members, batch_first=True, padding_value=n)
+        padded = torch.cat([log_weight, log_weight.new_full((1,), -torch.inf)])
+        return index, torch.softmax(padded[index], dim=1)
+
     def weights(self, log_weight: Tensor) -> Tensor:
         """Weights of all chains that sum to one; groups of different distributions share them by their size."""
-        if self.by_distribution().members is None:
+        apart, n = self.by_distribution(), len(log_weight)
+        if apart.members is None:
             return normalised(log_weight)
-        weight = torch.empty_like(log_weight)
-        for some in self.by_distribution().each(log_weight):
-            weight[some] = normalised(log_weight[some]) * (len(some) / len(log_weight))
-        return weight
+        index, rows = apart.side_by_side(log_weight)
+        shared = rows * ((index < n).sum(1, keepdim=True) / n)
+        return log_weight.new_empty(n + 1).index_put_((index,), shared)[:n]
 
     def effective_size(self, log_weight: Tensor) -> float:
         """How many equally weighted chains all chains are worth."""
@@ -104,7 +115,8 @@ def groups_of(context: Context, n: int, islands: int | None = None) -> Groups:
             f"islands = {islands} with a set or a condition for each chain: chains of one set and condition are a "
             "group already"
         )
-    members = [torch.nonzero(labels == label).flatten() for label in labels.unique()]
+    sizes = torch.unique(labels, return_counts=True)[1].tolist()
+    members = labels.argsort(stable=True).split(sizes)
     fewest = min(len(some) for some in members)
     if fewest < SMALLEST_GROUP:
         raise SettingError(
@@ -173,15 +185,17 @@ def draw(
         None if no group was drawn.
     """
     before, device = log_weight.reshape(len(log_weight), -1).shape[1], log_weight.device
-    after, old = width or before, log_weight.reshape(-1)
+    after, old, each = width or before, log_weight.reshape(-1), groups.each(log_weight)
+    numbers = torch.arange(before, device=device)
+    particles = each if before == 1 else [(chains[:, None] * before + numbers).reshape(-1) for chains in each]
+    rows = Groups(particles).side_by_side(old)[1]
     index = torch.arange(len(old), device=device).reshape(-1, before)[:, :after].clone()
     new = old.reshape(-1, before)[:, :after].clone()
     renewed, drawn = torch.zeros(len(log_weight), dtype=torch.bool, device=device), False
-    for chains in groups.each(log_weight):
-        some = (chains[:, None] * before + torch.arange(before, device=device)).reshape(-1)
-        weight, count = normalised(old[some]), len(chains) * after
-        if float(effective_size(weight)) >= ess * len(some):
+    for chains, some, row, size in zip(each, particles, rows, effective_size(rows).tolist(), strict=True):
+        if size >= ess * len(some):
             continue
+        weight, count = row[: len(some)], len(chains) * after
         if points is None:
             found = systematic(weight, generator, count)
         else:
@@ -334,8 +348,8 @@ def largest_share(groups: Groups, b: float, gain: Tensor, least_ess: float) -> f
     """The largest b' <= 1 at which weights exp((b' - b) gain) leave a share ``least_ess`` of every group."""
 
     def leaves_enough(step: float) -> bool:
-        sizes = (float(effective_size(normalised(step * gain[some]))) / len(some) for some in groups.each(gain))
-        return min(sizes) >= least_ess
+        index, rows = groups.side_by_side(step * gain)
+        return float((effective_size(rows) / (index < len(gain)).sum(1)).min()) >= least_ess
 
     low, high = 0.0, 1.0 - b
     if leaves_enough(high):

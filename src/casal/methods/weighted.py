@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -344,7 +344,12 @@ class WeightedCASAL(Method[Any]):
         spread = spread_of(half_distance2, weight)
         if not control.levels and (top == 0.0 or search_due(left)):
             top = self._top(context, state, control, weight, groups)
-        place = self._placing(control, max(top, control.rho), spread, left)
+        end = max(top, control.rho)
+        rate = growth(control.rho, end, spread, left)
+
+        def place(rho: float, row: int) -> float:
+            return control.levels[row - control.first] if control.levels else rate.next(rho, end)
+
         rhos = [place(control.rho, row)]
         state = self.weigh(state, rhos[0] - control.rho)
         info = population_record(state, groups, rhos[0])
@@ -356,13 +361,6 @@ class WeightedCASAL(Method[Any]):
             rhos.append(rho)
         state = resample(state, generator, groups, math.inf if left == 1 else self.ess)
         return state, control._replace(row=row, rhos=tuple(rhos), rho=rhos[-1], top=top), info
-
-    def _placing(self, control: Control, top: float, spread: float, left: int) -> Callable[[float, int], float]:
-        """(rho, row) -> the coupling of a row after rho: given, or by ``growth``."""
-        if control.levels:
-            return lambda rho, row: control.levels[row - control.first]
-        rate = growth(control.rho, top, spread, left)
-        return lambda rho, row: rate.next(rho, top)
 
     def _exchanges(self, control: Control, row: int) -> bool:
         """Whether all chains exchange before a row in any case: at the end, at every eighth level, or for a search."""
