@@ -68,15 +68,15 @@ def test_ellipsoid_satisfies_the_secular_equation(aspect: float, size: float) ->
     z = z[(z / axes).square().sum(1) > 1]
     if not len(z):
         return
-    foot = Ellipsoid(axes).project(z)
-    gauge = (foot / axes).square().sum(1).sqrt()
+    nearest = Ellipsoid(axes).project(z)
+    gauge = (nearest / axes).square().sum(1).sqrt()
     assert float((gauge - 1).abs().max()) <= 1e-14
     # z - p = mu p / s^2 with one mu >= 0 for all coordinates; it is read from the coordinate that shows it best.
-    biggest = ((z - foot) / z).abs().argmax(1, keepdim=True)
-    mu = ((z - foot) * axes.square() / foot).gather(1, biggest)
+    biggest = ((z - nearest) / z).abs().argmax(1, keepdim=True)
+    mu = ((z - nearest) * axes.square() / nearest).gather(1, biggest)
     assert bool((mu >= 0).all())
-    gap = (z - foot - mu * (foot / axes) / axes).abs()
-    assert bool((gap <= 1e-13 * (z.abs() + foot.abs() + (mu * foot / axes / axes).abs())).all())
+    gap = (z - nearest - mu * (nearest / axes) / axes).abs()
+    assert bool((gap <= 1e-13 * (z.abs() + nearest.abs() + (mu * nearest / axes / axes).abs())).all())
 
 
 def test_ellipsoid_nearly_touched_and_far_away() -> None:
@@ -101,8 +101,8 @@ def test_ellipsoid_nearly_touched_and_far_away() -> None:
 )
 def test_a_foot_comes_with_its_distance(constraint: Constraint, dtype: torch.dtype) -> None:
     z = 2.0 * torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
-    foot, half = geometry.quick_projection(constraint, z)
-    assert torch.equal(foot, constraint.project(z, quick=True)) and half.dtype == torch.float64
+    nearest, half = geometry.quick_projection(constraint, z)
+    assert torch.equal(nearest, constraint.project(z, quick=True)) and half.dtype == torch.float64
     exact = (z.double() - constraint.project(z.double())).square().sum(1) / 2
     close = 1e-13 if dtype == torch.float64 else 2e-6
     torch.testing.assert_close(half, exact, rtol=close, atol=close)
@@ -219,15 +219,15 @@ def test_two_fields_observed_at_123_points_with_circulation_and_enstrophy() -> N
         expected[:, field, index] = y
         expected[:, field, free] = m[:, None] + w * (r / w.norm(dim=1))[:, None]
     both = Product(*fields, sizes=(size, size))
-    foot = both.project(z)
-    torch.testing.assert_close(foot.flatten(2), expected, rtol=0, atol=1e-13)
-    assert float(both.violation(foot).max()) <= 2e-15
+    nearest = both.project(z)
+    torch.testing.assert_close(nearest.flatten(2), expected, rtol=0, atol=1e-13)
+    assert float(both.violation(nearest).max()) <= 2e-15
     assert both.fast
-    torch.testing.assert_close(both.project(z, quick=True), foot, rtol=0, atol=1e-13)
+    torch.testing.assert_close(both.project(z, quick=True), nearest, rtol=0, atol=1e-13)
     narrow = both.project(z.float(), quick=True)
-    assert narrow.dtype == torch.float32 and float((narrow - foot).abs().max()) <= 1e-5
+    assert narrow.dtype == torch.float32 and float((narrow - nearest).abs().max()) <= 1e-5
     part = both.take(slice(1, 2))
-    torch.testing.assert_close(part.project(z[1:2]), foot[1:2], rtol=0, atol=1e-14)
+    torch.testing.assert_close(part.project(z[1:2]), nearest[1:2], rtol=0, atol=1e-14)
 
 
 # ------------------------------------------------------------------ mass, energy and bounds
@@ -442,13 +442,13 @@ def test_the_range_of_energy_is_sharp() -> None:
 
 
 def test_any_order_and_several_boxes_merge() -> None:
-    law, wide, tight = MassEnergy(1.0, 2.0), Box(-0.5, 3.0), Box(-INF, torch.tensor([1.0, 1.0, 0.9, 2.0]))
+    conserved, wide, tight = MassEnergy(1.0, 2.0), Box(-0.5, 3.0), Box(-INF, torch.tensor([1.0, 1.0, 0.9, 2.0]))
     y = normal(10, 4)
-    first = law & wide & tight
-    for other in (wide & tight & law, tight & (law & wide), wide & law & tight):
+    first = conserved & wide & tight
+    for other in (wide & tight & conserved, tight & (conserved & wide), wide & conserved & tight):
         assert other.explain().startswith("iterative") and "alpha > 0 exists" in other.explain()
         assert torch.equal(other.project(y), first.project(y))
-    assert (law & wide).explain().startswith("closed form, nearest point")
+    assert (conserved & wide).explain().startswith("closed form, nearest point")
     with pytest.raises(ShapeError, match="broadcast"):
         first.project(normal(3, 5))
     more = first & Affine([[1.0, -1.0, 0.0, 0.0], [0.0, 0.0, 1.0, -1.0]], 0.0)

@@ -164,7 +164,7 @@ class Frame(NamedTuple):
 
     @staticmethod
     def of(along: Directions, size: int, point: Tensor | None, radius: Tensor | None, whole: Tensor | None) -> Frame:
-        """From r (1 or n,) and the radius R of the whole sphere; a set is a point where r is nothing beside R."""
+        """From r (1 or n,) and R (1 or n,), here ``whole``; a set is a point where r is nothing beside R."""
         axis = along.inside_direction()
         used = [i for i, part in enumerate([] if axis is None else axis.tolist()) if part]
         points = float(axis is None)
@@ -458,8 +458,8 @@ class Sphere(Round):
 
     def _project_fast_half(self, z: Tensor, warm: Tensor | None) -> tuple[Tensor, Tensor]:
         """The distance is | |z - c| - R |."""
-        foot, length, radius = self._shell(z)
-        return foot, (length - radius).to(torch.float64).flatten().square_().div_(2)
+        point, length, radius = self._shell(z)
+        return point, (length - radius).to(torch.float64).flatten().square_().div_(2)
 
     def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
         nothing = torch.zeros(0, torch.Size(event).numel(), dtype=torch.float64)
@@ -632,8 +632,8 @@ class Conserved(RoundInFlat):
 
     def _check_energy(self, energy: Tensor, size: int, free: int) -> None:
         spent, least = self._values.square().sum(1), self._least(size)
-        slack = ROUNDING * (least + energy)
-        bad = first_failure(energy >= least - slack)
+        granted = ROUNDING * (least + energy)
+        bad = first_failure(energy >= least - granted)
         if bad is not None:
             rest = f"the mass of the {free} others takes at least {show(least - spent, bad)}"
             parts = f"{show(least, bad)}: the observed ones have {show(spent, bad)}, {rest}"
@@ -642,7 +642,7 @@ class Conserved(RoundInFlat):
                 parts = f"mass^2 / N = {show(least, bad)} ({mass}): no field has so little"
             raise InfeasibleSet(f"energy {show(energy, bad)} is below {parts}")
         # Without a direction to move in, the energy is decided already.
-        bad = first_failure(energy <= least + slack) if free <= (self._mass is not None) else None
+        bad = first_failure(energy <= least + granted) if free <= (self._mass is not None) else None
         if bad is not None:
             fixed = f"fix the energy at {show(least, bad)}, not {show(energy, bad)}"
             raise InfeasibleSet(f"with {free} of {size} coordinates free, the other conditions {fixed}")
@@ -832,7 +832,7 @@ class MassEnergyBox(Constraint):
 
     On C the distance to y depends on y . z alone, and such a point maximises it (see ``_farthest``), so it
     is the nearest, and the only one. alpha and beta come from guessing which coordinates are clipped, and where the
-    guesses do not settle from halving intervals. Ties of y that bounds break (all of C is equally far from a constant
+    guesses do not converge from halving intervals. Ties of y that bounds break (all of C is equally far from a constant
     y) are broken in the order of the coordinates.
 
     With one pair of bounds for all coordinates this is the nearest point from everywhere, and ``exact`` says so. With
@@ -981,8 +981,8 @@ class MassEnergyBox(Constraint):
         low, high = (side.expand(event).reshape(-1) for side in (self.box.low, self.box.high))
         size = len(low)
         least, most = float(low.sum()), float(high.sum())
-        slack = ROUNDING * (abs(mass) + math.sqrt(size * energy))
-        if not least - slack <= mass <= most + slack:
+        granted = ROUNDING * (abs(mass) + math.sqrt(size * energy))
+        if not least - granted <= mass <= most + granted:
             reach = f"{size} coordinates within the bounds sum to {least:g} at least and {most:g} at most"
             raise InfeasibleSet(f"mass {mass:g} is out of reach: {reach}; choose a mass in between, or wider bounds")
         mean, radius = mass / size, max(0.0, energy - mass**2 / size) ** 0.5
@@ -1019,10 +1019,10 @@ class MassEnergyBox(Constraint):
     def _check_any_size(self) -> None:
         """What no number of coordinates can repair is refused at once."""
         low, high, mass, energy = self.box.low, self.box.high, self.conserved.mass, self.conserved.energy
-        floor = float(low.sum()) if bool((low >= 0).all()) else -math.inf
-        roof = float(high.sum()) if bool((high <= 0).all()) else math.inf
-        if mass < floor - ROUNDING * abs(floor) or mass > roof + ROUNDING * abs(roof):
-            asked = f"{floor:g} or more" if mass < floor else f"{roof:g} or less"
+        least_sum = float(low.sum()) if bool((low >= 0).all()) else -math.inf
+        most_sum = float(high.sum()) if bool((high <= 0).all()) else math.inf
+        if mass < least_sum - ROUNDING * abs(least_sum) or mass > most_sum + ROUNDING * abs(most_sum):
+            asked = f"{least_sum:g} or more" if mass < least_sum else f"{most_sum:g} or less"
             raise InfeasibleSet(f"mass {mass:g} is out of reach: the bounds alone ask for a sum of {asked}")
         least = float(torch.zeros_like(low).clamp(low, high).square().sum())
         if energy < least * (1.0 - ROUNDING):
@@ -1131,16 +1131,16 @@ def _bracket(v: Tensor, bounds: _Bounds) -> Tensor:
     near, far = (torch.full_like(v[:, :1], math.log(alpha)) for alpha in (NARROWEST, WIDEST))
     for iteration in range(HALVINGS):
         differ = (_pattern(start, bounds) != _pattern(end, bounds)).any(1, keepdim=True)
-        moving = differ & _show(start) & ~_show(end)
+        moving = differ & _too_short(start) & ~_too_short(end)
         if look_due(iteration, v) and not seen(moving.any()):
             break
         middle = 0.5 * (near + far)
         point = bounds.onto(middle.exp() * v)
-        up, down = moving & _show(point), moving & ~_show(point)
+        up, down = moving & _too_short(point), moving & ~_too_short(point)
         start, end = torch.where(up, point, start), torch.where(down, point, end)
         near, far = torch.where(up, middle, near), torch.where(down, middle, far)
 
-    stuck = chosen(_show(end).squeeze(1))
+    stuck = chosen(_too_short(end).squeeze(1))
     if len(stuck):
         start[stuck], end[stuck] = _corners(v[stuck], end[stuck], bounds)
     return _between(start, end)
@@ -1157,7 +1157,7 @@ def _corners(v: Tensor, start: Tensor, bounds: _Bounds) -> tuple[Tensor, Tensor]
     share = near
     for iteration in range(CORNERS):
         point = _filling(_order(torch.lerp(v, bounds.low + bounds.high, share), bounds), bounds.low, bounds.high)
-        short = _show(point)
+        short = _too_short(point)
         start, end = torch.where(short, point, start), torch.where(short, end, point)
         near, far = torch.where(short, share, near), torch.where(short, far, share)
         if look_due(iteration, v) and not seen((far > near).any()):
@@ -1172,7 +1172,8 @@ def _order(v: Tensor, bounds: _Bounds) -> Tensor:
     return high_first[v[:, high_first].argsort(dim=1, descending=True, stable=True)]
 
 
-def _show(u: Tensor) -> Tensor:
+def _too_short(u: Tensor) -> Tensor:
+    """(n, 1): |u| < 1."""
     return u.square().sum(1, keepdim=True) < 1.0
 
 
@@ -1325,17 +1326,17 @@ class Ellipsoid(Constraint):
         # Beyond 1e200 semi-axes the nearest point depends on the direction only.
         y = rows * (size / self._most).clamp_max(FARTHEST)
         outside = norm(y / sigma) > 1.0 + self._rounding()
-        foot = _secular(y, sigma) * self._most
-        foot = (foot if basis is None else foot @ basis.T).reshape(z.shape)
-        foot = foot if self.center is None else foot + self.center.to(z)
-        return torch.where(over_events(outside, z), foot, z)
+        point = _secular(y, sigma) * self._most
+        point = (point if basis is None else point @ basis.T).reshape(z.shape)
+        point = point if self.center is None else point + self.center.to(z)
+        return torch.where(over_events(outside, z), point, z)
 
     def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
         middle = torch.zeros(event, dtype=torch.float64) if self.center is None else self.center
         return middle[None], torch.tensor([self._most], dtype=torch.float64)
 
     def _rounding(self) -> float:
-        """How far the gauge of a computed foot may exceed one: the rounding of its coordinates over the axes."""
+        """How far the gauge of a computed point may exceed one: the rounding of its coordinates over the axes."""
         size = len(self._semi)
         center = torch.zeros_like(self._semi) if self.center is None else self.center.reshape(-1).to(self._semi)
         if self.matrix is None:
