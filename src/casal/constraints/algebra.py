@@ -336,9 +336,8 @@ class Product(Constraint):
             )
         return tuple(Product(*choice, sizes=self.sizes) for choice in itertools.product(*choices))
 
-    def _look_for_points(self, z: Tensor, first: int = 0) -> None:
-        for member, block in self._blocks(z):
-            member._look_for_points(block, first)
+    def _searched(self, z: Tensor) -> Sequence[tuple[Constraint, Tensor]]:
+        return list(self._blocks(z))
 
     def _made_of(self, event: Event) -> Sequence[tuple[Constraint, Event]]:
         """Members and their sizes, without blocks that are free."""
@@ -488,8 +487,8 @@ class _Motion(_Preimage):
     def _made_of(self, event: Event) -> Sequence[tuple[Constraint, Event]]:
         return [(self.inner, event)]
 
-    def _look_for_points(self, z: Tensor, first: int = 0) -> None:
-        self.inner._look_for_points(self._back(z), first)
+    def _searched(self, z: Tensor) -> Sequence[tuple[Constraint, Tensor]]:
+        return [(self.inner, self._back(z))]
 
     def _ball_around(self, event: Event) -> tuple[Tensor, Tensor] | None:
         found = self.inner._ball_around(event)

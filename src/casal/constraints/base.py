@@ -16,7 +16,7 @@ from torch import Tensor
 from casal.checks import Event, positive
 from casal.constraints.parameters import PerChain, check_count
 from casal.constraints.solvers.sparse_rows import SparseMatrix
-from casal.constraints.vectors import EPSILON, floating, gaussian, half_square, norm, over_events, relative
+from casal.constraints.vectors import EPSILON, floating, half_square, norm, over_events, relative
 from casal.devices import on_host, seen
 from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
 
@@ -221,12 +221,6 @@ INSIDE = 1e-12
 MOST_ROWS = 2000
 """Coordinates up to which sets with other ways to be projected write out their rows, a dense matrix."""
 
-REACHED = 1e-3
-"""Violation up to which a search has found a point, or comes so near that only a longer one could tell."""
-
-SEARCH = Budget(1e-6, 50)
-"""How hard a search for a point tries from each start, before it tries the best of them in full."""
-
 ON_SET = 1e-9
 """Violation up to which a point counts as on the set although its projection did not reach the tolerance."""
 
@@ -418,42 +412,13 @@ class Constraint:
                 f"{size} numbers, in the order of a flattened event"
             )
 
-    def _look_for_points(self, z: Tensor, first: int = 0) -> None:
-        """``check_nonempty``; with parameters for each chain there is a point for each, ``first`` names the first."""
-        if self.exact:
-            return
-        common = self.chains is None
-        missed = self._missed(z, SEARCH)
-        if bool((missed == 0).any() if common else (missed == 0).all()):
-            return
-        self._prove_empty(z, first)
-        lost = torch.nonzero(missed > REACHED).flatten()
-        if not len(lost) or (common and len(lost) < len(z)):
-            return
-        some, starts = (self, _starts(z[:2])) if common else (self.take(lost), _starts(z[lost]))
-        chain = torch.arange(starts.shape[1])
-        everywhere = some if common else some.take(chain.repeat(len(starts)))
-        least, which = everywhere._missed(starts.flatten(0, 1), SEARCH).reshape(starts.shape[:2]).min(0)
-        best = starts[which, chain]
-        left = least.argmin().reshape(1) if common else torch.nonzero(least > REACHED).flatten()
-        if not bool((least[left] > REACHED).any()):
-            return
-        last = (some if common else some.take(left))._missed(best[left], Budget())
-        if bool((last > REACHED).any()):
-            where = self._in_chain(0 if common else first + int(lost[left[last.argmax()]]))
-            raise InfeasibleSet(
-                f"no point of {self!r} was found{where}: from {len(starts)} starts the smallest violation reached is "
-                f"{float(last.max()):.3g}. Check its definition for a contradiction; if it has points, start near one"
-            )
-
     def _in_chain(self, chain: int) -> str:
         """Words for a message that is about one chain; none where the set is common to all."""
         return "" if self.chains is None else f" in chain {chain}"
 
-    def _missed(self, z: Tensor, budget: Budget) -> Tensor:
-        """Violations (n,) of the projections of z, zero where they converged."""
-        found = self.solve(z, budget=budget)
-        return torch.where(found.converged, 0.0, self.violation(found.point))
+    def _searched(self, z: Tensor) -> Sequence[tuple[Constraint, Tensor]] | None:
+        """Sets, and points of theirs for points z of C, in which points of C are searched for; None for C itself."""
+        return None
 
     def _prove_empty(self, z: Tensor, first: int) -> None:
         """Raise InfeasibleSet if it can be proved from here that C has no point; a set that cannot does nothing."""
@@ -875,14 +840,6 @@ def _decode(value: Any) -> Any:
     if value in ("inf", "-inf"):
         return float(value)
     return value
-
-
-def _starts(z: Tensor) -> Tensor:
-    """Points (k, n, *event) to start a search from: z, nearer to the origin, beyond it, and around it at random."""
-    generator = torch.Generator(z.device).manual_seed(0)
-    size = over_events(norm(z.flatten(1)) / math.sqrt(max(1, z[0].numel())), z)
-    aside = [gaussian(z, generator) for _ in range(4)]
-    return torch.stack([z, 0.1 * z, 0.01 * z, -z, aside[0], 0.1 * aside[1], 10.0 * aside[2], size * aside[3]])
 
 
 def nearest_solution(pieces: Sequence[Constraint], z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:

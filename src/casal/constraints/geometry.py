@@ -15,9 +15,15 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event
-from casal.constraints.base import ON_SET, Constraint, Geometry, OnSurface, Parts, SphereInFlat, Subspace
-from casal.constraints.vectors import ROUNDING, floating, over_events
-from casal.errors import SettingError
+from casal.constraints.base import ON_SET, Budget, Constraint, Geometry, OnSurface, Parts, SphereInFlat, Subspace
+from casal.constraints.vectors import ROUNDING, floating, gaussian, norm, over_events
+from casal.errors import InfeasibleSet, SettingError
+
+REACHED = 1e-3
+"""Violation up to which a search has found a point, or comes so near that only a longer one could tell."""
+
+SEARCH = Budget(1e-6, 50)
+"""How hard a search for a point tries from each start, before it tries the best of them in full."""
 
 TRIES, TO_AND_FRO = 8, 40
 """Starts and rounds of the search for the distance of two pieces."""
@@ -271,10 +277,56 @@ def check_nonempty(constraint: Constraint, z: Tensor, *, together: int = 256) ->
     if constraint.exact or not len(z):
         return
     if constraint.chains is None:
-        constraint._look_for_points(z.to(torch.float64))
+        _search(constraint, z.to(torch.float64), 0)
         return
     for some in torch.arange(constraint.chains).split(together):
-        constraint.take(some)._look_for_points(z.to(torch.float64)[some % len(z)], first=int(some[0]))
+        _search(constraint.take(some), z.to(torch.float64)[some % len(z)], int(some[0]))
+
+
+def _search(constraint: Constraint, z: Tensor, first: int) -> None:
+    """``check_nonempty``; with parameters for each chain there is a point for each, ``first`` names the first."""
+    inner = constraint._searched(z)
+    for member, points in inner or ():
+        _search(member, points, first)
+    if inner is not None or constraint.exact:
+        return
+    common = constraint.chains is None
+    missed = _missed(constraint, z, SEARCH)
+    if bool((missed == 0).any() if common else (missed == 0).all()):
+        return
+    constraint._prove_empty(z, first)
+    lost = torch.nonzero(missed > REACHED).flatten()
+    if not len(lost) or (common and len(lost) < len(z)):
+        return
+    some, starts = (constraint, _starts(z[:2])) if common else (constraint.take(lost), _starts(z[lost]))
+    chain = torch.arange(starts.shape[1])
+    everywhere = some if common else some.take(chain.repeat(len(starts)))
+    least, which = _missed(everywhere, starts.flatten(0, 1), SEARCH).reshape(starts.shape[:2]).min(0)
+    best = starts[which, chain]
+    left = least.argmin().reshape(1) if common else torch.nonzero(least > REACHED).flatten()
+    if not bool((least[left] > REACHED).any()):
+        return
+    last = _missed(some if common else some.take(left), best[left], Budget())
+    if bool((last > REACHED).any()):
+        where = constraint._in_chain(0 if common else first + int(lost[left[last.argmax()]]))
+        raise InfeasibleSet(
+            f"no point of {constraint!r} was found{where}: from {len(starts)} starts the smallest violation reached is "
+            f"{float(last.max()):.3g}. Check its definition for a contradiction; if it has points, start near one"
+        )
+
+
+def _missed(constraint: Constraint, z: Tensor, budget: Budget) -> Tensor:
+    """Violations (n,) of the projections of z, zero where they converged."""
+    found = constraint.solve(z, budget=budget)
+    return torch.where(found.converged, 0.0, constraint.violation(found.point))
+
+
+def _starts(z: Tensor) -> Tensor:
+    """Points (k, n, *event) to start a search from: z, nearer to the origin, beyond it, and around it at random."""
+    generator = torch.Generator(z.device).manual_seed(0)
+    size = over_events(norm(z.flatten(1)) / math.sqrt(max(1, z[0].numel())), z)
+    aside = [gaussian(z, generator) for _ in range(4)]
+    return torch.stack([z, 0.1 * z, 0.01 * z, -z, aside[0], 0.1 * aside[1], 10.0 * aside[2], size * aside[3]])
 
 
 def quick_projection(constraint: Constraint, z: Tensor, warm: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -172,8 +172,9 @@ class SeenFlow(Intersection):
     from a flow, (s, v(s)) with v(s) the solution for s. Numbers beyond ``FAR``, which no data reach, are cut first.
     """
 
-    def _look_for_points(self, z: Tensor, first: int = 0) -> None:
+    def _searched(self, z: Tensor) -> list[tuple[Constraint, Tensor]]:
         """The truth is a point of it."""
+        return []
 
     def _by_newton(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         y = z.flatten(1).clamp(-FAR, FAR)
