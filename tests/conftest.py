@@ -18,7 +18,7 @@ SLOW = (
     "constraints/test_implicit.py",
     "constraints/test_obstacles.py",
     "constraints/test_sample_near.py",
-    "sampling/test_executors_dask.py",
+    "sampling/test_workers_dask.py",
     "test_stranger.py",
 )
 """Files whose tests `make check` leaves out, beside those that are marked."""

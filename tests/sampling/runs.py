@@ -11,7 +11,7 @@ from torch import Tensor
 
 import casal
 
-N, TILE = 90, 20
+N, BATCH = 90, 20
 
 
 def gradient(x: Tensor) -> Tensor:
@@ -51,14 +51,14 @@ METHODS: dict[str, casal.Method[Any]] = {
 
 
 def run(name: str, *, slow: bool = False, seed: int = 3, n: int = N, **options: Any) -> casal.SampleResult:
-    """One of the runs, in five tiles."""
+    """One of the runs, in five batches; ``options`` are fields of ``casal.Run``."""
     if name == "split":
         sigmas = casal.karras_sigmas(20, 0.05, 10.0)
         target = casal.edm(slow_denoiser if slow else denoiser, sigmas, shape=3, churn=1.0, dtype=torch.float64)
     else:
         target = casal.langevin(slow_gradient if slow else gradient, steps=40, step_size=0.05, init=start)
-    options = {"tile": TILE, "record_every": 10, **options}
-    return casal.sample(target, casal.Sphere(1.5), METHODS[name], n, seed=seed, **options)
+    how = casal.Run(**{"batch": BATCH, "record_every": 10, **options})
+    return casal.sample(target, casal.Sphere(1.5), METHODS[name], n, seed=seed, run=how)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the public call says of a result that is not what was asked for."""
+"""The public call: how a run is carried out, old keywords, and what is said of a result that is not as asked for."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def interrupted_at(call: int) -> Any:
 
 
 def test_ctrl_c_without_a_store_is_warned_of() -> None:
-    """Three tiles of 5, 5 and 2 chains; call 1 is the probe, the second tile is stopped at its fourth step."""
+    """Batches of 5, 5 and 2 chains; call 1 is the probe, the second batch is stopped at its fourth step."""
     with pytest.warns(CasalWarning) as said:
-        result = run(interrupted_at(1 + 10 + 4), tile=5, threads=1)
+        result = run(interrupted_at(1 + 10 + 4), run=casal.Run(batch=5, threads=1))
     assert result.partial and result.steps.tolist() == [10] * 5 + [3] * 5
     (text,) = [str(warning.message) for warning in said]
     assert text.startswith("interrupted: of 12 chains 5 took all 10 steps, 5 fewer (at least 3)")
@@ -100,5 +100,55 @@ def test_ctrl_c_without_a_store_is_warned_of() -> None:
 
 def test_ctrl_c_with_a_store_says_how_to_go_on(tmp_path: Any) -> None:
     with pytest.warns(CasalWarning) as said:
-        run(interrupted_at(30), tile=5, threads=1, store=tmp_path / "store")
+        run(interrupted_at(30), run=casal.Run(batch=5, threads=1, store=tmp_path / "store"))
     assert ["store=" in str(warning.message) for warning in said] == [False]
+
+
+# ------------------------------------------------------------------------------------------- casal.Run and old keywords
+
+
+def test_old_keywords_warn_and_do_the_same(tmp_path: Any) -> None:
+    seen = list[int]()
+    old: dict[str, Any] = {"tile": 5, "threads": 1, "record_every": 2, "snapshots": 5, "dtype": torch.float32}
+    new = casal.Run(batch=5, threads=1, record_every=2, snapshots=5, dtype=torch.float32)
+    with pytest.warns(DeprecationWarning, match=r"tile, threads.* write run=casal\.Run\(batch=\.\.\., threads") as said:
+        one = run(lambda x: x, **old, store=tmp_path / "old", callback=lambda view: seen.append(view.step))
+    assert len(said) == 1 and said[0].filename == __file__
+    other = run(lambda x: x, run=new)
+    assert torch.equal(one.samples, other.samples) and one.provenance["batch"] == other.provenance["batch"] == 5
+    assert one.samples.dtype == other.samples.dtype and one.state.x.dtype == torch.float32
+    assert one.trace.keys() == other.trace.keys() and torch.equal(one.trace["step"], other.trace["step"])
+    assert one.snapshots is not None and other.snapshots is not None
+    assert torch.equal(one.snapshots.samples, other.snapshots.samples)
+    assert len(seen) == 30 and torch.equal(casal.load(tmp_path / "old").samples, other.samples)
+    with pytest.warns(DeprecationWarning, match="record_every as keywords"):
+        mixed = run(lambda x: x, run=casal.Run(batch=4), record_every=5)
+    assert mixed.provenance["batch"] == 4 and mixed.trace["step"].tolist() == [5.0, 10.0]
+
+
+def test_unknown_keywords_are_refused_with_those_there_are() -> None:
+    with pytest.raises(
+        SettingError, match=r"no keyword tiles; .*run=casal\.Run\(\.\.\.\), with batch, budget, callback"
+    ):
+        run(tiles=5)
+    with pytest.raises(TypeError, match="tile"):
+        casal.Run(tile=5)  # type: ignore[call-arg]
+    with pytest.raises(SettingError, match=r"run must be a casal\.Run such as .*, got \{'batch': 5\}"):
+        run(run={"batch": 5})
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"batch": 0}, "batch must be a whole number >= 1, got 0"),
+        ({"workers": 1.5}, r"workers must be a whole number >= 1, got 1\.5"),
+        ({"snapshots": -1}, "snapshots must be a whole number >= 0, got -1"),
+        ({"callback": 3}, "callback is a function"),
+        ({"client": object(), "workers": 2}, "not both"),
+        ({"workers": 2, "callback": print}, "leave out client= and workers="),
+        ({"workers": 2, "compile": True}, "works in this process only"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_run(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingError, match=says):
+        casal.Run(**fields)

@@ -95,7 +95,9 @@ def test_wrong_tolerances_are_refused_before_the_run(options: Any, error: Any, m
 
 def test_a_store_keeps_rows_and_units(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"tol": [1e-9, 1e-12, 1e-12]}
-    result = casal.sample(target(), CONCENTRATIONS, casal.Projected(), 40, store=tmp_path / "run.zarr", **settings)
+    result = casal.sample(
+        target(), CONCENTRATIONS, casal.Projected(), 40, run=casal.Run(store=tmp_path / "run.zarr"), **settings
+    )
     result.save(tmp_path / "saved.zarr")
     for name in ("run", "saved"):
         again = casal.load(tmp_path / f"{name}.zarr").certificate

@@ -1,4 +1,4 @@
-"""Runs in which every chain has its own condition: rows cut with the tiles, stored, and never mixed by resampling.
+"""Runs in which every chain has its own condition: rows cut with the batches, stored, and never mixed by resampling.
 
 The model has two conditions with a Gaussian each, so that the answer on a line is known in each of them.
 """
@@ -16,8 +16,9 @@ from torch import Tensor
 import casal
 from casal.diagnostics import Evidence, assess
 from casal.errors import SettingError, ShapeError, StoreError
-from casal.methods import Context
-from casal.sampling.plan import Options, make_plan
+from casal.methods import Context, Usage
+from casal.sampling.prepare import prepare
+from casal.sampling.run import Options
 
 N = 256
 LABEL = torch.arange(N) % 2
@@ -81,7 +82,7 @@ ALONE = {"casal": casal.CASAL(10.0), "projected": casal.Projected(), "dps": casa
 @pytest.mark.parametrize("name", STRICT)
 def test_every_condition_has_its_own_distribution(name: str) -> None:
     make, method = STRICT[name]
-    result = casal.sample(make(), LINE, method, N, tile=100)
+    result = casal.sample(make(), LINE, method, N, run=casal.Run(batch=100))
     assert bool(result.certificate.feasible.all())
     assert result.provenance["condition"] == f"label ({N},)"
     for label in (0, 1):
@@ -98,7 +99,7 @@ def test_every_condition_has_its_own_distribution(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALONE)
 def test_methods_whose_chains_do_not_meet(name: str) -> None:
-    result = casal.sample(diffusion(), LINE, ALONE[name], N, tile=60)
+    result = casal.sample(diffusion(), LINE, ALONE[name], N, run=casal.Run(batch=60))
     means = [float(result.samples[label == LABEL, 0].mean()) for label in (0, 1)]
     assert means[0] > 0.3 and means[1] < -0.3
 
@@ -107,7 +108,7 @@ def test_methods_whose_chains_do_not_meet(name: str) -> None:
 def test_one_condition_for_all_is_the_model_with_that_condition(name: str) -> None:
     make, method = STRICT[name] if name in STRICT else (diffusion, ALONE[name])
     one = torch.ones(N, dtype=torch.long)
-    together = casal.sample(make(one), LINE, method, N, tile=100)
+    together = casal.sample(make(one), LINE, method, N, run=casal.Run(batch=100))
     if make is diffusion:
         bare = casal.edm(
             lambda y, s: denoiser(y, s, torch.ones(len(y), dtype=torch.long)),
@@ -123,14 +124,14 @@ def test_one_condition_for_all_is_the_model_with_that_condition(name: str) -> No
         )
     if name == "auto":
         method = casal.WeightedCASAL()
-    alone = casal.sample(bare, LINE, method, N, tile=100)
+    alone = casal.sample(bare, LINE, method, N, run=casal.Run(batch=100))
     torch.testing.assert_close(together.samples, alone.samples, rtol=0, atol=1e-10)
 
 
 def test_the_first_step_of_a_flow_takes_the_rows_of_its_chains() -> None:
     label = torch.arange(50) % 2
     flow = casal.flow(velocity, steps=8, shape=2, dtype=torch.float64, condition={"label": label})
-    result = casal.sample(flow, LINE, casal.Unconstrained(), 50, tile=16)
+    result = casal.sample(flow, LINE, casal.Unconstrained(), 50, run=casal.Run(batch=16))
     for k in (0, 1):
         same = torch.full((50,), k)
         alone = casal.sample(
@@ -138,7 +139,7 @@ def test_the_first_step_of_a_flow_takes_the_rows_of_its_chains() -> None:
             LINE,
             casal.Unconstrained(),
             50,
-            tile=16,
+            run=casal.Run(batch=16),
         )
         assert torch.equal(result.samples[label == k], alone.samples[label == k])
         assert not torch.allclose(result.samples[label != k], alone.samples[label != k], atol=0.1)
@@ -152,7 +153,7 @@ def test_chains_with_their_own_sets_and_conditions() -> None:
     assert labels is not None and len(labels.unique()) == 4
     both = 2 * level.long() + LABEL
     assert all(len(labels[both == k].unique()) == 1 for k in range(4))
-    result = casal.sample(diffusion(), line, casal.SplitGibbs(0.05, levels=10), N, tile=100)
+    result = casal.sample(diffusion(), line, casal.SplitGibbs(0.05, levels=10), N, run=casal.Run(batch=100))
     torch.testing.assert_close(result.samples.sum(1), level, rtol=0, atol=1e-12)
     assert torch.equal(both[result.ancestors], both)
 
@@ -183,13 +184,13 @@ def test_embeddings_of_any_shape_and_dtype() -> None:
 
     target = casal.edm(network, [2.0, 1.0], shape=2, dtype=torch.float64, condition={"text": text, "flag": flag})
     assert target.groups is not None and len(target.groups.unique()) == 8
-    casal.sample(target, LINE, casal.Projected(), 64, tile=20)
+    casal.sample(target, LINE, casal.Projected(), 64, run=casal.Run(batch=20))
     assert seen == {(torch.float64, torch.bool, (3, 5), True)}
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "rows": (casal.Projected(), {"n": 64}, "256 rows, but n = 64"),
-    "compile": (casal.Projected(), {"compile": True}, "without conditions"),
+    "compile": (casal.Projected(), {"run": casal.Run(compile=True)}, "without conditions"),
     "shared multiplier": (casal.CASAL(10.0, dual="mean"), {}, "no condition"),
     "calibrate": (casal.LookAhead(calibrate=True), {}, "different conditions"),
     "bounded": (casal.BoundedHMC(), {"set": casal.Box(-3.0, 3.0)}, "different conditions"),
@@ -222,7 +223,9 @@ def test_conditions_that_cannot_be_used() -> None:
 
 def test_the_condition_is_part_of_the_identity_of_a_run(tmp_path: Path) -> None:
     def call(label: Tensor, seed: int = 0) -> casal.SampleResult:
-        return casal.sample(diffusion(label), LINE, casal.Projected(), N, store=tmp_path / "run", tile=64, seed=seed)
+        return casal.sample(
+            diffusion(label), LINE, casal.Projected(), N, seed=seed, run=casal.Run(store=tmp_path / "run", batch=64)
+        )
 
     first = call(LABEL)
     assert torch.equal(call(LABEL).samples, first.samples)
@@ -232,14 +235,15 @@ def test_the_condition_is_part_of_the_identity_of_a_run(tmp_path: Path) -> None:
         call(other)
 
 
-def test_the_plan_of_a_conditional_run_pickles() -> None:
+def test_a_prepared_conditional_run_pickles() -> None:
     start = torch.zeros(N, 2, dtype=torch.float64)
     target = casal.Target(denoiser, diffusion().table, start, condition={"label": LABEL})
-    plan = make_plan(target, LINE, casal.Projected(), N, Options(tile=100))
-    again = pickle.loads(pickle.dumps(plan))
+    prepared = prepare(target, LINE, casal.Projected(), N, Options(run=casal.Run(batch=100)))
+    again = pickle.loads(pickle.dumps(prepared))
     assert torch.equal(again.target.condition["label"], LABEL)
-    tile = again.tiles()[1]
-    assert torch.equal(again.steps_context(tile).target.condition["label"], LABEL[100:200])
+    batch = again.batches[1]
+    context = again.inside.context.of_chains(batch.start, batch.stop, Usage())
+    assert torch.equal(context.target.condition["label"], LABEL[100:200])
 
 
 def test_the_check_of_the_distribution_uses_the_rows_of_its_samples() -> None:
@@ -287,8 +291,8 @@ def test_guidance_of_a_flow_begins_with_its_first_step() -> None:
     target = casal.flow(velocity, steps=6, shape=2, dtype=torch.float64, condition={"label": label})
     by_hand = casal.flow(pushed, steps=6, shape=2, dtype=torch.float64)
     method = casal.Unconstrained()
-    found = casal.sample(casal.guided(target, 2.0, {"label": 1}), LINE, method, 40, tile=16)
-    torch.testing.assert_close(found.samples, casal.sample(by_hand, LINE, method, 40, tile=16).samples)
+    found = casal.sample(casal.guided(target, 2.0, {"label": 1}), LINE, method, 40, run=casal.Run(batch=16))
+    torch.testing.assert_close(found.samples, casal.sample(by_hand, LINE, method, 40, run=casal.Run(batch=16)).samples)
     assert any("guidance with scale 2" in reason for reason in found.fidelity.reasons)
 
 
@@ -321,7 +325,7 @@ def test_conditions_go_through_observations_and_soft_terms() -> None:
     exact = (mean / variance + y / 0.64 + torch.tensor([1.2, 0.0], dtype=torch.float64)) / precision
     torch.testing.assert_close(found, exact)
     soft = casal.tilted(diffusion(), lambda x: -x[:, 0].square() / 2)
-    result = casal.sample(soft, LINE, casal.LookAhead(levels=8, moves=1, path=3), N, tile=100)
+    result = casal.sample(soft, LINE, casal.LookAhead(levels=8, moves=1, path=3), N, run=casal.Run(batch=100))
     means = [float(result.samples[label == LABEL, 0].mean()) for label in (0, 1)]
     for label in (0, 1):  # the term divides by a Gaussian of variance one about zero
         centre, spread = on_the_line(label)

@@ -57,8 +57,8 @@ def model() -> casal.Target:
 
 
 def run(constraint: Constraint, decoder: Decoder, method: Method[Any], **options: Any) -> casal.SampleResult:
-    settings: dict[str, Any] = {"decoder": decoder, "seed": 3, "dtype": torch.float64, "record_every": 4, "threads": 1}
-    return casal.sample(model(), constraint, method, 11, **(settings | options))
+    how = casal.Run(**{"dtype": torch.float64, "record_every": 4, "threads": 1, **options})
+    return casal.sample(model(), constraint, method, 11, decoder=decoder, seed=3, run=how)
 
 
 @pytest.mark.slow
@@ -146,8 +146,8 @@ def test_samples_of_float32_chains_are_in_the_range_of_the_decoder() -> None:
 @pytest.mark.parametrize("name", ["CASAL", "mean dual", "projected"])
 def test_a_stored_run_comes_back_in_decoded_space(name: str, tmp_path: Path) -> None:
     pytest.importorskip("zarr")
-    plain = run(SETS["MassEnergy"], DECODERS["Fourier, scaled"], METHODS[name], tile=4)
+    plain = run(SETS["MassEnergy"], DECODERS["Fourier, scaled"], METHODS[name], batch=4)
     for _ in range(2):  # the second time everything is read from the store
-        stored = run(SETS["MassEnergy"], DECODERS["Fourier, scaled"], METHODS[name], tile=4, store=tmp_path / "run")
+        stored = run(SETS["MassEnergy"], DECODERS["Fourier, scaled"], METHODS[name], batch=4, store=tmp_path / "run")
         assert torch.equal(stored.samples, plain.samples)
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(stored.state, plain.state, strict=True))

@@ -1,4 +1,4 @@
-"""Runs in which every chain has its own set: cut with the tiles, certified, stored, never mixed by resampling."""
+"""Runs in which every chain has its own set: cut with the batches, certified, stored, never mixed by resampling."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ LONE = {
 
 
 @pytest.mark.parametrize("name", LONE)
-@pytest.mark.parametrize("tile", [N, 40, 7])
-def test_every_chain_is_in_its_own_set(name: str, tile: int) -> None:
-    result = casal.sample(target(), OWN, LONE[name], N, tile=tile, record_every=10)
+@pytest.mark.parametrize("batch", [N, 40, 7])
+def test_every_chain_is_in_its_own_set(name: str, batch: int) -> None:
+    result = casal.sample(target(), OWN, LONE[name], N, run=casal.Run(batch=batch, record_every=10))
     z = result.samples
     torch.testing.assert_close(z.sum(1), MASS, rtol=0, atol=1e-12)
     torch.testing.assert_close(z.square().sum(1), ENERGY, rtol=1e-12, atol=0)
@@ -61,14 +61,14 @@ def test_a_chain_with_its_own_set_is_the_chain_of_a_run_with_that_set(name: str)
 
 
 def test_chains_run_in_their_own_dtype_where_the_set_has_a_closed_form() -> None:
-    result = casal.sample(target(dtype=torch.float32), OWN, casal.CASAL(10.0), N, tile=40)
+    result = casal.sample(target(dtype=torch.float32), OWN, casal.CASAL(10.0), N, run=casal.Run(batch=40))
     assert result.state.z.dtype == torch.float32 and result.samples.dtype == torch.float64
     assert float(result.certificate.violation.max()) <= 1e-12
 
 
 def test_sets_for_each_chain_and_common_sets_intersect() -> None:
     both = casal.Affine([[1.0, 1.0, 1.0, 1.0]], PerChain(MASS[:, None])) & casal.Sphere(2.0)
-    result = casal.sample(target(), both, casal.CASAL(10.0), N, tile=40)
+    result = casal.sample(target(), both, casal.CASAL(10.0), N, run=casal.Run(batch=40))
     torch.testing.assert_close(result.samples.sum(1), MASS, rtol=0, atol=1e-12)
     torch.testing.assert_close(result.samples.norm(dim=1), torch.full_like(MASS, 2.0), rtol=1e-12, atol=0)
 
@@ -76,7 +76,9 @@ def test_sets_for_each_chain_and_common_sets_intersect() -> None:
 def test_behind_a_decoder() -> None:
     A = torch.randn((6, 4), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     radius = PerChain(torch.linspace(1.0, 3.0, N, dtype=torch.float64))
-    result = casal.sample(target(), casal.Sphere(radius), casal.CASAL(10.0), N, tile=40, decoder=casal.Linear(A))
+    result = casal.sample(
+        target(), casal.Sphere(radius), casal.CASAL(10.0), N, decoder=casal.Linear(A), run=casal.Run(batch=40)
+    )
     torch.testing.assert_close(result.samples.norm(dim=1), radius.values, rtol=1e-12, atol=0)
 
 
@@ -91,7 +93,7 @@ POPULATIONS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("name", POPULATIONS)
 def test_resampling_keeps_to_chains_of_the_same_set(name: str) -> None:
     make, method = POPULATIONS[name]
-    result = casal.sample(make(), TWO, method, N, tile=40)
+    result = casal.sample(make(), TWO, method, N, run=casal.Run(batch=40))
     radius = result.samples.norm(dim=1)
     torch.testing.assert_close(radius[: N // 2], torch.ones(N // 2, dtype=torch.float64))
     torch.testing.assert_close(radius[N // 2 :], torch.full((N // 2,), 2.0, dtype=torch.float64))
@@ -127,13 +129,13 @@ def test_two_sets_in_one_run_have_the_distributions_of_two_runs() -> None:
 
 
 def test_stored_and_continued(tmp_path: Path) -> None:
-    plain = casal.sample(target(), OWN, casal.CASAL(10.0), N, tile=40)
+    plain = casal.sample(target(), OWN, casal.CASAL(10.0), N, run=casal.Run(batch=40))
     for _ in range(2):
-        kept = casal.sample(target(), OWN, casal.CASAL(10.0), N, tile=40, store=tmp_path / "run.zarr")
+        kept = casal.sample(target(), OWN, casal.CASAL(10.0), N, run=casal.Run(batch=40, store=tmp_path / "run.zarr"))
         assert torch.equal(kept.samples, plain.samples)
     other = casal.MassEnergy(PerChain(MASS), PerChain(ENERGY + 1.0))
     with pytest.raises(casal.errors.StoreError, match="constraint"):
-        casal.sample(target(), other, casal.CASAL(10.0), N, tile=40, store=tmp_path / "run.zarr")
+        casal.sample(target(), other, casal.CASAL(10.0), N, run=casal.Run(batch=40, store=tmp_path / "run.zarr"))
 
 
 @pytest.mark.slow
@@ -145,7 +147,7 @@ def test_projected_to_the_nearest_latents(square: bool) -> None:
         A = 2.0 * torch.linalg.qr(A.T)[0].T
     radius = PerChain(torch.linspace(1.0, 3.0, N, dtype=torch.float64))
     method = casal.Projected(latent="exact", burn_in=3)
-    result = casal.sample(target(10), casal.Sphere(radius), method, N, tile=40, decoder=casal.Linear(A))
+    result = casal.sample(target(10), casal.Sphere(radius), method, N, decoder=casal.Linear(A), run=casal.Run(batch=40))
     torch.testing.assert_close((result.state.x @ A.T).norm(dim=1), radius.values, rtol=1e-10, atol=0)
 
 
@@ -155,34 +157,10 @@ def test_one_multiplier_for_all_chains_needs_one_set(method: Any) -> None:
         casal.sample(target(), OWN, method, N)
 
 
-class Counted(casal.Sphere):
-    """Counts the points that it projects."""
-
-    def _project(self, z: torch.Tensor) -> torch.Tensor:
-        COUNTS.append(len(z))
-        return super()._project(z)
-
-
-COUNTS: list[int] = []
-
-
-def test_a_set_is_tried_on_a_few_chains_also_where_the_model_needs_all() -> None:
-    """A model with one row of data a chain is tried on all chains, its set can be cut: projections may be slow."""
-    data = torch.linspace(0.0, 1.0, N, dtype=torch.float64)[:, None]
-    model = casal.edm(lambda y, s: (y + data) / (1 + s.to(y) ** 2), [2.0, 1.0, 0.5], shape=4, dtype=torch.float64)
-    own = Counted(PerChain(torch.linspace(1.0, 2.0, N, dtype=torch.float64)))
-    COUNTS.clear()
-    casal.sample(model, own, casal.Unconstrained(), N)
-    assert COUNTS and max(COUNTS) < N
-    COUNTS.clear()
-    result = casal.sample(model, own, casal.FinalProjection(), N)
-    assert max(COUNTS) == N and bool(result.certificate.feasible.all())
-
-
 def test_counts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ShapeError, match="parameters for 96 chains, but n = 40"):
         casal.sample(diffusion(), OWN, casal.CASAL(10.0), 40)
     with pytest.raises(SettingError, match="common to all chains"):
-        casal.sample(target(), OWN, casal.CASAL(10.0), N, compile=True)
+        casal.sample(target(), OWN, casal.CASAL(10.0), N, run=casal.Run(compile=True))
     with pytest.raises(SettingError, match="islands"):
         casal.sample(diffusion(), TWO, casal.SplitGibbs(0.2, islands=2), N)

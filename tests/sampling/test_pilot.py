@@ -13,10 +13,10 @@ from torch import Tensor
 
 import casal
 from casal.errors import DivergedError, SettingError, ShapeError
-from casal.sampling.first_calls import Options
-from casal.sampling.looks import look_ahead
+from casal.sampling.adapt import pilot_run
 from casal.sampling.pilot import BEND, STEP, Pilot
-from casal.sampling.plan import Plan, make_plan
+from casal.sampling.prepare import prepare
+from casal.sampling.run import Options, Prepared
 
 from ..models import MODE_SCALES, MODE_WEIGHTS, MODES, SIGMA_Y, particle_potential
 
@@ -28,9 +28,9 @@ def start(d: int, std: float = 1.0) -> casal.GaussianStart:
     return casal.GaussianStart(d, std, dtype=WIDE)
 
 
-def plan(target: casal.Target, constraint: casal.Constraint, n: int = 4000, **options: Any) -> Plan:
+def plan(target: casal.Target, constraint: casal.Constraint, n: int = 4000, **options: Any) -> Prepared:
     with torch.no_grad():
-        return make_plan(target, constraint, casal.Unconstrained(), n, Options(**options))
+        return prepare(target, constraint, casal.Unconstrained(), n, Options(**options))
 
 
 def found(target: casal.Target, constraint: casal.Constraint, n: int = 4000, **options: Any) -> Pilot:
@@ -39,13 +39,13 @@ def found(target: casal.Target, constraint: casal.Constraint, n: int = 4000, **o
     return pilot
 
 
-def looked_at(target: casal.Target, constraint: casal.Constraint, **options: Any) -> Pilot:
+def compared(target: casal.Target, constraint: casal.Constraint, **options: Any) -> Pilot:
     """The pilot of a target whose settings are given."""
 
     def points(chains: Tensor, stream: torch.Generator) -> Tensor:
         return target.draw(len(chains), stream)
 
-    return look_ahead(plan(target, constraint, **options).context, 4000, points, Options(**options).seed)
+    return pilot_run(plan(target, constraint, **options).context, 4000, points, Options(**options).seed)
 
 
 def gaussian(precision: Tensor | float, std: float = 1.0, d: int = 1, **settings: Any) -> casal.Target:
@@ -292,15 +292,15 @@ def test_a_given_preconditioner_is_the_unit_of_the_step() -> None:
 @pytest.mark.parametrize("off", [0.01, 1.0, 100.0])
 def test_a_step_that_does_not_fit_is_seen(off: float) -> None:
     stiff = torch.tensor([1.0, 50.0])
-    assert looked_at(gaussian(stiff, step_size=off * STEP / 50.0), solid(2)).ratio == pytest.approx(off, rel=0.05)
-    sphere = looked_at(von_mises_fisher(off * 0.05), casal.Sphere(1.0))
+    assert compared(gaussian(stiff, step_size=off * STEP / 50.0), solid(2)).ratio == pytest.approx(off, rel=0.05)
+    sphere = compared(von_mises_fisher(off * 0.05), casal.Sphere(1.0))
     assert 0.3 * off < sphere.ratio < 3.0 * off
     assert sphere.ratio == pytest.approx(1.0) or off != 1.0
 
 
 def test_one_step_size_per_step_is_judged_by_its_median() -> None:
     sizes = STEP * torch.cat([torch.ones(40), torch.full((10,), 1e-3)])
-    assert looked_at(gaussian(1.0, d=2, step_size=sizes), solid(2)).ratio == pytest.approx(1.0, rel=1e-3)
+    assert compared(gaussian(1.0, d=2, step_size=sizes), solid(2)).ratio == pytest.approx(1.0, rel=1e-3)
 
 
 # -------------------------------------------------------------------------------------------- integrable
@@ -343,7 +343,7 @@ def test_the_pilot_is_part_of_the_cost_and_of_the_record() -> None:
         return x
 
     target = casal.langevin(gradient, steps=50, step_size="auto", preconditioner="auto", init=start(2))
-    result = casal.sample(target, casal.Sphere(1.0), casal.Projected(), 400, threads=1)
+    result = casal.sample(target, casal.Sphere(1.0), casal.Projected(), 400, run=casal.Run(threads=1))
     probe = 3  # rows on which the call is checked before anything else; they have never been counted
     assert result.cost.score_evaluations * 400 == pytest.approx(sum(calls) - probe)
     pilot = plan(target, casal.Sphere(1.0), n=400).pilot
@@ -363,7 +363,8 @@ def test_the_same_seed_finds_the_same_step() -> None:
 def test_threads_change_no_bit() -> None:
     target = casal.energy(mixture_potential, steps=20, step_size="auto", preconditioner="auto", init=start(2))
     one, two = (
-        casal.sample(target, casal.Sphere(2.0), casal.Projected(), 300, threads=threads, tile=100) for threads in (1, 2)
+        casal.sample(target, casal.Sphere(2.0), casal.Projected(), 300, run=casal.Run(threads=threads, batch=100))
+        for threads in (1, 2)
     )
     assert torch.equal(one.samples, two.samples)
 

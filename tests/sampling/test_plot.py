@@ -20,7 +20,7 @@ def of_shape(*event: int) -> casal.SampleResult:
     """A few samples on a sphere."""
     init = torch.randn(30, *event, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     target = casal.langevin(lambda x: x, steps=4, step_size=0.1, init=init)
-    return casal.sample(target, casal.Sphere(1.0), casal.CASAL(10.0), 30, record_every=1)
+    return casal.sample(target, casal.Sphere(1.0), casal.CASAL(10.0), 30, run=casal.Run(record_every=1))
 
 
 def titles(figure: Any) -> list[str]:

@@ -133,7 +133,7 @@ def test_a_gap_is_shown_where_there_is_one() -> None:
 
 
 def small(constraint: casal.Constraint, **options: Any) -> casal.SampleResult:
-    return casal.sample(target(10), constraint, casal.Projected(), 8, tile=3, **options)
+    return casal.sample(target(10), constraint, casal.Projected(), 8, run=casal.Run(batch=3, **options))
 
 
 def test_a_loaded_certificate_is_computed_again(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_set_for_each_chain_is_taken_for_the_chains_that_are_there(tmp_path: P
     pytest.importorskip("zarr")
     radii = casal.PerChain([1.0 + 0.5 * k for k in range(8)])
     whole = small(casal.Sphere(radii), store=tmp_path / "run.zarr")
-    (tmp_path / "run.zarr" / "provenance" / "tiles" / "tile-000001.json").unlink()
+    (tmp_path / "run.zarr" / "provenance" / "batches" / "batch-000001.json").unlink()
     part = casal.load(tmp_path / "run.zarr")
     there = torch.tensor([0, 1, 2, 6, 7])
     assert torch.equal(part.samples, whole.samples[there]) and part.certificate.note == ""

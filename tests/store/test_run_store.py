@@ -15,16 +15,16 @@ import torch
 from casal.errors import StoreError
 from casal.store import RunStore, open_tree
 from casal.store.files import draft_of, sealed
-from casal.store.run_store import JOURNAL
+from casal.store.run_store import CHECKPOINT, JOURNAL
 
 zarr = pytest.importorskip("zarr")
 
 IDENTITY = {"seed": 1}
-CHAINS, TILE = 5, 3
+CHAINS, BATCH = 5, 3
 
 
 def opened(folder: Path) -> RunStore:
-    return RunStore(folder / "run", IDENTITY, CHAINS, TILE)
+    return RunStore(folder / "run", IDENTITY, CHAINS, BATCH)
 
 
 def arrays(start: int, stop: int, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
@@ -34,11 +34,11 @@ def arrays(start: int, stop: int, dtype: torch.dtype = torch.float64) -> dict[st
 
 
 def record(folder: Path, index: int = 0) -> Path:
-    return folder / "run" / JOURNAL / f"tile-{index:06d}.json"
+    return folder / "run" / JOURNAL / f"batch-{index:06d}.json"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_tiles_come_back_as_they_went_in(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_batches_come_back_as_they_went_in(tmp_path: Path, dtype: torch.dtype) -> None:
     store = opened(tmp_path)
     assert store.done() == [] and not store.begun() and store.count == 2
     for index in range(store.count):
@@ -57,15 +57,15 @@ def test_tiles_come_back_as_they_went_in(tmp_path: Path, dtype: torch.dtype) -> 
 
 def test_checkpoints_come_back_and_go_when_the_run_ends(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    assert store.read_checkpoint() is None
+    assert store.read_arrays(CHECKPOINT) is None
     parts = {"generator": torch.Generator().manual_seed(3).get_state(), "0/state/x": torch.randn(3, 2)}
-    store.write_checkpoint(parts, {"leg": 4})
+    store.write_arrays(CHECKPOINT, parts, {"stage": 4})
     store = opened(tmp_path)
-    found = store.read_checkpoint()
-    assert found is not None and found[1]["leg"] == 4 and store.begun()
+    found = store.read_arrays(CHECKPOINT)
+    assert found is not None and found[1]["stage"] == 4 and store.begun()
     assert all(torch.equal(found[0][name], part) for name, part in parts.items())
     store.finish({"cost": [1.0, 2.0, 3.0]})
-    assert store.read_checkpoint() is None and store.attributes["cost"] == [1.0, 2.0, 3.0]
+    assert store.read_arrays(CHECKPOINT) is None and store.attributes["cost"] == [1.0, 2.0, 3.0]
     assert RunStore.reading(tmp_path / "run").attributes == store.attributes
 
 
@@ -73,9 +73,9 @@ def test_another_run_and_damage_are_named(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.write(0, arrays(0, 3), {"steps": 7})
     with pytest.raises(StoreError, match=r"holds another run.*\n  n: 5 in the store, 4 now"):
-        RunStore(tmp_path / "run", IDENTITY, 4, TILE)
+        RunStore(tmp_path / "run", IDENTITY, 4, BATCH)
     store.root["state/x"][1] = 9.0
-    with pytest.raises(StoreError, match=r"tile 0 \(chains 0 to 3\) .* is damaged"):
+    with pytest.raises(StoreError, match=r"batch 0 \(chains 0 to 3\) .* is damaged"):
         store.read(0)
 
 
@@ -128,7 +128,8 @@ def test_garbage_in_place_of_metadata_is_named(file: str, content: bytes, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "file", ["zarr.json", "provenance/zarr.json", "provenance/tiles/zarr.json", "state/zarr.json", "state/x/zarr.json"]
+    "file",
+    ["zarr.json", "provenance/zarr.json", "provenance/batches/zarr.json", "state/zarr.json", "state/x/zarr.json"],
 )
 def test_missing_metadata_is_named(file: str, tmp_path: Path) -> None:
     with opened(tmp_path) as store:
@@ -138,7 +139,7 @@ def test_missing_metadata_is_named(file: str, tmp_path: Path) -> None:
         opened(tmp_path).read(0)
 
 
-@pytest.mark.parametrize("entry", [{"n": 0}, {"n": "5"}, {"n": True}, {"tile": 6}, {"tile": 2.5}, {"tile": None}])
+@pytest.mark.parametrize("entry", [{"n": 0}, {"n": "5"}, {"n": True}, {"batch": 6}, {"batch": 2.5}, {"batch": None}])
 def test_counts_that_cannot_be_are_named(entry: dict[str, Any], tmp_path: Path) -> None:
     opened(tmp_path).close()
     place = tmp_path / "run" / "provenance" / "zarr.json"
@@ -146,15 +147,15 @@ def test_counts_that_cannot_be_are_named(entry: dict[str, Any], tmp_path: Path) 
     document["attributes"]["identity"].update(entry)
     document["attributes"] = sealed(document["attributes"])
     place.write_text(json.dumps(document))
-    with pytest.raises(StoreError, match="is damaged: tiles of"):
+    with pytest.raises(StoreError, match="is damaged: batches of"):
         RunStore.reading(tmp_path / "run")
 
 
-def test_only_records_on_disk_are_looked_at_however_many_tiles_are_claimed(tmp_path: Path) -> None:
+def test_only_records_on_disk_are_looked_at_however_many_batches_are_claimed(tmp_path: Path) -> None:
     opened(tmp_path).write(0, arrays(0, 3), {"steps": 7})
     place = tmp_path / "run" / "provenance" / "zarr.json"
     document = json.loads(place.read_text())
-    document["attributes"]["identity"].update(n=10**12, tile=1)
+    document["attributes"]["identity"].update(n=10**12, batch=1)
     document["attributes"] = sealed(document["attributes"])
     place.write_text(json.dumps(document))
     store = RunStore.reading(tmp_path / "run")
@@ -163,15 +164,15 @@ def test_only_records_on_disk_are_looked_at_however_many_tiles_are_claimed(tmp_p
         store.read(0)
 
 
-def test_a_record_beyond_the_last_tile_is_named(tmp_path: Path) -> None:
+def test_a_record_beyond_the_last_batch_is_named(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.write(0, arrays(0, 3), {"steps": 7})
     record(tmp_path, 2).write_bytes(record(tmp_path).read_bytes())
-    with pytest.raises(StoreError, match=r"tile 2, but its 5 chains make 2 tiles; remove .*tile-000002.json"):
+    with pytest.raises(StoreError, match=r"batch 2, but its 5 chains make 2; remove .*batch-000002.json"):
         store.done()
 
 
-def test_a_damaged_description_is_found_before_a_tile_is_written_to_it(tmp_path: Path) -> None:
+def test_a_damaged_description_is_found_before_a_batch_is_written_to_it(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store.write(0, arrays(0, 3), {"steps": 7})
     place = tmp_path / "run" / "state" / "x" / "zarr.json"
@@ -181,14 +182,16 @@ def test_a_damaged_description_is_found_before_a_tile_is_written_to_it(tmp_path:
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_tile_whose_record_was_removed_is_written_over_its_damaged_chunks(index: int, tmp_path: Path) -> None:
+def test_a_batch_whose_record_was_removed_is_written_over_its_damaged_chunks(index: int, tmp_path: Path) -> None:
     """The way out that the message gives."""
     store = opened(tmp_path)
     for k in range(2):
         store.write(k, arrays(*store.bounds(k)), {})
     chunk = tmp_path / "run" / "state" / "x" / "c" / str(index) / "0"
     chunk.write_bytes(b"garbage")
-    with pytest.raises(StoreError, match=rf"remove tile-00000{index}.json in provenance/tiles to run that tile again"):
+    with pytest.raises(
+        StoreError, match=rf"remove batch-00000{index}.json in provenance/batches to run that batch again"
+    ):
         store.read(index)
     record(tmp_path, index).unlink()
     store.write(index, arrays(*store.bounds(index)), {})
@@ -197,20 +200,20 @@ def test_a_tile_whose_record_was_removed_is_written_over_its_damaged_chunks(inde
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    store.write_checkpoint({"x": torch.arange(40.0)}, {"leg": 1})
+    store.write_arrays(CHECKPOINT, {"x": torch.arange(40.0)}, {"stage": 1})
     place = tmp_path / "run" / JOURNAL / "checkpoint.npz"
     content = place.read_bytes()
     for k in range(0, len(content), 7):
         place.write_bytes(content[:k] + bytes([content[k] ^ 1]) + content[k + 1 :])
         try:
-            found = store.read_checkpoint()
+            found = store.read_arrays(CHECKPOINT)
         except StoreError as error:
-            assert "remove checkpoint.npz in provenance/tiles" in str(error)
+            assert "remove checkpoint.npz in provenance/batches" in str(error)
         else:
-            assert found is not None and torch.equal(found[0]["x"], torch.arange(40.0)) and found[1]["leg"] == 1
+            assert found is not None and torch.equal(found[0]["x"], torch.arange(40.0)) and found[1]["stage"] == 1
     np.savez(place, about=np.frombuffer(b"[]", dtype=np.uint8))
     with pytest.raises(StoreError, match="begin again"):
-        store.read_checkpoint()
+        store.read_arrays(CHECKPOINT)
 
 
 def test_drafts_of_ended_processes_go_when_the_store_is_opened_for_writing(tmp_path: Path, ended: int) -> None:
@@ -220,7 +223,7 @@ def test_drafts_of_ended_processes_go_when_the_store_is_opened_for_writing(tmp_p
     name, _, number = mine.name.rpartition(f"-{os.getpid()}-")
     inside = [
         record(tmp_path).with_name(f"{draft_of(record(tmp_path)).name.rpartition('-')[0]}-0"),
-        record(tmp_path).with_name(f".tile-000000.json.elsewhere-{ended}-0"),
+        record(tmp_path).with_name(f".batch-000000.json.elsewhere-{ended}-0"),
         tmp_path / "run" / "state" / "x" / "c" / "0" / "0.abc.partial",
     ]
     beside = [mine.with_name(f"{name}-{ended}-{number}"), mine, mine.with_name(f".run.elsewhere-{ended}-0")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from torch import Tensor
 from casal.checks import Event
 from casal.constraints import Constraint, geometry
 from casal.decoders import Decoder, Identity
-from casal.errors import DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
+from casal.errors import CasalError, DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
 from casal.methods import METHODS, Context, Method, Uncounted
 from casal.sampling.certificate import Measure, certify
 from casal.sampling.run import Options
@@ -69,35 +68,36 @@ class Tried(NamedTuple):
 
 
 def try_out(target: Target, constraint: Constraint, n: int, options: Options) -> Tried:
-    """Try everything on a few chains. If the score fails there but not on all chains at once, say what is asked for."""
+    """Try everything on a few chains. If it fails there but not on all chains at once, say what is asked for."""
 
-    def points(rows: int) -> Tensor:
+    def attempt(count: int) -> Tried:
         generator = stream(options.seed, "probe", device=place_of(target, options))
-        return starting_points(target, 0, rows, generator, options.run.dtype)
-
-    probe = points(min(n, PROBE))
-    try:
+        probe = starting_points(target, 0, count, generator, options.run.dtype)
         row_dtype = probe.dtype if options.run.compile else torch.float64
         centred, offset = (options.decoder or Identity()).centred(probe)
         inside = constraint if offset is None else constraint.shifted(-offset)
         context = Context(target, inside, centred.to(probe), probe[:0], row_dtype=row_dtype)
-        event = _check_context(context.replace(usage=Uncounted()), probe, n, options)
+        return Tried(context, _check_context(context.replace(usage=Uncounted()), probe, n, options), centred, offset)
+
+    few = min(n, PROBE)
+    try:
+        return attempt(few)
     except Exception as failure:
-        if len(probe) < n and not _takes(target, probe) and _takes(target, points(n)):
-            said = str(failure).partition("\n")[0][:200]
-            raise SettingError(
-                f"the gradient of {target.name} takes all {n} chains at once, and fails on a few ({said}): {ANY_ROWS}"
-            ) from failure
-        raise
-    return Tried(context, event, centred, offset)
+        if few == n or not _of_a_function(failure):
+            raise
+        try:
+            attempt(n)
+        except Exception:  # the number of rows is not what is wrong
+            raise failure from failure.__cause__
+        said = str(failure).partition("\n")[0][:200]
+        raise SettingError(
+            f"model, decoder or set work on all {n} chains at once, and fail on {few} of them ({said}): {ANY_ROWS}"
+        ) from failure
 
 
-def _takes(target: Target, x: Tensor) -> bool:
-    """Whether the score works on the first chains, which are at x."""
-    with suppress(Exception):
-        condition = target.take(slice(0, len(x))).condition
-        return target.score(x, target.table.t[0].to(x.device), **condition).shape == x.shape
-    return False
+def _of_a_function(error: Exception) -> bool:
+    """Whether an error may come from a function that cannot take a few chains."""
+    return isinstance(error, ShapeError) or not isinstance(error.__cause__ or error, CasalError)
 
 
 # ------------------------------------------------------------------- what is refused before the first step
@@ -250,7 +250,7 @@ def _check_context(context: Context, probe: Tensor, n: int, options: Options) ->
     rows = probe[chains]
     _check_score(context.replace(target=few.take(chains)), rows, len(probe))
     decoded = _probed("the decoder", context.decode, rows)
-    if len(rows) > PROBE and not _close(decoded[0], decoded[-1]):
+    if len(rows) > len(probe) and not _close(decoded[0], decoded[-1]):
         raise SettingError(f"the decoder depends on the row of a chain, not on its point alone: {ANY_ROWS}")
     context.constraint.validate(tuple(decoded.shape[1:]))
     geometry.check_nonempty(context.constraint, decoded)
@@ -265,7 +265,7 @@ def _repeated(count: int, n: int, columns: int) -> Tensor:
     There are never as many rows as columns, so that a transposed result is seen as well.
     """
     every = torch.arange(count)
-    if n <= PROBE:
+    if count == n:
         return every
     return torch.cat([every, every.new_zeros(1 + int(columns == count + 1))])
 
@@ -279,7 +279,7 @@ def _probed(name: str, function: Callable[..., Tensor], x: Tensor, *more: Tensor
     except RuntimeError as error:
         if "in-place operation" not in str(error):
             raise
-        raise SettingError(edits) from error
+        raise SettingError(edits) from None
     if not all(torch.allclose(*pair, rtol=0, atol=0, equal_nan=True) for pair in zip(copies, (x, *more), strict=True)):
         raise SettingError(edits)
     return out
@@ -310,7 +310,7 @@ def _check_score(context: Context, rows: Tensor, points: int) -> None:
             steps=len(target.table),
             chains=lost,
         )
-    if len(rows) <= PROBE or _close(score[0], score[-1]):
+    if len(rows) <= points or _close(score[0], score[-1]):
         return
     if _close(score, _probed(name, context.score, rows, t)):  # else it is random
         raise SettingError(f"{name} depends on the row of a chain, not on its point alone: {ANY_ROWS}")

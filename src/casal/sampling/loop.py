@@ -310,10 +310,13 @@ class Job:
     ended: bool = False
 
     def part(self, batch: Batch) -> Any:
-        """The state of a batch: a slice of that of all chains."""
+        """The state of a batch: a slice of that of all chains.
+
+        It counts its own versions (``data``): what another batch writes beside it is no change of its points.
+        """
         if len(self.taken) == 1:
             return self.state
-        return type(self.state)(*(part[batch.chains] if part.ndim else part for part in self.state))
+        return type(self.state)(*(part.data[batch.chains] if part.ndim else part for part in self.state))
 
     def absorb(self, came: Advanced) -> None:
         """What a batch used and what was recorded of it."""

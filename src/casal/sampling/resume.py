@@ -55,7 +55,9 @@ class StoreKeeper(Keeper):
         fixed = None if self.independent else f"the chains of {name} act together, so that more of them change all"
         self.store = RunStore(path, identity(prepared), prepared.n, prepared.batch, fixed)
         budget = int(REPLAYED * prepared.steps * len(prepared.batches))
-        self._replayed, self._proof = max(1, budget), dict[str, tuple[dict[str, Tensor], dict[str, Any]]]()
+        self._replayed: int | None = max(1, budget)
+        self._proof = dict[str, tuple[dict[str, Tensor], dict[str, Any]]]()  # not yet written
+        self._first, self._latest = False, -1  # whether the first steps are kept, and the latest stage that is
         self._ended: dict[str, Any] = {"trace": Trace().plain(), "usage": [0, 0]}
 
     def __exit__(self, *_: object) -> None:
@@ -103,6 +105,12 @@ class StoreKeeper(Keeper):
         job.state = self._state(record["kind"], state, self.prepared.n)
         job.stage, job.done, job.taken = record["stage"], record["done"], record["taken"]
         job.control = self._control(record["control"])
+        told = f"its checkpoint is before stage {job.stage}, after {job.taken} of {self.prepared.steps} steps"
+        whole = isinstance(job.stage, int) and isinstance(job.done, int)
+        if not whole or job.taken != [job.done] * len(self.prepared.batches) or job.done > self.prepared.steps:
+            raise self._misfit(told)
+        if job.done < self.prepared.steps and self.prepared.stage(job.control, job.stage) is None:
+            raise self._misfit(told)
         for name, part in arrays.items():
             if name.startswith("snapshots/"):
                 _, step, index = name.split("/")
@@ -130,7 +138,7 @@ class StoreKeeper(Keeper):
     # -------------------------------------------------------------------------------------------- the proof
 
     def replayed(self, batch: Batch) -> int | None:
-        return self._replayed if batch.index == 0 or (self.independent and not self._proof) else None
+        return self._replayed if self.independent or batch.index == 0 else None
 
     def _replay(self) -> None:
         """Take a few steps of the first batch again, and compare every bit.
@@ -150,7 +158,7 @@ class StoreKeeper(Keeper):
             arrays, record = found
             before = {k.removeprefix("before/"): v for k, v in arrays.items() if k.startswith("before/")}
             after = {k.removeprefix("after/"): v for k, v in arrays.items() if k.startswith("after/")}
-            batch = prepared.batches[record["batch"]]
+            batch = Batch(*record["batch"])
             work = Work(
                 record["stage"],
                 self._control(record["control"]),
@@ -163,6 +171,9 @@ class StoreKeeper(Keeper):
             )
             came = advance(prepared, work, Watch(), self.walk)
             self._compare(f"the {name}", after, came.state)
+            self._first = True
+            if self.independent:  # what is there of them says enough
+                self._replayed = None
 
     def _compare(self, what: str, stored: Mapping[str, Tensor], state: Any) -> None:
         fields = state._asdict()
@@ -181,24 +192,25 @@ class StoreKeeper(Keeper):
 
     def _keep_proof(self, job: Job, came: Advanced) -> None:
         """What the next resume compares with: steps at the beginning of the run, and at the end of the latest stage."""
-        if not came.marks or came.interrupted:
+        if not came.marks or came.interrupted or job.stage == self._latest:
             return
         begin, early, late, end = came.marks
         pairs = {"last steps": (late, end)}
-        if "first steps" not in self._proof:
+        if not self._first:
             pairs["first steps"] = (begin, early)
+        self._first, self._latest = True, job.stage
+        batch = [came.batch.index, came.batch.start, came.batch.stop]
         for name, (before, after) in pairs.items():
             arrays = {f"before/{k}": v for k, v in before.state._asdict().items()}
             arrays |= {f"after/{k}": v for k, v in after.state._asdict().items()} | {"generator": before.generator}
-            record = {"batch": came.batch.index, "stage": job.stage, "done": job.done, "kind": _kind(before.state)}
+            record = {"batch": batch, "stage": job.stage, "done": job.done, "kind": _kind(before.state)}
             record |= {"control": self._control_data(job), "row": before.row, "stop": after.row}
             self._proof[name] = arrays, record
 
     def _write_proof(self) -> None:
         for name, (arrays, record) in self._proof.items():
-            if arrays:
-                self.store.write_arrays(name, arrays, record)
-        self._proof = {name: ({}, {}) for name in self._proof}  # written
+            self.store.write_arrays(name, arrays, record)
+        self._proof.clear()
 
     def _control_data(self, job: Job) -> Any:
         return None if job.control is self.prepared.control else list(job.control)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,7 +86,8 @@ class Trace:
 def _combined(name: str, parts: list[tuple[int, float, float]]) -> float:
     if name in WORST_CASE:
         return max(largest for _, _, largest in parts)
-    return sum(count * mean for count, mean, _ in parts) / sum(count for count, _, _ in parts)
+    total = math.fsum(count * mean for count, mean, _ in parts)  # the same in whatever order batches come
+    return total / sum(count for count, _, _ in parts)
 
 
 @dataclass(frozen=True, repr=False)

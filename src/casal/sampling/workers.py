@@ -121,30 +121,35 @@ class Threads(Workers):
                     return
             return
         context = _surroundings(self.prepared.device)
-        jobs: list[Future[Advanced | None]] = []
+        pending, failed = dict[Future[Advanced | None], int](), dict[int, BaseException]()
         try:
-            jobs += [self._pool.submit(self._guarded, task, work, walk, context) for work in works]
-            yield from self._arrivals(jobs)
+            for work in works:
+                pending[self._pool.submit(self._guarded, task, work, walk, context)] = work.batch.index
+            yield from self._arrivals(pending, failed)
         except GeneratorExit:  # whoever asked was interrupted
             self._stop(NOWHERE)
-            wait(jobs)
+            wait(pending)
             raise
-        for job in jobs:  # in the order of batches
-            job.result()
+        if failed:
+            raise failed[min(failed)]
 
-    def _arrivals(self, jobs: Sequence[Future[Advanced | None]]) -> Iterator[Advanced]:
-        """What comes back, as it comes. After Ctrl-C, as far as it is."""
-        pending = set(jobs)
+    def _arrivals(
+        self, pending: dict[Future[Advanced | None], int], failed: dict[int, BaseException]
+    ) -> Iterator[Advanced]:
+        """What comes back, as it comes, and is then let go. After Ctrl-C, as far as it is."""
         while pending:
             try:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                done, _ = wait(pending, return_when=FIRST_COMPLETED)
             except KeyboardInterrupt:
                 self.interrupted = True
                 self._stop(NOWHERE)
                 continue
-            for job in done:
-                came = None if job.exception() is not None else job.result()
-                if came is not None:
+            while done:
+                job = done.pop()
+                index, error = pending.pop(job), job.exception()
+                if error is not None:
+                    failed[index] = error
+                elif (came := job.result()) is not None:
                     yield came
 
     def _guarded(self, task: Task, work: Work, walk: Walk, context: Callable[[], Iterator[None]]) -> Advanced | None:

@@ -1,4 +1,4 @@
-"""Threads and the order of tiles change no bit; interrupts and divergence come through as with one thread."""
+"""Threads and the order of batches change no bit; interrupts and divergence come through as with one thread."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import casal
 from casal import CASAL, Decoupled, FinalProjection, Penalty, PrimalDual, Projected, SplitGibbs, Twisted, WeightedCASAL
 from casal.errors import CasalWarning, DivergedError, SettingError
 from casal.methods import Method
-from casal.sampling.tiles import cut
+from casal.sampling import workers
+from casal.sampling.workers import Threads
 
 from ..models import network_ddpm
 
-STEPS, N, TILE = 12, 150, 32
+STEPS, N, BATCH = 12, 150, 32
 SPHERE = casal.Sphere(2.0)
 
 
@@ -81,7 +82,7 @@ def own_thread_number() -> Iterator[None]:
 @pytest.mark.parametrize(("target", "method"), RUNS)
 def test_any_number_of_threads_gives_the_same_bits(target: Callable[[], casal.Target], method: Method[Any]) -> None:
     runs = [
-        casal.sample(target(), SPHERE, method, N, tile=TILE, seed=3, record_every=5, threads=threads)
+        casal.sample(target(), SPHERE, method, N, seed=3, run=casal.Run(batch=BATCH, record_every=5, threads=threads))
         for threads in (1, 2, 8)
     ]
     assert [run.provenance["threads"] for run in runs] == [1, 2, 5]
@@ -91,38 +92,37 @@ def test_any_number_of_threads_gives_the_same_bits(target: Callable[[], casal.Ta
 
 
 @pytest.mark.parametrize("method", [CASAL(10.0), WeightedCASAL(30.0)], ids=lambda method: method.name)
-def test_the_order_of_tiles_does_not_matter(method: Method[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = casal.sample(langevin(), SPHERE, method, N, tile=TILE, threads=1)
+def test_the_order_of_batches_does_not_matter(method: Method[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = casal.sample(langevin(), SPHERE, method, N, run=casal.Run(batch=BATCH, threads=1))
 
-    def backward(self: Any, work: Callable[..., None], tiles: list[Any], args: Any = (), done: Any = None) -> None:
-        for tile in reversed(tiles):
-            work(self.plan, tile, self, *args)
+    def backward(self: Threads, task: Any, works: list[Any], walk: Any) -> Iterator[Any]:
+        return (task(self.prepared, work, self, walk) for work in reversed(works))
 
-    monkeypatch.setattr("casal.sampling.executors.Threads.each", backward)
-    assert same(forward, casal.sample(langevin(), SPHERE, method, N, tile=TILE, threads=1))
+    monkeypatch.setattr(Threads, "map", backward)
+    assert same(forward, casal.sample(langevin(), SPHERE, method, N, run=casal.Run(batch=BATCH, threads=1)))
 
 
 def test_left_out_there_are_as_many_threads_as_torch_has() -> None:
     torch.set_num_threads(3)
     try:
-        threads = casal.sample(langevin(), SPHERE, CASAL(10.0), N, tile=TILE).provenance["threads"]
+        threads = casal.sample(langevin(), SPHERE, CASAL(10.0), N, run=casal.Run(batch=BATCH)).provenance["threads"]
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(1)
     assert threads == 3
 
 
-def test_tiles_really_run_in_other_threads_without_gradients() -> None:
+def test_batches_really_run_in_other_threads_without_gradients() -> None:
     seen: set[tuple[int, bool, int]] = set()
-    meet = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=30)
 
     def grad(x: Tensor) -> Tensor:
-        if len(x) == TILE:
+        if len(x) == BATCH:
             seen.add((threading.get_ident(), torch.is_grad_enabled(), torch.get_num_threads()))
-            meet.wait()  # goes on only if two tiles are under way at once
+            both.wait()  # goes on only if two batches are under way at once
         return gradient(x)
 
-    casal.sample(langevin(grad), SPHERE, CASAL(10.0), 2 * TILE, tile=TILE, threads=2)
+    casal.sample(langevin(grad), SPHERE, CASAL(10.0), 2 * BATCH, run=casal.Run(batch=BATCH, threads=2))
     assert len(seen) == 2 and threading.get_ident() not in {ident for ident, _, _ in seen}
     assert {(grads, inner) for _, grads, inner in seen} == {(False, 1)}
 
@@ -130,11 +130,14 @@ def test_tiles_really_run_in_other_threads_without_gradients() -> None:
 def test_autocast_of_the_caller_holds_in_threads() -> None:
     def run(threads: int) -> casal.SampleResult:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return casal.sample(network(), SPHERE, casal.Unconstrained(), N, tile=TILE, threads=threads)
+            return casal.sample(
+                network(), SPHERE, casal.Unconstrained(), N, run=casal.Run(batch=BATCH, threads=threads)
+            )
 
     assert same(run(1), run(2))
     assert not torch.equal(
-        run(2).samples, casal.sample(network(), SPHERE, casal.Unconstrained(), N, tile=TILE, threads=2).samples
+        run(2).samples,
+        casal.sample(network(), SPHERE, casal.Unconstrained(), N, run=casal.Run(batch=BATCH, threads=2)).samples,
     )
 
 
@@ -150,56 +153,51 @@ def test_an_interrupt_in_a_thread_keeps_what_is_done() -> None:
         return gradient(x)
 
     with pytest.warns(CasalWarning, match="interrupted"):
-        result = casal.sample(langevin(grad), SPHERE, CASAL(10.0), 10 * TILE, tile=TILE, threads=2)
-    assert result.partial and 0 < len(result.samples) < 10 * TILE
+        result = casal.sample(langevin(grad), SPHERE, CASAL(10.0), 10 * BATCH, run=casal.Run(batch=BATCH, threads=2))
+    assert result.partial and 0 < len(result.samples) < 10 * BATCH
     assert int(result.steps.max()) <= STEPS and int(result.steps.min()) >= 1
     assert float(result.certificate.violation.max()) <= 1e-12
-    whole = casal.sample(langevin(), SPHERE, CASAL(10.0), 10 * TILE, tile=TILE, threads=1)
-    tiles = whole.samples.split(TILE)
-    for steps, samples in zip(result.steps.split(TILE), result.samples.split(TILE), strict=True):
+    whole = casal.sample(langevin(), SPHERE, CASAL(10.0), 10 * BATCH, run=casal.Run(batch=BATCH, threads=1))
+    batches = whole.samples.split(BATCH)
+    for steps, samples in zip(result.steps.split(BATCH), result.samples.split(BATCH), strict=True):
         if int(steps.min()) == STEPS:
-            assert any(torch.equal(samples, tile) for tile in tiles), "a finished tile is as in a run without an end"
+            assert any(torch.equal(samples, batch) for batch in batches), (
+                "a finished batch is as in a run without an end"
+            )
 
 
 def test_an_interrupt_of_the_waiting_thread_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    from casal.sampling import executors
+    wait, first = workers.wait, True
 
-    wait, first = executors.wait, True
-
-    def interrupted(jobs: Any) -> Any:
+    def interrupted(jobs: Any, **how: Any) -> Any:
         nonlocal first
-        if first:
+        if first and next(iter(jobs)).result().rows == STEPS:
             first = False
-            jobs[0].result()
             raise KeyboardInterrupt
-        return wait(jobs)
+        return wait(jobs, **how)
 
-    monkeypatch.setattr(executors, "wait", interrupted)
+    monkeypatch.setattr(workers, "wait", interrupted)
     with pytest.warns(CasalWarning, match="interrupted"):
-        result = casal.sample(langevin(), SPHERE, CASAL(10.0), 40 * TILE, tile=TILE, threads=2)
-    assert result.partial and result.steps[:TILE].tolist() == [STEPS] * TILE
+        result = casal.sample(langevin(), SPHERE, CASAL(10.0), 40 * BATCH, run=casal.Run(batch=BATCH, threads=2))
+    assert result.partial and result.steps[:BATCH].tolist() == [STEPS] * BATCH
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
-def test_divergence_is_that_of_the_first_tile(threads: int) -> None:
-    """Tiles 1 and 3 blow up; whoever is faster, the error is that of tile 1."""
-
-    def init(n: int, generator: torch.Generator) -> Tensor:
-        return torch.zeros(n, 4) + generator.initial_seed() % 1000
-
-    seeds = [tile.generator.initial_seed() % 1000 for tile in cut(N, TILE, 0, torch.device("cpu"))]
+def test_divergence_is_that_of_the_first_batch(threads: int) -> None:
+    """Batches 1 and 3 blow up; whoever is faster, the error is that of batch 1."""
+    number = torch.arange(N) // BATCH
 
     def grad(x: Tensor) -> Tensor:
-        bad = (x[:, 0] == seeds[1]) | (x[:, 0] == seeds[3])
+        bad = (x[:, 0] == 1.0) | (x[:, 0] == 3.0)
         return torch.where(bad[:, None], torch.inf, torch.zeros_like(x))
 
-    target = casal.langevin(grad, steps=STEPS, step_size=1e-30, init=init)
+    target = casal.langevin(grad, steps=STEPS, step_size=1e-30, init=number.float()[:, None].expand(N, 4).contiguous())
     with pytest.raises(DivergedError, match="diverged at step 1 of 12") as caught:
-        casal.sample(target, SPHERE, casal.Unconstrained(), N, tile=TILE, threads=threads)
-    assert caught.value.chains == tuple(range(TILE, 2 * TILE))
+        casal.sample(target, SPHERE, casal.Unconstrained(), N, run=casal.Run(batch=BATCH, threads=threads))
+    assert caught.value.chains == tuple(range(BATCH, 2 * BATCH))
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, "many"])
 def test_a_number_of_threads_is_a_whole_number(threads: Any) -> None:
     with pytest.raises(SettingError, match="threads must be a whole number >= 1"):
-        casal.sample(langevin(), SPHERE, CASAL(10.0), N, threads=threads)
+        casal.sample(langevin(), SPHERE, CASAL(10.0), N, run=casal.Run(threads=threads))

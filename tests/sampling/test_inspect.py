@@ -1,4 +1,4 @@
-"""Mistakes are named before the first step, with the number; runs that diverge say where."""
+"""Mistakes are named before the first step, with the number and the way out."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from casal.errors import (
     ShapeError,
 )
 from casal.methods import Method
-from casal.sampling.tiles import cut
 
 NAN, INF = math.nan, math.inf
+HOW = ("batch", "threads", "dtype", "record_every")
 START = torch.linspace(-1.0, 1.0, 24, dtype=torch.float64).reshape(8, 3)
 
 
@@ -42,10 +42,11 @@ class Gradient:
 
 
 def run(gradient: Callable[[Tensor], Any], **changes: Any) -> casal.SampleResult:
-    """A run that works, up to ``changes``."""
+    """A run that works, up to ``changes`` of the target, of the call or of how it is carried out."""
     target = {"steps": 10, "step_size": 0.05, "init": START, "preconditioner": None}
     target |= {key: changes.pop(key) for key in list(changes) if key in target}
-    call: dict[str, Any] = {"constraint": casal.Sphere(1.0), "method": Unconstrained(), "n": 8} | changes
+    how = casal.Run(**{key: changes.pop(key) for key in HOW if key in changes})
+    call: dict[str, Any] = {"constraint": casal.Sphere(1.0), "method": Unconstrained(), "n": 8, "run": how} | changes
     return casal.sample(casal.langevin(gradient, **target), **call)
 
 
@@ -100,8 +101,8 @@ CALLS: list[Bad] = [
     Bad("seed-negative", SettingError, "got -1", {"seed": -1}),
     Bad("seed-fraction", SettingError, r"got 1\.5", {"seed": 1.5}),
     Bad("seed-nan", SettingError, "got nan", {"seed": NAN}),
-    Bad("tile-zero", SettingError, "got 0", {"tile": 0}),
-    Bad("tile-fraction", SettingError, r"got 2\.5", {"tile": 2.5}),
+    Bad("batch-zero", SettingError, "got 0", {"batch": 0}),
+    Bad("batch-fraction", SettingError, r"got 2\.5", {"batch": 2.5}),
     Bad("dtype-integer", CasalError, "int64", {"dtype": torch.int64}),
     Bad("method-name", SettingError, "got 'casal'", {"method": "casal"}),
     Bad("method-class", SettingError, "CASAL", {"method": CASAL}),
@@ -119,7 +120,7 @@ CALLS: list[Bad] = [
     Bad("init-none", CasalError, "None", {"init": None}),
     Bad("init-nan", DivergedError, "1 starting points.*first chain 5", {"init": points(NAN)}),
     Bad("init-inf", DivergedError, "1 starting points.*first chain 5", {"init": points(INF)}),
-    Bad("init-nan-in-a-later-tile", DivergedError, "first chain 5", {"init": points(NAN), "tile": 2}),
+    Bad("init-nan-in-a-later-batch", DivergedError, "first chain 5", {"init": points(NAN), "batch": 2}),
     Bad("init-callable-length", ShapeError, r"\(3, 3\).*, \*event\)", {"init": lambda n, generator: START[:3]}),
     Bad("init-callable-array", ShapeError, "ndarray", {"init": lambda n, generator: np.zeros((n, 3))}),
     Bad("init-callable-number", ShapeError, "float", {"init": lambda n, generator: 1.0}),
@@ -318,9 +319,9 @@ def test_a_gradient_that_goes_wrong_later_is_named(method: Method[Any]) -> None:
             run(Late(6, spoil), method=method)
 
 
-def test_a_gradient_that_is_wrong_for_the_last_tile_only_is_named() -> None:
+def test_a_gradient_that_is_wrong_for_the_last_batch_only_is_named() -> None:
     with pytest.raises(ShapeError, match=r"\(3,\) at points of shape \(2, 3\)"):
-        run(lambda x: x.mean(0) if len(x) == 2 else x, method=CASAL(10.0), tile=3)
+        run(lambda x: x.mean(0) if len(x) == 2 else x, method=CASAL(10.0), batch=3)
 
 
 def test_a_network_that_goes_wrong_at_small_noise_is_named() -> None:
@@ -333,12 +334,14 @@ def test_a_network_that_goes_wrong_at_small_noise_is_named() -> None:
         casal.sample(target, casal.Sphere(1.0), CASAL(10.0), 8)
 
 
-# ------------------------------------------------------------------ functions that hold one row of data a chain
+# ------------------------------------------------------------------ functions that need all chains at once
 
 OWN = torch.linspace(-2.0, 2.0, 24, dtype=torch.float64).reshape(8, 3).flip(1)
+ONTO = OWN / torch.linalg.vector_norm(OWN, dim=1, keepdim=True)
 
 
 def by_row(x: Tensor) -> Tensor:
+    """One row of data for each chain."""
     return x - OWN
 
 
@@ -351,60 +354,43 @@ def all_rows(x: Tensor) -> Tensor:
     return torch.einsum("ij,jk->ik", torch.eye(8, dtype=torch.float64), x)
 
 
-@pytest.mark.parametrize("gradient", [by_row, first_rows])
-def test_one_row_of_data_a_chain_works_in_one_tile(gradient: Callable[[Tensor], Tensor]) -> None:
-    """The mean of chain k over many seeds is that of a Gaussian around row k of the data."""
-    runs = [run(gradient, constraint=casal.Box(-1e9, 1e9), seed=seed) for seed in range(200)]
-    assert {result.provenance["tile"] for result in runs} == {8}
-    mean = torch.stack([result.samples for result in runs]).mean(0)
-    exact = OWN + (START - OWN) * 0.95**10
-    error = math.sqrt((1 - 0.95**20) / (1 - 0.95**2) * 0.1 / 200)
-    assert float((mean - exact).abs().max()) < 5 * error
-    assert float((mean.flip(0) - exact).abs().max()) > 20 * error  # it can tell the rows apart
+def network_by_row(x: Tensor, sigma: Tensor) -> Tensor:
+    return (x + OWN) / (1 + sigma**2)
 
 
-@pytest.mark.parametrize("method", [CASAL(10.0), Projected(), FinalProjection(), Penalty(0.1)], ids=lambda m: m.name)
-@pytest.mark.parametrize("gradient", [by_row, first_rows, all_rows])
-def test_chains_that_must_stay_together_stay_together(method: Method[Any], gradient: Callable[..., Tensor]) -> None:
-    result = run(gradient, method=method)
-    assert result.provenance["tile"] == 8
-    with pytest.raises(SettingError, match=r"tile = 4 splits the chains, but .*; leave out tile="):
-        run(gradient, method=method, tile=4)
-    assert torch.equal(run(gradient, method=method, tile=8).samples, result.samples)
+NEED_ALL: dict[str, dict[str, Any]] = {
+    "gradient": {"gradient": by_row},
+    "gradient, first rows": {"gradient": first_rows},
+    "gradient, number of rows": {"gradient": all_rows},
+    "decoder": {"decoder": casal.Nonlinear(lambda x: x * (2.0 + OWN.tanh()), norm=3.0)},
+    "decoder, first rows": {"decoder": casal.Nonlinear(lambda x: x * (2.0 + OWN.tanh()[: len(x)]), norm=3.0)},
+    "set": {"constraint": casal.FromProjection(lambda z: ONTO + 0.0 * z, lambda z: (z - ONTO).abs().amax(1))},
+}
 
 
-@pytest.mark.parametrize("gradient", [by_row, first_rows, all_rows])
-def test_what_tries_other_numbers_of_chains_is_refused_with_a_way_out(gradient: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises(SettingError, match=r"method='auto' tries other numbers of chains, but .*; name a method"):
-        run(gradient, method="auto")
-    with pytest.raises(SettingError, match=r"a pilot run tries other numbers of chains, but .*; give numbers"):
-        run(gradient, method=CASAL(10.0), step_size="auto")
+@pytest.mark.parametrize("batch", [None, 4])
+@pytest.mark.parametrize("method", [CASAL(0.5, coupling="explicit"), WeightedCASAL(9.0), "auto"], ids=str)
+@pytest.mark.parametrize("name", NEED_ALL)
+def test_functions_that_need_all_chains_are_refused_with_the_way_out(name: str, method: Any, batch: int | None) -> None:
+    changes = dict(NEED_ALL[name])
+    with pytest.raises((ShapeError, SettingError), match=r"any number of rows.*condition=.*casal\.PerChain"):
+        run(changes.pop("gradient", Gradient()), method=method, batch=batch, **changes)
 
 
-@pytest.mark.filterwarnings("ignore::casal.errors.CasalWarning")  # eight chains
-def test_resampling_moves_chains_from_row_to_row() -> None:
-    for gradient in (by_row, first_rows):
-        with pytest.raises(SettingError, match=r"WeightedCASAL moves chains from row to row, but the gradient"):
-            run(gradient, method=WeightedCASAL(9.0))
-    result = run(all_rows, method=WeightedCASAL(9.0))
-    assert bool(result.certificate.feasible.all())
-    assert any("all chains at once" in reason for reason in result.fidelity.reasons)
-
-
-def test_decoders_and_sets_may_need_all_chains_too(tmp_path: Any) -> None:
-    explicit = CASAL(0.5, coupling="explicit")
-    stretched = casal.Nonlinear(lambda x: x * (2.0 + OWN.tanh()), norm=3.0)
-    cut = casal.Nonlinear(lambda x: x * (2.0 + OWN.tanh()[: len(x)]), norm=3.0)
-    onto = OWN / torch.linalg.vector_norm(OWN, dim=1, keepdim=True)
-    point = casal.FromProjection(lambda z: onto + 0.0 * z, lambda z: (z - onto).abs().amax(1))
-    first = run(Gradient(), decoder=stretched, method=explicit)
-    assert torch.equal(run(Gradient(), decoder=cut, method=explicit).samples, first.samples)
-    assert torch.equal(run(Gradient(), constraint=point, method=Projected()).samples, onto)
-    for changes in ({"decoder": stretched}, {"decoder": cut}, {"constraint": point}):
-        with pytest.raises(SettingError, match="splits the chains"):
-            run(Gradient(), method=explicit, tile=3, **changes)
-    stored = [run(by_row, method=explicit, store=tmp_path / "store").samples for _ in range(2)]
-    assert torch.equal(*stored)
+def test_networks_that_need_all_chains_are_refused_and_their_data_go_as_a_condition() -> None:
+    sigmas = casal.karras_sigmas(10, 0.05, 5.0)
+    with pytest.raises(SettingError, match=r"fail on 2 of them .*condition= .*casal\.PerChain"):
+        casal.sample(casal.edm(network_by_row, sigmas, shape=3, dtype=torch.float64), casal.Ball(9.0), CASAL(1.0), 8)
+    right = casal.edm(
+        lambda x, sigma, row: (x + row) / (1 + sigma**2),
+        sigmas,
+        shape=3,
+        dtype=torch.float64,
+        condition={"row": OWN},
+    )
+    samples = casal.sample(right, casal.Ball(1e9), Unconstrained(), 8, run=casal.Run(batch=3)).samples
+    swapped = (OWN.flip(0) - samples).abs().mean()
+    assert float((OWN - samples).abs().mean()) < 0.8 * float(swapped)
 
 
 def test_a_random_gradient_does_not_depend_on_the_row() -> None:
@@ -413,7 +399,7 @@ def test_a_random_gradient_does_not_depend_on_the_row() -> None:
     def noisy(x: Tensor) -> Tensor:
         return x + torch.randn(x.shape, generator=stream, dtype=x.dtype)
 
-    assert run(noisy, method=CASAL(10.0), tile=3, threads=1).provenance["tile"] == 3
+    assert run(noisy, method=CASAL(10.0), batch=3, threads=1).provenance["batch"] == 3
 
 
 def test_lost_starting_points_are_counted() -> None:
@@ -483,19 +469,6 @@ def test_bad_settings_are_refused_at_once(error: type[CasalError], says: str, bu
         build()
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_equations_that_have_a_solution_are_not_refused(seed: int) -> None:
-    """Independent rows always have one, whatever b: with zeros, and with numbers of very different size."""
-    generator = torch.Generator().manual_seed(seed)
-    A = torch.randn(3, 6, generator=generator, dtype=torch.float64)
-    for b in ([1.0, 0.0, -2.0], [0.0, 0.0, 1e10], [1e-12, 1.0, 1e12], [0.0, 0.0, 0.0]):
-        right = torch.tensor(b, dtype=torch.float64)
-        dependent = torch.cat([A, A[:1] - 2 * A[1:2]]), torch.cat([right, right[:1] - 2 * right[1:2]])
-        for equations in (casal.Affine(A, right), casal.Affine(*dependent)):
-            foot = equations.project(torch.ones(1, 6, dtype=torch.float64))
-            assert torch.allclose((A @ foot[0]), right, rtol=1e-12, atol=1e-13 * max(1.0, float(right.abs().max())))
-
-
 @pytest.mark.parametrize(
     ("error", "says", "changes"),
     [
@@ -524,7 +497,7 @@ def test_bad_tables_are_refused_by_the_target(
     assert gradient.calls == 0
 
 
-@pytest.mark.parametrize("option", ["n", "seed", "record_every", "steps", "tile"])
+@pytest.mark.parametrize("option", ["n", "seed", "record_every", "steps", "batch"])
 def test_a_whole_number_with_a_point_counts_or_is_refused(option: str) -> None:
     """n = 8.0 is eight chains, or a SettingError; never an error from somewhere inside."""
     expected = run(Gradient(), **{option: 8})
@@ -555,184 +528,3 @@ def test_an_approximate_projection_may_leave_the_set_but_is_flagged() -> None:
         result = run(Gradient(), constraint=own(lambda z: z / 2, exact=False), method=Projected())
     assert not bool(result.certificate.feasible.any())
     assert torch.equal(result.certificate.violation, result.samples.abs().amax(1))
-
-
-# ------------------------------------------------------------------ runs that diverge
-
-
-def quartic(x: Tensor) -> Tensor:
-    return x**3
-
-
-TAU = 0.3
-
-
-def first_lost(seed: int, start: Tensor, tile: int, steps: int) -> tuple[int, list[int]]:
-    """Step and chains of the first loss, by the plain recursion under the same noise, tile after tile."""
-    for part in cut(len(start), tile, seed, torch.device("cpu")):
-        x = start[part.start : part.stop]
-        for step in range(1, steps + 1):
-            noise = torch.randn((len(part), 3), generator=part.generator).double()
-            x = x - TAU * quartic(x) + math.sqrt(2 * TAU) * noise
-            lost = torch.nonzero(~torch.isfinite(x).all(1)).flatten()
-            if len(lost):
-                return step, (part.start + lost).tolist()
-    raise AssertionError("this run does not diverge: choose another seed")
-
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("method", [Unconstrained(), FinalProjection()], ids=lambda method: method.name)
-@pytest.mark.parametrize("tile", [8, 3])
-@pytest.mark.parametrize("record_every", [0, 1])
-def test_divergence_names_the_true_step(seed: int, method: Method[Any], tile: int, record_every: int) -> None:
-    target = casal.langevin(quartic, steps=400, step_size=TAU, init=START)
-    step, chains = first_lost(seed, START, tile, 400)
-    with pytest.raises(DivergedError, match=rf"at step {step} of 400 .*tau = {TAU}") as lost:
-        casal.sample(target, casal.Sphere(1.0), method, 8, seed=seed, tile=tile, record_every=record_every)
-    assert (lost.value.step, lost.value.steps) == (step, 400)
-    assert list(lost.value.chains) == chains
-    assert f"{len(chains)} of" in str(lost.value) and "step_size" in str(lost.value)
-
-
-def test_the_divergence_seeds_reach_across_several_looks() -> None:
-    """The loop looks every 16 steps; the seeds above must not all diverge within the first look."""
-    steps = {first_lost(seed, START, 8, 400)[0] for seed in range(6)}
-    assert min(steps) <= 16 < max(steps) and any(step % 16 for step in steps)
-
-
-def test_an_immediate_overflow_is_step_one() -> None:
-    target = casal.langevin(quartic, steps=50, step_size=1e10, init=1e100 * (START + 2))
-    with pytest.raises(DivergedError, match=r"8 of 8 chains diverged at step 1 of 50 \(tau = 1e\+10\)") as lost:
-        casal.sample(target, casal.Sphere(1.0), Unconstrained(), 8)
-    assert lost.value.step == 1 and lost.value.chains == tuple(range(8))
-
-
-def test_a_chain_lost_in_a_later_tile_keeps_its_number() -> None:
-    start = START.clone()
-    start[5] = 1e200
-    target = casal.langevin(quartic, steps=30, step_size=0.01, init=start)
-    with pytest.raises(DivergedError, match=r"1 of 3 chains diverged at step 1 of 30 \(tau = 0\.01\)") as lost:
-        casal.sample(target, casal.Sphere(1.0), Unconstrained(), 8, tile=3)
-    assert lost.value.step == 1 and lost.value.chains == (5,)
-
-
-class Wall:
-    """The gradient of |x|^2 / 2, not a number beyond x_0 = 1.2; remembers the first call that met the wall."""
-
-    def __init__(self) -> None:
-        self.calls, self.met, self.chains = 0, 0, []
-
-    def __call__(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        beyond = x[:, 0] > 1.2
-        if bool(beyond.any()) and not self.met:
-            self.met, self.chains = self.calls, torch.nonzero(beyond).flatten().tolist()
-        return torch.where(beyond[:, None], NAN, x)
-
-
-@pytest.mark.parametrize("record_every", [0, 1])
-@pytest.mark.parametrize(
-    "method",
-    [
-        Unconstrained(),
-        FinalProjection(),
-        Projected(),
-        Projected(burn_in=59),
-        Penalty(0.1),
-        PrimalDual(0.1),
-        PrimalDual(0.1, average="time"),
-        Decoupled(1.0),
-        CASAL(5.0),
-        CASAL(5.0, burn_in=59),
-        CASAL(5.0, z_step="damped"),
-        CASAL(5.0, coupling="explicit"),
-        CASAL(5.0, dual="mean"),
-        CASAL.algorithm1(5.0),
-        CASAL.algorithm2(5.0),
-        CASAL.released(5.0, 0.1),
-        WeightedCASAL(5.0, burn_in=0.5),
-        WeightedCASAL(casal.geometric(0.1, 5.0), burn_in=0.5),
-    ],
-    ids=lambda method: method.name,
-)
-def test_every_method_says_where_a_gradient_broke_down(method: Method[Any], record_every: int) -> None:
-    wall = Wall()
-    start = torch.full((32, 2), 0.1, dtype=torch.float64)
-    target = casal.langevin(wall, steps=60, step_size=0.1, init=start)
-    with pytest.raises(DivergedError, match=r"tau = 0\.1") as lost:
-        casal.sample(target, casal.Affine([[1.0, 1.0]], 0.2), method, 32, record_every=record_every)
-    assert wall.met > 1
-    assert lost.value.step == wall.met - 1  # the first call is the probe
-    assert list(lost.value.chains) == wall.chains
-    assert f"step {wall.met - 1} of {lost.value.steps}" in str(lost.value)
-
-
-def test_a_gradient_that_breaks_down_in_the_last_correction_is_not_hidden() -> None:
-    """WeightedCASAL asks for two scores after its last step; one chain without a number must not spoil the weights."""
-    calls = 0
-
-    def breaks_late(x: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return torch.where(torch.arange(len(x))[:, None] == 3, NAN, x) if calls > 19 else x
-
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(32, 2, generator=generator, dtype=torch.float64)
-    target = casal.langevin(breaks_late, steps=20, step_size=0.1, init=start)
-    with pytest.raises(DivergedError, match="1 of 32") as lost:
-        casal.sample(target, casal.Sphere(1.0), WeightedCASAL(5.0), 32)
-    assert lost.value.chains == (3,)
-
-
-def test_divergence_names_the_strength_of_the_coupling() -> None:
-    target = casal.langevin(lambda x: -1e3 * x, steps=200, step_size=1.0, init=START)
-    with pytest.raises(DivergedError, match=r"tau = 1, rho = 0\.5, tau rho = 0\.5"):
-        casal.sample(target, casal.Ball(1.0), CASAL(0.5, coupling="explicit"), 8)
-
-
-def von_mises(step: float | str) -> casal.Target:
-    """exp(5 x0): not integrable off a sphere."""
-
-    def start(n: int, generator: torch.Generator) -> Tensor:
-        return torch.randn((n, 3), generator=generator, dtype=torch.float64)
-
-    pull = torch.tensor([5.0, 0.0, 0.0], dtype=torch.float64)
-    return casal.langevin(lambda x: -pull.expand_as(x), steps=200, step_size=step, init=start)
-
-
-@pytest.mark.parametrize("step", [0.0005, 5.0, "auto"])
-def test_auto_corrects_a_step_that_is_far_off_and_says_so(step: float | str) -> None:
-    result = casal.sample(von_mises(step), casal.Sphere(1.0), "auto", 2000, seed=0)
-    value, error = result.expect(lambda z: z[:, 0])
-    assert abs(float(value) - (1 / np.tanh(5.0) - 0.2)) < 4 * float(error)
-    said = [reason for reason in result.fidelity.reasons if "step_size was" in reason]
-    assert len(said) == (0 if step == "auto" else 1)
-    assert any("finite integral" in reason for reason in result.fidelity.reasons)
-    assert "evaluations" in result.provenance["choice"]
-
-
-@pytest.mark.filterwarnings("ignore::casal.errors.CasalWarning")  # few ancestors, besides
-@pytest.mark.parametrize(("step", "word"), [(0.0005, "too small"), (5.0, "too large")])
-def test_a_named_method_keeps_a_wrong_step_and_is_suspect(step: float, word: str) -> None:
-    result = casal.sample(von_mises(step), casal.Sphere(1.0), casal.WeightedCASAL(400.0), 4000, seed=0)
-    assert result.fidelity.verdict == "suspect"
-    assert any(word in reason for reason in result.fidelity.reasons)
-
-
-def test_the_result_says_that_the_start_decides_on_the_modes() -> None:
-    target = casal.langevin(lambda x: x, steps=50, step_size=0.1, init=von_mises(0.1).init)
-    result = casal.sample(target, casal.Sphere(1.0), "auto", 200)
-    assert any("weights of separate modes are those of the starting points" in r for r in result.fidelity.reasons)
-    known = casal.energy(
-        lambda x: x.square().sum(1) / 2, steps=50, step_size=0.1, init=casal.GaussianStart(3, dtype=torch.float64)
-    )
-    result = casal.sample(known, casal.Sphere(1.0), "auto", 200)
-    assert not any("separate modes" in reason for reason in result.fidelity.reasons)
-
-
-def test_pieces_of_different_dimension_are_refused_by_methods_that_promise() -> None:
-    union = casal.Ball(0.0) | casal.Sphere(1.0)
-    target = casal.langevin(lambda x: x, steps=5, step_size=0.1, init=von_mises(0.1).init)
-    with pytest.raises(SettingError, match="different dimension"):
-        casal.sample(target, union, "auto", 100)
-    assert bool(casal.sample(target, union, casal.Projected(), 100).certificate.feasible.all())

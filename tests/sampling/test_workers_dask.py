@@ -1,4 +1,4 @@
-"""Tiles on a Dask cluster: the bits of a serial run, also when a worker dies."""
+"""Batches on a Dask cluster: the bits of a serial run, also when a worker dies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 import casal
 from casal.errors import CasalError, DivergedError, SettingError
-from casal.sampling.executors import Dask
+from casal.sampling.workers import Dask
 
 from .runs import N, run, start
 
@@ -60,7 +60,7 @@ def test_a_killed_worker_loses_nothing(client: Any) -> None:
     assert torch.equal(serial.samples, result.samples)
 
 
-def test_a_plan_that_is_lost_with_its_workers_is_sent_again(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_lost_with_its_workers_is_sent_again(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     scatter, scattered = Dask._scatter, []
 
     def and_die(executor: Dask) -> Any:
@@ -76,16 +76,20 @@ def test_a_plan_that_is_lost_with_its_workers_is_sent_again(client: Any, monkeyp
     assert len(scattered) == 2
 
 
-def test_a_cluster_that_keeps_losing_the_plan_is_named(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Dask, "_send", lambda executor, work, tiles, args, done: list(tiles))
-    with pytest.raises(CasalError, match=r"lost the plan of the run 5 times in a row; 5 tiles"):
+def test_a_cluster_that_keeps_losing_the_run_is_named(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(dask: Dask, task: Any, works: list[Any], walk: Any, lost: list[Any]) -> Iterator[Any]:
+        lost.extend(works)
+        return iter(())
+
+    monkeypatch.setattr(Dask, "_once", lose)
+    with pytest.raises(CasalError, match=r"lost the run 5 times in a row; 5 batches"):
         run("casal", client=client)
 
 
 def test_errors_come_back_with_their_names(client: Any) -> None:
     target = casal.langevin(lambda x: -1e9 * x**3, steps=40, step_size=1.0, init=start)
     with pytest.raises(DivergedError):
-        casal.sample(target, casal.Sphere(1.0), casal.Unconstrained(), N, tile=20, client=client)
+        casal.sample(target, casal.Sphere(1.0), casal.Unconstrained(), N, run=casal.Run(batch=20, client=client))
     with pytest.raises(SettingError, match=r"distributed\.Client"):
         run("casal", client="cluster")
     with pytest.raises(SettingError, match="not both"):

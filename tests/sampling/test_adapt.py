@@ -1,0 +1,117 @@
+"""What is measured and chosen before a run: steps that are far off, modes, and whether a denoiser can be trusted."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import casal
+from casal.errors import SettingError
+from casal.methods import Context
+from casal.sampling.adapt import SYMMETRIC, asymmetry
+
+D = 24
+
+
+def turned(x: Tensor) -> Tensor:
+    """K x with K^T = -K and |K x| = |x|: pairs of coordinates are turned by a right angle."""
+    return torch.stack([-x[:, 1::2], x[:, ::2]], 2).flatten(1)
+
+
+def model(skew: float) -> casal.Target:
+    """The denoiser of N(0, I), and ``skew`` K y beside it, K a turn."""
+
+    def denoise(y: Tensor, sigma: Tensor) -> Tensor:
+        return (y + skew * turned(y)) / (1.0 + sigma.to(y) ** 2)
+
+    return casal.edm(denoise, casal.karras_sigmas(20, 0.02, 20.0), shape=(D,), churn=1.0, dtype=torch.float64)
+
+
+def found(target: Any, n: int = 4000) -> float:
+    context = Context(target, casal.Sphere(1.0), casal.Identity(), torch.zeros((0, D), dtype=torch.float64))
+    stream = torch.Generator().manual_seed(0)
+    return asymmetry(context, torch.randn((n, D), generator=stream, dtype=torch.float64), 1.0, stream)
+
+
+def test_the_derivative_of_an_exact_denoiser_is_symmetric() -> None:
+    assert found(model(0.0)) < 1e-12
+
+
+def test_asymmetry_is_known_in_closed_form() -> None:
+    """J ~ I + b K: u.J v - v.J u = 2 b u.K v has the rms 2 b sqrt(d), and |J u| = sqrt((1 + b^2) d); error 1.2 %."""
+    for b in (0.1, 0.5):
+        assert found(model(b)) == pytest.approx(2 * b / math.sqrt(1 + b**2), rel=0.05)
+
+
+def test_what_autograd_cannot_see_through_has_none() -> None:
+    target = model(0.0)
+    assert target.denoise is not None
+    inner = target.denoise
+    hidden = casal.edm(
+        lambda y, s: inner(y.detach(), s), casal.karras_sigmas(5, 0.02, 20.0), shape=(D,), dtype=torch.float64
+    )
+    assert math.isnan(found(hidden, 4))
+
+
+@pytest.mark.parametrize(("skew", "name"), [(0.0, "LookAhead"), (0.5, "SplitGibbs")])
+def test_auto_does_not_look_ahead_through_a_derivative_that_is_no_covariance(skew: float, name: str) -> None:
+    A = torch.ones((1, D), dtype=torch.float64)
+    result = casal.sample(model(skew), casal.Affine(A, [1.0]), "auto", 16, check=False)
+    assert result.provenance["method"] == name and bool(result.certificate.feasible.all())
+    assert (found(model(skew)) > SYMMETRIC) == (name == "SplitGibbs")
+
+
+# ------------------------------------------------------------------------------------------- steps, starts, pieces
+
+
+def von_mises(step: float | str) -> casal.Target:
+    """exp(5 x0): not integrable off a sphere."""
+
+    def start(n: int, generator: torch.Generator) -> Tensor:
+        return torch.randn((n, 3), generator=generator, dtype=torch.float64)
+
+    pull = torch.tensor([5.0, 0.0, 0.0], dtype=torch.float64)
+    return casal.langevin(lambda x: -pull.expand_as(x), steps=200, step_size=step, init=start)
+
+
+@pytest.mark.parametrize("step", [0.0005, 5.0, "auto"])
+def test_auto_corrects_a_step_that_is_far_off_and_says_so(step: float | str) -> None:
+    result = casal.sample(von_mises(step), casal.Sphere(1.0), "auto", 2000, seed=0)
+    value, error = result.expect(lambda z: z[:, 0])
+    assert abs(float(value) - (1 / np.tanh(5.0) - 0.2)) < 4 * float(error)
+    said = [reason for reason in result.fidelity.reasons if "step_size was" in reason]
+    assert len(said) == (0 if step == "auto" else 1)
+    assert any("finite integral" in reason for reason in result.fidelity.reasons)
+    assert "evaluations" in result.provenance["choice"]
+
+
+@pytest.mark.filterwarnings("ignore::casal.errors.CasalWarning")  # few ancestors, besides
+@pytest.mark.parametrize(("step", "word"), [(0.0005, "too small"), (5.0, "too large")])
+def test_a_named_method_keeps_a_wrong_step_and_is_suspect(step: float, word: str) -> None:
+    result = casal.sample(von_mises(step), casal.Sphere(1.0), casal.WeightedCASAL(400.0), 4000, seed=0)
+    assert result.fidelity.verdict == "suspect"
+    assert any(word in reason for reason in result.fidelity.reasons)
+
+
+def test_the_result_says_that_the_start_decides_on_the_modes() -> None:
+    target = casal.langevin(lambda x: x, steps=50, step_size=0.1, init=von_mises(0.1).init)
+    result = casal.sample(target, casal.Sphere(1.0), "auto", 200)
+    assert any("weights of separate modes are those of the starting points" in r for r in result.fidelity.reasons)
+    known = casal.energy(
+        lambda x: x.square().sum(1) / 2, steps=50, step_size=0.1, init=casal.GaussianStart(3, dtype=torch.float64)
+    )
+    result = casal.sample(known, casal.Sphere(1.0), "auto", 200)
+    assert not any("separate modes" in reason for reason in result.fidelity.reasons)
+
+
+def test_pieces_of_different_dimension_are_refused_by_methods_that_promise() -> None:
+    union = casal.Ball(0.0) | casal.Sphere(1.0)
+    target = casal.langevin(lambda x: x, steps=5, step_size=0.1, init=von_mises(0.1).init)
+    with pytest.raises(SettingError, match="different dimension"):
+        casal.sample(target, union, "auto", 100)
+    assert bool(casal.sample(target, union, casal.Projected(), 100).certificate.feasible.all())
