@@ -15,8 +15,8 @@ import casal
 from casal.errors import DivergedError, SettingError, ShapeError
 from casal.sampling.adapt import pilot_run
 from casal.sampling.pilot import BEND, STEP, Pilot
-from casal.sampling.prepare import prepare
-from casal.sampling.run import Options, Prepared
+from casal.sampling.prepare import Prepared, prepare
+from casal.sampling.run import Options
 
 from ..models import MODE_SCALES, MODE_WEIGHTS, MODES, SIGMA_Y, particle_potential
 

@@ -61,7 +61,7 @@ def record(store: Path, index: int) -> Path:
 
 def stopped_after(monkeypatch: pytest.MonkeyPatch, steps: int, what: type[BaseException] = KeyboardInterrupt) -> None:
     """Ctrl-C at the given step of the run; another exception stands for a kill."""
-    module = importlib.import_module("casal.sampling.run")
+    module = importlib.import_module("casal.sampling.loop")
     count, before = 0, module.step_once
 
     def step_once(*args: Any) -> Any:

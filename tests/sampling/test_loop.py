@@ -17,8 +17,10 @@ import casal
 from casal import CASAL, Decoupled, FinalProjection, Penalty, PrimalDual, Projected, Unconstrained, WeightedCASAL
 from casal.errors import CasalWarning, DivergedError, SettingError
 from casal.methods import Each, Method, Together
-from casal.sampling.prepare import prepare
-from casal.sampling.run import Batch, Job, Options, Whole, batch_size, cut, one_thread
+from casal.sampling.loop import Job, Whole
+from casal.sampling.prepare import Batch, batch_size, cut, prepare
+from casal.sampling.run import Options
+from casal.sampling.threads import one_thread
 from casal.streams import stream
 
 from .runs import BATCH, N, run
@@ -200,7 +202,7 @@ def test_two_runs_at_once_leave_the_threads_of_torch_as_they_were() -> None:
 # ------------------------------------------------------------------ what all chains do together
 
 
-class Exchanging(FinalProjection):
+class Exchanging(Unconstrained):
     """Four rows, something that all chains do, and four rows again."""
 
     do: Callable[..., Any]
