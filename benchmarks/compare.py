@@ -38,8 +38,8 @@ from casal.methods import systematic
 from casal_lab.benchmark import Problem, catalogue, problem
 from casal_lab.benchmark.samplers import mici_chains
 from casal_lab.experiment import AnyMethod, Array
-from casal_lab.peers import ECI, PCFM
 from casal_lab.problems import double_well, field, small
+from casal_lab.published_methods import ECI, PCFM
 
 F64 = torch.float64
 CHAINS = 1000

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from casal.errors import SettingError
-from casal_lab.experiment import Claim, Experiment, Outcome, reached, share, stamp, verdict
+from casal_lab.experiment import Claim, Experiment, Outcome, reached, stamp, verdict
 from casal_lab.experiments import EXPERIMENTS, register
 from casal_lab.report.tables import claim_groups, outcome_markdown
+from casal_lab.study import share
 
 
 def test_a_share_of_zero_has_an_error() -> None:

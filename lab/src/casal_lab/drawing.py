@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from casal.methods import METHODS
 from casal_lab.experiment import Array, Outcome
-from casal_lab.peers import PEERS
+from casal_lab.published_methods import PEERS
 
 EXACT = "#000000"
 INK = "#333333"

@@ -8,11 +8,9 @@ by ``casal_lab.experiments.register``.
 
 from __future__ import annotations
 
-import math
 import re
 import time
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial, wraps
@@ -23,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from casal import Constraint, Method, SampleResult, Target, __version__, sample
-from casal.errors import CasalWarning
+from casal import Method, __version__
 from casal_lab.motion import Motion
 
 Array = npt.NDArray[np.float64]
@@ -183,64 +180,3 @@ def stamp(run: Run) -> Run:
         return replace(outcome, settings={**made, **outcome.settings}, seconds=time.perf_counter() - began)
 
     return timed
-
-
-def runs(
-    target: Target,
-    constraint: Constraint,
-    method: AnyMethod | Literal["auto"],
-    n: int,
-    seeds: Iterable[int],
-    **options: Any,
-) -> list[SampleResult]:
-    """One run of ``casal.sample`` for each seed, without warnings of few ancestors: the tables have the number."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CasalWarning)
-        return [sample(target, constraint, method, n, seed=seed, **options) for seed in seeds]
-
-
-def trust(results: Sequence[SampleResult]) -> str:
-    """The verdicts of ``result.fidelity``: the word they share, or how often each was given."""
-    words = [result.fidelity.verdict for result in results]
-    counted = [f"{word} {words.count(word)}" for word in dict.fromkeys(words)]
-    return words[0] if len(counted) == 1 else ", ".join(counted)
-
-
-def trust_claim(rows: Sequence[Mapping[str, Any]], weak: Sequence[str], sound: str) -> list[Claim]:
-    """Whether methods without the right distribution are not trusted, and the one with it is: ``fidelity`` of rows."""
-    told = {row["method"]: row["fidelity"] for row in rows if "fidelity" in row}
-    if not (set(weak) & set(told)) or sound not in told:
-        return []
-    doubted = all("trusted" not in told[label] for label in weak if label in told)
-    said = ", ".join(f"{label}: {told[label]}" for label in (*weak, sound) if label in told)
-    return [
-        Claim(
-            f"the certificate of the distribution doubts the published algorithms and trusts {sound}",
-            "as the exact answer does",
-            said,
-            reached(doubted, told[sound] == "trusted"),
-            flips=f"a published algorithm that is trusted on some seed, or {sound} suspect on some seed",
-        )
-    ]
-
-
-def share(count: int, n: int) -> tuple[float, float]:
-    """A proportion and its standard error (Agresti-Coull, so that 0 of n has an error too)."""
-    adjusted = (count + 2) / (n + 4)
-    return count / n, math.sqrt(adjusted * (1 - adjusted) / (n + 4))
-
-
-def mean_and_error(values: Sequence[float] | Array) -> tuple[float, float]:
-    """Mean over seeds and its standard error."""
-    spread = float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
-    return float(np.mean(values)), spread / math.sqrt(len(values))
-
-
-def with_error(key: str, value: float, error: float) -> dict[str, float]:
-    """The two entries of a row for a number and its standard error."""
-    return {key: value, f"{key}_se": error}
-
-
-def mean_entry(key: str, values: Sequence[float] | Array) -> dict[str, float]:
-    """The two entries of a row for the mean over seeds and its standard error."""
-    return with_error(key, *mean_and_error(values))

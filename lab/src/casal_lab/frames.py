@@ -10,8 +10,9 @@ from torch import Tensor
 
 from casal import Constraint, Run, StepView, Target
 from casal_lab.drawing import colour
-from casal_lab.experiment import AnyMethod, Array, runs
+from casal_lab.experiment import AnyMethod, Array
 from casal_lab.motion import Panel
+from casal_lab.study import runs
 
 
 class Watch:

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from casal.diagnostics.fidelity import LEAST_KEPT
-from casal_lab.experiment import MET, PARTLY_MET, Outcome, trust_claim
+from casal_lab.experiment import MET, PARTLY_MET, Outcome
 from casal_lab.fidelity import EXPERIMENT
 from casal_lab.fidelity.runs import OUTSIDE, Record, _bias, _found_out, _most_missed, ways
 from casal_lab.problems.small import FOUR, PAIR, ROWS_3, ROWS_4, SIDE_3, SIDE_4, Case, cases
+from casal_lab.study import trust_claim
 
 
 @pytest.fixture(scope="module")

@@ -29,8 +29,9 @@ from casal_lab.benchmark.answer import F64
 from casal_lab.benchmark.catalogue import PROBLEMS, problem
 from casal_lab.benchmark.interface import Problem
 from casal_lab.benchmark.samplers import SAMPLERS, Sample, Sampler, error_over_floor
-from casal_lab.experiment import Outcome, ResultTable, Tell, mean_and_error
+from casal_lab.experiment import Outcome, ResultTable, Tell
 from casal_lab.report.tables import outcome_json, outcome_markdown, show
+from casal_lab.study import mean_and_error
 
 BUDGET = 2000
 """Evaluations of the model for each sample."""

@@ -25,7 +25,7 @@ from casal.methods import systematic
 from casal_lab.benchmark.answer import F64
 from casal_lab.benchmark.interface import Problem
 from casal_lab.experiment import AnyMethod
-from casal_lab.tuning import SETTINGS, VALIDATION_SEED, Named, require, tune
+from casal_lab.study import SETTINGS, VALIDATION_SEED, Named, require, tune
 
 Sample = Callable[[Problem, int, int], Tensor]
 """``sample(problem, n, budget)`` -> points (n, d); the budget is evaluations of the model for each sample."""

@@ -15,7 +15,8 @@ from casal_lab.burgers.observed import GLUED, STRICT, Observed
 from casal_lab.burgers.regime_runs import BEST
 from casal_lab.burgers.scores import average, log_ratio
 from casal_lab.burgers.setup import Model
-from casal_lab.experiment import MET, MISSED, PARTLY_MET, Array, Claim, mean_and_error, reached, verdict
+from casal_lab.experiment import MET, MISSED, PARTLY_MET, Array, Claim, reached, verdict
+from casal_lab.study import mean_and_error
 
 EXACTLY = 1e-12
 SIGNIFICANT = 0.05

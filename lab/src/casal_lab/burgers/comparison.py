@@ -15,8 +15,8 @@ from casal_lab.burgers import cycle
 from casal_lab.burgers.conserved import least_conserving, nearest_field
 from casal_lab.burgers.scores import Scores, analysed, average
 from casal_lab.burgers.setup import BASIS, DIMENSION, POINTS, SETUPS, TUNING_SEED, Model, Truth, truths
-from casal_lab.experiment import AnyMethod, ResultTable, Tell, with_error
-from casal_lab.tuning import tune
+from casal_lab.experiment import AnyMethod, ResultTable, Tell
+from casal_lab.study import tune, with_error
 
 RHO = 10.0
 """The paper's, in the assimilation."""

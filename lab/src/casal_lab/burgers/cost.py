@@ -18,7 +18,8 @@ from casal_lab.burgers.comparison import RHO
 from casal_lab.burgers.conserved import Conserved
 from casal_lab.burgers.cycle import MEMBERS
 from casal_lab.burgers.setup import POINTS, Model, Truth
-from casal_lab.experiment import AnyMethod, Array, ResultTable, mean_entry
+from casal_lab.experiment import AnyMethod, Array, ResultTable
+from casal_lab.study import mean_entry
 
 PAPER = {"unconstrained": 0.17, "penalty": 0.25, "projected": 2.46, "CASAL": 0.31}
 """Seconds for 10^6 steps on the authors' machine (table in C.6)."""

@@ -12,8 +12,8 @@ from casal_lab.burgers.comparison import DIFFUSION, REFERENCE, Runs, scores
 from casal_lab.burgers.cycle import PSLD
 from casal_lab.burgers.scores import Scores, average
 from casal_lab.burgers.setup import TUNING_SEED, Model, Truth, truths
-from casal_lab.experiment import AnyMethod, ResultTable, Tell, with_error
-from casal_lab.tuning import require, tune
+from casal_lab.experiment import AnyMethod, ResultTable, Tell
+from casal_lab.study import require, tune, with_error
 
 GAUSSIAN, GLUED, STRICT = "Gaussian posterior", "PSLD", "strict"
 SETTINGS = tuple(PSLD(weight, share * weight) for weight in (30.0, 100.0, 300.0) for share in (0.0, 0.1))

@@ -16,8 +16,8 @@ from casal.errors import DivergedError
 from casal_lab.burgers.learned import Learned, LearnedPosterior, Training, losses
 from casal_lab.burgers.regimes import DECODER, DIMENSION, Case, Posterior, Reference, case, reference
 from casal_lab.distances import directions
-from casal_lab.experiment import AnyMethod, Array, ResultTable, Tell, mean_entry, runs
-from casal_lab.tuning import VALIDATION_SEED, tune
+from casal_lab.experiment import AnyMethod, Array, ResultTable, Tell
+from casal_lab.study import VALIDATION_SEED, mean_entry, runs, tune
 
 BEST = "WeightedCASAL"
 TOP = 1e5

@@ -45,8 +45,9 @@ from casal_lab.burgers.setup import (
     model,
     truths,
 )
-from casal_lab.experiment import Array, Claim, Outcome, ResultTable, Tell, stamp, with_error
+from casal_lab.experiment import Array, Claim, Outcome, ResultTable, Tell, stamp
 from casal_lab.physics.burgers import energy, mass, random_states
+from casal_lab.study import with_error
 
 SHOWN = ("3D-Var", "3D-Var, constrained", "unconstrained", TUNED[0], "projected, A+ P A", "Algorithm 2", "CASAL")
 """Methods of the pictures, those of them that were run with the paper's network."""

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from casal import Constraint, FinalProjection, Projected, SampleResult, SplitGibbs, Target, Twisted
 from casal.methods import systematic
-from casal_lab.experiment import AnyMethod, Claim, Tell, mean_entry, reached, runs, trust
-from casal_lab.peers import ECI, PCFM, ProjectRenoise
-from casal_lab.tuning import SETTINGS, Scale, require, tuned
+from casal_lab.experiment import AnyMethod, Claim, Tell, reached
+from casal_lab.published_methods import ECI, PCFM, ProjectRenoise
+from casal_lab.study import SETTINGS, Scale, mean_entry, require, runs, trust, tuned
 
 SIGMA = 0.02
 """The last noise level of the weighted methods; rho = 1 / SIGMA^2."""

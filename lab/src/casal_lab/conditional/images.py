@@ -20,8 +20,9 @@ from casal import LookAhead, MassEnergy, SampleResult, SplitGibbs, Target, Twist
 from casal_lab.artifacts import network, points
 from casal_lab.conditional.common import HEALTH, PLAIN, at_most, dots, figures
 from casal_lab.distances import Distance, energy_distance
-from casal_lab.experiment import AnyMethod, Outcome, ResultTable, Tell, runs
+from casal_lab.experiment import AnyMethod, Outcome, ResultTable, Tell
 from casal_lab.nets import WienerUNet, random_flips, split, train_denoiser
+from casal_lab.study import runs
 
 SIZE = 16
 MASS, ENERGY = 100.0, 200.0

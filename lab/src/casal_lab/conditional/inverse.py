@@ -14,8 +14,8 @@ from torch import Tensor
 
 from casal import CASAL, Affine, Constraint, Sphere, Target, edm, karras_sigmas, posterior
 from casal_lab.conditional.common import COST, PLAIN, UNTUNED, at_most, dots, figures
-from casal_lab.experiment import AnyMethod, Outcome, ResultTable, Tell, runs
-from casal_lab.tuning import require, tune
+from casal_lab.experiment import AnyMethod, Outcome, ResultTable, Tell
+from casal_lab.study import require, runs, tune
 
 SIDE = 16
 SEEN = 8

@@ -25,7 +25,7 @@ from casal_lab.conditional.common import (
     equally_weighted,
     figures,
 )
-from casal_lab.experiment import AnyMethod, Claim, Outcome, ResultTable, Tell, runs
+from casal_lab.experiment import AnyMethod, Claim, Outcome, ResultTable, Tell
 from casal_lab.problems.many_dimensions import (
     Problem,
     box_on_four,
@@ -40,6 +40,7 @@ from casal_lab.problems.many_dimensions import (
     norm,
     observed_and_norm,
 )
+from casal_lab.study import runs
 
 FIRST = 100
 """Seed of the first instance. The methods were designed on others."""

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from casal import CASAL, Sphere, Target, Unconstrained, ddpm, sample
 from casal_lab.artifacts import points
 from casal_lab.conditional.common import HEALTH, PLAIN, UNTUNED, at_most, dots, figures, weighted
-from casal_lab.experiment import Outcome, ResultTable, Tell, runs
+from casal_lab.experiment import Outcome, ResultTable, Tell
 from casal_lab.problems.families import BETAS
 from casal_lab.problems.networks import REFERENCE_SEED, trained
 from casal_lab.problems.three_modes import MIXTURE
+from casal_lab.study import runs
 
 RADIUS = 2.0
 SHELL = 0.2

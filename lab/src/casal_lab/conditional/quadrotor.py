@@ -21,10 +21,11 @@ from casal import CASAL, Linear, Obstacles, SplitGibbs, Target, Twisted, ddpm
 from casal_lab.conditional import common
 from casal_lab.conditional.gaussian import eps_network
 from casal_lab.distances import mode_weights_tv
-from casal_lab.experiment import AnyMethod, Array, Claim, Outcome, ResultTable, Tell, mean_and_error, runs
+from casal_lab.experiment import AnyMethod, Array, Claim, Outcome, ResultTable, Tell
 from casal_lab.physics.quadrotor import STEPS, tilt_inputs, tilting
 from casal_lab.physics.quadrotor import distinct as count_distinct
 from casal_lab.problems.families import BETAS
+from casal_lab.study import mean_and_error, runs
 
 MODES = 10
 LATENT = 2 * MODES - 1

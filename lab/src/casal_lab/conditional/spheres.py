@@ -15,10 +15,10 @@ from casal import SampleResult, Sphere
 from casal_lab.conditional import common
 from casal_lab.conditional.common import HEALTH
 from casal_lab.experiment import Array, Claim, Outcome, ResultTable, Tell
-from casal_lab.peers import PEERS
 from casal_lab.problems.families import FAMILIES
 from casal_lab.problems.gaussian_mixture import GaussianMixture, RestrictedMixture
 from casal_lab.problems.three_modes import MIXTURE
+from casal_lab.published_methods import PEERS
 
 DIRECTIONS = 24
 REFERENCE = 40_000

@@ -9,9 +9,10 @@ import casal
 from casal import CASAL, Sphere, Target, geometric, linear, sample
 from casal.errors import DivergedError
 from casal.schedules import Schedule
-from casal_lab.experiment import AnyMethod, Array, ResultTable, Tell, share, with_error
+from casal_lab.experiment import AnyMethod, Array, ResultTable, Tell
 from casal_lab.field.setup import OURS, WIDE
 from casal_lab.problems.field import SOFT, STIFF, Setup, conditional, quantile_distance, share_right
+from casal_lab.study import share, with_error
 
 SCHEDULES = ("constant, small", "constant, large", "linear", "logarithmic")
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from casal_lab.experiment import FAILS, HOLDS, PARTLY, Claim, reached, trust_claim, verdict
+from casal_lab.experiment import FAILS, HOLDS, PARTLY, Claim, reached, verdict
 from casal_lab.field.ablations import FORGETTING, PICKED, SCHEDULES
 from casal_lab.field.cost import PRINTED
 from casal_lab.field.setup import MIXED, SCRIPT, TEXT
 from casal_lab.problems import double_well
 from casal_lab.problems.field import EXPECTED, SOFT, STIFF
+from casal_lab.study import trust_claim
 
 PUBLISHED = ("Algorithm 1", "Algorithm 2", "released code")
 RIVALS = ("unconstrained", "projected", "penalty", "primal-dual", "decoupled")

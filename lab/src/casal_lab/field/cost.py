@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 import casal
-from casal_lab.experiment import AnyMethod, Array, ResultTable, Tell, mean_entry, runs
+from casal_lab.experiment import AnyMethod, Array, ResultTable, Tell
 from casal_lab.problems import double_well
 from casal_lab.problems.field import STIFF, WELLS, quantile_distance, sampling_floor, squares_density
+from casal_lab.study import mean_entry, runs
 
 PRINTED = {"unconstrained": 0.37, "penalty": 0.41, "projected": 0.43, "CASAL": 0.45}
 """Seconds of the row "Fluid generation", as printed; their ratios are what other machines can repeat."""

@@ -13,24 +13,13 @@ from torch import Tensor
 
 import casal
 from casal.errors import DivergedError, SettingError
-from casal_lab.experiment import (
-    Claim,
-    Outcome,
-    ResultTable,
-    Tell,
-    mean_entry,
-    reached,
-    runs,
-    stamp,
-    trust,
-    verdict,
-)
+from casal_lab.experiment import Claim, Outcome, ResultTable, Tell, reached, stamp, verdict
 from casal_lab.mixture.motions import onto_the_circle
 from casal_lab.mixture.trained import ENERGY, ITERATIONS, TRAINED, energy_network, own_error
-from casal_lab.peers import PEERS
 from casal_lab.problems.families import EXTENSIONS, FAMILIES
 from casal_lab.problems.three_modes import CASES, MIXTURE, SetCase
-from casal_lab.tuning import SETTINGS, Named, Scale, tuned
+from casal_lab.published_methods import PEERS
+from casal_lab.study import SETTINGS, Named, Scale, mean_entry, runs, trust, tuned
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -12,7 +12,7 @@ from casal_lab.frames import histogram, panel, progress, walk
 from casal_lab.motion import Backdrop, Group, Motion, Panel, Profile, circle, plane, ring, shades
 from casal_lab.particle.setup import RADIUS, SIGMA_Y, exact_answer, exact_density
 from casal_lab.problems import double_well
-from casal_lab.tuning import Case
+from casal_lab.study import Case
 
 LABELS = ("projected", "Algorithm 2", "released code", "CASAL", "WeightedCASAL")
 RESAMPLED = ("WeightedCASAL",)

@@ -19,11 +19,12 @@ from torch import Tensor
 from casal import Budget, Constraint, Intersection, Linear, LinearDynamics, Unconstrained, sample
 from casal.errors import SettingError
 from casal_lab.artifacts import points
-from casal_lab.experiment import AnyMethod, runs
+from casal_lab.experiment import AnyMethod
 from casal_lab.physics.quadrotor import clipped, distinct, flown
 from casal_lab.quadrotor.methods import Recipe, named
 from casal_lab.quadrotor.scenes import ALLOWED, Scene
 from casal_lab.quadrotor.setup import Prior, Training, prior
+from casal_lab.study import runs
 
 ITERATIONS = 100
 TOLERANCE = 1e-3

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from casal_lab.distances import mode_weights_tv
-from casal_lab.experiment import Outcome, ResultTable, Tell, mean_entry, share, stamp, with_error
+from casal_lab.experiment import Outcome, ResultTable, Tell, stamp
 from casal_lab.physics.quadrotor import distinct
 from casal_lab.quadrotor.claims import claims
 from casal_lab.quadrotor.methods import ABLATION, GRIDS, METHODS, Recipe
@@ -19,7 +19,7 @@ from casal_lab.quadrotor.motions import SHOWN, in_gallery, solving
 from casal_lab.quadrotor.paths import Paths, batches_of, free_draws, solve
 from casal_lab.quadrotor.scenes import scene
 from casal_lab.quadrotor.setup import Prior, Training, prior
-from casal_lab.tuning import VALIDATION_SEED, require, tune
+from casal_lab.study import VALIDATION_SEED, mean_entry, require, share, tune, with_error
 
 VALIDATION = 0.5
 """r of the scene that baselines are tuned on; no other run uses it."""

@@ -25,8 +25,7 @@ import casal
 from casal import Constraint, SampleResult, sample
 from casal.errors import CasalWarning
 from casal.methods.population import SMALLEST_GROUP
-from casal_lab.experiment import Array, ResultTable, Tell, mean_and_error, mean_entry, with_error
-from casal_lab.memory import with_peak
+from casal_lab.experiment import Array, ResultTable, Tell
 from casal_lab.reconstruction.kriging import krige, least_squares
 from casal_lab.reconstruction.methods import (
     DPS_PROJECTED,
@@ -41,7 +40,7 @@ from casal_lab.reconstruction.methods import (
 )
 from casal_lab.reconstruction.models import Model
 from casal_lab.reconstruction.task import DRAWS, Cases, Measure, Task, stream
-from casal_lab.tuning import VALIDATION_SEED, tune
+from casal_lab.study import VALIDATION_SEED, mean_and_error, mean_entry, tune, with_error, with_peak
 
 KRIGING, KRIGING_PROJECTED = "kriging", "kriging + projection"
 LEAST_SQUARES, PIXELS = "least squares + projection", "kriging of the pixels"

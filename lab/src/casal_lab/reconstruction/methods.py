@@ -186,7 +186,7 @@ def _matched(task: Task, model: Model, cases: Cases, plain: Target, first: int, 
     return posterior(
         plain,
         rows.matrix[first:],
-        values[:, first:],
+        values[..., first:],
         rows.noise[first:],
         way=way,
         iterations=model.iterations,

@@ -1,4 +1,6 @@
-"""Published peers of CASAL that project the denoised estimate: PCFM, ECI and predict-project-renoise.
+"""Published methods beside CASAL: PCFM, ECI, predict-project-renoise, and the first revision of the authors' code.
+
+The first three project the denoised estimate.
 
 They are baselines, not recommendations: every sample is feasible, and none of them promises a distribution.
 
@@ -22,10 +24,14 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from casal import CASAL
 from casal.checks import positive, whole_number
 from casal.errors import SettingError
 from casal.methods import Context, Entry, Method, Stage, noise_levels, table_rows
+from casal.methods.base import advance
 from casal.methods.baselines import estimate
+from casal.methods.casal import CASALRow, CASALState
+from casal.schedules import Schedule
 
 RIDGE = 1e-6
 """Added to J J^T in a Newton step, as in the authors' code of PCFM."""
@@ -274,3 +280,32 @@ PEERS: dict[str, Entry] = {
     "predict-project-renoise": Entry(ProjectRenoise(), "diffusion", "#CC6677"),
 }
 """The peers by the names of the tables, with an example and a colour each, as in ``casal.methods.METHODS``."""
+
+
+# ------------------------------------------------------------------ the first revision of the authors' code
+
+
+@dataclass(frozen=True)
+class FirstRelease(CASAL):
+    """The gradient of rho |x - z + mu|^4 / 4 in the place of rho |x - z + mu|^2 / 2:
+
+        x' = x + tau score(x) + sqrt(2 tau) w - tau rho |x - z + mu|^2 (x - z + mu)
+        z' = P(x' + mu),      mu' = mu + eta (x' - z')
+
+    The next revision (904d4d2, "correct gradient of the augmented term") has the quadratic one, ``CASAL.released``.
+    """
+
+    @classmethod
+    def of(cls, rho: float | Schedule, eta: float, *, burn_in: float = 0) -> FirstRelease:
+        """With the coupling and the dual step of a script."""
+        made = cls.released(rho, eta, burn_in=burn_in)
+        assert isinstance(made, FirstRelease)
+        return made
+
+    def step(self, context: Context, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
+        """One step."""
+        gap = state.x - state.z + state.lam
+        free = advance(context, state, context.score(state.x, row.t), row, noise).x
+        x = free - row.kappa * torch.sum(gap * gap, dim=1, keepdim=True) * context.precondition(gap)
+        z = context.project(x + state.lam, warm=state.z)
+        return state._replace(x=x, z=z, lam=state.lam + row.eta * (x - z))

@@ -11,9 +11,9 @@ from torch import Tensor
 import casal
 from casal.errors import DivergedError, SettingError
 from casal.methods import Context, Method
-from casal_lab.peers import ECI, PCFM, PEERS, FlowRow, FlowState, ProjectRenoise
 from casal_lab.problems.families import FAMILIES
 from casal_lab.problems.three_modes import CASES, MIXTURE
+from casal_lab.published_methods import ECI, PCFM, PEERS, FirstRelease, FlowRow, FlowState, ProjectRenoise
 
 MEAN = torch.tensor([1.0, -1.0], dtype=torch.float64)
 SPREAD = 0.7
@@ -228,3 +228,35 @@ def test_what_is_refused() -> None:
         casal.sample(FAMILIES["langevin"](MIXTURE, 5), casal.Sphere(1.0), PCFM(), 3)
     with pytest.raises(DivergedError, match="leave them out"):
         casal.sample(flow(), casal.Sphere(2.0), PCFM(weight=1e6), 5)
+
+
+def test_one_step_and_its_difference_from_the_next_revision() -> None:
+    tau, rho, eta = 0.01, 3.0, 0.2
+    start = torch.randn((5, 2), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target = casal.langevin(lambda x: x**3, steps=2, step_size=tau, init=start)
+    states = {
+        name: casal.sample(target, casal.Sphere(1.0), method, 5, seed=1).state
+        for name, method in {
+            "first": FirstRelease.of(rho, eta),
+            "next": casal.CASAL.released(rho, eta),
+            "free": casal.Unconstrained(),
+        }.items()
+    }
+    # The noise of two steps, from one free step after the other.
+    one = casal.langevin(lambda x: x**3, steps=1, step_size=tau, init=start)
+    w1 = casal.sample(one, casal.Sphere(1.0), casal.Unconstrained(), 5, seed=1).state.x - start + tau * start**3
+    y = start - tau * start**3 + w1
+    w2 = states["free"].x - y + tau * y**3
+
+    def sphere(z: torch.Tensor) -> torch.Tensor:
+        return z / z.norm(dim=1, keepdim=True)
+
+    for name, power in (("first", 2), ("next", 0)):
+        x, z, mu = start, sphere(start), torch.zeros_like(start)
+        for w in (w1, w2):
+            gap = x - z + mu
+            x = x - tau * (x**3 + rho * gap.norm(dim=1, keepdim=True) ** power * gap) + w
+            z = sphere(x + mu)
+            mu = mu + eta * (x - z)
+        for found, expected in zip((states[name].x, states[name].z, states[name].lam), (x, z, mu), strict=True):
+            torch.testing.assert_close(found, expected)

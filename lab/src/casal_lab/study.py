@@ -1,15 +1,23 @@
-"""Tune a baseline on validation chains before it is reported on fresh ones."""
+"""How methods are run and summarised: runs over seeds, tuning on validation chains, numbers with their errors."""
 
 from __future__ import annotations
 
+import ctypes
+import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import product
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
 
 import casal
-from casal.errors import DivergedError, SettingError
-from casal_lab.experiment import AnyMethod, runs
-from casal_lab.peers import ECI, PCFM, ProjectRenoise
+from casal import Constraint, SampleResult, Target, sample
+from casal.errors import CasalWarning, DivergedError, SettingError
+from casal_lab.experiment import AnyMethod, Array, Claim, reached
+from casal_lab.published_methods import ECI, PCFM, ProjectRenoise
 
 VALIDATION_SEED = 1_000_003
 """Seeds of reported runs are small numbers; this one is kept for choosing settings."""
@@ -150,3 +158,96 @@ SETTINGS: Mapping[str, Sequence[Named]] = {
     "predict-project-renoise": [(f"rounds {rounds}", ProjectRenoise(rounds)) for rounds in (1, 5)],
 }
 """For a diffusion model on a mixture of Gaussians of unit size: the settings of each method, with their names."""
+
+
+# ------------------------------------------------------------------ runs and their numbers
+
+
+def runs(
+    target: Target,
+    constraint: Constraint,
+    method: AnyMethod | Literal["auto"],
+    n: int,
+    seeds: Iterable[int],
+    **options: Any,
+) -> list[SampleResult]:
+    """One run of ``casal.sample`` for each seed, without warnings of few ancestors: the tables have the number."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CasalWarning)
+        return [sample(target, constraint, method, n, seed=seed, **options) for seed in seeds]
+
+
+def trust(results: Sequence[SampleResult]) -> str:
+    """The verdicts of ``result.fidelity``: the word they share, or how often each was given."""
+    words = [result.fidelity.verdict for result in results]
+    counted = [f"{word} {words.count(word)}" for word in dict.fromkeys(words)]
+    return words[0] if len(counted) == 1 else ", ".join(counted)
+
+
+def trust_claim(rows: Sequence[Mapping[str, Any]], weak: Sequence[str], sound: str) -> list[Claim]:
+    """Whether methods without the right distribution are not trusted, and the one with it is: ``fidelity`` of rows."""
+    told = {row["method"]: row["fidelity"] for row in rows if "fidelity" in row}
+    if not (set(weak) & set(told)) or sound not in told:
+        return []
+    doubted = all("trusted" not in told[label] for label in weak if label in told)
+    said = ", ".join(f"{label}: {told[label]}" for label in (*weak, sound) if label in told)
+    return [
+        Claim(
+            f"the certificate of the distribution doubts the published algorithms and trusts {sound}",
+            "as the exact answer does",
+            said,
+            reached(doubted, told[sound] == "trusted"),
+            flips=f"a published algorithm that is trusted on some seed, or {sound} suspect on some seed",
+        )
+    ]
+
+
+def share(count: int, n: int) -> tuple[float, float]:
+    """A proportion and its standard error (Agresti-Coull, so that 0 of n has an error too)."""
+    adjusted = (count + 2) / (n + 4)
+    return count / n, math.sqrt(adjusted * (1 - adjusted) / (n + 4))
+
+
+def mean_and_error(values: Sequence[float] | Array) -> tuple[float, float]:
+    """Mean over seeds and its standard error."""
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")
+    return float(np.mean(values)), spread / math.sqrt(len(values))
+
+
+def with_error(key: str, value: float, error: float) -> dict[str, float]:
+    """The two entries of a row for a number and its standard error."""
+    return {key: value, f"{key}_se": error}
+
+
+def mean_entry(key: str, values: Sequence[float] | Array) -> dict[str, float]:
+    """The two entries of a row for the mean over seeds and its standard error."""
+    return with_error(key, *mean_and_error(values))
+
+
+# ------------------------------------------------------------------ memory
+
+STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+FORGET_PEAK = "5"
+"""What Linux wants written to ``RESET``."""
+
+
+def with_peak(work: Callable[[], Result]) -> tuple[Result, float | None]:
+    """What ``work`` returns, and by how many megabytes (2^20 bytes) memory grew at most meanwhile; None but on Linux.
+
+    Freed memory is given back to the system first, where the C library can. Pages count, not bytes: below a megabyte
+    the number says nothing.
+    """
+    try:
+        with suppress(OSError, AttributeError):  # glibc alone has it
+            ctypes.CDLL(None).malloc_trim(0)
+        RESET.write_text(FORGET_PEAK)
+        before = _kilobytes("VmRSS")
+    except (OSError, KeyError):
+        return work(), None
+    result = work()
+    return result, max(0.0, _kilobytes("VmHWM") - before) / 1024
+
+
+def _kilobytes(name: str) -> float:
+    lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
+    return float(lines[name].split()[0])

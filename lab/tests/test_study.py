@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import casal
 from casal.errors import DivergedError, SettingError
 from casal_lab.problems.families import FAMILIES
 from casal_lab.problems.three_modes import MIXTURE
-from casal_lab.tuning import best, require, tune
+from casal_lab.study import best, require, tune, with_peak
 
 
 def test_tuning_passes_over_settings_that_diverge() -> None:
@@ -28,3 +29,20 @@ def test_the_next_best_runs_where_the_best_loses_a_chain() -> None:
     found, out = tune([3.0, 2.0, 4.0], lambda setting: setting, run)
     assert found == (3.0, "ran 3") and [setting for setting, _ in out] == [2.0]
     assert require((found, out)) == (3.0, "ran 3")
+
+
+MEGABYTES = 64
+
+
+def filled() -> int:
+    """Fills 64 MB, and frees them."""
+    return torch.ones(MEGABYTES * 2**20, dtype=torch.uint8).numel()
+
+
+def test_a_peak_is_seen_although_its_memory_is_freed_and_forgotten_afterwards() -> None:
+    count, peak = with_peak(filled)
+    assert count == MEGABYTES * 2**20
+    if peak is None:
+        pytest.skip("this system does not tell")
+    assert peak + 1 >= MEGABYTES and peak < 2 * MEGABYTES
+    assert (with_peak(lambda: None)[1] or 0.0) < MEGABYTES / 2
