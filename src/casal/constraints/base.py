@@ -248,6 +248,15 @@ class Subspace(NamedTuple):
         return found
 
 
+WRITTEN = {
+    "smooth": ("equations", "inequalities"),
+    "flat_sided": ("linear",),
+    "samples_near": ("_sample_near",),
+    "fast": ("_project_fast",),
+}
+"""What a set can do that writes one of these methods."""
+
+
 class Constraint:
     """Base class of all sets: what a sample must satisfy.
 
@@ -262,10 +271,10 @@ class Constraint:
         exact: The projection is the nearest point in closed form (up to rounding).
         convex: The set is convex, so the projection is unique and nonexpansive.
         solid: The set has an interior (a ball, a box), so a point can be strictly inside.
-        smooth: ``equations`` and ``inequalities`` describe C.
+        smooth: ``equations`` and ``inequalities`` describe C: a set writes one of them.
         flat_sided: ``linear`` gives the rows of C, at least up to MOST_ROWS coordinates.
-        samples_near: ``sample_near`` and ``log_normaliser`` are available, in closed form.
-        fast: ``project(z, quick=True)`` has a closed form, or quick steps, of its own.
+        samples_near: ``sample_near`` and ``log_normaliser`` are available, in closed form: a set writes both.
+        fast: ``project(z, quick=True)`` has a closed form, or quick steps, of its own: a set writes ``_project_fast``.
         in_pieces: There is a union in C, so it is treated piece by piece (``pieces``).
         chains: How many chains the parameters are for (``PerChain``); None if they are common to all.
         per_chain: Names of the arguments of the constructor that may be ``PerChain``.
@@ -295,6 +304,13 @@ class Constraint:
     per_chain: tuple[str, ...] = ()
     _coordinates: int | None = None  # how many an event must have, for a set that is written for so many
     _equation_count: int | None = None  # a set that knows it says so; for others it is counted by ``residual``
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """What a class writes, its sets can do; sets made of sets find out when they are made."""
+        super().__init_subclass__(**arguments)
+        for flag, methods in WRITTEN.items():
+            if flag not in cls.__dict__ and any(method in cls.__dict__ for method in methods):
+                setattr(cls, flag, True)
 
     def __new__(cls: type[Self], *args: Any, **kwargs: Any) -> Self:
         """Refuse ``PerChain`` where the class does not take it, and a class without a definition of its points."""

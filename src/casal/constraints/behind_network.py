@@ -72,7 +72,6 @@ class ThroughDecoder(Constraint):
     """
 
     exact = False
-    smooth = True
 
     def __init__(self, inner: Constraint, decoder: Map) -> None:
         if not inner.smooth or inner.in_pieces:

@@ -45,7 +45,6 @@ class SecondOrderCone(Constraint):
 
     convex = True
     solid = True
-    smooth = True
     _equation_count = 0
 
     def __repr__(self) -> str:

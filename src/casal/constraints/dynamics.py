@@ -76,7 +76,6 @@ class LinearDynamics(Constraint):
 
     exact = False
     convex = True
-    smooth = True
 
     def __init__(
         self,

@@ -93,10 +93,6 @@ class Affine(Constraint):
     """
 
     convex = True
-    smooth = True
-    flat_sided = True
-    samples_near = True
-    fast = True
     per_chain = ("b",)
     b: Any  # a tensor, or PerChain
 
@@ -339,11 +335,7 @@ class HalfSpace(Constraint):
 
     convex = True
     solid = True
-    smooth = True
     _equation_count = 0
-    flat_sided = True
-    samples_near = True
-    fast = True
     per_chain = ("b",)
     b: Any  # a number, or PerChain
 
@@ -432,11 +424,7 @@ class Box(Constraint):
     """
 
     convex = True
-    smooth = True
     _equation_count = 0
-    flat_sided = True
-    samples_near = True
-    fast = True
     per_chain = ("low", "high")
     low: Any  # tensors, or PerChain
     high: Any
@@ -589,9 +577,7 @@ class Polytope(Constraint):
 
     exact = False
     convex = True
-    smooth = True
     _equation_count = 0
-    flat_sided = True
 
     def __init__(self, G: Any, h: Any) -> None:
         self.G = _matrix(G)
@@ -780,10 +766,7 @@ class BoxHyperplane(Constraint):
     """
 
     convex = True
-    smooth = True
-    fast = True
     _equation_count = 1
-    flat_sided = True
     per_chain = ("low", "high", "b")
 
     def __init__(self, low: Any, high: Any, a: Any, b: Any) -> None:

@@ -160,7 +160,6 @@ class Implicit(Constraint):
     """
 
     exact = False
-    smooth = True
 
     def __init__(
         self,

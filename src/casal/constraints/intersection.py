@@ -121,7 +121,7 @@ class Intersection(Constraint):
         self.convex = all(member.convex for member in self.members)
         self.smooth = all(part.smooth for part in self._parts)
         self.flat_sided = all(part.flat_sided for part in self._parts)
-        self.exact, self.solid = False, all(member.solid for member in self.members)
+        self.exact, self.fast, self.solid = False, False, all(member.solid for member in self.members)
         only = self._only
         self.in_pieces = any(part.in_pieces for part in self._parts)
         if self.in_pieces and only is None:

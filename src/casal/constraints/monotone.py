@@ -41,8 +41,6 @@ class Monotone(Constraint):
 
     convex = True
     solid = True
-    smooth = True
-    flat_sided = True
     _equation_count = 0
 
     def __init__(self, increasing: bool = True) -> None:

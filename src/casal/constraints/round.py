@@ -187,8 +187,7 @@ class RoundInFlat(Constraint):
     its arguments, ``_center``, ``_radius``, ``_square`` and ``convex``, and writes ``_measured``.
     """
 
-    smooth = True
-    fast = True
+    samples_near = False  # for spheres alone
     _center: Tensor | None = None  # c (1 or n, *event); None for the origin
     _radius: Tensor | None = None  # R (1 or n,); None if there is no sphere
     _square: Tensor | None = None  # R^2 (1 or n,)
@@ -857,7 +856,6 @@ class MassEnergyBox(Constraint):
     tensor([[ 1.0000, -0.3090, -0.5000,  0.8090]])
     """
 
-    smooth = True
     _equation_count = 2
     per_chain = ("mass", "energy", "low", "high")
 
@@ -1268,7 +1266,6 @@ class Ellipsoid(Constraint):
 
     convex = True
     solid = True
-    smooth = True
     _equation_count = 0
 
     def __init__(self, axes_or_matrix: Any, center: Any = None) -> None:

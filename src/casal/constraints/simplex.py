@@ -37,9 +37,7 @@ class Simplex(Constraint):
     """
 
     convex = True
-    smooth = True
     _equation_count = 1
-    flat_sided = True
     per_chain = ("total",)
 
     def __init__(self, total: Any = 1.0) -> None:
