@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 import casal
-from casal.methods import Context, Method
+from casal.methods import Context, Each, Method
 
 Array = npt.NDArray[np.float64]
 
@@ -58,16 +58,17 @@ def problem(target: casal.Target, constraint: casal.Constraint, decoder: casal.D
 
 def rows(p: Context, method: Method[Any]) -> list[Any]:
     """All rows of a method whose chains do not meet."""
-    return [row for stage in method.plan(p, 2) for row in stage.rows]
+    return [row for stage in method.stages(p, 2) if isinstance(stage, Each) for row in stage.rows]
 
 
 def matrices(p: Context, method: Method[Any], row: Any, kind: Any, sizes: Sequence[int]) -> tuple[Array, ...]:
     """(F, G, c) of state' = F state + G noise + c, by stepping from the origin and from every unit vector."""
-    total, width, take = sum(sizes), sizes[0], method.plan(p, 2)[0].step
+    total, width, stage = sum(sizes), sizes[0], method.stages(p, 2)[0]
+    assert isinstance(stage, Each)
 
     def step(flat: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         state = kind(*torch.split(flat, list(sizes), dim=1))
-        return torch.cat(list(take(p, state, row, noise)), dim=1)
+        return torch.cat(list(stage.step(p, state, row, noise)), dim=1)
 
     eye = torch.eye(total + width, dtype=torch.float64)
     probes = torch.cat([torch.zeros((1, total + width), dtype=torch.float64), eye])

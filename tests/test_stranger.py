@@ -26,7 +26,7 @@ target = casal.langevin(lambda x: x, steps=120, step_size=0.05, init=start)
 tries = [Relaxed(), casal.CASAL(10.0), casal.Penalty(0.1), casal.WeightedCASAL(50.0), casal.FinalProjection(Relaxed())]
 for method in tries:
     for constraint in (ring, ring & casal.HalfSpace([1.0, 0.0], 0.5), ring.shifted([0.5, 0.0])):
-        result = casal.sample(target, constraint, method, 40, record_every=10)
+        result = casal.sample(target, constraint, method, 40, run=casal.Run(record_every=10))
         feasible = bool(result.certificate.feasible.all())
         assert feasible or not method.strict, (method, constraint)
 stored = casal.sample(target, ring, Relaxed(), 40, run=casal.Run(batch=10, store="run.zarr"))

@@ -317,7 +317,7 @@ def test_fast_projections_pass_torch_s_fake_cuda(case: SetCase) -> None:
 def test_steps_pass_torch_s_fake_cuda(method: casal.Method[Any]) -> None:
     target = casal.langevin(lambda x: x, steps=3, step_size=0.1, init=torch.zeros(8, 4, dtype=torch.float64))
     on_host = Context(target, casal.Box(-1.0, 1.0), casal.Identity(), torch.empty(0, 4, dtype=torch.float64))
-    (stage,) = method.plan(on_host, 8)
+    (stage,) = method.stages(on_host, 8)
     state = method.init(on_host, torch.zeros(8, 4, dtype=torch.float64), torch.Generator())
 
     def fake(parts: Any) -> Any:
@@ -337,8 +337,8 @@ def test_steps_pass_torch_s_fake_cuda(method: casal.Method[Any]) -> None:
 class Reads(Unconstrained):
     """A method that reads a number in every row."""
 
-    def plan(self, context: Context, n: int) -> Any:
-        return [stage._replace(step=self.reads) for stage in super().plan(context, n)]
+    def stages(self, context: Context, n: int) -> Any:
+        return [stage._replace(step=self.reads) for stage in super().stages(context, n)]
 
     def reads(self, context: Context, state: Any, row: TableRow, noise: Tensor) -> Any:
         return state._replace(x=state.x + float(row.s) * noise)

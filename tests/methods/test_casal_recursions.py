@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import casal
+from casal.methods import Each
 from casal.methods.casal import CASALState
 
 from ..linear_gaussian import (
@@ -183,7 +184,9 @@ def test_as_rho_grows_the_implicit_step_leads_from_free_to_projected_langevin(rh
 
     def one(method: casal.Method[Any], *state: torch.Tensor) -> torch.Tensor:
         start = CASALState(*state) if len(state) == 3 else method.init(p, *state, torch.Generator())
-        return method.plan(p, 2)[0].step(p, start, rows(p, method)[0], w)[0]
+        stage = method.stages(p, 2)[0]
+        assert isinstance(stage, Each)
+        return stage.step(p, start, stage.rows[0], w)[0]
 
     z = line().project(x)
     ours = one(casal.CASAL(rho), x, z, torch.zeros_like(x))

@@ -10,7 +10,7 @@ import torch
 
 import casal
 from casal.constraints import Constraint
-from casal.methods import Context, Stage, Together
+from casal.methods import Context, Each, Together
 from casal.methods.coupling import LEAST_INSIDE, Finish, choose_finish, top_for_inside, top_for_spread
 from casal.methods.population import LEVELS_ALONE, Groups, allowed_growth, effective_size
 from casal.methods.weighted import Control, WeightedRow, WeightedState, clean_score
@@ -32,8 +32,8 @@ from ..models import RADIUS, particle, particle_answer, particle_potential
 class _Move(casal.WeightedCASAL):
     """The move of WeightedCASAL as a map of (x, noise)."""
 
-    def plan(self, context: Context, n: int) -> list[Stage]:
-        return [Stage([], self.step)]
+    def stages(self, context: Context, n: int) -> list[Each | Together]:
+        return [Each([], self.step)]
 
     def step(self, context: Context, state: Any, row: Any, noise: torch.Tensor) -> Any:
         x, last = state

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.methods import METHODS, Context, Entry, Method, Stage, TableRow, move, table_rows
+from casal.methods import METHODS, Context, Each, Entry, Method, TableRow, move, table_rows
 
 
 class Position(NamedTuple):
@@ -26,8 +26,8 @@ class Relaxed(Method[Position]):
 
     name: ClassVar[str] = "relaxed"
 
-    def plan(self, context: Context, n: int) -> Sequence[Stage]:
-        return [Stage(table_rows(context), self.step)]
+    def stages(self, context: Context, n: int) -> Sequence[Each]:
+        return [Each(table_rows(context), self.step)]
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> Position:
         return Position(x)

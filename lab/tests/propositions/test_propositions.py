@@ -156,7 +156,7 @@ def test_the_recursions_are_steps_of_the_library(name: str) -> None:
     line = casal.Affine(torch.ones((1, 2), dtype=torch.float64), 1.0)
     like = torch.zeros((0, 2), dtype=torch.float64)
     context, method = Context(target, line, casal.Identity().to(like), like), LIBRARY[name]
-    (stage,) = method.plan(context, 1)
+    (stage,) = method.stages(context, 1)
     (row,) = stage.rows
     variant = gaussian.VARIANTS[name]
     state, w = np.array([0.3, -0.8, 0.5, 0.7, 0.0 if variant.full else -0.4]), np.array([0.9, -1.1])

@@ -23,7 +23,6 @@ from casal.methods.base import (
     Each,
     Method,
     Recall,
-    Stage,
     Step,
     TableRow,
     Together,
@@ -103,8 +102,8 @@ class Unconstrained(_Points):
 
     name: ClassVar[str] = "unconstrained"
 
-    def plan(self, context: Context, n: int) -> Sequence[Stage]:
-        return [Stage(table_rows(context), free_step)]
+    def stages(self, context: Context, n: int) -> Sequence[Each | Together]:
+        return [Each(table_rows(context), free_step)]
 
 
 @dataclass(frozen=True)
@@ -196,12 +195,12 @@ class Projected(_Points):
         if self.repeats > 1 and self.latent == "exact":
             raise SettingError(f"repeats = {self.repeats} is for latent='pinv'; one exact projection is enough")
 
-    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+    def stages(self, context: Context, n: int) -> Sequence[Each | Together]:
         first, rows = burn_in_steps(self.burn_in, len(context.table)), table_rows(context)
         exact = self.latent == "exact" and not context.identity
         step: Step = partial(self.latent_step, _latents(context)) if exact else self.step
-        burn_in = [Stage(rows[:first], free_step)] if first else []
-        return [*burn_in, Stage(rows[first:], step)]
+        burn_in = [Each(rows[:first], free_step)] if first else []
+        return [*burn_in, Each(rows[first:], step)]
 
     def step(self, context: Context, state: PointState, row: TableRow, noise: Tensor) -> PointState:
         """x' = A^+ P(A y), y the free step, ``repeats`` times."""
@@ -312,10 +311,10 @@ class Penalty(_Points):
         one_of(self.of, "of", ("residual", "distance"))
         whole_number(self.repeats, "repeats", 1)
 
-    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+    def stages(self, context: Context, n: int) -> Sequence[Each | Together]:
         weight = evaluate(self.weight, context.table, "weight", positive=False)
         first = burn_in_steps(self.burn_in, len(context.table))
-        return [Stage(table_rows(context, PenaltyRow, weight=zero_before(weight, first)), self.step)]
+        return [Each(table_rows(context, PenaltyRow, weight=zero_before(weight, first)), self.step)]
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PointState:
         if self.of == "residual":
@@ -378,12 +377,13 @@ class PrimalDual(Method[PrimalDualState]):
         positive(self.dual_step, "dual_step")
         one_of(self.average, "average", ("chains", "time"))
 
-    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+    def stages(self, context: Context, n: int) -> Sequence[Each | Together]:
         rows = table_rows(context)
         if self.average == "time":
-            return [Stage(rows, self.step)]
+            return [Each(rows, self.step)]
         refuse_own_sets(context, "average='chains'")
-        return [Stage([row], self.step, None if step == 0 else self.meet) for step, row in enumerate(rows)]
+        pairs = ((Each([row], self.step), Together(self.ascend)) for row in rows)
+        return [stage for pair in pairs for stage in pair][:-1]
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PrimalDualState:
         return PrimalDualState(x, torch.zeros_like(geometry.residual(context.constraint, context.decode(x))))
@@ -400,12 +400,12 @@ class PrimalDual(Method[PrimalDualState]):
             x, self._ascend(context, state.lam, geometry.residual(context.constraint, context.decode(x)))
         )
 
-    def meet(
-        self, context: Context, state: PrimalDualState, generator: torch.Generator
-    ) -> tuple[PrimalDualState, Mapping[str, float]]:
+    def ascend(
+        self, context: Context, state: PrimalDualState, control: Any, generator: torch.Generator
+    ) -> tuple[PrimalDualState, Any, Mapping[str, float]]:
         """Move the one multiplier of all chains by the mean of their residuals."""
         mean = geometry.residual(context.constraint, context.decode(state.x)).mean(0, keepdim=True)
-        return PrimalDualState(state.x, self._ascend(context, state.lam, mean)), {}
+        return PrimalDualState(state.x, self._ascend(context, state.lam, mean)), control, {}
 
     def output(self, context: Context, state: PrimalDualState) -> Tensor:
         return context.decode(state.x)
@@ -479,9 +479,9 @@ class Decoupled(Method[DecoupledState]):
         if not self.weight > 0 or self.weight_step < 0 or self.dual_step < 0:
             raise SettingError("Decoupled needs weight > 0, weight_step >= 0 and dual_step >= 0")
 
-    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+    def stages(self, context: Context, n: int) -> Sequence[Each | Together]:
         rho = evaluate(self.rho, context.table, "rho")
-        return [Stage(table_rows(context, DecoupledRow, rho=rho, kappa=rho * context.table.b), self.step)]
+        return [Each(table_rows(context, DecoupledRow, rho=rho, kappa=rho * context.table.b), self.step)]
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> DecoupledState:
         context.check_smooth(x)
@@ -558,10 +558,10 @@ class DPS(_Points):
 
     name: ClassVar[str] = "DPS"
 
-    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+    def stages(self, context: Context, n: int) -> Sequence[Each | Together]:
         alpha, sigma = noise_levels(context.table)
         weight = evaluate(self.weight, context.table, "weight", positive=False)
-        return [Stage(table_rows(context, DPSRow, alpha=alpha, sigma=sigma, weight=weight), self.step)]
+        return [Each(table_rows(context, DPSRow, alpha=alpha, sigma=sigma, weight=weight), self.step)]
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PointState:
         context.check_smooth(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -13,9 +13,10 @@ from torch import Tensor
 from casal.checks import one_of
 from casal.errors import SettingError
 from casal.methods.base import (
+    Each,
     Method,
     Recall,
-    Stage,
+    Together,
     advance,
     burn_in_steps,
     nothing_past,
@@ -186,14 +187,14 @@ class CASAL(Method[CASALState]):
         if not callable(self.rho) and not self.rho > 0:
             raise SettingError(f"rho must be > 0, got {self.rho}; for steps without coupling use burn_in")
 
-    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+    def stages(self, context: Context, n: int) -> Sequence[Each | Together]:
         rows = casal_rows(context, self)
         step = self._estimate_step if couples_estimate(self, context) else self.step
         if self.dual == "chain":
-            return [Stage(rows, step)]
+            return [Each(rows, step)]
         refuse_own_sets(context, "dual='mean'")
-        meets = [None, *(partial(self.meet, row) for row in rows)]
-        return [Stage([row], step, meet) for row, meet in zip(rows, meets, strict=False)]
+        pairs = ((Each([row], step), Together(partial(self.ascend, row))) for row in rows)
+        return [stage for pair in pairs for stage in pair][:-1]
 
     def init(self, context: Context, x: Tensor, generator: torch.Generator) -> CASALState:
         z = context.project(context.decode(x))
@@ -238,7 +239,7 @@ class CASAL(Method[CASALState]):
         return state._replace(x=x, z=z, lam=self._dual(lam, x - z, row))
 
     def _dual(self, lam: Tensor, gap: Tensor, row: CASALRow) -> Tensor:
-        """One multiplier for all chains is moved by ``meet``."""
+        """One multiplier for all chains is moved by ``ascend``."""
         return torch.addcmul(lam, gap, row.dual_gain) if self.dual == "chain" else lam
 
     def _estimate_step(self, context: Context, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
@@ -258,12 +259,12 @@ class CASAL(Method[CASALState]):
         lam = self._dual(lam, decoded - z, row)
         return advance(context, state, score_of(x, clean, row.alpha, row.sigma), row, noise)._replace(z=z, lam=lam)
 
-    def meet(
-        self, row: CASALRow, context: Context, state: CASALState, generator: torch.Generator
-    ) -> tuple[CASALState, Mapping[str, float]]:
+    def ascend(
+        self, row: CASALRow, context: Context, state: CASALState, control: Any, generator: torch.Generator
+    ) -> tuple[CASALState, Any, Mapping[str, float]]:
         """Move the one multiplier of all chains after a row (``dual="mean"``)."""
         gap = (context.decode(state.x) - state.z).mean(0, keepdim=True)
-        return state._replace(lam=state.lam + row.scale * row.eta * gap), {}
+        return state._replace(lam=state.lam + row.scale * row.eta * gap), control, {}
 
     def advice(self, state: CASALState, row: CASALRow) -> str:
         implicit = "" if self.coupling == "implicit" else ", or, behind a linear decoder, coupling='implicit'"

@@ -28,6 +28,7 @@ from casal.methods.coupling import (
     onto,
     population_record,
     reach_rho,
+    search_due,
     top_for_crossings,
     top_for_inside,
     top_for_spread,
@@ -37,9 +38,6 @@ from casal.methods.level_moves import LevelMoves
 from casal.methods.metropolis_moves import MetropolisMoves
 from casal.methods.moves import Moves, clean_score, data_floor, finest_level
 from casal.methods.population import Groups, effective_ancestors, groups_of, next_level, resample
-
-LOOKS = 4
-"""Levels from one look at the chains to the next, where the end of the ladder is not given."""
 
 SETTLING = 8
 """Moves after the finish, in a set with an interior."""
@@ -181,7 +179,7 @@ class SplitGibbs(Method[Any]):
         rho = level.rho
         if rho is None:
             half, weight = moves.half(context, state), groups.weights(state.log_weight)
-            if level.left % LOOKS == 0 or level.left < LOOKS or float(state.top) == 0.0:
+            if search_due(level.left, every=4) or float(state.top) == 0.0:
                 top = self._top(context, state, half, weight, groups, edge, finish)
                 state = state._replace(top=torch.full_like(state.rho, top))
             rho = next_level(float(state.rho), max(float(state.top), float(state.rho)), half, weight, level.left)

@@ -85,7 +85,7 @@ def our_loop(target: casal.Target, x: Tensor, noise: Callable[[], Tensor]) -> Te
     """Unconstrained rows on given noise."""
     method, box = casal.Unconstrained(), casal.Box(-1e9, 1e9)
     context = Context(target, box, casal.Identity(), x[:0])
-    (stage,) = method.plan(context, len(x))
+    (stage,) = method.stages(context, len(x))
     state: Any = method.init(context, x, torch.Generator())
     with torch.no_grad():
         for row in stage.rows:
