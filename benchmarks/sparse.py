@@ -131,9 +131,9 @@ def _darcy(chains: int, repeats: int) -> Table:
 
 
 def _beside_a_network(chains: int, repeats: int) -> Table:
-    from casal_lab.darcy.setup import COSINES, IN_LOOP, decoder, prior, task
     from casal_lab.nets import WienerUNet
-    from casal_lab.reconstruction.prior import Training
+    from casal_lab.pde.darcy import COSINES, IN_LOOP, decoder, prior, task
+    from casal_lab.pde.prior import Training
 
     known = prior(Training(300, 200, 1))
     here = task(known, 0)

@@ -1,20 +1,9 @@
-"""The registry of experiments. A new one joins by a folder and its name in MODULES, or from outside by ``register``."""
+"""The registry of experiments. A new one joins by its module's name in MODULES, or from outside by ``register``."""
 
 from casal.errors import SettingError
-from casal_lab import (
-    burgers,
-    conditional,
-    darcy,
-    fidelity,
-    field,
-    mixture,
-    navier_stokes,
-    particle,
-    poisson,
-    propositions,
-    quadrotor,
-)
+from casal_lab import burgers, conditional, fidelity, field, mixture, particle, propositions, quadrotor
 from casal_lab.experiment import Experiment
+from casal_lab.pde import darcy, navier_stokes, poisson
 
 MODULES = (
     particle,
