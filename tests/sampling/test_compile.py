@@ -121,10 +121,10 @@ def test_without_a_compiler_there_is_one_warning_and_the_eager_result(monkeypatc
 
 
 class Row(NamedTuple):
-    """A row with a number and a flag."""
+    """A row with a number, and a flag or another number."""
 
     step: Tensor
-    flag: bool = False
+    flag: Tensor | bool | None = False
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,12 @@ class Row(NamedTuple):
         ([False] * 3 + [True] * 5, 0, 0, [3, 4, 1]),
         ([False] * 12, 0, 3, [3, 3, 3, 3]),
         ([False], 0, 0, [1]),
+        ([None, *torch.ones(5)], 0, 0, [1, 4, 1]),
     ],
-    ids=["plain", "records", "kinds", "odd-records", "single"],
+    ids=["plain", "records", "kinds", "odd-records", "single", "a-number-that-some-lack"],
 )
 def test_blocks_end_where_rows_change_or_something_is_recorded(
-    flags: list[bool], done: int, every: int, sizes: list[int]
+    flags: list[Tensor | bool | None], done: int, every: int, sizes: list[int]
 ) -> None:
     rows = [Row(torch.tensor(float(k)), flag) for k, flag in enumerate(flags)]
     taken = list[int]()

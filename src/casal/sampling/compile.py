@@ -151,8 +151,12 @@ def _block(rows: Sequence[Any], first: int, done: int, every: int) -> Sequence[A
 
 
 def _kind(row: Any) -> Hashable:
-    """What makes rows share a graph: their type, and whatever in them is not a number. A part may be a row itself."""
-    return (type(row), *(None if isinstance(part, Tensor) else _kind(part) if _is_row(part) else part for part in row))
+    """What makes rows share a graph: their type, and whatever in them is not a number. A part may be a row itself.
+
+    A number that some rows lack (None) makes them another kind.
+    """
+    parts = (Tensor if isinstance(part, Tensor) else _kind(part) if _is_row(part) else part for part in row)
+    return (type(row), *parts)
 
 
 def _is_row(part: Any) -> bool:
