@@ -56,6 +56,7 @@ from casal.constraints.parameters import (
     over,
     over_flattened,
     parameter,
+    real,
     whole,
 )
 from casal.constraints.solvers.splitting import behind_matrix
@@ -629,7 +630,7 @@ class Through(_Preimage):
 
     def __init__(self, inner: Constraint, A: Any, *, shape: Event | None = None) -> None:
         self.inner = inner
-        self.A = torch.as_tensor(A, dtype=torch.float64).detach().clone()
+        self.A = real(A).detach().clone()
         if self.A.ndim != 2:
             raise ShapeError(f"through needs a matrix (k, d), got shape {tuple(self.A.shape)}")
         if not bool(torch.isfinite(self.A).all()):

@@ -351,10 +351,12 @@ class Constraint:
         Raises:
             ProjectionError: A coordinate of ``z`` is not finite.
         """
+        z = points(z)
         return self._project_fast_from(floating(z), warm) if quick else self.solve(z, budget=budget, warm=warm).point
 
     def solve(self, z: Tensor, *, budget: Budget | None = None, warm: Tensor | None = None) -> Projection:
         """As ``project``, with a convergence flag, the iterations and the residual of every chain."""
+        z = points(z)
         wide = self._checked(z, "project")
         found = self._solve(wide, budget or Budget(), None if warm is None else warm.to(wide))
         if not seen(torch.isfinite(found.point).all()):
@@ -413,6 +415,7 @@ class Constraint:
 
     def _measurable(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """z in float64 with zeros for points that are not finite, and which are finite."""
+        z = points(z)
         wide = z.to(torch.float64)
         finite = torch.isfinite(wide).flatten(1).all(1)
         self._check_chains(z)
@@ -444,11 +447,11 @@ class Constraint:
 
     def equations(self, z: Tensor) -> Tensor:
         """Smooth functions (n, m) that vanish on C; width zero if there are none."""
-        return z.new_zeros(len(z), 0)
+        return z.flatten(1)[:, :0]
 
     def inequalities(self, z: Tensor) -> Tensor:
         """Smooth functions (n, m) that are <= 0 on C; width zero if there are none."""
-        return z.new_zeros(len(z), 0)
+        return z.flatten(1)[:, :0]
 
     def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
         """The inequalities as low <= z <= high, (1 or n, *event), infinite where there is none; None if some are more.
@@ -717,6 +720,21 @@ def register(kind: type[Self]) -> type[Self]:
     """Make a set known by the name of its class, so that its ``spec`` can be read back. Also a decorator."""
     SETS[kind.__name__] = kind
     return kind
+
+
+def points(z: Any) -> Tensor:
+    """Points (n, *event), from a list or an array too; ShapeError for one point without a dimension for chains."""
+    if not isinstance(z, Tensor):
+        try:
+            z = torch.as_tensor(z)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise ShapeError(f"points are a tensor, an array or lists of numbers (n, *event): {error}") from None
+    if z.ndim < 2:
+        raise ShapeError(
+            f"points have the shape (n, *event), n of them, got {tuple(z.shape)}; hand over one point z as z[None], n "
+            "points of one coordinate as z[:, None]"
+        )
+    return z
 
 
 def largest(values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from casal.checks import Event
 from casal.constraints.base import Budget, Constraint, Excess, Geometry, Parts, Projection, Way, register
 from casal.constraints.flat import Affine, Box
-from casal.constraints.parameters import whole
+from casal.constraints.parameters import real, whole
 from casal.constraints.solvers.polyhedron import UNDERFLOW, Polyhedron, nearest
 from casal.constraints.solvers.splitting import Quadratic, on_box
 from casal.constraints.vectors import EPSILON, LARGEST, flat, norm
@@ -89,7 +89,7 @@ class LinearDynamics(Constraint):
         scale_u: Any = None,
         outputs: Sequence[int] | None = None,
     ) -> None:
-        self.A, self.B = (torch.as_tensor(part, dtype=torch.float64).clone() for part in (A, B))
+        self.A, self.B = (real(part).clone() for part in (A, B))
         if self.A.ndim != 2 or self.A.shape[0] != self.A.shape[1] or self.B.ndim != 2 or len(self.B) != len(self.A):
             raise ShapeError(f"A must be (p, p) and B (p, q), got {tuple(self.A.shape)} and {tuple(self.B.shape)}")
         p, q = self.B.shape
@@ -339,7 +339,7 @@ class LinearDynamics(Constraint):
 
 def _channels(name: str, values: Any, count: int) -> Tensor:
     """One number for every channel."""
-    numbers = torch.as_tensor(values, dtype=torch.float64).reshape(-1)
+    numbers = real(values).reshape(-1)
     if len(numbers) not in (1, count) or bool(torch.isnan(numbers).any()):
         raise ShapeError(f"{name} needs one number or {count} of them, got {numbers.tolist()}")
     return numbers.expand(count).clone()

@@ -38,6 +38,7 @@ from casal.constraints.parameters import (
     over,
     over_flattened,
     parameter,
+    real,
     show,
     together,
 )
@@ -67,6 +68,7 @@ INTERIOR = 1e-6
 MOST_ROWS = 1000
 """Inequalities up to which those that are equations in disguise are looked for, one projection each."""
 FARTHEST = 1e300
+LOWEST = -torch.finfo(torch.float64).max
 PASSES = 12
 
 
@@ -154,7 +156,7 @@ class Affine(Constraint):
             return super().through(A)
         other = SparseMatrix.of(A)
         if other is None:
-            given = torch.as_tensor(A, dtype=torch.float64)
+            given = real(A)
             if given.ndim != 2 or len(self.A) * given.shape[1] > MOST_DENSE:
                 raise SettingError(
                     f"{self!r} through a dense matrix of shape {tuple(given.shape)}: their product has more than "
@@ -326,7 +328,8 @@ class HalfSpace(Constraint):
 
     C = {z : a . z <= b}; P(z) = z - max(0, a . z - b) a / |a|^2.
 
-    The violation is max(0, a . z - b) / (sum_j |a_j z_j| + |b|), a relative error.
+    The violation is max(0, a . z - b) / (sum_j |a_j z_j| + |b|), a relative error. C is all of space if a = 0 <= b or
+    b is plus infinity, and empty if a = 0 > b.
 
     Args:
         a: Normal, with as many entries as an event has coordinates.
@@ -340,10 +343,15 @@ class HalfSpace(Constraint):
     b: Any  # a number, or PerChain
 
     def __init__(self, a: Any, b: Any) -> None:
-        self.a, self.b, length = _normal_and_level(self, a, b)
+        self.a, self.b, length = _normal_and_level(a, b)
         self._coordinates = len(self.a)
         self.chains = common_chains(b=self.b)
-        self._normal, self._level = self.a / length, parameter(self.b) / length
+        level, bad = parameter(self.b), first_failure(parameter(self.b) >= (0.0 if length == 0.0 else LOWEST))
+        if not length < math.inf or bad is not None:
+            found = f"|a| = {length:g}, b = {show(level, bad or 0)}"
+            raise InfeasibleSet(f"a . z <= b needs a finite normal, and b >= 0 where that is zero; got {found}")
+        self._normal = self.a / (length or 1.0)
+        self._level = level / length if length else torch.full_like(level, torch.inf)
 
     def __repr__(self) -> str:
         return f"HalfSpace(d={len(self.a)}, b={self.b:g})"
@@ -353,12 +361,13 @@ class HalfSpace(Constraint):
         return self.a[None], torch.tensor([self.b], dtype=torch.float64)
 
     def inequalities(self, z: Tensor) -> Tensor:
-        return self._height(z)[:, None]
+        return self._height(z)[:, None].clamp_min(-1e30)
 
     def linear(self, event: Event) -> Rows | None:
         if self.chains is not None:
             return None
-        return Rows(self._normal[None], torch.full_like(self._level, -torch.inf), self._level)
+        kept = torch.isfinite(self._level)
+        return Rows(self._normal[None][kept], torch.full_like(self._level[kept], -torch.inf), self._level[kept])
 
     def _geometry(self, event: Event) -> Geometry:
         return Geometry(Parts(None, self), within=self._within)
@@ -603,10 +612,8 @@ class Polytope(Constraint):
         return flat(z) @ self._rows.matrix.to(z).T - placed(self._rows.bound, z)
 
     def linear(self, event: Event) -> Rows | None:
-        lengths = torch.linalg.vector_norm(self.G, dim=1)
-        kept = lengths > 0
-        level = self.h[kept] / lengths[kept]
-        return Rows(self.G[kept] / lengths[kept, None], torch.full_like(level, -torch.inf), level)
+        rows, level, _ = _inequalities(self.G, self.h)
+        return Rows(rows, torch.full_like(level, -torch.inf), level)
 
     def _geometry(self, event: Event) -> Geometry:
         """Rows that hold with equality on all of C, such as a pair of opposite rows, are equations."""
@@ -770,7 +777,11 @@ class BoxHyperplane(Constraint):
     per_chain = ("low", "high", "b")
 
     def __init__(self, low: Any, high: Any, a: Any, b: Any) -> None:
-        self.a, self.b, length = _normal_and_level(self, a, b)
+        self.a, self.b, length = _normal_and_level(a, b)
+        level, bad = parameter(self.b), first_failure(torch.isfinite(parameter(self.b)))
+        if not 0.0 < length < math.inf or bad is not None:
+            found = f"|a| = {length:g}, b = {show(level, bad or 0)}"
+            raise InfeasibleSet(f"BoxHyperplane needs a finite, nonzero normal and a finite level; got {found}")
         self._coordinates = len(self.a)
         self.chains = common_chains(low=low, high=high, b=self.b)
         self.low = _for_each(low, self.a, "low", "coordinates")
@@ -956,7 +967,7 @@ def rows_missed(
     top = peak(y)
     top = torch.where(top > LARGE, top, 1.0)  # numbers near the largest float are added in their own unit
     size = y.abs() if lost is None else y.abs() + flat(lost)
-    gap, level = across(y / top, matrix) - level / top, level.abs() / top
+    gap, level = across(y / top, matrix) - level / top, torch.where(torch.isinf(level), 0.0, level.abs()) / top
     unit = across(size / top, sizes) + level
     return Excess(gap.abs() if equal else gap.clamp_min(0.0), unit, scale=top * placed(lengths, y))
 
@@ -991,7 +1002,7 @@ def _matrix(given: Any) -> Tensor:
     if isinstance(given, Tensor) and given.layout != torch.strided:
         given = given.to_dense()
     dense = given.toarray() if hasattr(given, "toarray") else given
-    return torch.atleast_2d(torch.as_tensor(dense, dtype=torch.float64)).flatten(1).clone()
+    return torch.atleast_2d(real(dense)).flatten(1).clone()
 
 
 def _for_each(given: Any, rows: Tensor | SparseMatrix, name: str, what: str) -> Any:
@@ -1004,14 +1015,10 @@ def _for_each(given: Any, rows: Tensor | SparseMatrix, name: str, what: str) -> 
     return argument(numbers.expand(-1, len(rows)).clone(), common_chains(value=value) is not None)
 
 
-def _normal_and_level(owner: object, a: Any, b: Any) -> tuple[Tensor, Any, float]:
+def _normal_and_level(a: Any, b: Any) -> tuple[Tensor, Any, float]:
     """a and b of a . z = b or <= b, and |a|."""
-    normal, level = torch.as_tensor(a, dtype=torch.float64).reshape(-1).clone(), one_number(b, "b")
-    length, bad = float(norm(normal[None])[0]), first_failure(torch.isfinite(parameter(level)))
-    if not 0.0 < length < math.inf or bad is not None:
-        found = f"|a| = {length:g}, b = {show(parameter(level), bad or 0)}"
-        raise InfeasibleSet(f"{type(owner).__name__} needs a finite, nonzero normal and a finite level; got {found}")
-    return normal, level, length
+    normal = real(a).reshape(-1).clone()
+    return normal, one_number(b, "b"), float(norm(normal[None])[0])
 
 
 def _right_of(numbers: Tensor, lengths: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -1039,7 +1046,7 @@ def _inequalities(G: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if bool((h[empty] < 0).any()):
         row = int(torch.nonzero(empty & (h < 0))[0])
         raise InfeasibleSet(f"row {row} of G is zero but h[{row}] = {float(h[row]):g} < 0: no z can satisfy it")
-    kept = torch.nonzero(~empty & (h < torch.inf)).flatten()
+    kept = torch.nonzero(~empty & (h / lengths < torch.inf)).flatten()
     return G[kept] / lengths[kept, None], h[kept] / lengths[kept], kept
 
 

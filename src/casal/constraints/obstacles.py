@@ -13,7 +13,7 @@ from torch import Tensor
 
 from casal.checks import Event, positive
 from casal.constraints.base import Budget, Constraint, Excess, Projection, at_once, register, side_by_side
-from casal.constraints.parameters import whole
+from casal.constraints.parameters import real, whole
 from casal.constraints.vectors import EPSILON, GRANTED, axis, norm, relative, unit
 from casal.devices import amend, chosen, placed
 from casal.errors import InfeasibleSet, SettingError, ShapeError
@@ -719,7 +719,7 @@ def _read_window(given: Any, row: Any) -> tuple[int, int | None]:
 
 def _read_point(given: Any, row: Any, *, finite: bool = True) -> Tensor:
     """A point (p,) in float64."""
-    point = torch.as_tensor(given, dtype=torch.float64).clone()
+    point = real(given).clone()
     good = point.isfinite() if finite else ~point.isnan()
     if point.ndim != 1 or not len(point) or not bool(good.all()):
         raise SettingError(f"a point of an obstacle is a list of p {'finite ' if finite else ''}numbers, got {row!r}")

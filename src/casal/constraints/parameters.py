@@ -14,6 +14,9 @@ from casal.checks import Event, whole_number
 from casal.devices import beside, placed
 from casal.errors import SettingError, ShapeError
 
+MOST_SHOWN = 60
+"""Characters of an argument that a message repeats."""
+
 MOST_LISTED = 6
 """Members that a repr names; of more the first three and the last."""
 
@@ -35,7 +38,7 @@ class PerChain:
 
     def __init__(self, values: Any) -> None:
         given = values.values if isinstance(values, PerChain) else values
-        self.values: Tensor = torch.as_tensor(given, dtype=torch.float64).detach().clone()
+        self.values: Tensor = real(given).detach().clone()
         if self.values.ndim < 1 or not len(self.values):
             raise ShapeError(f"PerChain takes (n, ...), one value for each of n >= 1 chains, got {tuple(self.shape)}")
 
@@ -65,20 +68,33 @@ class PerChain:
 # ------------------------------------------------------------------ from arguments to parameters
 
 
+def real(value: Any) -> Tensor:
+    """The numbers of Python, NumPy or torch as a float64 tensor, or SettingError."""
+    try:
+        return torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise SettingError(
+            "a set is written in real numbers: a number, a list of equally long lists, a NumPy array or a tensor; "
+            f"got {shown(value)} ({error})"
+        ) from None
+
+
 def copied(value: Any) -> Any:
     """An argument of a set, for it to keep: PerChain, None, or a float64 tensor of its own."""
     if value is None:
         return None
-    return PerChain(value) if isinstance(value, PerChain) else torch.as_tensor(value, dtype=torch.float64).clone()
+    return PerChain(value) if isinstance(value, PerChain) else real(value).clone()
 
 
 def one_number(value: Any, name: str) -> float | PerChain:
     """An argument that is one number, or one for each chain, for a set to keep."""
     if not isinstance(value, PerChain):
         try:
-            return float(value)
-        except (TypeError, ValueError, RuntimeError):
-            raise SettingError(f"{name} is one number, or PerChain for one a chain; got {value!r}") from None
+            if not isinstance(value, str | bytes):
+                return float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            pass
+        raise SettingError(f"{name} is one number, or PerChain for one a chain; got {shown(value)}")
     if value.values.ndim != 1:
         raise ShapeError(f"{name} is one number for each chain, PerChain of shape (n,), got {tuple(value.shape)}")
     return PerChain(value)
@@ -90,7 +106,7 @@ def parameter(value: Any) -> Tensor:
     >>> parameter(3.0), parameter(PerChain([1.0, 2.0]))
     (tensor([3.], dtype=torch.float64), tensor([1., 2.], dtype=torch.float64))
     """
-    return value.values if isinstance(value, PerChain) else torch.as_tensor(value, dtype=torch.float64)[None]
+    return value.values if isinstance(value, PerChain) else real(value)[None]
 
 
 def argument(values: Tensor, own: bool = False) -> Any:
@@ -187,6 +203,19 @@ def first_failure(good: Tensor) -> int | None:
     """The first chain (0 for common values) that fails a test (1 or n,), or None."""
     bad = torch.nonzero(~good.reshape(-1))
     return int(bad[0]) if len(bad) else None
+
+
+def shown(value: object) -> str:
+    """An argument for a message, cut where it is long.
+
+    >>> shown([1.0] * 100)
+    '[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, ...'
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # thousands of digits, or of lists in lists
+        text = f"a {type(value).__name__} that is too long to show"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]} ..."
 
 
 def show(values: Tensor | None, chain: int, form: str = "g") -> str:

@@ -38,6 +38,7 @@ from casal.constraints.parameters import (
     over,
     over_flattened,
     parameter,
+    real,
     show,
 )
 from casal.constraints.solvers.truncated import log_sphere_mass, von_mises_fisher
@@ -1269,7 +1270,7 @@ class Ellipsoid(Constraint):
     _equation_count = 0
 
     def __init__(self, axes_or_matrix: Any, center: Any = None) -> None:
-        given = torch.as_tensor(axes_or_matrix, dtype=torch.float64).clone()
+        given = real(axes_or_matrix).clone()
         if given.ndim not in (1, 2) or not given.numel() or (given.ndim == 2 and given.shape[0] != given.shape[1]):
             raise ShapeError(
                 f"Ellipsoid takes semi-axes (d,) or a matrix (d, d), got shape {tuple(given.shape)}; "
@@ -1279,7 +1280,7 @@ class Ellipsoid(Constraint):
             raise InfeasibleSet("the ellipsoid has non-finite axes or matrix entries")
         self.axes = given if given.ndim == 1 else None
         self.matrix = given if given.ndim == 2 else None
-        self.center = None if center is None else torch.as_tensor(center, dtype=torch.float64).clone()
+        self.center = None if center is None else real(center).clone()
         if self.center is not None and not bool(torch.isfinite(self.center).all()):
             worst = float(self.center[~torch.isfinite(self.center)][0])
             raise InfeasibleSet(f"Ellipsoid needs a finite center, got {worst} in it")

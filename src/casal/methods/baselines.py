@@ -514,7 +514,7 @@ def _penalised(context: Context, z: Tensor, centre: Tensor, ridge: Tensor) -> tu
         leaf = z.detach().requires_grad_()
         h = context.residual(leaf)
         rows = [torch.autograd.grad(h[:, k].sum(), leaf, retain_graph=True)[0] for k in range(h.shape[1])]
-    jacobian = torch.stack([row.reshape(len(z), -1) for row in rows], dim=1)
+    jacobian = torch.stack([*rows, z], dim=1)[:, :-1].flatten(2)  # z is there so that no rows at all are a matrix too
     offset = (centre - z).reshape(len(z), -1, 1)
     system = jacobian @ jacobian.mT + ridge[:, :, None] * torch.eye(h.shape[1], dtype=z.dtype, device=z.device)
     multiplier = solve(system, h.detach()[:, :, None] + jacobian @ offset)

@@ -31,7 +31,7 @@ class Certificate:
     Attributes:
         violation: (n,) float64, of the worst row; infinity for a chain that was lost.
         tolerance: What counts as feasible. One if there was a tolerance for each row: then they are the units.
-        row: (n,) which row is the worst.
+        row: (n,) which row is the worst; -1 in a set without rows, which is all of space.
         excess: (n,) by how much it is missed, in the unit in which the set is written.
         worst: The worst row of all samples in words.
         units: What counted as one in each row, (m,) or (1,); None for the units of the rows themselves.
@@ -104,7 +104,8 @@ def certify(constraint: Constraint, samples: Tensor, tol: Tolerance, units: Tole
     measure, event = Measure.of(tol, units), tuple(samples.shape[1:])
     parts = [_judge(constraint.take(some), samples[some], measure) for some in few_chains(samples)]
     violation, row, excess = (torch.cat(columns) for columns in zip(*parts, strict=True))
-    worst = constraint.component_name(event, int(row[violation.argmax()])) if len(violation) and len(row) else ""
+    broken = int(row[violation.argmax()]) if len(row) else -1
+    worst = constraint.component_name(event, broken) if broken >= 0 else ""
     return Certificate(violation, measure.tolerance, row, excess, worst, measure.units)
 
 
@@ -121,7 +122,7 @@ def _judge(constraint: Constraint, z: Tensor, measure: Measure) -> tuple[Tensor,
         each = torch.where(missed > 0, missed / units.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
     if not missed.shape[1]:
         nothing = missed.new_zeros(len(z))
-        return nothing, nothing.long(), nothing
+        return nothing, nothing.long() - 1, nothing
     each = torch.where(torch.isinf(found.amount), torch.inf, each)
     violation, row = each.max(1)
     return violation, row, missed.gather(1, row[:, None]).squeeze(1)

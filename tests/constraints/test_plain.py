@@ -1,0 +1,99 @@
+"""Plain and extreme arguments: rows that are always true, numbers at the ends of the range, points as lists."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import casal
+from casal.constraints import Affine, Ball, Box, Constraint, HalfSpace, PerChain, Polytope, Sphere, geometry
+from casal.errors import CasalError, CasalWarning, InfeasibleSet, SettingError, ShapeError
+from casal.methods import METHODS
+
+ALL_OF_SPACE: dict[str, Constraint] = {
+    "Affine": Affine(torch.zeros(1, 2), [0.0]),
+    "Polytope": Polytope(torch.ones(1, 2), [math.inf]),
+    "Polytope of zeros": Polytope(torch.zeros(1, 2), [1.0]),
+    "Polytope beyond all floats": Polytope(torch.full((1, 2), 5e-324), [1.0]),
+    "Box": Box(None, None),
+    "HalfSpace": HalfSpace([0.0, 0.0], 1.0),
+    "HalfSpace at zero": HalfSpace([0.0, 0.0], 0.0),
+    "HalfSpace at infinity": HalfSpace([1.0, 0.0], math.inf),
+    "HalfSpace for each chain": HalfSpace([0.0, 0.0], PerChain(torch.arange(16.0))),
+}
+BOUNDS_ALONE = ("LookAhead", "BoundedHMC", "ReflectedHMC")
+"""Methods that refuse a set without rows."""
+
+
+def normal(kind: str) -> casal.Target:
+    """A standard normal in two dimensions."""
+    if kind == "diffusion":
+        sigmas = casal.karras_sigmas(12, 0.05, 5.0)
+        return casal.edm(lambda y, s: y / (1 + s.to(y) ** 2), sigmas, shape=(2,), churn=1.0)
+
+    def init(n: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(n, 2, generator=generator)
+
+    return casal.langevin(lambda x: x, steps=12, step_size=0.05, init=init)
+
+
+@pytest.mark.parametrize("name", ALL_OF_SPACE)
+def test_a_row_that_is_always_true_holds_everywhere(name: str) -> None:
+    constraint, z = ALL_OF_SPACE[name], 1e3 * torch.randn(16, 2, generator=torch.Generator().manual_seed(0))
+    for quick in (False, True):
+        assert torch.equal(constraint.project(z, quick=quick), z)
+    assert not bool(constraint.violation(z).any()) and geometry.codimension(constraint, (2,)) == 0
+    rows = constraint.linear((2,))
+    assert constraint.chains or (rows is not None and not bool(torch.isfinite(torch.cat([rows.low, rows.high])).any()))
+    inner = constraint & Ball(1.0)
+    torch.testing.assert_close(inner.project(z), Ball(1.0).project(z))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CasalWarning)
+        for method in (*METHODS, "auto"):
+            kind = "density" if method == "auto" or METHODS[method].runs_on != "diffusion" else "diffusion"
+            made: Any = "auto" if method == "auto" else METHODS[method].example
+            made = casal.CASAL.algorithm1(1e-3) if method == "Algorithm 1" else made
+            if method in BOUNDS_ALONE:
+                with pytest.raises(SettingError):
+                    casal.sample(normal(kind), constraint, made, 16, seed=0)
+                continue
+            result = casal.sample(normal(kind), constraint, made, 16, seed=0)
+            assert bool(result.certificate.feasible.all()) and str(result)
+
+
+def test_a_row_that_is_never_true_is_refused() -> None:
+    for a, b in (([0.0, 0.0], -1.0), ([0.0, 0.0], PerChain([1.0, -1.0])), ([1.0, 0.0], -math.inf), ([1.0], math.nan)):
+        with pytest.raises(InfeasibleSet, match="b = "):
+            HalfSpace(a, b)
+
+
+def test_points_may_be_lists_and_arrays_but_need_a_dimension_for_chains() -> None:
+    for z in ([[3.0, 4.0]], np.array([[3.0, 4.0]]), torch.tensor([[3, 4]]), ((3, 4),)):
+        for quick in (False, True):
+            torch.testing.assert_close(
+                Sphere(1.0).project(z, quick=quick).double(), torch.tensor([[0.6, 0.8]]).double()
+            )
+        assert Sphere(5.0).violation(z).tolist() == [0.0] and Sphere(5.0).excess(z).amount.tolist() == [[0.0]]
+    for call in (Sphere(1.0).project, Sphere(1.0).violation, Sphere(1.0).excess, Sphere(1.0).solve):
+        with pytest.raises(ShapeError, match=r"z\[None\]"):
+            call(torch.ones(2))
+        with pytest.raises(ShapeError, match="lists of numbers"):
+            call([[1.0], [1.0, 2.0]])
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["1", b"1", 10**400, 10**5000, None, {}, [[1.0], [1.0, 2.0]], object(), 1j],
+    ids=lambda value: type(value).__name__,
+)
+def test_arguments_that_are_no_numbers_are_refused(value: Any) -> None:
+    for kind in (Sphere, Ball, lambda v: Affine([[1.0]], v), lambda v: Affine(v, 1.0), lambda v: HalfSpace(v, 1.0)):
+        with pytest.raises(CasalError, match="number") as caught:
+            kind(value)
+        assert len(str(caught.value)) < 300
