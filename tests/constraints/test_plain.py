@@ -55,7 +55,7 @@ def test_a_row_that_is_always_true_holds_everywhere(name: str) -> None:
     torch.testing.assert_close(inner.project(z), Ball(1.0).project(z))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CasalWarning)
-        for method in (*METHODS, "auto"):
+        for method in ("CASAL", "WeightedCASAL", "auto") if constraint.chains else (*METHODS, "auto"):
             kind = "density" if method == "auto" or METHODS[method].runs_on != "diffusion" else "diffusion"
             made: Any = "auto" if method == "auto" else METHODS[method].example
             made = casal.CASAL.algorithm1(1e-3) if method == "Algorithm 1" else made
@@ -87,11 +87,10 @@ def test_points_may_be_lists_and_arrays_but_need_a_dimension_for_chains() -> Non
             call([[1.0], [1.0, 2.0]])
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["1", b"1", 10**400, 10**5000, None, {}, [[1.0], [1.0, 2.0]], object(), 1j],
-    ids=lambda value: type(value).__name__,
-)
+NO_NUMBERS: list[Any] = ["1", b"1", 10**400, 10**5000, None, {}, [[1.0], [1.0, 2.0]], object(), 1j]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda value: type(value).__name__)
 def test_arguments_that_are_no_numbers_are_refused(value: Any) -> None:
     for kind in (Sphere, Ball, lambda v: Affine([[1.0]], v), lambda v: Affine(v, 1.0), lambda v: HalfSpace(v, 1.0)):
         with pytest.raises(CasalError, match="number") as caught:
