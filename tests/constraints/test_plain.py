@@ -25,7 +25,7 @@ ALL_OF_SPACE: dict[str, Constraint] = {
     "HalfSpace": HalfSpace([0.0, 0.0], 1.0),
     "HalfSpace at zero": HalfSpace([0.0, 0.0], 0.0),
     "HalfSpace at infinity": HalfSpace([1.0, 0.0], math.inf),
-    "HalfSpace for each chain": HalfSpace([0.0, 0.0], PerChain(torch.arange(16.0))),
+    "HalfSpace for each chain": HalfSpace([0.0, 0.0], PerChain([0.0] * 16)),
 }
 BOUNDS_ALONE = ("LookAhead", "BoundedHMC", "ReflectedHMC")
 """Methods that refuse a set without rows."""
