@@ -32,8 +32,8 @@ class Run:
         device: Of the chains; that of the starting points if left out.
         dtype: Of the chains; that of the starting points if left out. Iterative projections, the returned samples of
             strict methods and the certificate are float64 in any case.
-        compile: Whether to compile steps with ``torch.compile``: seconds once a run, then up to twice as fast. Results
-            agree with eager ones to rounding. Where there is no compiler, steps are eager, with a warning.
+        compile: Whether to compile steps with ``torch.compile``: seconds in every run, then up to twice as fast.
+            Results agree with eager ones to rounding. Where there is no compiler, steps are eager, with a warning.
         store: A folder (zarr) that takes every batch as it ends. The same call with the same store goes on from what is
             there and ends in the same bits. Before that it takes a few steps of a stored batch again and compares bits:
             another model, set, method or start is refused. A larger n adds chains, if chains never exchange anything:

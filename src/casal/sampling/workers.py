@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from types import FrameType
@@ -207,13 +208,16 @@ class Dask(Workers):
         super().__init__(prepared, bar)
         self.client = client
         self.threads = max(1, len(client.scheduler_info().get("workers", {})))
+        options = prepared.options
+        alone = options._replace(run=replace(options.run, client=None))  # a client stays here
+        self._parcel = replace(prepared, options=alone)
         self._sent: Any = None
 
     def _scatter(self) -> Any:
         """The run on every worker. One that dies meanwhile closes the connection; the others get it again."""
         for attempt in range(SCATTERS):
             try:
-                return self.client.scatter(self.prepared, broadcast=True, hash=False)
+                return self.client.scatter(self._parcel, broadcast=True, hash=False)
             except (OSError, KeyError) as error:  # a closed connection, no worker in time, or one that just left
                 if attempt == SCATTERS - 1:
                     raise CasalError(
