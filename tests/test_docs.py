@@ -124,7 +124,7 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
     folders = [PACKAGE, ROOT, *(folder for top in (PACKAGE, LAB) for folder in top.rglob("*") if folder.is_dir()), LAB]
     for name in paths:
         # A bare name such as `loop.py` may be in any package; a path is seen from the library or from the repository.
-        places = folders if "/" not in name.rstrip("/") else [PACKAGE, ROOT]
+        places = folders if "/" not in name.rstrip("/") else [PACKAGE, ROOT, LAB.parent]
         assert any((place / name).exists() for place in places), f"{page.name} names {name}"
 
 

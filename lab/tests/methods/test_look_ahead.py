@@ -131,10 +131,10 @@ BENDS, PROPOSE = look_module._bends, method_module.propose
 
 @pytest.mark.statistical
 def test_without_curvature_mass_and_energy_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """50, 39 and 60 ancestors on three instances, about 200 with it; how wrong the mode weights are varies more."""
+    """78 to 105 ancestors on four seeds, 175 to 225 with it; how wrong the mode weights are varies more."""
     monkeypatch.setattr(look_module, "_bends", without_bends)
     found = scored("mass and energy")
-    assert "ancestors" in found.failures() and found.ancestors < CHAINS // 3
+    assert "ancestors" in found.failures() and found.ancestors < 0.45 * CHAINS
 
 
 @pytest.mark.statistical
