@@ -75,11 +75,6 @@ def parts(constraint: Constraint, event: Event) -> Parts:
     return found
 
 
-def is_solid(constraint: Constraint, event: Event) -> bool:
-    """Whether C has no equations for events of this shape."""
-    return parts(constraint, event).surface is None
-
-
 def nearest_on_surface(constraint: Constraint, y: Tensor) -> OnSurface:
     """Nearest points on the surface part to points (n, *event), and whether the inequalities hold there.
 
