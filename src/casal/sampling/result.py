@@ -108,6 +108,13 @@ class SampleResult:
         if len(self.gap) != len(self.samples):
             object.__setattr__(self, "gap", self.samples.new_zeros(len(self.samples), dtype=torch.float64))
 
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Some of the samples, as ``result.samples[index]``."""
+        return self.samples[index]
+
     @property
     def weights(self) -> Tensor:
         """(n,) float64 weights that sum to one; equal for methods without weights."""
@@ -127,13 +134,15 @@ class SampleResult:
         """The expectation of a function of the samples, with a standard error that knows of weights and copies.
 
         The value is sum_i W_i f(z_i). Samples of one ancestor count as one observation, see
-        ``methods/population.py``; chains that never meet are their own ancestors.
+        ``methods/population.py``; chains that exchange nothing are their own ancestors.
 
         Args:
-            f: Samples (n, *event) -> (n,) or (n, k).
+            f: Samples (n, *event) -> (n,) or (n, k), numbers or truth values.
 
         Returns:
-            ``value`` and ``standard_error``, of shape () or (k,), float64. The error of a single ancestor is NaN.
+            ``value`` and ``standard_error``, of shape () or (k,), float64. The error of a single ancestor is NaN. An
+            event that no sample shows, or all of them (f is 0 or 1 throughout), has the error of Agresti and Coull,
+            (q (1 - q) / (G + 4))^(1/2) with q = 2 / (G + 4) and G effective ancestors.
 
         Raises:
             ShapeError: f returns something else.
@@ -143,13 +152,21 @@ class SampleResult:
             got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ShapeError(f"f must return a tensor ({n},) or ({n}, k) for {n} samples, got {got}")
         lineage = Lineage(self.weights, self.ancestors)
-        mean, error = lineage.mean(values.reshape(n, -1))
+        columns = values.reshape(n, -1)
+        mean, error = lineage.mean(columns)
+        never = ((columns == columns[:1]).all(0) & ((columns[0] == 0) | (columns[0] == 1))).to(error.device)
+        more = lineage.effective + 4.0
+        error = torch.where(never, (2.0 / more * (1.0 - 2.0 / more) / more) ** 0.5, error)
         if lineage.ancestors < 2:
             error = torch.full_like(error, torch.nan)
         return Estimate(mean, error) if values.ndim == 2 else Estimate(mean[0], error[0])
 
-    def save(self, path: str | Path) -> None:
-        """Write the result to a new store (zarr), as ``casal.sample(..., store=path)`` does; ``casal.load`` reads it.
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the result to a new store (zarr), as ``casal.Run(store=path)`` does; ``casal.load`` reads it.
+
+        Args:
+            path: The folder.
+            overwrite: Whether to replace a result that is there; another folder or file is never replaced.
 
         Raises:
             StoreError: The folder exists, or cannot be written.
@@ -157,8 +174,11 @@ class SampleResult:
         place = Path(path)
         with named_errors(place):
             taken = place.exists()
-        if taken:
-            raise StoreError(f"{place} exists; nothing was changed, choose another path")
+        if taken and overwrite:
+            RunStore.reading(place)  # StoreError if it is something else
+            shutil.rmtree(place)
+        elif taken:
+            raise StoreError(f"{place} exists; nothing was changed. Choose another path, or give overwrite=True")
         n, about = len(self.samples), dict(self.provenance)
         known = {} if self.constraint is None else {"constraint": set_data(self.constraint)}
         identity = {**about, **known, **certificate_data(self.certificate), "saved": True}
