@@ -571,6 +571,12 @@ class DPS(_Points):
         with torch.enable_grad():
             leaf = state.x.detach().requires_grad_()
             score = context.score(leaf, row.t)
+            if not score.requires_grad:
+                raise SettingError(
+                    f"DPS differentiates the network of {context.target.name}, which returned a tensor without a "
+                    "gradient: take torch.no_grad, torch.inference_mode and detach out of it, or take a method that "
+                    "needs no derivative, such as casal.CASAL or casal.SplitGibbs"
+                )
             cost = context.residual(context.decode(estimate(leaf, score, row.alpha, row.sigma))).square().sum()
             (gradient,) = torch.autograd.grad(cost, leaf)
         return advance(context, state, score.detach() - row.weight * gradient, row, noise)
