@@ -1,4 +1,4 @@
-"""``python -m fuzz --minutes 20 --seed 0 [--only sets,stores,workers] [--trial N]``."""
+"""``python -m fuzz --minutes 20 --seed 0 [--only sets,specs,stores,workers] [--trial N]``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 import torch
 
-from fuzz import sets, stores, workers
+from fuzz import sets, specs, stores, workers
 from fuzz.report import Report
 
 PARTS: dict[str, tuple[Callable[[int, int], Report], float]] = {
-    "sets": (sets.trial, 0.6),
+    "sets": (sets.trial, 0.5),
+    "specs": (specs.trial, 0.1),
     "stores": (stores.trial, 0.25),
     "workers": (workers.trial, 0.15),
 }

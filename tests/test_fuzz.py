@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 import torch
 from fuzz import definitions as define
-from fuzz import sets, stores
+from fuzz import sets, specs, stores
 from fuzz.__main__ import main
 from fuzz.definitions import Grant, judge, wide
 from fuzz.making import scene
 from fuzz.report import Failure, Report
 from torch import Tensor
 
-from casal.constraints import Box
+from casal.constraints import Box, constraint_from_spec
 
 SEED = 0
 SETS = 160
+SPECS = 200
 STORES = (2, 10, 14, 25, 33)  # files of a finished store; kills take seconds and are left to ``make fuzz``
 
 
@@ -28,6 +29,22 @@ def test_sets_with_closed_forms() -> None:
             report.add(trial.run())
     assert report.tried["sets"]["trials"] > 50
     assert not report.failures, report.text()
+
+
+def test_damaged_specs() -> None:
+    report = Report()
+    for spec in specs.SEEDS:
+        assert repr(constraint_from_spec(spec))
+    for number in range(SPECS):
+        report.add(specs.trial(SEED, number))
+    assert report.tried["specs"]["accepted"] > 10 and report.tried["specs"]["refused"] > 100
+    assert not report.failures, report.text()
+
+
+def test_an_error_while_reading_a_spec_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specs, "constraint_from_spec", {}.__getitem__)
+    checks = [failure.check for number in range(5) for failure in specs.trial(SEED, number).failures]
+    assert len(checks) == 5 and set(checks) <= {"raises KeyError", "raises TypeError"}
 
 
 def test_damaged_stores() -> None:

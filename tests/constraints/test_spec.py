@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -115,6 +116,37 @@ def test_the_registry_holds_the_sets_by_name() -> None:
     public = {name for name in casal.__all__ if isinstance(getattr(casal, name), type)}
     named = {name for name in public if issubclass(getattr(casal, name), Constraint)} - {"Constraint"}
     assert named <= set(SETS)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """A ball in sets of one member, in each other."""
+    spec: dict[str, Any] = {"set": "Ball", "radius": 1.0}
+    for _ in range(depth):
+        spec = {"set": "Union", "members": [spec]}
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("3", "key 'set'"),
+        ([1.0], "key 'set'"),
+        ({"set": ["Ball"]}, "no set named .'Ball'."),
+        ({"set": "Sphere", "radius": "1"}, "radius is one number"),
+        ({"set": "Sphere", "radius": 10**5000}, "too long to show"),
+        ({"set": "Box", "low": [[1.0], [1.0, 2.0]]}, "real numbers"),
+        ({"set": "Affine", "A": {"sparse": 3}, "b": 1.0}, "Affine does not take"),
+        ({"set": "Affine", "A": {"sparse": {"shape": ["", 1]}}, "b": 1.0}, "Affine does not take"),
+        ({"set": "Shifted", "inner": 3.0, "by": 1.0}, "Shifted does not take"),
+        ({"set": "ThroughDecoder", "inner": {"set": "Sphere", "radius": 1.0}, "decoder": 1.0}, "Decoder"),
+        (nested(1000), "inside each other"),
+    ],
+)
+def test_hostile_specs_are_refused_in_words(spec: Any, words: str) -> None:
+    with pytest.raises(SettingError, match=words):
+        constraint_from_spec(spec)
 
 
 def test_specs_hold_data_only() -> None:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event, positive
-from casal.constraints.parameters import PerChain, check_count
+from casal.constraints.parameters import PerChain, check_count, shown
 from casal.constraints.solvers.sparse_rows import SparseMatrix
 from casal.constraints.vectors import EPSILON, floating, half_square, norm, over_events, relative
 from casal.devices import on_host, seen
-from casal.errors import InfeasibleSet, ProjectionError, SettingError, ShapeError
+from casal.errors import CasalError, InfeasibleSet, ProjectionError, SettingError, ShapeError
 
 Made = TypeVar("Made")
 
@@ -220,6 +220,9 @@ INSIDE = 1e-12
 
 MOST_ROWS = 2000
 """Coordinates up to which sets with other ways to be projected write out their rows, a dense matrix."""
+
+DEEPEST = 64
+"""Lists and mappings inside each other in the spec of a set, at most."""
 
 ON_SET = 1e-9
 """Violation up to which a point counts as on the set although its projection did not reach the tolerance."""
@@ -851,16 +854,39 @@ def constraint_from_spec(spec: Mapping[str, Any] | str) -> Constraint:
     >>> casal.constraint_from_spec(casal.Sphere(3.0).spec())
     Sphere(radius=3)
     """
-    data = json.loads(spec) if isinstance(spec, str) else dict(spec)
-    if not isinstance(data, dict) or "set" not in data:
-        raise SettingError("a spec is a mapping with the key 'set', such as {'set': 'Sphere', 'radius': 3.0}")
-    kind = SETS.get(data.pop("set"))
-    if kind is None:
-        raise SettingError(f"no set named {spec!r}; there are {sorted(SETS)}")
     try:
-        return build(kind, {name: _decode(value) for name, value in data.items()})
-    except TypeError as error:
-        raise SettingError(f"{kind.__name__} does not take these arguments: {error}") from error
+        data = json.loads(spec) if isinstance(spec, str) else spec
+    except (ValueError, RecursionError) as error:
+        raise SettingError(f"the spec of a set is not JSON: {error}") from None
+    _refuse_deep(data)
+    return _from_data(data)
+
+
+def _from_data(data: Any) -> Constraint:
+    if not isinstance(data, Mapping) or "set" not in data:
+        raise SettingError("a spec is a mapping with the key 'set', such as {'set': 'Sphere', 'radius': 3.0}")
+    name = data["set"]
+    if not isinstance(name, str) or name not in SETS:
+        raise SettingError(f"no set named {shown(name)}; there are {sorted(SETS)}")
+    try:
+        return build(SETS[name], {name: _decode(value) for name, value in data.items() if name != "set"})
+    except CasalError:
+        raise
+    except Exception as error:  # data from outside, handed to constructors that may be those of strangers
+        raise SettingError(f"{name} does not take these arguments: {error}") from error
+
+
+def _refuse_deep(data: Any) -> None:
+    """SettingError for lists and mappings inside each other DEEPEST times, before anything follows them down."""
+    level, depth = [data], 0
+    while level := [part for part in level if isinstance(part, Mapping | list)]:
+        depth += 1
+        if depth > DEEPEST:
+            raise SettingError(
+                f"the spec of a set has more than {DEEPEST} lists and mappings inside each other; write sets of many "
+                "members as one list of them"
+            )
+        level = [inner for part in level for inner in (part.values() if isinstance(part, Mapping) else part)]
 
 
 def _decode(value: Any) -> Any:
@@ -868,7 +894,7 @@ def _decode(value: Any) -> Any:
     if isinstance(value, Mapping) and "sparse" in value:
         return SparseMatrix(**{name: _decode(part) for name, part in value["sparse"].items()})
     if isinstance(value, Mapping):
-        return PerChain(_decode(value["per_chain"])) if "per_chain" in value else constraint_from_spec(value)
+        return PerChain(_decode(value["per_chain"])) if "per_chain" in value else _from_data(value)
     if isinstance(value, list):
         return [_decode(item) for item in value]
     if value in ("inf", "-inf"):

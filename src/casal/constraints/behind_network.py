@@ -74,6 +74,8 @@ class ThroughDecoder(Constraint):
     exact = False
 
     def __init__(self, inner: Constraint, decoder: Map) -> None:
+        if not hasattr(decoder, "vjp"):
+            raise SettingError(f"a set through a decoder needs a casal.decoders.Decoder, got {decoder!r}")
         if not inner.smooth or inner.in_pieces:
             raise SettingError(
                 f"{inner!r} has no equations and inequalities with gradients, so it cannot be stated in the latent; "
