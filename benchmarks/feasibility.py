@@ -23,7 +23,7 @@ from casal_lab.physics.quadrotor import flown, tilt_inputs
 from casal_lab.problems.families import BETAS
 from casal_lab.quadrotor import METHODS, Prior, Recipe, scene, vehicle
 from casal_lab.quadrotor.paths import start
-from casal_lab.quadrotor.scenes import ALLOWED
+from casal_lab.quadrotor.setup import ALLOWED
 
 SEARCHES = ("admm", "alternating", "dykstra")
 STARTS = ("noise", "sines")

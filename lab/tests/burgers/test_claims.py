@@ -11,12 +11,10 @@ from torch import Tensor
 from casal import PerChain
 from casal_lab.burgers import EXPERIMENT, cost
 from casal_lab.burgers.claims import published
-from casal_lab.burgers.comparison import PRINTED, Runs
-from casal_lab.burgers.conserved import Conserved
+from casal_lab.burgers.comparison import PRINTED, Runs, Scores, analysed
 from casal_lab.burgers.observed import COMPARED, GAUSSIAN, GLUED, STRICT, Observed
 from casal_lab.burgers.runs import PAPER
-from casal_lab.burgers.scores import Scores, analysed
-from casal_lab.burgers.setup import POINTS, SETUPS, Truth
+from casal_lab.burgers.setup import POINTS, SETUPS, Conserved, Truth
 from casal_lab.experiment import FAILS, HOLDS, Claim
 
 RATIOS = {

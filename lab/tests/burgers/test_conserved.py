@@ -7,8 +7,20 @@ from torch import Tensor
 
 from casal import Fourier, PerChain
 from casal.constraints import geometry
-from casal_lab.burgers.conserved import Conserved, ConservedLatents, least_on_sphere, nearest_field
-from casal_lab.burgers.setup import BASIS, DIMENSION, MODES, POINTS, SETUPS, Model, Truth, truths
+from casal_lab.burgers.setup import (
+    BASIS,
+    DIMENSION,
+    MODES,
+    POINTS,
+    SETUPS,
+    Conserved,
+    ConservedLatents,
+    Model,
+    Truth,
+    least_on_sphere,
+    nearest_field,
+    truths,
+)
 from casal_lab.physics.burgers import energy, mass
 
 

@@ -11,10 +11,21 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from casal import CASAL, FinalProjection, Method, Projected, ddpm
-from casal_lab.burgers.conserved import errors, least_conserving
+from casal_lab.burgers.comparison import Scores
 from casal_lab.burgers.cycle import PSLD, Gaussian3DVar, assimilate, diffusion, forecast, guided, kalman
-from casal_lab.burgers.scores import Scores
-from casal_lab.burgers.setup import BASIS, BETAS, DIMENSION, POINTS, SETUPS, SITES, Model, Truth, truths
+from casal_lab.burgers.setup import (
+    BASIS,
+    BETAS,
+    DIMENSION,
+    POINTS,
+    SETUPS,
+    SITES,
+    Model,
+    Truth,
+    errors,
+    least_conserving,
+    truths,
+)
 
 
 def test_constrained_3dvar_is_the_least_of_all(sigma: Tensor) -> None:

@@ -7,11 +7,9 @@ import math
 import pytest
 import torch
 
-from casal_lab.burgers.comparison import FLOORS, classical
-from casal_lab.burgers.conserved import errors
+from casal_lab.burgers.comparison import FLOORS, Scores, analysed, classical, log_ratio
 from casal_lab.burgers.cycle import Gaussian3DVar
-from casal_lab.burgers.scores import Scores, analysed, log_ratio
-from casal_lab.burgers.setup import BASIS, DIMENSION, POINTS, SOLVER, Model, Truth, joined
+from casal_lab.burgers.setup import BASIS, DIMENSION, POINTS, SOLVER, Model, Truth, errors, joined
 
 
 def test_scores_of_known_ensembles(truth: Truth) -> None:

@@ -9,8 +9,7 @@ import casal
 from casal.errors import SettingError
 from casal_lab.physics.quadrotor import tilt_inputs
 from casal_lab.quadrotor import METHODS, Prior, Recipe, distinct, repair, scene, solve
-from casal_lab.quadrotor.methods import ABLATION, GRIDS, named
-from casal_lab.quadrotor.paths import batches_of, start
+from casal_lab.quadrotor.paths import ABLATION, GRIDS, batches_of, named, start
 from casal_lab.quadrotor.setup import FLIGHTS, TRAINING_SEED, flights
 
 F64 = torch.float64

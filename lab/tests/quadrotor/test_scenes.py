@@ -7,15 +7,7 @@ import pytest
 import torch
 
 from casal.errors import SettingError
-from casal_lab.quadrotor.scenes import (
-    LEAST_MARGIN,
-    LEAST_PASSING,
-    Disc,
-    Scene,
-    Wall,
-    scene,
-)
-from casal_lab.quadrotor.setup import flights
+from casal_lab.quadrotor.setup import LEAST_MARGIN, LEAST_PASSING, Disc, Scene, Wall, flights, scene
 
 F64 = torch.float64
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from casal_lab.burgers.comparison import TUNED, Runs, difference
+from casal_lab.burgers.comparison import TUNED, Runs, average, difference, log_ratio
 from casal_lab.burgers.observed import GLUED, STRICT, Observed
 from casal_lab.burgers.regime_runs import BEST
-from casal_lab.burgers.scores import average, log_ratio
 from casal_lab.burgers.setup import Model
 from casal_lab.experiment import MET, MISSED, PARTLY_MET, Array, Claim, reached, verdict
 from casal_lab.study import mean_and_error

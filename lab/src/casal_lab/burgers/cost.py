@@ -15,9 +15,8 @@ from casal import CASAL, Penalty, PerChain, Projected, Unconstrained, sample
 from casal.constraints import Subspace
 from casal.constraints.parameters import over, parameter
 from casal_lab.burgers.comparison import RHO
-from casal_lab.burgers.conserved import Conserved
 from casal_lab.burgers.cycle import MEMBERS
-from casal_lab.burgers.setup import POINTS, Model, Truth
+from casal_lab.burgers.setup import POINTS, Conserved, Model, Truth
 from casal_lab.experiment import AnyMethod, Array, ResultTable
 from casal_lab.study import mean_entry
 

@@ -38,8 +38,20 @@ from torch import Tensor
 from casal import Constraint, ObservedMassEnergy, PerChain, Run, Target, latent_posterior, sample
 from casal.streams import stream
 from casal.targets import along, levels_of
-from casal_lab.burgers.conserved import Conserved, ConservedLatents, nearest_field
-from casal_lab.burgers.setup import BASIS, DIMENSION, MODES, NOISE, POINTS, SITES, Model, Setup, Truth
+from casal_lab.burgers.setup import (
+    BASIS,
+    DIMENSION,
+    MODES,
+    NOISE,
+    POINTS,
+    SITES,
+    Conserved,
+    ConservedLatents,
+    Model,
+    Setup,
+    Truth,
+    nearest_field,
+)
 from casal_lab.experiment import AnyMethod
 
 CYCLES, WINDOW = 5, 2

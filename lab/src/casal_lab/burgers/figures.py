@@ -9,10 +9,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from casal_lab.burgers.comparison import FLOORS
+from casal_lab.burgers.comparison import FLOORS, SPECTRUM, analysed, power
 from casal_lab.burgers.cycle import WINDOW
 from casal_lab.burgers.observed import STRICT
-from casal_lab.burgers.scores import SPECTRUM, analysed, power
 from casal_lab.burgers.setup import MODES, POINTS, SETUPS, SITES
 from casal_lab.drawing import EXACT, FAINT, below, colour, legend_below, panels
 from casal_lab.experiment import Outcome

@@ -8,9 +8,8 @@ from typing import Any
 
 from casal import Penalty
 from casal.errors import DivergedError
-from casal_lab.burgers.comparison import DIFFUSION, REFERENCE, Runs, scores
+from casal_lab.burgers.comparison import DIFFUSION, REFERENCE, Runs, Scores, average, scores
 from casal_lab.burgers.cycle import PSLD
-from casal_lab.burgers.scores import Scores, average
 from casal_lab.burgers.setup import TUNING_SEED, Model, Truth, truths
 from casal_lab.experiment import AnyMethod, ResultTable, Tell
 from casal_lab.study import require, tune, with_error

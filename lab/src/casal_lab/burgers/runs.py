@@ -22,6 +22,8 @@ from casal_lab.burgers.comparison import (
     TUNED,
     Runs,
     Scale,
+    Scores,
+    average,
     compare,
     difference,
     scores,
@@ -29,7 +31,6 @@ from casal_lab.burgers.comparison import (
 )
 from casal_lab.burgers.cycle import CYCLES, MEMBERS, WINDOW, forecast
 from casal_lab.burgers.learned import Training as RegimeTraining
-from casal_lab.burgers.scores import Scores, average
 from casal_lab.burgers.setup import (
     BASIS,
     PLAIN,

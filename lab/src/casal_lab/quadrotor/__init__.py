@@ -22,13 +22,10 @@ from casal_lab.drawing import writer
 from casal_lab.experiment import Experiment
 from casal_lab.physics.quadrotor import distinct
 from casal_lab.quadrotor.figures import figures
-from casal_lab.quadrotor.methods import METHODS, Recipe
 from casal_lab.quadrotor.motions import in_gallery
-from casal_lab.quadrotor.origins import ORIGINS
-from casal_lab.quadrotor.paths import Paths, repair, solve
-from casal_lab.quadrotor.runs import run, run_scene
-from casal_lab.quadrotor.scenes import SCENES, Scene, scene
-from casal_lab.quadrotor.setup import Prior, Training, prior, vehicle
+from casal_lab.quadrotor.paths import METHODS, Paths, Recipe, repair, solve
+from casal_lab.quadrotor.runs import ORIGINS, run, run_scene
+from casal_lab.quadrotor.setup import SCENES, Prior, Scene, Training, prior, scene, vehicle
 
 __all__ = [
     "EXPERIMENT",

@@ -19,7 +19,7 @@ from matplotlib.patches import Circle, Rectangle
 from casal_lab.drawing import EXACT, FAINT, INK, below, colour, headline, panels
 from casal_lab.experiment import Array, Outcome
 from casal_lab.physics.quadrotor import INTERVAL
-from casal_lab.quadrotor.scenes import ALLOWED, FAR
+from casal_lab.quadrotor.setup import ALLOWED, FAR
 
 COLOURS = {"zero": "#999933", "noise": "#AA4499"}
 """Of starts without a model, which only this experiment has."""

@@ -15,10 +15,8 @@ from casal_lab.experiment import Array
 from casal_lab.frames import Watch, progress
 from casal_lab.motion import FAILURE, NEUTRAL, SUCCESS, Backdrop, Limits, Motion, Panel, Shades, shades
 from casal_lab.physics.quadrotor import INTERVAL, flown
-from casal_lab.quadrotor.methods import Recipe, named
-from casal_lab.quadrotor.paths import free_draws, repair, shuffled, start
-from casal_lab.quadrotor.scenes import ALLOWED, FAR, Scene, scene
-from casal_lab.quadrotor.setup import Prior
+from casal_lab.quadrotor.paths import Recipe, free_draws, named, repair, shuffled, start
+from casal_lab.quadrotor.setup import ALLOWED, FAR, Prior, Scene, scene
 
 SHOWN = ("unconstrained", "penalty", "projected", "CASAL", "Twisted")
 """Methods in pictures."""

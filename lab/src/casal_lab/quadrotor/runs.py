@@ -1,4 +1,7 @@
-"""The whole run: success against the size of the last wall, ablations, weights of the classes, random scenes, discs."""
+"""The whole run: success against the size of the last wall, ablations, weights of the classes, random scenes, discs.
+
+At the end, where the constants come from.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,27 @@ import torch
 from torch import Tensor
 
 from casal_lab.distances import mode_weights_tv
-from casal_lab.experiment import Outcome, ResultTable, Tell, stamp
+from casal_lab.experiment import Origin, Outcome, ResultTable, Tell, stamp
+from casal_lab.physics import quadrotor as physics
 from casal_lab.physics.quadrotor import distinct
+from casal_lab.problems.families import BETAS
 from casal_lab.quadrotor.claims import claims
-from casal_lab.quadrotor.methods import ABLATION, GRIDS, METHODS, Recipe
 from casal_lab.quadrotor.motions import SHOWN, in_gallery, solving
-from casal_lab.quadrotor.paths import Paths, batches_of, free_draws, solve
-from casal_lab.quadrotor.scenes import scene
-from casal_lab.quadrotor.setup import Prior, Training, prior
+from casal_lab.quadrotor.paths import (
+    ABLATION,
+    BATCH,
+    GRIDS,
+    ITERATIONS,
+    METHODS,
+    RHO,
+    STEPS,
+    Paths,
+    Recipe,
+    batches_of,
+    free_draws,
+    solve,
+)
+from casal_lab.quadrotor.setup import ALLOWED, FLIGHTS, MODES, RATE, WINDOWS, Prior, Training, prior, scene
 from casal_lab.study import VALIDATION_SEED, mean_entry, require, share, tune, with_error
 
 VALIDATION = 0.5
@@ -418,3 +434,54 @@ def discs(scale: Scale, tell: Tell) -> Outcome:
         rows.append({"method": label, **_numbers(tried)})
     table = ResultTable.of("Planar vehicle with two rotors among discs", DETAIL, rows, note=DETAIL_NOTE)
     return Outcome("quadrotor", [table], (), {"planar": found, "discs": place.discs, "planar rows": rows})
+
+
+# ------------------------------------------------------------------ where constants come from
+
+ORIGINS = (
+    Origin("samples of a flight", f"{physics.STEPS}", "paper", "section C.4"),
+    Origin("time between samples", f"{physics.INTERVAL:g} s", "paper", "section C.4"),
+    Origin("dynamics", "linear, at rest at first, bounded input", "paper", "section C.4"),
+    Origin("model of the vehicle", "y'' = g u, u the tilt", "ours", "the paper says: controlled in acceleration angle"),
+    Origin(
+        "largest tilt u_max",
+        f"{physics.TILT:g} rad",
+        "ours",
+        "the paper has u_max without a value; half a radian is where the linearisation ends",
+    ),
+    Origin("flights to learn from", f"{FLIGHTS}", "ours", "the paper gives no number"),
+    Origin(
+        "excitations",
+        "sums of three sines, 0.2 to 1.5 Hz",
+        "ours",
+        "the paper says: a variety of random periodic excitations",
+    ),
+    Origin("latent", f"first {MODES} Fourier modes", "paper", "section C.4; we encode the input, not input and path"),
+    Origin("network", "fully connected, depth 3, width 128, cosine embedding of time", "paper", "section C.4"),
+    Origin("epochs", f"{Training().epochs}", "paper", "section C.4"),
+    Origin("learning rate", f"{RATE:g}", "ours", "the paper gives none"),
+    Origin("diffusion steps", f"{STEPS}", "paper", "section C.4"),
+    Origin("beta", f"{float(BETAS[0]):g} to {float(BETAS[-1]):g}, linear", "ours", "the usual one of DDPM"),
+    Origin("rho", f"{RHO:g}", "paper", "section C.4, in units that it does not give; ours has one per sd of a channel"),
+    Origin(
+        "rho of our variant",
+        "30",
+        "ours",
+        f"the best of 10, 30, 100 and 300 on the validation scene (r = {VALIDATION:g})",
+    ),
+    Origin("obstacles", "segments with a way above and below", "paper", "section C.4"),
+    Origin("places of the obstacles", f"samples {', '.join(f'{a} to {b}' for a, b in WINDOWS)}", "ours", "figure only"),
+    Origin("sizes r", ", ".join(f"{r:g}" for r in FULL.radii), "ours", "the paper has an axis without a unit"),
+    Origin("flights a point", "10000", "paper", "section 5.3; the docs page is from a shorter run and says so"),
+    Origin("solver", f"ADMM, {ITERATIONS} iterations", "ours", "the paper names ADMM and Dykstra, no number"),
+    Origin("success", f"at most {ALLOWED:g} m inside an obstacle", "ours", "the paper gives no tolerance"),
+    Origin(
+        "penalty, projected, DPS",
+        ", ".join(f"{len(grid)} settings of {name}" for name, grid in GRIDS.items()),
+        "ours",
+        "the paper gives no settings of its baselines; the best on the validation scene",
+    ),
+    Origin("chains of a population", f"{BATCH}", "ours", "methods that resample; not in the paper"),
+    Origin("SplitGibbs, Twisted", f"{METHODS['SplitGibbs'].method}; {METHODS['Twisted'].method}", "ours", "see above"),
+)
+"""One row a constant."""
