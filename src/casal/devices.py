@@ -40,9 +40,10 @@ def entry(values: Tensor, row: Tensor) -> Tensor:
 def number(t: Tensor) -> Any:
     """A zero-dimensional tensor as a float, which makes a step of many chains cheaper, where nobody has to wait for it.
 
-    Elsewhere, and where a compiler reads it, it stays a tensor.
+    Elsewhere, and where a compiler reads it, it stays a tensor. (``torch.compiler.is_compiling`` is true in all threads
+    while one of them compiles, so that eager steps beside it would round differently.)
     """
-    return float(t) if on_host(t) and not torch.compiler.is_compiling() else t
+    return float(t) if on_host(t) and not torch.compiler.is_dynamo_compiling() else t
 
 
 def seen(flag: Tensor) -> bool:
@@ -78,7 +79,7 @@ _copies: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 def placed(parameter: Tensor, like: Tensor) -> Tensor:
     """A parameter in the dtype and on the device of ``like``; the copy on a device is kept as long as the parameter."""
-    if on_host(like) or parameter.device == like.device or torch.compiler.is_compiling():
+    if on_host(like) or parameter.device == like.device or torch.compiler.is_dynamo_compiling():
         return parameter.to(like)
     copies = _copies.setdefault(parameter, {})
     where = (like.dtype, like.device)

@@ -88,8 +88,9 @@ def test_compiled_steps_give_the_eager_result(
     assert compiled.cost.score_evaluations == eager.cost.score_evaluations
     assert compiled.cost.projections == eager.cost.projections
     assert set(compiled.trace) == set(eager.trace)
-    other = run(casal.langevin(lambda x: 1.31 * x, steps=STEPS, step_size=0.05, init=start), method)
-    assert target is network or not torch.allclose(compiled.samples, other.samples, rtol=0, atol=1e-3)
+    if target is not network:
+        other = run(langevin(lambda x: 1.31 * x), method)
+        assert not torch.allclose(compiled.samples, other.samples, rtol=0, atol=1e-3)
 
 
 def looks(x: Tensor) -> Tensor:

@@ -202,4 +202,4 @@ def once(made: dict[tuple[torch.dtype, torch.device], Made], z: Tensor, make: Ca
 
 def _compiled() -> bool:
     """Whether a compiler reads this: a compiled graph must not keep its tensors in a dictionary."""
-    return torch.compiler.is_compiling()
+    return torch.compiler.is_dynamo_compiling()

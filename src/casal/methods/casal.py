@@ -283,7 +283,7 @@ class CASAL(Method[CASALState]):
 
 def _towards(y: Tensor, z: Tensor, share: Tensor) -> Tensor:
     """y + share (z - y): eagerly in one pass; compiled, lerp would work out both of its branches."""
-    return y + share * (z - y) if torch.compiler.is_compiling() else torch.lerp(y, z, share.to(y.dtype))
+    return y + share * (z - y) if torch.compiler.is_dynamo_compiling() else torch.lerp(y, z, share.to(y.dtype))
 
 
 def casal_rows(context: Context, method: CASAL) -> list[CASALRow]:

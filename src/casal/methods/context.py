@@ -297,7 +297,7 @@ class Context:
 
 def unedited(name: str, function: Callable[..., Tensor], x: Tensor, *more: Tensor) -> Tensor:
     """``function(x, *more)``; SettingError if it wrote into x, which is the state of the chains."""
-    if torch.compiler.is_compiling() or x.is_inference():  # torch counts no versions there
+    if torch.compiler.is_dynamo_compiling() or x.is_inference():  # torch counts no versions there
         return function(x, *more)
     version = x._version
     out = function(x, *more)

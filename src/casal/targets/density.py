@@ -117,7 +117,7 @@ def energy(
         return potential(x, **given).sum()
 
     def score(x: Tensor, t: Tensor, /, **given: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():  # a functional gradient is part of the graph; autograd's tape cannot be
+        if torch.compiler.is_dynamo_compiling():  # a functional gradient is part of a graph; autograd's tape is not
             return -torch.func.grad(total)(x, given)
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
