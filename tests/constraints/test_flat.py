@@ -226,3 +226,16 @@ def test_newton_steps_on_a_plane_in_a_box_end_at_the_nearest_point(
     assert float(constraint.violation(found).max()) <= 20 * torch.finfo(dtype).eps
     y[3, 1] = torch.nan
     assert not bool(torch.isfinite(constraint.project(y, quick=True)[3]).all())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_equations_that_have_a_solution_are_not_refused(seed: int) -> None:
+    """Independent rows always have one, whatever b: with zeros, and with numbers of very different size."""
+    generator = torch.Generator().manual_seed(seed)
+    A = torch.randn(3, 6, generator=generator, dtype=torch.float64)
+    for b in ([1.0, 0.0, -2.0], [0.0, 0.0, 1e10], [1e-12, 1.0, 1e12], [0.0, 0.0, 0.0]):
+        right = torch.tensor(b, dtype=torch.float64)
+        dependent = torch.cat([A, A[:1] - 2 * A[1:2]]), torch.cat([right, right[:1] - 2 * right[1:2]])
+        for equations in (Affine(A, right), Affine(*dependent)):
+            nearest = equations.project(torch.ones(1, 6, dtype=torch.float64))
+            assert torch.allclose((A @ nearest[0]), right, rtol=1e-12, atol=1e-13 * max(1.0, float(right.abs().max())))

@@ -420,7 +420,7 @@ def test_lost_starting_points_are_counted() -> None:
         (InfeasibleSet, "low = 2, high = 1", lambda: casal.Box(2.0, 1.0)),
         (InfeasibleSet, "low = nan", lambda: casal.Box(NAN, 1.0)),
         (InfeasibleSet, "low = inf", lambda: casal.Box(INF, INF)),
-        (InfeasibleSet, r"\|a\| = 0", lambda: casal.HalfSpace([0.0, 0.0], 1.0)),
+        (InfeasibleSet, r"\|a\| = 0", lambda: casal.HalfSpace([0.0, 0.0], -1.0)),
         (InfeasibleSet, r"\|a\| = nan", lambda: casal.HalfSpace([NAN, 0.0], 1.0)),
         (InfeasibleSet, "b = nan", lambda: casal.HalfSpace([1.0, 0.0], NAN)),
         (InfeasibleSet, "b = -inf", lambda: casal.HalfSpace([1.0, 0.0], -INF)),

@@ -147,6 +147,21 @@ def test_only_what_is_returned_grows_with_the_chains(method: Method[Any], monkey
     assert sum(part.untyped_storage().nbytes() for part in result.state) == len(result.state) * n * size * 4
 
 
+def test_an_exchange_works_on_some_chains_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No float64 copy of all points; and the same bits as in one go."""
+    size, chains = 8, 64
+    n, how = 40 * chains, casal.Run(batch=chains, threads=1)
+    target = casal.langevin(lambda x: x, steps=6, step_size=0.01, init=casal.GaussianStart(size))
+    whole = casal.sample(target, casal.Sphere(2.0), WeightedCASAL(20.0), n, run=how)
+    monkeypatch.setattr("casal.methods.context.NUMBERS_AT_ONCE", chains * size)
+    with Largest() as seen:
+        parts = casal.sample(target, casal.Sphere(2.0), WeightedCASAL(20.0), n, run=how)
+    assert torch.equal(parts.samples, whole.samples)
+    wide = {name for name, nbytes in seen.sizes.items() if nbytes >= n * size * 8}
+    allowed = ("new_empty", "slice", "copy_", "split", "view", "detach")
+    assert {name for name in wide if not any(word in name for word in allowed)} == set()
+
+
 # ------------------------------------------------------------------ streams
 
 

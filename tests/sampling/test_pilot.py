@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -88,12 +89,34 @@ def mixture_potential(x: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------- the step
 
 
-@pytest.mark.parametrize("d", [1, 2, 50, 500])
-def test_on_a_round_gaussian_the_step_does_not_depend_on_the_dimension(d: int) -> None:
-    pilot = found(gaussian(4.0, d=d), solid(d))
-    assert pilot.step_size == pytest.approx(STEP / 4.0, rel=1e-4)
-    assert pilot.integrable
-    assert pilot.preconditioner is None and pilot.ratio == 1.0
+SIDES = casal.Box(torch.zeros(3), 1.0) & casal.Affine(torch.ones((1, 3)), [1.0])
+STEPS: dict[str, tuple[Callable[[], casal.Target], casal.Constraint | None, float, float]] = {
+    **{f"round, {d} dimensions": (partial(gaussian, 4.0, d=d), None, STEP / 4.0, 1e-4) for d in (1, 2, 50, 500)},
+    "given preconditioner": (
+        partial(gaussian, torch.tensor([1.0, 100.0]), preconditioner=torch.tensor([1.0, 0.01])),
+        None,
+        STEP,
+        1e-3,
+    ),
+    "behind a decoder": (partial(gaussian, 1.0, d=2), casal.Sphere(1.0), STEP, 1e-3),
+    **{f"simplex, {d}": (partial(gaussian, 1.0, d=d), casal.Simplex(1.0), STEP, 0.05) for d in (3, 20)},
+    "box and an equation": (partial(gaussian, 1.0, d=3), SIDES, STEP, 0.05),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_step_of_a_gaussian_is_that_of_its_stiffest_direction(name: str) -> None:
+    """Whatever the dimension, the sharp corners of the set, or a decoder."""
+    make, constraint, right, error = STEPS[name]
+    target, options = make(), dict[str, Any]()
+    if name == "behind a decoder":
+        matrix = torch.randn((5, 2), generator=torch.Generator().manual_seed(0), dtype=WIDE)
+        options["decoder"] = casal.Linear(matrix)
+    size = len(target.draw(1, torch.Generator())[0])
+    pilot = found(target, constraint or solid(size), **options)
+    assert pilot.step_size == pytest.approx(right, rel=error)
+    assert pilot.integrable and pilot.ratio == 1.0
+    assert (pilot.preconditioner is None) == (name != "given preconditioner")
 
 
 @pytest.mark.parametrize("std", [0.0, 1.0, 300.0])
@@ -105,56 +128,6 @@ def test_the_step_does_not_depend_on_the_start(std: float) -> None:
     target = casal.energy(quartic, steps=50, step_size="auto", init=init)
     # At rest the curvature 3 x^2 of the worst of three coordinates is about 4, of one chain in ten above 7.5.
     assert 0.04 < found(target, solid(3), n=1000).step_size < 0.08
-
-
-@pytest.mark.parametrize("d", [3, 20])
-def test_the_largest_curvature_sets_the_step_of_a_stiff_gaussian(d: int) -> None:
-    precision = torch.logspace(0, 6, d, dtype=WIDE)
-    assert found(gaussian(precision), solid(d)).step_size == pytest.approx(STEP * 1e-6, rel=0.01)
-
-
-@pytest.mark.parametrize("std", [2.0, 600.0])
-def test_modes_of_different_width(std: float) -> None:
-    target = casal.energy(mixture_potential, steps=50, step_size="auto", init=start(2, std))
-    pilot = found(target, casal.Sphere(2.0))
-    narrow, wide = float(MODE_SCALES.min()) ** 2, float(MODE_SCALES.max()) ** 2
-    assert STEP * narrow * 0.8 <= pilot.step_size <= STEP * wide * 1.05
-    assert pilot.integrable
-
-
-def test_a_potential_with_edges() -> None:
-    """|x| has no curvature but at 0: the acceptance sets the step. Its variance is 2."""
-    pilot = found(casal.energy(lambda x: x.abs().sum(1), steps=50, step_size="auto", init=start(2)), solid(2))
-    assert 0.05 < pilot.step_size < 1.0
-    assert 0.7 < pilot.acceptance < 0.97
-
-
-def test_a_hard_wall_is_not_crossed() -> None:
-    """A potential that is infinite outside the unit square: what is outside is refused, and the score there is nan."""
-
-    def f(x: Tensor) -> Tensor:
-        inside = (x.abs() < 1.0).all(1)
-        return torch.where(inside, x.square().sum(1) / 2, math.inf)
-
-    target = casal.energy(f, steps=50, step_size="auto", init=start(2, 0.1))
-    assert 1e-3 < found(target, solid(2)).step_size <= STEP * 1.001
-
-
-def test_the_bend_of_the_set_limits_the_step() -> None:
-    for d, radius in ((3, 1.0), (16, 4.0), (16, 1.0)):
-        pilot = found(gaussian(1.0, d=d), casal.Sphere(radius))
-        assert pilot.step_size == pytest.approx(BEND * radius**2 / (d - 1), rel=0.15)
-        assert pilot.free_step_size == pytest.approx(STEP, rel=0.01)
-        torch.testing.assert_close(pilot.step_sizes(3, free=True), torch.full((3,), pilot.free_step_size, dtype=WIDE))
-    flat = found(gaussian(1.0, d=3), casal.Affine(torch.ones((1, 3)), torch.ones(1)))
-    assert flat.step_size == flat.free_step_size == pytest.approx(STEP, rel=1e-3)
-
-
-@pytest.mark.parametrize("d", [3, 10])
-def test_edges_of_a_set_are_no_bends(d: int) -> None:
-    """Most points have their foot on an edge of a simplex, where second differences of the projection explode."""
-    for constraint in (casal.Simplex(1.0), casal.Box(torch.zeros(d), 1.0) & casal.Affine(torch.ones((1, d)), [1.0])):
-        assert found(gaussian(1.0, d=d), constraint).step_size == pytest.approx(STEP, rel=0.05)
 
 
 def test_the_set_bends_a_linear_potential() -> None:
@@ -281,11 +254,6 @@ def test_a_given_step_is_in_units_of_the_preconditioner_that_is_found() -> None:
     assert made.pilot is not None and made.pilot.ratio == pytest.approx(0.3 / STEP, rel=1e-3)
 
 
-def test_a_given_preconditioner_is_the_unit_of_the_step() -> None:
-    pilot = found(gaussian(torch.tensor([1.0, 100.0]), preconditioner=torch.tensor([1.0, 0.01])), solid(2))
-    assert pilot.step_size == pytest.approx(STEP, rel=1e-3)
-
-
 # ------------------------------------------------------------------------------------ steps that are given
 
 
@@ -358,15 +326,12 @@ def test_the_same_seed_finds_the_same_step() -> None:
     assert first.step_size == second.step_size != third.step_size
     assert first.preconditioner is not None and second.preconditioner is not None
     assert torch.equal(first.preconditioner, second.preconditioner)
-
-
-def test_threads_change_no_bit() -> None:
-    target = casal.energy(mixture_potential, steps=20, step_size="auto", preconditioner="auto", init=start(2))
+    short = casal.energy(mixture_potential, steps=20, step_size="auto", preconditioner="auto", init=start(2))
     one, two = (
-        casal.sample(target, casal.Sphere(2.0), casal.Projected(), 300, run=casal.Run(threads=threads, batch=100))
-        for threads in (1, 2)
+        casal.sample(short, casal.Sphere(2.0), casal.Projected(), 300, run=casal.Run(threads=k, batch=100)).samples
+        for k in (1, 2)
     )
-    assert torch.equal(one.samples, two.samples)
+    assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])
@@ -377,17 +342,14 @@ def test_few_chains_are_enough_for_an_answer(n: int) -> None:
     assert 0.4 * STEP < pilot.step_size < 1.01 * STEP
 
 
-def test_a_set_for_each_chain_and_a_decoder() -> None:
+def test_a_set_for_each_chain_and_events_of_any_shape() -> None:
     radii = casal.PerChain(torch.linspace(1.0, 2.0, 600, dtype=WIDE))
     assert found(gaussian(1.0, d=2), casal.Sphere(radii), n=600).step_size < STEP
-    decoder = casal.Linear(torch.randn((5, 2), generator=torch.Generator().manual_seed(0), dtype=WIDE))
-    assert found(gaussian(1.0, d=2), casal.Sphere(1.0), decoder=decoder).step_size == pytest.approx(STEP, rel=1e-3)
-
-
-def test_events_of_any_shape() -> None:
     init = casal.GaussianStart((2, 3), dtype=WIDE)
     pilot = found(gaussian(torch.tensor([1.0, 4.0, 9.0]), preconditioner="auto", init=init), casal.Sphere(2.0))
-    assert pilot.preconditioner is not None and pilot.preconditioner.shape == (2, 3)
+    right = 1 / torch.tensor([1.0, 4.0, 9.0], dtype=WIDE).expand(2, 3)
+    assert pilot.preconditioner is not None
+    torch.testing.assert_close(pilot.preconditioner, right, rtol=0.3, atol=0.0)
 
 
 def test_a_score_that_is_not_finite_is_named() -> None:
@@ -415,6 +377,9 @@ def test_a_potential_that_is_not_that_of_the_gradient_is_refused(name: str) -> N
     target = casal.langevin(lambda x: x, steps=5, step_size=0.1, init=start(2), potential=WRONG[name])
     with pytest.raises(SettingError, match="along a line where its gradient says"):
         plan(target, solid(2))
+    columns = casal.langevin(lambda x: x, steps=5, step_size=0.1, init=start(2), potential=lambda x: x.square() / 2)
+    with pytest.raises(ShapeError, match=r"give \(2,\)"):
+        plan(columns, solid(2))
 
 
 @pytest.mark.parametrize("std", [0.0, 1e-3, 1.0, 1e4])
@@ -431,12 +396,6 @@ def test_potentials_of_their_gradients_pass(std: float, dtype: torch.dtype) -> N
         lambda x: 1e6 + x.square().sum(1, keepdim=True),
     ):
         plan(casal.energy(f, steps=5, step_size=0.1, init=init), solid(2), n=50)
-
-
-def test_a_potential_is_one_number_a_chain() -> None:
-    target = casal.langevin(lambda x: x, steps=5, step_size=0.1, init=start(2), potential=lambda x: x.square() / 2)
-    with pytest.raises(ShapeError, match=r"give \(2,\)"):
-        plan(target, solid(2))
 
 
 # ----------------------------------------------------------------------------------------- the start
