@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -96,3 +98,61 @@ def test_arguments_that_are_no_numbers_are_refused(value: Any) -> None:
         with pytest.raises(CasalError, match="number") as caught:
             kind(value)
         assert len(str(caught.value)) < 300
+
+
+EXTREME = (1e200, 1e308, 5e-324, 1e-310)
+KINDS: tuple[Callable[[float], Any], ...] = (float, np.float64, np.float32, torch.tensor, np.asarray)
+OF_ONE_NUMBER: dict[str, Callable[[Any], Constraint]] = {
+    "Sphere": Sphere,
+    "Sphere far": lambda v: Sphere(1.0, [float(v), 0.0, 0.0]),
+    "Ball": Ball,
+    "Ball far": lambda v: Ball(v, [float(v), 0.0, 0.0]),
+    "mass": lambda v: casal.MassEnergy(v, 4.0),
+    "energy": lambda v: casal.MassEnergy(1.0, v),
+    "Box": lambda v: Box(0.0, v),
+    "Box, wide": lambda v: Box(-v, v),
+    "Box & Affine": lambda v: Box(0.0, v) & Affine(torch.ones(1, 3), 1.0),
+    "Affine": lambda v: Affine([[v, v, v]], [1.0]),
+    "Affine, b": lambda v: Affine(torch.ones(1, 3), [v]),
+    "HalfSpace": lambda v: HalfSpace([v, 0.0, v], 1.0),
+    "HalfSpace, b": lambda v: HalfSpace([1.0, 0.0, 1.0], -v),
+    "Polytope": lambda v: Polytope([[v, 0.0, 0.0], [0.0, v, v]], [1.0, 1.0]),
+    "Polytope, h": lambda v: Polytope([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]], [v, v]),
+    "BoxHyperplane": lambda v: casal.BoxHyperplane(0.0, v, torch.ones(3), 1.0),
+    "Simplex": casal.Simplex,
+    "L1Ball": casal.L1Ball,
+    "Ellipsoid": lambda v: casal.Ellipsoid([v, 1.0, 1.0]),
+    "shifted": Sphere(1.0).shifted,
+    "scaled": Sphere(1.0).scaled,
+    "union": lambda v: Ball(v) | Ball(1.0),
+    "intersection": lambda v: Ball(v) & Box(0.0, 1.0),
+}
+RUNS: tuple[Any, ...] = (casal.CASAL(10.0), casal.WeightedCASAL(rho=10.0), "auto")
+
+
+@pytest.mark.parametrize("name", OF_ONE_NUMBER)
+def test_numbers_at_the_ends_of_the_range_work_or_are_refused_in_words(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for number, (value, kind) in enumerate(itertools.product(EXTREME, KINDS)):
+        dtype = (torch.float32, torch.float64)[number % 2]
+        z = torch.randn(8, 3, generator=generator, dtype=dtype)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                constraint = OF_ONE_NUMBER[name](kind(value))
+                found = constraint.solve(z.double())
+                assert not constraint.exact or float(constraint.violation(found.point).max()) <= 1e-8
+                assert constraint.project(z, quick=True).dtype == dtype
+                assert bool((constraint.excess(z).amount >= 0).all())
+                target = casal.langevin(lambda x: x, steps=6, step_size=0.05, init=z)
+                result = casal.sample(target, constraint, RUNS[number % 3], 8, seed=0)
+                assert bool(torch.isfinite(result.samples).all()) and str(result)
+            except CasalError as error:
+                assert any(sign.isdigit() for sign in str(error)) or "finite" in str(error)
+
+
+def test_a_set_out_of_range_says_how_to_rescale() -> None:
+    target = casal.langevin(lambda x: x, steps=6, step_size=0.05, init=torch.ones(8, 3))
+    for constraint, method in ((Sphere(1e25), casal.CASAL(1.0)), (Sphere(1e-25), casal.WeightedCASAL())):
+        with pytest.raises(SettingError, match=r"e[-+]2[45]\b.*range of torch.float32.*scaled\(1 / unit\)"):
+            casal.sample(target, constraint, method, 8, seed=0)

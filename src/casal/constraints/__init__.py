@@ -37,7 +37,7 @@ from casal.constraints.round import (
 )
 from casal.constraints.simplex import L1Ball, Simplex
 from casal.constraints.solvers.truncated import truncated_normal
-from casal.constraints.vectors import half_square, over_events
+from casal.constraints.vectors import half_square, over_events, squarable
 
 for _kind in (Intersection, Product, Scaled, Shifted, Through, Union):
     register(_kind)  # here and not at the class: the operators of every set reach them by their names
@@ -89,6 +89,7 @@ __all__ = [
     "half_square",
     "over_events",
     "register",
+    "squarable",
     "tightening",
     "truncated_normal",
 ]

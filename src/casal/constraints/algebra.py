@@ -603,6 +603,11 @@ class Scaled(_Motion):
 
     def __init__(self, inner: Constraint, by: float) -> None:
         self.by = positive(by, "the factor that scales a set")
+        if math.isinf(1.0 / self.by):
+            raise SettingError(
+                f"the factor that scales a set, {self.by:g}, is out of the range of floating point numbers, as its "
+                "inverse is infinite; take a larger one"
+            )
         self._adopt(inner, 0.0, self.by)
 
     def __repr__(self) -> str:

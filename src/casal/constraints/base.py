@@ -364,7 +364,9 @@ class Constraint:
         found = self._solve(wide, budget or Budget(), None if warm is None else warm.to(wide))
         if not seen(torch.isfinite(found.point).all()):
             raise ProjectionError(
-                f"{type(self).__name__}.project overflowed: the points are as large as {float(wide.abs().max()):g}"
+                f"{type(self).__name__}.project overflowed: the points are as large as {float(wide.abs().max()):g}, or "
+                f"{self!r} is out of the range of floating point numbers; write points and set in another unit, "
+                "constraint.scaled(1 / unit)"
             )
         if not self.exact and seen(found.converged.any()):
             # An algorithm has its own residual; what it calls converged must also satisfy the definition.

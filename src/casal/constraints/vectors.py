@@ -40,6 +40,11 @@ def flat(z: Tensor) -> Tensor:
     return z.flatten(1)
 
 
+def squarable(dtype: torch.dtype) -> float:
+    """The length beyond which squares of lengths are out of the range of a dtype, and below whose inverse too."""
+    return float(torch.finfo(dtype).max ** 0.5)
+
+
 def floating(z: Tensor) -> Tensor:
     """z itself, or in float64 if it holds whole numbers (an integer or bool dtype)."""
     return z if z.is_floating_point() else z.to(torch.float64)

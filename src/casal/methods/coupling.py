@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event
-from casal.constraints import Constraint, Parts, geometry, half_square
-from casal.errors import DivergedError
+from casal.constraints import Constraint, Parts, geometry, half_square, squarable
+from casal.errors import DivergedError, SettingError
 from casal.methods.context import Context, few_chains
 from casal.methods.population import Groups, ancestors_left, resample, spread_of
 
@@ -158,7 +158,16 @@ def _second_nearest(pieces: Sequence[Constraint], z: Tensor) -> Tensor:
 def reach_rho(context: Context) -> float:
     """The rho of a distance that is small beside the reach of C: beyond it a point has no single nearest point."""
     distance = geometry.reach(context.constraint, decoded_event(context))
-    return 0.0 if distance is None or math.isinf(distance) or distance <= 0.0 else (WITHIN_REACH / distance) ** 2
+    if distance is None or math.isinf(distance) or distance <= 0.0:
+        return 0.0
+    least = WITHIN_REACH / squarable(context.like.dtype)
+    if distance < least:
+        raise SettingError(
+            f"{context.constraint!r} bends within {distance:.3g}, and the rho that resolves this, 1 / length^2, is out "
+            f"of the range of {context.like.dtype} (least length {least:.1e}): write model and set in a smaller unit, "
+            "constraint.scaled(1 / unit)"
+        )
+    return (WITHIN_REACH / distance) ** 2
 
 
 # ---------------------------------------------------------------------------------------------------- the finish

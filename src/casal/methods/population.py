@@ -294,7 +294,9 @@ def next_level(rho: float, top: float, half_distance2: Tensor, weight: Tensor, l
 
 def spread_of(values: Tensor, weight: Tensor) -> float:
     """Standard deviation of values (n,) under weights that sum to one."""
-    return float((weight * (values - (weight * values).sum()).square()).sum().sqrt())
+    unit = max(1.0, float(values.abs().amax()) / 1e150)  # so that squares of huge numbers stay finite
+    off = values / unit
+    return unit * float((weight * (off - (weight * off).sum()).square()).sum().sqrt())
 
 
 def allowed_growth(now: float, ess: float, spread: float) -> float:

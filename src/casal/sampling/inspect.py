@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event
-from casal.constraints import Constraint, geometry
+from casal.constraints import Constraint, geometry, squarable
 from casal.decoders import Decoder, Identity
 from casal.errors import CasalError, DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
 from casal.methods import METHODS, Context, Method, Uncounted
@@ -254,8 +254,7 @@ def _check_context(context: Context, probe: Tensor, n: int, options: Options) ->
         raise SettingError(f"the decoder depends on the row of a chain, not on its point alone: {ANY_ROWS}")
     context.constraint.validate(tuple(decoded.shape[1:]))
     geometry.check_nonempty(context.constraint, decoded)
-    z = decoded[: len(probe)].to(torch.float64)
-    _check_projection(context.constraint.take(slice(0, len(probe))), z, options)
+    _check_projection(context.constraint.take(slice(0, len(probe))), decoded[: len(probe)], options)
     return tuple(decoded.shape[1:])
 
 
@@ -356,10 +355,18 @@ def _check_potential(context: Context, x: Tensor) -> None:
         )
 
 
-def _check_projection(constraint: Constraint, z: Tensor, options: Options) -> None:
+def _check_projection(constraint: Constraint, decoded: Tensor, options: Options) -> None:
+    z = decoded.to(torch.float64)
     onto = _probed(f"the projection of {constraint!r}", constraint.project, z)
     if onto.shape != z.shape:
         raise ShapeError(f"{constraint!r}.project returned {tuple(onto.shape)} for {tuple(z.shape)}")
+    farthest, most = float((onto - z).abs().max()), squarable(decoded.dtype)
+    if not farthest < most:
+        raise SettingError(
+            f"{constraint!r} is {farthest:.3g} away from the starting points, and the squares of lengths beyond "
+            f"{most:.1e} are out of the range of {decoded.dtype}: write model and set in "
+            "another unit, constraint.scaled(1 / unit)"
+        )
     _probed(f"the violation of {constraint!r}", constraint.violation, onto)
     found = certify(constraint, onto, options.tol, options.units)
     if constraint.exact and not bool(found.feasible.all()):
