@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
@@ -127,7 +128,7 @@ class Threads(Workers):
             for work in works:
                 pending[self._pool.submit(self._guarded, task, work, walk, context)] = work.batch.index
             yield from self._arrivals(pending, failed)
-        except GeneratorExit:  # whoever asked was interrupted
+        except BaseException:  # whoever asked was interrupted, or an exception of a signal came while waiting here
             self._stop(NOWHERE)
             wait(pending)
             raise
@@ -187,14 +188,20 @@ def _surroundings(device: torch.device) -> Callable[[], Iterator[None]]:
 
 
 SCATTERS = 5
-"""How often in a row a run is sent to a cluster that loses workers."""
+"""How often in a row a run is sent to a cluster that loses all of it."""
+
+PATIENCE = 120.0
+"""Seconds for which a run waits for workers, and tries to reach them, before it gives up on a cluster."""
+
+PAUSE = 0.25
+"""Seconds between two attempts; a worker that was killed is still listed for a moment."""
 
 
 class Dask(Workers):
     """The workers of a Dask cluster: each batch is one task, and the run travels once to every worker.
 
     A batch whose worker is lost is run again by the scheduler. If the run was lost with the worker, it is sent again,
-    and the batches that waited for it too.
+    and the batches that waited for it too. If no worker is left, new ones are waited for (``PATIENCE``).
 
     Args:
         prepared: The run.
@@ -214,17 +221,25 @@ class Dask(Workers):
         self._sent: Any = None
 
     def _scatter(self) -> Any:
-        """The run on every worker. One that dies meanwhile closes the connection; the others get it again."""
-        for attempt in range(SCATTERS):
-            try:
-                return self.client.scatter(self._parcel, broadcast=True, hash=False)
-            except (OSError, KeyError) as error:  # a closed connection, no worker in time, or one that just left
-                if attempt == SCATTERS - 1:
-                    raise CasalError(
-                        f"the run could not be sent to the cluster in {SCATTERS} attempts ({error}); see "
-                        "whether its workers are there (client.scheduler_info())"
-                    ) from error
-        raise AssertionError("the last attempt returns or raises")
+        """The run on every worker. One that dies meanwhile closes the connection; the others get it again.
+
+        Where all workers are gone, new ones are waited for: ``PATIENCE`` seconds, counted from the first attempt.
+        """
+        began, reason = time.monotonic(), "it has no workers"
+        cause: Exception | None = None
+        while True:
+            if self.client.scheduler_info().get("workers"):
+                try:
+                    return self.client.scatter(self._parcel, broadcast=True, hash=False)
+                except (OSError, KeyError) as error:  # a closed connection, no worker in time, or one that just left
+                    reason, cause = f"{type(error).__name__}: {error}", error
+            if time.monotonic() - began > PATIENCE:
+                raise CasalError(
+                    f"the run could not be sent to the cluster for {PATIENCE:g} s ({reason}); see whether its workers "
+                    "are there (client.scheduler_info()). A store keeps what is done, and the same call goes on from "
+                    "there"
+                ) from cause
+            time.sleep(PAUSE)
 
     def __enter__(self) -> Dask:
         self._sent = self._scatter()
