@@ -5,23 +5,28 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import EntryPoint
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from casal.constraints import SETS
 from casal.methods import METHODS
 from casal.targets import TARGETS
-from casal_lab import cli
+from casal_lab import benchmark, cli
 from casal_lab.__main__ import LAB
 from casal_lab.cli import app, experiments
 from casal_lab.experiment import Claim, Column, Experiment, Outcome, ResultTable
+from casal_lab.experiments import EXPERIMENTS
+from casal_lab.report.tables import show
 
 run = CliRunner().invoke
 ROOT = Path(__file__).parents[2]
@@ -33,6 +38,63 @@ def test_list_names_every_experiment_and_its_question() -> None:
     for experiment in experiments().values():
         assert experiment.name in result.output
         assert experiment.question[:30] in result.output.replace("\n", " ")
+
+
+def test_lists_have_one_name_a_line_off_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However narrow the terminal is said to be: a name with spaces and commas is never broken, nor joined."""
+    names = ("CASAL, denoised, with a coupling of its own", "it's", "plain")
+    mine = Experiment("narrow", "A question?" * 30, names, lambda quick, labels, tell: Outcome("narrow", []))
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(cli, "experiments", lambda modules=(): {"narrow": mine})
+    lines = run(app, ["list"]).output.splitlines()
+    assert lines[0] == f"narrow  {mine.question}"
+    assert [shlex.split(line) for line in lines[1:]] == [["--method", name] for name in names]
+    refused = run(app, ["run", "narrow", "--method", "none"])
+    assert "there are: 'CASAL, denoised, with a coupling of its own', it's, plain" in plain(refused.output)
+
+
+def test_tables_are_as_wide_as_they_need_off_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = [Column("method", "method"), *(Column(f"c{k}", f"a column with a long name {k}") for k in range(9))]
+    table = ResultTable("Wide", columns, [{"method": "projected, twice", **{f"c{k}": -2.987654321 for k in range(9)}}])
+    mine = Experiment("wide", "?", (), lambda quick, labels, tell: Outcome("wide", [table]))
+    monkeypatch.setattr(cli, "experiments", lambda modules=(): {"wide": mine})
+    output = run(app, ["run", "wide", "--out", str(tmp_path)]).output
+    (row,) = (line for line in output.splitlines() if "projected, twice" in line)
+    assert row.count("-2.988") == 9
+    assert "…" not in output
+    narrow = Console(width=40, file=StringIO())
+    show(narrow, Outcome("wide", [table]))
+    assert "…" not in narrow.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_numbers_in_the_help_are_those_of_the_benchmark() -> None:
+    said = plain(run(app, ["benchmark", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output)
+    for number in (benchmark.SAMPLES, benchmark.SEEDS, benchmark.BUDGET):
+        assert f"[default: ({number})]" in said or f"[default: {number}]" in said, said
+
+
+INTERRUPTED = """
+import signal, sys
+
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Stop())
+import runpy
+sys.argv = ["casal", "list"]
+runpy.run_module("casal_lab", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["typer", "torch", "casal_lab.experiments"])
+def test_ctrl_c_while_importing_leaves_no_traceback(module: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED.format(module=module)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("what", "names"), [("methods", METHODS), ("sets", SETS), ("models", TARGETS)])
@@ -71,7 +133,7 @@ def test_a_seed_reaches_the_experiments_that_take_one(tmp_path: Path, monkeypatc
         return Outcome("seeded", [], settings={"seed": seed}, records={"case": {"error": [0.5]}})
 
     mine = Experiment("seeded", "?", (), lambda quick, labels, tell: seeded(0, quick, labels, tell), run_seed=seeded)
-    monkeypatch.setattr(cli, "EXPERIMENTS", {**cli.EXPERIMENTS, "seeded": mine})
+    monkeypatch.setitem(EXPERIMENTS, "seeded", mine)
     for seed in (0, 7):
         folder = tmp_path / str(seed)
         assert run(app, ["run", "seeded", "--seed", str(seed), "--out", str(folder)]).exit_code == 0
@@ -104,8 +166,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*_: object, **__: object) -> None:
         raise AssertionError("a run was started")
 
-    monkeypatch.setattr(cli, "reproduce", started)
-    monkeypatch.setattr(cli, "write_page", started)
+    monkeypatch.setattr("casal_lab.report.reproduce.reproduce", started)
+    monkeypatch.setattr("casal_lab.report.page.write_page", started)
     monkeypatch.setattr(import_module("benchmarks.__main__"), "main", started)
     experiment = replace(experiments()["particle"], run=started)
     monkeypatch.setattr(cli, "experiments", lambda modules=(): {"particle": experiment})

@@ -17,7 +17,14 @@ def _missing(name: str) -> bool:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; Ctrl-C while its libraries are imported ends it as later."""
+    try:
+        _start()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _start() -> None:
     if missing := [name for name in LAB if _missing(name)]:
         names = ", ".join(missing)
         sys.exit(f"the command line needs {names}: pip install casal-lab, or in a clone pip install -e lab")

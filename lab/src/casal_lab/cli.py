@@ -1,4 +1,7 @@
-"""The command line, which ``casal_lab.__main__`` starts: list, run, reproduce, report, gallery, bench, benchmark."""
+"""The command line, which ``casal_lab.__main__`` starts: list, run, reproduce, report, gallery, bench, benchmark.
+
+Each command imports what it needs when it is called, so that no command waits for the libraries of the others.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +9,46 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import getdoc
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperGroup
 
-from casal import __version__
-from casal.constraints import SETS
-from casal.methods import METHODS
-from casal.targets import TARGETS
-from casal_lab import benchmark
-from casal_lab.benchmark import page as bench_page
-from casal_lab.experiment import Experiment, Tell
-from casal_lab.experiments import EXPERIMENTS
-from casal_lab.report.cache import names, write_outcome
-from casal_lab.report.gallery import write_gallery
-from casal_lab.report.page import write_page
-from casal_lab.report.reproduce import Ran, reproduce
-from casal_lab.report.tables import show
+if TYPE_CHECKING:
+    from casal_lab.experiment import Experiment, Outcome, Tell
+
+
+class _Commands(TyperGroup):
+    """The commands; Ctrl-C ends each with the exit code for it and without a traceback, whatever it was doing."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            console.print("stopped")
+            raise typer.Exit(INTERRUPTED) from None
+
 
 app = typer.Typer(
+    cls=_Commands,
     help="Strictly constrained generative sampling.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 console = Console()
+
+WIDE = 10_000
+"""Columns of an output that is no terminal: lines are as long as they need."""
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""
 
 YEAR = 525_600
 """Minutes of a year: the longest time that is not a slip of the pen."""
@@ -65,6 +75,8 @@ def experiments(modules: Iterable[str] = ()) -> Mapping[str, Experiment]:
             if error.name != module:
                 raise
             raise typer.BadParameter(f"there is no module {module!r} here or among the installed ones") from error
+    from casal_lab.experiments import EXPERIMENTS
+
     known = dict(EXPERIMENTS)
     for point in entry_points(group="casal.experiments"):
         try:
@@ -78,7 +90,8 @@ def experiments(modules: Iterable[str] = ()) -> Mapping[str, Experiment]:
 def _check(what: str, wanted: Iterable[str], known: Iterable[str]) -> None:
     unknown = [name for name in wanted if name not in known]
     if unknown:
-        raise typer.BadParameter(f"no {what} {', '.join(map(repr, unknown))}; there are: {', '.join(known)}")
+        there = ", ".join(repr(name) if "," in name else name for name in known)
+        raise typer.BadParameter(f"no {what} {', '.join(map(repr, unknown))}; there are: {there}")
 
 
 def _check_folder(out: Path) -> None:
@@ -95,6 +108,10 @@ def _check_folder(out: Path) -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
+        import torch
+
+        from casal import __version__
+
         console.print(f"casal {__version__}, torch {torch.__version__}")
         raise typer.Exit
 
@@ -106,27 +123,34 @@ def _main(
     ] = False,
 ) -> None:
     """Strictly constrained generative sampling."""
-    # Small tensors on several threads are far slower than on one.
-    torch.set_num_threads(1)
+    import torch
+
+    torch.set_num_threads(1)  # small tensors on several threads are far slower than on one
+    if not console.is_terminal:
+        console.width = WIDE
 
 
 def _first_line(thing: object) -> str:
     return (getdoc(thing) or "").partition("\n")[0]
 
 
-def _registry(what: str, modules: Iterable[str]) -> Iterable[tuple[str, str, str]]:
-    """Name, what it is, and one more line, of every row of a registry."""
+def _registry(what: str, modules: Iterable[str]) -> Iterable[tuple[str, str, Sequence[str]]]:
+    """Name, what it is, and more lines, of every row of a registry."""
+    found = experiments(modules)  # whose modules may bring methods and sets too
     if what == "experiments":
-        for experiment in experiments(modules).values():
-            yield experiment.name, experiment.question, f"methods: {', '.join(experiment.methods)}"
+        for experiment in found.values():
+            yield experiment.name, experiment.question, [f"--method {shlex.quote(name)}" for name in experiment.methods]
         return
-    experiments(modules)  # whose modules may bring methods and sets too
+    from casal.constraints import SETS
+    from casal.methods import METHODS
+    from casal.targets import TARGETS
+
     if what == "methods":
         for name, row in METHODS.items():
             promises = ["strict"] * row.example.strict + ["distribution"] * row.example.promises_distribution
-            yield name, _first_line(row.example), f"{row.example!r}; {', '.join(promises) or 'promises nothing'}"
+            yield name, _first_line(row.example), [f"{row.example!r}; {', '.join(promises) or 'promises nothing'}"]
     for name, thing in {"sets": SETS, "models": TARGETS}.get(what, {}).items():
-        yield name, _first_line(thing), ""
+        yield name, _first_line(thing), []
 
 
 @app.command("list")
@@ -134,12 +158,12 @@ def list_registry(
     what: Annotated[str, typer.Argument(help="experiments, methods, sets or models.")] = "experiments",
     module: Modules = None,
 ) -> None:
-    """What can be run, with the question each experiment answers; or every method, set or model family."""
+    """What can be run, with the question of each experiment and its methods; or every method, set or model family."""
     _check("list of", [what], ("experiments", "methods", "sets", "models"))
     for name, text, more in _registry(what, module or ()):
         console.print(f"[bold]{escape(name)}[/]  {escape(text)}")
-        if more:
-            console.print(f"    {escape(more)}", style="dim")
+        for line in more:
+            console.print(f"    {escape(line)}", style="dim")
 
 
 @app.command()
@@ -155,6 +179,10 @@ def run(
     module: Modules = None,
 ) -> None:
     """Run an experiment: print its table, write Markdown, JSON and pictures."""
+    from casal_lab.report.cache import write
+    from casal_lab.report.stopping import perform
+    from casal_lab.report.tables import show
+
     known = experiments(module or ())
     _check("experiment", [problem], known)
     experiment = known[problem]
@@ -164,19 +192,49 @@ def run(
     _check(f"scene of {problem}", [] if scene is None else [scene], experiment.scenes or ("none",))
     folder = out or Path("out") / problem
     _check_folder(folder)
+    chosen = [*_repeated("--method", method), *(["--scene", scene] if scene is not None else [])]
+    chosen += ["--seed", str(seed)] if seed else []
     console.print(f"[bold]{escape(experiment.name)}[/]: {escape(experiment.question)}")
+
+    def start(tell: Tell) -> Outcome:
+        if scene is not None and experiment.run_scene is not None:
+            return experiment.run_scene(scene, seed, quick, method or None, tell)
+        if seed and experiment.run_seed is not None:
+            return experiment.run_seed(seed, quick, method or None, tell)
+        return experiment.run(quick, method or None, tell)
+
     with console.status("starting") as status:
-        tell: Tell = lambda line: status.update(escape(f"running {line}"))  # noqa: E731
-        if seed and scene is None and experiment.run_seed is not None:
-            outcome = experiment.run_seed(seed, quick, method or None, tell)
-        elif scene is None or experiment.run_scene is None:
-            outcome = experiment.run(quick, method or None, tell)
-        else:
-            outcome = experiment.run_scene(scene, seed, quick, method or None, tell)
+        outcome = perform(experiment, start, lambda line: status.update(escape(f"running {line}")))
     show(console, outcome)
-    for path in write_outcome(folder, experiment, outcome):
-        console.print(f"picture: {path}", markup=False)
-    console.print(f"tables:  {folder / 'results.md'}   ({outcome.seconds:.1f} s)", markup=False)
+    if outcome.partial is None:
+        record = write(folder, experiment, quick, outcome, chosen)
+        for name in record.stamp.pictures:
+            console.print(f"picture: {folder / name}", markup=False)
+        console.print(f"tables:  {folder / 'results.md'}   ({outcome.seconds:.1f} s)", markup=False)
+        return
+    _keep_partial(folder, experiment, quick, outcome, chosen)
+    again = ["casal", "run", problem, *(["--quick"] if quick else []), *chosen]
+    again += ["--out", str(folder), *_repeated("--module", module)]
+    console.print(f"to run it again, from the start: {shlex.join(again)}", soft_wrap=True, markup=False)
+    raise typer.Exit(INTERRUPTED)
+
+
+def _keep_partial(folder: Path, experiment: Experiment, quick: bool, outcome: Outcome, chosen: Sequence[str]) -> None:
+    """Write the finished rows of a run that was stopped, unless there are none or there is more in the folder."""
+    from casal_lab.report.cache import keeps, write
+
+    kept = keeps(folder, experiment, outcome)
+    if not outcome.rows:
+        console.print("no row was finished; nothing is written")
+    elif kept is not None:
+        console.print(f"not written: {folder} has the outcome of {kept.stamp.made}, which has more", markup=False)
+    else:
+        write(folder, experiment, quick, outcome, chosen)
+        console.print(f"tables:  {folder / 'results.md'}   ({outcome.rows} finished rows)", markup=False)
+    done = {str(row.get("method")) for table in outcome.tables for row in table.rows}
+    left = [label for label in experiment.methods if label not in done]
+    if outcome.rows and len(left) < len(experiment.methods):
+        console.print("methods without a row:", *(f"  --method {shlex.quote(label)}" for label in left), sep="\n")
 
 
 @app.command("reproduce")
@@ -188,6 +246,10 @@ def reproduce_all(
     module: Modules = None,
 ) -> None:
     """Run every experiment that is not on disk yet, and write one page of them all."""
+    from casal_lab.report.cache import names
+    from casal_lab.report.page import write_page
+    from casal_lab.report.reproduce import Ran, reproduce
+
     known = experiments(module or ())
     _check("experiment", only or (), known)
     if minutes is not None and not 0 < minutes <= YEAR:
@@ -210,16 +272,18 @@ def reproduce_all(
             )
     except KeyboardInterrupt:
         interrupted = True
-        console.print("stopped; the experiments that ended are kept")
-    page = write_page(known, out, ran.missing)
+        console.print("stopped; experiments and rows that were finished are kept")
+    page = write_page(known, out, ran.missing, ran.more)
+    if ran.more:
+        console.print(ran.more, markup=False)
     if interrupted or ran.late:
         again = ["casal", "reproduce", *(["--quick"] if quick else []), *_repeated("--only", only)]
         again += ["--out", str(out), *_repeated("--module", module)]
         console.print(f"to run the rest: {shlex.join(again)}", soft_wrap=True, markup=False)
     console.print(f"page: {page.resolve()}", soft_wrap=True, markup=False)
     if interrupted:
-        raise typer.Exit(130)
-    if ran.failed:
+        raise typer.Exit(INTERRUPTED)
+    if ran.failed or not names(out):
         raise typer.Exit(1)
 
 
@@ -229,11 +293,16 @@ def _repeated(option: str, values: Sequence[str] | None) -> list[str]:
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder of 'casal reproduce'.")], module: Modules = None
+    folder: Annotated[Path, typer.Argument(help="Folder of 'casal reproduce' or 'casal run'.")], module: Modules = None
 ) -> None:
     """Write the page again from the outcomes on disk; nothing is run."""
+    from casal_lab.report.cache import names
+    from casal_lab.report.page import write_page
+
     if not names(folder):
-        raise typer.BadParameter(f"{folder} holds no outcomes; 'casal reproduce --out {folder}' makes them")
+        raise typer.BadParameter(
+            f"{folder} holds no outcomes; 'casal reproduce --out {folder}' or 'casal run NAME --out {folder}' make some"
+        )
     console.print(f"page: {write_page(experiments(module or ()), folder).resolve()}", soft_wrap=True, markup=False)
 
 
@@ -244,6 +313,8 @@ def gallery(
     module: Modules = None,
 ) -> None:
     """Write a page of chains in motion under several methods, with the exact distribution behind."""
+    from casal_lab.report.gallery import write_gallery
+
     moving = {name: found for name, found in experiments(module or ()).items() if found.moving is not None}
     _check("experiment in the gallery", only or (), moving)
     _check_folder(out.parent)
@@ -287,11 +358,15 @@ def bench_distributions(
     sampler: Annotated[
         str | None, typer.Option(help="Samplers, with commas between; all that come with the benchmark if left out.")
     ] = None,
-    n: Annotated[int, typer.Option(min=2, help="Samples of a run; fewer on problems that say so.")] = (
-        benchmark.SAMPLES
-    ),
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each sampler on each problem.")] = benchmark.SEEDS,
-    budget: Annotated[int, typer.Option(min=4, help="Evaluations of the model for each sample.")] = benchmark.BUDGET,
+    n: Annotated[
+        int | None, typer.Option(min=2, help="Samples of a run; fewer on problems that say so.", show_default="256")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Runs of each sampler on each problem.", show_default="3")
+    ] = None,
+    budget: Annotated[
+        int | None, typer.Option(min=4, help="Evaluations of the model for each sample.", show_default="2000")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Six problems, six samplers, 100 samples, two seeds.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for results.json, results.md and the page.")] = Path(
         "out/benchmark"
@@ -299,6 +374,14 @@ def bench_distributions(
     module: Modules = None,
 ) -> None:
     """Compare samplers on constrained distributions whose exact answers are known."""
+    from dataclasses import replace
+
+    from casal_lab import benchmark
+    from casal_lab.benchmark.page import write_page
+    from casal_lab.report.stopping import Stopped, stops
+    from casal_lab.report.tables import show
+
+    n, seeds, budget = n or benchmark.SAMPLES, seeds or benchmark.SEEDS, budget or benchmark.BUDGET
     experiments(module or ())  # whose modules may bring problems and samplers too
     wanted = [name for name in benchmark.PROBLEMS if not only or any(part in name for part in only)]
     if not wanted:
@@ -310,16 +393,18 @@ def bench_distributions(
         n, seeds = min(n, 100), min(seeds, 2)
     _check("sampler", chosen, benchmark.SAMPLERS)
     _check_folder(out)
+    interrupted = False
     try:
-        with console.status("starting") as status:
+        with console.status("starting") as status, stops():
             on_screen: Tell = lambda line: status.update(escape(f"running {line}"))  # noqa: E731
             in_file: Tell = lambda line: console.print(line, markup=False, soft_wrap=True)  # noqa: E731
             tell = on_screen if console.is_terminal else in_file
             results = benchmark.run(chosen, wanted, n=n, seeds=seeds, budget=budget, out=out, tell=tell)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Stopped):
+        interrupted = True
         console.print("stopped; the same command goes on from here")
         if not (out / "results.json").exists():
-            raise typer.Exit(130) from None
+            raise typer.Exit(INTERRUPTED) from None
         results = benchmark.Results.from_json((out / "results.json").read_text(encoding="utf-8"))
     outcome = results.outcome()
     if console.is_terminal and console.width < results.width:
@@ -327,4 +412,6 @@ def bench_distributions(
         console.print(f"every problem: {(out / 'results.md').resolve()}", soft_wrap=True, markup=False)
     else:
         print(results)
-    console.print(f"page: {bench_page.write_page(results, out).resolve()}", soft_wrap=True, markup=False)
+    console.print(f"page: {write_page(results, out).resolve()}", soft_wrap=True, markup=False)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)

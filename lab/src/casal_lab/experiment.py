@@ -107,6 +107,16 @@ class Claim:
         return bool(self.source)
 
 
+class Partial(NamedTuple):
+    """Why a run was stopped before its end, and what it was doing; rows finished before are kept, and no others."""
+
+    reason: str
+    part: str  # that was cut, as it was told
+
+    def __str__(self) -> str:
+        return f"partial: stopped ({self.reason}) during {self.part!r}; only the rows finished before are here"
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a run of an experiment leaves behind."""
@@ -119,6 +129,12 @@ class Outcome:
     seconds: float = 0.0  # how long it took
     motions: Sequence[Motion] = ()  # moving pictures of the page
     records: Mapping[str, Any] = field(default_factory=dict)  # numbers case by case, for results.json alone
+    partial: Partial | None = None  # if the run was stopped
+
+    @property
+    def rows(self) -> int:
+        """How many rows all tables have."""
+        return sum(len(table.rows) for table in self.tables)
 
 
 class Origin(NamedTuple):
@@ -169,6 +185,11 @@ class Experiment:
             object.__setattr__(self, "module", run.__module__)
 
 
+def made_now() -> dict[str, str]:
+    """Date and versions, the first settings of every outcome."""
+    return {"date": date.today().isoformat(), "casal": __version__, "torch": str(torch.__version__)}
+
+
 def stamp(run: Run) -> Run:
     """Add the date, the versions and the duration to what a run returns."""
 
@@ -176,7 +197,6 @@ def stamp(run: Run) -> Run:
     def timed(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
         began = time.perf_counter()
         outcome = run(quick, labels, tell)
-        made = {"date": date.today().isoformat(), "casal": __version__, "torch": str(torch.__version__)}
-        return replace(outcome, settings={**made, **outcome.settings}, seconds=time.perf_counter() - began)
+        return replace(outcome, settings={**made_now(), **outcome.settings}, seconds=time.perf_counter() - began)
 
     return timed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from casal_lab.report import cache
 from casal_lab.report.page import write_page
 from casal_lab.report.reproduce import reproduce
 
-from .bench import COLUMNS, ROWS, Bench, motion_of, outcome_of
+from .bench import COLUMNS, ROWS, Bench, call, motion_of, outcome_of
 
 
 def records(out: Path) -> Path:
@@ -50,10 +51,31 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "motions of another kind": lambda path: (path.parent / "motions.json").write_text("[3]", encoding="utf-8"),
     "motions of others": lambda path: (path.parent / "motions.json").write_text("[]", encoding="utf-8"),
     "seconds of nothing": lambda path: changed(path.parent / "results.json", seconds=math.nan),
+    "a number without end": lambda path: changed(
+        path.parent / "results.json",
+        tables=[{"title": "a", "columns": [{"key": "b", "label": "b", "style": ".4g"}], "rows": [{"b": 10**400}]}],
+    ),
+    "seconds without end": lambda path: changed(path.parent / "results.json", seconds=10**400),
+    "records without end": lambda path: (path.parent / "results.json").write_text("[" * 10**5 + "]" * 10**5),
+    "motions without end": lambda path: (path.parent / "motions.json").write_text('{"a":' * 10**5),
+    "settings deep": lambda path: changed(path.parent / "results.json", settings={"a": nested(900)}),
+    "a picture of eight bytes": lambda path: (path.parent / "alpha_small.png").write_bytes(cache.PNG),
+    "record empty": lambda path: path.write_bytes(b""),
+    "results empty": lambda path: (path.parent / "results.json").write_bytes(b""),
+    "partial of another kind": lambda path: changed(path.parent / "results.json", partial={"reason": 3, "part": ""}),
+    "drawing of bytes": lambda path: (path.parent / "alpha_small.svg").write_bytes(b"\xff\xfe<svg"),
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+def nested(depth: int) -> object:
+    return 0 if depth == 0 else [nested(depth - 1)]
+
+
+SHOWN = ("settings deep", "drawing of bytes")
+"""Damages that only show when the page is made."""
+
+
+@pytest.mark.parametrize("damage", [name for name in DAMAGES if name not in SHOWN])
 def test_a_damaged_outcome_is_left_out_and_made_again(damage: str, tmp_path: Path, bench: Bench) -> None:
     (tmp_path / "secret.png").write_bytes(cache.PNG)
     reproduce(bench.registry, tmp_path, quick=True, only=["alpha"])
@@ -65,6 +87,22 @@ def test_a_damaged_outcome_is_left_out_and_made_again(damage: str, tmp_path: Pat
         reproduce(bench.registry, tmp_path, quick=True, only=["alpha"])
     assert bench.calls == [("alpha", True)] * 2
     assert cache.load(tmp_path, "alpha", True, bench.registry["alpha"]) is not None
+
+
+@pytest.mark.filterwarnings("ignore::casal.errors.CasalWarning")
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_one_damaged_outcome_costs_its_own_card_alone(damage: str, tmp_path: Path, bench: Bench) -> None:
+    reproduce(bench.registry, tmp_path, quick=True)
+    DAMAGES[damage](records(tmp_path))
+    result = call("report", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "index.html").read_text(encoding="utf-8")
+    own = re.search(r'<section class="experiment" id="alpha">.*?</section>', text, re.DOTALL)
+    assert own is not None
+    assert re.search(r"the files of its outcome are damaged \(.+\)", own[0])
+    assert text.count("the files of its outcome are damaged") == 2  # in the table of contents, and on the card
+    assert "1 of 2" in text
+    assert text.count("± 0.5") == 2  # both rows of beta
 
 
 def test_an_outcome_survives_its_file(tmp_path: Path, bench: Bench) -> None:

@@ -190,7 +190,7 @@ def _surroundings(device: torch.device) -> Callable[[], Iterator[None]]:
 SCATTERS = 5
 """How often in a row a run is sent to a cluster that loses all of it."""
 
-PATIENCE = 120.0
+PATIENCE = 180.0
 """Seconds for which a run waits for workers, and tries to reach them, before it gives up on a cluster."""
 
 PAUSE = 0.25

@@ -8,15 +8,17 @@ from __future__ import annotations
 import base64
 import math
 import re
+import shlex
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 import casal
 from casal.store import write_whole
@@ -34,9 +36,9 @@ from casal_lab.experiment import (
     Experiment,
     ResultTable,
 )
-from casal_lab.report.cache import Record, best, machine, names
+from casal_lab.report.cache import Record, best, is_picture, machine, names
 from casal_lab.report.explorer import explorer_numbers
-from casal_lab.report.tables import cell, claim_groups
+from casal_lab.report.tables import cell, claim_groups, duration
 
 VERDICTS = {
     HOLDS: ("yes", "✓"),
@@ -55,6 +57,7 @@ REFERENCE = re.compile(r"exact|floor|p_C$")
 NOT_RUN = "not run yet"
 DAMAGED = "the files of its outcome are damaged"
 OUTDATED = "the source has changed since this was run: call casal reproduce to renew it"
+CHOSEN = "only a part was run"
 UNKNOWN = "no experiment of this name is known here, so whether this is current cannot be told; --module brings it in"
 
 LARGEST = 600_000
@@ -93,6 +96,8 @@ def picture(png: Path) -> Picture:
             width, height = (round(POINT * float(part)) for part in size.groups())
             return Picture(_uri("image/svg+xml", svg.encode()), width, height)
     data = png.read_bytes()
+    if not is_picture(data):
+        raise ValueError(f"{png.name} is no picture")
     width, height = (round(DPI_SCALE * part) for part in struct.unpack(">II", data[16:24]))
     return Picture(_uri("image/png", data), width, height)
 
@@ -114,8 +119,19 @@ class Entry:
     @property
     def warnings(self) -> list[str]:
         """What a reader must know before the numbers."""
-        old = self.record is not None and not self.record.current
-        return [text for text in (self.reason, (OUTDATED if self.known else UNKNOWN) if old else "") if text]
+        told = [self.reason]
+        if self.record is not None:
+            stamp, partial = self.record.stamp, self.record.outcome.partial
+            told += [str(partial or ""), f"{CHOSEN}: {' '.join(stamp.chosen)}" if stamp.chosen else ""]
+            told += ["" if self.record.current else OUTDATED if self.known else UNKNOWN]
+        return [text for text in told if text]
+
+    @property
+    def command(self) -> str:
+        """What runs it as it was run; the whole of it, if it was stopped or not run."""
+        stamp = self.record.stamp if self.record else None
+        options = [*(["--quick"] if stamp.quick else []), *stamp.chosen] if stamp else []
+        return shlex.join(["casal", "run", self.name, *options])
 
     @property
     def pictures(self) -> list[tuple[str, Picture]]:
@@ -126,37 +142,61 @@ class Entry:
 
 def entries_of(registry: Mapping[str, Experiment], out: Path, missing: Mapping[str, str]) -> list[Entry]:
     """All experiments of the registry in its order, then what else was found on disk."""
-    found = []
-    for name in dict.fromkeys([*registry, *names(out)]):
-        experiment = registry.get(name)
-        record = best(out, name, experiment)
+    found, here = [], names(out)
+    for name in dict.fromkeys([*registry, *here]):
+        experiment, damages = registry.get(name), list[str]()
+        record = best(out, name, experiment, damages)
         question = experiment.question if experiment else record.stamp.question if record else ""
-        reason = missing.get(name, "" if record else NOT_RUN if name not in names(out) else DAMAGED)
-        found.append(Entry(name, question, record, reason, experiment is not None))
+        fault = "" if record else NOT_RUN if name not in here else f"{DAMAGED} ({'; '.join(damages)})"
+        found.append(Entry(name, question, record, missing.get(name, fault), experiment is not None))
     return found
 
 
-def write_page(registry: Mapping[str, Experiment], out: Path, missing: Mapping[str, str] | None = None) -> Path:
+def write_page(
+    registry: Mapping[str, Experiment], out: Path, missing: Mapping[str, str] | None = None, more: str = ""
+) -> Path:
     """Write ``index.html`` into the folder of outcomes from what is on disk, and return its path; nothing is run.
 
-    Experiments of the registry without an outcome are named on the page, with the reason in ``missing``.
+    Experiments of the registry without an outcome are named on the page, with the reason in ``missing``. One whose
+    files are damaged costs its own section alone. ``more`` says what a longer run would add.
     """
-    entries = entries_of(registry, out, missing or {})
+    made = environment()
+    shown = [_section(made, entry) for entry in entries_of(registry, out, missing or {})]
+    entries = [entry for entry, _ in shown]
     records = [entry.record for entry in entries if entry.record]
-    quick = sum(record.stamp.quick for record in records)
+    quick, cut = sum(record.stamp.quick for record in records), sum(bool(r.outcome.partial) for r in records)
+    counted = {"in quick mode": quick, "partial": cut}
     facts = {
         "page written": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
         "casal": casal.__version__,
-        "experiments": f"{len(records)} of {len(entries)}" + (f", {quick} of them in quick mode" if quick else ""),
+        "experiments": ", ".join(
+            [f"{len(records)} of {len(entries)}", *(f"{n} of them {what}" for what, n in counted.items() if n)]
+        ),
         "total time": duration(sum(record.outcome.seconds for record in records)),
         "machine": ", ".join(dict.fromkeys(record.stamp.machine for record in records)) or machine(),
     }
-    groups = claim_groups(claim for record in records for claim in record.outcome.claims)
-    page, numbers = environment().get_template("page.html.jinja"), explorer_numbers()
-    text = page.render(entries=entries, groups=groups, facts=facts, any_quick=bool(quick), explorer=numbers)
+    text = made.get_template("page.html.jinja").render(
+        entries=entries,
+        sections=[section for _, section in shown],
+        groups=claim_groups(claim for record in records for claim in record.outcome.claims),
+        facts=facts,
+        more=more,
+        any_quick=bool(quick),
+        explorer=explorer_numbers(),
+    )
     path = out / "index.html"
     write_whole(path, lambda file: file.write(text.encode()))
     return path
+
+
+def _section(made: Environment, entry: Entry) -> tuple[Entry, Markup]:
+    """The section of an experiment; one that cannot be shown becomes one that says so."""
+    section = made.get_template("experiment.html.jinja")
+    try:
+        return entry, Markup(section.render(entry=entry))
+    except Exception as error:  # files that can be read, with values that nobody can show
+        broken = replace(entry, record=None, reason=f"{DAMAGED} ({type(error).__name__}: {error})")
+        return broken, Markup(section.render(entry=broken))
 
 
 def environment(*packages: str) -> Environment:
@@ -185,13 +225,6 @@ def _plain(value: object) -> object:
 def tally(claims: Iterable[Claim]) -> Counter[str]:
     """How many claims got each verdict."""
     return Counter(claim.verdict for claim in claims if claim.verdict in VERDICTS)
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the unit that reads best."""
-    if seconds < 90:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def percent(share: float) -> str:

@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 from casal_lab.experiment import Experiment, Tell
-from casal_lab.report.cache import load, save
-
-
-class OutOfTime(BaseException):
-    """The time given was used up; like Ctrl-C, no experiment may take it for a failure of its own."""
-
-
-@contextmanager
-def deadline(moment: float | None) -> Iterator[None]:
-    """Raise OutOfTime inside the block once the monotonic clock shows ``moment``, where the system has timers."""
-    if moment is None or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ring(number: int, frame: FrameType | None) -> None:
-        raise OutOfTime
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(moment - time.monotonic(), 1e-3))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
+from casal_lab.report.cache import folder_of, keeps, load, save
+from casal_lab.report.stopping import CTRL_C, TIME_UP, perform
+from casal_lab.report.tables import duration
 
 
 @dataclass
@@ -44,13 +19,38 @@ class Ran:
 
     done: dict[str, float] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
-    late: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)  # cut or left out: the time given was used up
+    rows: dict[str, int] = field(default_factory=dict)  # finished ones of experiments that were cut
+    known: dict[str, float] = field(default_factory=dict)  # seconds of earlier runs of those that are late
     failed: dict[str, str] = field(default_factory=dict)
 
     @property
     def missing(self) -> dict[str, str]:
-        """Experiments without an outcome, and why."""
-        return {**dict.fromkeys(self.late, "left out: the time given was used up"), **self.failed}
+        """Experiments without a whole outcome of this run, and why."""
+        late = {name: f"left out: {TIME_UP}; {self._needs(name)}" for name in self.late if not self.rows.get(name)}
+        cut = {name: f"{TIME_UP}; {self._needs(name)}" for name in self.late if self.rows.get(name)}
+        return {**late, **cut, **self.failed}
+
+    def _needs(self, name: str) -> str:
+        known = self.known.get(name)
+        return f"an earlier run took {duration(known)}" if known else "no earlier run says how long it takes"
+
+    @property
+    def more(self) -> str:
+        """What a longer time would add; empty if nothing."""
+        if not self.late:
+            return ""
+        told = [
+            ("the rest of " if self.rows.get(name) else "")
+            + name
+            + (f" ({duration(self.known[name])} in an earlier run)" if name in self.known else "")
+            for name in self.late
+        ]
+        total = sum(self.known.get(name, 0.0) for name in self.late)
+        unknown = sum(name not in self.known for name in self.late)
+        times = [f"{duration(total)} by earlier runs"] if total else []
+        times += [f"not known for {unknown}, of which no run came to its end here"] if unknown else []
+        return f"A longer time would add: {', '.join(told)}. Time: {'; '.join(times)}."
 
 
 def reproduce(
@@ -71,10 +71,14 @@ def reproduce(
         out: Folder of outcomes.
         quick: Fewer chains and seeds.
         only: Names to run; none means all.
-        minutes: When to stop. The experiment that is running then is left out; the next call runs it.
+        minutes: When to stop. Of the experiment that is running then, the finished rows are kept and marked as
+            partial; the next call runs it again.
         say: Told when an experiment ends.
         tell: Told each part of an experiment as it begins.
         ran: Filled as it goes, for whoever wants to know after an interruption.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C; finished rows are on disk, as after ``minutes``.
     """
     ran = ran if ran is not None else Ran()
     end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -82,29 +86,38 @@ def reproduce(
 
     for place, experiment in enumerate(chosen, start=1):
         name, head = experiment.name, f"[{place}/{len(chosen)}] {experiment.name}"
-
-        def part(line: str, head: str = head) -> None:
-            if end is not None and time.monotonic() > end:
-                raise OutOfTime
-            tell(f"{head}: {line}")
-
         found = load(out, name, quick, experiment)
-        if found and found.current:
+        if found and found.current and found.whole:
             ran.kept.append(name)
             say(f"{head}: on disk, nothing to run")
             continue
+        if found and found.whole:
+            ran.known[name] = found.outcome.seconds
+
+        def part(line: str, head: str = head) -> None:
+            tell(f"{head}: {line}")
+
         try:
-            with deadline(end):
-                part("starting")
-                outcome = experiment.run(quick, None, part)
-            record = save(out, experiment, quick, outcome)
-        except OutOfTime:
-            ran.late.append(name)
-            say(f"{head}: left out, {minutes:g} minutes are over")
+            outcome = perform(experiment, lambda told: experiment.run(quick, None, told), part, end)  # noqa: B023
+            if outcome.partial is None:
+                record = save(out, experiment, quick, outcome)
         except Exception as error:  # one broken experiment must not cost the others
             ran.failed[name] = f"failed: {type(error).__name__}: {error}"
             say(f"{head}: {ran.failed[name]}")
-        else:
+            continue
+        if outcome.partial is None:
             ran.done[name] = record.outcome.seconds
+            ran.known.pop(name, None)
             say(f"{head}: {record.outcome.seconds:.1f} s")
+            continue
+        if outcome.rows and keeps(folder_of(out, name, quick), experiment, outcome) is None:
+            save(out, experiment, quick, outcome)
+        ran.rows[name] = outcome.rows
+        kept = f"{outcome.rows} finished rows are kept" if outcome.rows else "no row was finished"
+        if outcome.partial.reason == CTRL_C:
+            say(f"{head}: stopped during {outcome.partial.part!r}; {kept}")
+            raise KeyboardInterrupt
+        ran.late.append(name)
+        say(f"{head}: left out, {minutes:.3g} minutes are over; {kept}")
+    ran.known = {name: seconds for name, seconds in ran.known.items() if name in ran.late}
     return ran

@@ -23,6 +23,7 @@ from casal_lab.experiment import (
     Claim,
     Column,
     Outcome,
+    Partial,
     ResultTable,
 )
 
@@ -39,6 +40,13 @@ def cell(row: Mapping[str, Any], column: Column) -> str:
     return text if error is None or not math.isfinite(error) else f"{text} ± {error:.1g}"
 
 
+def duration(seconds: float) -> str:
+    """Seconds in the unit that reads best."""
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def markdown(table: ResultTable) -> str:
     """A GitHub table."""
     lines = [
@@ -53,7 +61,10 @@ def markdown(table: ResultTable) -> str:
 
 def outcome_markdown(outcome: Outcome, question: str) -> str:
     """The whole outcome of an experiment as a Markdown page."""
-    parts = [f"# {outcome.name}", "", question, "", *(markdown(table) for table in outcome.tables)]
+    parts = [f"# {outcome.name}", "", question, ""]
+    if outcome.partial:
+        parts += [f"**{outcome.partial}**", ""]
+    parts += [markdown(table) for table in outcome.tables]
     parts += [line for group in claim_groups(outcome.claims) for line in _claims_markdown(group)]
     return "\n".join([*parts, ""])
 
@@ -96,6 +107,8 @@ def outcome_json(outcome: Outcome) -> str:
     }
     if outcome.records:
         record["records"] = dict(outcome.records)
+    if outcome.partial:
+        record["partial"] = outcome.partial._asdict()
     return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -103,15 +116,16 @@ def outcome_from_json(text: str) -> Outcome:
     """What ``outcome_json`` wrote; the arrays of the pictures are gone.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError: It is not what ``outcome_json`` writes.
+        Exception: Of whatever kind, it is not what ``outcome_json`` writes.
     """
     record = json.loads(text)
     tables = [ResultTable(**{**t, "columns": [Column(**column) for column in t["columns"]]}) for t in record["tables"]]
     claims = [Claim(**claim) for claim in record["claims"]]
     seconds = float(record["seconds"])
     outcome = Outcome(record["name"], tables, claims, settings=dict(record["settings"]), seconds=seconds)
-    outcome = replace(outcome, records=dict(record.get("records", {})))
-    texts = [outcome.name, *(text for claim in claims for text in vars(claim).values())]
+    partial = Partial(**record["partial"]) if "partial" in record else None
+    outcome = replace(outcome, records=dict(record.get("records", {})), partial=partial)
+    texts = [outcome.name, *(text for claim in claims for text in vars(claim).values()), *(partial or ())]
     if not all(isinstance(text, str) for text in texts) or not math.isfinite(seconds):
         raise TypeError("a field is of another kind than it should be")
     outcome_markdown(outcome, "")  # every cell can be shown
@@ -119,12 +133,13 @@ def outcome_from_json(text: str) -> Outcome:
 
 
 def show(console: Console, outcome: Outcome) -> None:
-    """Print the tables and the verdicts."""
+    """Print the tables and the verdicts. Where a line is too narrow for a table, its cells are folded, not cut."""
+    partial = " (partial)" if outcome.partial else ""
     for table in outcome.tables:
-        title, note = escape(table.title), escape(table.note) or None
+        title, note = escape(table.title + partial), escape(table.note) or None
         shown = Table(title=title, title_justify="left", header_style="bold", caption=note)
         for k, column in enumerate(table.columns):
-            shown.add_column(escape(column.label), justify="left" if k == 0 else "right")
+            shown.add_column(escape(column.label), justify="left" if k == 0 else "right", overflow="fold")
         for row in table.rows:
             shown.add_row(*(escape(cell(row, column)) for column in table.columns))
         console.print(shown)
@@ -134,3 +149,5 @@ def show(console: Console, outcome: Outcome) -> None:
             where = f"{claim.source}: " if claim.source else ""
             text = f"{claim.text} ({where}{claim.expected}; ours: {claim.ours})"
             console.print(f"[bold]{escape(claim.verdict)}[/]: {escape(text)}")
+    if outcome.partial:
+        console.print(str(outcome.partial), markup=False, style="yellow")
