@@ -37,16 +37,20 @@ class Package(NamedTuple):
 
 BUDGET = {
     "casal": Package(
-        files=7, code=450, constants=3, imports=1
+        files=7, code=460, constants=3, imports=1
     ),  # streams by key; linalg took a solver that targets had twice
     "constraints": Package(files=25, code=7700, constants=152, imports=12),
     "decoders": Package(files=5, code=880, constants=4, imports=2),
-    "diagnostics": Package(files=10, code=1294, constants=65, imports=10),
+    "diagnostics": Package(files=10, code=1306, constants=66, imports=10),
     "integrations": Package(files=7, code=840, constants=5, imports=6),  # callbacks for every kind of stage
-    "methods": Package(files=30, code=5200, constants=132, imports=11),  # WeightedCASAL exchanges only where it has to
+    "methods": Package(
+        files=30, code=5240, constants=132, imports=11
+    ),  # settings that are no numbers are refused in words
     "sampling": Package(files=27, code=3444, constants=75, imports=13),
     "store": Package(files=5, code=613, constants=3, imports=2),
-    "targets": Package(files=8, code=1416, constants=15, imports=3),  # observations of single chains
+    "targets": Package(
+        files=8, code=1552, constants=17, imports=3
+    ),  # functions that fail are named; models can be pickled
 }
 """By package; "casal" are the files that lie in none of them."""
 

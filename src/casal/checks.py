@@ -54,9 +54,17 @@ def whole_number(value: object, name: str, least: int) -> int:
     raise SettingError(f"{name} must be a whole number >= {least}, got {value!r}")
 
 
+def number_of(value: object, name: str) -> float:
+    """``value`` as a float, or SettingError."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SettingError(f"{name} must be a number, got {value!r}") from error
+
+
 def positive(value: float, name: str) -> float:
     """A finite number > 0."""
-    number = float(value)
+    number = number_of(value, name)
     if not 0.0 < number < math.inf:
         raise SettingError(f"{name} must be finite and > 0, got {value}")
     return number
@@ -64,7 +72,7 @@ def positive(value: float, name: str) -> float:
 
 def share(value: float, name: str, of: str) -> float:
     """A number in (0, 1]: a share of something."""
-    if not 0.0 < value <= 1.0:
+    if not 0.0 < number_of(value, name) <= 1.0:
         raise SettingError(f"{name} is a share of {of} in (0, 1], got {value}")
     return float(value)
 
@@ -79,6 +87,7 @@ def one_of(value: T, name: str, allowed: Sequence[T]) -> T:
 def event_shape(shape: int | Sequence[int]) -> Event:
     """The shape of one sample: whole numbers >= 1."""
     sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
-        raise ShapeError(f"shape is that of one sample, without chains: whole numbers >= 1, got {shape}")
-    return sizes
+    with suppress(SettingError):
+        if sizes:
+            return tuple(whole_number(size, "shape", 1) for size in sizes)
+    raise ShapeError(f"shape is that of one sample, without chains: whole numbers >= 1, got {shape}")

@@ -46,6 +46,21 @@ class ShapeError(CasalError, ValueError):
     """
 
 
+class FunctionError(CasalError, RuntimeError):
+    """A function that was handed over (gradient, energy, network, start, decoder) raised an error of its own.
+
+    The message repeats it, and ``__cause__`` is that error.
+
+    >>> import casal
+    >>> import torch
+    >>> target = casal.langevin(lambda x: x @ torch.ones(3), steps=10, step_size=0.1, init=torch.zeros(4, 2))
+    >>> casal.sample(target, casal.Sphere(1.0), n=4)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    casal.errors.FunctionError: the gradient of langevin fails on 3 rows ...
+    """
+
+
 class DtypeError(CasalError, TypeError):
     """Tensors of different dtype or device where one was expected.
 

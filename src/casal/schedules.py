@@ -123,7 +123,12 @@ def schedule_from_spec(spec: Mapping[str, Any]) -> Schedule:
 
 def evaluate(value: float | Schedule, table: Sized, name: str, *, positive: bool = True) -> Tensor:
     """Turn a number or a schedule into its values (T,), checked: finite and, if asked, positive."""
-    values = torch.as_tensor((value if callable(value) else constant(value))(table), dtype=F64)
+    try:
+        values = torch.as_tensor((value if callable(value) else constant(value))(table), dtype=F64)
+    except (TypeError, ValueError) as error:
+        raise SettingError(
+            f"{name} must be a number or a schedule such as casal.constant(10.0), got {value!r}"
+        ) from error
     if tuple(values.shape) != (len(table),):
         raise SettingError(f"the schedule of {name} gave shape {tuple(values.shape)} for {len(table)} steps")
     bad = ~torch.isfinite(values) | ((values <= 0) if positive else (values < 0))

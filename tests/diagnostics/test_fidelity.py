@@ -277,7 +277,7 @@ def test_a_model_whose_finest_level_is_too_coarse_is_not_checked(finest: float, 
     assert found.verdict == verdict and math.isnan(found.figures["stein_p"]) == (finest > 0.01)
     differ = 100 * 3 * finest**2 / (0.05**2 + 4 * finest**2)
     assert (
-        finest < 0.01 or f"scores at noise {finest:g} and {2 * finest:g} differ by {differ:.0f} %" in found.reasons[0]
+        finest < 0.01 or f"scores at noise {finest:g} and {2 * finest:g} differ by {differ:.3g} %" in found.reasons[0]
     )
 
 

@@ -54,7 +54,7 @@ def test_a_potential_is_one_number_a_chain() -> None:
     f = context(potential=lambda x: x.square().sum(1, keepdim=True))
     assert torch.equal(f.potential(X), X.square().sum(1)) and torch.equal(f.log_density(X), -X.square().sum(1))
     for wrong in (torch.square, torch.sum):
-        with pytest.raises(ShapeError, match=r"the potential of model is \(.*; give \(4,\)"):
+        with pytest.raises(ShapeError, match=r"the potential of model is \(.*; give a tensor \(4,\)"):
             context(potential=wrong).log_density(X)
 
 

@@ -88,9 +88,9 @@ def interrupted_at(call: int) -> Any:
 
 
 def test_ctrl_c_without_a_store_is_warned_of() -> None:
-    """Batches of 5, 5 and 2 chains; call 1 is the probe, the second batch is stopped at its fourth step."""
+    """Batches of 5, 5 and 2 chains; calls 1 and 2 are probes, the second batch is stopped at its fourth step."""
     with pytest.warns(CasalWarning) as said:
-        result = run(interrupted_at(1 + 10 + 4), run=casal.Run(batch=5, threads=1))
+        result = run(interrupted_at(2 + 10 + 4), run=casal.Run(batch=5, threads=1))
     assert result.partial and result.steps.tolist() == [10] * 5 + [3] * 5
     (text,) = [str(warning.message) for warning in said]
     assert text.startswith("interrupted: of 12 chains 5 took all 10 steps, 5 fewer (at least 3)")

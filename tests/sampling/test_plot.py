@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import casal
-from casal.errors import MissingExtraError
+from casal.errors import MissingExtraError, SettingError
 
 from .runs import run
 
@@ -76,3 +76,20 @@ def test_without_matplotlib_there_is_a_command(monkeypatch: pytest.MonkeyPatch) 
         MissingExtraError, match=r"pip install 'casal\[plot\]', or in a clone pip install -e '\.\[plot\]'"
     ):
         result.plot()
+
+
+def test_a_figure_is_shown_in_a_window_or_says_how_to_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib import pyplot
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    pyplot.switch_backend("agg")
+    figure = of_shape(2).plot()
+    with pytest.raises(SettingError, match=r"agg.*savefig\('result.png'\)"):
+        figure.show()
+    assert not pyplot.get_fignums()
+    shown = list[Any]()
+    monkeypatch.setattr(FigureCanvasAgg, "required_interactive_framework", "a window")
+    monkeypatch.setattr(pyplot, "show", lambda: shown.extend(pyplot.figure(k) for k in pyplot.get_fignums()))
+    figure.show()
+    pyplot.close("all")
+    assert shown == [figure]

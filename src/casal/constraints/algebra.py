@@ -285,7 +285,7 @@ class Product(Constraint):
             return None
         surface, solid = (
             None
-            if not any(blocks)
+            if all(block is None for block in blocks)
             else self
             if all(block is member for block, member in zip(blocks, self.members, strict=True))
             else Product(*blocks, sizes=self.sizes)

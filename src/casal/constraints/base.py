@@ -623,6 +623,12 @@ class Constraint:
         """Points in both sets."""
         return SETS["Intersection"](self, other)
 
+    def __bool__(self) -> bool:
+        """Refused: Python's ``and`` and ``or`` would drop one of two sets."""
+        raise SettingError(
+            "a set is neither true nor false; write a & b for points in both, a | b for points in either"
+        )
+
     def __or__(self, other: Constraint) -> Constraint:
         """Points in either set."""
         return SETS["Union"](self, other)

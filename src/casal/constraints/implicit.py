@@ -163,14 +163,20 @@ class Implicit(Constraint):
 
     def __init__(
         self,
-        fn: Function | None,
+        fn: Function | None = None,
         inequality: Function | None = None,
         *,
         jacobian: Function | SparseJacobian | JacobianProducts | None = None,
         scale: Any = None,
         convex: bool = False,
         starts: int = 1,
+        **other: Any,
     ) -> None:
+        if other:
+            raise SettingError(
+                f"Implicit has no keyword {', '.join(other)}; the set h(z) = 0, g(z) <= 0 is Implicit(h, g), or "
+                "Implicit(fn=h, inequality=g), or Implicit(None, g) without equations"
+            )
         if fn is None and inequality is None:
             raise SettingError("Implicit needs an equation fn, an inequality, or both")
         for name, given in (("fn", fn), ("inequality", inequality), ("jacobian", jacobian)):

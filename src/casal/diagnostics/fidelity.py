@@ -108,7 +108,8 @@ class Fidelity:
     Attributes:
         verdict: "trusted": no check found anything, for the modes that were found and the model as it is. "suspect": a
             check did. "too few": fewer than 50 effective ancestors. "not promised": by the method.
-        reasons: Sentences with the number and what helps, the gravest first; then what could not be checked.
+        reasons: Sentences with the number and what helps, the gravest first; then what could not be checked. One that
+            ends with a question mark is for the reader to answer, and printed whatever the verdict.
         figures: Name to number; NaN for what was not measured. ``effective_ancestors`` and ``inflation`` (squared
             standard error over that of independent samples; see ``methods/population.py``), ``on_edge`` (share of
             samples), ``slack_bias`` (in standard deviations) and ``slack_p``, ``correction_kept`` (effective share of
@@ -127,11 +128,14 @@ class Fidelity:
     figures: Mapping[str, float]
 
     def __str__(self) -> str:
-        line = f"distribution {self.verdict}"
+        line, asked = f"distribution {self.verdict}", [reason for reason in self.reasons[1:] if reason.endswith("?")]
         if self.verdict == "trusted":
-            return f"{line}, for the modes found and this model{self._numbers()}"
-        more = f" (and {len(self.reasons) - 1} more in fidelity.reasons)" if len(self.reasons) > 1 else ""
-        return f"{line}: {self.reasons[0]}{more}" if self.reasons else line
+            line = f"{line}, for the modes found and this model{self._numbers()}"
+            asked = [reason for reason in self.reasons if reason.endswith("?")]
+        elif self.reasons:
+            more = f" (and {len(self.reasons) - 1} more in fidelity.reasons)" if len(self.reasons) > 1 else ""
+            line = f"{line}: {self.reasons[0]}{more}"
+        return "; ".join([line, *asked])
 
     def _numbers(self) -> str:
         ancestors, p = self.figures.get("effective_ancestors", math.nan), self.figures.get("stein_p", math.nan)
@@ -307,7 +311,8 @@ def _verdict(promised: bool, method: str, ancestors: float, found: list[Finding]
         return Fidelity("suspect", doubts + notes, figures)
     if ancestors < FEWEST:
         first = (
-            f"the samples are worth {ancestors:.0f} independent starting chains, fewer than {FEWEST:.0f}: "
+            f"the samples are worth {min(round(ancestors, 1), FEWEST - 0.1):g} independent starting chains, fewer than "
+            f"{FEWEST:.0f}: "
             "use more chains, more moves per level, or a slower ladder"
         )
         return Fidelity("too few", (first, *notes), figures)

@@ -18,6 +18,9 @@ at zero noise is read off them, and from which on it is a doubt, unless the deno
 are finer than the level. An exact model of data ten times coarser than the level differs by 0.03."""
 
 
+ROUNDINGS = 4.0
+"""Roundings of a sample by which the scores of two levels may differ without saying anything."""
+
 OWN_LEVELS = (1.0, 2.0)
 """Noise levels at which a network is looked at, in units of its finest."""
 
@@ -48,9 +51,15 @@ def score_at(context: Context, z: Tensor) -> Tensor:
     far = level_score(context, z, 2.0)
     differ = float((near - far).square().sum().sqrt() / near.square().sum().sqrt().clamp_min(1e-300))
     if not differ <= LEVELS_AGREE:
-        finest = _finest(context)
+        finest, dtype = _finest(context), context.like.dtype
+        rounding = ROUNDINGS * torch.finfo(dtype).eps * z.square().sum().sqrt() / finest**2
+        if bool((near - far).square().sum().sqrt() <= rounding):
+            raise NotAvailable(
+                f"the model's scores at noise {finest:.3g} are below the rounding of {dtype} numbers of size "
+                f"{float(z.abs().max()):.3g}; set run=casal.Run(dtype=torch.float64)"
+            )
         text = (
-            f"the model's scores at noise {finest:.3g} and {2 * finest:.3g} differ by {100 * differ:.0f} %, so its "
+            f"the model's scores at noise {finest:.3g} and {2 * finest:.3g} differ by {100 * differ:.3g} %, so its "
             "score without noise is not known; add finer noise levels"
         )
         if differ <= LEVELS_DIFFER or _fits(context, z, finest):

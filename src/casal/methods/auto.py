@@ -62,14 +62,15 @@ def choose(
     n: int,
     *,
     integrable: bool = True,
+    undefined: float = 0.0,
     erroneous: float | None = None,
     uneven: float | None = None,
     gaussian: bool = False,
 ) -> Choice:
     """Choose the method that measurements recommend (docs/methods.md has the figures).
 
-    - a fixed density: ReflectedHMC for bounds on most coordinates in BOUNDED_DIMENSION dimensions or more,
-      otherwise WeightedCASAL;
+    - a fixed density: ReflectedHMC for bounds on most coordinates in BOUNDED_DIMENSION dimensions or more, and
+      where the density is not defined off the set; otherwise WeightedCASAL;
     - a diffusion or flow model with a soft term, or in more than LADDER_DIMENSION dimensions: BoundedHMC for bounds on
       most coordinates, LookAhead for few equations and inequalities with gradients; for a network that errs at small
       noise or has an asymmetric derivative, SplitGibbs with a wide last level: it would be guided off the data;
@@ -83,6 +84,8 @@ def choose(
         n: Chains.
         integrable: Whether a fixed density has a finite integral off the set. If not, chains must not run free before
             the ladder.
+        undefined: Share of the points off the set at which a fixed density is not defined. If there are some, chains
+            stay inside where they can.
         erroneous: Spread of the model's samples where the denoiser carries an error of its own at small noise, as
             trained networks do. Then the chains move at a noise level where it can be trusted.
         uneven: The same spread where the derivative of the denoiser is no covariance, because it is not symmetric.
@@ -92,6 +95,12 @@ def choose(
     if context.table.static:
         if size >= BOUNDED_DIMENSION and ReflectedHMC().fits(context):
             return Choice(ReflectedHMC(), f"ReflectedHMC for {size} dimensions: {rows} evaluations per chain")
+        if undefined and ReflectedHMC().fits(context):
+            return Choice(
+                ReflectedHMC(),
+                f"ReflectedHMC, whose chains stay inside, since the density is not defined off the set: {rows} "
+                "evaluations per chain",
+            )
         method = WeightedCASAL(hold=not integrable)
         return Choice(method, f"WeightedCASAL with an adaptive ladder: {rows} evaluations per chain")
     if context.target.log_weight is not None or size > LADDER_DIMENSION:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from casal.checks import one_of, positive, whole_number
+from casal.checks import number_of, one_of, positive, whole_number
 from casal.constraints import Constraint, Through, geometry
 from casal.devices import solve
 from casal.errors import CasalError, SettingError
@@ -476,7 +476,8 @@ class Decoupled(Method[DecoupledState]):
     strict: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not self.weight > 0 or self.weight_step < 0 or self.dual_step < 0:
+        sizes = [number_of(getattr(self, name), name) for name in ("weight", "weight_step", "dual_step")]
+        if not sizes[0] > 0 or min(sizes[1:]) < 0:
             raise SettingError("Decoupled needs weight > 0, weight_step >= 0 and dual_step >= 0")
 
     def stages(self, context: Context, n: int) -> Sequence[Each | Together]:

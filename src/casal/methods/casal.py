@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from casal.checks import one_of
+from casal.checks import number_of, one_of
 from casal.errors import SettingError
 from casal.methods.base import (
     Each,
@@ -182,9 +182,14 @@ class CASAL(Method[CASALState]):
             raise SettingError(
                 f"dual_step must be 'auto', 'admm', 'tau', 'tau/rho' or a number, got {self.dual_step!r}"
             )
-        if not isinstance(self.dual_step, str) and not self.dual_step >= 0:
+        if not isinstance(self.dual_step, str) and not number_of(self.dual_step, "dual_step") >= 0:
             raise SettingError(f"dual_step must be >= 0, got {self.dual_step}")
-        if not callable(self.rho) and not self.rho > 0:
+        if isinstance(self.rho, str) or self.rho is None:
+            raise SettingError(
+                f"rho must be a number or a schedule, got {self.rho!r}; casal.WeightedCASAL() finds one, and so does "
+                "method='auto'"
+            )
+        if not callable(self.rho) and not number_of(self.rho, "rho") > 0:
             raise SettingError(f"rho must be > 0, got {self.rho}; for steps without coupling use burn_in")
 
     def stages(self, context: Context, n: int) -> Sequence[Each | Together]:

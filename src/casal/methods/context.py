@@ -15,8 +15,8 @@ from casal.checks import StartDensity
 from casal.constraints import Budget, Constraint, geometry, half_square, over_events
 from casal.decoders import Decoder, Gram
 from casal.devices import on_host
-from casal.errors import DtypeError, SettingError, ShapeError
-from casal.targets import Table, Target
+from casal.errors import CasalError, DtypeError, SettingError, ShapeError
+from casal.targets import Table, Target, failed
 
 
 class Steps(Protocol):
@@ -162,7 +162,7 @@ class Context:
         name = f"the potential of {self.target.name}"
         f = unedited(name, self._given(self.target.potential, x), x)
         if not isinstance(f, Tensor) or f.numel() != len(x):
-            raise ShapeError(f"{name} is {_shape(f)} at points of shape {tuple(x.shape)}; give ({len(x)},)")
+            raise ShapeError(f"{name} is {_shape(f)} at points of shape {tuple(x.shape)}; give a tensor ({len(x)},)")
         return f.reshape(len(x))
 
     def denoise(self, y: Tensor, sigma: float) -> Tensor:
@@ -185,7 +185,7 @@ class Context:
         if out.dtype != x.dtype or out.device != x.device:
             raise DtypeError(
                 f"{name} is {out.dtype} on {out.device}, the chains are {x.dtype} on {x.device} "
-                f"({_time(t)}); pass dtype= and device= to casal.sample, or cast inside the {what}"
+                f"({_time(t)}); set run=casal.Run(dtype=..., device=...), or cast inside the {what}"
             )
         return out
 
@@ -300,7 +300,12 @@ def unedited(name: str, function: Callable[..., Tensor], x: Tensor, *more: Tenso
     if torch.compiler.is_dynamo_compiling() or x.is_inference():  # torch counts no versions there
         return function(x, *more)
     version = x._version
-    out = function(x, *more)
+    try:
+        out = function(x, *more)
+    except CasalError:
+        raise
+    except Exception as error:
+        raise failed(name, x, error) from error
     if x._version != version:
         raise SettingError(f"{name} edits its argument in place; return a new tensor (work on x.clone(), not on x)")
     return out

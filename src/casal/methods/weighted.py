@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from casal.checks import share
+from casal.checks import number_of, share
 from casal.constraints import geometry, half_square
 from casal.devices import number
 from casal.errors import SettingError
@@ -197,8 +197,11 @@ class WeightedCASAL(Method[Any]):
 
     def __post_init__(self) -> None:
         share(self.ess, "ess", "the chains")
-        if self.rho is not None and not callable(self.rho) and not 0.0 < self.rho < math.inf:
-            raise SettingError(f"rho, the top of the ladder, must be finite and > 0, got {self.rho}")
+        given = None if callable(self.rho) else self.rho
+        if given is not None and (isinstance(given, str) or not 0.0 < number_of(given, "rho") < math.inf):
+            raise SettingError(
+                f"rho, the top of the ladder, must be finite and > 0, or None to be found, got {given!r}"
+            )
 
     # ---------------------------------------------------------------------------------------------------- stages
 

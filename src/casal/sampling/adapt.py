@@ -95,6 +95,7 @@ def adapt(context: Context, method: Method[Any] | str, n: int, points: Points, *
             context,
             n,
             integrable=pilot is None or pilot.integrable or context.start is not None,
+            undefined=0.0 if pilot is None else pilot.undefined,
             erroneous=network.spread if network is not None and network.erroneous else None,
             uneven=network.spread if network is not None and network.uneven else None,
             gaussian=network is not None and network.gaussian,
@@ -102,9 +103,10 @@ def adapt(context: Context, method: Method[Any] | str, n: int, points: Points, *
         if network is not None:
             context = _paid(context, network.evaluations / n)
             notes += _network_notes(network)
-    objections = _step_objections(pilot, corrected)
+    objections = _step_objections(pilot, corrected) + _support_objections(pilot, context.target)
     if given.adapts:
         notes, objections = (), ()
+    notes += _sign_question(pilot)
     start_note = given.start_note(context)
     notes += (() if start_note is None else (start_note,)) + context.target.notes
     return Adapted(context, given, pilot, choice, notes, objections, checked)
@@ -176,7 +178,7 @@ def _pilot_notes(pilot: Pilot, replaced: bool) -> tuple[str, ...]:
     notes = list[str]()
     if replaced:
         notes.append(f"step_size was {_off(pilot.ratio)}; {pilot.free_step_size:.3g} was taken in its place")
-    if not pilot.integrable:
+    if not pilot.integrable and not pilot.outward:
         notes.append(
             "the density does not seem to have a finite integral off the set: nothing holds free chains back; "
             "the result depends on starting points near the set"
@@ -188,6 +190,27 @@ def _step_objections(pilot: Pilot | None, corrected: bool) -> tuple[str, ...]:
     if pilot is None or corrected or not _far_off(pilot):
         return ()
     return (f"step_size is {_off(pilot.ratio)}: take step_size='auto' or {pilot.free_step_size:.3g}",)
+
+
+def _support_objections(pilot: Pilot | None, target: Target) -> tuple[str, ...]:
+    """What chains do that leave the set where p is not defined off it."""
+    if pilot is None or not pilot.undefined:
+        return ()
+    return (
+        f"the density of {target.name} is not a number at {100 * pilot.undefined:.3g} % of the points that free chains "
+        "go to: nothing is known of chains there. Take casal.ReflectedHMC(), whose chains stay in the set, or let f "
+        "be finite off the set too",
+    )
+
+
+def _sign_question(pilot: Pilot | None) -> tuple[str, ...]:
+    """A question: only the reader knows whether a density that grows without bound is meant."""
+    if pilot is None or not pilot.outward:
+        return ()
+    return (
+        "the density grows without bound off the set, so that free chains run away: is the sign right, f = -log p in "
+        "casal.energy and its gradient in casal.langevin?",
+    )
 
 
 # ------------------------------------------------------------------------------------------- a model with a denoiser

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -139,10 +140,19 @@ def check_call(target: Target, constraint: Constraint, method: Method[Any] | str
     if not isinstance(init, Tensor):
         if not callable(init):
             kind = "None" if init is None else type(init).__name__
-            raise SettingError(f"init must be a tensor (n, *event) or a callable (n, generator), got {kind}")
+            raise SettingError(
+                f"init must be a tensor (n, *event), or a callable (n, generator) such as casal.GaussianStart(2), got "
+                f"{kind}"
+            )
         return
+    if init.ndim == 1:
+        raise ShapeError(
+            f"init has shape {tuple(init.shape)}, one point; init.expand({n}, -1) starts all {n} chains there"
+        )
     if init.ndim >= 1 and len(init) != n:
-        raise ShapeError(f"init has {len(init)} rows for n = {n} chains; give one row a chain")
+        sizes = ", ".join(["-1"] * (init.ndim - 1))
+        same = f": init.expand({n}, {sizes}) starts all of them there" if len(init) == 1 else ""
+        raise ShapeError(f"init has {len(init)} rows for n = {n} chains; give one row a chain{same}")
     _check_points(init, 0, len(target.table))
 
 
@@ -215,6 +225,8 @@ def starting_points(
         x = target.init[start:stop]
     else:
         x = target.take(slice(start, stop)).draw(n, stream)
+        with suppress(TypeError, ValueError, RuntimeError):
+            x = torch.as_tensor(x)  # lists and arrays of NumPy
         if not isinstance(x, Tensor) or x.ndim < 1 or len(x) != n:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ShapeError(f"init({n}, generator) returned {got}; it must return a tensor ({n}, *event)")
@@ -226,7 +238,7 @@ def _check_points(x: Tensor, first: int, steps: int) -> None:
     if x.ndim < 2:
         raise ShapeError(f"starting points have shape {tuple(x.shape)}; dim 0 is the chain, give (n, *event)")
     if not x.is_floating_point():
-        raise DtypeError(f"starting points are {x.dtype}; give a floating-point tensor")
+        raise DtypeError(f"starting points are {x.dtype}; give a floating-point tensor, init.to(torch.float32)")
     bad = torch.nonzero(~torch.isfinite(x).flatten(1).all(1)).flatten()
     if len(bad):
         raise DivergedError(
@@ -248,13 +260,15 @@ def _check_context(context: Context, probe: Tensor, n: int, options: Options) ->
     _check_potential(context.replace(target=few), probe)
     chains = _repeated(len(probe), n, probe.shape[1]).to(probe.device)
     rows = probe[chains]
-    _check_score(context.replace(target=few.take(chains)), rows, len(probe))
+    score = _check_score(context.replace(target=few.take(chains)), rows, len(probe))
     decoded = _probed("the decoder", context.decode, rows)
     if len(rows) > len(probe) and not _close(decoded[0], decoded[-1]):
         raise SettingError(f"the decoder depends on the row of a chain, not on its point alone: {ANY_ROWS}")
     context.constraint.validate(tuple(decoded.shape[1:]))
     geometry.check_nonempty(context.constraint, decoded)
     _check_projection(context.constraint.take(slice(0, len(probe))), decoded[: len(probe)], options)
+    if n > 1:
+        _check_company(context.replace(target=few.take(chains)), rows, score)
     return tuple(decoded.shape[1:])
 
 
@@ -296,7 +310,7 @@ def _check_preconditioner(context: Context, x: Tensor) -> None:
         raise ShapeError(f"preconditioner {tuple(diagonal.shape)} does not broadcast to events {tuple(x.shape[1:])}")
 
 
-def _check_score(context: Context, rows: Tensor, points: int) -> None:
+def _check_score(context: Context, rows: Tensor, points: int) -> Tensor:
     """Try the score on rows of which the first ones are starting points, and the first of them is the last row too."""
     target = context.target
     t, name = target.table.t[0].to(rows.device), f"the gradient of {target.name}"
@@ -310,9 +324,28 @@ def _check_score(context: Context, rows: Tensor, points: int) -> None:
             chains=lost,
         )
     if len(rows) <= points or _close(score[0], score[-1]):
-        return
+        return score
     if _close(score, _probed(name, context.score, rows, t)):  # else it is random
         raise SettingError(f"{name} depends on the row of a chain, not on its point alone: {ANY_ROWS}")
+    return score
+
+
+def _check_company(context: Context, rows: Tensor, alone: Tensor) -> None:
+    """Whether the score at some rows changes with other rows of a call, as batch normalisation does in training."""
+    target, count = context.target, len(rows)
+    t, twice = target.table.t[0].to(rows.device), torch.arange(2 * count, device=rows.device) % count
+    others = rows + 0.5 * (1 + (rows - rows.mean()).abs().max())  # some other points of that size
+    try:
+        beside = context.replace(target=target.take(twice)).score(torch.cat([rows, others]), t)[:count]
+    except CasalError:  # it need not be defined at the others
+        return
+    if _close(alone, beside) or not _close(alone, context.score(rows, t)):  # else it is random
+        return
+    raise SettingError(
+        f"the gradient of {target.name} at a chain changes with the other chains of a call (by "
+        f"{float((beside - alone).abs().max()):.3g}, its size is {float(alone.abs().max()):.3g}): each row must be on "
+        "its own. A network in training mode (batch normalisation) couples them: call network.eval() first"
+    )
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

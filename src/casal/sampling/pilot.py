@@ -103,6 +103,9 @@ class Pilot:
         integrable: False if the density does not seem to have a finite integral off the set: nothing holds the chains
             back in the direction in which they are pushed.
         evaluations: Evaluations of the score or the potential, each for one chain.
+        outward: Whether the score pushes free chains apart, so that p grows without bound: a sign may be wrong.
+        undefined: Share of the moves with ``free_step_size`` that ended where p is not known: f is not a number, or its
+            gradient is not finite although f is.
     """
 
     step_size: float
@@ -113,6 +116,8 @@ class Pilot:
     acceptance: float
     integrable: bool
     evaluations: int
+    outward: bool = False
+    undefined: float = 0.0
 
     def step_sizes(self, steps: int, *, free: bool = False) -> Tensor:
         """The step size of every step, (steps,): that of the pilot, reached from a smaller one if the start is stiff.
@@ -169,7 +174,7 @@ def run_pilot(context: Context, x: Tensor, chains: Tensor, tune: Tuning | None, 
     limit = _curvature_at_rest(model, state, root, tau, chains, generator)
     steepest = limit.free if limit.free > FLAT * limit.along else limit.along
     free = STEP / steepest if steepest > 0 else float(tau.median())
-    state, free, acceptance = _check_size(model, state, root, free, generator)
+    state, free, acceptance, undefined = _check_size(model, state, root, free, generator)
     size = STEP / max(STEP / free, limit.along, STEP / BEND * limit.bend)
     return Pilot(
         step_size=size,
@@ -180,6 +185,8 @@ def run_pilot(context: Context, x: Tensor, chains: Tensor, tune: Tuning | None, 
         acceptance=acceptance,
         integrable=_holds_together(state, root),
         evaluations=model.evaluations,
+        outward=_pushed_apart(state, root),
+        undefined=undefined,
     )
 
 
@@ -201,6 +208,7 @@ class _Model:
 
     def __init__(self, context: Context) -> None:
         self.context = context.replace(usage=Usage())
+        self.asked = self.undefined = 0
 
     @property
     def evaluations(self) -> int:
@@ -294,6 +302,10 @@ class _Model:
         push = root * state.score
         shift = step * push + (2 * step).sqrt() * _normal(state.x, generator)
         there = self.state(state.x + root * shift)
+        known = torch.isfinite(there.score).reshape(len(there.x), -1).all(1)
+        if there.potential is not None:
+            known = (known & ~there.potential.isnan()) | (there.potential == math.inf)
+        self.asked, self.undefined = self.asked + len(known), self.undefined + int((~known).sum())
         back = root * there.score
         forward, backward = _squares(shift - step * push), _squares(shift + step * back)
         if state.potential is None or there.potential is None:
@@ -383,8 +395,10 @@ def _curvature_at_rest(
 
 def _check_size(
     model: _Model, state: _State, root: Tensor, size: float, generator: torch.Generator
-) -> tuple[_State, float, float]:
+) -> tuple[_State, float, float, float]:
     """Moves with one step for all chains, which is made smaller as long as log r spreads too much.
+
+    Returns where the chains are, the step, its acceptance, and the share of its moves to where p is not known.
 
     The spread is that from the median down to the quantile of one standard deviation: chains that are still on their
     way have a large log r, which says nothing against the step.
@@ -393,6 +407,7 @@ def _check_size(
     acceptance = 1.0
     for attempt in range(4):
         tau, ratios = state.x.new_full((len(state.x),), size), []
+        model.asked = model.undefined = 0
         for _ in range(CHECK):
             state, log_ratio, _ = model.move(state, root, tau, generator)
             ratios.append(log_ratio)
@@ -402,7 +417,16 @@ def _check_size(
         if spread <= SPREAD or attempt == 3:
             break
         size *= max((SPREAD / spread) ** (2 / 3) * 0.9, 0.1) if math.isfinite(spread) else 0.1
-    return state, size, acceptance
+    return state, size, acceptance, model.undefined / max(model.asked, 1)
+
+
+def _pushed_apart(state: _State, root: Tensor) -> bool:
+    """Whether E[(x - mean) . score], which is -d for a density, is clearly positive."""
+    if len(state.x) < 8:
+        return False
+    x, g = state.x.to(torch.float64), state.score.to(torch.float64)
+    products = _products(x - x.mean(0), g)
+    return float(products.mean()) > max(0.5, 3 * float(products.std()) / math.sqrt(len(products)))
 
 
 def _holds_together(state: _State, root: Tensor) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from casal.errors import MissingExtraError, missing_extra
+from casal.errors import MissingExtraError, SettingError, missing_extra
 from casal.sampling.certificate import Certificate
 from casal.sampling.export import quantiles
 
@@ -86,7 +86,36 @@ def _figure_class() -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError(missing_extra("result.plot()", "plot", "matplotlib")) from error
-    return Figure
+
+    class ResultFigure(Figure):
+        """A figure that pyplot does not manage, so that it is freed with its last use; ``show`` hands it over."""
+
+        def show(self, warn: bool = True) -> None:
+            _show(self)
+
+    return ResultFigure
+
+
+def _show(figure: Any) -> None:
+    """Open a window with a figure.
+
+    Raises:
+        SettingError: There is no display.
+    """
+    from matplotlib import get_backend, pyplot
+
+    window = pyplot.figure()  # finds out which windows there are
+    if window.canvas.manager is not None and type(window.canvas).required_interactive_framework is not None:
+        window.canvas.manager.canvas.figure = figure
+        figure.set_canvas(window.canvas)
+        pyplot.show()
+        return
+    pyplot.close(window)
+    raise SettingError(
+        f"there is no window to show the figure in (matplotlib's backend is {get_backend()}): "
+        "result.plot().savefig('result.png') writes it to a file, and result.plot() at the end of a notebook's cell "
+        "shows it"
+    )
 
 
 def _titled(axes: Axes, title: str, x: str = "", y: str = "") -> None:

@@ -219,7 +219,8 @@ class SampleResult:
         """A matplotlib ``Figure``: the samples, how far they violate the set, and the trace of the run.
 
         Samples in two dimensions are points, more coordinates marginals or ranges; events (h, w) and (c, h, w) are
-        images: mean, standard deviation and a few samples. ``figure.savefig(path)`` writes it.
+        images: mean, standard deviation and a few samples. ``figure.savefig(path)`` writes it, and ``figure.show()``
+        opens a window.
 
         Raises:
             MissingExtraError: matplotlib is not installed.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from casal.targets.base import Table, Target, Tuning, checked
+from casal.targets.base import Table, Target, Tuning, checked, failed
 from casal.targets.conditioning import (
     guidance_note,
     guided,
@@ -57,6 +57,7 @@ __all__ = [
     "ddpm",
     "edm",
     "energy",
+    "failed",
     "first_order",
     "fit_start",
     "flow",

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import Init, ScoreFunction
-from casal.errors import SettingError, ShapeError
+from casal.errors import CasalError, DtypeError, FunctionError, SettingError, ShapeError
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,8 @@ class Target:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "condition", checked(self.condition))
+        if not (isinstance(self.init, Tensor) or callable(self.init) or self.init is None):
+            object.__setattr__(self, "init", _points(self.init, self.name))
 
     @property
     def chains(self) -> int | None:
@@ -181,7 +183,17 @@ class Target:
         """n starting points from a callable ``init``, one for each row of the condition if it asks for them."""
         if not callable(self.init):
             raise SettingError(f"the starting points of {self.name} are given as a tensor; nothing is drawn")
-        return self.init(n, generator, **self.condition) if self.conditional_init else self.init(n, generator)
+        given = self.condition if self.conditional_init else {}
+        try:
+            return self.init(n, generator, **given)
+        except CasalError:
+            raise
+        except Exception as error:
+            raise FunctionError(
+                f"init({n}, generator) of {self.name} fails: {_said(error)}. It is a function of the number of chains "
+                "and a random generator that returns their starting points, such as "
+                "lambda n, generator: torch.randn(n, 2, generator=generator) or casal.GaussianStart(2)"
+            ) from error
 
     def __repr__(self) -> str:
         init = f"init {tuple(self.init.shape)}" if isinstance(self.init, Tensor) else "init from a function"
@@ -225,6 +237,75 @@ def take_rows(condition: Mapping[str, Tensor], index: slice | Tensor) -> dict[st
 def fitted(condition: Mapping[str, Tensor], x: Tensor) -> dict[str, Tensor]:
     """On the device of x, floating-point numbers in its dtype; labels stay whole numbers."""
     return {name: value.to(x) if value.is_floating_point() else value.to(x.device) for name, value in condition.items()}
+
+
+# ------------------------------------------------------------------------------------ functions that were handed over
+
+
+def _points(given: Any, name: str) -> Tensor:
+    """Starting points as a tensor, from a list or an array of NumPy."""
+    try:
+        return torch.as_tensor(given).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SettingError(
+            f"init of {name} must be starting points (n, *event) or a function (n, generator), got "
+            f"{type(given).__name__} ({error})"
+        ) from error
+
+
+def returned(out: Any, x: Tensor, name: str) -> Tensor:
+    """What a function returned at x, as a tensor: lists and arrays of NumPy get the dtype and the device of x."""
+    if isinstance(out, Tensor):
+        return out
+    if isinstance(out, list) or hasattr(out, "__array__"):
+        try:
+            return torch.as_tensor(out, dtype=x.dtype, device=x.device)
+        except (TypeError, ValueError, RuntimeError):
+            pass
+    hints = {"NoneType": ": does it say return?", "tuple": ": take the entry that is meant, out[0]"}
+    hint = ": take out.sample" if hasattr(out, "sample") else hints.get(type(out).__name__, "")
+    raise ShapeError(
+        f"{name} returned {type(out).__name__} at x of shape {tuple(x.shape)}; it must return a tensor of that shape"
+        f"{hint}"
+    )
+
+
+NO_GRADIENT = (
+    "torch sees no derivative there. casal.energy(f, ...) differentiates f = -log p by itself, where f works in torch "
+    "throughout (no detach, item, numpy or no_grad); casal.langevin takes a gradient that needs no autograd, or that "
+    "begins with x = x.detach().requires_grad_() under torch.enable_grad()"
+)
+"""What to do about a function without a derivative."""
+
+
+MIXED_DTYPES = ("same dtype", "expected scalar type", "should be the same")
+"""What torch says where a network and its argument have different dtypes."""
+
+
+def failed(name: str, x: Tensor, error: Exception) -> CasalError:
+    """The error of a function that raised one of its own at x: which function, on how many rows, and what helps."""
+    said = str(error)
+    if isinstance(error, RuntimeError) and "in-place operation" in said:
+        return SettingError(f"{name} edits its argument in place; return a new tensor (work on x.clone(), not on x)")
+    what = f"{name} fails on {len(x)} rows (x {tuple(x.shape)}, {x.dtype}): {_said(error)}"
+    if "does not require grad" in said:
+        return FunctionError(f"{what}; {NO_GRADIENT}")
+    if isinstance(error, RuntimeError) and any(part in said for part in MIXED_DTYPES):
+        other = torch.float64 if x.dtype != torch.float64 else torch.float32
+        return DtypeError(
+            f"{what}; the chains are {x.dtype}, so convert the network, network.to({x.dtype}), or run the chains in "
+            f"its dtype, run=casal.Run(dtype={other})"
+        )
+    if "out of memory" in said:
+        return FunctionError(f"{what}; ask it for fewer rows at once: run=casal.Run(batch={max(1, len(x) // 4)})")
+    if "more than 1 value per channel when training" in said:
+        return FunctionError(f"{what}; the network is in training mode, where chains see each other: network.eval()")
+    return FunctionError(what)
+
+
+def _said(error: Exception) -> str:
+    """The name of an error and the beginning of its message."""
+    return f"{type(error).__name__}: {str(error)[:400]}"
 
 
 def _labels(value: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event, Init, StartDensity, event_shape, whole_number
-from casal.errors import DtypeError, SettingError, ShapeError
-from casal.targets.base import Table, Target, Tuning, checked, fitted
+from casal.errors import DtypeError, FunctionError, SettingError, ShapeError
+from casal.targets.base import NO_GRADIENT, Table, Target, Tuning, checked, fitted, returned
 
 AUTO = "auto"
 """What stands for a setting that a pilot run is to find."""
@@ -77,12 +77,14 @@ def langevin(
     >>> langevin(lambda x: x, steps=10, step_size="auto", init=torch.zeros(4, 2)).tune
     Tuning(step_size=True, preconditioner=False)
     """
+    if not callable(grad):
+        raise SettingError(f"grad must be a function (n, *event) -> (n, *event), got {type(grad).__name__}")
     if potential is not None and not callable(potential):
         raise SettingError(f"potential must be a function (n, *event) -> (n,), got {type(potential).__name__}")
     table, tune = _langevin_table(steps, step_size, preconditioner)
     gradient = Given(grad)
     return Target(
-        lambda x, t, /, **given: -gradient(x, **given),
+        Descent(gradient),
         table,
         init,
         potential=Given(potential) if potential is not None and condition else potential,
@@ -111,22 +113,46 @@ def energy(
         preconditioner: Diagonal D, or "auto", as in ``langevin``.
         condition: What ``f`` is called with besides, ``f(x, **condition)``, as in ``langevin``.
     """
+    if not callable(f):
+        raise SettingError(f"f must be a function (n, *event) -> (n,), got {type(f).__name__}")
     potential = Given(f) if condition else f
+    table, tune = _langevin_table(steps, step_size, preconditioner)
+    tune, score = _tuned(tune, condition), Downhill(potential)
+    return Target(score, table, init, potential=potential, name="energy", tune=tune, condition=checked(condition))
 
-    def total(x: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-        return potential(x, **given).sum()
 
-    def score(x: Tensor, t: Tensor, /, **given: Tensor) -> Tensor:
+class Descent:
+    """The score -grad f, from the gradient of a potential."""
+
+    def __init__(self, gradient: Callable[..., Tensor]) -> None:
+        self.gradient = gradient
+
+    def __call__(self, x: Tensor, t: Tensor, /, **given: Tensor) -> Tensor:
+        return -returned(self.gradient(x, **given), x, "the gradient of langevin")
+
+
+class Downhill:
+    """The score -grad f, from a potential by automatic differentiation."""
+
+    def __init__(self, potential: Callable[..., Tensor]) -> None:
+        self.potential = potential
+
+    def __call__(self, x: Tensor, t: Tensor, /, **given: Tensor) -> Tensor:
         if torch.compiler.is_dynamo_compiling():  # a functional gradient is part of a graph; autograd's tape is not
-            return -torch.func.grad(total)(x, given)
+            return -torch.func.grad(self._total)(x, given)
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(total(leaf, given), leaf)
+            total = self._total(leaf, given)
+            if not total.requires_grad:
+                raise FunctionError(
+                    f"the energy f has no gradient at x of shape {tuple(x.shape)}: {NO_GRADIENT}. A flat density is "
+                    "lambda x: 0 * x.flatten(1).sum(1)"
+                )
+            (gradient,) = torch.autograd.grad(total, leaf)
         return -gradient
 
-    table, tune = _langevin_table(steps, step_size, preconditioner)
-    tune = _tuned(tune, condition)
-    return Target(score, table, init, potential=potential, name="energy", tune=tune, condition=checked(condition))
+    def _total(self, x: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+        return self.potential(x, **given).sum()
 
 
 def _tuned(tune: Tuning | None, condition: Mapping[str, Any] | None) -> Tuning | None:
@@ -157,7 +183,7 @@ def _langevin_table(
     """Rows (1, tau, sqrt(2 tau)) with an optional diagonal preconditioner, checked, and what is open of them."""
     steps = whole_number(steps, "steps", 1)
     tune = Tuning(_is_open(step_size, "step_size"), _is_open(preconditioner, "preconditioner"))
-    tau = torch.as_tensor(float("nan") if isinstance(step_size, str) else step_size, dtype=torch.float64)
+    tau = _numbers(float("nan") if isinstance(step_size, str) else step_size, "step_size")
     tau = tau.expand(steps) if tau.ndim == 0 else tau
     if tuple(tau.shape) != (steps,):
         raise ShapeError(f"step_size has shape {tuple(tau.shape)}; give a number or one value per step ({steps},)")
@@ -166,7 +192,7 @@ def _langevin_table(
             f"step_size must be finite and > 0; its smallest value is {float(tau.min()):g}; 'auto' finds one"
         )
     fixed = None if isinstance(preconditioner, str) else preconditioner
-    diagonal = None if fixed is None else torch.as_tensor(fixed, dtype=torch.float64)
+    diagonal = None if fixed is None else _numbers(fixed, "preconditioner")
     if diagonal is not None and not _all_positive(diagonal):
         raise SettingError(
             f"the preconditioner is a diagonal of finite numbers > 0; its smallest is {float(diagonal.min()):g}"
@@ -181,6 +207,13 @@ def _is_open(value: object, name: str) -> bool:
     if isinstance(value, str) and value != AUTO:
         raise SettingError(f"{name} must be {AUTO!r} or made of numbers, got {value!r}")
     return isinstance(value, str)
+
+
+def _numbers(value: Any, name: str) -> Tensor:
+    try:
+        return torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SettingError(f"{name} must be {AUTO!r} or made of numbers, got {value!r}") from error
 
 
 def _all_positive(values: Tensor) -> bool:

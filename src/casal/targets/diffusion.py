@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -33,6 +35,10 @@ from casal.targets.network import (
 
 KINDS = ("eps", "x0", "v", "flow")
 """What a network on discrete noise levels may return."""
+
+NEARLY_ONE, HALF = 0.9, 0.5
+"""betas that begin above the first and never grow are no betas: they would leave no signal after the first step. Those
+that end below the second are products of alphas, which go to zero."""
 
 SPACINGS = ("trailing", "leading", "linspace")
 
@@ -254,17 +260,20 @@ def vp_sde(
         sigma=interleaved(variance.sqrt(), variance.sqrt()),
     )
     bounds = [math.sqrt(math.expm1(t * (low + t * (high - low) / 2))) for t in (last, 1.0)]
-
-    def nearest(level: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """At the time where sigma(t) / alpha(t) is the level, or the nearest in [end, 1]."""
-        known = level.clamp(*bounds)
-        passed = torch.log1p(known.square())  # the integral of beta up to that time
-        at = 2 * passed / (low + (low**2 + 2 * (high - low) * passed).sqrt())
-        scale = torch.exp(-passed / 2)
-        return at.clamp(last, 1.0), scale, scale * known.square()
-
-    start, denoise = gaussian_start(shape, 1.0, dtype), _denoise_by_score(network, nearest, bounds[0])
+    nearest = partial(_vp_level, low=low, high=high, last=last, bounds=bounds)
+    start, denoise = gaussian_start(shape, 1.0, dtype), _DenoiserOfScore(network, nearest, bounds[0])
     return Target(network, table, start, denoise=denoise, finest=bounds[0], name="vp_sde", condition=checked(condition))
+
+
+def _vp_level(
+    level: Tensor, *, low: float, high: float, last: float, bounds: Sequence[float]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """At the time where sigma(t) / alpha(t) is the level, or the nearest in [last, 1]."""
+    known = level.clamp(*bounds)
+    passed = torch.log1p(known.square())  # the integral of beta up to that time
+    at = 2 * passed / (low + (low**2 + 2 * (high - low) * passed).sqrt())
+    scale = torch.exp(-passed / 2)
+    return at.clamp(last, 1.0), scale, scale * known.square()
 
 
 def edm(
@@ -315,14 +324,14 @@ def edm(
     sigma = _decreasing(levels[:-1] if len(levels) > 1 and float(levels[-1]) == 0.0 else levels)
     one = torch.ones_like(sigma)
     a, b, s = implicit_rows(one, sigma, one, next_values(sigma, 0.0), noise_share(churn, "churn"))
-
-    def level(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return t, torch.ones_like(t), t
-
-    score, denoise = _model(network, kind, level, level)
+    score, denoise = _Score(network, kind, _edm_level), _Denoiser(network, kind, _edm_level)
     table = Table(a, b, s, sigma, alpha=one, sigma=sigma)
     start = gaussian_start(shape, float(sigma[0]), dtype)
     return Target(score, table, start, denoise=denoise, name="edm", condition=checked(condition))
+
+
+def _edm_level(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return t, torch.ones_like(t), t
 
 
 def annealed(
@@ -374,14 +383,25 @@ def annealed(
     if denoise_last:
         sigma = torch.cat([sigma, levels[-1:]])
         b, s = torch.cat([b, levels[-1:].square()]), torch.cat([s, s.new_zeros(1)])
-
-    denoise = _denoise_by_score(network, lambda level: (level, torch.ones_like(level), level.square()))
+    denoise = _DenoiserOfScore(network, _annealed_level)
     one = torch.ones_like(sigma)
     table = Table(one, b, s, sigma, alpha=one, sigma=sigma)
     return Target(network, table, init, denoise=denoise, name="annealed", condition=checked(condition))
 
 
-def karras_sigmas(count: int, low: float = 0.002, high: float = 80.0, rho: float = 7.0) -> Tensor:
+def _annealed_level(level: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return level, torch.ones_like(level), level.square()
+
+
+def karras_sigmas(
+    count: int,
+    low: float = 0.002,
+    high: float = 80.0,
+    rho: float = 7.0,
+    *,
+    sigma_min: float | None = None,
+    sigma_max: float | None = None,
+) -> Tensor:
     """Noise levels that are dense near the data:
 
         sigma_i = (high^(1/rho) + i / (count - 1) (low^(1/rho) - high^(1/rho)))^rho,   i = 0 ... count - 1.
@@ -391,6 +411,8 @@ def karras_sigmas(count: int, low: float = 0.002, high: float = 80.0, rho: float
         low: The last one, > 0; a step to 0 follows it.
         high: The first one, well above the spread of the data.
         rho: 1 spaces them evenly; larger values put more of them near ``low``.
+        sigma_min: ``low`` by the name that it has in the paper.
+        sigma_max: ``high``, likewise.
 
     References:
         Karras et al. (2022), eq. 5.
@@ -399,11 +421,24 @@ def karras_sigmas(count: int, low: float = 0.002, high: float = 80.0, rho: float
     tensor([4.0000, 2.5000, 1.0000], dtype=torch.float64)
     """
     count = whole_number(count, "count", 1)
+    low, high = low if sigma_min is None else sigma_min, high if sigma_max is None else sigma_max
     low, high, rho = positive(low, "low"), positive(high, "high"), positive(rho, "rho")
     if low >= high:
         raise SettingError(f"low = {low:g} must be below high = {high:g}")
     ramp = torch.linspace(high ** (1 / rho), low ** (1 / rho), count, dtype=torch.float64)
     return ramp**rho
+
+
+def _refuse_alphas(beta: Tensor) -> None:
+    """SettingError for 1 - betas or their products in place of betas: both fall from nearly one."""
+    first, last = float(beta[0]), float(beta[-1])
+    if len(beta) < 2 or first < NEARLY_ONE or bool((beta.diff() > 0).any()):
+        return
+    product = "alphas_cumprod: give 1 - abar / torch.cat([torch.ones(1), abar[:-1]])"
+    meant = product if last < HALF else "alphas = 1 - betas: give 1 - alphas"
+    raise SettingError(
+        f"betas are the variances of the noise, small at first; these fall from {first:.4g} to {last:.4g}, as {meant}"
+    )
 
 
 class _Discrete:
@@ -424,6 +459,7 @@ class _Discrete:
                 f"betas must lie in (0, 1), got values from {float(beta.min()):g} to {float(beta.max()):g}; "
                 "a last beta of 1 (no signal left) must be capped, say at 0.999"
             )
+        _refuse_alphas(beta)
         self.log_abar = torch.cumsum(torch.log1p(-beta), 0)
         self.levels = torch.expm1(-self.log_abar).sqrt()  # sigma / alpha
         self.borders = (self.levels[1:] * self.levels[:-1]).sqrt()
@@ -431,7 +467,8 @@ class _Discrete:
     def target(self, name: str, table: Table, start: Init, condition: Mapping[str, Any] | None) -> Target:
         """The target with these steps."""
         least = float(self.levels[0])
-        score, denoise = _model(self.network, self.prediction, self.level, self.nearest, least)
+        score = _Score(self.network, self.prediction, self.level)
+        denoise = _Denoiser(self.network, self.prediction, self.nearest, least)
         return Target(score, table, start, denoise=denoise, finest=least, name=name, condition=checked(condition))
 
     def times(self, steps: int | None, spacing: str, given: Sequence[int] | Tensor | None = None) -> Tensor:
@@ -480,50 +517,69 @@ class _Discrete:
         return index, *self.alpha_sigma(index)
 
 
-def _model(
-    network: Network, kind: str, level_of: Level, nearest: Level, least: float | None = None
-) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Score and denoiser of a network that predicts the noise, the clean sample or a mix of both.
+@dataclass(frozen=True, eq=False)
+class _Score:
+    """The score of a network that predicts the noise, the clean sample or a mix of both.
 
-    Args:
+    Attributes:
         network: The network on x = alpha x0 + sigma noise.
         kind: What it returns.
-        level_of: The level of a time of the table.
-        nearest: The level that the network knows nearest to a noise level sigma / alpha.
+        level: The level of a time of the table.
+    """
+
+    network: Network
+    kind: str
+    level: Level
+
+    def __call__(self, x: Tensor, t: Tensor, /, **given: Tensor) -> Tensor:
+        at, alpha, sigma = self.level(t)
+        return score_from(self.kind, self.network(x, at, **given), x, along(alpha, x), along(sigma, x))
+
+
+@dataclass(frozen=True, eq=False)
+class _Denoiser:
+    """The denoiser of such a network.
+
+    Attributes:
+        network: The network on x = alpha x0 + sigma noise.
+        kind: What it returns.
+        nearest: The level that it knows nearest to a noise level sigma / alpha.
         least: The smallest noise level that it knows; None if it knows all.
     """
 
-    def score(x: Tensor, t: Tensor, /, **given: Tensor) -> Tensor:
-        at, alpha, sigma = level_of(t)
-        return score_from(kind, network(x, at, **given), x, along(alpha, x), along(sigma, x))
+    network: Network
+    kind: str
+    nearest: Level
+    least: float | None = None
 
-    def denoise(y: Tensor, sigma: Tensor, /, **given: Tensor) -> Tensor:
+    def __call__(self, y: Tensor, sigma: Tensor, /, **given: Tensor) -> Tensor:
         level = noise_level(sigma, y)
-        at, scale, size = nearest(level)
+        at, scale, size = self.nearest(level)
         alpha = along(scale, y)
         x = alpha * y
-        clean = clean_from(kind, network(x, at, **given), x, alpha, along(size, y))
-        return clean if least is None else below_least_level(level, least, y, clean)
-
-    return score, denoise
+        clean = clean_from(self.kind, self.network(x, at, **given), x, alpha, along(size, y))
+        return clean if self.least is None else below_least_level(level, self.least, y, clean)
 
 
-def _denoise_by_score(network: Network, nearest: Level, least: float | None = None) -> Callable[..., Tensor]:
+@dataclass(frozen=True, eq=False)
+class _DenoiserOfScore:
     """The denoiser of a network that returns the score, by Tweedie's formula.
 
-    Args:
+    Attributes:
         network: The network on x = alpha x0 + sigma noise.
         nearest: A noise level sigma / alpha -> the second argument of the network, alpha, and sigma^2 / alpha there.
         least: The smallest noise level that the network knows; None if it knows all.
     """
 
-    def denoise(y: Tensor, sigma: Tensor, /, **given: Tensor) -> Tensor:
-        level = noise_level(sigma, y)
-        at, alpha, gain = nearest(level)
-        clean = y + along(gain, y) * network(along(alpha, y) * y, at, **given)
-        return clean if least is None else below_least_level(level, least, y, clean)
+    network: Network
+    nearest: Level
+    least: float | None = None
 
-    return denoise
+    def __call__(self, y: Tensor, sigma: Tensor, /, **given: Tensor) -> Tensor:
+        level = noise_level(sigma, y)
+        at, alpha, gain = self.nearest(level)
+        clean = y + along(gain, y) * self.network(along(alpha, y) * y, at, **given)
+        return clean if self.least is None else below_least_level(level, self.least, y, clean)
 
 
 def _decreasing(sigmas: Tensor | Sequence[float]) -> Tensor:

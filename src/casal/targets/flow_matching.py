@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -95,42 +96,61 @@ def flow(
     noisy = 1 - clean
     rows = implicit_rows(clean, noisy, next_values(clean, 1.0), next_values(noisy, 0.0), noise_share(noise, "noise"))
     start = gaussian_start(shape, 1.0, dtype)
-
-    def forward(x: Tensor, t: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-        """The velocity towards the data at t = scale of the data."""
-        out = network(x, 1 - t if reverse else t, **given)
-        if kind == "x0":
-            return (out - x) / along(1 - t, x)
-        return -out if reverse else out
-
-    def init(n: int, generator: torch.Generator, /, **given: Tensor) -> Tensor:
-        x = start(n, generator)
-        with torch.no_grad():
-            return x + forward(x, torch.zeros((), dtype=torch.float64, device=x.device), given) * jump
-
-    def score(x: Tensor, t: Tensor, /, **given: Tensor) -> Tensor:
-        t = 1 - t if reverse else t
-        at = along(t, x)
-        return (at * forward(x, t, given) - x) / (1 - at)
-
-    def denoise(y: Tensor, sigma: Tensor, /, **given: Tensor) -> Tensor:
-        """From x = t y at the time where (1 - t) / t = sigma."""
-        t = 1 / (1 + noise_level(sigma, y))
-        at = along(t, y)
-        x = at * y
-        return x + (1 - at) * forward(x, t, given)
-
+    model = _Flow(network, kind, reverse, start, jump)
     return Target(
-        score,
+        model.score,
         Table(*rows, noisy if reverse else clean, alpha=clean, sigma=noisy),
-        init if jump else start,
-        denoise=denoise,
+        model.init if jump else start,
+        denoise=model.denoise,
         finest=FINEST,
         name="flow",
         init_evaluations=1 if jump else 0,
         condition=checked(condition),
         conditional_init=bool(jump),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Flow:
+    """The functions of a flow.
+
+    Attributes:
+        network: The network that was given.
+        kind: What it returns: "flow" or "x0".
+        reverse: Whether its time runs from 1 (noise) to 0 (data).
+        start: (n, generator) -> noise.
+        jump: Length of the first Euler step, from noise alone.
+    """
+
+    network: Network
+    kind: str
+    reverse: bool
+    start: Callable[[int, torch.Generator], Tensor]
+    jump: float
+
+    def forward(self, x: Tensor, t: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+        """The velocity towards the data at t = scale of the data."""
+        out = self.network(x, 1 - t if self.reverse else t, **given)
+        if self.kind == "x0":
+            return (out - x) / along(1 - t, x)
+        return -out if self.reverse else out
+
+    def init(self, n: int, generator: torch.Generator, /, **given: Tensor) -> Tensor:
+        x = self.start(n, generator)
+        with torch.no_grad():
+            return x + self.forward(x, torch.zeros((), dtype=torch.float64, device=x.device), given) * self.jump
+
+    def score(self, x: Tensor, t: Tensor, /, **given: Tensor) -> Tensor:
+        t = 1 - t if self.reverse else t
+        at = along(t, x)
+        return (at * self.forward(x, t, given) - x) / (1 - at)
+
+    def denoise(self, y: Tensor, sigma: Tensor, /, **given: Tensor) -> Tensor:
+        """From x = t y at the time where (1 - t) / t = sigma."""
+        t = 1 / (1 + noise_level(sigma, y))
+        at = along(t, y)
+        x = at * y
+        return x + (1 - at) * self.forward(x, t, given)
 
 
 def _grid(steps: int | None, times: Tensor | Sequence[float] | None, reverse: bool) -> Tensor:

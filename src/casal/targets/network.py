@@ -9,14 +9,15 @@ and a network that predicts any of the three predicts them all. What tables of s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from casal.checks import event_shape, one_of
+from casal.checks import Event, event_shape, number_of, one_of
 from casal.errors import DtypeError, SettingError, ShapeError
-from casal.targets.base import fitted, take_rows
+from casal.targets.base import failed, fitted, returned, take_rows
 
 PREDICTIONS: Mapping[str, str] = {
     "eps": "eps",
@@ -85,6 +86,8 @@ class Network:
             except Exception as second:
                 if isinstance(first, ShapeError) and isinstance(second, ShapeError):
                     raise
+                if str(first) == str(second):
+                    raise failed(self._call(given), x, second) from second
                 raise SettingError(
                     f"{self._call(given)} fails at x of shape {tuple(x.shape)} ({x.dtype}), both with t a number "
                     f"({first}) and with t of shape ({len(x)},) ({second}); fix it, or set "
@@ -108,12 +111,11 @@ class Network:
         return out
 
     def _run(self, x: Tensor, t: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-        out = self.function(x, t, **given)
-        if not isinstance(out, Tensor) or out.shape != x.shape:
-            got = f"a tensor {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+        out = returned(self.function(x, t, **given), x, self._call(given))
+        if out.shape != x.shape:
             raise ShapeError(
-                f"{self._call(given)} returned {got} for x {tuple(x.shape)} and t {tuple(t.shape)}; "
-                "it must return a tensor of the shape of x"
+                f"{self._call(given)} returned a tensor {tuple(out.shape)} for x {tuple(x.shape)} and t "
+                f"{tuple(t.shape)}; it must return a tensor of the shape of x"
             )
         return out
 
@@ -219,11 +221,11 @@ def gaussian_start(
     event = event_shape(shape)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise DtypeError(f"chains are floating-point numbers, got dtype={dtype}")
+    return partial(_noise, event=event, scale=scale, dtype=dtype)
 
-    def init(n: int, generator: torch.Generator) -> Tensor:
-        return scale * torch.randn((n, *event), generator=generator, dtype=dtype, device=generator.device)
 
-    return init
+def _noise(n: int, generator: torch.Generator, *, event: Event, scale: float, dtype: torch.dtype) -> Tensor:
+    return scale * torch.randn((n, *event), generator=generator, dtype=dtype, device=generator.device)
 
 
 def column(values: Any, name: str) -> Tensor:
@@ -241,6 +243,6 @@ def column(values: Any, name: str) -> Tensor:
 
 def noise_share(value: float, name: str) -> float:
     """A number in [0, 1]."""
-    if not 0.0 <= value <= 1.0:
+    if not 0.0 <= number_of(value, name) <= 1.0:
         raise SettingError(f"{name} must lie in [0, 1], got {value}: 0 for the ODE, 1 for ancestral sampling")
     return float(value)
