@@ -297,3 +297,13 @@ def test_evaluations_that_are_no_numbers_are_an_objection() -> None:
         found = casal.sample(gamma(20_000), casal.Box(0, None), method, 20_000).fidelity
         assert found.verdict == "suspect"
         assert any(re.search(r"not a number at [\d.]+ % of the points.*casal.ReflectedHMC", r) for r in found.reasons)
+
+
+def test_the_mean_of_a_list_or_an_array_is_that_of_the_tensor() -> None:
+    result = casal.sample(plain(), SPHERE, casal.CASAL(1.0), 30)
+    right = result.expect(lambda z: z[:, 0] ** 2)
+    for f in (lambda z: z.numpy()[:, 0] ** 2, lambda z: [float(x) ** 2 for x in z[:, 0]]):
+        found = result.expect(f)
+        assert torch.allclose(found.value, right.value) and torch.allclose(found.standard_error, right.standard_error)
+    with pytest.raises(casal.CasalError, match=r"tensor \(30,\) or \(30, k\).*NoneType"):
+        result.expect(lambda z: None)  # type: ignore[arg-type, return-value]

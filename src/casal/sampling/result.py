@@ -7,6 +7,7 @@ import shutil
 import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,8 @@ class SampleResult:
             ShapeError: f returns something else.
         """
         values, n = f(self.samples), len(self.samples)
+        with suppress(TypeError, ValueError, RuntimeError):  # lists and arrays of NumPy
+            values = torch.as_tensor(values, device=self.samples.device)
         if not isinstance(values, Tensor) or values.ndim not in (1, 2) or len(values) != n:
             got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ShapeError(f"f must return a tensor ({n},) or ({n}, k) for {n} samples, got {got}")
