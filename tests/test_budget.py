@@ -49,7 +49,7 @@ BUDGET = {
     "sampling": Package(files=27, code=3444, constants=75, imports=13),
     "store": Package(files=5, code=613, constants=3, imports=2),
     "targets": Package(
-        files=8, code=1552, constants=17, imports=3
+        files=8, code=1560, constants=17, imports=3
     ),  # functions that fail are named; models can be pickled
 }
 """By package; "casal" are the files that lie in none of them."""

@@ -212,6 +212,14 @@ def test_lists_and_arrays_are_taken_as_tensors() -> None:
 
 
 WRONG_SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
+    "posterior": (
+        lambda: casal.posterior(casal.edm(lambda x, s: x, [2.0, 1.0], shape=2), [[1.0, 0.0]], "a", 0.1),
+        "H, y and noise of an observation must be numbers",
+    ),
+    "tilted": (
+        lambda: casal.tilted(plain(init=torch.zeros(3, 2)), lambda x: x[:, 7]),
+        "log_weight fails on 1 row .*IndexError",
+    ),
     "CASAL": (lambda: casal.CASAL("auto"), "got 'auto'; casal.WeightedCASAL"),  # type: ignore[arg-type]
     "WeightedCASAL": (lambda: casal.WeightedCASAL("auto"), "None to be found, got 'auto'"),  # type: ignore[arg-type]
     "Penalty": (lambda: casal.sample(plain(), SPHERE, casal.Penalty("much"), 4), "weight must be a number"),  # type: ignore[arg-type]

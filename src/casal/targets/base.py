@@ -287,7 +287,8 @@ def failed(name: str, x: Tensor, error: Exception) -> CasalError:
     said = str(error)
     if isinstance(error, RuntimeError) and "in-place operation" in said:
         return SettingError(f"{name} edits its argument in place; return a new tensor (work on x.clone(), not on x)")
-    what = f"{name} fails on {len(x)} rows (x {tuple(x.shape)}, {x.dtype}): {_said(error)}"
+    rows = "1 row" if len(x) == 1 else f"{len(x)} rows"
+    what = f"{name} fails on {rows} (x {tuple(x.shape)}, {x.dtype}): {_said(error)}"
     if "does not require grad" in said:
         return FunctionError(f"{what}; {NO_GRADIENT}")
     if isinstance(error, RuntimeError) and any(part in said for part in MIXED_DTYPES):

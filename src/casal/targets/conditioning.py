@@ -47,7 +47,7 @@ from torch import Tensor
 from casal.checks import one_of, whole_number
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 from casal.linalg import cholesky_solver, conjugate_gradients
-from casal.targets.base import Target
+from casal.targets.base import Target, failed
 from casal.targets.network import along, noise_level
 
 WAYS = ("moment", "pigdm", "dps", "flat", "gaussian")
@@ -271,7 +271,10 @@ def _try(log_weight: Term, x: Tensor, *, twice: bool) -> None:
     """
     with torch.enable_grad():
         leaf = x.clone().requires_grad_()
-        value = log_weight(leaf)
+        try:
+            value = log_weight(leaf)
+        except Exception as error:
+            raise failed("log_weight", x, error) from error
         if not isinstance(value, Tensor) or tuple(value.shape) != (len(x),):
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ShapeError(
@@ -473,8 +476,10 @@ class Observation:
     @classmethod
     def of(cls, matrix: Any, values: Any, noise: Any) -> Observation:
         """Check and convert; exact rows become orthonormal ones that say the same."""
-        H = torch.as_tensor(matrix, dtype=torch.float64)
-        y, r = torch.as_tensor(values, dtype=torch.float64), torch.as_tensor(noise, dtype=torch.float64)
+        try:
+            H, y, r = (torch.as_tensor(value, dtype=torch.float64) for value in (matrix, values, noise))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SettingError(f"H, y and noise of an observation must be numbers ({error})") from error
         if H.ndim != 2 or y.shape[-1:] != H.shape[:1] or y.ndim > 2 or r.shape not in ((), H.shape[:1]):
             raise ShapeError(f"H {tuple(H.shape)}, y {tuple(y.shape)} and noise {tuple(r.shape)} do not fit together")
         if not bool((r >= 0).all()) or not bool(torch.isfinite(r).all()):
