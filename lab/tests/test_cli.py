@@ -89,6 +89,13 @@ runpy.run_module("casal_lab", run_name="__main__", alter_sys=True)
 
 
 @pytest.mark.slow
+def test_a_list_loads_no_library_that_it_does_not_need() -> None:
+    code = "import sys; from casal_lab.cli import app; app(['list'], standalone_mode=False); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"sympy", "scipy.stats", "jinja2", "casal_lab.benchmark"} & set(done.stdout.split())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["typer", "torch", "casal_lab.experiments"])
 def test_ctrl_c_while_importing_leaves_no_traceback(module: str) -> None:
     command = [sys.executable, "-c", INTERRUPTED.format(module=module)]

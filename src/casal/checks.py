@@ -84,6 +84,17 @@ def one_of(value: T, name: str, allowed: Sequence[T]) -> T:
     return value
 
 
+def broadcasts_to(shape: Sequence[int], event: Sequence[int]) -> bool:
+    """Whether a tensor of this shape broadcasts to an event without enlarging it.
+
+    >>> broadcasts_to((3,), (2, 3)), broadcasts_to((), (3,)), broadcasts_to((3,), (1,))
+    (True, True, False)
+
+    ``torch.broadcast_shapes`` would import sympy, half a second of the first call.
+    """
+    return len(shape) <= len(event) and all(a in (1, b) for a, b in zip(shape[::-1], event[::-1], strict=False))
+
+
 def event_shape(shape: int | Sequence[int]) -> Event:
     """The shape of one sample: whole numbers >= 1."""
     sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 import casal
+from casal.checks import broadcasts_to
 from casal.constraints import (
     SETS,
     Affine,
@@ -365,3 +367,13 @@ def test_parameters_take_the_dtype_and_the_shape_of_points() -> None:
 
 def test_the_public_name() -> None:
     assert casal.PerChain is PerChain and repr(PerChain(torch.zeros(3, 2))) == "PerChain(3, 2)"
+
+
+def test_what_broadcasts_to_an_event_is_what_torch_says() -> None:
+    every = [shape for length in range(4) for shape in product((0, 1, 2, 3), repeat=length)]
+    for shape, event in product(every, every):
+        try:
+            expected = torch.broadcast_shapes(shape, event) == torch.Size(event)
+        except RuntimeError:
+            expected = False
+        assert broadcasts_to(shape, event) == expected, (shape, event)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.checks import Event, whole_number
+from casal.checks import Event, broadcasts_to, whole_number
 from casal.devices import beside, placed
 from casal.errors import SettingError, ShapeError
 
@@ -167,11 +167,7 @@ def check_count(z: Tensor, chains: int) -> None:
 def check_fits(values: Tensor, event: Event, name: str) -> None:
     """ShapeError unless a parameter (1 or n, *shape) broadcasts to an event without enlarging it."""
     shape = values.shape[1:]
-    try:
-        fits = torch.broadcast_shapes(shape, event) == torch.Size(event)
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if not broadcasts_to(shape, event):
         raise ShapeError(
             f"{name} of shape {tuple(shape)} do not broadcast to events {tuple(event)}; "
             f"give one number, or a tensor of shape {tuple(event)}"
@@ -180,8 +176,9 @@ def check_fits(values: Tensor, event: Event, name: str) -> None:
 
 def together(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Two parameters (1 or n, *shape) broadcast to each other, shapes aligned from the right."""
+    bare = [torch.empty(()).expand(side.shape[1:]) for side in (first, second)]
     try:
-        shape = torch.broadcast_shapes(first.shape[1:], second.shape[1:])
+        shape = torch.broadcast_tensors(*bare)[0].shape
     except RuntimeError:
         shapes = f"{tuple(first.shape[1:])} and {tuple(second.shape[1:])}"
         raise ShapeError(f"parameters of shapes {shapes} do not broadcast to one event") from None

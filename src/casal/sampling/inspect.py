@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.checks import Event
+from casal.checks import Event, broadcasts_to
 from casal.constraints import Constraint, geometry, squarable
 from casal.decoders import Decoder, Identity
 from casal.errors import CasalError, DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
@@ -302,11 +302,7 @@ def _check_preconditioner(context: Context, x: Tensor) -> None:
     diagonal = context.table.preconditioner
     if diagonal is None:
         return
-    try:
-        fits = torch.broadcast_shapes(diagonal.shape, x.shape[1:]) == x.shape[1:]
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if not broadcasts_to(diagonal.shape, x.shape[1:]):
         raise ShapeError(f"preconditioner {tuple(diagonal.shape)} does not broadcast to events {tuple(x.shape[1:])}")
 
 

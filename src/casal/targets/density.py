@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.checks import Event, Init, StartDensity, event_shape, whole_number
+from casal.checks import Event, Init, StartDensity, broadcasts_to, event_shape, whole_number
 from casal.errors import DtypeError, FunctionError, SettingError, ShapeError
 from casal.targets.base import NO_GRADIENT, Table, Target, Tuning, checked, fitted, returned
 
@@ -460,11 +460,7 @@ def _kurtosis_deviate(kurtosis: Tensor, n: int) -> Tensor:
 def _broadcast(value: float | Sequence[float] | Tensor, name: str, event: Event) -> Tensor:
     """A number or one for each coordinate, float64 and finite."""
     out = torch.as_tensor(value, dtype=torch.float64)
-    try:
-        fits = torch.broadcast_shapes(out.shape, event) == event
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if not broadcasts_to(out.shape, event):
         raise ShapeError(f"{name} has shape {tuple(out.shape)}, which does not broadcast to events {event}")
     if not bool(torch.isfinite(out).all()):
         raise SettingError(f"{name} must be finite; {int((~torch.isfinite(out)).sum())} of {out.numel()} are not")

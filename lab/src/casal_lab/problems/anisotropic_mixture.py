@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+import scipy  # whose parts load when they are used: stats takes half a second
 import torch
-from scipy.stats import qmc
 from torch import Tensor
 
 from casal.errors import InfeasibleSet, SettingError, ShapeError
@@ -468,7 +468,7 @@ def box_moments(covariance: Tensor, low: Tensor, high: Tensor) -> tuple[float, T
         one = interval_moments(a / scale, b / scale)
         inner = torch.from_numpy(one.variance * scale**2)[:, None]
         return float(one.log_mass[0]), torch.from_numpy(one.mean * scale), inner
-    u = qmc.Sobol(len(a), scramble=False).random_base2(SOBOL) + 0.5 ** (SOBOL + 1)
+    u = scipy.stats.qmc.Sobol(len(a), scramble=False).random_base2(SOBOL) + 0.5 ** (SOBOL + 1)
     h, log_weight = _separated(factor, a, b, u)
     top = log_weight.max()
     weight = np.exp(log_weight - top)

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from functools import singledispatch
 
 import numpy as np
+import scipy  # whose parts load when they are used: stats takes half a second
 import torch
-from scipy import special, stats
+from scipy import special
 from torch import Tensor
 
 from casal import Affine, Constraint, HalfSpace, Sphere
@@ -154,7 +155,7 @@ def _on_sphere(constraint: Sphere, mixture: GaussianMixture) -> RestrictedMixtur
 
     def draw(k: int, count: int, rng: np.random.Generator) -> Array:
         pole = offset[k] / distance[k] if distance[k] > 0 else np.eye(d)[0]
-        turned = stats.vonmises_fisher(pole, max(float(kappa[k]), 1e-12)).rvs(count, random_state=rng)
+        turned = scipy.stats.vonmises_fisher(pole, max(float(kappa[k]), 1e-12)).rvs(count, random_state=rng)
         return centre.numpy() + radius * turned.reshape(count, d)
 
     return RestrictedMixture(mixture.weights.log() + torch.from_numpy(log_mass), draw)
@@ -184,7 +185,7 @@ def _in_half_space(constraint: HalfSpace, mixture: GaussianMixture) -> Restricte
 
     def draw(k: int, count: int, rng: np.random.Generator) -> Array:
         noise = rng.standard_normal((count, mixture.dimension))
-        across = stats.truncnorm.rvs(-np.inf, high[k], size=count, random_state=rng)
+        across = scipy.stats.truncnorm.rvs(-np.inf, high[k], size=count, random_state=rng)
         noise += (across - noise @ normal)[:, None] * normal
         drawn: Array = mixture.means[k].numpy() + float(mixture.spreads[k]) * noise
         return drawn
