@@ -17,7 +17,7 @@ from torch import Tensor
 
 import casal
 from benchmarks.timing import Table, interleaved
-from casal.methods import Context
+from casal.methods import Problem
 
 SIDE, STEPS = 16, 20
 
@@ -55,16 +55,16 @@ def steps_of(
 ) -> Callable[[], float]:
     """All rows of a method for n chains: seconds of the processor."""
     x = target.init(n, torch.Generator().manual_seed(0)) if callable(target.init) else target.init
-    context = Context(target, constraint, casal.Identity(), x[:0])
-    (stage,) = method.plan(context, n)
+    problem = Problem(target, constraint, casal.Identity(), x[:0])
+    (stage,) = method.plan(problem, n)
     noise = torch.zeros_like(x)
 
     def case() -> float:
-        state: Any = method.init(context, x, torch.Generator())
+        state: Any = method.start(problem, x, torch.Generator())
         with torch.no_grad():
             began = time.process_time()
             for row in stage.rows:
-                state = stage.step(context, state, row, noise)
+                state = stage.step(problem, state, row, noise)
             return time.process_time() - began
 
     return case

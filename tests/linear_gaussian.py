@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 import casal
-from casal.methods import Context, Each, Method
+from casal.methods import Each, Method, Problem
 
 Array = npt.NDArray[np.float64]
 
@@ -50,18 +50,18 @@ def line() -> casal.Affine:
     return casal.Affine(torch.as_tensor(NORMAL)[None], LEVEL)
 
 
-def problem(target: casal.Target, constraint: casal.Constraint, decoder: casal.Decoder | None = None) -> Context:
-    """The context as ``casal.sample`` sees it."""
+def problem(target: casal.Target, constraint: casal.Constraint, decoder: casal.Decoder | None = None) -> Problem:
+    """The problem as ``casal.sample`` sees it."""
     like = torch.zeros((0, 2), dtype=torch.float64)
-    return Context(target, constraint, (decoder or casal.Identity()).to(like), like)
+    return Problem(target, constraint, (decoder or casal.Identity()).to(like), like)
 
 
-def rows(p: Context, method: Method[Any]) -> list[Any]:
+def rows(p: Problem, method: Method[Any]) -> list[Any]:
     """All rows of a method whose chains do not meet."""
     return [row for stage in method.stages(p, 2) if isinstance(stage, Each) for row in stage.rows]
 
 
-def matrices(p: Context, method: Method[Any], row: Any, kind: Any, sizes: Sequence[int]) -> tuple[Array, ...]:
+def matrices(p: Problem, method: Method[Any], row: Any, kind: Any, sizes: Sequence[int]) -> tuple[Array, ...]:
     """(F, G, c) of state' = F state + G noise + c, by stepping from the origin and from every unit vector."""
     total, width, stage = sum(sizes), sizes[0], method.stages(p, 2)[0]
     assert isinstance(stage, Each)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import casal
 from casal.errors import DivergedError, SettingError
-from casal.methods import Context, Method
+from casal.methods import Method, Problem
 from casal_lab.problems.families import FAMILIES
 from casal_lab.problems.three_modes import CASES, MIXTURE
 from casal_lab.published_methods import ECI, PCFM, PEERS, FirstRelease, FlowRow, FlowState, ProjectRenoise
@@ -73,12 +73,12 @@ def everywhere() -> casal.Constraint:
     return casal.FromProjection(lambda z: z, lambda z: torch.zeros(len(z), dtype=torch.float64))
 
 
-def context(target: casal.Target, constraint: casal.Constraint) -> Context:
+def problem(target: casal.Target, constraint: casal.Constraint) -> Problem:
     like = torch.zeros((0, 2), dtype=torch.float64)
-    return Context(target, constraint, casal.Identity().to(like), like)
+    return Problem(target, constraint, casal.Identity().to(like), like)
 
 
-def rows(p: Context, method: Method[Any]) -> list[FlowRow]:
+def rows(p: Problem, method: Method[Any]) -> list[FlowRow]:
     return [row for stage in method.plan(p, N) for row in stage.rows]
 
 
@@ -100,7 +100,7 @@ def levels(target: casal.Target, k: int) -> tuple[float, float, float, float]:
 @pytest.mark.parametrize("k", [1, -1])
 def test_steps_on_a_line_are_the_equations(name: str, k: int) -> None:
     target, (x, start, w) = models()[name], drawn()
-    p, k = context(target, line()), k % len(target.table)
+    p, k = problem(target, line()), k % len(target.table)
     a, s, after, noise = levels(target, k)
     clean = onto_line(denoise(x, a, s))
     pcfm = PCFM()
@@ -131,18 +131,18 @@ def test_steps_on_a_line_are_the_equations(name: str, k: int) -> None:
 
 def test_the_noise_of_the_start_is_read_off_the_first_state() -> None:
     target, (x, _, w) = flow(), drawn()
-    p, pcfm = context(target, line()), PCFM()
+    p, pcfm = problem(target, line()), PCFM()
     first = pcfm.plan(p, N)[0]
     a, s, after, noise = levels(target, 0)
     D = denoise(x, a, s)
-    found = first.step(p, pcfm.init(p, x, torch.Generator()), first.rows[0], w)
+    found = first.step(p, pcfm.start(p, x, torch.Generator()), first.rows[0], w)
     torch.testing.assert_close(found.noise, (x - a * D) / s)
     torch.testing.assert_close(found.x, after * onto_line(D) + noise * (x - a * D) / s)
 
 
 def test_newton_steps_reach_a_line_at_once_and_a_circle_from_outside() -> None:
     x, start, w = drawn()
-    flat, curved = context(flow(), line()), context(flow(), casal.Sphere(2.0))
+    flat, curved = problem(flow(), line()), problem(flow(), casal.Sphere(2.0))
     one = PCFM(newton=1)
     by_newton = one.step(flat, FlowState(x, start), rows(flat, one)[2], w).x
     torch.testing.assert_close(
@@ -157,7 +157,7 @@ def test_newton_steps_reach_a_line_at_once_and_a_circle_from_outside() -> None:
 
 def test_the_relaxed_correction_descends_its_cost() -> None:
     x, start, w = drawn()
-    p = context(flow(), line())
+    p = problem(flow(), line())
     method = PCFM(weight=0.5, correction_steps=3, correction_step=0.02)
     row = rows(p, method)[2]
     D = denoise(x, row.time, 1 - row.time)

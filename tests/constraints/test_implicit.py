@@ -15,7 +15,7 @@ from torch import Tensor
 import casal
 from casal.constraints import Budget, Constraint, Implicit, geometry
 from casal.errors import ProjectionError, SettingError, ShapeError
-from casal.methods import Context
+from casal.methods import Problem
 from casal.methods.coupling import choose_finish
 from casal.methods.weighted import clean_score
 
@@ -609,7 +609,7 @@ def test_the_tube_factor_is_known_for_small_equations_only() -> None:
 )
 def test_weighted_casal_finishes_as_the_rows_allow(constraint: Constraint, evaluations: int) -> None:
     target = casal.langevin(lambda x: x, steps=5, step_size=0.1, init=normal(4, 3))
-    problem = Context(target, constraint, casal.Identity(), torch.zeros(0, 3, dtype=torch.float64))
+    problem = Problem(target, constraint, casal.Identity(), torch.zeros(0, 3, dtype=torch.float64))
     assert choose_finish(problem, clean_score).evaluations == evaluations
 
 

@@ -21,7 +21,7 @@ from casal import CASAL, ReflectedHMC, Unconstrained
 from casal.constraints.solvers.quick_steps import STEPS
 from casal.decoders import Gram
 from casal.devices import DEVICE_NUMBERS, LOOK_EVERY, amend, look_due, write
-from casal.methods import METHODS, Context, TableRow
+from casal.methods import METHODS, Problem, TableRow
 from casal.sampling.prepare import LARGEST_BATCH, batch_size
 
 from ..pretend_device import THERE, PretendDevice, There, here, pretend_device, there
@@ -316,9 +316,9 @@ def test_fast_projections_pass_torch_s_fake_cuda(case: SetCase) -> None:
 )
 def test_steps_pass_torch_s_fake_cuda(method: casal.Method[Any]) -> None:
     target = casal.langevin(lambda x: x, steps=3, step_size=0.1, init=torch.zeros(8, 4, dtype=torch.float64))
-    on_host = Context(target, casal.Box(-1.0, 1.0), casal.Identity(), torch.empty(0, 4, dtype=torch.float64))
+    on_host = Problem(target, casal.Box(-1.0, 1.0), casal.Identity(), torch.empty(0, 4, dtype=torch.float64))
     (stage,) = method.stages(on_host, 8)
-    state = method.init(on_host, torch.zeros(8, 4, dtype=torch.float64), torch.Generator())
+    state = method.start(on_host, torch.zeros(8, 4, dtype=torch.float64), torch.Generator())
 
     def fake(parts: Any) -> Any:
         made = (p if p is None else torch.empty(p.shape, dtype=p.dtype, device="cuda") for p in parts)
@@ -326,8 +326,8 @@ def test_steps_pass_torch_s_fake_cuda(method: casal.Method[Any]) -> None:
 
     with FAKE:
         x = torch.empty(8, 4, dtype=torch.float64, device="cuda")
-        context = on_host.replace(like=torch.empty(0, 4, dtype=torch.float64, device="cuda"))
-        after = stage.step(context, fake(state), fake(stage.rows[0]), torch.empty_like(x))
+        problem = on_host.replace(like=torch.empty(0, 4, dtype=torch.float64, device="cuda"))
+        after = stage.step(problem, fake(state), fake(stage.rows[0]), torch.empty_like(x))
         assert all(part.device.type == "cuda" for part in after)
 
 
@@ -337,10 +337,10 @@ def test_steps_pass_torch_s_fake_cuda(method: casal.Method[Any]) -> None:
 class Reads(Unconstrained):
     """A method that reads a number in every row."""
 
-    def stages(self, context: Context, n: int) -> Any:
-        return [stage._replace(step=self.reads) for stage in super().stages(context, n)]
+    def stages(self, problem: Problem, n: int) -> Any:
+        return [stage._replace(step=self.reads) for stage in super().stages(problem, n)]
 
-    def reads(self, context: Context, state: Any, row: TableRow, noise: Tensor) -> Any:
+    def reads(self, problem: Problem, state: Any, row: TableRow, noise: Tensor) -> Any:
         return state._replace(x=state.x + float(row.s) * noise)
 
 
@@ -422,7 +422,7 @@ def test_batches_are_larger_off_the_host() -> None:
 
     def size(numbers: int, place: str) -> int:
         like = torch.zeros((0, numbers), device=place)
-        return batch_size(1 << 30, Context(target, casal.Sphere(1.0), casal.Identity(), like), (numbers,))
+        return batch_size(1 << 30, Problem(target, casal.Sphere(1.0), casal.Identity(), like), (numbers,))
 
     assert size(50, "cpu") == 2048 and size(1, "cpu") == LARGEST_BATCH
     assert size(50, "meta") == 1 << 18 and size(1, "meta") == DEVICE_NUMBERS

@@ -34,7 +34,7 @@ from casal import (
     WeightedCASAL,
 )
 from casal.errors import CasalWarning
-from casal.methods import METHODS, Context, Method, Together
+from casal.methods import METHODS, Method, Problem, Together
 from casal.streams import stream as keyed
 
 STEPS = 15
@@ -462,37 +462,37 @@ def test_one_unconstrained_run_written_out() -> None:
 # ------------------------------------------------------------------ steps
 
 
-def context_of(setting: str, on: str, dtype: torch.dtype = torch.float64) -> Context:
+def problem_for(setting: str, on: str, dtype: torch.dtype = torch.float64) -> Problem:
     target, constraint = problem_of(setting, on)
-    return Context(target, constraint, casal.Identity(), torch.zeros(0, *SETTINGS[setting][1], dtype=dtype))
+    return Problem(target, constraint, casal.Identity(), torch.zeros(0, *SETTINGS[setting][1], dtype=dtype))
 
 
 @in_rotation(setups=2, shift=1)
 def test_steps_are_pure_and_chains_independent(case: MethodCase, setting: str, dtype: str) -> None:
-    context, method = context_of(setting, case.on, DTYPES[dtype]), case.method
+    problem, method = problem_for(setting, case.on, DTYPES[dtype]), case.method
     stream = torch.Generator().manual_seed(5)
     event = SETTINGS[setting][1]
-    state = method.init(context, torch.randn(20, *event, generator=stream).to(DTYPES[dtype]), stream)
+    state = method.start(problem, torch.randn(20, *event, generator=stream).to(DTYPES[dtype]), stream)
     some = torch.tensor([11, 3, 4, 19])
-    moved, number, control, meets = 0.0, 0, method.control(context, 20), False
-    while (stage := method.next(context, control, number)) is not None:
+    moved, number, control, meets = 0.0, 0, method.control(problem, 20), False
+    while (stage := method.next(problem, control, number)) is not None:
         number += 1
         if isinstance(stage, Together):
-            state, control, _ = stage.do(context, state, control, stream)
+            state, control, _ = stage.do(problem, state, control, stream)
             meets = True
             continue
         for row in stage.rows:
-            noise = stage.noise(context, 20, stream)
+            noise = stage.noise(problem, 20, stream)
             assert isinstance(noise, Tensor)
             kept, kept_noise = [part.clone() for part in state], noise.clone()
-            after, again = (stage.step(context, state, row, noise) for _ in range(2))
+            after, again = (stage.step(problem, state, row, noise) for _ in range(2))
             assert all(torch.equal(p, q) for p, q in zip(after, again, strict=True))
             assert all(torch.equal(p, q) for p, q in zip(state, kept, strict=True))
             assert torch.equal(noise, kept_noise)
             assert [(p.shape, p.dtype) for p in after] == [(p.shape, p.dtype) for p in state]
             if noise.ndim:  # a key draws for all chains of a batch at once
                 few = type(state)(*(part[some] if part.ndim else part for part in state))
-                apart = stage.step(context, few, row, noise[some])
+                apart = stage.step(problem, few, row, noise[some])
                 for p, q in zip(apart, after, strict=True):
                     close = 1e-12 if dtype == "float64" else 1e-4
                     assert torch.allclose(p, q[some] if q.ndim else q, rtol=close, atol=close)

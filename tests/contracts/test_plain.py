@@ -11,6 +11,8 @@ import itertools
 import warnings
 from typing import Any, NamedTuple
 
+import numpy
+import pytest
 import torch
 from torch import Tensor
 
@@ -90,3 +92,44 @@ def outcome(row: Row) -> str:
         assert not bool(flagged.any()) or not row.case.constraint.exact, "an exact projection that leaves the set"
     assert str(result)
     return "ran"
+
+
+ROWS = rows()
+EVERY = 2
+"""In the suite one row in so many; all of them are nightly."""
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(k, marks=pytest.mark.nightly) for k in range(1, EVERY))])
+@pytest.mark.parametrize("case", SETS, ids=lambda case: case.id)
+def test_a_set_with_every_method(case: SetCase, part: int) -> None:
+    mine = [row for k, row in enumerate(ROWS) if row.case is case and k % EVERY == part]
+    ended = [(str(row), outcome(row)) for row in mine]
+    assert len(ended) >= len(METHODS) // EVERY
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [float, lambda v: torch.tensor(v), lambda v: torch.tensor(v, dtype=torch.float64), numpy.float32, numpy.float64],
+    ids=["python", "torch", "torch float64", "numpy float32", "numpy"],
+)
+@pytest.mark.parametrize("n", [int, numpy.int64, lambda v: torch.tensor(v)], ids=["int", "numpy", "torch"])
+def test_numbers_of_every_library(numbers: Any, n: Any) -> None:
+    target = casal.langevin(lambda x: x, steps=5, step_size=0.1, init=torch.zeros(6, 2))
+    for constraint in (casal.Sphere(numbers(1.0)), casal.Box(numbers(-1.0), numbers(2.0)), casal.Simplex(numbers(1.0))):
+        result = casal.sample(
+            target, constraint, casal.CASAL(10.0), n(6), seed=n(3), run=casal.Run(batch=n(4), threads=1)
+        )
+        assert float(result.certificate.violation.max()) < 1e-6 and len(result) == 6
+
+
+def test_broken_sets_are_found() -> None:
+    """The matrix has power: a projection that leaves its set, and one that raises its own error, fail."""
+    leaves = casal.FromProjection(lambda z: z + 1.0, lambda z: z.square().sum(1))
+    raw = casal.FromProjection(lambda z: z[7:8], lambda z: z.square().sum(1))
+    for constraint in (leaves, raw):
+        row = Row(SetCase("broken", constraint, (2,)), "projected", "some", 16, torch.float64)
+        try:
+            ended = outcome(row)
+        except Exception:
+            continue
+        assert ended != "ran"

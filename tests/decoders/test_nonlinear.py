@@ -37,11 +37,11 @@ def jacobians(net: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 # ------------------------------------------------------------------ decoding and its transpose
 
 
-@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad])
-def test_vjp_is_the_transposed_jacobian(context: Any) -> None:
+@pytest.mark.parametrize("problem", [torch.enable_grad, torch.no_grad])
+def test_vjp_is_the_transposed_jacobian(problem: Any) -> None:
     net, x, v = network(), normal(5, 3), normal(5, 6, seed=1)
     expected = torch.einsum("nk,nkd->nd", v, jacobians(net, x)).detach()
-    with context():
+    with problem():
         pull = Nonlinear(net).vjp(x)
         assert torch.allclose(pull(v), expected, rtol=0, atol=1e-14)
         assert torch.allclose(pull(2 * v), 2 * expected, rtol=0, atol=1e-14)
@@ -66,11 +66,11 @@ def test_shape_lays_out_what_the_network_returns() -> None:
 # ------------------------------------------------------------------ its norm
 
 
-@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad])
-def test_the_norm_is_the_largest_over_the_points(context: Any) -> None:
+@pytest.mark.parametrize("problem", [torch.enable_grad, torch.no_grad])
+def test_the_norm_is_the_largest_over_the_points(problem: Any) -> None:
     net, points = network(), normal(7, 3)
     expected = float(torch.linalg.matrix_norm(jacobians(net, points), ord=2).max())
-    with context():
+    with problem():
         estimate = Nonlinear(net, points=points).norm()
     assert estimate == pytest.approx(expected, rel=1e-3) and estimate <= expected * (1 + 1e-12)
 

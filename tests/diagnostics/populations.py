@@ -11,7 +11,7 @@ from torch import Tensor
 
 import casal
 from casal.diagnostics import Evidence
-from casal.methods import Context
+from casal.methods import Problem
 
 CENTRE = torch.tensor([1.0, 0.5, -0.5], dtype=torch.float64)
 """Mean of the round Gaussian of spread one that the tests restrict to sets."""
@@ -55,7 +55,7 @@ def evidence(
     n = len(samples)
     found = target or casal.langevin(lambda x: -grad_log_p(x), steps=10, step_size=0.1, init=samples)
     like = torch.zeros((0, *samples.shape[1:]), dtype=torch.float64) if state is None else state.x[:0]
-    context = Context(found, constraint, decoder or casal.Identity(), like)
+    problem = Problem(found, constraint, decoder or casal.Identity(), like)
     run = SimpleNamespace(
         samples=samples,
         weights=torch.full((n,), 1.0 / n, dtype=torch.float64) if weights is None else weights,
@@ -63,4 +63,4 @@ def evidence(
         trace=trace or {},
         state=state or SimpleNamespace(),
     )
-    return Evidence(run, context, evaluations, evaluations)
+    return Evidence(run, problem, evaluations, evaluations)

@@ -12,7 +12,7 @@ import casal
 from casal.diagnostics import assess
 from casal.diagnostics.behind import view
 from casal.diagnostics.model_score import NotAvailable, score_at
-from casal.methods import Context
+from casal.methods import Problem
 
 from .populations import CENTRE, evidence, gaussian, generator
 
@@ -24,9 +24,9 @@ def score(x: Tensor) -> Tensor:
     return -(x - CENTRE) @ PRECISION
 
 
-def behind(decoder: casal.Decoder, constraint: casal.Constraint) -> Context:
+def behind(decoder: casal.Decoder, constraint: casal.Constraint) -> Problem:
     target = casal.langevin(lambda x: -score(x), steps=10, step_size=0.1, init=torch.zeros(2, 3).double())
-    return Context(target, constraint, decoder, torch.zeros((0, 3), dtype=torch.float64))
+    return Problem(target, constraint, decoder, torch.zeros((0, 3), dtype=torch.float64))
 
 
 def equal(n: int) -> Tensor:
@@ -42,9 +42,9 @@ def test_the_mean_score_of_a_decoder_that_is_onto(orthonormal: bool) -> None:
     z = circle.project(torch.randn((20, 2), generator=generator(0), dtype=torch.float64))
     inner = A @ COVARIANCE @ A.T
     x = CENTRE + torch.linalg.solve(inner, (z - CENTRE @ A.T).T).T @ (A @ COVARIANCE)
-    context = behind(casal.Linear(A), circle)
-    seen = view(context, circle, z, equal(20), x + 1e-3 * (A.T @ torch.ones(2).double()))  # not quite on the set
-    found = seen.pull(score_at(context, seen.latent(z)))
+    problem = behind(casal.Linear(A), circle)
+    seen = view(problem, circle, z, equal(20), x + 1e-3 * (A.T @ torch.ones(2).double()))  # not quite on the set
+    found = seen.pull(score_at(problem, seen.latent(z)))
     assert not seen.pointwise
     off = x + 1e-3 * (A.T @ torch.ones(2).double())
     back = off - (off @ A.T - z) @ torch.linalg.pinv(A).T
@@ -59,8 +59,8 @@ def test_the_score_of_a_decoder_that_is_one_to_one(rows: int) -> None:
     plane = casal.Affine(torch.ones(1, rows), 0.5)
     x = gaussian(20, 0)
     x = x - (x @ A.T @ torch.ones(rows).double() - 0.5)[:, None] * torch.linalg.pinv(torch.ones(1, rows).double() @ A).T
-    context = behind(casal.Linear(A), plane)
-    seen = view(context, plane, x @ A.T, equal(20), x)
+    problem = behind(casal.Linear(A), plane)
+    seen = view(problem, plane, x @ A.T, equal(20), x)
     assert seen.pointwise and bool(seen.inside(seen.points).all()) and seen.shape.project is not None
     torch.testing.assert_close(seen.latent(seen.points), x)
     torch.testing.assert_close(seen.shape.project(seen.points), seen.points)
@@ -71,7 +71,7 @@ def test_the_score_of_a_decoder_that_is_one_to_one(rows: int) -> None:
 
     leaf = seen.points.requires_grad_()
     (expected,) = torch.autograd.grad(log_density(leaf).sum(), leaf)
-    torch.testing.assert_close(seen.pull(score_at(context, x)), expected)
+    torch.testing.assert_close(seen.pull(score_at(problem, x)), expected)
 
 
 def test_latents_of_a_set_with_an_interior_are_checked_behind_any_decoder() -> None:

@@ -35,7 +35,7 @@ def test_right_samples_stay_and_cold_ones_drift(name: str) -> None:
         found = evidence(draws(SETS[name], 1000, seed), SETS[name])
         judged = assess(found, promised=True, spend="drift")
         assert judged.figures["drift_p"] > REJECT
-        assert found.context.usage.scores <= SHARE_WITH_DRIFT * 500.0 * 1000
+        assert found.problem.usage.scores <= SHARE_WITH_DRIFT * 500.0 * 1000
     cold = assess(evidence(draws(SETS[name], 1000, 0, 0.5), SETS[name]), promised=True, spend="drift")
     assert cold.figures["drift_p"] < REJECT and any("drift away" in reason for reason in cold.reasons)
 

@@ -241,15 +241,15 @@ def test_samples_that_are_not_finite_are_suspect() -> None:
 def test_checks_stay_below_their_share(evaluations: float) -> None:
     found = evidence(draws(EXACT["sphere"], N, 0), EXACT["sphere"], evaluations=evaluations)
     figures = judged(found).figures
-    assert found.context.usage.scores <= SHARE_OF_EVALUATIONS * evaluations * N
-    assert found.context.usage.projections <= 0.2 * evaluations * N
+    assert found.problem.usage.scores <= SHARE_OF_EVALUATIONS * evaluations * N
+    assert found.problem.usage.projections <= 0.2 * evaluations * N
     assert math.isnan(figures["stein_p"]) == (evaluations == 1.0)
 
 
 def test_nothing_is_spent_unless_allowed() -> None:
     found = evidence(draws(EXACT["sphere"], N, 0), EXACT["sphere"])
     assert assess(found, promised=True, spend=False).verdict == "trusted"
-    assert found.context.usage.scores == 0
+    assert found.problem.usage.scores == 0
 
 
 def diffusion(spread: float, finest: float, wrong: float = 1.0) -> casal.Target:

@@ -8,29 +8,29 @@ from torch import Tensor
 
 import casal
 from casal.diagnostics.model_score import BadModel, NotAvailable, level_score, score_at
-from casal.methods import Context
+from casal.methods import Problem
 
 from .populations import CENTRE, gaussian
 
 SPREAD = 0.5
 
 
-def context(target: casal.Target) -> Context:
-    return Context(target, casal.Sphere(1.0), casal.Identity(), torch.zeros((0, 3), dtype=torch.float64))
+def problem(target: casal.Target) -> Problem:
+    return Problem(target, casal.Sphere(1.0), casal.Identity(), torch.zeros((0, 3), dtype=torch.float64))
 
 
-def model(finest: float) -> Context:
+def model(finest: float) -> Problem:
     """The exact denoiser of N(0, SPREAD^2)."""
 
     def denoise(y: Tensor, sigma: Tensor) -> Tensor:
         return y * SPREAD**2 / (SPREAD**2 + sigma.to(y) ** 2)
 
-    return context(casal.edm(denoise, casal.karras_sigmas(10, finest, 10.0), shape=3, dtype=torch.float64))
+    return problem(casal.edm(denoise, casal.karras_sigmas(10, finest, 10.0), shape=3, dtype=torch.float64))
 
 
 def test_a_density_has_its_score() -> None:
     z = gaussian(5, 0)
-    found = context(casal.langevin(lambda x: 3.0 * x, steps=2, step_size=0.1, init=z))
+    found = problem(casal.langevin(lambda x: 3.0 * x, steps=2, step_size=0.1, init=z))
     assert torch.equal(score_at(found, z), -3.0 * z) and found.usage.scores == 5
 
 
@@ -61,7 +61,7 @@ def test_an_exact_model_of_fine_data_is_no_bad_model() -> None:
 
 def test_a_score_that_is_error_is_a_bad_model() -> None:
     """D = y + sigma * wave(y): the score has the size 1 / sigma and nothing to do with the samples."""
-    wave = context(
+    wave = problem(
         casal.edm(
             lambda y, sigma: y + sigma.to(y) * torch.sin(40.0 * y),
             casal.karras_sigmas(10, 0.05, 10.0),
@@ -75,7 +75,7 @@ def test_a_score_that_is_error_is_a_bad_model() -> None:
 
 def test_a_model_without_a_denoiser_is_named() -> None:
     table = casal.Table(*(torch.ones(2, dtype=torch.float64) for _ in range(4)))
-    found = context(casal.Target(lambda x, t: -x, table, gaussian(5, 0), name="annealed"))
+    found = problem(casal.Target(lambda x, t: -x, table, gaussian(5, 0), name="annealed"))
     with pytest.raises(NotAvailable, match="annealed has no denoiser"):
         score_at(found, gaussian(5, 0))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import casal
 from casal.errors import SettingError
-from casal.methods import Context, bounded_hmc
+from casal.methods import Problem, bounded_hmc
 from casal.methods.bounded_hmc import (
     BoundedHMC,
     Bounds,
@@ -49,9 +49,9 @@ def gaussian_target(
     return casal.edm(denoise, casal.karras_sigmas(40, low, 40.0), shape=(len(mean),), dtype=dtype, time="scalar")
 
 
-def context_of(target: casal.Target, constraint: casal.Constraint, decoder: casal.Decoder | None = None) -> Context:
+def problem_for(target: casal.Target, constraint: casal.Constraint, decoder: casal.Decoder | None = None) -> Problem:
     like = torch.empty((0, *target.init(1, generator(0)).shape[1:]), dtype=F)  # type: ignore[operator]
-    return Context(target, constraint, decoder or casal.Identity(), like)
+    return Problem(target, constraint, decoder or casal.Identity(), like)
 
 
 def half_below(d: int) -> tuple[Tensor, Tensor]:
@@ -150,7 +150,7 @@ def test_sets_are_read_off_their_rows() -> None:
     target = gaussian_target(torch.zeros(3, dtype=F), torch.ones(3, dtype=F))
 
     def read(constraint: casal.Constraint) -> Bounds:
-        return bounds_of(context_of(target, constraint))
+        return bounds_of(problem_for(target, constraint))
 
     box = read(casal.Box(torch.tensor([0.1, -INF, -1e8], dtype=F), torch.tensor([INF, 2.0, 3.0])))
     assert box.low.tolist() == [[0.1, -INF, -1e8]] and box.high.tolist() == [[INF, 2.0, 3.0]] and box.normal is None
@@ -229,11 +229,11 @@ def test_variance_and_participation_are_measured() -> None:
     d, n, s = 16, 4000, 1.0
     spread, Q = smooth_field(d, 1.0)
     target = gaussian_target(torch.zeros(d, dtype=F), spread, Q)
-    context = context_of(target, casal.Simplex(4.0))
+    problem = problem_for(target, casal.Simplex(4.0))
     method, g = BoundedHMC(), generator(3)
-    state = method.init(context, torch.randn(n, d, generator=g, dtype=F), g)
-    state = method.probe(context, state, Level(s, None), torch.randn(n, d, generator=g, dtype=F))
-    common = measure(bounds_of(context), state, bounded_hmc._kinds(context, bounds_of(context), n), s)
+    state = method.start(problem, torch.randn(n, d, generator=g, dtype=F), g)
+    state = method.probe(problem, state, Level(s, None), torch.randn(n, d, generator=g, dtype=F))
+    common = measure(bounds_of(problem), state, bounded_hmc._kinds(problem, bounds_of(problem), n), s)
     eigenvalues = spread.square() * s**2 / (spread.square() + s**2)
     assert float(common.tau) == pytest.approx(
         float(eigenvalues.sum() ** 2 / (d * eigenvalues.square().sum())), rel=0.03
@@ -247,15 +247,15 @@ class Exact:
 
     def __init__(self, s: float, n: int, d: int = 8) -> None:
         mean, spread = half_below(d)
-        self.context = context_of(gaussian_target(mean, spread), ORTHANT)
+        self.problem = problem_for(gaussian_target(mean, spread), ORTHANT)
         self.method, g = BoundedHMC(), generator(7)
         low = torch.zeros(1, d, dtype=F)
         bounds = Bounds(low, torch.full_like(low, INF), None, torch.zeros(1, 1, dtype=F))
         self.clean = draw_inside(bounds, mean.expand(n, d), spread.square().expand(n, d), g)
         x = self.clean + s * torch.randn(n, d, generator=g, dtype=F)
-        state = self.method.init(self.context, x, g)
-        state = self.method.probe(self.context, state, Level(s, None), torch.randn(n, d, generator=g, dtype=F))
-        state, _ = self.method.agree(Groups(), Level(s, None), self.context, state, g)
+        state = self.method.start(self.problem, x, g)
+        state = self.method.probe(self.problem, state, Level(s, None), torch.randn(n, d, generator=g, dtype=F))
+        state, _ = self.method.agree(Groups(), Level(s, None), self.problem, state, g)
         self.state, self.generator, self.moments = state, g, truncated_moments(mean, spread, low[0], low[0] + INF)
 
 
@@ -266,7 +266,7 @@ def test_trajectories_leave_the_distribution_of_a_level_unchanged(s: float) -> N
     before = state.x
     for _ in range(4):
         state = exact.method.trajectory(
-            exact.context, state, Level(s, None), torch.randint(1 << 62, (), generator=exact.generator)
+            exact.problem, state, Level(s, None), torch.randint(1 << 62, (), generator=exact.generator)
         )
     assert 0.5 < float(state.accepted.mean()) < 1.0
     assert float((state.x - before).square().mean()) > 0.5 * s**2
@@ -279,14 +279,14 @@ def test_the_step_between_levels_is_paid_by_weights() -> None:
     s, to, n = 1.0, 0.7, 4000
     exact = Exact(s, n)
     state = exact.state._replace(leapfrogs=torch.tensor(0.0, dtype=F))
-    state = exact.method.trajectory(exact.context, state, Level(s, None), torch.tensor(1))  # the gradient at x
+    state = exact.method.trajectory(exact.problem, state, Level(s, None), torch.tensor(1))  # the gradient at x
     state = exact.method.predict(
-        exact.context, state, Level(to, s), torch.randn(n, 8, generator=exact.generator, dtype=F)
+        exact.problem, state, Level(to, s), torch.randn(n, 8, generator=exact.generator, dtype=F)
     )
     state = exact.method.probe(
-        exact.context, state, Level(to, s), torch.randn(n, 8, generator=exact.generator, dtype=F)
+        exact.problem, state, Level(to, s), torch.randn(n, 8, generator=exact.generator, dtype=F)
     )
-    new, _ = exact.method.agree(Groups(), Level(to, s), exact.context, state, exact.generator)
+    new, _ = exact.method.agree(Groups(), Level(to, s), exact.problem, state, exact.generator)
     weight = torch.exp(new.plain - state.plain)
     error = float(weight.std()) / math.sqrt(n)
     assert abs(float(weight.mean()) - 1.0) < 4 * error

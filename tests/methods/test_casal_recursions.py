@@ -183,7 +183,7 @@ def test_as_rho_grows_the_implicit_step_leads_from_free_to_projected_langevin(rh
     p = problem(target, line())
 
     def one(method: casal.Method[Any], *state: torch.Tensor) -> torch.Tensor:
-        start = CASALState(*state) if len(state) == 3 else method.init(p, *state, torch.Generator())
+        start = CASALState(*state) if len(state) == 3 else method.start(p, *state, torch.Generator())
         stage = method.stages(p, 2)[0]
         assert isinstance(stage, Each)
         return stage.step(p, start, stage.rows[0], w)[0]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.methods import Context
+from casal.methods import Problem
 from casal.methods.level_moves import LevelMoves
 
 SPREAD, LEVEL = 0.4, 0.3
@@ -38,7 +38,7 @@ LINE = casal.Affine([[1.0, 0.0]], [0.2])
 
 def test_the_table_is_cut_at_the_level() -> None:
     target = flow(0.0)
-    moves = LevelMoves(Context(target, LINE, casal.Identity(), torch.zeros(0, 2, dtype=torch.float64)), LEVEL)
+    moves = LevelMoves(Problem(target, LINE, casal.Identity(), torch.zeros(0, 2, dtype=torch.float64)), LEVEL)
     assert len(moves.above) + len(moves.below) == len(target.table)
     assert abs(moves.s - LEVEL) < 0.05
     assert moves.evaluations == len(moves.below) + 2

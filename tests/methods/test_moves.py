@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.methods import Context
+from casal.methods import Problem
 from casal.methods.gibbs_moves import GibbsMoves
 from casal.methods.metropolis_moves import MetropolisMoves, MetropolisState, with_feet
 from casal.methods.moves import RANGE, SHORT, Reverse, _variance, data_floor, multistep_share, reverse_levels
@@ -26,12 +26,12 @@ def denoiser(x: Tensor, sigma: Tensor) -> Tensor:
     return MEAN + (x - MEAN) @ gain.T
 
 
-def problem_of(constraint: casal.Constraint, decoder: casal.Decoder) -> Context:
+def problem_of(constraint: casal.Constraint, decoder: casal.Decoder) -> Problem:
     target = casal.edm(denoiser, casal.karras_sigmas(10, 1e-3, 10.0), shape=3, churn=1.0, dtype=torch.float64)
-    return Context(target, constraint, decoder, torch.zeros(0, 3, dtype=torch.float64))
+    return Problem(target, constraint, decoder, torch.zeros(0, 3, dtype=torch.float64))
 
 
-def at(problem: Context, x: Tensor, rho: float) -> MetropolisState:
+def at(problem: Problem, x: Tensor, rho: float) -> MetropolisState:
     floor, one = RANGE * torch.linalg.eigvalsh(COVARIANCE)[0].sqrt(), torch.ones((), dtype=torch.float64)
     state = with_feet(problem, MOVES.start(problem, x))
     return state._replace(rho=torch.tensor(rho, dtype=torch.float64), floor=floor, blur=one)
@@ -46,7 +46,7 @@ def moments(map_: Callable[[Tensor, list[Tensor]], Tensor], draws: int) -> tuple
     return matrix, offset, sum((part.T @ part for part in parts), torch.zeros_like(matrix))
 
 
-def reverse(problem: Context, y: Tensor, noise: list[Tensor], sigma: float) -> Tensor:
+def reverse(problem: Problem, y: Tensor, noise: list[Tensor], sigma: float) -> Tensor:
     state = at(problem, y, sigma**-2.0)
     steps = len(noise)
     for j in range(steps):
@@ -81,7 +81,7 @@ def test_the_floor_is_a_share_of_the_finest_scale_of_the_data(scale: float) -> N
 
     levels = casal.karras_sigmas(10, 1e-3 * scale, 10.0 * scale)
     target = casal.edm(exact, levels, shape=3, churn=1.0, dtype=torch.float64)
-    problem = Context(target, casal.Sphere(1.0), casal.Identity(), torch.zeros(0, 3, dtype=torch.float64))
+    problem = Problem(target, casal.Sphere(1.0), casal.Identity(), torch.zeros(0, 3, dtype=torch.float64))
     stream = torch.Generator().manual_seed(0)
     x = spread * torch.randn(1000, 3, generator=stream, dtype=torch.float64)
     floor, blur = data_floor(problem, x, stream)

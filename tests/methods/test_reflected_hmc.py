@@ -11,7 +11,7 @@ from torch import Tensor
 
 import casal
 from casal.errors import CasalWarning, SettingError
-from casal.methods import Context, memory, reflected_hmc
+from casal.methods import Problem, memory, reflected_hmc
 from casal.methods.base import generator_of
 from casal.methods.bounded_hmc import Bounds
 from casal.methods.population import Groups, largest_share
@@ -157,8 +157,8 @@ def test_points_are_moved_onto_the_equation_inside() -> None:
 # ------------------------------------------------------------------------------------------------- one step
 
 
-def context_of(target: casal.Target, constraint: casal.Constraint, d: int, **more: Any) -> Context:
-    return Context(target, constraint, casal.Identity(), torch.zeros(0, d, dtype=F), **more)
+def problem_for(target: casal.Target, constraint: casal.Constraint, d: int, **more: Any) -> Problem:
+    return Problem(target, constraint, casal.Identity(), torch.zeros(0, d, dtype=F), **more)
 
 
 def quartic(x: Tensor) -> Tensor:
@@ -182,16 +182,16 @@ def test_one_trajectory_written_out(known: bool) -> None:
         potential=potential,
         preconditioner=torch.tensor([4.0, 1.0]),
     )
-    context, method = context_of(target, ORTHANT, 2), ReflectedHMC(warm_up=0.0)
-    bounds = inside_bounds(context)
-    state = method.init(context, start, generator(0))
+    problem, method = problem_for(target, ORTHANT, 2), ReflectedHMC(warm_up=0.0)
+    bounds = inside_bounds(problem)
+    state = method.start(problem, start, generator(0))
     row, keys = Row(torch.tensor(0.0), 20), [torch.tensor(k) for k in (5, 6, 7, 8)]
-    state = method.step(bounds, context, state, row, keys[0])._replace(length=torch.tensor(4.0, dtype=F))
+    state = method.step(bounds, problem, state, row, keys[0])._replace(length=torch.tensor(4.0, dtype=F))
     torch.testing.assert_close(state.score, -quartic_gradient(start))
     if known:
-        state = method.step(bounds, context, state, row, keys[1])  # the row that the potential took
+        state = method.step(bounds, problem, state, row, keys[1])  # the row that the potential took
     for at in (2, 3):
-        state = method.step(bounds, context, state, row, keys[at])
+        state = method.step(bounds, problem, state, row, keys[at])
 
     g = generator_of(keys[2], start)
     v = torch.randn(6, 2, generator=g, dtype=torch.float32).to(F)
@@ -218,14 +218,14 @@ def test_one_trajectory_written_out(known: bool) -> None:
 
 def moved(target: casal.Target, constraint: casal.Constraint, start: Tensor, trajectories: int, eps: float) -> Any:
     """Exact draws after some trajectories of three leapfrogs that are far too coarse; acceptance of the last."""
-    context, method = context_of(target, constraint, start.shape[1]), ReflectedHMC(warm_up=0.0)
-    bounds = inside_bounds(context)
-    state = method.init(context, start, generator(0))._replace(size=torch.tensor(eps, dtype=F))
-    state = method.step(bounds, context, state, Row(torch.tensor(0.0), 9), torch.tensor(0))
+    problem, method = problem_for(target, constraint, start.shape[1]), ReflectedHMC(warm_up=0.0)
+    bounds = inside_bounds(problem)
+    state = method.start(problem, start, generator(0))._replace(size=torch.tensor(eps, dtype=F))
+    state = method.step(bounds, problem, state, Row(torch.tensor(0.0), 9), torch.tensor(0))
     state = state._replace(length=torch.tensor(3.0, dtype=F), owed=torch.zeros((), dtype=F))
     k = 0
     while float(state.trajectories) < trajectories or float(state.left) > 0:
-        state = method.step(bounds, context, state, Row(torch.tensor(0.0), 99), torch.tensor(k))
+        state = method.step(bounds, problem, state, Row(torch.tensor(0.0), 99), torch.tensor(k))
         state, k = state._replace(owed=torch.zeros((), dtype=F)), k + 1
     return state
 
@@ -270,8 +270,8 @@ def test_coarse_trajectories_leave_the_density_as_it_is(kind: str, monkeypatch: 
     assert float(deviations(state.z, points, weight).abs().max()) < 4.0
     decide = ReflectedHMC._decide
 
-    def accept(self: ReflectedHMC, context: Context, state: Any, log_p: Tensor, noise: Tensor) -> Any:
-        return decide(self, context, state._replace(energy=torch.full_like(state.energy, INF)), log_p, noise)
+    def accept(self: ReflectedHMC, problem: Problem, state: Any, log_p: Tensor, noise: Tensor) -> Any:
+        return decide(self, problem, state._replace(energy=torch.full_like(state.energy, INF)), log_p, noise)
 
     monkeypatch.setattr(ReflectedHMC, "_decide", accept)
     assert float(deviations(moved(target, constraint, start, 5, 0.6).z, points, weight).abs().max()) > 6.0

@@ -10,7 +10,7 @@ import torch
 
 import casal
 from casal.constraints import Constraint
-from casal.methods import Context, Each, Together
+from casal.methods import Each, Problem, Together
 from casal.methods.coupling import LEAST_INSIDE, Finish, choose_finish, top_for_inside, top_for_spread
 from casal.methods.population import LEVELS_ALONE, Groups, allowed_growth, effective_size
 from casal.methods.weighted import Control, WeightedRow, WeightedState, clean_score
@@ -32,16 +32,16 @@ from ..models import RADIUS, particle, particle_answer, particle_potential
 class _Move(casal.WeightedCASAL):
     """The move of WeightedCASAL as a map of (x, noise)."""
 
-    def stages(self, context: Context, n: int) -> list[Each | Together]:
+    def stages(self, problem: Problem, n: int) -> list[Each | Together]:
         return [Each([], self.step)]
 
-    def step(self, context: Context, state: Any, row: Any, noise: torch.Tensor) -> Any:
+    def step(self, problem: Problem, state: Any, row: Any, noise: torch.Tensor) -> Any:
         x, last = state
-        moved = super().step(context, self.init(context, x, torch.Generator())._replace(noise=last), row, noise)
+        moved = super().step(problem, self.start(problem, x, torch.Generator())._replace(noise=last), row, noise)
         return moved.x, moved.noise
 
 
-def stationary(p: Context, rho: float) -> tuple[Array, Array]:
+def stationary(p: Problem, rho: float) -> tuple[Array, Array]:
     """Mean and covariance of x under moves at one rho."""
     row = WeightedRow(p.table.b[0], p.table.t[0], torch.tensor(rho, dtype=torch.float64), torch.zeros(()))
     F, G, c = matrices(p, _Move(), row, lambda *parts: parts, (2, 2))
@@ -96,7 +96,7 @@ def test_the_final_weight_is_exact_at_every_rho(rho: float) -> None:
         w = torch.softmax(log_weight, dim=0)
         return float((w * z[:, 0]).sum()), float((w * z[:, 1].square()).sum().sqrt())
 
-    start = casal.WeightedCASAL(rho).init(p, x, torch.Generator())
+    start = casal.WeightedCASAL(rho).start(p, x, torch.Generator())
     inside, change = Finish(clean_score).correction(p, start, rho, slice(None))
     assert bool(inside.all())
     corrected = moments(log_pi + change)
@@ -133,7 +133,7 @@ def test_the_final_weight_judges_the_nearest_point_on_the_equations(rho: float) 
     z = segment.project(x)
     offset = x - torch.as_tensor(MEAN)
     log_pi = -0.5 * ((offset @ torch.as_tensor(PRECISION)) * offset).sum(1) - rho / 2 * (x - z).square().sum(1)
-    chains = casal.WeightedCASAL(rho).init(p, x, torch.Generator())
+    chains = casal.WeightedCASAL(rho).start(p, x, torch.Generator())
     inside, change = Finish(clean_score).correction(p, chains, rho, slice(None))
     w = torch.softmax(torch.where(inside, log_pi + change, -torch.inf), 0)
     along = torch.linspace(0.0, 1.0, 20001, dtype=torch.float64)
@@ -181,7 +181,7 @@ def test_the_weight_of_a_level_is_the_ratio_of_the_penalties() -> None:
     p = problem(gaussian_target(10, 0.1), line())
     method = casal.WeightedCASAL(casal.geometric(1.0, 10.0), ess=1e-9)
     x = torch.tensor([[0.0, 0.0], [2.0, 1.0], [0.5, 0.5]], dtype=torch.float64)
-    state = method.init(p, x, torch.Generator())
+    state = method.start(p, x, torch.Generator())
     assert isinstance(state, WeightedState)
     control = Control(2, 8, (1.0, 1.5, 4.0, 4.5, 9.0, 10.0), row=3, rhos=(1.5,), rho=1.5)
     new, control, info = method.exchange(p, state, control, torch.Generator())
@@ -205,10 +205,10 @@ class _Often(casal.WeightedCASAL):
         return True
 
 
-def played(method: casal.WeightedCASAL, p: Context, x: torch.Tensor) -> tuple[WeightedState, int]:
+def played(method: casal.WeightedCASAL, p: Problem, x: torch.Tensor) -> tuple[WeightedState, int]:
     """All stages with the noise of each row drawn in turn; and the number of exchanges."""
     moves, draws = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
-    control, state, stage, exchanges = method.control(p, len(x)), method.init(p, x, moves), 0, 0
+    control, state, stage, exchanges = method.control(p, len(x)), method.start(p, x, moves), 0, 0
     while (now := method.next(p, control, stage)) is not None:
         if isinstance(now, Together):
             state, control, _ = now.do(p, state, control, draws)
@@ -235,7 +235,7 @@ def test_chains_that_go_up_on_their_own_go_where_they_would_go_together() -> Non
 def test_chains_outside_a_solid_set_give_way_to_chains_inside() -> None:
     p = problem(gaussian_target(10, 0.1), casal.Ball(1.0))
     x = torch.tensor([[0.1, 0.2], [3.0, 0.0]], dtype=torch.float64).repeat(16, 1)
-    state = casal.WeightedCASAL(10.0).init(p, x, torch.Generator())
+    state = casal.WeightedCASAL(10.0).start(p, x, torch.Generator())
     new, info = Finish(None)(p, state, 10.0, torch.Generator().manual_seed(0), Groups())
     assert info["inside"] == 0.5
     assert sorted(new.ancestor.tolist()) == sorted([*range(0, 32, 2)] * 2)
@@ -244,7 +244,7 @@ def test_chains_outside_a_solid_set_give_way_to_chains_inside() -> None:
 def test_the_finish_says_how_few_chains_are_inside() -> None:
     p = problem(gaussian_target(10, 0.1), casal.Ball(1.0))
     x = torch.tensor([[0.1, 0.2], *[[3.0, 0.0]] * 31], dtype=torch.float64)
-    state = casal.WeightedCASAL(10.0).init(p, x, torch.Generator())
+    state = casal.WeightedCASAL(10.0).start(p, x, torch.Generator())
     new, info = Finish(None)(p, state, 10.0, torch.Generator().manual_seed(0), Groups())
     assert info["inside"] == 1 / 32
     assert len(new.ancestor.unique()) == 32

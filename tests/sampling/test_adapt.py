@@ -12,7 +12,7 @@ from torch import Tensor
 
 import casal
 from casal.errors import SettingError
-from casal.methods import Context
+from casal.methods import Problem
 from casal.sampling.adapt import SYMMETRIC, asymmetry
 
 D = 24
@@ -33,9 +33,9 @@ def model(skew: float) -> casal.Target:
 
 
 def found(target: Any, n: int = 4000) -> float:
-    context = Context(target, casal.Sphere(1.0), casal.Identity(), torch.zeros((0, D), dtype=torch.float64))
+    problem = Problem(target, casal.Sphere(1.0), casal.Identity(), torch.zeros((0, D), dtype=torch.float64))
     stream = torch.Generator().manual_seed(0)
-    return asymmetry(context, torch.randn((n, D), generator=stream, dtype=torch.float64), 1.0, stream)
+    return asymmetry(problem, torch.randn((n, D), generator=stream, dtype=torch.float64), 1.0, stream)
 
 
 def test_the_derivative_of_an_exact_denoiser_is_symmetric() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 import casal
 from casal.diagnostics import Evidence, assess
 from casal.errors import SettingError, ShapeError, StoreError
-from casal.methods import Context, Usage
+from casal.methods import Problem, Usage
 from casal.sampling.prepare import prepare
 from casal.sampling.run import Options
 
@@ -148,8 +148,8 @@ def test_the_first_step_of_a_flow_takes_the_rows_of_its_chains() -> None:
 def test_chains_with_their_own_sets_and_conditions() -> None:
     level = torch.tensor([0.0, 1.0], dtype=torch.float64).repeat_interleave(N // 2)
     line = casal.Affine([[1.0, 1.0]], casal.PerChain(level[:, None]))
-    context = Context(diffusion(), line, casal.Identity(), torch.zeros(0, 2, dtype=torch.float64))
-    labels = context.groups()
+    problem = Problem(diffusion(), line, casal.Identity(), torch.zeros(0, 2, dtype=torch.float64))
+    labels = problem.groups()
     assert labels is not None and len(labels.unique()) == 4
     both = 2 * level.long() + LABEL
     assert all(len(labels[both == k].unique()) == 1 for k in range(4))
@@ -159,13 +159,13 @@ def test_chains_with_their_own_sets_and_conditions() -> None:
 
 
 def test_rows_go_with_a_subset_and_a_multiple_of_the_chains() -> None:
-    context = Context(diffusion(), LINE, casal.Identity(), torch.zeros(0, 2, dtype=torch.float64))
+    problem = Problem(diffusion(), LINE, casal.Identity(), torch.zeros(0, 2, dtype=torch.float64))
     x = torch.randn(N, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    whole = context.denoise(x, 0.5)
+    whole = problem.denoise(x, 0.5)
     some = torch.tensor([7, 2, 2, 101])
-    assert torch.equal(context.take(some).denoise(x[some], 0.5), whole[some])
+    assert torch.equal(problem.take(some).denoise(x[some], 0.5), whole[some])
     with pytest.raises(ShapeError, match=r"4 points .* conditions of 256 chains"):
-        context.denoise(x[some], 0.5)
+        problem.denoise(x[some], 0.5)
     levels = torch.linspace(0.1, 1.0, 4, dtype=torch.float64)  # a level a chain, in groups of equal level
     scalar = diffusion(network=lambda y, s, label: denoiser(y, s.reshape(()), label), time="scalar").take(some)
     assert scalar.denoise is not None
@@ -242,8 +242,8 @@ def test_a_prepared_conditional_run_pickles() -> None:
     again = pickle.loads(pickle.dumps(prepared))
     assert torch.equal(again.target.condition["label"], LABEL)
     batch = again.batches[1]
-    context = again.inside.context.of_chains(batch.start, batch.stop, Usage())
-    assert torch.equal(context.target.condition["label"], LABEL[100:200])
+    problem = again.inside.problem.of_chains(batch.start, batch.stop, Usage())
+    assert torch.equal(problem.target.condition["label"], LABEL[100:200])
 
 
 def test_the_check_of_the_distribution_uses_the_rows_of_its_samples() -> None:
@@ -252,7 +252,7 @@ def test_the_check_of_the_distribution_uses_the_rows_of_its_samples() -> None:
     like = torch.zeros(0, 2, dtype=torch.float64)
     found = []
     for label in (LABEL, 1 - LABEL):
-        evidence = Evidence(result, Context(diffusion(label), LINE, casal.Identity(), like))
+        evidence = Evidence(result, Problem(diffusion(label), LINE, casal.Identity(), like))
         found.append(assess(evidence, promised=True).figures["stein_p"])
     assert found[0] > 0.003 and found[1] < 1e-4
     assert found[0] == pytest.approx(result.fidelity.figures["stein_p"], rel=1e-6)

@@ -65,8 +65,8 @@ def test_states_of_batches_are_written_into_one() -> None:
     assert whole.state.x.dtype == torch.float32 and whole.state.x.shape == (N, 3)
 
 
-def context_of(target: casal.Target, decoder: casal.Decoder | None = None) -> Any:
-    return prepare(target, casal.Box(-9.0, 9.0), Unconstrained(), 4, Options(decoder=decoder)).context
+def problem_for(target: casal.Target, decoder: casal.Decoder | None = None) -> Any:
+    return prepare(target, casal.Box(-9.0, 9.0), Unconstrained(), 4, Options(decoder=decoder)).problem
 
 
 @pytest.mark.parametrize(
@@ -86,11 +86,11 @@ def context_of(target: casal.Target, decoder: casal.Decoder | None = None) -> An
 def test_batches_are_of_nearly_the_same_size_and_fit_the_cache(n: int, size: int, batch: int) -> None:
     """An even number of them, so that two threads end together; a multiple of eight of many."""
     start = casal.GaussianStart(size)
-    context = context_of(casal.langevin(lambda x: x, steps=1, step_size=0.1, init=start))
-    found = batch_size(n, context, (size,))
+    problem = problem_for(casal.langevin(lambda x: x, steps=1, step_size=0.1, init=start))
+    found = batch_size(n, problem, (size,))
     count = -(-n // found)
     assert found == batch and n - (count - 1) * found > 0.7 * found
-    assert batch_size(n, context, (size,)) <= batch_size(n, context, (2 * size,)) * 2 + 1
+    assert batch_size(n, problem, (size,)) <= batch_size(n, problem, (2 * size,)) * 2 + 1
 
 
 def test_a_network_gets_more_chains_than_the_cache_takes() -> None:
@@ -98,8 +98,8 @@ def test_a_network_gets_more_chains_than_the_cache_takes() -> None:
     decoder = casal.Linear(torch.eye(16).repeat(625, 1))
     net = casal.edm(lambda x, s: x / (1 + s**2), casal.karras_sigmas(3, 0.1, 2.0), shape=16, time="scalar")
     plain = casal.langevin(lambda x: x, steps=1, step_size=0.1, init=casal.GaussianStart(16))
-    assert batch_size(128, context_of(net, decoder), (10_000,)) == 64
-    assert batch_size(128, context_of(plain, decoder), (10_000,)) == 8
+    assert batch_size(128, problem_for(net, decoder), (10_000,)) == 64
+    assert batch_size(128, problem_for(plain, decoder), (10_000,)) == 8
 
 
 class Largest(TorchDispatchMode):
@@ -121,7 +121,7 @@ class Largest(TorchDispatchMode):
 def test_only_what_is_returned_grows_with_the_chains(method: Method[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """No temporary of a step or of the certificates is as large as the run."""
     size, chains = 8, 64
-    monkeypatch.setattr("casal.methods.context.NUMBERS_AT_ONCE", chains * size)
+    monkeypatch.setattr("casal.methods.problem.NUMBERS_AT_ONCE", chains * size)
     n = 40 * chains
     target = casal.langevin(lambda x: x, steps=6, step_size=0.01, init=casal.GaussianStart(size))
     with Largest() as seen:
@@ -153,7 +153,7 @@ def test_an_exchange_works_on_some_chains_at_a_time(monkeypatch: pytest.MonkeyPa
     n, how = 40 * chains, casal.Run(batch=chains, threads=1)
     target = casal.langevin(lambda x: x, steps=6, step_size=0.01, init=casal.GaussianStart(size))
     whole = casal.sample(target, casal.Sphere(2.0), WeightedCASAL(20.0), n, run=how)
-    monkeypatch.setattr("casal.methods.context.NUMBERS_AT_ONCE", chains * size)
+    monkeypatch.setattr("casal.methods.problem.NUMBERS_AT_ONCE", chains * size)
     with Largest() as seen:
         parts = casal.sample(target, casal.Sphere(2.0), WeightedCASAL(20.0), n, run=how)
     assert torch.equal(parts.samples, whole.samples)
@@ -222,8 +222,8 @@ class Exchanging(Unconstrained):
 
     do: Callable[..., Any]
 
-    def stages(self, context: Any, n: int) -> list[Each | Together]:
-        (every,) = super().stages(context, n)
+    def stages(self, problem: Any, n: int) -> list[Each | Together]:
+        (every,) = super().stages(problem, n)
         assert isinstance(every, Each)
         return [every._replace(rows=every.rows[:4]), Together(self.do), every._replace(rows=every.rows[4:8])]
 
@@ -237,11 +237,11 @@ def exchanging(do: Callable[..., Any], grad: Callable[[Tensor], Tensor] = lambda
 def test_all_chains_are_seen_at_once_and_what_comes_back_is_used() -> None:
     seen = list[tuple[int, int]]()
 
-    def reverse(context: Any, state: Any, control: Any, generator: torch.Generator) -> Any:
+    def reverse(problem: Any, state: Any, control: Any, generator: torch.Generator) -> Any:
         seen.append((len(state.x), torch.get_num_threads()))
         return state._replace(x=state.x.flip(0)), control, {"rho": 7.0}
 
-    def keep(context: Any, state: Any, control: Any, generator: torch.Generator) -> Any:
+    def keep(problem: Any, state: Any, control: Any, generator: torch.Generator) -> Any:
         return state, control, {}
 
     turned, plain = exchanging(reverse), exchanging(keep)
@@ -254,7 +254,7 @@ def test_all_chains_are_seen_at_once_and_what_comes_back_is_used() -> None:
 
 
 def test_an_error_in_what_chains_do_together_is_the_users() -> None:
-    def broken(context: Any, state: Any, control: Any, generator: torch.Generator) -> Any:
+    def broken(problem: Any, state: Any, control: Any, generator: torch.Generator) -> Any:
         raise ZeroDivisionError("mine")
 
     with pytest.raises(ZeroDivisionError, match="mine"):
@@ -279,7 +279,7 @@ def test_chains_that_exchange_go_back_to_their_last_whole_stage(call: int) -> No
     """Three batches: calls 2 to 13 are the first stage, 14 to 25 the second."""
     seen = list[Tensor]()
 
-    def keep(context: Any, state: Any, control: Any, generator: torch.Generator) -> Any:
+    def keep(problem: Any, state: Any, control: Any, generator: torch.Generator) -> Any:
         seen.append(state.x.clone())
         return state, control, {}
 
@@ -291,7 +291,7 @@ def test_chains_that_exchange_go_back_to_their_last_whole_stage(call: int) -> No
 @pytest.mark.parametrize("call", [2 + 2, 2 + 5])
 def test_before_the_first_whole_stage_there_is_nothing_to_return(call: int) -> None:
     with pytest.raises(KeyboardInterrupt):
-        exchanging(lambda context, state, control, generator: (state, control, {}), interrupted_at(call))
+        exchanging(lambda problem, state, control, generator: (state, control, {}), interrupted_at(call))
 
 
 # ------------------------------------------------------------------ runs that diverge

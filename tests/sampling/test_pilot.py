@@ -46,7 +46,7 @@ def compared(target: casal.Target, constraint: casal.Constraint, **options: Any)
     def points(chains: Tensor, stream: torch.Generator) -> Tensor:
         return target.draw(len(chains), stream)
 
-    return pilot_run(plan(target, constraint, **options).context, 4000, points, Options(**options).seed)
+    return pilot_run(plan(target, constraint, **options).problem, 4000, points, Options(**options).seed)
 
 
 def gaussian(precision: Tensor | float, std: float = 1.0, d: int = 1, **settings: Any) -> casal.Target:
@@ -407,13 +407,13 @@ def test_the_context_knows_the_density_of_the_start() -> None:
 
     settings: dict[str, Any] = {"steps": 5, "step_size": 0.1}
     named = start(2, 2.0)
-    assert plan(casal.energy(mixture_potential, init=named, **settings), casal.Sphere(2.0)).context.start is named
+    assert plan(casal.energy(mixture_potential, init=named, **settings), casal.Sphere(2.0)).problem.start is named
     made = plan(casal.energy(mixture_potential, init=points, **settings), casal.Sphere(2.0))
-    x, density = points(100, torch.Generator().manual_seed(0)), made.inside.context.start
+    x, density = points(100, torch.Generator().manual_seed(0)), made.inside.problem.start
     assert density is not None
     torch.testing.assert_close(density.log_density(x), named.log_density(x), atol=0.1, rtol=0.05)
     assert pickle.loads(pickle.dumps(density)) is not None
     no_potential = casal.langevin(lambda x: x, init=points, **settings)
-    assert plan(no_potential, casal.Sphere(2.0)).context.start is None
+    assert plan(no_potential, casal.Sphere(2.0)).problem.start is None
     zeros = casal.energy(mixture_potential, init=torch.zeros((4000, 2), dtype=WIDE), **settings)
-    assert plan(zeros, casal.Sphere(2.0)).context.start is None
+    assert plan(zeros, casal.Sphere(2.0)).problem.start is None

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import casal
 from casal.errors import CasalWarning, StoreError
-from casal.methods import Context, Each, Method, Together, table_rows
+from casal.methods import Each, Method, Problem, Together, table_rows
 from casal.methods.base import free_step
 from casal.store import RunStore
 from casal.store.files import sealed
@@ -378,22 +378,22 @@ class Tempered(Method[Point]):
     name = "tempered"
     strict = False
 
-    def control(self, context: Context, n: int) -> Level:
+    def control(self, problem: Problem, n: int) -> Level:
         return Level(0, 1.0, ())
 
-    def next(self, context: Context, control: Level, stage: int) -> Each | Together | None:
+    def next(self, problem: Problem, control: Level, stage: int) -> Each | Together | None:
         if control.done == 3 and stage % 2 == 0:
             return None
         if stage % 2 == 0:
             return Together(self.divide)
-        return Each(table_rows(context)[:5], self.step)
+        return Each(table_rows(problem)[:5], self.step)
 
-    def steps(self, context: Context, control: Level) -> int:
+    def steps(self, problem: Problem, control: Level) -> int:
         return 15
 
     @staticmethod
     def divide(
-        context: Context, state: Point, control: Level, generator: torch.Generator
+        problem: Problem, state: Point, control: Level, generator: torch.Generator
     ) -> tuple[Point, Level, dict[str, float]]:
         radius = float(torch.linalg.vector_norm(state.x, dim=1).mean())
         scale = radius * (1.0 + 0.01 * float(torch.rand((), generator=generator)))
@@ -401,14 +401,14 @@ class Tempered(Method[Point]):
         return Point(state.x / radius), level, {"scale": scale}
 
     @staticmethod
-    def step(context: Context, state: Point, row: Any, noise: Tensor) -> Point:
-        return free_step(context, state, row, noise)
+    def step(problem: Problem, state: Point, row: Any, noise: Tensor) -> Point:
+        return free_step(problem, state, row, noise)
 
-    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> Point:
+    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> Point:
         return Point(x)
 
-    def output(self, context: Context, state: Point) -> Tensor:
-        return context.decode(state.x)
+    def samples(self, problem: Problem, state: Point) -> Tensor:
+        return problem.decode(state.x)
 
 
 def test_a_method_with_shared_numbers_of_its_own_goes_on_from_a_checkpoint(

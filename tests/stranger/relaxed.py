@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.methods import METHODS, Context, Each, Entry, Method, TableRow, move, table_rows
+from casal.methods import METHODS, Each, Entry, Method, Problem, TableRow, move, table_rows
 
 
 class Position(NamedTuple):
@@ -26,18 +26,18 @@ class Relaxed(Method[Position]):
 
     name: ClassVar[str] = "relaxed"
 
-    def stages(self, context: Context, n: int) -> Sequence[Each]:
-        return [Each(table_rows(context), self.step)]
+    def stages(self, problem: Problem, n: int) -> Sequence[Each]:
+        return [Each(table_rows(problem), self.step)]
 
-    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> Position:
+    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> Position:
         return Position(x)
 
-    def step(self, context: Context, state: Position, row: TableRow, noise: Tensor) -> Position:
-        y = move(context, state.x, context.score(state.x, row.t), row, noise)
-        return Position((1.0 - self.share) * y + self.share * context.project(y))
+    def step(self, problem: Problem, state: Position, row: TableRow, noise: Tensor) -> Position:
+        y = move(problem, state.x, problem.score(state.x, row.t), row, noise)
+        return Position((1.0 - self.share) * y + self.share * problem.project(y))
 
-    def output(self, context: Context, state: Position) -> Tensor:
-        return context.strict(context.decode(state.x))
+    def samples(self, problem: Problem, state: Position) -> Tensor:
+        return problem.strict(problem.decode(state.x))
 
 
 METHODS["relaxed"] = Entry(Relaxed(), "both", "#336699")

@@ -27,7 +27,7 @@ from torch import Tensor
 from casal import CASAL
 from casal.checks import positive, whole_number
 from casal.errors import SettingError
-from casal.methods import Context, Entry, Method, Stage, noise_levels, table_rows
+from casal.methods import Entry, Method, Problem, Stage, noise_levels, table_rows
 from casal.methods.base import advance
 from casal.methods.baselines import estimate
 from casal.methods.casal import CASALRow, CASALState
@@ -68,17 +68,17 @@ class Shot(NamedTuple):
     noise: Tensor  # noise_hat(x) = u - t v
 
 
-def flow_rows(context: Context, rounds: int = 1, resample: int = 0) -> list[FlowRow]:
+def flow_rows(problem: Problem, rounds: int = 1, resample: int = 0) -> list[FlowRow]:
     """The rows of the table, each ``rounds`` times: all but the last of them stay at their level.
 
     The noise is drawn anew at every ``resample``-th evaluation; never if that is 0.
     """
-    alpha, sigma = noise_levels(context.table)
+    alpha, sigma = noise_levels(problem.table)
     total = alpha + sigma
     time, end = alpha / total, alpha.new_ones(1)
     after, scale = torch.cat([time[1:], end]), torch.cat([total[1:], end])
     plain = table_rows(
-        context,
+        problem,
         FlowRow,
         alpha=alpha,
         sigma=sigma,
@@ -97,23 +97,23 @@ def flow_rows(context: Context, rounds: int = 1, resample: int = 0) -> list[Flow
     return [rows[0]._replace(first=True), *rows[1:]]
 
 
-def shoot(context: Context, x: Tensor, row: FlowRow) -> Shot:
+def shoot(problem: Problem, x: Tensor, row: FlowRow) -> Shot:
     """Extrapolate to t = 1 along the velocity at x, and back to t = 0: one evaluation of the network."""
-    score = context.score(x, row.t)
+    score = problem.score(x, row.t)
     return Shot(x / (row.alpha + row.sigma), estimate(x, score, row.alpha, row.sigma), -row.sigma * score)
 
 
-def project_latent(context: Context, u: Tensor) -> Tensor:
+def project_latent(problem: Problem, u: Tensor) -> Tensor:
     """A^+ P(A u): the projection of a clean sample."""
-    return context.decoder.pinv(context.project(context.decode(u)), context.latent)
+    return problem.decoder.pinv(problem.project(problem.decode(u)), problem.latent)
 
 
-def newton(context: Context, u: Tensor, steps: int) -> Tensor:
+def newton(problem: Problem, u: Tensor, steps: int) -> Tensor:
     """u <- u - J^T (J J^T + RIDGE)^-1 h(A u), J the derivative of h(A u): so many Gauss-Newton steps to the set."""
     for _ in range(steps):
         with torch.enable_grad():
             leaf = u.detach().requires_grad_()
-            h = context.residual(context.decode(leaf))
+            h = problem.residual(problem.decode(leaf))
             columns = [torch.autograd.grad(part.sum(), leaf, retain_graph=True)[0] for part in h.unbind(1)]
         J = torch.stack([column.flatten(1) for column in columns], 1)
         gram = J @ J.mT + RIDGE * torch.eye(J.shape[1], dtype=J.dtype, device=J.device)
@@ -125,18 +125,18 @@ def newton(context: Context, u: Tensor, steps: int) -> Tensor:
 class Peer(Method[FlowState]):
     """What the three share: a start, and samples that are projected once more at the end."""
 
-    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> FlowState:
+    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> FlowState:
         return FlowState(x, torch.zeros_like(x))
 
-    def output(self, context: Context, state: FlowState) -> Tensor:
-        return context.strict(context.decode(state.x))
+    def samples(self, problem: Problem, state: FlowState) -> Tensor:
+        return problem.strict(problem.decode(state.x))
 
-    def step(self, context: Context, state: FlowState, row: FlowRow, noise: Tensor) -> FlowState:
+    def step(self, problem: Problem, state: FlowState, row: FlowRow, noise: Tensor) -> FlowState:
         """One row. The noise u_0 that the run starts from is noise_hat at the first: exact for a straight flow."""
-        shot = shoot(context, state.x, row)
-        return self.land(context, shot, shot.noise if row.first else state.noise, row, noise)
+        shot = shoot(problem, state.x, row)
+        return self.land(problem, shot, shot.noise if row.first else state.noise, row, noise)
 
-    def land(self, context: Context, shot: Shot, start: Tensor, row: FlowRow, noise: Tensor) -> FlowState:
+    def land(self, problem: Problem, shot: Shot, start: Tensor, row: FlowRow, noise: Tensor) -> FlowState:
         """The state at t', from what the network says and the noise u_0."""
         raise NotImplementedError
 
@@ -179,20 +179,20 @@ class PCFM(Peer):
         whole_number(self.correction_steps, "correction_steps", 1)
         positive(self.correction_step, "correction_step")
 
-    def plan(self, context: Context, n: int) -> Sequence[Stage]:
-        return [Stage(flow_rows(context), self.step)]
+    def plan(self, problem: Problem, n: int) -> Sequence[Stage]:
+        return [Stage(flow_rows(problem), self.step)]
 
-    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> FlowState:
+    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> FlowState:
         if self.newton is not None or self.weight:
-            context.check_smooth(x)
-        return super().init(context, x, generator)
+            problem.check_smooth(x)
+        return super().start(problem, x, generator)
 
-    def land(self, context: Context, shot: Shot, start: Tensor, row: FlowRow, noise: Tensor) -> FlowState:
-        u1 = project_latent(context, shot.clean) if self.newton is None else newton(context, shot.clean, self.newton)
+    def land(self, problem: Problem, shot: Shot, start: Tensor, row: FlowRow, noise: Tensor) -> FlowState:
+        u1 = project_latent(problem, shot.clean) if self.newton is None else newton(problem, shot.clean, self.newton)
         back = (1 - row.after) * start + row.after * u1
         u, ahead = back, (1 - row.after) * (shot.clean - shot.noise)  # v = u_1 - noise_hat
         for _ in range(self.correction_steps if self.weight else 0):
-            pull = (u - back) + self.weight * context.penalty_gradient(u + ahead)
+            pull = (u - back) + self.weight * problem.penalty_gradient(u + ahead)
             u = u - 2 * self.correction_step * pull
         return FlowState(row.scale * u, start)
 
@@ -228,12 +228,12 @@ class ECI(Peer):
         whole_number(self.mixing, "mixing", 1)
         whole_number(self.resample, "resample", 0)
 
-    def plan(self, context: Context, n: int) -> Sequence[Stage]:
-        return [Stage(flow_rows(context, self.mixing, self.resample), self.step)]
+    def plan(self, problem: Problem, n: int) -> Sequence[Stage]:
+        return [Stage(flow_rows(problem, self.mixing, self.resample), self.step)]
 
-    def land(self, context: Context, shot: Shot, start: Tensor, row: FlowRow, noise: Tensor) -> FlowState:
+    def land(self, problem: Problem, shot: Shot, start: Tensor, row: FlowRow, noise: Tensor) -> FlowState:
         start = start + row.fresh * (noise - start)
-        u = (1 - row.after) * start + row.after * project_latent(context, shot.clean)
+        u = (1 - row.after) * start + row.after * project_latent(problem, shot.clean)
         return FlowState(row.scale * u, start)
 
 
@@ -265,12 +265,12 @@ class ProjectRenoise(Peer):
         if not 0 <= self.fresh <= 1:
             raise SettingError(f"fresh must be in [0, 1], got {self.fresh}")
 
-    def plan(self, context: Context, n: int) -> Sequence[Stage]:
-        return [Stage(flow_rows(context, self.rounds), self.step)]
+    def plan(self, problem: Problem, n: int) -> Sequence[Stage]:
+        return [Stage(flow_rows(problem, self.rounds), self.step)]
 
-    def land(self, context: Context, shot: Shot, start: Tensor, row: FlowRow, noise: Tensor) -> FlowState:
+    def land(self, problem: Problem, shot: Shot, start: Tensor, row: FlowRow, noise: Tensor) -> FlowState:
         mixed = self.fresh * noise + (1 - self.fresh**2) ** 0.5 * shot.noise
-        u = (1 - row.after) * mixed + row.after * project_latent(context, shot.clean)
+        u = (1 - row.after) * mixed + row.after * project_latent(problem, shot.clean)
         return FlowState(row.scale * u, start)
 
 
@@ -302,10 +302,10 @@ class FirstRelease(CASAL):
         assert isinstance(made, FirstRelease)
         return made
 
-    def step(self, context: Context, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
+    def step(self, problem: Problem, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
         """One step."""
         gap = state.x - state.z + state.lam
-        free = advance(context, state, context.score(state.x, row.t), row, noise).x
-        x = free - row.kappa * torch.sum(gap * gap, dim=1, keepdim=True) * context.precondition(gap)
-        z = context.project(x + state.lam, warm=state.z)
+        free = advance(problem, state, problem.score(state.x, row.t), row, noise).x
+        x = free - row.kappa * torch.sum(gap * gap, dim=1, keepdim=True) * problem.precondition(gap)
+        z = problem.project(x + state.lam, warm=state.z)
         return state._replace(x=x, z=z, lam=state.lam + row.eta * (x - z))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import casal
-from casal.methods import Context
+from casal.methods import Problem
 from casal.methods.casal import CASALState
 from casal_lab import propositions
 from casal_lab.drawing import styled
@@ -155,8 +155,8 @@ def test_the_recursions_are_steps_of_the_library(name: str) -> None:
     )
     line = casal.Affine(torch.ones((1, 2), dtype=torch.float64), 1.0)
     like = torch.zeros((0, 2), dtype=torch.float64)
-    context, method = Context(target, line, casal.Identity().to(like), like), LIBRARY[name]
-    (stage,) = method.stages(context, 1)
+    problem, method = Problem(target, line, casal.Identity().to(like), like), LIBRARY[name]
+    (stage,) = method.stages(problem, 1)
     (row,) = stage.rows
     variant = gaussian.VARIANTS[name]
     state, w = np.array([0.3, -0.8, 0.5, 0.7, 0.0 if variant.full else -0.4]), np.array([0.9, -1.1])
@@ -169,7 +169,7 @@ def test_the_recursions_are_steps_of_the_library(name: str) -> None:
     scale = float(row.scale)  # the released code holds mu, not lambda
     lam = spread(state[3], state[4]) * (scale / rho)
     start = CASALState(spread(state[0], state[1]), spread(gaussian.LEVEL, state[2]), lam)
-    x, z, lam = stage.step(context, start, row, spread(*w))
+    x, z, lam = stage.step(problem, start, row, spread(*w))
     found = np.concatenate([gaussian.ROTATION @ part[0].numpy() for part in (x, z, lam * (rho / scale))])
     F, G, c = (part[0] for part in gaussian.recursion(variant, np.array([tau]), rho))
     np.testing.assert_allclose(found[[0, 1, 3, 4, 5]], F @ state + G @ w + c, atol=1e-12)

@@ -26,7 +26,7 @@ from torch import Tensor
 from casal.constraints import Constraint, Through, geometry
 from casal.diagnostics.edges import Map, Shape, shape_near
 from casal.diagnostics.model_score import NotAvailable
-from casal.methods import Context, lift, onto
+from casal.methods import Problem, lift, onto
 
 SAME = 1e-6
 """Distance of a decoded latent to its sample, in units of the spread of the samples, up to which they are the same."""
@@ -64,11 +64,11 @@ class View:
     same: bool = True
 
 
-def view(context: Context, constraint: Constraint, z: Tensor, weights: Tensor, latents: Tensor | None) -> View:
+def view(problem: Problem, constraint: Constraint, z: Tensor, weights: Tensor, latents: Tensor | None) -> View:
     """The view of some samples.
 
     Args:
-        context: Model and decoder.
+        problem: Model and decoder.
         constraint: The set of these samples.
         z: The samples, (n, *event) float64.
         weights: (n,), sum one.
@@ -83,27 +83,27 @@ def view(context: Context, constraint: Constraint, z: Tensor, weights: Tensor, l
         return constraint.violation(y) <= ON_THE_SET
 
     shape = shape_near(constraint, z, weights)
-    if context.identity:
+    if problem.identity:
         return View(z, shape, inside, _same, _same)
-    if (factors := context.decoder.diagonal) is not None:
-        decoder = context.decoder
-        return View(z, shape, inside, lambda y: decoder.pinv(y, context.latent), lambda v: v / factors.to(v))
-    if latents is None or tuple(latents.shape[1:]) != context.latent:
+    if (factors := problem.decoder.diagonal) is not None:
+        decoder = problem.decoder
+        return View(z, shape, inside, lambda y: decoder.pinv(y, problem.latent), lambda v: v / factors.to(v))
+    if latents is None or tuple(latents.shape[1:]) != problem.latent:
         raise NotAvailable("the method keeps no latents, and behind a decoder the score is known only at latents")
-    offset = context.decode(latents).to(torch.float64) - z
+    offset = problem.decode(latents).to(torch.float64) - z
     if shape.project is None:
-        return _of_latents(context, View(z, shape, inside, _same, _same), latents, offset)
-    if not context.decoder.linear:
+        return _of_latents(problem, View(z, shape, inside, _same, _same), latents, offset)
+    if not problem.decoder.linear:
         raise NotAvailable("the density is not known for a set without an interior behind a nonlinear decoder")
-    size, latent = z[0].numel(), torch.Size(context.latent).numel()
-    if onto(context) and (size < latent or size * latent > LARGEST_MATRIX):
-        x = (latents - lift(context, offset.to(latents.dtype))).to(torch.float64)
-        pull = _inverse_transposed(context, tuple(z.shape[1:]))
+    size, latent = z[0].numel(), torch.Size(problem.latent).numel()
+    if onto(problem) and (size < latent or size * latent > LARGEST_MATRIX):
+        x = (latents - lift(problem, offset.to(latents.dtype))).to(torch.float64)
+        pull = _inverse_transposed(problem, tuple(z.shape[1:]))
         return View(z, shape, inside, lambda y: x, pull, pointwise=False)
-    return _of_range(context, constraint, z, shape.factor)
+    return _of_range(problem, constraint, z, shape.factor)
 
 
-def _of_latents(context: Context, samples: View, x: Tensor, offset: Tensor) -> View:
+def _of_latents(problem: Problem, samples: View, x: Tensor, offset: Tensor) -> View:
     z, factor = samples.points, samples.shape.factor
     spread = (z - z.mean(0)).square().flatten(1).sum(1).mean().sqrt()
     moved = (torch.linalg.vector_norm(offset.flatten(1), dim=1) > SAME * spread).to(torch.float64).mean()
@@ -111,15 +111,15 @@ def _of_latents(context: Context, samples: View, x: Tensor, offset: Tensor) -> V
         raise NotAvailable(f"{100 * float(moved):.2g} % of the latents do not decode to a point of the set")
 
     def decode(y: Tensor) -> Tensor:
-        return context.decode(y.to(context.like.dtype)).to(torch.float64)
+        return problem.decode(y.to(problem.like.dtype)).to(torch.float64)
 
     shape = Shape(None, None if factor is None else lambda y: factor(decode(y)), _same)
     return View(x.to(torch.float64), shape, lambda y: samples.inside(decode(y)), _same, _same, same=False)
 
 
-def _of_range(context: Context, constraint: Constraint, z: Tensor, factor: Map | None) -> View:
+def _of_range(problem: Problem, constraint: Constraint, z: Tensor, factor: Map | None) -> View:
     """Coordinates of the range of a linear decoder that is one to one."""
-    A = _matrix(context)
+    A = _matrix(problem)
     if A.shape[0] < A.shape[1] or int(torch.linalg.matrix_rank(A)) < A.shape[1]:
         raise NotAvailable("the decoder's matrix does not have full rank")
     Q, R = torch.linalg.qr(A)
@@ -133,7 +133,7 @@ def _of_range(context: Context, constraint: Constraint, z: Tensor, factor: Map |
         return (y @ Q.T).reshape(len(y), *event)
 
     def latent(y: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(R, y.T, upper=True).T.reshape(len(y), *context.latent)
+        return torch.linalg.solve_triangular(R, y.T, upper=True).T.reshape(len(y), *problem.latent)
 
     def pull(score: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(R.T, score.flatten(1).T, upper=False).T
@@ -143,24 +143,24 @@ def _of_range(context: Context, constraint: Constraint, z: Tensor, factor: Map |
     return View(u, shape, lambda y: constraint.violation(decode(y)) <= ON_THE_SET, latent, pull, same=False)
 
 
-def _inverse_transposed(context: Context, event: tuple[int, ...]) -> Map:
+def _inverse_transposed(problem: Problem, event: tuple[int, ...]) -> Map:
     """A^+^T: A / c where A A^T = c I, else by the matrix."""
-    decoder, like = context.decoder, context.like
+    decoder, like = problem.decoder, problem.like
     drawn = torch.randn((4, *event), generator=torch.Generator().manual_seed(4248), dtype=torch.float64)
     w = drawn.to(like.device, like.dtype)
-    origin = like.new_zeros((4, *context.latent))
-    back, square = context.decode(decoder.vjp(origin)(w)), decoder.norm() ** 2
+    origin = like.new_zeros((4, *problem.latent))
+    back, square = problem.decode(decoder.vjp(origin)(w)), decoder.norm() ** 2
     if float((back - square * w).abs().max()) <= 1e-4 * square * float(w.abs().max()):
-        return lambda s: context.decode(s.to(like.dtype)).to(torch.float64) / square
-    inverse = torch.linalg.pinv(_matrix(context))
+        return lambda s: problem.decode(s.to(like.dtype)).to(torch.float64) / square
+    inverse = torch.linalg.pinv(_matrix(problem))
     return lambda s: (s.flatten(1) @ inverse).reshape(len(s), *event)
 
 
-def _matrix(context: Context) -> Tensor:
-    rows = context.decode(context.like.new_zeros((1, *context.latent))).numel()
-    if rows * torch.Size(context.latent).numel() > LARGEST_MATRIX:
+def _matrix(problem: Problem) -> Tensor:
+    rows = problem.decode(problem.like.new_zeros((1, *problem.latent))).numel()
+    if rows * torch.Size(problem.latent).numel() > LARGEST_MATRIX:
         raise NotAvailable(f"the decoder's matrix has more than {LARGEST_MATRIX} numbers")
-    return context.decoder.matrix(context.latent, context.like)
+    return problem.decoder.matrix(problem.latent, problem.like)
 
 
 def _same(y: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from casal.diagnostics.modes import (
 )
 from casal.diagnostics.stein import fixed_directions, projections_needed, stein_terms
 from casal.errors import CasalError
-from casal.methods import Context, few_chains, memory
+from casal.methods import Problem, few_chains, memory
 from casal.methods.population import Lineage, WeightedRun, advice, population
 
 Verdict = Literal["trusted", "suspect", "too few", "not promised"]
@@ -175,13 +175,13 @@ class Evidence:
 
     Attributes:
         run: Samples, weights, ancestors, trace and last state.
-        context: Model, set and decoder of these samples; its usage counts what the checks spend.
+        problem: Model, set and decoder of these samples; its usage counts what the checks spend.
         evaluations: Score evaluations a chain that the run took.
         projections: Projections a chain, likewise.
     """
 
     run: WeightedRun
-    context: Context
+    problem: Problem
     evaluations: float = math.inf
     projections: float = math.inf
 
@@ -214,7 +214,7 @@ class Evidence:
     @cached_property
     def constraint(self) -> Constraint:
         """Their set."""
-        return self.context.constraint.take(self.index)
+        return self.problem.constraint.take(self.index)
 
     @cached_property
     def thin(self) -> bool:
@@ -231,7 +231,7 @@ class Evidence:
     @cached_property
     def modes(self) -> Modes:
         """Clusters of the samples; one where every chain has a set or a condition of its own."""
-        return find_modes(self.flat, most=MOST_MODES if self.context.chains is None else 1)
+        return find_modes(self.flat, most=MOST_MODES if self.problem.chains is None else 1)
 
     @cached_property
     def statistics(self) -> Tensor:
@@ -249,7 +249,7 @@ class Evidence:
         x, own = getattr(self.run.state, "x", None), self.index[index]
         latents = None if x is None or len(x) != len(self.run.samples) else x[own]
         some = self.lineage.some(index).weights
-        return view(self.context, self.constraint.take(index), self.z[index], some, latents)
+        return view(self.problem, self.constraint.take(index), self.z[index], some, latents)
 
     @cached_property
     def offset(self) -> Tensor | None:
@@ -258,7 +258,7 @@ class Evidence:
         if x is None or len(x) != len(self.run.samples):
             return None
         x = x[self.index]
-        decoded = torch.cat([self.context.decode(x[some]).flatten(1).to(torch.float64) for some in few_chains(x)])
+        decoded = torch.cat([self.problem.decode(x[some]).flatten(1).to(torch.float64) for some in few_chains(x)])
         return decoded - self.flat if decoded.shape == self.flat.shape else None
 
 
@@ -459,7 +459,7 @@ def remembered(evidence: Evidence) -> Finding:
     if anchor is None or len(anchor) != len(evidence.run.samples):
         return Finding()
     ended = evidence.run.trace.get("tempered")
-    tempered, labels = ended is not None and float(ended[-1]) > 0.0, evidence.context.groups()
+    tempered, labels = ended is not None and float(ended[-1]) > 0.0, evidence.problem.groups()
     if labels is not None:
         labels = labels.to(evidence.index.device)[evidence.index]
     elif tempered and evidence.modes.number > 1:
@@ -510,7 +510,7 @@ def _tempered_notes(trace: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 def decoder_range(evidence: Evidence) -> Finding:
     """|A x - z| / |z|: how far samples are from what the decoder can produce."""
-    decoder, offset, latent = evidence.context.decoder, evidence.offset, math.prod(evidence.context.latent)
+    decoder, offset, latent = evidence.problem.decoder, evidence.offset, math.prod(evidence.problem.latent)
     if decoder.identity or offset is None or (decoder.linear and evidence.flat.shape[1] <= latent):
         return Finding()
     weights = evidence.lineage.weights
@@ -543,26 +543,26 @@ def stein(evidence: Evidence) -> Finding:
 
 
 def _stein(evidence: Evidence) -> Finding:
-    context = evidence.context
-    _check_units(context)
+    problem = evidence.problem
+    _check_units(problem)
     if bool((evidence.flat == evidence.flat[:1]).all()):
         raise NotAvailable("the samples are all equal")
     if has_hidden_edge(evidence.constraint, evidence.z, evidence.mean):
         raise NotAvailable("the set has an edge but gives no inequalities")
     projections = projections_needed(evidence.flat.shape[1]) if evidence.thin else 0
-    index = _affordable(evidence, 1.0 if context.table.static else 2.0, projections)
+    index = _affordable(evidence, 1.0 if problem.table.static else 2.0, projections)
     lineage, seen = evidence.lineage.some(index), evidence.view(index)
     points, nearest, factor = seen.points, seen.shape.project, seen.shape.factor
 
     def project(y: Tensor) -> Tensor:
         assert nearest is not None
-        context.usage.add_projections(len(y))
+        problem.usage.add_projections(len(y))
         return nearest(y.reshape(points.shape)).flatten(1)
 
     modes = evidence.modes._replace(label=evidence.modes.label[index]) if seen.same else find_modes(points.flatten(1))
     terms = stein_terms(
         points.flatten(1),
-        seen.pull(score_at(context.take(evidence.index[index]), seen.latent(points))).flatten(1),
+        seen.pull(score_at(problem.take(evidence.index[index]), seen.latent(points))).flatten(1),
         lineage,
         None if nearest is None else project,
         None if factor is None else lambda y: factor(y.reshape(points.shape)),
@@ -581,23 +581,23 @@ def _stein(evidence: Evidence) -> Finding:
     }
     if figures["stein_p"] >= REJECT or figures["stein_bias"] < SMALL_BIAS:
         return Finding(figures)
-    left = SHARE_OF_EVALUATIONS * evidence.evaluations * len(evidence.run.samples) - context.usage.scores
-    refuse_wrong_network(context, left)
+    left = SHARE_OF_EVALUATIONS * evidence.evaluations * len(evidence.run.samples) - problem.usage.scores
+    refuse_wrong_network(problem, left)
     return Finding(
         figures,
         doubts=(
             f"samples and score do not belong together (Stein's identity fails by {figures['stein_t']:.1f} standard "
             f"errors, p = {figures['stein_p']:.1g}; a mean may be off by {figures['stein_bias']:.2g} standard "
-            f"deviations): use more steps or another step size, or a larger rho (a smaller sigma){_or_model(context)}",
+            f"deviations): use more steps or another step size, or a larger rho (a smaller sigma){_or_model(problem)}",
         ),
     )
 
 
-def _check_units(context: Context) -> None:
+def _check_units(problem: Problem) -> None:
     """NotAvailable where coordinates are in units so different that directions and distances mix them badly."""
-    if context.identity or context.decoder.diagonal is None:
+    if problem.identity or problem.decoder.diagonal is None:
         return
-    unit = context.decoder(torch.ones((1, *context.latent), dtype=torch.float64, device=context.like.device))
+    unit = problem.decoder(torch.ones((1, *problem.latent), dtype=torch.float64, device=problem.like.device))
     ratio = float(unit.max() / unit.min())
     if ratio > UNITS_DIFFER:
         raise NotAvailable(
@@ -614,8 +614,8 @@ def _zero_test(lineage: Lineage, values: Tensor) -> tuple[Tensor, Tensor, float]
     return mean, t, min(1.0, float(p.min()) * len(p))
 
 
-def _or_model(context: Context) -> str:
-    if context.table.static:
+def _or_model(problem: Problem) -> str:
+    if problem.table.static:
         return ""
     return ", or look whether the model's score is right at small noise (casal.diagnostics.calibration)"
 
@@ -633,10 +633,10 @@ def jump(evidence: Evidence) -> Finding:
 
 
 def _jump(evidence: Evidence) -> Finding:
-    context = evidence.context
-    potential = context.target.potential
-    _check_units(context)
-    points = LINE_POINTS * (1.0 if context.table.static else 1.0 + 2.0 / TRIED)
+    problem = evidence.problem
+    potential = problem.target.potential
+    _check_units(problem)
+    points = LINE_POINTS * (1.0 if problem.table.static else 1.0 + 2.0 / TRIED)
     index = _affordable(evidence, 2.0 if potential is not None else points)
     lineage, seen = evidence.lineage.some(index), evidence.view(index)
     if not seen.pointwise:
@@ -645,15 +645,15 @@ def _jump(evidence: Evidence) -> Finding:
     modes = evidence.modes._replace(label=evidence.modes.label[index]) if seen.same else find_modes(z)
     if modes.number < 2:
         raise NotAvailable("the latents have one mode")
-    slope = _slope(context, seen)
+    slope = _slope(problem, seen)
 
     def inside(y: Tensor) -> Tensor:
         return seen.inside(y.reshape(len(y), *event))
 
     def rise(z: Tensor, y: Tensor) -> Tensor:
         if potential is not None:
-            return _potential_rise(context, seen, z, y)
-        if not context.table.static:
+            return _potential_rise(problem, seen, z, y)
+        if not problem.table.static:
             some = _evenly(len(z), min(len(z), len(index) // TRIED)).to(z.device)
             off = path_dependence(slope, z[some], y[some])
             if off > PATHS_AGREE:
@@ -684,17 +684,17 @@ def _jump(evidence: Evidence) -> Finding:
     )
 
 
-def _slope(context: Context, seen: View) -> Callable[[Tensor], Tensor]:
+def _slope(problem: Problem, seen: View) -> Callable[[Tensor], Tensor]:
     """The score of points of a view, (n, d) -> (n, d)."""
     event = tuple(seen.points.shape[1:])
-    return lambda v: seen.pull(level_score(context, seen.latent(v.reshape(len(v), *event)))).flatten(1)
+    return lambda v: seen.pull(level_score(problem, seen.latent(v.reshape(len(v), *event)))).flatten(1)
 
 
-def _potential_rise(context: Context, seen: View, z: Tensor, y: Tensor) -> Tensor:
+def _potential_rise(problem: Problem, seen: View, z: Tensor, y: Tensor) -> Tensor:
     """log p(y) - log p(z) of points of a view, by the potential."""
     event = tuple(seen.points.shape[1:])
-    here, there = (seen.latent(v.reshape(len(v), *event)).to(context.like.dtype) for v in (z, y))
-    return context.log_density(there) - context.log_density(here)
+    here, there = (seen.latent(v.reshape(len(v), *event)).to(problem.like.dtype) for v in (z, y))
+    return problem.log_density(there) - problem.log_density(here)
 
 
 def drift(evidence: Evidence) -> Finding:
@@ -707,8 +707,8 @@ def drift(evidence: Evidence) -> Finding:
 
 
 def _drift(evidence: Evidence) -> Finding:
-    context = evidence.context
-    price = 2.0 if context.target.potential is not None else 3.0
+    problem = evidence.problem
+    price = 2.0 if problem.target.potential is not None else 3.0
     moves = MOVES + TRIALS / TRIED_BY_DRIFT
     projections = math.ceil(moves) if evidence.thin else 0
     index = _affordable(evidence, price * moves, projections, SHARE_WITH_DRIFT)
@@ -716,27 +716,27 @@ def _drift(evidence: Evidence) -> Finding:
     if not seen.pointwise:
         raise NotAvailable("the density behind a decoder is not known at the samples")
     z, event, nearest = seen.points.flatten(1), tuple(seen.points.shape[1:]), seen.shape.foot
-    if context.constraint.chains is not None:
+    if problem.constraint.chains is not None:
         raise NotAvailable("every chain has its own set")
-    if context.constraint.in_pieces and evidence.thin:
+    if problem.constraint.in_pieces and evidence.thin:
         raise NotAvailable("moves from one piece of a union to another are not reversible")
-    slope = _slope(context, seen)
+    slope = _slope(problem, seen)
 
     def inside(y: Tensor) -> Tensor:
         return seen.inside(y.reshape(len(y), *event))
 
     def project(y: Tensor) -> Tensor:
-        context.usage.add_projections(len(y))
+        problem.usage.add_projections(len(y))
         return nearest(y.reshape(len(y), *event)).flatten(1)
 
     def rise(z: Tensor, y: Tensor) -> Tensor:
-        if context.target.potential is not None:
-            return _potential_rise(context, seen, z, y)
+        if problem.target.potential is not None:
+            return _potential_rise(problem, seen, z, y)
         return simpson(slope, z, y)
 
     stream = torch.Generator(z.device).manual_seed(4249)
     onto_set = None if seen.shape.project is None else project
-    distance = geometry.reach(context.constraint, event) if seen.same else None
+    distance = geometry.reach(problem.constraint, event) if seen.same else None
     size = float((z - z.mean(0)).square().mean().sqrt())
     step = FIRST_STEP * min(size, math.inf if distance is None else distance / 3.0) / math.sqrt(z.shape[1])
     some = z[_evenly(len(z), max(1, len(z) // TRIED_BY_DRIFT)).to(z.device)]
@@ -765,7 +765,7 @@ def _affordable(
 ) -> Tensor:
     """Numbers of samples on which so many evaluations and projections each may be spent."""
     n = len(evidence.run.samples)
-    left = share * evidence.evaluations * n - evidence.context.usage.scores
+    left = share * evidence.evaluations * n - evidence.problem.usage.scores
     count = min(float(len(evidence.z)), left / evaluations)
     if projections:
         most = SHARE_OF_PROJECTIONS * max(evidence.projections, evidence.evaluations) * n

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from casal.diagnostics.denoiser_calibration import FEWEST_POINTS, calibration
-from casal.methods import Context, gaussian, move, table_rows
+from casal.methods import Problem, gaussian, move, table_rows
 from casal.targets import slope
 
 LEVELS_AGREE, LEVELS_DIFFER = 0.2, 0.4
@@ -36,7 +36,7 @@ class BadModel(NotAvailable):
     """Why it cannot be made, and why the model is not to be trusted either."""
 
 
-def score_at(context: Context, z: Tensor) -> Tensor:
+def score_at(problem: Problem, z: Tensor) -> Tensor:
     """grad log p at points z (n, *latent) of the model, in float64.
 
     A fixed density has it. A diffusion model has that of p with noise, s_sigma(z) = (D(z, sigma) - z) / sigma^2, at its
@@ -45,13 +45,13 @@ def score_at(context: Context, z: Tensor) -> Tensor:
     Raises:
         NotAvailable: The two levels disagree, or there is no denoiser.
     """
-    near = level_score(context, z)
-    if context.table.static:
+    near = level_score(problem, z)
+    if problem.table.static:
         return near
-    far = level_score(context, z, 2.0)
+    far = level_score(problem, z, 2.0)
     differ = float((near - far).square().sum().sqrt() / near.square().sum().sqrt().clamp_min(1e-300))
     if not differ <= LEVELS_AGREE:
-        finest, dtype = _finest(context), context.like.dtype
+        finest, dtype = _finest(problem), problem.like.dtype
         rounding = ROUNDINGS * torch.finfo(dtype).eps * z.square().sum().sqrt() / finest**2
         if bool((near - far).square().sum().sqrt() <= rounding):
             raise NotAvailable(
@@ -62,13 +62,13 @@ def score_at(context: Context, z: Tensor) -> Tensor:
             f"the model's scores at noise {finest:.3g} and {2 * finest:.3g} differ by {100 * differ:.3g} %, so its "
             "score without noise is not known; add finer noise levels"
         )
-        if differ <= LEVELS_DIFFER or _fits(context, z, finest):
+        if differ <= LEVELS_DIFFER or _fits(problem, z, finest):
             raise NotAvailable(text)
         raise BadModel(f"{text}, or train the network there (casal.diagnostics.calibration)")
     return (4.0 * near - far) / 3.0
 
 
-def refuse_wrong_network(context: Context, evaluations: float) -> None:
+def refuse_wrong_network(problem: Problem, evaluations: float) -> None:
     """Whether a network's score at its finest levels fits the model's own samples, before it is held against others.
 
     A few samples of the model are drawn by its own table, without the set, as many as so many evaluations allow.
@@ -76,19 +76,19 @@ def refuse_wrong_network(context: Context, evaluations: float) -> None:
     Raises:
         NotAvailable: It does not fit: a slope below one there (``denoiser_calibration``).
     """
-    if context.table.static or context.target.denoise is None:
+    if problem.table.static or problem.target.denoise is None:
         return
-    rows = table_rows(context)
+    rows = table_rows(problem)
     count = int(min(float(MOST_OWN), evaluations / (len(rows) + 2 * len(OWN_LEVELS))))
     if count < FEWEST_OWN:
         return
-    stream = torch.Generator(context.like.device).manual_seed(4250)
-    context, init = context.take(slice(0, count)), context.target.init
-    x = (init[:count] if isinstance(init, Tensor) else context.target.draw(count, stream)).to(context.like)
+    stream = torch.Generator(problem.like.device).manual_seed(4250)
+    problem, init = problem.take(slice(0, count)), problem.target.init
+    x = (init[:count] if isinstance(init, Tensor) else problem.target.draw(count, stream)).to(problem.like)
     for row in rows:
-        x = move(context, x, context.score(x, row.t), row, gaussian(context, len(x), stream))
-    found = calibration(context.target, x, [times * _finest(context) for times in OWN_LEVELS])
-    context.usage.add_scores(found.evaluations * len(x))
+        x = move(problem, x, problem.score(x, row.t), row, gaussian(problem, len(x), stream))
+    found = calibration(problem.target, x, [times * _finest(problem) for times in OWN_LEVELS])
+    problem.usage.add_scores(found.evaluations * len(x))
     if bool(found.erroneous.any()):
         worst = int(found.slope.argmin())
         raise NotAvailable(
@@ -97,28 +97,28 @@ def refuse_wrong_network(context: Context, evaluations: float) -> None:
         )
 
 
-def _fits(context: Context, z: Tensor, sigma: float) -> bool:
+def _fits(problem: Problem, z: Tensor, sigma: float) -> bool:
     """Whether the denoiser, at a noise level, is calibrated on the samples: an exact one is, whatever the data."""
     if len(z) < FEWEST_POINTS:
         return False
-    found = calibration(context.target, z.to(context.like.dtype), [sigma])
-    context.usage.add_scores(found.evaluations * len(z))
+    found = calibration(problem.target, z.to(problem.like.dtype), [sigma])
+    problem.usage.add_scores(found.evaluations * len(z))
     return not bool(found.erroneous.any())
 
 
-def level_score(context: Context, z: Tensor, times: float = 1.0) -> Tensor:
+def level_score(problem: Problem, z: Tensor, times: float = 1.0) -> Tensor:
     """grad log p of a fixed density; of a diffusion model with noise, ``times`` its finest level, and its soft term."""
-    x, table = z.to(context.like.dtype), context.table
+    x, table = z.to(problem.like.dtype), problem.table
     if table.static:
-        return context.score(x, table.t[-1].to(x.device)).to(torch.float64)
-    sigma = times * _finest(context)
-    found = (context.denoise(x, sigma).to(torch.float64) - x) / sigma**2
-    term = context.target.log_weight
+        return problem.score(x, table.t[-1].to(x.device)).to(torch.float64)
+    sigma = times * _finest(problem)
+    found = (problem.denoise(x, sigma).to(torch.float64) - x) / sigma**2
+    term = problem.target.log_weight
     return found if term is None else found + slope(term, x).to(torch.float64)
 
 
-def _finest(context: Context) -> float:
-    table = context.table
-    if context.target.denoise is None or table.alpha is None or table.sigma is None:
-        raise NotAvailable(f"{context.target.name} has no denoiser to compute the score from")
+def _finest(problem: Problem) -> float:
+    table = problem.table
+    if problem.target.denoise is None or table.alpha is None or table.sigma is None:
+        raise NotAvailable(f"{problem.target.name} has no denoiser to compute the score from")
     return float((table.sigma / table.alpha).min())

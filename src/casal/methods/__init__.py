@@ -29,11 +29,11 @@ from casal.methods.baselines import (
 )
 from casal.methods.bounded_hmc import BoundedHMC
 from casal.methods.casal import CASAL
-from casal.methods.context import Context, Uncounted, Usage, few_chains, move, pick
 from casal.methods.coupling import lift, onto
 from casal.methods.look_ahead import LookAhead, straight
 from casal.methods.moves import RANGE, data_floor
 from casal.methods.population import effective_ancestors, effective_size, normalised, systematic
+from casal.methods.problem import Problem, Uncounted, Usage, few_chains, move, pick
 from casal.methods.reflected_hmc import ReflectedHMC, centred, memory
 from casal.methods.split_gibbs import SplitGibbs
 from casal.methods.twisted import Twisted
@@ -85,7 +85,6 @@ __all__ = [
     "METHODS",
     "RANGE",
     "BoundedHMC",
-    "Context",
     "Decoupled",
     "Each",
     "Entry",
@@ -94,6 +93,7 @@ __all__ = [
     "Method",
     "Penalty",
     "PrimalDual",
+    "Problem",
     "Projected",
     "ReflectedHMC",
     "SplitGibbs",

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from casal.constraints import half_square
-from casal.methods.context import Context, chain_by_chain, pick
 from casal.methods.coupling import DRIFT_LIMIT, MOVE, distance_rho, population_record
 from casal.methods.population import Groups, equal_weights, resample, temper
+from casal.methods.problem import Problem, chain_by_chain, pick
 
 WANTED, GAIN = 0.7, 0.5
 """Share of proposals to accept, and how fast the size of the step follows it from level to level."""
@@ -81,85 +81,85 @@ class Start(NamedTuple):
     rho_0: float = 0.0
 
 
-def adjusted_noise(context: Context, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
+def adjusted_noise(problem: Problem, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
     """Standard normal numbers (n, d + 1): d for a proposal, and one that decides on it."""
-    count = math.prod(context.latent) + 1
-    return torch.randn((n, count), generator=generator, device=generator.device).to(context.like.dtype)
+    count = math.prod(problem.latent) + 1
+    return torch.randn((n, count), generator=generator, device=generator.device).to(problem.like.dtype)
 
 
-def begin(context: Context, x: Tensor) -> AdjustedState:
+def begin(problem: Problem, x: Tensor) -> AdjustedState:
     """Chains with equal weights at x."""
-    log_weight, ancestor = equal_weights(context, len(x))
-    score, log_p = context.score(x, context.table.t[0].to(x.device)), context.log_density(x)
-    decoded = context.decode(x)
-    z = context.project(decoded)
+    log_weight, ancestor = equal_weights(problem, len(x))
+    score, log_p = problem.score(x, problem.table.t[0].to(x.device)), problem.log_density(x)
+    decoded = problem.decode(x)
+    z = problem.project(decoded)
     half_distance2, none = half_square(decoded - z), torch.zeros_like(log_weight)
     return AdjustedState(x, z, score, log_p, half_distance2, none, log_weight, ancestor)
 
 
-def adjusted_step(context: Context, state: AdjustedState, row: AdjustedRow, noise: Tensor) -> AdjustedState:
+def adjusted_step(problem: Problem, state: AdjustedState, row: AdjustedRow, noise: Tensor) -> AdjustedState:
     """Propose, and accept or not; the noise is from ``adjusted_noise``."""
-    x, gram = state.x, context.gram
+    x, gram = state.x, problem.gram
     stiff = row.share / row.b + row.rho * gram.eigenvalues / MOVE
     if row.share < 1.0:
-        stiff = stiff + (1.0 - row.share) * start_curvature(context)
+        stiff = stiff + (1.0 - row.share) * start_curvature(problem)
     size = (row.size / stiff).to(x.dtype)
     w, decide = noise[:, :-1], noise[:, -1]
-    drift = _drift(context, state, row, size)
+    drift = _drift(problem, state, row, size)
     shift = drift + (2.0 * size).sqrt() * w.reshape(drift.shape)
     y = x + gram.unwhiten(shift).reshape(x.shape)
-    decoded = context.decode(y)
-    z = context.foot(decoded, warm=state.z).to(state.z.dtype)
+    decoded = problem.decode(y)
+    z = problem.foot(decoded, warm=state.z).to(state.z.dtype)
     new = state._replace(
         x=y,
         z=z,
-        score=context.score(y, row.t),
-        log_p=context.log_density(y),
+        score=problem.score(y, row.t),
+        log_p=problem.log_density(y),
         half_distance2=half_square(decoded - z),
     )
-    back = (shift + _drift(context, new, row, size)).to(torch.float64).square() / (4.0 * size)
-    ratio = _log_pi(context, new, row) - _log_pi(context, state, row)
+    back = (shift + _drift(problem, new, row, size)).to(torch.float64).square() / (4.0 * size)
+    ratio = _log_pi(problem, new, row) - _log_pi(problem, state, row)
     ratio += w.to(torch.float64).square().sum(1) / 2 - back.reshape(len(x), -1).sum(1)
     yes = torch.special.log_ndtr(decide.to(torch.float64)) < ratio
     moved = AdjustedState(*(pick(yes, one, other) for one, other in zip(new, state, strict=True)))
     return moved._replace(accepted=yes.to(state.accepted))
 
 
-def start_curvature(context: Context) -> Tensor | float:
+def start_curvature(problem: Problem) -> Tensor | float:
     """Curvature k of -log q in the coordinates u, one for each where they are those of x, else their mean.
 
     From a difference of the score of q, which is exact for a Gaussian with independent coordinates. Moves for other q
     are exact as well, with another step.
     """
-    assert context.start is not None
-    ends = torch.zeros((2, *context.latent), dtype=torch.float64, device=context.like.device)
+    assert problem.start is not None
+    ends = torch.zeros((2, *problem.latent), dtype=torch.float64, device=problem.like.device)
     ends[1] = 1.0
-    score = context.start.score(ends)
-    scaled = (score[0] - score[1]).abs().clamp_min(1e-300) * context.gram.root.to(score).square()
-    return scaled if context.gram.basis is None else float(scaled.mean())
+    score = problem.start.score(ends)
+    scaled = (score[0] - score[1]).abs().clamp_min(1e-300) * problem.gram.root.to(score).square()
+    return scaled if problem.gram.basis is None else float(scaled.mean())
 
 
-def _drift(context: Context, state: AdjustedState, row: AdjustedRow, size: Tensor) -> Tensor:
+def _drift(problem: Problem, state: AdjustedState, row: AdjustedRow, size: Tensor) -> Tensor:
     """S g in the coordinates u, cut off far out: a steep tail cannot fling a proposal away."""
     gradient = state.score
-    if row.share < 1.0 and context.start is not None:
-        gradient = row.share * gradient + (1.0 - row.share) * context.start.score(state.x)
+    if row.share < 1.0 and problem.start is not None:
+        gradient = row.share * gradient + (1.0 - row.share) * problem.start.score(state.x)
     if row.rho > 0.0:
-        offset = (context.decode(state.x) - state.z).to(state.x.dtype)
-        gradient = gradient - row.rho * context.decoder.vjp(state.x)(offset)
+        offset = (problem.decode(state.x) - state.z).to(state.x.dtype)
+        gradient = gradient - row.rho * problem.decoder.vjp(state.x)(offset)
     limit = DRIFT_LIMIT * size.sqrt()
-    return (size * context.gram.whiten(gradient)).clamp(-limit, limit)
+    return (size * problem.gram.whiten(gradient)).clamp(-limit, limit)
 
 
-def _log_pi(context: Context, state: AdjustedState, row: AdjustedRow) -> Tensor:
+def _log_pi(problem: Problem, state: AdjustedState, row: AdjustedRow) -> Tensor:
     value = row.share * state.log_p - row.rho * state.half_distance2
-    if row.share < 1.0 and context.start is not None:
-        value = value + (1.0 - row.share) * context.start.log_density(state.x)
+    if row.share < 1.0 and problem.start is not None:
+        value = value + (1.0 - row.share) * problem.start.log_density(state.x)
     return torch.where(torch.isnan(value), -torch.inf, value)
 
 
 def next_start(
-    context: Context,
+    problem: Problem,
     state: AdjustedState,
     at: Start,
     left: int,
@@ -168,14 +168,14 @@ def next_start(
     generator: torch.Generator,
 ) -> tuple[AdjustedState, Start, Mapping[str, float]]:
     """One level of the tempered start, ``left`` levels before its end, this one included."""
-    assert context.start is not None
+    assert problem.start is not None
     rho_0, size, rate = at.rho_0, at.size, 1.0
     if at.share == 0.0:
         rho_0 = distance_rho(0.0, state.half_distance2, groups.weights(state.log_weight))
     else:
         rate = float(state.accepted.mean())
         size = min(max(size * math.exp((rate - WANTED) * GAIN), SIZES[0]), SIZES[1])
-    gain = state.log_p - rho_0 * state.half_distance2 - chain_by_chain(context.start.log_density, state.x)
+    gain = state.log_p - rho_0 * state.half_distance2 - chain_by_chain(problem.start.log_density, state.x)
     b, log_weight = temper(at.share, state.log_weight, gain, groups, left)
     state = state._replace(log_weight=log_weight)
     info = {**population_record(state, groups, b * rho_0), "share": b, "acceptance": rate}

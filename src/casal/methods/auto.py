@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from casal.methods.base import Method
 from casal.methods.bounded_hmc import FEWEST_CHAINS, BoundedHMC
-from casal.methods.context import Context
 from casal.methods.coupling import has_edge
 from casal.methods.look_ahead import LookAhead
+from casal.methods.problem import Problem
 from casal.methods.reflected_hmc import ReflectedHMC
 from casal.methods.split_gibbs import SplitGibbs
 from casal.methods.weighted import WeightedCASAL
@@ -58,7 +58,7 @@ class Choice(NamedTuple):
 
 
 def choose(
-    context: Context,
+    problem: Problem,
     n: int,
     *,
     integrable: bool = True,
@@ -80,7 +80,7 @@ def choose(
     its own set, resampling is impossible. That raises an error, because no other method promises the distribution.
 
     Args:
-        context: Model, set and decoder.
+        problem: Model, set and decoder.
         n: Chains.
         integrable: Whether a fixed density has a finite integral off the set. If not, chains must not run free before
             the ladder.
@@ -91,11 +91,11 @@ def choose(
         uneven: The same spread where the derivative of the denoiser is no covariance, because it is not symmetric.
         gaussian: Whether the denoiser is linear in x: then linear equations are taken into the model.
     """
-    rows, size = len(context.table), math.prod(context.latent)
-    if context.table.static:
-        if size >= BOUNDED_DIMENSION and ReflectedHMC().fits(context):
+    rows, size = len(problem.table), math.prod(problem.latent)
+    if problem.table.static:
+        if size >= BOUNDED_DIMENSION and ReflectedHMC().fits(problem):
             return Choice(ReflectedHMC(), f"ReflectedHMC for {size} dimensions: {rows} evaluations per chain")
-        if undefined and ReflectedHMC().fits(context):
+        if undefined and ReflectedHMC().fits(problem):
             return Choice(
                 ReflectedHMC(),
                 f"ReflectedHMC, whose chains stay inside, since the density is not defined off the set: {rows} "
@@ -103,42 +103,42 @@ def choose(
             )
         method = WeightedCASAL(hold=not integrable)
         return Choice(method, f"WeightedCASAL with an adaptive ladder: {rows} evaluations per chain")
-    if context.target.log_weight is not None or size > LADDER_DIMENSION:
-        found = _many_dimensions(context, n, size, erroneous, uneven, gaussian)
+    if problem.target.log_weight is not None or size > LADDER_DIMENSION:
+        found = _many_dimensions(problem, n, size, erroneous, uneven, gaussian)
         if found is not None:
             return found
     if erroneous is not None and n * rows * size <= MOST_NOISE:
         own = SplitGibbs(moves="level", level=OWN_LEVEL * erroneous, levels=OWN_LEVELS)
-        count = rows + own.levels * own.sweeps * own.moves_for(context).evaluations
+        count = rows + own.levels * own.sweeps * own.moves_for(problem).evaluations
         return Choice(
             own, f"SplitGibbs with moves at the noise level {own.level:.3g}: about {count} evaluations per chain"
         )
-    ladder = SplitGibbs(inner_steps=INNER_STEPS, levels=EDGE_LEVELS if has_edge(context) else SURFACE_LEVELS)
+    ladder = SplitGibbs(inner_steps=INNER_STEPS, levels=EDGE_LEVELS if has_edge(problem) else SURFACE_LEVELS)
     count = rows + ladder.inner_steps * SURFACE_LEVELS
     return Choice(ladder, f"SplitGibbs with an adaptive ladder: about {count} evaluations per chain")
 
 
 def _many_dimensions(
-    context: Context, n: int, size: int, erroneous: float | None, uneven: float | None, gaussian: bool
+    problem: Problem, n: int, size: int, erroneous: float | None, uneven: float | None, gaussian: bool
 ) -> Choice | None:
     """What looks ahead through the derivative of the denoiser; None where set, decoder or network do not allow it."""
     wide = uneven if erroneous is None else erroneous
     ahead = LookAhead() if wide is None else LookAhead(calibrate=True, width=2, moves=4)
-    if wide is None and gaussian and LookAhead(gaussian=True).conditions(context):
+    if wide is None and gaussian and LookAhead(gaussian=True).conditions(problem):
         ahead = LookAhead(gaussian=True)
-    where, tilted = f"for {size} dimensions", context.target.log_weight is not None
-    if tilted or (wide is None and ahead.fits(context)):
+    where, tilted = f"for {size} dimensions", problem.target.log_weight is not None
+    if tilted or (wide is None and ahead.fits(problem)):
         said = " and a soft term" if tilted else ""
         said += "" if wide is None else ", calibrated on the model's own samples"
         said += ", given the linear equations exactly since the model is Gaussian" if ahead.gaussian else ""
-        return Choice(ahead, f"LookAhead {where}{said}: about {ahead.evaluations(context, n)} evaluations per chain")
+        return Choice(ahead, f"LookAhead {where}{said}: about {ahead.evaluations(problem, n)} evaluations per chain")
     inside = BoundedHMC() if erroneous is None else BoundedHMC(sigma_moves=MOVES_ABOVE * erroneous)
-    if n >= FEWEST_CHAINS and inside.fits(context):
+    if n >= FEWEST_CHAINS and inside.fits(problem):
         return Choice(inside, f"BoundedHMC {where}: about {inside.evaluations} evaluations per chain")
     if wide is not None:
-        last = wide * context.decoder.norm()  # the spread of the data, in units of decoded space
+        last = wide * problem.decoder.norm()  # the spread of the data, in units of decoded space
         ladder = SplitGibbs(last, levels=WIDE_LEVELS, inner_steps=WIDE_STEPS, moves="metropolis")
-        count = len(context.table) + ladder.levels * ladder.inner_steps
+        count = len(problem.table) + ladder.levels * ladder.inner_steps
         return Choice(
             ladder,
             f"SplitGibbs {where}, down to the spread {wide:.3g} of the data, since the network errs, then one "

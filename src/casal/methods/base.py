@@ -5,7 +5,7 @@ A method is a frozen dataclass. A run is one stage after the other, and there ar
     Each        rows that every chain takes on its own (``step``), batch beside batch
     Together    what all chains do at once (``do``): resample, average a multiplier, place the next levels
 
-A step is a pure function of (context, state, row, noise): the noise is a tensor and an argument, so two methods can be
+A step is a pure function of (problem, state, row, noise): the noise is a tensor and an argument, so two methods can be
 compared under the same noise, a step can be compiled and a run replayed.
 
 The state is a NamedTuple of tensors (n, ...) of all chains; a batch is a slice of it. Its first field is the point x
@@ -26,40 +26,40 @@ import torch
 from torch import Tensor
 
 from casal.errors import SettingError
-from casal.methods.context import Context, move
+from casal.methods.problem import Problem, move
 from casal.streams import stream
 
 State = TypeVar("State", bound=tuple[Any, ...])
 
-Step: TypeAlias = Callable[[Context, Any, Any, Tensor], Any]
-"""``step(context, state, row, noise) -> state``: one step of all chains of the state, each on its own."""
+Step: TypeAlias = Callable[[Problem, Any, Any, Tensor], Any]
+"""``step(problem, state, row, noise) -> state``: one step of all chains of the state, each on its own."""
 
-Do: TypeAlias = Callable[[Context, Any, Any, torch.Generator], tuple[Any, Any, Mapping[str, float]]]
-"""``do(context, state, control, generator) -> (state, control, scalars for the trace)``, for all chains of a run."""
+Do: TypeAlias = Callable[[Problem, Any, Any, torch.Generator], tuple[Any, Any, Mapping[str, float]]]
+"""``do(problem, state, control, generator) -> (state, control, scalars for the trace)``, for all chains of a run."""
 
-Meet: TypeAlias = Callable[[Context, Any, torch.Generator], tuple[Any, Mapping[str, float]]]
-"""``meet(context, state, generator) -> (state, scalars for the trace)``: the same where nothing is shared."""
+Meet: TypeAlias = Callable[[Problem, Any, torch.Generator], tuple[Any, Mapping[str, float]]]
+"""``meet(problem, state, generator) -> (state, scalars for the trace)``: the same where nothing is shared."""
 
 
 class Noise(Protocol):
     """The randomness of one step of n chains, as a tensor; written into ``out`` where that is possible."""
 
-    def __call__(self, context: Context, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor: ...
+    def __call__(self, problem: Problem, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor: ...
 
 
-def gaussian(context: Context, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
+def gaussian(problem: Problem, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
     """Standard normal numbers (n, *latent), drawn in float32, which is several times faster, and widened."""
     if out is None:
-        out = torch.empty((n, *context.latent), dtype=torch.float32, device=generator.device)
-    return out.normal_(generator=generator).to(context.like.dtype)
+        out = torch.empty((n, *problem.latent), dtype=torch.float32, device=generator.device)
+    return out.normal_(generator=generator).to(problem.like.dtype)
 
 
-def uniform(context: Context, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
+def uniform(problem: Problem, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
     """One number in [0, 1) per chain, float64."""
     return torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device)
 
 
-def key(context: Context, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
+def key(problem: Problem, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
     """One whole number that seeds a generator: for draws by rejection, which need an unknown number of numbers.
 
     It is a number of the host on every device, for it is read. The state of a generator is known to the host, too: off
@@ -126,9 +126,9 @@ def unshared(meet: Meet) -> Together:
 
 
 def _met(
-    meet: Meet, context: Context, state: Any, control: Any, generator: torch.Generator
+    meet: Meet, problem: Problem, state: Any, control: Any, generator: torch.Generator
 ) -> tuple[Any, Any, Mapping[str, float]]:
-    state, known = meet(context, state, generator)
+    state, known = meet(problem, state, generator)
     return type(state)(*(part if part.ndim else part.cpu() for part in state)), control, known
 
 
@@ -146,13 +146,13 @@ class Recall(NamedTuple):
     gains: Tensor
 
 
-def advance(context: Context, state: Any, score: Tensor, row: Any, noise: Tensor) -> Any:
+def advance(problem: Problem, state: Any, score: Tensor, row: Any, noise: Tensor) -> Any:
     """The state after a row of the table: x' = a x + b score + m_1 D_1 + ... + m_p D_p + s w.
 
     Where rows look back, ``state.past`` (n, p, *latent) holds the estimates D_1 ... D_p, and that of this row, which is
     (x + sigma^2 score) / alpha, takes its place among them.
     """
-    x, recall = move(context, state.x, score, row, noise), getattr(row, "recall", None)
+    x, recall = move(problem, state.x, score, row, noise), getattr(row, "recall", None)
     if recall is None:
         return state._replace(x=x)
     clean = (state.x + recall.sigma**2 * score) / recall.alpha
@@ -161,18 +161,18 @@ def advance(context: Context, state: Any, score: Tensor, row: Any, noise: Tensor
     return state._replace(x=x, past=torch.cat([clean[:, None], state.past[:, :-1]], 1))
 
 
-def nothing_past(context: Context, x: Tensor) -> Tensor | None:
+def nothing_past(problem: Problem, x: Tensor) -> Tensor | None:
     """The estimates of rows before the first, zero and never used; None if no row looks back."""
-    memory = context.table.memory
+    memory = problem.table.memory
     return None if memory is None else x.new_zeros((len(x), memory.shape[1], *x.shape[1:]))
 
 
-def free_step(context: Context, state: Any, row: Any, noise: Tensor) -> Any:
+def free_step(problem: Problem, state: Any, row: Any, noise: Tensor) -> Any:
     """x' = a x + b score(x) + s w: one row of the table, without any constraint."""
-    return advance(context, state, context.score(state.x, row.t), row, noise)
+    return advance(problem, state, problem.score(state.x, row.t), row, noise)
 
 
-def no_step(context: Context, state: Any, row: Any, noise: Tensor) -> Any:
+def no_step(problem: Problem, state: Any, row: Any, noise: Tensor) -> Any:
     """The step of a stage without rows."""
     return state
 
@@ -203,46 +203,46 @@ class Method(ABC, Generic[State]):
     tilts: ClassVar[bool] = False
     remembers: ClassVar[bool] = False
 
-    def control(self, context: Context, n: int) -> Any:
+    def control(self, problem: Problem, n: int) -> Any:
         """Check the settings against model, set and number of chains; the first shared numbers of a run.
 
         A NamedTuple of plain numbers, which ``Together`` stages replace. Here: the stages themselves, as all of them
         are known before the run.
         """
-        return tuple(self.stages(context, n))
+        return tuple(self.stages(problem, n))
 
-    def next(self, context: Context, control: Any, stage: int) -> Each | Together | None:
+    def next(self, problem: Problem, control: Any, stage: int) -> Each | Together | None:
         """What comes after so many stages; None at the end."""
         found: Each | Together | None = control[stage] if stage < len(control) else None
         return found
 
-    def steps(self, context: Context, control: Any) -> int:
+    def steps(self, problem: Problem, control: Any) -> int:
         """Steps of a chain in the whole run, from its first shared numbers."""
         return sum(len(stage.rows) for stage in control if isinstance(stage, Each))
 
-    def stages(self, context: Context, n: int) -> Sequence[Each | Together]:
+    def stages(self, problem: Problem, n: int) -> Sequence[Each | Together]:
         """All stages, where they are known before the run."""
         found = list[Each | Together]()
-        for stage in self.plan(context, n):
+        for stage in self.plan(problem, n):
             found += [] if stage.meet is None else [unshared(stage.meet)]
             found += [Each(stage.rows, stage.step, stage.noise)] if len(stage.rows) else []
         return found
 
-    def plan(self, context: Context, n: int) -> Sequence[Stage]:
+    def plan(self, problem: Problem, n: int) -> Sequence[Stage]:
         """The stages in pairs: what all chains do together, and rows after it."""
         raise NotImplementedError(f"{type(self).__name__} has neither stages nor control and next")
 
     @abstractmethod
-    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> State:
+    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> State:
         """The state of chains that start at x."""
 
     @abstractmethod
-    def output(self, context: Context, state: State) -> Tensor:
+    def samples(self, problem: Problem, state: State) -> Tensor:
         """The samples in decoded space; float64 and projected if the method is ``strict``."""
 
-    def monitor(self, context: Context, state: State) -> Mapping[str, Tensor]:
+    def monitor(self, problem: Problem, state: State) -> Mapping[str, Tensor]:
         """Per-chain diagnostics (n,) for the trace."""
-        return {"violation": context.constraint.violation(self.output(context, state))}
+        return {"violation": problem.constraint.violation(self.samples(problem, state))}
 
     def decoded_parts(self) -> tuple[str, ...] | None:
         """Fields of the state in decoded space, if steps may be taken in coordinates of the range of the decoder.
@@ -251,7 +251,7 @@ class Method(ABC, Generic[State]):
         """
         return None
 
-    def start_note(self, context: Context) -> str | None:
+    def start_note(self, problem: Problem) -> str | None:
         """What a reader of the result must know about the start of a run; None if there is nothing."""
         return None
 
@@ -276,7 +276,7 @@ def step_advice(row: Any) -> str:
 
 
 def table_rows(
-    context: Context, kind: Any = TableRow, host: Sequence[Any] | None = None, **columns: Tensor
+    problem: Problem, kind: Any = TableRow, host: Sequence[Any] | None = None, **columns: Tensor
 ) -> list[Any]:
     """One row per step: a, b, s, t of the table and the method's own columns (T,), as scalars of the run's device.
 
@@ -284,9 +284,9 @@ def table_rows(
     compiled step does not specialise on their values. Rows of a table that looks back also have ``recall``, those of
     methods that decide by numbers ``host``: what a step reads must not be on a device, which it would wait for.
     """
-    table = context.table
+    table = problem.table
     every = {"a": table.a, "b": table.b, "s": table.s, "t": table.t, **columns}
-    device, dtype = context.like.device, context.row_dtype
+    device, dtype = problem.like.device, problem.row_dtype
     scalars: dict[str, Sequence[Any]] = {name: _scalars(v.to(device, dtype)) for name, v in every.items()}
     if table.memory is not None and table.alpha is not None and table.sigma is not None:
         looks = (column.to(device, dtype).unbind() for column in (table.alpha, table.sigma, table.memory))
@@ -301,9 +301,9 @@ def _scalars(column: Tensor) -> Sequence[Tensor]:
     return [column[0]] * len(column) if bool((column == column[0]).all()) else column.unbind()
 
 
-def refuse_own_sets(context: Context, setting: str) -> None:
+def refuse_own_sets(problem: Problem, setting: str) -> None:
     """SettingError where chains that share a multiplier have sets or conditions of their own."""
-    if context.chains is not None:
+    if problem.chains is not None:
         raise SettingError(
             f"{setting} shares one multiplier among all chains; they need a common set, not PerChain, and no condition"
         )
@@ -324,10 +324,10 @@ def zero_before(values: Tensor, first: int) -> Tensor:
     return out
 
 
-def split_records(context: Context, x: Tensor, z: Tensor, lam: Tensor | None = None) -> dict[str, Tensor]:
+def split_records(problem: Problem, x: Tensor, z: Tensor, lam: Tensor | None = None) -> dict[str, Tensor]:
     """The gap |A x - z|, the violation of z and, if there is a multiplier, its size, chain by chain."""
-    gap = (context.decode(x) - z).reshape(len(z), -1)
-    records = {"gap": torch.linalg.vector_norm(gap, dim=1), "violation": context.constraint.violation(z)}
+    gap = (problem.decode(x) - z).reshape(len(z), -1)
+    records = {"gap": torch.linalg.vector_norm(gap, dim=1), "violation": problem.constraint.violation(z)}
     if lam is not None:
         records["dual_norm"] = torch.linalg.vector_norm(lam.reshape(len(z), -1), dim=1)
     return records

@@ -36,7 +36,7 @@ from casal.methods.base import (
     table_rows,
     zero_before,
 )
-from casal.methods.context import Context, move
+from casal.methods.problem import Problem, move
 from casal.schedules import Schedule, evaluate
 from casal.targets import Table
 
@@ -66,9 +66,9 @@ class PointWithPast(NamedTuple):
     past: Tensor
 
 
-def points(context: Context, x: Tensor) -> PointState:
+def points(problem: Problem, x: Tensor) -> PointState:
     """The state of chains that start at x: a point, with a past if rows of the table look back."""
-    past = nothing_past(context, x)
+    past = nothing_past(problem, x)
     return PointState(x) if past is None else cast(PointState, PointWithPast(x, past))
 
 
@@ -78,11 +78,11 @@ class _Points(Method[PointState]):
     strict: ClassVar[bool] = False
     remembers: ClassVar[bool] = True
 
-    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PointState:
-        return points(context, x)
+    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> PointState:
+        return points(problem, x)
 
-    def output(self, context: Context, state: PointState) -> Tensor:
-        return context.decode(state.x)
+    def samples(self, problem: Problem, state: PointState) -> Tensor:
+        return problem.decode(state.x)
 
     def advice(self, state: PointState, row: Any) -> str:
         return step_advice(row)
@@ -102,8 +102,8 @@ class Unconstrained(_Points):
 
     name: ClassVar[str] = "unconstrained"
 
-    def stages(self, context: Context, n: int) -> Sequence[Each | Together]:
-        return [Each(table_rows(context), free_step)]
+    def stages(self, problem: Problem, n: int) -> Sequence[Each | Together]:
+        return [Each(table_rows(problem), free_step)]
 
 
 @dataclass(frozen=True)
@@ -126,23 +126,23 @@ class FinalProjection(Method[Any]):
         """Whether the inner method does."""
         return self.inner.remembers
 
-    def control(self, context: Context, n: int) -> Any:
-        return self.inner.control(context, n)
+    def control(self, problem: Problem, n: int) -> Any:
+        return self.inner.control(problem, n)
 
-    def next(self, context: Context, control: Any, stage: int) -> Each | Together | None:
-        return self.inner.next(context, control, stage)
+    def next(self, problem: Problem, control: Any, stage: int) -> Each | Together | None:
+        return self.inner.next(problem, control, stage)
 
-    def steps(self, context: Context, control: Any) -> int:
-        return self.inner.steps(context, control)
+    def steps(self, problem: Problem, control: Any) -> int:
+        return self.inner.steps(problem, control)
 
-    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> Any:
-        return self.inner.init(context, x, generator)
+    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> Any:
+        return self.inner.start(problem, x, generator)
 
-    def output(self, context: Context, state: Any) -> Tensor:
-        return context.strict(self.inner.output(context, state))
+    def samples(self, problem: Problem, state: Any) -> Tensor:
+        return problem.strict(self.inner.samples(problem, state))
 
-    def monitor(self, context: Context, state: Any) -> Mapping[str, Tensor]:
-        return self.inner.monitor(context, state)
+    def monitor(self, problem: Problem, state: Any) -> Mapping[str, Tensor]:
+        return self.inner.monitor(problem, state)
 
     def decoded_parts(self) -> tuple[str, ...] | None:
         return self.inner.decoded_parts()
@@ -195,49 +195,49 @@ class Projected(_Points):
         if self.repeats > 1 and self.latent == "exact":
             raise SettingError(f"repeats = {self.repeats} is for latent='pinv'; one exact projection is enough")
 
-    def stages(self, context: Context, n: int) -> Sequence[Each | Together]:
-        first, rows = burn_in_steps(self.burn_in, len(context.table)), table_rows(context)
-        exact = self.latent == "exact" and not context.identity
-        step: Step = partial(self.latent_step, _latents(context)) if exact else self.step
+    def stages(self, problem: Problem, n: int) -> Sequence[Each | Together]:
+        first, rows = burn_in_steps(self.burn_in, len(problem.table)), table_rows(problem)
+        exact = self.latent == "exact" and not problem.identity
+        step: Step = partial(self.latent_step, _latents(problem)) if exact else self.step
         burn_in = [Each(rows[:first], free_step)] if first else []
         return [*burn_in, Each(rows[first:], step)]
 
-    def step(self, context: Context, state: PointState, row: TableRow, noise: Tensor) -> PointState:
+    def step(self, problem: Problem, state: PointState, row: TableRow, noise: Tensor) -> PointState:
         """x' = A^+ P(A y), y the free step, ``repeats`` times."""
-        state = free_step(context, state, row, noise)
+        state = free_step(problem, state, row, noise)
         x = state.x
-        for _ in range(1 if context.identity else self.repeats):
-            x = context.decoder.pinv(context.project(context.decode(x)), context.latent)
+        for _ in range(1 if problem.identity else self.repeats):
+            x = problem.decoder.pinv(problem.project(problem.decode(x)), problem.latent)
         return state._replace(x=x)
 
     def latent_step(
-        self, latents: Constraint, context: Context, state: PointState, row: TableRow, noise: Tensor
+        self, latents: Constraint, problem: Problem, state: PointState, row: TableRow, noise: Tensor
     ) -> PointState:
         """x' = P_L(y)."""
-        warm, state = state.x, free_step(context, state, row, noise)
-        context.usage.add_projections(len(warm))
-        own = latents.take(slice(context.first, context.first + len(warm)))
-        return state._replace(x=own.project(state.x, budget=context.budget, warm=warm))
+        warm, state = state.x, free_step(problem, state, row, noise)
+        problem.usage.add_projections(len(warm))
+        own = latents.take(slice(problem.first, problem.first + len(warm)))
+        return state._replace(x=own.project(state.x, budget=problem.budget, warm=warm))
 
     def decoded_parts(self) -> tuple[str, ...] | None:
         return ()
 
-    def output(self, context: Context, state: PointState) -> Tensor:
-        return context.strict(context.decode(state.x))
+    def samples(self, problem: Problem, state: PointState) -> Tensor:
+        return problem.strict(problem.decode(state.x))
 
 
-def _latents(context: Context) -> Constraint:
+def _latents(problem: Problem) -> Constraint:
     """{x : A x in C}, tried on two points: a set that A cannot reach is refused before the first step."""
-    decoder, constraint = context.decoder, context.constraint
+    decoder, constraint = problem.decoder, problem.constraint
     if not decoder.linear:
         raise SettingError(
             f"latent='exact' needs a linear decoder, got {type(decoder).__name__}; behind others state the set in the "
             "latent: constraint.through(decoder), without decoder="
         )
-    A = decoder.matrix(context.latent, context.like)
+    A = decoder.matrix(problem.latent, problem.like)
     count = min(2, constraint.chains or 2)
     points = 1.0 + torch.eye(count, A.shape[1], dtype=torch.float64, device=A.device)
-    event = decoder.event(points.to(context.like).reshape(count, *context.latent))
+    event = decoder.event(points.to(problem.like).reshape(count, *problem.latent))
     try:
         latents = Through(constraint, A, shape=event)
         few = latents.take(slice(0, count))
@@ -311,25 +311,25 @@ class Penalty(_Points):
         one_of(self.of, "of", ("residual", "distance"))
         whole_number(self.repeats, "repeats", 1)
 
-    def stages(self, context: Context, n: int) -> Sequence[Each | Together]:
-        weight = evaluate(self.weight, context.table, "weight", positive=False)
-        first = burn_in_steps(self.burn_in, len(context.table))
-        return [Each(table_rows(context, PenaltyRow, weight=zero_before(weight, first)), self.step)]
+    def stages(self, problem: Problem, n: int) -> Sequence[Each | Together]:
+        weight = evaluate(self.weight, problem.table, "weight", positive=False)
+        first = burn_in_steps(self.burn_in, len(problem.table))
+        return [Each(table_rows(problem, PenaltyRow, weight=zero_before(weight, first)), self.step)]
 
-    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PointState:
+    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> PointState:
         if self.of == "residual":
-            context.check_smooth(x)
-        return points(context, x)
+            problem.check_smooth(x)
+        return points(problem, x)
 
-    def step(self, context: Context, state: PointState, row: PenaltyRow, noise: Tensor) -> PointState:
-        gradient = context.penalty_gradient if self.of == "residual" else context.distance_gradient
-        score = context.score(state.x, row.t)
+    def step(self, problem: Problem, state: PointState, row: PenaltyRow, noise: Tensor) -> PointState:
+        gradient = problem.penalty_gradient if self.of == "residual" else problem.distance_gradient
+        score = problem.score(state.x, row.t)
         if self.repeats == 1:
-            return advance(context, state, score - (2 * row.weight) * gradient(state.x), row, noise)
-        state = advance(context, state, score, row, noise)
+            return advance(problem, state, score - (2 * row.weight) * gradient(state.x), row, noise)
+        state = advance(problem, state, score, row, noise)
         x = state.x
         for _ in range(self.repeats):
-            x = x - context.precondition((2 * row.b * row.weight / self.repeats).to(x.dtype) * gradient(x))
+            x = x - problem.precondition((2 * row.b * row.weight / self.repeats).to(x.dtype) * gradient(x))
         return state._replace(x=x)
 
     def advice(self, state: PointState, row: PenaltyRow) -> str:
@@ -377,50 +377,50 @@ class PrimalDual(Method[PrimalDualState]):
         positive(self.dual_step, "dual_step")
         one_of(self.average, "average", ("chains", "time"))
 
-    def stages(self, context: Context, n: int) -> Sequence[Each | Together]:
-        rows = table_rows(context)
+    def stages(self, problem: Problem, n: int) -> Sequence[Each | Together]:
+        rows = table_rows(problem)
         if self.average == "time":
             return [Each(rows, self.step)]
-        refuse_own_sets(context, "average='chains'")
+        refuse_own_sets(problem, "average='chains'")
         pairs = ((Each([row], self.step), Together(self.ascend)) for row in rows)
         return [stage for pair in pairs for stage in pair][:-1]
 
-    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PrimalDualState:
-        return PrimalDualState(x, torch.zeros_like(geometry.residual(context.constraint, context.decode(x))))
+    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> PrimalDualState:
+        return PrimalDualState(x, torch.zeros_like(geometry.residual(problem.constraint, problem.decode(x))))
 
-    def step(self, context: Context, state: PrimalDualState, row: TableRow, noise: Tensor) -> PrimalDualState:
+    def step(self, problem: Problem, state: PrimalDualState, row: TableRow, noise: Tensor) -> PrimalDualState:
         with torch.enable_grad():
             leaf = state.x.detach().requires_grad_()
-            h = geometry.residual(context.constraint, context.decode(leaf))
+            h = geometry.residual(problem.constraint, problem.decode(leaf))
             (pull,) = torch.autograd.grad(h, leaf, grad_outputs=state.lam)
-        x = move(context, state.x, context.score(state.x, row.t) - pull, row, noise)
+        x = move(problem, state.x, problem.score(state.x, row.t) - pull, row, noise)
         if self.average == "chains":
             return PrimalDualState(x, state.lam)
         return PrimalDualState(
-            x, self._ascend(context, state.lam, geometry.residual(context.constraint, context.decode(x)))
+            x, self._ascend(problem, state.lam, geometry.residual(problem.constraint, problem.decode(x)))
         )
 
     def ascend(
-        self, context: Context, state: PrimalDualState, control: Any, generator: torch.Generator
+        self, problem: Problem, state: PrimalDualState, control: Any, generator: torch.Generator
     ) -> tuple[PrimalDualState, Any, Mapping[str, float]]:
         """Move the one multiplier of all chains by the mean of their residuals."""
-        mean = geometry.residual(context.constraint, context.decode(state.x)).mean(0, keepdim=True)
-        return PrimalDualState(state.x, self._ascend(context, state.lam, mean)), control, {}
+        mean = geometry.residual(problem.constraint, problem.decode(state.x)).mean(0, keepdim=True)
+        return PrimalDualState(state.x, self._ascend(problem, state.lam, mean)), control, {}
 
-    def output(self, context: Context, state: PrimalDualState) -> Tensor:
-        return context.decode(state.x)
+    def samples(self, problem: Problem, state: PrimalDualState) -> Tensor:
+        return problem.decode(state.x)
 
-    def monitor(self, context: Context, state: PrimalDualState) -> Mapping[str, Tensor]:
+    def monitor(self, problem: Problem, state: PrimalDualState) -> Mapping[str, Tensor]:
         return {
-            "violation": context.constraint.violation(context.decode(state.x)),
+            "violation": problem.constraint.violation(problem.decode(state.x)),
             "dual_norm": torch.linalg.vector_norm(state.lam, dim=1),
         }
 
     def advice(self, state: PrimalDualState, row: TableRow) -> str:
         return step_advice(row)
 
-    def _ascend(self, context: Context, lam: Tensor, h: Tensor) -> Tensor:
-        return geometry.positive_part(context.constraint, lam + self.dual_step * h)
+    def _ascend(self, problem: Problem, lam: Tensor, h: Tensor) -> Tensor:
+        return geometry.positive_part(problem.constraint, lam + self.dual_step * h)
 
 
 class DecoupledState(NamedTuple):
@@ -445,7 +445,7 @@ class DecoupledRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Decoupled(Method[DecoupledState]):
-    """The split soft penalty whose weight is a dual variable (the penalty baseline of the paper's field context).
+    """The split soft penalty whose weight is a dual variable (the penalty baseline of the paper's field problem).
 
         x' = (I + b rho A^T A)^-1 (a x + b score(x) + s w + b rho A^T (z - lam/rho))
         z' = argmin_z  weight |h(z)|^2 + rho/2 |z - (A x' + lam/rho)|^2     (one Gauss-Newton step)
@@ -480,47 +480,47 @@ class Decoupled(Method[DecoupledState]):
         if not sizes[0] > 0 or min(sizes[1:]) < 0:
             raise SettingError("Decoupled needs weight > 0, weight_step >= 0 and dual_step >= 0")
 
-    def stages(self, context: Context, n: int) -> Sequence[Each | Together]:
-        rho = evaluate(self.rho, context.table, "rho")
-        return [Each(table_rows(context, DecoupledRow, rho=rho, kappa=rho * context.table.b), self.step)]
+    def stages(self, problem: Problem, n: int) -> Sequence[Each | Together]:
+        rho = evaluate(self.rho, problem.table, "rho")
+        return [Each(table_rows(problem, DecoupledRow, rho=rho, kappa=rho * problem.table.b), self.step)]
 
-    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> DecoupledState:
-        context.check_smooth(x)
-        z = context.decode(x)
+    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> DecoupledState:
+        problem.check_smooth(x)
+        z = problem.decode(x)
         return DecoupledState(x, z, torch.zeros_like(z), torch.full_like(z.reshape(len(z), -1)[:, :1], self.weight))
 
-    def step(self, context: Context, state: DecoupledState, row: DecoupledRow, noise: Tensor) -> DecoupledState:
+    def step(self, problem: Problem, state: DecoupledState, row: DecoupledRow, noise: Tensor) -> DecoupledState:
         x, z, lam, weight = state
-        pull = context.decoder.vjp(x)
-        free = move(context, x, context.score(x, row.t), row, noise)
-        x = context.gram.solve(free + row.kappa * context.precondition(pull(z - lam / row.rho)), row.kappa)
-        decoded = context.decode(x)
-        z, h = _penalised(context, z, decoded + lam / row.rho, row.rho / (2 * weight))
+        pull = problem.decoder.vjp(x)
+        free = move(problem, x, problem.score(x, row.t), row, noise)
+        x = problem.gram.solve(free + row.kappa * problem.precondition(pull(z - lam / row.rho)), row.kappa)
+        decoded = problem.decode(x)
+        z, h = _penalised(problem, z, decoded + lam / row.rho, row.rho / (2 * weight))
         lam = lam + row.rho * self.dual_step * (decoded - z)
         return DecoupledState(x, z, lam, weight + self.weight_step * h.square().sum(1, keepdim=True))
 
-    def output(self, context: Context, state: DecoupledState) -> Tensor:
+    def samples(self, problem: Problem, state: DecoupledState) -> Tensor:
         return state.z
 
     def advice(self, state: DecoupledState, row: DecoupledRow) -> str:
         return step_advice(row)
 
-    def monitor(self, context: Context, state: DecoupledState) -> Mapping[str, Tensor]:
-        return split_records(context, state.x, state.z, state.lam)
+    def monitor(self, problem: Problem, state: DecoupledState) -> Mapping[str, Tensor]:
+        return split_records(problem, state.x, state.z, state.lam)
 
 
-def _penalised(context: Context, z: Tensor, centre: Tensor, ridge: Tensor) -> tuple[Tensor, Tensor]:
+def _penalised(problem: Problem, z: Tensor, centre: Tensor, ridge: Tensor) -> tuple[Tensor, Tensor]:
     """One Gauss-Newton step for min |h(z)|^2 + ridge |z - centre|^2 from z, and the residual where it lands."""
     with torch.enable_grad():
         leaf = z.detach().requires_grad_()
-        h = context.residual(leaf)
+        h = problem.residual(leaf)
         rows = [torch.autograd.grad(h[:, k].sum(), leaf, retain_graph=True)[0] for k in range(h.shape[1])]
     jacobian = torch.stack([*rows, z], dim=1)[:, :-1].flatten(2)  # z is there so that no rows at all are a matrix too
     offset = (centre - z).reshape(len(z), -1, 1)
     system = jacobian @ jacobian.mT + ridge[:, :, None] * torch.eye(h.shape[1], dtype=z.dtype, device=z.device)
     multiplier = solve(system, h.detach()[:, :, None] + jacobian @ offset)
     landed = centre - (jacobian.mT @ multiplier).reshape(z.shape)
-    return landed, context.residual(landed)
+    return landed, problem.residual(landed)
 
 
 class DPSRow(NamedTuple):
@@ -559,28 +559,28 @@ class DPS(_Points):
 
     name: ClassVar[str] = "DPS"
 
-    def stages(self, context: Context, n: int) -> Sequence[Each | Together]:
-        alpha, sigma = noise_levels(context.table)
-        weight = evaluate(self.weight, context.table, "weight", positive=False)
-        return [Each(table_rows(context, DPSRow, alpha=alpha, sigma=sigma, weight=weight), self.step)]
+    def stages(self, problem: Problem, n: int) -> Sequence[Each | Together]:
+        alpha, sigma = noise_levels(problem.table)
+        weight = evaluate(self.weight, problem.table, "weight", positive=False)
+        return [Each(table_rows(problem, DPSRow, alpha=alpha, sigma=sigma, weight=weight), self.step)]
 
-    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> PointState:
-        context.check_smooth(x)
-        return points(context, x)
+    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> PointState:
+        problem.check_smooth(x)
+        return points(problem, x)
 
-    def step(self, context: Context, state: PointState, row: DPSRow, noise: Tensor) -> PointState:
+    def step(self, problem: Problem, state: PointState, row: DPSRow, noise: Tensor) -> PointState:
         with torch.enable_grad():
             leaf = state.x.detach().requires_grad_()
-            score = context.score(leaf, row.t)
+            score = problem.score(leaf, row.t)
             if not score.requires_grad:
                 raise SettingError(
-                    f"DPS differentiates the network of {context.target.name}, which returned a tensor without a "
+                    f"DPS differentiates the network of {problem.target.name}, which returned a tensor without a "
                     "gradient: take torch.no_grad, torch.inference_mode and detach out of it, or take a method that "
                     "needs no derivative, such as casal.CASAL or casal.SplitGibbs"
                 )
-            cost = context.residual(context.decode(estimate(leaf, score, row.alpha, row.sigma))).square().sum()
+            cost = problem.residual(problem.decode(estimate(leaf, score, row.alpha, row.sigma))).square().sum()
             (gradient,) = torch.autograd.grad(cost, leaf)
-        return advance(context, state, score.detach() - row.weight * gradient, row, noise)
+        return advance(problem, state, score.detach() - row.weight * gradient, row, noise)
 
     def advice(self, state: PointState, row: DPSRow) -> str:
         return f"(weight = {float(row.weight):.3g}); use a smaller weight"

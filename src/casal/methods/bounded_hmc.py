@@ -72,10 +72,10 @@ from casal.devices import on_host, waits
 from casal.errors import SettingError
 from casal.methods.base import Method, Stage, generator_of, key
 from casal.methods.baselines import noise_levels
-from casal.methods.context import Context, Uncounted, few_chains, pick
 from casal.methods.coupling import decoded_event
 from casal.methods.moves import finest_level
 from casal.methods.population import Groups, draw, equal_weights, groups_of, take_chains
+from casal.methods.problem import Problem, Uncounted, few_chains, pick
 
 SPACING = 7.0
 """The levels are equally spaced in their power 1 / SPACING."""
@@ -314,17 +314,17 @@ class BoundedHMC(Method[BoundedState]):
         if not 0.0 <= self.sigma_moves < math.inf:
             raise SettingError(f"sigma_moves must be finite and >= 0, got {self.sigma_moves}")
 
-    def plan(self, context: Context, n: int) -> Sequence[Stage]:
-        check_alike(context)
+    def plan(self, problem: Problem, n: int) -> Sequence[Stage]:
+        check_alike(problem)
         if n < FEWEST_CHAINS:
             raise SettingError(
                 f"BoundedHMC measures the spread of the model over its chains and needs {FEWEST_CHAINS} of them, got "
                 f"{n}; use more, or SplitGibbs"
             )
-        sigmas = self._levels(context)
-        check_decoder(context)
-        bounds_of(context)
-        groups = groups_of(context, n) if self.ess else Groups()
+        sigmas = self._levels(problem)
+        check_decoder(problem)
+        bounds_of(problem)
+        groups = groups_of(problem, n) if self.ess else Groups()
         stages = list[Stage]()
         for before, sigma in zip([None, *sigmas], sigmas, strict=False):
             level = Level(sigma, before)
@@ -340,11 +340,11 @@ class BoundedHMC(Method[BoundedState]):
         """Evaluations of a chain, about; products with the derivative count as one each."""
         return self.levels * (4 + 2 * self.leapfrogs)
 
-    def fits(self, context: Context) -> bool:
+    def fits(self, problem: Problem) -> bool:
         """Whether the set is of bounds, with at most one equation, and the model and the decoder are what it takes."""
-        one = context.take(slice(0, 1)).replace(usage=Uncounted())
+        one = problem.take(slice(0, 1)).replace(usage=Uncounted())
         try:
-            check_alike(context)
+            check_alike(problem)
             check_decoder(one)
             bounds_of(one)
             Look(one, one.like.new_zeros((1, *one.latent)), _first_level(one))
@@ -352,26 +352,26 @@ class BoundedHMC(Method[BoundedState]):
             return False
         return True
 
-    def _levels(self, context: Context) -> list[float]:
+    def _levels(self, problem: Problem) -> list[float]:
         """The noise levels, decreasing."""
-        low = finest_level(context)
-        high = _first_level(context)
+        low = finest_level(problem)
+        high = _first_level(problem)
         first, last = self.sigma_max or high, self.sigma_min or low
         if first > high * (1.0 + 1e-9):
-            raise SettingError(f"sigma_max = {first:g} is above the first level {high:g} of {context.target.name}")
+            raise SettingError(f"sigma_max = {first:g} is above the first level {high:g} of {problem.target.name}")
         if last < low * (1.0 - 1e-9):
-            raise SettingError(f"sigma_min = {last:g} is below the finest level {low:g} of {context.target.name}")
+            raise SettingError(f"sigma_min = {last:g} is below the finest level {low:g} of {problem.target.name}")
         if last >= first:
             raise SettingError(f"sigma_min = {last:g} must be below sigma_max = {first:g}")
         ramp = torch.linspace(first ** (1 / SPACING), last ** (1 / SPACING), self.levels, dtype=torch.float64)
         return [float(v) for v in ramp**SPACING]
 
-    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> BoundedState:
-        alpha, _ = noise_levels(context.table)
-        first = _first_level(context)
+    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> BoundedState:
+        alpha, _ = noise_levels(problem.table)
+        first = _first_level(problem)
         x = x / float(alpha[0]) * ((self.sigma_max or first) / first)
-        log_weight, ancestor = equal_weights(context, len(x))
-        z = Turned(context).decode(x)
+        log_weight, ancestor = equal_weights(problem, len(x))
+        z = Turned(problem).decode(x)
         flat, zeros, one = z.flatten(1), torch.zeros_like(log_weight), log_weight.new_ones(())
         return BoundedState(
             x=x,
@@ -399,11 +399,11 @@ class BoundedHMC(Method[BoundedState]):
 
     # ------------------------------------------------------------------------------------------ each chain alone
 
-    def predict(self, context: Context, state: BoundedState, row: Level, noise: Tensor) -> BoundedState:
+    def predict(self, problem: Problem, state: BoundedState, row: Level, noise: Tensor) -> BoundedState:
         """From the level before to this one."""
         if row.before is None or float(state.done):
             return state
-        decoder = Turned(context)
+        decoder = Turned(problem)
         s, to = decoder.scale * row.before, decoder.scale * row.sigma
         k, event = (to / s) ** 2, decoder.event
         mean, slope, w = (decoder.decode(v).flatten(1) for v in (state.estimate, state.slope, noise))
@@ -412,7 +412,7 @@ class BoundedHMC(Method[BoundedState]):
         b = to**2 * (1.0 - k) + (1.0 - k) ** 2 * V
         ahead = V / (1.0 + V * (to**-2 - s**-2))
         gain = ahead / to**2
-        curvature = potential(bounds_of(context), mean, state.common).curvature
+        curvature = potential(bounds_of(problem), mean, state.common).curvature
         shrunk = 1.0 / (1.0 + b * curvature * gain.square() / ahead)
         dx = shrunk * b * slope * (gain * s**2 / V) + (b * shrunk).sqrt() * w
         paid = (0.5 * (w.square() - dx.square() / b) + 0.5 * shrunk.log()).sum(1)
@@ -422,18 +422,18 @@ class BoundedHMC(Method[BoundedState]):
             x = x + row.sigma * math.sqrt(1.0 - k) * unseen
         return state._replace(x=x, paid=paid)
 
-    def probe(self, context: Context, state: BoundedState, row: Level, noise: Tensor) -> BoundedState:
+    def probe(self, problem: Problem, state: BoundedState, row: Level, noise: Tensor) -> BoundedState:
         """D, and C v for one direction v: random signs on the bounded coordinates, on the others, or a."""
         if float(state.done):
             return state
-        decoder, bounds = Turned(context), bounds_of(context)
-        kind, bounded = _kinds(context, bounds, len(state.x))[:, None], bounds.bounded
+        decoder, bounds = Turned(problem), bounds_of(problem)
+        kind, bounded = _kinds(problem, bounds, len(state.x))[:, None], bounds.bounded
         w = state.variance.rsqrt()
         v = torch.where(decoder.decode(noise).flatten(1) < 0.0, -w, w)
         v = torch.where((kind == FREE) == bounded, 0.0, v)
         if bounds.normal is not None:
             v = torch.where(kind == NORMAL, bounds.normal, v)
-        look = Look(context, state.x, row.sigma)
+        look = Look(problem, state.x, row.sigma)
         back = look.pull(decoder.transpose(v.reshape(-1, *decoder.event)))
         moved = row.sigma**2 * decoder.decode(back).flatten(1)
         return state._replace(
@@ -443,12 +443,12 @@ class BoundedHMC(Method[BoundedState]):
             along=(v * moved).sum(1),
         )
 
-    def trajectory(self, context: Context, state: BoundedState, row: Level, noise: Tensor) -> BoundedState:
+    def trajectory(self, problem: Problem, state: BoundedState, row: Level, noise: Tensor) -> BoundedState:
         """Trajectories of Hamiltonian Monte Carlo, one after the other."""
         if float(state.done) > 1.0:
             return state
-        generator, bounds, s = generator_of(noise, state.x), bounds_of(context), row.sigma
-        here, eps = self._point(context, bounds, state.x, s, state.common), float(state.size) * s
+        generator, bounds, s = generator_of(noise, state.x), bounds_of(problem), row.sigma
+        here, eps = self._point(problem, bounds, state.x, s, state.common), float(state.size) * s
         steps = [(int(state.leapfrogs) + j) // self.trajectories for j in range(self.trajectories)]
         accepted = list[Tensor]()
         for count in filter(None, steps):
@@ -457,7 +457,7 @@ class BoundedHMC(Method[BoundedState]):
             energy, rise = 0.5 * _dot(p, p), torch.zeros_like(state.log_weight)
             for _ in range(count):
                 half = p + 0.5 * eps * here.force
-                there = self._point(context, bounds, here.x + eps * half, s, state.common)
+                there = self._point(problem, bounds, here.x + eps * half, s, state.common)
                 rise = rise + 0.5 * _dot(here.score + there.score, there.x - here.x)
                 p = half + 0.5 * eps * there.force
                 here = there
@@ -469,16 +469,16 @@ class BoundedHMC(Method[BoundedState]):
         rate = torch.stack(accepted).mean(0) if accepted else torch.ones_like(state.accepted)
         return state._replace(x=here.x, estimate=here.estimate, slope=here.slope, log_psi=here.log_psi, accepted=rate)
 
-    def _point(self, context: Context, bounds: Bounds, x: Tensor, s: float, common: Common) -> Point:
+    def _point(self, problem: Problem, bounds: Bounds, x: Tensor, s: float, common: Common) -> Point:
         """Everything at x: one evaluation and one vector-Jacobian product."""
-        decoder, look = Turned(context), Look(context, x, s)
+        decoder, look = Turned(problem), Look(problem, x, s)
         at = potential(bounds, decoder.decode(look.estimate).flatten(1), common)
         slope = look.pull(decoder.transpose(at.slope.reshape(-1, *decoder.event)))
         return Point(x, look.estimate, (look.estimate - x) / s**2, slope, at.value)
 
-    def draw(self, context: Context, state: BoundedState, row: float, noise: Tensor) -> BoundedState:
+    def draw(self, problem: Problem, state: BoundedState, row: float, noise: Tensor) -> BoundedState:
         """z ~ N(D, V) in the set; x is moved accordingly."""
-        decoder, bounds = Turned(context), bounds_of(context)
+        decoder, bounds = Turned(problem), bounds_of(problem)
         mean = decoder.decode(state.estimate).flatten(1)
         z = draw_inside(bounds, mean, state.variance, generator_of(noise, state.x)).reshape(-1, *decoder.event)
         x = state.estimate + decoder.lift(z - mean.reshape(z.shape)).to(state.x)
@@ -487,14 +487,14 @@ class BoundedHMC(Method[BoundedState]):
     # ------------------------------------------------------------------------------------------ all chains together
 
     def agree(
-        self, groups: Groups, level: Level, context: Context, state: BoundedState, generator: torch.Generator
+        self, groups: Groups, level: Level, problem: Problem, state: BoundedState, generator: torch.Generator
     ) -> tuple[BoundedState, Mapping[str, float]]:
         """Measure V, tau and q over all chains, weigh them, and choose the next trajectory."""
         if float(state.done):
             return state._replace(done=torch.full_like(state.done, 2.0)), {}
-        decoder, bounds = Turned(context), bounds_of(context)
+        decoder, bounds = Turned(problem), bounds_of(problem)
         s = decoder.scale * level.sigma
-        common = measure(bounds, state, _kinds(context, bounds, len(state.x)), s)
+        common = measure(bounds, state, _kinds(problem, bounds, len(state.x)), s)
         clean = self.sigma_min is None and float(common.variance.mean()) > CLEAN * s**2
         mean = decoder.decode(state.estimate).flatten(1)
         log_psi = torch.cat([potential(bounds.take(some), mean[some], common).value for some in few_chains(mean)])
@@ -544,7 +544,7 @@ class BoundedHMC(Method[BoundedState]):
         return take_chains(state, found.chosen), True
 
     def end(
-        self, groups: Groups, context: Context, state: BoundedState, generator: torch.Generator
+        self, groups: Groups, problem: Problem, state: BoundedState, generator: torch.Generator
     ) -> tuple[BoundedState, Mapping[str, float]]:
         """Resample all chains: by the plain weights where they are even enough, else by the shared ones."""
         if not self.ess:
@@ -561,11 +561,11 @@ class BoundedHMC(Method[BoundedState]):
             "ancestors": float(len(state.ancestor.unique())),
         }
 
-    def output(self, context: Context, state: BoundedState) -> Tensor:
-        return context.strict(Turned(context).outward(state.z))
+    def samples(self, problem: Problem, state: BoundedState) -> Tensor:
+        return problem.strict(Turned(problem).outward(state.z))
 
-    def monitor(self, context: Context, state: BoundedState) -> Mapping[str, Tensor]:
-        return {"violation": context.constraint.violation(Turned(context).outward(state.z))}
+    def monitor(self, problem: Problem, state: BoundedState) -> Mapping[str, Tensor]:
+        return {"violation": problem.constraint.violation(Turned(problem).outward(state.z))}
 
     def advice(self, state: BoundedState, row: Any) -> str:
         return f"(tau = {float(state.tau):.3g}, eps = {float(state.size):.3g}); check the denoiser at this noise level"
@@ -592,14 +592,14 @@ class Point(NamedTuple):
 class Look:
     """D at x with its transposed derivative; each of them counts as one evaluation per chain."""
 
-    def __init__(self, context: Context, x: Tensor, s: float) -> None:
-        self._context = context
+    def __init__(self, problem: Problem, x: Tensor, s: float) -> None:
+        self._context = problem
         with torch.enable_grad():
             self._leaf = x.detach().requires_grad_()
-            self._clean = context.denoise(self._leaf, s)
+            self._clean = problem.denoise(self._leaf, s)
         if not self._clean.requires_grad:
             raise SettingError(
-                f"autograd cannot differentiate through {context.target.name}, and BoundedHMC needs the derivative of "
+                f"autograd cannot differentiate through {problem.target.name}, and BoundedHMC needs the derivative of "
                 "the denoiser; call the network without no_grad, or use SplitGibbs"
             )
         self.estimate = self._clean.detach()
@@ -627,14 +627,14 @@ class Turned:
         turns: Whether A is neither of that kind nor the identity.
     """
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self.event: Event = decoded_event(context)
-        self.unit = units_of(context)
-        self.turns = not context.identity and self.unit is None
-        self.square = context.decoder.norm() ** 2 if self.turns else 1.0
+    def __init__(self, problem: Problem) -> None:
+        self._context = problem
+        self.event: Event = decoded_event(problem)
+        self.unit = units_of(problem)
+        self.turns = not problem.identity and self.unit is None
+        self.square = problem.decoder.norm() ** 2 if self.turns else 1.0
         self.scale = math.sqrt(self.square)
-        self.wide = math.prod(context.latent) > math.prod(self.event)
+        self.wide = math.prod(problem.latent) > math.prod(self.event)
 
     def decode(self, x: Tensor) -> Tensor:
         """A x, float64."""
@@ -654,44 +654,44 @@ class Turned:
         return self.transpose(v) / self.square
 
 
-def check_alike(context: Context) -> None:
+def check_alike(problem: Problem) -> None:
     """SettingError for chains with conditions of their own: V is measured over all of them."""
-    if context.target.condition:
+    if problem.target.condition:
         raise SettingError(
             "BoundedHMC measures one covariance of the model over all chains, which sample different conditions here; "
             "use LookAhead or SplitGibbs, or run one condition at a time"
         )
 
 
-def units_of(context: Context) -> Tensor | None:
+def units_of(problem: Problem) -> Tensor | None:
     """The factors (k,) of a decoder that multiplies each coordinate by its own; None for other decoders."""
-    if context.identity or not context.decoder.linear or context.decoder.diagonal is None:
+    if problem.identity or not problem.decoder.linear or problem.decoder.diagonal is None:
         return None
-    one = torch.ones((1, *context.latent), dtype=torch.float64, device=context.like.device)
-    return context.decoder(one).flatten()
+    one = torch.ones((1, *problem.latent), dtype=torch.float64, device=problem.like.device)
+    return problem.decoder(one).flatten()
 
 
-def check_decoder(context: Context) -> None:
+def check_decoder(problem: Problem) -> None:
     """SettingError unless the decoder is linear with A A^T = c I, up to rounding, or multiplies coordinates."""
-    if context.decoder.linear and context.decoder.diagonal is not None:
+    if problem.decoder.linear and problem.decoder.diagonal is not None:
         return
     way_out = "use LookAhead or SplitGibbs, or a model of the decoded samples"
-    if not context.decoder.linear:
+    if not problem.decoder.linear:
         raise SettingError(f"BoundedHMC needs a linear decoder with A A^T = c I, not a nonlinear one; {way_out}")
-    turned = Turned(context)
+    turned = Turned(problem)
     v = torch.randn((4, *turned.event), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    v = v.to(context.like.device)
+    v = v.to(problem.like.device)
     gap = float((turned.decode(turned.lift(v)) - v).abs().max())
-    if gap > max(ORTHOGONAL, 1e3 * torch.finfo(context.like.dtype).eps):
+    if gap > max(ORTHOGONAL, 1e3 * torch.finfo(problem.like.dtype).eps):
         raise SettingError(
             f"BoundedHMC needs a decoder with orthogonal rows of one length, A A^T = c I; this one is {gap:.2g} off "
             f"(relative to |A|^2); {way_out}"
         )
 
 
-def _first_level(context: Context) -> float:
+def _first_level(problem: Problem) -> float:
     """The noise of the starting points, in units of the clean sample."""
-    alpha, sigma = noise_levels(context.table)
+    alpha, sigma = noise_levels(problem.table)
     return float(sigma[0] / alpha[0])
 
 
@@ -705,9 +705,9 @@ def _dot(v: Tensor, w: Tensor) -> Tensor:
 BOUNDED, FREE, NORMAL = 0, 1, 2
 
 
-def _kinds(context: Context, bounds: Bounds, n: int) -> Tensor:
+def _kinds(problem: Problem, bounds: Bounds, n: int) -> Tensor:
     """Which direction each chain takes when C is measured, (n,): by its number in the run."""
-    number = (torch.arange(n, device=context.like.device) + context.first) % KINDS
+    number = (torch.arange(n, device=problem.like.device) + problem.first) % KINDS
     kind = torch.full_like(number, BOUNDED)
     kind = torch.where((number == 1) & ~bounds.bounded.all(), FREE, kind)
     return kind if bounds.normal is None else torch.where(number == 2, NORMAL, kind)
@@ -883,7 +883,7 @@ def _kernel_average(place: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]] 
 # ---------------------------------------------------------------------------------------------------- the set
 
 
-def bounds_of(context: Context) -> Bounds:
+def bounds_of(problem: Problem) -> Bounds:
     """The set as bounds and at most one equation, in the coordinates of ``Turned``.
 
     They are read off its inequalities and equations, which are linear.
@@ -894,13 +894,13 @@ def bounds_of(context: Context) -> Bounds:
     Raises:
         SettingError: The set is of another kind.
     """
-    known = _known_bounds.setdefault(context.constraint, [])
-    where = (context.like.device, context.latent)
+    known = _known_bounds.setdefault(problem.constraint, [])
+    where = (problem.like.device, problem.latent)
     for decoder, place, bounds in known:
-        if decoder is context.decoder and place == where:
+        if decoder is problem.decoder and place == where:
             return bounds
-    found = _read_bounds(context)
-    known.append((context.decoder, where, found))
+    found = _read_bounds(problem)
+    known.append((problem.decoder, where, found))
     return found
 
 
@@ -910,8 +910,8 @@ _known_bounds: WeakKeyDictionary[Constraint, list[tuple[Decoder, tuple[torch.dev
 """What was read off a set, so that a step need not read it again."""
 
 
-def _read_bounds(context: Context) -> Bounds:
-    one, event, device = context.constraint, decoded_event(context), context.like.device
+def _read_bounds(problem: Problem) -> Bounds:
+    one, event, device = problem.constraint, decoded_event(problem), problem.like.device
     if not (one.flat_sided and one.smooth) or one.in_pieces:
         raise _refused(one, "it has no flat sides")
     n, k = one.chains or 1, math.prod(event)
@@ -930,7 +930,7 @@ def _read_bounds(context: Context) -> Bounds:
         least, most = ends.amin(0).sum(1, keepdim=True), ends.amax(0).sum(1, keepdim=True)
         if not bool(((least < level) & (level < most)).all()):
             raise _refused(one, "its equation leaves one corner of the bounds, or nothing")
-    units = units_of(context)
+    units = units_of(problem)
     if units is not None:
         low, high = low / units, high / units
         if normal is not None:

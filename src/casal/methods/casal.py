@@ -26,7 +26,7 @@ from casal.methods.base import (
     zero_before,
 )
 from casal.methods.baselines import estimate, noise_levels
-from casal.methods.context import Context
+from casal.methods.problem import Problem
 from casal.schedules import Schedule, evaluate
 
 
@@ -192,54 +192,54 @@ class CASAL(Method[CASALState]):
         if not callable(self.rho) and not number_of(self.rho, "rho") > 0:
             raise SettingError(f"rho must be > 0, got {self.rho}; for steps without coupling use burn_in")
 
-    def stages(self, context: Context, n: int) -> Sequence[Each | Together]:
-        rows = casal_rows(context, self)
-        step = self._estimate_step if couples_estimate(self, context) else self.step
+    def stages(self, problem: Problem, n: int) -> Sequence[Each | Together]:
+        rows = casal_rows(problem, self)
+        step = self._estimate_step if couples_estimate(self, problem) else self.step
         if self.dual == "chain":
             return [Each(rows, step)]
-        refuse_own_sets(context, "dual='mean'")
+        refuse_own_sets(problem, "dual='mean'")
         pairs = ((Each([row], step), Together(partial(self.ascend, row))) for row in rows)
         return [stage for pair in pairs for stage in pair][:-1]
 
-    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> CASALState:
-        z = context.project(context.decode(x))
+    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> CASALState:
+        z = problem.project(problem.decode(x))
         mu = torch.zeros_like(z)
         if self.dual_init:
             mu = self.dual_init * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
-        scale = float(evaluate(self.rho, context.table, "rho")[0]) if self.hold == "lambda" else 1.0
-        past = nothing_past(context, x)
+        scale = float(evaluate(self.rho, problem.table, "rho")[0]) if self.hold == "lambda" else 1.0
+        past = nothing_past(problem, x)
         if past is None:
             return CASALState(x, z, scale * mu)
         return cast(CASALState, CASALWithPast(x, z, scale * mu, past))
 
-    def step(self, context: Context, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
+    def step(self, problem: Problem, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
         """One step that couples the constraint to the state."""
         x, z, lam = state.x, state.z, state.lam
-        pull = context.decoder.vjp(x)
-        state = advance(context, state, context.score(x, row.t), row, noise)
+        pull = problem.decoder.vjp(x)
+        state = advance(problem, state, problem.score(x, row.t), row, noise)
         free = state.x
-        if self.coupling == "implicit" and self.z_step == "full" and context.isotropic:
-            return self._straight_step(context, free, state, row)
+        if self.coupling == "implicit" and self.z_step == "full" and problem.isotropic:
+            return self._straight_step(problem, free, state, row)
         mu = lam * row.inverse_scale
         if self.coupling == "implicit":
             if self.z_step == "full":
-                z = context.project(context.decode(free) + mu, warm=z)
-            x = context.gram.solve(free.addcmul_(context.precondition(pull(z - mu)), row.kappa), row.kappa)
+                z = problem.project(problem.decode(free) + mu, warm=z)
+            x = problem.gram.solve(free.addcmul_(problem.precondition(pull(z - mu)), row.kappa), row.kappa)
         else:
-            x = free - row.kappa * context.precondition(pull(context.decode(x) - z + mu))
-        decoded = context.decode(x)
+            x = free - row.kappa * problem.precondition(pull(problem.decode(x) - z + mu))
+        decoded = problem.decode(x)
         target = decoded + mu if self.z_step == "full" else z - row.damping * (z - decoded - mu)
-        z = context.project(target, warm=z)
+        z = problem.project(target, warm=z)
         return state._replace(x=x, z=z, lam=self._dual(lam, decoded - z, row))
 
-    def _straight_step(self, context: Context, free: Tensor, state: CASALState, row: CASALRow) -> CASALState:
+    def _straight_step(self, problem: Problem, free: Tensor, state: CASALState, row: CASALRow) -> CASALState:
         """Where A and D are multiples of the identity x goes straight towards z, which is still its foot afterwards.
 
         With y = free + mu that is x' = y + (kappa D / (1 + kappa D)) (z' - y) - mu.
         """
         lam = state.lam
         y = free.addcmul_(lam, row.inverse_scale)
-        z = context.project(y, warm=state.z)
+        z = problem.project(y, warm=state.z)
         x = _towards(y, z, row.share_to_z).addcmul_(lam, row.inverse_scale, value=-1)
         return state._replace(x=x, z=z, lam=self._dual(lam, x - z, row))
 
@@ -247,28 +247,28 @@ class CASAL(Method[CASALState]):
         """One multiplier for all chains is moved by ``ascend``."""
         return torch.addcmul(lam, gap, row.dual_gain) if self.dual == "chain" else lam
 
-    def _estimate_step(self, context: Context, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
+    def _estimate_step(self, problem: Problem, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
         """The same three updates on the denoised estimate, then the row with the score of the moved estimate."""
         x, z, lam = state.x, state.z, state.lam
         mu = lam * row.inverse_scale
-        clean = estimate(x, context.score(x, row.t), row.alpha, row.sigma)
-        z = context.project(context.decode(clean) + mu, warm=z)
+        clean = estimate(x, problem.score(x, row.t), row.alpha, row.sigma)
+        z = problem.project(problem.decode(clean) + mu, warm=z)
         if self.coupling == "implicit":
-            clean = pull_estimate(context, clean, z - mu, row.kappa)
+            clean = pull_estimate(problem, clean, z - mu, row.kappa)
         else:
-            back = context.decoder.vjp(clean)(context.decode(clean) - z + mu)
-            clean = clean - row.kappa / (1.0 + row.kappa * context.decoder.norm() ** 2) * back
-        decoded = context.decode(clean)
-        if self.coupling == "explicit" or not context.isotropic:
-            z = context.project(decoded + mu, warm=z)
+            back = problem.decoder.vjp(clean)(problem.decode(clean) - z + mu)
+            clean = clean - row.kappa / (1.0 + row.kappa * problem.decoder.norm() ** 2) * back
+        decoded = problem.decode(clean)
+        if self.coupling == "explicit" or not problem.isotropic:
+            z = problem.project(decoded + mu, warm=z)
         lam = self._dual(lam, decoded - z, row)
-        return advance(context, state, score_of(x, clean, row.alpha, row.sigma), row, noise)._replace(z=z, lam=lam)
+        return advance(problem, state, score_of(x, clean, row.alpha, row.sigma), row, noise)._replace(z=z, lam=lam)
 
     def ascend(
-        self, row: CASALRow, context: Context, state: CASALState, control: Any, generator: torch.Generator
+        self, row: CASALRow, problem: Problem, state: CASALState, control: Any, generator: torch.Generator
     ) -> tuple[CASALState, Any, Mapping[str, float]]:
         """Move the one multiplier of all chains after a row (``dual="mean"``)."""
-        gap = (context.decode(state.x) - state.z).mean(0, keepdim=True)
+        gap = (problem.decode(state.x) - state.z).mean(0, keepdim=True)
         return state._replace(lam=state.lam + row.scale * row.eta * gap), control, {}
 
     def advice(self, state: CASALState, row: CASALRow) -> str:
@@ -279,11 +279,11 @@ class CASAL(Method[CASALState]):
     def decoded_parts(self) -> tuple[str, ...] | None:
         return None if self.dual_init else ("z", "lam")  # a random mu has a part outside the range of A
 
-    def output(self, context: Context, state: CASALState) -> Tensor:
-        return context.strict(state.z, warm=state.z)
+    def samples(self, problem: Problem, state: CASALState) -> Tensor:
+        return problem.strict(state.z, warm=state.z)
 
-    def monitor(self, context: Context, state: CASALState) -> Mapping[str, Tensor]:
-        return split_records(context, state.x, state.z, state.lam)
+    def monitor(self, problem: Problem, state: CASALState) -> Mapping[str, Tensor]:
+        return split_records(problem, state.x, state.z, state.lam)
 
 
 def _towards(y: Tensor, z: Tensor, share: Tensor) -> Tensor:
@@ -291,9 +291,9 @@ def _towards(y: Tensor, z: Tensor, share: Tensor) -> Tensor:
     return y + share * (z - y) if torch.compiler.is_dynamo_compiling() else torch.lerp(y, z, share.to(y.dtype))
 
 
-def casal_rows(context: Context, method: CASAL) -> list[CASALRow]:
+def casal_rows(problem: Problem, method: CASAL) -> list[CASALRow]:
     """One row per step; refuses settings that cannot work."""
-    table = context.table
+    table = problem.table
     rho = evaluate(method.rho, table, "rho")
     first = burn_in_steps(method.burn_in, len(table))
     tau = table.b if method.step_size == "gain" else table.tau
@@ -303,24 +303,24 @@ def casal_rows(context: Context, method: CASAL) -> list[CASALRow]:
             "use CASAL(rho), which couples to the denoised estimate"
         )
     alpha = sigma = torch.ones_like(rho)
-    if couples_estimate(method, context):
+    if couples_estimate(method, problem):
         if method.z_step == "damped":
             raise SettingError("z_step='damped' couples to the state; on the denoised estimate take z_step='full'")
         alpha, sigma = noise_levels(table)
         tau = (sigma / alpha).square()
     kappa = zero_before(tau * rho, first)
     if method.coupling == "implicit":
-        _ = context.gram
-    elif not couples_estimate(method, context):
-        _refuse_unstable(context, kappa)
+        _ = problem.gram
+    elif not couples_estimate(method, problem):
+        _refuse_unstable(problem, kappa)
     eta = _dual_steps(method.dual_step, tau, rho, table.static)
     eta = eta if method.hold == "mu" else zero_before(eta, first)
     scale = rho if method.hold == "lambda" else torch.ones_like(rho)
     stiffness = 1.0
-    if context.isotropic and context.diagonal is not None and not couples_estimate(method, context):
-        stiffness = float(context.diagonal)
+    if problem.isotropic and problem.diagonal is not None and not couples_estimate(method, problem):
+        stiffness = float(problem.diagonal)
     return table_rows(
-        context,
+        problem,
         CASALRow,
         rho=rho,
         kappa=kappa,
@@ -340,15 +340,15 @@ def score_of(x: Tensor, clean: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
     return (alpha * clean - x) / sigma**2
 
 
-def pull_estimate(context: Context, clean: Tensor, goal: Tensor, strength: Tensor) -> Tensor:
+def pull_estimate(problem: Problem, clean: Tensor, goal: Tensor, strength: Tensor) -> Tensor:
     """(I + strength A^T A)^-1 (D + strength A^T goal): the estimate moved so that its image nears ``goal``."""
-    back = context.decoder.vjp(clean)(goal)
-    return context.gram.solve(clean + strength * context.precondition(back), strength)
+    back = problem.decoder.vjp(clean)(goal)
+    return problem.gram.solve(clean + strength * problem.precondition(back), strength)
 
 
-def couples_estimate(method: CASAL, context: Context) -> bool:
+def couples_estimate(method: CASAL, problem: Problem) -> bool:
     """Whether the constraint couples to the denoised estimate: asked for, no noise in the sampler, or a memory."""
-    by_itself = context.noiseless or context.table.memory is not None
+    by_itself = problem.noiseless or problem.table.memory is not None
     return method.couple == "denoised" or (method.couple == "auto" and by_itself)
 
 
@@ -361,15 +361,15 @@ def _dual_steps(dual_step: float | str, tau: Tensor, rho: Tensor, static: bool) 
     return torch.full_like(tau, 1.0 if kind == "admm" else float(kind))
 
 
-def _refuse_unstable(context: Context, kappa: Tensor) -> None:
-    stiffness = context.decoder.norm() ** 2
-    if context.diagonal is not None:
-        stiffness *= float(context.diagonal.max())
+def _refuse_unstable(problem: Problem, kappa: Tensor) -> None:
+    stiffness = problem.decoder.norm() ** 2
+    if problem.diagonal is not None:
+        stiffness *= float(problem.diagonal.max())
     worst = int(kappa.argmax())
     number = float(kappa[worst]) * stiffness
     if number > 1.0 + 1e-9:
         other = "use coupling='implicit'"
-        if not context.decoder.linear:  # which has no implicit step
+        if not problem.decoder.linear:  # which has no implicit step
             other = "state the set in the latent (constraint.through(decoder), without decoder=)"
         raise SettingError(
             f"explicit coupling is unstable: tau rho |A|^2 = {number:.3g} > 1 at step {worst} "

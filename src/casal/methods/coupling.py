@@ -17,8 +17,8 @@ from torch import Tensor
 from casal.checks import Event
 from casal.constraints import Constraint, Parts, geometry, half_square, squarable
 from casal.errors import DivergedError, SettingError
-from casal.methods.context import Context, few_chains
 from casal.methods.population import Groups, ancestors_left, resample, spread_of
+from casal.methods.problem import Problem, few_chains
 
 MOVE = 0.2
 """Share of its distance to C that a chain may relax in one Langevin move; bounds the step by MOVE / rho."""
@@ -129,18 +129,18 @@ def top_for_spread(
     return max(rho, least, here * min((off / spread) ** 2, WIDEST_STEP))
 
 
-def top_for_crossings(context: Context, z: Tensor, rho: float, weight: Tensor, least: float) -> float:
+def top_for_crossings(problem: Problem, z: Tensor, rho: float, weight: Tensor, least: float) -> float:
     """The rho at which few chains of a union lie near a crossing: their share shrinks like rho^(-1/2)."""
-    return max(least, rho * min((crossing_share(context, z, rho, weight) / CROSSING) ** 2, WIDEST_STEP))
+    return max(least, rho * min((crossing_share(problem, z, rho, weight) / CROSSING) ** 2, WIDEST_STEP))
 
 
-def crossing_share(context: Context, z: Tensor, rho: float, weight: Tensor) -> float:
+def crossing_share(problem: Problem, z: Tensor, rho: float, weight: Tensor) -> float:
     """Share of chains whose z lies within two distances left of another piece of a union of thin sets; else zero.
 
     There the neighbourhoods of two pieces overlap, and a chain counts for the nearer one alone: around a crossing a gap
     of the size of the distance left remains.
     """
-    constraint, event = context.constraint, tuple(z.shape[1:])
+    constraint, event = problem.constraint, tuple(z.shape[1:])
     if not constraint.in_pieces or rho <= 0.0 or geometry.codimension(constraint, event) == 0:
         return 0.0
     second = torch.cat([_second_nearest(constraint.take(some).pieces(event), z[some]) for some in few_chains(z)])
@@ -155,16 +155,16 @@ def _second_nearest(pieces: Sequence[Constraint], z: Tensor) -> Tensor:
     return torch.stack([*squares, alone]).kthvalue(2, dim=0).values
 
 
-def reach_rho(context: Context) -> float:
+def reach_rho(problem: Problem) -> float:
     """The rho of a distance that is small beside the reach of C: beyond it a point has no single nearest point."""
-    distance = geometry.reach(context.constraint, decoded_event(context))
+    distance = geometry.reach(problem.constraint, decoded_event(problem))
     if distance is None or math.isinf(distance) or distance <= 0.0:
         return 0.0
-    least = WITHIN_REACH / squarable(context.like.dtype)
+    least = WITHIN_REACH / squarable(problem.like.dtype)
     if distance < least:
         raise SettingError(
-            f"{context.constraint!r} bends within {distance:.3g}, and the rho that resolves this, 1 / length^2, is out "
-            f"of the range of {context.like.dtype} (least length {least:.1e}): write model and set in a smaller unit, "
+            f"{problem.constraint!r} bends within {distance:.3g}, and the rho that resolves this, 1 / length^2, is out "
+            f"of the range of {problem.like.dtype} (least length {least:.1e}): write model and set in a smaller unit, "
             "constraint.scaled(1 / unit)"
         )
     return (WITHIN_REACH / distance) ** 2
@@ -180,11 +180,11 @@ FEWEST_CORRECTED = 50
 
 GAUSS_POINTS = (0.5 - 0.5 / math.sqrt(3.0), 0.5 + 0.5 / math.sqrt(3.0))
 
-Score: TypeAlias = Callable[[Context, Any, Tensor], Tensor]
-"""``score(context, state, x)``: the gradient of log p at clean points."""
+Score: TypeAlias = Callable[[Problem, Any, Tensor], Tensor]
+"""``score(problem, state, x)``: the gradient of log p at clean points."""
 
-Coupling: TypeAlias = Callable[[Context, Tensor, float], Tensor]
-"""``log_coupling(context, decoded, rho)``: log Phi_rho of decoded points, (n,)."""
+Coupling: TypeAlias = Callable[[Problem, Tensor, float], Tensor]
+"""``log_coupling(problem, decoded, rho)``: log Phi_rho of decoded points, (n,)."""
 
 
 class Finish:
@@ -213,14 +213,14 @@ class Finish:
         self.evaluations = 0 if score is None else len(GAUSS_POINTS)
 
     def __call__(
-        self, context: Context, state: Any, rho: float, generator: torch.Generator, groups: Groups
+        self, problem: Problem, state: Any, rho: float, generator: torch.Generator, groups: Groups
     ) -> tuple[Any, Mapping[str, float]]:
         """Reweight and resample the population, which is at rho."""
-        parts = [self.correction(context, state, rho, some) for some in few_chains(state.x, state.z)]
+        parts = [self.correction(problem, state, rho, some) for some in few_chains(state.x, state.z)]
         inside, change = (torch.cat(column) for column in zip(*parts, strict=True))
         lost = torch.nonzero(~torch.isfinite(change)).flatten().tolist()
         if lost:
-            steps = len(context.table)
+            steps = len(problem.table)
             raise DivergedError(
                 f"{len(lost)} of {len(state.x)} chains have no finite score in the last correction, after step {steps}",
                 step=steps,
@@ -238,35 +238,35 @@ class Finish:
         state = state._replace(log_weight=torch.where(inside, log_weight, -torch.inf) if enough else log_weight)
         info = population_record(state, groups, rho)
         known = {"finish_ess": info["ess"], "inside": share, "carried": float(corrected)}
-        if context.constraint.in_pieces:
-            known["crossing"] = crossing_share(context, state.z, rho, groups.weights(state.log_weight))
+        if problem.constraint.in_pieces:
+            known["crossing"] = crossing_share(problem, state.z, rho, groups.weights(state.log_weight))
         return resample(state, generator, apart), {**info, **known}
 
-    def correction(self, context: Context, state: Any, rho: float, some: slice) -> tuple[Tensor, Tensor]:
+    def correction(self, problem: Problem, state: Any, rho: float, some: slice) -> tuple[Tensor, Tensor]:
         """Whether the nearest points of some chains are inside, and the logarithm of the second factor."""
         x = state.x[some]
-        decoded = context.decode(x)
-        local = context.take(some)
+        decoded = problem.decode(x)
+        local = problem.take(some)
         at = geometry.nearest_on_surface(local.constraint, decoded)
         change = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         if self.log_coupling is not None:
             change = -rho * half_square(decoded - at.point) - self.log_coupling(local, decoded, rho)
         if self.score is not None:
             assert at.log_volume is not None, "choose_finish hands out a score only for sets with a volume factor"
-            offset = lift(context, (decoded - at.point).to(x.dtype))
+            offset = lift(problem, (decoded - at.point).to(x.dtype))
             scores = [self.score(local, state, x - (1.0 - share) * offset) for share in GAUSS_POINTS]
             change = change - along(torch.stack(scores).mean(0), offset) - at.log_volume
         return at.inside, torch.where(at.inside, change, torch.zeros_like(change))
 
 
-def choose_finish(context: Context, score: Score, log_coupling: Coupling | None = None) -> Finish:
+def choose_finish(problem: Problem, score: Score, log_coupling: Coupling | None = None) -> Finish:
     """The best finish that the set and the decoder allow."""
-    probe = context.decode(torch.ones((1, *context.latent), dtype=context.like.dtype, device=context.like.device))
-    thin = any(part.surface is not None for part in all_parts(context))
+    probe = problem.decode(torch.ones((1, *problem.latent), dtype=problem.like.dtype, device=problem.like.device))
+    thin = any(part.surface is not None for part in all_parts(problem))
     known = (
         thin
-        and onto(context)
-        and geometry.nearest_on_surface(context.constraint.take(slice(0, 1)), probe).log_volume is not None
+        and onto(problem)
+        and geometry.nearest_on_surface(problem.constraint.take(slice(0, 1)), probe).log_volume is not None
     )
     return Finish(score if known else None, log_coupling)
 
@@ -282,44 +282,44 @@ def along(v: Tensor, w: Tensor) -> Tensor:
     return (v.to(torch.float64) * w.to(torch.float64)).reshape(len(v), -1).sum(1)
 
 
-def lift(context: Context, offset: Tensor) -> Tensor:
+def lift(problem: Problem, offset: Tensor) -> Tensor:
     """A displacement o of the latent with A o = offset: D A^T (A D A^T)^-1 offset for a linear A that is onto."""
-    if context.identity:
+    if problem.identity:
         return offset
-    gram = context.gram
-    turned = gram.whiten(context.decoder.vjp(context.like)(offset))
+    gram = problem.gram
+    turned = gram.whiten(problem.decoder.vjp(problem.like)(offset))
     least = ONTO * gram.eigenvalues.max()
     back = torch.where(gram.eigenvalues > least, 1.0 / gram.eigenvalues.clamp_min(least), 0.0)
-    return gram.unwhiten(turned * back).reshape(len(offset), *context.latent)
+    return gram.unwhiten(turned * back).reshape(len(offset), *problem.latent)
 
 
-def density_change(context: Context, x: Tensor, z: Tensor, score: Tensor) -> Tensor:
+def density_change(problem: Problem, x: Tensor, z: Tensor, score: Tensor) -> Tensor:
     """log p(x) - log p(z) of every chain to first order, from the score at x."""
-    return along(score, lift(context, (context.decode(x) - z).to(x.dtype)))
+    return along(score, lift(problem, (problem.decode(x) - z).to(x.dtype)))
 
 
-def onto(context: Context) -> bool:
+def onto(problem: Problem) -> bool:
     """Whether the decoder is linear and reaches all of decoded space."""
-    if context.identity:
+    if problem.identity:
         return True
-    if not context.decoder.linear:
+    if not problem.decoder.linear:
         return False
-    e = context.gram.eigenvalues
-    rank = int((e > ONTO * e.max()).expand(context.latent if e.ndim != 1 else e.shape).sum())
-    return rank == math.prod(decoded_event(context))
+    e = problem.gram.eigenvalues
+    rank = int((e > ONTO * e.max()).expand(problem.latent if e.ndim != 1 else e.shape).sum())
+    return rank == math.prod(decoded_event(problem))
 
 
-def decoded_event(context: Context) -> Event:
+def decoded_event(problem: Problem) -> Event:
     """Shape of an event in decoded space."""
-    return tuple(context.decode(context.like.new_zeros(1, *context.latent)).shape[1:])
+    return tuple(problem.decode(problem.like.new_zeros(1, *problem.latent)).shape[1:])
 
 
-def all_parts(context: Context) -> list[Parts]:
+def all_parts(problem: Problem) -> list[Parts]:
     """Equations and inequalities of C, of each piece if it is a union."""
-    event, one = decoded_event(context), context.constraint.take(slice(0, 1))
+    event, one = decoded_event(problem), problem.constraint.take(slice(0, 1))
     return [geometry.parts(piece, event) for piece in (one.pieces(event) if one.in_pieces else (one,))]
 
 
-def has_edge(context: Context) -> bool:
+def has_edge(problem: Problem) -> bool:
     """Whether C has inequalities."""
-    return any(part.solid is not None for part in all_parts(context))
+    return any(part.solid is not None for part in all_parts(problem))

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from casal.constraints import half_square
 from casal.methods.base import Stage, generator_of, key
-from casal.methods.context import Context
 from casal.methods.coupling import Finish, choose_finish
 from casal.methods.moves import Moves, clean_score
 from casal.methods.population import equal_weights
+from casal.methods.problem import Problem
 
 
 class GibbsState(NamedTuple):
@@ -54,56 +54,56 @@ class GibbsState(NamedTuple):
 class GibbsMoves(Moves):
     """z given x in closed form, x given z by the reverse process."""
 
-    def start(self, context: Context, x: Tensor) -> GibbsState:
-        log_weight, ancestor = equal_weights(context, len(x))
-        z = context.project(context.decode(x))
+    def start(self, problem: Problem, x: Tensor) -> GibbsState:
+        log_weight, ancestor = equal_weights(problem, len(x))
+        z = problem.project(problem.decode(x))
         zero = log_weight.new_zeros(())
         return GibbsState(x, z, x, log_weight, ancestor, zero, zero, zero, zero)
 
-    def sweep(self, context: Context) -> list[Stage]:
-        _ = context.gram
-        return [Stage([()], self.draw, noise=key), Stage([()], self.centre), self.reverse_stage(context)]
+    def sweep(self, problem: Problem) -> list[Stage]:
+        _ = problem.gram
+        return [Stage([()], self.draw, noise=key), Stage([()], self.centre), self.reverse_stage(problem)]
 
-    def arrive(self, context: Context, state: GibbsState, moves: int) -> tuple[GibbsState, Mapping[str, float]]:
+    def arrive(self, problem: Problem, state: GibbsState, moves: int) -> tuple[GibbsState, Mapping[str, float]]:
         if float(state.rho) > 0.0:
             return state, {}
-        return state._replace(z=context.foot(context.decode(state.x), warm=state.z)), {}
+        return state._replace(z=problem.foot(problem.decode(state.x), warm=state.z)), {}
 
-    def weigh(self, context: Context, state: GibbsState, rho: float) -> Tensor:
-        decoded = context.decode(state.x)
-        return _log_mass(context, decoded, rho) - _log_mass(context, decoded, float(state.rho))
+    def weigh(self, problem: Problem, state: GibbsState, rho: float) -> Tensor:
+        decoded = problem.decode(state.x)
+        return _log_mass(problem, decoded, rho) - _log_mass(problem, decoded, float(state.rho))
 
-    def half(self, context: Context, state: GibbsState) -> Tensor:
-        decoded = context.decode(state.x)
-        return half_square(decoded - context.foot(decoded, warm=state.z))
+    def half(self, problem: Problem, state: GibbsState) -> Tensor:
+        decoded = problem.decode(state.x)
+        return half_square(decoded - problem.foot(decoded, warm=state.z))
 
-    def finish(self, context: Context) -> Finish:
-        return choose_finish(context, clean_score, _log_mass)
+    def finish(self, problem: Problem) -> Finish:
+        return choose_finish(problem, clean_score, _log_mass)
 
-    def level(self, context: Context, state: GibbsState) -> float:
-        return 1.0 / (float(state.rho) ** 0.5 * context.decoder.norm())
+    def level(self, problem: Problem, state: GibbsState) -> float:
+        return 1.0 / (float(state.rho) ** 0.5 * problem.decoder.norm())
 
-    def draw(self, context: Context, state: GibbsState, row: Any, noise: Tensor) -> GibbsState:
+    def draw(self, problem: Problem, state: GibbsState, row: Any, noise: Tensor) -> GibbsState:
         """z ~ N(A x, 1 / rho) restricted to C."""
-        near = context.decode(state.x)
-        drawn = context.constraint.sample_near(near, float(state.rho) ** -0.5, generator_of(noise, near))
+        near = problem.decode(state.x)
+        drawn = problem.constraint.sample_near(near, float(state.rho) ** -0.5, generator_of(noise, near))
         assert drawn is not None, "SplitGibbs takes these moves only where the set has closed forms"
         return state._replace(z=drawn.to(state.z.dtype))
 
-    def centre(self, context: Context, state: GibbsState, row: Any, noise: Tensor) -> GibbsState:
+    def centre(self, problem: Problem, state: GibbsState, row: Any, noise: Tensor) -> GibbsState:
         """c: the point whose noise of size sigma / |A| stands for both z and what A does not see of x."""
-        x, gram, stiffness = state.x, context.gram, context.decoder.norm() ** 2
+        x, gram, stiffness = state.x, problem.gram, problem.decoder.norm() ** 2
         blind = (1.0 - gram.eigenvalues / stiffness).clamp_min(0.0).sqrt()
         spread = gram.unwhiten((blind * noise.reshape(len(x), *blind.shape)) if blind.ndim else blind * noise)
-        pull = context.decoder.vjp(x)((state.z - context.decode(x)).to(x.dtype)) / stiffness
-        c = x + pull + self.level(context, state) * spread.reshape(x.shape)
+        pull = problem.decoder.vjp(x)((state.z - problem.decode(x)).to(x.dtype)) / stiffness
+        c = x + pull + self.level(problem, state) * spread.reshape(x.shape)
         return state._replace(x=c, estimate=c)
 
 
-def _log_mass(context: Context, decoded: Tensor, rho: float) -> Tensor:
+def _log_mass(problem: Problem, decoded: Tensor, rho: float) -> Tensor:
     """log Phi, zero at rho = 0."""
     if rho == 0.0:
         return torch.zeros(len(decoded), dtype=torch.float64, device=decoded.device)
-    value = context.constraint.log_normaliser(decoded, rho**-0.5)
+    value = problem.constraint.log_normaliser(decoded, rho**-0.5)
     assert value is not None, "SplitGibbs takes these moves only where the set has closed forms"
     return value

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from casal.methods.base import Stage, free_step, table_rows, uniform
 from casal.methods.baselines import noise_levels
-from casal.methods.context import Context, move, pick
 from casal.methods.metropolis_moves import AcceptedMoves
 from casal.methods.population import equal_weights
+from casal.methods.problem import Problem, move, pick
 
 STEPS = 2
 """Steps of the reverse process from the noisy point y down to s*."""
@@ -90,27 +90,27 @@ class LevelMoves(AcceptedMoves):
     """Moves at a row of the model's table.
 
     Args:
-        context: Model, set and decoder.
+        problem: Model, set and decoder.
         level: s* in units of the clean sample; the nearest row of the table is taken.
     """
 
     wanted = 0.4
     sizes = (0.05, 10.0)
 
-    def __init__(self, context: Context, level: float) -> None:
+    def __init__(self, problem: Problem, level: float) -> None:
         super().__init__(STEPS)
-        alpha, sigma = noise_levels(context.table)
-        levels, rows = sigma / alpha, table_rows(context)
+        alpha, sigma = noise_levels(problem.table)
+        levels, rows = sigma / alpha, table_rows(problem)
         k = int((levels.log() - math.log(level)).abs().argmin())
         self.s, self.scale = float(levels[k]), float(alpha[k])
         self.above, self.below = rows[:k], [OwnRow(row.a, row.b, row.s, row.t, j) for j, row in enumerate(rows[k:])]
-        self.noisy = bool(context.table.s[k:].any())
+        self.noisy = bool(problem.table.s[k:].any())
 
-    def start(self, context: Context, x: Tensor) -> LevelState:
-        log_weight, ancestor = equal_weights(context, len(x))
+    def start(self, problem: Problem, x: Tensor) -> LevelState:
+        log_weight, ancestor = equal_weights(problem, len(x))
         zero, none = torch.zeros_like(log_weight), log_weight.new_zeros(())
         noise = x.new_zeros((len(x), len(self.below) if self.noisy else 0, *x.shape[1:]))
-        z = context.project(context.decode(x))
+        z = problem.project(problem.decode(x))
         one = torch.ones_like(none)
         return LevelState(x, z, x, x, noise, x, noise, zero, log_weight, ancestor, zero, none, one, none, none, none)
 
@@ -118,7 +118,7 @@ class LevelMoves(AcceptedMoves):
     def evaluations(self) -> int:
         return STEPS + len(self.below)
 
-    def first(self, context: Context) -> list[Stage]:
+    def first(self, problem: Problem) -> list[Stage]:
         """The rows of the table, unconstrained: they leave u and e behind."""
         return [
             Stage(self.above, free_step),
@@ -127,7 +127,7 @@ class LevelMoves(AcceptedMoves):
             Stage([()], self.keep),
         ]
 
-    def sweep(self, context: Context) -> list[Stage]:
+    def sweep(self, problem: Problem) -> list[Stage]:
         return [
             Stage([()], self.renoise),
             Stage(range(STEPS), self.back),
@@ -136,53 +136,53 @@ class LevelMoves(AcceptedMoves):
             Stage([()], self.accept, noise=uniform),
         ]
 
-    def level(self, context: Context, state: LevelState) -> float:
+    def level(self, problem: Problem, state: LevelState) -> float:
         """h: the noise of a move in the latent."""
-        return min(LARGEST * self.s, float(state.size) / (math.sqrt(float(state.rho)) * context.decoder.norm()))
+        return min(LARGEST * self.s, float(state.size) / (math.sqrt(float(state.rho)) * problem.decoder.norm()))
 
-    def hold(self, context: Context, state: LevelState, row: Any, noise: Tensor) -> LevelState:
+    def hold(self, problem: Problem, state: LevelState, row: Any, noise: Tensor) -> LevelState:
         """Remember u on the way down."""
         return state._replace(held=state.x / self.scale)
 
-    def keep(self, context: Context, state: LevelState, row: Any, noise: Tensor) -> LevelState:
+    def keep(self, problem: Problem, state: LevelState, row: Any, noise: Tensor) -> LevelState:
         """Remember e at the end of the first way down."""
         return state._replace(held_noise=state.proposed_noise)
 
-    def renoise(self, context: Context, state: LevelState, row: Any, noise: Tensor) -> LevelState:
+    def renoise(self, problem: Problem, state: LevelState, row: Any, noise: Tensor) -> LevelState:
         """y = u + h w."""
-        h = self.level(context, state)
+        h = self.level(problem, state)
         return state._replace(x=state.held + h * noise, clean=state.x)
 
-    def back(self, context: Context, state: LevelState, row: int, noise: Tensor) -> LevelState:
+    def back(self, problem: Problem, state: LevelState, row: int, noise: Tensor) -> LevelState:
         """One step of the reverse process from (s*^2 + h^2)^(1/2) down to s*, in equal ratios."""
-        top = math.hypot(self.s, self.level(context, state))
+        top = math.hypot(self.s, self.level(problem, state))
         here, there = (float(top * (self.s / top) ** (k / STEPS)) for k in (row, row + 1))
         kept = (there / here) ** 2
-        x = kept * state.x + (1.0 - kept) * context.denoise(state.x, here) + there * math.sqrt(1.0 - kept) * noise
+        x = kept * state.x + (1.0 - kept) * problem.denoise(state.x, here) + there * math.sqrt(1.0 - kept) * noise
         return state._replace(x=x)
 
-    def release(self, context: Context, state: LevelState, row: Any, noise: Tensor) -> LevelState:
+    def release(self, problem: Problem, state: LevelState, row: Any, noise: Tensor) -> LevelState:
         """u' takes the model's own scale, for the rows of its table."""
         return state._replace(proposed=state.x, x=state.x * self.scale)
 
-    def down(self, context: Context, state: LevelState, row: OwnRow, noise: Tensor) -> LevelState:
+    def down(self, problem: Problem, state: LevelState, row: OwnRow, noise: Tensor) -> LevelState:
         """One row of the model's own table, with noise near that of the present clean point."""
         if self.noisy:
-            fresh = 1.0 if float(state.rho) == 0.0 else min(1.0, self.level(context, state) / self.s)
+            fresh = 1.0 if float(state.rho) == 0.0 else min(1.0, self.level(problem, state) / self.s)
             noise = math.sqrt(1.0 - fresh**2) * state.held_noise[:, row.at] + fresh * noise
             parts = state.proposed_noise[:, : row.at], noise[:, None], state.proposed_noise[:, row.at + 1 :]
             state = state._replace(proposed_noise=torch.cat(parts, 1))
-        return state._replace(x=move(context, state.x, context.score(state.x, row.t), row, noise))
+        return state._replace(x=move(problem, state.x, problem.score(state.x, row.t), row, noise))
 
-    def accept(self, context: Context, state: LevelState, row: Any, noise: Tensor) -> LevelState:
+    def accept(self, problem: Problem, state: LevelState, row: Any, noise: Tensor) -> LevelState:
         """Keep the proposal with its u and e, or go back."""
-        kept, yes = self.decide(context, state, noise)
+        kept, yes = self.decide(problem, state, noise)
         new: LevelState = kept._replace(
             held=pick(yes, state.proposed, state.held),
             held_noise=pick(yes, state.proposed_noise, state.held_noise),
         )
         return new
 
-    def log_ratio(self, context: Context, old: LevelState, new: LevelState) -> Tensor:
+    def log_ratio(self, problem: Problem, old: LevelState, new: LevelState) -> Tensor:
         """log of exp(-rho (V(x') - V(x)))."""
         return -old.rho * (new.half - old.half)

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from casal.constraints import half_square
 from casal.methods.base import Stage, uniform
-from casal.methods.context import Context, pick
 from casal.methods.coupling import Finish, choose_finish
 from casal.methods.moves import Moves, clean_score
 from casal.methods.population import equal_weights
+from casal.methods.problem import Problem, pick
 
 TOWARDS = 0.75
 """Share of the way to C that g goes when the noise is as large as the slack rho^(-1/2)."""
@@ -83,34 +83,34 @@ class AcceptedMoves(Moves):
     wanted: ClassVar[float]
     sizes: ClassVar[tuple[float, float]]
 
-    def arrive(self, context: Context, state: Any, moves: int) -> tuple[Any, Mapping[str, float]]:
+    def arrive(self, problem: Problem, state: Any, moves: int) -> tuple[Any, Mapping[str, float]]:
         if float(state.rho) == 0.0:
-            return with_feet(context, state), {"acceptance": 1.0}
+            return with_feet(problem, state), {"acceptance": 1.0}
         rate = float(state.accepted.mean()) / moves
         least, most = self.sizes
-        widest = self.widest(context, state)
+        widest = self.widest(problem, state)
         wanted = WANTED_INSIDE if widest else self.wanted
         factor = torch.exp(torch.as_tensor(rate - wanted, dtype=torch.float64))
         size = (state.size * factor).clamp(least, max(most, widest))
         return state._replace(size=size, accepted=torch.zeros_like(state.accepted)), {"acceptance": rate}
 
-    def widest(self, context: Context, state: Any) -> float:
+    def widest(self, problem: Problem, state: Any) -> float:
         """Size of the noise up to which a move may go, if the set allows more than ``sizes``."""
         return 0.0
 
-    def weigh(self, context: Context, state: Any, rho: float) -> Tensor:
+    def weigh(self, problem: Problem, state: Any, rho: float) -> Tensor:
         return (float(state.rho) - rho) * cast(Tensor, state.half)
 
-    def half(self, context: Context, state: Any) -> Tensor:
+    def half(self, problem: Problem, state: Any) -> Tensor:
         return cast(Tensor, state.half)
 
-    def finish(self, context: Context) -> Finish:
-        return choose_finish(context, clean_score)
+    def finish(self, problem: Problem) -> Finish:
+        return choose_finish(problem, clean_score)
 
-    def decide(self, context: Context, state: Any, noise: Tensor) -> tuple[Any, Tensor]:
+    def decide(self, problem: Problem, state: Any, noise: Tensor) -> tuple[Any, Tensor]:
         """Keep the proposal, or go back to the clean point the move started from; and who kept it, (n,) bool."""
-        new = with_feet(context, state)
-        yes = torch.log(noise) < self.log_ratio(context, state, new)
+        new = with_feet(problem, state)
+        yes = torch.log(noise) < self.log_ratio(problem, state, new)
         kept = state._replace(
             x=pick(yes, state.x, state.clean),
             z=pick(yes, new.z, state.z),
@@ -120,7 +120,7 @@ class AcceptedMoves(Moves):
         return kept, yes
 
     @abstractmethod
-    def log_ratio(self, context: Context, old: Any, new: Any) -> Tensor:
+    def log_ratio(self, problem: Problem, old: Any, new: Any) -> Tensor:
         """Logarithm of the acceptance ratio, (n,); the old clean point is ``old.clean``, the new one ``new.x``."""
 
 
@@ -131,9 +131,9 @@ class MetropolisMoves(AcceptedMoves):
     sizes = (0.05, 2.0)
     settles = True
 
-    def start(self, context: Context, x: Tensor) -> MetropolisState:
-        log_weight, ancestor = equal_weights(context, len(x))
-        z = context.project(context.decode(x))
+    def start(self, problem: Problem, x: Tensor) -> MetropolisState:
+        log_weight, ancestor = equal_weights(problem, len(x))
+        z = problem.project(problem.decode(x))
         return self.from_clean(x, z, log_weight, ancestor, log_weight.new_zeros(()))
 
     @staticmethod
@@ -143,62 +143,62 @@ class MetropolisMoves(AcceptedMoves):
         one, none = torch.ones_like(rho), torch.zeros_like(rho)
         return MetropolisState(x, z, x, x, x, zeros, log_weight, ancestor, zeros, rho, one, none, none, none)
 
-    def widest(self, context: Context, state: Any) -> float:
+    def widest(self, problem: Problem, state: Any) -> float:
         """In a set with an interior, where a chain has room, noise nearly as large as the spread of the chains."""
-        if not context.constraint.solid or len(state.x) < 2:
+        if not problem.constraint.solid or len(state.x) < 2:
             return 0.0
         spread = float(state.x.to(torch.float64).var(0).mean().sqrt())
-        return WIDE * spread * float(state.rho) ** 0.5 * context.decoder.norm()
+        return WIDE * spread * float(state.rho) ** 0.5 * problem.decoder.norm()
 
-    def settle(self, context: Context, state: MetropolisState) -> MetropolisState:
+    def settle(self, problem: Problem, state: MetropolisState) -> MetropolisState:
         """The same noise, and every move out of C is refused."""
-        state = with_feet(context, state)
+        state = with_feet(problem, state)
         return state._replace(rho=HARD * state.rho, size=HARD**0.5 * state.size)
 
-    def sweep(self, context: Context) -> list[Stage]:
+    def sweep(self, problem: Problem) -> list[Stage]:
         return [
             Stage([()], self.renoise),
-            self.reverse_stage(context),
+            self.reverse_stage(problem),
             Stage([()], self.accept, noise=uniform),
         ]
 
-    def level(self, context: Context, state: MetropolisState) -> float:
-        return float(state.size) / (float(state.rho) ** 0.5 * context.decoder.norm())
+    def level(self, problem: Problem, state: MetropolisState) -> float:
+        return float(state.size) / (float(state.rho) ** 0.5 * problem.decoder.norm())
 
-    def renoise(self, context: Context, state: MetropolisState, row: Any, noise: Tensor) -> MetropolisState:
+    def renoise(self, problem: Problem, state: MetropolisState, row: Any, noise: Tensor) -> MetropolisState:
         """y = x + g(x) + s w."""
-        s = self.level(context, state)
-        y = state.x + guide(context, state.x, state.z, s, state.rho) + s * noise
+        s = self.level(problem, state)
+        y = state.x + guide(problem, state.x, state.z, s, state.rho) + s * noise
         return state._replace(x=y, start=y, clean=state.x, estimate=y)
 
-    def accept(self, context: Context, state: MetropolisState, row: Any, noise: Tensor) -> MetropolisState:
+    def accept(self, problem: Problem, state: MetropolisState, row: Any, noise: Tensor) -> MetropolisState:
         """Keep the proposal, or go back."""
-        kept: MetropolisState = self.decide(context, state, noise)[0]
+        kept: MetropolisState = self.decide(problem, state, noise)[0]
         return kept
 
-    def log_ratio(self, context: Context, old: MetropolisState, new: MetropolisState) -> Tensor:
+    def log_ratio(self, problem: Problem, old: MetropolisState, new: MetropolisState) -> Tensor:
         """log of exp(-rho (V(x') - V(x))) T(x') / T(x)."""
-        s = self.level(context, old)
-        tilt = _tilt(context, old, new.x, new.z, s) - _tilt(context, old, old.clean, old.z, s)
+        s = self.level(problem, old)
+        tilt = _tilt(problem, old, new.x, new.z, s) - _tilt(problem, old, old.clean, old.z, s)
         return tilt - old.rho * (new.half - old.half)
 
 
-def with_feet(context: Context, state: Any) -> Any:
+def with_feet(problem: Problem, state: Any) -> Any:
     """The state with the foot of every clean point and its distance."""
-    decoded = context.decode(state.x)
-    z = context.foot(decoded, warm=state.z)
+    decoded = problem.decode(state.x)
+    z = problem.foot(decoded, warm=state.z)
     return state._replace(z=z, half=half_square(decoded - z))
 
 
-def guide(context: Context, x: Tensor, z: Tensor, s: float, rho: Tensor) -> Tensor:
+def guide(problem: Problem, x: Tensor, z: Tensor, s: float, rho: Tensor) -> Tensor:
     """g(x) = c A^T (z - A x) with c |A|^2 = min(1, (s |A|)^2 rho) TOWARDS."""
-    stiffness = context.decoder.norm() ** 2
+    stiffness = problem.decoder.norm() ** 2
     share = TOWARDS * min(1.0, s**2 * stiffness * float(rho)) / stiffness
-    return share * context.decoder.vjp(x)(z - context.decode(x))
+    return share * problem.decoder.vjp(x)(z - problem.decode(x))
 
 
-def _tilt(context: Context, state: MetropolisState, x: Tensor, z: Tensor, s: float) -> Tensor:
+def _tilt(problem: Problem, state: MetropolisState, x: Tensor, z: Tensor, s: float) -> Tensor:
     """log N(y; x + g(x), s^2) - log N(y; x, s^2) = (g . (y - x) - |g|^2 / 2) / s^2."""
-    g = guide(context, x, z, s, state.rho).reshape(len(x), -1).to(torch.float64)
+    g = guide(problem, x, z, s, state.rho).reshape(len(x), -1).to(torch.float64)
     away = (state.start - x).reshape(len(x), -1).to(torch.float64)
     return ((g * away).sum(1) - g.square().sum(1) / 2) / s**2

@@ -30,8 +30,8 @@ from torch import Tensor
 
 from casal.errors import SettingError
 from casal.methods.base import Stage, free_step, table_rows
-from casal.methods.context import Context
 from casal.methods.coupling import Finish
+from casal.methods.problem import Problem
 
 RANGE = 0.1
 """The reverse process from s ends at RANGE min(s, scale of the data), or at the model's finest level above that."""
@@ -80,60 +80,60 @@ class Moves(ABC):
         """Evaluations of the network in one move."""
         return self.inner_steps
 
-    def first(self, context: Context) -> list[Stage]:
+    def first(self, problem: Problem) -> list[Stage]:
         """The way from starting points to clean points of the model: the rows of its table, unconstrained."""
-        return [Stage(table_rows(context), free_step)]
+        return [Stage(table_rows(problem), free_step)]
 
     @abstractmethod
-    def start(self, context: Context, x: Tensor) -> Any:
+    def start(self, problem: Problem, x: Tensor) -> Any:
         """The state of chains with equal weights at x, at rho = 0."""
 
     @abstractmethod
-    def sweep(self, context: Context) -> list[Stage]:
+    def sweep(self, problem: Problem) -> list[Stage]:
         """The stages of one move."""
 
     @abstractmethod
-    def arrive(self, context: Context, state: Any, moves: int) -> tuple[Any, Mapping[str, float]]:
+    def arrive(self, problem: Problem, state: Any, moves: int) -> tuple[Any, Mapping[str, float]]:
         """The state as the next rung needs it, after some moves at the one before, and what the trace keeps of them."""
 
     @abstractmethod
-    def weigh(self, context: Context, state: Any, rho: float) -> Tensor:
+    def weigh(self, problem: Problem, state: Any, rho: float) -> Tensor:
         """log Phi_rho'(x) - log Phi_rho(x) for the next rho', (n,)."""
 
     @abstractmethod
-    def half(self, context: Context, state: Any) -> Tensor:
+    def half(self, problem: Problem, state: Any) -> Tensor:
         """dist(A x, C)^2 / 2 of every chain, (n,)."""
 
     @abstractmethod
-    def finish(self, context: Context) -> Finish:
+    def finish(self, problem: Problem) -> Finish:
         """What the chains do together after the last rung."""
 
-    def settle(self, context: Context, state: Any) -> Any:
+    def settle(self, problem: Problem, state: Any) -> Any:
         """The state for moves within C itself, after the finish; where ``settles``."""
         raise NotImplementedError
 
-    def output(self, context: Context, state: Any) -> Tensor:
+    def samples(self, problem: Problem, state: Any) -> Tensor:
         """The samples."""
-        return context.strict(context.decode(state.x), warm=state.z)
+        return problem.strict(problem.decode(state.x), warm=state.z)
 
     @abstractmethod
-    def level(self, context: Context, state: Any) -> float:
+    def level(self, problem: Problem, state: Any) -> float:
         """s: the noise of a move in the latent."""
 
-    def reverse_stage(self, context: Context) -> Stage:
+    def reverse_stage(self, problem: Problem) -> Stage:
         """The reverse process from the level s down to a clean point."""
-        finest = finest_level(context)
+        finest = finest_level(problem)
         return Stage([Reverse(j, self.inner_steps, finest) for j in range(self.inner_steps)], self.reverse)
 
-    def reverse(self, context: Context, state: Any, row: Reverse, noise: Tensor) -> Any:
+    def reverse(self, problem: Problem, state: Any, row: Reverse, noise: Tensor) -> Any:
         """One step of the reverse process."""
-        s, floor = self.level(context, state), float(state.floor)
+        s, floor = self.level(problem, state), float(state.floor)
         levels = reverse_levels(s, floor, row.finest, row.steps)
         at = row.at - (row.steps - len(levels))
         if at < 0:
             return state  # near the data fewer steps do
         here = levels[at]
-        clean = context.denoise(state.x, here)
+        clean = problem.denoise(state.x, here)
         if at == len(levels) - 1:
             left = float(state.blur) * here if here <= row.finest else 0.0
             return state._replace(x=clean + left * noise)
@@ -203,7 +203,7 @@ def _variance(levels: Sequence[float], scale: float, share: float, noisy: bool) 
     return xx
 
 
-def data_floor(context: Context, x: Tensor, generator: torch.Generator) -> tuple[float, float]:
+def data_floor(problem: Problem, x: Tensor, generator: torch.Generator) -> tuple[float, float]:
     """The noise level s at which the reverse process may end, RANGE times the finest scale of the data, and e there.
 
     A coordinate of scale l has the denoising error E (D_i(x + s w) - x_i)^2 = s^2 l^2 / (l^2 + s^2), so it is half of
@@ -211,18 +211,18 @@ def data_floor(context: Context, x: Tensor, generator: torch.Generator) -> tuple
     error of one coordinate falls below half: that coordinate tells the scale. e^2 is the error at the floor over s^2.
 
     Args:
-        context: Model, set and decoder.
+        problem: Model, set and decoder.
         x: Clean points of the model, (n, *latent).
         generator: Draws the noise.
     """
     some = torch.arange(0, len(x), max(1, len(x) // READ), device=x.device)[:READ]
-    few, context = x[some], context.take(some)
+    few, problem = x[some], problem.take(some)
 
     def error(s: float) -> Tensor:
         noise = torch.randn(few.shape, generator=generator, dtype=torch.float32, device=few.device).to(few.dtype)
-        return (context.denoise(few + s * noise, s) - few).to(torch.float64).square().mean(0) / s**2
+        return (problem.denoise(few + s * noise, s) - few).to(torch.float64).square().mean(0) / s**2
 
-    finest = s = finest_level(context)
+    finest = s = finest_level(problem)
     scale = widest = float(few.std(0).max()) if len(few) > 1 else 1.0
     while s < widest:
         least = float(error(s).min())
@@ -234,19 +234,19 @@ def data_floor(context: Context, x: Tensor, generator: torch.Generator) -> tuple
     return floor, math.sqrt(min(1.0, float(error(floor).mean())))
 
 
-def clean_score(context: Context, state: Any, x: Tensor) -> Tensor:
+def clean_score(problem: Problem, state: Any, x: Tensor) -> Tensor:
     """(D(x, s) - x) / s^2 at the floor s: the score of the data, smoothed by less than its own scale."""
     s = float(state.floor)
-    return (context.denoise(x, s) - x) / s**2
+    return (problem.denoise(x, s) - x) / s**2
 
 
-def finest_level(context: Context) -> float:
+def finest_level(problem: Problem) -> float:
     """The smallest noise at which the model may be asked, in units of the clean sample."""
-    table = context.table
-    if table.alpha is None or table.sigma is None or context.target.denoise is None:
+    table = problem.table
+    if table.alpha is None or table.sigma is None or problem.target.denoise is None:
         raise SettingError(
-            f"{context.target.name} has no denoiser: this method needs a diffusion or flow model "
+            f"{problem.target.name} has no denoiser: this method needs a diffusion or flow model "
             "(ddpm, vp_sde, edm, flow); for a fixed density use WeightedCASAL"
         )
-    finest = context.target.finest
+    finest = problem.target.finest
     return float((table.sigma / table.alpha).min()) if finest is None else finest

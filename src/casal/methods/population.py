@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from casal.errors import CasalWarning, SettingError
-from casal.methods.context import Context
+from casal.methods.problem import Problem
 
 State = TypeVar("State", bound=tuple[Any, ...])
 
@@ -48,10 +48,10 @@ def ancestors_left(ancestor: Tensor) -> float:
     return float(torch.bincount(ancestor).count_nonzero())
 
 
-def equal_weights(context: Context, n: int) -> tuple[Tensor, Tensor]:
+def equal_weights(problem: Problem, n: int) -> tuple[Tensor, Tensor]:
     """``log_weight`` and ``ancestor`` of n chains that start."""
-    device = context.like.device
-    return torch.zeros(n, dtype=torch.float64, device=device), torch.arange(n, device=device) + context.first
+    device = problem.like.device
+    return torch.zeros(n, dtype=torch.float64, device=device), torch.arange(n, device=device) + problem.first
 
 
 class Groups(NamedTuple):
@@ -97,18 +97,18 @@ class Groups(NamedTuple):
         return float(effective_size(self.weights(log_weight)))
 
 
-def groups_of(context: Context, n: int, islands: int | None = None) -> Groups:
+def groups_of(problem: Problem, n: int, islands: int | None = None) -> Groups:
     """The groups of n chains: islands of equal size, or the chains that share set and condition where they differ.
 
     A chain never takes the place of a chain with another set or another condition.
     """
-    labels = context.groups()
+    labels = problem.groups()
     if labels is None:
         if islands is None:
             return Groups()
         if n % islands:
             raise SettingError(f"{n} chains do not fall into {islands} islands of equal size; change n or islands")
-        order = torch.arange(n, device=context.like.device)
+        order = torch.arange(n, device=problem.like.device)
         return Groups(order.reshape(islands, -1).unbind(), islands=True)
     if islands is not None and islands > 1:
         raise SettingError(
@@ -124,7 +124,7 @@ def groups_of(context: Context, n: int, islands: int | None = None) -> Groups:
             f"{fewest}; repeat every parameter at least {SMALLEST_GROUP} times, and every condition, or take "
             "CASAL(dual='chain'), whose chains do not meet"
         )
-    return Groups() if len(members) == 1 else Groups([some.to(context.like.device) for some in members])
+    return Groups() if len(members) == 1 else Groups([some.to(problem.like.device) for some in members])
 
 
 # ---------------------------------------------------------------------------------------------------- resampling

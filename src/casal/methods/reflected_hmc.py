@@ -54,8 +54,8 @@ from torch import Tensor
 from casal.errors import SettingError
 from casal.methods.base import Method, Stage, generator_of, key, no_step
 from casal.methods.bounded_hmc import Bounds, Turned, bounds_of, draw_inside, main_directions
-from casal.methods.context import Context, Uncounted, pick
 from casal.methods.population import Groups, effective_ancestors, equal_weights, groups_of, normalised, resample, temper
+from casal.methods.problem import Problem, Uncounted, pick
 
 ACCEPTED = 0.65
 """Share of trajectories to accept. A wall in the middle of a leapfrog costs an error of order eps, with random sign, so
@@ -240,27 +240,27 @@ class ReflectedHMC(Method[ReflectedState]):
         if self.warm_up is not None and not 0.0 <= self.warm_up < 1.0:
             raise SettingError(f"warm_up is a share of the evaluations in [0, 1), got {self.warm_up}")
 
-    def plan(self, context: Context, n: int) -> Sequence[Stage]:
-        if not context.table.static:
+    def plan(self, problem: Problem, n: int) -> Sequence[Stage]:
+        if not problem.table.static:
             raise SettingError("ReflectedHMC needs a fixed density (langevin, energy); use BoundedHMC for a diffusion")
-        check_square(context)
-        bounds, rows = inside_bounds(context), len(context.table)
-        tempered = self._tempered(context, n)
+        check_square(problem)
+        bounds, rows = inside_bounds(problem), len(problem.table)
+        tempered = self._tempered(problem, n)
         usual = WARM_UP_TEMPERED if tempered else WARM_UP
         warm = math.ceil((usual if self.warm_up is None else self.warm_up) * rows)
         hot = math.ceil(TEMPERED * warm) if tempered else 0
-        t = context.table.t[0].to(context.like.device)
+        t = problem.table.t[0].to(problem.like.device)
         every = [Row(t, rows - k, max(hot - k, 0), 2 * k > warm) for k in range(rows)]
-        step, labels = partial(self.step, bounds), context.groups()
-        adapt = partial(self.adapt, bounds, _groups(context, n))
+        step, labels = partial(self.step, bounds), problem.groups()
+        adapt = partial(self.adapt, bounds, _groups(problem, n))
         stages = [Stage([], no_step, partial(self.spread_out, bounds))] if tempered else []
         stages += [Stage([row], step, partial(adapt, row), noise=key) for row in every[:warm]]
         last = Stage([], no_step, partial(self.end, labels))
         return [*stages, Stage(every[warm:], step, noise=key), last]
 
-    def fits(self, context: Context) -> bool:
+    def fits(self, problem: Problem) -> bool:
         """Whether the set bounds most coordinates, with at most one equation, and the decoder only turns them."""
-        one = context.take(slice(0, 1)).replace(usage=Uncounted())
+        one = problem.take(slice(0, 1)).replace(usage=Uncounted())
         try:
             check_square(one)
             bounded = inside_bounds(one).bounded
@@ -268,29 +268,29 @@ class ReflectedHMC(Method[ReflectedState]):
             return False
         return float(bounded.to(torch.float64).mean()) >= MOST_BOUNDED
 
-    def _tempered(self, context: Context, n: int) -> bool:
+    def _tempered(self, problem: Problem, n: int) -> bool:
         """Whether the start is tempered."""
-        known = context.start is not None and context.target.potential is not None
-        return self.temper and known and n >= FEWEST_CHAINS and self.warm_up != 0 and _groups(context, n) is not None
+        known = problem.start is not None and problem.target.potential is not None
+        return self.temper and known and n >= FEWEST_CHAINS and self.warm_up != 0 and _groups(problem, n) is not None
 
-    def start_note(self, context: Context) -> str | None:
-        if self._tempered(context, context.chains or FEWEST_CHAINS):
+    def start_note(self, problem: Problem) -> str | None:
+        if self._tempered(problem, problem.chains or FEWEST_CHAINS):
             return None
         why = "the potential is not known; give langevin(potential=...) or use energy"
-        if context.target.potential is not None:
+        if problem.target.potential is not None:
             why = "the density of the starting points is not known; start with casal.GaussianStart"
-            if context.start is not None:
+            if problem.start is not None:
                 why = "the start is not tempered (temper=False, warm_up=0, or few chains of each set and condition)"
         return f"separate modes between which chains do not cross keep the weights of the starting points: {why}"
 
-    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> ReflectedState:
-        bounds, turned = inside_bounds(context), Turned(context)
+    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> ReflectedState:
+        bounds, turned = inside_bounds(problem), Turned(problem)
         z = onto_equation(bounds, fold(turned.decode(x).flatten(1), bounds.low, bounds.high)[0])
-        log_weight, ancestor = equal_weights(context, len(z))
+        log_weight, ancestor = equal_weights(problem, len(z))
         zeros, one = torch.zeros_like(log_weight), log_weight.new_ones(())
-        diagonal = torch.ones(context.latent, dtype=torch.float64, device=z.device)
-        if context.root is not None:
-            diagonal = diagonal * context.root
+        diagonal = torch.ones(problem.latent, dtype=torch.float64, device=z.device)
+        if problem.root is not None:
+            diagonal = diagonal * problem.root
         scale = diagonal.reshape(1, -1)  # behind a decoder, which mixes coordinates, their mean
         if turned.turns:
             scale = torch.full_like(z[:1], turned.scale * float(diagonal.square().mean().sqrt()))
@@ -314,7 +314,7 @@ class ReflectedHMC(Method[ReflectedState]):
             log_weight=log_weight,
             ancestor=ancestor,
             share=one,
-            size=one * float((2.0 * context.table.b[0]).sqrt()),
+            size=one * float((2.0 * problem.table.b[0]).sqrt()),
             length=one,
             trajectories=0.0 * one,
             left=NEW * one,
@@ -324,29 +324,29 @@ class ReflectedHMC(Method[ReflectedState]):
 
     # ------------------------------------------------------------------------------------------ each chain alone
 
-    def step(self, bounds: Bounds, context: Context, state: ReflectedState, row: Row, noise: Tensor) -> ReflectedState:
+    def step(self, bounds: Bounds, problem: Problem, state: ReflectedState, row: Row, noise: Tensor) -> ReflectedState:
         """One evaluation: a leapfrog, or the potential at the end of a trajectory, or the score at the start."""
         if float(state.owed) > 0:
             return state._replace(owed=state.owed - 1.0)
-        known = context.target.potential is not None
+        known = problem.target.potential is not None
         if float(state.left) == NEW:
-            slope = self._score(context, state.y, row)
-            log_p = context.log_density(_latent(Turned(context), state.y, state.x)) if known else state.log_p
+            slope = self._score(problem, state.y, row)
+            log_p = problem.log_density(_latent(Turned(problem), state.y, state.x)) if known else state.log_p
             ready = state.left - NEW
             return state._replace(score=slope, slope=slope, log_p=log_p, left=ready, owed=ready + known)
-        bounds = bounds.take(slice(context.first, context.first + len(state.y)))
+        bounds = bounds.take(slice(problem.first, problem.first + len(state.y)))
         if float(state.left) == BEGIN:
             most = (row.left - known) // (1 + int(state.fine > 0))
             if most < 1:
                 return state
             state = self._begin(bounds, state, most, noise)
-        state = self._leapfrog(bounds, context, state, row)
+        state = self._leapfrog(bounds, problem, state, row)
         if float(state.left) > 0:
             return state
         if not known:
-            return self._decide(context, state, state.rise + state.gap, noise)
+            return self._decide(problem, state, state.rise + state.gap, noise)
         state = state._replace(owed=state.owed + 1.0)
-        return self._decide(context, state, context.log_density(_latent(Turned(context), state.y, state.x)), noise)
+        return self._decide(problem, state, problem.log_density(_latent(Turned(problem), state.y, state.x)), noise)
 
     def _begin(self, bounds: Bounds, state: ReflectedState, most: int, noise: Tensor) -> ReflectedState:
         """A velocity, and how many leapfrogs there will be."""
@@ -368,17 +368,17 @@ class ReflectedHMC(Method[ReflectedState]):
             left=torch.full_like(state.left, left),
         )
 
-    def _leapfrog(self, bounds: Bounds, context: Context, state: ReflectedState, row: Row) -> ReflectedState:
+    def _leapfrog(self, bounds: Bounds, problem: Problem, state: ReflectedState, row: Row) -> ReflectedState:
         """v + eps/2 force, reflected drift, v + eps/2 force."""
         eps = state.size * state.pace
         v = state.velocity + 0.5 * eps[:, None] * self._force(bounds, state, state.y, state.slope)
         y, v = drift(bounds, state.scale, state.y, v, eps)
-        slope = self._score(context, y, row)
+        slope = self._score(problem, y, row)
         v = v + 0.5 * eps[:, None] * self._force(bounds, state, y, slope)
         rise, gap = 0.5 * ((state.slope + slope) * (y - state.y)).sum(1), torch.zeros_like(state.gap)
         fine = float(state.fine) > 0
         if fine:
-            halfway = self._score(context, 0.5 * (y + state.y), row)
+            halfway = self._score(problem, 0.5 * (y + state.y), row)
             gap = (2.0 * (halfway * (y - state.y)).sum(1) - 2.0 * rise) / 3.0
         return state._replace(
             y=y,
@@ -396,11 +396,11 @@ class ReflectedHMC(Method[ReflectedState]):
             slope = state.share * slope + (1.0 - state.share) * (state.centre - y) / state.width.square()
         return along_equation(bounds, state.scale, state.scale * slope)
 
-    def _decide(self, context: Context, state: ReflectedState, log_p: Tensor, noise: Tensor) -> ReflectedState:
+    def _decide(self, problem: Problem, state: ReflectedState, log_p: Tensor, noise: Tensor) -> ReflectedState:
         """Accept the end of the trajectory, or stay where it began; log p at the end is measured as that at z is."""
         generator = generator_of(noise + 1, state.z)
         z = state.z.flatten(1)
-        before = state.log_p if context.target.potential is not None else torch.zeros_like(log_p)
+        before = state.log_p if problem.target.potential is not None else torch.zeros_like(log_p)
         log_ratio = log_p - before
         if float(state.share) < 1.0:
             log_ratio = state.share * log_ratio
@@ -411,7 +411,7 @@ class ReflectedHMC(Method[ReflectedState]):
         yes = (torch.log(u) < log_ratio) & torch.isfinite(state.y).all(1)
         new = pick(yes, state.y, z)
         return state._replace(
-            x=_latent(Turned(context), new, state.x),
+            x=_latent(Turned(problem), new, state.x),
             z=new.reshape(state.z.shape),
             score=pick(yes, state.slope, state.score),
             log_p=pick(yes, log_p, state.log_p),
@@ -420,19 +420,19 @@ class ReflectedHMC(Method[ReflectedState]):
             left=torch.full_like(state.left, BEGIN),
         )
 
-    def _score(self, context: Context, y: Tensor, row: Row) -> Tensor:
+    def _score(self, problem: Problem, y: Tensor, row: Row) -> Tensor:
         """Gradient of log p in decoded space, (n, k): A grad log p(x) / c at x = A^T y / c."""
-        turned = Turned(context)
-        at = _latent(turned, y, context.like)
-        return turned.decode(context.score(at, row.t)).flatten(1) / turned.square
+        turned = Turned(problem)
+        at = _latent(turned, y, problem.like)
+        return turned.decode(problem.score(at, row.t)).flatten(1) / turned.square
 
     # ------------------------------------------------------------------------------------------ all chains together
 
     def spread_out(
-        self, bounds: Bounds, context: Context, state: ReflectedState, generator: torch.Generator
+        self, bounds: Bounds, problem: Problem, state: ReflectedState, generator: torch.Generator
     ) -> tuple[ReflectedState, Mapping[str, float]]:
         """Begin a tempered start: draws from q in the set."""
-        turned = Turned(context)
+        turned = Turned(problem)
         points = turned.decode(state.x).flatten(1)
         centre, width = points.mean(0, keepdim=True), points.std(0, keepdim=True)
         width = torch.where(width > 0, width, state.scale[:1]).expand_as(points)
@@ -453,7 +453,7 @@ class ReflectedHMC(Method[ReflectedState]):
         bounds: Bounds,
         groups: Groups | None,
         row: Row,
-        context: Context,
+        problem: Problem,
         state: ReflectedState,
         generator: torch.Generator,
     ) -> tuple[ReflectedState, Mapping[str, float]]:
@@ -462,12 +462,12 @@ class ReflectedHMC(Method[ReflectedState]):
             return state, {}
         record = dict[str, float]()
         if float(state.share) < 1.0 and groups is not None:
-            state, record = self._heat(groups, row, context, state, generator)
-            if "tempered" in record and context.chains is None:
-                state, lost = self._scout(bounds, row, context, state, generator)
+            state, record = self._heat(groups, row, problem, state, generator)
+            if "tempered" in record and problem.chains is None:
+                state, lost = self._scout(bounds, row, problem, state, generator)
                 record |= lost
         z, rate = state.z.flatten(1), float(state.accepted.mean())
-        known = context.target.potential is not None
+        known = problem.target.potential is not None
         if float(state.share) == 1.0:
             state = state._replace(anchor=z)
         if float(state.trajectories) < 1.0:
@@ -475,7 +475,7 @@ class ReflectedHMC(Method[ReflectedState]):
         factor = CUT if rate < REFUSED else math.exp(GAINS[row.late] * (rate - ACCEPTED))
         size = (state.size * factor).clamp(*SIZES)
         if len(z) >= FEWEST_CHAINS:
-            scale = _spread(z, context.groups(), state.scale)
+            scale = _spread(z, problem.groups(), state.scale)
             if float(state.share) == 1.0:  # as long as the chains come to rest, eps s is what the acceptance has shown
                 size = (size * (state.scale[0].log() - scale[0].log()).mean().exp()).clamp(*SIZES)
             state = state._replace(scale=scale.expand_as(z))
@@ -494,7 +494,7 @@ class ReflectedHMC(Method[ReflectedState]):
         return state._replace(size=size, length=length, fine=torch.full_like(state.fine, fine)), record
 
     def _heat(
-        self, groups: Groups, row: Row, context: Context, state: ReflectedState, generator: torch.Generator
+        self, groups: Groups, row: Row, problem: Problem, state: ReflectedState, generator: torch.Generator
     ) -> tuple[ReflectedState, dict[str, float]]:
         """The next b of a tempered start."""
         gain = state.log_p - _log_q(state, state.z.flatten(1))
@@ -515,12 +515,12 @@ class ReflectedHMC(Method[ReflectedState]):
         return state, record | {"ancestors": float(len(state.ancestor.unique()))}
 
     def _scout(
-        self, bounds: Bounds, row: Row, context: Context, state: ReflectedState, generator: torch.Generator
+        self, bounds: Bounds, row: Row, problem: Problem, state: ReflectedState, generator: torch.Generator
     ) -> tuple[ReflectedState, dict[str, float]]:
         """Follow some starting points under p, and count those that come to rest at a log p that no chain has."""
         n = len(state.x)
         m = min(SCOUTS, n)
-        each = min(SCOUTING[1], int(SCOUT_SHARE * len(context.table) * n / m))
+        each = min(SCOUTING[1], int(SCOUT_SHARE * len(problem.table) * n / m))
         if each < SCOUTING[0]:
             return state, {}
         some = torch.arange(m, device=state.x.device) * n // m
@@ -530,7 +530,7 @@ class ReflectedHMC(Method[ReflectedState]):
         )
         for left in range(each, 0, -1):
             drawn = torch.randint(1 << 62, (), generator=generator, device=generator.device)
-            scouts = self.step(bounds, context, scouts, row._replace(left=left), drawn)
+            scouts = self.step(bounds, problem, scouts, row._replace(left=left), drawn)
             if float(scouts.left) == BEGIN and float(scouts.trajectories) and not float(scouts.owed) > 1.0:
                 rate = float(scouts.accepted.mean())
                 factor = CUT if rate < REFUSED else math.exp(GAINS[0] * (rate - ACCEPTED))
@@ -539,7 +539,7 @@ class ReflectedHMC(Method[ReflectedState]):
         return state._replace(owed=state.owed + math.ceil(m * each / n)), {"lost": float(lost)}
 
     def end(
-        self, labels: Tensor | None, context: Context, state: ReflectedState, generator: torch.Generator
+        self, labels: Tensor | None, problem: Problem, state: ReflectedState, generator: torch.Generator
     ) -> tuple[ReflectedState, Mapping[str, float]]:
         """What the chains remember; chains that remember nothing are their own ancestors."""
         left = memory(state.anchor, state.z.flatten(1), labels)
@@ -549,20 +549,20 @@ class ReflectedHMC(Method[ReflectedState]):
             state = state._replace(ancestor=torch.arange(len(state.x), device=state.x.device))
         return state, {"memory": left.value}
 
-    def output(self, context: Context, state: ReflectedState) -> Tensor:
-        return context.strict(Turned(context).outward(state.z))
+    def samples(self, problem: Problem, state: ReflectedState) -> Tensor:
+        return problem.strict(Turned(problem).outward(state.z))
 
-    def monitor(self, context: Context, state: ReflectedState) -> Mapping[str, Tensor]:
-        return {"violation": context.constraint.violation(Turned(context).outward(state.z))}
+    def monitor(self, problem: Problem, state: ReflectedState) -> Mapping[str, Tensor]:
+        return {"violation": problem.constraint.violation(Turned(problem).outward(state.z))}
 
     def advice(self, state: ReflectedState, row: Any) -> str:
         return f"(eps = {float(state.size):.3g}); check the score near the bounds, or use a smaller step_size"
 
 
-def _groups(context: Context, n: int) -> Groups | None:
+def _groups(problem: Problem, n: int) -> Groups | None:
     """Chains that may take each other's place; None where there are too few of one set and condition."""
     try:
-        return groups_of(context, n)
+        return groups_of(problem, n)
     except SettingError:
         return None
 
@@ -580,36 +580,36 @@ def _log_q(state: ReflectedState, y: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------- the set
 
 
-def inside_bounds(context: Context) -> Bounds:
+def inside_bounds(problem: Problem) -> Bounds:
     """The set as bounds and at most one equation.
 
     Raises:
         SettingError: The set is of another kind.
     """
     try:
-        return bounds_of(context)
+        return bounds_of(problem)
     except SettingError as error:
         raise SettingError(
             "ReflectedHMC treats bounds on single coordinates with at most one equation, and "
-            f"{context.constraint!r} is not of that kind; use WeightedCASAL"
+            f"{problem.constraint!r} is not of that kind; use WeightedCASAL"
         ) from error
 
 
-def check_square(context: Context) -> None:
+def check_square(problem: Problem) -> None:
     """SettingError unless the decoder multiplies coordinates, or is square with A A^T = c I, up to rounding."""
-    if context.decoder.linear and context.decoder.diagonal is not None:
+    if problem.decoder.linear and problem.decoder.diagonal is not None:
         return
     way_out = "use WeightedCASAL"
-    if not context.decoder.linear:
+    if not problem.decoder.linear:
         raise SettingError(f"ReflectedHMC needs a linear decoder with A A^T = c I, not a nonlinear one; {way_out}")
-    turned, columns = Turned(context), math.prod(context.latent)
+    turned, columns = Turned(problem), math.prod(problem.latent)
     rows = math.prod(turned.event)
     if rows != columns:
         raise SettingError(f"ReflectedHMC needs a square decoder, this one is {rows} x {columns}; {way_out}")
     v = torch.randn((4, *turned.event), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    v = v.to(context.like.device)
+    v = v.to(problem.like.device)
     gap = float((turned.decode(turned.lift(v)) - v).abs().max())
-    if gap > max(ORTHOGONAL, 1e3 * torch.finfo(context.like.dtype).eps):
+    if gap > max(ORTHOGONAL, 1e3 * torch.finfo(problem.like.dtype).eps):
         raise SettingError(f"ReflectedHMC needs a decoder with A A^T = c I, this one is {gap:.2g} off; {way_out}")
 
 

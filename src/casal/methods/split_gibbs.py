@@ -15,7 +15,6 @@ from casal.checks import one_of, positive, share, whole_number
 from casal.constraints import geometry
 from casal.errors import SettingError
 from casal.methods.base import Method, Stage, no_step, split_records
-from casal.methods.context import Context, few_chains
 from casal.methods.coupling import (
     CORRECTED,
     UNCORRECTED,
@@ -38,6 +37,7 @@ from casal.methods.level_moves import LevelMoves
 from casal.methods.metropolis_moves import MetropolisMoves
 from casal.methods.moves import Moves, clean_score, data_floor, finest_level
 from casal.methods.population import Groups, effective_ancestors, groups_of, next_level, resample
+from casal.methods.problem import Problem, few_chains
 
 SETTLING = 8
 """Moves after the finish, in a set with an interior."""
@@ -118,47 +118,47 @@ class SplitGibbs(Method[Any]):
         if not len(sigma) or not bool((torch.isfinite(sigma) & (sigma > 0)).all()) or bool((sigma.diff() >= 0).any()):
             raise SettingError(f"sigmas must be finite, > 0 and strictly decreasing, got {sigma.tolist()}")
 
-    def plan(self, context: Context, n: int) -> Sequence[Stage]:
-        return [*self.moves_for(context).first(context), *self.climb(context, n)]
+    def plan(self, problem: Problem, n: int) -> Sequence[Stage]:
+        return [*self.moves_for(problem).first(problem), *self.climb(problem, n)]
 
-    def climb(self, context: Context, n: int) -> list[Stage]:
+    def climb(self, problem: Problem, n: int) -> list[Stage]:
         """The ladder, from clean points on."""
-        moves, groups = self.moves_for(context), groups_of(context, n, self.islands)
-        finish, edge, stages = moves.finish(context), has_edge(context), list[Stage]()
+        moves, groups = self.moves_for(problem), groups_of(problem, n, self.islands)
+        finish, edge, stages = moves.finish(problem), has_edge(problem), list[Stage]()
         for level in self._levels():
-            first, *rest = moves.sweep(context) * self.sweeps
+            first, *rest = moves.sweep(problem) * self.sweeps
             stages += [first._replace(meet=partial(self.meet, moves, level, groups, edge, finish)), *rest]
         stages.append(Stage([], no_step, partial(self.end, moves, finish, groups)))
-        if context.constraint.solid and moves.settles:
-            stages += [Stage([], no_step, partial(self.settle, moves)), *(moves.sweep(context) * SETTLING)]
+        if problem.constraint.solid and moves.settles:
+            stages += [Stage([], no_step, partial(self.settle, moves)), *(moves.sweep(problem) * SETTLING)]
         return stages
 
-    def moves_for(self, context: Context) -> Moves:
+    def moves_for(self, problem: Problem) -> Moves:
         """The kind of moves: gibbs where it is asked for, or where there are closed forms and few dimensions."""
         if self.moves == "level":
-            finest_level(context)
-            return LevelMoves(context, self.level)
-        able = context.constraint.samples_near and context.decoder.linear
+            finest_level(problem)
+            return LevelMoves(problem, self.level)
+        able = problem.constraint.samples_near and problem.decoder.linear
         if self.moves == "gibbs" and not able:
             raise SettingError(
-                f"{context.constraint!r} behind {type(context.decoder).__name__} has no closed forms, "
+                f"{problem.constraint!r} behind {type(problem.decoder).__name__} has no closed forms, "
                 "which moves='gibbs' needs; use moves='metropolis'"
             )
-        small = math.prod(context.latent) <= GIBBS_DIMENSION
+        small = math.prod(problem.latent) <= GIBBS_DIMENSION
         gibbs = able and (self.moves == "gibbs" or (self.moves == "auto" and small))
         return GibbsMoves(self.inner_steps) if gibbs else MetropolisMoves(self.inner_steps)
 
-    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> Any:
-        return self.moves_for(context).start(context, x)
+    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> Any:
+        return self.moves_for(problem).start(problem, x)
 
-    def output(self, context: Context, state: Any) -> Tensor:
-        return self.moves_for(context).output(context, state)
+    def samples(self, problem: Problem, state: Any) -> Tensor:
+        return self.moves_for(problem).samples(problem, state)
 
     def advice(self, state: Any, row: Any) -> str:
         return f"(rho = {float(state.rho):.3g}); check the denoiser at small noise, or end at a larger sigma"
 
-    def monitor(self, context: Context, state: Any) -> Mapping[str, Tensor]:
-        return split_records(context, state.x, state.z)
+    def monitor(self, problem: Problem, state: Any) -> Mapping[str, Tensor]:
+        return split_records(problem, state.x, state.z)
 
     def meet(
         self,
@@ -167,23 +167,23 @@ class SplitGibbs(Method[Any]):
         groups: Groups,
         edge: bool,
         finish: Finish,
-        context: Context,
+        problem: Problem,
         state: Any,
         generator: torch.Generator,
     ) -> tuple[Any, Mapping[str, float]]:
         """Go up one level: weight all chains for the next rho, and resample where the weights are uneven."""
         if float(state.floor) == 0.0:
-            floor, blur = (torch.full_like(state.rho, v) for v in data_floor(context, state.x, generator))
+            floor, blur = (torch.full_like(state.rho, v) for v in data_floor(problem, state.x, generator))
             state = state._replace(floor=floor, blur=blur)
-        state, moved = moves.arrive(context, state, self.sweeps)
+        state, moved = moves.arrive(problem, state, self.sweeps)
         rho = level.rho
         if rho is None:
-            half, weight = moves.half(context, state), groups.weights(state.log_weight)
+            half, weight = moves.half(problem, state), groups.weights(state.log_weight)
             if search_due(level.left, every=4) or float(state.top) == 0.0:
-                top = self._top(context, state, half, weight, groups, edge, finish)
+                top = self._top(problem, state, half, weight, groups, edge, finish)
                 state = state._replace(top=torch.full_like(state.rho, top))
             rho = next_level(float(state.rho), max(float(state.top), float(state.rho)), half, weight, level.left)
-        log_weight = state.log_weight + moves.weigh(context, state, rho)
+        log_weight = state.log_weight + moves.weigh(problem, state, rho)
         least = self.keep * len(log_weight)
         if not least or effective_ancestors(groups.weights(log_weight), state.ancestor) >= least:
             state = state._replace(rho=torch.full_like(state.rho, rho), log_weight=log_weight)
@@ -193,7 +193,7 @@ class SplitGibbs(Method[Any]):
         }
 
     def _top(
-        self, context: Context, state: Any, half: Tensor, weight: Tensor, groups: Groups, edge: bool, finish: Finish
+        self, problem: Problem, state: Any, half: Tensor, weight: Tensor, groups: Groups, edge: bool, finish: Finish
     ) -> float:
         """Where the ladder ends: at the sigma that was given, and not before the inequalities hold for most chains."""
         given = 0.0 if self.sigmas is None else float(torch.as_tensor(self.sigmas, dtype=torch.float64)) ** -2
@@ -204,35 +204,35 @@ class SplitGibbs(Method[Any]):
             parts = few_chains(state.x, state.z)
             inside = torch.cat(
                 [
-                    geometry.nearest_on_surface(context.constraint.take(p), context.decode(state.x[p])).inside
+                    geometry.nearest_on_surface(problem.constraint.take(p), problem.decode(state.x[p])).inside
                     for p in parts
                 ]
             )
             top = top_for_inside(rho, half, weight, inside, groups, top)
         if not given:
             few = torch.arange(0, len(half), max(1, len(half) // LOOK_CHAINS), device=half.device)
-            rise = _rise(context.take(few), state, few)
+            rise = _rise(problem.take(few), state, few)
             spread = CORRECTED if finish.evaluations else UNCORRECTED
-            least = top_for_crossings(context, state.z, rho, weight, max(top, reach_rho(context)))
+            least = top_for_crossings(problem, state.z, rho, weight, max(top, reach_rho(problem)))
             top = top_for_spread(rho, half, weight[few] / weight[few].sum(), rise, spread, least)
         if top == 0.0:  # no chain is outside: a coupling at the scale of the points themselves
-            variance = float(context.decode(state.x).to(torch.float64).var(0, correction=0).mean())
+            variance = float(problem.decode(state.x).to(torch.float64).var(0, correction=0).mean())
             top = 1.0 / max(variance, torch.finfo(torch.float64).tiny)
         return top
 
     def end(
-        self, moves: Moves, finish: Finish, groups: Groups, context: Context, state: Any, generator: torch.Generator
+        self, moves: Moves, finish: Finish, groups: Groups, problem: Problem, state: Any, generator: torch.Generator
     ) -> tuple[Any, Mapping[str, float]]:
         """Resample all chains, then what the set allows to remove the error of a finite rho."""
-        _, moved = moves.arrive(context, state, self.sweeps)
-        state, info = finish(context, resample(state, generator, groups), float(state.rho), generator, groups)
+        _, moved = moves.arrive(problem, state, self.sweeps)
+        state, info = finish(problem, resample(state, generator, groups), float(state.rho), generator, groups)
         return state, {**info, **moved}
 
     def settle(
-        self, moves: Moves, context: Context, state: Any, generator: torch.Generator
+        self, moves: Moves, problem: Problem, state: Any, generator: torch.Generator
     ) -> tuple[Any, Mapping[str, float]]:
         """Turn to moves within C itself, which part the copies of the last resampling."""
-        return moves.settle(context, state), {}
+        return moves.settle(problem, state), {}
 
     def _levels(self) -> list[Level]:
         if self.sigmas is None:
@@ -241,12 +241,12 @@ class SplitGibbs(Method[Any]):
         return levels(self.levels) if sigma.ndim == 0 else levels(len(sigma), sigma.pow(-2))
 
 
-def _rise(context: Context, state: Any, few: Tensor) -> Tensor:
+def _rise(problem: Problem, state: Any, few: Tensor) -> Tensor:
     """log p(x) - log p(z) + log J(A x, z) of some chains to first order, from the score at clean points."""
     x = state.x[few]
-    decoded = context.decode(x)
-    at = geometry.nearest_on_surface(context.constraint, decoded)
+    decoded = problem.decode(x)
+    at = geometry.nearest_on_surface(problem.constraint, decoded)
     offset = (decoded - at.point).to(x.dtype)
-    back = lift(context, offset) if onto(context) else context.decoder.vjp(x)(offset) / context.decoder.norm() ** 2
-    rise = along(clean_score(context, state, x), back)
+    back = lift(problem, offset) if onto(problem) else problem.decoder.vjp(x)(offset) / problem.decoder.norm() ** 2
+    rise = along(clean_score(problem, state, x), back)
     return rise if at.log_volume is None else rise + at.log_volume

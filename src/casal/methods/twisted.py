@@ -14,11 +14,11 @@ from torch import Tensor
 from casal.errors import SettingError
 from casal.methods.base import Method, Stage, no_step, split_records, table_rows
 from casal.methods.baselines import estimate, noise_levels
-from casal.methods.context import Context, move
 from casal.methods.coupling import population_record
 from casal.methods.metropolis_moves import MetropolisMoves, MetropolisState, with_feet
 from casal.methods.moves import finest_level
 from casal.methods.population import Groups, equal_weights, groups_of, resample
+from casal.methods.problem import Problem, move
 from casal.methods.split_gibbs import SplitGibbs
 
 
@@ -129,13 +129,13 @@ class Twisted(Method[Any]):
             islands=self.islands,
         )
 
-    def plan(self, context: Context, n: int) -> Sequence[Stage]:
-        finest_level(context)
-        table = context.table
+    def plan(self, problem: Problem, n: int) -> Sequence[Stage]:
+        finest_level(problem)
+        table = problem.table
         alpha, sigma = noise_levels(table)
         if not bool(table.s.any()):
             raise SettingError(
-                f"{context.target.name} is a sampler without noise, so resampled chains would stay copies; "
+                f"{problem.target.name} is a sampler without noise, so resampled chains would stay copies; "
                 "use ddpm, ddim with eta > 0, edm with churn > 0, or flow with noise > 0"
             )
         columns = {"t": table.t, "alpha": alpha, "sigma": sigma}
@@ -143,62 +143,62 @@ class Twisted(Method[Any]):
         after["sigma_next"][-1], after["alpha_next"][-1] = 0.0, 1.0
         host = {"b": table.b, "s": table.s, **columns, **after}
         hosts = [
-            Host(*parts) for parts in zip(*(host[name].to(context.row_dtype) for name in Host._fields), strict=True)
+            Host(*parts) for parts in zip(*(host[name].to(problem.row_dtype) for name in Host._fields), strict=True)
         ]
-        rows = table_rows(context, GuidedRow, hosts, alpha=alpha, sigma=sigma, **after)
-        groups = groups_of(context, n, self.islands)
+        rows = table_rows(problem, GuidedRow, hosts, alpha=alpha, sigma=sigma, **after)
+        groups = groups_of(problem, n, self.islands)
         meet = partial(self.meet, groups)
         guided = [Stage([row], self.step, None if k == 0 else meet) for k, row in enumerate(rows)]
-        return [*guided, Stage([], no_step, partial(self.land, groups)), *self.ladder.climb(context, n)]
+        return [*guided, Stage([], no_step, partial(self.land, groups)), *self.ladder.climb(problem, n)]
 
-    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> GuidedState:
-        alpha, sigma = noise_levels(context.table)
-        log_weight, ancestor = equal_weights(context, len(x))
+    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> GuidedState:
+        alpha, sigma = noise_levels(problem.table)
+        log_weight, ancestor = equal_weights(problem, len(x))
         rho = torch.tensor(float(self.twist), dtype=torch.float64)
-        z = context.project(context.decode(x))
+        z = problem.project(problem.decode(x))
         state = GuidedState(x, z, x, log_weight, log_weight, ancestor, rho)
         level = (alpha[0].to(x.device), sigma[0].to(x.device))
-        state = self._with_potential(context, state, context.table.t[0].to(x.device), level, (alpha[0], sigma[0]))
+        state = self._with_potential(problem, state, problem.table.t[0].to(x.device), level, (alpha[0], sigma[0]))
         return state._replace(log_weight=-state.potential)
 
-    def step(self, context: Context, state: GuidedState, row: GuidedRow, noise: Tensor) -> GuidedState:
+    def step(self, problem: Problem, state: GuidedState, row: GuidedRow, noise: Tensor) -> GuidedState:
         """One row of the table with the guide, and the weights that pay for it."""
         score = (row.alpha * state.estimate - state.x) / row.sigma**2
-        x, paid = move(context, state.x, score, row, noise), torch.zeros_like(state.log_weight)
+        x, paid = move(problem, state.x, score, row, noise), torch.zeros_like(state.log_weight)
         if float(row.host.s) > 0.0:
-            delta = self._delta(context, state, row)
+            delta = self._delta(problem, state, row)
             x = x + delta
             d, w = (v.reshape(len(x), -1).to(torch.float64) for v in (delta, noise))
             paid = -((d * w).sum(1) + d.square().sum(1) / (2 * row.s)) / row.s
         level, host = (row.alpha_next, row.sigma_next), (row.host.alpha_next, row.host.sigma_next)
-        new = self._with_potential(context, state._replace(x=x), row.t_next, level, host)
+        new = self._with_potential(problem, state._replace(x=x), row.t_next, level, host)
         return new._replace(log_weight=state.log_weight + state.potential - new.potential + paid)
 
     def meet(
-        self, groups: Groups, context: Context, state: GuidedState, generator: torch.Generator
+        self, groups: Groups, problem: Problem, state: GuidedState, generator: torch.Generator
     ) -> tuple[GuidedState, Mapping[str, float]]:
         """Resample where the weights are uneven."""
         return resample(state, generator, groups, self.ess), population_record(state, groups, float(state.rho))
 
     def land(
-        self, groups: Groups, context: Context, state: GuidedState, generator: torch.Generator
+        self, groups: Groups, problem: Problem, state: GuidedState, generator: torch.Generator
     ) -> tuple[MetropolisState, Mapping[str, float]]:
         """The clean points at the end of the table become the population of the ladder."""
-        state, info = self.meet(groups, context, state, generator)
+        state, info = self.meet(groups, problem, state, generator)
         clean = MetropolisMoves.from_clean(state.x, state.z, state.log_weight, state.ancestor, state.rho)
-        return with_feet(context, clean), info
+        return with_feet(problem, clean), info
 
-    def output(self, context: Context, state: Any) -> Tensor:
-        return context.strict(context.decode(state.x), warm=state.z)
+    def samples(self, problem: Problem, state: Any) -> Tensor:
+        return problem.strict(problem.decode(state.x), warm=state.z)
 
     def advice(self, state: Any, row: Any) -> str:
         return f"(rho = {float(state.rho):.3g}); check the model's scale, or use a smaller twist"
 
-    def monitor(self, context: Context, state: Any) -> Mapping[str, Tensor]:
-        return split_records(context, state.x, state.z)
+    def monitor(self, problem: Problem, state: Any) -> Mapping[str, Tensor]:
+        return split_records(problem, state.x, state.z)
 
     def _with_potential(
-        self, context: Context, state: GuidedState, t: Tensor, level: tuple[Tensor, Tensor], host: tuple[Tensor, Tensor]
+        self, problem: Problem, state: GuidedState, t: Tensor, level: tuple[Tensor, Tensor], host: tuple[Tensor, Tensor]
     ) -> GuidedState:
         """The state with the denoised estimate of x, its foot on C and its potential V_t.
 
@@ -206,30 +206,30 @@ class Twisted(Method[Any]):
         """
         clean = state.x
         if float(host[1]) > 0.0:
-            clean = estimate(state.x, context.score(state.x, t), *level)
-        decoded = context.decode(clean)
-        z = context.foot(decoded, warm=state.z)
+            clean = estimate(state.x, problem.score(state.x, t), *level)
+        decoded = problem.decode(clean)
+        z = problem.foot(decoded, warm=state.z)
         r = (decoded - z).reshape(len(z), -1).to(torch.float64)
-        force = self._solve(context, decoded - z, *host).reshape(len(z), -1).to(torch.float64)
+        force = self._solve(problem, decoded - z, *host).reshape(len(z), -1).to(torch.float64)
         return state._replace(estimate=clean, z=z, potential=(r * force).sum(1) / 2)
 
-    def _solve(self, context: Context, r: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+    def _solve(self, problem: Problem, r: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
         """(I / rho + v A A^T)^-1 r = rho (r - v rho A (I + v rho A^T A)^-1 A^T r)      (Woodbury).
 
         For a nonlinear decoder |A|^2 stands for A A^T.
         """
         rho, v = self.twist, _spread(alpha, sigma)
-        if context.identity or not context.decoder.linear:
-            return r / (1.0 / rho + v * context.decoder.norm() ** 2)
+        if problem.identity or not problem.decoder.linear:
+            return r / (1.0 / rho + v * problem.decoder.norm() ** 2)
         strength = torch.full((), v * rho, dtype=torch.float64, device=r.device)
-        back = context.decoder.vjp(context.like)(r.to(context.like.dtype))
-        return rho * (r - strength * context.decode(context.gram.solve(back, strength)))
+        back = problem.decoder.vjp(problem.like)(r.to(problem.like.dtype))
+        return rho * (r - strength * problem.decode(problem.gram.solve(back, strength)))
 
-    def _delta(self, context: Context, state: GuidedState, row: GuidedRow) -> Tensor:
-        r, host = context.decode(state.estimate) - state.z, row.host
-        force = self._solve(context, r, row.host.alpha, row.host.sigma).to(state.x.dtype)
+    def _delta(self, problem: Problem, state: GuidedState, row: GuidedRow) -> Tensor:
+        r, host = problem.decode(state.estimate) - state.z, row.host
+        force = self._solve(problem, r, row.host.alpha, row.host.sigma).to(state.x.dtype)
         gain = float(host.b * host.alpha / host.sigma**2) * _spread(host.alpha, host.sigma)
-        return -gain * context.decoder.vjp(state.estimate)(force)
+        return -gain * problem.decoder.vjp(state.estimate)(force)
 
 
 def _spread(alpha: Tensor, sigma: Tensor) -> float:

@@ -17,7 +17,6 @@ from casal.devices import number
 from casal.errors import SettingError
 from casal.methods.adjusted import AdjustedRow, AdjustedState, Start, adjusted_noise, adjusted_step, begin, next_start
 from casal.methods.base import Do, Each, Method, Together, burn_in_steps, split_records
-from casal.methods.context import Context, few_chains
 from casal.methods.coupling import (
     CORRECTED,
     DRIFT_LIMIT,
@@ -44,6 +43,7 @@ from casal.methods.population import (
     resample,
     spread_of,
 )
+from casal.methods.problem import Problem, few_chains
 from casal.schedules import Schedule, evaluate
 
 BURN_IN, TEMPERED = 0.2, 0.4
@@ -205,32 +205,32 @@ class WeightedCASAL(Method[Any]):
 
     # ---------------------------------------------------------------------------------------------------- stages
 
-    def control(self, context: Context, n: int) -> Control:
-        if not context.table.static:
+    def control(self, problem: Problem, n: int) -> Control:
+        if not problem.table.static:
             raise SettingError("WeightedCASAL needs a fixed density (langevin, energy), not a diffusion")
-        _ = context.gram, groups_of(context, n)
-        evaluations = choose_finish(context, clean_score).evaluations if self.correct else 0
-        tempering, steps = self._tempers(context), len(context.table)
+        _ = problem.gram, groups_of(problem, n)
+        evaluations = choose_finish(problem, clean_score).evaluations if self.correct else 0
+        tempering, steps = self._tempers(problem), len(problem.table)
         before = (TEMPERED if tempering else BURN_IN) if self.burn_in is None else self.burn_in
         first, last = burn_in_steps(before, steps), steps - evaluations
         if first >= last:
             raise SettingError(f"{steps} steps leave none for the ladder after {first} of burn-in; take more")
-        edge = self.correct and has_edge(context)
+        edge = self.correct and has_edge(problem)
         at = Control(first, last, self._given(last - first), edge, evaluations > 0, tempering=tempering)
         return at if tempering or self.hold else at._replace(rhos=(0.0,) * first)
 
-    def steps(self, context: Context, control: Control) -> int:
+    def steps(self, problem: Problem, control: Control) -> int:
         return (control.start_levels if control.tempering else control.first) + control.last - control.first
 
-    def next(self, context: Context, control: Control, stage: int) -> Each | Together | None:
+    def next(self, problem: Problem, control: Control, stage: int) -> Each | Together | None:
         if control.ended:
             return None
         if stage == control.stage + 1 and control.rhos:
             if control.tempering:
-                b, t = float(context.table.b[control.row]), context.table.t[control.row].to(context.like.device)
+                b, t = float(problem.table.b[control.row]), problem.table.t[control.row].to(problem.like.device)
                 row = AdjustedRow(b, t, control.share, control.rho, control.size)
                 return Each([row], adjusted_step, adjusted_noise)
-            return Each(self._rows(context, control), self.step)
+            return Each(self._rows(problem, control), self.step)
         do: Do = self.exchange if control.after < control.last else self.finish
         if control.tempering:
             do = self.warm if control.after < PRICE * control.start_levels else self.leave
@@ -247,18 +247,18 @@ class WeightedCASAL(Method[Any]):
             raise SettingError("the ladder of rho must not descend; use geometric(low, high) or a number")
         return tuple(given.tolist())
 
-    def _tempers(self, context: Context) -> bool:
+    def _tempers(self, problem: Problem) -> bool:
         """Whether the start is weighed."""
-        known = context.start is not None and context.target.potential is not None
+        known = problem.start is not None and problem.target.potential is not None
         return self.temper and known and self.burn_in != 0
 
-    def start_note(self, context: Context) -> str | None:
-        if self._tempers(context):
+    def start_note(self, problem: Problem) -> str | None:
+        if self._tempers(problem):
             return None
         why = "the potential is not known; give langevin(potential=...) or take energy"
-        if context.target.potential is not None:
+        if problem.target.potential is not None:
             why = "the density of the starting points is not known; start with casal.GaussianStart"
-            if context.start is not None:
+            if problem.start is not None:
                 why = "the start is not weighed (temper=False or burn_in=0)"
         return f"the weights of separate modes are those of the starting points: {why}"
 
@@ -266,13 +266,13 @@ class WeightedCASAL(Method[Any]):
         """Whether the chains show where the levels end."""
         return self.rho is None or (not callable(self.rho) and control.edge)
 
-    def _rows(self, context: Context, control: Control) -> list[WeightedRow]:
+    def _rows(self, problem: Problem, control: Control) -> list[WeightedRow]:
         """The rows up to the next exchange. Of a burn-in only the last two know of C."""
         first, start, stop = control.first, control.row, control.after
-        table, device, searches = context.table, context.like.device, self._searches(control)
+        table, device, searches = problem.table, problem.like.device, self._searches(control)
         rhos = torch.tensor(control.rhos, dtype=torch.float64)
-        b, rho = (v.to("cpu", context.row_dtype).unbind() for v in (table.b[start:stop], rhos))
-        t, added = table.t[start:stop].to(device, context.row_dtype).unbind(), rhos.diff(prepend=rhos[:1]).unbind()
+        b, rho = (v.to("cpu", problem.row_dtype).unbind() for v in (table.b[start:stop], rhos))
+        t, added = table.t[start:stop].to(device, problem.row_dtype).unbind(), rhos.diff(prepend=rhos[:1]).unbind()
         rows = list[WeightedRow]()
         for k, after in enumerate(range(start + 1, stop + 1)):
             due = after == first or (first < after < control.last and search_due(control.last - after))
@@ -281,36 +281,36 @@ class WeightedCASAL(Method[Any]):
 
     # ---------------------------------------------------------------------------------------------------- every chain
 
-    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> Any:
-        if self._tempers(context):
-            return begin(context, x)
-        log_weight, ancestor = equal_weights(context, len(x))
-        decoded = context.decode(x)
-        z, unread = context.project(decoded), torch.full_like(log_weight, torch.inf)
+    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> Any:
+        if self._tempers(problem):
+            return begin(problem, x)
+        log_weight, ancestor = equal_weights(problem, len(x))
+        decoded = problem.decode(x)
+        z, unread = problem.project(decoded), torch.full_like(log_weight, torch.inf)
         return WeightedState(x, z, torch.zeros_like(x), half_square(decoded - z), unread, log_weight, ancestor)
 
-    def step(self, context: Context, state: WeightedState, row: WeightedRow, noise: Tensor) -> WeightedState:
+    def step(self, problem: Problem, state: WeightedState, row: WeightedRow, noise: Tensor) -> WeightedState:
         """One Langevin move for pi_rho, or for p."""
         state = self.weigh(state, row.added)
-        score = context.score(state.x, row.t)
+        score = problem.score(state.x, row.t)
         if row.reads:
-            state = state._replace(change=density_change(context, state.x, state.z, score))
-        x = _move(context, state, row, noise, score)
+            state = state._replace(change=density_change(problem, state.x, state.z, score))
+        x = _move(problem, state, row, noise, score)
         if not row.coupled:
             unknown = torch.full_like(state.half_distance2, -1.0)
             return state._replace(x=x, noise=noise, half_distance2=unknown)
-        z, half_distance2 = context.foot_and_half(context.decode(x), warm=state.z)
+        z, half_distance2 = problem.foot_and_half(problem.decode(x), warm=state.z)
         return state._replace(x=x, z=z, noise=noise, half_distance2=half_distance2)
 
     def weigh(self, state: WeightedState, added: Tensor | float) -> WeightedState:
         """Weight chains for a rho that is larger by so much."""
         return state._replace(log_weight=state.log_weight - added * state.half_distance2)
 
-    def output(self, context: Context, state: Any) -> Tensor:
-        return context.strict(context.decode(state.x), warm=_nearest(context, state))
+    def samples(self, problem: Problem, state: Any) -> Tensor:
+        return problem.strict(problem.decode(state.x), warm=_nearest(problem, state))
 
-    def monitor(self, context: Context, state: Any) -> Mapping[str, Tensor]:
-        return split_records(context, state.x, _nearest(context, state))
+    def monitor(self, problem: Problem, state: Any) -> Mapping[str, Tensor]:
+        return split_records(problem, state.x, _nearest(problem, state))
 
     def advice(self, state: Any, row: WeightedRow | AdjustedRow) -> str:
         tau, rho = float(row.b), float(row.rho)
@@ -319,34 +319,34 @@ class WeightedCASAL(Method[Any]):
 
     # ---------------------------------------------------------------------------------------------------- all chains
 
-    def warm(self, context: Context, state: AdjustedState, control: Control, generator: torch.Generator) -> Done:
+    def warm(self, problem: Problem, state: AdjustedState, control: Control, generator: torch.Generator) -> Done:
         """The next level of the tempered start."""
-        row, groups = control.after, groups_of(context, len(state.x))
+        row, groups = control.after, groups_of(problem, len(state.x))
         left, at = control.start_levels - row // PRICE, Start(control.share, control.size, control.rho_0)
-        state, at, info = next_start(context, state, at, left, self.ess, groups, generator)
+        state, at, info = next_start(problem, state, at, left, self.ess, groups, generator)
         rho = at.share * at.rho_0
         return state, control._replace(row=row, rhos=(rho,), rho=rho, **at._asdict()), info
 
-    def leave(self, context: Context, state: AdjustedState, control: Control, generator: torch.Generator) -> Done:
+    def leave(self, problem: Problem, state: AdjustedState, control: Control, generator: torch.Generator) -> Done:
         """The chains at the end of a tempered start become those of the levels."""
         x, z = state.x, state.z
-        change = density_change(context, x, z, state.score)
+        change = density_change(problem, x, z, state.score)
         rest = (state.half_distance2, change, state.log_weight, state.ancestor)
         control = control._replace(row=control.first, rhos=(), tempering=False)
         return WeightedState(x, z, torch.zeros_like(x), *rest), control, {}
 
-    def hold_back(self, context: Context, state: WeightedState, control: Control, generator: torch.Generator) -> Done:
+    def hold_back(self, problem: Problem, state: WeightedState, control: Control, generator: torch.Generator) -> Done:
         """A burn-in at the rho of the distances that the starting points have."""
-        rho = distance_rho(0.0, state.half_distance2, groups_of(context, len(state.x)).weights(state.log_weight))
+        rho = distance_rho(0.0, state.half_distance2, groups_of(problem, len(state.x)).weights(state.log_weight))
         return state, control._replace(rhos=(rho,) * control.first, rho=rho), {}
 
-    def exchange(self, context: Context, state: WeightedState, control: Control, generator: torch.Generator) -> Done:
+    def exchange(self, problem: Problem, state: WeightedState, control: Control, generator: torch.Generator) -> Done:
         """Place the next levels, weight all chains for the first of them, and resample where weights are uneven."""
-        row, half_distance2, groups = control.after, state.half_distance2, groups_of(context, len(state.x))
+        row, half_distance2, groups = control.after, state.half_distance2, groups_of(problem, len(state.x))
         weight, left, top = groups.weights(state.log_weight), control.last - row, control.top
         spread = spread_of(half_distance2, weight)
         if not control.levels and (top == 0.0 or search_due(left)):
-            top = self._top(context, state, control, weight, groups)
+            top = self._top(problem, state, control, weight, groups)
         end = max(top, control.rho)
         rate = growth(control.rho, end, spread, left)
 
@@ -370,56 +370,56 @@ class WeightedCASAL(Method[Any]):
         left = control.last - row
         return left <= 1 or left % LEVELS_ALONE == 0 or (self._searches(control) and search_due(left))
 
-    def _top(self, context: Context, state: WeightedState, control: Control, weight: Tensor, groups: Groups) -> float:
+    def _top(self, problem: Problem, state: WeightedState, control: Control, weight: Tensor, groups: Groups) -> float:
         """Where the levels end: at the rho that was given, and not before the inequalities hold for most chains."""
         given = 0.0 if self.rho is None or callable(self.rho) else self.rho
         if given and not control.edge:
             return given
         rho, half_distance2 = control.rho, state.half_distance2
-        parts = [self._correction(context, state, some) for some in few_chains(state.x, state.z)]
+        parts = [self._correction(problem, state, some) for some in few_chains(state.x, state.z)]
         inside, change = (torch.cat(column) for column in zip(*parts, strict=True))
         top = top_for_inside(rho, half_distance2, weight, inside, groups, given)
         if given:
             return top
-        least = top_for_crossings(context, state.z, rho, weight, max(top, reach_rho(context)))
+        least = top_for_crossings(problem, state.z, rho, weight, max(top, reach_rho(problem)))
         spread = CORRECTED if control.corrected else UNCORRECTED
         return top_for_spread(rho, half_distance2, weight, change, spread, least)
 
-    def _correction(self, context: Context, state: WeightedState, some: slice) -> tuple[Tensor, Tensor]:
+    def _correction(self, problem: Problem, state: WeightedState, some: slice) -> tuple[Tensor, Tensor]:
         """Whether the nearest points of some chains are inside, and their correction to first order."""
-        at = geometry.nearest_on_surface(context.constraint.take(some), context.decode(state.x[some]))
+        at = geometry.nearest_on_surface(problem.constraint.take(some), problem.decode(state.x[some]))
         return at.inside, state.change[some] if at.log_volume is None else state.change[some] + at.log_volume
 
-    def finish(self, context: Context, state: WeightedState, control: Control, generator: torch.Generator) -> Done:
+    def finish(self, problem: Problem, state: WeightedState, control: Control, generator: torch.Generator) -> Done:
         """Remove what is left of the error of a finite rho, where the set allows it."""
-        groups, control = groups_of(context, len(state.x)), control._replace(ended=True)
+        groups, control = groups_of(problem, len(state.x)), control._replace(ended=True)
         if not self.correct:
             return state, control, population_record(state, groups, control.rho)
-        state, info = choose_finish(context, clean_score)(context, state, control.rho, generator, groups)
+        state, info = choose_finish(problem, clean_score)(problem, state, control.rho, generator, groups)
         return state, control, info
 
 
-def _numbered(stage: int, do: Do, context: Context, state: Any, control: Control, generator: torch.Generator) -> Done:
+def _numbered(stage: int, do: Do, problem: Problem, state: Any, control: Control, generator: torch.Generator) -> Done:
     """What all chains do in a stage, whose number goes into the control record."""
-    state, control, info = do(context, state, control, generator)
+    state, control, info = do(problem, state, control, generator)
     return state, control._replace(stage=stage), info
 
 
-def clean_score(context: Context, state: Any, x: Tensor) -> Tensor:
+def clean_score(problem: Problem, state: Any, x: Tensor) -> Tensor:
     """The score of a fixed density."""
-    return context.score(x, context.table.t[-1].to(x.device))
+    return problem.score(x, problem.table.t[-1].to(x.device))
 
 
-def _nearest(context: Context, state: AdjustedState | WeightedState) -> Tensor:
+def _nearest(problem: Problem, state: AdjustedState | WeightedState) -> Tensor:
     """P(A x); a burn-in without coupling does not keep it."""
     known = bool((state.half_distance2 >= 0).all())
-    return state.z if known else context.project(context.decode(state.x))
+    return state.z if known else problem.project(problem.decode(state.x))
 
 
-def _move(context: Context, state: WeightedState, row: WeightedRow, noise: Tensor, score: Tensor) -> Tensor:
+def _move(problem: Problem, state: WeightedState, row: WeightedRow, noise: Tensor, score: Tensor) -> Tensor:
     """x after a Langevin move for pi_rho; for p if it is not coupled."""
-    x, gram = state.x, context.gram
-    if context.identity and gram.unit:
+    x, gram = state.x, problem.gram
+    if problem.identity and gram.unit:
         return _straight_move(state, row, noise, score)
     size = row.b / (1.0 + row.b * row.rho * gram.eigenvalues / MOVE)
     root = size.sqrt()
@@ -428,7 +428,7 @@ def _move(context: Context, state: WeightedState, row: WeightedRow, noise: Tenso
         shift.add_(w.reshape(shift.shape), alpha=math.sqrt(0.5))
     shift.mul_(root)
     if row.coupled:
-        pull = context.decoder.vjp(x)(context.decode(x) - state.z)
+        pull = problem.decoder.vjp(x)(problem.decode(x) - state.z)
         shift.addcmul_(gram.whiten(pull), size * row.rho, value=-1)
     return x + gram.unwhiten(shift).reshape(x.shape)
 

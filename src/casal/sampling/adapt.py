@@ -21,8 +21,8 @@ from casal.diagnostics import calibration
 from casal.methods import (
     LADDER_DIMENSION,
     RANGE,
-    Context,
     Method,
+    Problem,
     Usage,
     centred,
     choose,
@@ -52,7 +52,7 @@ class Adapted(NamedTuple):
     """A run with nothing left open.
 
     Attributes:
-        context: Model, set and decoder; the target with its final table, the density of the start where it is known.
+        problem: Model, set and decoder; the target with its final table, the density of the start where it is known.
         method: The method, chosen if "auto" was asked for.
         pilot: What the pilot run found, if there was one.
         choice: What "auto" chose and what it will take, in a sentence; None if a method was given.
@@ -61,7 +61,7 @@ class Adapted(NamedTuple):
         checked: Evaluations a chain of a pilot run that only looked at the given step size.
     """
 
-    context: Context
+    problem: Problem
     method: Method[Any]
     pilot: Pilot | None
     choice: str | None
@@ -70,11 +70,11 @@ class Adapted(NamedTuple):
     checked: float
 
 
-def adapt(context: Context, method: Method[Any] | str, n: int, points: Points, *, seed: int, check: bool) -> Adapted:
+def adapt(problem: Problem, method: Method[Any] | str, n: int, points: Points, *, seed: int, check: bool) -> Adapted:
     """Measure what is open or uncertain, and choose.
 
     Args:
-        context: Model, set and decoder.
+        problem: Model, set and decoder.
         method: The method, or "auto".
         n: Chains.
         points: Starting points.
@@ -82,66 +82,66 @@ def adapt(context: Context, method: Method[Any] | str, n: int, points: Points, *
         check: Whether evaluations may be spent on a given step size of a named method.
     """
     given = method if isinstance(method, Method) else None
-    context, pilot, corrected, notes, checked = _adapt_steps(context, given, n, points, seed, check)
-    if context.table.static and context.target.potential is not None and not _starts_apart(context.target):
-        stream = keyed(seed, "density of the start", device=context.like.device)
+    problem, pilot, corrected, notes, checked = _adapt_steps(problem, given, n, points, seed, check)
+    if problem.table.static and problem.target.potential is not None and not _starts_apart(problem.target):
+        stream = keyed(seed, "density of the start", device=problem.like.device)
         with one_thread():
-            start = fit_start(context.target.init, context.latent, n, stream)
-        context = context.replace(start=start)
+            start = fit_start(problem.target.init, problem.latent, n, stream)
+        problem = problem.replace(start=start)
     choice = None
     if given is None:
-        network = _check_denoiser(context, n, points, seed)
+        network = _check_denoiser(problem, n, points, seed)
         given, choice = choose(
-            context,
+            problem,
             n,
-            integrable=pilot is None or pilot.integrable or context.start is not None,
+            integrable=pilot is None or pilot.integrable or problem.start is not None,
             undefined=0.0 if pilot is None else pilot.undefined,
             erroneous=network.spread if network is not None and network.erroneous else None,
             uneven=network.spread if network is not None and network.uneven else None,
             gaussian=network is not None and network.gaussian,
         )
         if network is not None:
-            context = _paid(context, network.evaluations / n)
+            problem = _paid(problem, network.evaluations / n)
             notes += _network_notes(network)
-    objections = _step_objections(pilot, corrected) + _support_objections(pilot, context.target)
+    objections = _step_objections(pilot, corrected) + _support_objections(pilot, problem.target)
     if given.adapts:
         notes, objections = (), ()
     notes += _sign_question(pilot)
-    start_note = given.start_note(context)
-    notes += (() if start_note is None else (start_note,)) + context.target.notes
-    return Adapted(context, given, pilot, choice, notes, objections, checked)
+    start_note = given.start_note(problem)
+    notes += (() if start_note is None else (start_note,)) + problem.target.notes
+    return Adapted(problem, given, pilot, choice, notes, objections, checked)
 
 
 # ------------------------------------------------------------------------------------------- steps of a fixed density
 
 
 def _adapt_steps(
-    context: Context, method: Method[Any] | None, n: int, points: Points, seed: int, check: bool
-) -> tuple[Context, Pilot | None, bool, tuple[str, ...], float]:
+    problem: Problem, method: Method[Any] | None, n: int, points: Points, seed: int, check: bool
+) -> tuple[Problem, Pilot | None, bool, tuple[str, ...], float]:
     """Fill in open settings, and look at a given step size; None for "auto", which replaces one that is far off.
 
     Returns:
-        Context, pilot, whether the step size is that of the pilot, notes, and evaluations that were only a check.
+        Problem, pilot, whether the step size is that of the pilot, notes, and evaluations that were only a check.
     """
-    target, auto = context.target, method is None
+    target, auto = problem.target, method is None
     promises = method is None or method.promises_distribution
     fixed = method is not None and not method.adapts
     checks = target.table.static and promises and (auto or (fixed and check and _pilot_pays(len(target.table), n)))
     checks = checks and not target.condition  # a few chains may miss the condition whose density is stiffest
     if target.tune is None and not checks:
-        return context, None, False, (), 0.0
-    pilot = pilot_run(context, n, points, seed)
+        return problem, None, False, (), 0.0
+    pilot = pilot_run(problem, n, points, seed)
     replaced = auto and _far_off(pilot)
     tune = Tuning(step_size=True, preconditioner=False) if replaced else target.tune
     notes = _pilot_notes(pilot, replaced)
     if tune is None:
         if auto:
-            return _paid(context, pilot.evaluations / n), pilot, False, notes, 0.0
-        return context, pilot, False, notes, pilot.evaluations / n
+            return _paid(problem, pilot.evaluations / n), pilot, False, notes, 0.0
+        return problem, pilot, False, notes, pilot.evaluations / n
     free = method is None or method.bounds_moves
     size = pilot.step_sizes(len(target.table), free=free) if tune.step_size else None
     diagonal = pilot.preconditioner if tune.preconditioner else None
-    tuned = context.replace(target=with_settings(target, step_size=size, preconditioner=diagonal))
+    tuned = problem.replace(target=with_settings(target, step_size=size, preconditioner=diagonal))
     return _paid(tuned, pilot.evaluations / n), pilot, True, notes, 0.0
 
 
@@ -155,14 +155,14 @@ def _pilot_pays(steps: int, n: int) -> bool:
     return PILOT_EVALUATIONS * min(n, PILOT_CHAINS) / n <= PILOT_SHARE * steps
 
 
-def pilot_run(context: Context, n: int, points: Points, seed: int) -> Pilot:
+def pilot_run(problem: Problem, n: int, points: Points, seed: int) -> Pilot:
     """A pilot run: finds what is open, and compares a given step size with what it would choose."""
     few = min(n, PILOT_CHAINS)
     chains = torch.linspace(0, n - 1, few, dtype=torch.float64).round().long()
-    stream = keyed(seed, "pilot", device=context.like.device)
+    stream = keyed(seed, "pilot", device=problem.like.device)
     x = points(chains, stream)
     with torch.no_grad(), one_thread():
-        return run_pilot(context, x, chains, context.target.tune, stream)
+        return run_pilot(problem, x, chains, problem.target.tune, stream)
 
 
 def _far_off(pilot: Pilot) -> bool:
@@ -216,16 +216,16 @@ def _sign_question(pilot: Pilot | None) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------- a model with a denoiser
 
 
-def _check_denoiser(context: Context, n: int, points: Points, seed: int) -> NetworkTest | None:
+def _check_denoiser(problem: Problem, n: int, points: Points, seed: int) -> NetworkTest | None:
     """Whether the denoiser and the model's own sampler agree near the data; None if that cannot be seen."""
-    if context.target.denoise is None or n < FEWEST_CHAINS:
+    if problem.target.denoise is None or n < FEWEST_CHAINS:
         return None
-    stream = keyed(seed, "pilot", device=context.like.device)
-    few = check_chains(n, torch.Size(context.latent).numel())
-    chains = torch.arange(few) if context.target.chains is None else torch.arange(few) * n // few
+    stream = keyed(seed, "pilot", device=problem.like.device)
+    few = check_chains(n, torch.Size(problem.latent).numel())
+    chains = torch.arange(few) if problem.target.chains is None else torch.arange(few) * n // few
     x = points(chains, stream)
     with torch.no_grad():
-        return check_network(context.take(chains).replace(usage=Usage()), x, seed, stream)
+        return check_network(problem.take(chains).replace(usage=Usage()), x, seed, stream)
 
 
 def _network_notes(network: NetworkTest) -> tuple[str, ...]:
@@ -242,10 +242,10 @@ def _network_notes(network: NetworkTest) -> tuple[str, ...]:
     )
 
 
-def _paid(context: Context, evaluations: float) -> Context:
+def _paid(problem: Problem, evaluations: float) -> Problem:
     """The same with more evaluations a chain spent before the run."""
-    target: Target = context.target
-    return context.replace(target=replace(target, init_evaluations=target.init_evaluations + evaluations))
+    target: Target = problem.target
+    return problem.replace(target=replace(target, init_evaluations=target.init_evaluations + evaluations))
 
 
 CHECK_CHAINS, CHECK_NUMBERS, FEWEST_CHAINS = (32, 512), 1 << 14, 16
@@ -296,22 +296,22 @@ class NetworkTest:
         return self.asymmetry > SYMMETRIC
 
 
-def check_network(context: Context, x: Tensor, seed: int, generator: torch.Generator) -> NetworkTest:
+def check_network(problem: Problem, x: Tensor, seed: int, generator: torch.Generator) -> NetworkTest:
     """Draw samples from starting points x by the model's own table, and calibrate its denoiser on them."""
-    before = context.usage.scores
-    for row in table_rows(context):
-        x = move(context, x, context.score(x, row.t), row, gaussian(context, len(x), generator))
-    floor, _ = data_floor(context, x, generator)
-    spread = _spread(x, context.groups())
-    found = calibration(context.target, x, seed=seed)
+    before = problem.usage.scores
+    for row in table_rows(problem):
+        x = move(problem, x, problem.score(x, row.t), row, gaussian(problem, len(x), generator))
+    floor, _ = data_floor(problem, x, generator)
+    spread = _spread(x, problem.groups())
+    found = calibration(problem.target, x, seed=seed)
     used = found.levels >= RANGE * floor  # reverse processes from small noise end below the floor
     wrong = bool((found.erroneous & used).any())
     worst = int(torch.where(used, found.slope, torch.inf).argmin())
     many = x[0].numel() > LADDER_DIMENSION
-    uneven = asymmetry(context, x, spread, generator) if many else math.nan
-    alike = many and not context.target.condition  # one Gaussian for all chains
-    linear = alike and uneven <= SYMMETRIC and straight(bend(context, x, spread, generator), x.dtype)
-    evaluations = context.usage.scores - before + found.evaluations * len(x)
+    uneven = asymmetry(problem, x, spread, generator) if many else math.nan
+    alike = many and not problem.target.condition  # one Gaussian for all chains
+    linear = alike and uneven <= SYMMETRIC and straight(bend(problem, x, spread, generator), x.dtype)
+    evaluations = problem.usage.scores - before + found.evaluations * len(x)
     return NetworkTest(
         wrong, spread, float(found.slope[worst]), float(found.levels[worst]), uneven, linear, evaluations
     )
@@ -326,7 +326,7 @@ def _spread(x: Tensor, labels: Tensor | None) -> float:
     return float((centred(x.flatten(1), labels).square().mean(0) / free).max().sqrt())
 
 
-def asymmetry(context: Context, x: Tensor, spread: float, generator: torch.Generator) -> float:
+def asymmetry(problem: Problem, x: Tensor, spread: float, generator: torch.Generator) -> float:
     """How far the derivative J of the denoiser is from symmetric, at the noise levels ``spread`` and 3 ``spread``:
 
         rms of u.J v - v.J u  over  rms of |J u|,     u and v of random signs, at noisy samples x0 + s w.
@@ -342,18 +342,18 @@ def asymmetry(context: Context, x: Tensor, spread: float, generator: torch.Gener
         )
         with torch.enable_grad():
             leaf = y.detach().requires_grad_()
-            clean = context.denoise(leaf, s)
+            clean = problem.denoise(leaf, s)
             if not clean.requires_grad:
                 return math.nan
             pulled_u, pulled_v = (torch.autograd.grad(clean, leaf, w, retain_graph=True)[0] for w in (u, v))
-        context.usage.add_scores(2 * len(x))
+        problem.usage.add_scores(2 * len(x))
         gap = ((pulled_u * v).flatten(1).sum(1) - (pulled_v * u).flatten(1).sum(1)).square().mean().sqrt()
         size = torch.stack([pulled_u, pulled_v]).square().flatten(2).sum(2).mean().sqrt()
         worst = max(worst, float(gap / size.clamp_min(torch.finfo(x.dtype).tiny)))
     return worst
 
 
-def bend(context: Context, x: Tensor, spread: float, generator: torch.Generator) -> float:
+def bend(problem: Problem, x: Tensor, spread: float, generator: torch.Generator) -> float:
     """How far the denoiser D is from linear in x, at noise levels from ``spread`` up to the first of the model:
 
         |w.(D_i - D) - (J^T w).(y_i - y)|  over  |w.(D_i - D)|,     and  |J_i^T w - J^T w|  over  |J^T w|
@@ -361,7 +361,7 @@ def bend(context: Context, x: Tensor, spread: float, generator: torch.Generator)
     over the noisy samples y_i = x0 + s noise, means over them without an index, and w of random signs. Both are zero
     for a Gaussian model, and only there: modes bend D. The largest counts, and the look ends where it is too large.
     """
-    alpha, sigma = noise_levels(context.table)
+    alpha, sigma = noise_levels(problem.table)
     first, worst = float(sigma[0] / alpha[0]), 0.0
     for s in (spread * STRIDE**k for k in range(MOST_LEVELS)):
         if s > max(first, spread) or not straight(worst, x.dtype):
@@ -370,9 +370,9 @@ def bend(context: Context, x: Tensor, spread: float, generator: torch.Generator)
         w = 2.0 * torch.randint(0, 2, x.shape[1:], generator=generator, device=x.device).to(x.dtype) - 1.0
         with torch.enable_grad():
             leaf = y.detach().requires_grad_()
-            clean = context.denoise(leaf, s)
+            clean = problem.denoise(leaf, s)
             (pulled,) = torch.autograd.grad(clean, leaf, w.expand_as(clean))
-        context.usage.add_scores(len(x))
+        problem.usage.add_scores(len(x))
         pulled, clean, y = (v.detach().flatten(1).to(torch.float64) for v in (pulled, clean, y))
         along, seen = (y - y.mean(0)) @ pulled.mean(0), (clean - clean.mean(0)) @ w.flatten().to(torch.float64)
         misses = (seen - along).norm() / seen.norm(), (pulled - pulled.mean(0)).norm() / pulled.norm()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import CasalWarning
-from casal.methods import Context, Each, Uncounted, Usage, key
+from casal.methods import Each, Problem, Uncounted, Usage, key
 from casal.sampling.loop import Walk, Work, step_once
 from casal.sampling.prepare import Prepared
 
@@ -41,9 +41,9 @@ class CompiledWalk(Walk):
     """
 
     def __init__(self, prepared: Prepared) -> None:
-        context = prepared.inside.context
-        _ = context.diagonal, context.root, context.noiseless  # worked out before, not inside the graph
-        self._context, self._name = context.replace(usage=Uncounted()), prepared.method.name
+        problem = prepared.inside.problem
+        _ = problem.diagonal, problem.root, problem.noiseless  # worked out before, not inside the graph
+        self._context, self._name = problem.replace(usage=Uncounted()), prepared.method.name
         self._calls, self._used = dict[Hashable, Callable[..., Any]](), dict[Hashable, Usage]()
         self._lock = Lock()
         self._failed: str | None = None
@@ -58,7 +58,7 @@ class CompiledWalk(Walk):
         return None if self._failed is None else f"{self._failed}, so the steps were eager"
 
     def __call__(
-        self, prepared: Prepared, context: Context, stage: Each, work: Work, generator: torch.Generator
+        self, prepared: Prepared, problem: Problem, stage: Each, work: Work, generator: torch.Generator
     ) -> Iterator[tuple[int, Any]]:
         own = stage.noise is key  # a step that draws its own random numbers
         if own or self._failed is not None or prepared.options.run.budget is not None:
@@ -66,41 +66,41 @@ class CompiledWalk(Walk):
                 self._told = True
                 text = f"steps of {self._name} that draw their own random numbers; they are taken one by one"
                 warnings.warn(f"compile=True has no effect on {text}", CasalWarning, stacklevel=2)
-            yield from super().__call__(prepared, context, stage, work, generator)
+            yield from super().__call__(prepared, problem, stage, work, generator)
             return
         state, taken, run = work.state, work.first, prepared.options.run
         every = math.gcd(run.record_every, run.snapshots)
         while taken < len(stage.rows):
             rows = _block(stage.rows, taken, work.done, every)
             noise = torch.empty(
-                (len(rows), len(work.batch), *context.latent), dtype=torch.float32, device=generator.device
+                (len(rows), len(work.batch), *problem.latent), dtype=torch.float32, device=generator.device
             )
-            drawn = [stage.noise(context, len(work.batch), generator, page) for page in noise]
-            new = self._take(context, stage, state, rows, drawn) if len(rows) == BLOCK else None
+            drawn = [stage.noise(problem, len(work.batch), generator, page) for page in noise]
+            new = self._take(problem, stage, state, rows, drawn) if len(rows) == BLOCK else None
             if new is None:
                 for row, w in zip(rows, drawn, strict=True):
-                    state = step_once(context, stage, state, row, w)
+                    state = step_once(problem, stage, state, row, w)
             else:
                 state = new
             taken += len(rows)
             yield taken, state
 
-    def _take(self, context: Context, stage: Each, state: Any, rows: Sequence[Any], noise: Sequence[Tensor]) -> Any:
+    def _take(self, problem: Problem, stage: Each, state: Any, rows: Sequence[Any], noise: Sequence[Tensor]) -> Any:
         """The state after a block; None if it cannot be compiled."""
         kind = (getattr(stage.step, "__qualname__", repr(stage.step)), len(state[0]), _kind(rows[0]))
         columns = _columns(rows)
         with self._lock:
             if self._failed is None and kind not in self._calls:
-                self._compile(kind, context, stage, state, rows, columns, noise)
+                self._compile(kind, problem, stage, state, rows, columns, noise)
         if self._failed is not None:
             return None
-        context.usage.absorb(self._used[kind])
+        problem.usage.absorb(self._used[kind])
         return self._calls[kind](state, columns, *noise)
 
     def _compile(
         self,
         kind: Hashable,
-        context: Context,
+        problem: Problem,
         stage: Each,
         state: Any,
         rows: Sequence[Any],
@@ -131,7 +131,7 @@ class CompiledWalk(Walk):
             return
         tried = Usage()
         few = type(state)(*(part[:FEW] if part.ndim else part for part in state))
-        stage.step(context.take(slice(0, FEW)).replace(usage=tried), few, rows[0], noise[0][:FEW])
+        stage.step(problem.take(slice(0, FEW)).replace(usage=tried), few, rows[0], noise[0][:FEW])
         share = len(noise) * len(state[0]) / len(few[0])
         self._used[kind] = Usage(round(tried.scores * share), round(tried.projections * share))
         self._calls[kind] = call

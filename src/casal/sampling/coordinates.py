@@ -14,19 +14,19 @@ import torch
 
 from casal.constraints import Subspace, geometry
 from casal.decoders import Decoder
-from casal.methods import Context, Method
+from casal.methods import Method, Problem
 
 
 class Coordinates(NamedTuple):
     """Where the steps of a run are taken.
 
     Attributes:
-        context: With S for the decoder and C' for the set.
-        basis: B in float64; None if the context is the given one.
+        problem: With S for the decoder and C' for the set.
+        basis: B in float64; None if the problem is the given one.
         parts: Fields of the state that are coordinates.
     """
 
-    context: Context
+    problem: Problem
     basis: Decoder | None = None
     parts: tuple[str, ...] = ()
 
@@ -38,22 +38,22 @@ class Coordinates(NamedTuple):
         return state._replace(**wide)
 
 
-def coordinates(context: Context, method: Method[Any], decoder: Decoder) -> Coordinates:
-    """The coordinates for the steps of a method, or the context as it is where there are none.
+def coordinates(problem: Problem, method: Method[Any], decoder: Decoder) -> Coordinates:
+    """The coordinates for the steps of a method, or the problem as it is where there are none.
 
     Args:
-        context: Of the run.
+        problem: Of the run.
         method: Of the run.
-        decoder: A in all its digits; that of the context has the dtype of the run.
+        decoder: A in all its digits; that of the problem has the dtype of the run.
     """
     factors, parts = decoder.factors(), method.decoded_parts()
-    if factors is None or parts is None or not context.constraint.fast:
-        return Coordinates(context)
+    if factors is None or parts is None or not problem.constraint.fast:
+        return Coordinates(problem)
     basis, scale = factors
-    few = torch.zeros((1, *context.latent), dtype=torch.float64, device=context.like.device)
-    inside = geometry.within(context.constraint, Subspace(decoder.event(few), basis, basis.vjp(few)))
+    few = torch.zeros((1, *problem.latent), dtype=torch.float64, device=problem.like.device)
+    inside = geometry.within(problem.constraint, Subspace(decoder.event(few), basis, basis.vjp(few)))
     if inside is None:
-        return Coordinates(context)
-    inside.validate(context.latent)
-    smaller = replace(context, decoder=scale.to(context.like), constraint=inside)
+        return Coordinates(problem)
+    inside.validate(problem.latent)
+    smaller = replace(problem, decoder=scale.to(problem.like), constraint=inside)
     return Coordinates(smaller, basis, parts)

@@ -15,7 +15,7 @@ from casal.checks import Event, broadcasts_to
 from casal.constraints import Constraint, geometry, squarable
 from casal.decoders import Decoder, Identity
 from casal.errors import CasalError, DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
-from casal.methods import METHODS, Context, Method, Uncounted
+from casal.methods import METHODS, Method, Problem, Uncounted
 from casal.sampling.certificate import Measure, certify
 from casal.sampling.run import Options
 from casal.streams import stream
@@ -56,13 +56,13 @@ class Tried(NamedTuple):
     """What the first calls of the model, the decoder and the set have shown.
 
     Attributes:
-        context: Of the run.
+        problem: Of the run.
         event: Shape of a decoded event.
-        decoder: The decoder without its offset, in all its digits; that of the context has the dtype of the run.
-        offset: The offset c of the decoder in float64: the set of the context is C - c. None for zero.
+        decoder: The decoder without its offset, in all its digits; that of the problem has the dtype of the run.
+        offset: The offset c of the decoder in float64: the set of the problem is C - c. None for zero.
     """
 
-    context: Context
+    problem: Problem
     event: Event
     decoder: Decoder
     offset: Tensor | None
@@ -77,8 +77,8 @@ def try_out(target: Target, constraint: Constraint, n: int, options: Options) ->
         row_dtype = probe.dtype if options.run.compile else torch.float64
         centred, offset = (options.decoder or Identity()).centred(probe)
         inside = constraint if offset is None else constraint.shifted(-offset)
-        context = Context(target, inside, centred.to(probe), probe[:0], row_dtype=row_dtype)
-        return Tried(context, _check_context(context.replace(usage=Uncounted()), probe, n, options), centred, offset)
+        problem = Problem(target, inside, centred.to(probe), probe[:0], row_dtype=row_dtype)
+        return Tried(problem, _check_context(problem.replace(usage=Uncounted()), probe, n, options), centred, offset)
 
     few = min(n, PROBE)
     try:
@@ -249,26 +249,26 @@ def _check_points(x: Tensor, first: int, steps: int) -> None:
         )
 
 
-def _check_context(context: Context, probe: Tensor, n: int, options: Options) -> Event:
+def _check_context(problem: Problem, probe: Tensor, n: int, options: Options) -> Event:
     """Try the potential, the score, the decoder and the projection on some starting points.
 
     Returns:
         The shape of a decoded event.
     """
-    _check_preconditioner(context, probe)
-    few = context.target.take(slice(0, len(probe)))
-    _check_potential(context.replace(target=few), probe)
+    _check_preconditioner(problem, probe)
+    few = problem.target.take(slice(0, len(probe)))
+    _check_potential(problem.replace(target=few), probe)
     chains = _repeated(len(probe), n, probe.shape[1]).to(probe.device)
     rows = probe[chains]
-    score = _check_score(context.replace(target=few.take(chains)), rows, len(probe))
-    decoded = _probed("the decoder", context.decode, rows)
+    score = _check_score(problem.replace(target=few.take(chains)), rows, len(probe))
+    decoded = _probed("the decoder", problem.decode, rows)
     if len(rows) > len(probe) and not _close(decoded[0], decoded[-1]):
         raise SettingError(f"the decoder depends on the row of a chain, not on its point alone: {ANY_ROWS}")
-    context.constraint.validate(tuple(decoded.shape[1:]))
-    geometry.check_nonempty(context.constraint, decoded)
-    _check_projection(context.constraint.take(slice(0, len(probe))), decoded[: len(probe)], options)
+    problem.constraint.validate(tuple(decoded.shape[1:]))
+    geometry.check_nonempty(problem.constraint, decoded)
+    _check_projection(problem.constraint.take(slice(0, len(probe))), decoded[: len(probe)], options)
     if n > 1:
-        _check_company(context.replace(target=few.take(chains)), rows, score)
+        _check_company(problem.replace(target=few.take(chains)), rows, score)
     return tuple(decoded.shape[1:])
 
 
@@ -298,19 +298,19 @@ def _probed(name: str, function: Callable[..., Tensor], x: Tensor, *more: Tensor
     return out
 
 
-def _check_preconditioner(context: Context, x: Tensor) -> None:
-    diagonal = context.table.preconditioner
+def _check_preconditioner(problem: Problem, x: Tensor) -> None:
+    diagonal = problem.table.preconditioner
     if diagonal is None:
         return
     if not broadcasts_to(diagonal.shape, x.shape[1:]):
         raise ShapeError(f"preconditioner {tuple(diagonal.shape)} does not broadcast to events {tuple(x.shape[1:])}")
 
 
-def _check_score(context: Context, rows: Tensor, points: int) -> Tensor:
+def _check_score(problem: Problem, rows: Tensor, points: int) -> Tensor:
     """Try the score on rows of which the first ones are starting points, and the first of them is the last row too."""
-    target = context.target
+    target = problem.target
     t, name = target.table.t[0].to(rows.device), f"the gradient of {target.name}"
-    score = _probed(name, context.score, rows, t)
+    score = _probed(name, problem.score, rows, t)
     lost = torch.nonzero(~torch.isfinite(score[:points]).flatten(1).all(1)).flatten().tolist()
     if lost:
         raise DivergedError(
@@ -321,21 +321,21 @@ def _check_score(context: Context, rows: Tensor, points: int) -> Tensor:
         )
     if len(rows) <= points or _close(score[0], score[-1]):
         return score
-    if _close(score, _probed(name, context.score, rows, t)):  # else it is random
+    if _close(score, _probed(name, problem.score, rows, t)):  # else it is random
         raise SettingError(f"{name} depends on the row of a chain, not on its point alone: {ANY_ROWS}")
     return score
 
 
-def _check_company(context: Context, rows: Tensor, alone: Tensor) -> None:
+def _check_company(problem: Problem, rows: Tensor, alone: Tensor) -> None:
     """Whether the score at some rows changes with other rows of a call, as batch normalisation does in training."""
-    target, count = context.target, len(rows)
+    target, count = problem.target, len(rows)
     t, twice = target.table.t[0].to(rows.device), torch.arange(2 * count, device=rows.device) % count
     others = rows + 0.5 * (1 + (rows - rows.mean()).abs().max())  # some other points of that size
     try:
-        beside = context.replace(target=target.take(twice)).score(torch.cat([rows, others]), t)[:count]
+        beside = problem.replace(target=target.take(twice)).score(torch.cat([rows, others]), t)[:count]
     except CasalError:  # it need not be defined at the others
         return
-    if _close(alone, beside) or not _close(alone, context.score(rows, t)):  # else it is random
+    if _close(alone, beside) or not _close(alone, problem.score(rows, t)):  # else it is random
         return
     raise SettingError(
         f"the gradient of {target.name} at a chain changes with the other chains of a call (by "
@@ -350,22 +350,22 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return bool(apart <= max(SAME_ROW, 10 * torch.finfo(one.dtype).eps) * size)
 
 
-def _check_potential(context: Context, x: Tensor) -> None:
+def _check_potential(problem: Problem, x: Tensor) -> None:
     """Whether potential and gradient belong together: f(x + v) - f(x - v) is minus the integral of the score.
 
     The line goes along the score and is so short that f changes by about 2 DIFFERENCE on it. It says nothing where
     the score is not nearly constant on it, where f is not finite, and where f is too large for the change to be seen.
     """
-    target = context.target
+    target = problem.target
     if target.potential is None:
         return
     t = target.table.t[0].to(x.device)
 
     def f(x: Tensor) -> Tensor:
-        return _probed(f"the potential of {target.name}", context.potential, x)
+        return _probed(f"the potential of {target.name}", problem.potential, x)
 
     def score(x: Tensor) -> Tensor:
-        return _probed(f"the gradient of {target.name}", context.score, x, t).flatten(1).to(torch.float64)
+        return _probed(f"the gradient of {target.name}", problem.score, x, t).flatten(1).to(torch.float64)
 
     here, up = f(x), score(x)
     v = DIFFERENCE * up / up.square().sum(1, keepdim=True)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import DivergedError, ProjectionError
-from casal.methods import Context, Each, Together, Uncounted, Usage
+from casal.methods import Each, Problem, Together, Uncounted, Usage
 from casal.sampling.prepare import Batch, Prepared
 from casal.sampling.threads import one_thread
 from casal.sampling.trace import Trace
@@ -46,7 +46,7 @@ class StepView:
     @property
     def samples(self) -> Tensor:
         """What the run would return now, (chains, *event), projected where the method is strict; worked out on use."""
-        return self._prepared.output(self._batch, self._state, Uncounted()).clone()
+        return self._prepared.samples(self._batch, self._state, Uncounted()).clone()
 
     @property
     def state(self) -> Any:
@@ -91,21 +91,21 @@ class Walk:
         return None
 
     def __call__(
-        self, prepared: Prepared, context: Context, stage: Each, work: Work, generator: torch.Generator
+        self, prepared: Prepared, problem: Problem, stage: Each, work: Work, generator: torch.Generator
     ) -> Iterator[tuple[int, Any]]:
         """The number of rows taken and the state, whenever it is complete."""
         state, budget = work.state, prepared.options.run.budget
         for k, row in enumerate(stage.rows[work.first :], work.first):
             if budget is not None:
                 share = (work.done + k) / prepared.steps
-                context = context.replace(budget=budget(share) if callable(budget) else budget)
-            state = step_once(context, stage, state, row, stage.noise(context, len(work.batch), generator))
+                problem = problem.replace(budget=budget(share) if callable(budget) else budget)
+            state = step_once(problem, stage, state, row, stage.noise(problem, len(work.batch), generator))
             yield k + 1, state
 
 
-def step_once(context: Context, stage: Each, state: Any, row: Any, noise: Tensor) -> Any:
+def step_once(problem: Problem, stage: Each, state: Any, row: Any, noise: Tensor) -> Any:
     """One step of the chains of a batch."""
-    return stage.step(context, state, row, noise)
+    return stage.step(problem, state, row, noise)
 
 
 class Work(NamedTuple):
@@ -185,7 +185,7 @@ def advance(prepared: Prepared, work: Work, watch: Watch, walk: Walk, check_ever
     batch, usage, run = work.batch, Usage(), prepared.options.run
     stage = prepared.stage(prepared.control if work.control is None else work.control, work.stage)
     assert isinstance(stage, Each)
-    context = prepared.inside.context.of_chains(batch.start, batch.stop, usage)
+    problem = prepared.inside.problem.of_chains(batch.start, batch.stop, usage)
     generator = prepared.stream(work.stage, batch.index + 1)
     if work.generator is not None:
         generator.set_state(work.generator)
@@ -193,7 +193,7 @@ def advance(prepared: Prepared, work: Work, watch: Watch, walk: Walk, check_ever
     trace, snapshots, interrupted, counted = Trace(), dict[int, Tensor](), False, 0
     marks = None if work.replayed is None else Marks(state, generator, count, work.replayed)
     try:
-        for taken, state in walk(prepared, context, stage, work, generator):
+        for taken, state in walk(prepared, problem, stage, work, generator):
             step, last = work.done + taken, taken == count
             if last or taken // check_every > told // check_every:
                 if not finite(state):
@@ -209,7 +209,7 @@ def advance(prepared: Prepared, work: Work, watch: Watch, walk: Walk, check_ever
                     trace.record(step, prepared.monitor(batch, state))
                     watch.tell({"violation": trace.latest("violation")})
                 if snapshot:
-                    snapshots[step] = prepared.output(batch, state, Uncounted()).detach().clone()
+                    snapshots[step] = prepared.samples(batch, state, Uncounted()).detach().clone()
                 watch.show(StepView(prepared, batch, step, state))
             if last:
                 break
@@ -434,10 +434,10 @@ def start(prepared: Prepared, job: Job, batches: Sequence[Batch], workers: Any, 
 
 def together(prepared: Prepared, job: Job, stage: Together, workers: Any) -> None:
     """A stage of all chains."""
-    context = prepared.inside.context.replace(usage=job.usage)
+    problem = prepared.inside.problem.replace(usage=job.usage)
     generator = prepared.stream(job.stage, 0)
     with one_thread():
-        job.state, job.control, known = stage.do(context, job.state, job.control, generator)
+        job.state, job.control, known = stage.do(problem, job.state, job.control, generator)
     job.trace.record_exchange(job.done, known)
     workers.tell(known)
     job.stage += 1

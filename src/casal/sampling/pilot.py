@@ -36,7 +36,7 @@ from torch import Tensor
 
 from casal.constraints import geometry
 from casal.errors import SettingError
-from casal.methods import Context, Usage, pick
+from casal.methods import Problem, Usage, pick
 from casal.targets import Tuning
 
 PILOT_CHAINS = 256
@@ -136,11 +136,11 @@ class Pilot:
         return (first * factor ** torch.arange(steps, dtype=torch.float64)).clamp_max(size)
 
 
-def run_pilot(context: Context, x: Tensor, chains: Tensor, tune: Tuning | None, generator: torch.Generator) -> Pilot:
+def run_pilot(problem: Problem, x: Tensor, chains: Tensor, tune: Tuning | None, generator: torch.Generator) -> Pilot:
     """Find the settings that are open, and compare those that are given with what would be found.
 
     Args:
-        context: Model, set and decoder of the run.
+        problem: Model, set and decoder of the run.
         x: Starting points (m, *event).
         chains: Numbers (m,) of these chains in the run.
         tune: What is open; None if nothing is, and the given step size is to be looked at.
@@ -150,12 +150,12 @@ def run_pilot(context: Context, x: Tensor, chains: Tensor, tune: Tuning | None, 
         SettingError: The score is not finite at some of the starting points.
     """
     tune = tune or Tuning(step_size=False, preconditioner=False)
-    model = _Model(context)
+    model = _Model(problem)
     spread = _spread(x)
     if tune.preconditioner:
         root = torch.full_like(x[0], spread)
     else:
-        root = x.new_ones(x.shape[1:]) if context.root is None else context.root.expand(x.shape[1:])
+        root = x.new_ones(x.shape[1:]) if problem.root is None else problem.root.expand(x.shape[1:])
     state = _first_state(model, x)
     if tune.preconditioner:
         root = model.scaled(x, root, x.new_full((len(x),), 1.0), generator)
@@ -180,8 +180,8 @@ def run_pilot(context: Context, x: Tensor, chains: Tensor, tune: Tuning | None, 
         step_size=size,
         free_step_size=free,
         first_step_size=min(free, STEP / max(_typical(curvature), torch.finfo(torch.float64).tiny)),
-        preconditioner=root.square().to(torch.float64) if tune.preconditioner else context.table.preconditioner,
-        ratio=1.0 if tune.step_size else _ratio(float(context.table.b.median()), size, free),
+        preconditioner=root.square().to(torch.float64) if tune.preconditioner else problem.table.preconditioner,
+        ratio=1.0 if tune.step_size else _ratio(float(problem.table.b.median()), size, free),
         acceptance=acceptance,
         integrable=_holds_together(state, root),
         evaluations=model.evaluations,
@@ -206,21 +206,21 @@ class _State(NamedTuple):
 class _Model:
     """The density of a run, its evaluations counted."""
 
-    def __init__(self, context: Context) -> None:
-        self.context = context.replace(usage=Usage())
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem.replace(usage=Usage())
         self.asked = self.undefined = 0
 
     @property
     def evaluations(self) -> int:
-        return self.context.usage.scores
+        return self.problem.usage.scores
 
     def score(self, x: Tensor) -> Tensor:
-        return self.context.score(x, self.context.table.t[0].to(x.device))
+        return self.problem.score(x, self.problem.table.t[0].to(x.device))
 
     def state(self, x: Tensor) -> _State:
-        if self.context.target.potential is None:
+        if self.problem.target.potential is None:
             return _State(x, self.score(x), None)
-        return _State(x, self.score(x), -self.context.log_density(x).detach())
+        return _State(x, self.score(x), -self.problem.log_density(x).detach())
 
     def curved(self, x: Tensor, root: Tensor, length: Tensor, u: Tensor) -> Tensor:
         """D^(1/2) H D^(1/2) u by central differences over a small share of ``length`` (m,), for |u_i| about one."""
@@ -328,7 +328,7 @@ def _first_state(model: _Model, x: Tensor) -> _State:
     lost = int((~torch.isfinite(state.score).reshape(len(x), -1).all(1)).sum())
     if lost:
         raise SettingError(
-            f"no step size can be found: the gradient of {model.context.target.name} is not finite at {lost} of the "
+            f"no step size can be found: the gradient of {model.problem.target.name} is not finite at {lost} of the "
             f"{len(x)} starting points tried; start where the density is positive, or give step_size a number"
         )
     return state
@@ -356,9 +356,9 @@ def _curvature_at_rest(
 ) -> _Limit:
     """What limits the step where the chains have come to rest, and at their feet on the set."""
     x, length = state.x, tau.sqrt()
-    whole, event = model.context.constraint.take(chains), tuple(x.shape[1:])
+    whole, event = model.problem.constraint.take(chains), tuple(x.shape[1:])
     surface = None
-    if model.context.identity:  # a union has no surface of its own, but a projection
+    if model.problem.identity:  # a union has no surface of its own, but a projection
         surface = whole if whole.in_pieces else geometry.parts(whole, event).surface
     if surface is None:
         return _Limit(_typical(model.largest_curvature(x, root, length, LANCZOS, generator)))

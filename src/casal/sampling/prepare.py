@@ -15,7 +15,7 @@ from casal.checks import Event
 from casal.constraints import Box, Constraint, geometry
 from casal.devices import DEVICE_NUMBERS
 from casal.errors import SettingError
-from casal.methods import Context, Each, Method, Together, Unconstrained, Uncounted, Usage, few_chains
+from casal.methods import Each, Method, Problem, Together, Unconstrained, Uncounted, Usage, few_chains
 from casal.sampling.adapt import adapt
 from casal.sampling.coordinates import Coordinates, coordinates
 from casal.sampling.inspect import check_call, method_of, place_of, starting_points, try_out
@@ -63,17 +63,17 @@ def cut(n: int, size: int) -> list[Batch]:
     return [Batch(k, start, min(start + size, n)) for k, start in enumerate(range(0, n, size))]
 
 
-def batch_size(n: int, context: Context, event: Event) -> int:
+def batch_size(n: int, problem: Problem, event: Event) -> int:
     """Chains in a batch, from the sizes of events, latent and decoded, and the device; a network gets what it wants.
 
     Several batches are made an even number of nearly equal ones, many (more than 32) a multiple of eight, so that
     threads end together.
     """
-    on_host = context.like.device.type == "cpu"
+    on_host = problem.like.device.type == "cpu"
     numbers, most = (BATCH_NUMBERS, LARGEST_BATCH) if on_host else (DEVICE_NUMBERS, DEVICE_NUMBERS)
-    latent = torch.Size(context.latent).numel()
+    latent = torch.Size(problem.latent).numel()
     size = min(most, 1 << max(0, (numbers // max(1, latent, torch.Size(event).numel())).bit_length() - 1))
-    if not context.table.static:
+    if not problem.table.static:
         size = max(size, min(NETWORK_CHAINS, NETWORK_NUMBERS // max(1, latent)))
     count = -(-n // size)
     unit = 1 if count <= 1 else 2 if count <= 32 else 8
@@ -92,7 +92,7 @@ class Prepared:
         method: The method, chosen if "auto" was asked for.
         n: Chains.
         constraint: The set C that the samples lie in.
-        context: What steps and monitors may use, for all chains. Behind an affine decoder z = A x + c it holds A and
+        problem: What steps and monitors may use, for all chains. Behind an affine decoder z = A x + c it holds A and
             the set C - c, so that methods see linear decoders only.
         inside: Where the steps are taken.
         control: The first shared numbers of the method.
@@ -112,7 +112,7 @@ class Prepared:
     method: Method[Any]
     n: int
     constraint: Constraint
-    context: Context
+    problem: Problem
     inside: Coordinates
     control: Any
     steps: int
@@ -129,7 +129,7 @@ class Prepared:
     @property
     def device(self) -> torch.device:
         """Where the chains live."""
-        return self.context.like.device
+        return self.problem.like.device
 
     @property
     def batches(self) -> list[Batch]:
@@ -139,7 +139,7 @@ class Prepared:
     @property
     def undecoded(self) -> bool:
         """Whether the samples are the points that move: there is no decoder, or it does nothing."""
-        return self.context.identity and self.offset is None
+        return self.problem.identity and self.offset is None
 
     def stream(self, *key: int | str) -> torch.Generator:
         """A random stream of the run."""
@@ -147,7 +147,7 @@ class Prepared:
 
     def stage(self, control: Any, number: int) -> Each | Together | None:
         """Stage ``number`` of the run; None after the last."""
-        return self.method.next(self.inside.context, control, number)
+        return self.method.next(self.inside.problem, control, number)
 
     def independent_stages(self) -> list[Each] | None:
         """All stages, where chains never exchange anything; None where they do."""
@@ -162,17 +162,17 @@ class Prepared:
         """The first state of a batch."""
         generator = self.stream("start", batch.index)
         x = self.points(self.target, batch.start, batch.stop, generator)
-        context = self.inside.context.of_chains(batch.start, batch.stop, usage)
-        state = self.method.init(context, x, generator)
+        problem = self.inside.problem.of_chains(batch.start, batch.stop, usage)
+        state = self.method.start(problem, x, generator)
         return type(state)(*(part if part.ndim else part.cpu() for part in state))
 
-    def output(self, batch: Batch, state: Any, usage: Usage) -> Tensor:
+    def samples(self, batch: Batch, state: Any, usage: Usage) -> Tensor:
         """The samples of a batch: what the method returns, plus the offset of the decoder.
 
         What that sum rounds away is mended by the projection onto C itself.
         """
-        context = self.context.of_chains(batch.start, batch.stop, usage)
-        z = self.method.output(context, self.inside.lift(state))
+        problem = self.problem.of_chains(batch.start, batch.stop, usage)
+        z = self.method.samples(problem, self.inside.lift(state))
         if self.offset is None:
             return z
         z = z.to(torch.float64) + self.offset.to(z.device)
@@ -187,13 +187,13 @@ class Prepared:
         if self.undecoded:
             return samples.new_zeros(len(samples), dtype=torch.float64)
         z = samples if self.offset is None else samples - self.offset.to(samples.device)
-        parts = [z[some] - self.context.decode(x[some]).to(z) for some in few_chains(x, z)]
+        parts = [z[some] - self.problem.decode(x[some]).to(z) for some in few_chains(x, z)]
         return torch.cat([torch.linalg.vector_norm(part.flatten(1), dim=1) for part in parts]).to(torch.float64)
 
     def monitor(self, batch: Batch, state: Any) -> Mapping[str, Tensor]:
         """What the method monitors of a batch; it counts as no use."""
-        context = self.context.of_chains(batch.start, batch.stop, Uncounted())
-        return self.method.monitor(context, self.inside.lift(state))
+        problem = self.problem.of_chains(batch.start, batch.stop, Uncounted())
+        return self.method.monitor(problem, self.inside.lift(state))
 
 
 def prepare(
@@ -219,26 +219,26 @@ def prepare(
         some = replace(target.take(chains), init=init[chains.to(init.device)] if isinstance(init, Tensor) else init)
         return starting_points(some, 0, len(chains), generator, how.dtype)
 
-    ready = adapt(tried.context, method, n, points, seed=options.seed, check=options.check is not False)
-    context, chosen = ready.context, ready.method
+    ready = adapt(tried.problem, method, n, points, seed=options.seed, check=options.check is not False)
+    problem, chosen = ready.problem, ready.method
     if chosen.promises_distribution:
         geometry.check_dimensions(constraint, tried.event)
-    inside = coordinates(context, chosen, tried.decoder)
-    control = chosen.control(inside.context, n)
-    steps = chosen.steps(inside.context, control)
+    inside = coordinates(problem, chosen, tried.decoder)
+    control = chosen.control(inside.problem, n)
+    steps = chosen.steps(inside.problem, control)
     if how.snapshots > steps:
         raise SettingError(f"snapshots = {how.snapshots} steps apart, but the run has {steps}; give a smaller number")
     stored = None if how.store is None or how.batch is not None else stored_batch(how.store, n)
     return Prepared(
-        target=context.target,
+        target=problem.target,
         method=chosen,
         n=n,
         constraint=constraint,
-        context=context,
+        problem=problem,
         inside=inside,
         control=control,
         steps=steps,
-        batch=min(how.batch or stored or batch_size(n, context, tried.event), n),
+        batch=min(how.batch or stored or batch_size(n, problem, tried.event), n),
         options=options,
         points=partial(starting_points, dtype=how.dtype),
         offset=tried.offset,

@@ -19,7 +19,7 @@ from casal import __version__
 from casal.constraints import Constraint, constraint_from_spec
 from casal.diagnostics import Estimate, Evidence, Fidelity, Lineage, assess, warn_if_degenerate
 from casal.errors import SettingError, ShapeError, StoreError
-from casal.methods import Context, Usage
+from casal.methods import Problem, Usage
 from casal.sampling.certificate import Certificate, Measure, certify
 from casal.sampling.export import Function, Summary, html_table, inference_data, summarise
 from casal.sampling.loop import Job, Walk
@@ -348,9 +348,9 @@ def collect(prepared: Prepared, job: Job, threads: int, walk: Walk, began: float
         gap=prepared.gap(state, samples),
     )
     spent = Usage()
-    context = prepared.context if complete else prepared.context.take(which)
+    problem = prepared.problem if complete else prepared.problem.take(which)
     seen = result if prepared.offset is None else replace(result, samples=samples - prepared.offset.to(samples.device))
-    fidelity = _fidelity(prepared, seen, context.replace(usage=spent))
+    fidelity = _fidelity(prepared, seen, problem.replace(usage=spent))
     checks = {
         "check_evaluations": spent.scores / n + prepared.checked,
         "check_projections": spent.projections / n,
@@ -377,13 +377,13 @@ def about(prepared: Prepared) -> dict[str, Any]:
         "steps": prepared.steps,
         "seed": options.seed,
         "batch": prepared.batch,
-        "dtype": str(prepared.context.like.dtype),
+        "dtype": str(prepared.problem.like.dtype),
         **({} if pilot is None else {"step_size": pilot.step_size, "integrable": pilot.integrable}),
         **({} if prepared.choice is None else {"choice": prepared.choice}),
     }
 
 
-def _fidelity(prepared: Prepared, result: SampleResult, context: Context) -> Fidelity:
+def _fidelity(prepared: Prepared, result: SampleResult, problem: Problem) -> Fidelity:
     """The certificate of the distribution; an interrupted run is not worth evaluations."""
     objections = prepared.objections
     if result.partial:
@@ -391,7 +391,7 @@ def _fidelity(prepared: Prepared, result: SampleResult, context: Context) -> Fid
         objections += (f"the run was interrupted after {done} of {prepared.steps} steps; run it to the end",)
     with one_thread():
         return assess(
-            Evidence(result, context, result.cost.score_evaluations, result.cost.projections),
+            Evidence(result, problem, result.cost.score_evaluations, result.cost.projections),
             promised=prepared.method.promises_distribution,
             method=prepared.method.name,
             spend=False if result.partial else prepared.options.check,
@@ -402,14 +402,14 @@ def _fidelity(prepared: Prepared, result: SampleResult, context: Context) -> Fid
 
 def _samples(prepared: Prepared, job: Job, batches: Sequence[Batch]) -> Tensor:
     """The samples of some batches, batch by batch, so that no tensor is held twice."""
-    first = prepared.output(batches[0], job.part(batches[0]), job.usage)
+    first = prepared.samples(batches[0], job.part(batches[0]), job.usage)
     if len(batches) == 1:
         return first
     samples = first.new_empty((sum(len(batch) for batch in batches), *first.shape[1:]))
     done = len(first)
     samples[:done] = first
     for batch in batches[1:]:
-        samples[done : done + len(batch)] = prepared.output(batch, job.part(batch), job.usage)
+        samples[done : done + len(batch)] = prepared.samples(batch, job.part(batch), job.usage)
         done += len(batch)
     return samples
 

@@ -266,7 +266,7 @@ class StoreKeeper(Keeper):
         records = Trace(dict(trace.steps), list(trace.exchanges))
         records.steps.pop(prepared.steps, None)
         records.record(prepared.steps, prepared.monitor(batch, state))
-        samples = prepared.output(batch, state, Uncounted())
+        samples = prepared.samples(batch, state, Uncounted())
         certificate = certify(prepared.constraint.take(batch.chains), samples, options.tol, options.units)
         snapshots = torch.stack([kept[step] for step in steps]) if steps else None
         record = {

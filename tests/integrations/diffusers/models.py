@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.methods import Context
+from casal.methods import Problem
 
 MEAN, VARIANCE = 0.3, 0.25
 
@@ -84,14 +84,14 @@ def their_loop(model: Callable[..., Any], scheduler: Any, steps: int, x: Tensor,
 def our_loop(target: casal.Target, x: Tensor, noise: Callable[[], Tensor]) -> Tensor:
     """Unconstrained rows on given noise."""
     method, box = casal.Unconstrained(), casal.Box(-1e9, 1e9)
-    context = Context(target, box, casal.Identity(), x[:0])
-    (stage,) = method.stages(context, len(x))
-    state: Any = method.init(context, x, torch.Generator())
+    problem = Problem(target, box, casal.Identity(), x[:0])
+    (stage,) = method.stages(problem, len(x))
+    state: Any = method.start(problem, x, torch.Generator())
     with torch.no_grad():
         for row in stage.rows:
             drawn = noise() if float(row.s) else torch.zeros_like(x)
-            state = stage.step(context, state, row, drawn)
-    return method.output(context, state)
+            state = stage.step(problem, state, row, drawn)
+    return method.samples(problem, state)
 
 
 def denoised(x: Tensor, alpha: Any, sigma: Any) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.methods import Context
+from casal.methods import Problem
 from casal.methods.look_ahead.features import Features, features_of
 from casal.methods.look_ahead.look import Ahead, Looks, Slopes, look, moments, probes
 from casal.methods.look_ahead.potential import potential
@@ -73,33 +73,33 @@ def round_one(d: int) -> Prior:
     return Prior(normal(4, d), 0.7 * torch.eye(d, dtype=torch.float64))
 
 
-def context_of(
+def problem_for(
     prior: Prior,
     constraint: casal.Constraint,
     decoder: casal.Decoder | None = None,
     term: Callable[[Tensor], Tensor] | None = None,
-) -> Context:
+) -> Problem:
     like = torch.zeros((0, prior.size), dtype=torch.float64)
-    return Context(prior.target(term), constraint, (decoder or casal.Identity()).to(like), like)
+    return Problem(prior.target(term), constraint, (decoder or casal.Identity()).to(like), like)
 
 
 class Seen(NamedTuple):
     """A look from some points."""
 
-    context: Context
+    problem: Problem
     features: Features
     looks: Looks
     ahead: Ahead
 
 
-def looked(context: Context, x: Tensor, s: float, *, count: int = 2, directions: int = DIRECTIONS) -> Seen:
+def looked(problem: Problem, x: Tensor, s: float, *, count: int = 2, directions: int = DIRECTIONS) -> Seen:
     """The look from x, and what all chains make of it."""
-    features = features_of(context, directions)
-    seen, shared = look(context, features, x, s, probes(count, context))
+    features = features_of(problem, directions)
+    seen, shared = look(problem, features, x, s, probes(count, problem))
     found = moments(seen, features)
     own = found.factor[:, features.shared :, None] * seen.slopes
     ahead = Ahead(Slopes(shared, own), found.mean, found.linear, found.bent, found.factor, seen.tilt, seen.stiff)
-    return Seen(context, features, seen, ahead)
+    return Seen(problem, features, seen, ahead)
 
 
 def log_psi(seen: Seen) -> Tensor:

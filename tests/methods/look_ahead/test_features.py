@@ -12,7 +12,7 @@ import casal
 from casal.errors import SettingError
 from casal.methods.look_ahead.features import MOST_FEATURES, OWN, features_of
 
-from .gaussian import close, context_of, diagonal, normal
+from .gaussian import close, diagonal, normal, problem_for
 
 D, N = 6, 5
 PRIOR = diagonal(D)
@@ -69,15 +69,15 @@ every_case = pytest.mark.parametrize(("constraint", "decoder", "kind"), CASES.va
 def test_rows_vanish_on_the_set_and_lie_within_their_bounds(
     constraint: casal.Constraint, decoder: casal.Decoder | None, kind: tuple[int, int, bool]
 ) -> None:
-    context = context_of(PRIOR, constraint, decoder)
-    features = features_of(context, 4)
+    problem = problem_for(PRIOR, constraint, decoder)
+    features = features_of(problem, 4)
     assert (features.count, features.equal, features.curved) == kind
     assert features.shared == features.rank == 0
     x = normal(8, N, D)
     values, e = features.values(x), features.equal
     assert values.shape == (N, features.count)
     assert features.low.shape == features.high.shape == (1, features.count - e)
-    decoded = context.decode(x)
+    decoded = problem.decode(x)
     inside = ((values[:, e:] <= features.high) & (values[:, e:] >= features.low)).all(1)
     meets = (values[:, :e].abs() < 1e-9).all(1) & inside
     assert torch.equal(meets, constraint.violation(decoded) < 1e-9)
@@ -91,7 +91,7 @@ def test_rows_vanish_on_the_set_and_lie_within_their_bounds(
 def test_slopes_and_bends_are_derivatives(
     constraint: casal.Constraint, decoder: casal.Decoder | None, kind: tuple[int, int, bool]
 ) -> None:
-    features = features_of(context_of(PRIOR, constraint, decoder), 4)
+    features = features_of(problem_for(PRIOR, constraint, decoder), 4)
     x, v, step = normal(8, N, D), normal(9, N, D), 1e-5
     slopes = features.slopes(x)
     close(
@@ -104,7 +104,7 @@ def test_slopes_and_bends_are_derivatives(
 
 
 def test_rows_of_equations_are_orthonormal() -> None:
-    features = features_of(context_of(PRIOR, casal.Affine(A, 0.5)), 4)
+    features = features_of(problem_for(PRIOR, casal.Affine(A, 0.5)), 4)
     rows = features.slopes(torch.zeros(1, D, dtype=torch.float64))[0]
     close(rows @ rows.T, torch.eye(3, dtype=torch.float64))
     close(rows.T @ rows, torch.linalg.pinv(A) @ A)
@@ -115,33 +115,33 @@ def test_rows_of_any_size_count() -> None:
     prior, sizes = diagonal(6), torch.tensor([1e6, 1e-7], dtype=torch.float64)
     matrix = normal(1, 2, 6)
     level = matrix @ prior.mean
-    scaled = features_of(context_of(prior, casal.Affine(sizes[:, None] * matrix, sizes * level)), 1)
-    plain = features_of(context_of(prior, casal.Affine(matrix, level)), 1)
+    scaled = features_of(problem_for(prior, casal.Affine(sizes[:, None] * matrix, sizes * level)), 1)
+    plain = features_of(problem_for(prior, casal.Affine(matrix, level)), 1)
     assert scaled.count == 2
     x = normal(2, 5, 6)
     close(scaled.values(x).square().sum(1), plain.values(x).square().sum(1), 1e-8)
 
 
 def test_a_norm_knows_its_row_and_radius() -> None:
-    features = features_of(context_of(PRIOR, casal.Affine(A[:2], 0.2) & casal.Sphere(3.0)), 4)
+    features = features_of(problem_for(PRIOR, casal.Affine(A[:2], 0.2) & casal.Sphere(3.0)), 4)
     assert features.norm == 2 and features.square is not None and features.square.tolist() == [9.0]
     x = normal(8, N, D)
     close(features.values(x)[:, 2], (x.square().sum(1) - 9) / 2)
-    own = features_of(context_of(PRIOR, casal.Sphere(casal.PerChain([1.0, 2.0]))), 4)
+    own = features_of(problem_for(PRIOR, casal.Sphere(casal.PerChain([1.0, 2.0]))), 4)
     assert own.square is not None and own.square.tolist() == [1.0, 4.0]
 
 
 def test_the_area_of_slopes_counts_for_general_equations_only() -> None:
     x = normal(8, N, D)
     weights = torch.linspace(0.5, 1.5, D, dtype=torch.float64)
-    general = features_of(context_of(PRIOR, casal.Implicit(lambda z: z.square() @ weights[:, None] - 4)), 4)
+    general = features_of(problem_for(PRIOR, casal.Implicit(lambda z: z.square() @ weights[:, None] - 4)), 4)
     area = general.log_area(x)
     assert area is not None
     close(area, (2 * weights * x).norm(dim=1).log())
     for constraint in (casal.Affine(A, 0.5), casal.Sphere(2.0), casal.HalfSpace(A[0], 1.0), casal.Ball(1.0)):
-        assert features_of(context_of(PRIOR, constraint), 4).log_area(x) is None
+        assert features_of(problem_for(PRIOR, constraint), 4).log_area(x) is None
     decoder = casal.Nonlinear(cubes, shape=(D,))  # the area is that of decoded space
-    behind = features_of(context_of(PRIOR, casal.Implicit(lambda z: z.square() @ weights[:, None] - 4), decoder), 4)
+    behind = features_of(problem_for(PRIOR, casal.Implicit(lambda z: z.square() @ weights[:, None] - 4), decoder), 4)
     found = behind.log_area(x)
     assert found is not None
     close(found, (2 * weights * cubes(x)).norm(dim=1).log())
@@ -151,7 +151,7 @@ def test_many_linear_equations_share_their_slopes() -> None:
     prior = diagonal(30)
     rows = normal(1, 30, 30)
     for count, shared in ((OWN, 0), (OWN + 1, OWN + 1)):
-        features = features_of(context_of(prior, casal.Affine(rows[:count], 0.5) & casal.Sphere(9.0)), 4)
+        features = features_of(problem_for(prior, casal.Affine(rows[:count], 0.5) & casal.Sphere(9.0)), 4)
         assert features.shared == shared and features.count == count + 1
         x = normal(2, N, 30)
         assert features.slopes(x).shape == (N, count + 1 - shared, 30)
@@ -160,13 +160,13 @@ def test_many_linear_equations_share_their_slopes() -> None:
             assert features.matrix is not None
             close(features.values(x)[:, :shared], x @ features.matrix.T + features.values(0 * x)[:, :shared])
     bounds = casal.Box(0.0, 1.0)
-    assert features_of(context_of(prior, bounds), 4).shared == 0
+    assert features_of(problem_for(prior, bounds), 4).shared == 0
 
 
 def test_a_soft_term_adds_rows() -> None:
-    features = features_of(context_of(PRIOR, casal.Sphere(2.0), term=lambda v: v.sum(1)), 3)
+    features = features_of(problem_for(PRIOR, casal.Sphere(2.0), term=lambda v: v.sum(1)), 3)
     assert (features.count, features.rank) == (1, 3)
-    assert features_of(context_of(PRIOR, casal.Sphere(2.0)), 3).rank == 0
+    assert features_of(problem_for(PRIOR, casal.Sphere(2.0)), 3).rank == 0
 
 
 # ------------------------------------------------------------------ refusals
@@ -186,7 +186,7 @@ def test_a_soft_term_adds_rows() -> None:
 )
 def test_sets_without_gradients_are_refused(constraint: casal.Constraint, message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        features_of(context_of(PRIOR, constraint), 4)
+        features_of(problem_for(PRIOR, constraint), 4)
 
 
 @pytest.mark.parametrize("count", [MOST_FEATURES + 1, 4 * MOST_FEATURES])
@@ -195,17 +195,17 @@ def test_too_many_rows_are_refused(count: int) -> None:
     with pytest.raises(
         SettingError, match=rf"1 to {MOST_FEATURES} of them.*has {count}; use SplitGibbs, or BoundedHMC"
     ):
-        features_of(context_of(prior, casal.Box(0.0, 1.0)), 4)
+        features_of(problem_for(prior, casal.Box(0.0, 1.0)), 4)
     with pytest.raises(SettingError, match=f"has {count};"):
-        features_of(context_of(prior, casal.Affine(torch.eye(count, dtype=torch.float64), 1.0)), 4)
+        features_of(problem_for(prior, casal.Affine(torch.eye(count, dtype=torch.float64), 1.0)), 4)
 
 
 def test_a_box_without_bounds_is_refused() -> None:
     with pytest.raises(SettingError, match="has 0"):
-        features_of(context_of(PRIOR, casal.Box(-math.inf, math.inf)), 4)
+        features_of(problem_for(PRIOR, casal.Box(-math.inf, math.inf)), 4)
 
 
 def test_too_many_rows_beside_a_soft_term_are_not_sent_to_methods_that_refuse_it() -> None:
-    context = context_of(diagonal(MOST_FEATURES + 1), casal.Box(0.0, math.inf), term=lambda x: x.sum(1))
+    problem = problem_for(diagonal(MOST_FEATURES + 1), casal.Box(0.0, math.inf), term=lambda x: x.sum(1))
     with pytest.raises(SettingError, match="no other method uses a soft term"):
-        features_of(context, 4)
+        features_of(problem, 4)

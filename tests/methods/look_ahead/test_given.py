@@ -13,7 +13,7 @@ from casal.methods.look_ahead.features import features_of
 from casal.methods.look_ahead.given import straight
 from casal.methods.look_ahead.look import Derivative
 
-from .gaussian import DIRECTIONS, Prior, close, context_of, correlated, normal
+from .gaussian import DIRECTIONS, Prior, close, correlated, normal, problem_for
 
 D, K, S = 20, 14, 0.8
 PRIOR = correlated(D)
@@ -40,14 +40,14 @@ def two_modes() -> casal.Target:
 
 
 def test_the_denoiser_given_the_equations_and_its_derivative_are_those_of_the_conditional_gaussian() -> None:
-    context, x = context_of(PRIOR, EQUATIONS), 2.0 * normal(13, 6, D)
-    given = features_of(context, DIRECTIONS, gaussian=True).given
+    problem, x = problem_for(PRIOR, EQUATIONS), 2.0 * normal(13, 6, D)
+    given = features_of(problem, DIRECTIONS, gaussian=True).given
     assert given is not None
-    model, wanted = Derivative(context, x, S, given), conditional(PRIOR, A, Y)
+    model, wanted = Derivative(problem, x, S, given), conditional(PRIOR, A, Y)
     close(model.estimate, wanted.denoise(x, torch.tensor(S, dtype=torch.float64)), 1e-9)
     v = normal(14, D)
     close(model.pull(v), v @ wanted.gain(S), 1e-9)
-    close(given.start(context, x, S), _at_zero(wanted, S) - _at_zero(PRIOR, S), 1e-9)
+    close(given.start(problem, x, S), _at_zero(wanted, S) - _at_zero(PRIOR, S), 1e-9)
 
 
 def _at_zero(prior: Prior, s: float) -> Tensor:
@@ -56,16 +56,16 @@ def _at_zero(prior: Prior, s: float) -> Tensor:
 
 def test_every_chain_may_have_values_of_its_own() -> None:
     x, values = normal(13, 3, D), Y + normal(15, 3, K)
-    context = context_of(PRIOR, casal.Affine(A, casal.PerChain(values)))
-    given = features_of(context, DIRECTIONS, gaussian=True).given
-    found = Derivative(context, x, S, given).estimate
+    problem = problem_for(PRIOR, casal.Affine(A, casal.PerChain(values)))
+    given = features_of(problem, DIRECTIONS, gaussian=True).given
+    found = Derivative(problem, x, S, given).estimate
     for point, value, own in zip(x, values, found, strict=True):
         close(own, conditional(PRIOR, A, value).denoise(point[None], torch.tensor(S, dtype=torch.float64))[0], 1e-9)
 
 
 def test_the_other_rows_are_counted_without_them() -> None:
     both = EQUATIONS & casal.Sphere(9.0)
-    whole, rest = (features_of(context_of(PRIOR, both), DIRECTIONS, gaussian=c) for c in (False, True))
+    whole, rest = (features_of(problem_for(PRIOR, both), DIRECTIONS, gaussian=c) for c in (False, True))
     assert (whole.count, whole.norm, whole.shared) == (K + 1, K, K)
     assert (rest.count, rest.norm, rest.shared, rest.equal) == (1, 0, 0, 1)
 
@@ -100,7 +100,7 @@ def test_it_costs_what_is_said_and_keeps_its_ancestors() -> None:
     square = float(law.mean.square().sum() + 1.5 * law.covariance.trace())
     constraint, n = EQUATIONS & casal.Sphere(square**0.5), 64
     result = casal.sample(PRIOR.target(), constraint, METHOD, n, check=False)
-    said = METHOD.evaluations(context_of(PRIOR, constraint), n)
+    said = METHOD.evaluations(problem_for(PRIOR, constraint), n)
     assert said - 1 < result.cost.score_evaluations <= said
     assert float(result.certificate.violation.max()) < 1e-12
     assert len(result.ancestors.unique()) > 0.7 * n
@@ -113,13 +113,13 @@ def test_auto_conditions_gaussian_models_only() -> None:
 
 
 def _said(target: casal.Target, constraint: casal.Constraint) -> str:
-    from casal.methods import Context
+    from casal.methods import Problem
     from casal.sampling.adapt import adapt
 
     like = torch.zeros((0, D), dtype=torch.float64)
-    context = Context(target, constraint, casal.Identity(), like)
+    problem = Problem(target, constraint, casal.Identity(), like)
 
     def points(chains: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return 20.0 * torch.randn((len(chains), D), generator=generator, dtype=torch.float64)
 
-    return str(adapt(context, "auto", 64, points, seed=0, check=False).choice)
+    return str(adapt(problem, "auto", 64, points, seed=0, check=False).choice)

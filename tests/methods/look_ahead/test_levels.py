@@ -12,7 +12,7 @@ import casal
 from casal.methods.look_ahead.levels import CAP, GRAIN, MIDDLE, Levels, between, scales
 from casal.methods.look_ahead.method import LookAhead
 
-from .gaussian import Prior, context_of, diagonal, normal
+from .gaussian import Prior, diagonal, normal, problem_for
 
 UPPER, LOWER = 12, 8
 
@@ -80,14 +80,14 @@ def test_a_move_climbs_half_the_way_from_the_scale_within_a_mode() -> None:
 def test_scales_of_a_gaussian() -> None:
     """wide^2 = tr C^2 / tr C and grain^2 = tr C / d."""
     prior, first = diagonal(7), 20.0
-    context = context_of(prior, casal.Sphere(3.0))
-    trace, square = LookAhead()._traces(context, normal(1, 5, 7), first)
+    problem = problem_for(prior, casal.Sphere(3.0))
+    trace, square = LookAhead()._traces(problem, normal(1, 5, 7), first)
     C = prior.spread(first)
     wide, grain = scales(trace, square, 7, first)
     assert wide == pytest.approx(float(C.square().trace() / C.trace()) ** 0.5, rel=1e-10)
     assert grain == pytest.approx(float(C.trace() / 7) ** 0.5, rel=1e-10)
     round_prior = Prior(prior.mean, 4.0 * torch.eye(7, dtype=torch.float64))
-    trace, square = LookAhead()._traces(context_of(round_prior, casal.Sphere(3.0)), normal(1, 5, 7), 1e4)
+    trace, square = LookAhead()._traces(problem_for(round_prior, casal.Sphere(3.0)), normal(1, 5, 7), 1e4)
     assert scales(trace, square, 7, 1e4) == (pytest.approx(2.0, rel=1e-6), pytest.approx(2.0, rel=1e-6))
 
 

@@ -20,7 +20,7 @@ from casal.methods.look_ahead.state import dealt, flat, fold
 from casal.methods.population import in_order
 from casal.sampling import loop
 
-from .gaussian import Prior, close, context_of, diagonal, log_psi, looked, normal, stream
+from .gaussian import Prior, close, diagonal, log_psi, looked, normal, problem_for, stream
 
 D, N, TILE = 5, 48, 16
 SHORT = LookAhead(levels=6, moves=1, path=4)
@@ -78,13 +78,13 @@ COUNTED["soft term"] = (casal.Affine(A, LEVEL), term)  # type: ignore[assignment
 @pytest.mark.parametrize("method", [SHORT, LookAhead(levels=7, moves=0, width=1, probes=3)], ids=["moves", "no moves"])
 @pytest.mark.parametrize(("constraint", "soft"), COUNTED.values(), ids=COUNTED)
 def test_the_evaluations_that_are_said_are_taken(constraint: casal.Constraint, soft: Any, method: LookAhead) -> None:
-    said = method.evaluations(context_of(PRIOR, constraint, term=soft))
+    said = method.evaluations(problem_for(PRIOR, constraint, term=soft))
     assert run(constraint, method, term=soft).cost.score_evaluations == said
 
 
 def test_general_rows_cost_what_is_said() -> None:
     constraint = SETS["general"]
-    said = SHORT.evaluations(context_of(PRIOR, constraint))
+    said = SHORT.evaluations(problem_for(PRIOR, constraint))
     assert run(constraint).cost.score_evaluations <= said
 
 
@@ -93,7 +93,7 @@ def test_many_equations_cost_no_more_than_is_said() -> None:
     constraint = casal.Affine(normal(6, 16, 24), normal(6, 16, 24) @ prior.mean)
     result = casal.sample(prior.target(), constraint, LookAhead(levels=20, moves=1, path=4), N, check=False)
     assert float(result.certificate.violation.max()) < 1e-12
-    said = LookAhead(levels=20, moves=1, path=4).evaluations(context_of(prior, constraint), N)
+    said = LookAhead(levels=20, moves=1, path=4).evaluations(problem_for(prior, constraint), N)
     assert 0.8 * said < result.cost.score_evaluations <= said
 
 
@@ -235,10 +235,10 @@ def test_settings_out_of_range_are_refused(options: dict[str, Any], message: str
 
 def test_the_weights_start_with_psi() -> None:
     constraint = SETS["equations and norm"]
-    context, method = context_of(PRIOR, constraint), LookAhead(width=3)
-    state = method.init(context, 20.0 * normal(1, 6, D), stream(0))
-    begun, _ = method.plan(context, 6)[0].meet(context, state, stream(1))  # type: ignore[misc]
-    exact = log_psi(looked(context, flat(begun.x), 20.0))
+    problem, method = problem_for(PRIOR, constraint), LookAhead(width=3)
+    state = method.start(problem, 20.0 * normal(1, 6, D), stream(0))
+    begun, _ = method.plan(problem, 6)[0].meet(problem, state, stream(1))  # type: ignore[misc]
+    exact = log_psi(looked(problem, flat(begun.x), 20.0))
     close(flat(begun.logs), exact)
     close(begun.log_weight, torch.logsumexp(begun.logs, 1))
     assert begun.lines.tolist() == torch.arange(18).reshape(6, 3).tolist()
@@ -269,7 +269,7 @@ def test_what_a_sample_shall_have_is_drawn_from_the_restricted_gaussian() -> Non
     """Equations are met, bounds are kept, and a soft term tilts: moments of 40000 draws against rejection."""
     n, soft = 40_000, Prior(torch.zeros(4, dtype=torch.float64), torch.eye(4, dtype=torch.float64))
     constraint = casal.Affine([[1.0, 0.0, 0.0, 0.0]], 0.0) & casal.HalfSpace(torch.tensor([0.0, 1.0, 0.0, 0.0]), 0.3)
-    features = features_of(context_of(soft, constraint, term=lambda v: v.sum(1)), 2)
+    features = features_of(problem_for(soft, constraint, term=lambda v: v.sum(1)), 2)
     root = normal(1, 4, 4)
     S = (root @ root.T + 0.3 * torch.eye(4, dtype=torch.float64)).expand(n, -1, -1)
     mean, tilt = normal(2, 1, 4).expand(n, -1), normal(3, 1, 2).expand(n, -1)

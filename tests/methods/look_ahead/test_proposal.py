@@ -16,7 +16,7 @@ from casal.methods.look_ahead import features as features_module
 from casal.methods.look_ahead.potential import potential
 from casal.methods.look_ahead.proposal import Proposal, multistep, propose
 
-from .gaussian import Prior, Seen, close, context_of, correlated, diagonal, log_psi, looked, normal, round_one
+from .gaussian import Prior, Seen, close, correlated, diagonal, log_psi, looked, normal, problem_for, round_one
 
 D, N, HERE, THERE = 7, 6, 0.9, 0.6
 K = (THERE / HERE) ** 2
@@ -69,7 +69,7 @@ def term(v: Tensor) -> Tensor:
 def test_the_cost_is_the_ratio_of_two_gaussian_densities(constraint: casal.Constraint, soft: object) -> None:
     prior = diagonal(D)
     x = prior.mean + 1.5 * normal(1, N, D)
-    seen = looked(context_of(prior, constraint, term=soft), x, HERE, directions=2)  # type: ignore[arg-type]
+    seen = looked(problem_for(prior, constraint, term=soft), x, HERE, directions=2)  # type: ignore[arg-type]
     plan = plan_of(seen, x, 0.1 * normal(2, N, D))
     noise = normal(3, N, D)
     point, paid = plan.draw(noise)
@@ -94,14 +94,14 @@ def test_a_soft_term_of_a_row_of_the_set_is_known() -> None:
     prior, row = diagonal(D), torch.eye(D, dtype=torch.float64)[:1]
     x = prior.mean + 1.5 * normal(1, N, D)
     seen = looked(
-        context_of(prior, casal.Affine(row, 2.5), term=lambda v: -(v[:, 0] - 1.0).square()), x, HERE, directions=1
+        problem_for(prior, casal.Affine(row, 2.5), term=lambda v: -(v[:, 0] - 1.0).square()), x, HERE, directions=1
     )
     variance, off = prior.spread(HERE)[0, 0], seen.looks.estimate[:, 0] - 2.5
     close(log_psi(seen), -off.square() / (2 * variance) - variance.log() / 2 - 1.5**2, 1e-3)
     plan = plan_of(seen, x)
     point, paid = plan.draw(normal(3, N, D))
     close(plan.cost(point), paid, 1e-6)
-    alone = plan_of(looked(context_of(prior, casal.Affine(row, 2.5)), x, HERE), x)
+    alone = plan_of(looked(problem_for(prior, casal.Affine(row, 2.5)), x, HERE), x)
     close(alone.cost(point), paid, 1e-3)  # the same step as without the term
 
 
@@ -109,7 +109,7 @@ def test_a_soft_term_of_a_row_of_the_set_is_known() -> None:
 def test_noise_is_reduced_along_the_slopes_and_nowhere_else(constraint: casal.Constraint) -> None:
     prior = diagonal(D)
     x = prior.mean + 1.5 * normal(1, N, D)
-    plan = plan_of(looked(context_of(prior, constraint), x, HERE), x)
+    plan = plan_of(looked(problem_for(prior, constraint), x, HERE), x)
     values = torch.linalg.eigvalsh(plan.root @ plan.root.mT)
     assert bool((values > 0).all()) and bool((values < 1 + 1e-12).all()) and float(values.min()) < 0.99
 
@@ -148,7 +148,7 @@ def predicted(seen: Seen, extra: Tensor, i: int, there: float = THERE) -> Predic
 def test_mean_and_noise_are_those_of_the_formulas(constraint: casal.Constraint, soft: object) -> None:
     prior = diagonal(D)
     x, extra = prior.mean + 1.5 * normal(1, N, D), 0.1 * normal(2, N, D)
-    seen = looked(context_of(prior, constraint, term=soft), x, HERE, directions=2)  # type: ignore[arg-type]
+    seen = looked(problem_for(prior, constraint, term=soft), x, HERE, directions=2)  # type: ignore[arg-type]
     plan = plan_of(seen, x, extra)
     close(plan.centre, K * x + (1 - K) * (seen.looks.estimate + extra))
     E = directions(seen, plan)
@@ -170,7 +170,7 @@ def test_with_equations_alone_the_mean_and_noise_are_those_of_a_kalman_update() 
     """q = -B H^-1 r and S = I - B H^-1 B with H = covariance' + B^2, bends included."""
     prior = diagonal(D)
     x = prior.mean + 1.5 * normal(1, N, D)
-    seen = looked(context_of(prior, SETS["equations and norm"]), x, HERE)
+    seen = looked(problem_for(prior, SETS["equations and norm"]), x, HERE)
     plan, none = plan_of(seen, x), torch.zeros_like(x)
     E = directions(seen, plan)
     for i in range(N):
@@ -197,9 +197,9 @@ def test_the_prediction_is_the_look_to_come_if_the_rows_span_an_invariant_space(
     """Mean, slopes and covariance at x' = mu + beta xi for any xi, with the multistep term."""
     prior, rows = invariant(m)
     x, extra, xi = prior.mean + 1.5 * normal(1, N, D), 0.3 * normal(2, N, D), normal(3, N, D)
-    context = context_of(prior, casal.Affine(rows, 0.5))
-    seen = looked(context, x, HERE)
-    there = looked(context, plan_of(seen, x, extra).centre + BETA * xi, THERE)
+    problem = problem_for(prior, casal.Affine(rows, 0.5))
+    seen = looked(problem, x, HERE)
+    there = looked(problem, plan_of(seen, x, extra).centre + BETA * xi, THERE)
     for i in range(N):
         at = predicted(seen, extra, i)
         close(there.ahead.mean[i], at.mean + BETA * at.gain @ xi[i])
@@ -210,9 +210,9 @@ def test_the_prediction_is_the_look_to_come_if_the_rows_span_an_invariant_space(
 def test_every_row_is_invariant_under_a_round_prior() -> None:
     prior, rows = round_one(D), normal(5, 3, D)
     x, xi = prior.mean + 1.5 * normal(1, N, D), normal(3, N, D)
-    context = context_of(prior, casal.Affine(rows, 0.5))
-    seen = looked(context, x, HERE)
-    there = looked(context, plan_of(seen, x).centre + BETA * xi, THERE)
+    problem = problem_for(prior, casal.Affine(rows, 0.5))
+    seen = looked(problem, x, HERE)
+    there = looked(problem, plan_of(seen, x).centre + BETA * xi, THERE)
     at = predicted(seen, torch.zeros_like(x), 0)
     close(there.ahead.mean[0], at.mean + BETA * at.gain @ xi[0])
     close(there.ahead.linear[0], at.covariance)
@@ -222,11 +222,11 @@ def test_then_the_weight_of_a_step_does_not_depend_on_its_noise() -> None:
     """The proposal is bare(x') psi(x') itself: psi(x') bare / proposal is the integral of psi' over the bare step."""
     prior, rows = invariant(3)
     x = (prior.mean + 1.5 * normal(1, 1, D)).expand(N, -1)
-    context = context_of(prior, casal.Affine(rows, 0.5))
-    seen = looked(context, x, HERE)
+    problem = problem_for(prior, casal.Affine(rows, 0.5))
+    seen = looked(problem, x, HERE)
     plan = plan_of(seen, x)
     point, paid = plan.draw(normal(3, N, D))
-    weight = log_psi(looked(context, point, THERE)) + paid
+    weight = log_psi(looked(problem, point, THERE)) + paid
     at = predicted(seen, torch.zeros_like(x), 0)
     whole = at.covariance + BETA**2 * at.gain @ at.gain.T
     exact = -at.mean @ torch.linalg.solve(whole, at.mean) / 2 - torch.logdet(whole) / 2
@@ -237,23 +237,23 @@ def test_without_the_guide_the_weight_depends_on_the_noise() -> None:
     """Power: the bare step of the same problem."""
     prior, rows = invariant(3)
     x = (prior.mean + 1.5 * normal(1, 1, D)).expand(N, -1)
-    context = context_of(prior, casal.Affine(rows, 0.5))
-    plan = plan_of(looked(context, x, HERE), x)
+    problem = problem_for(prior, casal.Affine(rows, 0.5))
+    plan = plan_of(looked(problem, x, HERE), x)
     bare = plan._replace(mean=torch.zeros_like(plan.mean), root=torch.eye(3, dtype=torch.float64).expand(N, -1, -1))
     point, paid = bare.draw(normal(3, N, D))
     assert not bool(paid.any())
-    assert float(log_psi(looked(context, point, THERE)).std()) > 0.5
+    assert float(log_psi(looked(problem, point, THERE)).std()) > 0.5
 
 
 def test_for_any_rows_the_mean_is_kept_and_the_covariance_is_right_to_first_order() -> None:
     prior, rows = correlated(D), normal(5, 2, D)
     x = prior.mean + 1.5 * normal(1, N, D)
-    context = context_of(prior, casal.Affine(rows, 0.5))
-    seen = looked(context, x, HERE)
+    problem = problem_for(prior, casal.Affine(rows, 0.5))
+    seen = looked(problem, x, HERE)
     errors = []
     for precision in (0.2, 0.1):  # 1/s'^2 - 1/s^2
         there = (HERE**-2 + precision) ** -0.5
-        after = looked(context, plan_of(seen, x, there=there).centre, there)
+        after = looked(problem, plan_of(seen, x, there=there).centre, there)
         close(after.ahead.mean, seen.ahead.mean)  # the estimate is a martingale
         covariance = predicted(seen, torch.zeros_like(x), 0, there).covariance
         errors.append(float((after.ahead.linear[0] - covariance).norm()))
@@ -267,7 +267,7 @@ def test_shared_slopes_give_the_same_step(monkeypatch: pytest.MonkeyPatch) -> No
     drawn = []
     for limit in (12, 100):
         monkeypatch.setattr(features_module, "OWN", limit)
-        seen = looked(context_of(prior, casal.Affine(normal(16, 14, d), 0.3) & casal.Sphere(5.0)), x, HERE)
+        seen = looked(problem_for(prior, casal.Affine(normal(16, 14, d), 0.3) & casal.Sphere(5.0)), x, HERE)
         assert len(seen.ahead.slopes.shared) == (14 if limit == 12 else 0)
         drawn.append(plan_of(seen, x).draw(noise))
     close(drawn[0][0], drawn[1][0], 1e-7)

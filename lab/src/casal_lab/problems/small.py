@@ -17,7 +17,7 @@ from torch import Tensor
 
 import casal
 from casal.diagnostics import Evidence, Fidelity, assess
-from casal.methods import Context
+from casal.methods import Problem
 from casal_lab.experiment import AnyMethod
 from casal_lab.problems import double_well
 from casal_lab.problems.anisotropic_mixture import AnisotropicMixture
@@ -200,8 +200,8 @@ class Case:
         target = self.model.target()
         size = result.samples.shape[1] if self.decoder is None else int(self.decoder.latent_size or 0)
         like = torch.zeros((0, size), dtype=self.model.dtype)
-        context = Context(target, self.constraint, self.decoder or casal.Identity(), like)
-        evidence = Evidence(result, context, result.cost.score_evaluations, result.cost.projections)
+        problem = Problem(target, self.constraint, self.decoder or casal.Identity(), like)
+        evidence = Evidence(result, problem, result.cost.score_evaluations, result.cost.projections)
         with torch.no_grad():
             return assess(evidence, promised=True, method="the run")
 

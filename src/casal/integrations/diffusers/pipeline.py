@@ -17,7 +17,7 @@ from torch import Tensor
 from casal.constraints import Constraint, constraint_from_spec
 from casal.errors import CasalError, CasalWarning, SettingError
 from casal.integrations.diffusers.model import build
-from casal.methods import CASAL, METHODS, Context, Each, Method, Together
+from casal.methods import CASAL, METHODS, Each, Method, Problem, Together
 from casal.sampling import Certificate, Run, SampleResult, certify, sample
 from casal.schedules import NamedSchedule, inverse_variance, schedule_from_spec
 from casal.targets import Target
@@ -255,21 +255,21 @@ def watched(method: Method[Any], after: Callable[[int, int, Any, Any], Any]) -> 
     """The same method with ``after(step, steps, row, state) -> state`` called after each of its steps, in one batch."""
     taken = total = 0
 
-    def control(context: Context, n: int) -> Any:
+    def control(problem: Problem, n: int) -> Any:
         nonlocal total
-        first = method.control(context, n)
-        total = method.steps(context, first)
+        first = method.control(problem, n)
+        total = method.steps(problem, first)
         return first
 
-    def following(context: Context, control: Any, stage: int) -> Each | Together | None:
-        found = method.next(context, control, stage)
+    def following(problem: Problem, control: Any, stage: int) -> Each | Together | None:
+        found = method.next(problem, control, stage)
         if not isinstance(found, Each):
             return found
 
-        def step(context: Context, state: Any, row: Any, noise: Tensor) -> Any:
+        def step(problem: Problem, state: Any, row: Any, noise: Tensor) -> Any:
             nonlocal taken
             taken += 1
-            return after(taken - 1, total, row, found.step(context, state, row, noise))
+            return after(taken - 1, total, row, found.step(problem, state, row, noise))
 
         return found._replace(step=step)
 

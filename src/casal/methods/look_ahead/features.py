@@ -18,9 +18,9 @@ from torch import Tensor
 from casal.checks import Event
 from casal.constraints import Constraint, Rows, SphereInFlat, geometry
 from casal.errors import SettingError
-from casal.methods.context import Context
 from casal.methods.coupling import decoded_event
 from casal.methods.look_ahead.given import Given
+from casal.methods.problem import Problem
 
 MOST_FEATURES = 128
 """Equations and inequalities up to which a set is looked at row by row."""
@@ -228,24 +228,24 @@ def _beside(parts: Sequence[Tensor], nothing: Tensor) -> Tensor:
     return torch.cat(list(parts), 1) if parts else nothing
 
 
-def features_of(context: Context, most: int, *, gaussian: bool = False) -> Features:
-    """The functions by which the set of a context is written; SettingError where there are none, or too many.
+def features_of(problem: Problem, most: int, *, gaussian: bool = False) -> Features:
+    """The functions by which the set of a problem is written; SettingError where there are none, or too many.
 
     Args:
-        context: Model, set and decoder.
+        problem: Model, set and decoder.
         most: Directions in which a soft term is looked at.
         gaussian: Whether the model is Gaussian, so that linear equations are taken into the model (``given.py``).
     """
-    event = decoded_event(context)
-    surface, solid = geometry.parts(context.constraint, event)
-    blocks, norm, square = _equations(context, surface, event)
+    event = decoded_event(problem)
+    surface, solid = geometry.parts(problem.constraint, event)
+    blocks, norm, square = _equations(problem, surface, event)
     given = blocks[0].given if gaussian and blocks else None
     if given is not None:
         blocks, norm = blocks[1:], None if norm is None else norm - given.count
     equal = sum(block.count for block in blocks)
-    sides, low, high = _inequalities(context, solid, event)
-    alike = not context.target.condition
-    terms = context.target.log_weight
+    sides, low, high = _inequalities(problem, solid, event)
+    alike = not problem.target.condition
+    terms = problem.target.log_weight
     found = Features([*blocks, *sides], equal, low, high, norm, square, terms, most, alike, given)
     if not (0 if given else 1) <= found.count + found.rank <= MOST_FEATURES:
         way_out = (
@@ -255,35 +255,35 @@ def features_of(context: Context, most: int, *, gaussian: bool = False) -> Featu
         )
         raise SettingError(
             f"LookAhead evaluates every equation and inequality, 1 to {MOST_FEATURES} of them, and "
-            f"{context.constraint!r} has {found.count}; {way_out}"
+            f"{problem.constraint!r} has {found.count}; {way_out}"
         )
     return found
 
 
 def _equations(
-    context: Context, surface: Constraint | None, event: Event
+    problem: Problem, surface: Constraint | None, event: Event
 ) -> tuple[list[Block], int | None, Tensor | None]:
     if surface is None:
         return [], None, None
     found = geometry.sphere_in_flat(surface, event)
     if found is None:
-        return [_smooth(context, surface, surface.equations, area=True)], None, None
+        return [_smooth(problem, surface, surface.equations, area=True)], None, None
     blocks = list[Block]()
     if len(found.matrix):
-        blocks.append(_flat(context, *_independent(found.matrix, found.level)))
+        blocks.append(_flat(problem, *_independent(found.matrix, found.level)))
     if found.radius is None:
         return blocks, None, None
-    square = found.radius.square().to(context.like.device)
-    blocks.append(CurvedBlock(_half_norm(context, found, square), 1))
+    square = found.radius.square().to(problem.like.device)
+    blocks.append(CurvedBlock(_half_norm(problem, found, square), 1))
     return blocks, sum(block.count for block in blocks) - 1, square
 
 
-def _half_norm(context: Context, found: SphereInFlat, square: Tensor) -> Callable[[Tensor], Tensor]:
+def _half_norm(problem: Problem, found: SphereInFlat, square: Tensor) -> Callable[[Tensor], Tensor]:
     """(|A x - c|^2 - R^2) / 2."""
     center = found.center
 
     def half(x: Tensor) -> Tensor:
-        z = context.decode(x).flatten(1).to(torch.float64)
+        z = problem.decode(x).flatten(1).to(torch.float64)
         if center is not None:
             z = z - center.to(z)
         return (z.square().sum(1) - square.to(z))[:, None] / 2
@@ -291,24 +291,24 @@ def _half_norm(context: Context, found: SphereInFlat, square: Tensor) -> Callabl
     return half
 
 
-def _inequalities(context: Context, solid: Constraint | None, event: Event) -> tuple[list[Block], Tensor, Tensor]:
-    none = torch.zeros(1, 0, dtype=torch.float64, device=context.like.device)
+def _inequalities(problem: Problem, solid: Constraint | None, event: Event) -> tuple[list[Block], Tensor, Tensor]:
+    none = torch.zeros(1, 0, dtype=torch.float64, device=problem.like.device)
     if solid is None:
         return [], none, none
     rows: Rows | None = solid.linear(event)
     if rows is None:
-        block = _smooth(context, solid, solid.inequalities)
+        block = _smooth(problem, solid, solid.inequalities)
         high = none.new_zeros(1, block.count)
         return [block], torch.full_like(high, -torch.inf), high
     bounded = torch.isfinite(rows.low) | torch.isfinite(rows.high)
     low, high = (side[bounded].to(none)[None] for side in (rows.low, rows.high))
     if int(bounded.sum()) > MOST_FEATURES:  # refused by the caller, which says what to take
         return [FlatBlock(none.new_zeros(len(low[0]), 1), low[0])], low, high
-    return [_flat(context, rows.matrix[bounded], none.new_zeros(1))], low, high
+    return [_flat(problem, rows.matrix[bounded], none.new_zeros(1))], low, high
 
 
 def _smooth(
-    context: Context, part: Constraint, function: Callable[[Tensor], Tensor], *, area: bool = False
+    problem: Problem, part: Constraint, function: Callable[[Tensor], Tensor], *, area: bool = False
 ) -> CurvedBlock:
     """Rows that are known as a function of decoded points alone."""
     if not part.smooth:
@@ -316,28 +316,28 @@ def _smooth(
             f"{part!r} has no equations or inequalities with gradients, which LookAhead needs; use SplitGibbs"
         )
     few = slice(0, 1)
-    one = torch.zeros((1, *context.latent), dtype=context.like.dtype, device=context.like.device)
+    one = torch.zeros((1, *problem.latent), dtype=problem.like.dtype, device=problem.like.device)
     alone = part.take(few)
-    count = geometry.residual(alone, context.decode(one)).shape[1]
-    equations = alone.equations(context.decode(one)).shape[1]
+    count = geometry.residual(alone, problem.decode(one)).shape[1]
+    equations = alone.equations(problem.decode(one)).shape[1]
     count = equations if area else count - equations
     return CurvedBlock(
-        lambda x: function(context.decode(x)), count, function if area else None, context.decode if area else None
+        lambda x: function(problem.decode(x)), count, function if area else None, problem.decode if area else None
     )
 
 
-def _flat(context: Context, matrix: Tensor, offset: Tensor) -> Block:
+def _flat(problem: Problem, matrix: Tensor, offset: Tensor) -> Block:
     """The rows M A x - b; a matrix again where A is linear."""
-    matrix, offset = (v.to(device=context.like.device, dtype=torch.float64) for v in (matrix, offset))
-    if context.identity:
+    matrix, offset = (v.to(device=problem.like.device, dtype=torch.float64) for v in (matrix, offset))
+    if problem.identity:
         return FlatBlock(matrix, offset)
-    if context.decoder.linear:
-        origin = context.like.new_zeros((len(matrix), *context.latent))
-        pulled = context.decoder.vjp(origin)(matrix.to(origin).reshape(len(matrix), *decoded_event(context)))
-        at_zero = context.decode(origin[:1]).flatten(1).to(torch.float64) @ matrix.T  # zero unless A is affine
+    if problem.decoder.linear:
+        origin = problem.like.new_zeros((len(matrix), *problem.latent))
+        pulled = problem.decoder.vjp(origin)(matrix.to(origin).reshape(len(matrix), *decoded_event(problem)))
+        at_zero = problem.decode(origin[:1]).flatten(1).to(torch.float64) @ matrix.T  # zero unless A is affine
         return FlatBlock(pulled.flatten(1).to(torch.float64), offset - at_zero)
     return CurvedBlock(
-        lambda x: context.decode(x).flatten(1).to(torch.float64) @ matrix.T - offset.to(x.device), len(matrix)
+        lambda x: problem.decode(x).flatten(1).to(torch.float64) @ matrix.T - offset.to(x.device), len(matrix)
     )
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from casal.errors import SettingError
-from casal.methods.context import Context
+from casal.methods.problem import Problem
 
 DEPENDENT = 1e-10
 """Share of the largest variance of A x0 below which a direction counts as known."""
@@ -52,28 +52,28 @@ class Given:
         """Number of equations."""
         return len(self.matrix)
 
-    def shift(self, context: Context, x: Tensor, clean: Tensor, s: float) -> Tensor:
+    def shift(self, problem: Problem, x: Tensor, clean: Tensor, s: float) -> Tensor:
         """K^T (y - A D), (n, *latent), for the estimates D of points x (n, *latent); differentiable in D."""
-        return self._shift(self._gain(context, x, clean.detach(), s), clean)
+        return self._shift(self._gain(problem, x, clean.detach(), s), clean)
 
-    def start(self, context: Context, x: Tensor, s: float) -> Tensor:
+    def start(self, problem: Problem, x: Tensor, s: float) -> Tensor:
         """The same for the estimate of a point at zero, at the level s of starting points x: E[x0 | y] - E[x0]."""
-        clean, zero = context.denoise(x, s), context.denoise(torch.zeros_like(x), s)
-        return self._shift(self._gain(context, x, clean, s), zero)
+        clean, zero = problem.denoise(x, s), problem.denoise(torch.zeros_like(x), s)
+        return self._shift(self._gain(problem, x, clean, s), zero)
 
     def _shift(self, gain: Tensor, clean: Tensor) -> Tensor:
         seen = clean.flatten(1).to(torch.float64) @ self.matrix.T
         return ((self.level.to(seen) - seen) @ gain).reshape(clean.shape).to(clean.dtype)
 
-    def _gain(self, context: Context, x: Tensor, clean: Tensor, s: float) -> Tensor:
+    def _gain(self, problem: Problem, x: Tensor, clean: Tensor, s: float) -> Tensor:
         """K, (k, d); x and their estimates say whether D is linear."""
         some = torch.arange(self.count, device=x.device) % len(x)
         with torch.enable_grad():
             leaf = x.detach()[some].requires_grad_()
-            out = context.denoise(leaf, s)
+            out = problem.denoise(leaf, s)
             right = self.matrix.reshape(out.shape).to(out.dtype)
             (pulled,) = torch.autograd.grad(out, leaf, right)
-        context.usage.add_scores(self.count)
+        problem.usage.add_scores(self.count)
         rows = pulled.flatten(1).to(torch.float64)  # A J
         spread = rows @ self.matrix.T
         size = torch.linalg.matrix_norm(spread)
@@ -84,7 +84,7 @@ class Given:
         off = max(float(torch.linalg.matrix_norm(spread - spread.T) / (2.0 * size)), float(bent))
         if not straight(off, x.dtype):
             raise SettingError(
-                f"{context.target.name} is not Gaussian: at the noise level {s:.3g} its denoiser differs from "
+                f"{problem.target.name} is not Gaussian: at the noise level {s:.3g} its denoiser differs from "
                 f"a linear one by {off:.2g} of its size in the rows of the equations, and LookAhead(gaussian=True) is "
                 "exact for Gaussian models only; use gaussian=False"
             )

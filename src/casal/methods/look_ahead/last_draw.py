@@ -14,20 +14,20 @@ from torch import Tensor
 from casal.constraints import truncated_normal
 from casal.devices import cholesky, solve
 from casal.methods.base import gaussian
-from casal.methods.context import Context
 from casal.methods.look_ahead.features import Features
 from casal.methods.look_ahead.look import Ahead, Derivative
 from casal.methods.look_ahead.state import AheadState, ahead_of
+from casal.methods.problem import Problem
 
 CORRECTIONS = 3
 """Pushes along the slopes by which a last draw gets the f that it shall have."""
 
 
-def last_draw(context: Context, state: AheadState, features: Features, s: float, generator: torch.Generator) -> Tensor:
+def last_draw(problem: Problem, state: AheadState, features: Features, s: float, generator: torch.Generator) -> Tensor:
     """x0 ~ N(D, C) given f(x0) in C, to first order, (n, *latent)."""
     x = state.x[:, 0]
-    model = Derivative(context, x, s, features.given)
-    w = model.inverse_root(gaussian(context, len(x), generator).flatten(1))
+    model = Derivative(problem, x, s, features.given)
+    w = model.inverse_root(gaussian(problem, len(x), generator).flatten(1))
     free = model.estimate + (s * model.pull(w)).reshape(x.shape).to(x.dtype)  # s J J^(-1/2) noise
     ahead = ahead_of(state, features)
     scale, own = state.factor[:, 0], state.slopes[:, 0]

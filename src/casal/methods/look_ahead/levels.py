@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from casal.methods.baselines import noise_levels
-from casal.methods.context import Context
 from casal.methods.moves import finest_level
+from casal.methods.problem import Problem
 
 CAP, MIDDLE, GRAIN = 20.0, 0.25, 0.06
 """First, middle and last level, in units of the scales."""
@@ -42,10 +42,10 @@ class Span(NamedTuple):
     finest: float
 
 
-def span(context: Context) -> Span:
+def span(problem: Problem) -> Span:
     """The first and the finest level of the model; SettingError if it has none, or no denoiser."""
-    finest = finest_level(context)
-    alpha, sigma = noise_levels(context.table)
+    finest = finest_level(problem)
+    alpha, sigma = noise_levels(problem.table)
     return Span(float(alpha[0]), float(sigma[0] / alpha[0]), finest)
 
 

@@ -37,9 +37,9 @@ from torch.nn.functional import pad
 
 from casal.devices import eigh, seen
 from casal.errors import SettingError
-from casal.methods.context import Context
 from casal.methods.look_ahead.features import Features
 from casal.methods.look_ahead.given import Given
+from casal.methods.problem import Problem
 
 FLOOR = 0.2
 """Least variance of a row, in units of the median of the chains: a network may give a variance of zero or less."""
@@ -157,16 +157,16 @@ class Ahead(NamedTuple):
 class Derivative:
     """The denoiser at some points, and products with its derivative there; each counts as one evaluation."""
 
-    def __init__(self, context: Context, x: Tensor, s: float, given: Given | None = None) -> None:
-        self._context = context
+    def __init__(self, problem: Problem, x: Tensor, s: float, given: Given | None = None) -> None:
+        self._context = problem
         with torch.enable_grad():
             self._leaf = x.detach().requires_grad_()
-            self._out = context.denoise(self._leaf, s)
+            self._out = problem.denoise(self._leaf, s)
             if given is not None and self._out.requires_grad:
-                self._out = self._out + given.shift(context, x, self._out, s)
+                self._out = self._out + given.shift(problem, x, self._out, s)
         if not self._out.requires_grad:
             raise SettingError(
-                f"autograd cannot differentiate through the denoiser of {context.target.name}, and LookAhead needs its "
+                f"autograd cannot differentiate through the denoiser of {problem.target.name}, and LookAhead needs its "
                 "derivative; call the network without no_grad and detach, or use SplitGibbs"
             )
         self.estimate = self._out.detach()
@@ -201,25 +201,25 @@ class Derivative:
         return size * (V.mT @ (axes @ (factor * axes[:, 0])[..., None]))[..., 0]
 
 
-def probes(count: int, context: Context) -> Tensor:
+def probes(count: int, problem: Problem) -> Tensor:
     """(count, d): random signs, the same in every run."""
-    size = torch.Size(context.latent).numel()
+    size = torch.Size(problem.latent).numel()
     stream = torch.Generator().manual_seed(size)
     signs = torch.randint(0, 2, (count, size), generator=stream) * 2 - 1
-    return signs.to(device=context.like.device, dtype=torch.float64)
+    return signs.to(device=problem.like.device, dtype=torch.float64)
 
 
-def look(context: Context, features: Features, x: Tensor, s: float, signs: Tensor) -> tuple[Looks, Tensor]:
+def look(problem: Problem, features: Features, x: Tensor, s: float, signs: Tensor) -> tuple[Looks, Tensor]:
     """Look ahead from points x (n, *latent) at the noise level s; what was seen, and the shared slopes (k, d).
 
     Args:
-        context: Model, set and decoder.
+        problem: Model, set and decoder.
         features: f.
         x: Noisy points.
         s: Noise level.
         signs: Probes (p, d); used where f bends.
     """
-    model = Derivative(context, x, s, features.given)
+    model = Derivative(problem, x, s, features.given)
     clean = model.estimate
     values, normals = features.values(clean), features.slopes(clean)
     slopes = _pulled(model, normals)

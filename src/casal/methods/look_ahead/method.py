@@ -14,7 +14,6 @@ from torch import Tensor
 from casal.checks import share, whole_number
 from casal.errors import SettingError
 from casal.methods.base import Method, Stage, gaussian, generator_of, key, no_step
-from casal.methods.context import Context, Uncounted
 from casal.methods.look_ahead.calibration import regression
 from casal.methods.look_ahead.features import Features, features_of
 from casal.methods.look_ahead.last_draw import last_draw
@@ -36,6 +35,7 @@ from casal.methods.look_ahead.state import (
     with_pair,
 )
 from casal.methods.population import Groups, groups_of
+from casal.methods.problem import Problem, Uncounted
 
 UPPER, LOWER = 35, 23
 """Steps above and below the level at which the modes are decided."""
@@ -151,26 +151,26 @@ class LookAhead(Method[Any]):
             return self.moves
         return 4 if features.curved and features.equal >= SEVERAL else 2
 
-    def features(self, context: Context) -> Features:
+    def features(self, problem: Problem) -> Features:
         """The rows that are looked at."""
-        return features_of(context, self.directions, gaussian=self.gaussian)
+        return features_of(problem, self.directions, gaussian=self.gaussian)
 
     # ------------------------------------------------------------------------------------------------------- plan
 
-    def plan(self, context: Context, n: int) -> Sequence[Stage]:
-        span(context)  # refuses a model without noise levels
-        if self.gaussian and context.target.condition:
+    def plan(self, problem: Problem, n: int) -> Sequence[Stage]:
+        span(problem)  # refuses a model without noise levels
+        if self.gaussian and problem.target.condition:
             raise SettingError(
                 "gaussian=True takes one matrix for all chains, which sample different conditions here; use "
                 "gaussian=False, or run one condition at a time"
             )
-        if self.calibrate and context.target.condition:
+        if self.calibrate and problem.target.condition:
             raise SettingError(
                 "calibrate=True corrects the look ahead by one regression over all chains, which sample different "
                 "conditions here; use calibrate=False or SplitGibbs, or run one condition at a time"
             )
-        one = context.take(slice(0, 1))
-        features, groups = self.features(one), groups_of(context, n)
+        one = problem.take(slice(0, 1))
+        features, groups = self.features(one), groups_of(problem, n)
         width = self.particles(features)
         stages = self._pilot() if self.calibrate else list[Stage]()
         moved = self.move_count(features) * [
@@ -204,31 +204,31 @@ class LookAhead(Method[Any]):
             stages.append(Stage([Row(k)], partial(self.free, there), meet))
         return [*stages, Stage([Row(0)], self.restart, self.fit, key)]
 
-    def evaluations(self, context: Context, n: int | None = None) -> int:
+    def evaluations(self, problem: Problem, n: int | None = None) -> int:
         """Evaluations of a chain, products with the derivative counted as one each.
 
         Behind a decoder a norm is counted as a general row that bends, though it costs less if A^T A = c I. Many linear
         equations share their products among the n chains; without n every chain is counted as taking all of them.
         """
-        features = self.features(context.take(slice(0, 1)))
+        features = self.features(problem.take(slice(0, 1)))
         width, shared = self.particles(features), features.shared
         one = 1 + features.count - shared + (shared if n is None else shares(shared, n)) + features.rank
         if features.curved:
-            round_rows = 1 if features.norm is not None and context.identity else 0
+            round_rows = 1 if features.norm is not None and problem.identity else 0
             one += self.probes * (1 + sum(b.count for b in features.blocks if b.curved) - round_rows)
         down = width * (self.upper + 1) + self.levels - self.upper
         moves = self.move_count(features)
         more = moves * (2 * self.path - 2) + (len(self.noted) if self.calibrate else 0)
         scales = (width + (1 if self.calibrate else 0)) * (1 + self.probes)
-        whole = one * (down + more) + scales + 2 + min(ROOT_STEPS, math.prod(context.latent))
+        whole = one * (down + more) + scales + 2 + min(ROOT_STEPS, math.prod(problem.latent))
         if features.given is None:
             return whole
         together = 2 * features.given.count * (self.levels + moves * self.path + 4)
         return whole + 2 + -(-together // (n or 1))
 
-    def fits(self, context: Context) -> bool:
+    def fits(self, problem: Problem) -> bool:
         """Whether the set is of few rows with gradients, few of them inequalities, and the denoiser differentiable."""
-        one = context.take(slice(0, 1)).replace(usage=Uncounted())
+        one = problem.take(slice(0, 1)).replace(usage=Uncounted())
         try:
             features = self.features(one)
             Derivative(one, one.like.new_zeros((1, *one.latent)), span(one).first)
@@ -236,17 +236,17 @@ class LookAhead(Method[Any]):
             return False
         return features.count - features.equal <= FEW_INEQUALITIES
 
-    def conditions(self, context: Context) -> bool:
+    def conditions(self, problem: Problem) -> bool:
         """Whether there are linear equations to take into the model, and the rest of the set can be looked at."""
         try:
-            features = self.features(context.replace(constraint=context.constraint.take(slice(0, 1))))
+            features = self.features(problem.replace(constraint=problem.constraint.take(slice(0, 1))))
         except SettingError:
             return False
         return features.given is not None
 
-    def placed(self, context: Context, state: AheadState) -> Levels:
+    def placed(self, problem: Problem, state: AheadState) -> Levels:
         """The noise levels, from the scales of the data."""
-        model = span(context)
+        model = span(problem)
         return Levels(
             model.first,
             model.finest,
@@ -259,26 +259,26 @@ class LookAhead(Method[Any]):
 
     # ------------------------------------------------------------------------------------------------------- start
 
-    def init(self, context: Context, x: Tensor, generator: torch.Generator) -> AheadState:
-        width = 1 if self.calibrate else self.particles(self.features(context))
-        return self._start(context, x, generator, width)
+    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> AheadState:
+        width = 1 if self.calibrate else self.particles(self.features(problem))
+        return self._start(problem, x, generator, width)
 
-    def _start(self, context: Context, x: Tensor, generator: torch.Generator, width: int) -> AheadState:
+    def _start(self, problem: Problem, x: Tensor, generator: torch.Generator, width: int) -> AheadState:
         """Chains of ``width`` particles at the first level, and their first look."""
-        alpha, first, _ = span(context)
+        alpha, first, _ = span(problem)
         n = len(x)
-        features = self.features(context)
-        target, known = context.target, not callable(context.target.init)
+        features = self.features(problem)
+        target, known = problem.target, not callable(problem.target.init)
         more = [x] + [
-            (alpha * first * gaussian(context, n, generator) if known else target.draw(n, generator)).to(x)
+            (alpha * first * gaussian(problem, n, generator) if known else target.draw(n, generator)).to(x)
             for _ in range(width - 1)
         ]
         points = torch.stack(more, 1) / alpha
         if features.given is not None:  # the start of a diffusion has mean zero, that of the model given y has not
-            points = points + features.given.start(context, points[:, 0], first)[:, None]
-        wide = widened(context, width)
-        seen, shared = look(wide, self.features(wide), flat(points), first, probes(self.probes, context))
-        lines = (torch.arange(n, device=x.device) + context.first)[:, None] * width
+            points = points + features.given.start(problem, points[:, 0], first)[:, None]
+        wide = widened(problem, width)
+        seen, shared = look(wide, self.features(wide), flat(points), first, probes(self.probes, problem))
+        lines = (torch.arange(n, device=x.device) + problem.first)[:, None] * width
         zeros = points.new_zeros((n, width), dtype=torch.float64)
         rows = features.count + features.rank
         trace, square = self._traces(wide, flat(points), first, features)
@@ -307,43 +307,43 @@ class LookAhead(Method[Any]):
             even=none,
         )
 
-    def _traces(self, context: Context, x: Tensor, s: float, features: Features | None = None) -> tuple[Tensor, Tensor]:
+    def _traces(self, problem: Problem, x: Tensor, s: float, features: Features | None = None) -> tuple[Tensor, Tensor]:
         """tr C and tr C^2 at the first level, (n,) each."""
-        model = Derivative(context, x, s, None if features is None else features.given)
-        signs = probes(self.probes, context)
+        model = Derivative(problem, x, s, None if features is None else features.given)
+        signs = probes(self.probes, problem)
         spread = torch.stack([s**2 * model.pull(u) for u in signs])
         return (spread * signs[:, None]).sum(2).mean(0), spread.square().sum(2).mean(0)
 
     def begin(
-        self, context: Context, state: AheadState, generator: torch.Generator
+        self, problem: Problem, state: AheadState, generator: torch.Generator
     ) -> tuple[AheadState, Mapping[str, float]]:
         """Read the scales of the data off the first look, and weigh by psi(x_T)."""
-        size = torch.Size(context.latent).numel()
-        wide, grain = scales(state.log_psi, state.paid, size, span(context).first)
+        size = torch.Size(problem.latent).numel()
+        wide, grain = scales(state.log_psi, state.paid, size, span(problem).first)
         zeros = torch.zeros_like(state.logs)
         state = state._replace(
             wide=torch.full_like(state.wide, wide),
             grain=torch.full_like(state.grain, grain),
-            even=torch.full_like(state.even, float(self._is_even(context, state, wide))),
+            even=torch.full_like(state.even, float(self._is_even(problem, state, wide))),
             log_psi=zeros,
             paid=zeros,
         )
-        state = self._weighed(context, state, 0)
+        state = self._weighed(problem, state, 0)
         return state, health(state)
 
     # ------------------------------------------------------------------------------------------------------- pilot
 
-    def free(self, there: int, context: Context, state: AheadState, row: Row, noise: Tensor) -> AheadState:
+    def free(self, there: int, problem: Problem, state: AheadState, row: Row, noise: Tensor) -> AheadState:
         """One step without a guide, down to level number ``there``."""
-        levels = self.placed(context, state)
+        levels = self.placed(problem, state)
         here, below = levels[row.k], levels[there]
         kept, clean = (below / here) ** 2, state.estimate[:, 0]
         earlier = row.k - (there - row.k)
         if earlier >= 0:
             clean = clean + multistep(clean, state.before[:, 0], here, below, levels[earlier])
         x = kept * state.x[:, 0] + (1.0 - kept) * clean + below * math.sqrt(1.0 - kept) * noise
-        features = self.features(context)
-        seen, shared = look(context, features, x, below, probes(self.probes, context))
+        features = self.features(problem)
+        seen, shared = look(problem, features, x, below, probes(self.probes, problem))
         return state._replace(
             x=x[:, None],
             before=state.estimate,
@@ -352,43 +352,43 @@ class LookAhead(Method[Any]):
         )
 
     def note(
-        self, k: int, context: Context, state: AheadState, generator: torch.Generator
+        self, k: int, problem: Problem, state: AheadState, generator: torch.Generator
     ) -> tuple[AheadState, Mapping[str, float]]:
         """Note mean and variance of f, as all chains make them of the look at level k."""
-        state = self._settled(context, state, self.placed(context, state)[k])
+        state = self._settled(problem, state, self.placed(problem, state)[k])
         count = state.notes.shape[3]
         variance = (state.covariance + state.rest)[:, 0].diagonal(dim1=1, dim2=2)
         both = torch.stack([state.mean[:, 0, :count], variance[:, :count]], 1)
         return state._replace(notes=torch.cat([state.notes, both[:, None]], 1)), {}
 
     def fit(
-        self, context: Context, state: AheadState, generator: torch.Generator
+        self, problem: Problem, state: AheadState, generator: torch.Generator
     ) -> tuple[AheadState, Mapping[str, float]]:
         """Compare what was seen ahead with what came, level by level."""
-        state, _ = self.note(self.levels, context, state, generator)
-        levels = self.placed(context, state)
+        state, _ = self.note(self.levels, problem, state, generator)
+        levels = self.placed(problem, state)
         noted = [levels[k] for k in self.noted if k][-state.notes.shape[1] :]
         found = regression(noted, state.notes[:, :, 0], state.notes[:, :, 1])
         count = state.notes.shape[3]
         slopes, ratios = found[:, 1 + count : 1 + 2 * count], found[:, 1 + 2 * count :]
         record = {"least_slope": float(slopes.min()), "largest_ratio": float(ratios.max())}
-        width = self.particles(self.features(context))
+        width = self.particles(self.features(problem))
         several = {name: getattr(state, name).repeat_interleave(width, 1) for name in PARTICLES}
         return state._replace(**several, fits=dealt(found, len(state.x))), record
 
-    def restart(self, context: Context, state: AheadState, row: Row, noise: Tensor) -> AheadState:
+    def restart(self, problem: Problem, state: AheadState, row: Row, noise: Tensor) -> AheadState:
         """New starting points, with what the calibration has found."""
-        generator, start, n = generator_of(noise, state.x), context.target.init, len(state.x)
-        given = start[context.first : context.first + n] if isinstance(start, Tensor) else None
-        x = (context.target.draw(n, generator) if given is None else given).to(state.x)
-        return self._start(context, x, generator, state.x.shape[1])._replace(fits=state.fits, notes=state.notes)
+        generator, start, n = generator_of(noise, state.x), problem.target.init, len(state.x)
+        given = start[problem.first : problem.first + n] if isinstance(start, Tensor) else None
+        x = (problem.target.draw(n, generator) if given is None else given).to(state.x)
+        return self._start(problem, x, generator, state.x.shape[1])._replace(fits=state.fits, notes=state.notes)
 
     # ------------------------------------------------------------------------------------------------------- down
 
-    def step(self, context: Context, state: AheadState, row: Row, noise: Tensor) -> AheadState:
+    def step(self, problem: Problem, state: AheadState, row: Row, noise: Tensor) -> AheadState:
         """One guided step, and the look from where it leads."""
         width = state.x.shape[1]
-        wide, levels = widened(context, width), self.placed(context, state)
+        wide, levels = widened(problem, width), self.placed(problem, state)
         features, here, there = self.features(wide), levels[row.k], levels[row.k + 1]
         x, clean, before = (flat(v).flatten(1).to(torch.float64) for v in (state.x, state.estimate, state.before))
         known = row.k > 0 and not (
@@ -397,8 +397,8 @@ class LookAhead(Method[Any]):
         extra = multistep(clean, before if known else None, here, there, levels[row.k - 1] if row.k else here)
         plan = propose(x, clean, extra, ahead_of(state, features), features, here, there)
         point, paid = plan.draw(flat(noise).flatten(1).to(torch.float64))
-        point = point.reshape(-1, *context.latent).to(state.x.dtype)
-        seen, shared = look(wide, features, point, there, probes(self.probes, context))
+        point = point.reshape(-1, *problem.latent).to(state.x.dtype)
+        seen, shared = look(wide, features, point, there, probes(self.probes, problem))
         return state._replace(
             common=dealt(shared, len(state.x)),
             x=fold(point, width),
@@ -408,38 +408,38 @@ class LookAhead(Method[Any]):
         )
 
     def meet(
-        self, groups: Groups, k: int, context: Context, state: AheadState, generator: torch.Generator
+        self, groups: Groups, k: int, problem: Problem, state: AheadState, generator: torch.Generator
     ) -> tuple[AheadState, Mapping[str, float]]:
         """Weigh the chains, and resample where the weights are uneven."""
-        state = self._weighed(context, state, k)
+        state = self._weighed(problem, state, k)
         record = health(state)
         return resampled(state, generator, groups, self.ess), record
 
     def narrow(
-        self, groups: Groups, k: int, context: Context, state: AheadState, generator: torch.Generator
+        self, groups: Groups, k: int, problem: Problem, state: AheadState, generator: torch.Generator
     ) -> tuple[AheadState, Mapping[str, float]]:
         """From here on every chain is one particle; the starting particles that are left are counted anew."""
         if state.x.shape[1] == 1:
-            return self.meet(groups, k, context, state, generator)
-        state = self._weighed(context, state, k)
+            return self.meet(groups, k, problem, state, generator)
+        state = self._weighed(problem, state, k)
         record = health(state)
         state = resampled(state, generator, groups, math.inf, width=1)
         lines = state.lines.unique(return_inverse=True)[1]
         return state._replace(lines=lines, ancestor=lines[:, 0]), record
 
     def arrive(
-        self, groups: Groups, context: Context, state: AheadState, generator: torch.Generator
+        self, groups: Groups, problem: Problem, state: AheadState, generator: torch.Generator
     ) -> tuple[AheadState, Mapping[str, float]]:
         """The end of the noise levels: equal weights."""
-        state = self._weighed(context, state, self.levels)
+        state = self._weighed(problem, state, self.levels)
         record = health(state)
         state = resampled(state, generator, groups, math.inf)
         return state, {**record, "ancestors": float(len(state.ancestor.unique()))}
 
-    def _weighed(self, context: Context, state: AheadState, k: int) -> AheadState:
+    def _weighed(self, problem: Problem, state: AheadState, k: int) -> AheadState:
         """The state with what all chains make of the look at level k, and the weights of the step to it."""
-        level = self.placed(context, state)[k]
-        settled, logs = self._settled(context, state, level), state.logs
+        level = self.placed(problem, state)[k]
+        settled, logs = self._settled(problem, state, level), state.logs
         if k >= self.upper and trusted(state, level) < 0.5 and not state.tilt.shape[2]:  # a soft term parts modes
             settled = settled._replace(inner=torch.full_like(state.inner, level))
         if k <= self.upper or not self.calibrate:
@@ -448,40 +448,40 @@ class LookAhead(Method[Any]):
             logs = truncated(logs)
         return settled._replace(logs=logs, log_weight=torch.logsumexp(logs, 1), ancestor=state.lines[:, 0])
 
-    def _settled(self, context: Context, state: AheadState, level: float) -> AheadState:
+    def _settled(self, problem: Problem, state: AheadState, level: float) -> AheadState:
         """The state with the moments of f and log psi at a level, as all particles agree on them."""
-        features = self.features(widened(context, state.x.shape[1]))
-        middle, noted = self.placed(context, state).middle, len([j for j in self.noted if j])
+        features = self.features(widened(problem, state.x.shape[1]))
+        middle, noted = self.placed(problem, state).middle, len([j for j in self.noted if j])
         return settled(state, features, level, middle, noted)
 
-    def _is_even(self, context: Context, state: AheadState, wide: float) -> bool:
+    def _is_even(self, problem: Problem, state: AheadState, wide: float) -> bool:
         """Whether the soft term is quadratic, seen from a few points around the first estimate."""
-        term = context.target.log_weight
+        term = problem.target.log_weight
         if term is None:
             return False
         stream = torch.Generator().manual_seed(4245)
-        away = torch.randn((4, *context.latent), generator=stream, dtype=torch.float64).to(state.x)
+        away = torch.randn((4, *problem.latent), generator=stream, dtype=torch.float64).to(state.x)
         return quadratic(term, state.estimate[0, 0] + wide * away)
 
     # ------------------------------------------------------------------------------------------------------- moves
 
     def part(
-        self, context: Context, state: AheadState, generator: torch.Generator
+        self, problem: Problem, state: AheadState, generator: torch.Generator
     ) -> tuple[AheadState, Mapping[str, float]]:
         """Three particles for every chain: the one that stays, and one for each path of a move."""
         three = {name: getattr(state, name).repeat_interleave(3, 1) for name in PARTICLES}
         return state._replace(**three, path=state.x.repeat_interleave(self.path, 1)), {}
 
-    def climb(self, context: Context, state: AheadState, row: Row, noise: Tensor) -> AheadState:
+    def climb(self, problem: Problem, state: AheadState, row: Row, noise: Tensor) -> AheadState:
         """Noise the chains up, and look from there: both paths of a move start there."""
-        levels, count = self.placed(context, state), self.path - 1
+        levels, count = self.placed(problem, state), self.path - 1
         points = [state.x[:, 0]]
         for k in range(count):
             low, high = levels.climb(k, count, self.calibrate), levels.climb(k + 1, count, self.calibrate)
             points.append(points[-1] + math.sqrt(high**2 - low**2) * noise[:, k])
-        features, top = self.features(context), points[-1]
+        features, top = self.features(problem), points[-1]
         level = levels.climb(count, count, self.calibrate)
-        seen, shared = look(context, features, top, level, probes(self.probes, context))
+        seen, shared = look(problem, features, top, level, probes(self.probes, problem))
         return state._replace(
             x=with_pair(state.x, top),
             before=with_pair(state.before, top),
@@ -492,20 +492,20 @@ class LookAhead(Method[Any]):
         )
 
     def settle_path(
-        self, k: int, context: Context, state: AheadState, generator: torch.Generator
+        self, k: int, problem: Problem, state: AheadState, generator: torch.Generator
     ) -> tuple[AheadState, Mapping[str, float]]:
         """What all chains make of the looks from both paths; the point that a move starts from stays as it is."""
-        level = self.placed(context, state).climb(self.path - 1 - k, self.path - 1, self.calibrate)
-        pair = self._settled(context, columns(state, slice(1, 3)), level)
+        level = self.placed(problem, state).climb(self.path - 1 - k, self.path - 1, self.calibrate)
+        pair = self._settled(problem, columns(state, slice(1, 3)), level)
         names = ("mean", "covariance", "rest", "factor", "log_psi")
         parts = {name: torch.cat([getattr(state, name)[:, :1], getattr(pair, name)], 1) for name in names}
         return state._replace(**parts), {}
 
-    def walk(self, context: Context, state: AheadState, row: Row, noise: Tensor) -> AheadState:
+    def walk(self, problem: Problem, state: AheadState, row: Row, noise: Tensor) -> AheadState:
         """One step of both paths: the old one to its next point, the new one to a guided draw."""
-        levels, count = self.placed(context, state), self.path - 1
+        levels, count = self.placed(problem, state), self.path - 1
         earlier, here, there = (levels.climb(min(count, count - row.k - j), count, self.calibrate) for j in (-1, 0, 1))
-        wide = widened(context, 2)
+        wide = widened(problem, 2)
         features, pair = self.features(wide), columns(state, slice(1, 3))
         x, clean, before = (flat(v).flatten(1).to(torch.float64) for v in (pair.x, pair.estimate, pair.before))
         extra = multistep(clean, before if row.k else None, here, there, earlier)
@@ -518,13 +518,13 @@ class LookAhead(Method[Any]):
             [fold(plan.cost(flat(follow).flatten(1).to(torch.float64)), 2)[:, 0], fold(paid, 2)[:, 1]], 1
         )
         if row.k == count - 1:  # the old path ends where the move started, and that look is known
-            one, shared = look(context, self.features(context), new, there, probes(self.probes, context))
+            one, shared = look(problem, self.features(problem), new, there, probes(self.probes, problem))
             seen = {
                 name: torch.cat([getattr(state, name)[:, :1], value[:, None]], 1)
                 for name, value in one._asdict().items()
             }
         else:
-            both, shared = look(wide, features, flat(follow), there, probes(self.probes, context))
+            both, shared = look(wide, features, flat(follow), there, probes(self.probes, problem))
             seen = {name: fold(value, 2) for name, value in both._asdict().items()}
         parts = {name: torch.cat([getattr(state, name)[:, :1], value], 1) for name, value in seen.items()}
         return state._replace(
@@ -536,11 +536,11 @@ class LookAhead(Method[Any]):
         )
 
     def accept(
-        self, context: Context, state: AheadState, generator: torch.Generator
+        self, problem: Problem, state: AheadState, generator: torch.Generator
     ) -> tuple[AheadState, Mapping[str, float]]:
         """Keep the end of the new path, or the point that the move started from."""
-        end = self.placed(context, state).climb(0, self.path - 1, self.calibrate)
-        new = self._settled(context, columns(state, slice(2, 3)), end)
+        end = self.placed(problem, state).climb(0, self.path - 1, self.calibrate)
+        new = self._settled(problem, columns(state, slice(2, 3)), end)
         ratio = new.paid[:, 0] + new.log_psi[:, 0] - state.paid[:, 1] - state.log_psi[:, 0]
         chance = torch.rand(len(ratio), generator=generator, dtype=ratio.dtype, device=ratio.device)
         yes = chance.log() < ratio
@@ -553,19 +553,19 @@ class LookAhead(Method[Any]):
 
     # ------------------------------------------------------------------------------------------------------- end
 
-    def draw(self, context: Context, state: AheadState, row: Row, noise: Tensor) -> AheadState:
+    def draw(self, problem: Problem, state: AheadState, row: Row, noise: Tensor) -> AheadState:
         """x0 given x and f(x0) in C, to first order."""
-        s, features = self.placed(context, state)[self.levels], self.features(context)
-        return state._replace(estimate=last_draw(context, state, features, s, generator_of(noise, state.x))[:, None])
+        s, features = self.placed(problem, state)[self.levels], self.features(problem)
+        return state._replace(estimate=last_draw(problem, state, features, s, generator_of(noise, state.x))[:, None])
 
     def finish(
-        self, context: Context, state: AheadState, generator: torch.Generator
+        self, problem: Problem, state: AheadState, generator: torch.Generator
     ) -> tuple[Clean, Mapping[str, float]]:
         """Of all that was seen, the samples are left."""
         return Clean(state.clean, state.log_weight, state.ancestor), {}
 
-    def output(self, context: Context, state: Any) -> Tensor:
-        return context.strict(context.decode(state.clean))
+    def samples(self, problem: Problem, state: Any) -> Tensor:
+        return problem.strict(problem.decode(state.clean))
 
     def advice(self, state: Any, row: Any) -> str:
         return "on the way down the noise levels; check the denoiser and its derivative at all of them"
@@ -575,6 +575,6 @@ def _over(yes: Tensor, like: Tensor) -> Tensor:
     return yes.reshape(-1, *[1] * (like.ndim - 1))
 
 
-def _several(width: int, context: Context, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
+def _several(width: int, problem: Problem, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
     """Standard normal numbers for ``width`` particles of every chain, (n, width, *latent)."""
-    return fold(gaussian(context, n * width, generator), width)
+    return fold(gaussian(problem, n * width, generator), width)

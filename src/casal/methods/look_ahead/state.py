@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from casal.methods.context import Context
 from casal.methods.look_ahead.features import Features
 from casal.methods.look_ahead.look import Ahead, Looks, Slopes
+from casal.methods.problem import Problem
 
 
 class AheadState(NamedTuple):
@@ -108,11 +108,11 @@ def trusted(state: AheadState, s: float) -> float:
     return 1.0 - float(away.square().mean()) / s**2
 
 
-def widened(context: Context, width: int) -> Context:
-    """The context of the particles of all chains: each has the set and the condition of its chain."""
-    if width == 1 or context.chains is None:
-        return context
-    return context.take(torch.arange(context.chains).repeat_interleave(width))
+def widened(problem: Problem, width: int) -> Problem:
+    """The problem of the particles of all chains: each has the set and the condition of its chain."""
+    if width == 1 or problem.chains is None:
+        return problem
+    return problem.take(torch.arange(problem.chains).repeat_interleave(width))
 
 
 def flat(value: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class Uncounted(Usage):
 
 
 @dataclass(frozen=True)
-class Context:
+class Problem:
     """One target, one set and one decoder, in the dtype and on the device of the run.
 
     Attributes:
@@ -196,23 +196,23 @@ class Context:
             return function
         if len(x) != self.target.chains:
             raise ShapeError(
-                f"{len(x)} points for a model with conditions of {self.target.chains} chains; context.take(index) is "
-                "the context of some of them"
+                f"{len(x)} points for a model with conditions of {self.target.chains} chains; problem.take(index) is "
+                "the problem of some of them"
             )
         return partial(function, **condition)
 
-    def replace(self, **fields: Any) -> Context:
-        """The same context with other fields; factorisations are kept."""
+    def replace(self, **fields: Any) -> Problem:
+        """The same problem with other fields; factorisations are kept."""
         other = copy(self)
         for name, value in fields.items():
             object.__setattr__(other, name, value)
         return other
 
-    def of_chains(self, start: int, stop: int, usage: Usage) -> Context:
-        """The context of some chains of the run: their sets and conditions, their use counted on its own."""
+    def of_chains(self, start: int, stop: int, usage: Usage) -> Problem:
+        """The problem of some chains of the run: their sets and conditions, their use counted on its own."""
         return self.take(slice(start, stop)).replace(usage=usage, first=start)
 
-    def take(self, index: slice | Tensor) -> Context:
+    def take(self, index: slice | Tensor) -> Problem:
         """The same for some of these chains, a slice or their numbers (k,): with their sets and conditions."""
         if self.constraint.chains is None and self.target.chains is None:
             return self
@@ -339,8 +339,8 @@ def pick(yes: Tensor, one: Tensor, other: Tensor) -> Tensor:
     return torch.where(over_events(yes, one), one, other)
 
 
-def move(context: Context, x: Tensor, score: Tensor, row: Steps, noise: Tensor) -> Tensor:
+def move(problem: Problem, x: Tensor, score: Tensor, row: Steps, noise: Tensor) -> Tensor:
     """a x + b D score + s D^(1/2) w: one row of the table, without any constraint."""
-    if context.diagonal is None or context.root is None:
+    if problem.diagonal is None or problem.root is None:
         return (row.a * x).addcmul_(score, row.b).addcmul_(noise, row.s)
-    return (row.a * x).addcmul_(score, row.b * context.diagonal).addcmul_(noise, row.s * context.root)
+    return (row.a * x).addcmul_(score, row.b * problem.diagonal).addcmul_(noise, row.s * problem.root)

@@ -12,7 +12,7 @@ from torch import Tensor
 import casal
 from casal.decoders import Decoder, Identity
 from casal.errors import DtypeError, SettingError, ShapeError
-from casal.methods import Context
+from casal.methods import Problem
 from casal.targets import Target
 
 X = torch.linspace(-1.0, 1.0, 12, dtype=torch.float64).reshape(4, 3)
@@ -23,18 +23,18 @@ def good(x: Tensor, *_: Tensor) -> Tensor:
     return -x
 
 
-def context(*, decoder: Decoder | None = None, **functions: Callable[..., Any]) -> Context:
+def problem(*, decoder: Decoder | None = None, **functions: Callable[..., Any]) -> Problem:
     table = casal.langevin(good, steps=3, step_size=0.1, init=X).table
     target = Target(functions.pop("score", good), table, X, **functions, name="model")
-    return Context(target, casal.Sphere(1.0), decoder or Identity(), X[:0])
+    return Problem(target, casal.Sphere(1.0), decoder or Identity(), X[:0])
 
 
 def scores(f: Callable[..., Any]) -> Tensor:
-    return context(score=f).score(X, T)
+    return problem(score=f).score(X, T)
 
 
 def denoised(f: Callable[..., Any]) -> Tensor:
-    return context(denoise=f).denoise(X, 2.0)
+    return problem(denoise=f).denoise(X, 2.0)
 
 
 @pytest.mark.parametrize(("call", "name"), [(scores, "gradient"), (denoised, "denoiser")])
@@ -51,11 +51,11 @@ def test_scores_and_denoisers_are_as_their_argument(call: Callable[..., Tensor],
 
 
 def test_a_potential_is_one_number_a_chain() -> None:
-    f = context(potential=lambda x: x.square().sum(1, keepdim=True))
+    f = problem(potential=lambda x: x.square().sum(1, keepdim=True))
     assert torch.equal(f.potential(X), X.square().sum(1)) and torch.equal(f.log_density(X), -X.square().sum(1))
     for wrong in (torch.square, torch.sum):
         with pytest.raises(ShapeError, match=r"the potential of model is \(.*; give a tensor \(4,\)"):
-            context(potential=wrong).log_density(X)
+            problem(potential=wrong).log_density(X)
 
 
 class Shrinks(Identity):
@@ -68,10 +68,10 @@ class Shrinks(Identity):
 
 
 EDITS: dict[str, Callable[[Tensor], Tensor]] = {
-    "the gradient of model": lambda x: context(score=lambda x, t: x.clamp_(-5, 5) * -1.0).score(x, T),
-    "the denoiser of model": lambda x: context(denoise=lambda x, s: x[:2].mul_(0.5).repeat(2, 1)).denoise(x, 1.0),
-    "the potential of model": lambda x: context(potential=lambda x: x.square_().sum(1)).log_density(x),
-    "the decoder": lambda x: context(decoder=Shrinks()).decode(x),
+    "the gradient of model": lambda x: problem(score=lambda x, t: x.clamp_(-5, 5) * -1.0).score(x, T),
+    "the denoiser of model": lambda x: problem(denoise=lambda x, s: x[:2].mul_(0.5).repeat(2, 1)).denoise(x, 1.0),
+    "the potential of model": lambda x: problem(potential=lambda x: x.square_().sum(1)).log_density(x),
+    "the decoder": lambda x: problem(decoder=Shrinks()).decode(x),
 }
 
 
@@ -84,4 +84,4 @@ def test_an_argument_that_is_edited_in_place_is_seen(name: str) -> None:
 
 def test_inference_mode_has_no_versions_to_look_at() -> None:
     with torch.inference_mode():
-        assert torch.equal(context().score(X * 1.0, T), -X)
+        assert torch.equal(problem().score(X * 1.0, T), -X)
