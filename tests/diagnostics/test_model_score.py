@@ -87,8 +87,8 @@ def test_scores_below_rounding_are_said_to_be() -> None:
         return y * 1e4 / (1e4 + sigma.to(y) ** 2)
 
     levels = casal.karras_sigmas(10, 0.01, 1000.0)
-    narrow = Context(casal.edm(denoise, levels, shape=3), casal.Sphere(1.0), casal.Identity(), torch.zeros((0, 3)))
+    narrow = Problem(casal.edm(denoise, levels, shape=3), casal.Sphere(1.0), casal.Identity(), torch.zeros((0, 3)))
     with pytest.raises(NotAvailable, match=r"below the rounding of torch.float32 numbers of size \d+;.*torch.float64"):
         score_at(narrow, 100.0 * gaussian(50, 0))
-    wide = context(casal.edm(denoise, levels, shape=3, dtype=torch.float64))
+    wide = problem(casal.edm(denoise, levels, shape=3, dtype=torch.float64))
     torch.testing.assert_close(score_at(wide, gaussian(50, 0)), -gaussian(50, 0) / 1e4, rtol=1e-6, atol=0.0)
