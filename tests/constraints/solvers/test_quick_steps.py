@@ -161,3 +161,43 @@ def test_the_loop_takes_quick_steps_unless_there_is_a_budget(monkeypatch: pytest
         calls.clear()
         casal.sample(target, constraint, method, 8, run=casal.Run(budget=Budget()))
         assert len(calls) <= 1  # that of the starting points
+
+
+def power_flow(z: Tensor) -> Tensor:
+    """Injected powers at 7 of the 10 buses of a made-up grid, less those of a known state: 14 quadratic equations.
+
+    z holds the real and the imaginary parts of the voltages; at zero voltage there is no slope at all.
+    """
+    generator = torch.Generator().manual_seed(1)
+    admittance = torch.zeros(10, 10, dtype=torch.complex128)
+    for one, other in (*((k, k + 1) for k in range(9)), (0, 4), (2, 7), (3, 9), (1, 6), (5, 8)):
+        r, x = torch.rand(2, generator=generator, dtype=torch.float64).tolist()
+        line = 1.0 / complex(0.01 + 0.1 * r, 0.05 + 0.3 * x)
+        for i, k, sign in ((one, one, 1), (other, other, 1), (one, other, -1), (other, one, -1)):
+            admittance[i, k] += sign * line
+    angle = 0.1 * torch.randn(1, 10, generator=generator, dtype=torch.float64)
+    known = torch.cat([angle.cos(), angle.sin()], dim=1)
+
+    def powers(points: Tensor) -> Tensor:
+        e, f, (g, b) = points[:, :10], points[:, 10:], (part.to(points) for part in (admittance.real, admittance.imag))
+        real, imaginary = e @ g - f @ b, f @ g + e @ b  # of the currents; the matrix is symmetric
+        return torch.cat([e * real + f * imaginary, f * real - e * imaginary], 1)[:, [*range(1, 8), *range(11, 18)]]
+
+    return powers(z) - powers(known).to(z)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("around", [0.0, 1.0])
+def test_chains_that_a_nearly_singular_jacobian_throws_far_out_are_not_done(around: float, dtype: torch.dtype) -> None:
+    constraint = Implicit(power_flow)
+    z = 0.3 * torch.randn(100, 20, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    z[:, :10] += around
+    found, strict = constraint.quick(z.to(dtype)), constraint.project(z)
+    assert found is not None
+    distance = torch.linalg.vector_norm(strict - z, dim=1)
+    moved = torch.linalg.vector_norm(found.point.double() - z, dim=1)
+    assert bool((moved <= 3.0 * distance)[found.done].all()), "far beyond the nearest point"
+    assert bool((constraint.violation(found.point) <= 0.1)[found.done].all())
+    quick = constraint.project(z.to(dtype), quick=True).double()
+    assert bool((torch.linalg.vector_norm(quick - z, dim=1) <= 3.0 * distance).all())
+    assert float(constraint.violation(quick).max()) <= 0.1

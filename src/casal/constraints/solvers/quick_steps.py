@@ -15,9 +15,9 @@ distance attracts a chain that starts beside it; a maximum or a saddle repels it
 
 Few rows are differentiated anew in every step. For many, J J^T is factorised once and kept for a few steps; a step in
 between needs c and one product with J^T at the new point. A chain leaves the batch when what is left of its error,
-estimated from the last two steps, is a small share of its distance from y; near the set that takes two steps. There is
-no search: a chain that does not get there in a few steps, or gets there by a long way round, is not ``done``, and has
-to be solved otherwise.
+estimated from the last two steps and then from c at the point itself, is a small share of its distance from y; near the
+set that takes two steps. There is no search: a chain that does not get there in a few steps, or gets there by a long
+way round, is not ``done``, and has to be solved otherwise.
 
 References:
     Barzilai and Borwein, IMA J. Numer. Anal. 8 (1988), for the length of a step from the last two gradients.
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from casal.constraints.solvers.gauss_newton import aside_direction
 from casal.constraints.vectors import dots, lengths
-from casal.devices import amend, chosen, look_due, write
+from casal.devices import amend, chosen, look_due, on_host, write
 
 STEPS = 24
 """Most steps. One more for a few last chains costs little beside a search."""
@@ -141,6 +141,7 @@ def quick_feet(system: QuickSystem, y: Tensor, start: Tensor | None = None) -> Q
             factor = system.factorise(rows)
         some, error = _advance(system, some, values, rows, factor, back)
         good, still = _arrived(some, error)
+        good = _confirmed(system, some, factor, good)
         if open_ is not None:
             good, still = good & open_, still & open_
         out = Quick(some.z, good) if out is None else _written(out, chain, some.z, good)
@@ -225,6 +226,20 @@ def _arrived(some: _Chains, error: Tensor) -> tuple[Tensor, Tensor]:
     allowed = _allowed(some.z, distance)
     good = (error <= allowed).logical_and_(some.way <= torch.add(allowed, distance, alpha=ASTRAY))
     return good, error > allowed
+
+
+def _confirmed(system: QuickSystem, some: _Chains, factor: tuple[Tensor, ...], good: Tensor) -> Tensor:
+    """The chains that have arrived by their equations too: a step of Newton, |J^T (J J^T)^-1 c(z)|, is allowed.
+
+    Where J is nearly singular a chain is thrown far out, and its steps may be short beside z although c(z) is large.
+    """
+    index = chosen(good) if on_host(good) else torch.arange(len(good), device=good.device)
+    if not len(index):
+        return good
+    z, values = some.z[index], system.values(some.z[index])
+    across = dots(values, system.solve(tuple(part[index] for part in factor), values)).clamp_min(0.0).sqrt()
+    held = (across <= _allowed(z, lengths(some.away[index]))) & torch.isfinite(z).all(1)
+    return good.index_put((index,), good[index] & held)
 
 
 def common_feet(system: QuickSystem, y: Tensor, rows: Tensor, inverse: Tensor) -> Quick:
