@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.checks import Event, positive
+from casal.checks import Event, positive, whole_number
 from casal.constraints.base import (
     MOST_ROWS,
     Budget,
@@ -57,7 +57,6 @@ from casal.constraints.parameters import (
     over_flattened,
     parameter,
     real,
-    whole,
 )
 from casal.constraints.solvers.splitting import behind_matrix
 from casal.constraints.vectors import flat, gaussian, norm, over_events, tangent
@@ -152,7 +151,7 @@ class Product(Constraint):
     """
 
     def __init__(self, *members: Constraint | None, sizes: Sequence[int]) -> None:
-        self.members, self.sizes = members, tuple(whole(size, "the size of a block", 1) for size in sizes)
+        self.members, self.sizes = members, tuple(whole_number(size, "the size of a block", 1) for size in sizes)
         if len(self.members) != len(self.sizes) or not members:
             raise ShapeError(f"{len(members)} members need as many sizes, got {len(self.sizes)}: {self.sizes}")
         for member in members:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from casal.checks import Event
+from casal.checks import Event, whole_number
 from casal.constraints.base import Budget, Constraint, Excess, Geometry, Parts, Projection, Way, register
 from casal.constraints.flat import Affine, Box
-from casal.constraints.parameters import real, whole
+from casal.constraints.parameters import real
 from casal.constraints.solvers.polyhedron import UNDERFLOW, Polyhedron, nearest
 from casal.constraints.solvers.splitting import Quadratic, on_box
 from casal.constraints.vectors import EPSILON, LARGEST, flat, norm
@@ -93,10 +93,10 @@ class LinearDynamics(Constraint):
         if self.A.ndim != 2 or self.A.shape[0] != self.A.shape[1] or self.B.ndim != 2 or len(self.B) != len(self.A):
             raise ShapeError(f"A must be (p, p) and B (p, q), got {tuple(self.A.shape)} and {tuple(self.B.shape)}")
         p, q = self.B.shape
-        self.steps, self.dt = whole(steps, "steps", 1), float(dt)
+        self.steps, self.dt = whole_number(steps, "steps", 1), float(dt)
         if q < 1 or not 0.0 < self.dt < float("inf"):
             raise SettingError(f"LinearDynamics needs an input and 0 < dt < infinity, got {q} inputs and dt = {dt}")
-        self.outputs = list(range(p)) if outputs is None else [whole(index, "an output", 0) for index in outputs]
+        self.outputs = list(range(p)) if outputs is None else [whole_number(index, "an output", 0) for index in outputs]
         if not self.outputs or len(set(self.outputs)) < len(self.outputs) or not set(self.outputs) <= set(range(p)):
             raise SettingError(f"outputs must be distinct state channels among 0 ... {p - 1}, got {outputs}")
         self.u_max = _channels("u_max", u_max, q)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.checks import Event, positive
+from casal.checks import Event, positive, whole_number
 from casal.constraints.base import Budget, Constraint, Excess, Projection, at_once, register, side_by_side
-from casal.constraints.parameters import real, whole
+from casal.constraints.parameters import real
 from casal.constraints.vectors import EPSILON, GRANTED, axis, norm, relative, unit
 from casal.devices import amend, chosen, placed
 from casal.errors import InfeasibleSet, SettingError, ShapeError
@@ -122,7 +122,7 @@ class Obstacles(Constraint):
         if given is None:
             return None
         if isinstance(given, Sequence):
-            found = [whole(channel, "a channel", 0) for channel in given]
+            found = [whole_number(channel, "a channel", 0) for channel in given]
             if self.intervals:
                 raise SettingError(f"intervals look at one channel, a number such as channels=0, got {found}")
             if not found or len(set(found)) < len(found) or len(found) != (self._dim or len(found)):
@@ -132,7 +132,7 @@ class Obstacles(Constraint):
             raise SettingError(
                 f"the shapes have {self._dim} coordinates, so channels is a list of as many, got {given}"
             )
-        return whole(given, "channels", 0)
+        return whole_number(given, "channels", 0)
 
     def validate(self, event: Event) -> None:
         wanted = "(S,)" if self.intervals else f"(S, {self._dim})"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from casal.checks import Event, broadcasts_to, whole_number
+from casal.checks import Event, broadcasts_to
 from casal.devices import beside, placed
 from casal.errors import SettingError, ShapeError
 
@@ -222,13 +220,6 @@ def show(values: Tensor | None, chain: int, form: str = "g") -> str:
     if len(values) > 1:
         return f"{values[chain].item():{form}} (chain {chain})"
     return f"{values[0].item():{form}}"
-
-
-def whole(value: Any, name: str, least: int) -> int:
-    """A whole number >= ``least`` of Python, NumPy or torch, or SettingError."""
-    with contextlib.suppress(TypeError):  # a float is no index, but it may be whole
-        value = operator.index(value)
-    return whole_number(value, name, least)
 
 
 def brief(value: Tensor | PerChain) -> str:
