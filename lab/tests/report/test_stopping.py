@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,20 @@ def test_the_minutes_of_earlier_runs_are_told(chains: Chains, tmp_path: Path, mo
 
 def test_time_without_a_single_row_is_no_success(chains: Chains, tmp_path: Path) -> None:
     assert call("reproduce", "--minutes", "1e-9", "--out", str(tmp_path)).exit_code == 1
+
+
+def test_ctrl_c_waits_until_an_outcome_is_written(
+    chains: Chains, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chains.act = lambda: None
+
+    def draw(outcome: Outcome, folder: Path) -> list[Path]:
+        ctrl_c()
+        return []
+
+    drawn = replace(cli.experiments()["chains"], draw=draw)
+    monkeypatch.setattr(cli, "experiments", lambda modules=(): {"chains": drawn})
+    result = call("run", "chains", "--out", str(tmp_path))
+    assert result.exit_code == 130
+    assert cache.read(tmp_path, drawn).whole
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -34,6 +34,7 @@ from casal.store import write_whole
 from casal_lab.experiment import Experiment, Outcome
 from casal_lab.motion import Motion
 from casal_lab.report.sources import Sources, file_below, in_packages
+from casal_lab.report.stopping import held
 from casal_lab.report.tables import outcome_from_json, outcome_json, outcome_markdown
 
 OURS = {"casal", "casal_lab"}
@@ -147,8 +148,13 @@ def save(out: Path, experiment: Experiment, quick: bool, outcome: Outcome) -> Re
 def write(folder: Path, experiment: Experiment, quick: bool, outcome: Outcome, chosen: Sequence[str] = ()) -> Record:
     """Draw and write everything into a folder; the record comes last and at once. A partial outcome has no pictures.
 
-    Files of an earlier outcome are removed first, others in the folder stay.
+    Files of an earlier outcome are removed first, others in the folder stay. Ctrl-C waits until all is written.
     """
+    with held():
+        return _write(folder, experiment, quick, outcome, chosen)
+
+
+def _write(folder: Path, experiment: Experiment, quick: bool, outcome: Outcome, chosen: Sequence[str]) -> Record:
     _remove(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RESULTS).write_text(outcome_json(outcome), encoding="utf-8")

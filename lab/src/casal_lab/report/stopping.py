@@ -63,6 +63,29 @@ def stops(until: float | None = None) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def held() -> Iterator[None]:
+    """Ctrl-C inside the block waits for its end, a second one does not: for the seconds that writing takes."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+    asked = False
+
+    def wait(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    before = signal.signal(signal.SIGINT, wait)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        raise KeyboardInterrupt
+
+
 def perform(
     experiment: Experiment, run: Callable[[Tell], Outcome], tell: Tell = lambda line: None, until: float | None = None
 ) -> Outcome:
