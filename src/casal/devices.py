@@ -20,7 +20,7 @@ DEVICE_NUMBERS = 1 << 24
 """Numbers of chains that are worked on at once off the host: 64 MB of float32, since a call costs a GPU more than what
 leaves its caches."""
 
-LOOK_EVERY = 8
+CHECK_EVERY = 8
 """Iterations between two looks of an iterative projection off the host."""
 
 P = ParamSpec("P")
@@ -66,12 +66,12 @@ def beside(index: Tensor, values: Tensor) -> Tensor:
     return index.to(values.device)
 
 
-def look_due(iteration: int, x: Tensor) -> bool:
-    """Whether an iteration (0, 1, ...) looks at its convergence: always on the host, else every LOOK_EVERY-th.
+def check_due(iteration: int, x: Tensor) -> bool:
+    """Whether an iteration (0, 1, ...) looks at its convergence: always on the host, else every CHECK_EVERY-th.
 
     Only for iterations that leave a chain as it is once it is done.
     """
-    return on_host(x) or iteration % LOOK_EVERY == LOOK_EVERY - 1
+    return on_host(x) or iteration % CHECK_EVERY == CHECK_EVERY - 1
 
 
 _copies: WeakIdKeyDictionary = WeakIdKeyDictionary()

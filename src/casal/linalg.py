@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from casal.devices import look_due, seen
+from casal.devices import check_due, seen
 
 
 def cholesky_solver(matrix: Tensor) -> Callable[[Tensor], Tensor]:
@@ -62,7 +62,7 @@ def conjugate_gradients(
     size = (r * p).sum(1)
     live = size > tolerance if radius is None else (size > tolerance) & (radius > 0)
     for iteration in range(steps):
-        if ((check_first and iteration == 0) or look_due(iteration, right)) and not seen(live.any()):
+        if ((check_first and iteration == 0) or check_due(iteration, right)) and not seen(live.any()):
             break
         p = torch.where(live[:, None], p, torch.zeros_like(p))
         image = apply(p)

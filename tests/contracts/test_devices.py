@@ -20,7 +20,7 @@ import casal
 from casal import CASAL, ReflectedHMC, Unconstrained
 from casal.constraints.solvers.quick_steps import STEPS
 from casal.decoders import Gram
-from casal.devices import DEVICE_NUMBERS, LOOK_EVERY, amend, look_due, write
+from casal.devices import CHECK_EVERY, DEVICE_NUMBERS, amend, check_due, write
 from casal.methods import METHODS, Problem, TableRow
 from casal.sampling.prepare import LARGEST_BATCH, batch_size
 
@@ -206,7 +206,7 @@ def test_iterations_look_every_few_and_leave_a_chain_as_it_is_once_it_is_done(na
     assert len(wanted.iterations.unique()) > 2
     assert not unmarked(device)
     each = 3 if name == "dykstra-own-sets" else 1  # whose numbers are brought to the host, for two lists of sets
-    assert device.reads.total() <= OTHERS + each * (most // LOOK_EVERY), (device.reads.total(), most)
+    assert device.reads.total() <= OTHERS + each * (most // CHECK_EVERY), (device.reads.total(), most)
     assert torch.equal(here(found.converged), wanted.converged)
     assert torch.equal(here(found.iterations), wanted.iterations)
     torch.testing.assert_close(here(found.point), wanted.point, rtol=1e-10, atol=1e-11)
@@ -228,7 +228,7 @@ def test_quick_steps_look_every_few(keeps: bool) -> None:
         found = constraint.quick(there(z))
     assert wanted is not None and found is not None
     assert 0 < int(wanted.done.sum()) < len(z)
-    assert device.reads.total() <= 1 + STEPS // LOOK_EVERY
+    assert device.reads.total() <= 1 + STEPS // CHECK_EVERY
     assert torch.equal(here(found.done), wanted.done)
     torch.testing.assert_close(here(found.point), wanted.point, rtol=1e-10, atol=1e-11)
 
@@ -411,10 +411,10 @@ def test_rows_of_a_mask_are_written_on_every_device() -> None:
 
 def test_looks_are_every_few_iterations_off_the_host() -> None:
     x = torch.zeros(1)
-    assert all(look_due(k, x) for k in range(20))
+    assert all(check_due(k, x) for k in range(20))
     with pretend_device():
         away = there(x)
-        assert [k for k in range(20) if look_due(k, away)] == [LOOK_EVERY - 1, 2 * LOOK_EVERY - 1]
+        assert [k for k in range(20) if check_due(k, away)] == [CHECK_EVERY - 1, 2 * CHECK_EVERY - 1]
 
 
 def test_batches_are_larger_off_the_host() -> None:

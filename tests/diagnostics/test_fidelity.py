@@ -163,10 +163,10 @@ def test_the_slack_has_power_and_few_alarms() -> None:
     rho, n, doubted, alarms = 45.0, 4000, 0, 0
     for seed in range(40):
         w = torch.randn((3, n), generator=generator(seed), dtype=torch.float64)
-        doubted += bool(slack(near_line(w[:2], rho)).doubts)
+        doubted += bool(slack(near_line(w[:2], rho)).objections)
         z = torch.stack([torch.full((n,), 2.0, dtype=torch.float64), 1.8 + 0.19**0.5 * w[0]], dim=1)
         x = z + torch.stack([w[1] / rho**0.5, torch.zeros(n, dtype=torch.float64)], dim=1)
-        alarms += bool(slack(evidence(z, LINE, state=SimpleNamespace(x=x, rho=torch.tensor(rho)))).doubts)
+        alarms += bool(slack(evidence(z, LINE, state=SimpleNamespace(x=x, rho=torch.tensor(rho)))).objections)
     assert doubted >= 36 and alarms <= 1
 
 
@@ -175,7 +175,7 @@ def test_a_last_correction_that_few_chains_carry_is_suspect(inside: float) -> No
     z = draws(EXACT["sphere"], N, 0)
 
     def after(kept: float) -> Fidelity:
-        known = {"inside": inside, "finish_ess": kept * inside * N, "carried": 1.0}
+        known = {"inside": inside, "finish_ess": kept * inside * N, "corrected": 1.0}
         return judged(evidence(z, EXACT["sphere"], trace={key: torch.tensor([value]) for key, value in known.items()}))
 
     good, bad = after(LEAST_KEPT + 0.01), after(0.1)
@@ -223,7 +223,7 @@ def test_what_was_known_before_the_run_counts() -> None:
     z = draws(EXACT["sphere"], N, 0)
     noted = assess(evidence(z, EXACT["sphere"]), promised=True, notes=("the start is wide",))
     assert noted.verdict == "trusted" and noted.reasons == ("the start is wide",)
-    doubted = assess(evidence(z, EXACT["sphere"]), promised=True, doubts=("the step is 100 times too small",))
+    doubted = assess(evidence(z, EXACT["sphere"]), promised=True, objections=("the step is 100 times too small",))
     assert doubted.verdict == "suspect" and doubted.reasons[0] == "the step is 100 times too small"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import casal
 from casal.methods import Problem
 from casal.methods.gibbs_moves import GibbsMoves
-from casal.methods.metropolis_moves import MetropolisMoves, MetropolisState, with_feet
+from casal.methods.metropolis_moves import MetropolisMoves, MetropolisState, with_nearest
 from casal.methods.moves import RANGE, SHORT, Reverse, _variance, data_floor, multistep_share, reverse_levels
 
 COVARIANCE = torch.tensor([[1.0, 0.8, 0.1], [0.8, 1.0, 0.3], [0.1, 0.3, 0.5]], dtype=torch.float64)
@@ -33,7 +33,7 @@ def problem_of(constraint: casal.Constraint, decoder: casal.Decoder) -> Problem:
 
 def at(problem: Problem, x: Tensor, rho: float) -> MetropolisState:
     floor, one = RANGE * torch.linalg.eigvalsh(COVARIANCE)[0].sqrt(), torch.ones((), dtype=torch.float64)
-    state = with_feet(problem, MOVES.start(problem, x))
+    state = with_nearest(problem, MOVES.start(problem, x))
     return state._replace(rho=torch.tensor(rho, dtype=torch.float64), floor=floor, blur=one)
 
 
@@ -111,7 +111,7 @@ def test_the_acceptance_ratio_is_that_of_detailed_balance(constraint: casal.Cons
     size = torch.tensor(scale, dtype=torch.float64)
     state = MOVES.renoise(problem, at(problem, x, rho)._replace(size=size), (), w)
     s = scale / (math.sqrt(rho) * problem.decoder.norm())
-    new = with_feet(problem, state._replace(x=after))
+    new = with_nearest(problem, state._replace(x=after))
     y, eye = state.start, torch.eye(3, dtype=torch.float64)
 
     def log_flow(start: Tensor, end: Tensor) -> Tensor:

@@ -193,7 +193,7 @@ def trust_claim(rows: Sequence[Mapping[str, Any]], weak: Sequence[str], sound: s
     said = ", ".join(f"{label}: {told[label]}" for label in (*weak, sound) if label in told)
     return [
         Claim(
-            f"the certificate of the distribution doubts the published algorithms and trusts {sound}",
+            f"the certificate of the distribution objections the published algorithms and trusts {sound}",
             "as the exact answer does",
             said,
             reached(doubted, told[sound] == "trusted"),

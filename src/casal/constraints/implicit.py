@@ -651,8 +651,8 @@ class _System:
                 (self.values(z + step * v) - self.values(z - step * v))[0] / (2 * step)
                 for step in (4 * SLOPE_STEP, SLOPE_STEP)
             )
-            doubt = 10 * (coarse - seen).abs() + 10 * noise / SLOPE_STEP + JACOBIAN_ERROR * (size + seen.abs())
-            wrong = torch.nonzero((given - seen).abs() > doubt).flatten()
+            uncertainty = 10 * (coarse - seen).abs() + 10 * noise / SLOPE_STEP + JACOBIAN_ERROR * (size + seen.abs())
+            wrong = torch.nonzero((given - seen).abs() > uncertainty).flatten()
             if len(wrong):
                 row = int(wrong[0])
                 return row, float(given[row]), float(seen[row])
@@ -764,7 +764,7 @@ class _QuickSystem:
 
 
 def searched_for(owner: Constraint, z: Tensor, warm: Tensor | None, found: Quick) -> Tensor:
-    """The feet that were found; chains that were not brought to the set are searched for by ``owner.project``.
+    """The points that were found; chains that were not brought to the set are searched for by ``owner.project``.
 
     A chain that is not finite stays as it is: the loop looks for those.
     """

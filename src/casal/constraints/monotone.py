@@ -8,7 +8,7 @@ from torch import Tensor
 from casal.checks import Event, one_of
 from casal.constraints.base import MOST_ROWS, Constraint, Excess, Rows, register
 from casal.constraints.vectors import flat
-from casal.devices import chosen, look_due, seen
+from casal.devices import check_due, chosen, seen
 
 ROUNDS = 12
 LARGE = 1e290
@@ -94,7 +94,7 @@ def _isotonic(y: Tensor) -> Tensor:
     for iteration in range(ROUNDS):
         fit, starts = _merge_falling_runs(rows, fit, starts)
         falls = _falls(fit)
-        if look_due(iteration, y) and not seen(falls.any()):
+        if check_due(iteration, y) and not seen(falls.any()):
             return torch.where(moved, fit / shrink, y)
     left = chosen(falls)
     fit[left] = _sweep(rows[left])

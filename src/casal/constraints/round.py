@@ -59,7 +59,7 @@ from casal.constraints.vectors import (
     shortest,
     unit,
 )
-from casal.devices import chosen, look_due, placed, seen
+from casal.devices import check_due, chosen, placed, seen
 from casal.errors import InfeasibleSet, SettingError, ShapeError
 
 NEWTON_STEPS = 100
@@ -1091,7 +1091,7 @@ def _refine(v: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         lost = (u.sum(1).abs() > SETTLED) | ((u.square().sum(1) - 1.0).abs() > SETTLED)
         out[left] = torch.where(done[:, None], out[left], u)
         lost = lost & ~done
-        if look_due(iteration, v):
+        if check_due(iteration, v):
             if not seen(lost.any()):
                 return out, left[:0]
             if not seen(lost.all()):
@@ -1131,7 +1131,7 @@ def _bracket(v: Tensor, bounds: _Bounds) -> Tensor:
     for iteration in range(HALVINGS):
         differ = (_pattern(start, bounds) != _pattern(end, bounds)).any(1, keepdim=True)
         moving = differ & _too_short(start) & ~_too_short(end)
-        if look_due(iteration, v) and not seen(moving.any()):
+        if check_due(iteration, v) and not seen(moving.any()):
             break
         middle = 0.5 * (near + far)
         point = bounds.onto(middle.exp() * v)
@@ -1159,7 +1159,7 @@ def _corners(v: Tensor, start: Tensor, bounds: _Bounds) -> tuple[Tensor, Tensor]
         short = _too_short(point)
         start, end = torch.where(short, point, start), torch.where(short, end, point)
         near, far = torch.where(short, share, near), torch.where(short, far, share)
-        if look_due(iteration, v) and not seen((far > near).any()):
+        if check_due(iteration, v) and not seen((far > near).any()):
             break
         share = 0.5 * (near + far)
     return start, end
@@ -1375,7 +1375,7 @@ def _secular(y: Tensor, sigma: Tensor) -> Tensor:
         slope = (p.square() / (square + m)).sum(1, keepdim=True)
         step = torch.where(length > 1.0, (length - 1.0) * length.square() / slope, torch.zeros_like(m))
         moved = m + step
-        if look_due(iteration, m) and seen((moved == m).all()):
+        if check_due(iteration, m) and seen((moved == m).all()):
             break
         m = moved
     return square * y / (square + m)

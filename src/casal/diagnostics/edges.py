@@ -83,7 +83,7 @@ def _unit(z: Tensor, away: Tensor) -> Tensor:
 
 
 def _inside(constraint: Constraint, z: Tensor, mean: Tensor) -> Tensor:
-    """The mean, which lies in a convex set; its foot in the set of every chain, where they have sets of their own."""
+    """The mean, which lies in a convex set; its projection where chains have sets of their own."""
     return mean if constraint.chains is None else constraint.project(mean.expand_as(z))
 
 
@@ -103,12 +103,12 @@ class Shape(NamedTuple):
     Attributes:
         project: Nearest point on the surface part; None for a set with an interior.
         factor: g of ``edge_factor``; None where there is no edge.
-        foot: Nearest points on the surface part, of any number of points.
+        nearest: Nearest points on the surface part, of any number of points.
     """
 
     project: Map | None
     factor: Map | None
-    foot: Map
+    nearest: Map
 
 
 def shape_near(constraint: Constraint, z: Tensor, weights: Tensor) -> Shape:

@@ -1,8 +1,8 @@
 """The second certificate of a result: how far the distribution of its samples can be trusted, in numbers.
 
 The first certificate says that samples lie in the set. This one asks whether they follow p on the set, by checks that
-need no exact answer. Each check returns figures, doubts (reasons against trust) and notes (what it could not see). What
-no check can know: a mode that no chain has found, and a model that is itself wrong.
+need no exact answer. Each check returns figures, objections (reasons against trust) and notes (what it could not see).
+What no check can know: a mode that no chain has found, and a model that is itself wrong.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ REJECT = 0.003
 """Probability, over all functions of a test, below which right samples are no longer believed in."""
 
 SMALL_BIAS = 0.03
-"""Bias, in standard deviations, below which a test that rejects raises no doubt."""
+"""Bias, in standard deviations, below which a test that rejects raises no objection."""
 
 LARGEST_BIAS = 99.0
 """Where the estimate of a bias by Stein's identity is cut off: it holds for small ones."""
@@ -58,7 +58,7 @@ MOST_NEAR_CROSSINGS = 0.012
 """Share of samples near a crossing of two pieces of a union that is let pass."""
 
 LARGEST_SLACK_BIAS = 0.05
-"""Bias by the slack, in standard deviations, that is let pass; a larger one is a doubt where its test rejects."""
+"""Bias by the slack, in standard deviations, that is let pass; a larger one is an objection where its test rejects."""
 
 LEAST_KEPT = 0.25
 """Effective share of the chains after the last correction, below which few chains carry most of its weights: the chains
@@ -119,7 +119,7 @@ class Fidelity:
             ``jump_change`` (``modes.py``; the share of samples that a move between modes would shift), ``drift_t``,
             ``drift_p`` and ``drift_change`` (``drift.py``, if asked for; in standard deviations), ``memory``
             (correlation of chains that move on their own with where they were before), ``crossing`` (share of samples
-            near a crossing of two pieces of a union), ``inside`` (share of chains whose foot satisfied the
+            near a crossing of two pieces of a union), ``inside`` (share of chains whose nearest point satisfied the
             inequalities at the end of the ladder).
     """
 
@@ -160,12 +160,12 @@ class Finding(NamedTuple):
 
     Attributes:
         figures: Name to number.
-        doubts: Reasons against trust.
+        objections: Reasons against trust.
         notes: What is worth knowing and no reason against trust.
     """
 
     figures: Mapping[str, float] = {}
-    doubts: tuple[str, ...] = ()
+    objections: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -269,7 +269,7 @@ def assess(
     method: str = "the method",
     spend: Check = True,
     notes: tuple[str, ...] = (),
-    doubts: tuple[str, ...] = (),
+    objections: tuple[str, ...] = (),
 ) -> Fidelity:
     """Run all checks and return the verdict.
 
@@ -279,19 +279,19 @@ def assess(
         method: Its name.
         spend: Whether checks may evaluate the score; "drift" for one that takes more evaluations.
         notes: What was known before the run and is worth saying.
-        doubts: Reasons against trust that were known before the run.
+        objections: Reasons against trust that were known before the run.
     """
     if len(evidence.z) < 2 or not bool(torch.isfinite(evidence.z).all()):
         lost = int((~torch.isfinite(evidence.flat)).any(1).sum())
-        doubts += (f"{lost} of {len(evidence.z)} samples are not finite; use smaller steps",) if lost else ()
-        return _verdict(promised, method, 0.0, [Finding(doubts=doubts, notes=notes)])
+        objections += (f"{lost} of {len(evidence.z)} samples are not finite; use smaller steps",) if lost else ()
+        return _verdict(promised, method, 0.0, [Finding(objections=objections, notes=notes)])
     ancestors = evidence.everyone.effective
-    found = [Finding(doubts=doubts, notes=notes)]
+    found = [Finding(objections=objections, notes=notes)]
     found += [
         check(evidence) for check in (atoms, decoder_range, correction, crossings, remembered, degenerate, genealogy)
     ]
-    far = found[2].doubts  # behind a decoder that cannot reach the set, no slack is small
-    found.append(slack(evidence)._replace(doubts=()) if far else slack(evidence))
+    far = found[2].objections  # behind a decoder that cannot reach the set, no slack is small
+    found.append(slack(evidence)._replace(objections=()) if far else slack(evidence))
     if not spend:
         found.append(Finding(notes=("the score was not evaluated at the samples (check=False)",)))
     elif promised and ancestors >= FEWEST:
@@ -301,14 +301,14 @@ def assess(
 
 
 def _verdict(promised: bool, method: str, ancestors: float, found: list[Finding]) -> Fidelity:
-    doubts = tuple(sentence for finding in found for sentence in finding.doubts)
+    objections = tuple(sentence for finding in found for sentence in finding.objections)
     notes = tuple(sentence for finding in found for sentence in finding.notes)
     figures = {name: float(value) for finding in found for name, value in finding.figures.items()}
     if not promised:
         first = f'{method} does not promise the distribution; method="auto" chooses one that does'
-        return Fidelity("not promised", (first, *doubts, *notes), figures)
-    if doubts:
-        return Fidelity("suspect", doubts + notes, figures)
+        return Fidelity("not promised", (first, *objections, *notes), figures)
+    if objections:
+        return Fidelity("suspect", objections + notes, figures)
     if ancestors < FEWEST:
         first = (
             f"the samples are worth {min(round(ancestors, 1), FEWEST - 0.1):g} independent starting chains, fewer than "
@@ -340,7 +340,7 @@ def degenerate(evidence: Evidence) -> Finding:
     """What the weights along the run say."""
     sentences = tuple(advice(evidence.run))
     if population(evidence.run).split:
-        return Finding(doubts=sentences)
+        return Finding(objections=sentences)
     return Finding(notes=sentences)
 
 
@@ -356,7 +356,7 @@ def atoms(evidence: Evidence) -> Finding:
         return Finding(figures)
     return Finding(
         figures,
-        doubts=(
+        objections=(
             f"{100 * value:.3g} % of the samples lie exactly on the edge of the set, which has "
             "probability zero: the last projection put them there; use a larger rho (a smaller sigma) or more chains",
         ),
@@ -395,7 +395,7 @@ def slack(evidence: Evidence) -> Finding:
     sure = float(bias[told & (p < REJECT)].max())
     return Finding(
         figures,
-        doubts=(
+        objections=(
             f"the ladder ends at rho = {float(rho):.3g}, which shifts a mean by about {sure:.2g} standard deviations "
             f"(p = {figures['slack_p']:.1g}): use a rho {max(2.0, sure / 0.05):.2g} times larger, with more steps",
         ),
@@ -407,12 +407,12 @@ def correction(evidence: Evidence) -> Finding:
 
     The effective share of the chains that these weights leave is counted among those inside the set.
     """
-    made = evidence.run.trace.get("carried")
+    made = evidence.run.trace.get("corrected")
     if made is None:
         return Finding()
     if not float(made[-1]) > 0.0:
         return Finding(
-            doubts=(
+            objections=(
                 "the correction for the remaining distance at the end of the ladder was not made, because it would "
                 "have left too few chains: end at a larger rho (a smaller sigma), use more chains, or check the score",
             )
@@ -425,7 +425,7 @@ def correction(evidence: Evidence) -> Finding:
         return Finding({"correction_kept": kept})
     return Finding(
         {"correction_kept": kept},
-        doubts=(
+        objections=(
             f"the correction for the remaining distance at the end of the ladder leaves {100 * kept:.2g} % of the "
             "chains: few carry most of the weight, and error bars are too small; end at a larger rho (a smaller sigma)",
         ),
@@ -442,7 +442,7 @@ def crossings(evidence: Evidence) -> Finding:
         return Finding(figures)
     return Finding(
         figures,
-        doubts=(
+        objections=(
             f"{100 * figures['crossing']:.2g} % of the samples lie within two slacks of another piece of the union, "
             "where crossing pieces are counted once: use a larger rho (a smaller sigma), or sample each piece alone",
         ),
@@ -475,13 +475,13 @@ def remembered(evidence: Evidence) -> Finding:
             f"{count} starting points that were followed without tempering end in a mode where no chain was: "
             "it was lost, or its weight is not certain; use more steps, or temper=False from samples of all modes"
         )
-        return Finding({"memory": found.value}, doubts=(sentence,), notes=notes)
+        return Finding({"memory": found.value}, objections=(sentence,), notes=notes)
     if found.value <= found.limit:
         return Finding({"memory": found.value}, notes=notes)
     way_out = "use more steps" if tempered else "use more steps, or a tempered start (a potential and GaussianStart)"
     return Finding(
         {"memory": found.value},
-        doubts=(
+        objections=(
             f"the chains remember where they were when adaptation ended (correlation {found.value:.2f}): they stay in "
             f"their modes, which then have the weights of the starting points, or move too slowly; {way_out}",
         ),
@@ -521,7 +521,7 @@ def decoder_range(evidence: Evidence) -> Finding:
         return Finding(figures)
     return Finding(
         figures,
-        doubts=(
+        objections=(
             f"the samples lie {100 * gap:.3g} % of their norm away from the decoder's range (|A x - z| / |z|): "
             "use a larger rho (a smaller sigma) with more steps, or a set that the decoder's range meets",
         ),
@@ -537,7 +537,7 @@ def stein(evidence: Evidence) -> Finding:
     try:
         return _stein(evidence)
     except BadModel as reason:
-        return Finding(figures, doubts=(str(reason),))
+        return Finding(figures, objections=(str(reason),))
     except (NotAvailable, CasalError) as reason:
         return Finding(figures, notes=(f"Stein's identity was not checked: {reason}",))
 
@@ -585,7 +585,7 @@ def _stein(evidence: Evidence) -> Finding:
     refuse_wrong_network(problem, left)
     return Finding(
         figures,
-        doubts=(
+        objections=(
             f"samples and score do not belong together (Stein's identity fails by {figures['stein_t']:.1f} standard "
             f"errors, p = {figures['stein_p']:.1g}; a mean may be off by {figures['stein_bias']:.2g} standard "
             f"deviations): use more steps or another step size, or a larger rho (a smaller sigma){_or_model(problem)}",
@@ -660,8 +660,8 @@ def _jump(evidence: Evidence) -> Finding:
                 raise NotAvailable(f"the model's score is not a gradient between them (two paths differ by {off:.2g})")
         return line_integral(slope, z, y)
 
-    feet = seen.shape.foot(modes.centres.reshape(-1, *event)).flatten(1)
-    flow = jump_flow(z, modes, feet, inside, rise)
+    nearest = seen.shape.nearest(modes.centres.reshape(-1, *event)).flatten(1)
+    flow = jump_flow(z, modes, nearest, inside, rise)
     moved = float((flow.abs().sum(1) > 0.0).to(torch.float64).mean())
     if moved * len(flow) < SMALLEST_FLOW:
         raise NotAvailable("no reflection maps the set and two of them to each other, or the valley is too deep")
@@ -676,7 +676,7 @@ def _jump(evidence: Evidence) -> Finding:
         return Finding(figures)
     return Finding(
         figures,
-        doubts=(
+        objections=(
             f"the weights of the {modes.number} modes that were found are off: one move between them would shift "
             f"{100 * figures['jump_change']:.2g} % of the samples (p = {figures['jump_p']:.1g}); start from samples of "
             "the unconstrained distribution, or use more chains and a slower ladder",
@@ -715,7 +715,7 @@ def _drift(evidence: Evidence) -> Finding:
     lineage, seen = evidence.lineage.some(index), evidence.view(index)
     if not seen.pointwise:
         raise NotAvailable("the density behind a decoder is not known at the samples")
-    z, event, nearest = seen.points.flatten(1), tuple(seen.points.shape[1:]), seen.shape.foot
+    z, event, nearest = seen.points.flatten(1), tuple(seen.points.shape[1:]), seen.shape.nearest
     if problem.constraint.chains is not None:
         raise NotAvailable("every chain has its own set")
     if problem.constraint.in_pieces and evidence.thin:
@@ -751,7 +751,7 @@ def _drift(evidence: Evidence) -> Finding:
         return Finding(figures)
     return Finding(
         figures,
-        doubts=(
+        objections=(
             f"the samples drift away under moves that keep the distribution: {MOVES} of them, {100 * accepted:.0f} % "
             f"accepted, shift a mean by {figures['drift_change']:.2g} standard deviations (p = "
             f"{figures['drift_p']:.1g}): use more steps or another step size, or look whether the score is the "

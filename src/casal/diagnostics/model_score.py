@@ -14,8 +14,8 @@ from casal.targets import slope
 
 LEVELS_AGREE, LEVELS_DIFFER = 0.2, 0.4
 """Relative difference of a diffusion model's scores at its finest noise level and at twice that: up to which the score
-at zero noise is read off them, and from which on it is a doubt, unless the denoiser fits the samples: then the data
-are finer than the level. An exact model of data ten times coarser than the level differs by 0.03."""
+at zero noise is read off them, and from which on it is an objection, unless the denoiser fits the samples: then the
+data are finer than the level. An exact model of data ten times coarser than the level differs by 0.03."""
 
 
 ROUNDINGS = 4.0

@@ -123,7 +123,7 @@ def _apart(z: Tensor, centres: Tensor) -> bool:
 def jump_flow(
     z: Tensor,
     modes: Modes,
-    feet: Tensor,
+    nearest: Tensor,
     inside: Callable[[Tensor], Tensor],
     rise: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor:
@@ -132,16 +132,16 @@ def jump_flow(
     Args:
         z: Samples (n, d).
         modes: Their clusters.
-        feet: The centres' nearest points on the surface part of the set, (k, d): planes half-way between feet keep it.
+        nearest: The centres' nearest points on the surface part of the set, (k, d): planes between them keep it.
         inside: Whether points (n, d) are in the set, (n,) bool.
         rise: log p(y) - log p(z) for points z and y, (n,).
     """
     stream = torch.Generator(z.device).manual_seed(4246)
     further = torch.randint(1, modes.number, (len(z),), generator=stream, device=z.device)
     target = (modes.label + further) % modes.number
-    line = feet[target] - feet[modes.label]
+    line = nearest[target] - nearest[modes.label]
     line = line / torch.linalg.vector_norm(line, dim=1, keepdim=True)
-    height = ((z - (feet[target] + feet[modes.label]) / 2) * line).sum(1, keepdim=True)
+    height = ((z - (nearest[target] + nearest[modes.label]) / 2) * line).sum(1, keepdim=True)
     y = z - 2.0 * height * line
     arrives = inside(y) & (torch.cdist(y, modes.centres).argmin(1) == target)
     accept = torch.zeros(len(z), dtype=z.dtype, device=z.device)
@@ -154,7 +154,7 @@ def jump_flow(
 def line_integral(score: Callable[[Tensor], Tensor], z: Tensor, y: Tensor, bow: Tensor | None = None) -> Tensor:
     """log p(y) - log p(z), the integral of the score along a line, (n,); minus infinity where it is unsure.
 
-    By Clenshaw and Curtis's rule, whose every second point is a rule again. Points and doubt are the same from y to z.
+    By Clenshaw and Curtis's rule, whose every second point is a rule again. From y to z the points are the same.
 
     Args:
         score: grad log p, (n, d) -> (n, d).

@@ -182,7 +182,7 @@ def tangents(z: Tensor, step: float, project: Map | None) -> Tangents:
     size = z.shape[1]
     if project is None:
         return Tangents(torch.zeros_like(z), lambda v: v, z.new_full((len(z),), float(size)))
-    foot = project(z)
+    nearest = project(z)
 
     def push(v: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
@@ -190,7 +190,7 @@ def tangents(z: Tensor, step: float, project: Map | None) -> Tangents:
         return (project(z + ahead) - project(z - ahead)) * (length / (2 * step))
 
     def second(v: Tensor) -> Tensor:
-        return (project(z + step * v) + project(z - step * v) - 2 * foot) / step**2
+        return (project(z + step * v) + project(z - step * v) - 2 * nearest) / step**2
 
     bend, dimension = torch.zeros_like(z), z.new_zeros(len(z))
     if size <= EXACT_DIMENSION:

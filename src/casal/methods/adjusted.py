@@ -109,7 +109,7 @@ def adjusted_step(problem: Problem, state: AdjustedState, row: AdjustedRow, nois
     shift = drift + (2.0 * size).sqrt() * w.reshape(drift.shape)
     y = x + gram.unwhiten(shift).reshape(x.shape)
     decoded = problem.decode(y)
-    z = problem.foot(decoded, warm=state.z).to(state.z.dtype)
+    z = problem.nearest(decoded, warm=state.z).to(state.z.dtype)
     new = state._replace(
         x=y,
         z=z,

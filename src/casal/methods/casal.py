@@ -233,7 +233,7 @@ class CASAL(Method[CASALState]):
         return state._replace(x=x, z=z, lam=self._dual(lam, decoded - z, row))
 
     def _straight_step(self, problem: Problem, free: Tensor, state: CASALState, row: CASALRow) -> CASALState:
-        """Where A and D are multiples of the identity x goes straight towards z, which is still its foot afterwards.
+        """Where A and D are multiples of the identity x goes straight to z, its nearest point before and after.
 
         With y = free + mu that is x' = y + (kappa D / (1 + kappa D)) (z' - y) - mu.
         """

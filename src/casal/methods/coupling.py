@@ -201,7 +201,7 @@ class Finish:
 
     Where fewer than FEWEST_INSIDE chains are inside, the others stay and their samples lie on the boundary; the trace
     says so by ``inside``. Where the second factor would leave an effective size below FEWEST_CORRECTED, the distance
-    left is too wide for it, or the score is wrong. Then it is left out, and ``carried`` is 0.
+    left is too wide for it, or the score is wrong. Then it is left out, and ``corrected`` is 0.
 
     Args:
         score: The score at clean points; None leaves out the second factor.
@@ -237,7 +237,7 @@ class Finish:
         share = float(inside.to(torch.float64).mean())
         state = state._replace(log_weight=torch.where(inside, log_weight, -torch.inf) if enough else log_weight)
         info = population_record(state, groups, rho)
-        known = {"finish_ess": info["ess"], "inside": share, "carried": float(corrected)}
+        known = {"finish_ess": info["ess"], "inside": share, "corrected": float(corrected)}
         if problem.constraint.in_pieces:
             known["crossing"] = crossing_share(problem, state.z, rho, groups.weights(state.log_weight))
         return resample(state, generator, apart), {**info, **known}

@@ -67,7 +67,7 @@ class GibbsMoves(Moves):
     def arrive(self, problem: Problem, state: GibbsState, moves: int) -> tuple[GibbsState, Mapping[str, float]]:
         if float(state.rho) > 0.0:
             return state, {}
-        return state._replace(z=problem.foot(problem.decode(state.x), warm=state.z)), {}
+        return state._replace(z=problem.nearest(problem.decode(state.x), warm=state.z)), {}
 
     def weigh(self, problem: Problem, state: GibbsState, rho: float) -> Tensor:
         decoded = problem.decode(state.x)
@@ -75,7 +75,7 @@ class GibbsMoves(Moves):
 
     def half(self, problem: Problem, state: GibbsState) -> Tensor:
         decoded = problem.decode(state.x)
-        return half_square(decoded - problem.foot(decoded, warm=state.z))
+        return half_square(decoded - problem.nearest(decoded, warm=state.z))
 
     def finish(self, problem: Problem) -> Finish:
         return choose_finish(problem, clean_score, _log_mass)

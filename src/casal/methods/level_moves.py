@@ -41,7 +41,7 @@ class LevelState(NamedTuple):
 
     Attributes:
         x: The point that moves; clean at the end of a move.
-        z: The foot P(A x) of the clean point.
+        z: The nearest point P(A x) of the clean point.
         clean: The clean point the present move started from.
         held: u, where the clean point comes from, in units of the clean sample.
         held_noise: e, the noise of the rows on its way, (n, rows, *latent); no rows if they have no noise.

@@ -41,7 +41,7 @@ class MetropolisState(NamedTuple):
 
     Attributes:
         x: The point that moves; clean at the end of a move.
-        z: The foot P(A x) of the clean point.
+        z: The nearest point P(A x) of the clean point.
         clean: The clean point the present move started from.
         start: y of the present move.
         estimate: The denoised estimate of the step before.
@@ -85,7 +85,7 @@ class AcceptedMoves(Moves):
 
     def arrive(self, problem: Problem, state: Any, moves: int) -> tuple[Any, Mapping[str, float]]:
         if float(state.rho) == 0.0:
-            return with_feet(problem, state), {"acceptance": 1.0}
+            return with_nearest(problem, state), {"acceptance": 1.0}
         rate = float(state.accepted.mean()) / moves
         least, most = self.sizes
         widest = self.widest(problem, state)
@@ -109,7 +109,7 @@ class AcceptedMoves(Moves):
 
     def decide(self, problem: Problem, state: Any, noise: Tensor) -> tuple[Any, Tensor]:
         """Keep the proposal, or go back to the clean point the move started from; and who kept it, (n,) bool."""
-        new = with_feet(problem, state)
+        new = with_nearest(problem, state)
         yes = torch.log(noise) < self.log_ratio(problem, state, new)
         kept = state._replace(
             x=pick(yes, state.x, state.clean),
@@ -152,7 +152,7 @@ class MetropolisMoves(AcceptedMoves):
 
     def settle(self, problem: Problem, state: MetropolisState) -> MetropolisState:
         """The same noise, and every move out of C is refused."""
-        state = with_feet(problem, state)
+        state = with_nearest(problem, state)
         return state._replace(rho=HARD * state.rho, size=HARD**0.5 * state.size)
 
     def sweep(self, problem: Problem) -> list[Stage]:
@@ -183,10 +183,10 @@ class MetropolisMoves(AcceptedMoves):
         return tilt - old.rho * (new.half - old.half)
 
 
-def with_feet(problem: Problem, state: Any) -> Any:
-    """The state with the foot of every clean point and its distance."""
+def with_nearest(problem: Problem, state: Any) -> Any:
+    """The state with the nearest point of every clean point and its distance."""
     decoded = problem.decode(state.x)
-    z = problem.foot(decoded, warm=state.z)
+    z = problem.nearest(decoded, warm=state.z)
     return state._replace(z=z, half=half_square(decoded - z))
 
 

@@ -237,21 +237,21 @@ class Problem:
         fast = self.constraint.fast or (self.constraint.exact and not on_host(z))
         return fast and (self.budget is None or self.constraint.exact)
 
-    def foot(self, z: Tensor, warm: Tensor) -> Tensor:
+    def nearest(self, z: Tensor, warm: Tensor) -> Tensor:
         """P(z) for methods whose distribution depends on it: the nearest point of C.
 
-        On a set that is not convex a foot that was found from the one before may be a far one, so that a chain would
-        keep to an arc of the set.
+        On a set that is not convex a search that begins at the point before may end at a far one, so that a chain
+        would keep to an arc of the set.
         """
         return self.project(z, warm=warm if self.constraint.convex else None)
 
-    def foot_and_half(self, z: Tensor, warm: Tensor) -> tuple[Tensor, Tensor]:
-        """``foot(z)`` and dist(z, C)^2 / 2, (n,) float64."""
+    def nearest_and_half(self, z: Tensor, warm: Tensor) -> tuple[Tensor, Tensor]:
+        """``nearest(z)`` and dist(z, C)^2 / 2, (n,) float64."""
         if self._quick(z):
             self.usage.add_projections(len(z))
             return geometry.quick_projection(self.constraint, z, warm if self.constraint.convex else None)
-        foot = self.foot(z, warm)
-        return foot, half_square(z - foot)
+        nearest = self.nearest(z, warm)
+        return nearest, half_square(z - nearest)
 
     def strict(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
         """P(z) in float64 in and out, as well as it can be done: what a method returns as a sample."""

@@ -732,7 +732,7 @@ def widest(z: Tensor, scale: Tensor, generator: torch.Generator) -> float:
 
 
 class Memory(NamedTuple):
-    """The largest correlation over chains between an earlier state and a later one, and what is no doubt yet."""
+    """The largest correlation over chains between an earlier state and a later one, and what is no objection yet."""
 
     value: float
     limit: float

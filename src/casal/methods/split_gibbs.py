@@ -68,7 +68,7 @@ class SplitGibbs(Method[Any]):
     given z: no step size, no barrier to cross. "gibbs" needs a set with closed forms (affine, box, sphere, mass and
     energy) and a linear decoder; "metropolis" needs a projection alone. Both are exact but for the discretisation of
     the reverse process. At the end a ``Finish`` (``coupling.py``) turns the chains near C into samples of p on C:
-    those whose foot satisfies the inequalities stay, weighted for the offset from their foot. In a set with an interior
+    those whose nearest point satisfies the inequalities stay, weighted for the offset from it. In a solid set
     a few metropolis moves that stay inside follow: they part the copies of the last resampling.
 
     The run starts with the rows of the target's table, unconstrained: the ladder starts from samples of p. After them
@@ -77,8 +77,8 @@ class SplitGibbs(Method[Any]):
 
     Args:
         sigmas: The levels, decreasing; or one number, the last of ``levels`` levels which the chains place themselves,
-            in equal steps of the spread of the log-weights. None: the ladder ends where the feet of the chains no
-            longer change. With inequalities that few chains satisfy at the last level, the ladder goes on.
+            in equal steps of the spread of the log-weights. None: the ladder ends where the nearest points of the
+            chains no longer change. With inequalities that few chains satisfy at the last level, the ladder goes on.
         inner_steps: Evaluations of the denoiser in one move, at most.
         levels: Number of levels if ``sigmas`` is a number or None.
         ess: Resample when the effective size falls below this share of the chains.

@@ -15,7 +15,7 @@ from casal.errors import SettingError
 from casal.methods.base import Method, Stage, no_step, split_records, table_rows
 from casal.methods.baselines import estimate, noise_levels
 from casal.methods.coupling import population_record
-from casal.methods.metropolis_moves import MetropolisMoves, MetropolisState, with_feet
+from casal.methods.metropolis_moves import MetropolisMoves, MetropolisState, with_nearest
 from casal.methods.moves import finest_level
 from casal.methods.population import Groups, equal_weights, groups_of, resample
 from casal.methods.problem import Problem, move
@@ -53,7 +53,7 @@ class GuidedState(NamedTuple):
 
     Attributes:
         x: Noisy points.
-        z: The foot P(A D(x)) of the denoised estimate.
+        z: The nearest point P(A D(x)) of the denoised estimate.
         estimate: D(x).
         potential: V_t(x), (n,).
         log_weight: Logarithms of the weights, (n,).
@@ -186,7 +186,7 @@ class Twisted(Method[Any]):
         """The clean points at the end of the table become the population of the ladder."""
         state, info = self.meet(groups, problem, state, generator)
         clean = MetropolisMoves.from_clean(state.x, state.z, state.log_weight, state.ancestor, state.rho)
-        return with_feet(problem, clean), info
+        return with_nearest(problem, clean), info
 
     def samples(self, problem: Problem, state: Any) -> Tensor:
         return problem.strict(problem.decode(state.x), warm=state.z)
@@ -200,7 +200,7 @@ class Twisted(Method[Any]):
     def _with_potential(
         self, problem: Problem, state: GuidedState, t: Tensor, level: tuple[Tensor, Tensor], host: tuple[Tensor, Tensor]
     ) -> GuidedState:
-        """The state with the denoised estimate of x, its foot on C and its potential V_t.
+        """The state with the denoised estimate of x, its nearest point on C and its potential V_t.
 
         ``level`` is (alpha, sigma) on the device, ``host`` the same in host memory.
         """
@@ -208,7 +208,7 @@ class Twisted(Method[Any]):
         if float(host[1]) > 0.0:
             clean = estimate(state.x, problem.score(state.x, t), *level)
         decoded = problem.decode(clean)
-        z = problem.foot(decoded, warm=state.z)
+        z = problem.nearest(decoded, warm=state.z)
         r = (decoded - z).reshape(len(z), -1).to(torch.float64)
         force = self._solve(problem, decoded - z, *host).reshape(len(z), -1).to(torch.float64)
         return state._replace(estimate=clean, z=z, potential=(r * force).sum(1) / 2)

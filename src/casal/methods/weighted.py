@@ -299,7 +299,7 @@ class WeightedCASAL(Method[Any]):
         if not row.coupled:
             unknown = torch.full_like(state.half_distance2, -1.0)
             return state._replace(x=x, noise=noise, half_distance2=unknown)
-        z, half_distance2 = problem.foot_and_half(problem.decode(x), warm=state.z)
+        z, half_distance2 = problem.nearest_and_half(problem.decode(x), warm=state.z)
         return state._replace(x=x, z=z, noise=noise, half_distance2=half_distance2)
 
     def weigh(self, state: WeightedState, added: Tensor | float) -> WeightedState:

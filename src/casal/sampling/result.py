@@ -75,7 +75,7 @@ class SampleResult:
         trace: Scalars along the run. At recorded steps: ``step``, ``gap`` (mean of |A x - z|), ``violation`` (largest),
             ``dual_norm`` (mean). Where all chains act together: ``exchange_step``, ``rho``, ``ess``, ``ancestors``; for
             Metropolis moves ``acceptance``; at the end ``inside`` (share of chains whose nearest point satisfied the
-            inequalities), ``finish_ess``, ``carried`` (1 if the last correction was made) and, for a union,
+            inequalities), ``finish_ess``, ``corrected`` (1 if the last correction was made) and, for a union,
             ``crossing`` (share of nearest points close to another piece).
         cost: Score evaluations and projections per chain, seconds.
         state: The last state of the method (x, z, multipliers, weights ...). Behind an affine decoder z = A x + c its
@@ -396,7 +396,7 @@ def _fidelity(prepared: Prepared, result: SampleResult, problem: Problem) -> Fid
             method=prepared.method.name,
             spend=False if result.partial else prepared.options.check,
             notes=prepared.notes,
-            doubts=objections,
+            objections=objections,
         )
 
 

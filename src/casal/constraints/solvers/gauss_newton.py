@@ -43,7 +43,7 @@ from torch import Tensor
 from casal.constraints.base import Budget, Projection
 from casal.constraints.solvers.rows import DENSE, Algebra
 from casal.constraints.vectors import EPSILON, LARGEST, constant, norm, over_events
-from casal.devices import chosen, look_due, on_host, seen, whole, write
+from casal.devices import check_due, chosen, on_host, seen, whole, write
 from casal.linalg import conjugate_gradients
 
 ANGLE = 1e-14
@@ -351,7 +351,7 @@ def _descend(system: System, y: Tensor, start: Tensor | None, budget: Budget) ->
         )
         if iteration == budget.iterations:
             break
-        if look_due(iteration, y):
+        if check_due(iteration, y):
             left = chosen(open_)
             if not len(left):
                 break

@@ -1,6 +1,6 @@
 """A few Gauss-Newton steps to the nearest point of {z : c(z) = 0}, in the dtype of the chains: what a loop takes.
 
-The foot z of y and its multipliers satisfy
+The nearest z of y and its multipliers satisfy
 
     r = z - y + J(z)^T lam = 0,    c(z) = 0.
 
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from casal.constraints.solvers.gauss_newton import aside_direction
 from casal.constraints.vectors import dots, lengths
-from casal.devices import amend, chosen, look_due, on_host, write
+from casal.devices import amend, check_due, chosen, on_host, write
 
 STEPS = 24
 """Most steps. One more for a few last chains costs little beside a search."""
@@ -50,7 +50,7 @@ FEWER = 0.5
 """Share of the chains below which those that have arrived are left out of the batch."""
 
 ANGLE, FINE, COARSE = 1e-2, 1e-6, 1e-3
-"""Error of a foot z that is allowed: FINE |z|, or ANGLE times its distance from y if that is more, up to COARSE |z|."""
+"""Error that is allowed in z: FINE |z|, or ANGLE times its distance from y if that is more, up to COARSE |z|."""
 
 LEFT = (0.1, 10.0)
 """Bounds of the error that is left, in units of the last step."""
@@ -89,7 +89,7 @@ class QuickSystem(Protocol):
 
 
 class Quick(NamedTuple):
-    """Points (n, d), and which of them (n,) are feet to the tolerance; the others are y."""
+    """Points (n, d), and which of them (n,) are nearest points to the tolerance; the others are y."""
 
     point: Tensor
     done: Tensor
@@ -126,7 +126,7 @@ def quick_feet(system: QuickSystem, y: Tensor, start: Tensor | None = None) -> Q
     Args:
         system: The equations.
         y: Points (n, d).
-        start: Where to start, such as the foot of the step before; at y if left out.
+        start: Where to start, such as the nearest point of the step before; at y if left out.
     """
     some, rows, factor = _first_step(system, y, start)
     out: Quick | None = None
@@ -145,7 +145,7 @@ def quick_feet(system: QuickSystem, y: Tensor, start: Tensor | None = None) -> Q
         if open_ is not None:
             good, still = good & open_, still & open_
         out = Quick(some.z, good) if out is None else _written(out, chain, some.z, good)
-        if not look_due(k - 1, y):
+        if not check_due(k - 1, y):
             open_ = still
             continue
         left = chosen(still)
@@ -268,7 +268,7 @@ def common_feet(system: QuickSystem, y: Tensor, rows: Tensor, inverse: Tensor) -
 
 
 def _allowed(z: Tensor, distance: Tensor) -> Tensor:
-    """Error (n,) that a foot z may have: FINE |z| + ANGLE times its distance, at most COARSE |z|; and rounding."""
+    """Error (n,) that z may have: FINE |z| + ANGLE times its distance, at most COARSE |z|; and rounding."""
     size, rounding = lengths(z), 16 * torch.finfo(z.dtype).eps
     fine = max(FINE, rounding) + rounding
     near = torch.add(fine * size, distance, alpha=ANGLE + rounding)

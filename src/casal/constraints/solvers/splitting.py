@@ -18,7 +18,7 @@ from torch import Tensor
 
 from casal.constraints.base import Budget, Projection
 from casal.constraints.vectors import EPSILON, flat, norm, over_events, relative
-from casal.devices import DEVICE_NUMBERS, chosen, eigh, look_due, number, on_host, seen, write
+from casal.devices import DEVICE_NUMBERS, check_due, chosen, eigh, number, on_host, seen, write
 
 Map: TypeAlias = Callable[[Tensor], Tensor]
 """Points (n, *event) to points of the same shape, or to one number each (n,)."""
@@ -364,18 +364,18 @@ def separate(z: Tensor, members: Members, steps: int) -> Separation:
     proved = torch.zeros_like(momentum, dtype=torch.bool)
     over = torch.zeros((), dtype=torch.bool, device=z.device)  # nothing changes any more
     for step in range(steps):
-        feet = torch.stack([project(y) for project in members.projections])
-        offsets = y - feet
+        nearest = torch.stack([project(y) for project in members.projections])
+        offsets = y - nearest
         pull, size = offsets.sum(0), _length(y) + _length(z)
         lengths = torch.stack([_length(offset) for offset in offsets])
         square = lengths.square().sum(0)
         bound = square / (_length(pull) + 64 * count * EPSILON * (size + lengths.amax(0))).clamp_min(1e-300)
         better = (bound > clear) & ~over
-        widest = torch.stack([_length(one - other) for one, other in itertools.combinations(feet, 2)]).amax(0)
+        widest = torch.stack([_length(one - other) for one, other in itertools.combinations(nearest, 2)]).amax(0)
         gap, clear = torch.where(better, widest, gap), torch.where(better, bound, clear)
         proved |= (bound > BEYOND * (size + lengths.amax(0))) & ~over
         over |= (proved | (lengths.amax(0) <= MEETING * size)).all()
-        if look_due(step, z) and seen(over):
+        if check_due(step, z) and seen(over):
             break
         new = y - pull / count
         restart = (flat(pull) * flat(new - x)).sum(1) > 0
@@ -428,7 +428,7 @@ def behind_matrix(
         write(chain, open_, (out.point, x), (out.residual, left))
         write(chain, done, (out.converged, True), (out.iterations, iteration))
         open_ = open_ & ~done
-        if look_due(iteration - 1, y):
+        if check_due(iteration - 1, y):
             keep = chosen(open_)
             if not len(keep):
                 break
@@ -567,9 +567,9 @@ class Record:
     def left(self, step: int) -> Tensor | None:
         """Which of the chains at work (k,) have to go on, the others are set aside; None to go on with all of them.
 
-        Looks before the first step, and then as ``look_due`` says.
+        Looks before the first step, and then as ``check_due`` says.
         """
-        if step and not look_due(step - 1, self.point):
+        if step and not check_due(step - 1, self.point):
             return None
         some = chosen(self.open)
         if len(some) == len(self.chain):
