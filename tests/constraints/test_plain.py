@@ -156,3 +156,25 @@ def test_a_set_out_of_range_says_how_to_rescale() -> None:
     for constraint, method in ((Sphere(1e25), casal.CASAL(1.0)), (Sphere(1e-25), casal.WeightedCASAL())):
         with pytest.raises(SettingError, match=r"e[-+]2[45]\b.*range of torch.float32.*scaled\(1 / unit\)"):
             casal.sample(target, constraint, method, 8, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "words"),
+    [(Ball(1e-8), "tiny beside the model"), (Box(30.0, 31.0), "all 200 samples are one and the same point")],
+)
+def test_a_set_that_the_chains_do_not_resolve_is_named(constraint: Constraint, words: str) -> None:
+    def init(n: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(n, 2, generator=generator)
+
+    target = casal.langevin(lambda x: x, steps=100, step_size=0.1, init=init)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CasalWarning)
+        found = casal.sample(target, constraint, n=200, seed=0).fidelity
+    assert found.verdict == "suspect" and words in found.reasons[0]
+
+
+def test_one_point_is_sampled_exactly() -> None:
+    x = torch.randn(200, 1, generator=torch.Generator().manual_seed(0))
+    target = casal.langevin(lambda x: x, steps=100, step_size=0.1, init=x)
+    result = casal.sample(target, Affine([[1.0]], [0.5]), n=200, seed=0)
+    assert bool((result.samples == 0.5).all()) and result.fidelity.verdict == "trusted"

@@ -51,6 +51,9 @@ SMALL_BIAS = 0.03
 LARGEST_BIAS = 99.0
 """Where the estimate of a bias by Stein's identity is cut off: it holds for small ones."""
 
+TINY_SET = 100.0
+"""A set is tiny beside the model if chains end this many times its size away from it."""
+
 MOST_ATOMS = 0.01
 """Share of samples on the edge that is let pass, beyond two standard errors."""
 
@@ -358,9 +361,27 @@ def atoms(evidence: Evidence) -> Finding:
         figures,
         objections=(
             f"{100 * value:.3g} % of the samples lie exactly on the edge of the set, which has "
-            "probability zero: the last projection put them there; use a larger rho (a smaller sigma) or more chains",
+            f"probability zero: the last projection put them there; {_against_atoms(evidence)}",
         ),
     )
+
+
+def _against_atoms(evidence: Evidence) -> str:
+    """What helps against samples on the edge: all of them at one point, or on a set that is tiny beside the model."""
+    z = evidence.z.to(torch.float64).flatten(1)
+    size = float((z - z.mean(0)).square().sum(1).mean().sqrt())
+    left = 0.0 if evidence.offset is None else float(evidence.offset.square().sum(1).mean().sqrt())
+    if len(z) > 1 and bool((z == z[0]).all()):
+        return (
+            f"all {len(z)} samples are one and the same point: the set lies far out in the tail of the model; start "
+            "chains in it (init=) and use more of them"
+        )
+    if 0.0 < TINY_SET * size < left:
+        return (
+            f"the set is about {size:.1g} wide, and chains end {left:.1g} away from it: it is tiny beside the model; "
+            f"use casal.WeightedCASAL(rho=...), with rho = {10.0 / size:.0g}^2, and more steps"
+        )
+    return "use a larger rho (a smaller sigma) or more chains"
 
 
 def slack(evidence: Evidence) -> Finding:
