@@ -118,6 +118,9 @@ def test_the_registry_holds_the_sets_by_name() -> None:
     assert named <= set(SETS)
 
 
+EMPTY: dict[str, Any] = {"rows": [], "columns": [], "values": []}
+
+
 def nested(depth: int) -> dict[str, Any]:
     """A ball in sets of one member, in each other."""
     spec: dict[str, Any] = {"set": "Ball", "radius": 1.0}
@@ -142,6 +145,11 @@ def nested(depth: int) -> dict[str, Any]:
         ({"set": "Shifted", "inner": 3.0, "by": 1.0}, "Shifted does not take"),
         ({"set": "ThroughDecoder", "inner": {"set": "Sphere", "radius": 1.0}, "decoder": 1.0}, "Decoder"),
         (nested(1000), "inside each other"),
+        ({"set": "Affine", "A": {"sparse": {**EMPTY, "shape": [10**9, 10**9]}}, "b": 1.0}, "at most 1e8"),
+        (
+            {"set": "LinearDynamics", "A": [[0.0]], "B": [[1.0]], "steps": 10**30, "dt": 0.1, "u_max": 1.0},
+            "at most 1e6",
+        ),
     ],
 )
 def test_hostile_specs_are_refused_in_words(spec: Any, words: str) -> None:

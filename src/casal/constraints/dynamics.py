@@ -12,7 +12,7 @@ from torch import Tensor
 from casal.checks import Event, whole_number
 from casal.constraints.base import Budget, Constraint, Excess, Geometry, Parts, Projection, Way, register
 from casal.constraints.flat import Affine, Box
-from casal.constraints.parameters import real
+from casal.constraints.parameters import real, shown
 from casal.constraints.solvers.polyhedron import UNDERFLOW, Polyhedron, nearest
 from casal.constraints.solvers.splitting import Quadratic, on_box
 from casal.constraints.vectors import EPSILON, LARGEST, flat, norm
@@ -94,6 +94,8 @@ class LinearDynamics(Constraint):
             raise ShapeError(f"A must be (p, p) and B (p, q), got {tuple(self.A.shape)} and {tuple(self.B.shape)}")
         p, q = self.B.shape
         self.steps, self.dt = whole_number(steps, "steps", 1), float(dt)
+        if self.steps > 10**6:
+            raise SettingError(f"LinearDynamics takes at most 1e6 steps, got {shown(steps)}")
         if q < 1 or not 0.0 < self.dt < float("inf"):
             raise SettingError(f"LinearDynamics needs an input and 0 < dt < infinity, got {q} inputs and dt = {dt}")
         self.outputs = list(range(p)) if outputs is None else [whole_number(index, "an output", 0) for index in outputs]

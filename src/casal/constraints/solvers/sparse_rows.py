@@ -45,6 +45,8 @@ class SparseMatrix:
 
     def __init__(self, rows: Any, columns: Any, values: Any, shape: Sequence[int]) -> None:
         m, d = (int(length) for length in shape)
+        if max(m, d) > 10**8:
+            raise SettingError(f"a sparse matrix has at most 1e8 rows and columns, got {max(m, d):.1e} of them")
         places = torch.stack([torch.as_tensor(part, dtype=torch.long).reshape(-1) for part in (rows, columns)])
         numbers = torch.as_tensor(values, dtype=torch.float64).reshape(-1)
         if places.shape[1] != len(numbers):
