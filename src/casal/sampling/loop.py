@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -120,7 +121,7 @@ class Work(NamedTuple):
         first: The first row to take.
         stop: The row after the last one to take; None for all.
         generator: State of the generator before the first row; None for that of the stream.
-        replayed: Rows at both ends of the stage that another run may take again to compare; None for none.
+        replayed: Rows at the ends and in the middle that another run may take again to compare; None for none.
     """
 
     stage: int
@@ -152,7 +153,7 @@ class Advanced(NamedTuple):
         usage: What they used.
         trace: What was recorded of them.
         snapshots: Their samples by step.
-        marks: Where it stood at the beginning, after some rows, before the last rows, and at the end, if asked for.
+        marks: Where it stood before and after some rows, by name, if asked for.
         interrupted: Whether they were stopped before the end of the stage.
     """
 
@@ -162,7 +163,7 @@ class Advanced(NamedTuple):
     usage: Usage
     trace: Trace
     snapshots: dict[int, Tensor]
-    marks: tuple[Mark, ...] = ()
+    marks: Mapping[str, tuple[Mark, Mark]] = MappingProxyType({})
     interrupted: bool = False
 
 
@@ -227,35 +228,43 @@ def advance(prepared: Prepared, work: Work, watch: Watch, walk: Walk, check_ever
             return advance(prepared, work, Watch(), Walk(), check_every=1)
         gone = torch.nonzero(~torch.isfinite(state[0]).flatten(1).all(1)).flatten().tolist()
         raise lost(prepared, work, state, stage.rows[taken - 1], taken, gone)
-    return Advanced(batch, state, taken, usage, trace, snapshots, () if marks is None else marks.kept, interrupted)
+    return Advanced(batch, state, taken, usage, trace, snapshots, {} if marks is None else marks.kept, interrupted)
 
 
 class Marks:
-    """Where a batch stands on its way through a stage.
+    """Where a batch stands before and after some rows: at the beginning of a stage, half-way, and at its end.
 
     Args:
         state: Before the first row.
         generator: Before the first row.
         rows: Rows of the stage.
-        replayed: Rows at both ends that may be taken again.
+        replayed: Rows from before to after.
     """
 
     def __init__(self, state: Any, generator: torch.Generator, rows: int, replayed: int) -> None:
         begin = Mark(0, type(state)(*(part.clone() for part in state)), generator.get_state())
-        self._after, self._before = replayed, rows - replayed
-        self._begin, self._early, self._late, self._end = begin, begin, begin, begin
+        self._replayed, self._rows = replayed, rows
+        self._pairs = {"first steps": [begin], "middle steps": list[Mark](), "last steps": [begin]}
 
     def pass_by(self, row: int, state: Any, generator: torch.Generator) -> None:
         """So many rows are taken."""
         here = Mark(row, state, generator.get_state())
-        self._early = here if self._early.row < self._after else self._early
-        self._late = here if row <= self._before else self._late
-        self._end = here
+        first, middle, last = self._pairs.values()
+        if len(first) == 1 and row >= self._replayed:
+            first.append(here)
+        if len(middle) == 1 and row >= middle[0].row + self._replayed:
+            middle.append(here)
+        if not middle and row >= self._rows // 2:
+            middle.append(here)
+        if row <= self._rows - self._replayed:
+            last[:] = [here]
+        elif row == self._rows:
+            last.append(here)
 
     @property
-    def kept(self) -> tuple[Mark, ...]:
-        """Begin, after some rows, before the last rows, end."""
-        return self._begin, self._early, self._late, self._end
+    def kept(self) -> dict[str, tuple[Mark, Mark]]:
+        """Before and after, by name."""
+        return {name: (pair[0], pair[1]) for name, pair in self._pairs.items() if len(pair) == 2}
 
 
 def finite(state: Any) -> bool:
@@ -367,7 +376,7 @@ class Keeper:
         """All chains are about to begin a stage."""
 
     def replayed(self, batch: Batch) -> int | None:
-        """Rows at both ends of a stage at which a batch is to be kept, for another run to compare; None for none."""
+        """Rows at the ends and in the middle of a stage that another run may take again to compare; None for none."""
         return None
 
     def keep(self, job: Job, came: Advanced) -> None:

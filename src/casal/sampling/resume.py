@@ -1,8 +1,8 @@
 """Runs that last: batches go to a store as they end, and a run goes on from what is there.
 
 A stored run is known by its settings, and by what it does: before it goes on, the start of its first batch, a few of
-the first steps after it and the last steps of the latest stage are taken again, and every bit is compared. So another
-model, set, decoder, method or start is refused, whatever its code looks like.
+the first steps after it, and steps in the middle and at the end of the latest stage are taken again, and every bit is
+compared. So another model, set, decoder, method or start is refused, whatever its code looks like.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from casal.sampling.result import SampleResult, about, batch_data, set_data, sna
 from casal.sampling.trace import Trace
 from casal.store import CHECKPOINT, RunStore, digest, named_errors
 
-REPLAYED = 0.01
-"""Share of the steps of a run that each of two replays takes, at most; one step at least."""
+REPLAYED = 0.006
+"""Share of the steps of a run that each of three replays takes, at most; one step at least."""
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 VERSIONS = ("casal", "torch", "python")
@@ -151,7 +151,7 @@ class StoreKeeper(Keeper):
         if found is not None:
             state = prepared.start(batch, Uncounted())
             self._compare("the start", found[0], state)
-        for name in ("first steps", "last steps"):
+        for name in ("first steps", "middle steps", "last steps"):
             found = self.store.read_arrays(name)
             if found is None:
                 continue
@@ -191,13 +191,10 @@ class StoreKeeper(Keeper):
                 )
 
     def _keep_proof(self, job: Job, came: Advanced) -> None:
-        """What the next resume compares with: steps at the beginning of the run, and at the end of the latest stage."""
+        """What the next resume compares with: steps at the beginning of the run, and of the latest stage."""
         if not came.marks or came.interrupted or job.stage == self._latest:
             return
-        begin, early, late, end = came.marks
-        pairs = {"last steps": (late, end)}
-        if not self._first:
-            pairs["first steps"] = (begin, early)
+        pairs = {name: pair for name, pair in came.marks.items() if name != "first steps" or not self._first}
         self._first, self._latest = True, job.stage
         batch = [came.batch.index, came.batch.start, came.batch.stop]
         for name, (before, after) in pairs.items():

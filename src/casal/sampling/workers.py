@@ -30,6 +30,9 @@ from casal.sampling.threads import one_thread
 NOWHERE = -1
 """No batch may go on."""
 
+AWAKE = 0.1
+"""Seconds after which whoever waits for threads wakes up: only then Python handles a signal that another thread got."""
+
 Task: TypeAlias = Callable[[Prepared, Work, Watch, Walk], Advanced]
 """A function at the top of a module, so that it can be sent to a worker."""
 
@@ -141,7 +144,7 @@ class Threads(Workers):
         """What comes back, as it comes, and is then let go. After Ctrl-C, as far as it is."""
         while pending:
             try:
-                done, _ = wait(pending, return_when=FIRST_COMPLETED)
+                done, _ = wait(pending, timeout=AWAKE, return_when=FIRST_COMPLETED)
             except KeyboardInterrupt:
                 self.interrupted = True
                 self._stop(NOWHERE)
