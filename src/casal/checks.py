@@ -48,8 +48,10 @@ class StartDensity(Protocol):
 
 def whole_number(value: object, name: str, least: int) -> int:
     """``value`` as an int, or SettingError: whole numbers of Python, NumPy and torch are, 8.0, True and "8" are not."""
-    with suppress(TypeError, ValueError, RuntimeError):
+    with suppress(TypeError, RuntimeError):
         if not isinstance(value, bool) and (number := index(value)) >= least:  # type: ignore[arg-type]
+            if number.bit_length() > 63:  # which Python may not even print
+                raise SettingError(f"{name} must be below 2**63, got a number of {number.bit_length()} bits")
             return number
     raise SettingError(f"{name} must be a whole number >= {least}, got {value!r}")
 

@@ -1029,7 +1029,7 @@ def _right_of(numbers: Tensor, lengths: Tensor, b: Tensor) -> tuple[Tensor, Tens
     if not (bool(torch.isfinite(numbers).all()) and bool(torch.isfinite(b).all())):
         raise InfeasibleSet("the equations contain non-finite numbers")
     empty, count = lengths == 0, len(lengths)
-    wrong = torch.nonzero((empty & (b != 0)).reshape(-1, count))
+    wrong = torch.nonzero((empty & (b != 0)).reshape(-1, max(count, 1)))  # there may be no row at all
     if len(wrong):
         row, value = int(wrong[0, 1]), float(b.reshape(-1, count)[tuple(wrong[0])])
         raise InfeasibleSet(f"row {row} of A is zero but b[{row}] = {value:g}: no z can satisfy it")
