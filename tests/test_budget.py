@@ -37,24 +37,24 @@ class Package(NamedTuple):
 
 BUDGET = {
     "casal": Package(
-        files=7, code=460, constants=3, imports=1
+        files=7, code=461, constants=3, imports=1
     ),  # streams by key; linalg took a solver that targets had twice
-    "constraints": Package(files=25, code=7710, constants=152, imports=12),
+    "constraints": Package(files=25, code=7698, constants=152, imports=12),
     "decoders": Package(files=5, code=880, constants=4, imports=2),
-    "diagnostics": Package(files=10, code=1325, constants=67, imports=10),
+    "diagnostics": Package(files=10, code=1321, constants=67, imports=9),
     "integrations": Package(files=7, code=840, constants=5, imports=6),  # callbacks for every kind of stage
     "methods": Package(
-        files=30, code=5240, constants=132, imports=11
+        files=30, code=5212, constants=132, imports=11
     ),  # settings that are no numbers are refused in words
-    "sampling": Package(files=27, code=3444, constants=75, imports=13),
-    "store": Package(files=5, code=613, constants=3, imports=2),
+    "sampling": Package(files=19, code=3116, constants=60, imports=12),
+    "store": Package(files=3, code=594, constants=3, imports=1),
     "targets": Package(
-        files=8, code=1560, constants=17, imports=3
+        files=8, code=1551, constants=17, imports=3
     ),  # functions that fail are named; models can be pickled
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 35407
+LINES = 34907
 """Of all files together, everything counted."""
 
 METHODS = {
