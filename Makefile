@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo check test test-library test-lab test-all lint format bench fuzz docs clean
+.PHONY: help venv demo check test test-library test-lab test-all lint format bench fuzz package docs clean
 
 # One file of tests stays on one process: its cached runs are made once. The log ends with the longest tests. Files are taken
 # in their order: by default those with few tests, often the longest, would come last, and one process would wait.
@@ -59,6 +59,12 @@ MINUTES ?= 20
 fuzz: $(STAMP) ## random sets, kills and damage for MINUTES=20 minutes, then the property tests on random examples
 	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --minutes $(MINUTES)
 	$(PYTEST) -m hypothesis --hypothesis-profile random tests
+
+package: $(STAMP) ## build both distributions into dist/ and check what an index would show of them
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m build --no-isolation --outdir dist lab
+	$(BIN)/python -m twine check --strict dist/*
 
 docs: $(STAMP) ## build the documentation into site/, warnings are errors
 	$(BIN)/mkdocs build --strict
