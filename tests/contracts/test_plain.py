@@ -107,6 +107,18 @@ def test_a_set_with_every_method(case: SetCase, part: int) -> None:
     assert len(ended) >= len(METHODS) // EVERY
 
 
+@pytest.mark.parametrize("method", (*METHODS, "auto"))
+def test_a_thousand_chains_in_one_dimension(method: str) -> None:
+    """In a set that none of them leaves, in one that some leave, and in one that none starts in."""
+    for constraint, where in (
+        (casal.Ball(10.0), "some"),
+        (casal.Box(-0.5, 1.0), "some"),
+        (casal.Sphere(1.0), "inside"),
+    ):
+        row = Row(SetCase("line", constraint, (1,)), method, where, 1000, torch.float32)
+        assert outcome(row) in ("ran", "SettingError")
+
+
 @pytest.mark.parametrize(
     "numbers",
     [float, lambda v: torch.tensor(v), lambda v: torch.tensor(v, dtype=torch.float64), numpy.float32, numpy.float64],
