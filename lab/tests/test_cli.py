@@ -76,6 +76,8 @@ def test_the_numbers_in_the_help_are_those_of_the_benchmark() -> None:
 INTERRUPTED = """
 import signal, sys
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background starts without
+
 class Stop:
     def find_spec(self, name, path=None, target=None):
         if name == {module!r}:

@@ -36,7 +36,7 @@ def far_half_space(problem: Problem) -> tuple[casal.Constraint, ModeDistribution
 
 
 def samples(problem: Problem, constraint: casal.Constraint | None = None) -> Tensor:
-    constraint = constraint or problem.constraint
+    constraint = problem.constraint if constraint is None else constraint
     result = casal.sample(problem.target, constraint, METHOD, N, seed=1, check=False)
     assert bool(result.certificate.feasible.all())
     return result.samples

@@ -238,10 +238,10 @@ def test_pictures_enlarge_and_the_explorer_follows_its_sliders(browser: Any, pag
 
     mean, spread = data["densities"]["Algorithm 1"][0][20]
     assert [float(text) for text in drag(20, 0)[:2]] == pytest.approx([mean, spread], abs=1e-4)
-    before = page.locator("#densities .exact").nth(4).get_attribute("d")
+    before = page.locator("#densities .density").nth(4).get_attribute("d")
     assert drag(40, 7)[0] == "diverges"
-    assert page.locator("#densities .exact").first.get_attribute("d") == ""
-    assert page.locator("#densities .exact").nth(4).get_attribute("d") != before
+    assert page.locator("#densities .density").first.get_attribute("d") == ""
+    assert page.locator("#densities .density").nth(4).get_attribute("d") != before
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert said == []
     page.close()
