@@ -46,7 +46,7 @@ BUDGET = {
     "methods": Package(
         files=30, code=5212, constants=132, imports=11
     ),  # settings that are no numbers are refused in words
-    "sampling": Package(files=19, code=3116, constants=60, imports=12),
+    "sampling": Package(files=19, code=3117, constants=61, imports=12),  # a tolerance for scores with solvers inside
     "store": Package(files=3, code=594, constants=3, imports=1),
     "targets": Package(
         files=8, code=1551, constants=17, imports=3
@@ -54,7 +54,7 @@ BUDGET = {
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 34907
+LINES = 34911
 """Of all files together, everything counted."""
 
 METHODS = {

@@ -27,6 +27,10 @@ PROBE = 2
 SAME_ROW = 1e-3
 """Relative difference of the score at one point in two rows, from which on it depends on the row."""
 
+COMPANY = 0.02
+"""The same where other rows are added to a call. Iterative solvers inside a score (posterior) stop by all rows of a
+call, which changed scores by 1.4e-3."""
+
 DIFFERENCE, DISAGREEMENT = 0.02, 0.2
 """Half the change of a potential over which it is compared with its gradient, and the share they may differ by."""
 
@@ -335,7 +339,7 @@ def _check_company(problem: Problem, rows: Tensor, alone: Tensor) -> None:
         beside = problem.replace(target=target.take(twice)).score(torch.cat([rows, others]), t)[:count]
     except CasalError:  # it need not be defined at the others
         return
-    if _close(alone, beside) or not _close(alone, problem.score(rows, t)):  # else it is random
+    if _close(alone, beside, COMPANY) or not _close(alone, problem.score(rows, t)):  # else it is random
         return
     raise SettingError(
         f"the gradient of {target.name} at a chain changes with the other chains of a call (by "
@@ -344,10 +348,10 @@ def _check_company(problem: Problem, rows: Tensor, alone: Tensor) -> None:
     )
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
+def _close(one: Tensor, other: Tensor, share: float = SAME_ROW) -> bool:
     """Whether two scores are the same up to rounding in batches of another size."""
     apart, size = (one - other).abs().max(), torch.maximum(one.abs().max(), other.abs().max())
-    return bool(apart <= max(SAME_ROW, 10 * torch.finfo(one.dtype).eps) * size)
+    return bool(apart <= max(share, 10 * torch.finfo(one.dtype).eps) * size)
 
 
 def _check_potential(problem: Problem, x: Tensor) -> None:
