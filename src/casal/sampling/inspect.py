@@ -82,7 +82,7 @@ def try_out(target: Target, constraint: Constraint, n: int, options: Options) ->
         centred, offset = (options.decoder or Identity()).centred(probe)
         inside = constraint if offset is None else constraint.shifted(-offset)
         problem = Problem(target, inside, centred.to(probe), probe[:0], row_dtype=row_dtype)
-        return Tried(problem, _check_context(problem.replace(usage=Uncounted()), probe, n, options), centred, offset)
+        return Tried(problem, _check_problem(problem.replace(usage=Uncounted()), probe, n, options), centred, offset)
 
     few = min(n, PROBE)
     try:
@@ -253,7 +253,7 @@ def _check_points(x: Tensor, first: int, steps: int) -> None:
         )
 
 
-def _check_context(problem: Problem, probe: Tensor, n: int, options: Options) -> Event:
+def _check_problem(problem: Problem, probe: Tensor, n: int, options: Options) -> Event:
     """Try the potential, the score, the decoder and the projection on some starting points.
 
     Returns:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -163,7 +162,7 @@ class Advanced(NamedTuple):
     usage: Usage
     trace: Trace
     snapshots: dict[int, Tensor]
-    marks: Mapping[str, tuple[Mark, Mark]] = MappingProxyType({})
+    marks: Mapping[str, tuple[Mark, Mark]]
     interrupted: bool = False
 
 
@@ -174,7 +173,7 @@ CHECK_EVERY = 16
 def begin(prepared: Prepared, work: Work, watch: Watch, walk: Walk) -> Advanced:
     """The first state of a batch."""
     usage = Usage()
-    return Advanced(work.batch, prepared.start(work.batch, usage), 0, usage, Trace(), {})
+    return Advanced(work.batch, prepared.start(work.batch, usage), 0, usage, Trace(), {}, {})
 
 
 def advance(prepared: Prepared, work: Work, watch: Watch, walk: Walk, check_every: int = CHECK_EVERY) -> Advanced:
