@@ -29,7 +29,7 @@ ALL_OF_SPACE: dict[str, Constraint] = {
     "HalfSpace at infinity": HalfSpace([1.0, 0.0], math.inf),
     "HalfSpace for each chain": HalfSpace([0.0, 0.0], PerChain([0.0] * 16)),
 }
-BOUNDS_ALONE = ("LookAhead", "BoundedHMC", "ReflectedHMC")
+BOUNDS_ALONE = ("LookAhead", "BoundedHMC")
 """Methods that refuse a set without rows."""
 
 
@@ -159,17 +159,20 @@ def test_a_set_out_of_range_says_how_to_rescale() -> None:
 
 
 @pytest.mark.parametrize(
-    ("constraint", "words"),
-    [(Ball(1e-8), "tiny beside the model"), (Box(30.0, 31.0), "all 200 samples are one and the same point")],
+    ("constraint", "method", "words"),
+    [
+        (Ball(1e-8), "auto", "tiny beside the model"),
+        (Box(30.0, 31.0), "WeightedCASAL", "all 200 samples are one and the same point"),
+    ],
 )
-def test_a_set_that_the_chains_do_not_resolve_is_named(constraint: Constraint, words: str) -> None:
+def test_a_set_that_the_chains_do_not_resolve_is_named(constraint: Constraint, method: str, words: str) -> None:
     def init(n: int, generator: torch.Generator) -> Tensor:
         return torch.randn(n, 2, generator=generator)
 
     target = casal.langevin(lambda x: x, steps=100, step_size=0.1, init=init)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CasalWarning)
-        found = casal.sample(target, constraint, n=200, seed=0).fidelity
+        found = casal.sample(target, constraint, method, n=200, seed=0).fidelity
     assert found.verdict == "suspect" and words in found.reasons[0]
 
 

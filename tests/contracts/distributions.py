@@ -293,7 +293,7 @@ def smallest(z: Tensor) -> Tensor:
 
 def on_density(rho: float, bounds: bool = False) -> dict[str, Any]:
     """The methods that promise the distribution of a fixed density, one of them inside bounds alone."""
-    inside = {"ReflectedHMC": casal.ReflectedHMC()} if bounds else {}
+    inside = {"HMC": casal.HMC()} if bounds else {}
     return {"WeightedCASAL": casal.WeightedCASAL(rho), **inside, "auto": "auto"}
 
 
@@ -670,7 +670,7 @@ def rows(
     decoder: casal.Decoder | None = None,
     unit: float = 1.0,
     steps: int = 400,
-    methods: Sequence[str] = ("WeightedCASAL", "ReflectedHMC", "gibbs", "metropolis", "Twisted", "auto"),
+    methods: Sequence[str] = ("WeightedCASAL", "HMC", "gibbs", "metropolis", "Twisted", "auto"),
     bounds: bool = False,
 ) -> list[Row]:
     """A row for each kind of model of the same distribution.

@@ -71,7 +71,7 @@ METHODS: dict[str, tuple[Model, Callable[[float], Any], str]] = {
     "twisted": (diffusion, lambda s: casal.Twisted(100 / s**2, moves=2, inner_steps=2, twist=1 / s**2), "affine"),
     "ahead": (diffusion, lambda s: casal.LookAhead(levels=6), "norm"),
     "bounded": (diffusion, lambda s: casal.BoundedHMC(levels=5, leapfrogs=2), "total"),
-    "reflected": (density, lambda s: casal.ReflectedHMC(), "box"),
+    "reflected": (density, lambda s: casal.HMC(), "box"),
     "auto": (density, lambda s: "auto", "sphere"),
 }
 
@@ -100,7 +100,7 @@ def test_bounds_in_units_of_their_own_for_each_coordinate() -> None:
     decoder, a = Standardise(mean, std), torch.ones(1, D, dtype=F64)
     plain = BOX & casal.Affine(a, 1.0)
     physical = casal.Box(mean - 0.8 * std, mean + 1.5 * std) & casal.Affine(a / std, 1.0 + (a / std) @ mean)
-    for model, method in ((density, casal.ReflectedHMC()), (diffusion, casal.BoundedHMC(levels=5, leapfrogs=2))):
+    for model, method in ((density, casal.HMC()), (diffusion, casal.BoundedHMC(levels=5, leapfrogs=2))):
         ours = casal.sample(model(), physical, method, N, decoder=decoder, check=False)
         theirs = casal.sample(model(), plain, method, N, check=False)
         assert float(((ours.samples - mean) / std - theirs.samples).abs().max()) < 1e-7

@@ -130,7 +130,7 @@ def rows(
     bounds: bool = False,
     unit: float = 1.0,
     steps: int = 400,
-    methods: tuple[str, ...] = ("WeightedCASAL", "ReflectedHMC", "gibbs", "metropolis", "Twisted", "auto"),
+    methods: tuple[str, ...] = ("WeightedCASAL", "HMC", "gibbs", "metropolis", "Twisted", "auto"),
     edge: Map | None = None,
     margin: float = 0.05,
     shares: Map | None = None,
@@ -146,7 +146,7 @@ def rows(
     every: dict[str, dict[str, Any]] = {
         "density": {
             "WeightedCASAL": casal.WeightedCASAL(sigma**-2),
-            **({"ReflectedHMC": casal.ReflectedHMC()} if bounds else {}),
+            **({"HMC": casal.HMC()} if bounds else {}),
             "auto": "auto",
         }
     }
@@ -527,7 +527,7 @@ ROWS: list[Row] = [
     ),
     *orthant(20),
     # WeightedCASAL has 45 to 75 ancestors left here and says "too few": it promises nothing
-    *orthant(50, models=("density",), methods=("ReflectedHMC", "auto")),
+    *orthant(50, models=("density",), methods=("HMC", "auto")),
     *rows(
         "polytope 3-D",
         Polytope(SIDES, HEIGHTS),

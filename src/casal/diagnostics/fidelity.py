@@ -471,7 +471,7 @@ def crossings(evidence: Evidence) -> Finding:
 
 
 def remembered(evidence: Evidence) -> Finding:
-    """Whether chains that move on their own have forgotten where they were, by their ``anchor`` (``ReflectedHMC``).
+    """Whether chains that move on their own have forgotten where they were, by their ``anchor`` (``HMC``).
 
     After a tempered start the modes have their weights, so that chains may stay in them: they are compared within
     modes.
@@ -486,7 +486,7 @@ def remembered(evidence: Evidence) -> Finding:
     elif tempered and evidence.modes.number > 1:
         labels = evidence.modes.label
     notes = _tempered_notes(evidence.run.trace)
-    found = memory(anchor[evidence.index], evidence.flat, labels)
+    found = memory(anchor[evidence.index], evidence.run.state.y[evidence.index], labels)
     if found is None:
         few = "too few chains to check whether they have forgotten their start"
         return Finding({"memory": NOT_CHECKED}, notes=(few, *notes))
@@ -511,7 +511,7 @@ def remembered(evidence: Evidence) -> Finding:
 
 
 def _tempered_notes(trace: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """What a tempered start (``ReflectedHMC``) says of the weights of modes."""
+    """What a tempered start (``HMC``) says of the weights of modes."""
     if "tempered" not in trace:
         return ()
     worth = float(trace["tempered_ancestors"][-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from casal.methods.auto import LADDER_DIMENSION, choose
+from casal.methods.auto import LADDER_DIMENSION, choose, inside
 from casal.methods.base import (
     Each,
     Method,
@@ -30,11 +30,12 @@ from casal.methods.baselines import (
 from casal.methods.bounded_hmc import BoundedHMC
 from casal.methods.casal import CASAL
 from casal.methods.coupling import lift, onto
+from casal.methods.hmc import HMC
 from casal.methods.look_ahead import LookAhead, straight
+from casal.methods.memory import centred, memory
 from casal.methods.moves import RANGE, data_floor
 from casal.methods.population import effective_ancestors, effective_size, normalised, systematic
 from casal.methods.problem import Problem, Uncounted, Usage, few_chains, move, pick
-from casal.methods.reflected_hmc import ReflectedHMC, centred, memory
 from casal.methods.split_gibbs import SplitGibbs
 from casal.methods.twisted import Twisted
 from casal.methods.weighted import WeightedCASAL
@@ -73,7 +74,7 @@ METHODS: dict[str, Entry] = {
     "Twisted": Entry(Twisted(30.0, moves=6), "diffusion", "#332288"),
     "LookAhead": Entry(LookAhead(levels=8, moves=1, path=3), "diffusion", "#AA4499"),
     "BoundedHMC": Entry(BoundedHMC(levels=10, leapfrogs=2), "diffusion", "#661100", bounds=True),
-    "ReflectedHMC": Entry(ReflectedHMC(), "density", "#999933", bounds=True),
+    "HMC": Entry(HMC(), "density", "#999933"),
 }
 """Every method by the name that tables and pictures use. The command line, the contracts, the report's colours and the
 docs read it. The colours are Okabe and Ito's palette, widened by colours of Tol's."""
@@ -81,6 +82,7 @@ docs read it. The colours are Okabe and Ito's palette, widened by colours of Tol
 __all__ = [
     "CASAL",
     "DPS",
+    "HMC",
     "LADDER_DIMENSION",
     "METHODS",
     "RANGE",
@@ -95,7 +97,6 @@ __all__ = [
     "PrimalDual",
     "Problem",
     "Projected",
-    "ReflectedHMC",
     "SplitGibbs",
     "Stage",
     "TableRow",
@@ -113,6 +114,7 @@ __all__ = [
     "few_chains",
     "gaussian",
     "generator_of",
+    "inside",
     "key",
     "lift",
     "memory",

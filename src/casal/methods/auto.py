@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
+from casal.errors import SettingError
 from casal.methods.base import Method
 from casal.methods.bounded_hmc import FEWEST_CHAINS, BoundedHMC
 from casal.methods.coupling import has_edge
+from casal.methods.hmc import HMC
 from casal.methods.look_ahead import LookAhead
+from casal.methods.population import groups_of
 from casal.methods.problem import Problem
-from casal.methods.reflected_hmc import ReflectedHMC
 from casal.methods.split_gibbs import SplitGibbs
 from casal.methods.weighted import WeightedCASAL
 
@@ -30,9 +34,9 @@ MOST_NOISE = 1 << 28
 LADDER_DIMENSION = 16
 """Up to here a ladder of couplings is taken; in more dimensions it loses its ancestors, and the look ahead does not."""
 
-BOUNDED_DIMENSION = 16
-"""From here on chains move inside the bounds of a fixed density; in fewer dimensions a ladder of couplings keeps its
-ancestors, and gives separate modes better weights."""
+INSIDE_DIMENSION = 16
+"""From here on chains move inside the set of a fixed density whatever it is; in fewer dimensions a ladder of couplings
+keeps its ancestors, and gives separate modes and components better weights."""
 
 MOVES_ABOVE = 0.3
 """Noise level, in units of the spread, below which trajectories do not ask a network that errs there."""
@@ -69,15 +73,15 @@ def choose(
 ) -> Choice:
     """Choose the method that measurements recommend (docs/methods.md has the figures).
 
-    - a fixed density: ReflectedHMC for bounds on most coordinates in BOUNDED_DIMENSION dimensions or more, and
-      where the density is not defined off the set; otherwise WeightedCASAL;
+    - a fixed density: HMC where ``inside`` says so, and where the density is not defined or not integrable off the
+      set; otherwise WeightedCASAL;
     - a diffusion or flow model with a soft term, or in more than LADDER_DIMENSION dimensions: BoundedHMC for bounds on
       most coordinates, LookAhead for few equations and inequalities with gradients; for a network that errs at small
       noise or has an asymmetric derivative, SplitGibbs with a wide last level: it would be guided off the data;
     - otherwise: SplitGibbs.
 
-    The ladders find where they end from the chains themselves. All of them resample. If every chain has
-    its own set, resampling is impossible. That raises an error, because no other method promises the distribution.
+    The ladders find where they end from the chains themselves. All of them resample. If every chain has its own set,
+    resampling is impossible. That raises an error where HMC does not take the set either.
 
     Args:
         problem: Model, set and decoder.
@@ -93,13 +97,12 @@ def choose(
     """
     rows, size = len(problem.table), math.prod(problem.latent)
     if problem.table.static:
-        if size >= BOUNDED_DIMENSION and ReflectedHMC().fits(problem):
-            return Choice(ReflectedHMC(), f"ReflectedHMC for {size} dimensions: {rows} evaluations per chain")
-        if undefined and ReflectedHMC().fits(problem):
+        off = "not defined" if undefined else "" if integrable else "not integrable"
+        if off and HMC().fits(problem):
             return Choice(
-                ReflectedHMC(),
-                f"ReflectedHMC, whose chains stay inside, since the density is not defined off the set: {rows} "
-                "evaluations per chain",
+                HMC(),
+                f"HMC, whose chains stay inside, since the density is {off} off the set: at most {rows} evaluations "
+                "per chain",
             )
         method = WeightedCASAL(hold=not integrable)
         return Choice(method, f"WeightedCASAL with an adaptive ladder: {rows} evaluations per chain")
@@ -116,6 +119,32 @@ def choose(
     ladder = SplitGibbs(inner_steps=INNER_STEPS, levels=EDGE_LEVELS if has_edge(problem) else SURFACE_LEVELS)
     count = rows + ladder.inner_steps * SURFACE_LEVELS
     return Choice(ladder, f"SplitGibbs with an adaptive ladder: about {count} evaluations per chain")
+
+
+def inside(problem: Problem, n: int, x: Tensor) -> Choice | None:
+    """HMC for a fixed density, where that is known before any chain runs; else None.
+
+    In INSIDE_DIMENSION dimensions or more; in fewer, for a constant or Gaussian density on a flat set, which has one
+    mode, and where chains with sets of their own cannot be resampled.
+
+    Args:
+        problem: Model, set and decoder.
+        n: Chains.
+        x: Some starting points.
+    """
+    if not problem.table.static or not HMC().fits(problem):
+        return None
+    rows, size = len(problem.table), math.prod(problem.latent)
+    told = f"at most {rows} evaluations per chain"
+    if size >= INSIDE_DIMENSION:
+        return Choice(HMC(), f"HMC for {size} dimensions: {told}")
+    if HMC().one_mode(problem, x):
+        return Choice(HMC(), f"HMC, since the density has one mode on a flat set: {told}")
+    try:
+        groups_of(problem, n)
+    except SettingError:
+        return Choice(HMC(), f"HMC, whose chains need not be resampled, since they have sets of their own: {told}")
+    return None
 
 
 def _many_dimensions(

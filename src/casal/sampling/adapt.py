@@ -28,6 +28,7 @@ from casal.methods import (
     choose,
     data_floor,
     gaussian,
+    inside,
     move,
     noise_levels,
     straight,
@@ -81,14 +82,20 @@ def adapt(problem: Problem, method: Method[Any] | str, n: int, points: Points, *
         seed: Of the run.
         check: Whether evaluations may be spent on a given step size of a named method.
     """
-    given = method if isinstance(method, Method) else None
+    given, choice = method if isinstance(method, Method) else None, None
+    if given is None:
+        probe, stream = problem.replace(usage=Usage()), keyed(seed, "pilot", device=problem.like.device)
+        chains = torch.linspace(0, n - 1, min(n, PILOT_CHAINS), dtype=torch.float64).round().long()
+        early = inside(probe, n, points(chains, stream)) if problem.table.static else None
+        if early is not None:
+            given, choice = early
+            problem = _paid(problem, probe.usage.scores / n)
     problem, pilot, corrected, notes, checked = _adapt_steps(problem, given, n, points, seed, check)
     if problem.table.static and problem.target.potential is not None and not _starts_apart(problem.target):
         stream = keyed(seed, "density of the start", device=problem.like.device)
         with one_thread():
             start = fit_start(problem.target.init, problem.latent, n, stream)
         problem = problem.replace(start=start)
-    choice = None
     if given is None:
         network = _check_denoiser(problem, n, points, seed)
         given, choice = choose(
@@ -124,9 +131,12 @@ def _adapt_steps(
         Problem, pilot, whether the step size is that of the pilot, notes, and evaluations that were only a check.
     """
     target, auto = problem.target, method is None
+    if method is not None and method.adapts:  # it finds its own steps, and asks the density inside the set only
+        step = 1.0 if target.tune is not None and target.tune.step_size else None
+        settled = target if target.tune is None else with_settings(target, step_size=step)
+        return problem.replace(target=settled), None, False, (), 0.0
     promises = method is None or method.promises_distribution
-    fixed = method is not None and not method.adapts
-    checks = target.table.static and promises and (auto or (fixed and check and _pilot_pays(len(target.table), n)))
+    checks = target.table.static and promises and (auto or (check and _pilot_pays(len(target.table), n)))
     checks = checks and not target.condition  # a few chains may miss the condition whose density is stiffest
     if target.tune is None and not checks:
         return problem, None, False, (), 0.0
@@ -198,7 +208,7 @@ def _support_objections(pilot: Pilot | None, target: Target) -> tuple[str, ...]:
         return ()
     return (
         f"the density of {target.name} is not a number at {100 * pilot.undefined:.3g} % of the points that free chains "
-        "go to: nothing is known of chains there. Take casal.ReflectedHMC(), whose chains stay in the set, or let f "
+        "go to: nothing is known of chains there. Take casal.HMC(), whose chains stay in the set, or let f "
         "be finite off the set too",
     )
 

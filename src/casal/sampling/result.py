@@ -389,9 +389,10 @@ def _fidelity(prepared: Prepared, result: SampleResult, problem: Problem) -> Fid
     if result.partial:
         done = int(result.steps.min())
         objections += (f"the run was interrupted after {done} of {prepared.steps} steps; run it to the end",)
+    allowed = float(len(problem.table)) if prepared.method.adapts else 0.0  # what it leaves may be spent on checks
     with one_thread():
         return assess(
-            Evidence(result, problem, result.cost.score_evaluations, result.cost.projections),
+            Evidence(result, problem, max(result.cost.score_evaluations, allowed), result.cost.projections),
             promised=prepared.method.promises_distribution,
             method=prepared.method.name,
             spend=False if result.partial else prepared.options.check,

@@ -469,7 +469,7 @@ def cases() -> list[Case]:
             "orthant in 64-D",
             ORTHANT,
             Model(aligned(torch.zeros(1, 64), 1.0, [1.0]), steps=200),
-            casal.ReflectedHMC(),
+            casal.HMC(),
             lambda: drawn(torch.randn((DRAWS, 64), generator=torch.Generator().manual_seed(0), dtype=F64).abs()),
             edge=True,
         ),

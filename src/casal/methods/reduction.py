@@ -1,0 +1,406 @@
+"""A set with flat sides, reduced once to the walls of a body with an interior.
+
+    {x : low <= G x <= high}  =  {origin + N y : C y <= c},      c > 0: y = 0 is an interior point
+
+1. Implied equations. A wall that no point of the set leaves is an equation: z >= 0 and z <= 0 written as two walls, or
+   a flux that the others force to its bound. One linear programme maximises the sum of slacks, each capped. Walls that
+   got some are put aside, and the programme is repeated for the others until none of them gets any.
+2. Null space. Rows of the equations that depend on others are left out, and N is the rest of a QR of E^T.
+3. Interior point: the centre of the largest ball inside the walls, its radius capped for unbounded sets. From there a
+   few Newton steps lead to the analytic centre where the set is bounded.
+4. Walls. Of two parallel ones the tighter stays. A wall that is hit by a ray from the interior point is needed. For
+   each of the others a linear programme asks whether the rest implies it.
+
+The programmes are solved by HiGHS, which SciPy brings, to 1e-10: at its default of 1e-7 a set of width 1e-7 would pass
+for a plane. SciPy is an optional dependency (``pip install casal[flat]``). Without it, and for sets that differ from
+chain to chain, a point of the relative interior is the mean of projections of random points onto the set, walls without
+slack there are equations, and walls that the others imply stay: they cost time and change nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from casal.constraints import Constraint
+from casal.errors import InfeasibleSet, SettingError
+from casal.methods.problem import Problem
+
+SLACK, LP_TOLERANCE, ROUGH_SLACK = 1e-9, 1e-10, 1e-7
+"""Slack, in units of the walls' levels, below which a wall is an equation; tolerance of the programmes; and the same
+slack where a point of the interior comes from projections."""
+
+RANK = 1e-9
+"""Length of what is left of a unit row of the equations, below which it depends on the rows before it."""
+
+LARGEST_RADIUS = 1.0
+"""Radius, in units of the walls' levels, at which the ball in an unbounded set ends."""
+
+CENTRED = 60
+"""Newton steps for the analytic centre, at most."""
+
+RAYS, MOST_PROGRAMMES = 4000, 400
+"""Rays that look for needed walls; and walls beyond which the rest is not looked at one by one."""
+
+TRIALS = 64
+"""Projected points whose mean is an interior point."""
+
+MOST_NUMBERS = 1 << 24
+"""Numbers of the matrix of walls beyond which a set is not written out."""
+
+
+class Reduction(NamedTuple):
+    """{origin + N y : C y <= c}.
+
+    Attributes:
+        origin: An interior point, (1 or n, d) float64.
+        basis: N (d, r) with orthonormal columns; None for the identity.
+        walls: C (m, r), unit rows.
+        room: c (1 or n, m) > 0.
+        fixed: Coordinates that have one value.
+        aligned: Whether N is the identity and every wall bounds one coordinate.
+    """
+
+    origin: Tensor
+    basis: Tensor | None
+    walls: Tensor
+    room: Tensor
+    fixed: int
+    aligned: bool
+
+    @property
+    def dimension(self) -> int:
+        """r."""
+        return self.walls.shape[1]
+
+    def take(self, some: slice) -> Reduction:
+        """Of some chains."""
+        if len(self.room) == 1:
+            return self
+        return self._replace(origin=self.origin[some], room=self.room[some])
+
+    def outward(self, y: Tensor) -> Tensor:
+        """origin + N y."""
+        return self.origin + (y if self.basis is None else y @ self.basis.T)
+
+    def inward(self, x: Tensor) -> Tensor:
+        """N^T (x - origin)."""
+        away = x - self.origin
+        return away if self.basis is None else away @ self.basis
+
+    def pull(self, gradient: Tensor) -> Tensor:
+        """N^T g."""
+        return gradient if self.basis is None else gradient @ self.basis
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """Low and high (1 or n, r) of y, where all walls are bounds."""
+        place, upper = self.walls.abs().argmax(1), self.walls.sum(1) > 0
+        high = self.room.new_full((len(self.room), self.dimension), torch.inf)
+        low = -high
+        high[:, place[upper]], low[:, place[~upper]] = self.room[:, upper], -self.room[:, ~upper]
+        return low, high
+
+    def drawn_in(self, y: Tensor, share: float) -> Tensor:
+        """Points outside, moved towards the interior point: to a share of the way from there to the first wall."""
+        if not len(self.walls):
+            return y
+        reach = ((y @ self.walls.T) / self.room).amax(1, keepdim=True)
+        return torch.where(reach > share, y * (share / reach), y)
+
+
+def reduction(problem: Problem) -> Reduction | None:
+    """The set of latents {x : A x in C}, reduced; None if C or the decoder is of another kind. Made once.
+
+    Raises:
+        InfeasibleSet: It is empty.
+    """
+    constraint, decoder = problem.constraint, problem.decoder
+    if constraint.in_pieces or not decoder.linear:
+        return None
+    name = "identity" if problem.identity else id(decoder)
+    return constraint._once(("reduction", problem.latent, problem.like.device, name), lambda: _reduce(problem))
+
+
+def _reduce(problem: Problem) -> Reduction | None:
+    found = _rows(problem)
+    if found is None:
+        return None
+    matrix, low, high = found
+    if matrix.numel() > MOST_NUMBERS:
+        return None
+    length = torch.linalg.vector_norm(matrix, dim=1)
+    some = length > 1e-12 * float(length.max()) if len(length) else length > 0
+    matrix, low, high = matrix[some] / length[some, None], low[:, some] / length[some], high[:, some] / length[some]
+    equal = (low == high).all(0)
+    if bool(((low == high) & ~equal).any()):
+        return None  # equations of some chains alone
+    above, below = (torch.isfinite(side).any(0) & ~equal for side in (high, low))
+    walls = torch.cat([matrix[above], -matrix[below]])
+    level = torch.cat([high[:, above], -low[:, below]], 1)
+    device = problem.like.device
+    made = _reduced(problem, matrix[equal], low[:, equal], walls, level)
+    if made is None:
+        return None
+    basis = None if made.basis is None else made.basis.to(device)
+    return made._replace(
+        origin=made.origin.to(device), basis=basis, walls=made.walls.to(device), room=made.room.to(device)
+    )
+
+
+def _rows(problem: Problem) -> tuple[Tensor, Tensor, Tensor] | None:
+    """G (m, d), low and high (1 or n, m) in latent coordinates."""
+    constraint, latent = problem.constraint, problem.latent
+    event = problem.decoder.event(torch.zeros((1, *latent), dtype=problem.like.dtype, device=problem.like.device))
+    size = math.prod(event)
+    if constraint.flat_sided and constraint.chains is None and size * math.prod(latent) <= MOST_NUMBERS:
+        rows = constraint.linear(event)
+        if rows is None:
+            return None
+        matrix, low, high = rows.matrix, rows.low[None], rows.high[None]
+    elif constraint.flat_sided and constraint.smooth and size <= 2000:
+        found = _differentiated(constraint, event)
+        if found is None:
+            return None
+        matrix, low, high = found
+    else:
+        return None
+    if not problem.identity:
+        matrix = matrix @ problem.decoder.matrix(latent, problem.like).cpu()
+    return matrix, low, high
+
+
+def _differentiated(constraint: Constraint, event: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The rows of sets whose levels differ from chain to chain, read off their functions; None if they are not flat."""
+    n, size = constraint.chains or 1, math.prod(event)
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn((2, *event), generator=generator, dtype=torch.float64)[:, None].expand(2, n, *event)
+    sides, parts = constraint.bounds(event), list[tuple[Tensor, Tensor, Tensor]]()
+    for function, equations in ((constraint.equations, True), (constraint.inequalities, False)):
+        if not equations and sides is not None:
+            low, high = (side.reshape(-1, size).expand(n, size) for side in sides)
+            parts.append((torch.eye(size, dtype=torch.float64), low, high))
+            continue
+        matrices, levels = list[Tensor](), list[Tensor]()
+        for z in points:
+            values, slopes = differentiate(function, z.contiguous())
+            slopes = slopes.flatten(2)
+            if bool(((slopes - slopes[:1]).abs() > 1e-12 * (1.0 + slopes.abs())).any()):
+                return None
+            matrices.append(slopes[0])
+            levels.append(torch.einsum("mk,nk->nm", slopes[0], z.flatten(1)) - values)
+        same = torch.allclose(matrices[0], matrices[1], rtol=1e-10, atol=1e-12)
+        if not same or not torch.allclose(levels[0], levels[1], rtol=1e-9, atol=1e-9):
+            return None
+        level = levels[0]
+        parts.append((matrices[0], level if equations else torch.full_like(level, -torch.inf), level))
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts], 1), torch.cat([p[2] for p in parts], 1)
+
+
+def differentiate(function: Any, z: Tensor, graph: bool = False) -> tuple[Tensor, Tensor]:
+    """Values (n, m) of a function of chains, and its derivatives (n, m, *event); ``graph`` to differentiate again."""
+    with torch.enable_grad():
+        leaf = z if graph and z.requires_grad else z.detach().requires_grad_()
+        values = function(leaf)
+        if not values.shape[1]:
+            return values.detach(), z.new_zeros((len(z), 0, *z.shape[1:]))
+        if not values.requires_grad:
+            raise SettingError("automatic differentiation does not see through the functions of this set")
+        rows = [
+            torch.autograd.grad(values[:, i].sum(), leaf, retain_graph=True, create_graph=graph, allow_unused=True)[0]
+            for i in range(values.shape[1])
+        ]
+    slopes = torch.stack([torch.zeros_like(z) if row is None else row for row in rows], 1)
+    return (values, slopes) if graph else (values.detach(), slopes.detach())
+
+
+def _reduced(problem: Problem, E: Tensor, e: Tensor, W: Tensor, w: Tensor) -> Reduction | None:
+    """From equations E x = e and walls W x <= w, rows of length one; e and w are (1 or n, ...)."""
+    d, alone = E.shape[1], len(w) == 1 and len(e) == 1
+    lp = _highs() if alone else None
+    if lp is not None and len(W):
+        inner, implied = _implied(lp, E, e[0], W, w[0])
+    elif len(W):
+        inner, implied = _by_projections(problem, W, w)
+        if bool((implied != implied[:1]).any()):
+            return None
+        implied = implied[0]
+    else:
+        inner, implied = torch.zeros((len(e), d), dtype=torch.float64), torch.zeros(0, dtype=torch.bool)
+    E, e = torch.cat([E, W[implied]]), torch.cat([e.expand(len(w), -1), w[:, implied]], 1)
+    W, w, basis = W[~implied], w[:, ~implied], None
+    if len(E):
+        basis = _null_space(E)
+        gap = inner @ E.T - e
+        inner = inner - torch.linalg.lstsq(E, gap.T, driver="gelsd").solution.T
+        missed = float((inner @ E.T - e).abs().max())
+        if missed > 1e-7 * (1.0 + float(e.abs().max())):
+            raise InfeasibleSet(f"the equations of {problem.constraint!r} contradict each other by {missed:.3g}")
+    free = d if basis is None else basis.shape[1]
+    fixed = 0 if basis is None else int((basis.abs().amax(1) < 1e-12).sum()) if free else d
+    if free == 0:
+        return None
+    C = W if basis is None else W @ basis
+    length = torch.linalg.vector_norm(C, dim=1)
+    some = length > 1e-10
+    C, c = C[some] / length[some, None], (w - inner @ W.T)[:, some] / length[some]
+    C, c = _without_doubles(C, c)
+    aligned = basis is None and bool(((C != 0).sum(1) == 1).all())
+    if lp is not None and len(C):
+        y = _largest_ball(lp, C, c[0])
+        y = analytic_centre(C, c[0], y[0])[None]
+        inner, c = inner + (y if basis is None else y @ basis.T), c - y @ C.T
+        if not aligned:
+            kept = _needed(lp, C, c[0])
+            C, c = C[kept], c[:, kept]
+    if bool((c <= 0).any()):
+        return None
+    return Reduction(inner, basis, C, c, fixed, aligned)
+
+
+def _null_space(E: Tensor) -> Tensor:
+    """An orthonormal basis (d, r) of {v : E v = 0}, by a QR of the rows that do not depend on those before them.
+
+    It changes little where E changes little, as one from singular vectors does not.
+    """
+    found, kept = E.new_zeros((0, E.shape[1])), list[int]()
+    for i, row in enumerate(E):
+        rest = row - (row @ found.T) @ found
+        rest = rest - (rest @ found.T) @ found
+        length = float(torch.linalg.vector_norm(rest))
+        if length > RANK:
+            found, kept = torch.cat([found, rest[None] / length]), [*kept, i]
+    basis = torch.linalg.qr(E[kept].T, mode="complete").Q[:, len(kept) :]
+    return torch.where(basis.abs() < 1e-14, 0.0, basis)
+
+
+def _without_doubles(C: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Of parallel walls the tightest, where one is for every chain."""
+    if not len(C):
+        return C, c
+    _, group = torch.unique((C * 1e10).round(), dim=0, return_inverse=True)
+    if len(c) > 1:
+        least = torch.full((len(c), int(group.max()) + 1), torch.inf, dtype=c.dtype)
+        least = least.scatter_reduce(1, group.expand_as(c), c, "amin")
+        first = torch.full((int(group.max()) + 1,), len(C)).scatter_reduce(0, group, torch.arange(len(C)), "amin")
+        return C[first], least
+    order = torch.argsort(c[0], stable=True)
+    first = torch.full((int(group.max()) + 1,), len(C)).scatter_reduce(0, group[order], torch.arange(len(C)), "amin")
+    kept = order[first].sort().values
+    return C[kept], c[:, kept]
+
+
+# ---------------------------------------------------------------------------------------------------- programmes
+
+
+def _highs() -> Any:
+    """SciPy's linear programmes; None where SciPy is not installed."""
+    try:
+        from scipy.optimize import linprog
+    except ImportError:
+        return None
+    return linprog
+
+
+def _solved(lp: Any, cost: Tensor, **given: Any) -> Any:
+    options = {"primal_feasibility_tolerance": LP_TOLERANCE, "dual_feasibility_tolerance": LP_TOLERANCE}
+    found = lp(cost.numpy(), method="highs", options=options, **given)
+    if found.status == 2:
+        raise InfeasibleSet("the flat sides of the set have no common point")
+    if found.x is None:
+        raise SettingError(f"the linear programme of the set was not solved: {found.message}")
+    return found
+
+
+def _implied(lp: Any, E: Tensor, e: Tensor, W: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """A point (1, d) with slack at all walls that can have some, and the walls that cannot."""
+    from scipy.sparse import csr_matrix, hstack
+
+    m, d = W.shape
+    cap, open_, points = torch.maximum(torch.ones_like(w), 1e-3 * w.abs()), torch.ones(m, dtype=torch.bool), []
+    while bool(open_.any()):
+        index = torch.nonzero(open_).flatten()
+        k = len(index)
+        slacks = csr_matrix((torch.ones(k).numpy(), (index.numpy(), range(k))), shape=(m, k))
+        given = {"A_ub": hstack([csr_matrix(W.numpy()), slacks]), "b_ub": w.numpy()}
+        if len(E):
+            given |= {"A_eq": hstack([csr_matrix(E.numpy()), csr_matrix((len(E), k))]), "b_eq": e.numpy()}
+        cost = torch.cat([torch.zeros(d), -torch.ones(k)]).to(torch.float64)
+        sides = [(None, None)] * d + [(0.0, float(top)) for top in cap[index]]
+        found = torch.as_tensor(_solved(lp, cost, bounds=sides, **given).x)
+        points.append(found[:d])
+        got = found[d:] > SLACK
+        if not bool(got.any()):
+            break
+        open_[index[got]] = False
+    return torch.stack(points).mean(0, keepdim=True), open_
+
+
+def _by_projections(problem: Problem, W: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for every chain (n, d), (n, m), by the mean of projections of random points."""
+    n, generator = len(w), torch.Generator().manual_seed(0)
+    total = torch.zeros((n, W.shape[1]), dtype=torch.float64)
+    if not problem.identity:
+        raise SettingError("a set behind a decoder is reduced by linear programmes; pip install casal[flat]")
+    for k in range(TRIALS):
+        size = 10.0 ** (k % 4 - 1)
+        start = size * torch.randn((n, *problem.latent), generator=generator, dtype=torch.float64)
+        total += problem.constraint.project(start).flatten(1) / TRIALS
+    slack = w - total @ W.T
+    implied = slack <= ROUGH_SLACK * (1.0 + torch.where(torch.isfinite(w), w.abs(), 0.0))
+    return total, implied
+
+
+def _largest_ball(lp: Any, C: Tensor, c: Tensor) -> Tensor:
+    """The centre (1, r) of the largest ball."""
+    r, unit = C.shape[1], float(c.abs().median().clamp_min(1e-300))
+    cost = torch.zeros(r + 1, dtype=torch.float64)
+    cost[-1] = -1.0
+    given = torch.cat([C, torch.ones((len(C), 1), dtype=torch.float64)], 1)
+    sides = [(None, None)] * r + [(0.0, LARGEST_RADIUS * max(unit, 1.0))]
+    found = torch.as_tensor(_solved(lp, cost, A_ub=given.numpy(), b_ub=c.numpy(), bounds=sides).x)
+    y = found[None, :-1]
+    return y if float((c - y[0] @ C.T).min()) > 0.0 else torch.zeros_like(y)
+
+
+def analytic_centre(C: Tensor, c: Tensor, y: Tensor) -> Tensor:
+    """The least of -sum log(c - C y) by damped Newton steps from y; y itself where the set is unbounded."""
+    here = y
+    for _ in range(CENTRED):
+        s = c - C @ here
+        g, H = C.T @ (1.0 / s), C.T @ (C / s[:, None].square())
+        root, failed = torch.linalg.cholesky_ex(H)
+        if int(failed) or float(root.diagonal().min()) < 1e-7 * float(root.diagonal().max()):
+            return y
+        step = torch.cholesky_solve(g[:, None], root)[:, 0]
+        size = float((g @ step).clamp_min(0.0).sqrt())
+        here = here - step / (1.0 + size if size > 0.25 else 1.0)
+        if size < 1e-9:
+            return here
+    return y
+
+
+def _needed(lp: Any, C: Tensor, c: Tensor) -> Tensor:
+    """Whether the set would be larger without a wall, (m,) bool."""
+    m, r = C.shape
+    generator = torch.Generator().manual_seed(0)
+    curvature = C.T @ (C / c[:, None].square()) + 1e-12 * torch.eye(r, dtype=torch.float64)
+    root = torch.linalg.inv(torch.linalg.cholesky(curvature))
+    rays = torch.randn((RAYS, r), generator=generator, dtype=torch.float64) @ root
+    speed = rays @ C.T
+    first = torch.where(speed > 0, c / speed.clamp_min(1e-300), torch.inf).argmin(1)
+    needed = torch.zeros(m, dtype=torch.bool)
+    needed[first] = True
+    others = torch.nonzero(~needed).flatten().tolist()
+    if len(others) > MOST_PROGRAMMES:
+        return torch.ones(m, dtype=torch.bool)
+    alive = torch.ones(m, dtype=torch.bool)
+    for i in others:
+        alive[i] = False
+        given = torch.cat([C[alive], C[i : i + 1]]).numpy()
+        level = torch.cat([c[alive], c[i : i + 1] + 1.0]).numpy()
+        most = -_solved(lp, -C[i], A_ub=given, b_ub=level, bounds=(None, None)).fun
+        alive[i] = most > float(c[i]) + 1e-10 * (1.0 + abs(float(c[i])))
+    return alive
