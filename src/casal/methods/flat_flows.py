@@ -54,7 +54,13 @@ class Flowed(NamedTuple):
 
 
 def rounded(normals: Tensor, levels: Tensor, centre: Tensor, scale: Tensor) -> Walls:
-    """The walls of y = centre + L u in the coordinates u; ``scale`` is L (r, r), or its diagonal (r,)."""
+    """The walls of y = centre + L u in the coordinates u; ``scale`` is L (r, r), or its diagonal (r,).
+
+    A set without walls gets one at infinity.
+    """
+    if not len(normals):
+        normals = torch.eye(normals.shape[1], dtype=normals.dtype, device=normals.device)[:1]
+        levels = torch.full_like(normals[:, :1], torch.inf)
     turned = normals * scale if scale.ndim == 1 else normals @ scale
     length = torch.linalg.vector_norm(turned, dim=1)
     turned = turned / length[:, None]
@@ -122,8 +128,6 @@ def flow(walls: Walls, u: Tensor, flows: int, gaussian: bool, generator: torch.G
 
 def _line_hit(c: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     """Time of the first wall on u + t v, and which it is."""
-    if not p.shape[1]:
-        return torch.full_like(p[:, :1].sum(1), torch.inf), torch.zeros(len(p), dtype=torch.long, device=p.device)
     t, j = torch.where(q > 0, (c - p) / q, torch.inf).min(1)
     return t.clamp_min(0.0), j
 
@@ -133,8 +137,6 @@ def _orbit_hit(c: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
 
     w = (c - p) / (q + sqrt D)  for q > 0,   (|q| + sqrt D) / |c + p|  for q <= 0 and c + p < 0;   none for D < 0.
     """
-    if not p.shape[1]:
-        return _line_hit(c, p, q)
     s, over = (c - p).clamp_min(0.0), c + p
     D = q.square() - s * over
     root, up = D.clamp_min(0.0).sqrt(), q > 0
@@ -148,8 +150,6 @@ def drift(walls: Walls, u: Tensor, v: Tensor, time: Tensor) -> tuple[Tensor, Ten
     """Straight motion for the times (n,): the new u and v; nan for chains that meet too many walls."""
     C, G = walls.normals, walls.products
     end, turned = u + time[:, None] * v, v.clone()
-    if not len(C):
-        return end, turned
     who = torch.arange(len(u), device=u.device)
     c, p, q = walls.levels, u @ C.T, v @ C.T
     first, _ = _line_hit(c, p, q)

@@ -1,7 +1,8 @@
 """A fixed density on and in a set: Hamiltonian Monte Carlo whose chains never leave it.
 
 **Flat sets** {A z = b, l <= z <= u, G z <= h} are reduced once to walls around an interior point (``reduction.py``).
-The chains move in coordinates u in which the density is about round, and are turned at walls exactly (``flat_flows.py``):
+The chains move in coordinates u in which the density is about round, and are turned at walls exactly
+(``flat_flows.py``):
 
     constant density      straight flows
     Gaussian              orbits y cos t + v sin t
@@ -79,6 +80,9 @@ MARKS = (0.25, 0.5, 0.75)
 
 FLOWS, FIRST_FLOWS = 2, (8, 6, 6, 6)
 """Flows of the first round, and of the rows of a warm-up by flows."""
+
+RENEWED = 8
+"""Rows of a tempering on a curved set from one metric to the next."""
 
 HEATED, LEAST_ESS = 3, 0.5
 """Leapfrogs of a trajectory of a tempered start, at most; resample below this share of the chains."""
@@ -571,8 +575,8 @@ class HMC(Method[HMCState]):
             y, law = _onto(problem, problem.decode(state.x)), None
         row = Row("rest", t)
         name, centre, scale = law or ("smooth", torch.zeros_like(y[0]), torch.zeros(0, dtype=y.dtype))
-        if law is None and space.flat is not None:
-            scale = _first_scale(space, problem, y)
+        if law is None:
+            scale = _first_scale(space, problem, y) if space.flat is not None else _curved_scale(problem, y)
         one_mode = law is not None
         if name == "constant":
             centre, scale = _barrier(space.flat)
@@ -708,34 +712,23 @@ class HMC(Method[HMCState]):
         scale = torch.tensor(control.scale, dtype=state.y.dtype, device=state.y.device)
         centre = torch.tensor(control.centre, dtype=state.y.dtype, device=state.y.device)
         away = centred(state.y, _labels(problem, n))
-        u = _solve(scale, away) if scale.numel() else away
-        if flat is None and not scale.numel():
-            scale = torch.ones_like(u[0])
-            if not _uneven(u):
-                return state, control
+        if flat is None:
+            new = _curved_scale(problem, state.y)
+            return state, control._replace(scale=_plain(new), eps=control.eps * _volume(scale, new))
+        u = _solve(scale, away)
         if u.shape[1] > DENSE:
             spread = u.square().mean(0).sqrt()
-            new, ratio = scale * torch.where(spread > 0, spread, 1.0), float(spread.clamp_min(1e-12).log().mean())
+            new = scale * torch.where(spread > 0, spread, 1.0)
         else:
-            covariance = u.T @ u / max(n - 1, 1)
-            kept = min(0.5, u.shape[1] / n)
-            covariance = (1.0 - kept) * covariance + kept * torch.diag(covariance.diagonal())
-            if flat is None:
-                values, vectors = torch.linalg.eigh(covariance)
-                covariance = (vectors * values.clamp_min(1e-6 * float(values[-1]))) @ vectors.T
-            root, failed = torch.linalg.cholesky_ex(covariance)
-            if int(failed):
+            root = _root(u)
+            if root is None:
                 return state, control
             new = torch.diag(scale) @ root if scale.ndim == 1 else scale @ root
-            ratio = float(root.diagonal().log().mean())
-            if flat is None:
-                new = torch.linalg.cholesky(new @ new.T)
-        if flat is not None and problem.chains is None:
+        if problem.chains is None:
             middle = state.y.mean(0)
             centre = middle if bool((flat.room - middle @ flat.walls.T > 0).all()) else centre
-        widest = control.length / LENGTH
-        eps = min(max(control.eps * math.exp(-ratio), SIZES[0]), 1.0) if control.law == "smooth" else control.eps
-        return state, control._replace(centre=_plain(centre), scale=_plain(new), eps=min(eps, widest), length=LENGTH)
+        eps = min(max(control.eps * _volume(scale, new), SIZES[0]), 1.0) if control.law == "smooth" else control.eps
+        return state, control._replace(centre=_plain(centre), scale=_plain(new), eps=eps, length=LENGTH)
 
     def _heat(
         self, problem: Problem, state: HMCState, control: Control, record: dict[str, float], generator: torch.Generator
@@ -755,6 +748,8 @@ class HMC(Method[HMCState]):
         state, control = state._replace(anchor=start), control._replace(share=b)
         if space.flat is not None:
             control = control._replace(scale=_plain(_first_scale(space, problem, state.y)))
+        elif control.left % RENEWED == 0:
+            control = control._replace(scale=_plain(_curved_scale(problem, state.y)))
         if b == 1.0:
             worth = effective_ancestors(normalised(state.log_weight), state.ancestor)
             record["tempered_ancestors"] = worth
@@ -893,11 +888,38 @@ def _first_eps(y: Tensor, scale: Tensor) -> float:
     return 0.5 * size / y.shape[1] ** 0.25
 
 
-def _uneven(u: Tensor) -> bool:
-    """Whether the spread of points on a curved set differs much from direction to direction along it."""
-    values = torch.linalg.eigvalsh(u.T @ u / len(u))
+def _volume(old: Tensor, new: Tensor) -> float:
+    """How much shorter a unit is in one metric than in another, as a mean over the directions; 1 where one has none."""
+    if not old.numel() or not new.numel():
+        return 1.0
+    one, other = (torch.linalg.slogdet(v)[1] if v.ndim == 2 else v.log().sum() for v in (old, new))
+    return math.exp(float(one - other) / len(old))
+
+
+def _root(u: Tensor) -> Tensor | None:
+    """The Cholesky factor of the covariance of centred points (n, r), shrunk towards its diagonal; None if it fails."""
+    covariance, kept = u.T @ u / max(len(u) - 1, 1), min(0.5, u.shape[1] / len(u))
+    covariance = (1.0 - kept) * covariance + kept * torch.diag(covariance.diagonal())
+    root, failed = torch.linalg.cholesky_ex(covariance)
+    return None if int(failed) else root
+
+
+def _curved_scale(problem: Problem, y: Tensor) -> Tensor:
+    """A metric for a curved set, where the spread of the chains differs much from direction to direction; else none.
+
+    Directions across the set, in which chains hardly spread, count as a share of the widest.
+    """
+    none = torch.zeros(0, dtype=y.dtype, device=y.device)
+    if len(y) <= 2 * y.shape[1] or y.shape[1] > DENSE:
+        return none
+    u = centred(y, _labels(problem, len(y)))
+    values, vectors = torch.linalg.eigh(u.T @ u / len(u))
     some = values[values > 1e-10 * values[-1]]
-    return len(u) > 2 * u.shape[1] and u.shape[1] <= DENSE and float((some[-1] / some[0]).sqrt()) > ROUND
+    if not len(some) or float((some[-1] / some[0]).sqrt()) <= ROUND:
+        return none
+    spread = (vectors * values.clamp_min(1e-6 * float(values[-1]))) @ vectors.T
+    kept = min(0.5, u.shape[1] / len(u))
+    return torch.linalg.cholesky((1.0 - kept) * spread + kept * torch.diag(spread.diagonal()))
 
 
 def _first_scale(space: Space, problem: Problem, y: Tensor) -> Tensor:
@@ -913,11 +935,8 @@ def _first_scale(space: Space, problem: Problem, y: Tensor) -> Tensor:
     if y.shape[1] > DENSE:
         return spread
     if len(y) > 2 * y.shape[1]:
-        away = centred(y, _labels(problem, len(y))) / spread
-        covariance = away.T @ away / len(y)
-        kept = min(0.5, y.shape[1] / len(y))
-        root, failed = torch.linalg.cholesky_ex((1.0 - kept) * covariance + kept * torch.diag(covariance.diagonal()))
-        if not int(failed):
+        root = _root(centred(y, _labels(problem, len(y))) / spread)
+        if root is not None:
             return spread[:, None] * root
     return torch.diag(spread)
 
@@ -936,7 +955,7 @@ def _crowded(flat: Reduction | None, centre: Tensor, scale: Tensor) -> tuple[Ten
     """
     assert flat is not None
     walls = rounded(flat.walls, flat.room, centre, scale)
-    if not len(walls.normals):
+    if not len(flat.walls):
         return None
     u, H = _newton(walls.normals, walls.levels[0], _solve(scale, -centre[None])[0], 1.0)
     if float((1.0 / (walls.levels[0] - walls.normals @ u)).sum()) < CROWDED * flat.dimension:

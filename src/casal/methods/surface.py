@@ -117,7 +117,7 @@ class Surface:
             z = self.outward(leaf).reshape(-1, *self.event)
             J = differentiate(self.constraint.equations, z, graph=True)[1].flatten(2).to(w)
             scaled = self.pull(J)
-            value = 0.5 * (torch.logdet(J @ J.mT) - torch.logdet(scaled @ scaled.mT))
+            value = 0.5 * (_log_volume(J) - _log_volume(scaled))
             (gradient,) = torch.autograd.grad(value.sum(), leaf) if value.requires_grad else (torch.zeros_like(w),)
         return value.detach(), gradient
 
@@ -200,6 +200,11 @@ class Surface:
             return True
         unit = J / torch.linalg.vector_norm(J, dim=2, keepdim=True).clamp_min(1e-300)
         return J.shape[1] < J.shape[2] and bool((torch.linalg.svdvals(unit)[:, -1] > NORMAL).all())
+
+
+def _log_volume(J: Tensor) -> Tensor:
+    """log det J J^T."""
+    return J.square().sum((1, 2)).log() if J.shape[1] == 1 else torch.logdet(J @ J.mT)
 
 
 def _root(S: Tensor) -> Tensor:
