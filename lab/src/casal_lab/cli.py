@@ -84,7 +84,9 @@ def experiments(modules: Iterable[str] = ()) -> Mapping[str, Experiment]:
             found: Experiment = point.load()
             known.setdefault(found.name, found)
         except Exception as error:  # a broken package must not take the other experiments away
-            console.print(f"{point.value} is left out: {type(error).__name__}: {error}", markup=False, style="yellow")
+            console.print(
+                f"{point.value} cannot be loaded: {type(error).__name__}: {error}", markup=False, style="yellow"
+            )
     return known
 
 
@@ -284,7 +286,7 @@ def _keep_partial(folder: Path, experiment: Experiment, quick: bool, outcome: Ou
 def reproduce_all(
     quick: Quick = False,
     only: Annotated[list[str] | None, typer.Option(help="Only this experiment; may be repeated.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Stop after this time; what is left out is named.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Time limit; the page names what was not run.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for outcomes and page.")] = Path("out/reproduce"),
     module: Modules = None,
 ) -> None:
