@@ -109,12 +109,6 @@ def test_the_reference_has_every_public_name() -> None:
     assert page - modules <= {*casal.__all__, *casal.BRIDGES}
 
 
-def test_the_readme_names_the_methods_that_promise_the_distribution() -> None:
-    (promise,) = re.findall(r"\*\*Distribution\*\*.*?promise this", (ROOT / "README.md").read_text(), re.DOTALL)
-    promising = {name for name, entry in METHODS.items() if entry.example.promises_distribution}
-    assert {name for name in names(promise) if name in METHODS} == promising
-
-
 # ---------------------------------------------------------------------------------------------- files
 
 
@@ -257,11 +251,3 @@ def test_the_first_steps_run_and_print_what_the_page_says() -> None:
     for line in first.splitlines()[:4]:
         assert " ".join(line.split()) in page
     assert f"{mean};" in page and f"# {projected}:" in page and verdict == "not promised"
-
-
-def test_the_example_of_the_first_page_runs() -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", text("index.md"), re.DOTALL)
-    known: dict[str, Any] = {}
-    exec(block, known)
-    assert known["result"].samples.shape == (1000, 2)
-    assert bool(known["result"].certificate.feasible.all())

@@ -1,7 +1,7 @@
 """Run the tutorials: their code from top to bottom, the output printed under it, and their pictures.
 
     python -m casal_lab.report.tutorials docs/tutorials             # all pages of a folder
-    python -m casal_lab.report.tutorials docs/tutorials/circle.md   # one
+    python -m casal_lab.report.tutorials docs/tutorials/circle.md   # one; README.md is such a page, too
 
 A tutorial is a Markdown page. Its blocks ```` ```python ```` are one program. A block ```` ```text ```` directly under
 one of them is what that block prints. Pictures that the program saves go to ``images/tutorials`` beside the folder of
@@ -166,13 +166,13 @@ def main(pages: list[Path]) -> None:
     """Rewrite the outputs and pictures of the pages."""
     for path in pages:
         pictures = path.parent.parent / "images" / "tutorials"
-        pictures.mkdir(parents=True, exist_ok=True)
         page = path.read_text(encoding="utf-8")
         with tempfile.TemporaryDirectory() as name:
             printed = run(page, Path(name), path.stem)
             path.write_text(rewritten(page, printed), encoding="utf-8")
             for picture in sorted(Path(name).glob("*.svg")):
                 text = themed(picture.read_text(encoding="utf-8"))
+                pictures.mkdir(parents=True, exist_ok=True)
                 (pictures / picture.name).write_text(text, encoding="utf-8")
 
 
