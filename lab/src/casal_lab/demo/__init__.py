@@ -2,10 +2,10 @@
 
 MODULES = (
     "casal_lab.demo.sphere",
+    "casal_lab.demo.unet",
     "casal_lab.demo.burgers",
     "casal_lab.demo.vehicle",
-    "casal_lab.demo.unet",
     "casal_lab.demo.torus",
     "casal_lab.demo.portfolio",
 )
-"""Each defines a ``PROBLEM``; in the order of the page."""
+"""Each defines a ``PROBLEM``; in the order of the page and of the processes, so the longest is among the first."""
