@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from casal_lab import cli, demo
 from casal_lab.demo import page, processes
 from casal_lab.demo.cards import Card, card
-from casal_lab.demo.page import EXACT, FIVE_LINES, FirstScreen, amount, first_screen, sentence, write_page
+from casal_lab.demo.page import EXACT, FIVE_LINES, FirstScreen, amount, first_screen, notes, sentence, write_page
 
 PROBLEM = """
 import os
@@ -151,8 +151,10 @@ def test_a_verdict_in_words() -> None:
     rows = [*found.rows[:2], found.ours.__class__(**{**vars(found.ours), "verdict": "trusted", "worth": 12.3})]
     trusted = Card(**{**vars(found), "rows": rows})
     assert sentence(trusted) == "no check found a problem. The 30 samples are worth 12 independent ones."
+    assert notes(trusted) == list(found.ours.reasons)
     rows[2] = rows[2].__class__(**{**vars(rows[2]), "verdict": "suspect", "reasons": ("p = 1e-9: use more", "b")})
-    assert sentence(Card(**{**vars(found), "rows": rows})) == "p = 1e-9: use more"
+    suspect = Card(**{**vars(found), "rows": rows})
+    assert (sentence(suspect), notes(suspect)) == ("p = 1e-9: use more", ["b"])
     assert [amount(value) for value in (0.0, 0.034, 0.26, 9.96, 1013.2)] == ["0", "0.03", "0.3", "10", "1013"]
 
 

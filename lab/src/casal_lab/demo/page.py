@@ -65,7 +65,7 @@ def write_page(screen: FirstScreen, cards: Sequence[Card], out: Path, stopped: s
         stopped: What to say of a run that was stopped.
     """
     made = environment("casal_lab.demo")
-    for function in (amount, data, sentence):
+    for function in (amount, data, notes, sentence):
         made.filters[function.__name__] = function
     made.globals["percent"] = percent
     facts = {
@@ -97,6 +97,11 @@ def amount(value: float) -> str:
 def data(svg: str) -> str:
     """A picture as part of the page."""
     return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
+
+
+def notes(card: Card) -> list[str]:
+    """What the checks of a trusted run could not see; of others, the reasons after the first."""
+    return list(card.ours.reasons[0 if card.ours.verdict == "trusted" else 1 :])
 
 
 def sentence(card: Card) -> str:

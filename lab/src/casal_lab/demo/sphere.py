@@ -70,7 +70,7 @@ def draw(axis: Axes, z: Tensor, exact: Reference, colour: str) -> None:
 PROBLEM = Problem(
     title="A density on an energy sphere",
     about="Smooth random fields on a ring of 16 points. Their energy, the sum of squares, must be 7; "
-    "the model alone has 2.9 on average.",
+    "the model alone has about 3.",
     n=2000,
     sample=sample,
     exact=exact,

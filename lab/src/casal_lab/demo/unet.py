@@ -61,7 +61,7 @@ def draw(axis: Axes, z: Tensor, exact: Reference, colour: str) -> None:
 PROBLEM = Problem(
     title="Nonnegative fields of given mass from a diffusers UNet",
     about="A small UNet, trained here in seconds on positive fields of 8 x 8 pixels. Every field must be nonnegative "
-    "with total mass 90; the network alone gives 72 on average.",
+    "with total mass 90; the network alone gives about 71.",
     n=128,
     sample=sample,
     exact=exact,
