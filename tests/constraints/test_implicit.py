@@ -539,7 +539,7 @@ def test_mistakes_are_refused_with_the_way_out() -> None:
         Implicit(lambda z: z.sum(1)).project(z)
     with pytest.raises(ShapeError, match=r"inequality returned \(1, 3\)"):
         Implicit(sphere, lambda z: z[:1]).violation(z)
-    with pytest.raises(ShapeError, match=r"scale has shape \(2,\) for 1 rows"):
+    with pytest.raises(ShapeError, match=r"scale has shape \(2,\) for 1 components"):
         Implicit(sphere, scale=[1.0, 2.0]).project(z)
     with pytest.raises(SettingError, match="holds functions"):
         Implicit(sphere).spec()

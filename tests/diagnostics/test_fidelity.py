@@ -137,7 +137,7 @@ def test_the_slack_of_a_ladder_is_read_off_the_population() -> None:
     seen = near_line(torch.randn((2, 4000), generator=generator(0), dtype=torch.float64), rho)
     true = (1.8 - lag(rho)[0]) / lag(rho)[1] ** 0.5
     found = judged(seen)
-    assert found.verdict == "suspect" and "the ladder ends at rho = 10" in found.reasons[0]
+    assert found.verdict == "suspect" and "the run ends at the coupling rho = 10" in found.reasons[0]
     assert found.figures["slack_bias"] == pytest.approx(true, rel=0.25) and found.figures["slack_p"] < REJECT
     z, points = seen.run.samples, seen.run.state.x
     moved = (points - z).square().sum(1).mean() / (z - z.mean(0)).square().sum(1).mean()
@@ -300,8 +300,9 @@ def test_plain_data_and_back() -> None:
 
 def test_one_line() -> None:
     right = judged(evidence(draws(EXACT["sphere"], N, 0), EXACT["sphere"]))
-    assert str(right).startswith("distribution trusted, for the modes found and this model (1000 effective ancestors, ")
-    assert str(Fidelity("suspect", ("one", "two"), {})) == "distribution suspect: one (and 1 more in fidelity.reasons)"
+    seen = "distribution trusted (missed modes and model error cannot be seen); 1000 effective samples, "
+    assert str(right).startswith(seen)
+    assert str(Fidelity("suspect", ("one", "two"), {})) == "distribution suspect: one (1 more in fidelity.reasons)"
     assert "\n" not in str(right)
 
 

@@ -195,8 +195,8 @@ def test_advice_names_number_and_remedy() -> None:
         "ancestors": torch.tensor([999.0, 20.0, 3.0]),
     }
     first, second = diagnostics.advice(result(torch.zeros(1000), trace, ancestors=3))
-    assert "only 3 of 1000 starting chains" in first and "more rejuvenation moves" in first and "islands" in first
-    assert "fell to 12 of 1000 at rho = 3.5" in second and "more levels" in second and "inner steps" in second
+    assert "only 3 of 1000 starts have descendants" in first and "more chains, more steps" in first
+    assert "ESS fell to 12 of 1000 at rho = 3.5" in second and "more steps or levels" in second
     found = diagnostics.population(result(torch.zeros(1000), trace, ancestors=3))
     assert (found.ancestors, found.least_ess, found.ess) == (3, 12.0, pytest.approx(1000.0))
     with pytest.warns(CasalWarning, match="only 3 of 1000 starting chains"):

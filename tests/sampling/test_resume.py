@@ -751,7 +751,7 @@ def test_a_store_takes_more_chains(tmp_path: Path) -> None:
 def test_chains_that_exchange_take_no_more_of_them(tmp_path: Path) -> None:
     run("weighted", n=40, store=tmp_path / "run.zarr")
     with pytest.raises(
-        StoreError, match=r"40 chains of this run, and 90 are asked for; the chains of WeightedCASAL act together"
+        StoreError, match=r"40 chains of this run, and 90 are requested; the chains of WeightedCASAL exchange"
     ):
         run("weighted", store=tmp_path / "run.zarr")
     assert len(casal.load(tmp_path / "run.zarr").samples) == 40

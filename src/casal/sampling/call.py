@@ -137,9 +137,9 @@ def _warn_if_infeasible(result: SampleResult) -> None:
     if lost:
         warnings.warn(
             f"{lost} of {len(certificate.violation)} samples are not feasible: the largest violation is "
-            f"{float(certificate.violation.max()):.3g}, tol = {certificate.tolerance:g}; result.certificate says which "
-            "ones. Raise tol= if that is near enough; else see whether the set is empty or its projection gives up "
-            "early, and start nearer to the set",
+            f"{float(certificate.violation.max()):.3g}, tol = {certificate.tolerance:g}; result.certificate.feasible "
+            "says which. Raise tol= if that is accurate enough; otherwise check that the set is not empty, and start "
+            "nearer to it (init=)",
             CasalWarning,
             stacklevel=3,
         )
