@@ -48,7 +48,7 @@ BUDGET = {
     "methods": Package(
         files=30, code=5218, constants=132, imports=11
     ),  # settings that are no numbers are refused in words
-    "sampling": Package(files=19, code=3182, constants=62, imports=12),  # a bar that appears by itself
+    "sampling": Package(files=19, code=3195, constants=62, imports=12),  # a bar that appears by itself; means apart
     "store": Package(files=3, code=609, constants=3, imports=1),  # names of files are refused
     "targets": Package(
         files=8, code=1552, constants=17, imports=3
@@ -56,7 +56,7 @@ BUDGET = {
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 35190
+LINES = 35210
 """Of all files together, everything counted."""
 
 METHODS = {

@@ -208,6 +208,10 @@ def test_few_ancestors_are_never_trusted() -> None:
     z = draws(EXACT["sphere"], N, 0)
     ancestors = torch.arange(N) % int(FEWEST - 1)
     found = judged(evidence(z, EXACT["sphere"], ancestors=ancestors))
+    alone = judged(evidence(z, EXACT["sphere"], ancestors=torch.zeros(N, dtype=torch.long)))
+    assert alone.verdict == "too few" and alone.reasons[0].startswith(
+        "1 effective sample, 50 needed: nearly all samples"
+    )
     assert found.verdict == "too few" and found.reasons[0] == "49 effective samples, 50 needed: try n=1200"
     assert judged(evidence(z[:40], EXACT["sphere"])).verdict == "too few"
 

@@ -160,3 +160,11 @@ def test_a_mean_over_several_sets_says_so() -> None:
     mixed = casal.sample(normal(), casal.Affine(A, values), casal.CASAL(rho=casal.constant_gain(1.0)), n=N)
     note = "distribution not promised; mean over 8 different sets or conditions"
     assert mixed.expect(lambda z: z.sum(1)).note == note
+    apart = mixed.expect(lambda z: z.sum(1), by=values.values)
+    assert list(apart) == b[:8].tolist()
+    for value, mean in apart.items():
+        assert float(mean.value) == pytest.approx(value, abs=1e-12) and mean.note == "distribution not promised"
+    whole = torch.stack([mean.value for mean in apart.values()]).mean()
+    assert float(whole) == pytest.approx(float(mixed.expect(lambda z: z.sum(1)).value), abs=1e-12)
+    with pytest.raises(ShapeError, match="one number for each of the 64 samples"):
+        mixed.expect(lambda z: z.sum(1), by=[1.0, 2.0])

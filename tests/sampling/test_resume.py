@@ -547,6 +547,9 @@ def test_places_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(StoreError, match="not a store; nothing was changed"):
         run("casal", store=tmp_path / "full")
     assert (tmp_path / "full" / "mine.txt").read_text() == "keep me"
+    (tmp_path / "samples.pt").write_bytes(b"tensors")
+    with pytest.raises(StoreError, match=r"is a file; casal.load reads the folders .* torch.load"):
+        casal.load(tmp_path / "samples.pt")
     with pytest.raises(StoreError, match="no store at"):
         casal.load(tmp_path / "nothing.zarr")
     with pytest.raises(StoreError, match="cannot use the store"):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -140,21 +140,29 @@ class SampleResult:
         ancestor: Tensor | None = getattr(self.state, "ancestor", None)
         return torch.arange(len(self.samples), device=self.samples.device) if ancestor is None else ancestor
 
-    def expect(self, f: Callable[[Tensor], Tensor]) -> Estimate:
+    @overload
+    def expect(self, f: Callable[[Tensor], Tensor]) -> Estimate: ...
+
+    @overload
+    def expect(self, f: Callable[[Tensor], Tensor], *, by: Any) -> dict[Any, Estimate]: ...
+
+    def expect(self, f: Callable[[Tensor], Tensor], *, by: Any = None) -> Estimate | dict[Any, Estimate]:
         """The expectation of a function of the samples, with a standard error that knows of weights and copies.
 
         The value is sum_i W_i f(z_i). Samples of one ancestor count as one observation, see
         ``methods/population.py``; chains that exchange nothing are their own ancestors. Printed, an estimate says what
         its error bar leaves out: a distribution that is not trusted, and several sets or conditions (``PerChain``) that
-        the mean mixes.
+        the mean mixes; ``by`` keeps them apart.
 
         Args:
             f: Samples (n, *event) -> (n,) or (n, k), numbers or truth values.
+            by: (n,) numbers, such as the values of a ``PerChain`` parameter: one estimate for each of them.
 
         Returns:
             ``value`` and ``standard_error``, of shape () or (k,), float64. The error of a single ancestor is NaN. An
             event that no sample shows, or all of them (f is 0 or 1 throughout), has the error of Agresti and Coull,
-            (q (1 - q) / (G + 4))^(1/2) with q = 2 / (G + 4) and G effective ancestors.
+            (q (1 - q) / (G + 4))^(1/2) with q = 2 / (G + 4) and G effective ancestors. With ``by`` a dictionary from
+            its numbers to such estimates.
 
         Raises:
             ShapeError: f returns something else.
@@ -165,22 +173,19 @@ class SampleResult:
         if not isinstance(values, Tensor) or values.ndim not in (1, 2) or len(values) != n:
             got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ShapeError(f"f must return a tensor ({n},) or ({n}, k) for {n} samples, got {got}")
-        lineage = Lineage(self.weights, self.ancestors)
-        columns = values.reshape(n, -1)
-        mean, error = lineage.mean(columns)
-        never = ((columns == columns[:1]).all(0) & ((columns[0] == 0) | (columns[0] == 1))).to(error.device)
-        more = lineage.effective + 4.0
-        error = torch.where(never, (2.0 / more * (1.0 - 2.0 / more) / more) ** 0.5, error)
-        if lineage.ancestors < 2:
-            error = torch.full_like(error, torch.nan)
-        return Estimate(*((mean, error) if values.ndim == 2 else (mean[0], error[0])), note=self._left_out())
-
-    def _left_out(self) -> str:
-        """What the standard error of a mean does not say."""
         verdict, groups = self.fidelity.verdict, int(self.provenance.get("groups", 1))
-        said = {"trusted": "", "too few": "too few samples"}.get(verdict, f"distribution {verdict}")
-        mixed = f"mean over {groups} different sets or conditions" if groups > 1 else ""
-        return "; ".join(text for text in (said, mixed) if text)
+        notes = [{"trusted": "", "too few": "too few samples"}.get(verdict, f"distribution {verdict}")]
+        if by is None:
+            notes.append(f"mean over {groups} different sets or conditions" if groups > 1 else "")
+            return _estimate(values, Lineage(self.weights, self.ancestors), notes)
+        labels = torch.as_tensor(by, device=self.samples.device)
+        if labels.shape != (n,):
+            raise ShapeError(f"by holds one number for each of the {n} samples, got shape {tuple(labels.shape)}")
+        found = dict[Any, Estimate]()
+        for label in torch.unique(labels):
+            of = labels == label
+            found[label.item()] = _estimate(values[of], Lineage(self.weights[of], self.ancestors[of]), notes)
+        return found
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the result to a new store (zarr), as ``casal.Run(store=path)`` does; ``casal.load`` reads it.
@@ -311,6 +316,19 @@ class SampleResult:
 
     def _repr_html_(self) -> str:
         return html_table(self.lines(), head=False)
+
+
+def _estimate(values: Tensor, lineage: Lineage, notes: Sequence[str]) -> Estimate:
+    """Mean and standard error of values (n,) or (n, k), with what is to be said of them."""
+    columns = values.reshape(len(values), -1)
+    mean, error = lineage.mean(columns)
+    never = ((columns == columns[:1]).all(0) & ((columns[0] == 0) | (columns[0] == 1))).to(error.device)
+    more = lineage.effective + 4.0
+    error = torch.where(never, (2.0 / more * (1.0 - 2.0 / more) / more) ** 0.5, error)
+    if lineage.ancestors < 2:
+        error = torch.full_like(error, torch.nan)
+    note = "; ".join(filter(None, notes))
+    return Estimate(mean, error, note) if values.ndim == 2 else Estimate(mean[0], error[0], note)
 
 
 # ------------------------------------------------------------------------------------------------ from a run
