@@ -787,7 +787,7 @@ def _evaluate(function: Function | None, name: str, z: Tensor) -> Tensor:
         return z.new_zeros(len(z), 0)
     part = function(z)
     if not isinstance(part, Tensor) or part.ndim != 2 or len(part) != len(z):
-        wanted = f"({len(z)}, m), one row a point: h[:, None] for a single equation"
+        wanted = f"({len(z)}, m), one row per point: h[:, None] for a single equation"
         raise ShapeError(f"{name} returned {_shown(part)} for {len(z)} points; it must return {wanted}")
     return part
 

@@ -95,9 +95,9 @@ def _dtype(given: Any) -> torch.dtype | None:
     name = given if isinstance(given, str) else getattr(given, "__name__", getattr(given, "name", None))
     found = getattr(torch, name, None) if isinstance(name, str) else given
     if found is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
-        raise DtypeError(f"chains are floating-point numbers; take torch.float32 or torch.float64, got dtype={given!r}")
+        raise DtypeError(f"chains are floating-point numbers; use torch.float32 or torch.float64, got dtype={given!r}")
     if found is None and given is not None:
-        raise DtypeError(f"torch has no dtype {given!r}; take torch.float32 or torch.float64")
+        raise DtypeError(f"torch has no dtype {given!r}; use torch.float32 or torch.float64")
     return found
 
 

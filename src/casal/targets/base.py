@@ -81,7 +81,7 @@ class Table:
         return len(self.a)
 
     def __repr__(self) -> str:
-        rows = f"{len(self)} rows of {'a fixed density' if self.static else 'a diffusion or flow'}"
+        rows = f"{len(self)} steps of {'a fixed density' if self.static else 'a diffusion or flow'}"
         diagonal = "" if self.preconditioner is None else f", preconditioner {tuple(self.preconditioner.shape)}"
         return f"Table({rows}{diagonal})"
 
