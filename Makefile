@@ -25,8 +25,8 @@ $(STAMP): pyproject.toml lab/pyproject.toml requirements/constraints.txt
 	$(BIN)/python -m pip install -c requirements/constraints.txt --no-deps azula
 	@touch $@
 
-demo: $(STAMP) ## run experiments in quick mode for 4.5 minutes, name those left out, and say where the page is
-	OMP_NUM_THREADS=1 $(BIN)/casal reproduce --quick --minutes 4.5 --out out/demo
+demo: $(STAMP) ## sample six problems, two minutes, one page
+	$(BIN)/casal demo --out out/demo
 
 check: $(STAMP) lint ## check style, types and spelling, then run the fast tests: under 90 seconds
 	$(PYTEST) -m "not slow and not nightly" --ignore tests/contracts/test_sets.py tests

@@ -293,7 +293,7 @@ def test_installed_packages_bring_experiments_by_entry_points(tmp_path: Path, mo
     assert result.exit_code == 0
     assert "installed  Can a stranger join?" in result.output
     assert "particle" in result.output
-    assert "broken_one:EXPERIMENT is left out: ValueError: no luck" in result.output
+    assert "broken_one:EXPERIMENT cannot be loaded: ValueError: no luck" in result.output
 
 
 HIDE = """
