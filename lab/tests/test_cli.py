@@ -237,6 +237,17 @@ def test_version() -> None:
     assert "casal 0.1.0" in result.output
 
 
+def test_the_version_does_not_wait_for_torch() -> None:
+    code = (
+        "import runpy, sys\n"
+        "sys.argv = ['casal', '--version']\n"
+        "try: runpy.run_module('casal_lab', run_name='__main__')\n"
+        "except SystemExit: print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0].startswith("casal 0.1.0, torch ") and done.stdout.splitlines()[-1] == "False"
+
+
 STRANGER = """
 from casal_lab.experiment import Column, Experiment, Outcome, ResultTable
 

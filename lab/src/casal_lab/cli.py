@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.metadata import version as metadata_version
 from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -111,11 +112,7 @@ def _check_folder(out: Path) -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        import torch
-
-        from casal import __version__
-
-        console.print(f"casal {__version__}, torch {torch.__version__}")
+        console.print(", ".join(f"{name} {metadata_version(name)}" for name in ("casal", "torch")))
         raise typer.Exit
 
 
