@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import signal
+import sys
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from multiprocessing import get_all_start_methods, get_context
@@ -67,6 +69,7 @@ def cards(
 def _work(module: str, pipe: Connection[Any, Any], n: int | None) -> None:
     """In the process: Ctrl-C is for the caller, who ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.stderr = io.StringIO()  # bars and warnings of two processes would run into the line of the caller
     torch.set_num_threads(1)
     say: Tell = pipe.send
     pipe.send(card(module, say, n))
