@@ -162,7 +162,7 @@ def test_a_set_out_of_range_says_how_to_rescale() -> None:
     ("constraint", "method", "words"),
     [
         (Ball(1e-8), "auto", "tiny beside the model"),
-        (Box(30.0, 31.0), "WeightedCASAL", "all 200 samples are one and the same point"),
+        (Box(30.0, 31.0), "WeightedCASAL", "all 200 samples are the same point"),
     ],
 )
 def test_a_set_that_the_chains_do_not_resolve_is_named(constraint: Constraint, method: str, words: str) -> None:
