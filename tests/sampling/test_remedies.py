@@ -49,13 +49,13 @@ REMEDIES = {
         lambda: casal.Affine(A, b), ShapeError, "casal.PerChain(b)", "casal.Affine(A, {}).project(torch.zeros(N, 2))"
     ),
     "one chain per value": Remedy(
-        lambda: casal.sample(normal(), casal.Affine(A, casal.PerChain(b)), n=N),
+        lambda: casal.sample(normal(), casal.Affine(A, casal.PerChain(b)), casal.WeightedCASAL(), n=N),
         SettingError,
         "method=casal.CASAL(rho=casal.constant_gain(1.0))",
         "casal.sample(normal(), casal.Affine(A, casal.PerChain(b)), n=N, {})",
     ),
     "repeated values": Remedy(
-        lambda: casal.sample(normal(), casal.Affine(A, casal.PerChain(b)), n=N),
+        lambda: casal.sample(normal(), casal.Affine(A, casal.PerChain(b)), casal.WeightedCASAL(), n=N),
         SettingError,
         "values.repeat_interleave(16, 0)",
         "(lambda values: casal.sample(normal(), casal.Affine(A, casal.PerChain({})), n=16 * len(values)))(b[:2])",

@@ -101,8 +101,8 @@ def choose(
         if off and HMC().fits(problem):
             return Choice(
                 HMC(),
-                f"HMC, whose chains stay inside the set, since the density is {off} outside the set: at most {rows} model calls per "
-                "chain",
+                f"HMC, whose chains stay inside the set, since the density is {off} outside: at most {rows} model "
+                "calls per chain",
             )
         method = WeightedCASAL(hold=not integrable)
         return Choice(method, f"WeightedCASAL with adaptive levels of rho: {rows} model calls per chain")

@@ -19,6 +19,9 @@ from casal.checks import Event, Init, StartDensity, broadcasts_to, event_shape, 
 from casal.errors import DtypeError, FunctionError, SettingError, ShapeError
 from casal.targets.base import NO_GRADIENT, Table, Target, Tuning, checked, fitted, returned
 
+STEPS = 1000
+"""Steps where none are given."""
+
 AUTO = "auto"
 """What stands for a setting that a pilot run is to find."""
 
@@ -44,8 +47,8 @@ DUPLICATES = 0.01
 def langevin(
     grad: Callable[..., Tensor],
     *,
-    steps: int,
-    step_size: float | Tensor | str,
+    steps: int = STEPS,
+    step_size: float | Tensor | str = AUTO,
     init: Init,
     preconditioner: Tensor | float | str | None = None,
     potential: Callable[..., Tensor] | None = None,
@@ -61,8 +64,8 @@ def langevin(
 
     Args:
         grad: Gradient of the potential, (n, *event) -> (n, *event).
-        steps: How many steps; each costs one evaluation of ``grad``.
-        step_size: tau, a number or one per step, or "auto".
+        steps: How many steps; each costs one evaluation of ``grad``. ``HMC`` may end before.
+        step_size: tau, a number or one per step, or "auto". ``HMC`` finds its own.
         init: Starting points, or a callable (n, generator) -> points; ``casal.GaussianStart`` knows its own density.
         preconditioner: Diagonal D, roughly the variance of each coordinate (one over the curvature of f), or "auto".
         potential: f itself up to a constant, (n, *event) -> (n,), if it is known. Methods that weigh or accept moves
@@ -97,8 +100,8 @@ def langevin(
 def energy(
     f: Callable[..., Tensor],
     *,
-    steps: int,
-    step_size: float | Tensor | str,
+    steps: int = STEPS,
+    step_size: float | Tensor | str = AUTO,
     init: Init,
     preconditioner: Tensor | float | str | None = None,
     condition: Mapping[str, Any] | None = None,
