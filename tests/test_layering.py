@@ -41,6 +41,7 @@ LAZY = {
     ("sampling", "arviz"),
     ("sampling", "matplotlib"),
     ("constraints", "scipy"),
+    ("methods", "scipy"),
 }
 """Optional libraries that a package may import inside a function."""
 

@@ -69,25 +69,27 @@ def test_auto_does_not_look_ahead_through_a_derivative_that_is_no_covariance(ske
 # ------------------------------------------------------------------------------------------- steps, starts, pieces
 
 
-def von_mises(step: float | str) -> casal.Target:
-    """exp(5 x0): not integrable off a sphere."""
+def von_mises(step: float | str, held: float = 0.0) -> casal.Target:
+    """exp(5 x0), not integrable off a sphere unless it is held back there."""
 
     def start(n: int, generator: torch.Generator) -> Tensor:
         return torch.randn((n, 3), generator=generator, dtype=torch.float64)
 
     pull = torch.tensor([5.0, 0.0, 0.0], dtype=torch.float64)
-    return casal.langevin(lambda x: -pull.expand_as(x), steps=200, step_size=step, init=start)
+    return casal.langevin(lambda x: held * x - pull, steps=200, step_size=step, init=start)
 
 
 @pytest.mark.parametrize("step", [0.0005, 5.0, "auto"])
 def test_auto_corrects_a_step_that_is_far_off_and_says_so(step: float | str) -> None:
-    result = casal.sample(von_mises(step), casal.Sphere(1.0), "auto", 2000, seed=0)
-    value, error = result.expect(lambda z: z[:, 0])
-    assert abs(float(value) - (1 / np.tanh(5.0) - 0.2)) < 4 * float(error)
-    said = [reason for reason in result.fidelity.reasons if "step_size was" in reason]
-    assert len(said) == (0 if step == "auto" else 1)
-    assert any("finite integral" in reason for reason in result.fidelity.reasons)
-    assert "model calls per chain" in result.provenance["choice"]
+    """Chains that stay on the sphere, where nothing else holds them back, need no step."""
+    for held, name in ((1.0, "WeightedCASAL"), (0.0, "HMC")):
+        result = casal.sample(von_mises(step, held), casal.Sphere(1.0), "auto", 2000, seed=0)
+        value, error = result.expect(lambda z: z[:, 0])
+        assert abs(float(value) - (1 / np.tanh(5.0) - 0.2)) < 4 * float(error)
+        said = [reason for reason in result.fidelity.reasons if "step_size was" in reason]
+        assert len(said) == (0 if step == "auto" or name == "HMC" else 1)
+        assert result.provenance["method"] == name and "model calls per chain" in result.provenance["choice"]
+    assert "not integrable" in result.provenance["choice"]
 
 
 @pytest.mark.filterwarnings("ignore::casal.errors.CasalWarning")  # few ancestors, besides

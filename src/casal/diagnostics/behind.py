@@ -23,10 +23,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from casal.constraints import Constraint, Through, geometry
-from casal.diagnostics.edges import Map, Shape, shape_near
+from casal.constraints import Constraint, Polytope, Through, geometry
+from casal.diagnostics.edges import Map, Shape, edge_factor, shape_near
 from casal.diagnostics.model_score import NotAvailable
 from casal.methods import Problem, lift, onto
+from casal.methods.flat_flows import rounded
+from casal.methods.reduction import reduction
 
 SAME = 1e-6
 """Distance of a decoded latent to its sample, in units of the spread of the samples, up to which they are the same."""
@@ -101,6 +103,37 @@ def view(problem: Problem, constraint: Constraint, z: Tensor, weights: Tensor, l
         pull = _inverse_transposed(problem, tuple(z.shape[1:]))
         return View(z, shape, inside, lambda y: x, pull, pointwise=False)
     return _of_range(problem, constraint, z, shape.factor)
+
+
+def inner_view(problem: Problem, y: Tensor, before: Tensor, weights: Tensor) -> View | None:
+    """The view of chains that move in the free coordinates of a flat set with equations (``methods/reduction.py``).
+
+    In coordinates in which they spread evenly; None for other sets.
+
+    Args:
+        problem: Model, set and decoder.
+        y: Free coordinates of the samples, (n, r).
+        before: Those of the same chains at an earlier time, which say how they spread independently of the samples.
+        weights: (n,), sum one.
+    """
+    flat = None if problem.constraint.chains is not None or not problem.decoder.linear else reduction(problem)
+    if flat is None or flat.basis is None or y.shape[1] != flat.dimension or len(y) <= 2 * flat.dimension:
+        return None
+    centre = before.mean(0)
+    root, failed = torch.linalg.cholesky_ex((before - centre).T @ (before - centre) / len(before))
+    if int(failed):
+        return None
+    u = torch.linalg.solve_triangular(root, (y - centre).T, upper=False).T
+    walls = rounded(flat.walls, flat.room, centre, root)
+    factor = edge_factor(Polytope(walls.normals, walls.levels[0]), u, weights) if len(flat.walls) else None
+
+    def latent(u: Tensor) -> Tensor:
+        return flat.outward(centre + u @ root.T).reshape(-1, *problem.latent)
+
+    def inside(u: Tensor) -> Tensor:
+        return (u @ walls.normals.T <= walls.levels).all(1)
+
+    return View(u, Shape(None, factor, _same), inside, latent, lambda g: flat.pull(g.flatten(1)) @ root, same=False)
 
 
 def _of_latents(problem: Problem, samples: View, x: Tensor, offset: Tensor) -> View:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from casal.checks import Check
 from casal.constraints import Constraint, geometry
-from casal.diagnostics.behind import View, view
+from casal.diagnostics.behind import View, inner_view, view
 from casal.diagnostics.drift import FIRST_STEP, LEAST_ACCEPTED, MOVES, SHORTER, TRIALS, drift_terms, moved, simpson
 from casal.diagnostics.drift import TRIED as TRIED_BY_DRIFT
 from casal.diagnostics.edges import has_hidden_edge, on_edge, parts_of
@@ -105,6 +105,9 @@ there; and one in how many samples is tried."""
 FEWEST_LOST = 2
 """Starting points that come to rest far from all samples, from which on a mode counts as lost."""
 
+LARGEST_SHIFT, SHIFT_ERRORS = 0.1, 4.5
+"""Shift of a mean in the last round of chains, in deviations, that is let pass beyond so many standard errors."""
+
 NOT_CHECKED = math.nan
 
 
@@ -125,7 +128,8 @@ class Fidelity:
             (``stein.py``; the bias in standard deviations), ``modes`` (clusters found), ``jump_t``, ``jump_p`` and
             ``jump_change`` (``modes.py``; the share of samples that a move between modes would shift), ``drift_t``,
             ``drift_p`` and ``drift_change`` (``drift.py``, if asked for; in standard deviations), ``memory``
-            (correlation of chains that move on their own with where they were before), ``crossing`` (share of samples
+            (correlation of chains that move on their own with where they were before) and ``refused`` (share of their
+            trajectories that met too many walls, or could not be taken back), ``crossing`` (share of samples
             near a crossing of two pieces of a union), ``inside`` (share of chains whose nearest point satisfied the
             inequalities at the end of the run).
     """
@@ -255,8 +259,9 @@ class Evidence:
         """Some of them, where their density is known (``behind.py``)."""
         x, own = getattr(self.run.state, "x", None), self.index[index]
         latents = None if x is None or len(x) != len(self.run.samples) else x[own]
-        some = self.lineage.some(index).weights
-        return view(self.problem, self.constraint.take(index), self.z[index], some, latents)
+        some, y = self.lineage.some(index).weights, getattr(self.run.state, "y", None)
+        inner = None if y is None or x is None else inner_view(self.problem, y[own], self.run.state.anchor, some)
+        return inner or view(self.problem, self.constraint.take(index), self.z[index], some, latents)
 
     @cached_property
     def offset(self) -> Tensor | None:
@@ -365,6 +370,8 @@ def degenerate(evidence: Evidence) -> Finding:
 
 def atoms(evidence: Evidence) -> Finding:
     """Share of samples on the edge of the set; right samples have none there. Samples outside are on no edge."""
+    if hasattr(evidence.run.state, "refused"):  # chains that live inside, and are projected onto no edge
+        return Finding({"on_edge": 0.0})
     edge = on_edge(evidence.constraint, evidence.z, evidence.mean)
     edge &= evidence.constraint.violation(evidence.z) <= IN_THE_SET
     share = evidence.lineage.mean(edge[:, None])
@@ -519,11 +526,17 @@ def remembered(evidence: Evidence) -> Finding:
             "modes"
         )
         return Finding({"memory": found.value}, objections=(sentence,), notes=notes)
+    refused = evidence.run.trace.get("refused")
+    figures = {"memory": found.value} | ({} if refused is None else {"refused": float(refused[-1])})
+    shift = _last_shift(evidence)
+    if found.value <= found.limit and shift <= LARGEST_SHIFT:
+        return Finding(figures, notes=notes)
     if found.value <= found.limit:
-        return Finding({"memory": found.value}, notes=notes)
+        sentence = f"a mean moved by {shift:.2g} standard deviations in the last half of the run: use more steps"
+        return Finding(figures, objections=(sentence,), notes=notes)
     way_out = "use more steps" if tempered else "use more steps, or a tempered start (a potential and GaussianStart)"
     return Finding(
-        {"memory": found.value},
+        figures,
         objections=(
             f"the chains have not forgotten where they were when adaptation ended (correlation {found.value:.2f}): "
             "they "
@@ -531,6 +544,14 @@ def remembered(evidence: Evidence) -> Finding:
         ),
         notes=notes,
     )
+
+
+def _last_shift(evidence: Evidence) -> float:
+    """How far the mean of a coordinate of the chains moved in their last round, beyond chance, in deviations."""
+    before, after = (getattr(evidence.run.state, name)[evidence.index] for name in ("before", "y"))
+    spread = after.std(0).clamp_min(1e-300)
+    chance = SHIFT_ERRORS * ((after - before).std(0) / spread) / math.sqrt(len(after))
+    return float(((after - before).mean(0).abs() / spread - chance).max())
 
 
 def _tempered_notes(trace: Mapping[str, Tensor]) -> tuple[str, ...]:

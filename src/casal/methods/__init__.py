@@ -29,10 +29,10 @@ from casal.methods.baselines import (
 )
 from casal.methods.bounded_hmc import BoundedHMC
 from casal.methods.casal import CASAL
+from casal.methods.chain_memory import centred, memory
 from casal.methods.coupling import lift, onto
 from casal.methods.hmc import HMC
 from casal.methods.look_ahead import LookAhead, straight
-from casal.methods.memory import centred, memory
 from casal.methods.moves import RANGE, data_floor
 from casal.methods.population import effective_ancestors, effective_size, normalised, systematic
 from casal.methods.problem import Problem, Uncounted, Usage, few_chains, move, pick

@@ -137,7 +137,7 @@ def inside(problem: Problem, n: int, x: Tensor) -> Choice | None:
     rows, size = len(problem.table), math.prod(problem.latent)
     told = f"at most {rows} model calls per chain"
     if size >= INSIDE_DIMENSION:
-        return Choice(HMC(), f"HMC for {size} dimensions: {told}")
+        return Choice(HMC(), f"HMC for {HMC().told(problem)}: {told}")
     if HMC().one_mode(problem, x):
         return Choice(HMC(), f"HMC, since the density has one mode on a flat set: {told}")
     try:

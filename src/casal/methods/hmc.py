@@ -46,9 +46,9 @@ from torch import Tensor
 from casal.errors import CasalError, SettingError
 from casal.methods.base import Each, Method, Together, generator_of, key
 from casal.methods.bounded_hmc import FEWEST_CHAINS, main_directions, units_of
+from casal.methods.chain_memory import centred, memory
 from casal.methods.coupling import decoded_event
 from casal.methods.flat_flows import drift, flow, fold, rounded
-from casal.methods.memory import centred, memory
 from casal.methods.population import Groups, effective_ancestors, equal_weights, groups_of, normalised, resample, temper
 from casal.methods.problem import Problem, Uncounted, pick
 from casal.methods.reduction import Reduction, reduction
@@ -108,6 +108,10 @@ rounding has put onto a wall to that one."""
 
 FORGOTTEN = (0.05, 3.0)
 """Correlation with the end of the warm-up, and standard errors beside it, below which the chains have forgotten it."""
+
+ROUNDED = (1e-14, 1e-10)
+"""Violation beyond which samples are projected, on curved sets and on flat ones. On these it is rounding in a row whose
+terms are small, and a projection would put samples onto walls."""
 
 LARGEST_DECODER = 1024
 """Rows of a decoder that is inverted, at most."""
@@ -425,6 +429,14 @@ class HMC(Method[HMCState]):
         if space.flat is None or problem.chains is not None:
             return False
         return _linear(space, lambda x: problem.score(x, t), space.inside(x), problem.like) is not None
+
+    def told(self, problem: Problem) -> str:
+        """The dimensions of the set in words."""
+        flat, size = space_of(problem).flat, math.prod(problem.latent)
+        if flat is None or flat.dimension == size:
+            return f"{size} dimensions"
+        fixed = f", {flat.fixed} coordinates fixed by the others" if flat.fixed else ""
+        return f"{flat.dimension} of {size} dimensions{fixed}, {len(flat.walls)} walls"
 
     def _tempered(self, problem: Problem, n: int) -> bool:
         """Whether the start is tempered, unless the density has one mode."""
@@ -804,7 +816,8 @@ class HMC(Method[HMCState]):
         z, sides = state.z.clone(), problem.constraint.bounds(tuple(state.z.shape[1:]))
         if sides is not None:  # a coordinate that the others fix at its bound is off by rounding
             z = torch.minimum(torch.maximum(z, sides[0].to(z)), sides[1].to(z))
-        off = torch.nonzero(problem.constraint.violation(z) > 1e-14).flatten()
+        near = ROUNDED[problem.constraint.flat_sided]
+        off = torch.nonzero(problem.constraint.violation(z) > near).flatten()
         if len(off):
             z[off] = problem.take(off).strict(z[off], warm=z[off])
         return z

@@ -39,6 +39,9 @@ RANK = 1e-9
 LARGEST_RADIUS = 1.0
 """Radius, in units of the walls' levels, at which the ball in an unbounded set ends."""
 
+ZERO = 1e-10
+"""Size of a coordinate with one value below which that is zero: a row of such coordinates alone has no other unit."""
+
 CENTRED = 60
 """Newton steps for the analytic centre, at most."""
 
@@ -218,8 +221,8 @@ def differentiate(function: Any, z: Tensor, graph: bool = False) -> tuple[Tensor
 
 def _reduced(problem: Problem, E: Tensor, e: Tensor, W: Tensor, w: Tensor) -> Reduction | None:
     """From equations E x = e and walls W x <= w, rows of length one; e and w are (1 or n, ...)."""
-    d, alone = E.shape[1], len(w) == 1 and len(e) == 1
-    lp = _highs() if alone else None
+    d, common = E.shape[1], len(w) == 1 and len(e) == 1
+    lp = _highs() if common else None
     if lp is not None and len(W):
         inner, implied = _implied(lp, E, e[0], W, w[0])
     elif len(W):
@@ -238,10 +241,13 @@ def _reduced(problem: Problem, E: Tensor, e: Tensor, W: Tensor, w: Tensor) -> Re
         missed = float((inner @ E.T - e).abs().max())
         if missed > 1e-7 * (1.0 + float(e.abs().max())):
             raise InfeasibleSet(f"the equations of {problem.constraint!r} contradict each other by {missed:.3g}")
-    free = d if basis is None else basis.shape[1]
-    fixed = 0 if basis is None else int((basis.abs().amax(1) < 1e-12).sum()) if free else d
+    free, fixed = d if basis is None else basis.shape[1], 0
     if free == 0:
         return None
+    if basis is not None:
+        alone = basis.abs().amax(1) < 1e-12
+        basis, fixed = torch.where(alone[:, None], 0.0, basis), int(alone.sum())
+        inner = torch.where(alone & (inner.abs() < ZERO), 0.0, inner)
     C = W if basis is None else W @ basis
     length = torch.linalg.vector_norm(C, dim=1)
     some = length > 1e-10
