@@ -32,7 +32,7 @@ from casal.constraints.geometry import codimension, geometry, log_volume_factor,
 from casal.constraints.implicit import Implicit, SparseJacobian
 from casal.constraints.parameters import argument, common_chains, first_failure, join, listed, parameter, show, together
 from casal.constraints.round import AffineRound, Ball, MassEnergy, MassEnergyBox, Round, Sphere
-from casal.constraints.solvers.polyhedron import Polyhedron, nearest
+from casal.constraints.solvers.flat_sets import FlatSet
 from casal.constraints.solvers.rows import uneven
 from casal.constraints.solvers.sparse_rows import SparseMatrix, stack
 from casal.constraints.solvers.splitting import Members, Near, admm, alternating, dykstra, dykstra_anywhere, separate
@@ -117,7 +117,6 @@ class Intersection(Constraint):
         self._parts = merge(self.members)
         self._newton: Implicit | None = None
         self._met: set[Event] = set()
-        self._polyhedra: dict[Event, Polyhedron | None] = {}
         self.convex = all(member.convex for member in self.members)
         self.smooth = all(part.smooth for part in self._parts)
         self.flat_sided = all(part.flat_sided for part in self._parts)
@@ -185,7 +184,7 @@ class Intersection(Constraint):
     def validate(self, event: Event) -> None:
         for part in (*self.members, *self._parts):
             part.validate(event)
-        if self._only is None and self.chains is not None:
+        if self._only is None and self.chains is not None and self._way is not Way.QUADRATIC_PROGRAMME:
             assert self._group_sets  # made here, so that chains without a common point are refused before they move
         self._refuse_balls_apart(tuple(event))
 
@@ -212,11 +211,12 @@ class Intersection(Constraint):
         self._met.add(event)
 
     def _prove_empty(self, z: Tensor, first: int) -> None:
-        """For convex members, by a plane or, for more than two, by planes that separate them."""
+        """For convex members, by planes that separate them; for flat ones also by Farkas."""
         if self._only is not None or not self.convex:
             return
         steps = SEPARATIONS[0] if all(part.exact or part.flat_sided for part in self._parts) else SEPARATIONS[1]
-        found = separate(z if self.chains is not None else z[:1], _maps(self._parts, self.members, Budget()), steps)
+        start = z if self.chains is not None else z[:1]
+        found = separate(start, _maps(self._parts, self.members, Budget()), steps)
         proved = torch.nonzero(found.proved).flatten()
         if len(proved):
             chain = int(proved[0])
@@ -224,6 +224,20 @@ class Intersection(Constraint):
             raise InfeasibleSet(
                 f"the sets of {self!r} have no common point{where}: they stay {float(found.gap[chain]):.6g} apart "
                 f"(proved for all points within {float(found.clear[chain]):.2g} of the chain)"
+            )
+        if self._way is Way.QUADRATIC_PROGRAMME:
+            self._refuse_contradictions(start, first)
+
+    def _refuse_contradictions(self, z: Tensor, first: int) -> None:
+        whole = self._flat_set(tuple(z.shape[1:]))
+        found = whole.nearest(flat(z), Budget())
+        rows = whole.proves_empty(found.drift, torch.arange(len(z))) & ~found.converged[:, None]
+        empty = torch.nonzero(rows.any(1) | (whole.crossed > 0)).flatten()
+        if len(empty):
+            chain = int(empty[0])
+            raise InfeasibleSet(
+                f"the sets of {self!r} have no common point{self._in_chain(first + chain)}: "
+                f"{int(rows[chain].sum())} of {whole.count} rows and the bounds contradict each other"
             )
 
     def equations(self, z: Tensor) -> Tensor:
@@ -237,9 +251,8 @@ class Intersection(Constraint):
 
     def linear(self, event: Event) -> Rows | None:
         parts = [part.linear(event) for part in self._parts]
-        if any(part is None for part in parts):
-            return None
-        return Rows(*(torch.cat(column) for column in zip(*(part for part in parts if part is not None), strict=True)))
+        known = [part for part in parts if part is not None]
+        return Rows.joined(known) if len(known) == len(parts) else None
 
     def _project_fast(self, z: Tensor) -> Tensor:
         return self.project(z) if self._only is None else self._only._project_fast(z)
@@ -307,7 +320,7 @@ class Intersection(Constraint):
         size = torch.Size(event).numel()
         if not self.flat_sided or self.chains is not None or size > MOST_COORDINATES:
             return None
-        rows = self._polyhedron(event)
+        rows = self.linear(event)
         return None if rows is None else flat_parts(rows, only_in_disguise=True)
 
     def _log_volume(self, x: Tensor, z: Tensor) -> Tensor | None:
@@ -325,15 +338,12 @@ class Intersection(Constraint):
         if self._way is Way.ALTERNATING or (self._way is Way.DYKSTRA and not self.convex):
             search = alternating if self._way is Way.ALTERNATING else dykstra_anywhere
             return search(z, _maps(_thin_last(self._parts), self.members, budget), budget, warm)
-        if self._way is Way.DYKSTRA or self._too_many_rows(tuple(z.shape[1:])):
+        if self._way is Way.DYKSTRA:
             return dykstra(z, _maps(self._parts, self.members, budget), budget)
+        if self._way is Way.QUADRATIC_PROGRAMME:
+            return self._flat_set(tuple(z.shape[1:])).project(z, budget, warm)
         if self.chains is not None:
             return self._solve_by_group(z, budget, warm)
-        if self._way is Way.QUADRATIC_PROGRAMME:
-            rows = self._polyhedron(tuple(z.shape[1:]))
-            assert rows is not None
-            found = nearest(flat(z), rows.to(z), budget)
-            return Projection(found.point.reshape(z.shape), found.converged, found.iterations, found.residual)
         return self._by_newton(z, budget, warm)
 
     def _by_newton(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
@@ -359,17 +369,15 @@ class Intersection(Constraint):
         member, own = row_of(self.members, [event] * len(self.members), row)
         return self.members[member].component_name(event, own)
 
-    def _too_many_rows(self, event: Event) -> bool:
-        """Whether a member does not write out its rows for so many coordinates."""
-        return self._way is Way.QUADRATIC_PROGRAMME and self.chains is None and self._polyhedron(event) is None
+    def _flat_set(self, event: Event) -> FlatSet:
+        """All members as one flat set, for events of this shape."""
 
-    def _polyhedron(self, event: Event) -> Polyhedron | None:
-        """All members as one polyhedron, for events of this shape."""
-        key = tuple(event)
-        if key not in self._polyhedra:
-            rows = self.linear(key)
-            self._polyhedra[key] = None if rows is None else Polyhedron.of(*rows)
-        return self._polyhedra[key]
+        def made() -> FlatSet:
+            rows = self.linear(event)
+            assert rows is not None
+            return FlatSet(rows)
+
+        return self._once(("flat set", event), made)
 
 
 def _sparse_jacobian(parts: Sequence[Constraint]) -> SparseJacobian | None:
@@ -561,11 +569,33 @@ def _equations_cut_round(a: Affine, b: AffineRound) -> AffineRound:
     return AffineRound(_equations(a, b.flat_part), b.round_part)
 
 
-def _equation_and_bounds(a: Affine, b: Box) -> BoxHyperplane | None:
-    if len(a.A) != 1 or b._low.shape[1:].numel() not in (1, a.A.shape[1]):
+def _equations_and_bounds(a: Affine, b: Box) -> Box | BoxHyperplane | None:
+    """Equations on single coordinates fix them in the box; one equation on several has a closed form as well."""
+    size = a.A.shape[1]
+    if b._low.shape[1:].numel() not in (1, size):
         return None
-    level = argument(parameter(a.b)[:, 0], a.chains is not None)
-    return BoxHyperplane(b.low, b.high, (a.A if isinstance(a.A, Tensor) else a.A.to_dense())[0], level)
+    places, values = a.single_coordinates()
+    if places is None:
+        if len(a.A) != 1:
+            return None
+        level = argument(parameter(a.b)[:, 0], a.chains is not None)
+        return BoxHyperplane(b.low, b.high, (a.A if isinstance(a.A, Tensor) else a.A.to_dense())[0], level)
+    own = a.chains is not None or b.chains is not None
+    count = max(len(values), len(b._low))
+    low, high = (side.reshape(len(side), -1).expand(count, size).clone() for side in (b._low, b._high))
+    known = values.expand(count, -1)
+    slack = ROUNDING * (known.abs() + torch.where(torch.isinf(high), 0.0, high)[:, places].abs())
+    outside = torch.nonzero((known < low[:, places] - slack) | (known > high[:, places] + slack))
+    if len(outside):
+        chain, row = (int(i) for i in outside[0])
+        place, where = int(places[row]), "" if not own else f" in chain {chain}"
+        raise InfeasibleSet(
+            f"z[{place}] = {float(known[chain, row]):g} is out of reach{where}: "
+            f"the bounds are {float(low[chain, place]):g} and {float(high[chain, place]):g}"
+        )
+    known = torch.clamp(known, low[:, places], high[:, places])
+    low[:, places] = high[:, places] = known
+    return Box.flattened(low, high, own)
 
 
 def _bounds(a: Box, b: Box) -> Box:
@@ -614,7 +644,7 @@ MERGES: dict[tuple[type[Constraint], type[Constraint]], Callable[[Any, Any], Con
     (Affine, Sphere): AffineRound,
     (Affine, Ball): AffineRound,
     (Affine, AffineRound): _equations_cut_round,
-    (Affine, Box): _equation_and_bounds,
+    (Affine, Box): _equations_and_bounds,
     (Box, Box): _bounds,
     (MassEnergy, Box): lambda a, b: MassEnergyBox(a.mass, a.energy, b.low, b.high),
     (MassEnergyBox, Box): _bounds_once_more,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event
-from casal.constraints.base import MOST_ROWS, Constraint, Excess, Geometry, Parts, Rows, register
+from casal.constraints.base import Constraint, Excess, Geometry, Parts, Rows, register
 from casal.constraints.flat import Affine, Box, BoxHyperplane, points_where_zero
 from casal.constraints.geometry import geometry
 from casal.constraints.parameters import argument, common_chains, first_failure, one_number, over, parameter, show
@@ -56,12 +56,9 @@ class Simplex(Constraint):
 
     def linear(self, event: Event) -> Rows | None:
         size = torch.Size(event).numel()
-        if self.chains is not None or size > MOST_ROWS:
-            return None
-        ones, eye = torch.ones(1, size, dtype=torch.float64), torch.eye(size, dtype=torch.float64)
-        low, high = torch.zeros(size + 1, dtype=torch.float64), torch.full((size + 1,), torch.inf, dtype=torch.float64)
-        low[0] = high[0] = self.total * size**-0.5
-        return Rows(torch.cat([ones * size**-0.5, eye]), low, high)
+        level, zero = self._total[:, None] * size**-0.5, torch.zeros(1, size, dtype=torch.float64)
+        ones = torch.full((1, size), size**-0.5, dtype=torch.float64)
+        return Rows(ones, level, level, zero, torch.full_like(zero, torch.inf))
 
     def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
         return Box(0.0, torch.inf).bounds(event)
