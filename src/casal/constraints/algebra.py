@@ -43,7 +43,8 @@ from casal.constraints.geometry import (
     within,
 )
 from casal.constraints.implicit import Implicit
-from casal.constraints.intersection import MOST_PIECES, Intersection, meet, take_apart, together_in
+from casal.constraints.intersection import MOST_PIECES, Intersection, take_apart, together_in
+from casal.constraints.merging import meet
 from casal.constraints.parameters import (
     argument,
     brief,
@@ -94,8 +95,8 @@ class Union(Constraint):
     def __repr__(self) -> str:
         return f"({listed(self.members, ' | ')})"
 
-    def explain(self) -> str:
-        return f"nearest of {len(self.members)} members: " + "; ".join(member.explain() for member in self.members)
+    def _explained(self) -> str:
+        return f"nearest of {len(self.members)} members: " + "; ".join(member._explained() for member in self.members)
 
     def validate(self, event: Event) -> None:
         for member in self.members:
@@ -170,8 +171,8 @@ class Product(Constraint):
     def __repr__(self) -> str:
         return f"Product({listed(self.members, ', ')}, sizes=[{listed(self.sizes, ', ')}])"
 
-    def explain(self) -> str:
-        inner = "; ".join("free" if member is None else member.explain() for member in self.members)
+    def _explained(self) -> str:
+        inner = "; ".join("free" if member is None else member._explained() for member in self.members)
         return f"block by block {self.sizes}: {inner}"
 
     def validate(self, event: Event) -> None:
@@ -431,8 +432,8 @@ class _Motion(_Preimage):
     def way(self) -> Way:
         return self.inner.way
 
-    def explain(self) -> str:
-        return f"{type(self).__name__.lower()}: {self.inner.explain()}"
+    def _explained(self) -> str:
+        return f"{type(self).__name__.lower()}: {self.inner._explained()}"
 
     def validate(self, event: Event) -> None:
         check_fits(self._shift, event, "shifts")
@@ -666,14 +667,14 @@ class Through(_Preimage):
     def __repr__(self) -> str:
         return f"{self.inner!r}.through({len(self.A)} x {self.A.shape[1]})"
 
-    def explain(self) -> str:
+    def _explained(self) -> str:
         if self._orthogonal:
             return f"{self!r}: {self.way.value}, A A^T is a multiple of I"
         if self._way is Way.NEWTON:
             return f"{self!r}: {self.way.value} on the residual of A x"
         if self._way is Way.SPLITTING:
             return f"{self!r}: {self.way.value} between x and A x"
-        return f"{self!r}: as {self._same.explain()}" if self._same is not None else super().explain()
+        return f"{self!r}: as {self._same._explained()}" if self._same is not None else super()._explained()
 
     def _geometry(self, event: Event) -> Geometry:
         if self._orthogonal:

@@ -141,7 +141,7 @@ class LinearDynamics(Constraint):
     def way(self) -> Way:
         return Way.GRADIENTS if self._quadratic.condition <= WELL_CONDITIONED else Way.QUADRATIC_PROGRAMME
 
-    def explain(self) -> str:
+    def _explained(self) -> str:
         return f"{self!r}: {self.way.value} (condition number {self._quadratic.condition:.3g}), convex"
 
     def validate(self, event: Event) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -514,6 +515,10 @@ class Box(Constraint):
         """Where low = high, in the shape of the bounds."""
         return self._low == self._high
 
+    def _tidied(self, event: Event) -> Sequence[str]:
+        count = self._count_pinned(event)
+        return (f"{count} coordinates fixed",) if count else ()
+
     @cached_property
     def _has_an_edge(self) -> bool:
         """Whether a coordinate has bounds that do not fix it."""
@@ -642,6 +647,9 @@ class Polytope(Constraint):
         """Rows that hold with equality on all of C, such as a pair of opposite rows, are equations."""
         rows = self.linear(event)
         return Geometry(Parts(None, self) if self.solid or rows is None else (flat_parts(rows) or Parts(self, None)))
+
+    def _tidied(self, event: Event) -> Sequence[str]:
+        return self._set.found
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         return self._set.project(z, budget, warm)

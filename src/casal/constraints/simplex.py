@@ -75,7 +75,7 @@ class Simplex(Constraint):
         return Geometry(Parts(Affine(ones, level), Box(0.0, torch.inf)))
 
     def _project(self, z: Tensor) -> Tensor:
-        return _onto_simplex(flat(z), over(self._total, flat(z))).reshape(z.shape)
+        return onto_simplex(flat(z), over(self._total, flat(z))).reshape(z.shape)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         """The sum, then the coordinates, all in units of M."""
@@ -132,7 +132,7 @@ class L1Ball(Constraint):
 
     def _project(self, z: Tensor) -> Tensor:
         y = flat(z)
-        surface = torch.copysign(_onto_simplex(y.abs(), over(self._radius, y)), y).reshape(z.shape)
+        surface = torch.copysign(onto_simplex(y.abs(), over(self._radius, y)), y).reshape(z.shape)
         total = _sum(y.abs())
         return torch.where(over_events(total > over(self._radius, total), z), surface, z)
 
@@ -146,7 +146,7 @@ class L1Ball(Constraint):
         return f"sum |z| <= {self.radius:g}" if self.chains is None else "sum |z| <= R"
 
 
-def _onto_simplex(y: Tensor, total: Tensor) -> Tensor:
+def onto_simplex(y: Tensor, total: Tensor) -> Tensor:
     """Nearest points of {sum = total, >= 0} to the rows of y, which may be huge."""
     y = (y - y.amax(1, keepdim=True)).clamp_min(-total)
     down = y.sort(1, descending=True).values
