@@ -102,16 +102,6 @@ def test_the_example_of_an_own_experiment(monkeypatch: pytest.MonkeyPatch) -> No
     assert "mine" in experiments.EXPERIMENTS
 
 
-@pytest.mark.slow
-def test_the_example_of_your_own_model_in_the_readme() -> None:
-    diffusers = pytest.importorskip("diffusers")
-    pytest.importorskip("matplotlib").use("agg")
-    (block,) = blocks(ROOT / "README.md", "py")
-    known = example() | {"unet": small_unet(16), "scheduler": diffusers.DDPMScheduler(), "mean": 0.1, "std": 0.2}
-    run(re.sub(r"\.savefig\(.*\)", "", block).replace("steps=50", "steps=5").replace("n=64", "n=8"), known)
-    assert bool(known["result"].certificate.feasible.all())
-
-
 def test_the_example_of_a_diffusers_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     diffusers = pytest.importorskip("diffusers")
     pipeline = diffusers.DDPMPipeline(small_unet(8), diffusers.DDPMScheduler())

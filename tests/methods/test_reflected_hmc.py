@@ -438,7 +438,7 @@ def test_a_tempered_start_that_cannot_end_is_given_up() -> None:
     assert float(result.trace["tempered"]) == 0.0
     assert len(result.ancestors.unique()) > 5
     assert result.fidelity.verdict == "suspect"
-    assert any("did not succeed" in reason for reason in result.fidelity.reasons)
+    assert any("tempered start failed" in reason for reason in result.fidelity.reasons)
 
 
 # ------------------------------------------------------------------------------------------------- the population

@@ -64,6 +64,15 @@ def test_a_page_is_rewritten_with_what_it_prints(tmp_path: Path) -> None:
     assert [block.line for block in tutorials.blocks(page)] == [3, 14]
 
 
+def test_a_long_line_of_output_is_broken_and_still_the_same() -> None:
+    page = "```python\nprint(7)\n```\n\n```text\n7\n```\n"
+    printed = "  settings: " + "word " * 30
+    shown = tutorials.rewritten(page, [printed])
+    assert max(map(len, shown.splitlines())) <= tutorials.COLUMNS
+    (block,) = tutorials.blocks(shown)
+    assert tutorials.agrees(block.printed or "", printed)
+
+
 def test_ink_follows_the_theme() -> None:
     svg = '<svg width="1">\n<path style="stroke: #000000"/><text style="fill: #333333"/></svg>'
     themed = tutorials.themed(svg)

@@ -1,7 +1,7 @@
 """Run the tutorials: their code from top to bottom, the output printed under it, and their pictures.
 
     python -m casal_lab.report.tutorials docs/tutorials             # all pages of a folder
-    python -m casal_lab.report.tutorials docs/tutorials/circle.md   # one
+    python -m casal_lab.report.tutorials docs/tutorials/circle.md   # one; README.md is such a page, too
 
 A tutorial is a Markdown page. Its blocks ```` ```python ```` are one program. A block ```` ```text ```` directly under
 one of them is what that block prints. Pictures that the program saves go to ``images/tutorials`` beside the folder of
@@ -17,10 +17,10 @@ import os
 import re
 import sys
 import tempfile
+import textwrap
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,8 @@ THEMES = (
 
 CLOSE = 0.05
 """Share by which a printed number may differ: other processors round differently, and networks amplify it."""
+COLUMNS = 80
+"""Width of a code block of the site: longer lines of output are broken."""
 ROUNDING = 1e-10
 """Numbers below it are rounding, and equal."""
 
@@ -83,25 +85,40 @@ def run(page: str, folder: Path, name: str = "tutorial") -> list[str]:
 def agrees(told: str, found: str) -> bool:
     """Whether two outputs are the same: equal words, numbers equal up to CLOSE.
 
-    Lines with the seconds of a run do not count.
+    Lines with the seconds of a run do not count, nor where lines are broken.
 
     >>> agrees("share 0.734, violation 2.2e-16", "share 0.735, violation 4.4e-16")
     True
     >>> agrees("trusted 0.73", "trusted 0.93"), agrees("trusted 0.73", "suspect 0.73")
     (False, False)
     """
-    pairs = zip_longest(*(_lasting(text) for text in (told, found)), fillvalue="")
-    return all(_NUMBER.sub("#", a).split() == _NUMBER.sub("#", b).split() and _near(a, b) for a, b in pairs)
+    told, found = ("\n".join(_lasting(text)) for text in (told, found))
+    return _NUMBER.sub("#", told).split() == _NUMBER.sub("#", found).split() and all(
+        math.isclose(a, b, rel_tol=CLOSE, abs_tol=ROUNDING)
+        for a, b in zip(map(float, _NUMBER.findall(told)), map(float, _NUMBER.findall(found)), strict=True)
+    )
 
 
 def _lasting(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip().splitlines() if not line.startswith("seconds")]
 
 
-def _near(told: str, found: str) -> bool:
-    return all(
-        math.isclose(a, b, rel_tol=CLOSE, abs_tol=ROUNDING)
-        for a, b in zip(map(float, _NUMBER.findall(told)), map(float, _NUMBER.findall(found)), strict=True)
+def wrapped(line: str) -> str:
+    """A line of output in lines of at most COLUMNS, the later ones below its second column or indented by two.
+
+    >>> print(wrapped("constraint  all samples are feasible; " + "the largest violation " * 3 + "is 2e-16"))
+    constraint  all samples are feasible; the largest violation the largest
+                violation the largest violation is 2e-16
+    """
+    if len(line) <= COLUMNS:
+        return line
+    second = re.match(r"\w+(?: \w+)? {2,}(?=\S)", line)
+    return textwrap.fill(
+        line,
+        COLUMNS,
+        subsequent_indent=" " * (second.end() if second else 2),
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
@@ -110,7 +127,7 @@ def rewritten(page: str, printed: list[str]) -> str:
     found = iter(printed)
 
     def block(match: re.Match[str]) -> str:
-        text = "\n".join(_lasting(next(found)))
+        text = "\n".join(map(wrapped, _lasting(next(found))))
         return match[0] if match["printed"] is None else f"```python\n{match['code']}```\n\n```text\n{text}\n```\n"
 
     return _BLOCK.sub(block, page)
@@ -149,13 +166,13 @@ def main(pages: list[Path]) -> None:
     """Rewrite the outputs and pictures of the pages."""
     for path in pages:
         pictures = path.parent.parent / "images" / "tutorials"
-        pictures.mkdir(parents=True, exist_ok=True)
         page = path.read_text(encoding="utf-8")
         with tempfile.TemporaryDirectory() as name:
             printed = run(page, Path(name), path.stem)
             path.write_text(rewritten(page, printed), encoding="utf-8")
             for picture in sorted(Path(name).glob("*.svg")):
                 text = themed(picture.read_text(encoding="utf-8"))
+                pictures.mkdir(parents=True, exist_ok=True)
                 (pictures / picture.name).write_text(text, encoding="utf-8")
 
 
