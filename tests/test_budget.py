@@ -58,7 +58,7 @@ BUDGET = {
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 35680
+LINES = 35685
 """Of all files together, everything counted."""
 
 METHODS = {
