@@ -39,16 +39,18 @@ BUDGET = {
     "casal": Package(
         files=7, code=461, constants=3, imports=1
     ),  # streams by key; linalg took a solver that targets had twice
-    "constraints": Package(files=25, code=7704, constants=152, imports=12),
+    "constraints": Package(
+        files=26, code=8072, constants=158, imports=12
+    ),  # one solver for flat sets, of each chain; closed forms of pairs
     "decoders": Package(files=5, code=880, constants=4, imports=2),
     "diagnostics": Package(
         files=11, code=1404, constants=77, imports=9
     ),  # units that do not fit; how many chains would be enough
     "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
     "methods": Package(
-        files=30, code=5218, constants=132, imports=11
+        files=30, code=5219, constants=132, imports=11
     ),  # settings that are no numbers are refused in words
-    "sampling": Package(files=19, code=3195, constants=62, imports=12),  # a bar that appears by itself; means apart
+    "sampling": Package(files=19, code=3198, constants=62, imports=12),  # a bar that appears by itself; means apart
     "store": Package(files=3, code=609, constants=3, imports=1),  # names of files are refused
     "targets": Package(
         files=8, code=1552, constants=17, imports=3
@@ -56,7 +58,7 @@ BUDGET = {
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 35210
+LINES = 35685
 """Of all files together, everything counted."""
 
 METHODS = {

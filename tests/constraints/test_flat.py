@@ -13,12 +13,83 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from casal.constraints import Affine, Box, BoxHyperplane, Budget, Polytope, geometry
+from casal.constraints import (
+    Affine,
+    Box,
+    BoxHyperplane,
+    Budget,
+    HalfSpace,
+    Implicit,
+    PerChain,
+    Polytope,
+    geometry,
+)
 from casal.errors import InfeasibleSet, ShapeError
 
 from .closed_form_cases import INF
 from .iterative_cases import cube, levels, matrix
 from .points import normal, one
+
+# ------------------------------------------------------------------ bounds that are not there
+
+
+def unit_sphere(z: torch.Tensor) -> torch.Tensor:
+    return z.flatten(1).square().sum(1, keepdim=True) - 1.0
+
+
+def test_only_finite_bounds_are_rows() -> None:
+    z = torch.tensor([[0.5, -2.0, 3.0]], dtype=torch.float64)
+    assert Box(0.0, None).inequalities(z).tolist() == [[-0.5, 2.0, -3.0]]
+    assert Box([0.0, -INF, 1.0], [INF, INF, 2.0]).inequalities(z).tolist() == [[-0.5, -2.0, 1.0]]
+    assert Box().inequalities(z).shape == (1, 0)
+    assert HalfSpace([1.0, 1.0, 1.0], math.inf).inequalities(z).shape == (1, 0)
+    assert BoxHyperplane([0.0, -INF, -INF], INF, [1.0, 1.0, 1.0], 1.0).inequalities(z).tolist() == [[-0.5]]
+
+
+def test_a_bound_of_some_chains_says_nothing_in_the_others() -> None:
+    low = PerChain(torch.tensor([[0.0, -INF], [-INF, -INF], [0.0, 0.0]], dtype=torch.float64))
+    z = torch.tensor([[-1.0, 2.0], [3.0, -7.0], [4.0, -5.0]], dtype=torch.float64, requires_grad=True)
+    rows = Box(low, None).inequalities(z)
+    assert rows[0].tolist() == [1.0, -1.0] and rows[2].tolist() == [-4.0, 5.0] and bool((rows[1] <= 0).all())
+    (pull,) = torch.autograd.grad(rows.sum(), z)
+    assert pull.tolist() == [[-1.0, 0.0], [0.0, 0.0], [-1.0, -1.0]]
+    weights = torch.ones_like(rows)
+    assert torch.equal(geometry.residual_pull(Box(low, None), z.detach(), weights), pull)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["common", "for each chain"])
+def test_a_surface_within_bounds_on_some_sides(own: bool) -> None:
+    """On the sphere with z >= 0 in some coordinates, the nearest point is the positive part there, scaled."""
+    y = normal(60, 20, seed=3)
+    y[:, 0] += 2.0  # so that the positive part is not zero
+    bounded = torch.rand(60, 20, generator=torch.Generator().manual_seed(5)) < 0.7
+    if not own:
+        bounded = bounded[:1].expand(60, -1)
+    low = torch.where(bounded, 0.0, -torch.inf).double()
+    found = (Implicit(unit_sphere) & Box(PerChain(low) if own else low[0], None)).solve(y)
+    cut = torch.where(bounded, y.clamp_min(0.0), y)
+    assert bool(found.converged.all())
+    assert float((found.point - cut / cut.norm(dim=1, keepdim=True)).abs().max()) <= 1e-12
+
+
+def test_flows_within_limits_that_bind() -> None:
+    """Products of neighbours are given, as in power flow, and each number has limits; some have none."""
+    size = 12
+
+    def flows(z: torch.Tensor) -> torch.Tensor:
+        return z[:, :size] * z[:, 1 : size + 1] * torch.sin(z[:, size + 1 :])
+
+    exact = torch.cat([1.0 + 0.02 * normal(40, size + 1, seed=6).tanh(), 0.3 * normal(40, size, seed=7).tanh()], 1)
+    level = flows(exact)[:1]
+    low, high = torch.full((2 * size + 1,), -INF).double(), torch.full((2 * size + 1,), INF).double()
+    low[: size + 1], high[: size + 1] = 0.98, 1.02
+    limited = Implicit(lambda z: flows(z) - level) & Box(low, high)
+    y = exact[:1] + 0.03 * normal(40, 2 * size + 1, seed=8)
+    found = limited.solve(y)
+    assert bool(found.converged.all())
+    assert float(limited.violation(found.point).max()) <= 1e-12
+    assert bool(((found.point - y).norm(dim=1) <= (exact[:1] - y).norm(dim=1)).all())
+
 
 # ------------------------------------------------------------------ box and hyperplane
 
@@ -156,23 +227,22 @@ def test_shapes_of_a_polytope_are_checked() -> None:
         Polytope(torch.ones(1, 2, 3), 1.0).project(torch.zeros(1, 5))
 
 
-def test_a_polytope_that_may_be_empty_flags_every_chain() -> None:
-    """Two half-planes whose edges meet at 1e-9 rad, a thousand million away: beyond proof, and beyond reach."""
-    doubtful = Polytope([[1.0, 0.0], [-1.0, 1e-9]], [0.0, -1.0])
-    z = normal(6, 2, seed=16)
-    found = doubtful.solve(z)
-    assert not bool(found.converged.any())
-    assert torch.allclose(found.residual, doubtful.violation(found.point), rtol=1e-6, atol=0)
-    assert bool((found.residual <= doubtful.violation(z)).all())
+def test_the_edge_of_a_thin_wedge_is_found_far_away() -> None:
+    """Two half-planes whose edges meet at 1e-9 rad, a thousand million away: found, or flagged; never called empty."""
+    wedge = Polytope([[1.0, 0.0], [-1.0, 1e-9]], [0.0, -1.0])
+    found = wedge.solve(normal(6, 2, seed=16))
+    near = found.point[found.converged]
+    assert torch.allclose(near, torch.tensor([0.0, -1e9], dtype=torch.float64), rtol=1e-9, atol=1e-9)
+    assert float(wedge.violation(near).max()) <= 1e-12 and bool((found.residual[~found.converged] > 1e-12).all())
 
 
-def test_in_a_batch_only_the_hard_chain_is_flagged() -> None:
-    """A wedge of 1e-8 rad: only the chain that would have to go to its edge, far away, does not get there."""
+def test_a_chain_that_has_far_to_go_does_not_hold_up_the_others() -> None:
+    """A wedge of 1e-8 rad: one chain has to go to its edge, a hundred thousand away."""
     wedge = Polytope([[0.0, 1.0], [-1e-8, -1.0]], [0.0, -1e-3])
     z = torch.tensor([[1e6, -0.1], [2e5, 3.0], [-1.0, 0.0], [3e5, -0.002]], dtype=torch.float64)
     found = wedge.solve(z)
-    assert found.converged.tolist() == [True, True, False, True]
-    assert float(found.residual[2]) > 1e-12 and float(wedge.violation(found.point)[[0, 1, 3]].max()) <= 1e-14
+    assert found.converged.tolist() == [True] * 4 and float(wedge.violation(found.point).max()) <= 1e-14
+    assert torch.allclose(found.point[2], torch.tensor([1e5, 0.0], dtype=torch.float64), rtol=1e-9, atol=1e-9)
 
 
 def test_a_polytope_keeps_to_its_budget() -> None:
@@ -181,7 +251,7 @@ def test_a_polytope_keeps_to_its_budget() -> None:
     loose, exact = polytope.solve(z, budget=Budget(1e-12, 3)), polytope.solve(z)
     assert not bool(loose.converged.any()) and loose.iterations.tolist() == [3] * 30
     assert bool((loose.residual > 1e-12).all()) and bool((exact.iterations > 3).all())
-    assert bool((loose.point - exact.point).norm(dim=1).mean() < 0.5 * (z - exact.point).norm(dim=1).mean())
+    assert bool((loose.point - exact.point).norm(dim=1).mean() < 0.8 * (z - exact.point).norm(dim=1).mean())
     rough = polytope.solve(z, budget=Budget(1e-2))
     assert bool(rough.converged.all()) and float(rough.iterations.sum()) < float(exact.iterations.sum())
 

@@ -42,7 +42,7 @@ Verdict = Literal["trusted", "suspect", "too few", "not promised"]
 FEWEST = 50.0
 """Effective ancestors below which nothing is certified."""
 
-FEWEST_TO_SCALE, MARGIN = 2.0, 1.1
+FEWEST_TO_SCALE, MARGIN = 2.0, 1.3
 """Effective ancestors from which on more chains give more of them in proportion, and the margin beyond that proportion
 in the number of chains that is recommended."""
 

@@ -394,6 +394,8 @@ class Estimate(_Pair):
         shown = ", ".join(f"{value:.4g} ± {error:.2g}" for value, error in pairs)
         return f"{shown} ({self.note})" if self.note else shown
 
+    __repr__ = __str__
+
 
 class Lineage:
     """The weights of samples and the starting chains they descend from.

@@ -178,7 +178,10 @@ class SampleResult:
         if by is None:
             notes.append(f"mean over {groups} different sets or conditions" if groups > 1 else "")
             return _estimate(values, Lineage(self.weights, self.ancestors), notes)
-        labels = torch.as_tensor(by, device=self.samples.device)
+        try:
+            labels = torch.as_tensor(by, device=self.samples.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ShapeError(f"by holds one number for each of the {n} samples, such as 0, 1, ...: {error}") from error
         if labels.shape != (n,):
             raise ShapeError(f"by holds one number for each of the {n} samples, got shape {tuple(labels.shape)}")
         found = dict[Any, Estimate]()
