@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.constraints import Constraint
 from casal.errors import InfeasibleSet, SettingError
 from casal.methods.problem import Problem
 
@@ -132,8 +131,6 @@ def _reduce(problem: Problem) -> Reduction | None:
     if found is None:
         return None
     matrix, low, high = found
-    if matrix.numel() > MOST_NUMBERS:
-        return None
     length = torch.linalg.vector_norm(matrix, dim=1)
     some = length > 1e-12 * float(length.max()) if len(length) else length > 0
     matrix, low, high = matrix[some] / length[some, None], low[:, some] / length[some], high[:, some] / length[some]
@@ -154,52 +151,23 @@ def _reduce(problem: Problem) -> Reduction | None:
 
 
 def _rows(problem: Problem) -> tuple[Tensor, Tensor, Tensor] | None:
-    """G (m, d), low and high (1 or n, m) in latent coordinates."""
-    constraint, latent = problem.constraint, problem.latent
+    """G (m, d), low and high (1 or n, m) in latent coordinates, bounds among them."""
+    latent = problem.latent
     event = problem.decoder.event(torch.zeros((1, *latent), dtype=problem.like.dtype, device=problem.like.device))
-    size = math.prod(event)
-    if constraint.flat_sided and constraint.chains is None and size * math.prod(latent) <= MOST_NUMBERS:
-        rows = constraint.linear(event)
-        if rows is None:
-            return None
-        matrix, low, high = rows.matrix, rows.low[None], rows.high[None]
-    elif constraint.flat_sided and constraint.smooth and size <= 2000:
-        found = _differentiated(constraint, event)
-        if found is None:
-            return None
-        matrix, low, high = found
-    else:
+    rows = problem.constraint.linear(event)
+    if rows is None or (len(rows.matrix) + math.prod(event)) * math.prod(event) > MOST_NUMBERS:
         return None
+    matrix = rows.matrix if isinstance(rows.matrix, Tensor) else rows.matrix.to_dense()
+    bounded = (torch.isfinite(rows.below) | torch.isfinite(rows.above)).any(0)
+    matrix = torch.cat([matrix, torch.eye(math.prod(event), dtype=torch.float64)[bounded]])
+    n = max(len(rows.low), len(rows.below))
+    low, high = (
+        torch.cat([side.expand(n, -1), ends[:, bounded].expand(n, -1)], 1)
+        for side, ends in ((rows.low, rows.below), (rows.high, rows.above))
+    )
     if not problem.identity:
         matrix = matrix @ problem.decoder.matrix(latent, problem.like).cpu()
     return matrix, low, high
-
-
-def _differentiated(constraint: Constraint, event: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The rows of sets whose levels differ from chain to chain, read off their functions; None if they are not flat."""
-    n, size = constraint.chains or 1, math.prod(event)
-    generator = torch.Generator().manual_seed(0)
-    points = torch.randn((2, *event), generator=generator, dtype=torch.float64)[:, None].expand(2, n, *event)
-    sides, parts = constraint.bounds(event), list[tuple[Tensor, Tensor, Tensor]]()
-    for function, equations in ((constraint.equations, True), (constraint.inequalities, False)):
-        if not equations and sides is not None:
-            low, high = (side.reshape(-1, size).expand(n, size) for side in sides)
-            parts.append((torch.eye(size, dtype=torch.float64), low, high))
-            continue
-        matrices, levels = list[Tensor](), list[Tensor]()
-        for z in points:
-            values, slopes = differentiate(function, z.contiguous())
-            slopes = slopes.flatten(2)
-            if bool(((slopes - slopes[:1]).abs() > 1e-12 * (1.0 + slopes.abs())).any()):
-                return None
-            matrices.append(slopes[0])
-            levels.append(torch.einsum("mk,nk->nm", slopes[0], z.flatten(1)) - values)
-        same = torch.allclose(matrices[0], matrices[1], rtol=1e-10, atol=1e-12)
-        if not same or not torch.allclose(levels[0], levels[1], rtol=1e-9, atol=1e-9):
-            return None
-        level = levels[0]
-        parts.append((matrices[0], level if equations else torch.full_like(level, -torch.inf), level))
-    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts], 1), torch.cat([p[2] for p in parts], 1)
 
 
 def differentiate(function: Any, z: Tensor, graph: bool = False) -> tuple[Tensor, Tensor]:
