@@ -94,7 +94,10 @@ SCOUTS, SCOUTING, SCOUT_SHARE = 64, (5, 15), 0.04
 """Scouts; the fewest and the most trajectories of each; and the share of all evaluations that they may take."""
 
 ABOVE = 3.0
-"""How far log p of a scout lies above that of all chains if it has found a mode of less volume, which they have not."""
+"""How far log p of a scout lies above that of all chains if it has found a mode of less volume, which they have not;
+above their mean, if it is also FAR times as far from all of them as any of them is from its neighbour."""
+
+FAR = 2.0
 
 SAME = 0.2
 """Difference of the two rules for log p(y') - log p(y) over a trajectory, up to which the first is taken."""
@@ -107,11 +110,16 @@ INWARD, INSIDE = 0.95, 1.0 - 1e-13
 rounding has put onto a wall to that one."""
 
 FORGOTTEN = (0.05, 3.0)
-"""Correlation with the end of the warm-up, and standard errors beside it, below which the chains have forgotten it."""
+"""Correlation with the end of the warm-up, and standard errors beside it, below which the chains have forgotten it.
+There are more of these in many dimensions, where the largest of as many correlations by chance is larger."""
 
 ROUNDED = (1e-14, 1e-10)
 """Violation beyond which samples are projected, on curved sets and on flat ones. On these it is rounding in a row whose
 terms are small, and a projection would put samples onto walls."""
+
+LARGEST_JACOBIAN = 1 << 15
+"""Numbers of the derivatives of the equations of a curved set, up to which ``fits`` says yes: each step takes several,
+row by row."""
 
 LARGEST_DECODER = 1024
 """Rows of a decoder that is inverted, at most."""
@@ -418,6 +426,8 @@ class HMC(Method[HMCState]):
             if space.flat is not None:
                 return True
             origin = torch.zeros((1, *space.event), dtype=torch.float64, device=problem.like.device)
+            if one.constraint.equations(origin).shape[1] * origin.numel() > LARGEST_JACOBIAN:
+                return False
             start = one.constraint.project(origin + torch.linspace(0.5, 1.5, origin.numel()).reshape(origin.shape))
             return Surface(one.constraint, space.event).regular(start.flatten(1))
         except (CasalError, RuntimeError, NotImplementedError):
@@ -793,8 +803,9 @@ class HMC(Method[HMCState]):
             scouts = move(space, problem, scouts, row._replace(eps=eps), generator)
             rate = float(scouts.accepted.mean())
             eps *= CUT if rate < REFUSED else math.exp(GAINS[0] * (rate - ACCEPTED))
-        lost = int((scouts.log_p > state.log_p.max() + ABOVE).sum())
-        return {"lost": float(lost)}, (problem.usage.scores - used) / n
+        higher = scouts.log_p > state.log_p.max() + ABOVE
+        apart = _apart(scouts.y, state.y) & (scouts.log_p > state.log_p.mean() + ABOVE)
+        return {"lost": float((higher | apart).sum())}, (problem.usage.scores - used) / n
 
     def _round(self, problem: Problem, state: HMCState, control: Control, record: dict[str, float]) -> Done:
         """After a round: whether the chains have forgotten the end of the warm-up."""
@@ -802,7 +813,8 @@ class HMC(Method[HMCState]):
         kept = memory(features(state.anchor), features(state.y), labels)
         if kept is not None:
             record["memory"] = kept.value
-        forgotten = kept is not None and kept.value <= FORGOTTEN[0] + FORGOTTEN[1] / math.sqrt(len(state.y))
+        chance = max(FORGOTTEN[1], math.sqrt(2.0 * math.log(4.0 * state.y.shape[1]))) / math.sqrt(len(state.y))
+        forgotten = kept is not None and kept.value <= FORGOTTEN[0] + chance
         rounds = MAIN_ROWS - control.left
         if control.ending or control.left == 0:
             if kept is not None and kept.value <= kept.limit:
@@ -899,6 +911,18 @@ def _first_eps(y: Tensor, scale: Tensor) -> float:
         1.0 if scale.numel() else max(float(y.std(0).max()) if len(y) > 1 else 0.0, 1e-3 * (1.0 + float(y.abs().max())))
     )
     return 0.5 * size / y.shape[1] ** 0.25
+
+
+def _apart(points: Tensor, chains: Tensor) -> Tensor:
+    """Which points (m, r) are far from all chains (n, r), in units of their spread, (m,) bool."""
+    root = _root(chains - chains.mean(0))
+    if root is None or len(chains) <= 2 * chains.shape[1]:
+        return torch.zeros(len(points), dtype=torch.bool, device=points.device)
+    few = chains[:: max(1, len(chains) // 1024)]
+    u, v = (torch.linalg.solve_triangular(root, w.T, upper=False).T for w in (points, few))
+    own = torch.cdist(v, v)
+    own.fill_diagonal_(torch.inf)
+    return torch.cdist(u, v).amin(1) > FAR * own.amin(1).max()
 
 
 def _volume(old: Tensor, new: Tensor) -> float:
