@@ -13,12 +13,83 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from casal.constraints import Affine, Box, BoxHyperplane, Budget, Polytope, geometry
+from casal.constraints import (
+    Affine,
+    Box,
+    BoxHyperplane,
+    Budget,
+    HalfSpace,
+    Implicit,
+    PerChain,
+    Polytope,
+    geometry,
+)
 from casal.errors import InfeasibleSet, ShapeError
 
 from .closed_form_cases import INF
 from .iterative_cases import cube, levels, matrix
 from .points import normal, one
+
+# ------------------------------------------------------------------ bounds that are not there
+
+
+def unit_sphere(z: torch.Tensor) -> torch.Tensor:
+    return z.flatten(1).square().sum(1, keepdim=True) - 1.0
+
+
+def test_only_finite_bounds_are_rows() -> None:
+    z = torch.tensor([[0.5, -2.0, 3.0]], dtype=torch.float64)
+    assert Box(0.0, None).inequalities(z).tolist() == [[-0.5, 2.0, -3.0]]
+    assert Box([0.0, -INF, 1.0], [INF, INF, 2.0]).inequalities(z).tolist() == [[-0.5, -2.0, 1.0]]
+    assert Box().inequalities(z).shape == (1, 0)
+    assert HalfSpace([1.0, 1.0, 1.0], math.inf).inequalities(z).shape == (1, 0)
+    assert BoxHyperplane([0.0, -INF, -INF], INF, [1.0, 1.0, 1.0], 1.0).inequalities(z).tolist() == [[-0.5]]
+
+
+def test_a_bound_of_some_chains_says_nothing_in_the_others() -> None:
+    low = PerChain(torch.tensor([[0.0, -INF], [-INF, -INF], [0.0, 0.0]], dtype=torch.float64))
+    z = torch.tensor([[-1.0, 2.0], [3.0, -7.0], [4.0, -5.0]], dtype=torch.float64, requires_grad=True)
+    rows = Box(low, None).inequalities(z)
+    assert rows[0].tolist() == [1.0, -1.0] and rows[2].tolist() == [-4.0, 5.0] and bool((rows[1] <= 0).all())
+    (pull,) = torch.autograd.grad(rows.sum(), z)
+    assert pull.tolist() == [[-1.0, 0.0], [0.0, 0.0], [-1.0, -1.0]]
+    weights = torch.ones_like(rows)
+    assert torch.equal(geometry.residual_pull(Box(low, None), z.detach(), weights), pull)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["common", "for each chain"])
+def test_a_surface_within_bounds_on_some_sides(own: bool) -> None:
+    """On the sphere with z >= 0 in some coordinates, the nearest point is the positive part there, scaled."""
+    y = normal(60, 20, seed=3)
+    y[:, 0] += 2.0  # so that the positive part is not zero
+    bounded = torch.rand(60, 20, generator=torch.Generator().manual_seed(5)) < 0.7
+    if not own:
+        bounded = bounded[:1].expand(60, -1)
+    low = torch.where(bounded, 0.0, -torch.inf).double()
+    found = (Implicit(unit_sphere) & Box(PerChain(low) if own else low[0], None)).solve(y)
+    cut = torch.where(bounded, y.clamp_min(0.0), y)
+    assert bool(found.converged.all())
+    assert float((found.point - cut / cut.norm(dim=1, keepdim=True)).abs().max()) <= 1e-12
+
+
+def test_flows_within_limits_that_bind() -> None:
+    """Products of neighbours are given, as in power flow, and each number has limits; some have none."""
+    size = 12
+
+    def flows(z: torch.Tensor) -> torch.Tensor:
+        return z[:, :size] * z[:, 1 : size + 1] * torch.sin(z[:, size + 1 :])
+
+    exact = torch.cat([1.0 + 0.02 * normal(40, size + 1, seed=6).tanh(), 0.3 * normal(40, size, seed=7).tanh()], 1)
+    level = flows(exact)[:1]
+    low, high = torch.full((2 * size + 1,), -INF).double(), torch.full((2 * size + 1,), INF).double()
+    low[: size + 1], high[: size + 1] = 0.98, 1.02
+    limited = Implicit(lambda z: flows(z) - level) & Box(low, high)
+    y = exact[:1] + 0.03 * normal(40, 2 * size + 1, seed=8)
+    found = limited.solve(y)
+    assert bool(found.converged.all())
+    assert float(limited.violation(found.point).max()) <= 1e-12
+    assert bool(((found.point - y).norm(dim=1) <= (exact[:1] - y).norm(dim=1)).all())
+
 
 # ------------------------------------------------------------------ box and hyperplane
 

@@ -99,7 +99,7 @@ CASES: dict[str, Case] = {
     ),
     "hyperplane without bounds": Case(
         lambda low, b: BoxHyperplane(low, torch.inf, [1.0, -2.0, 0.0, 1.0], b),
-        [torch.where(normal(N, 4, seed=10) > 0, -torch.inf, -1.0).to(torch.float64), MASSES],
+        [torch.where(normal(1, 4, seed=10) > 0, -torch.inf, -1.0 - normal(N, 4, seed=10).abs()), MASSES],
     ),
     "simplex": Case(Simplex, [RADII]),
     "l1 ball": Case(L1Ball, [RADII]),

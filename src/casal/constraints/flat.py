@@ -361,7 +361,7 @@ class HalfSpace(Constraint):
         return self.a[None], torch.tensor([self.b], dtype=torch.float64)
 
     def inequalities(self, z: Tensor) -> Tensor:
-        return self._height(z)[:, None].clamp_min(-1e30)
+        return self._side.rows((flat(z) @ placed(self._normal, z))[:, None])
 
     def linear(self, event: Event) -> Rows | None:
         if self.chains is not None:
@@ -371,6 +371,11 @@ class HalfSpace(Constraint):
 
     def _geometry(self, event: Event) -> Geometry:
         return Geometry(Parts(None, self), within=self._within)
+
+    @cached_property
+    def _side(self) -> BoundRows:
+        """The inequality as a bound on a . z / |a|."""
+        return BoundRows(self._level[:, None], 1.0)
 
     def _height(self, z: Tensor) -> Tensor:
         """(a . z - b) / |a|."""
@@ -456,8 +461,19 @@ class Box(Constraint):
         check_fits(self._low, event, "bounds")
 
     def inequalities(self, z: Tensor) -> Tensor:
-        below, above = flat(over(self._low, z) - z), flat(z - over(self._high, z))
-        return torch.cat([below, above], dim=1).clamp_min(-1e30)
+        return torch.cat([side.rows(flat(z)) for side in self._sides(z)], dim=1)
+
+    def _residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
+        sides = self._sides(z)
+        own = weights.split([side.count for side in sides], dim=1)
+        pulled = [side.pull(flat(z), part) for side, part in zip(sides, own, strict=True)]
+        return torch.stack(pulled).sum(0).reshape(z.shape)
+
+    def _sides(self, z: Tensor) -> tuple[BoundRows, BoundRows]:
+        """Lower and upper bounds as rows, for events of this shape."""
+        event = tuple(z.shape[1:])
+        ends = self._low, self._high
+        return self._once(("sides", event), lambda: bound_rows(*(over_flattened(end, event) for end in ends)))
 
     def linear(self, event: Event) -> Rows | None:
         if self.chains is not None:
@@ -819,8 +835,12 @@ class BoxHyperplane(Constraint):
         return self._plane(z).gap(flat(z))
 
     def inequalities(self, z: Tensor) -> Tensor:
-        y, plane = flat(z), self._plane(z)
-        return torch.cat([plane.low - y, y - plane.high], dim=1).clamp_min(-1e30)
+        return torch.cat([side.rows(flat(z)) for side in self._sides], dim=1)
+
+    @cached_property
+    def _sides(self) -> tuple[BoundRows, BoundRows]:
+        """Lower and upper bounds as rows."""
+        return bound_rows(self._low, self._high)
 
     def linear(self, event: Event) -> Rows | None:
         if self.chains is not None:
@@ -988,6 +1008,47 @@ def bounds_missed(y: Tensor, lost: Tensor | None, low: Tensor, high: Tensor) -> 
     width = high - low
     unit = torch.where((width > 0) & (width < unit), width, unit).clamp_max(largest)
     return Excess(amount, unit, 0.0 if lost is None else GRANTED * EPSILON * flat(lost))
+
+
+class BoundRows:
+    """Inequalities sign (y - level) <= 0 on single coordinates, for those that have a finite level in some chain.
+
+    In a chain where it is infinite, such a row says nothing: it is a negative number of the size of the others that
+    does not depend on the point, so that no gradient leads to it and no tolerance is taken from it.
+
+    Args:
+        level: Bounds (1 or n, d).
+        sign: 1.0 for upper bounds, -1.0 for lower ones.
+    """
+
+    def __init__(self, level: Tensor, sign: float) -> None:
+        finite = torch.isfinite(level)
+        self._places = torch.nonzero(finite.any(0)).flatten()
+        self._level, self._sign, self.count = level[:, self._places], sign, len(self._places)
+        self._whole = self.count == level.shape[1]
+        self._known = None if bool(finite[:, self._places].all()) else finite[:, self._places]
+
+    def rows(self, y: Tensor) -> Tensor:
+        """(n, count) for points (n, d)."""
+        some = y if self._whole else y.index_select(1, self._places.to(y.device))
+        found = self._sign * (some - over(self._level, y))
+        if self._known is None:
+            return found
+        known = self._known.to(y.device)
+        size = torch.where(known, found.detach().abs(), 0.0).amax(1, keepdim=True)
+        return torch.where(known, found, -size)
+
+    def pull(self, y: Tensor, weights: Tensor) -> Tensor:
+        """What weights (n, count) of the rows are as a gradient (n, d)."""
+        own = weights if self._known is None else torch.where(self._known.to(y.device), weights, 0.0)
+        if self._whole:
+            return self._sign * own
+        return torch.zeros_like(y).index_add(1, self._places.to(y.device), own.to(y), alpha=self._sign)
+
+
+def bound_rows(low: Tensor, high: Tensor) -> tuple[BoundRows, BoundRows]:
+    """Lower and upper bounds (1 or n, d) as rows."""
+    return BoundRows(low, -1.0), BoundRows(high, 1.0)
 
 
 def coordinate_bounds(row: int, event: Event, low: Tensor, high: Tensor) -> str:

@@ -891,9 +891,9 @@ class MassEnergyBox(Constraint):
         return self.box.inequalities(z)
 
     def _residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
-        equations, below, above = weights.tensor_split((2, 2 + (weights.shape[1] - 2) // 2), dim=1)
-        pulled = self.conserved._residual_pull(z, equations)
-        return None if pulled is None else pulled.add_((above - below).reshape(z.shape))
+        parts = zip((self.conserved, self.box), weights.tensor_split((2,), dim=1), strict=True)
+        pulled, bounds = (part._residual_pull(z, own) for part, own in parts)
+        return None if pulled is None or bounds is None else pulled.add_(bounds)
 
     def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
         return self.box.bounds(event)
