@@ -27,6 +27,7 @@ from casal.constraints.base import (
     stacked,
 )
 from casal.constraints.solvers.gauss_newton import anchored, nearest
+from casal.constraints.solvers.linearised import Bounds
 from casal.constraints.solvers.quick_steps import Quick, common_feet, quick_feet
 from casal.constraints.solvers.rows import DENSE, Algebra, ProductRows, SparseRows, dense_factor, solve_dense
 from casal.constraints.vectors import dots, flat, norm, over_events, peak
@@ -275,6 +276,8 @@ class Implicit(Constraint):
             else:
                 self._algebras[key] = ProductRows(*_on_flat(given, key, rows), rows, size)
         return self._algebras[key]
+
+    _bounds_of: Callable[[Event], Bounds | None] = staticmethod(lambda event: None)  # an intersection adds its bounds
 
     def steps_plainly(self, event: Event, budget: Budget, warm: Tensor | None) -> bool:
         """Whether a projection takes plain Gauss-Newton steps, as many as the budget has, and no search."""
@@ -530,9 +533,10 @@ class _System:
     def __init__(self, owner: Implicit, event: Event) -> None:
         self.owner, self.event = owner, event
         self.algebra = owner.algebra(event)
+        self.bounds = owner._bounds_of(event)
 
     def bounded(self, like: Tensor) -> bool:
-        return like.shape[1] > (self.owner._count_equations() or 0)
+        return self.bounds is not None or like.shape[1] > (self.owner._count_equations() or 0)
 
     def inequality(self, like: Tensor) -> Tensor:
         return torch.arange(like.shape[1], device=like.device) >= (self.owner._count_equations() or 0)

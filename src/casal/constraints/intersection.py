@@ -30,8 +30,19 @@ from casal.constraints.base import (
 from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polytope, flat_parts
 from casal.constraints.geometry import codimension, geometry, log_volume_factor, parts, sphere_in_flat
 from casal.constraints.implicit import Implicit, SparseJacobian
-from casal.constraints.parameters import argument, common_chains, first_failure, join, listed, parameter, show, together
+from casal.constraints.parameters import (
+    argument,
+    common_chains,
+    first_failure,
+    join,
+    listed,
+    over_flattened,
+    parameter,
+    show,
+    together,
+)
 from casal.constraints.round import AffineRound, Ball, MassEnergy, MassEnergyBox, Round, Sphere
+from casal.constraints.solvers.linearised import Bounds
 from casal.constraints.solvers.polyhedron import Polyhedron, nearest
 from casal.constraints.solvers.rows import uneven
 from casal.constraints.solvers.sparse_rows import SparseMatrix, stack
@@ -133,12 +144,7 @@ class Intersection(Constraint):
         else:
             self._way = self._choose() if self._named is None else self._search_named(self._named)
             if self.smooth and not self.convex:
-                sparse = _sparse_jacobian(self._parts)
-                self._newton = (
-                    Implicit(self.equations, self.inequalities)
-                    if sparse is None
-                    else Implicit(self.equations, jacobian=sparse)
-                )
+                self._newton = _functions(self._parts)
 
     def _choose(self) -> Way:
         """The way for members that do not merge, from what they can do."""
@@ -313,7 +319,10 @@ class Intersection(Constraint):
     def _log_volume(self, x: Tensor, z: Tensor) -> Tensor | None:
         if self.chains is not None:
             return self._by_group(log_volume_factor, x, z)
-        return None if self._newton is None else log_volume_factor(self._newton, x, z)
+        if self._newton is None:
+            return None
+        rows = self._once("rows of all", lambda: Implicit(self.equations, self.inequalities))
+        return log_volume_factor(rows, x, z)
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         if self._only is not None:
@@ -370,6 +379,45 @@ class Intersection(Constraint):
             rows = self.linear(key)
             self._polyhedra[key] = None if rows is None else Polyhedron.of(*rows)
         return self._polyhedra[key]
+
+
+def _functions(parts: Sequence[Constraint]) -> Implicit:
+    """All parts as one set of functions and bounds: known values are bounds with equal ends, and not among the rows."""
+    sides = [_on_coordinates(part) for part in parts]
+    others = [part for part, side in zip(parts, sides, strict=True) if side is None]
+    known = [side for side in sides if side is not None]
+    sparse = _sparse_jacobian(others)
+
+    def equations(z: Tensor) -> Tensor:
+        return torch.cat([part.equations(z) for part in others], dim=1)
+
+    def inequalities(z: Tensor) -> Tensor:
+        return torch.cat([part.inequalities(z) for part in others], dim=1)
+
+    def bounds(event: Event) -> Bounds:
+        lows, highs = zip(*(side(event) for side in known), strict=True)
+        return Bounds(functools.reduce(torch.maximum, lows), functools.reduce(torch.minimum, highs))
+
+    out = Implicit(equations, inequalities) if sparse is None else Implicit(equations, jacobian=sparse)
+    if known:
+        out._bounds_of = functools.cache(bounds)
+    return out
+
+
+def _on_coordinates(part: Constraint) -> Callable[[Event], tuple[Tensor, Tensor]] | None:
+    """Bounds on single coordinates, and equations that give the values of some: event -> (1, d), (1, d)."""
+    if type(part) is Box:
+        return lambda event: (over_flattened(part._low, event), over_flattened(part._high, event))
+    if type(part) is not Affine:
+        return None
+    rows = part._rows if isinstance(part._rows, SparseMatrix) else SparseMatrix.from_dense(part._rows)
+    if not len(rows.rows) == len(torch.unique(rows.rows)) == len(torch.unique(rows.columns)) == len(rows):
+        return None
+    values = torch.full((1, rows.shape[1]), torch.nan, dtype=torch.float64)
+    values[0, rows.columns] = part._right[0, rows.rows] / rows.values
+    free = torch.isnan(values)
+    sides = torch.where(free, -torch.inf, values), torch.where(free, torch.inf, values)
+    return lambda event: sides
 
 
 def _sparse_jacobian(parts: Sequence[Constraint]) -> SparseJacobian | None:
