@@ -29,7 +29,7 @@ from casal.constraints.base import (
 )
 from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polytope, flat_parts
 from casal.constraints.geometry import codimension, geometry, log_volume_factor, parts, sphere_in_flat
-from casal.constraints.implicit import Implicit, SparseJacobian
+from casal.constraints.implicit import Implicit, SparseJacobian, searched_for
 from casal.constraints.parameters import (
     argument,
     common_chains,
@@ -140,11 +140,13 @@ class Intersection(Constraint):
         elif only is not None:
             self.exact, self.solid, self.fast, self._way = only.exact, only.solid, only.fast, only.way
         elif self.chains is not None:
-            self._way = self._alone(0)._way
+            one = self._alone(0)
+            self._way, self.fast = one._way, one.fast
         else:
             self._way = self._choose() if self._named is None else self._search_named(self._named)
             if self.smooth and not self.convex:
                 self._newton = _functions(self._parts)
+                self.fast = self._way is Way.NEWTON
 
     def _choose(self) -> Way:
         """The way for members that do not merge, from what they can do."""
@@ -247,8 +249,17 @@ class Intersection(Constraint):
             return None
         return Rows(*(torch.cat(column) for column in zip(*(part for part in parts if part is not None), strict=True)))
 
-    def _project_fast(self, z: Tensor) -> Tensor:
-        return self.project(z) if self._only is None else self._only._project_fast(z)
+    def _project_fast(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
+        if self._only is not None:
+            return self._only._project_fast(z, warm)
+        if self.chains is not None and self.fast:
+            self._check_chains(z)
+            out = z.clone()
+            for some, one in self._group_sets:
+                out[some] = one._project_fast(z[some], None if warm is None else warm[some])
+            return out
+        found = self._newton.quick(z, warm) if self.fast and self._newton is not None else None
+        return self.project(z, warm=warm) if found is None else searched_for(self, z, warm, found)
 
     def _residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         return None if self._only is None else self._only._residual_pull(z, weights)
@@ -350,7 +361,7 @@ class Intersection(Constraint):
         newton = self._newton
         assert newton is not None
         found = newton._solve(z, budget, warm)
-        if newton.steps_plainly(tuple(z.shape[1:]), budget, warm):
+        if newton.steps_quickly(tuple(z.shape[1:]), budget, warm):
             return found
         left = chosen(~found.converged)
         if len(left):

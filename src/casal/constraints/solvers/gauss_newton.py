@@ -82,8 +82,6 @@ INNER_STEPS = 100
 """Most conjugate gradient steps."""
 BLOCKED = 3
 """How often a tangential step may run into a row that was not active, before it is cut short there."""
-ASTRAY = 1e-2
-"""Violation up to which a plain Gauss-Newton step is taken as it is."""
 HALVINGS = 12
 """Most halvings of a step that failed, at once."""
 
@@ -290,37 +288,6 @@ def nearest(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> 
     after = after._replace(iterations=torch.where(better, total, before.iterations))
     for target, part in zip(found, after, strict=True):
         target[halted] = part
-    return found
-
-
-def anchored(system: System, y: Tensor, start: Tensor, budget: Budget) -> Projection:
-    """A few plain Gauss-Newton steps z <- y - U^T (U U^T)^-1 (gap + U (y - z)) from a point close by.
-
-    One factorisation and one evaluation of the Jacobian a step, and no search: what a loop takes between two
-    projections that converge. A chain whose violation ends above ASTRAY is handed to ``nearest``.
-
-    Args:
-        system: The rows, equations only.
-        y: Anchors (n, d), finite float64.
-        start: (n, d), such as the projection of the step before.
-        budget: At least one iteration. A violation within the tolerance counts as converged, nearest or not.
-    """
-    algebra, z = system.algebra, start
-    for _ in range(budget.iterations):
-        values, rows = system.linearise(z)
-        lengths = algebra.lengths(rows)
-        usable = (lengths > 0) & torch.isfinite(lengths) & torch.isfinite(values)
-        safe = torch.where(usable, lengths, 1.0)
-        unit = algebra.scaled(rows, usable, safe)
-        reach = torch.where(usable, values / safe + algebra.apply(unit, y - z), 0.0)
-        z = y - algebra.pull(unit, algebra.solve(algebra.factorise(algebra.gram(unit), usable), reach))
-    left = system.violation(system.values(z), rows, z, rough=True)
-    usable = torch.isfinite(z).all(1) & (left <= ASTRAY)
-    found = Projection(z, left <= budget.tolerance, torch.full_like(usable, budget.iterations, dtype=torch.long), left)
-    lost = chosen(~usable)
-    if len(lost):
-        for target, part in zip(found, nearest(system, y[lost], start[lost], budget), strict=True):
-            target[lost] = part
     return found
 
 

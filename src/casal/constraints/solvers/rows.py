@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints.solvers.banded import bands_for_many
-from casal.constraints.vectors import EPSILON, dots, norm
+from casal.constraints.vectors import EPSILON, norm
 from casal.devices import beside, chosen, in_host_memory, on_host, seen
 from casal.errors import SettingError, ShapeError
 from casal.linalg import conjugate_gradients
@@ -137,37 +137,6 @@ class DenseRows:
 DENSE = DenseRows()
 
 
-def dense_factor(rows: Tensor) -> Tensor:
-    """What ``solve_dense`` needs for J J^T of rows (n, r, d): its inverse (n, r, r) for up to two rows, else L.
-
-    J J^T = L L^T, to a ridge of a few roundings on the rows scaled to length one, so that rows may depend on each
-    other. A chain without a factor gets numbers that are not finite.
-    """
-    count = rows.shape[1]
-    if count == 1:
-        return torch.linalg.vector_norm(rows, dim=2, keepdim=True).square_().reciprocal_()
-    if count == 2:
-        squares = dots(rows, rows).mul_(1.0 + 8 * torch.finfo(rows.dtype).eps)
-        cross = dots(rows[:, :1], rows[:, 1:])
-        determinant = squares[:, :1] * squares[:, 1:] - cross * cross
-        return torch.cat([squares[:, 1:], -cross, -cross, squares[:, :1]], dim=1).div_(determinant).reshape(-1, 2, 2)
-    gram = rows @ rows.mT
-    lengths = gram.diagonal(dim1=1, dim2=2).sqrt()
-    gram = gram / (lengths[:, :, None] * lengths[:, None, :])
-    gram.diagonal(dim1=1, dim2=2).add_(4 * count * torch.finfo(rows.dtype).eps)
-    factor, info = torch.linalg.cholesky_ex(gram)
-    return (factor * lengths[:, :, None]).masked_fill_((info > 0)[:, None, None], torch.nan)
-
-
-def solve_dense(factor: Tensor, right: Tensor) -> Tensor:
-    """(J J^T)^-1 right, (n, r)."""
-    if right.shape[1] == 1:
-        return factor[:, 0] * right
-    if right.shape[1] == 2:
-        return dots(factor, right[:, None, :])
-    return torch.cholesky_solve(right[:, :, None], factor).squeeze(2)
-
-
 class ByNormalEquations(Algebra, Protocol):
     """What follows from ``apply``, ``pull`` and ``solve`` alone, where no orthonormal basis of the rows is kept."""
 
@@ -237,7 +206,7 @@ class SparseRows(ByNormalEquations):
         deepest = max(1, int(uses.max())) if size else 1
         place = torch.arange(len(row)) - (uses.cumsum(0) - uses)[column[order][by_column]]
         self._uses = torch.full((size * deepest,), rows * most, dtype=torch.long)  # the last one is a zero
-        self._uses[column[order][by_column] * deepest + place] = self._spots[by_column]
+        self._uses[column[order][by_column] + place * size] = self._spots[by_column]
 
     def kept(self, values: Tensor) -> Tensor:
         """(n, r, q) from the entries (n, k)."""
@@ -265,7 +234,7 @@ class SparseRows(ByNormalEquations):
 
     def pull(self, rows: Tensor, weights: Tensor) -> Tensor:
         product = torch.nn.functional.pad((rows * weights[:, :, None]).flatten(1), (0, 1))
-        return product[:, beside(self._uses, product)].reshape(len(rows), self._size, -1).sum(2)
+        return product[:, beside(self._uses, product)].reshape(len(rows), -1, self._size).sum(1)
 
     def terms(self, rows: Tensor, size: Tensor) -> Tensor:
         return self.apply(rows.abs(), size)
