@@ -54,7 +54,7 @@ CONVEX: dict[str, tuple[Constraint, str, Rules]] = {
     "ball & bounds": (BALL & BOX, "Dykstra", lambda x: [cvxpy.norm(x) <= 1.5, x >= -0.5, x <= 1]),
     "ball & half-space": (
         BALL & HalfSpace(TILT[0], -0.4),
-        "Dykstra",
+        "closed form",
         lambda x: [cvxpy.norm(x) <= 1.5, TILT @ x <= -0.4],
     ),
     "two balls": (

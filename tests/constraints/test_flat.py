@@ -227,23 +227,22 @@ def test_shapes_of_a_polytope_are_checked() -> None:
         Polytope(torch.ones(1, 2, 3), 1.0).project(torch.zeros(1, 5))
 
 
-def test_a_polytope_that_may_be_empty_flags_every_chain() -> None:
-    """Two half-planes whose edges meet at 1e-9 rad, a thousand million away: beyond proof, and beyond reach."""
-    doubtful = Polytope([[1.0, 0.0], [-1.0, 1e-9]], [0.0, -1.0])
-    z = normal(6, 2, seed=16)
-    found = doubtful.solve(z)
-    assert not bool(found.converged.any())
-    assert torch.allclose(found.residual, doubtful.violation(found.point), rtol=1e-6, atol=0)
-    assert bool((found.residual <= doubtful.violation(z)).all())
+def test_the_edge_of_a_thin_wedge_is_found_far_away() -> None:
+    """Two half-planes whose edges meet at 1e-9 rad, a thousand million away: found, or flagged; never called empty."""
+    wedge = Polytope([[1.0, 0.0], [-1.0, 1e-9]], [0.0, -1.0])
+    found = wedge.solve(normal(6, 2, seed=16))
+    near = found.point[found.converged]
+    assert torch.allclose(near, torch.tensor([0.0, -1e9], dtype=torch.float64), rtol=1e-9, atol=1e-9)
+    assert float(wedge.violation(near).max()) <= 1e-12 and bool((found.residual[~found.converged] > 1e-12).all())
 
 
-def test_in_a_batch_only_the_hard_chain_is_flagged() -> None:
-    """A wedge of 1e-8 rad: only the chain that would have to go to its edge, far away, does not get there."""
+def test_a_chain_that_has_far_to_go_does_not_hold_up_the_others() -> None:
+    """A wedge of 1e-8 rad: one chain has to go to its edge, a hundred thousand away."""
     wedge = Polytope([[0.0, 1.0], [-1e-8, -1.0]], [0.0, -1e-3])
     z = torch.tensor([[1e6, -0.1], [2e5, 3.0], [-1.0, 0.0], [3e5, -0.002]], dtype=torch.float64)
     found = wedge.solve(z)
-    assert found.converged.tolist() == [True, True, False, True]
-    assert float(found.residual[2]) > 1e-12 and float(wedge.violation(found.point)[[0, 1, 3]].max()) <= 1e-14
+    assert found.converged.tolist() == [True] * 4 and float(wedge.violation(found.point).max()) <= 1e-14
+    assert torch.allclose(found.point[2], torch.tensor([1e5, 0.0], dtype=torch.float64), rtol=1e-9, atol=1e-9)
 
 
 def test_a_polytope_keeps_to_its_budget() -> None:
@@ -252,7 +251,7 @@ def test_a_polytope_keeps_to_its_budget() -> None:
     loose, exact = polytope.solve(z, budget=Budget(1e-12, 3)), polytope.solve(z)
     assert not bool(loose.converged.any()) and loose.iterations.tolist() == [3] * 30
     assert bool((loose.residual > 1e-12).all()) and bool((exact.iterations > 3).all())
-    assert bool((loose.point - exact.point).norm(dim=1).mean() < 0.5 * (z - exact.point).norm(dim=1).mean())
+    assert bool((loose.point - exact.point).norm(dim=1).mean() < 0.8 * (z - exact.point).norm(dim=1).mean())
     rough = polytope.solve(z, budget=Budget(1e-2))
     assert bool(rough.converged.all()) and float(rough.iterations.sum()) < float(exact.iterations.sum())
 

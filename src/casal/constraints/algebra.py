@@ -12,7 +12,6 @@ from torch import Tensor
 
 from casal.checks import Event, positive, whole_number
 from casal.constraints.base import (
-    MOST_ROWS,
     Budget,
     Constraint,
     Excess,
@@ -44,7 +43,8 @@ from casal.constraints.geometry import (
     within,
 )
 from casal.constraints.implicit import Implicit
-from casal.constraints.intersection import MOST_PIECES, Intersection, meet, take_apart, together_in
+from casal.constraints.intersection import MOST_PIECES, Intersection, take_apart, together_in
+from casal.constraints.merging import meet
 from casal.constraints.parameters import (
     argument,
     brief,
@@ -95,8 +95,8 @@ class Union(Constraint):
     def __repr__(self) -> str:
         return f"({listed(self.members, ' | ')})"
 
-    def explain(self) -> str:
-        return f"nearest of {len(self.members)} members: " + "; ".join(member.explain() for member in self.members)
+    def _explained(self) -> str:
+        return f"nearest of {len(self.members)} members: " + "; ".join(member._explained() for member in self.members)
 
     def validate(self, event: Event) -> None:
         for member in self.members:
@@ -171,8 +171,8 @@ class Product(Constraint):
     def __repr__(self) -> str:
         return f"Product({listed(self.members, ', ')}, sizes=[{listed(self.sizes, ', ')}])"
 
-    def explain(self) -> str:
-        inner = "; ".join("free" if member is None else member.explain() for member in self.members)
+    def _explained(self) -> str:
+        inner = "; ".join("free" if member is None else member._explained() for member in self.members)
         return f"block by block {self.sizes}: {inner}"
 
     def validate(self, event: Event) -> None:
@@ -199,19 +199,17 @@ class Product(Constraint):
         return total_count(self.members, self._equation_count)
 
     def linear(self, event: Event) -> Rows | None:
-        size = torch.Size(event).numel()
-        if size > MOST_ROWS:
-            return None
-        blocks, start = [Rows(*(torch.zeros(shape, dtype=torch.float64) for shape in ((0, size), (0,), (0,))))], 0
+        """Block by block: the rows of a block are zero in the others."""
+        size, start = torch.Size(event).numel(), 0
+        blocks = [Rows.within(*(side.flatten(1) for side in unbounded((size,))))]
         for member, width in zip(self.members, self.sizes, strict=True):
             rows = None if member is None else member.linear((width,))
             if rows is not None:
-                ends = start, size - start - width
-                blocks.append(rows._replace(matrix=torch.nn.functional.pad(rows.matrix, ends)))
+                blocks.append(rows.padded(start, size))
             elif member is not None:
                 return None
             start += width
-        return Rows(*(torch.cat(column) for column in zip(*blocks, strict=True)))
+        return Rows.joined(blocks)
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         starts = [None] * len(self.sizes) if warm is None else flat(warm).split(self.sizes, dim=1)
@@ -434,8 +432,8 @@ class _Motion(_Preimage):
     def way(self) -> Way:
         return self.inner.way
 
-    def explain(self) -> str:
-        return f"{type(self).__name__.lower()}: {self.inner.explain()}"
+    def _explained(self) -> str:
+        return f"{type(self).__name__.lower()}: {self.inner._explained()}"
 
     def validate(self, event: Event) -> None:
         check_fits(self._shift, event, "shifts")
@@ -468,11 +466,8 @@ class _Motion(_Preimage):
         return None if pull is None else (pull / self._stretch).to(z.dtype)
 
     def linear(self, event: Event) -> Rows | None:
-        rows = self.inner.linear(event) if torch.Size(event).numel() <= MOST_ROWS else None
-        if rows is None or len(self._shift) > 1:
-            return None
-        moved = rows.matrix @ over_flattened(self._shift, event)[0]
-        return rows._replace(low=self._stretch * rows.low + moved, high=self._stretch * rows.high + moved)
+        rows = self.inner.linear(event)
+        return None if rows is None else rows.moved(self._stretch, over_flattened(self._shift, event))
 
     def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
         sides = self.inner.bounds(event)
@@ -672,14 +667,14 @@ class Through(_Preimage):
     def __repr__(self) -> str:
         return f"{self.inner!r}.through({len(self.A)} x {self.A.shape[1]})"
 
-    def explain(self) -> str:
+    def _explained(self) -> str:
         if self._orthogonal:
             return f"{self!r}: {self.way.value}, A A^T is a multiple of I"
         if self._way is Way.NEWTON:
             return f"{self!r}: {self.way.value} on the residual of A x"
         if self._way is Way.SPLITTING:
             return f"{self!r}: {self.way.value} between x and A x"
-        return f"{self!r}: as {self._same.explain()}" if self._same is not None else super().explain()
+        return f"{self!r}: as {self._same._explained()}" if self._same is not None else super()._explained()
 
     def _geometry(self, event: Event) -> Geometry:
         if self._orthogonal:
@@ -794,8 +789,8 @@ def _with_rows(rows: Rows | None, A: Tensor) -> Constraint | None:
     """The set of x itself, low <= G A x <= high, where C has flat sides."""
     if rows is None:
         return None
-    matrix, low, high = rows.matrix @ A, rows.low, rows.high
-    equal = low == high
+    matrix, (low,), (high,) = rows.written_out()
+    matrix, equal = matrix @ A, low == high
     above, below = ~equal & (high < torch.inf), ~equal & (low > -torch.inf)
     sides, levels = torch.cat([matrix[above], -matrix[below]]), torch.cat([high[above], -low[below]])
     if len(sides) == 1 and not bool(sides.any()):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
@@ -14,8 +16,8 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event, positive
-from casal.constraints.parameters import PerChain, check_count, shown
-from casal.constraints.solvers.sparse_rows import SparseMatrix
+from casal.constraints.parameters import PerChain, check_count, join, shown
+from casal.constraints.solvers.sparse_rows import SparseMatrix, across, stack
 from casal.constraints.vectors import EPSILON, floating, norm, over_events, relative
 from casal.devices import on_host, seen
 from casal.errors import CasalError, InfeasibleSet, ProjectionError, SettingError, ShapeError
@@ -86,32 +88,87 @@ class Way(Enum):
 
 
 class Rows(NamedTuple):
-    """A set with flat sides, low <= G z <= high, rows of G of length one; bounds may be infinite.
+    """A set with flat sides, low <= G z <= high and below <= z <= above, rows of G of length one; ends may be infinite.
 
     Attributes:
-        matrix: G (m, d).
-        low: (m,).
-        high: (m,).
+        matrix: G (m, d), dense or sparse.
+        low: (1 or n, m), one row of numbers for all chains or one for each.
+        high: Likewise.
+        below: Bounds on single coordinates, (1 or n, d).
+        above: Likewise.
     """
 
-    matrix: Tensor
+    matrix: Tensor | SparseMatrix
     low: Tensor
     high: Tensor
+    below: Tensor
+    above: Tensor
+
+    @classmethod
+    def of(cls, matrix: Tensor | SparseMatrix, low: Tensor, high: Tensor) -> Rows:
+        """Rows without bounds; low and high (m,) or (1 or n, m)."""
+        free = torch.full((1, matrix.shape[1]), torch.inf, dtype=torch.float64)
+        return cls(matrix, torch.atleast_2d(low), torch.atleast_2d(high), -free, free)
+
+    @classmethod
+    def within(cls, below: Tensor, above: Tensor) -> Rows:
+        """Bounds (1 or n, d) alone."""
+        none = torch.zeros(1, 0, dtype=torch.float64)
+        return cls(torch.zeros(0, below.shape[1], dtype=torch.float64), none, none, below, above)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """The rows and the bounds of several sets."""
+        matrix = functools.reduce(stack, (part.matrix for part in parts))
+        low, high = (join(*ends) for ends in zip(*(part[1:3] for part in parts), strict=True))
+        below, above = zip(*(part[3:] for part in parts), strict=True)
+        tightest = functools.reduce(torch.maximum, below), functools.reduce(torch.minimum, above)
+        return cls(matrix, low, high, *tightest)
+
+    def padded(self, start: int, size: int) -> Rows:
+        """The same for coordinates start, start + 1, ... of ``size``; the others are free."""
+        ends = start, size - start - self.matrix.shape[1]
+        if isinstance(self.matrix, SparseMatrix):
+            own = self.matrix
+            matrix: Tensor | SparseMatrix = SparseMatrix(own.rows, own.columns + start, own.values, (len(own), size))
+        else:
+            matrix = torch.nn.functional.pad(self.matrix, ends)
+        below = torch.nn.functional.pad(self.below, ends, value=-math.inf)
+        return Rows(matrix, self.low, self.high, below, torch.nn.functional.pad(self.above, ends, value=math.inf))
+
+    def moved(self, stretch: float, shift: Tensor) -> Rows:
+        """Of {stretch z + shift}, shift (1 or n, d)."""
+        rows = across(shift, self.matrix)
+        ends = (stretch * end + by for end, by in zip(self[1:], (rows, rows, shift, shift), strict=True))
+        return Rows(self.matrix, *ends)
+
+    @property
+    def chains(self) -> int:
+        """For how many chains there are numbers; one if they are common to all."""
+        return max(len(part) for part in self[1:])
+
+    def written_out(self) -> tuple[Tensor, Tensor, Tensor]:
+        """G (m, d) dense, low and high (1 or n, m): finite bounds are rows too."""
+        matrix = self.matrix if isinstance(self.matrix, Tensor) else self.matrix.to_dense()
+        matrix = torch.cat([matrix, torch.eye(matrix.shape[1], dtype=torch.float64)])
+        low, high = join(self.low, self.below), join(self.high, self.above)
+        kept = torch.isfinite(low).any(0) | torch.isfinite(high).any(0)
+        return matrix[kept], low[:, kept], high[:, kept]
 
     def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
-        """Low and high (1, *event) if every inequality is about one coordinate; else None."""
-        inequality = (self.low < self.high) & (torch.isfinite(self.low) | torch.isfinite(self.high))
-        matrix, sides = self.matrix[inequality], (self.low[inequality], self.high[inequality])
-        if bool(((matrix != 0).sum(1) != 1).any()):
+        """Low and high (1 or n, *event) if every inequality is about one coordinate; else None."""
+        inequality = ((self.low < self.high) & (torch.isfinite(self.low) | torch.isfinite(self.high))).any(0)
+        if not bool(inequality.any()):
+            return self.below.reshape(-1, *event), self.above.reshape(-1, *event)
+        whole = self.matrix if isinstance(self.matrix, SparseMatrix) else SparseMatrix.from_dense(self.matrix)
+        matrix = whole.some_rows(torch.nonzero(inequality).flatten())
+        if len(matrix.rows) != len(matrix) or len(matrix.rows.unique()) != len(matrix):
             return None
-        place = matrix.abs().argmax(1)
-        entry = matrix.gather(1, place[:, None])[:, 0]
-        ends = torch.stack([side / entry for side in sides])
-        low = torch.full((matrix.shape[1],), -torch.inf, dtype=torch.float64).scatter_reduce(
-            0, place, ends.amin(0), "amax"
-        )
-        high = torch.full_like(low, torch.inf).scatter_reduce(0, place, ends.amax(0), "amin")
-        return low.reshape(1, *event), high.reshape(1, *event)
+        ends = torch.stack([side[:, inequality] / matrix.values for side in (self.low, self.high)])
+        at, one, other = (v.expand(self.chains, -1) for v in (matrix.columns[None], ends.amin(0), ends.amax(0)))
+        low = self.below.expand(self.chains, -1).scatter_reduce(1, at, one, "amax")
+        high = self.above.expand(self.chains, -1).scatter_reduce(1, at, other, "amin")
+        return low.reshape(-1, *event), high.reshape(-1, *event)
 
 
 class Excess(NamedTuple):
@@ -218,9 +275,6 @@ class Geometry(NamedTuple):
 INSIDE = 1e-12
 """Share of a vector that may lie outside a subspace that holds it."""
 
-MOST_ROWS = 2000
-"""Coordinates up to which sets with other ways to be projected write out their rows, a dense matrix."""
-
 DEEPEST = 64
 """Lists and mappings inside each other in the spec of a set, at most."""
 
@@ -275,7 +329,7 @@ class Constraint:
         convex: The set is convex, so the projection is unique and nonexpansive.
         solid: The set has an interior (a ball, a box), so a point can be strictly inside.
         smooth: ``equations`` and ``inequalities`` describe C: a set writes one of them.
-        flat_sided: ``linear`` gives the rows of C, at least up to MOST_ROWS coordinates.
+        flat_sided: ``linear`` gives the rows and bounds of C.
         samples_near: ``sample_near`` and ``log_normaliser`` are available, in closed form: a set writes both.
         fast: ``project(z, quick=True)`` has a closed form, or quick steps, of its own: a set writes ``_project_fast``.
         in_pieces: There is a union in C, so it is treated piece by piece (``pieces``).
@@ -467,7 +521,7 @@ class Constraint:
         return None if rows is None else rows.bounds(event)
 
     def linear(self, event: Event) -> Rows | None:
-        """C as low <= G z <= high for events of this shape, flattened; None if it is not flat-sided."""
+        """C as rows and bounds for events of this shape, flattened; None if it is not flat-sided."""
         return None
 
     def pieces(self, event: Event) -> tuple[Constraint, ...]:
@@ -608,8 +662,37 @@ class Constraint:
         """How the projection is found."""
         return Way.CLOSED_FORM if self.exact else Way.ITERATIVE
 
-    def explain(self) -> str:
-        """One line: which set, and how its projection is found."""
+    def explain(self, z: Tensor | None = None) -> str:
+        """Which set, what it became and how its projection is found; with points, how long one takes.
+
+        Args:
+            z: A few points (n, *event), such as those of a run, that are projected to take the time.
+
+        >>> import casal
+        >>> import torch
+        >>> known = casal.Box(0.0, 1.0) & casal.Affine(torch.eye(3)[:2], [0.2, 0.4])
+        >>> known.explain()
+        'closed form, nearest point: Box(low=(3,) in [0, 0.4], high=(3,) in [0.2, 1]): closed form, convex'
+        >>> known.explain(torch.rand(100, 3)).endswith("ms a point in a batch of 100")
+        True
+        """
+        if z is None:
+            return self._explained()
+        self.solve(z)  # the first one may prepare something
+        start = time.process_time()
+        found = self.solve(z)
+        milliseconds, lost = 1e3 * (time.process_time() - start) / max(len(z), 1), int((~found.converged).sum())
+        failed = f", {lost} did not converge" if lost else ""
+        event = tuple(points(z).shape[1:])
+        more = "".join(f", {what}" for what in self._tidied(event))
+        return f"{self._explained()}{more}; {milliseconds:.2g} ms a point in a batch of {len(z)}{failed}"
+
+    def _tidied(self, event: Event) -> Sequence[str]:
+        """What was found and put in order when the set was made ready for events of this shape, in words."""
+        return ()
+
+    def _explained(self) -> str:
+        """One line: which set, what it became, and how its projection is found."""
         return f"{self!r}: {self.way.value}{', convex' if self.convex else ''}"
 
     def spec(self) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class ThroughDecoder(Constraint):
     def way(self) -> Way:
         return Way.NEWTON
 
-    def explain(self) -> str:
+    def _explained(self) -> str:
         return f"{self!r}: {self.way.value} on the residual of the decoded point"
 
     def image(self, x: Tensor) -> Tensor:

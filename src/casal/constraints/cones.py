@@ -17,6 +17,7 @@ from casal.constraints.base import (
     register,
     side_by_side,
 )
+from casal.constraints.simplex import onto_simplex
 from casal.constraints.vectors import EPSILON, flat, norm, over_events, peak, refuse_overflow
 from casal.devices import chosen, eigh
 from casal.errors import ShapeError
@@ -117,12 +118,16 @@ class PSDCone(Constraint):
         point = torch.where(over_events(inside, z), symmetric, 0.5 * (clipped + clipped.mT)) * size
         unmoved = inside & (z == z.mT).flatten(1).all(1)
         point = torch.where(over_events(unmoved, z), z, refuse_overflow(point, self))
-        for _ in range(REFINEMENTS):
-            left = chosen(largest(_positivity(point, None).violation()) > REFINED)
-            if not len(left):
-                break
-            point[left] = _clipped_in_own_units(point[left])
-        return point
+        return _refined(point)
+
+    def of_trace(self, z: Tensor, total: float) -> Tensor:
+        """Nearest points of {Z in C : tr Z = total >= 0}: the eigenvalues go to the nearest point of a simplex."""
+        values, vectors = eigh(0.5 * z + 0.5 * z.mT)
+        values = onto_simplex(values, values.new_tensor(total))
+        point = (vectors * values[:, None, :]) @ vectors.mT
+        point = _refined(0.5 * (point + point.mT))
+        trace = point.diagonal(dim1=1, dim2=2).sum(1)
+        return point * over_events(total / torch.where(trace > 0, trace, 1.0), point)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         """Z_ij = Z_ji above the diagonal, row by row; then v^T Z v in the worst direction, and the diagonal."""
@@ -194,6 +199,16 @@ def _own_units(scaled: Tensor, terms: Tensor) -> Tensor:
     """D_i = sqrt(|S_ii|) of symmetric matrices (n, k, k); an entry that is rounding beside its row counts as that."""
     noise = EPSILON * terms.amax(2)
     return torch.maximum(scaled.diagonal(dim1=1, dim2=2).abs(), noise).clamp_min(torch.finfo(scaled.dtype).tiny).sqrt()
+
+
+def _refined(point: Tensor) -> Tensor:
+    """Matrices whose small entries the rounding of large ones spoilt, clipped again in the units of the diagonal."""
+    for _ in range(REFINEMENTS):
+        left = chosen(largest(_positivity(point, None).violation()) > REFINED)
+        if not len(left):
+            break
+        point[left] = _clipped_in_own_units(point[left])
+    return point
 
 
 def _clipped_in_own_units(z: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event, whole_number
-from casal.constraints.base import Budget, Constraint, Excess, Geometry, Parts, Projection, Way, register
+from casal.constraints.base import Budget, Constraint, Excess, Geometry, Parts, Projection, Rows, Way, register
 from casal.constraints.flat import Affine, Box
 from casal.constraints.parameters import real, shown
-from casal.constraints.solvers.polyhedron import UNDERFLOW, Polyhedron, nearest
+from casal.constraints.solvers.flat_sets import UNDERFLOW, FlatSet
 from casal.constraints.solvers.splitting import Quadratic, on_box
 from casal.constraints.vectors import EPSILON, LARGEST, flat, norm
 from casal.devices import chosen, seen
@@ -49,7 +49,7 @@ class LinearDynamics(Constraint):
 
     All of it is factorised once, at construction. A projection takes accelerated projected gradients, one product with
     G^T G + I each, to rounding (about 80 for the quadrotor); where that matrix has a condition number above 100 they
-    only guess which inputs are saturated, and the method of multipliers (``solvers.polyhedron``) finishes.
+    only guess which inputs are saturated, and Newton's method on the multipliers (``solvers.flat_sets``) finishes.
     What is returned is always the rollout of a clipped input, hence in C even if the budget ran out. The residual is
     the distance from optimality (length of a projected gradient step relative to that of z - c, or the residual of the
     active set): if it is above the tolerance, the point is flagged, because it is in C but not the nearest one.
@@ -141,7 +141,7 @@ class LinearDynamics(Constraint):
     def way(self) -> Way:
         return Way.GRADIENTS if self._quadratic.condition <= WELL_CONDITIONED else Way.QUADRATIC_PROGRAMME
 
-    def explain(self) -> str:
+    def _explained(self) -> str:
         return f"{self!r}: {self.way.value} (condition number {self._quadratic.condition:.3g}), convex"
 
     def validate(self, event: Event) -> None:
@@ -231,7 +231,7 @@ class LinearDynamics(Constraint):
         self._limit = bound[self._bounded]
         lengths = norm(self._inputs[self._bounded])
         level = self._limit / lengths
-        self._rows = Polyhedron.of(self._inputs[self._bounded] / lengths[:, None], -level, level)
+        self._set = FlatSet(Rows.of(self._inputs[self._bounded] / lengths[:, None], -level, level), tidy=False)
         self._quadratic = Quadratic.of(triangle.T @ triangle)
         self._bound = bound
         across = torch.randn(len(self._response), 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -287,10 +287,10 @@ class LinearDynamics(Constraint):
         u = found.point
         left = chosen(~found.converged & (found.iterations < budget.iterations))
         if len(left):
-            rows, w = self._rows.to(target), target[left] @ self._basis.to(target)
-            sign = torch.where(u.abs() >= bound, u.sign(), 0.0)[left][:, self._bounded.to(w.device)]
+            basis, saturated = self._basis.to(target), u[left].clamp(-bound, bound)
+            w, guess = target[left] @ basis, torch.cat([saturated @ self._response.to(u).T, saturated], dim=1) @ basis
             rest = Budget(budget.tolerance, budget.iterations - first.iterations)
-            exact = nearest(w, rows, rest, guess=rows.signed(sign))
+            exact = self._set.nearest(w, rest, warm=guess)
             u[left] = exact.point @ self._inputs.to(w).T
             found.iterations[left] += exact.iterations
             found.residual[left] = exact.residual

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event
-from casal.constraints.base import MOST_ROWS as MOST_COORDINATES
 from casal.constraints.base import (
     Budget,
     Constraint,
@@ -42,7 +42,7 @@ from casal.constraints.parameters import (
     show,
     together,
 )
-from casal.constraints.solvers.polyhedron import Polyhedron, contradiction, nearest, touching
+from casal.constraints.solvers.flat_sets import FlatSet
 from casal.constraints.solvers.sparse_rows import MOST_DENSE, SparseMatrix, SparseSystem, across, back
 from casal.constraints.solvers.truncated import log_interval_mass, truncated_normal
 from casal.constraints.vectors import (
@@ -139,16 +139,18 @@ class Affine(Constraint):
         return back(weights, self._rows).reshape(z.shape)
 
     def linear(self, event: Event) -> Rows | None:
-        rows = self._rows
-        if isinstance(rows, SparseMatrix) and rows.shape[1] <= MOST_COORDINATES and rows.shape.numel() <= MOST_DENSE:
-            rows = rows.to_dense()
-        if isinstance(rows, SparseMatrix) or self.chains is not None:
-            return None
-        return Rows(rows, self._right[0], self._right[0])
+        return Rows.of(self._rows, self._right, self._right)
 
     def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
         """None at all."""
         return unbounded(event)
+
+    def single_coordinates(self) -> tuple[Tensor | None, Tensor]:
+        """If every equation is about one coordinate: which one (m,), and its values (1 or n, m); else None."""
+        rows = SparseMatrix.from_dense(self._rows) if isinstance(self._rows, Tensor) else self._rows
+        if len(rows.values) != len(rows):  # none of them is zero
+            return None, self._right
+        return rows.columns, self._right / rows.values
 
     def through(self, A: Any) -> Constraint:
         """{x : A x in C}. For sparse equations, and a sparse A or a small product: equations again."""
@@ -364,10 +366,9 @@ class HalfSpace(Constraint):
         return self._side.rows((flat(z) @ placed(self._normal, z))[:, None])
 
     def linear(self, event: Event) -> Rows | None:
-        if self.chains is not None:
-            return None
-        kept = torch.isfinite(self._level)
-        return Rows(self._normal[None][kept], torch.full_like(self._level[kept], -torch.inf), self._level[kept])
+        kept = slice(1 if bool(torch.isfinite(self._level).any()) else 0)
+        level = self._level[:, None][:, kept]
+        return Rows.of(self._normal[None][kept], torch.full_like(level, -torch.inf), level)
 
     def _geometry(self, event: Event) -> Geometry:
         return Geometry(Parts(None, self), within=self._within)
@@ -457,8 +458,17 @@ class Box(Constraint):
         low, high = (brief(side) for side in (self.low, self.high))
         return f"Box(low={low}, high={high})"
 
+    @classmethod
+    def flattened(cls, low: Tensor, high: Tensor, own: bool) -> Box:
+        """From bounds (1 or n, d) on the coordinates of events of any shape, in their order."""
+        box = cls(argument(low, own), argument(high, own))
+        box._coordinates = low.shape[1]
+        return box
+
     def validate(self, event: Event) -> None:
-        check_fits(self._low, event, "bounds")
+        if self._coordinates is None:
+            check_fits(self._low, event, "bounds")
+        super().validate(event)
 
     def inequalities(self, z: Tensor) -> Tensor:
         return torch.cat([side.rows(flat(z)) for side in self._sides(z)], dim=1)
@@ -476,10 +486,7 @@ class Box(Constraint):
         return self._once(("sides", event), lambda: bound_rows(*(over_flattened(end, event) for end in ends)))
 
     def linear(self, event: Event) -> Rows | None:
-        if self.chains is not None:
-            return None
-        low, high = (over_flattened(side, event)[0] for side in (self._low, self._high))
-        return Rows(torch.eye(len(low), dtype=torch.float64), low, high)
+        return Rows.within(*(over_flattened(side, event) for side in (self._low, self._high)))
 
     def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
         low, high = (over_flattened(side, event).reshape(-1, *event) for side in (self._low, self._high))
@@ -487,6 +494,8 @@ class Box(Constraint):
 
     def _geometry(self, event: Event) -> Geometry:
         """Coordinates with low = high are equations. The surface part is a box too: no bounds on the others."""
+        if self._coordinates is not None and len(event) > 1:
+            return self._shaped(event)._geometry(event)
         if not bool(self._pinned.any()):
             return Geometry(Parts(None, self))
         edge = self._has_an_edge
@@ -505,6 +514,10 @@ class Box(Constraint):
     def _pinned(self) -> Tensor:
         """Where low = high, in the shape of the bounds."""
         return self._low == self._high
+
+    def _tidied(self, event: Event) -> Sequence[str]:
+        count = self._count_pinned(event)
+        return (f"{count} coordinates fixed",) if count else ()
 
     @cached_property
     def _has_an_edge(self) -> bool:
@@ -579,11 +592,10 @@ class Polytope(Constraint):
 
     C = {z : G z <= h}, row by row; P(z) = z - G^T lam with the multipliers lam >= 0 of the active rows.
 
-    The nearest point is found by the method of multipliers with an exact active set (``solvers.polyhedron``): to
-    rounding, typically within 5 to 30 Newton steps, for all chains at once. The rows are scaled to length one. Zero
-    rows, redundant and repeated rows and pairs of opposite rows (an equation) do no harm; C need not be bounded. A
-    chain that does not get there within the budget is flagged: that happens if active rows are parallel to better than
-    about 1e-6.
+    The nearest point is found by Newton's method on the multipliers (``solvers.flat_sets``): to rounding, typically
+    within 5 to 20 steps, for all chains at once. The rows are scaled to length one. Zero rows, redundant and repeated
+    rows and pairs of opposite rows (an equation) do no harm; C need not be bounded. A chain that does not get there
+    within the budget is flagged.
 
     An empty C raises InfeasibleSet if a Farkas certificate v >= 0, G^T v = 0, h . v < 0 is found, which takes one
     projection. A set that is empty by less than rounding can tell is not caught there; then no chain converges, and
@@ -610,7 +622,8 @@ class Polytope(Constraint):
         self.h = parameter(_for_each(h, self.G, "h", "rows"))[0]
         unit_rows, level, self._kept = _inequalities(self.G, self.h)
         self._lengths = norm(self.G)[self._kept]
-        self._rows = Polyhedron.of(unit_rows, torch.full_like(level, -torch.inf), level)
+        self._matrix, self._level = unit_rows, level
+        self._set = FlatSet(Rows.of(unit_rows, torch.full_like(level, -torch.inf), level))
         self.solid = self._examine()
 
     def __repr__(self) -> str:
@@ -625,142 +638,110 @@ class Polytope(Constraint):
         return self.G, self.h
 
     def inequalities(self, z: Tensor) -> Tensor:
-        return flat(z) @ self._rows.matrix.to(z).T - placed(self._rows.bound, z)
+        return flat(z) @ placed(self._matrix, z).T - placed(self._level, z)
 
     def linear(self, event: Event) -> Rows | None:
-        rows, level, _ = _inequalities(self.G, self.h)
-        return Rows(rows, torch.full_like(level, -torch.inf), level)
+        return Rows.of(self._matrix, torch.full_like(self._level, -torch.inf), self._level)
 
     def _geometry(self, event: Event) -> Geometry:
         """Rows that hold with equality on all of C, such as a pair of opposite rows, are equations."""
-        return Geometry(Parts(None, self) if self.solid else (flat_parts(self._rows) or Parts(self, None)))
+        rows = self.linear(event)
+        return Geometry(Parts(None, self) if self.solid or rows is None else (flat_parts(rows) or Parts(self, None)))
+
+    def _tidied(self, event: Event) -> Sequence[str]:
+        return self._set.found
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
-        rows = self._rows.to(z)
-        guess = None if warm is None else touching(flat(warm), rows)
-        found = nearest(flat(z), rows, budget, guess=guess)
-        return Projection(found.point.reshape(z.shape), found.converged, found.iterations, found.residual)
+        return self._set.project(z, budget, warm)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
-        return rows_missed(flat(z), lost, self._rows.matrix, placed(self._rows.bound, z), self._lengths)
+        return rows_missed(flat(z), lost, self._matrix, placed(self._level, z), self._lengths)
 
     def component_name(self, event: Event, row: int) -> str:
         return f"inequality {int(self._kept[row])} of G z <= h"
 
     def _examine(self) -> bool:
         """Raise InfeasibleSet if C is provably empty; tell whether it has an interior."""
-        rows = self._rows
-        if not len(rows.matrix):
+        if not len(self._matrix):
             return True
-        start = rows.matrix.new_zeros(1, rows.matrix.shape[1])
-        found = nearest(start, rows, Budget())
-        if not bool(found.converged[0]):
-            proof = contradiction(rows, found.drift[0])
-            if proof is not None:
-                raise InfeasibleSet(
-                    f"G z <= h has no solution: {len(proof)} of {len(rows.matrix)} rows contradict each other; "
-                    f"the best point found misses them by {float(found.residual[0]):.3g} (relative)"
-                )
-            return False
-        return _has_room(rows, found.point, ~rows.equal)
+        start = self._matrix.new_zeros(1, self._matrix.shape[1])
+        found = self._set.nearest(start, Budget())
+        sides = _Sides(self._matrix, self._level, torch.zeros_like(self._level, dtype=torch.bool))
+        if bool(found.converged[0]):
+            return sides.has_room(found.point, ~sides.equal)
+        whole = FlatSet(sides.rows(), tidy=False)  # the proof is about the rows as they were given
+        found = whole.nearest(start, Budget())
+        proof = int(whole.proves_empty(found.drift, torch.zeros(1, dtype=torch.long)).sum())
+        if proof:
+            raise InfeasibleSet(
+                f"G z <= h has no solution: {proof} of {len(self._matrix)} rows contradict each other; "
+                f"the best point found misses them by {float(found.residual[0]):.3g} (relative)"
+            )
+        return False
 
 
-def _has_room(rows: Polyhedron, point: Tensor, chosen: Tensor) -> bool:
-    """Whether the chosen rows can all hold with room to spare, from a point (1, d) where all of them hold."""
-    room = INTERIOR * (norm(point) + rows.bound.abs())
-    room = torch.where(room > 0, room, torch.full_like(room, INTERIOR))
-    tighter = torch.where(chosen, rows.bound - room, rows.bound)
-    return bool(nearest(point, rows._replace(bound=tighter), Budget()).converged[0])
+class _Sides(NamedTuple):
+    """Rows G z <= b, some with = instead, one by one."""
+
+    matrix: Tensor
+    bound: Tensor
+    equal: Tensor
+
+    @classmethod
+    def of(cls, rows: Rows) -> _Sides:
+        """All rows and bounds of a set that is common to all chains; those with two ends twice."""
+        matrix, (low,), (high,) = rows.written_out()
+        equal = low == high
+        above, below = high < torch.inf, (low > -torch.inf) & ~equal
+        turned = torch.cat([matrix[above], -matrix[below]]), torch.cat([high[above], -low[below]])
+        return cls(*turned, torch.cat([equal[above], equal[below]]))
+
+    def rows(self) -> Rows:
+        return Rows.of(self.matrix, torch.where(self.equal, self.bound, -torch.inf), self.bound)
+
+    def has_room(self, point: Tensor, chosen: Tensor) -> bool:
+        """Whether the chosen rows can all hold with room to spare, from a point (1, d) where all of them hold."""
+        room = INTERIOR * (norm(point) + self.bound.abs())
+        room = torch.where(room > 0, room, torch.full_like(room, INTERIOR))
+        tighter = self._replace(bound=torch.where(chosen, self.bound - room, self.bound))
+        return bool(FlatSet(tighter.rows()).nearest(point, Budget()).converged[0])
 
 
-def flat_parts(rows: Polyhedron, *, only_in_disguise: bool = False) -> Parts | None:
-    """Equations and inequalities of a polyhedron apart; None if they cannot be told apart.
+def flat_parts(rows: Rows, *, only_in_disguise: bool = False) -> Parts | None:
+    """Equations and inequalities of a flat set apart; None if they cannot be told apart.
 
     An inequality is an equation in disguise if it cannot hold with room to spare while the others hold. If each of the
     rest can, all of them can at once (take the mean of the points), so the rest has an interior.
 
     Args:
-        rows: The polyhedron.
+        rows: The set, common to all chains.
         only_in_disguise: None as well if no inequality is an equation in disguise.
     """
-    start = rows.matrix.new_zeros(1, rows.matrix.shape[1])
-    found = nearest(start, rows, Budget())
+    sides = _Sides.of(rows)
+    start = sides.matrix.new_zeros(1, sides.matrix.shape[1])
+    found = FlatSet(rows).nearest(start, Budget())
     if not bool(found.converged[0]):
         return None
-    equal = rows.equal.clone()
-    if bool((~equal).any()) and not _has_room(rows, found.point, ~equal):
+    equal = sides.equal.clone()
+    if bool((~equal).any()) and not sides.has_room(found.point, ~equal):
         if len(equal) > MOST_ROWS:
             return None
         for row in torch.nonzero(~equal).flatten():
-            one = torch.arange(len(equal), device=equal.device) == row
-            equal[row] = not _has_room(rows, found.point, one)
-    if only_in_disguise and bool((equal == rows.equal).all()):
+            equal[row] = not sides.has_room(found.point, torch.arange(len(equal)) == row)
+    if only_in_disguise and bool((equal == sides.equal).all()):
         return None
     try:
-        surface = Affine(rows.matrix[equal], rows.bound[equal]) if bool(equal.any()) else None
+        surface = Affine(sides.matrix[equal], sides.bound[equal]) if bool(equal.any()) else None
         left = ~equal
-        solid = Polytope(rows.matrix[left], rows.bound[left]) if bool(left.any()) else None
+        solid = Polytope(sides.matrix[left], sides.bound[left]) if bool(left.any()) else None
     except InfeasibleSet:
         return None
     return Parts(surface, solid) if solid is None or solid.solid else None
 
 
-NEWTON_STEPS, SMALLEST_SLOPE = 8, 1e-3
-"""Newton steps of a fast projection, and the least slope they divide by: the slope is one far inside the bounds."""
-
-
-class _Plane(NamedTuple):
-    """A box and a plane through it: the normal (d,), the level (1 or n, 1), bounds and corners (1 or n, d)."""
-
-    normal: Tensor
-    level: Tensor
-    low: Tensor
-    high: Tensor
-    top: Tensor
-    bottom: Tensor
-
-    def take(self, index: Tensor) -> _Plane:
-        own = (self.level, self.low, self.high, self.top, self.bottom)
-        return _Plane(self.normal, *(part[index] if len(part) > 1 else part for part in own))
-
-    def at(self, y: Tensor, lam: Tensor) -> Tensor:
-        """z(lam)."""
-        return torch.clamp(y - lam * self.normal, self.low, self.high)
-
-    def gap(self, z: Tensor) -> Tensor:
-        return (z * self.normal).sum(1, keepdim=True) - self.level
-
-    def holds(self, y: Tensor) -> Tensor:
-        """Points (n,) that satisfy the definition to rounding, which stay where they are."""
-        bounded = ((y >= self.low) & (y <= self.high)).all(1)
-        return bounded & (self.gap(y).abs() <= 8.0 * EPSILON * self.size(y)).squeeze(1)
-
-    def size(self, z: Tensor) -> Tensor:
-        """sum_j |a_j z_j| + |b|, (n, 1)."""
-        return (z * self.normal).abs().sum(1, keepdim=True) + self.level.abs()
-
-    def breakpoints(self, y: Tensor) -> Tensor:
-        """Every multiplier at which a coordinate meets a bound, and zero, sorted."""
-        used, parts = self.normal != 0, [torch.zeros_like(y[:, :1])]
-        for side in (self.low, self.high):
-            met = ((y - side) / self.normal).clamp(-FARTHEST, FARTHEST)
-            parts.append(torch.where(torch.isinf(side) | ~used, torch.zeros_like(met), met))
-        return torch.cat(parts, dim=1).sort(1).values
-
-    def between(self, p: Tensor, q: Tensor) -> Tensor:
-        """The point of the segment from p to q at which a . z = b."""
-        start, end = self.gap(p), self.gap(q)
-        drop = torch.where(start == end, 1.0, start - end)
-        share, rest = (start / drop).clamp(0.0, 1.0), (-end / drop).clamp(0.0, 1.0)
-        return torch.where(share < 0.5, p + share * (q - p), q - rest * (q - p))
-
-    def beyond(self, point: Tensor, corner: Tensor) -> Tensor:
-        """On from the outermost breakpoint, where only coordinates without a bound still move, towards a corner."""
-        free = torch.where(torch.isinf(corner), self.normal, torch.zeros_like(self.normal))
-        inside = self.between(point, torch.where((self.normal == 0) | torch.isinf(corner), point, corner))
-        share = free.square().sum(-1, keepdim=True)
-        moved = point - self.gap(point) * (free / torch.where(share > 0, share, 1.0))
-        return torch.where(share > 0, moved, inside)
+NEWTON_STEPS, SMALLEST_SLOPE = (8, 64), 1e-3
+"""Newton steps of a fast projection, of all chains and of those that are not there then, and the least slope that they
+divide by: the slope is one far inside the bounds."""
 
 
 @register
@@ -771,9 +752,8 @@ class BoxHyperplane(Constraint):
 
     P(y) = z(lam) with z(lam) = min(max(y - lam a, low), high) and the multiplier lam such that a . z(lam) = b.
     a . z(lam) falls with lam and is linear between the breakpoints (y_i - low_i) / a_i and (y_i - high_i) / a_i, so
-    the breakpoints are sorted, the two around the answer are found by bisection, and z is interpolated between
-    them: the answer is exact, lies in the box, and does not suffer from the size of lam. The nearest point is
-    unique everywhere. Coordinates with a_i = 0 are only clamped.
+    Newton's method with an exact line search (``solvers.flat_sets``) ends after a few steps, and lies in the box. The
+    nearest point is unique everywhere. Coordinates with a_i = 0 are only clamped.
 
     The violation is the larger of that of the bounds, see ``Box``, and |a . z - b| / (sum_j |a_j z_j| + |b|).
 
@@ -832,7 +812,12 @@ class BoxHyperplane(Constraint):
         return f"BoxHyperplane(d={len(self.a)}, b={self.b:g})"
 
     def equations(self, z: Tensor) -> Tensor:
-        return self._plane(z).gap(flat(z))
+        self._check_chains(z)
+        return self._gap(flat(z))
+
+    def _gap(self, y: Tensor) -> Tensor:
+        """(a . z - b) / |a|, (n, 1)."""
+        return (y * placed(self._normal, y)).sum(1, keepdim=True) - over(self._level, y)
 
     def inequalities(self, z: Tensor) -> Tensor:
         return torch.cat([side.rows(flat(z)) for side in self._sides], dim=1)
@@ -843,10 +828,7 @@ class BoxHyperplane(Constraint):
         return bound_rows(self._low, self._high)
 
     def linear(self, event: Event) -> Rows | None:
-        if self.chains is not None:
-            return None
-        matrix = torch.cat([self._normal[None], torch.eye(len(self._normal), dtype=torch.float64)])
-        return Rows(matrix, *(torch.cat([self._level[0], side[0]]) for side in (self._low, self._high)))
+        return Rows(self._normal[None], self._level, self._level, self._low, self._high)
 
     def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
         return self._low.reshape(-1, *event), self._high.reshape(-1, *event)
@@ -895,73 +877,63 @@ class BoxHyperplane(Constraint):
             return None
         return SphereInFlat(torch.cat([self.a[None], pins.matrix]), join(parameter(self.b)[:, None], pins.level))
 
-    def _plane(self, z: Tensor) -> _Plane:
-        """All numbers in the dtype of z, with the count of chains checked."""
-        self._check_chains(z)
-        own = (self._level, self._low, self._high, self._top, self._bottom)
-        return _Plane(placed(self._normal, z), *(placed(part, z) for part in own))
+    @cached_property
+    def _set(self) -> FlatSet:
+        return FlatSet(Rows(self._normal[None], self._level, self._level, self._low, self._high))
 
     def _project(self, z: Tensor) -> Tensor:
-        out = refuse_overflow(torch.where(flat(z).abs() > FARTHEST, torch.inf, flat(z)), self)
-        plane = self._plane(z)
-        out = torch.where(plane.holds(out)[:, None], out, _cross(out, plane))
-        # From a huge y the rounding of the first pass may exceed the answer; from there a second pass is exact.
-        for _ in range(PASSES - 1):
-            left = chosen(~plane.holds(out))
-            if not len(left):
-                break
-            out[left] = _cross(out[left], plane if self.chains is None else plane.take(left))
-        return out.reshape(z.shape)
+        refuse_overflow(torch.where(flat(z).abs() > FARTHEST, torch.inf, flat(z)), self)
+        self._check_chains(z)
+        return self._set.project(z, Budget(), None).point
 
     def _project_fast(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
-        """Newton steps on a . z(lam) = b, whose slope is the sum of a_i^2 over the coordinates between their bounds.
-
-        Without a sort they are several times as fast. They end after finitely many steps, except that two bounds may
-        send them to and fro: chains that are not there after a few steps are projected as elsewhere.
-        """
-        y, plane = flat(z), self._plane(z)
-        lam, square = torch.zeros_like(y[:, :1]), plane.normal.square()
-        for _ in range(NEWTON_STEPS):
-            out = plane.at(y, lam)
-            gap = plane.gap(out)
-            free = ((out > plane.low) & (out < plane.high)).to(y) @ square
-            lam = lam + gap / free[:, None].clamp_min(SMALLEST_SLOPE)
-        near = 4.0 * torch.finfo(z.dtype).eps * math.sqrt(y.shape[1])
-        lost = torch.isfinite(y).all(1) & ~(gap.abs() <= near * plane.size(out)).squeeze(1)
+        """A few Newton steps on a . z(lam) = b; many for chains that they send to and fro between two bounds."""
+        self._check_chains(z)
+        y = flat(z)
+        ends = [over(part, y) for part in (self._level, self._low, self._high)]
+        out, lost = _on_plane(y, placed(self._normal, y), *ends, steps=NEWTON_STEPS[0])
         if seen(lost.any()):
             some = chosen(lost)
-            out[some] = flat(self.take(some)._project(z[some].to(torch.float64))).to(out)
+            ends = [part[some] if len(part) > 1 else part for part in ends]
+            out[some] = _on_plane(y[some], placed(self._normal, y), *ends, steps=NEWTON_STEPS[1])[0]
         return out.reshape(z.shape)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         """The equation, then the bounds."""
-        y, plane = flat(z), self._plane(z)
-        equation = rows_missed(y, lost, self._normal[None], plane.level, norm(self.a[None]), equal=True)
-        return side_by_side([equation, bounds_missed(y, lost, plane.low, plane.high)], z)
+        self._check_chains(z)
+        y = flat(z)
+        equation = rows_missed(y, lost, self._normal[None], over(self._level, y), norm(self.a[None]), equal=True)
+        bounds = bounds_missed(y, lost, over(self._low, y), over(self._high, y))
+        return side_by_side([equation, bounds], z)
 
     def component_name(self, event: Event, row: int) -> str:
         return "a . z = b" if row == 0 else coordinate_bounds(row - 1, event, self._low[0], self._high[0])
 
 
-def _cross(y: Tensor, plane: _Plane) -> Tensor:
-    """z(lam) at the multiplier where a . z = b."""
-    lam = plane.breakpoints(y)
-    left = torch.zeros(len(y), 1, dtype=torch.long, device=y.device)
-    right = left + lam.shape[1] - 1
-    for _ in range(math.ceil(math.log2(lam.shape[1]))):
-        middle = (left + right) // 2
-        above = plane.gap(plane.at(y, lam.gather(1, middle))) >= 0
-        left, right = torch.where(above, middle, left), torch.where(above, right, middle)
-    near, far = lam.gather(1, left), lam.gather(1, right)
-    # At |y| = 1e150 a coordinate crosses its whole range within one rounding of lam: look just beside both ends.
-    for beside in (torch.nextafter(near, far), torch.nextafter(far, near)):
-        above = plane.gap(plane.at(y, beside)) >= 0
-        near, far = torch.where(above, beside, near), torch.where(above, far, beside)
-    point = plane.between(plane.at(y, near), plane.at(y, far))
+def _on_plane(
+    y: Tensor, normal: Tensor, level: Tensor, low: Tensor, high: Tensor, *, steps: int
+) -> tuple[Tensor, Tensor]:
+    """z(lam) = clip(y - lam a) after Newton steps on a . z(lam) = b, and which chains (n,) are not there.
 
-    first, last = plane.at(y, lam[:, :1]), plane.at(y, lam[:, -1:])
-    point = torch.where(plane.gap(first) < 0, plane.beyond(first, plane.top), point)
-    return torch.where(plane.gap(last) > 0, plane.beyond(last, plane.bottom), point)
+    The slope is the sum of a_i^2 over the coordinates between their bounds. A step that leaves the interval where the
+    root is known to be halves it instead, and so does every other one of many. Where no coordinate is between its
+    bounds, steps get longer and longer.
+    """
+    lam, square = torch.zeros_like(y[:, :1]), normal.square()
+    left, right = torch.full_like(lam, -torch.inf), torch.full_like(lam, torch.inf)
+    eps = torch.finfo(y.dtype).eps
+    for k in range(steps):
+        out = torch.clamp(y - lam * normal, low, high)
+        gap = (out * normal).sum(1, keepdim=True) - level
+        left, right = torch.where(gap >= 0, lam, left), torch.where(gap <= 0, lam, right)
+        free = ((out > low) & (out < high)).to(y) @ square
+        step, middle = gap / free[:, None].clamp_min(SMALLEST_SLOPE * 4.0**-k), 0.5 * (left + right)
+        halve = (lam + step <= left) | (lam + step >= right) | (k >= NEWTON_STEPS[0] and k % 2 == 1)
+        halve = halve & (step.abs() > 8 * eps * lam.abs()) & torch.isfinite(middle)
+        lam = torch.where(halve, middle, lam + step)
+    size = (out * normal).abs().sum(1, keepdim=True) + level.abs()
+    there = gap.abs() <= 4.0 * eps * math.sqrt(y.shape[1]) * size
+    return out, torch.isfinite(y).all(1) & ~there.squeeze(1)
 
 
 def rows_missed(

@@ -207,7 +207,7 @@ class Implicit(Constraint):
     def way(self) -> Way:
         return Way.NEWTON
 
-    def explain(self) -> str:
+    def _explained(self) -> str:
         """One line: which set, and how its projection is computed."""
         more = "" if self.starts == 1 else f", nearest of {self.starts} starts"
         return f"{self!r}: {self.way.value} on the linearised set{more}{', convex' if self.convex else ''}"

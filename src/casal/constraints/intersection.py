@@ -1,4 +1,4 @@
-"""Points that lie in several sets at once, and the one table of pairs whose intersection is a set of its own."""
+"""Points that lie in several sets at once."""
 
 from __future__ import annotations
 
@@ -20,34 +20,24 @@ from casal.constraints.base import (
     Parts,
     Projection,
     Rows,
-    SphereInFlat,
     Way,
+    at_once,
     nearest_solution,
     row_of,
     side_by_side,
     total_count,
 )
-from casal.constraints.flat import Affine, Box, BoxHyperplane, HalfSpace, Polytope, flat_parts
-from casal.constraints.geometry import codimension, geometry, log_volume_factor, parts, sphere_in_flat
+from casal.constraints.flat import Affine, Box, flat_parts
+from casal.constraints.geometry import codimension, geometry, log_volume_factor, parts
 from casal.constraints.implicit import Implicit, SparseJacobian, searched_for
-from casal.constraints.parameters import (
-    argument,
-    common_chains,
-    first_failure,
-    join,
-    listed,
-    over_flattened,
-    parameter,
-    show,
-    together,
-)
-from casal.constraints.round import AffineRound, Ball, MassEnergy, MassEnergyBox, Round, Sphere
+from casal.constraints.merging import closed_form, meet, merge
+from casal.constraints.parameters import common_chains, listed, over_flattened
+from casal.constraints.solvers.flat_sets import FlatSet
 from casal.constraints.solvers.linearised import Bounds
-from casal.constraints.solvers.polyhedron import Polyhedron, nearest
 from casal.constraints.solvers.rows import uneven
-from casal.constraints.solvers.sparse_rows import SparseMatrix, stack
+from casal.constraints.solvers.sparse_rows import SparseMatrix
 from casal.constraints.solvers.splitting import Members, Near, admm, alternating, dykstra, dykstra_anywhere, separate
-from casal.constraints.vectors import ROUNDING, flat, norm
+from casal.constraints.vectors import flat, norm
 from casal.devices import chosen
 from casal.errors import InfeasibleSet, SettingError
 
@@ -81,10 +71,12 @@ class Intersection(Constraint):
 
     C = intersection of the members. How P is found depends on what they are; ``explain()`` says which way was taken:
 
-    - a closed form, where the members merge into one set that has one (``MERGES``: equations with equations, a sphere
-      or a ball with equations, bounds with one equation or with mass and energy, ...);
+    - a closed form, where the members merge into one set that has one, or two of them have one together
+      (``constraints/merging.py``: equations on single coordinates with bounds, a sphere or a ball with equations, a
+      half-space or an orthant, bounds with one equation or with mass and energy, positive semidefinite matrices of a
+      given trace, ...);
     - the nearest of the pieces, where a member is a union: each of its pieces meets the other members;
-    - a quadratic programme, where all members are flat-sided (they give the rows of a polyhedron);
+    - a quadratic programme, where all members are flat-sided (``solvers.flat_sets``), for all chains at once;
     - Dykstra's algorithm for other convex members: the nearest point, at a linear rate;
     - Newton steps on the residuals where all members are smooth and have few equations, or are equations with sparse
       Jacobians (``SparseJacobian``) and linear equations;
@@ -101,8 +93,7 @@ class Intersection(Constraint):
     Members that provably have no common point raise InfeasibleSet: when they merge, when they see an event (one lies in
     a ball that another does not reach), or in ``check_nonempty``, which looks harder and which ``casal.sample`` asks
     before a run. Where it cannot be proved, a projection flags all chains.
-    With parameters for each chain, the quadratic programme and Newton's steps go group by group, chains of equal
-    parameters together.
+    With parameters for each chain, Newton's steps go group by group, chains of equal parameters together.
 
     Args:
         members: Two or more sets.
@@ -128,20 +119,20 @@ class Intersection(Constraint):
         self._parts = merge(self.members)
         self._newton: Implicit | None = None
         self._met: set[Event] = set()
-        self._polyhedra: dict[Event, Polyhedron | None] = {}
         self.convex = all(member.convex for member in self.members)
         self.smooth = all(part.smooth for part in self._parts)
         self.flat_sided = all(part.flat_sided for part in self._parts)
         self.exact, self.fast, self.solid = False, False, all(member.solid for member in self.members)
+        self._closed = closed_form(self._parts) if self._named is None else None
         only = self._only
         self.in_pieces = any(part.in_pieces for part in self._parts)
         if self.in_pieces and only is None:
             self._way = Way.PIECES
         elif only is not None:
             self.exact, self.solid, self.fast, self._way = only.exact, only.solid, only.fast, only.way
-        elif self.chains is not None:
-            one = self._alone(0)
-            self._way, self.fast = one._way, one.fast
+        elif self._closed is None and self.chains is not None:
+            alone = self._alone(0)
+            self._way, self.exact, self.fast = alone._way, alone.exact, alone.fast
         else:
             self._way = self._choose() if self._named is None else self._search_named(self._named)
             if self.smooth and not self.convex:
@@ -150,6 +141,9 @@ class Intersection(Constraint):
 
     def _choose(self) -> Way:
         """The way for members that do not merge, from what they can do."""
+        if self._closed is not None:
+            self.exact = True
+            return Way.CLOSED_FORM
         if self.flat_sided:
             return Way.QUADRATIC_PROGRAMME
         if self.convex:
@@ -185,15 +179,21 @@ class Intersection(Constraint):
     def __repr__(self) -> str:
         return f"({listed(self.members, ' & ')})"
 
-    def explain(self) -> str:
+    def _explained(self) -> str:
         searched = self._way in (Way.ADMM, Way.ALTERNATING)
         nearest_point = ", nearest point" if (self.convex and not searched) or self.exact else ""
-        return f"{self.way.value}{nearest_point}: {'; '.join(part.explain() for part in self._parts)}"
+        return f"{self.way.value}{nearest_point}: {'; '.join(part._explained() for part in self._parts)}"
+
+    def _tidied(self, event: Event) -> Sequence[str]:
+        only = self._only
+        if only is not None:
+            return only._tidied(event)
+        return self._flat_set(event).found if self._way is Way.QUADRATIC_PROGRAMME else ()
 
     def validate(self, event: Event) -> None:
         for part in (*self.members, *self._parts):
             part.validate(event)
-        if self._only is None and self.chains is not None:
+        if self._only is None and self.chains is not None and self._way is not Way.QUADRATIC_PROGRAMME:
             assert self._group_sets  # made here, so that chains without a common point are refused before they move
         self._refuse_balls_apart(tuple(event))
 
@@ -220,11 +220,12 @@ class Intersection(Constraint):
         self._met.add(event)
 
     def _prove_empty(self, z: Tensor, first: int) -> None:
-        """For convex members, by a plane or, for more than two, by planes that separate them."""
+        """For convex members, by planes that separate them; for flat ones also by Farkas."""
         if self._only is not None or not self.convex:
             return
         steps = SEPARATIONS[0] if all(part.exact or part.flat_sided for part in self._parts) else SEPARATIONS[1]
-        found = separate(z if self.chains is not None else z[:1], _maps(self._parts, self.members, Budget()), steps)
+        start = z if self.chains is not None else z[:1]
+        found = separate(start, _maps(self._parts, self.members, Budget()), steps)
         proved = torch.nonzero(found.proved).flatten()
         if len(proved):
             chain = int(proved[0])
@@ -232,6 +233,20 @@ class Intersection(Constraint):
             raise InfeasibleSet(
                 f"the sets of {self!r} have no common point{where}: they stay {float(found.gap[chain]):.6g} apart "
                 f"(proved for all points within {float(found.clear[chain]):.2g} of the chain)"
+            )
+        if self._way is Way.QUADRATIC_PROGRAMME:
+            self._refuse_contradictions(start, first)
+
+    def _refuse_contradictions(self, z: Tensor, first: int) -> None:
+        whole = self._flat_set(tuple(z.shape[1:]))
+        found = whole.nearest(flat(z), Budget())
+        rows = whole.proves_empty(found.drift, torch.arange(len(z))) & ~found.converged[:, None]
+        empty = torch.nonzero(rows.any(1) | (whole.crossed > 0)).flatten()
+        if len(empty):
+            chain = int(empty[0])
+            raise InfeasibleSet(
+                f"the sets of {self!r} have no common point{self._in_chain(first + chain)}: "
+                f"{int(rows[chain].sum())} of {whole.count} rows and the bounds contradict each other"
             )
 
     def equations(self, z: Tensor) -> Tensor:
@@ -245,9 +260,8 @@ class Intersection(Constraint):
 
     def linear(self, event: Event) -> Rows | None:
         parts = [part.linear(event) for part in self._parts]
-        if any(part is None for part in parts):
-            return None
-        return Rows(*(torch.cat(column) for column in zip(*(part for part in parts if part is not None), strict=True)))
+        known = [part for part in parts if part is not None]
+        return Rows.joined(known) if len(known) == len(parts) else None
 
     def _project_fast(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
         if self._only is not None:
@@ -324,7 +338,7 @@ class Intersection(Constraint):
         size = torch.Size(event).numel()
         if not self.flat_sided or self.chains is not None or size > MOST_COORDINATES:
             return None
-        rows = self._polyhedron(event)
+        rows = self.linear(event)
         return None if rows is None else flat_parts(rows, only_in_disguise=True)
 
     def _log_volume(self, x: Tensor, z: Tensor) -> Tensor | None:
@@ -338,6 +352,8 @@ class Intersection(Constraint):
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         if self._only is not None:
             return self._only._solve(z, budget, warm)
+        if self._closed is not None:
+            return at_once(self._closed(z))
         if self.in_pieces:
             return nearest_solution(self.pieces(tuple(z.shape[1:])), z, budget, warm)
         if self._way is Way.ADMM:
@@ -345,15 +361,12 @@ class Intersection(Constraint):
         if self._way is Way.ALTERNATING or (self._way is Way.DYKSTRA and not self.convex):
             search = alternating if self._way is Way.ALTERNATING else dykstra_anywhere
             return search(z, _maps(_thin_last(self._parts), self.members, budget), budget, warm)
-        if self._way is Way.DYKSTRA or self._too_many_rows(tuple(z.shape[1:])):
+        if self._way is Way.DYKSTRA:
             return dykstra(z, _maps(self._parts, self.members, budget), budget)
+        if self._way is Way.QUADRATIC_PROGRAMME:
+            return self._flat_set(tuple(z.shape[1:])).project(z, budget, warm)
         if self.chains is not None:
             return self._solve_by_group(z, budget, warm)
-        if self._way is Way.QUADRATIC_PROGRAMME:
-            rows = self._polyhedron(tuple(z.shape[1:]))
-            assert rows is not None
-            found = nearest(flat(z), rows.to(z), budget)
-            return Projection(found.point.reshape(z.shape), found.converged, found.iterations, found.residual)
         return self._by_newton(z, budget, warm)
 
     def _by_newton(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
@@ -379,17 +392,15 @@ class Intersection(Constraint):
         member, own = row_of(self.members, [event] * len(self.members), row)
         return self.members[member].component_name(event, own)
 
-    def _too_many_rows(self, event: Event) -> bool:
-        """Whether a member does not write out its rows for so many coordinates."""
-        return self._way is Way.QUADRATIC_PROGRAMME and self.chains is None and self._polyhedron(event) is None
+    def _flat_set(self, event: Event) -> FlatSet:
+        """All members as one flat set, for events of this shape."""
 
-    def _polyhedron(self, event: Event) -> Polyhedron | None:
-        """All members as one polyhedron, for events of this shape."""
-        key = tuple(event)
-        if key not in self._polyhedra:
-            rows = self.linear(key)
-            self._polyhedra[key] = None if rows is None else Polyhedron.of(*rows)
-        return self._polyhedra[key]
+        def made() -> FlatSet:
+            rows = self.linear(event)
+            assert rows is not None
+            return FlatSet(rows)
+
+        return self._once(("flat set", event), made)
 
 
 def _functions(parts: Sequence[Constraint]) -> Implicit:
@@ -473,53 +484,9 @@ def split(members: Sequence[Constraint], event: Event) -> tuple[list[Constraint]
         left = [*surfaces, *solids]
 
 
-def meet(surfaces: Sequence[Constraint], event: Event) -> list[Constraint]:
-    """Surfaces that meet, those that are linear equations and spheres as one in closed form."""
-    known = [(surface, sphere_in_flat(surface, event)) for surface in surfaces]
-    round_or_flat = [found for _, found in known if found is not None]
-    # Bounds that fix coordinates are written as equations beside other surfaces.
-    bounds = any(found is not None and _has_inequalities(surface, event) for surface, found in known)
-    needed = len(round_or_flat) > 1 or (bounds and len(surfaces) > 1)
-    both = _sphere_in_flats(round_or_flat, event) if needed else None
-    return list(surfaces) if both is None else [both, *(surface for surface, found in known if found is None)]
-
-
-def _has_inequalities(surface: Constraint, event: Event) -> bool:
-    return surface.inequalities(torch.zeros(surface.chains or 1, *event, dtype=torch.float64)).shape[1] > 0
-
-
 def together_in(members: Sequence[Constraint]) -> Constraint | None:
     """The intersection of any number of sets."""
     return Intersection(*members) if len(members) > 1 else next(iter(members), None)
-
-
-def _sphere_in_flats(known: Sequence[SphereInFlat], event: Event) -> Constraint | None:
-    """Linear equations and at most one sphere: two spheres differ by a linear equation. None if it is not one for all.
-
-    |z - c|^2 = R^2 and |z - k|^2 = S^2 say 2 (k - c) . z = R^2 - |c|^2 - S^2 + |k|^2.
-    """
-    matrix, level = torch.cat([part.matrix for part in known]), join(*(part.level for part in known))
-    spheres = [(part.center, part.radius) for part in known if part.radius is not None]
-    for other, size in spheres[1:]:
-        center, radius = spheres[0]
-        zero = torch.zeros(1, matrix.shape[1], dtype=torch.float64)
-        first, second = zero if center is None else center, zero if other is None else other
-        if len(first) > 1 or len(second) > 1:
-            return None
-        if torch.equal(first, second):
-            bad = first_failure((radius - size).abs() <= ROUNDING * (radius + size))
-            if bad is not None:
-                raise InfeasibleSet(f"two concentric spheres of radius {show(radius, bad)} and {show(size, bad)}")
-            continue
-        gap = second.square().sum() - first.square().sum()
-        value = radius**2 - size**2 + gap
-        matrix, level = torch.cat([matrix, 2.0 * (second - first)]), join(level, value[:, None])
-    flat_part = Affine(matrix, argument(level))
-    if not spheres:
-        return flat_part
-    center, radius = spheres[0]
-    sphere = Sphere(argument(radius), None if center is None else argument(center.reshape(-1, *event)))
-    return parts(AffineRound(flat_part, sphere), event).surface if flat_part.rank else sphere
 
 
 # ------------------------------------------------------------------ searches for a common point
@@ -579,109 +546,3 @@ def take_apart(kind: type[Constraint], members: Sequence[Any]) -> tuple[Constrai
             raise SettingError(f"{kind.__name__} is made of sets, got {type(member).__name__}")
         parts += member.members if isinstance(member, kind) else (member,)  # type: ignore[attr-defined]
     return tuple(parts)
-
-
-# ------------------------------------------------------------------ pairs that merge
-
-
-def merge(members: Sequence[Constraint]) -> list[Constraint]:
-    """Replace pairs by their closed form until none is left to replace. Equations first, so that they meet as one."""
-    parts = sorted(members, key=lambda member: type(member) is not Affine)
-    found = True
-    while found:
-        found = False
-        for i in range(len(parts)):
-            for j in range(i + 1, len(parts)):
-                both = _pair(parts[i], parts[j])
-                if both is not None:
-                    parts = [both, *(part for k, part in enumerate(parts) if k not in (i, j))]
-                    found = True
-                    break
-            if found:
-                break
-    return parts
-
-
-def _pair(a: Constraint, b: Constraint) -> Constraint | None:
-    for one, other in ((a, b), (b, a)):
-        merger = MERGES.get((type(one), type(other)))
-        both = None if merger is None else merger(one, other)
-        if both is not None:
-            return both
-    return None
-
-
-def _equations(a: Affine, b: Affine) -> Affine:
-    level = join(parameter(a.b), parameter(b.b))
-    return Affine(stack(a.A, b.A), argument(level, a.chains is not None or b.chains is not None))
-
-
-def _equations_cut_round(a: Affine, b: AffineRound) -> AffineRound:
-    return AffineRound(_equations(a, b.flat_part), b.round_part)
-
-
-def _equation_and_bounds(a: Affine, b: Box) -> BoxHyperplane | None:
-    if len(a.A) != 1 or b._low.shape[1:].numel() not in (1, a.A.shape[1]):
-        return None
-    level = argument(parameter(a.b)[:, 0], a.chains is not None)
-    return BoxHyperplane(b.low, b.high, (a.A if isinstance(a.A, Tensor) else a.A.to_dense())[0], level)
-
-
-def _bounds(a: Box, b: Box) -> Box:
-    own = a.chains is not None or b.chains is not None
-    low, high = torch.maximum(*together(a._low, b._low)), torch.minimum(*together(a._high, b._high))
-    return Box(argument(low, own), argument(high, own))
-
-
-def _bounds_once_more(a: MassEnergyBox, b: Box) -> MassEnergyBox:
-    both = _bounds(a.box, b)
-    return MassEnergyBox(a.conserved.mass, a.conserved.energy, both.low, both.high)
-
-
-def _inequalities(a: HalfSpace | Polytope, b: HalfSpace | Polytope) -> Polytope | None:
-    if a.chains is not None or b.chains is not None:
-        return None
-    (g, h), (k, m) = a.sides(), b.sides()
-    return Polytope(torch.cat([g, k]), torch.cat([h, m]))
-
-
-def _two_round(a: Round, b: Round) -> Constraint | None:
-    """Concentric ones merge; balls or spheres too far apart, or one inside the other, have no common point."""
-    centers = [part.center for part in (a, b) if part.center is not None]
-    if a.chains is not None or b.chains is not None:
-        return None
-    if len(centers) == 2 and centers[0].shape != centers[1].shape:
-        return None
-    offset = sum((c if part is a else -c) for part in (a, b) for c in [part.center] if c is not None)
-    gap = float(torch.linalg.vector_norm(torch.as_tensor(offset, dtype=torch.float64)))
-    slack = ROUNDING * (a.radius + b.radius + gap)
-    if gap > a.radius + b.radius + slack:
-        raise InfeasibleSet(f"centres {gap:.6g} apart, but the radii are only {a.radius:.6g} and {b.radius:.6g}")
-    shells = [part for part in (a, b) if not part.solid]
-    for outer, inner, size, least in ((a, b, a.radius, b.radius), (b, a, b.radius, a.radius)):
-        if outer in shells and gap + least + slack < size:
-            raise InfeasibleSet(f"{inner!r} lies strictly inside the sphere of radius {size:.6g} and never touches it")
-    if gap > 0:
-        return None
-    if len(shells) == 2 and abs(a.radius - b.radius) > slack:
-        raise InfeasibleSet(f"two concentric spheres of radius {a.radius:.6g} and {b.radius:.6g}")
-    return shells[0] if shells else a if a.radius <= b.radius else b
-
-
-MERGES: dict[tuple[type[Constraint], type[Constraint]], Callable[[Any, Any], Constraint | None]] = {
-    (Affine, Affine): _equations,
-    (Affine, Sphere): AffineRound,
-    (Affine, Ball): AffineRound,
-    (Affine, AffineRound): _equations_cut_round,
-    (Affine, Box): _equation_and_bounds,
-    (Box, Box): _bounds,
-    (MassEnergy, Box): lambda a, b: MassEnergyBox(a.mass, a.energy, b.low, b.high),
-    (MassEnergyBox, Box): _bounds_once_more,
-    (Sphere, Sphere): _two_round,
-    (Sphere, Ball): _two_round,
-    (Ball, Ball): _two_round,
-    (HalfSpace, HalfSpace): _inequalities,
-    (HalfSpace, Polytope): _inequalities,
-    (Polytope, Polytope): _inequalities,
-}
-"""Pairs of sets whose intersection is again one set. A merger may return None: not these two."""

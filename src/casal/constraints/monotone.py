@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event, one_of
-from casal.constraints.base import MOST_ROWS, Constraint, Excess, Rows, register
+from casal.constraints.base import Constraint, Excess, Rows, register
+from casal.constraints.solvers.sparse_rows import SparseMatrix
 from casal.constraints.vectors import flat
 from casal.devices import check_due, chosen, seen
 
@@ -55,12 +56,12 @@ class Monotone(Constraint):
 
     def linear(self, event: Event) -> Rows | None:
         size = torch.Size(event).numel()
-        if size > MOST_ROWS:
-            return None
-        eye = torch.eye(size, dtype=torch.float64)
-        falls = (eye[:-1] - eye[1:]) * 0.5**0.5
-        zero = torch.zeros(size - 1, dtype=torch.float64)
-        return Rows(falls if self.increasing else -falls, torch.full_like(zero, -torch.inf), zero)
+        first, half = torch.arange(size - 1), torch.full((size - 1,), 0.5**0.5, dtype=torch.float64)
+        sign = 1.0 if self.increasing else -1.0
+        places = torch.cat([first, first]), torch.cat([first, first + 1])
+        falls = SparseMatrix(*places, sign * torch.cat([half, -half]), (size - 1, size))
+        zero = torch.zeros_like(half)
+        return Rows.of(falls, torch.full_like(zero, -torch.inf), zero)
 
     def _rising(self, z: Tensor) -> Tensor:
         return flat(z) if self.increasing else flat(z).flip(1)

@@ -143,12 +143,20 @@ def over(values: Tensor, z: Tensor) -> Tensor:
     """
     if len(values) > 1:
         check_count(z, len(values))
-    there = placed(values, z)
+    there = placed(_shaped(values, tuple(z.shape[1:])), z)
     return there.reshape(len(there), *[1] * (z.ndim - there.ndim), *there.shape[1:])
+
+
+def _shaped(values: Tensor, event: Event) -> Tensor:
+    """A parameter that was given for flattened events, (1 or n, d), in the shape of an event; others as they are."""
+    if values.ndim == 2 and len(event) > 1 and values.shape[1] == torch.Size(event).numel():
+        return values.reshape(len(values), *event)
+    return values
 
 
 def over_flattened(values: Tensor, event: Event) -> Tensor:
     """A parameter (1 or n, *shape) spread over flattened events, (1 or n, d)."""
+    values = _shaped(values, event)
     shape = values.shape[1:]
     return values.reshape(len(values), *[1] * (len(event) - len(shape)), *shape).expand(-1, *event).flatten(1)
 

@@ -865,8 +865,8 @@ class MassEnergyBox(Constraint):
     def __repr__(self) -> str:
         return f"({self.conserved!r} & {self.box!r})"
 
-    def explain(self) -> str:
-        how = f"{super().explain()}, alpha y + beta clipped to the bounds"
+    def _explained(self) -> str:
+        how = f"{super()._explained()}, alpha y + beta clipped to the bounds"
         return how if self.exact else f"{how}, the nearest point where alpha > 0 exists"
 
     def validate(self, event: Event) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event
-from casal.constraints.base import MOST_ROWS, Constraint, Excess, Geometry, Parts, Rows, register
+from casal.constraints.base import Constraint, Excess, Geometry, Parts, Rows, register
 from casal.constraints.flat import Affine, Box, BoxHyperplane, points_where_zero
 from casal.constraints.geometry import geometry
 from casal.constraints.parameters import argument, common_chains, first_failure, one_number, over, parameter, show
@@ -56,12 +56,9 @@ class Simplex(Constraint):
 
     def linear(self, event: Event) -> Rows | None:
         size = torch.Size(event).numel()
-        if self.chains is not None or size > MOST_ROWS:
-            return None
-        ones, eye = torch.ones(1, size, dtype=torch.float64), torch.eye(size, dtype=torch.float64)
-        low, high = torch.zeros(size + 1, dtype=torch.float64), torch.full((size + 1,), torch.inf, dtype=torch.float64)
-        low[0] = high[0] = self.total * size**-0.5
-        return Rows(torch.cat([ones * size**-0.5, eye]), low, high)
+        level, zero = self._total[:, None] * size**-0.5, torch.zeros(1, size, dtype=torch.float64)
+        ones = torch.full((1, size), size**-0.5, dtype=torch.float64)
+        return Rows(ones, level, level, zero, torch.full_like(zero, torch.inf))
 
     def bounds(self, event: Event) -> tuple[Tensor, Tensor] | None:
         return Box(0.0, torch.inf).bounds(event)
@@ -78,7 +75,7 @@ class Simplex(Constraint):
         return Geometry(Parts(Affine(ones, level), Box(0.0, torch.inf)))
 
     def _project(self, z: Tensor) -> Tensor:
-        return _onto_simplex(flat(z), over(self._total, flat(z))).reshape(z.shape)
+        return onto_simplex(flat(z), over(self._total, flat(z))).reshape(z.shape)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         """The sum, then the coordinates, all in units of M."""
@@ -135,7 +132,7 @@ class L1Ball(Constraint):
 
     def _project(self, z: Tensor) -> Tensor:
         y = flat(z)
-        surface = torch.copysign(_onto_simplex(y.abs(), over(self._radius, y)), y).reshape(z.shape)
+        surface = torch.copysign(onto_simplex(y.abs(), over(self._radius, y)), y).reshape(z.shape)
         total = _sum(y.abs())
         return torch.where(over_events(total > over(self._radius, total), z), surface, z)
 
@@ -149,7 +146,7 @@ class L1Ball(Constraint):
         return f"sum |z| <= {self.radius:g}" if self.chains is None else "sum |z| <= R"
 
 
-def _onto_simplex(y: Tensor, total: Tensor) -> Tensor:
+def onto_simplex(y: Tensor, total: Tensor) -> Tensor:
     """Nearest points of {sum = total, >= 0} to the rows of y, which may be huge."""
     y = (y - y.amax(1, keepdim=True)).clamp_min(-total)
     down = y.sort(1, descending=True).values

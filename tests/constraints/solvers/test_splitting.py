@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from casal.constraints import Affine, Ball, Box, Budget, Constraint, HalfSpace, MassEnergy, Projection, Sphere, Union
+from casal.constraints.base import Rows
 from casal.constraints.solvers import splitting
-from casal.constraints.solvers.polyhedron import Polyhedron, nearest
+from casal.constraints.solvers.flat_sets import FlatSet
 from casal.constraints.solvers.splitting import (
     FEW,
     Members,
@@ -139,7 +140,7 @@ def test_dykstra_agrees_with_the_active_set_to_ten_digits() -> None:
     high = torch.cat([torch.full((D,), 1.0), -0.4 / HALF.norm()[None], 0.2 / A_ROW.norm()[None]])
     z = 2.0 * normal(50, D, seed=6)
     found = dykstra(z, over(members), Budget(1e-14, 5000))
-    exact = nearest(z, Polyhedron.of(G, low.to(z), high.to(z)), Budget())
+    exact = FlatSet(Rows.of(G, low.to(z), high.to(z))).nearest(z, Budget())
     assert bool(exact.converged.all())
     assert float((found.point - exact.point).abs().max()) <= 1e-10
 
@@ -299,7 +300,7 @@ def test_admm_agrees_with_dykstra_and_a_quadratic_programme_on_a_single_point() 
     """x + y >= 2 touches the unit square in one corner."""
     members: list[Constraint] = [Box(0.0, 1.0), HalfSpace([-1.0, -1.0], -2.0)]
     z = 2.0 * normal(10, 2, seed=65)
-    rows = Polyhedron.of(
+    rows = Rows.of(
         torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.5**0.5, 0.5**0.5]], dtype=torch.float64),
         torch.tensor([0.0, 0.0, 2.0**0.5], dtype=torch.float64),
         torch.tensor([1.0, 1.0, torch.inf], dtype=torch.float64),
@@ -307,7 +308,7 @@ def test_admm_agrees_with_dykstra_and_a_quadratic_programme_on_a_single_point() 
     for point in (
         admm(z, over(members), Budget(1e-10, 5000)).point,
         dykstra(z, over(members), Budget(1e-10, 5000)).point,
-        nearest(z, rows, Budget()).point,
+        FlatSet(rows).nearest(z, Budget()).point,
     ):
         assert torch.allclose(point, torch.ones_like(z), atol=1e-8)
 

@@ -295,16 +295,18 @@ def _inequalities(problem: Problem, solid: Constraint | None, event: Event) -> t
     none = torch.zeros(1, 0, dtype=torch.float64, device=problem.like.device)
     if solid is None:
         return [], none, none
-    rows: Rows | None = solid.linear(event)
+    rows: Rows | None = solid.linear(event) if solid.chains is None else None
     if rows is None:
         block = _smooth(problem, solid, solid.inequalities)
         high = none.new_zeros(1, block.count)
         return [block], torch.full_like(high, -torch.inf), high
-    bounded = torch.isfinite(rows.low) | torch.isfinite(rows.high)
-    low, high = (side[bounded].to(none)[None] for side in (rows.low, rows.high))
-    if int(bounded.sum()) > MOST_FEATURES:  # refused by the caller, which says what to take
-        return [FlatBlock(none.new_zeros(len(low[0]), 1), low[0])], low, high
-    return [_flat(problem, rows.matrix[bounded], none.new_zeros(1))], low, high
+    bounded = (torch.isfinite(rows.below) | torch.isfinite(rows.above)).any(0)
+    count = rows.matrix.shape[0] + int(bounded.sum())
+    if count > MOST_FEATURES:  # refused by the caller, which says what to take
+        low = none.new_zeros(1, count)
+        return [FlatBlock(none.new_zeros(count, 1), low[0])], low, low
+    matrix, low, high = rows.written_out()
+    return [_flat(problem, matrix, none.new_zeros(1))], low.to(none), high.to(none)
 
 
 def _smooth(
