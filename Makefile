@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo check test test-library test-lab test-all lint format bench fuzz package docs clean
+.PHONY: help venv demo check test test-library test-lab test-all lint format bench fuzz package docs docs-layout clean
 
 # One file of tests stays on one process: its cached runs are made once. The log ends with the longest tests. Files are taken
 # in their order: by default those with few tests, often the longest, would come last, and one process would wait.
@@ -25,8 +25,8 @@ $(STAMP): pyproject.toml lab/pyproject.toml requirements/constraints.txt
 	$(BIN)/python -m pip install -c requirements/constraints.txt --no-deps azula
 	@touch $@
 
-demo: $(STAMP) ## run experiments in quick mode for 4.5 minutes, name those left out, and say where the page is
-	OMP_NUM_THREADS=1 $(BIN)/casal reproduce --quick --minutes 4.5 --out out/demo
+demo: $(STAMP) ## sample six problems, two minutes, one page
+	$(BIN)/casal demo --out out/demo
 
 check: $(STAMP) lint ## check style, types and spelling, then run the fast tests: under 90 seconds
 	$(PYTEST) -m "not slow and not nightly" --ignore tests/contracts/test_sets.py tests
@@ -68,6 +68,9 @@ package: $(STAMP) ## build both distributions into dist/ and check what an index
 
 docs: $(STAMP) ## build the documentation into site/, warnings are errors
 	$(BIN)/mkdocs build --strict
+
+docs-layout: docs ## open every page of the site in Chromium, wide and narrow, and count what is cut off
+	$(BIN)/python docs/tools/measure_layout.py site
 
 clean: ## remove what the other targets made, the virtual environment included
 	rm -rf $(VENV) build dist site out .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -39,22 +39,24 @@ BUDGET = {
     "casal": Package(
         files=7, code=461, constants=3, imports=1
     ),  # streams by key; linalg took a solver that targets had twice
-    "constraints": Package(files=25, code=7698, constants=152, imports=12),
+    "constraints": Package(files=25, code=7704, constants=152, imports=12),
     "decoders": Package(files=5, code=880, constants=4, imports=2),
-    "diagnostics": Package(files=10, code=1321, constants=67, imports=9),
-    "integrations": Package(files=7, code=840, constants=5, imports=6),  # callbacks for every kind of stage
+    "diagnostics": Package(
+        files=11, code=1404, constants=77, imports=9
+    ),  # units that do not fit; how many chains would be enough
+    "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
     "methods": Package(
-        files=30, code=5212, constants=132, imports=11
+        files=30, code=5218, constants=132, imports=11
     ),  # settings that are no numbers are refused in words
-    "sampling": Package(files=19, code=3117, constants=61, imports=12),  # a tolerance for scores with solvers inside
-    "store": Package(files=3, code=594, constants=3, imports=1),
+    "sampling": Package(files=19, code=3195, constants=62, imports=12),  # a bar that appears by itself; means apart
+    "store": Package(files=3, code=609, constants=3, imports=1),  # names of files are refused
     "targets": Package(
-        files=8, code=1551, constants=17, imports=3
+        files=8, code=1552, constants=17, imports=3
     ),  # functions that fail are named; models can be pickled
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 34911
+LINES = 35210
 """Of all files together, everything counted."""
 
 METHODS = {

@@ -1,8 +1,10 @@
-"""What the site takes from the package at build time: the version, the citation, and links from names to the reference."""
+"""What the site takes from the package at build time: version, citation, and links from names to the reference."""
 
 from __future__ import annotations
 
 import re
+import textwrap
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +13,20 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-import casal
-
 CITATION = Path(__file__).parents[2] / "CITATION.cff"
 REFERENCE = "api.md"
 OBJECTS = {"result": "casal.SampleResult", "result.certificate": "casal.Certificate"}
 """Objects that pages call by these names, and their classes."""
 
-_PIECE = re.compile(r"<(?P<skip>h1|h[3-6]|a|pre)\b.*?</(?P=skip)>|(?P<section><h2\b.*?</h2>)|<code>(?P<code>[^<]+)</code>", re.DOTALL)
-_NAME = re.compile(r"(?P<name>[A-Za-z_][\w.]*\w)(?P<call>\(.*\))?", re.DOTALL)
+_PIECE = re.compile(
+    r"<(?P<skip>h[13-6]|a|pre)\b.*?</(?P=skip)>|(?P<section><h2\b.*?</h2>)|<code>(?P<code>[^<]+)</code>", re.DOTALL
+)
+_NAME = re.compile(r"(?P<name>[A-Za-z_][\w.]*\w)(?P<call>\((?:[^()]|\([^()]*\))*\))?")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """The version stands in the header and in the title of every page."""
-    config.site_name = f"{config.site_name} {casal.__version__}"
+    config.site_name = f"{config.site_name} {version('casal')}"
     return config
 
 
@@ -64,7 +66,7 @@ def anchor(code: str, anchors: set[str]) -> str | None:
 
 
 def linked(html: str, anchors: set[str]) -> str:
-    """A page whose names link to the reference: the first mention in each section, outside headings, links and blocks."""
+    """A page whose names link to the reference: first mentions in a section, outside headings, links and blocks."""
     seen: set[str] = set()
 
     def piece(match: re.Match[str]) -> str:
@@ -82,23 +84,27 @@ def linked(html: str, anchors: set[str]) -> str:
 def bibtex(citation: dict[str, Any]) -> str:
     """The paper and the software of a citation file, as two entries."""
     paper = citation["preferred-citation"]
-    authors = " and ".join(f"{one['family-names']}, {one['given-names']}" for one in paper["authors"])
-    surname = paper["authors"][0]["family-names"].lower()
-    return "\n\n".join(
-        (
-            _entry("inproceedings", f"{surname}{paper['year']}", title=paper["title"], author=authors, booktitle=paper["collection-title"], year=paper["year"]),
-            _entry("software", "casal", title=citation["title"], author=f"{{{citation['authors'][0]['name']}}}", version=citation["version"]),
-        )
+    authors = [(one["family-names"], one["given-names"]) for one in paper["authors"]]
+    entries = (
+        ("inproceedings", f"{authors[0][0].lower()}{paper['year']}", {
+            "title": paper["title"],
+            "author": " and ".join(map(", ".join, authors)),
+            "booktitle": paper["collection-title"],
+            "year": paper["year"],
+        }),
+        ("software", "casal", {
+            "title": citation["title"],
+            "author": f"{{{citation['authors'][0]['name']}}}",  # braces keep a name that is no person's in one piece
+            "version": citation["version"],
+        }),
     )  # fmt: skip
+    return "\n\n".join(
+        "\n".join([f"@{kind}{{{key},", *(_field(*field) for field in fields.items()), "}"])
+        for kind, key, fields in entries
+    )
 
 
-def _entry(kind: str, key: str, **fields: Any) -> str:
-    rows = [f"  {name} = {{{_folded(str(value), len(name))}}}," for name, value in fields.items()]
-    return "\n".join([f"@{kind}{{{key},", *rows, "}"])
-
-
-def _folded(text: str, name: int) -> str:
-    """A value in lines of at most 80 columns."""
-    import textwrap
-
-    return ("\n" + " " * (name + 6)).join(textwrap.wrap(text, 70 - name))
+def _field(name: str, value: object) -> str:
+    """A field in lines of at most 80 columns."""
+    head = f"  {name} = {{"
+    return textwrap.fill(f"{head}{value}}},", 80, subsequent_indent=" " * len(head), break_on_hyphens=False)

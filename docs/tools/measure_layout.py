@@ -2,9 +2,10 @@
 
     python docs/tools/measure_layout.py site
 
-Every page but the reference is opened on a wide and on a narrow screen. On both, no page may be wider than the screen,
-what is wider than the text must scroll in a box of its own that shows so, and no name in a table may be broken over
-lines. On the wide screen the article has at least 900 pixels and no code scrolls.
+Every page but the reference is opened on a wide and on a narrow screen. On both, no page may be wider than the
+screen, what is wider than the text must scroll in a box of its own that shows so, the first column of a table stays
+while the others scroll, and no name in a table may be broken over lines. On the wide screen the article has at least
+900 pixels and no code scrolls.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ COUNTS = {
     "tables": "tables",
     "scrolling_tables": "that scroll",
     "cut_tables": "cut off",
+    "loose": "whose first column scrolls away",
     "broken": "names broken in cells",
     "overflow": "pages wider than the screen",
 }
@@ -41,6 +43,12 @@ SCRIPT = """() => {
   const code = [...article.querySelectorAll("pre > code")];
   const tables = [...article.querySelectorAll("table:not([class])")];
   const boxes = tables.map((table) => table.closest(".md-typeset__scrollwrap") || table);
+  const loose = boxes.filter((box, i) => {
+    box.scrollLeft = 60;
+    const gone = tables[i].rows[0].cells[0].getBoundingClientRect().left < box.getBoundingClientRect().left - 1;
+    box.scrollLeft = 0;
+    return gone;
+  });
   const broken = [...article.querySelectorAll("td code, th code")].filter((name) => name.getClientRects().length > 1);
   return {
     article: article.clientWidth,
@@ -50,6 +58,7 @@ SCRIPT = """() => {
     tables: tables.length,
     scrolling_tables: boxes.filter(wide).length,
     cut_tables: boxes.filter((box) => wide(box) && !marked(box)).length,
+    loose: loose.length,
     broken: broken.length,
     overflow: document.documentElement.scrollWidth > innerWidth ? 1 : 0,
   };
@@ -96,7 +105,7 @@ def measured(site: Path, width: int) -> dict[str, dict[str, int]]:
 
 def wrong(counts: dict[str, int], width: int) -> list[str]:
     """What is not as it should be on a page."""
-    names = ["cut_code", "cut_tables", "broken", "overflow", *(["scrolling_code"] if width == WIDE else [])]
+    names = ["cut_code", "cut_tables", "loose", "broken", "overflow", *(["scrolling_code"] if width == WIDE else [])]
     told = [f"{counts[name]} {name}" for name in names if counts[name]]
     return told + ([f"article {counts['article']} px"] if width == WIDE and counts["article"] < ARTICLE else [])
 

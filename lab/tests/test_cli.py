@@ -237,6 +237,17 @@ def test_version() -> None:
     assert "casal 0.1.0" in result.output
 
 
+def test_the_version_does_not_wait_for_torch() -> None:
+    code = (
+        "import runpy, sys\n"
+        "sys.argv = ['casal', '--version']\n"
+        "try: runpy.run_module('casal_lab', run_name='__main__')\n"
+        "except SystemExit: print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0].startswith("casal 0.1.0, torch ") and done.stdout.splitlines()[-1] == "False"
+
+
 STRANGER = """
 from casal_lab.experiment import Column, Experiment, Outcome, ResultTable
 
@@ -282,7 +293,7 @@ def test_installed_packages_bring_experiments_by_entry_points(tmp_path: Path, mo
     assert result.exit_code == 0
     assert "installed  Can a stranger join?" in result.output
     assert "particle" in result.output
-    assert "broken_one:EXPERIMENT is left out: ValueError: no luck" in result.output
+    assert "broken_one:EXPERIMENT cannot be loaded: ValueError: no luck" in result.output
 
 
 HIDE = """

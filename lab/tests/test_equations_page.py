@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import pytest
 
-from casal_lab.experiment import FAILS, HOLDS, PARTLY, VACUOUS
+from casal_lab.experiment import FAILS, HOLDS, NOT_APPLICABLE, PARTLY
 from casal_lab.propositions import CHECKS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "equations.md").read_text(encoding="utf-8")
 PROPOSITIONS = (ROOT / "docs" / "propositions.md").read_text(encoding="utf-8")
-WORDS = {HOLDS, PARTLY, FAILS, VACUOUS, "definition"}
+WORDS = {HOLDS, PARTLY, FAILS, NOT_APPLICABLE, "definition"}
 
 LABELS = {
     "2": {

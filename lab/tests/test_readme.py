@@ -36,12 +36,12 @@ def test_every_block_prints_what_it_shows(tmp_path: Path) -> None:
         assert tutorials.agrees(block.printed or "", printed), f"line {block.line}:\n{printed}"
 
 
-def test_the_exact_mean_is_a_ratio_of_bessel_functions() -> None:
+def test_the_exact_means_are_ratios_of_bessel_functions() -> None:
     # On a circle of radius R the density is von Mises-Fisher: E z1 = R (m1 / |m|) I1(R |m|) / I0(R |m|).
-    mean, radius = torch.tensor([1.0, 0.5], dtype=torch.float64), 2.0
+    mean, radius = torch.tensor([1.0, 0.5], dtype=torch.float64), torch.tensor([1.0, 2.0], dtype=torch.float64)
     strength = radius * mean.norm()
-    exact = radius * mean[0] / mean.norm() * torch.special.i1(strength) / torch.special.i0(strength)
-    assert f"The exact mean is {exact:.3f}." in readme()
+    small, large = radius * mean[0] / mean.norm() * torch.special.i1(strength) / torch.special.i0(strength)
+    assert f"The exact mean is {large:.3f}." in readme() and f"Exact: {small:.3f} and {large:.3f}." in readme()
 
 
 @pytest.mark.slow
@@ -50,18 +50,18 @@ def test_your_own_network_costs_what_is_said(fields: str) -> None:
     diffusers = pytest.importorskip("diffusers")
     (block,) = re.findall(r"```py\n(.*?)```", readme(), re.DOTALL)
     block = re.sub("fields = .*", f"fields = {fields}", block) if fields else block
-    told = re.search(r"(\d+) to (\d+) times as often as\s+the bare run \(here (\d+) to (\d+) calls", readme())
+    told = re.search(r"(\d+) to (\d+) model calls per chain, where\s+the bare run takes (\d+)", readme())
     assert told is not None
-    least, most, fewest, greatest = map(int, told.groups())
-    known: dict[str, Any] = {"casal": casal, "torch": torch, "unet": small_unet(), "mean": 0.1, "std": 0.2}
+    fewest, most, bare = map(int, told.groups())
+    known: dict[str, Any] = {"casal": casal, "torch": torch, "unet": small_unet()}
     known["scheduler"] = diffusers.DDPMScheduler(clip_sample=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CasalWarning)  # few chains
         exec(block, known)
     result = known["result"]
     assert bool(result.certificate.feasible.all())
-    assert (fewest, greatest) == (50 * least, 50 * most)
-    assert fewest <= result.cost.score_evaluations <= greatest
+    assert f"steps={bare}" in block
+    assert fewest <= result.cost.score_evaluations <= most
 
 
 def small_unet() -> Any:

@@ -338,7 +338,7 @@ def test_bounds_behind_a_matrix_broadcast_over_the_event() -> None:
 
 
 def test_bounds_that_do_not_fit_are_refused_at_once() -> None:
-    with pytest.raises(ShapeError, match="12 coordinates but low has 4 entries"):
+    with pytest.raises(ShapeError, match="12 coordinates, low 4 values"):
         BoxHyperplane(torch.zeros(4), 1.0, torch.ones(12), 2.0)
     flattened = Box(torch.zeros(12), 1.0) & Affine(torch.ones(1, 12), 2.0)
     with pytest.raises(ShapeError, match=r"bounds of shape \(12,\) do not broadcast to events \(3, 4\)"):

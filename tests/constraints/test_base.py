@@ -297,7 +297,7 @@ def test_violation_by_hand(constraint: Constraint, point: Any, expected: float) 
         (lambda: BoxHyperplane([0.0, -INF], 1.0, [2.0, 1.0], 4.0), InfeasibleSet, "runs from -inf to 3"),
         (lambda: BoxHyperplane(0.0, 1.0, [0.0, 0.0], 0.0), InfeasibleSet, "nonzero normal"),
         (lambda: BoxHyperplane(1.0, 0.0, [1.0, 1.0], 0.0), InfeasibleSet, "low <= high fails for 2 of 2"),
-        (lambda: BoxHyperplane([0.0, 1.0, 2.0], 3.0, [1.0, 1.0], 0.0), ShapeError, "low has 3 entries"),
+        (lambda: BoxHyperplane([0.0, 1.0, 2.0], 3.0, [1.0, 1.0], 0.0), ShapeError, "a has 2 coordinates, low 3 values"),
         (
             lambda: BoxHyperplane(0.0, 1.0, [1.0, 1.0], 1.0).project(torch.full((1, 2), 1e305, dtype=torch.float64)),
             ProjectionError,

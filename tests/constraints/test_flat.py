@@ -221,7 +221,7 @@ def test_an_empty_polytope_is_refused(G: list[list[float]], h: list[float], mess
 
 
 def test_shapes_of_a_polytope_are_checked() -> None:
-    with pytest.raises(ShapeError, match="3 rows but h has 2"):
+    with pytest.raises(ShapeError, match="G has 3 rows, h 2 values; give one number, or 3"):
         Polytope(torch.zeros(3, 2), [1.0, 2.0])
     with pytest.raises(ShapeError, match="written for 6 coordinates"):
         Polytope(torch.ones(1, 2, 3), 1.0).project(torch.zeros(1, 5))

@@ -522,6 +522,11 @@ def test_flags_and_residuals_fit_the_rows() -> None:
     kept = geometry.positive_part(both, values)
     assert torch.equal(kept[:, :1], sphere(z)) and torch.equal(kept[:, 1:], low(z).clamp_min(0.0))
     assert repr(both) == "Implicit(sphere, inequality=low)"
+    assert both.component_name((2,), 0) == "equation 0 of sphere"
+    assert both.component_name((2,), 1) == "inequality 0 of low"
+    named = Implicit(lambda z: z, lambda z: z[:, :1], names=["mass", "charge"])
+    assert [named.component_name((2,), row) for row in range(3)] == ["mass", "charge", "inequality 0"]
+    assert repr(named) == "Implicit(lambda, inequality=lambda)"
     assert "Newton" in both.explain() and "6 starts" in Implicit(sphere, starts=6).explain()
 
 
@@ -539,7 +544,7 @@ def test_mistakes_are_refused_with_the_way_out() -> None:
         Implicit(lambda z: z.sum(1)).project(z)
     with pytest.raises(ShapeError, match=r"inequality returned \(1, 3\)"):
         Implicit(sphere, lambda z: z[:1]).violation(z)
-    with pytest.raises(ShapeError, match=r"scale has shape \(2,\) for 1 rows"):
+    with pytest.raises(ShapeError, match=r"scale has shape \(2,\) for 1 components"):
         Implicit(sphere, scale=[1.0, 2.0]).project(z)
     with pytest.raises(SettingError, match="holds functions"):
         Implicit(sphere).spec()

@@ -150,7 +150,7 @@ def test_ways_that_do_not_fit_are_refused() -> None:
         Intersection(SPHERE, boxes, way="newton")
     with pytest.raises(SettingError, match="not convex"):
         Intersection(BALL, BOX, way="newton")
-    with pytest.raises(SettingError, match="admm and newton meet"):
+    with pytest.raises(SettingError, match="admm and newton are combined"):
         Intersection(SPHERE, GATES, way="admm") & Intersection(Ball(3.0), GATES, way="newton")
     mixed = Intersection(SPHERE, GATES, way="admm"), Intersection(Ball(3.0), GATES, way="newton")
     assert Intersection(*mixed, way="alternating").way.value == "alternating projections"

@@ -160,7 +160,7 @@ def test_a_set_out_of_range_says_how_to_rescale() -> None:
 
 @pytest.mark.parametrize(
     ("constraint", "words"),
-    [(Ball(1e-8), "tiny beside the model"), (Box(30.0, 31.0), "all 200 samples are one and the same point")],
+    [(Ball(1e-8), "tiny beside the model"), (Box(30.0, 31.0), "all 200 samples are the same point")],
 )
 def test_a_set_that_the_chains_do_not_resolve_is_named(constraint: Constraint, words: str) -> None:
     def init(n: int, generator: torch.Generator) -> Tensor:

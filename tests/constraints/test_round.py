@@ -417,7 +417,7 @@ def test_bounds_without_room_are_refused_once_the_size_is_known(name: str) -> No
     [
         ((1.0, 9.0, [1.0, 2.0], 5.0), "a sum of 3 or more"),
         ((-1.0, 9.0, -5.0, [-1.0, -2.0]), "a sum of -3 or less"),
-        ((0.0, 1.0, [1.0, -3.0], [2.0, -2.0]), "ask for 5 or more"),
+        ((0.0, 1.0, [1.0, -3.0], [2.0, -2.0]), "require 5 or more"),
         ((0.0, 1.0, 2.0, 1.0), "low <= high"),
         ((0.0, -1.0, 0.0, 1.0), "energy >= 0"),
     ],

@@ -234,5 +234,5 @@ def test_what_is_no_matrix_is_refused() -> None:
         SparseMatrix([0], [3], [1.0], (1, 3))
     with pytest.raises(ShapeError, match="2 places but 1 values"):
         SparseMatrix([0, 0], [0, 1], [1.0], (1, 3))
-    with pytest.raises(ShapeError, match="3 entries"):
+    with pytest.raises(ShapeError, match="b 3 values"):
         Affine(laplacian(2), [1.0, 2.0, 3.0])

@@ -226,7 +226,7 @@ def test_mistakes_are_refused_with_the_way_out() -> None:
         twice = torch.cat([flow.indices, flow.indices[:, :1]], dim=1)
         more = SparseJacobian(twice, lambda z: torch.cat([flow.derivatives(z), z.flatten(1)[:, :1]], dim=1))
         Implicit(flow.residual, jacobian=more).project(z)
-    with pytest.raises(SettingError, match="gives row 0 a slope of"):
+    with pytest.raises(SettingError, match="gives component 0 a slope of"):
         Implicit(flow.residual, jacobian=SparseJacobian(flow.indices, lambda z: 2 * flow.derivatives(z))).violation(z)
     size = 400  # one row is as long as all others together
     rows = torch.cat([torch.arange(size), torch.zeros(size - 1, dtype=torch.long)])

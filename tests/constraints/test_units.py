@@ -156,7 +156,7 @@ def test_a_wrong_jacobian_is_refused() -> None:
     right = Implicit(ring, jacobian=lambda z: 2.0 * z[:, None])
     assert torch.allclose(right.violation(normal(4, 3)), Implicit(ring).violation(normal(4, 3)))
     for wrong in (lambda z: z[:, None], lambda z: -2.0 * z[:, None], lambda z: 2e9 * z[:, None]):
-        with pytest.raises(SettingError, match=r"jacobian of .* gives row 0 a slope of"):
+        with pytest.raises(SettingError, match=r"jacobian of .* gives component 0 a slope of"):
             Implicit(ring, jacobian=wrong).violation(normal(4, 3))
 
 

@@ -210,7 +210,7 @@ def test_rows_of_rows_are_rows() -> None:
     twice = Rows(Rows(Linear(A), INDEX), [2, 0])
     assert twice.index.tolist() == [3, 7] and isinstance(twice.inner, Linear)
     check_linear(twice, A.numpy()[[3, 7]], (3,), (2,))
-    with pytest.raises(ShapeError, match=r"rows 3 to 3 are asked of decoded events \(3,\)"):
+    with pytest.raises(ShapeError, match=r"positions 3 to 3 are requested; decoded events \(3,\)"):
         Rows(Rows(Linear(A), INDEX), [3])
 
 
@@ -314,9 +314,13 @@ def test_coupling_only_observed_rows_reaches_the_observations() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "says"),
     [
-        (lambda: Rows(Fourier(2, 8), [8]), ShapeError, r"rows 8 to 8 are asked of decoded events \(8,\), .* 0 to 7"),
-        (lambda: Rows(Linear(torch.ones(3, 2)), [-1, 0]), ShapeError, "rows -1 to 0"),
-        (lambda: Rows(Identity(), [3])(torch.ones(2, 3)), ShapeError, "rows 3 to 3"),
+        (
+            lambda: Rows(Fourier(2, 8), [8]),
+            ShapeError,
+            r"positions 8 to 8 .* \(8,\) have 0 to 7",
+        ),
+        (lambda: Rows(Linear(torch.ones(3, 2)), [-1, 0]), ShapeError, "positions -1 to 0"),
+        (lambda: Rows(Identity(), [3])(torch.ones(2, 3)), ShapeError, "positions 3 to 3"),
         (lambda: Rows(Identity(), [1, 2, 1]), SettingError, "position 1 is there more than once"),
         (lambda: Rows(Identity(), []), SettingError, "at least one position"),
         (lambda: Rows(Identity(), [True, False]), SettingError, r"mask.flatten\(\).nonzero\(\)"),

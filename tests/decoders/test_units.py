@@ -206,7 +206,7 @@ def test_images_in_units_for_each_channel(tmp_path: Any) -> None:
     result = casal.sample(target, constraint, casal.CASAL(1e-3), 8, decoder=Standardise(mean, std))
     assert result.samples.shape == (8, *shape) and bool(result.certificate.feasible.all())
     assert torch.allclose(result.samples.mean((2, 3)), torch.tensor([285.0, 1.001e5], dtype=F64).expand(8, 2))
-    assert "between samples and decoded latents" in str(result)
+    assert "away from their decoded latents" in str(result)
     result.save(tmp_path / "saved")
     again = casal.sample(
         target, constraint, casal.CASAL(1e-3), 8, decoder=Standardise(mean, std), run=casal.Run(store=tmp_path / "run")

@@ -137,7 +137,7 @@ def test_the_slack_of_a_ladder_is_read_off_the_population() -> None:
     seen = near_line(torch.randn((2, 4000), generator=generator(0), dtype=torch.float64), rho)
     true = (1.8 - lag(rho)[0]) / lag(rho)[1] ** 0.5
     found = judged(seen)
-    assert found.verdict == "suspect" and "the ladder ends at rho = 10" in found.reasons[0]
+    assert found.verdict == "suspect" and "the run ends at the coupling rho = 10" in found.reasons[0]
     assert found.figures["slack_bias"] == pytest.approx(true, rel=0.25) and found.figures["slack_p"] < REJECT
     z, points = seen.run.samples, seen.run.state.x
     moved = (points - z).square().sum(1).mean() / (z - z.mean(0)).square().sum(1).mean()
@@ -208,7 +208,11 @@ def test_few_ancestors_are_never_trusted() -> None:
     z = draws(EXACT["sphere"], N, 0)
     ancestors = torch.arange(N) % int(FEWEST - 1)
     found = judged(evidence(z, EXACT["sphere"], ancestors=ancestors))
-    assert found.verdict == "too few" and "49 independent starting chains" in found.reasons[0]
+    alone = judged(evidence(z, EXACT["sphere"], ancestors=torch.zeros(N, dtype=torch.long)))
+    assert alone.verdict == "too few" and alone.reasons[0].startswith(
+        "1 effective sample, 50 needed: nearly all samples"
+    )
+    assert found.verdict == "too few" and found.reasons[0] == "49 effective samples, 50 needed: try n=1200"
     assert judged(evidence(z[:40], EXACT["sphere"])).verdict == "too few"
 
 
@@ -300,8 +304,9 @@ def test_plain_data_and_back() -> None:
 
 def test_one_line() -> None:
     right = judged(evidence(draws(EXACT["sphere"], N, 0), EXACT["sphere"]))
-    assert str(right).startswith("distribution trusted, for the modes found and this model (1000 effective ancestors, ")
-    assert str(Fidelity("suspect", ("one", "two"), {})) == "distribution suspect: one (and 1 more in fidelity.reasons)"
+    seen = "distribution trusted (missed modes and model error cannot be seen); 1000 effective samples, "
+    assert str(right).startswith(seen)
+    assert str(Fidelity("suspect", ("one", "two"), {})) == "distribution suspect: one (1 more in fidelity.reasons)"
     assert "\n" not in str(right)
 
 

@@ -75,4 +75,4 @@ def test_auto_finds_such_a_network_and_says_so() -> None:
     assert "noise level" in result.provenance["choice"]
     assert any("slope" in reason for reason in result.fidelity.reasons)
     exact = casal.sample(flow(0.0), LINE, "auto", 400, seed=0)
-    assert "adaptive ladder" in exact.provenance["choice"]
+    assert "adaptive levels of rho" in exact.provenance["choice"]

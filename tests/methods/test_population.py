@@ -176,7 +176,7 @@ def test_two_clusters_of_weights_are_found(n: int, share: float, gap: float) -> 
     assert found.clusters.chains == pytest.approx(int(upper.sum()), abs=1 + 0.001 * n)
     assert found.clusters.gap == pytest.approx(gap, abs=2.0)
     text = "; ".join(diagnostics.advice(result(normal(n) + gap * upper)))
-    assert f"of {n} chains carry" in text and "inner steps" in text and "islands" in text
+    assert f"of {n} chains carry" in text and "use more steps or levels" in text
 
 
 def test_clusters_of_special_weights() -> None:
@@ -195,11 +195,11 @@ def test_advice_names_number_and_remedy() -> None:
         "ancestors": torch.tensor([999.0, 20.0, 3.0]),
     }
     first, second = diagnostics.advice(result(torch.zeros(1000), trace, ancestors=3))
-    assert "only 3 of 1000 starting chains" in first and "more rejuvenation moves" in first and "islands" in first
-    assert "fell to 12 of 1000 at rho = 3.5" in second and "more levels" in second and "inner steps" in second
+    assert "only 3 of 1000 starts have descendants" in first and "more chains, more steps" in first
+    assert "ESS fell to 12 of 1000 at rho = 3.5" in second and "more steps or levels" in second
     found = diagnostics.population(result(torch.zeros(1000), trace, ancestors=3))
     assert (found.ancestors, found.least_ess, found.ess) == (3, 12.0, pytest.approx(1000.0))
-    with pytest.warns(CasalWarning, match="only 3 of 1000 starting chains"):
+    with pytest.warns(CasalWarning, match="only 3 of 1000 starts"):
         diagnostics.warn_if_degenerate(trace, 1000)
     split = normal(1000) + 20.0 * (torch.arange(1000) < 30)
     with pytest.warns(CasalWarning, match="30 of 1000 chains carry"):

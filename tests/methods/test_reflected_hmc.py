@@ -415,7 +415,7 @@ def test_a_tempered_start_weighs_the_modes_and_another_says_that_it_does_not() -
     free = casal.sample(target, ORTHANT, ReflectedHMC(temper=False), 2000)
     wrong = float((free.samples.mean(1) > middle).to(F).mean())
     assert abs(wrong - 0.3) > 0.1
-    assert free.fidelity.verdict == "suspect" and "remember" in free.fidelity.reasons[0]
+    assert free.fidelity.verdict == "suspect" and "not forgotten" in free.fidelity.reasons[0]
     assert any("keep the weights of the starting points" in reason for reason in free.fidelity.reasons)
 
 
@@ -438,7 +438,7 @@ def test_a_tempered_start_that_cannot_end_is_given_up() -> None:
     assert float(result.trace["tempered"]) == 0.0
     assert len(result.ancestors.unique()) > 5
     assert result.fidelity.verdict == "suspect"
-    assert any("did not succeed" in reason for reason in result.fidelity.reasons)
+    assert any("tempered start failed" in reason for reason in result.fidelity.reasons)
 
 
 # ------------------------------------------------------------------------------------------------- the population

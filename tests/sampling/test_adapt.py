@@ -87,7 +87,7 @@ def test_auto_corrects_a_step_that_is_far_off_and_says_so(step: float | str) -> 
     said = [reason for reason in result.fidelity.reasons if "step_size was" in reason]
     assert len(said) == (0 if step == "auto" else 1)
     assert any("finite integral" in reason for reason in result.fidelity.reasons)
-    assert "evaluations" in result.provenance["choice"]
+    assert "model calls per chain" in result.provenance["choice"]
 
 
 @pytest.mark.filterwarnings("ignore::casal.errors.CasalWarning")  # few ancestors, besides

@@ -58,7 +58,7 @@ def test_the_worst_row_is_named_with_what_it_misses() -> None:
     assert found.feasible.tolist() == [True, False, False]
     assert found.row.tolist()[1:] == [0, 2] and found.worst == "inequality 2 of G z <= h"
     torch.testing.assert_close(found.excess[1:], torch.tensor([3e-6, 1e-9], dtype=WIDE), rtol=1e-9, atol=0)
-    assert "1 of 3 samples feasible" in str(found) and f"{found.worst} is missed by 1.00e-09" in str(found)
+    assert "1 of 3 feasible; worst: " in str(found) and f"{found.worst}, off by 1e-09" in str(found)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_tolerances_and_units(tol: Any, units: Any, feasible: list[bool]) -> Non
         ({"tol": [1e-8, -1.0, 0.0]}, SettingError, "tol must be >= 0"),
         ({"units": 0.0}, SettingError, "units must be > 0"),
         ({"tol": "tight"}, SettingError, "tol must be a number"),
-        ({"tol": [1e-8, 1e-8]}, ShapeError, r"2 tolerances or units for a set of 3 rows \(inequality 0"),
+        ({"tol": [1e-8, 1e-8]}, ShapeError, r"2 tolerances or units for a set of 3 components \(inequality 0"),
     ],
 )
 def test_wrong_tolerances_are_refused_before_the_run(options: Any, error: Any, message: str) -> None:

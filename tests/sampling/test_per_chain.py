@@ -104,7 +104,7 @@ def test_resampling_keeps_to_chains_of_the_same_set(name: str) -> None:
 @pytest.mark.parametrize("name", POPULATIONS)
 def test_populations_of_too_few_chains_of_a_set_are_refused(name: str) -> None:
     make, method = POPULATIONS[name]
-    with pytest.raises(SettingError, match="only 1; repeat every parameter at least 16 times"):
+    with pytest.raises(SettingError, match="at least 16 chains of each PerChain value and condition, found 1"):
         casal.sample(make(), OWN, method, N)
 
 

@@ -34,7 +34,7 @@ def test_lines_off_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     choice, *lines = out.getvalue().splitlines()
     assert choice.startswith("casal: WeightedCASAL") and lines
     assert all(line.startswith("casal: WeightedCASAL ") and " left" in line for line in lines)
-    assert "100 %" in lines[-1] and "eval/chain" in lines[-1]
+    assert "100 %" in lines[-1] and "calls/chain" in lines[-1]
 
 
 def test_nothing_is_said_within_the_first_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +68,35 @@ def test_without_rich_it_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert out.getvalue().count("pip install 'casal[progress]'") == 1
 
 
+def test_a_bar_appears_by_itself_on_a_terminal_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setenv("TERM", "xterm")
+    now, out = [100.0], Terminal()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sys, "stderr", out)
+    with progress.progress_bar(None, 100, "CASAL", choice="CASAL: 100 model calls per chain") as bar:
+        now[0] += progress.WAIT - 0.1
+        bar.advance(10)
+        assert out.getvalue() == ""
+        now[0] += 0.2
+        bar.advance(10)
+        assert "CASAL: 100 model calls per chain" in out.getvalue()
+    assert "20%" in out.getvalue()
+
+
+@pytest.mark.parametrize(("wanted", "out"), [(None, io.StringIO()), (False, Terminal())])
+def test_nothing_appears_off_a_terminal_or_where_it_is_turned_off(
+    wanted: bool | None, out: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sys, "stderr", out)
+    with progress.progress_bar(wanted, 100, "CASAL", choice="a choice") as bar:
+        now[0] += 1000.0
+        bar.advance(50)
+    assert out.getvalue() == "" and casal.Run().progress is None
+
+
 def test_time_left_follows_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
@@ -75,4 +104,4 @@ def test_time_left_follows_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bar.left == "-:--"
     now[0] += 30.0
     bar.advance(50, 200)
-    assert bar.left == "1:30" and bar.share == 0.25 and bar.figures == "50 eval/chain  1:30 left"
+    assert bar.left == "1:30" and bar.share == 0.25 and bar.figures == "50 calls/chain  1:30 left"

@@ -112,21 +112,36 @@ def test_print_and_notebooks_show_a_few_lines() -> None:
     result = casal.sample(target(40), SPHERE, casal.WeightedCASAL(30.0), 250)
     lines = str(result).splitlines()
     assert " ".join(line.split()[0] for line in lines) == (
-        "method samples constraint distribution evaluations ancestors seconds"
+        "method samples constraint distribution model ancestors seconds"
     )
     assert all(line[13] == " " and line[14] != " " for line in lines) and repr(result) == str(result)
-    spent = f"{result.cost.score_evaluations:.4g} spent a chain"
-    assert f"40 asked, {spent}" in str(result) and result.cost.seconds > 0
+    shown, projections = dict(result.lines()), round(result.cost.projections)
+    assert shown["method"] == "WeightedCASAL" and shown["samples"] == "250 of shape (3,)"
+    assert shown["model calls"] == (
+        f"40 per chain, {result.cost.check_evaluations:.3g} for checks; {projections} projections per chain"
+    )
+    dearer = dataclasses.replace(result.cost, score_evaluations=304.4, check_evaluations=0.0)
+    assert "304 per chain (40 requested);" in dict(dataclasses.replace(result, cost=dearer).lines())["model calls"]
+    assert result.cost.seconds > 0
     named = dataclasses.replace(result, provenance={"method": "<script>"})
     html = named._repr_html_()
     assert "&lt;script&gt;" in html and "<script" not in html and "http" not in html
-    assert "asked" not in str(named)
+    assert "requested" not in str(named)
+
+
+def test_what_was_chosen_is_said_and_counts_have_their_number() -> None:
+    chosen = casal.sample(target(40), SPHERE, n=250)
+    assert dict(chosen.lines())["method"] == 'WeightedCASAL (chosen by "auto")'
+    once = dict(casal.sample(target(40), SPHERE, casal.FinalProjection(), n=8).lines())
+    assert once["method"] == "final projection"
+    assert once["model calls"] == "40 per chain; 1 projection per chain"
 
 
 def test_a_gap_is_shown_where_there_is_one() -> None:
     result = small(SPHERE)
     behind = dataclasses.replace(result, latents=result.samples, gap=torch.linspace(0.0, 0.5, len(result.samples)))
-    assert "gap           largest 0.5" in str(behind) and "gap" not in dict(result.lines())
+    assert dict(behind.lines())["gap"] == "samples are up to 0.5 away from their decoded latents"
+    assert "gap" not in dict(result.lines())
 
 
 # ------------------------------------------------------------------------------------------- loaded certificates
@@ -197,10 +212,10 @@ def test_a_set_of_functions_is_said_not_to_be_computed_again(tmp_path: Path) -> 
     result = small(circle, store=tmp_path / "run.zarr")
     loaded = casal.load(tmp_path / "run.zarr")
     assert torch.equal(loaded.certificate.violation, result.certificate.violation) and loaded.constraint is None
-    assert "as stored, not computed again: Implicit(<lambda>)" in loaded.certificate.note
+    assert "as stored, not computed again: Implicit(lambda)" in loaded.certificate.note
     assert loaded.certificate.note in str(loaded)
     dataclasses.replace(result, constraint=circle).save(tmp_path / "saved.zarr")
-    assert "Implicit(<lambda>)" in casal.load(tmp_path / "saved.zarr").certificate.note
+    assert "Implicit(lambda)" in casal.load(tmp_path / "saved.zarr").certificate.note
 
 
 def test_a_set_that_this_process_does_not_know_is_said_not_to_be_computed_again(

@@ -547,6 +547,9 @@ def test_places_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(StoreError, match="not a store; nothing was changed"):
         run("casal", store=tmp_path / "full")
     assert (tmp_path / "full" / "mine.txt").read_text() == "keep me"
+    (tmp_path / "samples.pt").write_bytes(b"tensors")
+    with pytest.raises(StoreError, match=r"is a file; casal.load reads the folders .* torch.load"):
+        casal.load(tmp_path / "samples.pt")
     with pytest.raises(StoreError, match="no store at"):
         casal.load(tmp_path / "nothing.zarr")
     with pytest.raises(StoreError, match="cannot use the store"):
@@ -751,7 +754,7 @@ def test_a_store_takes_more_chains(tmp_path: Path) -> None:
 def test_chains_that_exchange_take_no_more_of_them(tmp_path: Path) -> None:
     run("weighted", n=40, store=tmp_path / "run.zarr")
     with pytest.raises(
-        StoreError, match=r"40 chains of this run, and 90 are asked for; the chains of WeightedCASAL act together"
+        StoreError, match=r"40 chains of this run, and 90 are requested; the chains of WeightedCASAL exchange"
     ):
         run("weighted", store=tmp_path / "run.zarr")
     assert len(casal.load(tmp_path / "run.zarr").samples) == 40

@@ -25,6 +25,7 @@ from casal.store.files import (
     is_whole,
     named_errors,
     read_json,
+    refuse_file_name,
     sealed,
     write_json,
     write_whole,
@@ -180,3 +181,11 @@ def test_a_forked_copy_of_the_process_releases_nothing(tmp_path: Path) -> None:
     lock.pid += 1  # as a copy sees it
     lock.release()
     assert (tmp_path / "lock.json").exists()
+
+
+@pytest.mark.parametrize("ending", [".pt", ".pth", ".npy", ".npz", ".csv", ".json", ".pkl", ".h5", ".nc", ".PT"])
+def test_names_of_files_are_no_names_of_stores(ending: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"folder of zarr arrays.*res.zarr.*torch.save"):
+        refuse_file_name(tmp_path / f"res{ending}")
+    for name in ("res", "res.zarr", "run.v2"):
+        refuse_file_name(tmp_path / name)

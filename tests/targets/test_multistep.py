@@ -99,7 +99,7 @@ def test_recursion_refuses_a_long_memory() -> None:
     states = [unit[0]]
     for k in range(steps):
         states.append(0.5 * states[-1] + 0.3 * unit[1 + k] + 0.2 * unit[1])
-    with pytest.raises(SettingError, match="more than x and the estimates of the 3 rows before"):
+    with pytest.raises(SettingError, match="more than x and the estimates of the 3 steps before"):
         recursion(torch.stack(states))
 
 

@@ -1,4 +1,4 @@
-"""The command line, which ``casal_lab.__main__`` starts: list, run, reproduce, report, gallery, bench, benchmark.
+"""The command line, which ``casal_lab.__main__`` starts: demo, list, run, reproduce, report, gallery, bench, benchmark.
 
 Each command imports what it needs when it is called, so that no command waits for the libraries of the others.
 """
@@ -9,8 +9,10 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.metadata import version as metadata_version
 from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,7 +85,9 @@ def experiments(modules: Iterable[str] = ()) -> Mapping[str, Experiment]:
             found: Experiment = point.load()
             known.setdefault(found.name, found)
         except Exception as error:  # a broken package must not take the other experiments away
-            console.print(f"{point.value} is left out: {type(error).__name__}: {error}", markup=False, style="yellow")
+            console.print(
+                f"{point.value} cannot be loaded: {type(error).__name__}: {error}", markup=False, style="yellow"
+            )
     return known
 
 
@@ -108,11 +112,7 @@ def _check_folder(out: Path) -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        import torch
-
-        from casal import __version__
-
-        console.print(f"casal {__version__}, torch {torch.__version__}")
+        console.print(", ".join(f"{name} {metadata_version(name)}" for name in ("casal", "torch")))
         raise typer.Exit
 
 
@@ -151,6 +151,48 @@ def _registry(what: str, modules: Iterable[str]) -> Iterable[tuple[str, str, Seq
             yield name, _first_line(row.example), [f"{row.example!r}; {', '.join(promises) or 'promises nothing'}"]
     for name, thing in {"sets": SETS, "models": TARGETS}.get(what, {}).items():
         yield name, _first_line(thing), []
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("out/demo"),
+) -> None:
+    """Sample six small problems by the model alone, one projection and casal, and write one page: two minutes."""
+    from casal_lab import demo as problems
+    from casal_lab.demo import page, processes
+    from casal_lab.demo.cards import Card, blank
+    from casal_lab.report.stopping import Stopped, stops
+
+    _check_folder(out)
+    modules = problems.MODULES
+    doing, done, screen, interrupted = dict[str, str](), dict[str, Card](), None, False
+
+    def tell(name: str, line: str) -> None:
+        doing[name] = line
+        status.update(escape("sampling " + "; ".join(f"{name}: {line}" for name, line in doing.items())))
+
+    try:
+        with console.status("sampling the first screen") as status, stops():
+            screen = page.first_screen()
+            with closing(processes.cards(modules, tell)) as found:
+                for card in found:
+                    done[card.name] = card
+                    doing.pop(card.name, None)
+                    console.print(f"[{len(done)}/{len(modules)}] {card}", markup=False, soft_wrap=True)
+    except (KeyboardInterrupt, Stopped):
+        interrupted = True
+    if screen is None:
+        raise KeyboardInterrupt
+    order = [done[name] for name in (blank(module).name for module in modules) if name in done]
+    stopped = f"Stopped by Ctrl-C after {len(order)} of {len(modules)} problems." if interrupted else ""
+    if stopped:
+        console.print(stopped)
+    path = page.write_page(screen, order, out, stopped)
+    console.print(f"page: {path.resolve()}", soft_wrap=True, markup=False)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if any(card.failure for card in order):
+        raise typer.Exit(1)
 
 
 @app.command("list")
@@ -241,7 +283,7 @@ def _keep_partial(folder: Path, experiment: Experiment, quick: bool, outcome: Ou
 def reproduce_all(
     quick: Quick = False,
     only: Annotated[list[str] | None, typer.Option(help="Only this experiment; may be repeated.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Stop after this time; what is left out is named.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Time limit; the page names what was not run.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for outcomes and page.")] = Path("out/reproduce"),
     module: Modules = None,
 ) -> None:

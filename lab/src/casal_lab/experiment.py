@@ -35,7 +35,7 @@ HOLDS, PARTLY, FAILS = "reproduced", "partly", "not reproduced"
 MET, PARTLY_MET, MISSED = "met", "partly met", "missed"
 """The verdicts on what we ask of ourselves: other words, so that nobody adds the two up."""
 
-VACUOUS = "says nothing"
+NOT_APPLICABLE = "not applicable"
 """A statement whose condition is never met, or that leaves out the case at hand: neither true nor false here."""
 
 
@@ -97,7 +97,7 @@ class Claim:
     text: str  # what is claimed
     expected: str  # the figure of the paper, or what we ask for
     ours: str  # what was measured
-    verdict: str  # HOLDS, PARTLY, FAILS or VACUOUS; of a target MET, PARTLY_MET or MISSED
+    verdict: str  # HOLDS, PARTLY, FAILS or NOT_APPLICABLE; of a target MET, PARTLY_MET or MISSED
     source: str = ""  # section, table or figure of the paper; empty for a target
     flips: str = ""  # what would have to be measured for another verdict
 

@@ -14,7 +14,7 @@ from casal.methods import Problem
 from casal.methods.casal import CASALState
 from casal_lab import propositions
 from casal_lab.drawing import styled
-from casal_lab.experiment import FAILS, HOLDS, MET, PARTLY, VACUOUS, Outcome
+from casal_lab.experiment import FAILS, HOLDS, MET, NOT_APPLICABLE, PARTLY, Outcome
 from casal_lab.problems import gaussian_line as gaussian
 from casal_lab.propositions import lemmas, lyapunov
 from casal_lab.propositions.figures import DRAWINGS, figures
@@ -42,17 +42,17 @@ VERDICTS = {
     "4.1": HOLDS,
     "4.2": PARTLY,
     "4.3": HOLDS,
-    "4.4": VACUOUS,
-    "3.1, 3.2, 4.2": VACUOUS,
+    "4.4": NOT_APPLICABLE,
+    "3.1, 3.2, 4.2": NOT_APPLICABLE,
     "lemma 1": HOLDS,
     "D.1": HOLDS,
     "lemmas 3, 4": PARTLY,
     "lemma 5": PARTLY,
     "lemma 6": FAILS,
     "lemma 7": FAILS,
-    "D.2": VACUOUS,
+    "D.2": NOT_APPLICABLE,
     "lemma 8": HOLDS,
-    "D.3": VACUOUS,
+    "D.3": NOT_APPLICABLE,
 }
 
 

@@ -34,7 +34,14 @@ def outcome_of(name: str, quick: bool) -> Outcome:
     claims = [
         Claim("it <works> \\| well", "1", "0.99", "reproduced", "section 5.1", "a figure below 0.9"),
         Claim("fast", "2 s", "3 s", "partly", "table 2", "2 s"),
-        Claim("free", "0", "1", "not reproduced", "appendix C", "0"),
+        Claim(
+            "free",
+            "0",
+            "1",
+            "not reproduced",
+            "appendix C (`proposition:a_name_that_is_longer_than_a_phone_is_wide`)",
+            "0",
+        ),
         Claim("exact", "0.01", "0.002", "met", flips="a figure above 0.01"),
     ]
     tables = [ResultTable("Errors", COLUMNS, ROWS, "A note.")]

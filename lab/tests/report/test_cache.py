@@ -80,7 +80,7 @@ def test_a_damaged_outcome_is_left_out_and_made_again(damage: str, tmp_path: Pat
     (tmp_path / "secret.png").write_bytes(cache.PNG)
     reproduce(bench.registry, tmp_path, quick=True, only=["alpha"])
     DAMAGES[damage](records(tmp_path))
-    with pytest.warns(CasalWarning, match=r"alpha cannot be read .* and is left out; casal reproduce makes it again"):
+    with pytest.warns(CasalWarning, match=r"alpha cannot be read .* and is not used; casal reproduce makes it again"):
         page = write_page(bench.registry, tmp_path)
     assert "the files of its outcome are damaged" in page.read_text(encoding="utf-8")
     with pytest.warns(CasalWarning, match="cannot be read"):

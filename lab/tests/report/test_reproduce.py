@@ -1,4 +1,4 @@
-"""``casal reproduce`` and ``casal report``: what is run, what is kept, what is left out."""
+"""``casal reproduce`` and ``casal report``: what is run, what is kept, what is not run."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def test_a_run_that_was_cut_while_writing_counts_as_not_run(bench: Bench, tmp_pa
     assert reproduce(bench.registry, tmp_path, only=["alpha"]).done.keys() == {"alpha"}
 
 
-def test_when_time_is_up_the_rest_is_left_out_by_name(bench: Bench, tmp_path: Path) -> None:
+def test_when_time_is_up_the_rest_is_named(bench: Bench, tmp_path: Path) -> None:
     bench.act["alpha"] = lambda: time.sleep(30)  # one long part: only a timer can end it
     began = time.monotonic()
     ran = reproduce(bench.registry, tmp_path, minutes=0.5 / 60)
     assert time.monotonic() - began < 10
     assert ran.late == ["alpha", "beta"]
     page = write_page(bench.registry, tmp_path, ran.missing).read_text(encoding="utf-8")
-    assert "left out: the time given was used up" in page
+    assert "not run (time limit)" in page
 
 
 def test_one_failure_does_not_cost_the_others(bench: Bench, tmp_path: Path) -> None:

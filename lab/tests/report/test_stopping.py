@@ -170,7 +170,7 @@ def test_the_time_given_keeps_finished_rows_and_says_what_more_would_add(chains:
     said = "A longer time would add: the rest of chains, the rest of others. Time: not known for 2"
     assert said in page
     assert said in result.output
-    assert "the time given was used up; no earlier run says how long it takes" in page
+    assert "stopped (time limit); no earlier run says how long it takes" in page
     chains.act = lambda: None  # a partial outcome is not current: it is run again
     assert call("reproduce", "--quick", "--out", str(tmp_path)).exit_code == 0
     assert methods(folder)[1] == [*METHODS] * 2

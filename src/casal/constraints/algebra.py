@@ -329,9 +329,7 @@ class Product(Constraint):
         ]
         count = math.prod(map(len, choices))
         if count > MOST_PIECES:
-            raise SettingError(
-                f"unions in the blocks make {count} pieces, at most {MOST_PIECES} are treated one by one"
-            )
+            raise SettingError(f"unions in the blocks make {count} pieces, and at most {MOST_PIECES} are supported")
         return tuple(Product(*choice, sizes=self.sizes) for choice in itertools.product(*choices))
 
     def _searched(self, z: Tensor) -> Sequence[tuple[Constraint, Tensor]]:

@@ -454,7 +454,7 @@ class Constraint:
 
     def component_name(self, event: Event, row: int) -> str:
         """Row of ``excess`` in words, for a message."""
-        return f"row {row} of {self!r}"
+        return f"component {row} of {self!r}"
 
     def _row_count_of(self, event: Event) -> int:
         """Rows of ``excess`` for events of a shape."""
@@ -868,7 +868,7 @@ def row_of(members: Sequence[Constraint | None], events: Sequence[Event], row: i
         if row < count:
             return index, row
         row -= count
-    raise IndexError(f"there is no row {row}")
+    raise IndexError(f"there is no component {row}")
 
 
 def _usable(owner: Constraint, values: Tensor) -> Tensor:

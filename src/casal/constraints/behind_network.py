@@ -196,9 +196,9 @@ class ThroughDecoder(Constraint):
         if sides and not few:
             raise SettingError(
                 f"{self.inner!r} has {sides} inequalities and {count} equations for decoded events "
-                f"{tuple(image.shape[1:])}; behind a network at most {MOST_DENSE_ROWS} rows with inequalities are "
-                "treated. Give decoder= to casal.sample instead, or an inequality of fewer rows, such as a bound on "
-                "the logsumexp of all values"
+                f"{tuple(image.shape[1:])}; behind a network at most {MOST_DENSE_ROWS} are supported where there are "
+                "inequalities. Give decoder= to casal.sample instead, or fewer inequalities, such as one bound on the "
+                "logsumexp of all values"
             )
         inequality, scale = self.inequalities if sides else None, self._units(origin)
         if not few:
@@ -255,7 +255,8 @@ class ThroughDecoder(Constraint):
             slopes = [torch.autograd.grad(row.sum(), leaf, retain_graph=True)[0] for row in values.unbind(1)]
         if not bool(torch.isfinite(values).all()):
             raise SettingError(
-                f"the rows of {self!r} are not finite at standard normal latents; check the decoder there"
+                f"the equations and inequalities of {self!r} are not finite at standard normal latents; check the "
+                "decoder there"
             )
         terms = torch.stack([(slope * leaf).abs().flatten(1).sum(1).mean() for slope in slopes]).detach()
         unit = torch.maximum(values.detach().std(0), ROUNDED * terms)

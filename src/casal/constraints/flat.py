@@ -102,7 +102,7 @@ class Affine(Constraint):
         sparse = SparseMatrix.of(A)
         self.A: Tensor | SparseMatrix = _matrix(A) if sparse is None else sparse
         self._coordinates = self.A.shape[1]
-        self.b = _for_each(b, self.A, "b", "rows")
+        self.b = _for_each(b, self.A, "b", "A has {} row")
         self.chains = common_chains(b=self.b)
         numbers = self.A if isinstance(self.A, Tensor) else self.A.values
         lengths = norm(self.A) if isinstance(self.A, Tensor) else self.A.lengths
@@ -619,7 +619,7 @@ class Polytope(Constraint):
     def __init__(self, G: Any, h: Any) -> None:
         self.G = _matrix(G)
         self._coordinates = self.G.shape[1]
-        self.h = parameter(_for_each(h, self.G, "h", "rows"))[0]
+        self.h = parameter(_for_each(h, self.G, "h", "G has {} row"))[0]
         unit_rows, level, self._kept = _inequalities(self.G, self.h)
         self._lengths = norm(self.G)[self._kept]
         self._matrix, self._level = unit_rows, level
@@ -780,8 +780,8 @@ class BoxHyperplane(Constraint):
             raise InfeasibleSet(f"BoxHyperplane needs a finite, nonzero normal and a finite level; got {found}")
         self._coordinates = len(self.a)
         self.chains = common_chains(low=low, high=high, b=self.b)
-        self.low = _for_each(low, self.a, "low", "coordinates")
-        self.high = _for_each(high, self.a, "high", "coordinates")
+        self.low = _for_each(low, self.a, "low", "a has {} coordinate")
+        self.high = _for_each(high, self.a, "high", "a has {} coordinate")
         below, above = self._low, self._high = parameter(self.low), parameter(self.high)
         wide = torch.broadcast_tensors(below, above)
         _refuse_crossed(*(side if len(side) > 1 else side[0] for side in wide))
@@ -1044,7 +1044,10 @@ def _for_each(given: Any, rows: Tensor | SparseMatrix, name: str, what: str) -> 
     values = parameter(value)
     numbers = values.reshape(len(values), -1).to(rows.device)
     if numbers.shape[1] not in (1, len(rows)):
-        raise ShapeError(f"{len(rows)} {what} but {name} has {numbers.shape[1]} entries")
+        count, given = len(rows), numbers.shape[1]
+        own = common_chains(value=value) is not None or name == "h"
+        hint = f"give one number, or {count}" if own else f"one per chain? Use casal.PerChain({name})"
+        raise ShapeError(f"{what}{'s' * (count != 1)}, {name} {given} values; {hint}".format(count))
     return argument(numbers.expand(-1, len(rows)).clone(), common_chains(value=value) is not None)
 
 

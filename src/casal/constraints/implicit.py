@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -148,6 +148,8 @@ class Implicit(Constraint):
         scale: Unit of the violation > 0: a number, or one for each row, those of h first.
         convex: Whether C is convex (h affine, g convex), as far as you know.
         starts: Points to start from, the first at y (or ``warm``), the others around it; the nearest result counts.
+        names: What the equations are called in messages and certificates, then the inequalities, such as
+            ``["mass balance", "no-slip"]``; those without a name are "equation 0" and so on.
 
     >>> ellipse = Implicit(lambda z: (z[:, :1] / 2) ** 2 + z[:, 1:] ** 2 - 1)
     >>> ellipse.project(torch.tensor([[0.0, 3.0], [4.0, 0.0]], dtype=torch.float64)).round(decimals=10).abs()
@@ -166,6 +168,7 @@ class Implicit(Constraint):
         scale: Any = None,
         convex: bool = False,
         starts: int = 1,
+        names: Sequence[str] = (),
         **other: Any,
     ) -> None:
         if other:
@@ -190,18 +193,19 @@ class Implicit(Constraint):
             raise SettingError(f"scale must be finite and > 0, got {scale}; it is the size of fn that counts as one")
         if isinstance(jacobian, JacobianProducts) and self.scale is None:
             raise SettingError(
-                "products do not show the rows of a Jacobian, so the violation needs a unit: scale=, the size of fn "
+                "products do not show single derivatives, so the violation needs a unit: scale=, the size of fn "
                 "that counts as one"
             )
         self.convex = bool(one_of(convex, "convex", (True, False)))
         self.starts, self.solid = whole_number(starts, "starts", 1), fn is None
+        self.names = (names,) if isinstance(names, str) else tuple(map(str, names))
         self.fast = self.starts == 1
         self._equation_count = 0 if fn is None else None
         self._jacobian_checked = False
 
     def __repr__(self) -> str:
         parts = [("", self.fn), ("inequality=", self.inequality)]
-        return f"Implicit({', '.join(label + _name(part) for label, part in parts if part is not None)})"
+        return f"Implicit({', '.join(label + _name(part).strip('<>') for label, part in parts if part is not None)})"
 
     @property
     def way(self) -> Way:
@@ -358,12 +362,11 @@ class Implicit(Constraint):
             return stacked([system.missed(part, extra) for part, extra in pairs])
 
     def component_name(self, event: Event, row: int) -> str:
+        if row < len(self.names):
+            return self.names[row]
         count = self._row_count(event)
-        return (
-            f"equation {row}: {_name(self.fn)}"
-            if row < count
-            else f"inequality {row - count}: {_name(self.inequality)}"
-        )
+        kind, name = ("equation", _name(self.fn)) if row < count else ("inequality", _name(self.inequality))
+        return f"{kind} {row if row < count else row - count}{'' if '<' in name else f' of {name}'}"
 
     def _check_jacobian(self, system: _System, z: Tensor) -> None:
         """Compare a given Jacobian with differences of the functions, once: the certificate rests on it."""
@@ -373,7 +376,8 @@ class Implicit(Constraint):
         if off is not None:
             row, given, seen = off
             raise SettingError(
-                f"jacobian of {self!r} gives row {row} a slope of {given:.6g} where differences of the function give "
+                f"jacobian of {self!r} gives component {row} a slope of {given:.6g} where differences of the function "
+                "give "
                 f"{seen:.6g}; return derivatives (n, m, *event), those of fn first, or leave jacobian out"
             )
         self._jacobian_checked = True
@@ -427,7 +431,7 @@ class FromProjection(Constraint):
         self.exact, self.convex, self.solid, self.smooth = exact, convex, solid, residual is not None
 
     def __repr__(self) -> str:
-        return f"FromProjection({_name(self._user_project)}, {_name(self._user_violation)})"
+        return f"FromProjection({_name(self._user_project).strip('<>')}, {_name(self._user_violation).strip('<>')})"
 
     def _searched(self, z: Tensor) -> list[tuple[Constraint, Tensor]]:
         """A projection that is no more than near the set proves nothing."""
@@ -522,7 +526,8 @@ class _System:
             reach = z.abs() if lost is None else z.abs() + lost
             return Excess(size, size + self.algebra.terms(rows, reach))
         if scale.ndim > 1 or scale.numel() not in (1, values.shape[1]):
-            raise ShapeError(f"scale has shape {tuple(scale.shape)} for {values.shape[1]} rows; give one number a row")
+            count = values.shape[1]
+            raise ShapeError(f"scale has shape {tuple(scale.shape)} for {count} components; give one number for each")
         return Excess(size, scale.to(values).expand_as(values))
 
     def missed(self, z: Tensor, lost: Tensor | None) -> Excess:
@@ -675,7 +680,7 @@ def _evaluate(function: Function | None, name: str, z: Tensor) -> Tensor:
         return z.new_zeros(len(z), 0)
     part = function(z)
     if not isinstance(part, Tensor) or part.ndim != 2 or len(part) != len(z):
-        wanted = f"({len(z)}, m), one row a point: h[:, None] for a single equation"
+        wanted = f"({len(z)}, m), one row per point: h[:, None] for a single equation"
         raise ShapeError(f"{name} returned {_shown(part)} for {len(z)} points; it must return {wanted}")
     return part
 

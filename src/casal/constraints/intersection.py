@@ -283,7 +283,7 @@ class Intersection(Constraint):
         choices = [member.pieces(event) for member in self.members]
         count = math.prod(map(len, choices))
         if count > MOST_PIECES:
-            raise SettingError(f"unions meet in {count} pieces, at most {MOST_PIECES} are treated one by one")
+            raise SettingError(f"unions meet in {count} pieces, and at most {MOST_PIECES} are supported")
         found, empty = [], []
         for choice in itertools.product(*choices):
             try:
@@ -531,7 +531,8 @@ def common_way(members: Sequence[Any]) -> str | None:
     named = {m._named for m in members if isinstance(m, Intersection) and m._named is not None}
     if len(named) > 1:
         raise SettingError(
-            f"intersections with way = {' and '.join(sorted(named))} meet; choose one by Intersection(..., way=...)"
+            f"intersections with way = {' and '.join(sorted(named))} are combined; choose one: casal.Intersection(..., "
+            "way=...)"
         )
     return next(iter(named), None)
 

@@ -139,7 +139,7 @@ class Obstacles(Constraint):
         fits = (len(event) == 1) if self.intervals else (self._dim is None or event[1:] == (self._dim,))
         if self.channels is not None:
             last = max(self.channels) if isinstance(self.channels, list) else self.channels
-            wanted = f"(S, c) with c > {last}, as channels = {self.channels} asks"
+            wanted = f"(S, c) with c > {last}, as channels = {self.channels} needs"
             fits = len(event) == 2 and event[1] > last
         if not fits or not event:
             raise ShapeError(f"these obstacles are for events {wanted}, got {event}")

@@ -92,7 +92,7 @@ def one_number(value: Any, name: str) -> float | PerChain:
                 return float(value)
         except (TypeError, ValueError, RuntimeError, OverflowError):
             pass
-        raise SettingError(f"{name} is one number, or PerChain for one a chain; got {shown(value)}")
+        raise SettingError(f"{name} is one number, or PerChain for one per chain; got {shown(value)}")
     if value.values.ndim != 1:
         raise ShapeError(f"{name} is one number for each chain, PerChain of shape (n,), got {tuple(value.shape)}")
     return PerChain(value)

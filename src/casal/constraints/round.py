@@ -1017,11 +1017,11 @@ class MassEnergyBox(Constraint):
         most_sum = float(high.sum()) if bool((high <= 0).all()) else math.inf
         if mass < least_sum - ROUNDING * abs(least_sum) or mass > most_sum + ROUNDING * abs(most_sum):
             asked = f"{least_sum:g} or more" if mass < least_sum else f"{most_sum:g} or less"
-            raise InfeasibleSet(f"mass {mass:g} is out of reach: the bounds alone ask for a sum of {asked}")
+            raise InfeasibleSet(f"mass {mass:g} is out of reach: the bounds alone require a sum of {asked}")
         least = float(torch.zeros_like(low).clamp(low, high).square().sum())
         if energy < least * (1.0 - ROUNDING):
             raise InfeasibleSet(
-                f"energy {energy:g} is too little: the bounds alone ask for {least:g} or more; "
+                f"energy {energy:g} is too little: the bounds alone require {least:g} or more; "
                 "choose a larger energy, or bounds that come closer to zero"
             )
 

@@ -310,7 +310,7 @@ def _positions(index: Any) -> Tensor:
     positions = positions.to(torch.long).reshape(-1).clone()
     values, counts = positions.unique(return_counts=True)
     if bool((counts > 1).any()):
-        raise SettingError(f"position {int(values[counts > 1][0])} is there more than once; keep one row for each")
+        raise SettingError(f"position {int(values[counts > 1][0])} is there more than once; keep one of them")
     return positions
 
 
@@ -321,4 +321,4 @@ def _span(positions: Tensor) -> tuple[int, int]:
 def _check_range(span: tuple[int, int], event: Event) -> None:
     size, (low, high) = torch.Size(event).numel(), span
     if not 0 <= low <= high < size:
-        raise ShapeError(f"rows {low} to {high} are asked of decoded events {event}, which have 0 to {size - 1}")
+        raise ShapeError(f"positions {low} to {high} are requested; decoded events {event} have 0 to {size - 1}")

@@ -3,6 +3,7 @@
 from casal.diagnostics.chain_mixing import FEWEST_DRAWS, Mixing, mixing
 from casal.diagnostics.denoiser_calibration import Calibration, calibration
 from casal.diagnostics.fidelity import Evidence, Fidelity, assess
+from casal.diagnostics.units import clipped_units, other_units
 from casal.methods.population import (
     Clusters,
     Estimate,
@@ -27,8 +28,10 @@ __all__ = [
     "advice",
     "assess",
     "calibration",
+    "clipped_units",
     "clusters",
     "mixing",
+    "other_units",
     "population",
     "warn_if_degenerate",
 ]

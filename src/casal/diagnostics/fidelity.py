@@ -42,6 +42,10 @@ Verdict = Literal["trusted", "suspect", "too few", "not promised"]
 FEWEST = 50.0
 """Effective ancestors below which nothing is certified."""
 
+FEWEST_TO_SCALE, MARGIN = 2.0, 1.3
+"""Effective ancestors from which on more chains give more of them in proportion, and the margin beyond that proportion
+in the number of chains that is recommended."""
+
 REJECT = 0.003
 """Probability, over all functions of a test, below which right samples are no longer believed in."""
 
@@ -123,7 +127,7 @@ class Fidelity:
             ``drift_p`` and ``drift_change`` (``drift.py``, if asked for; in standard deviations), ``memory``
             (correlation of chains that move on their own with where they were before), ``crossing`` (share of samples
             near a crossing of two pieces of a union), ``inside`` (share of chains whose nearest point satisfied the
-            inequalities at the end of the ladder).
+            inequalities at the end of the run).
     """
 
     verdict: Verdict
@@ -133,18 +137,18 @@ class Fidelity:
     def __str__(self) -> str:
         line, asked = f"distribution {self.verdict}", [reason for reason in self.reasons[1:] if reason.endswith("?")]
         if self.verdict == "trusted":
-            line = f"{line}, for the modes found and this model{self._numbers()}"
+            line = f"{line} (missed modes and model error cannot be seen){self._numbers()}"
             asked = [reason for reason in self.reasons if reason.endswith("?")]
         elif self.reasons:
-            more = f" (and {len(self.reasons) - 1} more in fidelity.reasons)" if len(self.reasons) > 1 else ""
+            more = f" ({len(self.reasons) - 1} more in fidelity.reasons)" if len(self.reasons) > 1 else ""
             line = f"{line}: {self.reasons[0]}{more}"
         return "; ".join([line, *asked])
 
     def _numbers(self) -> str:
         ancestors, p = self.figures.get("effective_ancestors", math.nan), self.figures.get("stein_p", math.nan)
-        shown = [f"{ancestors:.0f} effective ancestors"] if math.isfinite(ancestors) else []
-        shown += [f"Stein p = {p:.2g}" if math.isfinite(p) else "the score was not checked"]
-        return f" ({', '.join(shown)})" if shown else ""
+        shown = [f"{ancestors:.0f} effective samples"] if math.isfinite(ancestors) else []
+        shown += [f"Stein test p = {p:.2g}" if math.isfinite(p) else "score not checked"]
+        return f"; {', '.join(shown)}"
 
     def plain(self) -> dict[str, Any]:
         """As JSON data."""
@@ -287,7 +291,7 @@ def assess(
     if len(evidence.z) < 2 or not bool(torch.isfinite(evidence.z).all()):
         lost = int((~torch.isfinite(evidence.flat)).any(1).sum())
         objections += (f"{lost} of {len(evidence.z)} samples are not finite; use smaller steps",) if lost else ()
-        return _verdict(promised, method, 0.0, [Finding(objections=objections, notes=notes)])
+        return _verdict(evidence, promised, method, 0.0, [Finding(objections=objections, notes=notes)])
     ancestors = evidence.everyone.effective
     found = [Finding(objections=objections, notes=notes)]
     found += [
@@ -300,26 +304,38 @@ def assess(
     elif promised and ancestors >= FEWEST:
         found += [stein(evidence), jump(evidence)]
         found += [drift(evidence)] if spend == "drift" else []
-    return _verdict(promised, method, ancestors, found)
+    return _verdict(evidence, promised, method, ancestors, found)
 
 
-def _verdict(promised: bool, method: str, ancestors: float, found: list[Finding]) -> Fidelity:
+def _verdict(evidence: Evidence, promised: bool, method: str, ancestors: float, found: list[Finding]) -> Fidelity:
     objections = tuple(sentence for finding in found for sentence in finding.objections)
     notes = tuple(sentence for finding in found for sentence in finding.notes)
     figures = {name: float(value) for finding in found for name, value in finding.figures.items()}
     if not promised:
-        first = f'{method} does not promise the distribution; method="auto" chooses one that does'
+        first = f'{method} does not promise the distribution; method="auto" chooses a method that does'
         return Fidelity("not promised", (first, *objections, *notes), figures)
     if objections:
         return Fidelity("suspect", objections + notes, figures)
     if ancestors < FEWEST:
-        first = (
-            f"the samples are worth {min(round(ancestors, 1), FEWEST - 0.1):g} independent starting chains, fewer than "
-            f"{FEWEST:.0f}: "
-            "use more chains, more moves per level, or a slower ladder"
-        )
-        return Fidelity("too few", (first, *notes), figures)
+        return Fidelity("too few", (_too_few(evidence, ancestors), *notes), figures)
     return Fidelity("trusted", notes, figures)
+
+
+def _too_few(evidence: Evidence, ancestors: float) -> str:
+    """How many effective samples there are, and how many chains would give enough; else what helps."""
+    shown, n = min(round(ancestors, 1), FEWEST - 0.1), len(evidence.run.samples)
+    said = f"{shown:g} effective sample{'s' * (shown != 1.0)}, {FEWEST:.0f} needed"
+    if ancestors < FEWEST_TO_SCALE < n:
+        return (
+            f"{said}: nearly all samples descend from one start, so more chains alone will not help; use more steps, "
+            "or "
+            "starting points nearer to the set (init=)"
+        )
+    factor = MARGIN * FEWEST / max(ancestors, 1.0)
+    if evidence.problem.chains is not None:
+        return f"{said}: repeat each PerChain value and condition {math.ceil(factor)} times as often"
+    digits = 10 ** max(0, math.floor(math.log10(n * factor)) - 1)
+    return f"{said}: try n={math.ceil(n * factor / digits) * digits}"
 
 
 # ------------------------------------------------------------------------------------ checks without evaluations
@@ -373,13 +389,14 @@ def _against_atoms(evidence: Evidence) -> str:
     left = 0.0 if evidence.offset is None else float(evidence.offset.square().sum(1).mean().sqrt())
     if len(z) > 1 and bool((z == z[0]).all()):
         return (
-            f"all {len(z)} samples are one and the same point: the set lies far out in the tail of the model; start "
-            "chains in it (init=) and use more of them"
+            f"all {len(z)} samples are the same point: the set lies far out in the tail of the model; start the chains "
+            "in "
+            "it (init=) and use more of them"
         )
     if 0.0 < TINY_SET * size < left:
         return (
             f"the set is about {size:.1g} wide, and chains end {left:.1g} away from it: it is tiny beside the model; "
-            f"use casal.WeightedCASAL(rho=...), with rho = {10.0 / size:.0g}^2, and more steps"
+            f"use casal.WeightedCASAL(rho={(10.0 / size) ** 2:.0e}) and more steps"
         )
     return "use a larger rho (a smaller sigma) or more chains"
 
@@ -414,11 +431,13 @@ def slack(evidence: Evidence) -> Finding:
     if figures["slack_p"] >= REJECT:
         return Finding(figures)
     sure = float(bias[told & (p < REJECT)].max())
+    enough = float(rho) * max(2.0, sure / 0.05)
     return Finding(
         figures,
         objections=(
-            f"the ladder ends at rho = {float(rho):.3g}, which shifts a mean by about {sure:.2g} standard deviations "
-            f"(p = {figures['slack_p']:.1g}): use a rho {max(2.0, sure / 0.05):.2g} times larger, with more steps",
+            f"the run ends at the coupling rho = {float(rho):.3g}, which shifts a mean by about {sure:.2g} standard "
+            f"deviations (p = {figures['slack_p']:.1g}): end at rho = {enough:.2g} (sigma = {enough**-0.5:.2g}), "
+            "with more steps",
         ),
     )
 
@@ -434,8 +453,9 @@ def correction(evidence: Evidence) -> Finding:
     if not float(made[-1]) > 0.0:
         return Finding(
             objections=(
-                "the correction for the remaining distance at the end of the ladder was not made, because it would "
-                "have left too few chains: end at a larger rho (a smaller sigma), use more chains, or check the score",
+                "the last correction, for the distance that is left between chains and set, was not made, because it "
+                "would have left too few chains: end at a larger rho (a smaller sigma), use more chains, or check the "
+                "score",
             )
         )
     inside, size = (evidence.run.trace.get(name) for name in ("inside", "finish_ess"))
@@ -447,8 +467,9 @@ def correction(evidence: Evidence) -> Finding:
     return Finding(
         {"correction_kept": kept},
         objections=(
-            f"the correction for the remaining distance at the end of the ladder leaves {100 * kept:.2g} % of the "
-            "chains: few carry most of the weight, and error bars are too small; end at a larger rho (a smaller sigma)",
+            "the last correction, for the distance that is left between chains and set, leaves "
+            f"{100 * kept:.2g} % of the chains: few carry most of the weight, and error bars are too small; end at a "
+            "larger rho (a smaller sigma)",
         ),
     )
 
@@ -464,8 +485,8 @@ def crossings(evidence: Evidence) -> Finding:
     return Finding(
         figures,
         objections=(
-            f"{100 * figures['crossing']:.2g} % of the samples lie within two slacks of another piece of the union, "
-            "where crossing pieces are counted once: use a larger rho (a smaller sigma), or sample each piece alone",
+            f"{100 * figures['crossing']:.2g} % of the samples lie within 2 / sqrt(rho) of another piece of the union, "
+            "where pieces that cross are counted once: use a larger rho (a smaller sigma), or sample each piece alone",
         ),
     )
 
@@ -493,8 +514,9 @@ def remembered(evidence: Evidence) -> Finding:
     if float(evidence.run.trace.get("lost", torch.zeros(1))[-1]) >= FEWEST_LOST:
         count = int(evidence.run.trace["lost"][-1])
         sentence = (
-            f"{count} starting points that were followed without tempering end in a mode where no chain was: "
-            "it was lost, or its weight is not certain; use more steps, or temper=False from samples of all modes"
+            f"{count} starting points that were followed without tempering end in a mode where there is no sample: "
+            "the mode was lost, or its weight is uncertain; use more steps, or temper=False and starting points in all "
+            "modes"
         )
         return Finding({"memory": found.value}, objections=(sentence,), notes=notes)
     if found.value <= found.limit:
@@ -503,8 +525,9 @@ def remembered(evidence: Evidence) -> Finding:
     return Finding(
         {"memory": found.value},
         objections=(
-            f"the chains remember where they were when adaptation ended (correlation {found.value:.2f}): they stay in "
-            f"their modes, which then have the weights of the starting points, or move too slowly; {way_out}",
+            f"the chains have not forgotten where they were when adaptation ended (correlation {found.value:.2f}): "
+            "they "
+            f"move too slowly, or stay in their modes, which then have the weights of the starting points; {way_out}",
         ),
         notes=notes,
     )
@@ -517,15 +540,16 @@ def _tempered_notes(trace: Mapping[str, Tensor]) -> tuple[str, ...]:
     worth = float(trace["tempered_ancestors"][-1])
     if not float(trace["tempered"][-1]):
         return (
-            f"the tempered start did not succeed (its chains are worth {worth:.0f} independent ones): "
-            "the weights of separate modes between which chains do not move are meaningless; use more chains or more "
-            "steps, or a start closer to the density",
+            f"the tempered start failed ({worth:.0f} effective samples are left): the weights of separate modes "
+            "between "
+            "which chains do not move are meaningless; use more chains, more steps, or a start closer to the density",
         )
     if worth >= FEWEST:
         return ()
     return (
-        f"after the tempered start the chains are worth {worth:.0f} independent ones, which limits the weights of "
-        "separate modes, if there are any; use more chains or more steps",
+        f"the tempered start leaves {worth:.0f} effective samples, which limits the accuracy of the weights of "
+        "separate "
+        "modes, if there are any; use more chains or more steps",
     )
 
 
@@ -544,7 +568,7 @@ def decoder_range(evidence: Evidence) -> Finding:
         figures,
         objections=(
             f"the samples lie {100 * gap:.3g} % of their norm away from the decoder's range (|A x - z| / |z|): "
-            "use a larger rho (a smaller sigma) with more steps, or a set that the decoder's range meets",
+            "use a larger rho (a smaller sigma) with more steps, or a set that meets the decoder's range",
         ),
     )
 
@@ -607,9 +631,9 @@ def _stein(evidence: Evidence) -> Finding:
     return Finding(
         figures,
         objections=(
-            f"samples and score do not belong together (Stein's identity fails by {figures['stein_t']:.1f} standard "
-            f"errors, p = {figures['stein_p']:.1g}; a mean may be off by {figures['stein_bias']:.2g} standard "
-            f"deviations): use more steps or another step size, or a larger rho (a smaller sigma){_or_model(problem)}",
+            f"the samples do not follow the score (Stein's identity fails by {figures['stein_t']:.1f} standard errors, "
+            f"p = {figures['stein_p']:.1g}; a mean may be off by {figures['stein_bias']:.2g} standard deviations): use "
+            f"more steps or another step size, or a larger rho (a smaller sigma){_or_model(problem)}",
         ),
     )
 
@@ -638,7 +662,7 @@ def _zero_test(lineage: Lineage, values: Tensor) -> tuple[Tensor, Tensor, float]
 def _or_model(problem: Problem) -> str:
     if problem.table.static:
         return ""
-    return ", or look whether the model's score is right at small noise (casal.diagnostics.calibration)"
+    return ", or check the model's score at small noise (casal.diagnostics.calibration)"
 
 
 def jump(evidence: Evidence) -> Finding:
@@ -698,9 +722,9 @@ def _jump(evidence: Evidence) -> Finding:
     return Finding(
         figures,
         objections=(
-            f"the weights of the {modes.number} modes that were found are off: one move between them would shift "
+            f"the weights of the {modes.number} modes that were found are wrong: one move between them would shift "
             f"{100 * figures['jump_change']:.2g} % of the samples (p = {figures['jump_p']:.1g}); start from samples of "
-            "the unconstrained distribution, or use more chains and a slower ladder",
+            "the unconstrained distribution, or use more chains and more steps",
         ),
     )
 
@@ -773,10 +797,9 @@ def _drift(evidence: Evidence) -> Finding:
     return Finding(
         figures,
         objections=(
-            f"the samples drift away under moves that keep the distribution: {MOVES} of them, {100 * accepted:.0f} % "
-            f"accepted, shift a mean by {figures['drift_change']:.2g} standard deviations (p = "
-            f"{figures['drift_p']:.1g}): use more steps or another step size, or look whether the score is the "
-            "gradient of the potential",
+            f"{MOVES} Metropolis moves, which keep the right distribution, shift a mean of the samples by "
+            f"{figures['drift_change']:.2g} standard deviations (p = {figures['drift_p']:.1g}, {100 * accepted:.0f} % "
+            "accepted): use more steps or another step size, or check that the score is the gradient of the potential",
         ),
     )
 
@@ -793,7 +816,10 @@ def _affordable(
         count = min(count, most / projections)
     index = _evenly(len(evidence.z), max(0, math.floor(count))).to(evidence.z.device)
     if len(index) < FEWEST or evidence.lineage.some(index).effective < FEWEST:
-        raise NotAvailable(f"{100 * share:.0f} % of the run's evaluations allow for {len(index)} samples, too few")
+        raise NotAvailable(
+            f"{100 * share:.0f} % of the run's model calls, what checks may use, are enough for {len(index)} samples "
+            "only"
+        )
     return index
 
 

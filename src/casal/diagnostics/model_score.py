@@ -68,6 +68,15 @@ def score_at(problem: Problem, z: Tensor) -> Tensor:
     return (4.0 * near - far) / 3.0
 
 
+def own_samples(problem: Problem, count: int) -> Tensor:
+    """So many samples of the model alone, latents drawn by its own table for the first chains of the problem."""
+    stream, init = torch.Generator(problem.like.device).manual_seed(4250), problem.target.init
+    x = (init[:count] if isinstance(init, Tensor) else problem.target.draw(count, stream)).to(problem.like)
+    for row in table_rows(problem):
+        x = move(problem, x, problem.score(x, row.t), row, gaussian(problem, len(x), stream))
+    return x
+
+
 def refuse_wrong_network(problem: Problem, evaluations: float) -> None:
     """Whether a network's score at its finest levels fits the model's own samples, before it is held against others.
 
@@ -78,15 +87,11 @@ def refuse_wrong_network(problem: Problem, evaluations: float) -> None:
     """
     if problem.table.static or problem.target.denoise is None:
         return
-    rows = table_rows(problem)
-    count = int(min(float(MOST_OWN), evaluations / (len(rows) + 2 * len(OWN_LEVELS))))
+    count = int(min(float(MOST_OWN), evaluations / (len(problem.table) + 2 * len(OWN_LEVELS))))
     if count < FEWEST_OWN:
         return
-    stream = torch.Generator(problem.like.device).manual_seed(4250)
-    problem, init = problem.take(slice(0, count)), problem.target.init
-    x = (init[:count] if isinstance(init, Tensor) else problem.target.draw(count, stream)).to(problem.like)
-    for row in rows:
-        x = move(problem, x, problem.score(x, row.t), row, gaussian(problem, len(x), stream))
+    problem = problem.take(slice(0, count))
+    x = own_samples(problem, count)
     found = calibration(problem.target, x, [times * _finest(problem) for times in OWN_LEVELS])
     problem.usage.add_scores(found.evaluations * len(x))
     if bool(found.erroneous.any()):

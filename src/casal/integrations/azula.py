@@ -185,7 +185,7 @@ def as_azula(target: Target, constraint: Constraint | None = None) -> Any:
             f"{target.name} has no noise levels and no denoiser, which azula needs; give a diffusion or flow model"
         )
     if target.log_weight is not None:
-        raise SettingError(f"azula's samplers take no account of the soft term of {target.name} (casal.tilted)")
+        raise SettingError(f"azula's samplers ignore the soft term of {target.name} (casal.tilted)")
     return _denoiser_class()(target, constraint, _Schedule(target.table.alpha, target.table.sigma))
 
 

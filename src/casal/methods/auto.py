@@ -94,15 +94,15 @@ def choose(
     rows, size = len(problem.table), math.prod(problem.latent)
     if problem.table.static:
         if size >= BOUNDED_DIMENSION and ReflectedHMC().fits(problem):
-            return Choice(ReflectedHMC(), f"ReflectedHMC for {size} dimensions: {rows} evaluations per chain")
+            return Choice(ReflectedHMC(), f"ReflectedHMC for {size} dimensions: {rows} model calls per chain")
         if undefined and ReflectedHMC().fits(problem):
             return Choice(
                 ReflectedHMC(),
-                f"ReflectedHMC, whose chains stay inside, since the density is not defined off the set: {rows} "
-                "evaluations per chain",
+                f"ReflectedHMC, whose chains stay inside the set, since the density is not defined outside: {rows} "
+                "model calls per chain",
             )
         method = WeightedCASAL(hold=not integrable)
-        return Choice(method, f"WeightedCASAL with an adaptive ladder: {rows} evaluations per chain")
+        return Choice(method, f"WeightedCASAL with adaptive levels of rho: {rows} model calls per chain")
     if problem.target.log_weight is not None or size > LADDER_DIMENSION:
         found = _many_dimensions(problem, n, size, erroneous, uneven, gaussian)
         if found is not None:
@@ -111,11 +111,11 @@ def choose(
         own = SplitGibbs(moves="level", level=OWN_LEVEL * erroneous, levels=OWN_LEVELS)
         count = rows + own.levels * own.sweeps * own.moves_for(problem).evaluations
         return Choice(
-            own, f"SplitGibbs with moves at the noise level {own.level:.3g}: about {count} evaluations per chain"
+            own, f"SplitGibbs with moves at the noise level {own.level:.3g}: about {count} model calls per chain"
         )
     ladder = SplitGibbs(inner_steps=INNER_STEPS, levels=EDGE_LEVELS if has_edge(problem) else SURFACE_LEVELS)
     count = rows + ladder.inner_steps * SURFACE_LEVELS
-    return Choice(ladder, f"SplitGibbs with an adaptive ladder: about {count} evaluations per chain")
+    return Choice(ladder, f"SplitGibbs with adaptive levels of rho: about {count} model calls per chain")
 
 
 def _many_dimensions(
@@ -131,17 +131,17 @@ def _many_dimensions(
         said = " and a soft term" if tilted else ""
         said += "" if wide is None else ", calibrated on the model's own samples"
         said += ", given the linear equations exactly since the model is Gaussian" if ahead.gaussian else ""
-        return Choice(ahead, f"LookAhead {where}{said}: about {ahead.evaluations(problem, n)} evaluations per chain")
+        return Choice(ahead, f"LookAhead {where}{said}: about {ahead.evaluations(problem, n)} model calls per chain")
     inside = BoundedHMC() if erroneous is None else BoundedHMC(sigma_moves=MOVES_ABOVE * erroneous)
     if n >= FEWEST_CHAINS and inside.fits(problem):
-        return Choice(inside, f"BoundedHMC {where}: about {inside.evaluations} evaluations per chain")
+        return Choice(inside, f"BoundedHMC {where}: about {inside.evaluations} model calls per chain")
     if wide is not None:
         last = wide * problem.decoder.norm()  # the spread of the data, in units of decoded space
         ladder = SplitGibbs(last, levels=WIDE_LEVELS, inner_steps=WIDE_STEPS, moves="metropolis")
         count = len(problem.table) + ladder.levels * ladder.inner_steps
         return Choice(
             ladder,
-            f"SplitGibbs {where}, down to the spread {wide:.3g} of the data, since the network errs, then one "
-            f"projection: about {count} evaluations per chain",
+            f"SplitGibbs {where}, down to the noise level {wide:.3g} (the spread of the data), since the network is "
+            f"inaccurate below, then one projection: about {count} model calls per chain",
         )
     return None

@@ -947,7 +947,7 @@ def _equation(one: Constraint, zero: Tensor) -> tuple[Tensor | None, Tensor]:
         if values.shape[1] == 0:
             return None, zero.new_zeros(len(zero), 1)
         if values.shape[1] > 1:
-            raise _refused(one, f"it has {values.shape[1]} equations, and one is what is treated")
+            raise _refused(one, f"it has {values.shape[1]} equations, and at most one is supported")
         (gradient,) = torch.autograd.grad(values.sum(), leaf)
     normal = gradient[0].flatten()
     scale = _even(normal)

@@ -163,7 +163,8 @@ def reach_rho(problem: Problem) -> float:
     least = WITHIN_REACH / squarable(problem.like.dtype)
     if distance < least:
         raise SettingError(
-            f"{problem.constraint!r} bends within {distance:.3g}, and the rho that resolves this, 1 / length^2, is out "
+            f"{problem.constraint!r} is curved on a length of {distance:.3g}, and the rho that resolves it, 1 / "
+            "length^2, is out "
             f"of the range of {problem.like.dtype} (least length {least:.1e}): write model and set in a smaller unit, "
             "constraint.scaled(1 / unit)"
         )

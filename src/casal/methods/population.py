@@ -107,22 +107,22 @@ def groups_of(problem: Problem, n: int, islands: int | None = None) -> Groups:
         if islands is None:
             return Groups()
         if n % islands:
-            raise SettingError(f"{n} chains do not fall into {islands} islands of equal size; change n or islands")
+            raise SettingError(f"{n} chains cannot be split into {islands} islands of equal size; change n or islands")
         order = torch.arange(n, device=problem.like.device)
         return Groups(order.reshape(islands, -1).unbind(), islands=True)
     if islands is not None and islands > 1:
         raise SettingError(
-            f"islands = {islands} with a set or a condition for each chain: chains of one set and condition are a "
-            "group already"
+            f"islands = {islands} with a set or a condition for each chain: chains of one set and condition are "
+            "resampled among themselves already; leave out islands="
         )
     sizes = torch.unique(labels, return_counts=True)[1].tolist()
     members = labels.argsort(stable=True).split(sizes)
     fewest = min(len(some) for some in members)
     if fewest < SMALLEST_GROUP:
         raise SettingError(
-            f"chains are resampled among those with the same set and condition, and of one kind there are only "
-            f"{fewest}; repeat every parameter at least {SMALLEST_GROUP} times, and every condition, or take "
-            "CASAL(dual='chain'), whose chains do not meet"
+            f"the method needs at least {SMALLEST_GROUP} chains of each PerChain value and condition, found {fewest}: "
+            f"repeat every value, values.repeat_interleave({SMALLEST_GROUP}, 0), with as many chains; or use "
+            "method=casal.CASAL(rho=casal.constant_gain(1.0)), which does not promise the distribution"
         )
     return Groups() if len(members) == 1 else Groups([some.to(problem.like.device) for some in members])
 
@@ -365,23 +365,36 @@ def largest_share(groups: Groups, b: float, gain: Tensor, least_ess: float) -> f
 # ---------------------------------------------------------------------------------------------------- estimates
 
 
-class Estimate(NamedTuple):
-    """An expectation under the sampled distribution.
+class _Pair(NamedTuple):
+    value: Tensor
+    standard_error: Tensor
+
+
+class Estimate(_Pair):
+    """An expectation under the sampled distribution: a pair, ``value, error = estimate``.
 
     Attributes:
         value: The weighted mean: () or (k,) float64.
         standard_error: Its standard error, of the same shape, with shared ancestors counted.
+        note: What the standard error does not say, such as "distribution not promised"; printed in brackets.
 
     >>> print(Estimate(torch.tensor(0.5), torch.tensor(0.02)))
     0.5 ± 0.02
     """
 
-    value: Tensor
-    standard_error: Tensor
+    note: str
+
+    def __new__(cls, value: Tensor, standard_error: Tensor, note: str = "") -> Estimate:
+        pair = super().__new__(cls, value, standard_error)
+        pair.note = note
+        return pair
 
     def __str__(self) -> str:
         pairs = zip(self.value.reshape(-1).tolist(), self.standard_error.reshape(-1).tolist(), strict=True)
-        return ", ".join(f"{value:.4g} ± {error:.2g}" for value, error in pairs)
+        shown = ", ".join(f"{value:.4g} ± {error:.2g}" for value, error in pairs)
+        return f"{shown} ({self.note})" if self.note else shown
+
+    __repr__ = __str__
 
 
 class Lineage:
@@ -592,24 +605,19 @@ def _few_ancestors(trace: Mapping[str, Tensor], n: int) -> bool:
 def _advice(trace: Mapping[str, Tensor], n: int, log_weight: Tensor | None) -> list[str]:
     sentences = []
     if _few_ancestors(trace, n):
-        least = f" (smallest effective size {float(trace['ess'].min()):.0f})" if "ess" in trace else ""
+        least = f" (lowest ESS {float(trace['ess'].min()):.0f})" if "ess" in trace else ""
         sentences.append(
-            f"only {int(trace['ancestors'][-1])} of {n} starting chains have descendants among the samples{least}: "
-            "use more rejuvenation moves or inner steps per level, a preconditioner, more chains, or several islands "
-            "whose samples are pooled"
+            f"only {int(trace['ancestors'][-1])} of {n} starts have descendants among the samples{least}: use more "
+            "chains, more steps or levels, or a preconditioner"
         )
     if "ess" in trace and float(trace["ess"].min()) < LEAST_ESS * n:
         worst = int(trace["ess"].argmin())
-        where = f" at rho = {float(trace['rho'][worst]):.3g}" if "rho" in trace else f" at exchange {worst + 1}"
-        sentences.append(
-            f"the effective size fell to {float(trace['ess'][worst]):.0f} of {n}{where}: use more levels there "
-            "(a slower ladder), or more inner steps per level"
-        )
+        where = f" at rho = {float(trace['rho'][worst]):.3g}" if "rho" in trace else f" at resampling {worst + 1}"
+        sentences.append(f"the ESS fell to {float(trace['ess'][worst]):.0f} of {n}{where}: use more steps or levels")
     found = None if log_weight is None else clusters(log_weight)
     if found is not None and _is_split(found, n):
         sentences.append(
-            f"{found.chains} of {n} chains carry {100 * found.share:.1f} % of the weight, {found.gap:.1f} above the "
-            "others in log-weight: the chains sit in two groups that do not mix; use more inner steps or rejuvenation "
-            "moves per level, more levels, or several islands"
+            f"{found.chains} of {n} chains carry {100 * found.share:.1f} % of the weight (log-weights {found.gap:.1f} "
+            "above the others): the chains are in two groups that do not mix; use more steps or levels"
         )
     return sentences

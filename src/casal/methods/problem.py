@@ -157,7 +157,9 @@ class Problem:
     def potential(self, x: Tensor) -> Tensor:
         """f(x) = -log p + constant, (n,), in the dtype it comes in; counts as much as a score."""
         if self.target.potential is None:
-            raise SettingError(f"{self.target.name} has no potential; give langevin(potential=...) or use energy")
+            raise SettingError(
+                f"{self.target.name} has no potential; use casal.langevin(..., potential=...) or casal.energy"
+            )
         self.usage.add_scores(len(x))
         name = f"the potential of {self.target.name}"
         f = unedited(name, self._given(self.target.potential, x), x)

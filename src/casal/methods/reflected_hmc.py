@@ -276,11 +276,11 @@ class ReflectedHMC(Method[ReflectedState]):
     def start_note(self, problem: Problem) -> str | None:
         if self._tempered(problem, problem.chains or FEWEST_CHAINS):
             return None
-        why = "the potential is not known; give langevin(potential=...) or use energy"
+        why = "the potential is not known; use casal.langevin(..., potential=...) or casal.energy"
         if problem.target.potential is not None:
             why = "the density of the starting points is not known; start with casal.GaussianStart"
             if problem.start is not None:
-                why = "the start is not tempered (temper=False, warm_up=0, or few chains of each set and condition)"
+                why = "the start is not tempered (temper=False, warm_up=0, or too few chains of each set and condition)"
         return f"separate modes between which chains do not cross keep the weights of the starting points: {why}"
 
     def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> ReflectedState:

@@ -199,9 +199,7 @@ class WeightedCASAL(Method[Any]):
         share(self.ess, "ess", "the chains")
         given = None if callable(self.rho) else self.rho
         if given is not None and (isinstance(given, str) or not 0.0 < number_of(given, "rho") < math.inf):
-            raise SettingError(
-                f"rho, the top of the ladder, must be finite and > 0, or None to be found, got {given!r}"
-            )
+            raise SettingError(f"rho, the last coupling, must be finite and > 0, or None to be found, got {given!r}")
 
     # ---------------------------------------------------------------------------------------------------- stages
 
@@ -214,7 +212,9 @@ class WeightedCASAL(Method[Any]):
         before = (TEMPERED if tempering else BURN_IN) if self.burn_in is None else self.burn_in
         first, last = burn_in_steps(before, steps), steps - evaluations
         if first >= last:
-            raise SettingError(f"{steps} steps leave none for the ladder after {first} of burn-in; take more")
+            raise SettingError(
+                f"{steps} steps leave none after {first} steps of burn-in; use more steps, or a smaller burn_in"
+            )
         edge = self.correct and has_edge(problem)
         at = Control(first, last, self._given(last - first), edge, evaluations > 0, tempering=tempering)
         return at if tempering or self.hold else at._replace(rhos=(0.0,) * first)
@@ -244,7 +244,7 @@ class WeightedCASAL(Method[Any]):
             return ()
         given = evaluate(self.rho, range(count), "rho")
         if bool((given.diff() < 0).any()):
-            raise SettingError("the ladder of rho must not descend; use geometric(low, high) or a number")
+            raise SettingError("the schedule of rho must not decrease; use casal.geometric(low, high) or a number")
         return tuple(given.tolist())
 
     def _tempers(self, problem: Problem) -> bool:
@@ -255,11 +255,11 @@ class WeightedCASAL(Method[Any]):
     def start_note(self, problem: Problem) -> str | None:
         if self._tempers(problem):
             return None
-        why = "the potential is not known; give langevin(potential=...) or take energy"
+        why = "the potential is not known; use casal.langevin(..., potential=...) or casal.energy"
         if problem.target.potential is not None:
             why = "the density of the starting points is not known; start with casal.GaussianStart"
             if problem.start is not None:
-                why = "the start is not weighed (temper=False or burn_in=0)"
+                why = "the starting points are not weighted (temper=False or burn_in=0)"
         return f"the weights of separate modes are those of the starting points: {why}"
 
     def _searches(self, control: Control) -> bool:
@@ -315,7 +315,7 @@ class WeightedCASAL(Method[Any]):
     def advice(self, state: Any, row: WeightedRow | AdjustedRow) -> str:
         tau, rho = float(row.b), float(row.rho)
         numbers = f"(tau = {tau:.3g}, rho = {rho:.3g}, tau rho = {tau * rho:.3g})"
-        return f"{numbers}; take a smaller step_size or a preconditioner"
+        return f"{numbers}; use a smaller step_size or a preconditioner"
 
     # ---------------------------------------------------------------------------------------------------- all chains
 

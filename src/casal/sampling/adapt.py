@@ -177,11 +177,11 @@ def _pilot_notes(pilot: Pilot, replaced: bool) -> tuple[str, ...]:
     """What the pilot found that a reader of the result should know."""
     notes = list[str]()
     if replaced:
-        notes.append(f"step_size was {_off(pilot.ratio)}; {pilot.free_step_size:.3g} was taken in its place")
+        notes.append(f"step_size was {_off(pilot.ratio)}; {pilot.free_step_size:.3g} was used instead")
     if not pilot.integrable and not pilot.outward:
         notes.append(
-            "the density does not seem to have a finite integral off the set: nothing holds free chains back; "
-            "the result depends on starting points near the set"
+            "the density seems to have no finite integral off the set: unconstrained chains run away, and the result "
+            "depends on starting points near the set"
         )
     return tuple(notes)
 
@@ -189,7 +189,7 @@ def _pilot_notes(pilot: Pilot, replaced: bool) -> tuple[str, ...]:
 def _step_objections(pilot: Pilot | None, corrected: bool) -> tuple[str, ...]:
     if pilot is None or corrected or not _far_off(pilot):
         return ()
-    return (f"step_size is {_off(pilot.ratio)}: take step_size='auto' or {pilot.free_step_size:.3g}",)
+    return (f"step_size is {_off(pilot.ratio)}: use step_size='auto' or step_size={pilot.free_step_size:.3g}",)
 
 
 def _support_objections(pilot: Pilot | None, target: Target) -> tuple[str, ...]:
@@ -197,9 +197,9 @@ def _support_objections(pilot: Pilot | None, target: Target) -> tuple[str, ...]:
     if pilot is None or not pilot.undefined:
         return ()
     return (
-        f"the density of {target.name} is not a number at {100 * pilot.undefined:.3g} % of the points that free chains "
-        "go to: nothing is known of chains there. Take casal.ReflectedHMC(), whose chains stay in the set, or let f "
-        "be finite off the set too",
+        f"the density of {target.name} is not a number at {100 * pilot.undefined:.3g} % of the points that "
+        "unconstrained chains visit, where they are lost. Use casal.ReflectedHMC(), whose chains stay in the set, or "
+        "let f be finite off the set too",
     )
 
 
@@ -208,7 +208,8 @@ def _sign_question(pilot: Pilot | None) -> tuple[str, ...]:
     if pilot is None or not pilot.outward:
         return ()
     return (
-        "the density grows without bound off the set, so that free chains run away: is the sign right, f = -log p in "
+        "the density grows without bound off the set, so that unconstrained chains run away: is the sign right, f = "
+        "-log p in "
         "casal.energy and its gradient in casal.langevin?",
     )
 

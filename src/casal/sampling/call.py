@@ -67,9 +67,10 @@ def sample(
             promises feasible samples warns of those that are not.
         units: What counts as one in each component, a number or one a component, in the unit in which the set is
             written; ``tol`` is then in these units. ``units=1.0`` makes a single ``tol`` absolute.
-        check: Whether checks of the distribution may evaluate the score: at most 8 % more evaluations, for methods
-            that promise the distribution, counted apart in ``result.cost``. "drift" adds a check by a few Metropolis
-            moves, 15 % in all. Checks without evaluations are always made.
+        check: Whether checks of the distribution may evaluate the score: at most 8 % more evaluations, counted
+            apart in ``result.cost``. Methods that promise the distribution compare samples and score; others draw a few
+            samples of a diffusion or flow model alone, to see whether model and set are in the same units. "drift" adds
+            a check by a few Metropolis moves, 15 % in all. Checks without evaluations are always made.
         run: How the run is carried out: threads, workers, batches, a store, compiled steps, progress, snapshots ...
             (``casal.Run``).
         old: Fields of ``Run`` as keywords of their own, as in earlier versions; deprecated.
@@ -137,9 +138,9 @@ def _warn_if_infeasible(result: SampleResult) -> None:
     if lost:
         warnings.warn(
             f"{lost} of {len(certificate.violation)} samples are not feasible: the largest violation is "
-            f"{float(certificate.violation.max()):.3g}, tol = {certificate.tolerance:g}; result.certificate says which "
-            "ones. Raise tol= if that is near enough; else see whether the set is empty or its projection gives up "
-            "early, and start nearer to the set",
+            f"{float(certificate.violation.max()):.3g}, tol = {certificate.tolerance:g}; result.certificate.feasible "
+            "says which. Raise tol= if that is accurate enough; otherwise check that the set is not empty, and start "
+            "nearer to it (init=)",
             CasalWarning,
             stacklevel=3,
         )

@@ -1,4 +1,4 @@
-"""The proof that comes with every result: how far each sample is from the definition of its set, row by row."""
+"""The proof that comes with every result: how far each sample is from the definition of its set."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class Certificate:
             return "no samples"
         last = int(self.violation.argmax())
         value, off = float(self.violation[last]), float(self.excess[last])
-        row = f": {self.worst} is missed by {off:.2e}" if value > 0 and self.worst else ""
-        text = f"{good} of {n} samples feasible; largest violation {value:.2e} (tolerance {self.tolerance:.0e}){row}"
-        return f"{text}; {self.note}" if self.note else text
+        judged = f"violation {value:.2g}, tolerance {self.tolerance:.0e}"
+        worst = f"worst: {self.worst}, off by {off:.2g} ({judged})" if value > 0 and self.worst else f"largest {judged}"
+        return "; ".join(text for text in (f"{good} of {n} feasible", worst, self.note) if text)
 
 
 class Measure(NamedTuple):
@@ -82,7 +82,9 @@ class Measure(NamedTuple):
         size, common = _numbers(tol, "tol"), isinstance(tol, int | float) or torch.as_tensor(tol).ndim == 0
         unit = None if units is None else _numbers(units, "units")
         if unit is not None and not bool((unit > 0).all()):
-            raise SettingError(f"units must be > 0, got {float(unit.min()):g}; they say what counts as one in each row")
+            raise SettingError(
+                f"units must be > 0, got {float(unit.min()):g}; they say what counts as one in each component"
+            )
         if common:
             return cls(float(size), unit)
         return cls(1.0, size if unit is None else size * unit)
@@ -132,7 +134,8 @@ def _rows_expected(constraint: Constraint, event: Event, given: int, count: int)
     names = [constraint.component_name(event, row) for row in range(min(count, NAMED_ROWS))]
     more = ", ..." if count > NAMED_ROWS else ""
     return (
-        f"{given} tolerances or units for a set of {count} rows ({'; '.join(names)}{more}); give one number, or {count}"
+        f"{given} tolerances or units for a set of {count} components ({'; '.join(names)}{more}); give one number, or "
+        f"{count}"
     )
 
 
@@ -141,7 +144,7 @@ def _numbers(given: Any, name: str) -> Tensor:
     try:
         numbers = torch.as_tensor(given, dtype=torch.float64).reshape(-1)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise SettingError(f"{name} must be a number, or one for each row, got {given!r}") from error
+        raise SettingError(f"{name} must be a number, or one for each component of the set, got {given!r}") from error
     if not numbers.numel() or not bool((numbers >= 0).all()):
         worst = float(numbers.min()) if numbers.numel() else math.nan
         raise SettingError(f"{name} must be >= 0, got {worst:g}")

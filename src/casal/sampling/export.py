@@ -77,6 +77,11 @@ class Summary:
         return html_table(self.cells(), self.note)
 
 
+def short(number: float) -> str:
+    """A count in three digits, or as many as it has before the point: 0.25, 43, 304."""
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
+
+
 def html_table(rows: Sequence[Sequence[str]], note: str = "", *, head: bool = True) -> str:
     """Cells as an HTML table, all text escaped."""
     parts = []

@@ -14,6 +14,7 @@ from torch import Tensor
 from casal.checks import Event, broadcasts_to
 from casal.constraints import Constraint, geometry, squarable
 from casal.decoders import Decoder, Identity
+from casal.diagnostics import clipped_units
 from casal.errors import CasalError, DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
 from casal.methods import METHODS, Method, Problem, Uncounted
 from casal.sampling.certificate import Measure, certify
@@ -43,7 +44,7 @@ def place_of(target: Target, options: Options) -> torch.device:
             return torch.empty(0, device=given).device
         except (RuntimeError, AssertionError, TypeError) as error:
             said = str(error).partition("\n")[0][:200]
-            raise SettingError(f"device={given!r} cannot be used here ({said}); leave it out, or take 'cpu'") from error
+            raise SettingError(f"device={given!r} cannot be used here ({said}); leave it out, or use 'cpu'") from error
     return target.init.device if isinstance(target.init, Tensor) else torch.device("cpu")
 
 
@@ -64,12 +65,14 @@ class Tried(NamedTuple):
         event: Shape of a decoded event.
         decoder: The decoder without its offset, in all its digits; that of the problem has the dtype of the run.
         offset: The offset c of the decoder in float64: the set of the problem is C - c. None for zero.
+        clipped: What to say if the model's samples are clipped although decoder or set are in other units.
     """
 
     problem: Problem
     event: Event
     decoder: Decoder
     offset: Tensor | None
+    clipped: str | None
 
 
 def try_out(target: Target, constraint: Constraint, n: int, options: Options) -> Tried:
@@ -82,7 +85,9 @@ def try_out(target: Target, constraint: Constraint, n: int, options: Options) ->
         centred, offset = (options.decoder or Identity()).centred(probe)
         inside = constraint if offset is None else constraint.shifted(-offset)
         problem = Problem(target, inside, centred.to(probe), probe[:0], row_dtype=row_dtype)
-        return Tried(problem, _check_problem(problem.replace(usage=Uncounted()), probe, n, options), centred, offset)
+        event = _check_problem(problem.replace(usage=Uncounted()), probe, n, options)
+        clipped = clipped_units(target, constraint, options.decoder or Identity(), problem.latent)
+        return Tried(problem, event, centred, offset, clipped)
 
     few = min(n, PROBE)
     try:
@@ -119,7 +124,7 @@ def check_call(target: Target, constraint: Constraint, method: Method[Any] | str
         raise SettingError(f"constraint must be a casal set such as casal.Sphere(1.0), got {_hint_for_set(constraint)}")
     if isinstance(method, Method) and target.log_weight is not None and not method.tilts:
         raise SettingError(
-            f"{method.name} takes no account of the soft term of {target.name} (casal.tilted); take casal.LookAhead(), "
+            f"{method.name} ignores the soft term of {target.name} (casal.tilted); use casal.LookAhead(), "
             "or method='auto'"
         )
     if options.check not in (True, False, "drift"):
@@ -156,7 +161,7 @@ def check_call(target: Target, constraint: Constraint, method: Method[Any] | str
     if init.ndim >= 1 and len(init) != n:
         sizes = ", ".join(["-1"] * (init.ndim - 1))
         same = f": init.expand({n}, {sizes}) starts all of them there" if len(init) == 1 else ""
-        raise ShapeError(f"init has {len(init)} rows for n = {n} chains; give one row a chain{same}")
+        raise ShapeError(f"init has {len(init)} rows for n = {n} chains; give one row per chain{same}")
     _check_points(init, 0, len(target.table))
 
 
@@ -267,7 +272,9 @@ def _check_problem(problem: Problem, probe: Tensor, n: int, options: Options) ->
     score = _check_score(problem.replace(target=few.take(chains)), rows, len(probe))
     decoded = _probed("the decoder", problem.decode, rows)
     if len(rows) > len(probe) and not _close(decoded[0], decoded[-1]):
-        raise SettingError(f"the decoder depends on the row of a chain, not on its point alone: {ANY_ROWS}")
+        raise SettingError(
+            f"the decoder depends on the place of a chain in the batch, not on its point alone: {ANY_ROWS}"
+        )
     problem.constraint.validate(tuple(decoded.shape[1:]))
     geometry.check_nonempty(problem.constraint, decoded)
     _check_projection(problem.constraint.take(slice(0, len(probe))), decoded[: len(probe)], options)
@@ -326,7 +333,7 @@ def _check_score(problem: Problem, rows: Tensor, points: int) -> Tensor:
     if len(rows) <= points or _close(score[0], score[-1]):
         return score
     if _close(score, _probed(name, problem.score, rows, t)):  # else it is random
-        raise SettingError(f"{name} depends on the row of a chain, not on its point alone: {ANY_ROWS}")
+        raise SettingError(f"{name} depends on the place of a chain in the batch, not on its point alone: {ANY_ROWS}")
     return score
 
 
@@ -407,6 +414,6 @@ def _check_projection(constraint: Constraint, decoded: Tensor, options: Options)
         violation, missed = float(found.violation[worst]), float(found.excess[worst])
         raise ProjectionError(
             f"{constraint!r}.project leaves the set: violation {violation:.3g} > tol = {found.tolerance:g} at the "
-            f"starting points ({found.worst} is missed by {missed:.3g}); "
+            f"starting points (worst: {found.worst}, off by {missed:.3g}); "
             "fix the projection, declare it exact=False, raise tol, or give units="
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ from torch import Tensor
 from casal.checks import Event
 from casal.constraints import Box, Constraint, geometry
 from casal.devices import DEVICE_NUMBERS
-from casal.errors import SettingError
+from casal.errors import CasalWarning, SettingError
 from casal.methods import Each, Method, Problem, Together, Unconstrained, Uncounted, Usage, few_chains
 from casal.sampling.adapt import adapt
 from casal.sampling.coordinates import Coordinates, coordinates
@@ -26,8 +27,8 @@ from casal.streams import stream
 from casal.targets import Target, first_order
 
 FIRST_ORDER_NOTE = (
-    "the steps of the model look back at earlier estimates; this method took steps of first order between the same "
-    "noise levels instead"
+    "the multistep rule of the model's scheduler was replaced by steps of first order between the same noise levels, "
+    "which this method needs"
 )
 
 BATCH_NUMBERS = 1 << 17
@@ -213,6 +214,8 @@ def prepare(
     if not (isinstance(method, Method) and method.remembers):
         target = first_order(target)
     tried = try_out(target, constraint, n, options)
+    if tried.clipped is not None:
+        warnings.warn(tried.clipped, CasalWarning, stacklevel=3)
 
     def points(chains: Tensor, generator: torch.Generator) -> Tensor:
         init = target.init
@@ -244,7 +247,9 @@ def prepare(
         offset=tried.offset,
         pilot=ready.pilot,
         choice=ready.choice,
-        notes=ready.notes + ((FIRST_ORDER_NOTE,) if target is not given else ()),
+        notes=ready.notes
+        + ((FIRST_ORDER_NOTE,) if target is not given else ())
+        + (() if tried.clipped is None else (tried.clipped,)),
         objections=ready.objections,
         checked=ready.checked,
     )

@@ -5,29 +5,38 @@ from __future__ import annotations
 import platform
 import shutil
 import time
+import warnings
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from casal import __version__
 from casal.constraints import Constraint, constraint_from_spec
-from casal.diagnostics import Estimate, Evidence, Fidelity, Lineage, assess, warn_if_degenerate
-from casal.errors import SettingError, ShapeError, StoreError
+from casal.diagnostics import (
+    Estimate,
+    Evidence,
+    Fidelity,
+    Lineage,
+    assess,
+    other_units,
+    warn_if_degenerate,
+)
+from casal.errors import CasalWarning, SettingError, ShapeError, StoreError
 from casal.methods import Problem, Usage
 from casal.sampling.certificate import Certificate, Measure, certify
-from casal.sampling.export import Function, Summary, html_table, inference_data, summarise
+from casal.sampling.export import Function, Summary, html_table, inference_data, short, summarise
 from casal.sampling.loop import Job, Walk
 from casal.sampling.plot import draw
 from casal.sampling.prepare import Batch, Prepared
 from casal.sampling.threads import one_thread
 from casal.sampling.trace import Snapshots, Trace, snapshots_of
-from casal.store import RunStore, make_tree, named_errors
+from casal.store import RunStore, make_tree, named_errors, refuse_file_name
 
 SAME_VIOLATION = 0.01
 """Share of the tolerance by which a violation may change when it is computed again, beside rounding."""
@@ -60,7 +69,7 @@ JUDGED = ("violation", "row", "excess")
 """What a store keeps of a certificate for every sample."""
 
 UNFINISHED = Fidelity(
-    "suspect", ("the run was stopped before its distribution was checked; repeat the call that began it",), {}
+    "suspect", ("the run was stopped before its distribution was checked; repeat the call that started it",), {}
 )
 """Of a store whose run has not come to its end."""
 
@@ -131,19 +140,29 @@ class SampleResult:
         ancestor: Tensor | None = getattr(self.state, "ancestor", None)
         return torch.arange(len(self.samples), device=self.samples.device) if ancestor is None else ancestor
 
-    def expect(self, f: Callable[[Tensor], Tensor]) -> Estimate:
+    @overload
+    def expect(self, f: Callable[[Tensor], Tensor]) -> Estimate: ...
+
+    @overload
+    def expect(self, f: Callable[[Tensor], Tensor], *, by: Any) -> dict[Any, Estimate]: ...
+
+    def expect(self, f: Callable[[Tensor], Tensor], *, by: Any = None) -> Estimate | dict[Any, Estimate]:
         """The expectation of a function of the samples, with a standard error that knows of weights and copies.
 
         The value is sum_i W_i f(z_i). Samples of one ancestor count as one observation, see
-        ``methods/population.py``; chains that exchange nothing are their own ancestors.
+        ``methods/population.py``; chains that exchange nothing are their own ancestors. Printed, an estimate says what
+        its error bar leaves out: a distribution that is not trusted, and several sets or conditions (``PerChain``) that
+        the mean mixes; ``by`` keeps them apart.
 
         Args:
             f: Samples (n, *event) -> (n,) or (n, k), numbers or truth values.
+            by: (n,) numbers, such as the values of a ``PerChain`` parameter: one estimate for each of them.
 
         Returns:
             ``value`` and ``standard_error``, of shape () or (k,), float64. The error of a single ancestor is NaN. An
             event that no sample shows, or all of them (f is 0 or 1 throughout), has the error of Agresti and Coull,
-            (q (1 - q) / (G + 4))^(1/2) with q = 2 / (G + 4) and G effective ancestors.
+            (q (1 - q) / (G + 4))^(1/2) with q = 2 / (G + 4) and G effective ancestors. With ``by`` a dictionary from
+            its numbers to such estimates.
 
         Raises:
             ShapeError: f returns something else.
@@ -154,27 +173,35 @@ class SampleResult:
         if not isinstance(values, Tensor) or values.ndim not in (1, 2) or len(values) != n:
             got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ShapeError(f"f must return a tensor ({n},) or ({n}, k) for {n} samples, got {got}")
-        lineage = Lineage(self.weights, self.ancestors)
-        columns = values.reshape(n, -1)
-        mean, error = lineage.mean(columns)
-        never = ((columns == columns[:1]).all(0) & ((columns[0] == 0) | (columns[0] == 1))).to(error.device)
-        more = lineage.effective + 4.0
-        error = torch.where(never, (2.0 / more * (1.0 - 2.0 / more) / more) ** 0.5, error)
-        if lineage.ancestors < 2:
-            error = torch.full_like(error, torch.nan)
-        return Estimate(mean, error) if values.ndim == 2 else Estimate(mean[0], error[0])
+        verdict, groups = self.fidelity.verdict, int(self.provenance.get("groups", 1))
+        notes = [{"trusted": "", "too few": "too few samples"}.get(verdict, f"distribution {verdict}")]
+        if by is None:
+            notes.append(f"mean over {groups} different sets or conditions" if groups > 1 else "")
+            return _estimate(values, Lineage(self.weights, self.ancestors), notes)
+        try:
+            labels = torch.as_tensor(by, device=self.samples.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ShapeError(f"by holds one number for each of the {n} samples, such as 0, 1, ...: {error}") from error
+        if labels.shape != (n,):
+            raise ShapeError(f"by holds one number for each of the {n} samples, got shape {tuple(labels.shape)}")
+        found = dict[Any, Estimate]()
+        for label in torch.unique(labels):
+            of = labels == label
+            found[label.item()] = _estimate(values[of], Lineage(self.weights[of], self.ancestors[of]), notes)
+        return found
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the result to a new store (zarr), as ``casal.Run(store=path)`` does; ``casal.load`` reads it.
 
         Args:
-            path: The folder.
+            path: The folder, such as "run.zarr"; names of files (.pt, .npz, .csv ...) are refused.
             overwrite: Whether to replace a result that is there; another folder or file is never replaced.
 
         Raises:
-            StoreError: The folder exists, or cannot be written.
+            StoreError: The folder exists, has the name of a file, or cannot be written.
         """
         place = Path(path)
+        refuse_file_name(place)
         with named_errors(place):
             taken = place.exists()
         if taken and overwrite:
@@ -264,35 +291,47 @@ class SampleResult:
 
     def lines(self) -> list[tuple[str, str]]:
         """What ``print`` shows, as pairs of a label and a text."""
-        n, cost, asked = len(self.samples), self.cost, self.provenance.get("asked")
-        spent = (
-            f"{cost.score_evaluations:.4g} spent"
-            if asked is None
-            else f"{asked} asked, {cost.score_evaluations:.4g} spent"
-        )
-        checks = f", {cost.check_evaluations:.3g} more on checks" if cost.check_evaluations else ""
+        n, cost, about = len(self.samples), self.cost, self.provenance
+        requested, calls = about.get("requested"), short(cost.score_evaluations)
+        chosen = ' (chosen by "auto")' if "choice" in about else ""
+        more = "" if requested is None or short(requested) == calls else f" ({requested} requested)"
+        checks = f", {short(cost.check_evaluations)} for checks" if cost.check_evaluations else ""
+        projections = "projection" if short(cost.projections) == "1" else "projections"
         shown = [
+            ("method", f"{about.get('method', '?')}{chosen}"),
             ("samples", f"{n} of shape {tuple(self.samples.shape[1:])}{' (partial run)' if self.partial else ''}"),
             ("constraint", str(self.certificate)),
             ("distribution", str(self.fidelity).removeprefix("distribution ")),
-            ("evaluations", f"{spent} a chain{checks}; {cost.projections:.4g} projections"),
+            ("model calls", f"{calls} per chain{more}{checks}; {short(cost.projections)} {projections} per chain"),
         ]
         if self.latents is not None:
             largest = float(self.gap.max()) if n else 0.0
-            shown.append(("gap", f"largest {largest:.3g} between samples and decoded latents"))
+            shown.append(("gap", f"samples are up to {largest:.3g} away from their decoded latents"))
         if "ess" in self.trace:
             alive, least = len(torch.unique(self.ancestors)), float(self.trace["ess"].min())
-            shown.append(("ancestors", f"{alive} of {n} survive, smallest effective size {least:.0f}"))
+            shown.append(("ancestors", f"{alive} of {n} starts have descendants; lowest ESS {least:.0f}"))
         return [*shown, ("seconds", f"{cost.seconds:.2f}")]
 
     def __str__(self) -> str:
-        lines = [("method", str(self.provenance.get("method", "?"))), *self.lines()]
-        return "\n".join(f"{label:<14}{text}" for label, text in lines)
+        return "\n".join(f"{label:<14}{text}" for label, text in self.lines())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return html_table([("method", str(self.provenance.get("method", "?"))), *self.lines()], head=False)
+        return html_table(self.lines(), head=False)
+
+
+def _estimate(values: Tensor, lineage: Lineage, notes: Sequence[str]) -> Estimate:
+    """Mean and standard error of values (n,) or (n, k), with what is to be said of them."""
+    columns = values.reshape(len(values), -1)
+    mean, error = lineage.mean(columns)
+    never = ((columns == columns[:1]).all(0) & ((columns[0] == 0) | (columns[0] == 1))).to(error.device)
+    more = lineage.effective + 4.0
+    error = torch.where(never, (2.0 / more * (1.0 - 2.0 / more) / more) ** 0.5, error)
+    if lineage.ancestors < 2:
+        error = torch.full_like(error, torch.nan)
+    note = "; ".join(filter(None, notes))
+    return Estimate(mean, error, note) if values.ndim == 2 else Estimate(mean[0], error[0], note)
 
 
 # ------------------------------------------------------------------------------------------------ from a run
@@ -325,8 +364,10 @@ def collect(prepared: Prepared, job: Job, threads: int, walk: Walk, began: float
         state = type(state)(*(part[which.to(part.device)] if part.ndim else part for part in state))
     series = job.trace.series()
     warn_if_degenerate(series, n, getattr(state, "log_weight", None))
-    asked = len(prepared.target.table)
-    provenance = {**about(prepared), "asked": asked, "threads": threads, "compile": walk.compiles}
+    requested, groups = len(prepared.target.table), prepared.problem.groups()
+    provenance = {**about(prepared), "requested": requested, "threads": threads, "compile": walk.compiles}
+    if groups is not None:
+        provenance["groups"] = len(torch.unique(groups))
     if walk.note is not None:
         provenance["compile_note"] = walk.note
     snapshots = _gathered(prepared, job, batches)
@@ -385,16 +426,22 @@ def about(prepared: Prepared) -> dict[str, Any]:
 
 def _fidelity(prepared: Prepared, result: SampleResult, problem: Problem) -> Fidelity:
     """The certificate of the distribution; an interrupted run is not worth evaluations."""
-    objections = prepared.objections
+    objections, check = prepared.objections, prepared.options.check
     if result.partial:
         done = int(result.steps.min())
         objections += (f"the run was interrupted after {done} of {prepared.steps} steps; run it to the end",)
     with one_thread():
+        if prepared.method.strict and not prepared.method.promises_distribution and check and not result.partial:
+            evaluations = result.cost.score_evaluations * len(result)
+            question = other_units(problem, result.samples, result.weights, evaluations)
+            if question is not None:
+                warnings.warn(question, CasalWarning, stacklevel=4)
+                objections += (question,)
         return assess(
             Evidence(result, problem, result.cost.score_evaluations, result.cost.projections),
             promised=prepared.method.promises_distribution,
             method=prepared.method.name,
-            spend=False if result.partial else prepared.options.check,
+            spend=False if result.partial else check,
             notes=prepared.notes,
             objections=objections,
         )

@@ -52,7 +52,11 @@ class StoreKeeper(Keeper):
         self.prepared, self.bar, self.walk = prepared, bar, walk
         self.independent = prepared.independent_stages() is not None
         name = prepared.method.name
-        fixed = None if self.independent else f"the chains of {name} act together, so that more of them change all"
+        fixed = (
+            None
+            if self.independent
+            else f"the chains of {name} exchange information, so that more chains change all of them"
+        )
         self.store = RunStore(path, identity(prepared), prepared.n, prepared.batch, fixed)
         budget = int(REPLAYED * prepared.steps * len(prepared.batches))
         self._replayed: int | None = max(1, budget)

@@ -39,7 +39,8 @@ class Run:
             another model, set, method or start is refused. A larger n adds chains, if chains never exchange anything:
             full batches stay as they are, a last one that was not full is run again.
         run_id: A name of your own that is kept in the store and must be the same when it is continued.
-        progress: Whether to show a progress bar (needs rich).
+        progress: Whether to show a progress bar (needs rich). None shows one on a terminal, and only there, after five
+            seconds.
         callback: Called as ``callback(view)`` after every step of every batch (with compile, after every few steps)
             with a ``StepView``. Calls never overlap. If it returns something true, the run ends as by Ctrl-C.
         record_every: Steps between two records of the trace; 0 records the end only.
@@ -62,7 +63,7 @@ class Run:
     compile: bool = False
     store: str | Path | None = None
     run_id: str | None = None
-    progress: bool = False
+    progress: bool | None = None
     callback: Callback | None = None
     record_every: int = 0
     snapshots: int = 0
@@ -94,9 +95,9 @@ def _dtype(given: Any) -> torch.dtype | None:
     name = given if isinstance(given, str) else getattr(given, "__name__", getattr(given, "name", None))
     found = getattr(torch, name, None) if isinstance(name, str) else given
     if found is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
-        raise DtypeError(f"chains are floating-point numbers; take torch.float32 or torch.float64, got dtype={given!r}")
+        raise DtypeError(f"chains are floating-point numbers; use torch.float32 or torch.float64, got dtype={given!r}")
     if found is None and given is not None:
-        raise DtypeError(f"torch has no dtype {given!r}; take torch.float32 or torch.float64")
+        raise DtypeError(f"torch has no dtype {given!r}; use torch.float32 or torch.float64")
     return found
 
 

@@ -33,6 +33,9 @@ CAUSES = {
     errno.ENOTDIR: "a part of its path is a file; choose another place",
 }
 
+FILE_NAMES = (".pt", ".pth", ".npy", ".npz", ".csv", ".json", ".pkl", ".h5", ".nc")
+"""How the names of files end that are no folders."""
+
 SEAL = "seal"
 """Key of a record under which the checksum of all its other keys is kept."""
 
@@ -43,6 +46,15 @@ ZARR_DRAFT = ".partial"
 """How the names of files end that zarr is writing."""
 
 _drafts = itertools.count()
+
+
+def refuse_file_name(path: Path) -> None:
+    """StoreError if a path has the name of a file: a store is a folder."""
+    if path.suffix.lower() in FILE_NAMES:
+        raise StoreError(
+            f"a result is stored in a folder of zarr arrays, and {path} is the name of a file; use "
+            f"{path.with_suffix('.zarr')}, or torch.save(result.samples, 'samples.pt') for the samples alone"
+        )
 
 
 @contextmanager

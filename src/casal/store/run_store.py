@@ -28,6 +28,7 @@ from casal.store.files import (
     is_whole,
     named_errors,
     read_json,
+    refuse_file_name,
     remove_drafts_beside,
     remove_drafts_in,
     sealed,
@@ -129,6 +130,11 @@ class RunStore:
         place, store = Path(path), cls.__new__(cls)
         with named_errors(place):
             if not (place / "zarr.json").exists():
+                if place.is_file():
+                    raise StoreError(
+                        f"{place} is a file; casal.load reads the folders that result.save('run.zarr') writes, "
+                        "torch.load reads what torch.save wrote"
+                    )
                 raise StoreError(f"there is no store at {place}")
             attributes = read_attributes(place)
             if GROWING in attributes:
@@ -160,6 +166,7 @@ class RunStore:
 
     def _begin(self, identity: Mapping[str, Any]) -> None:
         """An empty store, made beside its place and moved there in one go."""
+        refuse_file_name(self.path)
         if self.path.exists() and any(self.path.iterdir()):
             raise StoreError(f"{self.path} exists and is not a store; nothing was changed, choose another path")
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -511,7 +518,7 @@ def refuse_other(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any
         if fixed is None:
             return True
         raise StoreError(
-            f"{path} holds {stored['n']} chains of this run, and {wanted['n']} are asked for; {fixed}. Nothing was "
+            f"{path} holds {stored['n']} chains of this run, and {wanted['n']} are requested; {fixed}. Nothing was "
             "changed; choose another path"
         )
     lines = [f"  {name}: {_short(stored.get(name))} in the store, {_short(wanted.get(name))} now" for name in names]

@@ -81,7 +81,7 @@ class Table:
         return len(self.a)
 
     def __repr__(self) -> str:
-        rows = f"{len(self)} rows of {'a fixed density' if self.static else 'a diffusion or flow'}"
+        rows = f"{len(self)} steps of {'a fixed density' if self.static else 'a diffusion or flow'}"
         diagonal = "" if self.preconditioner is None else f", preconditioner {tuple(self.preconditioner.shape)}"
         return f"Table({rows}{diagonal})"
 
@@ -130,6 +130,8 @@ class Target:
         condition: Names to tensors (n, ...), one row per chain; empty if all chains sample the same density.
         conditional_init: Whether ``init`` evaluates the network and is called as ``init(n, generator, **rows)``.
         notes: What a reader of every result must know of the model; the certificate of the distribution says it.
+        clip: The model's samples are cut off at plus and minus this number by a setting that nobody confirmed; None if
+            they are not, or if it is meant.
 
     >>> import casal
     >>> import torch
@@ -151,6 +153,7 @@ class Target:
     condition: Mapping[str, Tensor] = field(default_factory=dict)
     conditional_init: bool = False
     notes: tuple[str, ...] = ()
+    clip: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "condition", checked(self.condition))
@@ -210,7 +213,7 @@ def checked(condition: Any) -> dict[str, Tensor]:
     found = {name: _tensor(name, value) for name, value in condition.items()}
     if len({len(value) for value in found.values()}) > 1:
         each = ", ".join(f"{len(value)} in {name}" for name, value in found.items())
-        raise ShapeError(f"the condition has different numbers of rows: {each}; give one row a chain to each")
+        raise ShapeError(f"the condition has different numbers of rows: {each}; give each one row per chain")
     return found
 
 

@@ -71,7 +71,7 @@ def recursion(states: Tensor) -> Recursion:
         if worst <= ROUNDED:
             return found
     raise SettingError(
-        f"a step depends on more than x and the estimates of the {LONGEST} rows before it: {worst:.3g} of a state is "
+        f"a step depends on more than x and the estimates of the {LONGEST} steps before it: {worst:.3g} of a state is "
         f"left unexplained (limit {ROUNDED:g})"
     )
 

@@ -154,7 +154,7 @@ class Squared:
 @pytest.mark.parametrize(
     ("scheduler", "says"),
     [
-        (lambda: diffusers.LMSDiscreteScheduler(), "cannot be written as rows"),
+        (lambda: diffusers.LMSDiscreteScheduler(), "cannot be read"),
         (lambda: diffusers.IPNDMScheduler(), "noise levels of IPNDMScheduler are not known"),
         (lambda: diffusers.DDPMScheduler(clip_sample=False, thresholding=True), "thresholding is not supported"),
         (lambda: diffusers.DDPMScheduler(clip_sample=False, variance_type="learned"), "variance_type='learned'"),
@@ -164,7 +164,7 @@ class Squared:
             ),
             "zero terminal SNR",
         ),
-        (Squared, "cannot be written as rows|not linear"),
+        (Squared, "cannot be read|not linear"),
         (lambda: None, "give a scheduler of diffusers"),
     ],
 )

@@ -183,7 +183,7 @@ def test_levels_for_every_chain_and_inequalities_for_every_chain() -> None:
 
 
 def test_too_few_chains_of_a_set_are_refused() -> None:
-    with pytest.raises(SettingError, match="only 1; repeat every parameter at least 16 times"):
+    with pytest.raises(SettingError, match="at least 16 chains of each PerChain value and condition, found 1"):
         run(casal.Sphere(casal.PerChain(NORM + torch.linspace(0, 1, N))))
 
 

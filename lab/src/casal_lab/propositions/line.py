@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from casal_lab.experiment import HOLDS, PARTLY, VACUOUS, Array, Claim, ResultTable, reached
+from casal_lab.experiment import HOLDS, NOT_APPLICABLE, PARTLY, Array, Claim, ResultTable, reached
 from casal_lab.problems import gaussian_line as gaussian
 from casal_lab.propositions.setup import Check
 
@@ -14,7 +14,7 @@ COUPLING = 2.0
 TABULATED = (2.0, 20.0, 1000.0)
 CHUNK = 2000
 VACUITY = (
-    "As stated it says nothing: it assumes |x_t - z_t + mu_t| <= M for all t, and with Gaussian noise every chain "
+    "As stated it does not apply: it assumes |x_t - z_t + mu_t| <= M for all t, and with Gaussian noise every chain "
     "exceeds every M with probability one. "
 )
 """Of the three propositions under the assumptions of section 4.2."""
@@ -176,7 +176,7 @@ def mixing(quick: bool) -> Check:
         + ", ".join(f"{name} (D ends at {value:.4f})" for name, value in stuck.items())
         + ": the printed z-step cools z, and a multiplier of its own keeps every chain's lambda moving at the pace of "
         "x, where the theory has one number.",
-        VACUOUS,
+        NOT_APPLICABLE,
         [table],
         {"curves": curves, "coupling": COUPLING},
         source="proposition 4.4 (`proposition:average_rate`)",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from casal_lab.experiment import VACUOUS, Array, Claim, ResultTable, reached
+from casal_lab.experiment import NOT_APPLICABLE, Array, Claim, ResultTable, reached
 from casal_lab.problems import gaussian_line as gaussian
 from casal_lab.propositions.line import COUPLING, VACUITY, Moments, allowed, moments, multiplier
 from casal_lab.propositions.setup import Check
@@ -232,7 +232,7 @@ def decrement(quick: bool) -> Check:
         f"here {rows[-1]['apart']:.1f}). As a condition for stability 4 tau (beta + 4 rho) <= 1 is safe: every variant "
         f"settles, with a margin of at least {min(safe.values()):.1f}. The released field problem has {own[0]:.1f} "
         f"with the rho of the text (20) and {own[1]:.1f} with that of the script (99).",
-        VACUOUS,
+        NOT_APPLICABLE,
         tables,
         {"rho": rhos, "limits": limits, "condition": condition, "paths": paths, "ones": ones},
         source="proposition D.2 (`proposition:primal_dual-decrement`)",
@@ -300,7 +300,7 @@ def weighted_sum(quick: bool) -> Check:
         f"segment that reaches {SEGMENT:g} standard deviations to both sides the chance that a projection is ever cut "
         f"off is below {2 * steps * beyond(SEGMENT):.0e}, so that no distribution differs by more in total variation. "
         f"The printed tau_0 = 1 breaks 4 tau (beta + 4 rho) <= 1 here until t = {met_from}.",
-        VACUOUS,
+        NOT_APPLICABLE,
         [table],
         {"T": kept.astype(np.float64), "curves": curves},
         source="proposition D.3 (`proposition:convergence_rate`)",

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from casal_lab.experiment import FAILS, HOLDS, PARTLY, VACUOUS, Array, Claim, ResultTable, reached
+from casal_lab.experiment import FAILS, HOLDS, NOT_APPLICABLE, PARTLY, Array, Claim, ResultTable, reached
 from casal_lab.propositions import setup
 
 RHOS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4)
@@ -195,7 +195,7 @@ def thin_sets(quick: bool) -> setup.Check:
         f"bounds are infinite. On a circle -log P grows by {steps.mean():.2f} for each tenfold thinner tube. Problem "
         f"(P) is still finite there (its value grows like {slope:.2f} log rho), and proposition 4.1 still holds, with "
         "the surface distribution in place of p_C: check 'recovery'.",
-        VACUOUS if np.allclose(steps, np.log(10.0), atol=0.02) else PARTLY,
+        NOT_APPLICABLE if np.allclose(steps, np.log(10.0), atol=0.02) else PARTLY,
         [table],
         {"widths": widths, "bounds": bounds, "rho": np.array(rhos), "values": values},
         source="propositions 3.1, 3.2 and 4.2, on the sets of sections 5.1 and 5.2",

@@ -18,7 +18,7 @@ class Check:
 
     statement: str  # what the paper says, with its label
     computed: str  # what was computed and found; where the print departs, in which sense
-    verdict: str  # HOLDS, PARTLY, FAILS or VACUOUS
+    verdict: str  # HOLDS, PARTLY, FAILS or NOT_APPLICABLE
     tables: Sequence[ResultTable] = ()  # the figures
     data: Mapping[str, Any] = field(default_factory=dict)  # arrays of the picture
     source: str = ""  # number and label in the paper

@@ -236,7 +236,7 @@ def _read_or_warn(folder: Path, experiment: Experiment | None, damages: list[str
     except Damaged as error:
         damages.append(f"{folder.name}: {error}")
         warnings.warn(
-            f"the outcome in {folder} cannot be read ({error}) and is left out; casal reproduce makes it again",
+            f"the outcome in {folder} cannot be read ({error}) and is not used; casal reproduce makes it again",
             CasalWarning,
             stacklevel=3,
         )

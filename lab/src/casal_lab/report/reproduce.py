@@ -19,7 +19,7 @@ class Ran:
 
     done: dict[str, float] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
-    late: list[str] = field(default_factory=list)  # cut or left out: the time given was used up
+    late: list[str] = field(default_factory=list)  # cut or not begun: the time limit was reached
     rows: dict[str, int] = field(default_factory=dict)  # finished ones of experiments that were cut
     known: dict[str, float] = field(default_factory=dict)  # seconds of earlier runs of those that are late
     failed: dict[str, str] = field(default_factory=dict)
@@ -27,9 +27,11 @@ class Ran:
     @property
     def missing(self) -> dict[str, str]:
         """Experiments without a whole outcome of this run, and why."""
-        late = {name: f"left out: {TIME_UP}; {self._needs(name)}" for name in self.late if not self.rows.get(name)}
-        cut = {name: f"{TIME_UP}; {self._needs(name)}" for name in self.late if self.rows.get(name)}
-        return {**late, **cut, **self.failed}
+        late = {
+            name: f"{'stopped' if self.rows.get(name) else 'not run'} ({TIME_UP}); {self._needs(name)}"
+            for name in self.late
+        }
+        return {**late, **self.failed}
 
     def _needs(self, name: str) -> str:
         known = self.known.get(name)
@@ -118,6 +120,6 @@ def reproduce(
             say(f"{head}: stopped during {outcome.partial.part!r}; {kept}")
             raise KeyboardInterrupt
         ran.late.append(name)
-        say(f"{head}: left out, {minutes:.3g} minutes are over; {kept}")
+        say(f"{head}: {'stopped' if outcome.rows else 'not run'} ({TIME_UP}, {minutes:.3g} minutes); {kept}")
     ran.known = {name: seconds for name, seconds in ran.known.items() if name in ran.late}
     return ran

@@ -22,7 +22,7 @@ import numpy as np
 
 from casal_lab.experiment import Column, Experiment, Outcome, Partial, ResultTable, Tell, made_now
 
-CTRL_C, TIME_UP = "Ctrl-C", "the time given was used up"
+CTRL_C, TIME_UP = "Ctrl-C", "time limit"
 """Reasons to stop."""
 
 DEPTH = 3
@@ -124,7 +124,7 @@ def finished(trace: TracebackType | None, package: str) -> list[ResultTable]:
     """Tables and rows in the local variables of the functions of a package that an exception went through.
 
     A row that lacks a part of what the first one of its list has is still being filled, and one without a number has
-    not begun: both are left out.
+    not begun: neither is kept.
     """
     frames = [frame for frame, _ in traceback.walk_tb(trace)][1:]  # the first is that of ``perform``
     mine = [frame for frame in frames if str(frame.f_globals.get("__name__", "")).partition(".")[0] == package]

@@ -17,9 +17,9 @@ from casal_lab.experiment import (
     HOLDS,
     MET,
     MISSED,
+    NOT_APPLICABLE,
     PARTLY,
     PARTLY_MET,
-    VACUOUS,
     Claim,
     Column,
     Outcome,
@@ -79,10 +79,12 @@ class ClaimGroup(NamedTuple):
 
 
 def claim_groups(claims: Iterable[Claim]) -> list[ClaimGroup]:
-    """What the paper says and what we ask of ourselves, apart; a kind without a claim is left out."""
+    """What the paper says and what we ask of ourselves, apart; a kind without a claim has no group."""
     every = list(claims)
     groups = [
-        ClaimGroup("Published claims", "paper", (HOLDS, PARTLY, FAILS, VACUOUS), [c for c in every if c.published]),
+        ClaimGroup(
+            "Published claims", "paper", (HOLDS, PARTLY, FAILS, NOT_APPLICABLE), [c for c in every if c.published]
+        ),
         ClaimGroup("Our targets", "target", (MET, PARTLY_MET, MISSED), [c for c in every if not c.published]),
     ]
     return [group for group in groups if group.claims]

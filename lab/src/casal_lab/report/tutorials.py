@@ -112,7 +112,7 @@ def wrapped(line: str) -> str:
     """
     if len(line) <= COLUMNS:
         return line
-    second = re.match(r"\w+ {2,}(?=\S)", line)
+    second = re.match(r"\w+(?: \w+)? {2,}(?=\S)", line)
     return textwrap.fill(
         line,
         COLUMNS,

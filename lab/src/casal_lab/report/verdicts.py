@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from casal_lab.experiment import FAILS, HOLDS, PARTLY, VACUOUS
+from casal_lab.experiment import FAILS, HOLDS, NOT_APPLICABLE, PARTLY
 from casal_lab.report.docs import below
 
 PAGE, MARK = "verdicts.md", "<!-- verdicts -->\n"
@@ -66,7 +66,7 @@ def _place(where: str) -> tuple[str, ...]:
 def table(found: Sequence[Row]) -> str:
     """How many claims got each verdict, and one line for each."""
     counted = Counter(row.verdict for row in found)
-    told = ", ".join(f"{counted[word]} {word}" for word in (HOLDS, PARTLY, FAILS, VACUOUS) if counted[word])
+    told = ", ".join(f"{counted[word]} {word}" for word in (HOLDS, PARTLY, FAILS, NOT_APPLICABLE) if counted[word])
     lines = [f"{len(found)} claims: {told}.", "", "| where | claim | verdict | page |", "|---|---|---|---|"]
     lines += [f"| {row.where} | {row.claim} | {row.verdict} | [{row.title}]({row.page}) |" for row in found]
     return "\n".join(lines) + "\n"

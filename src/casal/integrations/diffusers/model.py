@@ -139,7 +139,7 @@ class Model:
         """E[x0 | x0 + sigma noise = y]."""
         level = noise_level(sigma, y)
         if self.ask is None:
-            raise SettingError(f"{type(self.scheduler).__name__} has no noise levels for its rows")
+            raise SettingError(f"{type(self.scheduler).__name__} has no noise levels for its steps")
         ask = self.ask(level.cpu())
         clean = self.estimate(along(ask.alpha, y) * y, ask, condition)
         return clean if self.least is None else below_least_level(level, self.least, y, clean)
@@ -228,7 +228,8 @@ def from_diffusers(
         clip: Whether the denoised estimate is clipped, before the constraint acts on it: None as the scheduler says
             (``clip_sample``, which is True by default in DDPM and DDIM), False, True, or the largest absolute value.
             DDIM is clipped as diffusers does with ``use_clipped_model_output=True``, with a warning if that was not
-            said. Dynamic thresholding is refused unless clip is given.
+            said. Dynamic thresholding is refused unless clip is given. Where clip is None, ``casal.sample`` warns if
+            decoder or set show that the data were not scaled to that range.
         schedule: More arguments of ``set_timesteps``, such as ``mu``, ``sigmas`` or ``timesteps``.
         dtype: Dtype of the starting points; that of the network if left out (float32 if it is a half). The network is
             called in its own dtype.
@@ -280,7 +281,7 @@ def build(
     _refuse_dropout(model)
     if scheduler.config.get("variance_type") in ("learned", "learned_range"):
         raise SettingError(
-            f"variance_type={scheduler.config.variance_type!r}: the noise of a row would depend on the network; set "
+            f"variance_type={scheduler.config.variance_type!r}: the noise of a step would depend on the network; set "
             "variance_type='fixed_small'"
         )
     bound, options = _clipping(scheduler, clip, options)
@@ -302,6 +303,7 @@ def build(
         name=f"{type(model).__name__} with {type(scheduler).__name__}{space}",
         condition=rows_given if one_a_chain else {},
         notes=() if guidance is None or guidance == 1 else (guidance_note(guidance),),
+        clip=bound if clip is None else None,
     )
     return target, rows
 

@@ -97,14 +97,14 @@ def read(scheduler: Any, steps: int | None, schedule: Mapping[str, Any], options
         row = int((~torch.isfinite(skip) | ~torch.isfinite(gain) | (gain == 0)).nonzero()[0])
         raise SettingError(
             f"{name} predicts the noise where it does not determine the sample (alpha = {float(alpha[row]):.3g}, sigma "
-            f"= {float(sigma[row]):.3g} in row {row}): {prediction_of(copy)!r} cannot be used with zero terminal SNR"
+            f"= {float(sigma[row]):.3g} at step {row}): {prediction_of(copy)!r} cannot be used with zero terminal SNR"
         )
     states, s, drawn, scale = _run(copy, skip, gain, options)
     try:
         rows = recursion(states)
         table = multistep_table(rows, s, torch.arange(len(alpha), dtype=torch.float64), alpha, sigma)
     except SettingError as error:
-        raise SettingError(f"{name} cannot be written as rows: {error}; {WAY_OUT}") from error
+        raise SettingError(f"the steps of {name} cannot be read: {error}; {WAY_OUT}") from error
     _check_carried(name, rows, alpha)
     _check_repeated(name, copy, rows, s, drawn, skip, gain, options)
     start = float(getattr(copy, "init_noise_sigma", 1.0))
@@ -225,7 +225,7 @@ def _noise(name: str, moved: list[Tensor], k: int, count: int) -> tuple[Tensor, 
         size = ((first - second) * (w - v)).sum() / (w - v).square().sum()
         if float((first - second - size * (w - v)).abs().max()) <= 1e-5 * float(size.abs()):
             return size, first - size * w, dtype
-    raise SettingError(f"{name} draws its noise in a way that rows cannot repeat; {WAY_OUT}")
+    raise SettingError(f"{name} draws its noise in a way that cannot be repeated here; {WAY_OUT}")
 
 
 def _drawn(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -243,8 +243,8 @@ def _check_carried(name: str, rows: Recursion, alpha: Tensor) -> None:
     if len(off) and float(off.max()) > CARRIED:
         row = int(off.argmax())
         raise SettingError(
-            f"{name} is not understood: row {row} takes a clean sample to {float(after[row]):.4g} times its size, and "
-            f"the next row expects {float(alpha[row + 1]):.4g}; {WAY_OUT}"
+            f"{name} is not understood: step {row} takes a clean sample to {float(after[row]):.4g} times its size, and "
+            f"the next step expects {float(alpha[row + 1]):.4g}; {WAY_OUT}"
         )
 
 
@@ -271,7 +271,7 @@ def _check_repeated(
         off = float((ours - theirs).abs().max() / torch.maximum(theirs.abs().max(), x.abs().max()))
         if not off <= REPEATED:
             raise SettingError(
-                f"{name} takes steps that are not linear in the estimates: row {k} misses its step by {off:.3g} "
+                f"{name} takes steps that are not linear in the estimates: step {k} is off by {off:.3g} "
                 f"(limit {REPEATED:g}); {WAY_OUT}"
             )
         x, past = theirs, [clean, *past]

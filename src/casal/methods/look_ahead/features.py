@@ -251,7 +251,7 @@ def features_of(problem: Problem, most: int, *, gaussian: bool = False) -> Featu
         way_out = (
             "use SplitGibbs, or BoundedHMC for bounds on all coordinates"
             if found.term is None
-            else "no other method uses a soft term (casal.tilted): use a set of fewer rows, or leave the term out"
+            else "no other method uses a soft term (casal.tilted): use a smaller set, or leave the term out"
         )
         raise SettingError(
             f"LookAhead evaluates every equation and inequality, 1 to {MOST_FEATURES} of them, and "

@@ -85,7 +85,8 @@ class Given:
         if not straight(off, x.dtype):
             raise SettingError(
                 f"{problem.target.name} is not Gaussian: at the noise level {s:.3g} its denoiser differs from "
-                f"a linear one by {off:.2g} of its size in the rows of the equations, and LookAhead(gaussian=True) is "
+                f"a linear one by {off:.2g} of its size in the directions of the equations, and "
+                "LookAhead(gaussian=True) is "
                 "exact for Gaussian models only; use gaussian=False"
             )
         return torch.linalg.pinv((spread + spread.T) / 2, rtol=DEPENDENT, hermitian=True) @ rows

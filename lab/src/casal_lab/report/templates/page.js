@@ -76,21 +76,6 @@ stage.addEventListener("click", (event) => {
 });
 viewer.querySelector(".close").addEventListener("click", () => viewer.close());
 
-for (const button of document.querySelectorAll(".copy")) {
-  button.addEventListener("click", async () => {
-    const range = document.createRange();
-    range.selectNode(button.previousSibling);
-    getSelection().removeAllRanges();
-    getSelection().addRange(range);
-    try {
-      await navigator.clipboard.writeText(button.previousSibling.textContent);
-      button.textContent = "copied";
-    } catch {
-      button.textContent = "selected";
-    }
-  });
-}
-
 // Which experiment is being read.
 const links = new Map([...document.querySelectorAll("nav li a")].map((link) => [link.hash.slice(1), link]));
 const reading = new IntersectionObserver(

@@ -1,0 +1,170 @@
+"""What messages recommend: every call that a refusal or a reason names runs as it is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import casal
+from casal.errors import CasalError, CasalWarning, SettingError, ShapeError, StoreError
+
+N, SIZE = 64, 2
+
+
+def start(n: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(n, SIZE, generator=generator)
+
+
+def normal(**options: Any) -> casal.Target:
+    return casal.langevin(lambda x: x, **({"steps": 30, "step_size": 0.1, "init": start} | options))
+
+
+b, A = torch.linspace(-1.0, 1.0, N), torch.ones(1, SIZE)
+
+
+class Remedy(NamedTuple):
+    """A refusal, and what its message recommends.
+
+    Attributes:
+        refused: The call.
+        error: What it raises.
+        says: The recommended code, in the message word by word.
+        followed: The call with that code in place: ``{}`` is where the code stands.
+    """
+
+    refused: Callable[[], Any]
+    error: type[CasalError]
+    says: str
+    followed: str = "{}"
+
+
+REMEDIES = {
+    "one value per chain": Remedy(
+        lambda: casal.Affine(A, b), ShapeError, "casal.PerChain(b)", "casal.Affine(A, {}).project(torch.zeros(N, 2))"
+    ),
+    "one chain per value": Remedy(
+        lambda: casal.sample(normal(), casal.Affine(A, casal.PerChain(b)), n=N),
+        SettingError,
+        "method=casal.CASAL(rho=casal.constant_gain(1.0))",
+        "casal.sample(normal(), casal.Affine(A, casal.PerChain(b)), n=N, {})",
+    ),
+    "repeated values": Remedy(
+        lambda: casal.sample(normal(), casal.Affine(A, casal.PerChain(b)), n=N),
+        SettingError,
+        "values.repeat_interleave(16, 0)",
+        "(lambda values: casal.sample(normal(), casal.Affine(A, casal.PerChain({})), n=16 * len(values)))(b[:2])",
+    ),
+    "a falling schedule": Remedy(
+        lambda: casal.sample(normal(), casal.Sphere(1.0), casal.WeightedCASAL(casal.linear(9.0, 1.0)), n=N),
+        SettingError,
+        "casal.geometric(low, high)",
+        "(lambda low, high: casal.sample(normal(), casal.Sphere(1.0), casal.WeightedCASAL({}), n=N))(1.0, 9.0)",
+    ),
+    "one starting point": Remedy(
+        lambda: casal.sample(normal(init=torch.zeros(2)), casal.Sphere(1.0), n=N),
+        ShapeError,
+        "init.expand(64, -1)",
+        "(lambda init: casal.sample(normal(init={}), casal.Sphere(1.0), n=N))(torch.ones(2))",
+    ),
+    "a vector for points": Remedy(
+        lambda: casal.Sphere(1.0).project(torch.zeros(2)),
+        ShapeError,
+        "z[None]",
+        "(lambda z: casal.Sphere(1.0).project({}))(torch.ones(2))",
+    ),
+    "and for &": Remedy(
+        lambda: casal.Sphere(1.0) and casal.Box(0.0, 1.0), SettingError, "a & b", "eval({!r}, dict(a=BALL, b=BOX))"
+    ),
+    "a class for a method": Remedy(
+        lambda: casal.sample(normal(), casal.Sphere(1.0), casal.CASAL, n=N),  # type: ignore[arg-type]
+        SettingError,
+        "casal.CASAL(rho=10.0)",
+        "casal.sample(normal(), casal.Sphere(1.0), {}, n=N)",
+    ),
+    "a dtype that is none": Remedy(
+        lambda: casal.Run(dtype=torch.int64), CasalError, "torch.float32", "casal.Run(dtype={})"
+    ),
+    "the name of a file": Remedy(
+        lambda: casal.sample(normal(), casal.Sphere(1.0), n=N).save("res.pt"),
+        StoreError,
+        "torch.save(result.samples, 'samples.pt')",
+        "(lambda result: {})(casal.sample(normal(), casal.Sphere(1.0), n=N))",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+def test_the_call_that_a_refusal_names_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    remedy = REMEDIES[name]
+    with pytest.raises(remedy.error) as refusal:
+        remedy.refused()
+    assert remedy.says in str(refusal.value)
+    names = {"casal": casal, "torch": torch, "normal": normal, "A": A, "b": b, "N": N}
+    names |= {"BALL": casal.Ball(1.0), "BOX": casal.Box(0.0, 1.0)}
+    eval(remedy.followed.format(remedy.says), names)
+
+
+def test_too_few_names_a_number_of_chains_that_is_enough() -> None:
+    """Independent chains first, then resampled ones."""
+    for method in ("reflected_hmc", "auto"):
+        few = casal.sample(normal(), casal.Box(-1.0, 1.0), method, n=30, seed=1)
+        found = re.search(r"effective samples, 50 needed: try n=(\d+)", few.fidelity.reasons[0])
+        assert few.fidelity.verdict == "too few" and found is not None
+        assert 50 < int(found[1]) < 200
+        assert (
+            casal.sample(normal(), casal.Box(-1.0, 1.0), method, n=int(found[1]), seed=1).fidelity.verdict != "too few"
+        )
+
+
+def test_too_few_of_each_value_names_how_often() -> None:
+    def run(times: int) -> casal.Fidelity:
+        values = casal.PerChain(torch.tensor([-0.5, 0.5]).repeat_interleave(16 * times))
+        return casal.sample(normal(), casal.Affine(A, values), n=32 * times).fidelity
+
+    found = re.search(r"repeat each PerChain value and condition (\d+) times as often", run(1).reasons[0])
+    assert found is not None and run(int(found[1])).verdict != "too few"
+
+
+def test_one_ancestor_is_told_that_more_chains_do_not_help() -> None:
+    target = casal.langevin(lambda x: x, steps=4, step_size=0.1, init=start)
+    with pytest.warns(CasalWarning, match="have descendants"):
+        far = casal.sample(target, casal.Box(30.0, 31.0), casal.WeightedCASAL(rho=100.0, correct=False), n=N)
+    sentence = " ".join(far.fidelity.reasons)
+    assert far.fidelity.verdict != "trusted" and "try n=" not in sentence
+
+
+# ------------------------------------------------------------------------------------------- estimates that say so
+
+
+def test_an_estimate_says_what_its_error_leaves_out() -> None:
+    circle = casal.Sphere(1.0)
+    plain = casal.sample(normal(steps=100), circle, n=400).expect(lambda z: z[:, 0])
+    assert plain.note == "" and "(" not in str(plain)
+    projected = casal.sample(normal(), circle, casal.FinalProjection(), n=N).expect(lambda z: z)
+    assert str(projected).endswith(" (distribution not promised)") and projected.value.shape == (2,)
+    value, error = projected
+    assert len(projected) == 2 and value is projected.value and error is projected.standard_error
+    few = casal.sample(normal(), circle, n=8).expect(lambda z: z[:, 0])
+    assert str(few).endswith(" (too few samples)")
+
+
+def test_a_mean_over_several_sets_says_so() -> None:
+    values = casal.PerChain(b[:8].repeat_interleave(8))
+    mixed = casal.sample(normal(), casal.Affine(A, values), casal.CASAL(rho=casal.constant_gain(1.0)), n=N)
+    note = "distribution not promised; mean over 8 different sets or conditions"
+    assert mixed.expect(lambda z: z.sum(1)).note == note
+    apart = mixed.expect(lambda z: z.sum(1), by=values.values)
+    assert list(apart) == b[:8].tolist()
+    for value, mean in apart.items():
+        assert float(mean.value) == pytest.approx(value, abs=1e-12) and mean.note == "distribution not promised"
+    whole = torch.stack([mean.value for mean in apart.values()]).mean()
+    assert float(whole) == pytest.approx(float(mixed.expect(lambda z: z.sum(1)).value), abs=1e-12)
+    with pytest.raises(ShapeError, match="one number for each of the 64 samples"):
+        mixed.expect(lambda z: z.sum(1), by=[1.0, 2.0])
