@@ -1,14 +1,20 @@
 """How long projections take: closed forms against iterations, and the iterative sets, per chain.
 
-The cases of a group are timed in turn, round after round, so that a busy machine slows all of them alike.
+The cases of a group are timed in turn, round after round, so that a busy machine slows all of them alike. Flat sets are
+compared with solvers of quadratic programmes that are installed, one point after the other: Clarabel, OSQP and HiGHS.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.timing import Race, Table
@@ -41,6 +47,7 @@ def tables(quick: bool = False) -> Iterator[Table]:
     groups += _curved(share)
     for title, chains, cases in groups:
         yield _race(f"{title}, {chains} chains", chains, cases, repeats)
+    yield _flat_sets(quick)
 
 
 def _race(title: str, chains: int, cases: Cases, repeats: int) -> Table:
@@ -215,3 +222,123 @@ def _power_flow(buses: int, n: int) -> Cases:
     both = Implicit(fn) & Box(low, high)
     y = both.project(state[None]) + 0.03 * _normal(n, len(state), seed=2)
     return {"strict": lambda: both.project(y), "quick": lambda: both.project(y, quick=True)}
+
+
+# ------------------------------------------------------------------ flat sets and other solvers
+
+FEW_POINTS = 4
+"""Points that another solver is timed on, one after the other."""
+
+Array = NDArray[np.float64]
+
+
+def _flat_sets(quick: bool) -> Table:
+    """{A z = b, low <= z <= high} for batches of 1 to 4096 points; other solvers take one point at a time."""
+    counts = (1, 50, 1000) if quick else (1, 16, 50, 256, 1000, 4096)
+    rows = []
+    for name, A, low, high, size in _networks(quick):
+        whole = Affine(A, 0.0) & Box(torch.from_numpy(low), torch.from_numpy(high))
+        few, most = _normal(FEW_POINTS, A.shape[1], seed=9) * size, max(4, 40_000_000 // A.shape[1] ** 2)
+        here = whole.solve(few).point.numpy()
+        peers = {peer: _timed(solve, few.numpy(), A, low, high, here) for peer, solve in _peers().items()}
+        for count in (count for count in counts if count <= most):
+            z = _normal(count, A.shape[1], seed=10) * size
+            whole.solve(z)
+            start = time.process_time()
+            found = whole.solve(z)
+            own = 1e3 * (time.process_time() - start) / count
+            row = {"set": name, "points": count, "ms a point": own, "converged": float(found.converged.double().mean())}
+            rows.append(row | {f"{peer} / this": ms / own for peer, (ms, _) in peers.items()})
+        for peer, (ms, apart) in peers.items():
+            rows.append({"set": f"{name}: {peer}", "points": 1, "ms a point": ms, "largest difference": apart})
+    return Table("Balances within bounds", rows, "Processor time, one thread; ratios above one: this is faster.")
+
+
+def _networks(quick: bool) -> Iterator[tuple[str, Any, Array, Array, float]]:
+    """Metabolic networks of the package cobra, if it is installed; random ones of the same size if not."""
+    import scipy.sparse
+
+    sizes = {"textbook": (72, 95), "iJO1366": (1805, 2583)}
+    for name, (m, d) in sizes.items():
+        if quick and d > 1000:
+            continue
+        if importlib.util.find_spec("cobra") is not None:
+            import cobra
+
+            model = cobra.io.load_model(name)
+            A = scipy.sparse.csr_array(cobra.util.create_stoichiometric_matrix(model))
+            low, high = (
+                np.array([getattr(r, f"{side}_bound") for r in model.reactions]) for side in ("lower", "upper")
+            )
+            yield f"{name}, {m} x {d}", A, low, high, 10.0
+        else:
+            rng = np.random.default_rng(0)
+            place = np.concatenate([rng.choice(d, 5, replace=False) for _ in range(m)])
+            values = rng.choice([-2.0, -1.0, 1.0, 2.0], 5 * m)
+            A = scipy.sparse.csr_array((values, (np.repeat(np.arange(m), 5), place)), shape=(m, d))
+            low = np.where(rng.random(d) < 0.5, 0.0, -1000.0)
+            yield f"random, {m} x {d}", A, low, np.full(d, 1000.0), 10.0
+
+
+def _timed(
+    solve: Callable[..., Array], few: Array, A: Any, low: Array, high: Array, here: Array
+) -> tuple[float, float]:
+    """Milliseconds a point, and the largest difference from our points."""
+    start = time.process_time()
+    found = np.stack([solve(y, A, low, high) for y in few])
+    return 1e3 * (time.process_time() - start) / len(few), float(np.abs(found - here).max())
+
+
+def _peers() -> dict[str, Callable[..., Array]]:
+    known = {"clarabel": _clarabel, "osqp": _osqp, "highspy": _highs}
+    return {name: solve for name, solve in known.items() if importlib.util.find_spec(name) is not None}
+
+
+def _clarabel(y: Array, A: Any, low: Array, high: Array) -> Array:
+    import clarabel
+    import scipy.sparse
+
+    m, d = A.shape
+    eye = scipy.sparse.eye(d, format="csc")
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-13
+    cones = [clarabel.ZeroConeT(m), clarabel.NonnegativeConeT(2 * d)]
+    rows = scipy.sparse.vstack([scipy.sparse.csc_matrix(A), eye, -eye]).tocsc()
+    level = np.concatenate([np.zeros(m), high, -low])
+    return np.array(clarabel.DefaultSolver(eye, -y, rows, level, cones, settings).solve().x)
+
+
+def _osqp(y: Array, A: Any, low: Array, high: Array) -> Array:
+    import osqp
+    import scipy.sparse
+
+    m, d = A.shape
+    eye = scipy.sparse.eye(d, format="csc")
+    rows = scipy.sparse.vstack([scipy.sparse.csc_matrix(A), eye]).tocsc()
+    solver = osqp.OSQP()
+    ends = np.concatenate([np.zeros(m), low]), np.concatenate([np.zeros(m), high])
+    solver.setup(eye, -y, rows, *ends, verbose=False, eps_abs=1e-8, eps_rel=1e-8, max_iter=100_000, polishing=True)
+    return np.array(solver.solve(raise_error=False).x)
+
+
+def _highs(y: Array, A: Any, low: Array, high: Array) -> Array:
+    import highspy
+    import scipy.sparse
+
+    m, d = A.shape
+    model, rows = highspy.HighsModel(), scipy.sparse.csc_matrix(A)
+    model.lp_.num_col_, model.lp_.num_row_ = d, m
+    model.lp_.col_cost_, model.lp_.col_lower_, model.lp_.col_upper_ = -y, low, high
+    model.lp_.row_lower_ = model.lp_.row_upper_ = np.zeros(m)
+    model.lp_.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    model.lp_.a_matrix_.start_, model.lp_.a_matrix_.index_ = rows.indptr, rows.indices
+    model.lp_.a_matrix_.value_ = rows.data
+    model.hessian_.dim_, model.hessian_.format_ = d, highspy.HessianFormat.kTriangular
+    model.hessian_.start_, model.hessian_.index_ = np.arange(d + 1), np.arange(d)
+    model.hessian_.value_ = np.ones(d)
+    solver = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    solver.passModel(model)
+    solver.run()
+    return np.array(solver.getSolution().col_value)

@@ -49,15 +49,6 @@ def test_round_sets_cut_by_a_half_space(name: str) -> None:
     assert bool(((z - point).norm(dim=1) <= (z - beside).norm(dim=1) + 1e-12).all())
 
 
-def test_a_ball_cut_by_a_half_space_agrees_with_a_conic_solver() -> None:
-    both, z = Ball(1.5, CENTER) & HalfSpace(NORMAL, -1.0), 2.0 * normal(6, 4, seed=4)
-    for start, point in zip(z.numpy(), both.project(z).numpy(), strict=True):
-        x = cvxpy.Variable(4)
-        held = [cvxpy.norm(x - CENTER.numpy()) <= 1.5, np.array(NORMAL) @ x <= -1.0]
-        cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares(x - start)), held).solve(solver=cvxpy.CLARABEL, **TIGHT)
-        np.testing.assert_allclose(point, x.value, rtol=0, atol=1e-5)
-
-
 def test_half_spaces_that_do_not_cut() -> None:
     """One that holds the sphere changes nothing; one that misses it is refused as before."""
     z = normal(5, 4, seed=5)

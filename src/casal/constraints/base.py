@@ -143,6 +143,12 @@ class Rows(NamedTuple):
         return Rows(self.matrix, *ends)
 
     @property
+    def rows_and_bounds(self) -> int:
+        """Rows, and coordinates that have a bound."""
+        bounded = (torch.isfinite(self.below) | torch.isfinite(self.above)).any(0)
+        return self.matrix.shape[0] + int(bounded.sum())
+
+    @property
     def chains(self) -> int:
         """For how many chains there are numbers; one if they are common to all."""
         return max(len(part) for part in self[1:])

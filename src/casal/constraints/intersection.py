@@ -27,15 +27,13 @@ from casal.constraints.base import (
     side_by_side,
     total_count,
 )
-from casal.constraints.flat import Affine, Box, flat_parts
+from casal.constraints.flat import flat_parts
 from casal.constraints.geometry import codimension, geometry, log_volume_factor, parts
-from casal.constraints.implicit import Implicit, SparseJacobian, searched_for
+from casal.constraints.implicit import Implicit, searched_for
+from casal.constraints.joined import as_functions
 from casal.constraints.merging import closed_form, meet, merge
-from casal.constraints.parameters import common_chains, listed, over_flattened
+from casal.constraints.parameters import common_chains, listed
 from casal.constraints.solvers.flat_sets import FlatSet
-from casal.constraints.solvers.linearised import Bounds
-from casal.constraints.solvers.rows import uneven
-from casal.constraints.solvers.sparse_rows import SparseMatrix
 from casal.constraints.solvers.splitting import Members, Near, admm, alternating, dykstra, dykstra_anywhere, separate
 from casal.constraints.vectors import flat, norm
 from casal.devices import chosen
@@ -136,7 +134,7 @@ class Intersection(Constraint):
         else:
             self._way = self._choose() if self._named is None else self._search_named(self._named)
             if self.smooth and not self.convex:
-                self._newton = _functions(self._parts)
+                self._newton = as_functions(self._parts)
                 self.fast = self._way is Way.NEWTON
 
     def _choose(self) -> Way:
@@ -401,72 +399,6 @@ class Intersection(Constraint):
             return FlatSet(rows)
 
         return self._once(("flat set", event), made)
-
-
-def _functions(parts: Sequence[Constraint]) -> Implicit:
-    """All parts as one set of functions and bounds: known values are bounds with equal ends, and not among the rows."""
-    sides = [_on_coordinates(part) for part in parts]
-    others = [part for part, side in zip(parts, sides, strict=True) if side is None]
-    known = [side for side in sides if side is not None]
-    sparse = _sparse_jacobian(others)
-
-    def equations(z: Tensor) -> Tensor:
-        return torch.cat([part.equations(z) for part in others], dim=1)
-
-    def inequalities(z: Tensor) -> Tensor:
-        return torch.cat([part.inequalities(z) for part in others], dim=1)
-
-    def bounds(event: Event) -> Bounds:
-        lows, highs = zip(*(side(event) for side in known), strict=True)
-        return Bounds(functools.reduce(torch.maximum, lows), functools.reduce(torch.minimum, highs))
-
-    out = Implicit(equations, inequalities) if sparse is None else Implicit(equations, jacobian=sparse)
-    if known:
-        out._bounds_of = functools.cache(bounds)
-    return out
-
-
-def _on_coordinates(part: Constraint) -> Callable[[Event], tuple[Tensor, Tensor]] | None:
-    """Bounds on single coordinates, and equations that give the values of some: event -> (1, d), (1, d)."""
-    if type(part) is Box:
-        return lambda event: (over_flattened(part._low, event), over_flattened(part._high, event))
-    if type(part) is not Affine:
-        return None
-    rows = part._rows if isinstance(part._rows, SparseMatrix) else SparseMatrix.from_dense(part._rows)
-    if not len(rows.rows) == len(torch.unique(rows.rows)) == len(torch.unique(rows.columns)) == len(rows):
-        return None
-    values = torch.full((1, rows.shape[1]), torch.nan, dtype=torch.float64)
-    values[0, rows.columns] = part._right[0, rows.rows] / rows.values
-    free = torch.isnan(values)
-    sides = torch.where(free, -torch.inf, values), torch.where(free, torch.inf, values)
-    return lambda event: sides
-
-
-def _sparse_jacobian(parts: Sequence[Constraint]) -> SparseJacobian | None:
-    """The derivatives of all equations, where the parts are linear equations and functions with sparse Jacobians."""
-    if not any(isinstance(part, Implicit) for part in parts):
-        return None
-    indices, functions, start = [], list[Callable[[Tensor], Tensor]](), 0
-    for part in parts:
-        if isinstance(part, Implicit) and isinstance(part.jacobian, SparseJacobian):
-            places, count = part.jacobian.indices, int(part.jacobian.indices[0].max()) + 1
-            functions.append(part.jacobian.values)
-        elif isinstance(part, Affine):
-            rows = part._rows if isinstance(part._rows, SparseMatrix) else SparseMatrix.from_dense(part._rows)
-            places, count = torch.stack([rows.rows, rows.columns]), len(rows)
-            functions.append(functools.partial(_constant, rows.values))
-        else:
-            return None
-        indices.append(places + torch.tensor([[start], [0]]))
-        start += count
-    whole = torch.cat(indices, dim=1)
-    if uneven(whole, start):
-        return None
-    return SparseJacobian(whole, lambda z: torch.cat([function(z) for function in functions], dim=1))
-
-
-def _constant(values: Tensor, z: Tensor) -> Tensor:
-    return values.to(z).expand(len(z), -1)
 
 
 # ------------------------------------------------------------------ surfaces that meet

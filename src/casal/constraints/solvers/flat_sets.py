@@ -60,7 +60,7 @@ CERTAIN = (1e-13, 1e-11)
 """What may be left of R^T v, and must be left of the gain, in a proof of emptiness; relative to the terms added."""
 FAR, FARTHEST, STAGE = 1e3, 1e13, 1e3
 """Size of y beyond which it is approached in stages: in units of the set, if in trouble, and of the point found, in any
-case; and the length of a stage in units of the point reached, which grows by this factor on the same face."""
+case; and the length of a stage in units of the point reached, which grows by this factor."""
 TOUCHING = 1e-9
 """Relative distance of a point from an end of a row at which it counts as there."""
 PARALLEL = 12
@@ -467,7 +467,6 @@ class FlatSet:
         fine &= (scale > 0) & (norm(y[chain]) > FAR * scale)  # without a scale the set is a cone
         chain, scale = chain[fine], scale[fine]
         x = near.point[chain]
-        face = self._face(x, chain)
         ratio, failures = torch.full_like(scale, STAGE), torch.zeros_like(chain)
         while len(chain):
             away = y[chain] - x
@@ -482,29 +481,17 @@ class FlatSet:
             out.iterations[chain] = before + near.iterations[chain]
             there, residual, good = near.point[chain], near.residual[chain], near.converged[chain]
             moved = norm(there - x)
-            arrived = good & ((tau >= distance) | (moved <= 4 * EPSILON * tau))
+            # A point that stays where it is is the nearest one to all points of the ray from it.
+            arrived = good & ((tau >= distance) | (moved <= 64 * EPSILON * torch.maximum(scale, norm(there))))
             failures = failures + (~good).long()
             last = arrived | (out.iterations[chain] >= budget.iterations) | (failures > 3)
             # Given up before the last stage: the point may be in the set, but nothing says that it is the nearest.
             missing = torch.where(arrived, residual, torch.maximum(residual, moved / tau))
             out.point[chain[last]], out.residual[chain[last]] = there[last], missing[last]
             out.converged[chain[last]] = arrived[last]
-            # The same face again: a longer stage. Another face: as at first. Not found: a shorter one from the same x.
-            reached = self._face(there, chain)
-            same = (reached == face).all(1)
-            ratio = torch.where(good, torch.where(same, STAGE * ratio, STAGE), ratio / 30)
-            x, face = torch.where(good[:, None], there, x), torch.where(good[:, None], reached, face)
-            chain, x, face, ratio, failures, scale = (v[~last] for v in (chain, x, face, ratio, failures, scale))
-
-    def _face(self, x: Tensor, chain: Tensor) -> Tensor:
-        """Which ends points touch, (n, d + m)."""
-        low, high, row_low, row_high = self._ends(x, chain)
-        values = torch.cat([x, across(x, self._matrix)], 1)
-        first, second = torch.cat([low, row_low], 1), torch.cat([high, row_high], 1)
-        reach = TOUCHING * norm(x)[:, None]
-        below = values <= first + reach + TOUCHING * first.abs().nan_to_num(posinf=0.0)
-        above = values >= second - reach - TOUCHING * second.abs().nan_to_num(posinf=0.0)
-        return below.to(torch.int8) - 2 * above.to(torch.int8)
+            # Found: a longer stage from there. Not found: a shorter one from the same x.
+            ratio, x = torch.where(good, STAGE * ratio, ratio / 30), torch.where(good[:, None], there, x)
+            chain, x, ratio, failures, scale = (v[~last] for v in (chain, x, ratio, failures, scale))
 
 
 def _clip(v: Tensor, low: Tensor, high: Tensor) -> Tensor:

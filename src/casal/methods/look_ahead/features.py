@@ -300,11 +300,9 @@ def _inequalities(problem: Problem, solid: Constraint | None, event: Event) -> t
         block = _smooth(problem, solid, solid.inequalities)
         high = none.new_zeros(1, block.count)
         return [block], torch.full_like(high, -torch.inf), high
-    bounded = (torch.isfinite(rows.below) | torch.isfinite(rows.above)).any(0)
-    count = rows.matrix.shape[0] + int(bounded.sum())
-    if count > MOST_FEATURES:  # refused by the caller, which says what to take
-        low = none.new_zeros(1, count)
-        return [FlatBlock(none.new_zeros(count, 1), low[0])], low, low
+    if rows.rows_and_bounds > MOST_FEATURES:  # refused by the caller, which says what to take
+        low = none.new_zeros(1, rows.rows_and_bounds)
+        return [FlatBlock(low.T, low[0])], low, low
     matrix, low, high = rows.written_out()
     return [_flat(problem, matrix, none.new_zeros(1))], low.to(none), high.to(none)
 
