@@ -48,9 +48,9 @@ BUDGET = {
     ),  # units that do not fit; how many chains would be enough
     "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
     "methods": Package(
-        files=30, code=5218, constants=132, imports=11
+        files=30, code=5219, constants=132, imports=11
     ),  # settings that are no numbers are refused in words
-    "sampling": Package(files=19, code=3195, constants=62, imports=12),  # a bar that appears by itself; means apart
+    "sampling": Package(files=19, code=3198, constants=62, imports=12),  # a bar that appears by itself; means apart
     "store": Package(files=3, code=609, constants=3, imports=1),  # names of files are refused
     "targets": Package(
         files=8, code=1552, constants=17, imports=3
@@ -58,7 +58,7 @@ BUDGET = {
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 35680
+LINES = 35685
 """Of all files together, everything counted."""
 
 METHODS = {

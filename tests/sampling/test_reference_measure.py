@@ -1,4 +1,4 @@
-"""On a curved set the density is per surface area; with log |grad h| in the potential it is that of x given h(x) = 0."""
+"""The density on a curved set is per surface area; log |grad h| in the potential makes it that of x given h(x) = 0."""
 
 from __future__ import annotations
 
