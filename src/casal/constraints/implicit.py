@@ -29,7 +29,8 @@ from casal.constraints.base import (
 from casal.constraints.solvers.gauss_newton import nearest
 from casal.constraints.solvers.linearised import Bounds
 from casal.constraints.solvers.quick_steps import Quick, quick_feet
-from casal.constraints.solvers.rows import DENSE, Algebra, ProductRows, SparseRows
+from casal.constraints.solvers.rows import DENSE, Algebra, ProductRows, SparseRows, uneven
+from casal.constraints.solvers.structure import WORTH, IncompleteStructure, Structure, structure_of
 from casal.constraints.vectors import flat, norm, over_events, peak
 from casal.devices import chosen, on_host
 from casal.errors import ProjectionError, SettingError, ShapeError
@@ -141,10 +142,11 @@ class Implicit(Constraint):
         fn: h, or None if there are only inequalities.
         inequality: g, or None.
         jacobian: Derivatives (n, m, *event) of all rows, those of h first; by automatic differentiation if left
-            out. If given, curvatures come from differences of it, as they do for functions that torch can
-            differentiate only once. A ``SparseJacobian`` or ``JacobianProducts`` for many equations, without
-            inequalities: then a budget of up to three iterations with a warm start takes so many quick steps, one
-            factorisation each, the first of them z = y - J^T (J J^T)^-1 (h + J (y - z)).
+            out: where there are many, equations that share no coordinate are differentiated together, and J stays
+            sparse (``solvers/structure.py``). If given, curvatures come from differences of it, as they do for
+            functions that torch can differentiate only once. A ``SparseJacobian`` or ``JacobianProducts`` for many
+            equations, without inequalities: then a budget of up to three iterations with a warm start takes so many
+            quick steps, one factorisation each, the first of them z = y - J^T (J J^T)^-1 (h + J (y - z)).
         scale: Unit of the violation > 0: a number, or one for each row, those of h first.
         convex: Whether C is convex (h affine, g convex), as far as you know.
         starts: Points to start from, the first at y (or ``warm``), the others around it; the nearest result counts.
@@ -265,16 +267,44 @@ class Implicit(Constraint):
 
     def algebra(self, event: Event) -> Algebra:
         """How Newton's steps handle the derivatives, for events of this shape."""
-        if not isinstance(self.jacobian, SparseJacobian | JacobianProducts):
-            return DENSE
         key, given = tuple(event), self.jacobian
         if key not in self._algebras:
             rows, size = self._row_count(key), math.prod(key)
-            if isinstance(given, SparseJacobian):
+            if isinstance(given, JacobianProducts):
+                self._algebras[key] = ProductRows(*_on_flat(given, key, rows), rows, size)
+            elif isinstance(given, SparseJacobian):
                 self._algebras[key] = SparseRows(given.indices, rows, size)
             else:
-                self._algebras[key] = ProductRows(*_on_flat(given, key, rows), rows, size)
+                found = self._structure(key)
+                self._algebras[key] = DENSE if found is None else SparseRows(found.indices, rows, size)
         return self._algebras[key]
+
+    def _structure(self, event: Event) -> Structure | None:
+        """The places of the derivatives of equations alone, found once; None where they are few or everywhere."""
+        if self.jacobian is not None or self.fn is None:
+            return None
+        if event not in self._structures:
+            self._structures[event] = None  # what follows is dense
+            self._algebras[event] = DENSE
+            rows, size = self._row_count(event), math.prod(event)
+            found = None
+            with _own_mode():
+                origin = torch.zeros(1, *event, dtype=torch.float64)
+                if rows * size >= WORTH and not self.inequalities(origin).shape[1]:
+                    system = _System(self, event)
+                    found = structure_of(lambda z: system.linearise(z)[1], rows, size)
+            self._structures[event] = None if found is not None and uneven(found.indices, rows) else found
+            del self._algebras[event]
+        return self._structures[event]
+
+    def _worked(self, event: Event, do: Callable[[_System], Any]) -> Any:
+        """What is done with the rows; with dense ones from now on if their structure was not all."""
+        with _own_mode():
+            try:
+                return do(_System(self, event))
+            except IncompleteStructure:
+                self._structures[event], self._algebras[event] = None, DENSE
+                return do(_System(self, event))
 
     _bounds_of: Callable[[Event], Bounds | None] = staticmethod(lambda event: None)  # an intersection adds its bounds
 
@@ -287,6 +317,11 @@ class Implicit(Constraint):
         """Those that were asked for."""
         return {}
 
+    @cached_property
+    def _structures(self) -> dict[Event, Structure | None]:
+        """Those that were looked for."""
+        return {}
+
     def _log_volume(self, x: Tensor, z: Tensor) -> Tensor | None:
         """log |det (I + sum_j a_j Hess h_j)| over the tangent space at z, where x - z = sum_j a_j grad h_j.
 
@@ -296,21 +331,28 @@ class Implicit(Constraint):
         products = isinstance(self.jacobian, JacobianProducts)
         if size > LARGEST_TUBE or products or self.inequalities(z[:1]).shape[1]:
             return None
-        with _own_mode():
-            system, tile = _System(self, tuple(z.shape[1:])), self._tile(z)
+
+        def work(system: _System) -> Tensor:
+            tile = self._tile(z)
             pairs = zip(flat(z).clone().split(tile), flat(x - z).clone().split(tile), strict=True)
             return torch.cat([_log_determinant(system, point, offset) for point, offset in pairs])
+
+        found: Tensor = self._worked(tuple(z.shape[1:]), work)
+        return found
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         event = tuple(z.shape[1:])
         if not z.numel():
             return at_once(z)
-        with _own_mode():
-            tile, system = max(1, self._tile(z) // self.starts), _System(self, event)
+
+        def work(system: _System) -> Projection:
+            tile = max(1, self._tile(z) // self.starts)
             anchors = flat(z).clone().split(tile)
             starts = [None] * len(anchors) if warm is None else flat(warm.expand_as(z)).clone().split(tile)
             parts = [self._nearest(system, y, start, budget) for y, start in zip(anchors, starts, strict=True)]
-            found = Projection(*(torch.cat(part) for part in zip(*parts, strict=True)))
+            return Projection(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+        found: Projection = self._worked(event, work)
         return found._replace(point=found.point.reshape(z.shape))
 
     def _nearest(self, system: _System, y: Tensor, start: Tensor | None, budget: Budget) -> Projection:
@@ -338,13 +380,17 @@ class Implicit(Constraint):
         dense = self.algebra(event) is DENSE
         if self.starts > 1 or not z.numel() or (dense and self._row_count(event) * math.prod(event) > TILE):
             return None
-        with _own_mode():
-            system, tile, wide = _System(self, event), self._tile(z), flat(z).to(torch.float64, copy=True)
+
+        def work(system: _System) -> Quick:
+            tile, wide = self._tile(z), flat(z).to(torch.float64, copy=True)
             found = _in_tiles(system, tile, wide, None)
             left = None if warm is None else chosen(~found.done)
             if warm is not None and left is not None and len(left):
                 start = flat(warm.expand_as(z))[left].to(torch.float64)
                 found.point[left], found.done[left] = _in_tiles(system, tile, wide[left], start)
+            return found
+
+        found: Quick = self._worked(event, work)
         return Quick(found.point.to(z.dtype).reshape(z.shape), found.done)
 
     def _project_fast(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
@@ -354,12 +400,16 @@ class Implicit(Constraint):
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         if not z.numel():
             return side_by_side([], z)
-        with _own_mode():
-            system, tile = _System(self, tuple(z.shape[1:])), self._tile(z)
+
+        def work(system: _System) -> Excess:
+            tile = self._tile(z)
             self._check_jacobian(system, flat(z)[:1].clone())
             more = [None] * -(-len(z) // tile) if lost is None else list(flat(lost).clone().split(tile))
             pairs = zip(flat(z).clone().split(tile), more, strict=True)
             return stacked([system.missed(part, extra) for part, extra in pairs])
+
+        found: Excess = self._worked(tuple(z.shape[1:]), work)
+        return found
 
     def component_name(self, event: Event, row: int) -> str:
         if row < len(self.names):
@@ -478,6 +528,11 @@ class _System:
             return values, self._given(z, values.shape[1])
         with _differentiable(z) as leaf:
             values = self.values(leaf)
+            if isinstance(self.algebra, SparseRows):
+                found = self.owner._structure(self.event)
+                assert found is not None
+                entries = found.entries(lambda weights: _pull(values, leaf, weights).detach(), len(z), z)
+                return values.detach(), self.algebra.kept(entries.to(torch.float64))
             rows = _jacobian(values, leaf)
         return values.detach(), rows.detach().to(torch.float64)
 
