@@ -18,7 +18,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.timing import Race, Table
-from casal.constraints import Affine, Box, Budget, Constraint, Implicit, LinearDynamics, MassEnergy, Polytope, Sphere
+from casal.constraints import (
+    Affine,
+    Box,
+    Budget,
+    Constraint,
+    Implicit,
+    LinearDynamics,
+    MassEnergy,
+    Polytope,
+    SparseJacobian,
+    Sphere,
+)
 from casal.constraints.solvers.splitting import Members, alternating, dykstra
 
 SWEEPS = 20
@@ -33,6 +44,7 @@ def tables(quick: bool = False) -> Iterator[Table]:
     groups += [("LinearDynamics, quadrotor, 200 steps", 256 // share, _quadrotor(256 // share))]
     for d, m, n in ((2, 8, 1000), (10, 40, 1000), (50, 100, 400), (200, 400, 200)):
         groups += [(f"Polytope, {d} coordinates, {m} rows", max(n // share, 8), _polytope(d, m, max(n // share, 8)))]
+    groups += _curved(share)
     for title, chains, cases in groups:
         yield _race(f"{title}, {chains} chains", chains, cases, repeats)
     yield _flat_sets(quick)
@@ -121,6 +133,95 @@ def _polytope(d: int, m: int, n: int) -> Cases:
         "exact, warm start": lambda: polytope.project(z, warm=warm),
         "to 1e-3": lambda: polytope.project(z, budget=Budget(1e-3)),
     }
+
+
+def _curved(share: int) -> list[tuple[str, int, Cases]]:
+    """Sets of functions with known values or bounds, against ten lines of Gauss-Newton with the analytic Jacobian."""
+    found = []
+    for size, rows, n in ((1024, 31, 64), (4096, 63, 64), (16384, 127, 32)):
+        chains = max(n // share, 4)
+        title = f"{rows + 1} known values and {rows} nonlinear balances, {size} coordinates"
+        found.append((title, chains, _balances(size, rows, chains)))
+    for buses, n in ((9, 2000), (30, 2000)):
+        chains = max(n // share, 100)
+        found.append((f"AC power flow, {buses} buses, voltages 0.94 to 1.06", chains, _power_flow(buses, chains)))
+    return found
+
+
+def _balances(size: int, rows: int, n: int) -> Cases:
+    """Mass of a field from one time to the next: its change is what flows in, a quadratic function of the edges."""
+    times, width = rows + 1, size // (rows + 1)
+
+    def fn(z: Tensor) -> Tensor:
+        u = z.reshape(len(z), times, width)
+        mass, flux = (u + 0.1 * u.square()).mean(2), 0.5 * (u[:, :-1, -1].square() - u[:, :-1, 0].square()) / times
+        return mass[:, 1:] - mass[:, :-1] - flux
+
+    def values(z: Tensor) -> Tensor:
+        u = z.reshape(len(z), times, width)
+        slope = (1.0 + 0.2 * u) / width
+        before = -slope[:, :-1].clone()
+        before[:, :, -1] -= u[:, :-1, -1] / times
+        before[:, :, 0] += u[:, :-1, 0] / times
+        return torch.cat([before, slope[:, 1:]], 2).flatten(1)
+
+    place = torch.arange(rows)[:, None]
+    indices = torch.stack([place.expand(rows, 2 * width), place * width + torch.arange(2 * width)]).flatten(1)
+    level, eye = 0.3 * _normal(times, seed=5), torch.eye(times, size, dtype=torch.float64)
+    sparse = Implicit(fn, jacobian=SparseJacobian(indices, values)) & Affine(eye, level)
+    near = sparse.project(0.5 * _normal(n, size, seed=1)) + 0.02 * _normal(n, size, seed=9)
+
+    def ten_lines(steps: int) -> Tensor:
+        z = near
+        for _ in range(steps):
+            J = torch.cat([z.new_zeros(n, rows, size), eye.expand(n, times, size)], 1)
+            J[:, indices[0], indices[1]] = values(z)
+            c = torch.cat([fn(z), z[:, :times] - level], 1)
+            right = c[:, :, None] + J @ (near - z)[:, :, None]
+            z = near - (J.mT @ torch.linalg.solve(J @ J.mT, right)).squeeze(2)
+        return z
+
+    cases: Cases = {
+        "ten lines, 2 steps": lambda: ten_lines(2),
+        "ten lines, 4 steps": lambda: ten_lines(4),
+        "quick, sparse": lambda: sparse.project(near, quick=True),
+        "strict, sparse": lambda: sparse.project(near),
+    }
+    if size <= 1024:
+        found = Implicit(fn) & Affine(eye, level)
+        cases |= {"quick, by autograd": lambda: found.project(near, quick=True)}
+        cases |= {"strict, by autograd": lambda: found.project(near)}
+    return cases
+
+
+def _power_flow(buses: int, n: int) -> Cases:
+    """Power balances of a made-up grid in polar coordinates, its loads unknown; voltages are bounded."""
+    generator = torch.Generator().manual_seed(buses)
+    admittance = torch.zeros(buses, buses, dtype=torch.complex128)
+    lines = [(max(0, k - 1 - int(torch.randint(3, (1,), generator=generator))), k) for k in range(1, buses)]
+    lines += [(k, k + buses // 3) for k in range(0, buses - buses // 3, 2)]
+    for one, other in lines:
+        r, x = torch.rand(2, generator=generator, dtype=torch.float64).tolist()
+        line = 1.0 / complex(0.01 + 0.05 * r, 0.05 + 0.15 * x)
+        for i, k, sign in ((one, one, 1), (other, other, 1), (one, other, -1), (other, one, -1)):
+            admittance[i, k] += sign * line
+    g, b = admittance.real.contiguous(), admittance.imag.contiguous()
+
+    def fn(z: Tensor) -> Tensor:
+        size, angle = z[:, :buses], torch.cat([torch.zeros_like(z[:, :1]), z[:, buses : 2 * buses - 1]], 1)
+        e, f = size * angle.cos(), size * angle.sin()
+        real, imaginary = e @ g - f @ b, f @ g + e @ b
+        load = z[:, 2 * buses - 1 :]
+        active, reactive = e * real + f * imaginary + load, f * real - e * imaginary + 0.4 * load
+        return torch.cat([active[:, 1:], reactive[:, 1 + buses // 5 :]], 1)
+
+    state = torch.cat([torch.ones(buses), torch.zeros(buses - 1), torch.full((buses,), 2.0 / buses)]).to(torch.float64)
+    low = torch.full((3 * buses - 1,), -math.inf, dtype=torch.float64)
+    high = -low
+    low[:buses], high[:buses] = 0.94, 1.06
+    both = Implicit(fn) & Box(low, high)
+    y = both.project(state[None]) + 0.03 * _normal(n, len(state), seed=2)
+    return {"strict": lambda: both.project(y), "quick": lambda: both.project(y, quick=True)}
 
 
 # ------------------------------------------------------------------ flat sets and other solvers

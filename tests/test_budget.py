@@ -40,15 +40,15 @@ BUDGET = {
         files=7, code=461, constants=3, imports=1
     ),  # streams by key; linalg took a solver that targets had twice
     "constraints": Package(
-        files=26, code=8072, constants=158, imports=12
-    ),  # one solver for flat sets, of each chain; closed forms of pairs
+        files=29, code=8200, constants=166, imports=12
+    ),  # one solver for flat sets, of each chain; closed forms of pairs; bounds in Newton's steps; structure of Jacobians
     "decoders": Package(files=5, code=880, constants=4, imports=2),
     "diagnostics": Package(
         files=11, code=1437, constants=79, imports=11
     ),  # Stein's identity in the free coordinates of a flat set; whether the last round of chains still drifts
     "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
     "methods": Package(
-        files=34, code=5992, constants=162, imports=13
+        files=34, code=6007, constants=164, imports=13
     ),  # HMC on flat and curved sets: reduction, flows, surface; what it replaces was for bounds alone
     "sampling": Package(
         files=19, code=3209, constants=62, imports=12
@@ -60,7 +60,7 @@ BUDGET = {
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 36900
+LINES = 37120
 """Of all files together, everything counted."""
 
 METHODS = {

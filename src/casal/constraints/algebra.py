@@ -224,7 +224,7 @@ class Product(Constraint):
             torch.stack(residual).amax(0),
         )
 
-    def _project_fast(self, z: Tensor) -> Tensor:
+    def _project_fast(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
         if not self.fast:
             return self.project(z)
         pairs = zip(self.members, flat(z).split(self.sizes, dim=1), strict=True)
@@ -578,7 +578,7 @@ class Shifted(_Motion):
     def __repr__(self) -> str:
         return f"{self.inner!r}.shifted({brief(self.by)})"
 
-    def _project_fast(self, z: Tensor) -> Tensor:
+    def _project_fast(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
         """In float64, since a shift may be large beside what is projected."""
         return self._forth(self.inner._project_fast(self._back(z.to(torch.float64)))).to(z.dtype)
 

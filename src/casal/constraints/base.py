@@ -18,7 +18,7 @@ from torch import Tensor
 from casal.checks import Event, positive
 from casal.constraints.parameters import PerChain, check_count, join, shown
 from casal.constraints.solvers.sparse_rows import SparseMatrix, across, stack
-from casal.constraints.vectors import EPSILON, floating, half_square, norm, over_events, relative
+from casal.constraints.vectors import EPSILON, floating, norm, over_events, relative
 from casal.devices import on_host, seen
 from casal.errors import CasalError, InfeasibleSet, ProjectionError, SettingError, ShapeError
 
@@ -407,15 +407,15 @@ class Constraint:
             warm: A point near the answer, such as the projection of the step before; closed forms do not need it.
             quick: In the dtype of ``z`` and in few passes, for a loop between two strict projections. There is no
                 check: a point that is not finite, or whose squares are not, comes out not finite. Closed forms are as
-                exact as the dtype allows elsewhere. Sets of functions (``Implicit``) take a few steps of Gauss and
-                Newton, to about a hundredth of the distance from z, and the strict projection for chains that these
-                do not bring to the set.
+                exact as the dtype allows elsewhere. Sets of functions (``Implicit``, and its intersections) take a few
+                steps of Gauss and Newton, to about a hundredth of the distance from z, and the strict projection for
+                chains that these do not bring to the set.
 
         Raises:
             ProjectionError: A coordinate of ``z`` is not finite.
         """
         z = points(z)
-        return self._project_fast_from(floating(z), warm) if quick else self.solve(z, budget=budget, warm=warm).point
+        return self._project_fast(floating(z), warm) if quick else self.solve(z, budget=budget, warm=warm).point
 
     def solve(self, z: Tensor, *, budget: Budget | None = None, warm: Tensor | None = None) -> Projection:
         """As ``project``, with a convergence flag, the iterations and the residual of every chain."""
@@ -742,20 +742,13 @@ class Constraint:
     def _project(self, z: Tensor) -> Tensor:
         return self._solve(z, Budget(), None).point
 
-    def _project_fast(self, z: Tensor) -> Tensor:
+    def _project_fast(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
+        """What ``project(z, quick=True)`` returns; ``warm`` is a point near the answer, for sets that can use it."""
         if on_host(z) or not self.exact:
             return self.project(z)
         self._check_chains(z)
         self.validate(tuple(z.shape[1:]))
         return self._project(z.to(torch.float64)).to(z.dtype)  # without the looks of ``project``
-
-    def _project_fast_from(self, z: Tensor, warm: Tensor | None) -> Tensor:
-        """With a point near the answer, for sets that can use it."""
-        return self._project_fast(z)
-
-    def _project_fast_half(self, z: Tensor, warm: Tensor | None) -> tuple[Tensor, Tensor]:
-        point = self._project_fast_from(z, warm)
-        return point, half_square(z - point)
 
     def _violation(self, z: Tensor) -> Tensor:
         """(n,), from ``_excess``; a set without rows writes this one."""

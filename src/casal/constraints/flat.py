@@ -192,7 +192,7 @@ class Affine(Constraint):
         height = self._system.heights(flat(y) - over(self._point, flat(y))) / sigma
         return -0.5 * height.square().sum(1) - self.rank * math.log(math.sqrt(2.0 * math.pi) * sigma)
 
-    def _project_fast(self, z: Tensor) -> Tensor:
+    def _project_fast(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
         y = flat(z)
         return (self._system.inside_fast(y) + over(self._point, y)).reshape(z.shape)
 
@@ -398,7 +398,7 @@ class HalfSpace(Constraint):
         high = over(self._level, y.new_zeros(len(y)))
         return y.new_tensor(-math.inf), high.expand(len(y))
 
-    def _project_fast(self, z: Tensor) -> Tensor:
+    def _project_fast(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
         return (flat(z) - self._height(z).clamp_min(0.0)[:, None] * placed(self._normal, z)).reshape(z.shape)
 
     def _within(self, space: Subspace) -> Constraint | None:
@@ -559,7 +559,7 @@ class Box(Constraint):
         """Sum of log[Phi((high - y) / sigma) - Phi((low - y) / sigma)]; of log-densities where low = high."""
         return flat(log_interval_mass(y, sigma, over(self._low, y), over(self._high, y))).sum(1)
 
-    def _project_fast(self, z: Tensor) -> Tensor:
+    def _project_fast(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
         return self._project(z)
 
     def _project(self, z: Tensor) -> Tensor:
@@ -886,7 +886,7 @@ class BoxHyperplane(Constraint):
         self._check_chains(z)
         return self._set.project(z, Budget(), None).point
 
-    def _project_fast(self, z: Tensor) -> Tensor:
+    def _project_fast(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
         """A few Newton steps on a . z(lam) = b; many for chains that they send to and fro between two bounds."""
         self._check_chains(z)
         y = flat(z)

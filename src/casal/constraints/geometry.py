@@ -16,7 +16,7 @@ from torch import Tensor
 
 from casal.checks import Event
 from casal.constraints.base import ON_SET, Budget, Constraint, Geometry, OnSurface, Parts, SphereInFlat, Subspace
-from casal.constraints.vectors import ROUNDING, floating, gaussian, norm, over_events
+from casal.constraints.vectors import ROUNDING, floating, gaussian, half_square, norm, over_events
 from casal.errors import InfeasibleSet, SettingError
 
 REACHED = 1e-3
@@ -325,8 +325,9 @@ def _starts(z: Tensor) -> Tensor:
 
 
 def quick_projection(constraint: Constraint, z: Tensor, warm: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """``project(z, quick=True)`` and |z - P(z)|^2 / 2, (n,) float64: in fewer passes where a set knows its distance."""
-    return constraint._project_fast_half(floating(z), warm)
+    """``project(z, quick=True)`` and |z - P(z)|^2 / 2, (n,) float64."""
+    point = constraint._project_fast(floating(z), warm)
+    return point, half_square(z - point)
 
 
 def groups(constraint: Constraint) -> Tensor | None:

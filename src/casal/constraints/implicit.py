@@ -26,10 +26,12 @@ from casal.constraints.base import (
     side_by_side,
     stacked,
 )
-from casal.constraints.solvers.gauss_newton import anchored, nearest
-from casal.constraints.solvers.quick_steps import Quick, common_feet, quick_feet
-from casal.constraints.solvers.rows import DENSE, Algebra, ProductRows, SparseRows, dense_factor, solve_dense
-from casal.constraints.vectors import dots, flat, norm, over_events, peak
+from casal.constraints.solvers.gauss_newton import nearest
+from casal.constraints.solvers.linearised import Bounds
+from casal.constraints.solvers.quick_steps import Quick, quick_feet
+from casal.constraints.solvers.rows import DENSE, Algebra, ProductRows, SparseRows, uneven
+from casal.constraints.solvers.structure import WORTH, IncompleteStructure, Structure, structure_of
+from casal.constraints.vectors import flat, norm, over_events, peak
 from casal.devices import chosen, on_host
 from casal.errors import ProjectionError, SettingError, ShapeError
 
@@ -60,20 +62,15 @@ JACOBIAN_ERROR = 1e-4
 DIFFERENCE = 1e-6
 """Relative step of the differences that replace second derivatives where there are none."""
 
-FEW = 3
-"""Iterations up to which a budget with a warm start gets plain Gauss-Newton steps, where the Jacobian has structure."""
+FEW, ASTRAY = 3, 1e-2
+"""Iterations up to which a budget with a warm start gets quick steps, where the Jacobian has structure, and the
+violation up to which their result is taken."""
 
 FACTORS = 2**20
 """Numbers in the factors of one batch: they stay in the cache, and memory of that size is used again."""
 
 VECTORISED = 2**20
 """Numbers in a Jacobian up to which all rows are differentiated at once; beyond, row after row is faster."""
-
-FEW_ROWS = 3
-"""Rows up to which a quick step differentiates all of them anew; beyond, it keeps a factorisation for some steps."""
-
-SAME = 1e-12
-"""Relative difference up to which two Jacobians are the same."""
 
 SEARCHED = Budget(1e-6, 200)
 """How hard the search tries in the loop for a chain that quick steps do not bring to the set."""
@@ -125,7 +122,7 @@ class Implicit(Constraint):
     C = {z : h(z) = 0, g(z) <= 0}; P(y) = argmin |z - y| over z in C, by batched Gauss-Newton / Newton steps.
 
     h = ``fn`` and g = ``inequality`` are torch functions of all chains at once, (n, *event) -> (n, m), that treat each
-    chain on its own. They get float64; inside a loop of float32 chains also float32, if they work in it. The
+    chain on its own. They get float64. The
     algorithm is that of ``solvers/gauss_newton.py``: steps to the nearest point of the linearised set, corrected
     for its curvature, in a trust region; quadratic convergence near a regular point. The result is a local minimum
     of the distance, reached from y (or from ``warm``): the nearest point if y is within the reach of C; from
@@ -145,10 +142,11 @@ class Implicit(Constraint):
         fn: h, or None if there are only inequalities.
         inequality: g, or None.
         jacobian: Derivatives (n, m, *event) of all rows, those of h first; by automatic differentiation if left
-            out. If given, curvatures come from differences of it, as they do for functions that torch can
-            differentiate only once. A ``SparseJacobian`` or ``JacobianProducts`` for many equations, without
-            inequalities: then a budget of up to three iterations with a warm start takes plain Gauss-Newton steps,
-            z = y - J^T (J J^T)^-1 (h + J (y - z)), one factorisation each, which suits the steps of a loop.
+            out: where there are many, equations that share no coordinate are differentiated together, and J stays
+            sparse (``solvers/structure.py``). If given, curvatures come from differences of it, as they do for
+            functions that torch can differentiate only once. A ``SparseJacobian`` or ``JacobianProducts`` for many
+            equations, without inequalities: then a budget of up to three iterations with a warm start takes so many
+            quick steps, one factorisation each, the first of them z = y - J^T (J J^T)^-1 (h + J (y - z)).
         scale: Unit of the violation > 0: a number, or one for each row, those of h first.
         convex: Whether C is convex (h affine, g convex), as far as you know.
         starts: Points to start from, the first at y (or ``warm``), the others around it; the nearest result counts.
@@ -203,7 +201,7 @@ class Implicit(Constraint):
         self.convex = bool(one_of(convex, "convex", (True, False)))
         self.starts, self.solid = whole_number(starts, "starts", 1), fn is None
         self.names = (names,) if isinstance(names, str) else tuple(map(str, names))
-        self.fast = self.starts == 1 and fn is not None
+        self.fast = self.starts == 1
         self._equation_count = 0 if fn is None else None
         self._jacobian_checked = False
 
@@ -269,24 +267,59 @@ class Implicit(Constraint):
 
     def algebra(self, event: Event) -> Algebra:
         """How Newton's steps handle the derivatives, for events of this shape."""
-        if not isinstance(self.jacobian, SparseJacobian | JacobianProducts):
-            return DENSE
         key, given = tuple(event), self.jacobian
         if key not in self._algebras:
             rows, size = self._row_count(key), math.prod(key)
-            if isinstance(given, SparseJacobian):
+            if isinstance(given, JacobianProducts):
+                self._algebras[key] = ProductRows(*_on_flat(given, key, rows), rows, size)
+            elif isinstance(given, SparseJacobian):
                 self._algebras[key] = SparseRows(given.indices, rows, size)
             else:
-                self._algebras[key] = ProductRows(*_on_flat(given, key, rows), rows, size)
+                found = self._structure(key)
+                self._algebras[key] = DENSE if found is None else SparseRows(found.indices, rows, size)
         return self._algebras[key]
 
-    def steps_plainly(self, event: Event, budget: Budget, warm: Tensor | None) -> bool:
-        """Whether a projection takes plain Gauss-Newton steps, as many as the budget has, and no search."""
+    def _structure(self, event: Event) -> Structure | None:
+        """The places of the derivatives of equations alone, found once; None where they are few or everywhere."""
+        if self.jacobian is not None or self.fn is None:
+            return None
+        if event not in self._structures:
+            self._structures[event] = None  # what follows is dense
+            self._algebras[event] = DENSE
+            rows, size = self._row_count(event), math.prod(event)
+            found = None
+            with _own_mode():
+                origin = torch.zeros(1, *event, dtype=torch.float64)
+                if rows * size >= WORTH and not self.inequalities(origin).shape[1]:
+                    system = _System(self, event)
+                    found = structure_of(lambda z: system.linearise(z)[1], rows, size)
+            self._structures[event] = None if found is not None and uneven(found.indices, rows) else found
+            del self._algebras[event]
+        return self._structures[event]
+
+    def _worked(self, event: Event, do: Callable[[_System], Any]) -> Any:
+        """What is done with the rows; with dense ones from now on if their structure was not all."""
+        with _own_mode():
+            try:
+                return do(_System(self, event))
+            except IncompleteStructure:
+                self._structures[event], self._algebras[event] = None, DENSE
+                return do(_System(self, event))
+
+    _bounds_of: Callable[[Event], Bounds | None] = staticmethod(lambda event: None)  # an intersection adds its bounds
+
+    def steps_quickly(self, event: Event, budget: Budget, warm: Tensor | None) -> bool:
+        """Whether a projection takes quick steps, as many as the budget has, and no search."""
         return warm is not None and self.algebra(event) is not DENSE and 0 < budget.iterations <= FEW
 
     @cached_property
     def _algebras(self) -> dict[Event, Algebra]:
         """Those that were asked for."""
+        return {}
+
+    @cached_property
+    def _structures(self) -> dict[Event, Structure | None]:
+        """Those that were looked for."""
         return {}
 
     def _log_volume(self, x: Tensor, z: Tensor) -> Tensor | None:
@@ -298,27 +331,34 @@ class Implicit(Constraint):
         products = isinstance(self.jacobian, JacobianProducts)
         if size > LARGEST_TUBE or products or self.inequalities(z[:1]).shape[1]:
             return None
-        with _own_mode():
-            system, tile = _System(self, tuple(z.shape[1:])), self._tile(z)
+
+        def work(system: _System) -> Tensor:
+            tile = self._tile(z)
             pairs = zip(flat(z).clone().split(tile), flat(x - z).clone().split(tile), strict=True)
             return torch.cat([_log_determinant(system, point, offset) for point, offset in pairs])
+
+        found: Tensor = self._worked(tuple(z.shape[1:]), work)
+        return found
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         event = tuple(z.shape[1:])
         if not z.numel():
             return at_once(z)
-        with _own_mode():
-            tile, system = max(1, self._tile(z) // self.starts), _System(self, event)
+
+        def work(system: _System) -> Projection:
+            tile = max(1, self._tile(z) // self.starts)
             anchors = flat(z).clone().split(tile)
             starts = [None] * len(anchors) if warm is None else flat(warm.expand_as(z)).clone().split(tile)
             parts = [self._nearest(system, y, start, budget) for y, start in zip(anchors, starts, strict=True)]
-            found = Projection(*(torch.cat(part) for part in zip(*parts, strict=True)))
+            return Projection(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+        found: Projection = self._worked(event, work)
         return found._replace(point=found.point.reshape(z.shape))
 
     def _nearest(self, system: _System, y: Tensor, start: Tensor | None, budget: Budget) -> Projection:
         """The nearest of the points found from all starts."""
-        plain = start is not None and self.steps_plainly(system.event, budget, start)
-        first = nearest(system, y, start, budget) if start is None or not plain else anchored(system, y, start, budget)
+        quickly = start is not None and self.steps_quickly(system.event, budget, start)
+        first = _few(system, y, start, budget) if quickly else nearest(system, y, start, budget)
         if self.starts == 1:
             return first
         around = y + norm(first.point - y)[:, None] * _directions(self.starts - 1, y)[:, None]
@@ -332,107 +372,44 @@ class Implicit(Constraint):
         return taken._replace(iterations=tried.iterations.sum(0))
 
     def quick(self, z: Tensor, warm: Tensor | None = None) -> Quick | None:
-        """Feet by a few Gauss-Newton steps in the dtype of z (``solvers/quick_steps.py``), and which were found.
+        """Feet by a few Gauss-Newton steps (``solvers/quick_steps.py``), and which were found.
 
-        Functions that do not work in float32 get float64, as do chains that float32 does not bring to the set. None if
-        there are inequalities, or the derivatives of one chain do not fit into a batch.
+        None if there is more than one start, or the derivatives of one chain do not fit into a batch.
         """
         event = tuple(z.shape[1:])
-        if self.starts > 1 or not z.numel() or not self._only_equations(z):
+        dense = self.algebra(event) is DENSE
+        if self.starts > 1 or not z.numel() or (dense and self._row_count(event) * math.prod(event) > TILE):
             return None
-        if not isinstance(self.jacobian, SparseJacobian) and self._row_count(event) * math.prod(event) > TILE:
-            return None
-        with _own_mode():
-            narrow = z.dtype == torch.float32 and self._takes_narrow(z)
-            points, start = flat(z).clone(), None if warm is None else flat(warm.expand_as(z)).clone()
-            found = self._quick(points if narrow else points.to(torch.float64), event)
-            left = chosen(~found.done) if narrow or start is not None else ()
-            if len(left):
-                wide = points[left].to(torch.float64)
-                again = self._quick(wide, event, None if start is None else start[left].to(torch.float64))
-                found.point[left], found.done[left] = again.point.to(found.point), again.done
+
+        def work(system: _System) -> Quick:
+            tile, wide = self._tile(z), flat(z).to(torch.float64, copy=True)
+            found = _in_tiles(system, tile, wide, None)
+            left = None if warm is None else chosen(~found.done)
+            if warm is not None and left is not None and len(left):
+                start = flat(warm.expand_as(z))[left].to(torch.float64)
+                found.point[left], found.done[left] = _in_tiles(system, tile, wide[left], start)
+            return found
+
+        found: Quick = self._worked(event, work)
         return Quick(found.point.to(z.dtype).reshape(z.shape), found.done)
 
-    def _quick(self, y: Tensor, event: Event, start: Tensor | None = None) -> Quick:
-        system, common = _QuickSystem(self, event), None if start is not None else self._common_rows(event)
-        if common is not None:
-            found = common_feet(system, y, *(part.to(y) for part in common))
-            left = chosen(~found.done)
-            if len(left):
-                found.point[left], found.done[left] = self._quick_steps(system, y[left], None)
-            return found
-        return self._quick_steps(system, y, start)
-
-    def _quick_steps(self, system: _QuickSystem, y: Tensor, start: Tensor | None) -> Quick:
-        dense = max(1, TILE // max(1, system.count * y.shape[1]))
-        tile = dense if system.sparse is None else self._tile(y.reshape(len(y), *system.event))
-        starts = [None] * -(-len(y) // tile) if start is None else start.split(tile)
-        parts = [quick_feet(system, some, other) for some, other in zip(y.split(tile), starts, strict=True)]
-        return parts[0] if len(parts) == 1 else Quick(*(torch.cat(column) for column in zip(*parts, strict=True)))
-
-    def _common_rows(self, event: Event) -> tuple[Tensor, Tensor] | None:
-        """J and (J J^T)^-1 where J is the same at two points, as for affine functions; else None."""
-        if event not in self._common:
-            self._common[event] = None
-            system, size = _QuickSystem(self, event), math.prod(event)
-            if not isinstance(system.sparse, SparseRows) and 2 * system.count * size <= TILE:
-                points = size**0.5 * _directions(3, torch.zeros(1, size, dtype=torch.float64))[::2]
-                one, other = system.linearise(points * torch.tensor([[1.0], [3.0]], dtype=torch.float64))[1]
-                if bool(((one - other).abs().amax() <= SAME * one.abs().amax()) & torch.isfinite(one).all()):
-                    self._common[event] = one, torch.linalg.pinv(one @ one.T, hermitian=True)
-        return self._common[event]
-
-    @cached_property
-    def _common(self) -> dict[Event, tuple[Tensor, Tensor] | None]:
-        """For events of a shape, the rows that are the same everywhere."""
-        return {}
-
-    def _only_equations(self, z: Tensor) -> bool:
-        """Whether there is no inequality; a function may return none."""
-        if self.inequality is None or self.fn is None:
-            return self.fn is not None
-        key = tuple(z.shape[1:])
-        if key not in self._bounded:
-            with _own_mode():
-                self._bounded[key] = bool(self.inequalities(z[:1].to(torch.float64).clone()).shape[1])
-        return not self._bounded[key]
-
-    def _takes_narrow(self, z: Tensor) -> bool:
-        """Whether h works in float32, by itself: constants in float64 make its values float64, or are an error."""
-        key = tuple(z.shape[1:])
-        if key not in self._narrow:
-            try:
-                self._narrow[key] = self.jacobian is None and self.equations(z[:1].clone()).dtype == torch.float32
-            except (RuntimeError, TypeError):
-                self._narrow[key] = False
-        return self._narrow[key]
-
-    @cached_property
-    def _bounded(self) -> dict[Event, bool]:
-        """For events of a shape, whether there are inequalities."""
-        return {}
-
-    @cached_property
-    def _narrow(self) -> dict[Event, bool]:
-        """For events of a shape, whether h works in float32."""
-        return {}
-
-    def _project_fast(self, z: Tensor) -> Tensor:
-        return self._project_fast_from(z, None)
-
-    def _project_fast_from(self, z: Tensor, warm: Tensor | None) -> Tensor:
+    def _project_fast(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
         found = self.quick(z, warm)
         return self.project(z, warm=warm) if found is None else searched_for(self, z, warm, found)
 
     def _excess(self, z: Tensor, lost: Tensor | None) -> Excess:
         if not z.numel():
             return side_by_side([], z)
-        with _own_mode():
-            system, tile = _System(self, tuple(z.shape[1:])), self._tile(z)
+
+        def work(system: _System) -> Excess:
+            tile = self._tile(z)
             self._check_jacobian(system, flat(z)[:1].clone())
             more = [None] * -(-len(z) // tile) if lost is None else list(flat(lost).clone().split(tile))
             pairs = zip(flat(z).clone().split(tile), more, strict=True)
             return stacked([system.missed(part, extra) for part, extra in pairs])
+
+        found: Excess = self._worked(tuple(z.shape[1:]), work)
+        return found
 
     def component_name(self, event: Event, row: int) -> str:
         if row < len(self.names):
@@ -534,9 +511,10 @@ class _System:
     def __init__(self, owner: Implicit, event: Event) -> None:
         self.owner, self.event = owner, event
         self.algebra = owner.algebra(event)
+        self.bounds = owner._bounds_of(event)
 
     def bounded(self, like: Tensor) -> bool:
-        return like.shape[1] > (self.owner._count_equations() or 0)
+        return self.bounds is not None or like.shape[1] > (self.owner._count_equations() or 0)
 
     def inequality(self, like: Tensor) -> Tensor:
         return torch.arange(like.shape[1], device=like.device) >= (self.owner._count_equations() or 0)
@@ -550,11 +528,16 @@ class _System:
             return values, self._given(z, values.shape[1])
         with _differentiable(z) as leaf:
             values = self.values(leaf)
+            if isinstance(self.algebra, SparseRows):
+                found = self.owner._structure(self.event)
+                assert found is not None
+                entries = found.entries(lambda weights: _pull(values, leaf, weights).detach(), len(z), z)
+                return values.detach(), self.algebra.kept(entries.to(torch.float64))
             rows = _jacobian(values, leaf)
         return values.detach(), rows.detach().to(torch.float64)
 
     def curvature(self, z: Tensor, weights: Tensor) -> Function:
-        if self.owner.jacobian is not None:
+        if not isinstance(self.owner.jacobian, SparseJacobian | None):
             return self._differences(z, weights)
         try:
             with _differentiable(z) as leaf:
@@ -563,7 +546,18 @@ class _System:
             _pull(gradient, leaf, torch.zeros_like(z))
         except (RuntimeError, NotImplementedError):  # a function that can be differentiated only once
             return self._differences(z, weights)
+        if self.owner.jacobian is not None and not self._same_slope(z, weights, gradient):
+            return self._differences(z, weights)
         return lambda v: _pull(gradient, leaf, v).detach()
+
+    def _same_slope(self, z: Tensor, weights: Tensor, gradient: Tensor) -> bool:
+        """Whether torch finds the derivatives that were given: a function may hide what it does from it."""
+
+        def look() -> bool:
+            given = self._gradient(z[:1], weights[:1])
+            return bool((norm(gradient[:1].detach() - given) <= JACOBIAN_ERROR * norm(given)).all())
+
+        return self.owner._once(("slope", self.event), look)
 
     def violation(self, values: Tensor, rows: Tensor, z: Tensor, *, rough: bool = False) -> Tensor:
         """(n,) from values (n, m) and derivatives at z. What is left close to the set may be rounding."""
@@ -697,75 +691,29 @@ class _System:
         return product
 
 
-class _QuickSystem:
-    """The equations of an Implicit set as functions of flat points (n, d), in the dtype of the points."""
+def _few(system: _System, y: Tensor, start: Tensor | None, budget: Budget) -> Projection:
+    """As many quick steps as the budget has; a chain that they lead astray is searched for.
 
-    def __init__(self, owner: Implicit, event: Event) -> None:
-        self.owner, self.event = owner, event
-        self._system, count = _System(owner, event), owner._row_count(event)
-        algebra = self._system.algebra
-        self.sparse = algebra if isinstance(algebra, SparseRows) else None
-        self._products = owner.jacobian if isinstance(owner.jacobian, JacobianProducts) else None
-        self.count, self.keeps = count, count > FEW_ROWS or self.sparse is not None
+    A violation within the tolerance counts as converged, nearest or not.
+    """
+    z = quick_feet(system, y, start, budget.iterations).point
+    values, rows = system.linearise(z)
+    left = system.violation(values, rows, z, rough=True)
+    count = torch.full_like(left, budget.iterations, dtype=torch.long)
+    found = Projection(z, left <= budget.tolerance, count, left)
+    lost = chosen(~((left <= ASTRAY) & torch.isfinite(z).all(1)))
+    if len(lost):
+        again = nearest(system, y[lost], None if start is None else start[lost], budget)
+        for target, part in zip(found, again, strict=True):
+            target[lost] = part
+    return found
 
-    def values(self, z: Tensor) -> Tensor:
-        return self.owner.equations(z if len(self.event) == 1 else z.reshape(len(z), *self.event)).to(z.dtype)
 
-    def linearise(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        if self._products is not None:
-            return self.values(z), self._rows_by_products(z)
-        if self.owner.jacobian is not None:
-            return self.values(z), self._system._given(z, self.count)
-        with torch.enable_grad():
-            leaf = z.detach().requires_grad_()  # no copy: torch refuses to edit it
-            values = self.values(leaf)
-            rows = _jacobian(values, leaf)
-        return values.detach(), rows
-
-    def pulled(self, z: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        if self._products is not None:
-            _, back = _on_flat(self._products, self.event, self.count)
-            return self.values(z), back(z, weights)
-        if self.owner.jacobian is not None:
-            return self.values(z), self.pull(self._system._given(z, self.count), weights)
-        with _differentiable(z) as leaf:
-            values = self.values(leaf)
-            return values.detach(), _pull(values, leaf, weights)
-
-    def _rows_by_products(self, z: Tensor) -> Tensor:
-        """(n, r, d): J^T of unit vectors, all of them in one call."""
-        assert self._products is not None
-        n, r = len(z), self.count
-        unit = torch.eye(r, dtype=z.dtype, device=z.device).repeat(n, 1)
-        _, back = _on_flat(self._products, self.event, r)
-        return back(z.repeat_interleave(r, 0), unit).reshape(n, r, -1)
-
-    def apply(self, rows: Tensor, v: Tensor) -> Tensor:
-        return dots(rows, v[:, None, :]) if self.sparse is None else self.sparse.apply(rows, v)
-
-    def pull(self, rows: Tensor, weights: Tensor) -> Tensor:
-        if self.sparse is not None:
-            return self.sparse.pull(rows, weights)
-        if self.count > FEW_ROWS:
-            return (weights[:, None, :] @ rows).squeeze(1)
-        out = rows[:, 0] * weights[:, :1]
-        for row in range(1, self.count):
-            out.addcmul_(rows[:, row], weights[:, row : row + 1])
-        return out
-
-    def factorise(self, rows: Tensor) -> tuple[Tensor, ...]:
-        if self.sparse is None:
-            return (dense_factor(rows),)
-        lengths = self.sparse.lengths(rows)
-        usable = (lengths > 0) & torch.isfinite(lengths)
-        unit = self.sparse.scaled(rows, usable, torch.where(usable, lengths, 1.0))
-        factor = self.sparse.factorise(self.sparse.gram(unit), usable)
-        return factor, torch.where(usable.all(1, keepdim=True), lengths, torch.nan)
-
-    def solve(self, factor: tuple[Tensor, ...], right: Tensor) -> Tensor:
-        if self.sparse is None:
-            return solve_dense(factor[0], right)
-        return self.sparse.solve(factor[0], right / factor[1]) / factor[1]
+def _in_tiles(system: _System, tile: int, y: Tensor, start: Tensor | None) -> Quick:
+    """Quick steps for so many chains at once."""
+    starts = [None] * -(-len(y) // tile) if start is None else start.split(tile)
+    parts = [quick_feet(system, some, other) for some, other in zip(y.split(tile), starts, strict=True)]
+    return Quick(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def searched_for(owner: Constraint, z: Tensor, warm: Tensor | None, found: Quick) -> Tensor:

@@ -27,14 +27,13 @@ from casal.constraints.base import (
     side_by_side,
     total_count,
 )
-from casal.constraints.flat import Affine, flat_parts
+from casal.constraints.flat import flat_parts
 from casal.constraints.geometry import codimension, geometry, log_volume_factor, parts
-from casal.constraints.implicit import Implicit, SparseJacobian
+from casal.constraints.implicit import Implicit, searched_for
+from casal.constraints.joined import as_functions
 from casal.constraints.merging import closed_form, meet, merge
 from casal.constraints.parameters import common_chains, listed
 from casal.constraints.solvers.flat_sets import FlatSet
-from casal.constraints.solvers.rows import uneven
-from casal.constraints.solvers.sparse_rows import SparseMatrix
 from casal.constraints.solvers.splitting import Members, Near, admm, alternating, dykstra, dykstra_anywhere, separate
 from casal.constraints.vectors import flat, norm
 from casal.devices import chosen
@@ -131,16 +130,12 @@ class Intersection(Constraint):
             self.exact, self.solid, self.fast, self._way = only.exact, only.solid, only.fast, only.way
         elif self._closed is None and self.chains is not None:
             alone = self._alone(0)
-            self._way, self.exact = alone._way, alone.exact
+            self._way, self.exact, self.fast = alone._way, alone.exact, alone.fast
         else:
             self._way = self._choose() if self._named is None else self._search_named(self._named)
             if self.smooth and not self.convex:
-                sparse = _sparse_jacobian(self._parts)
-                self._newton = (
-                    Implicit(self.equations, self.inequalities)
-                    if sparse is None
-                    else Implicit(self.equations, jacobian=sparse)
-                )
+                self._newton = as_functions(self._parts)
+                self.fast = self._way is Way.NEWTON
 
     def _choose(self) -> Way:
         """The way for members that do not merge, from what they can do."""
@@ -266,8 +261,17 @@ class Intersection(Constraint):
         known = [part for part in parts if part is not None]
         return Rows.joined(known) if len(known) == len(parts) else None
 
-    def _project_fast(self, z: Tensor) -> Tensor:
-        return self.project(z) if self._only is None else self._only._project_fast(z)
+    def _project_fast(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
+        if self._only is not None:
+            return self._only._project_fast(z, warm)
+        if self.chains is not None and self.fast:
+            self._check_chains(z)
+            out = z.clone()
+            for some, one in self._group_sets:
+                out[some] = one._project_fast(z[some], None if warm is None else warm[some])
+            return out
+        found = self._newton.quick(z, warm) if self.fast and self._newton is not None else None
+        return self.project(z, warm=warm) if found is None else searched_for(self, z, warm, found)
 
     def _residual_pull(self, z: Tensor, weights: Tensor) -> Tensor | None:
         return None if self._only is None else self._only._residual_pull(z, weights)
@@ -338,7 +342,10 @@ class Intersection(Constraint):
     def _log_volume(self, x: Tensor, z: Tensor) -> Tensor | None:
         if self.chains is not None:
             return self._by_group(log_volume_factor, x, z)
-        return None if self._newton is None else log_volume_factor(self._newton, x, z)
+        if self._newton is None:
+            return None
+        rows = self._once("rows of all", lambda: Implicit(self.equations, self.inequalities))
+        return log_volume_factor(rows, x, z)
 
     def _solve(self, z: Tensor, budget: Budget, warm: Tensor | None) -> Projection:
         if self._only is not None:
@@ -365,7 +372,7 @@ class Intersection(Constraint):
         newton = self._newton
         assert newton is not None
         found = newton._solve(z, budget, warm)
-        if newton.steps_plainly(tuple(z.shape[1:]), budget, warm):
+        if newton.steps_quickly(tuple(z.shape[1:]), budget, warm):
             return found
         left = chosen(~found.converged)
         if len(left):
@@ -392,33 +399,6 @@ class Intersection(Constraint):
             return FlatSet(rows)
 
         return self._once(("flat set", event), made)
-
-
-def _sparse_jacobian(parts: Sequence[Constraint]) -> SparseJacobian | None:
-    """The derivatives of all equations, where the parts are linear equations and functions with sparse Jacobians."""
-    if not any(isinstance(part, Implicit) for part in parts):
-        return None
-    indices, functions, start = [], list[Callable[[Tensor], Tensor]](), 0
-    for part in parts:
-        if isinstance(part, Implicit) and isinstance(part.jacobian, SparseJacobian):
-            places, count = part.jacobian.indices, int(part.jacobian.indices[0].max()) + 1
-            functions.append(part.jacobian.values)
-        elif isinstance(part, Affine):
-            rows = part._rows if isinstance(part._rows, SparseMatrix) else SparseMatrix.from_dense(part._rows)
-            places, count = torch.stack([rows.rows, rows.columns]), len(rows)
-            functions.append(functools.partial(_constant, rows.values))
-        else:
-            return None
-        indices.append(places + torch.tensor([[start], [0]]))
-        start += count
-    whole = torch.cat(indices, dim=1)
-    if uneven(whole, start):
-        return None
-    return SparseJacobian(whole, lambda z: torch.cat([function(z) for function in functions], dim=1))
-
-
-def _constant(values: Tensor, z: Tensor) -> Tensor:
-    return values.to(z).expand(len(z), -1)
 
 
 # ------------------------------------------------------------------ surfaces that meet

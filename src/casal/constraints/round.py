@@ -211,7 +211,7 @@ class RoundInFlat(Constraint):
 
     # -------------------------------------------------------------- projections
 
-    def _project_fast(self, z: Tensor) -> Tensor:
+    def _project_fast(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
         return self._shell(z)[0]
 
     def _shell(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -455,11 +455,6 @@ class Sphere(Round):
 
     def equations(self, z: Tensor) -> Tensor:
         return self._height(z)
-
-    def _project_fast_half(self, z: Tensor, warm: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The distance is | |z - c| - R |."""
-        point, length, radius = self._shell(z)
-        return point, (length - radius).to(torch.float64).flatten().square_().div_(2)
 
     def _sphere_in_flat(self, event: Event) -> SphereInFlat | None:
         nothing = torch.zeros(0, torch.Size(event).numel(), dtype=torch.float64)

@@ -49,7 +49,7 @@ class Alternating(Conserved):
         super().__init__(mass, energy)
         self.tolerance, self.most = tolerance, most
 
-    def _project_fast(self, z: Tensor) -> Tensor:
+    def _project_fast(self, z: Tensor, warm: Tensor | None = None) -> Tensor:
         size = z.shape[1]
         mass, length = over(parameter(self.mass), z), over(parameter(self.energy), z).sqrt()
         for sweep in range(self.most + 1):

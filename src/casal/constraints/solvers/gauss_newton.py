@@ -17,8 +17,9 @@ the plain iteration diverges from points that are far away. Newton's step for th
 
 with lam the multipliers of the linearised problem. It is found by conjugate gradients (Steihaug), which need products
 H v only and follow a direction of negative curvature to the end of the trust region instead of to a maximum of
-the distance. The rows of I that take part are those of the linearised problem, a quadratic programme with as many
-unknowns as rows (block principal pivoting), so that near the answer the active set is that of the answer.
+the distance. Bounds on single coordinates are not rows: every iterate lies within them, and coordinates at a bound
+leave U. The rows of I and the bounds that take part are those of the linearised problem (``linearised.py``), so that
+near the answer the active set is that of the answer.
 
 Before it is judged, n + t is bent back to the rows, s <- s - U^T (U U^T)^-1 (c(z + s) - c - U s), so that a step along
 a curved set stays on it. A step is taken if it lowers |z - y|^2 / 2 + mu |c(z)| by a share of what the model promises,
@@ -29,7 +30,7 @@ the same, and ends at the same point, whatever other chains are in the batch.
 References:
     Nocedal and Wright, "Numerical Optimization" (2006), Alg. 7.2 (Steihaug) and sec. 18.5 (trust-region SQP with a
     normal and a tangential step); Byrd, Gould, Nocedal and Waltz, Math. Program. 100 (2004), for active sets from a
-    simpler subproblem; Judice and Pires, Comput. Oper. Res. 21 (1994), for block principal pivoting.
+    simpler subproblem.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints.base import Budget, Projection
+from casal.constraints.solvers.linearised import SHORT, Bounds, Linearised, face
 from casal.constraints.solvers.rows import DENSE, Algebra
 from casal.constraints.vectors import EPSILON, LARGEST, constant, norm, over_events
 from casal.devices import check_due, chosen, on_host, seen, whole, write
@@ -80,8 +82,6 @@ INNER_STEPS = 100
 """Most conjugate gradient steps."""
 BLOCKED = 3
 """How often a tangential step may run into a row that was not active, before it is cut short there."""
-ASTRAY = 1e-2
-"""Violation up to which a plain Gauss-Newton step is taken as it is."""
 HALVINGS = 12
 """Most halvings of a step that failed, at once."""
 
@@ -96,8 +96,12 @@ class System(Protocol):
     def algebra(self) -> Algebra:
         """What is done with the derivatives."""
 
+    @property
+    def bounds(self) -> Bounds | None:
+        """Of single coordinates, beside the rows; every point that is looked at lies within them."""
+
     def bounded(self, like: Tensor) -> bool:
-        """Whether any of the rows of ``like`` (n, r) is an inequality."""
+        """Whether there are bounds, or any of the rows of ``like`` (n, r) is an inequality."""
 
     def inequality(self, like: Tensor) -> Tensor:
         """(r,) bool: which of the rows of ``like`` (n, r) ask for c <= 0 instead of c = 0."""
@@ -140,21 +144,27 @@ class _Tangent(NamedTuple):
 
     Attributes:
         active: (n, r) bool, rows that take part.
-        factor: L with L L^T = U U^T over the active rows.
+        free: (n, d) bool, coordinates that are not at a bound; (n, 1) where there are no bounds.
+        rows: U over the free coordinates.
+        factor: L with L L^T = U U^T over the active rows and free coordinates.
         basis: Of the normal space: L^-1 U, (n, r, d), zero for other rows, if U is dense; else U.
-        normal: n, (n, d), no longer than 0.9 radii.
-        forces: (n, r), -normal = U^T forces.
+        normal: n, (n, d), no longer than 0.9 radii: to the bounds that are met, and along the free coordinates.
+        forces: (n, r), -normal = U^T forces on the free coordinates.
         pull: (z - y) / scale, (n, d).
         slide: Its tangential part, (n, d).
+        lam: Multipliers of the linearised problem, to start the next one from.
         angle: |slide| / |pull|, (n,), or the relative slack of an active row if that is larger.
         error: (n,), the larger of the angle and the relative size of the gap.
     """
 
     active: Tensor
+    free: Tensor
+    rows: Tensor
     factor: Tensor
     basis: Tensor
     normal: Tensor
     forces: Tensor
+    lam: Tensor
     pull: Tensor
     slide: Tensor
     angle: Tensor
@@ -187,6 +197,18 @@ class _Chains(NamedTuple):
     slow: Tensor
 
 
+class _Normal(NamedTuple):
+    """A face and the step to it; see ``_Tangent``."""
+
+    active: Tensor
+    free: Tensor
+    rows: Tensor
+    factor: Tensor
+    normal: Tensor
+    forces: Tensor
+    lam: Tensor
+
+
 class _Step(NamedTuple):
     """A step, H applied to it, and the multipliers in H."""
 
@@ -195,7 +217,7 @@ class _Step(NamedTuple):
     multipliers: Tensor
 
 
-Parts = TypeVar("Parts", _Point, _Tangent, _Chains, Projection)
+Parts = TypeVar("Parts", _Point, _Normal, _Tangent, _Chains, Projection)
 
 
 def _take(parts: Parts, index: Tensor) -> Parts:
@@ -269,37 +291,6 @@ def nearest(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> 
     return found
 
 
-def anchored(system: System, y: Tensor, start: Tensor, budget: Budget) -> Projection:
-    """A few plain Gauss-Newton steps z <- y - U^T (U U^T)^-1 (gap + U (y - z)) from a point close by.
-
-    One factorisation and one evaluation of the Jacobian a step, and no search: what a loop takes between two
-    projections that converge. A chain whose violation ends above ASTRAY is handed to ``nearest``.
-
-    Args:
-        system: The rows, equations only.
-        y: Anchors (n, d), finite float64.
-        start: (n, d), such as the projection of the step before.
-        budget: At least one iteration. A violation within the tolerance counts as converged, nearest or not.
-    """
-    algebra, z = system.algebra, start
-    for _ in range(budget.iterations):
-        values, rows = system.linearise(z)
-        lengths = algebra.lengths(rows)
-        usable = (lengths > 0) & torch.isfinite(lengths) & torch.isfinite(values)
-        safe = torch.where(usable, lengths, 1.0)
-        unit = algebra.scaled(rows, usable, safe)
-        reach = torch.where(usable, values / safe + algebra.apply(unit, y - z), 0.0)
-        z = y - algebra.pull(unit, algebra.solve(algebra.factorise(algebra.gram(unit), usable), reach))
-    left = system.violation(system.values(z), rows, z, rough=True)
-    usable = torch.isfinite(z).all(1) & (left <= ASTRAY)
-    found = Projection(z, left <= budget.tolerance, torch.full_like(usable, budget.iterations, dtype=torch.long), left)
-    lost = chosen(~usable)
-    if len(lost):
-        for target, part in zip(found, nearest(system, y[lost], start[lost], budget), strict=True):
-            target[lost] = part
-    return found
-
-
 def _without_noise(system: System, y: Tensor, found: Projection, budget: Budget) -> Projection:
     """Coordinates that are nothing but the rounding of the steps from y become zero, where that ends a descent.
 
@@ -322,9 +313,10 @@ def _without_noise(system: System, y: Tensor, found: Projection, budget: Budget)
 
 def _descend(system: System, y: Tensor, start: Tensor | None, budget: Budget) -> Projection:
     """One descent for every chain; those that are done leave the batch at the next look, as they were when done."""
-    here = _look(system, y)
-    done = here.violation <= _aim(budget.tolerance)
-    out = Projection(y.clone(), done, torch.zeros_like(done, dtype=torch.long), here.violation.clone())
+    bounds = system.bounds
+    here = _look(system, y if bounds is None else bounds.clip(y))
+    done = (here.violation <= _aim(budget.tolerance)) & (here.z == y).all(1)
+    out = Projection(here.z.clone(), done, torch.zeros_like(done, dtype=torch.long), here.violation.clone())
     live = chosen(~done)
     if not len(live):
         return out
@@ -368,7 +360,8 @@ def _begin(system: System, here: _Point, start: Tensor | None) -> _Point:
     y, fresh = here.z, torch.ones(len(here.z), dtype=torch.bool, device=here.z.device)
     if start is not None:
         usable = torch.isfinite(start).all(1)
-        other = _look(system, torch.where(usable[:, None], start, y))
+        start = torch.where(usable[:, None], start, y)
+        other = _look(system, start if system.bounds is None else system.bounds.clip(start))
         usable &= torch.isfinite(other.violation)
         here, fresh = _choose(usable, other, here), ~usable
     size = norm(y)
@@ -378,7 +371,7 @@ def _begin(system: System, here: _Point, start: Tensor | None) -> _Point:
     if len(far):
         nearer = y.clone()
         nearer[far] = _on_the_ray(system, y[far])
-        other = _look(system, nearer)
+        other = _look(system, nearer if system.bounds is None else system.bounds.clip(nearer))
         here = _choose(fresh & torch.isfinite(other.violation), other, here)
     return here
 
@@ -439,95 +432,76 @@ def _first_radius(here: _Point, chains: _Chains) -> Tensor:
     return torch.minimum(2.0 * step, FARTHEST * (1.0 + norm(here.z)))
 
 
-def _tangent_at(system: System, here: _Point, chains: _Chains) -> _Tangent:
-    """The active rows of the linearised problem, its normal step, and what is left of the optimality conditions.
+def _tangent_at(system: System, here: _Point, chains: _Chains, warm: Tensor | None = None) -> _Tangent:
+    """The face of the linearised problem, its normal step, and what is left of the optimality conditions.
 
-    Where the rows contradict each other, or nearly do, the normal step leaves the trust region. Then they need not
-    hold exactly: U U^T gets a Levenberg ridge, and at last the step is cut.
+    Where the rows contradict each other or the bounds, or nearly do, the normal step leaves the trust region. Then they
+    need not hold exactly: U U^T gets a Levenberg ridge, and at last the step is cut.
     """
-    algebra, bounded = system.algebra, system.bounded(here.gap)
-    gram = algebra.gram(here.unit)
-    longest = 0.9 * chains.radius
-    active, forces, known = _linear_problem(system, here, chains, gram, 0.0)
-    factor: Tensor | None = known
-    normal = -algebra.pull(here.unit, forces)
-    for ridge in RIDGES if here.gap.shape[1] > 1 else ():
-        long = norm(normal) > longest
-        if (bounded or _looks(algebra, normal)) and not seen(long.any()):
-            break
-        other, weaker, _ = _linear_problem(system, here, chains, gram, ridge)
-        if bounded:
-            factor = None  # other rows may take part now
-        active, forces = torch.where(long[:, None], other, active), torch.where(long[:, None], weaker, forces)
-        normal = -algebra.pull(here.unit, forces)
-    share = _cut_to_radius(normal, longest)[:, None]
-    factor = algebra.factorise(gram, active) if factor is None else factor
-    return _tangent_of(algebra, here, chains, factor, active, share * forces)
+    algebra, longest = system.algebra, 0.9 * chains.radius
+    found = _linear_problem(system, here, chains, warm)
+    for ridge in RIDGES if here.gap.shape[1] > 1 or system.bounds is not None else ():
+        long = norm(found.normal) > longest
+        if _looks(algebra, here.z):
+            some = chosen(long)
+            if not len(some):
+                break
+            weaker = _linear_problem(system, _take(here, some), _take(chains, some), None, ridge)
+            for target, part in zip(found, weaker, strict=True):
+                target[some] = part
+        else:
+            found = _choose(long, _linear_problem(system, here, chains, None, ridge), found)
+    share = _cut_to_radius(found.normal, longest)[:, None]
+    return _tangent_of(algebra, here, chains, found._replace(normal=share * found.normal, forces=share * found.forces))
 
 
-def _linear_problem(
-    system: System, here: _Point, chains: _Chains, gram: Tensor, ridge: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Active rows, the forces f of the normal step -U^T f, (U U^T + ridge) f = gap over those rows, and the factor."""
-    algebra, active = system.algebra, here.lengths > 0
+def _linear_problem(system: System, here: _Point, chains: _Chains, warm: Tensor | None, ridge: float = 0.0) -> _Normal:
+    """The face of the nearest point to y of the linearised set, and the step to it."""
+    rows = Linearised(system.algebra, here.unit, here.gap, here.inequality, here.lengths > 0)
+    active, free = rows.usable, torch.ones_like(here.z[:, :1], dtype=torch.bool)
+    met = None
     if system.bounded(here.gap):
         # Towards the anchor, but not farther than the radius: the same answer once the steps are short.
         away = chains.y - here.z
         radius = torch.maximum(chains.radius, 1e-9 * (1.0 + norm(here.z)))
-        reach = here.gap + algebra.apply(here.unit, _cut_to_radius(away, radius)[:, None] * away)
-        active = _active_rows(gram, reach, active, here.inequality, ridge)
-    gap = torch.where(active, here.gap, torch.zeros_like(here.gap))
-    factor = algebra.factorise(gram, active, ridge)
-    return active, algebra.solve(factor, gap), factor
+        met = face(rows, here.z, here.z + _cut_to_radius(away, radius)[:, None] * away, system.bounds, warm, ridge)
+        active, free = met.active, met.free
+    moved = None if met is None or system.bounds is None else torch.where(free, 0.0, met.point - here.z)
+    found = _normal(system.algebra, here, active, free, moved, ridge)
+    return found if met is None else found._replace(lam=met.lam)
 
 
-def _tangent_of(
-    algebra: Algebra, here: _Point, chains: _Chains, factor: Tensor, active: Tensor, forces: Tensor
-) -> _Tangent:
-    """The tangent space of the active rows, the normal step there, and the error of the optimality conditions."""
-    basis = algebra.basis(here.unit, factor, active)
-    normal = -algebra.pull(here.unit, forces)
+def _normal(
+    algebra: Algebra, here: _Point, active: Tensor, free: Tensor, moved: Tensor | None, ridge: float = 0.0
+) -> _Normal:
+    """The step to a face: the given one of coordinates that go to their bounds, and the shortest one of the others."""
+    rows, gap = here.unit, here.gap
+    if moved is not None:
+        rows, gap = algebra.masked(rows, free), gap + algebra.apply(rows, moved)
+        active = active & (algebra.lengths(rows) > SHORT)
+    gram = algebra.gram(rows)
+    factor = algebra.factorise(gram, active)
+    forces = algebra.solve(algebra.factorise(gram, active, ridge) if ridge else factor, torch.where(active, gap, 0.0))
+    normal = -algebra.pull(rows, forces)
+    return _Normal(active, free, rows, factor, normal if moved is None else normal + moved, forces, forces)
+
+
+def _tangent_of(algebra: Algebra, here: _Point, chains: _Chains, found: _Normal) -> _Tangent:
+    """The tangent space of a face, the normal step there, and the error of the optimality conditions."""
+    active, free, rows, factor, normal, forces, lam = found
+    basis = algebra.basis(rows, factor, active)
     pull = (here.z - chains.y) / chains.scale[:, None]
-    slide = algebra.tangential(basis, factor, pull)
+    slide = algebra.tangential(basis, factor, torch.where(free, pull, 0.0))
     angle, size = norm(slide), norm(pull)
     # The rounding of z - y has a tangential part of its own.
     noise = 4 * EPSILON * here.z.shape[1] ** 0.5 * (norm(here.z) / chains.scale + 1.0)
     angle = torch.where(angle > noise, angle / size.clamp_min(1e-300), torch.zeros_like(angle))
     size = 1.0 + norm(here.z)
     loose = norm(torch.where(active & here.inequality, here.gap.clamp_max(0.0), torch.zeros_like(here.gap)))
+    loose = torch.maximum(loose, norm(torch.where(free, 0.0, normal)))
     angle = torch.maximum(angle, loose / size)
     error = torch.maximum(angle, norm(here.open(here.gap)) / size)
-    return _Tangent(active, factor, basis, normal, forces, pull, slide, angle, error)
-
-
-def _active_rows(gram: Tensor, reach: Tensor, usable: Tensor, inequality: Tensor, ridge: float) -> Tensor:
-    """Rows with a multiplier in min 1/2 m.(U U^T + ridge) m - reach.m, m >= 0 for inequalities.
-
-    By block principal pivoting: all wrong rows change sides at once as long as that lowers their number; after three
-    failures only the last wrong one does, which ends after finitely many steps.
-    """
-    active = usable & (~inequality | (reach > 0))
-    rows = reach.shape[1]
-    number = torch.arange(rows, device=reach.device)
-    fewest = torch.full_like(number[:1].expand(len(reach)), rows + 1)
-    chances = torch.full_like(fewest, 3)
-    for _ in range(20 + 4 * rows):
-        rhs = torch.where(active, reach, torch.zeros_like(reach))
-        multipliers = DENSE.solve(DENSE.factorise(gram, active, ridge), rhs)
-        multipliers = torch.where(active, multipliers, torch.zeros_like(multipliers))
-        slack = DENSE.apply(gram, multipliers) - reach
-        noise = 1e-13 * (multipliers.abs().amax(1) + reach.abs().amax(1))[:, None]
-        wrong = inequality & usable & torch.where(active, multipliers < -noise, slack < -noise)
-        count = wrong.sum(1)
-        if not seen(count.any()):
-            break
-        better = count < fewest
-        fewest = torch.where(better, count, fewest)
-        chances = torch.where(better, torch.full_like(chances, 3), chances - 1)
-        last = torch.where(wrong, number, torch.full_like(number, -1)).amax(1)
-        single = wrong & (number == last[:, None])
-        active = active ^ torch.where((chances >= 0)[:, None], wrong, single)
-    return active
+    return _Tangent(active, free, rows, factor, basis, normal, forces, lam, pull, slide, angle, error)
 
 
 def _cut_to_radius(v: Tensor, radius: Tensor) -> Tensor:
@@ -559,17 +533,21 @@ def _plan(system: System, here: _Point, tangent: _Tangent, chains: _Chains, *, f
         slide, curved = _slide(algebra, hessian, tangent, gradient, left)
         if not system.bounded(here.gap):
             break
-        share, blocking = _block(here, tangent, normal, slide)
-        if attempt == BLOCKED or not seen(blocking.any()):
+        share, rows, coordinates = _block(system, here, tangent, normal, slide)
+        blocked = rows.any(1) | coordinates.any(1)
+        if attempt == BLOCKED or not seen(blocked.any()):
             slide, curved = share[:, None] * slide, share[:, None] * curved
             break
-        active = tangent.active | blocking
-        gap = torch.where(active, here.gap, torch.zeros_like(here.gap))
-        factor = algebra.factorise(algebra.gram(here.unit), active)
-        forces = algebra.solve(factor, gap)
-        forces = torch.where(blocking.any(1, keepdim=True), forces, tangent.forces)
-        forces = forces * _cut_to_radius(algebra.pull(here.unit, forces), 0.9 * chains.radius)[:, None]
-        tangent = _tangent_of(algebra, here, chains, factor, active, forces)
+        free = tangent.free & ~coordinates
+        moved = None
+        if system.bounds is not None:
+            end = system.bounds.clip(here.z + normal + slide)
+            moved = torch.where(free, 0.0, torch.where(coordinates, end - here.z, normal))
+        found = _normal(algebra, here, tangent.active | rows, free, moved)
+        found = _choose(blocked, found, _Normal(*(getattr(tangent, name) for name in _Normal._fields)))
+        short = _cut_to_radius(found.normal, 0.9 * chains.radius)[:, None]
+        found = found._replace(normal=short * found.normal, forces=short * found.forces)
+        tangent = _tangent_of(algebra, here, chains, found)
     slides = (chains.slow < CRAWL)[:, None]
     return _Step(normal + torch.where(slides, slide, 0.0), bent + torch.where(slides, curved, 0.0), multipliers)
 
@@ -580,7 +558,7 @@ def _slide(
     """argmin 1/2 t.H t + gradient.t over the tangent space and |t| <= radius, and H times it."""
 
     def project(v: Tensor) -> Tensor:
-        return algebra.tangential(tangent.basis, tangent.factor, v)
+        return algebra.tangential(tangent.basis, tangent.factor, torch.where(tangent.free, v, 0.0))
 
     size = torch.linalg.vector_norm(project(gradient), dim=1)
     rounding = 1e-15 * torch.linalg.vector_norm(gradient, dim=1)
@@ -590,15 +568,31 @@ def _slide(
     return conjugate_gradients(hessian, -gradient, floor, steps, project=project, radius=radius, check_first=False)
 
 
-def _block(here: _Point, tangent: _Tangent, normal: Tensor, slide: Tensor) -> tuple[Tensor, Tensor]:
-    """The share of the tangential step up to the first row that is not active, and that row (one-hot)."""
-    before = here.gap + DENSE.apply(here.unit, normal)
-    ahead = DENSE.apply(here.unit, slide)
-    meets = here.inequality & ~tangent.active & (ahead > 0) & (before + ahead > 1e-13 * (1.0 + norm(here.z))[:, None])
+def _block(
+    system: System, here: _Point, tangent: _Tangent, normal: Tensor, slide: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The share of the tangential step up to the first row that is not active or the first bound.
+
+    And what it meets: the first row, as a mask (n, r), and all coordinates (n, d) that would leave their bounds.
+    """
+    algebra, noise = system.algebra, 1e-13 * (1.0 + norm(here.z))[:, None]
+    share, coordinates = torch.ones_like(normal[:, 0]), torch.zeros_like(tangent.free)
+    if system.bounds is not None:
+        start = here.z + normal
+        end = start + slide
+        coordinates = tangent.free & ((end > system.bounds.high + noise) | (end < system.bounds.low - noise))
+        room = torch.where(slide > 0, system.bounds.high - start, start - system.bounds.low)
+        ahead = coordinates & (room > 0) & (slide != 0)
+        room = torch.where(ahead, room / torch.where(ahead, slide.abs(), 1.0), torch.inf)
+        share = torch.minimum(share, room.amin(1))
+    before, ahead = here.gap + algebra.apply(here.unit, normal), algebra.apply(here.unit, slide)
+    meets = here.inequality & ~tangent.active & (ahead > 0) & (before + ahead > noise)
+    if not here.gap.shape[1]:
+        return share, meets, coordinates
     room = torch.where(meets, (-before).clamp_min(0.0) / torch.where(meets, ahead, 1.0), torch.inf)
-    share, row = room.min(1)
-    blocking = meets & (torch.arange(room.shape[1], device=room.device) == row[:, None]) & (share < 1.0)[:, None]
-    return share.clamp_max(1.0), blocking
+    first, row = room.min(1)
+    rows = meets & (torch.arange(room.shape[1], device=room.device) == row[:, None]) & (first < 1.0)[:, None]
+    return torch.minimum(share, first), rows, coordinates
 
 
 def _try_step(
@@ -606,8 +600,9 @@ def _try_step(
 ) -> tuple[_Point, _Tangent, _Chains]:
     """Evaluate the step, take it or not, and adapt the radius."""
     step, power = _correct(system, here, tangent, move.step)
+    there = _look(system, here.z + step if system.bounds is None else system.bounds.clip(here.z + step))
+    step = step if system.bounds is None else there.z - here.z
     length = norm(step)
-    there = _look(system, here.z + step)
     finite = torch.isfinite(there.violation)
     trial = torch.where(finite[:, None], there.gap * (there.units / here.units), torch.zeros_like(there.gap))
     linear = here.gap + system.algebra.apply(here.unit, move.step)
@@ -626,7 +621,7 @@ def _try_step(
     lower = finite & (gained >= SHARE * promised - rounding) & (promised > 0)
 
     chains = chains._replace(weight=weight)
-    tangent_there = _tangent_at(system, there, chains)
+    tangent_there = _tangent_at(system, there, chains, tangent.lam)
     taken = lower | (finite & (tangent_there.error <= 0.5 * chains.best))
 
     error = torch.where(finite[:, None], trial - linear, torch.zeros_like(trial))
@@ -645,10 +640,10 @@ def _try_step(
     here, tangent = _choose(taken, there, here), _choose(taken, tangent_there, tangent)
     anew = ~taken | (norm(tangent.normal) > 0.9 * radius)
     if not _looks(system.algebra, here.z):
-        return here, _choose(anew, _tangent_at(system, here, chains), tangent), chains
+        return here, _choose(anew, _tangent_at(system, here, chains, tangent.lam), tangent), chains
     again = chosen(anew)
     if len(again):
-        parts = _tangent_at(system, _take(here, again), _take(chains, again))
+        parts = _tangent_at(system, _take(here, again), _take(chains, again), tangent.lam[again])
         for target, part in zip(tangent, parts, strict=True):
             target[again] = part
     return here, tangent, chains
@@ -671,7 +666,8 @@ def _correct(system: System, here: _Point, tangent: _Tangent, step: Tensor) -> t
         error = system.values(here.z + bent) / lengths - linear
         usable = small & torch.isfinite(error).all(1)
         error = torch.where(tangent.active & usable[:, None], error, 0.0)
-        bent = bent - algebra.pull(here.unit, algebra.solve(tangent.factor, error))
+        bent = bent - algebra.pull(tangent.rows, algebra.solve(tangent.factor, error))
+        bent = bent if system.bounds is None else system.bounds.clip(here.z + bent) - here.z
         small = usable & (norm(bent - step) <= longest)
         bent = torch.where(small[:, None], bent, step)
     return bent, torch.where(small, 2.0 + CORRECTIONS, 2.0).to(step)

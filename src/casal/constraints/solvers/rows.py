@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from casal.constraints.solvers.banded import bands_for_many
-from casal.constraints.vectors import EPSILON, dots, norm
+from casal.constraints.vectors import EPSILON, norm
 from casal.devices import beside, chosen, in_host_memory, on_host, seen
 from casal.errors import SettingError, ShapeError
 from casal.linalg import conjugate_gradients
@@ -41,6 +41,9 @@ class Algebra(Protocol):
     def scaled(self, rows: Tensor, usable: Tensor, lengths: Tensor) -> Tensor:
         """Rows divided by (n, r), zero where they are not usable (n, r)."""
 
+    def masked(self, rows: Tensor, free: Tensor) -> Tensor:
+        """Rows without the coordinates that are not free (n, d)."""
+
     def apply(self, rows: Tensor, v: Tensor) -> Tensor:
         """J v, (n, r)."""
 
@@ -53,8 +56,8 @@ class Algebra(Protocol):
     def gram(self, rows: Tensor) -> Tensor:
         """U U^T, or what stands for it."""
 
-    def factorise(self, gram: Tensor, active: Tensor, ridge: float = 0.0) -> Tensor:
-        """A factor of U U^T + ridge over the active rows (one elsewhere), with more of it if it does not exist."""
+    def factorise(self, gram: Tensor, active: Tensor, ridge: Tensor | float = 0.0) -> Tensor:
+        """A factor of U U^T + ridge, a number or (n, 1), over the active rows (one elsewhere), with more if needed."""
 
     def solve(self, factor: Tensor, right: Tensor) -> Tensor:
         """(U U^T)^-1 right, (n, r)."""
@@ -81,6 +84,9 @@ class DenseRows:
     def scaled(self, rows: Tensor, usable: Tensor, lengths: Tensor) -> Tensor:
         return torch.where(usable[:, :, None], rows, 0.0) / lengths[:, :, None]
 
+    def masked(self, rows: Tensor, free: Tensor) -> Tensor:
+        return rows * free[:, None, :]
+
     def apply(self, rows: Tensor, v: Tensor) -> Tensor:
         """Not by a matrix product, whose rounding depends on the number of chains."""
         return (rows * v[:, None, :]).sum(2)
@@ -94,16 +100,16 @@ class DenseRows:
     def gram(self, rows: Tensor) -> Tensor:
         return rows @ rows.mT
 
-    def factorise(self, gram: Tensor, active: Tensor, ridge: float = 0.0) -> Tensor:
+    def factorise(self, gram: Tensor, active: Tensor, ridge: Tensor | float = 0.0) -> Tensor:
         both = active[:, :, None] & active[:, None, :]
         matrix = torch.where(both, gram, torch.zeros_like(gram))
-        ridge = max(ridge, EPSILON * 4 * gram.shape[1])
-        diagonal = torch.where(active, torch.full_like(gram[:, 0], ridge), torch.ones_like(gram[:, 0]))
+        added = torch.as_tensor(ridge).to(gram).clamp_min(EPSILON * 4 * gram.shape[1])
+        diagonal = torch.where(active, added, 1.0)
         factor, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed(diagonal))
         failed = info > 0
         while not on_host(gram) or bool(failed.any()):
-            ridge *= 100.0
-            again, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed(diagonal.clamp_min(ridge)))
+            added = 100.0 * added
+            again, info = torch.linalg.cholesky_ex(matrix + torch.diag_embed(torch.maximum(diagonal, added)))
             factor, failed = torch.where(failed[:, None, None], again, factor), failed & (info > 0)
             if not on_host(gram):
                 break  # a hundred times the rounding is enough for rows of length one; a look is not worth it
@@ -129,37 +135,6 @@ class DenseRows:
 
 
 DENSE = DenseRows()
-
-
-def dense_factor(rows: Tensor) -> Tensor:
-    """What ``solve_dense`` needs for J J^T of rows (n, r, d): its inverse (n, r, r) for up to two rows, else L.
-
-    J J^T = L L^T, to a ridge of a few roundings on the rows scaled to length one, so that rows may depend on each
-    other. A chain without a factor gets numbers that are not finite.
-    """
-    count = rows.shape[1]
-    if count == 1:
-        return torch.linalg.vector_norm(rows, dim=2, keepdim=True).square_().reciprocal_()
-    if count == 2:
-        squares = dots(rows, rows).mul_(1.0 + 8 * torch.finfo(rows.dtype).eps)
-        cross = dots(rows[:, :1], rows[:, 1:])
-        determinant = squares[:, :1] * squares[:, 1:] - cross * cross
-        return torch.cat([squares[:, 1:], -cross, -cross, squares[:, :1]], dim=1).div_(determinant).reshape(-1, 2, 2)
-    gram = rows @ rows.mT
-    lengths = gram.diagonal(dim1=1, dim2=2).sqrt()
-    gram = gram / (lengths[:, :, None] * lengths[:, None, :])
-    gram.diagonal(dim1=1, dim2=2).add_(4 * count * torch.finfo(rows.dtype).eps)
-    factor, info = torch.linalg.cholesky_ex(gram)
-    return (factor * lengths[:, :, None]).masked_fill_((info > 0)[:, None, None], torch.nan)
-
-
-def solve_dense(factor: Tensor, right: Tensor) -> Tensor:
-    """(J J^T)^-1 right, (n, r)."""
-    if right.shape[1] == 1:
-        return factor[:, 0] * right
-    if right.shape[1] == 2:
-        return dots(factor, right[:, None, :])
-    return torch.cholesky_solve(right[:, :, None], factor).squeeze(2)
 
 
 class ByNormalEquations(Algebra, Protocol):
@@ -231,7 +206,7 @@ class SparseRows(ByNormalEquations):
         deepest = max(1, int(uses.max())) if size else 1
         place = torch.arange(len(row)) - (uses.cumsum(0) - uses)[column[order][by_column]]
         self._uses = torch.full((size * deepest,), rows * most, dtype=torch.long)  # the last one is a zero
-        self._uses[column[order][by_column] * deepest + place] = self._spots[by_column]
+        self._uses[column[order][by_column] + place * size] = self._spots[by_column]
 
     def kept(self, values: Tensor) -> Tensor:
         """(n, r, q) from the entries (n, k)."""
@@ -251,12 +226,15 @@ class SparseRows(ByNormalEquations):
     def scaled(self, rows: Tensor, usable: Tensor, lengths: Tensor) -> Tensor:
         return DENSE.scaled(rows, usable, lengths)
 
+    def masked(self, rows: Tensor, free: Tensor) -> Tensor:
+        return rows * free[:, beside(self._columns, free)].reshape(rows.shape)
+
     def apply(self, rows: Tensor, v: Tensor) -> Tensor:
         return (rows * v[:, beside(self._columns, v)].reshape(rows.shape)).sum(2)
 
     def pull(self, rows: Tensor, weights: Tensor) -> Tensor:
         product = torch.nn.functional.pad((rows * weights[:, :, None]).flatten(1), (0, 1))
-        return product[:, beside(self._uses, product)].reshape(len(rows), self._size, -1).sum(2)
+        return product[:, beside(self._uses, product)].reshape(len(rows), -1, self._size).sum(1)
 
     def terms(self, rows: Tensor, size: Tensor) -> Tensor:
         return self.apply(rows.abs(), size)
@@ -266,8 +244,8 @@ class SparseRows(ByNormalEquations):
         return self.bands.gram(rows.flatten(1)[:, self._spots])
 
     @in_host_memory
-    def factorise(self, gram: Tensor, active: Tensor, ridge: float = 0.0) -> Tensor:
-        ridges = gram.new_full((len(gram),), max(ridge, 4 * EPSILON))
+    def factorise(self, gram: Tensor, active: Tensor, ridge: Tensor | float = 0.0) -> Tensor:
+        ridges = torch.as_tensor(ridge).to(gram).clamp_min(4 * EPSILON).reshape(-1).expand(len(gram)).clone()
         factor, good = self.bands.factorise(gram, ridges, active)
         while not seen(good.all()):
             bad = chosen(~good)
@@ -328,6 +306,9 @@ class ProductRows(ByNormalEquations):
         z, factors = self._split(rows)
         return torch.cat([z, torch.where(usable, factors, 0.0) / lengths], dim=1)
 
+    def masked(self, rows: Tensor, free: Tensor) -> Tensor:
+        raise NotImplementedError("products with bounds")  # sets with products have none
+
     def apply(self, rows: Tensor, v: Tensor) -> Tensor:
         z, factors = self._split(rows)
         return factors * self._forward(z, v)
@@ -343,9 +324,10 @@ class ProductRows(ByNormalEquations):
     def gram(self, rows: Tensor) -> Tensor:
         return rows
 
-    def factorise(self, gram: Tensor, active: Tensor, ridge: float = 0.0) -> Tensor:
+    def factorise(self, gram: Tensor, active: Tensor, ridge: Tensor | float = 0.0) -> Tensor:
         """The rows again, with one on the diagonal of those that are not active."""
-        return torch.cat([gram, torch.where(active, max(ridge, 64 * EPSILON), 1.0)], dim=1)
+        added = torch.as_tensor(ridge).to(gram).clamp_min(64 * EPSILON)
+        return torch.cat([gram, torch.where(active, added, 1.0)], dim=1)
 
     def solve(self, factor: Tensor, right: Tensor) -> Tensor:
         rows, ridge = factor[:, : self._size + self._count], factor[:, self._size + self._count :]
