@@ -40,8 +40,8 @@ BUDGET = {
         files=7, code=461, constants=3, imports=1
     ),  # streams by key; linalg took a solver that targets had twice
     "constraints": Package(
-        files=29, code=8200, constants=166, imports=12
-    ),  # one solver for flat sets, of each chain; closed forms of pairs; bounds in Newton's steps; structure of Jacobians
+        files=29, code=8204, constants=166, imports=12
+    ),  # one solver for flat sets, closed forms of pairs, bounds in Newton's steps, structure of Jacobians
     "decoders": Package(files=5, code=880, constants=4, imports=2),
     "diagnostics": Package(
         files=11, code=1437, constants=79, imports=11
@@ -60,7 +60,7 @@ BUDGET = {
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 37120
+LINES = 37130
 """Of all files together, everything counted."""
 
 METHODS = {

@@ -212,7 +212,7 @@ def test_few_ancestors_are_never_trusted() -> None:
     assert alone.verdict == "too few" and alone.reasons[0].startswith(
         "1 effective sample, 50 needed: nearly all samples"
     )
-    assert found.verdict == "too few" and found.reasons[0] == "49 effective samples, 50 needed: try n=1200"
+    assert found.verdict == "too few" and found.reasons[0] == "49 effective samples, 50 needed: try n=1400"
     assert judged(evidence(z[:40], EXACT["sphere"])).verdict == "too few"
 
 

@@ -269,31 +269,32 @@ class Implicit(Constraint):
         """How Newton's steps handle the derivatives, for events of this shape."""
         key, given = tuple(event), self.jacobian
         if key not in self._algebras:
-            rows, size = self._row_count(key), math.prod(key)
+            size, places = math.prod(key), given if isinstance(given, SparseJacobian) else self._structure(key)
             if isinstance(given, JacobianProducts):
+                rows = self._row_count(key)
                 self._algebras[key] = ProductRows(*_on_flat(given, key, rows), rows, size)
-            elif isinstance(given, SparseJacobian):
-                self._algebras[key] = SparseRows(given.indices, rows, size)
+            elif places is not None:
+                self._algebras[key] = SparseRows(places.indices, self._row_count(key), size)
             else:
-                found = self._structure(key)
-                self._algebras[key] = DENSE if found is None else SparseRows(found.indices, rows, size)
+                self._algebras[key] = DENSE
         return self._algebras[key]
 
     def _structure(self, event: Event) -> Structure | None:
         """The places of the derivatives of equations alone, found once; None where they are few or everywhere."""
-        if self.jacobian is not None or self.fn is None:
+        size = math.prod(event)
+        if self.jacobian is not None or self.fn is None or size**2 < WORTH:  # no more rows than coordinates
             return None
         if event not in self._structures:
-            self._structures[event] = None  # what follows is dense
-            self._algebras[event] = DENSE
-            rows, size = self._row_count(event), math.prod(event)
-            found = None
-            with _own_mode():
-                origin = torch.zeros(1, *event, dtype=torch.float64)
-                if rows * size >= WORTH and not self.inequalities(origin).shape[1]:
-                    system = _System(self, event)
-                    found = structure_of(lambda z: system.linearise(z)[1], rows, size)
-            self._structures[event] = None if found is not None and uneven(found.indices, rows) else found
+            self._structures[event], self._algebras[event] = None, DENSE  # the places are looked for with dense rows
+
+            def rows_at(z: Tensor) -> Tensor:
+                with _own_mode():
+                    if self.inequalities(z.reshape(1, *event)).shape[1]:
+                        raise NotImplementedError("structure is for equations")
+                    return _System(self, event).linearise(z)[1]
+
+            found = structure_of(rows_at, size)
+            self._structures[event] = None if found is not None and uneven(found.indices, found.rows) else found
             del self._algebras[event]
         return self._structures[event]
 

@@ -101,7 +101,7 @@ def test_a_function_that_refuses_random_points_stays_dense() -> None:
 
 def test_entries_elsewhere_are_not_passed_over() -> None:
     matrix = torch.eye(128, dtype=F).repeat_interleave(2, 1)
-    found = structure_of(lambda z: matrix[None], 128, 256)
+    found = structure_of(lambda z: matrix[None], 256)
     assert found is not None and int(found.colour.max()) == 0
     zero = torch.zeros(1, dtype=F)
     assert torch.equal(found.entries(lambda weights: weights @ matrix, 1, zero), torch.ones(1, 256, dtype=F))

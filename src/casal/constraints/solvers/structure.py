@@ -49,6 +49,11 @@ class Structure(NamedTuple):
     colour: Tensor
     size: int
 
+    @property
+    def rows(self) -> int:
+        """r."""
+        return len(self.colour)
+
     def entries(self, pull: Pull, n: int, like: Tensor) -> Tensor:
         """The entries (n, k), by one backward pass a colour, and one more that compares J^T w for all rows at once.
 
@@ -72,28 +77,29 @@ class Structure(NamedTuple):
         return out
 
 
-def structure_of(linearise: Callable[[Tensor], Tensor], rows: int, size: int) -> Structure | None:
+def structure_of(linearise: Callable[[Tensor], Tensor], size: int) -> Structure | None:
     """The structure of a Jacobian, or None where it is small or has little of it.
 
     Args:
         linearise: Points (p, d) -> derivatives (p, r, d).
-        rows: r.
         size: d.
     """
-    if rows * size < WORTH or rows < SPARSE:
-        return None
     generator = torch.Generator().manual_seed(0)
     points = torch.randn(PROBES, size, generator=generator, dtype=torch.float64)
     points[0] = points[0].abs()  # for logarithms and roots
     try:
-        found = torch.stack([(linearise(point[None])[0] != 0).cpu() for point in points]).any(0)
+        found = (linearise(points[:1])[0] != 0).cpu()
+        if found.numel() < WORTH or len(found) < SPARSE:
+            return None
+        for k in range(1, PROBES):
+            found |= (linearise(points[k : k + 1])[0] != 0).cpu()
     except Exception:  # functions may refuse random points, or few chains, or be none of torch
         return None
     indices = torch.nonzero(found).T.contiguous()
-    if not 0 < SPARSE * indices.shape[1] <= rows * size or not bool(found.any(1).all()):
+    if not 0 < SPARSE * indices.shape[1] <= found.numel() or not bool(found.any(1).all()):
         return None
     colour = _colours(found)
-    return None if SPARSE * (int(colour.max()) + 1) > rows else Structure(indices, colour, size)
+    return None if SPARSE * (int(colour.max()) + 1) > len(found) else Structure(indices, colour, size)
 
 
 def _colours(found: Tensor) -> Tensor:
