@@ -48,7 +48,7 @@ BUDGET = {
     ),  # Stein's identity in the free coordinates of a flat set; whether the last round of chains still drifts
     "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
     "methods": Package(
-        files=34, code=6007, constants=164, imports=13
+        files=34, code=6010, constants=165, imports=13
     ),  # HMC on flat and curved sets: reduction, flows, surface; what it replaces was for bounds alone
     "sampling": Package(
         files=19, code=3209, constants=62, imports=12
@@ -60,7 +60,7 @@ BUDGET = {
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 37130
+LINES = 37131
 """Of all files together, everything counted."""
 
 METHODS = {

@@ -21,7 +21,7 @@ from casal.constraints.solvers.sparse_rows import SparseMatrix
 def as_functions(parts: Sequence[Constraint]) -> Implicit:
     """All parts as one set of functions and bounds: known values are bounds with equal ends, and not among the rows."""
     whole = _Joined(parts)
-    sparse = _sparse_jacobian(whole.others)
+    sparse = sparse_jacobian(whole.others)
     out = (
         Implicit(whole.equations, whole.inequalities) if sparse is None else Implicit(whole.equations, jacobian=sparse)
     )
@@ -64,7 +64,7 @@ def _sides(part: Constraint) -> tuple[Tensor, Tensor] | None:
     return torch.where(free, -torch.inf, values), torch.where(free, torch.inf, values)
 
 
-def _sparse_jacobian(parts: Sequence[Constraint]) -> SparseJacobian | None:
+def sparse_jacobian(parts: Sequence[Constraint]) -> SparseJacobian | None:
     """The derivatives of all equations, where the parts are linear equations and functions with sparse Jacobians."""
     if not any(isinstance(part, Implicit) for part in parts):
         return None

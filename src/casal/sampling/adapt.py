@@ -82,6 +82,11 @@ def adapt(problem: Problem, method: Method[Any] | str, n: int, points: Points, *
         seed: Of the run.
         check: Whether evaluations may be spent on a given step size of a named method.
     """
+    if problem.table.static and problem.target.potential is not None and not _starts_apart(problem.target):
+        stream = keyed(seed, "density of the start", device=problem.like.device)
+        with one_thread():
+            start = fit_start(problem.target.init, problem.latent, n, stream)
+        problem = problem.replace(start=start)
     given, choice = method if isinstance(method, Method) else None, None
     if given is None:
         probe, stream = problem.replace(usage=Usage()), keyed(seed, "pilot", device=problem.like.device)
@@ -91,11 +96,6 @@ def adapt(problem: Problem, method: Method[Any] | str, n: int, points: Points, *
             given, choice = early
             problem = _paid(problem, probe.usage.scores / n)
     problem, pilot, corrected, notes, checked = _adapt_steps(problem, given, n, points, seed, check)
-    if problem.table.static and problem.target.potential is not None and not _starts_apart(problem.target):
-        stream = keyed(seed, "density of the start", device=problem.like.device)
-        with one_thread():
-            start = fit_start(problem.target.init, problem.latent, n, stream)
-        problem = problem.replace(start=start)
     if given is None:
         network = _check_denoiser(problem, n, points, seed)
         given, choice = choose(

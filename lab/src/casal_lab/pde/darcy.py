@@ -18,13 +18,14 @@ field is seen at 25 cells of its own. The set: the equation in all 1024 cells, a
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
 from casal import DCT, DST, Affine, Budget, Constraint, Implicit, Intersection, PerChain, SparseJacobian
 from casal.constraints.base import Projection
+from casal.constraints.joined import sparse_jacobian
 from casal.constraints.solvers.rows import SparseRows
 from casal_lab.drawing import writer
 from casal_lab.experiment import Experiment, Origin
@@ -229,13 +230,17 @@ class SeenFlow(Intersection):
         """max |h|, (n,): the residual in units of the source, and what is seen."""
         return torch.nan_to_num(self._values(x).abs().amax(1), torch.inf)
 
+    @cached_property
+    def _derivatives(self) -> tuple[SparseJacobian, SparseRows]:
+        """Those of the equation and of what is seen, and their algebra."""
+        found = sparse_jacobian(self._parts)
+        assert found is not None
+        return found, SparseRows(found.indices, int(found.indices[0].max()) + 1, 2 * CELLS**2)
+
     def _solved(self, x: Tensor, anchor: Tensor) -> tuple[Tensor, Tensor]:
         """J(x)^+ (h(x) + J(x) (anchor - x)), (n, d), and the lengths of the rows of J(x)."""
-        newton = self._newton
-        assert newton is not None and isinstance(newton.jacobian, SparseJacobian)
-        algebra = newton.algebra((2, CELLS, CELLS))
-        assert isinstance(algebra, SparseRows)
-        rows = algebra.kept(newton.jacobian.values(x.reshape(-1, 2, CELLS, CELLS)))
+        jacobian, algebra = self._derivatives
+        rows = algebra.kept(jacobian.values(x.reshape(-1, 2, CELLS, CELLS)))
         lengths = algebra.lengths(rows)
         usable = torch.ones_like(lengths, dtype=torch.bool)
         unit = algebra.scaled(rows, usable, lengths)
