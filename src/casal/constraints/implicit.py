@@ -28,7 +28,7 @@ from casal.constraints.base import (
 )
 from casal.constraints.solvers.gauss_newton import nearest
 from casal.constraints.solvers.linearised import Bounds
-from casal.constraints.solvers.quick_steps import Quick, quick_feet
+from casal.constraints.solvers.quick_steps import Quick, quick_points
 from casal.constraints.solvers.rows import DENSE, Algebra, ProductRows, SparseRows, uneven
 from casal.constraints.solvers.structure import WORTH, IncompleteStructure, Structure, structure_of
 from casal.constraints.vectors import flat, norm, over_events, peak
@@ -373,7 +373,7 @@ class Implicit(Constraint):
         return taken._replace(iterations=tried.iterations.sum(0))
 
     def quick(self, z: Tensor, warm: Tensor | None = None) -> Quick | None:
-        """Feet by a few Gauss-Newton steps (``solvers/quick_steps.py``), and which were found.
+        """Nearest points by a few Gauss-Newton steps (``solvers/quick_steps.py``), and which were found.
 
         None if there is more than one start, or the derivatives of one chain do not fit into a batch.
         """
@@ -428,8 +428,7 @@ class Implicit(Constraint):
             row, given, seen = off
             raise SettingError(
                 f"jacobian of {self!r} gives component {row} a slope of {given:.6g} where differences of the function "
-                "give "
-                f"{seen:.6g}; return derivatives (n, m, *event), those of fn first, or leave jacobian out"
+                f"give {seen:.6g}; return derivatives (n, m, *event), those of fn first, or leave jacobian out"
             )
         self._jacobian_checked = True
 
@@ -697,7 +696,7 @@ def _few(system: _System, y: Tensor, start: Tensor | None, budget: Budget) -> Pr
 
     A violation within the tolerance counts as converged, nearest or not.
     """
-    z = quick_feet(system, y, start, budget.iterations).point
+    z = quick_points(system, y, start, budget.iterations).point
     values, rows = system.linearise(z)
     left = system.violation(values, rows, z, rough=True)
     count = torch.full_like(left, budget.iterations, dtype=torch.long)
@@ -713,7 +712,7 @@ def _few(system: _System, y: Tensor, start: Tensor | None, budget: Budget) -> Pr
 def _in_tiles(system: _System, tile: int, y: Tensor, start: Tensor | None) -> Quick:
     """Quick steps for so many chains at once."""
     starts = [None] * -(-len(y) // tile) if start is None else start.split(tile)
-    parts = [quick_feet(system, some, other) for some, other in zip(y.split(tile), starts, strict=True)]
+    parts = [quick_points(system, some, other) for some, other in zip(y.split(tile), starts, strict=True)]
     return Quick(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 

@@ -55,13 +55,13 @@ def _sides(part: Constraint) -> tuple[Tensor, Tensor] | None:
         return part._low, part._high
     if type(part) is not Affine:
         return None
-    rows = part._rows if isinstance(part._rows, SparseMatrix) else SparseMatrix.from_dense(part._rows)
-    if not len(rows.rows) == len(torch.unique(rows.rows)) == len(torch.unique(rows.columns)) == len(rows):
+    places, values = part.single_coordinates()
+    if places is None:
         return None
-    values = torch.full((1, rows.shape[1]), torch.nan, dtype=torch.float64)
-    values[0, rows.columns] = part._right[0, rows.rows] / rows.values
-    free = torch.isnan(values)
-    return torch.where(free, -torch.inf, values), torch.where(free, torch.inf, values)
+    low = torch.full((len(values), part.A.shape[1]), -torch.inf, dtype=torch.float64)
+    high = -low
+    low[:, places] = high[:, places] = values
+    return low, high
 
 
 def sparse_jacobian(parts: Sequence[Constraint]) -> SparseJacobian | None:

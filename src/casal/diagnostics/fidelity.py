@@ -333,8 +333,7 @@ def _too_few(evidence: Evidence, ancestors: float) -> str:
     if ancestors < FEWEST_TO_SCALE < n:
         return (
             f"{said}: nearly all samples descend from one start, so more chains alone will not help; use more steps, "
-            "or "
-            "starting points nearer to the set (init=)"
+            "or starting points nearer to the set (init=)"
         )
     factor = MARGIN * FEWEST / max(ancestors, 1.0)
     if evidence.problem.chains is not None:
@@ -397,8 +396,7 @@ def _against_atoms(evidence: Evidence) -> str:
     if len(z) > 1 and bool((z == z[0]).all()):
         return (
             f"all {len(z)} samples are the same point: the set lies far out in the tail of the model; start the chains "
-            "in "
-            "it (init=) and use more of them"
+            "in it (init=) and use more of them"
         )
     if 0.0 < TINY_SET * size < left:
         return (
@@ -539,8 +537,8 @@ def remembered(evidence: Evidence) -> Finding:
         figures,
         objections=(
             f"the chains have not forgotten where they were when adaptation ended (correlation {found.value:.2f}): "
-            "they "
-            f"move too slowly, or stay in their modes, which then have the weights of the starting points; {way_out}",
+            "they move too slowly, or stay in their modes, which then have the weights of the starting points; "
+            f"{way_out}",
         ),
         notes=notes,
     )
@@ -562,15 +560,14 @@ def _tempered_notes(trace: Mapping[str, Tensor]) -> tuple[str, ...]:
     if not float(trace["tempered"][-1]):
         return (
             f"the tempered start failed ({worth:.0f} effective samples are left): the weights of separate modes "
-            "between "
-            "which chains do not move are meaningless; use more chains, more steps, or a start closer to the density",
+            "between which chains do not move are meaningless; use more chains, more steps, or a start closer to the "
+            "density",
         )
     if worth >= FEWEST:
         return ()
     return (
         f"the tempered start leaves {worth:.0f} effective samples, which limits the accuracy of the weights of "
-        "separate "
-        "modes, if there are any; use more chains or more steps",
+        "separate modes, if there are any; use more chains or more steps",
     )
 
 

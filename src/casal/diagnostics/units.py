@@ -93,8 +93,7 @@ def clipped_units(target: Target, constraint: Constraint, decoder: Decoder, late
     said = f"the scheduler clips the model's samples to [{-target.clip:g}, {target.clip:g}] (clip_sample=True)"
     remedy = (
         "if the data were not scaled to that range, call casal.from_diffusers(..., clip=False); if they were, "
-        "clip=True "
-        "says so"
+        "clip=True says so"
     )
     if not decoder.identity and float(low.abs().max()) > REACHED * float((high - low).max()):
         return f"{said}, which are {float(low.min()):.3g} to {float(high.max()):.3g} in the units of the set; {remedy}"

@@ -141,7 +141,7 @@ def inside(problem: Problem, n: int, x: Tensor) -> Choice | None:
         return None
     rows, size = len(problem.table), math.prod(problem.latent)
     told = f"at most {rows} model calls per chain"
-    if size >= (CURVED_DIMENSION if HMC().curved_and_cold(problem, n) else INSIDE_DIMENSION):
+    if size >= (CURVED_DIMENSION if HMC().keeps_start_weights(problem, n) else INSIDE_DIMENSION):
         return Choice(HMC(), f"HMC for {HMC().told(problem)}: {told}")
     if HMC().one_mode(problem, x):
         return Choice(HMC(), f"HMC, since the density has one mode on a flat set: {told}")

@@ -448,8 +448,8 @@ class HMC(Method[HMCState]):
         fixed = f", {flat.fixed} coordinates fixed by the others" if flat.fixed else ""
         return f"{flat.dimension} of {size} dimensions{fixed}, {len(flat.walls)} walls"
 
-    def curved_and_cold(self, problem: Problem, n: int) -> bool:
-        """Whether the set is curved and the start not tempered: then modes keep the weights of the starting points."""
+    def keeps_start_weights(self, problem: Problem, n: int) -> bool:
+        """Whether modes keep the weights of the starting points: on a curved set, if the start is not tempered."""
         return space_of(problem).flat is None and not self._tempered(problem, n)
 
     def _tempered(self, problem: Problem, n: int) -> bool:

@@ -77,8 +77,8 @@ class _Rows(NamedTuple):
     lengths: Tensor
 
 
-def quick_feet(system: System, y: Tensor, start: Tensor | None = None, steps: int | None = None) -> Quick:
-    """Feet of y, or the start of a chain that does not get there.
+def quick_points(system: System, y: Tensor, start: Tensor | None = None, steps: int | None = None) -> Quick:
+    """Nearest points of y, or the start of a chain that does not get there.
 
     Args:
         system: Rows and bounds.
