@@ -37,21 +37,21 @@ class Package(NamedTuple):
 
 BUDGET = {
     "casal": Package(
-        files=7, code=461, constants=3, imports=1
+        files=7, code=464, constants=3, imports=1
     ),  # streams by key; linalg took a solver that targets had twice
     "constraints": Package(
         files=29, code=8204, constants=166, imports=12
     ),  # one solver for flat sets, closed forms of pairs, bounds in Newton's steps, structure of Jacobians
     "decoders": Package(files=5, code=880, constants=4, imports=2),
     "diagnostics": Package(
-        files=11, code=1437, constants=79, imports=11
+        files=12, code=1560, constants=82, imports=11
     ),  # Stein's identity in the free coordinates of a flat set; whether the last round of chains still drifts
     "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
     "methods": Package(
-        files=34, code=6010, constants=165, imports=13
+        files=40, code=6480, constants=178, imports=13
     ),  # HMC on flat and curved sets: reduction, flows, surface; what it replaces was for bounds alone
     "sampling": Package(
-        files=19, code=3209, constants=62, imports=12
+        files=20, code=3343, constants=64, imports=12
     ),  # what "auto" knows before a pilot runs off the set
     "store": Package(files=3, code=609, constants=3, imports=1),  # names of files are refused
     "targets": Package(
@@ -60,7 +60,7 @@ BUDGET = {
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 37131
+LINES = 38300
 """Of all files together, everything counted."""
 
 METHODS = {

@@ -29,7 +29,10 @@ def test_what_the_paper_says_and_what_we_ask_for_stand_in_tables_of_their_own() 
     assert (published.title, [claim.text for claim in published.claims]) == ("Published claims", ["b"])
     assert (targets.title, [claim.text for claim in targets.claims]) == ("Our targets", ["a"])
     text = outcome_markdown(Outcome("mine", [], claims), "?")
-    assert "| b | table 2 | 1 | 1 | reproduced | a 3 |" in text and "| a | 1 | 2 | missed |  |" in text
+    assert "| b | table 2 | 1 | 1 | reproduced | a 3 |" in text and "| a | 1 | 2 | missed | - |" in text
+    told = Claim("b", "1", "1", "reproduced", "table 2", "a 3", "printed", "1.1", "It is so.")
+    text = outcome_markdown(Outcome("mine", [], [told]), "?")
+    assert "| b | table 2 | printed | 1 | 1 | 1.1 | reproduced | It is so. | a 3 |" in text
 
 
 def test_an_experiment_joins_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

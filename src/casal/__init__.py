@@ -48,6 +48,7 @@ from casal.methods import (
     Decoupled,
     FinalProjection,
     LookAhead,
+    Matheron,
     Method,
     Penalty,
     PrimalDual,
@@ -57,7 +58,7 @@ from casal.methods import (
     Unconstrained,
     WeightedCASAL,
 )
-from casal.sampling import Certificate, Run, SampleResult, Snapshots, StepView, Summary, load, sample
+from casal.sampling import Certificate, Run, SampleResult, Snapshots, StepView, Summary, calibrate, load, sample
 from casal.schedules import constant, constant_gain, geometric, inverse_variance, linear
 from casal.targets import (
     GaussianStart,
@@ -129,6 +130,7 @@ __all__ = [
     "LinearDynamics",
     "LookAhead",
     "MassEnergy",
+    "Matheron",
     "Method",
     "Monotone",
     "Nonlinear",
@@ -162,6 +164,7 @@ __all__ = [
     "WeightedCASAL",
     "__version__",
     "annealed",
+    "calibrate",
     "constant",
     "constant_gain",
     "constraint_from_spec",

@@ -25,6 +25,7 @@ from casal import (
     Decoupled,
     FinalProjection,
     LookAhead,
+    Matheron,
     Penalty,
     PrimalDual,
     Projected,
@@ -128,6 +129,19 @@ CASES: list[MethodCase] = [
             "twisted": Twisted(30.0, moves=4, inner_steps=4),
             "twisted-islands": Twisted(30.0, moves=8, inner_steps=4, islands=2),
         }.items()
+    ),
+    *(
+        MethodCase(
+            f"matheron-{gain}",
+            Matheron(levels=4, gain=gain),
+            True,
+            POINT,
+            meets=True,
+            scheduled=True,
+            on="diffusion",
+            meeting=frozenset({"exchange_step", "first level", "last level", "sigma"}),
+        )
+        for gain in ("auto", "cg")
     ),
     MethodCase(
         "look-ahead",

@@ -11,14 +11,14 @@ from torch import Tensor
 
 import casal
 from casal.errors import CasalWarning, InfeasibleSet, SettingError
-from casal.methods import HMC, flat_flows, hmc, memory
+from casal.methods import HMC, flat_flows, memory, trajectories
 from casal.methods import reduction as reductions
 from casal.methods.flat_flows import Walls, drift, flow, fold, rounded
-from casal.methods.hmc import LEAST_ESS
 from casal.methods.population import Groups, largest_share
 from casal.methods.problem import Problem
 from casal.methods.reduction import Reduction, reduction
 from casal.methods.surface import Surface
+from casal.methods.tempering import LEAST_ESS
 
 F = torch.float64
 INF = math.inf
@@ -83,6 +83,35 @@ def test_a_set_behind_a_matrix_is_reduced_in_latent_coordinates() -> None:
     assert found.dimension == 5 and len(found.walls) == 6
     y = found.drawn_in(3.0 * normal(4, 100, 5), 1.0)
     assert float((found.outward(y) @ A.T).abs().max()) <= 1.0 + 1e-12
+
+
+@pytest.mark.parametrize("rows", [5, 150])
+def test_dependent_rows_are_left_out_whatever_the_block(rows: int) -> None:
+    """Rows of which every third is the sum of the two before it."""
+    E = normal(21, rows, 2 * rows)
+    E[2::3] = E[0 : len(E[2::3]) * 3 : 3] + E[1 : len(E[2::3]) * 3 : 3]
+    kept = reductions._independent(E)
+    assert kept.tolist() == [i for i in range(rows) if i % 3 != 2]
+    x = normal(22, 4, 2 * rows)
+    basis, near = reductions._null_space(E, x @ E.T, x + 1.0)
+    assert basis.shape == (2 * rows, 2 * rows - len(kept))
+    torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1], dtype=F))
+    assert float((E @ basis).abs().max()) < 1e-10 and float((near @ E.T - x @ E.T).abs().max()) < 1e-9
+
+
+def test_walls_beyond_the_ellipsoid_of_the_analytic_centre_are_dropped() -> None:
+    """A cube, with walls outside it that no linear programme has to look at; one that cuts a corner stays."""
+    eye = torch.eye(4, dtype=F)
+    corner, far = torch.full((1, 4), 0.5, dtype=F), torch.nn.functional.normalize(normal(23, 30, 4), dim=1)
+    C = torch.cat([eye, -eye, corner, far])
+    c = torch.cat([torch.ones(8, dtype=F), torch.tensor([1.9], dtype=F), torch.full((30,), 1e3, dtype=F)])
+    kept, level, centre = reductions._near(C, c)
+    torch.testing.assert_close(kept, C[:9])
+    gradient = kept.T @ (1.0 / (level - kept @ centre.y))
+    assert float((gradient @ centre.scale).norm()) < 1e-4
+    curvature = kept.T @ (kept / (level - kept @ centre.y)[:, None].square())
+    torch.testing.assert_close(centre.scale.T @ curvature @ centre.scale, eye, rtol=0, atol=1e-4)
+    assert reductions.analytic_centre(eye, torch.ones(4, dtype=F), torch.zeros(4, dtype=F)) is None  # an orthant
 
 
 # ------------------------------------------------------------------------------------------------- the flows
@@ -407,7 +436,7 @@ def test_leapfrogs_in_a_rotated_box_follow_a_density_that_is_not_gaussian(
     def cut(walls: Walls, u: Tensor, v: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
         return u + time[:, None] * v, v
 
-    monkeypatch.setattr(hmc, "drift", cut)
+    monkeypatch.setattr(trajectories, "drift", cut)
     wrong = casal.sample(target, sides, HMC(), 1500, check=False)
     z, ratio = errors(wrong.samples @ Q, mean.expand(4), variance.expand(4))
     assert z > 3.0 or abs(ratio - 1.0) > 0.16

@@ -39,6 +39,10 @@ NOT_APPLICABLE = "not applicable"
 """A statement whose condition is never met, or that leaves out the case at hand: neither true nor false here."""
 
 
+VARIANTS = ("printed", "released", "ours")
+"""Of CASAL: the algorithms as printed, the update of the authors' released code, our repaired method."""
+
+
 def verdict(*holds: bool) -> str:
     """HOLDS if every part holds, PARTLY if some do, else FAILS."""
     return HOLDS if all(holds) else PARTLY if any(holds) else FAILS
@@ -91,7 +95,8 @@ class Claim:
 
     A *published* claim names where the paper makes it (``source``) and is judged by ``verdict``. A *target* is what we
     ask of ourselves: it has no source and is judged by ``reached``. ``flips`` says in one sentence which measurement
-    would change the verdict.
+    would change the verdict. What the paper says of CASAL is judged once for each variant (``VARIANTS``), a claim each
+    with the same text, so that the failure of one does not hide the success of another.
     """
 
     text: str  # what is claimed
@@ -100,6 +105,9 @@ class Claim:
     verdict: str  # HOLDS, PARTLY, FAILS or NOT_APPLICABLE; of a target MET, PARTLY_MET or MISSED
     source: str = ""  # section, table or figure of the paper; empty for a target
     flips: str = ""  # what would have to be measured for another verdict
+    variant: str = ""  # of CASAL, one of VARIANTS; empty if the claim is of something else
+    exact: str = ""  # the exact answer to the same question, where there is one
+    plain: str = ""  # what was found, in one sentence
 
     @property
     def published(self) -> bool:

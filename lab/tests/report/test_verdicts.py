@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from casal_lab.report.verdicts import HEAD, PAGE, Row, renewed, rows, table
+from casal_lab.report.verdicts import HEADS, PAGE, Row, renewed, rows, table
 
 DOCS = Path(__file__).parents[3] / "docs"
-ROW = "| it holds for \\|x\\| < 1 | section C.6 | 3 | 3.1 | reproduced | a 5 |"
+HEAD = f"| {' | '.join(HEADS)} |"
+ROW = "| it holds for \\|x\\| < 1 | section C.6 | printed | 3 | 3.1 | 3.2 | reproduced | It holds. | a 5 |"
 
 
 def test_the_page_is_what_the_experiments_say() -> None:
@@ -17,19 +18,25 @@ def test_the_page_is_what_the_experiments_say() -> None:
 
 def test_no_claim_stands_twice_and_each_says_what_would_change_it() -> None:
     found = rows(DOCS)
-    told = [(row.where, row.claim) for row in found]
+    told = [(row.where, row.claim, row.variant) for row in found]
     assert len(told) == len(set(told)) and all(all(row) for row in found)
     assert all(row.verdict in ("reproduced", "partly", "not reproduced", "not applicable") for row in found)
 
 
 def test_rows_are_read_and_put_in_the_order_of_the_paper(tmp_path: Path) -> None:
-    other = ROW.replace("C.6", "5.1").replace("reproduced", "partly")
+    other = ROW.replace("C.6", "5.1").replace("| reproduced", "| partly").replace("printed", "ours")
     text = f"# A page\n\n### Published claims\n\n{HEAD}\n| --- |\n{ROW}\n{other}\n\n### Our targets\n"
     (tmp_path / "a.md").write_text(text, encoding="utf-8")
     found = rows(tmp_path)
-    assert found[1] == Row("a.md", "A page", "it holds for \\|x\\| < 1", "section C.6", "3", "3.1", "reproduced", "a 5")
+    claim = "it holds for \\|x\\| < 1"
+    assert found[1] == Row(
+        "a.md", "A page", claim, "section C.6", "3", "3.1", "reproduced", "a 5", "printed", "3.2", "It holds."
+    )
     assert [row.where for row in found] == ["section 5.1", "section C.6"]
-    assert "2 claims: 1 reproduced, 1 partly." in table(found)
-    (tmp_path / "a.md").write_text(text.replace("| 3.1 |", "| 3.1 | 7 |"), encoding="utf-8")
-    with pytest.raises(ValueError, match="7 cells"):
-        rows(tmp_path)
+    made = table(found)
+    assert "| printed | 1 | 0 | 0 | 0 |" in made and "| ours | 0 | 1 | 0 | 0 |" in made
+    assert f"| [section C.6](a.md) | {claim} | printed | 🟢 reproduced | 3 | 3.1 | 3.2 | It holds. |" in made
+    for wrong, message in (("| 3.1 |", "10 cells"), ("| ours |", "another head")):
+        (tmp_path / "a.md").write_text(text.replace(wrong, f"{wrong} 7 |"), encoding="utf-8")
+        with pytest.raises(ValueError, match=message):
+            rows(tmp_path)

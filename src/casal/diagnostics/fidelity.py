@@ -431,7 +431,7 @@ def slack(evidence: Evidence) -> Finding:
         return Finding()
     t = bias / error.clamp_min(torch.finfo(torch.float64).tiny)
     p = (two_sided_p(t, lineage.effective - 1.0) * len(t)).clamp_max(1.0)
-    told = bias > LARGEST_SLACK_BIAS
+    told = (bias > LARGEST_SLACK_BIAS) & torch.isfinite(p)
     figures = {"slack_bias": float(bias.max()), "slack_p": float(p[told].min()) if bool(told.any()) else 1.0}
     if figures["slack_p"] >= REJECT:
         return Finding(figures)

@@ -33,6 +33,7 @@ from casal.methods.chain_memory import centred, memory
 from casal.methods.coupling import lift, onto
 from casal.methods.hmc import HMC
 from casal.methods.look_ahead import LookAhead, straight
+from casal.methods.matheron import Matheron
 from casal.methods.moves import RANGE, data_floor
 from casal.methods.population import effective_ancestors, effective_size, normalised, systematic
 from casal.methods.problem import Problem, Uncounted, Usage, few_chains, move, pick
@@ -71,6 +72,7 @@ METHODS: dict[str, Entry] = {
     "DPS": Entry(DPS(0.1), "diffusion", "#6699CC"),
     "WeightedCASAL": Entry(WeightedCASAL(30.0), "density", "#009E73"),
     "SplitGibbs": Entry(SplitGibbs(0.2, levels=6), "diffusion", "#117733"),
+    "Matheron": Entry(Matheron(levels=8), "diffusion", "#DDCC77"),
     "Twisted": Entry(Twisted(30.0, moves=6), "diffusion", "#332288"),
     "LookAhead": Entry(LookAhead(levels=8, moves=1, path=3), "diffusion", "#AA4499"),
     "BoundedHMC": Entry(BoundedHMC(levels=10, leapfrogs=2), "diffusion", "#661100", bounds=True),
@@ -92,6 +94,7 @@ __all__ = [
     "Entry",
     "FinalProjection",
     "LookAhead",
+    "Matheron",
     "Method",
     "Penalty",
     "PrimalDual",

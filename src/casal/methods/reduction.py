@@ -8,7 +8,8 @@
 2. Null space. Rows of the equations that depend on others are left out, and N is the rest of a QR of E^T.
 3. Interior point: the centre of the largest ball inside the walls, its radius capped for unbounded sets. From there a
    few Newton steps lead to the analytic centre where the set is bounded.
-4. Walls. Of two parallel ones the tighter stays. A wall that is hit by a ray from the interior point is needed. For
+4. Walls. Of two parallel ones the tighter stays. Walls outside the ellipsoid that surely holds a bounded set, around
+   its analytic centre, are dropped. A wall that is hit by a ray from the interior point is needed. For
    each of the others a linear programme asks whether the rest implies it.
 
 The programmes are solved by HiGHS, which SciPy brings, to 1e-10: at its default of 1e-7 a set of width 1e-7 would pass
@@ -37,6 +38,9 @@ RANK = 1e-9
 
 LARGEST_RADIUS = 1.0
 """Radius, in units of the walls' levels, at which the ball in an unbounded set ends."""
+
+BLOCK = 64
+"""Rows that are made orthogonal to all before them at once."""
 
 ZERO = 1e-10
 """Size of a coordinate with one value below which that is zero: a row of such coordinates alone has no other unit."""
@@ -203,9 +207,7 @@ def _reduced(problem: Problem, E: Tensor, e: Tensor, W: Tensor, w: Tensor) -> Re
     E, e = torch.cat([E, W[implied]]), torch.cat([e.expand(len(w), -1), w[:, implied]], 1)
     W, w, basis = W[~implied], w[:, ~implied], None
     if len(E):
-        basis = _null_space(E)
-        gap = inner @ E.T - e
-        inner = inner - torch.linalg.lstsq(E, gap.T, driver="gelsd").solution.T
+        basis, inner = _null_space(E, e, inner)
         missed = float((inner @ E.T - e).abs().max())
         if missed > 1e-7 * (1.0 + float(e.abs().max())):
             raise InfeasibleSet(f"the equations of {problem.constraint!r} contradict each other by {missed:.3g}")
@@ -218,36 +220,66 @@ def _reduced(problem: Problem, E: Tensor, e: Tensor, W: Tensor, w: Tensor) -> Re
         inner = torch.where(alone & (inner.abs() < ZERO), 0.0, inner)
     C = W if basis is None else W @ basis
     length = torch.linalg.vector_norm(C, dim=1)
+    if lp is not None and len(C):
+        inner = _largest_ball(lp, E, e[0], W, w[0], length, inner[0], basis)[None]
     some = length > 1e-10
     C, c = C[some] / length[some, None], (w - inner @ W.T)[:, some] / length[some]
     C, c = _without_doubles(C, c)
     aligned = basis is None and bool(((C != 0).sum(1) == 1).all())
     if lp is not None and len(C):
-        y = _largest_ball(lp, C, c[0])
-        y = analytic_centre(C, c[0], y[0])[None]
-        inner, c = inner + (y if basis is None else y @ basis.T), c - y @ C.T
+        C, c, centre = _near(C, c[0])
+        inner, c = inner + (centre.y if basis is None else basis @ centre.y), (c - C @ centre.y)[None]
         if not aligned:
-            kept = _needed(lp, C, c[0])
+            kept = _needed(lp, C, c[0], centre.scale)
             C, c = C[kept], c[:, kept]
     if bool((c <= 0).any()):
         return None
     return Reduction(inner, basis, C, c, fixed, aligned)
 
 
-def _null_space(E: Tensor) -> Tensor:
-    """An orthonormal basis (d, r) of {v : E v = 0}, by a QR of the rows that do not depend on those before them.
+def _null_space(E: Tensor, e: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
+    """An orthonormal basis N (d, r) of {v : E v = 0}, and the points of E x = e (n, d) next to given ones.
 
-    It changes little where E changes little, as one from singular vectors does not.
+    Coordinates that a row fixes alone are taken out. The others get a QR of the rows that do not depend on those before
+    them: it changes little where E changes little, as singular vectors do not. Rows that contradict the ones they
+    depend on are not looked at.
     """
-    found, kept = E.new_zeros((0, E.shape[1])), list[int]()
-    for i, row in enumerate(E):
-        rest = row - (row @ found.T) @ found
-        rest = rest - (rest @ found.T) @ found
-        length = float(torch.linalg.vector_norm(rest))
-        if length > RANK:
-            found, kept = torch.cat([found, rest[None] / length]), [*kept, i]
-    basis = torch.linalg.qr(E[kept].T, mode="complete").Q[:, len(kept) :]
-    return torch.where(basis.abs() < 1e-14, 0.0, basis)
+    alone = (E != 0).sum(1) == 1
+    place = E[alone].abs().argmax(1)
+    near = near.clone()
+    near[:, place] = e[:, alone] / E[alone, place]
+    free = torch.ones(E.shape[1], dtype=torch.bool)
+    free[place] = False
+    e = e - near[:, ~free] @ E[:, ~free].T
+    F = E[:, free]
+    kept = _independent(F)
+    Q, R = torch.linalg.qr(F[kept].T, mode="complete")
+    rank = len(kept)
+    for _ in range(2):
+        gap = near[:, free] @ F[kept].T - e[:, kept]
+        near[:, free] -= torch.linalg.solve_triangular(R[:rank], gap, upper=True, left=False) @ Q[:, :rank].T
+    basis = E.new_zeros((E.shape[1], F.shape[1] - rank))
+    basis[free] = torch.where(Q[:, rank:].abs() < 1e-14, 0.0, Q[:, rank:])
+    return basis, near
+
+
+def _independent(rows: Tensor) -> Tensor:
+    """Rows that do not depend on those before them, by Gram-Schmidt in blocks."""
+    length = torch.linalg.vector_norm(rows, dim=1)
+    found, kept = rows.new_zeros((min(rows.shape), rows.shape[1])), list[int]()
+    for first in range(0, len(rows), BLOCK):
+        block, start = rows[first : first + BLOCK], len(kept)
+        for _ in range(2):
+            block = block - (block @ found[:start].T) @ found[:start]
+        for i, row in enumerate(block):
+            own = found[start : len(kept)]
+            rest = row - (row @ own.T) @ own
+            rest = rest - (rest @ own.T) @ own
+            size = float(torch.linalg.vector_norm(rest))
+            if size > RANK * float(length[first + i]) and len(kept) < len(found):
+                found[len(kept)] = rest / size
+                kept.append(first + i)
+    return torch.tensor(kept, dtype=torch.long)
 
 
 def _without_doubles(C: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -293,14 +325,15 @@ def _implied(lp: Any, E: Tensor, e: Tensor, W: Tensor, w: Tensor) -> tuple[Tenso
     from scipy.sparse import csr_matrix, hstack
 
     m, d = W.shape
+    rows, equations = csr_matrix(W.numpy()), csr_matrix(E.numpy())
     cap, open_, points = torch.maximum(torch.ones_like(w), 1e-3 * w.abs()), torch.ones(m, dtype=torch.bool), []
     while bool(open_.any()):
         index = torch.nonzero(open_).flatten()
         k = len(index)
         slacks = csr_matrix((torch.ones(k).numpy(), (index.numpy(), range(k))), shape=(m, k))
-        given = {"A_ub": hstack([csr_matrix(W.numpy()), slacks]), "b_ub": w.numpy()}
+        given = {"A_ub": hstack([rows, slacks]), "b_ub": w.numpy()}
         if len(E):
-            given |= {"A_eq": hstack([csr_matrix(E.numpy()), csr_matrix((len(E), k))]), "b_eq": e.numpy()}
+            given |= {"A_eq": hstack([equations, csr_matrix((len(E), k))]), "b_eq": e.numpy()}
         cost = torch.cat([torch.zeros(d), -torch.ones(k)]).to(torch.float64)
         sides = [(None, None)] * d + [(0.0, float(top)) for top in cap[index]]
         found = torch.as_tensor(_solved(lp, cost, bounds=sides, **given).x)
@@ -327,42 +360,82 @@ def _by_projections(problem: Problem, W: Tensor, w: Tensor) -> tuple[Tensor, Ten
     return total, implied
 
 
-def _largest_ball(lp: Any, C: Tensor, c: Tensor) -> Tensor:
-    """The centre (1, r) of the largest ball."""
-    r, unit = C.shape[1], float(c.abs().median().clamp_min(1e-300))
-    cost = torch.zeros(r + 1, dtype=torch.float64)
+def _largest_ball(
+    lp: Any, E: Tensor, e: Tensor, W: Tensor, w: Tensor, length: Tensor, inner: Tensor, basis: Tensor | None
+) -> Tensor:
+    """The centre (d,) of the largest ball of the set; ``length`` is that of the walls' normals along the set.
+
+    In the coordinates of the user, in which the matrices are sparse.
+    """
+    from scipy.sparse import csr_matrix, hstack
+
+    d, unit = W.shape[1], float((w - W @ inner).abs().median().clamp_min(1e-300))
+    cost = torch.zeros(d + 1, dtype=torch.float64)
     cost[-1] = -1.0
-    given = torch.cat([C, torch.ones((len(C), 1), dtype=torch.float64)], 1)
-    sides = [(None, None)] * r + [(0.0, LARGEST_RADIUS * max(unit, 1.0))]
-    found = torch.as_tensor(_solved(lp, cost, A_ub=given.numpy(), b_ub=c.numpy(), bounds=sides).x)
-    y = found[None, :-1]
-    return y if float((c - y[0] @ C.T).min()) > 0.0 else torch.zeros_like(y)
+    given = {"A_ub": hstack([csr_matrix(W.numpy()), csr_matrix(length[:, None].numpy())]), "b_ub": w.numpy()}
+    if len(E):
+        given |= {"A_eq": hstack([csr_matrix(E.numpy()), csr_matrix((len(E), 1))]), "b_eq": e.numpy()}
+    sides = [(None, None)] * d + [(0.0, LARGEST_RADIUS * max(unit, 1.0))]
+    found = torch.as_tensor(_solved(lp, cost, bounds=sides, **given).x[:-1])
+    centre = found if basis is None else inner + basis @ (basis.T @ (found - inner))
+    return centre if float((w - W @ centre)[length > 1e-10].min()) > 0.0 else inner
 
 
-def analytic_centre(C: Tensor, c: Tensor, y: Tensor) -> Tensor:
-    """The least of -sum log(c - C y) by damped Newton steps from y; y itself where the set is unbounded."""
-    here = y
+class Centre(NamedTuple):
+    """The least of -sum log(c - C y) + ridge |y|^2 / 2, and L (r, r), L L^T the inverse of its second derivative."""
+
+    y: Tensor
+    scale: Tensor
+
+
+def analytic_centre(C: Tensor, c: Tensor, y: Tensor, ridge: float = 0.0) -> Centre | None:
+    """By Newton steps from an interior point y, each as long as suits; None where the set is unbounded.
+
+    The second derivative is B^T B, B = (C / s, sqrt(ridge) I), and is used through a QR of B: it may have a condition
+    number beyond one over the rounding error.
+    """
+    eye = torch.eye(len(y), dtype=C.dtype, device=C.device)
+    lengths = torch.logspace(-3, 0, 16, dtype=C.dtype, device=C.device)
     for _ in range(CENTRED):
-        s = c - C @ here
-        g, H = C.T @ (1.0 / s), C.T @ (C / s[:, None].square())
-        root, failed = torch.linalg.cholesky_ex(H)
-        if int(failed) or float(root.diagonal().min()) < 1e-7 * float(root.diagonal().max()):
-            return y
-        step = torch.cholesky_solve(g[:, None], root)[:, 0]
-        size = float((g @ step).clamp_min(0.0).sqrt())
-        here = here - step / (1.0 + size if size > 0.25 else 1.0)
-        if size < 1e-9:
-            return here
-    return y
+        s = c - C @ y
+        R = torch.linalg.qr(torch.cat([C / s[:, None], math.sqrt(ridge) * eye]), mode="r").R
+        size = R.diagonal().abs()
+        if len(R) < len(y) or not float(size.min()) > RANK**1.5 * float(size.max()):
+            return None
+        g = C.T @ (1.0 / s) + ridge * y
+        half = torch.linalg.solve_triangular(R.T, g[:, None], upper=False)
+        step = torch.linalg.solve_triangular(R, half, upper=True)
+        if float(half.square().sum()) < 1e-9:
+            return Centre(y, torch.linalg.solve_triangular(R, eye, upper=True))
+        speed = -C @ step
+        most = 0.99 / float((speed[:, 0] / s).max().clamp_min(1e-300))
+        tried = torch.cat([lengths * most, lengths[-1:].clamp_max(most)])
+        cost = -torch.log(s[:, None] - speed * tried).sum(0)
+        cost += 0.5 * ridge * (y[:, None] - step * tried).square().sum(0)
+        y = y - step[:, 0] * tried[cost.argmin()]
+    return None
 
 
-def _needed(lp: Any, C: Tensor, c: Tensor) -> Tensor:
-    """Whether the set would be larger without a wall, (m,) bool."""
+def _near(C: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Centre]:
+    """The walls that are near enough to matter, and their analytic centre; all walls of an unbounded set, and zero.
+
+    The set lies in the ellipsoid |v|^2 <= m (m - 1) around its centre, where |v|^2 = v^T H v with the second derivative
+    H of the barrier (Nesterov and Nemirovskii 1994). Walls beyond it are implied by the others.
+    """
+    here = Centre(torch.zeros_like(C[0]), torch.eye(C.shape[1], dtype=C.dtype))
+    while (found := analytic_centre(C, c, here.y)) is not None:
+        here, near = found, (c - C @ found.y) < len(C) * torch.linalg.vector_norm(C @ found.scale, dim=1)
+        if bool(near.all()):
+            break
+        C, c = C[near], c[near]
+    return C, c, here
+
+
+def _needed(lp: Any, C: Tensor, c: Tensor, scale: Tensor) -> Tensor:
+    """Whether the set would be larger without a wall, (m,) bool; rays from zero are as long as ``scale`` says."""
     m, r = C.shape
     generator = torch.Generator().manual_seed(0)
-    curvature = C.T @ (C / c[:, None].square()) + 1e-12 * torch.eye(r, dtype=torch.float64)
-    root = torch.linalg.inv(torch.linalg.cholesky(curvature))
-    rays = torch.randn((RAYS, r), generator=generator, dtype=torch.float64) @ root
+    rays = torch.randn((RAYS, r), generator=generator, dtype=torch.float64) @ scale.T
     speed = rays @ C.T
     first = torch.where(speed > 0, c / speed.clamp_min(1e-300), torch.inf).argmin(1)
     needed = torch.zeros(m, dtype=torch.bool)

@@ -7,6 +7,7 @@ from casal.sampling.loop import StepView
 from casal.sampling.progress import progress_bar
 from casal.sampling.result import Cost, SampleResult, load
 from casal.sampling.run import Run
+from casal.sampling.self_check import calibrate
 from casal.sampling.trace import Snapshots
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Snapshots",
     "StepView",
     "Summary",
+    "calibrate",
     "certify",
     "load",
     "progress_bar",

@@ -91,10 +91,22 @@ def claim_groups(claims: Iterable[Claim]) -> list[ClaimGroup]:
 
 
 def _claims_markdown(group: ClaimGroup) -> list[str]:
-    where = any(claim.source for claim in group.claims)
-    heads = ["claim", *(["where"] if where else []), group.who, "ours", "verdict", "what would change the verdict"]
-    rows = [[c.text, *([c.source] if where else []), c.expected, c.ours, c.verdict, c.flips] for c in group.claims]
-    lines = [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)]
+    """A line for each claim; columns that no claim fills are left out."""
+    columns = {
+        "claim": "text",
+        "where": "source",
+        "variant": "variant",
+        group.who: "expected",
+        "ours": "ours",
+        "exact answer": "exact",
+        "verdict": "verdict",
+        "in plain words": "plain",
+        "what would change the verdict": "flips",
+    }
+    optional = ("source", "variant", "exact", "plain")
+    kept = {k: v for k, v in columns.items() if v not in optional or any(getattr(c, v) for c in group.claims)}
+    rows = [[getattr(claim, key) or "-" for key in kept.values()] for claim in group.claims]
+    lines = [f"| {' | '.join(row)} |" for row in (list(kept), ["---"] * len(kept), *rows)]
     return [f"### {group.title}", "", *lines, ""]
 
 
@@ -149,7 +161,8 @@ def show(console: Console, outcome: Outcome) -> None:
         console.print(f"[bold]{group.title}[/]")
         for claim in group.claims:
             where = f"{claim.source}: " if claim.source else ""
-            text = f"{claim.text} ({where}{claim.expected}; ours: {claim.ours})"
+            variant = f", {claim.variant}" if claim.variant else ""
+            text = f"{claim.text}{variant} ({where}{claim.expected}; ours: {claim.ours})"
             console.print(f"[bold]{escape(claim.verdict)}[/]: {escape(text)}")
     if outcome.partial:
         console.print(str(outcome.partial), markup=False, style="yellow")

@@ -15,15 +15,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from casal_lab.experiment import FAILS, HOLDS, NOT_APPLICABLE, PARTLY
+from casal_lab.experiment import FAILS, HOLDS, NOT_APPLICABLE, PARTLY, VARIANTS
 from casal_lab.report.docs import below
 
 PAGE, MARK = "verdicts.md", "<!-- verdicts -->\n"
-HEAD = "| claim | where | paper | ours | verdict | what would change the verdict |"
+HEADS = {
+    "claim": "claim",
+    "where": "where",
+    "variant": "variant",
+    "paper": "paper",
+    "ours": "ours",
+    "exact answer": "exact",
+    "verdict": "verdict",
+    "in plain words": "plain",
+    "what would change the verdict": "flips",
+}
+"""Columns of a table of published claims, and what they are called here."""
+
+COLOURS = {HOLDS: "🟢", PARTLY: "🟡", FAILS: "🔴", NOT_APPLICABLE: "⚪"}
+OTHERS = "not of CASAL"
+"""Claims about baselines, problems and statements that no variant of the algorithm enters."""
 
 
 class Row(NamedTuple):
-    """A published claim on the page of an experiment."""
+    """A published claim on the page of an experiment; a dash where the page has nothing."""
 
     page: str  # file name
     title: str  # of the page
@@ -33,6 +48,9 @@ class Row(NamedTuple):
     ours: str
     verdict: str
     flips: str
+    variant: str = "-"
+    exact: str = "-"
+    plain: str = "-"
 
 
 def rows(docs: Path) -> list[Row]:
@@ -42,17 +60,22 @@ def rows(docs: Path) -> list[Row]:
         text = path.read_text(encoding="utf-8")
         title = text.partition("\n")[0].removeprefix("# ").strip()
         for block in text.split("### Published claims\n")[1:]:
-            lines = block.strip().split("\n")
-            if lines[0] != HEAD:
-                raise ValueError(f"{path.name}: the table of published claims has another head: {lines[0]}")
-            for line in lines[2:]:
+            head, _, *lines = block.strip().split("\n")
+            names = [HEADS.get(name) for name in _cells(head)]
+            if None in names:
+                raise ValueError(f"{path.name}: the table of published claims has another head: {head}")
+            for line in lines:
                 if not line.startswith("|"):
                     break
-                cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-                if len(cells) != 6:
-                    raise ValueError(f"{path.name}: a claim has {len(cells)} cells instead of 6: {line}")
-                found.append(Row(path.name, title, *cells))
+                cells = _cells(line)
+                if len(cells) != len(names):
+                    raise ValueError(f"{path.name}: a claim has {len(cells)} cells instead of {len(names)}: {line}")
+                found.append(Row(path.name, title, **dict(zip(names, cells, strict=True))))  # type: ignore[arg-type]
     return sorted(found, key=lambda row: _place(row.where))
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
 def _place(where: str) -> tuple[str, ...]:
@@ -64,11 +87,34 @@ def _place(where: str) -> tuple[str, ...]:
 
 
 def table(found: Sequence[Row]) -> str:
-    """How many claims got each verdict, and one line for each."""
-    counted = Counter(row.verdict for row in found)
-    told = ", ".join(f"{counted[word]} {word}" for word in (HOLDS, PARTLY, FAILS, NOT_APPLICABLE) if counted[word])
-    lines = [f"{len(found)} claims: {told}.", "", "| where | claim | verdict | page |", "|---|---|---|---|"]
-    lines += [f"| {row.where} | {row.claim} | {row.verdict} | [{row.title}]({row.page}) |" for row in found]
+    """How many claims got each verdict, variant by variant, and one line for each claim and variant."""
+    words = (HOLDS, PARTLY, FAILS, NOT_APPLICABLE)
+    claims = {(row.where, row.claim) for row in found}
+    lines = [f"{len(claims)} claims; those about CASAL are judged once for each variant.", ""]
+    lines += [
+        f"| variant | {' | '.join(f'{COLOURS[word]} {word}' for word in words)} |",
+        "|---|" + "---:|" * len(words),
+    ]
+    for variant in (*VARIANTS, "-"):
+        counted = Counter(row.verdict for row in found if row.variant == variant)
+        if counted:
+            name = OTHERS if variant == "-" else variant
+            lines.append(f"| {name} | {' | '.join(str(counted[word]) for word in words)} |")
+    lines += ["", "| where | claim | variant | verdict | paper | ours | exact answer | in plain words |"]
+    lines.append("|" + "---|" * 8)
+    for row in found:
+        verdict = f"{COLOURS[row.verdict]} {row.verdict}"
+        cells = (
+            f"[{row.where}]({row.page})",
+            row.claim,
+            row.variant,
+            verdict,
+            row.paper,
+            row.ours,
+            row.exact,
+            row.plain,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,277 @@
+"""Chains inside a set: what a row is, what the chains carry, what they share, and the coordinates y in which they move.
+
+Flat sets are reduced to walls around an interior point (``reduction.py``), and y are coordinates of what is left. On
+curved sets y are the points z themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from casal.errors import SettingError
+from casal.methods.bounded_hmc import units_of
+from casal.methods.coupling import decoded_event
+from casal.methods.flat_flows import fold
+from casal.methods.population import Groups, groups_of
+from casal.methods.problem import Problem
+from casal.methods.reduction import Reduction, reduction
+
+LENGTH = 1.5
+"""Length of a trajectory in spreads of the widest direction."""
+
+INWARD, INSIDE = 0.95, 1.0 - 1e-13
+"""Starting points outside are moved to this share of the way from the interior point to the first wall; and points that
+rounding has put onto a wall to that one."""
+
+LARGEST_DECODER = 1024
+"""Rows of a decoder that is inverted, at most."""
+
+
+class Row(NamedTuple):
+    """Some trajectories.
+
+    Attributes:
+        kind: "flow", "orbit" (N(0, I) in the coordinates u), "leapfrog", or "rest".
+        t: The second argument of the score.
+        lengths: Leapfrogs of each trajectory; only their number counts for flows.
+        eps: Size of a leapfrog.
+        share: b.
+        fine: Whether log p' - log p is found by the second rule.
+        centre: y = centre + L u, (r,).
+        scale: L (r, r), or its diagonal (r,).
+    """
+
+    kind: str
+    t: Tensor
+    lengths: tuple[int, ...] = ()
+    eps: float = 1.0
+    share: float = 1.0
+    fine: bool = False
+    centre: Tensor = torch.zeros(0)
+    scale: Tensor = torch.zeros(0)
+
+
+class HMCState(NamedTuple):
+    """Chains in the set. n chains, r coordinates of the set.
+
+    Attributes:
+        x: The samples in latent space, (n, *latent).
+        z: The samples, (n, *event) float64.
+        y: Their coordinates, (n, r) float64.
+        score: Gradient of log p in these coordinates, (n, r).
+        log_p: log p, where there is a potential, (n,).
+        accepted: Mean probability with which the trajectories of the last row were accepted, (n,).
+        refused: Share of them that met too many walls, or could not be taken back, (n,).
+        gap: What the second rule adds to log p' - log p, the largest of the last row, (n,).
+        anchor: y at the end of the warm-up, (n, r).
+        before: y at the beginning of the last round, (n, r).
+        log_weight: Logarithms of the weights, (n,).
+        ancestor: Starting chain each chain descends from, (n,).
+    """
+
+    x: Tensor
+    z: Tensor
+    y: Tensor
+    score: Tensor
+    log_p: Tensor
+    accepted: Tensor
+    refused: Tensor
+    gap: Tensor
+    anchor: Tensor
+    before: Tensor
+    log_weight: Tensor
+    ancestor: Tensor
+
+
+class Control(NamedTuple):
+    """What all chains share.
+
+    Attributes:
+        rows: Rows of the whole run.
+        row: Rows taken.
+        phase: "look", "draw", "temper", "warm", "main" or "end".
+        left: Rows left of the phase.
+        law: "constant", "gaussian" or "smooth".
+        limit: Evaluations of a chain at which the phase ends.
+        spent: Evaluations of a chain so far.
+        trajectories: How many there were.
+        eps: Size of a leapfrog.
+        length: Length of a trajectory.
+        share: b.
+        fine: 1 where the second rule for log p' - log p is taken, 0 where it is not, -1 before it was tried.
+        centre: Of the coordinates u.
+        scale: L.
+        ending: Whether this round is the last.
+        crossed: Whether the chains have forgotten their start under q. If not, the set has components, or they are
+            slow.
+    """
+
+    rows: int
+    row: int = 0
+    phase: str = "look"
+    left: int = 0
+    law: str = "smooth"
+    limit: float = 0.0
+    spent: float = 0.0
+    trajectories: int = 0
+    eps: float = 0.5
+    length: float = LENGTH
+    share: float = 1.0
+    fine: int = -1
+    centre: Any = ()
+    scale: Any = ()
+    ending: bool = False
+    crossed: bool = True
+
+
+Done: TypeAlias = tuple[HMCState, Control, Mapping[str, float]]
+
+
+class Space(NamedTuple):
+    """Coordinates y of a set: those of the reduction of a flat one, else the points z themselves.
+
+    Attributes:
+        flat: The reduction, of latents; None for a curved set.
+        event: Shape of a decoded point.
+        latent: Shape of a latent.
+        inverse: A^-1 (k, k) on a curved set behind a square decoder, or its diagonal (k,); None for z = x.
+        bounds: Low and high (1 or n, r), where a flat set has nothing else.
+    """
+
+    flat: Reduction | None
+    event: tuple[int, ...]
+    latent: tuple[int, ...]
+    inverse: Tensor | None
+    bounds: tuple[Tensor, Tensor] | None
+
+    def take(self, some: slice) -> Space:
+        """Of some chains."""
+        if self.flat is None or len(self.flat.room) == 1:
+            return self
+        sides = None if self.bounds is None else (self.bounds[0][some], self.bounds[1][some])
+        return self._replace(flat=self.flat.take(some), bounds=sides)
+
+    def inside(self, x: Tensor) -> Tensor:
+        """Latents as points inside a flat set: laid back into bounds, else moved towards the interior point."""
+        assert self.flat is not None
+        y = self.flat.inward(x.flatten(1).to(torch.float64))
+        if self.bounds is not None:
+            y = fold(y, *self.bounds)[0]
+        return self.flat.drawn_in(y, INWARD if self.bounds is None else INSIDE)
+
+    def latents(self, y: Tensor, like: Tensor) -> Tensor:
+        """x, in the dtype of the run."""
+        x = self.flat.outward(y) if self.flat is not None else y if self.inverse is None else times(self.inverse, y)
+        return x.reshape(-1, *self.latent).to(like.dtype)
+
+    def pull(self, score: Tensor) -> Tensor:
+        """The gradient in y, from that in x; zero where it is not a number."""
+        g = torch.nan_to_num(score.flatten(1).to(torch.float64), nan=0.0, posinf=0.0, neginf=0.0)
+        return (
+            self.flat.pull(g) if self.flat is not None else g if self.inverse is None else transposed(self.inverse, g)
+        )
+
+    def decoded(self, problem: Problem, y: Tensor) -> Tensor:
+        """z, (n, *event) float64."""
+        if self.flat is None:
+            return y.reshape(-1, *self.event)
+        if problem.identity:
+            return self.flat.outward(y).reshape(-1, *self.event)
+        return problem.decode(self.latents(y, problem.like)).to(torch.float64)
+
+
+def space_of(problem: Problem) -> Space:
+    """The coordinates of a set, made once.
+
+    Raises:
+        SettingError: The set is neither flat nor given by smooth functions, or the decoder does not allow for it.
+    """
+    name = "identity" if problem.identity else id(problem.decoder)
+    return problem.constraint._once(("space", problem.latent, problem.like.device, name), lambda: _space(problem))
+
+
+def _space(problem: Problem) -> Space:
+    constraint, event = problem.constraint, decoded_event(problem)
+    found = reduction(problem)
+    if found is not None:
+        return Space(found, event, problem.latent, None, found.bounds() if found.aligned else None)
+    way_out = "use WeightedCASAL"
+    if constraint.in_pieces or not constraint.smooth:
+        raise SettingError(f"HMC needs a set with flat sides or smooth functions, not {constraint!r}; {way_out}")
+    return Space(None, event, problem.latent, None if problem.identity else _inverse(problem, way_out), None)
+
+
+def _inverse(problem: Problem, way_out: str) -> Tensor:
+    """A^-1 of a square decoder (k, k), or its diagonal (k,)."""
+    unit = units_of(problem)
+    if unit is not None:
+        return 1.0 / unit
+    rows, columns = math.prod(decoded_event(problem)), math.prod(problem.latent)
+    if not problem.decoder.linear or rows != columns or rows > LARGEST_DECODER:
+        raise SettingError(
+            f"HMC on a curved set takes a linear and square decoder of at most {LARGEST_DECODER} rows, not "
+            f"{problem.decoder!r} ({rows} x {columns}); {way_out}"
+        )
+    matrix = problem.decoder.matrix(problem.latent, problem.like)
+    if float(torch.linalg.cond(matrix)) > 1e6:
+        raise SettingError(f"HMC on a curved set takes a decoder that can be inverted; {way_out}")
+    return torch.linalg.inv(matrix)
+
+
+def may_exchange(problem: Problem, n: int) -> Groups | None:
+    """Chains that may take each other's place; None where there are too few of one set and condition."""
+    try:
+        return groups_of(problem, n)
+    except SettingError:
+        return None
+
+
+def labels_of(problem: Problem, n: int) -> Tensor | None:
+    """Groups of chains with one distribution, where they are large enough to be compared within."""
+    labels = problem.groups()
+    return None if labels is None or 2 * len(labels.unique()) > n else labels
+
+
+def features(y: Tensor) -> Tensor:
+    """Coordinates and squared distances from the mean: what chains may remember."""
+    away = y - y.mean(0)
+    return torch.cat([y, away.square()], 1)
+
+
+def times(scale: Tensor, u: Tensor) -> Tensor:
+    """L u."""
+    return u * scale if scale.ndim == 1 else u @ scale.T
+
+
+def transposed(scale: Tensor, g: Tensor) -> Tensor:
+    """L^T g."""
+    return g * scale if scale.ndim == 1 else g @ scale
+
+
+def solve(scale: Tensor, y: Tensor) -> Tensor:
+    """L^-1 y."""
+    return y / scale if scale.ndim == 1 else torch.linalg.solve(scale, y.T).T
+
+
+def plain(values: Tensor) -> Any:
+    """As nested tuples of numbers, to the bit."""
+    return tuple(map(tuple, values.tolist())) if values.ndim == 2 else tuple(values.tolist())
+
+
+def onto(problem: Problem, z: Tensor) -> Tensor:
+    """Points on a curved set, (n, k); chains whose projection fails begin where others do."""
+    problem.usage.add_projections(len(z))
+    found = problem.constraint.solve(z.to(torch.float64))
+    good = found.converged | (problem.constraint.violation(found.point) <= 1e-9)
+    y = found.point.flatten(1)
+    if not bool(good.any()):
+        raise SettingError("no starting point could be projected onto the set; start nearer to it")
+    if problem.constraint.chains is None and not bool(good.all()):
+        own, others = torch.nonzero(~good).flatten(), torch.nonzero(good).flatten()
+        y[own] = y[others[own % len(others)]]
+    return y

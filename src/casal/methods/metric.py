@@ -1,0 +1,142 @@
+"""The metric of chains inside a set, and densities whose flows are known: constant and Gaussian ones on flat sets."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from casal.methods.bounded_hmc import FEWEST_CHAINS
+from casal.methods.chain_memory import centred
+from casal.methods.flat_flows import rounded
+from casal.methods.inside_chains import Space, labels_of, solve, times
+from casal.methods.problem import Problem
+from casal.methods.reduction import Reduction, analytic_centre
+
+DENSE, ROUND = 256, 4.0
+"""Dimensions up to which the metric is dense; ratio of spreads on a curved set from which on it has a metric."""
+
+CROWDED = 3.0
+"""Walls that an orbit of a Gaussian may meet for every dimension, by an estimate; beyond it leapfrogs are taken."""
+
+STARTS, TESTED, STRAIGHT = 256, 64, 1e-8
+"""Starting points and others at which a score is compared with a linear one, and the relative difference let pass."""
+
+
+def first_eps(y: Tensor, scale: Tensor) -> float:
+    """The first size of a leapfrog."""
+    size = (
+        1.0 if scale.numel() else max(float(y.std(0).max()) if len(y) > 1 else 0.0, 1e-3 * (1.0 + float(y.abs().max())))
+    )
+    return 0.5 * size / y.shape[1] ** 0.25
+
+
+def volume(old: Tensor, new: Tensor) -> float:
+    """How much shorter a unit is in one metric than in another, as a mean over the directions; 1 where one has none."""
+    if not old.numel() or not new.numel():
+        return 1.0
+    one, other = (torch.linalg.slogdet(v)[1] if v.ndim == 2 else v.log().sum() for v in (old, new))
+    return math.exp(float(one - other) / len(old))
+
+
+def root_of(u: Tensor) -> Tensor | None:
+    """The Cholesky factor of the covariance of centred points (n, r), shrunk towards its diagonal; None if it fails."""
+    covariance, kept = u.T @ u / max(len(u) - 1, 1), min(0.5, u.shape[1] / len(u))
+    covariance = (1.0 - kept) * covariance + kept * torch.diag(covariance.diagonal())
+    root, failed = torch.linalg.cholesky_ex(covariance)
+    return None if int(failed) else root
+
+
+def curved_scale(problem: Problem, y: Tensor) -> Tensor:
+    """A metric for a curved set, where the spread of the chains differs much from direction to direction; else none.
+
+    Directions across the set, in which chains hardly spread, count as a share of the widest.
+    """
+    none = torch.zeros(0, dtype=y.dtype, device=y.device)
+    if len(y) <= 2 * y.shape[1] or y.shape[1] > DENSE:
+        return none
+    u = centred(y, labels_of(problem, len(y)))
+    values, vectors = torch.linalg.eigh(u.T @ u / len(u))
+    some = values[values > 1e-10 * values[-1]]
+    if not len(some) or float((some[-1] / some[0]).sqrt()) <= ROUND:
+        return none
+    spread = (vectors * values.clamp_min(1e-6 * float(values[-1]))) @ vectors.T
+    kept = min(0.5, u.shape[1] / len(u))
+    return torch.linalg.cholesky((1.0 - kept) * spread + kept * torch.diag(spread.diagonal()))
+
+
+def first_scale(space: Space, problem: Problem, y: Tensor) -> Tensor:
+    """A metric before the warm-up: the spread of the chains, or the room between the walls where that is less."""
+    flat = space.flat
+    assert flat is not None
+    spread = y.std(0) if len(y) >= FEWEST_CHAINS else torch.zeros_like(y[0])
+    least = flat.room.amin(0)
+    room = torch.full_like(y[0], torch.inf)
+    if len(least):
+        room = (least[:, None] / flat.walls.abs().clamp_min(1e-12)).amin(0)
+    spread = torch.where(spread > 1e-9 * room.clamp_max(1.0), spread, room.clamp_max(1.0))
+    if y.shape[1] > DENSE:
+        return spread
+    if len(y) > 2 * y.shape[1]:
+        root = root_of(centred(y, labels_of(problem, len(y))) / spread)
+        if root is not None:
+            return spread[:, None] * root
+    return torch.diag(spread)
+
+
+def barrier(flat: Reduction | None) -> tuple[Tensor, Tensor]:
+    """Centre and ellipsoid of the logarithmic barrier of the walls."""
+    assert flat is not None
+    found = analytic_centre(flat.walls, flat.room[0], torch.zeros_like(flat.walls[0]), 1e-8)
+    return (torch.zeros_like(flat.walls[0]), torch.eye(flat.dimension).to(flat.walls)) if found is None else found
+
+
+def crowded(flat: Reduction | None, centre: Tensor, scale: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Centre and scale for leapfrogs where a Gaussian is so wide beside the set that its orbits meet too many walls.
+
+    From the barrier of the walls plus the Gaussian; None where orbits will do.
+    """
+    assert flat is not None
+    walls = rounded(flat.walls, flat.room, centre, scale)
+    if not len(flat.walls):
+        return None
+    found = analytic_centre(walls.normals, walls.levels[0], solve(scale, -centre[None])[0], 1.0)
+    if found is None or float((1.0 / (walls.levels[0] - walls.normals @ found.y)).sum()) < CROWDED * flat.dimension:
+        return None
+    return centre + times(scale, found.y[None])[0], scale @ found.scale
+
+
+def linear_score(space: Space, score: Any, y: Tensor, like: Tensor) -> tuple[str, Tensor, Tensor] | None:
+    """Constant or Gaussian densities on a flat set, with centre and scale of the Gaussian; None for others.
+
+    The score at 2 r points around the interior point gives the precision. It has to be linear at some points of the
+    chains, and at points in all directions at up to a hundred spreads from the centre of the Gaussian.
+    """
+    flat = space.flat
+    assert flat is not None and len(flat.room) == 1
+    r, device = flat.dimension, y.device
+    generator = torch.Generator(device).manual_seed(0)
+    h = 0.5 * float(flat.room.min().clamp_max(1e3)) if len(flat.walls) else 1.0
+    eye = torch.eye(r, dtype=y.dtype, device=device)
+    points = torch.cat([torch.zeros_like(eye[:1]), h * eye, -h * eye])
+    g = space.pull(score(space.latents(points, like)))
+    slope = (g[1 + r :] - g[1 : 1 + r]) / (2.0 * h)  # rows: derivatives of -g
+    precision = 0.5 * (slope + slope.T)
+    root, failed = torch.linalg.cholesky_ex(precision)
+    constant = float(g.abs().max()) == 0.0
+    if not constant and (int(failed) or not float(root.diagonal().min()) > 1e-6 * float(root.diagonal().max())):
+        return None
+    centre = torch.zeros_like(g[0]) if constant else torch.cholesky_solve(g[0][:, None], root)[:, 0]
+    scale = eye if constant else torch.linalg.inv(root).T
+    some = y[torch.linspace(0, len(y) - 1, min(len(y), STARTS), device=device).round().long()]
+    far = torch.randn((TESTED, r), generator=generator, dtype=y.dtype, device=device)
+    size = torch.logspace(-1, 2, TESTED, dtype=y.dtype, device=device)[:, None]
+    tested = torch.cat([some, flat.drawn_in(centre + size * times(scale, far), 0.999)])
+    told = space.pull(score(space.latents(tested, like)))
+    off = float((g[0] - tested @ precision - told).abs().amax())
+    rounding = max(STRAIGHT, 1e3 * torch.finfo(like.dtype).eps)
+    if off > rounding * float(torch.maximum(told.abs().amax(), g.abs().amax())):
+        return None
+    return "constant" if constant else "gaussian", centre, scale

@@ -1,0 +1,159 @@
+"""Trajectories of chains inside a set: exact flows, leapfrogs turned at flat walls, and leapfrogs on curved sets.
+
+Every chain moves on its own. The density of a row is q^(1-b) p^b, q that of the starting points.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from casal.methods.flat_flows import drift, flow, fold, rounded
+from casal.methods.inside_chains import INSIDE, HMCState, Row, Space, solve, times, transposed
+from casal.methods.problem import Problem, pick
+from casal.methods.surface import Surface
+
+ACCEPTED, GAINS = 0.75, (1.0, 0.4)
+"""Share of trajectories to accept, and how fast log eps follows it: in the first half of a warm-up, and then."""
+
+REFUSED, CUT = 0.15, 0.4
+"""Acceptance below which eps is cut, and by what factor."""
+
+PACES = 0.1
+"""Each chain takes eps (1 +- PACES)."""
+
+
+def pace(rate: float, gain: float) -> float:
+    """The factor by which eps follows the share of accepted trajectories."""
+    return CUT if rate < REFUSED else math.exp(gain * (rate - ACCEPTED))
+
+
+def flows(space: Space, problem: Problem, state: HMCState, row: Row, generator: torch.Generator) -> HMCState:
+    """Flows of a constant or a Gaussian density."""
+    assert space.flat is not None
+    walls = rounded(space.flat.walls, space.flat.room, row.centre, row.scale)
+    u = solve(row.scale, state.y - row.centre)
+    found = flow(walls, u, len(row.lengths), row.kind == "orbit", generator)
+    y = space.flat.drawn_in(row.centre + times(row.scale, found.point), INSIDE)
+    return state._replace(y=y, accepted=1.0 - found.refused, refused=found.refused)
+
+
+def leapfrogs(space: Space, problem: Problem, state: HMCState, row: Row, generator: torch.Generator) -> HMCState:
+    """Trajectories of leapfrogs between flat walls."""
+    flat, known = space.flat, problem.target.potential is not None
+    assert flat is not None
+    folds = space.bounds if row.scale.ndim == 1 else None
+    walls = None if folds else rounded(flat.walls, flat.room, row.centre, row.scale)
+    accepted, refused, worst = (torch.zeros_like(state.log_p) for _ in range(3))
+    for length in row.lengths:
+        v, eps, decide = _drawn(state.y, row, generator)
+        y, score, start = state.y, state.score, log_start(space, problem, state.y, row)
+        rise, gap, energy = torch.zeros_like(state.log_p), torch.zeros_like(state.log_p), 0.5 * v.square().sum(1)
+        force = force_at(space, problem, y, score, row)
+        for _ in range(length):
+            v = v + 0.5 * eps * transposed(row.scale, force)
+            if folds is not None:
+                end, sign = fold(y + eps * row.scale * v, *folds)
+                v = sign * v
+            else:
+                assert walls is not None
+                u, v = drift(walls, solve(row.scale, y - row.centre), v, eps[:, 0])
+                end = flat.drawn_in(row.centre + times(row.scale, u), INSIDE)
+            lost = ~torch.isfinite(end).all(1)
+            end, v = pick(lost, y, end), pick(lost, torch.full_like(v, torch.nan), v)
+            new = score_at(space, problem, end, row)
+            step = 0.5 * ((score + new) * (end - y)).sum(1)
+            if row.fine:
+                halfway = score_at(space, problem, 0.5 * (y + end), row)
+                gap = gap + (2.0 * (halfway * (end - y)).sum(1) - 2.0 * step) / 3.0
+            rise, y, score = rise + step, end, new
+            force = force_at(space, problem, y, score, row)
+            v = v + 0.5 * eps * transposed(row.scale, force)
+        log_p = problem.log_density(space.latents(y, problem.like)) if known else state.log_p + rise + gap
+        ratio = row.share * _minus(log_p, state.log_p) + log_start(space, problem, y, row) - start
+        ratio = ratio + energy - 0.5 * v.square().sum(1)
+        refused = refused + (~torch.isfinite(v).all(1)).to(refused) / len(row.lengths)
+        state, chance = _decided(state, y, score, log_p, ratio, decide)
+        accepted, worst = accepted + chance / len(row.lengths), torch.maximum(worst, (gap * (chance > 0.01)).abs())
+    return state._replace(accepted=accepted, refused=refused, gap=worst)
+
+
+def rattle(space: Space, problem: Problem, state: HMCState, row: Row, generator: torch.Generator) -> HMCState:
+    """Trajectories of leapfrogs on a curved set."""
+    known, scale = problem.target.potential is not None, row.scale if row.scale.numel() else None
+    surface = Surface(problem.constraint, space.event, scale)
+    here = surface.frame(surface.inward(state.y))
+    factor, tilt = surface.log_factor(here.w)
+    accepted, refused = torch.zeros_like(state.log_p), torch.zeros_like(state.log_p)
+    for length in row.lengths:
+        v, eps, decide = _drawn(state.y, row, generator)
+        at, v, y, score = here, here.tangent(v), state.y, state.score
+        start, energy = log_start(space, problem, y, row) + factor, 0.5 * v.square().sum(1)
+        rise, ok = torch.zeros_like(state.log_p), torch.ones(len(y), dtype=torch.bool, device=y.device)
+        force, end_factor, end_tilt = force_at(space, problem, y, score, row), factor, tilt
+        for _ in range(length):
+            v = v + 0.5 * eps * at.tangent(surface.pull(force) + end_tilt)
+            at, v, fine = surface.drift(at, v, eps)
+            ok = ok & fine & torch.isfinite(v).all(1)
+            end = surface.outward(at.w)
+            new = score_at(space, problem, end, row)
+            rise, y, score = rise + 0.5 * ((score + new) * (end - y)).sum(1), end, new
+            end_factor, end_tilt = surface.log_factor(at.w)
+            force = force_at(space, problem, y, score, row)
+            v = v + 0.5 * eps * at.tangent(surface.pull(force) + end_tilt)
+        log_p = problem.log_density(space.latents(y, problem.like)) if known else state.log_p + rise
+        ratio = row.share * _minus(log_p, state.log_p) + log_start(space, problem, y, row) + end_factor - start
+        ratio = torch.where(ok, ratio + energy - 0.5 * v.square().sum(1), -torch.inf)
+        refused = refused + (~ok).to(refused) / len(row.lengths)
+        state, chance = _decided(state, y, score, log_p, ratio, decide)
+        yes = (state.y == y).all(1)
+        here, factor, tilt = at.pick(yes, here), pick(yes, end_factor, factor), pick(yes, end_tilt, tilt)
+        accepted = accepted + chance / len(row.lengths)
+    return state._replace(accepted=accepted, refused=refused)
+
+
+def score_at(space: Space, problem: Problem, y: Tensor, row: Row) -> Tensor:
+    """Gradient of log p in y."""
+    return space.pull(problem.score(space.latents(y, problem.like), row.t))
+
+
+def force_at(space: Space, problem: Problem, y: Tensor, score: Tensor, row: Row) -> Tensor:
+    """Gradient of log(q^(1-b) p^b) in y."""
+    if row.share == 1.0:
+        return score
+    assert problem.start is not None
+    return row.share * score + (1.0 - row.share) * space.pull(problem.start.score(space.latents(y, problem.like)))
+
+
+def log_start(space: Space, problem: Problem, y: Tensor, row: Row) -> Tensor:
+    """(1 - b) log q, (n,)."""
+    if row.share == 1.0:
+        return torch.zeros_like(y[:, 0])
+    assert problem.start is not None
+    return (1.0 - row.share) * problem.start.log_density(space.latents(y, problem.like)).to(y)
+
+
+def _drawn(y: Tensor, row: Row, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """A velocity, the size of a leapfrog (n, 1), and the logarithm of a uniform number that decides (n,)."""
+    v = torch.randn(y.shape, generator=generator, dtype=torch.float32, device=y.device).to(y)
+    u = torch.rand((2, len(y)), generator=generator, dtype=y.dtype, device=y.device)
+    return v, row.eps * (1.0 + PACES * (2.0 * u[0] - 1.0))[:, None], torch.log(u[1])
+
+
+def _minus(one: Tensor, other: Tensor) -> Tensor:
+    """one - other, where both may be minus infinity."""
+    return torch.where(one == other, 0.0, one - other)
+
+
+def _decided(
+    state: HMCState, y: Tensor, score: Tensor, log_p: Tensor, ratio: Tensor, decide: Tensor
+) -> tuple[HMCState, Tensor]:
+    """Accept the end of a trajectory, or stay; and the probability of that (n,)."""
+    ratio = torch.where(torch.isnan(ratio), -torch.inf, ratio)
+    yes = decide < ratio
+    new = state._replace(
+        y=pick(yes, y, state.y), score=pick(yes, score, state.score), log_p=pick(yes, log_p, state.log_p)
+    )
+    return new, torch.exp(ratio.clamp_max(0.0))

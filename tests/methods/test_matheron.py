@@ -1,0 +1,183 @@
+"""Matheron's rule at every noise level: closed forms of Gaussian models, and what breaks them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import casal
+from casal.errors import SettingError
+from casal.methods import Problem
+from casal.methods.equations import equations_of
+from casal.methods.matheron import LevelRow, MatheronState, ProbeRow
+
+D, M = 12, 4
+
+
+def gaussian_model(seed: int = 0, **settings: Any) -> tuple[casal.Target, Tensor, Tensor]:
+    """A Gaussian of twelve dimensions, widths .1 to 3, with its exact denoiser: target, mean, covariance."""
+    stream = torch.Generator().manual_seed(seed)
+    turn = torch.linalg.qr(torch.randn(D, D, generator=stream, dtype=torch.float64))[0]
+    width = torch.logspace(-1, 0.5, D, dtype=torch.float64)
+    mean, cov = torch.randn(D, generator=stream, dtype=torch.float64), (turn * width**2) @ turn.T
+
+    def denoise(x: Tensor, s: Tensor) -> Tensor:
+        gain = torch.linalg.solve(cov + float(s) ** 2 * torch.eye(D, dtype=torch.float64), cov)
+        return (mean + (x.double() - mean) @ gain).to(x.dtype)
+
+    sigmas = casal.karras_sigmas(60, 0.01, 60.0)
+    return casal.edm(denoise, sigmas, shape=(D,), dtype=torch.float64, **settings), mean, cov
+
+
+def rows(seed: int = 1) -> tuple[Tensor, Tensor]:
+    stream = torch.Generator().manual_seed(seed)
+    return (
+        torch.randn(M, D, generator=stream, dtype=torch.float64),
+        torch.randn(M, generator=stream, dtype=torch.float64),
+    )
+
+
+def conditional(mean: Tensor, cov: Tensor, A: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    gain = torch.linalg.solve(A @ cov @ A.T, A @ cov).T
+    return mean + (b - mean @ A.T) @ gain.T, cov - gain @ A @ cov
+
+
+def whitened(z: Tensor, mean: Tensor, cov: Tensor) -> Tensor:
+    """Samples in coordinates in which the exact distribution is standard normal, (n, d - m)."""
+    values, vectors = torch.linalg.eigh(cov)
+    kept = values > 1e-9
+    return (z - mean) @ vectors[:, kept] / values[kept].sqrt()
+
+
+def z_scores(white: Tensor) -> tuple[float, float]:
+    """The largest error of a mean, and of a variance, in standard errors."""
+    n = len(white)
+    return float(white.mean(0).abs().max() * math.sqrt(n)), float((white.var(0) - 1).abs().max() * math.sqrt(n / 2))
+
+
+@pytest.mark.parametrize("gain", ["own", "shared", "cg"])
+def test_a_gaussian_given_linear_equations_is_exact(gain: str) -> None:
+    target, mean, cov = gaussian_model()
+    A, b = rows()
+    z = casal.sample(
+        target, casal.Affine(A, b), casal.Matheron(gain=gain, ridge=0.0), 1500, seed=2, check=False
+    ).samples
+    assert float((z @ A.T - b).abs().max()) < 1e-10
+    off, wide = z_scores(whitened(z, *conditional(mean, cov, A, b)))
+    assert off < 4.5
+    assert wide < 5.5  # the free samples' own error, 1 to 2 % of a variance, beside that of 1500 draws
+
+
+def test_a_projection_in_place_of_the_gain_is_seen() -> None:
+    target, mean, cov = gaussian_model()
+    A, b = rows()
+    z = casal.sample(target, casal.Affine(A, b), casal.FinalProjection(), 1500, seed=2, check=False).samples
+    off, wide = z_scores(whitened(z, *conditional(mean, cov, A, b)))
+    assert off > 20
+    assert wide > 20
+
+
+def test_one_level_is_the_closed_form_for_every_gain() -> None:
+    target, _mean, cov = gaussian_model()
+    A, b = rows()
+    like = torch.zeros(0, D, dtype=torch.float64)
+    problem = Problem(target, casal.Affine(A, b), casal.Identity(), like)
+    found, s = equations_of(problem), 0.7
+    x, clean = (torch.randn(9, D, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in (3, 4))
+    S = s**2 * torch.linalg.solve(cov + s**2 * torch.eye(D, dtype=torch.float64), cov)
+    exact = clean + (b - clean @ A.T) @ torch.linalg.solve(A @ S @ A.T, A @ S)
+    state = MatheronState(x, x, x, clean, problem.denoise(x, s), x[:, None][:, :0])
+    method = casal.Matheron(ridge=0.0)
+    for gain in ("own", "cg"):
+        moved = method.step(gain, found, problem, state, LevelRow(s, 0.0, False), torch.zeros_like(x))
+        torch.testing.assert_close(moved.x, exact, atol=1e-7, rtol=0)
+    control = method.control(problem, 9)._replace(gain="shared", columns=1, sigmas=(s,))
+    row, stream = LevelRow(s, 0.0, False), torch.Generator().manual_seed(0)
+    asked, control, _ = method.choose(row, found, problem, state, control, stream)
+    asked = method.ask(problem, asked._replace(clean=clean), ProbeRow(s, 0), x)
+    shared, _, _ = method.move(row, found, problem, asked, control, stream)
+    torch.testing.assert_close(shared.clean, exact, atol=1e-7, rtol=0)
+
+
+def test_every_chain_may_have_its_own_value() -> None:
+    target, mean, cov = gaussian_model()
+    A, _ = rows()
+    n = 1200
+    own = torch.distributions.MultivariateNormal(mean, cov)
+    torch.manual_seed(5)
+    truth = own.sample((n,))
+    result = casal.sample(
+        target, casal.Affine(A, casal.PerChain(truth @ A.T)), casal.Matheron(), n, seed=6, check=False
+    )
+    # x given the value of a draw of the model is again a draw of the model
+    off, wide = z_scores(whitened(result.samples, mean, cov))
+    assert off < 4.5
+    assert wide < 5.5
+
+
+def test_units_and_decoders_change_nothing() -> None:
+    target, _mean, _cov = gaussian_model()
+    A, b = rows()
+    scale = torch.logspace(-2, 2, D, dtype=torch.float64)
+    shift = torch.arange(D, dtype=torch.float64)
+    plain = casal.sample(target, casal.Affine(A, b), casal.Matheron(), 40, seed=2, check=False).samples
+    units = casal.sample(
+        target,
+        casal.Affine(A / scale, b + (A / scale) @ shift),
+        casal.Matheron(),
+        40,
+        seed=2,
+        check=False,
+        decoder=casal.Standardise(shift, scale),
+    ).samples
+    torch.testing.assert_close((units - shift) / scale, plain, atol=1e-6, rtol=0)
+
+
+def test_the_batch_bounds_every_call_of_the_network() -> None:
+    _target, mean, cov = gaussian_model()
+    A, b = rows()
+    seen = list[int]()
+
+    def watched(x: Tensor, s: Tensor) -> Tensor:
+        seen.append(len(x))
+        gain = torch.linalg.solve(cov + float(s) ** 2 * torch.eye(D, dtype=torch.float64), cov)
+        return mean + (x - mean) @ gain
+
+    model = casal.edm(watched, casal.karras_sigmas(10, 0.01, 60.0), shape=(D,), dtype=torch.float64, time="scalar")
+    for gain in ("shared", "own", "cg"):
+        casal.sample(
+            model, casal.Affine(A, b), casal.Matheron(6, gain), 40, check=False, run=casal.Run(batch=8, threads=1)
+        )
+    assert max(seen) == 8
+
+
+def test_a_wide_sphere_is_met_and_its_mean_is_right() -> None:
+    """N(m, 1) on a sphere far wider than the posterior: von Mises-Fisher of concentration |m| R in three dimensions."""
+    model = casal.edm(
+        lambda x, s: 2.0 * (s**2 / (1 + s**2)) * torch.eye(3, dtype=x.dtype)[0] + x / (1 + s**2),
+        casal.karras_sigmas(40, 0.01, 20.0),
+        shape=(3,),
+        dtype=torch.float64,
+    )
+    n = 1500
+    z = casal.sample(model, casal.Sphere(4.0), casal.Matheron(40), n, seed=3, check=False).samples
+    k = 8.0  # E cos = coth k - 1 / k, Var cos = 1 / k^2 - 1 / sinh^2 k
+    seen, exact = float(z[:, 0].mean()) / 4.0, 1.0 / math.tanh(k) - 1.0 / k
+    assert abs(seen - exact) < 0.03
+    assert float((z.norm(dim=1) - 4.0).abs().max()) < 1e-12
+
+
+def test_what_it_does_not_take_is_refused() -> None:
+    target, *_ = gaussian_model()
+    union = casal.Sphere(1.0) | casal.Sphere(3.0)
+    with pytest.raises(SettingError, match="SplitGibbs"):
+        casal.sample(target, union, casal.Matheron(), 8)
+    with pytest.raises(SettingError, match="linear equations"):
+        casal.sample(target, casal.Sphere(2.0), casal.Matheron(gain="shared"), 8)
+    density = casal.energy(lambda x: (x**2).sum(1) / 2, steps=5, step_size=0.1, init=torch.zeros(8, 3))
+    with pytest.raises(SettingError, match="no denoiser"):
+        casal.sample(density, casal.Sphere(2.0), casal.Matheron(), 8)
