@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import casal
 from casal.errors import SettingError
+from casal.methods.casal import couplings
 from casal.schedules import evaluate
 
 ends = st.floats(1e-6, 1e6)
@@ -109,3 +110,20 @@ def test_methods_see_the_schedule_step_by_step() -> None:
     line = casal.Affine([[1.0, 0.0]], 0.5)
     difference = casal.sample(target, line, on, 1).samples - casal.sample(target, line, off, 1).samples
     assert difference[0].tolist() == pytest.approx([-0.01 * 3.0 * 2 * (2.0 - 0.5), 0.0], abs=1e-14)
+
+
+@pytest.mark.parametrize("variant", ["algorithm1", "algorithm2", "released", "CASAL"])
+def test_constant_gain_divides_by_the_step_that_multiplies_rho(variant: str) -> None:
+    betas = torch.linspace(1e-4, 0.2, 20, dtype=torch.float64)
+    table = casal.ddpm(lambda x, t: x, betas, shape=(2,)).table
+    rho = casal.constant_gain(0.7)
+    made = {
+        "algorithm1": casal.CASAL.algorithm1(rho),
+        "algorithm2": casal.CASAL.algorithm2(rho),
+        "released": casal.CASAL.released(rho, 1.0),
+        "CASAL": casal.CASAL(rho),
+    }[variant]
+    step = table.b if variant == "CASAL" else table.s.square() / 2
+    values = couplings(made, table)
+    torch.testing.assert_close((values * step)[:-1], torch.full_like(step[:-1], 0.7), rtol=1e-12, atol=0)
+    assert bool(torch.isfinite(values).all())  # the last row of a DDPM has no noise, and the paper's step is zero there

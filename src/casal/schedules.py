@@ -94,12 +94,18 @@ def inverse_variance(factor: float = 1.0) -> Schedule:
 
 
 def constant_gain(kappa: float) -> Schedule:
-    """Pulls x towards z by the same share kappa / (1 + kappa) at every row: kappa / b."""
+    """The same product kappa of coupling and step size at every row: kappa / b.
+
+    b is the step size that multiplies rho: the gain of the score, or s^2 / 2 in the published variants of CASAL. An
+    implicit step then goes the share kappa / (1 + kappa) of the way to z, an explicit one the share kappa. A row
+    without a step (the last one of a DDPM has s = 0) takes the largest value of the others.
+    """
 
     def values(table: Any, kappa: float) -> Tensor:
         if not hasattr(table, "b"):
             raise SettingError("constant_gain needs the table of a target")
-        return kappa / table.b
+        b: Tensor = table.b
+        return kappa / torch.where(b > 0, b, b[b > 0].min()) if bool(b.any()) else torch.full_like(b, kappa)
 
     return NamedSchedule("constant_gain", (float(kappa),), values)
 

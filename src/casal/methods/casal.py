@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -28,10 +28,11 @@ from casal.methods.base import (
 from casal.methods.baselines import estimate, noise_levels
 from casal.methods.problem import Problem
 from casal.schedules import Schedule, evaluate
+from casal.targets.base import Table
 
 
 class CASALState(NamedTuple):
-    """x explores, z is in C, lam (times ``scale`` of the row) is the multiplier of A x = z."""
+    """x explores, z is in C, lam is the multiplier of A x = z: mu = lam / scale of the row (lam is mu if held)."""
 
     x: Tensor
     z: Tensor
@@ -103,10 +104,12 @@ class CASAL(Method[CASALState]):
         coupling: "implicit" is stable for every rho (needs a linear decoder); "explicit" needs
             tau rho |A|^2 <= 1.
         dual: "chain" for one multiplier a chain, "mean" for one multiplier driven by the average over chains.
-        burn_in: First steps with rho = 0: a number of steps, or a fraction below one.
+        burn_in: First steps with rho = 0: a number of steps, or a fraction below one. x moves freely. lambda stands
+            still, and with the damped z-step z and mu do too: the print has no burn-in, and its z and mu would move
+            by multiples of rho and 1 / rho. In the released code z follows x and mu moves on.
         step_size: Which step size multiplies rho: the "gain" b of the score, or the "paper"'s s^2 / 2. The same for
             Langevin rows.
-        hold: What stays put when rho changes: "lambda", or "mu" as in the released code.
+        hold: What stays put when rho changes: "lambda", or "mu" as printed and as in the released code.
         dual_init: Standard deviation of a Gaussian start of mu (paper, ablation of lambda).
         couple: "state", "denoised", or "auto": the denoised estimate for samplers without noise or with rows that look
             back, else the state.
@@ -127,29 +130,32 @@ class CASAL(Method[CASALState]):
     remembers: ClassVar[bool] = True
 
     @classmethod
-    def algorithm1(cls, rho: float | Schedule, *, dual_init: float = 0.0) -> CASAL:
+    def algorithm1(cls, rho: float | Schedule, *, burn_in: float = 0, dual_init: float = 0.0) -> CASAL:
         """Algorithm 1 to the letter: damped z, explicit coupling, mu' = mu + (tau / rho)(x' - z').
 
-        It leaves mu_0 open: zero, or Gaussian of size ``dual_init`` as in the paper's ablation of lambda.
+        A schedule of rho is read line by line: mu is carried from step to step, as printed. The algorithm leaves mu_0
+        open: zero, or Gaussian of size ``dual_init`` as in the paper's ablation of lambda. ``burn_in`` is not printed.
         """
-        return cls._printed(rho, "tau/rho", dual_init)
+        return cls._printed(rho, "tau/rho", burn_in, dual_init)
 
     @classmethod
-    def algorithm2(cls, rho: float | Schedule, *, dual_init: float = 0.0) -> CASAL:
+    def algorithm2(cls, rho: float | Schedule, *, burn_in: float = 0, dual_init: float = 0.0) -> CASAL:
         """Algorithm 2 to the letter: as Algorithm 1 with time-dependent tau and mu' = mu + tau (x' - z').
 
-        In print mu_0 is zero; ``dual_init`` is for the ablation of lambda.
+        In print mu_0 is zero; ``dual_init`` is for the ablation of lambda. ``burn_in`` is not printed.
         """
-        return cls._printed(rho, "tau", dual_init)
+        return cls._printed(rho, "tau", burn_in, dual_init)
 
     @classmethod
-    def _printed(cls, rho: float | Schedule, dual_step: str, dual_init: float) -> CASAL:
+    def _printed(cls, rho: float | Schedule, dual_step: str, burn_in: float, dual_init: float) -> CASAL:
         return cls(
             rho,
             dual_step=dual_step,
             z_step="damped",
             coupling="explicit",
             step_size="paper",
+            hold="mu",
+            burn_in=burn_in,
             couple="state",
             dual_init=dual_init,
         )
@@ -206,7 +212,7 @@ class CASAL(Method[CASALState]):
         mu = torch.zeros_like(z)
         if self.dual_init:
             mu = self.dual_init * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
-        scale = float(evaluate(self.rho, problem.table, "rho")[0]) if self.hold == "lambda" else 1.0
+        scale = float(couplings(self, problem.table)[0]) if self.hold == "lambda" else 1.0
         past = nothing_past(problem, x)
         if past is None:
             return CASALState(x, z, scale * mu)
@@ -291,10 +297,15 @@ def _towards(y: Tensor, z: Tensor, share: Tensor) -> Tensor:
     return y + share * (z - y) if torch.compiler.is_dynamo_compiling() else torch.lerp(y, z, share.to(y.dtype))
 
 
+def couplings(method: CASAL, table: Table) -> Tensor:
+    """rho at every row (T,). A schedule finds the step size that multiplies rho as ``b`` of the table it gets."""
+    return evaluate(method.rho, replace(table, b=table.tau) if method.step_size == "paper" else table, "rho")
+
+
 def casal_rows(problem: Problem, method: CASAL) -> list[CASALRow]:
     """One row per step; refuses settings that cannot work."""
     table = problem.table
-    rho = evaluate(method.rho, table, "rho")
+    rho = couplings(method, table)
     first = burn_in_steps(method.burn_in, len(table))
     tau = table.b if method.step_size == "gain" else table.tau
     if not bool(tau.any()):
@@ -314,7 +325,8 @@ def casal_rows(problem: Problem, method: CASAL) -> list[CASALRow]:
     elif not couples_estimate(method, problem):
         _refuse_unstable(problem, kappa)
     eta = _dual_steps(method.dual_step, tau, rho, table.static)
-    eta = eta if method.hold == "mu" else zero_before(eta, first)
+    if method.hold == "lambda" or method.z_step == "damped":
+        eta = zero_before(eta, first)
     scale = rho if method.hold == "lambda" else torch.ones_like(rho)
     stiffness = 1.0
     if problem.isotropic and problem.diagonal is not None and not couples_estimate(method, problem):

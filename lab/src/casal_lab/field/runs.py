@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -85,8 +84,8 @@ def methods(means: Means, tau: float) -> dict[str, AnyMethod]:
         "penalty": casal.Penalty(0.5 if tau <= STIFF.step_size else 0.05, burn_in=burn),
         "primal-dual": casal.PrimalDual(STIFF.dual_step),
         "decoupled": casal.Decoupled(ramp, dual_step=tau),
-        "Algorithm 1": replace(casal.CASAL.algorithm1(ramp), burn_in=late),
-        "Algorithm 2": replace(casal.CASAL.algorithm2(ramp), burn_in=late),
+        "Algorithm 1": casal.CASAL.algorithm1(ramp, burn_in=late),
+        "Algorithm 2": casal.CASAL.algorithm2(ramp, burn_in=late),
         "released code": casal.CASAL.released(ramp, tau, burn_in=burn),
         "CASAL": casal.CASAL(ramp, burn_in=burn),
         "WeightedCASAL": casal.WeightedCASAL(TOP),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import casal
@@ -41,8 +40,8 @@ def script_methods(settings: Settings) -> dict[str, AnyMethod]:
         "final projection": casal.FinalProjection(),
         "projected": casal.Projected(burn_in=settings.projected_from),
         "primal-dual": casal.PrimalDual(eta),
-        "Algorithm 1": replace(casal.CASAL.algorithm1(rho), burn_in=burn),
-        "Algorithm 2": replace(casal.CASAL.algorithm2(rho), burn_in=burn),
+        "Algorithm 1": casal.CASAL.algorithm1(rho, burn_in=burn),
+        "Algorithm 2": casal.CASAL.algorithm2(rho, burn_in=burn),
         "released code": released,
         "CASAL": casal.CASAL(rho, burn_in=burn),
         "WeightedCASAL": casal.WeightedCASAL(400.0),
