@@ -1,4 +1,4 @@
-"""Published methods beside CASAL: PCFM, ECI, predict-project-renoise, and the first revision of the authors' code.
+"""Published methods beside CASAL: PCFM, ECI, predict-project-renoise, and two methods of the authors' scripts.
 
 The first three project the denoised estimate.
 
@@ -24,12 +24,13 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from casal import CASAL
+from casal import CASAL, PrimalDual
 from casal.checks import positive, whole_number
+from casal.constraints import geometry
 from casal.errors import SettingError
 from casal.methods import Entry, Method, Problem, Stage, noise_levels, table_rows
-from casal.methods.base import advance
-from casal.methods.baselines import estimate
+from casal.methods.base import TableRow, advance
+from casal.methods.baselines import PrimalDualState, estimate
 from casal.methods.casal import CASALRow, CASALState
 from casal.schedules import Schedule
 
@@ -282,7 +283,7 @@ PEERS: dict[str, Entry] = {
 """The peers by the names of the tables, with an example and a colour each, as in ``casal.methods.METHODS``."""
 
 
-# ------------------------------------------------------------------ the first revision of the authors' code
+# ------------------------------------------------------------------ the authors' scripts
 
 
 @dataclass(frozen=True)
@@ -309,3 +310,25 @@ class FirstRelease(CASAL):
         x = free - row.kappa * torch.sum(gap * gap, dim=1, keepdim=True) * problem.precondition(gap)
         z = problem.project(x + state.lam, warm=state.z)
         return state._replace(x=x, z=z, lam=state.lam + row.eta * (x - z))
+
+
+@dataclass(frozen=True)
+class ScriptPrimalDual(PrimalDual):
+    """Primal-dual Langevin as in the authors' script: a multiplier for each chain, h taken before the step.
+
+        x' = x + tau (score(x) - lam J^T / 2) + sqrt(2 tau) w,      lam' = lam + dual_step h(x)
+
+    with h(x) = |x|^2 - E on a sphere and the gradient x where J^T = 2 x: the script's factor. Each chain is driven to
+    E h = 0 over time by itself. The paper's text has one expectation, ``casal.PrimalDual``.
+    """
+
+    average: str = "time"
+
+    def step(self, problem: Problem, state: PrimalDualState, row: TableRow, noise: Tensor) -> PrimalDualState:
+        """One step."""
+        with torch.enable_grad():
+            leaf = state.x.detach().requires_grad_()
+            h = geometry.residual(problem.constraint, problem.decode(leaf))
+            (pull,) = torch.autograd.grad(h, leaf, grad_outputs=state.lam / 2)
+        x = advance(problem, state, problem.score(state.x, row.t) - pull, row, noise).x
+        return PrimalDualState(x, self._ascend(problem, state.lam, h.detach()))

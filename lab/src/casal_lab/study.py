@@ -48,7 +48,7 @@ def tune(
     for _, k in sorted(scored):
         try:
             return (settings[k], run(settings[k])), out
-        except DivergedError as error:
+        except (SettingError, DivergedError) as error:
             out.append((settings[k], error))
     return None, out
 

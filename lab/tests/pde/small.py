@@ -36,5 +36,5 @@ def task(known: Prior, count: int = 4, noise: float = 0.0, seed: int = 0) -> Tas
     row = torch.zeros((1, MODES), dtype=F64)
     row[0, 0] = 1.0
     return Task.of(
-        "small", known, sensors(POINTS, count, seed), seen_and_mass, row, noise=noise, soft=noise > 0, pixels=True
+        "small", known, sensors(POINTS, count, seed), seen_and_mass, row, noise=noise, guided=noise > 0, pixels=True
     )

@@ -18,6 +18,10 @@ WIDE, NARROW = 5.0, 1.0
 """Standard deviations of the script's starting points: of all methods but one, and of the primal-dual method."""
 
 
+BURN_IN = 0.1
+"""Share of a run without coupling or projection, in the script."""
+
+
 def script_ramp(table: Sized) -> Tensor:
     """The coupling of the released script at step i: floor(i / 100), 10 to 99 over its last 9000 of 10,000 steps.
 

@@ -24,22 +24,24 @@ from torch import Tensor
 import casal
 from casal import Constraint, SampleResult, sample
 from casal.errors import CasalWarning
-from casal.methods.population import SMALLEST_GROUP
 from casal_lab.experiment import Array, ResultTable, Tell
 from casal_lab.pde.methods import (
     DPS_PROJECTED,
+    FINAL,
     LABELS,
     MATCHED_MANY,
     MATCHED_PROJECTED,
+    PROJECTED,
     UNCONSTRAINED,
     Effort,
     Entry,
     Option,
+    as_printed,
     entries,
 )
 from casal_lab.pde.models import Model
-from casal_lab.pde.task import DRAWS, Cases, Measure, Task, krige, least_squares, stream
-from casal_lab.study import VALIDATION_SEED, mean_and_error, mean_entry, tune, with_error, with_peak
+from casal_lab.pde.task import DRAWS, Cases, Measure, Task, Weight, krige, least_squares, stream
+from casal_lab.study import VALIDATION_SEED, mean_and_error, mean_entry, require, tune, with_error, with_peak
 
 KRIGING, KRIGING_PROJECTED = "kriging", "kriging + projection"
 LEAST_SQUARES, PIXELS = "least squares + projection", "kriging of the pixels"
@@ -61,7 +63,6 @@ class Scale(NamedTuple):
     tuning_cases: int  # validation cases
     tuning_samples: int  # of each
     stride: int  # every how manyth setting is tried
-    looks: int  # cases of LookAhead: its evaluations differentiate the guided model, and cost tens of plain ones
     many: int = 0  # samples of one more run of covariance matching, whose mean is nearer to that of the distribution
 
 
@@ -110,19 +111,34 @@ def compare(
     cases = task.cases(scale.cases, seed)
     others = task.cases(scale.tuning_cases, VALIDATION_SEED + seed)
     found: dict[str, Scores] = {}
-    for entry in entries(task, model).values():
+    for entry in entries(task, model, guide(task, model, scale, seed)).values():
         wanted = {entry.label, entry.before}
-        if entry.resamples and not scale.looks:
-            continue
         if labels is None or wanted & set(labels):
             tell(f"{task.name}, {model.label}: {entry.label}")
-            some = cases.take(slice(0, scale.looks)) if entry.resamples else cases
-            found |= _best(task, model, entry, some, others, scale)
+            found |= _best(task, model, entry, cases, others, scale)
             if scale.many and entry.label == MATCHED_PROJECTED:
                 option = entry.options[0]._replace(setting=f"{scale.many} samples")
                 more = run(task, model, entry, option, cases, scale.many, scale.effort)
                 found[MATCHED_MANY] = more[MATCHED_PROJECTED]
     return {label: found[label] for label in (*LABELS, MATCHED_MANY) if label in found}
+
+
+def guide(task: Task, model: Model, scale: Scale, seed: int) -> Weight | None:
+    """The weight of what is seen that all methods of a guided task share; None on others.
+
+    The best, on validation cases, for a run with one projection at its end, on the noise levels of the paper.
+    """
+    if not task.guided:
+        return None
+    others = task.cases(scale.tuning_cases, VALIDATION_SEED + seed)
+
+    def loss(weight: Weight) -> float:
+        entry = entries(task, model, weight)[FINAL]
+        found = run(task, model, entry, entry.options[0], others, scale.tuning_samples, scale.effort)[FINAL]
+        value = float(found.error.mean())
+        return value if math.isfinite(value) else math.inf
+
+    return require(tune(task.weights[:: max(1, scale.stride // 2)], loss, lambda weight: None))[0]
 
 
 def _best(task: Task, model: Model, entry: Entry, cases: Cases, others: Cases, scale: Scale) -> dict[str, Scores]:
@@ -137,9 +153,7 @@ def _best(task: Task, model: Model, entry: Entry, cases: Cases, others: Cases, s
     def fresh(option: Option) -> dict[str, Scores]:
         return run(task, model, entry, option, cases, scale.samples, scale.effort)
 
-    if len(options) == 1:
-        return fresh(options[0])
-    best, _ = tune(options, loss, fresh)
+    best, _ = tune(options, loss if len(options) > 1 else lambda option: 0.0, fresh)
     return {} if best is None else best[1]
 
 
@@ -148,8 +162,7 @@ def run(
 ) -> dict[str, Scores]:
     """n samples of every case with one setting, scored; and before the last projection, if that has a label."""
     parts = [cases.take(slice(k, k + 1)) for k in range(len(cases))]
-    parts = parts if task.one_by_one or entry.resamples else [cases]
-    n = max(n, SMALLEST_GROUP) if entry.resamples else n
+    parts = parts if task.one_by_one else [cases]
     whole = task.constraint(cases.repeated(n))
 
     def sampled() -> tuple[list[SampleResult], Tensor, float]:
@@ -159,7 +172,7 @@ def run(
             chains = part.repeated(n)
             results.append(
                 sample(
-                    option.target(task, model, part if entry.resamples else chains, effort),
+                    option.target(task, model, chains, effort),
                     task.latents(chains) if entry.inside else task.constraint(chains),
                     option.method,
                     len(chains),
@@ -364,8 +377,9 @@ def by_evaluations(
 ) -> dict[str, list[tuple[float, float]]]:
     """(evaluations with backward passes, mean error) at several numbers of steps, of methods with these settings."""
     cases, curves = task.cases(scale.cases, seed), dict[str, list[tuple[float, float]]]()
+    every = entries(task, model, guide(task, model, scale, seed))
     for label, setting in tuned.items():
-        entry = entries(task, model)[label]
+        entry = every[label]
         option = next(option for option in entry.options if option.setting == setting)
         curves[label] = []
         for count in steps:
@@ -373,3 +387,48 @@ def by_evaluations(
             scores = run(task, model, entry, option, cases, scale.samples, Effort(count, count))[label]
             curves[label].append((scores.passes, float(scores.error.mean())))
     return curves
+
+
+ROUNDS = 3
+"""Rounds of the comparison of times, in each of which the methods take turns."""
+
+
+def constant_rho(
+    task: Task, model: Model, scale: Scale, seed: int, steps: Sequence[int], tell: Tell
+) -> tuple[ResultTable, dict[str, float]]:
+    """The paper's methods as printed, rho constant, at several numbers of steps; and time a step over projection's.
+
+    Every one of them projects once a step from the first step on (the explicit and the repaired update, too), so the
+    times compare a step with a step. The last strict projection is in all of them.
+    """
+    cases = task.cases(scale.cases, seed)
+    every = as_printed(task, guide(task, model, scale, seed))
+    rows = [dict[str, Any](method=label) for label in every]
+    spent: dict[str, list[float]] = {label: [] for label in every}
+    for k in range(ROUNDS):
+        for row in rows:
+            label = row["method"]
+            tell(f"{task.name}, {model.label}: {label}, constant rho, round {k + 1} of {ROUNDS}")
+            found = run(task, model, every[label], every[label].options[0], cases, scale.samples, Effort(steps[0], 0))
+            spent[label].append(found[label].seconds)
+            row |= mean_entry(str(steps[0]), 100 * found[label].error)
+    for count, row in ((count, row) for count in steps[1:] for row in rows):
+        label = row["method"]
+        tell(f"{task.name}, {model.label}: {label}, constant rho, {count} steps")
+        found = run(task, model, every[label], every[label].options[0], cases, scale.samples, Effort(count, 0))
+        row |= mean_entry(str(count), 100 * found[label].error)
+    ratios = {label: float(np.median(np.array(values) / np.array(spent[PROJECTED]))) for label, values in spent.items()}
+    for row in rows:
+        row["ratio"] = ratios[row["method"]]
+    return ResultTable.of(
+        f"{task.name}, {model.label}, constant rho as in the paper: {scale.cases} cases x {scale.samples} samples",
+        (
+            "method",
+            *(f"{count}: error at {count} steps (%), .2f" for count in steps),
+            f"ratio: time a step / projected at {steps[0]}, .2f",
+        ),
+        rows,
+        note="DDPM. rho is constant, with kappa = rho times the largest step size = 1, the limit of explicit coupling; "
+        "eta = 1. Nothing is tuned here. Times are those of the processor, the median of "
+        f"{ROUNDS} rounds in which the methods take turns; each projects once a step.",
+    ), ratios

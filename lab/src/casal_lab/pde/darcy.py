@@ -37,7 +37,6 @@ from casal_lab.pde.methods import (
     EXACT_PROJECTED,
     INNER_PROJECTED,
     LABELS,
-    LOOK_AHEAD,
     MOMENT_PROJECTED,
     PROJECTED,
     REPAIRED,
@@ -88,7 +87,7 @@ STRICT, CLOSE = 1e-11, 1e-6
 """max |h| at which a projection ends, and below which its steps are whole; rounding leaves about 1e-13."""
 
 
-WEIGHTS = (Weight(30.0), Weight(100.0), Weight(10.0, 1), Weight(30.0, 1))
+WEIGHTS = (*(Weight(size) for size in (10.0, 30.0, 100.0)), *(Weight(size, 1) for size in (3.0, 10.0, 30.0)))
 """Of DPS."""
 
 
@@ -314,18 +313,19 @@ NOTE = (
 
 PLANS = {
     False: Plan(
-        [(Scale(20, 10, Effort(40, 100), 3, 2, 1, 0, 40), Scale(20, 10, Effort(40, 40), 3, 2, 1, 0))],
+        [(Scale(20, 10, Effort(40, 100), 3, 2, 1, 40), Scale(20, 10, Effort(40, 40), 3, 2, 1))],
         (10, 20, 40),
         2,
         FULL,
         curve_samples=5,
     ),
     True: Plan(
-        [(Scale(2, 3, Effort(10, 15), 1, 2, 4, 0), Scale(2, 2, Effort(8, 8), 1, 2, 4, 0))],
+        [(Scale(2, 3, Effort(10, 15), 1, 2, 6), Scale(2, 2, Effort(8, 8), 1, 2, 6))],
         (5, 10),
         1,
         QUICK,
         curve_samples=2,
+        constant=(5, 10),
     ),
 }
 """Full and quick. A projection takes milliseconds a chain and step."""
@@ -386,7 +386,7 @@ FIGURES = pictures(
 )
 
 
-METHODS = tuple(label for label in LABELS if label not in (EXACT_PROJECTED, INNER_PROJECTED, LOOK_AHEAD))
+METHODS = tuple(label for label in LABELS if label not in (EXACT_PROJECTED, INNER_PROJECTED))
 """Methods with a model; the answers in closed form are always there."""
 
 EXPERIMENT = Experiment(

@@ -194,7 +194,7 @@ def tasks(known: Prior, seed: int) -> list[Task]:
     nothing = torch.zeros((0, known.size), dtype=torch.float64)  # fields have no circulation, and the prior knows it
     return [
         Task.of("all strict", known, index, constraint, nothing, inside=partial(inside, known, index)),
-        Task.of("enstrophy strict", known, index, enstrophies, nothing, soft=True),
+        Task.of("enstrophy strict", known, index, enstrophies, nothing, guided=True),
     ]
 
 
@@ -217,19 +217,19 @@ NOTE = (
 COMPARED = (FINAL, PROJECTED, REPAIRED, DPS_PROJECTED, MOMENT_PROJECTED)
 """Methods whose cost is shown on two grids."""
 
-SMALL = (Scale(3, 4, Effort(20, 20), 2, 2, 4, 1), Scale(2, 3, Effort(15, 12), 1, 2, 4, 0))
+SMALL = (Scale(3, 4, Effort(20, 20), 2, 2, 6), Scale(2, 3, Effort(15, 12), 1, 2, 6))
 PLANS = {
     False: Plan(
         [
-            (Scale(20, 10, Effort(100, 100), 4, 3, 1, 0, 40), Scale(20, 10, Effort(60, 40), 3, 3, 1, 0)),
-            (Scale(20, 10, Effort(60, 60), 4, 3, 1, 1, 40), Scale(20, 6, Effort(30, 30), 3, 2, 1, 0)),
+            (Scale(20, 10, Effort(100, 100), 4, 3, 1, 40), Scale(20, 10, Effort(60, 40), 3, 3, 1)),
+            (Scale(20, 10, Effort(60, 60), 4, 3, 1, 40), Scale(20, 6, Effort(30, 30), 3, 2, 1)),
         ],
         (12, 25, 50),
         5,
         FULL,
         curve_samples=5,
     ),
-    True: Plan([SMALL, SMALL], (10, 20), 2, QUICK),
+    True: Plan([SMALL, SMALL], (10, 20), 2, QUICK, constant=(10, 20)),
 }
 """Full and quick."""
 
@@ -291,6 +291,7 @@ NAVIER_STOKES = Reconstruction(
     beside="Task 'all strict'. The paper does not say how much is seen.",
     counted="training pairs",
     more=costs,
+    judged=(0, 1),
 )
 
 ORIGINS = (

@@ -122,7 +122,7 @@ class Weight(NamedTuple):
         return self.size / level**self.power
 
 
-WEIGHTS = (Weight(100.0), Weight(300.0), Weight(30.0, 1), Weight(100.0, 1))
+WEIGHTS = (*(Weight(size) for size in (30.0, 100.0, 300.0)), *(Weight(size, 1) for size in (10.0, 30.0, 100.0)))
 """Of DPS, where a task has no others."""
 
 
@@ -186,7 +186,7 @@ class Task:
             truth.
         rows: What is seen and known, as rows on latents with independent noise.
         one_by_one: Whether sets must be built and run case by case.
-        soft: Whether the set leaves out what is seen, which then enters by guidance alone.
+        guided: Whether the set leaves out what is seen, which then enters by guidance alone.
         inside: Builds the set of all latents that decode into the set; None if there are none, or if it is all the same
             as projecting the decoded field.
         pixels: Whether there are training fields enough to krige whole fields.
@@ -203,7 +203,7 @@ class Task:
     known: Tensor
     rows: Rows
     one_by_one: bool = False
-    soft: bool = False
+    guided: bool = False
     inside: MakeInside | None = None
     pixels: bool = False
     budget: Budget | None = None
@@ -221,7 +221,7 @@ class Task:
         *,
         noise: float = 0.0,
         one_by_one: bool = False,
-        soft: bool = False,
+        guided: bool = False,
         inside: MakeInside | None = None,
         pixels: bool = False,
         budget: Budget | None = None,
@@ -247,7 +247,7 @@ class Task:
             known,
             rows,
             one_by_one,
-            soft,
+            guided,
             inside,
             pixels,
             budget=budget,
