@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,9 +12,19 @@ from torch import Tensor
 import casal
 from casal.errors import DivergedError, SettingError
 from casal.methods import Method, Problem
+from casal.streams import stream
 from casal_lab.problems.families import FAMILIES
 from casal_lab.problems.three_modes import CASES, MIXTURE
-from casal_lab.published_methods import ECI, PCFM, PEERS, FirstRelease, FlowRow, FlowState, ProjectRenoise
+from casal_lab.published_methods import (
+    ECI,
+    PCFM,
+    PEERS,
+    FirstRelease,
+    FlowRow,
+    FlowState,
+    ProjectRenoise,
+    ScriptPrimalDual,
+)
 
 MEAN = torch.tensor([1.0, -1.0], dtype=torch.float64)
 SPREAD = 0.7
@@ -260,3 +271,21 @@ def test_one_step_and_its_difference_from_the_next_revision() -> None:
             mu = mu + eta * (x - z)
         for found, expected in zip((states[name].x, states[name].z, states[name].lam), (x, z, mu), strict=True):
             torch.testing.assert_close(found, expected)
+
+
+def test_primal_dual_of_the_script_has_a_multiplier_a_chain_and_takes_h_before_the_step() -> None:
+    """x' = x - tau (grad + lam x) + noise and lam' = lam + eta (|x|^2 - E), line by line, on the same noise."""
+    steps, n, tau, eta, energy = 40, 6, 1e-2, 5e-3, 4.0
+    start = torch.randn((n, 3), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target = casal.langevin(lambda x: x**3, steps=steps, step_size=tau, init=start)
+    result = casal.sample(target, casal.Sphere(energy**0.5), ScriptPrimalDual(eta), n, seed=1, check=False)
+    x, lam, noise = start.numpy(), np.zeros((n, 1)), stream(1, 0, 1)
+    for _ in range(steps):
+        w = torch.randn((n, 3), generator=noise).double().numpy()
+        h = (x**2).sum(1, keepdims=True) - energy
+        x = x - tau * (x**3 + lam * x) + np.sqrt(2 * tau) * w
+        lam = lam + eta * h
+    np.testing.assert_allclose(result.state.x.numpy(), x, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(result.state.lam.numpy(), lam, rtol=0, atol=1e-12)
+    averaged = casal.sample(target, casal.Sphere(energy**0.5), casal.PrimalDual(eta), n, seed=1, check=False).state
+    assert float((averaged.x - torch.as_tensor(x)).abs().max()) > 1e-3

@@ -7,7 +7,6 @@ import pytest
 
 import casal
 from casal_lab.field import runs as field
-from casal_lab.field.setup import TEXT
 from casal_lab.problems.field import EXPECTED, STIFF, conditional, quantile_distance
 
 pytestmark = pytest.mark.statistical
@@ -37,6 +36,6 @@ def test_the_field_test_has_power() -> None:
     grid, cdf = conditional(STIFF, field.ENERGY)
     sphere = casal.Sphere(field.ENERGY**0.5)
     for label in ("final projection", "projected", "Algorithm 1", "Algorithm 2", "released code"):
-        target, method = field.cases(TEXT, 1000)[label]
+        target, method = field.script_cases(1000)[label]
         first = casal.sample(target, sphere, method, 1000, seed=0).samples[:, 0].numpy()
         assert quantile_distance(first, grid, cdf) > 0.5, label

@@ -3,15 +3,16 @@
 Question: given the energy of a field, which methods sample its first mode from the exact conditional distribution?
 
 Set-up: the first two coefficients sit in the double well V, the other 48 are Gaussian with variances
-0.1 / (1 + |k|)^2, k on a 5 x 5 lattice, two real numbers per mode. On the sphere |x|^2 = 15 the right well is nearly
-out of reach; the levels 12, 10 and 8 are easier.
+0.1 / (1 + |k|)^2, k on a 5 x 5 lattice, two real numbers per mode. The paper fixes half of the squared norm and prints
+no number; the script has 15, as the squared norm. So |x|^2 is 15, 20 or 30; on 30 the right well is out of reach. The
+levels 12, 10 and 8 are easier.
 
 The paper claims that only CASAL matches the conditional distribution, that projection stays in the wrong mode, that
 penalties keep the energy on average only, and two ablations: schedules of rho, and the size of the dual at the start.
-Its text gives 1000 steps and rho from 2 to 20; the rest is in the authors' released script, which has other steps and
-another rho. Both are run as they are, and ours beside them (``setup.ORIGINS``).
+Its text gives 1000 steps and rho from 2 to 20. Every claim is tested at each setting that it leaves open (``grid``),
+and with the authors' released script as it is (``setup.ORIGINS``).
 
-The exact answer is quadrature over the two coefficients in wells (``setup``).
+The exact answer is quadrature over the two coefficients in wells (``problems.field``).
 """
 
 from casal_lab.drawing import writer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -10,29 +11,92 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from casal_lab.drawing import EXACT, FAINT, INK, colour, headline, histogram, panels
+from casal_lab.drawing import EXACT, FAINT, INK, colour, headline, histogram, legend_below, panels
 from casal_lab.experiment import Array, Outcome
-from casal_lab.field.ablations import PAPER_RHO, SCHEDULES
-from casal_lab.field.setup import MIXED, OURS, SCRIPT, TEXT, Means
+from casal_lab.field.grid import (
+    PAPER_ENERGY,
+    PAPER_RHO,
+    PRIMAL_DUAL,
+    SCHEDULES,
+    SPLIT,
+    STEPS,
+    TAUS,
+    Cell,
+    Grid,
+)
+from casal_lab.field.setup import SCRIPT, Means
 from casal_lab.problems.field import STIFF, conditional
 
-SHOWN = ("unconstrained", "projected", "Algorithm 1", "released code", "WeightedCASAL")
+SHOWN = ("unconstrained", "projected", "Algorithm 2", "released code", "WeightedCASAL")
 COLUMNS = 6
+TITLES = {
+    "unconstrained": "unconstrained",
+    "projected": "projected",
+    SPLIT: "penalty (split)",
+    PRIMAL_DUAL: "primal-dual",
+    "Algorithm 2": "CASAL, printed\n(Algorithm 2)",
+    "released code": "CASAL, released",
+}
+"""Panels of figure 2, in the order of the paper's text."""
+
+SHOWN_TAU = 2e-3
+"""Step size of figure 2: the middle one, whose stiffest variance is 1.8 times too large."""
 
 
 def figures(outcome: Outcome) -> dict[str, Figure]:
     """All pictures for which there is data."""
     data = outcome.data
-    drawn = {f"field_first_{m.key}": _first(data["groups"][m.key], m, STIFF.energy) for m in (SCRIPT, TEXT, MIXED)}
-    drawn |= {f"field_first_{energy:g}": _first(found, OURS, energy) for energy, found in data["levels"].items()}
-    script = data["groups"][SCRIPT.key]
+    script = data["script"]
+    drawn = {"field_first_script": _first(script, SCRIPT, STIFF.energy)}
     drawn |= {"field_snapshots": _snapshots(script["snapshots"]), "field_energy": _energy(script["energies"])}
-    drawn["field_curves"] = _curves(data["curves"])
-    if "rho" in data:
-        drawn["field_rho"] = _rho_ablation(data["rho"], data["rho exact"])
+    if "released code" in script["snapshots"]:
+        drawn["field_figure_1"] = _figure_1(script["snapshots"]["released code"][0])
+    if "grid" in data:
+        drawn["field_figure_2"] = _figure_2(data)
+        drawn["field_rho"] = _rho_ablation(data["grid"], data["grid exact"])
         drawn["field_dual"] = _dual_ablation(data)
         drawn["field_tightening"] = _tightening(data["tight"], data["tight floor"])
     return drawn
+
+
+def _figure_1(field: Array) -> Figure:
+    """Look-alike of figure 1: a sampled field, its speed."""
+    figure, axes = panels(1, 1, 3.2, 3.0)
+    axis = axes[0, 0]
+    axis.imshow(np.hypot(*field).T, origin="lower", cmap="viridis")
+    axis.set(xticks=[], yticks=[])
+    axis.spines[:].set_visible(False)
+    figure.suptitle("A sampled field (speed), released update", fontsize=9)
+    return figure
+
+
+def _figure_2(data: Mapping[str, Any]) -> Figure:
+    """Look-alike of figure 2: histograms of the first mode, the paper's methods; a row for each number of steps."""
+    first, grid_of = data["grid first"], data["grid"]
+    points, cdf = conditional(STIFF, PAPER_ENERGY)
+    density = np.gradient(cdf, points)
+    figure, axes = panels(len(STEPS), len(TITLES), 2.2 * len(TITLES), 1.9 * len(STEPS) + 0.8, sharex=True, sharey=True)
+    edges, top = np.linspace(-4.0, 4.0, 51), 1.25 * float(density.max())
+    for row, steps in enumerate(STEPS):
+        for column, (label, title) in enumerate(TITLES.items()):
+            axis = axes[row, column]
+            schedule = "linear" if label in (SPLIT, "Algorithm 2", "released code") else ""
+            samples = first.get((label, SHOWN_TAU, steps, schedule))
+            if samples is not None:
+                x = np.clip(samples, edges[0] + 1e-6, edges[-1] - 1e-6)
+                heights, _ = np.histogram(x, edges, density=True)
+                histogram(axis, heights, edges, colour(label), top, points, density)
+                found = grid_of[Cell(label, PAPER_ENERGY, SHOWN_TAU, steps, schedule)]
+                axis.text(
+                    0.97, 0.93, f"{found.right:.1%} wrong", transform=axis.transAxes, ha="right", va="top", fontsize=9
+                )
+            if row == 0:
+                axis.set_title(title, fontsize=10)
+            axis.set(xticks=[-4, -2, 0, 2, 4], xlim=(-4.6, 4.6))
+        axes[row, 0].set_ylabel(f"{steps} steps", fontsize=10)
+    headline(figure, "Histograms of the first mode, ½|x|² = 15, ρ from 2 to 20 (line: exact)")
+    figure.supxlabel("first mode", fontsize=9)
+    return figure
 
 
 def _short(label: str) -> str:
@@ -106,70 +170,35 @@ def _snapshots(snapshots: Mapping[str, Array]) -> Figure:
     return figure
 
 
-def _curves(curves: Mapping[str, Any]) -> Figure:
-    """W1 against score evaluations, without and with the preconditioner; labels at the right ends of the lines."""
-    rows, budgets, floor = curves["rows"], curves["budgets"], curves["floor"]
-    figure, axes = panels(1, 2, 11.5, 5.2, sharey=True)
-    for axis, scaled in zip(axes.flat, (False, True), strict=True):
-        ends = []
-        for row in (row for row in rows if row["method"].endswith(", preconditioned") is scaled):
-            label = row["method"].removesuffix(", preconditioned")
-            values = [row[str(steps)] for steps in budgets]
-            strong = label == "WeightedCASAL"
-            axis.loglog(budgets, values, "o-", color=colour(label), linewidth=2.2 if strong else 1.3, markersize=3.5)
-            ends.append((values[-1], label))
-        _spread_labels(axis, budgets[-1], ends)
-        axis.axhline(floor, color=EXACT, linewidth=0.8, linestyle=":")
-        axis.text(budgets[0], floor * 1.06, "exact draws", fontsize=8.5)
-        axis.set_xticks(budgets, [str(steps) for steps in budgets])
-        axis.minorticks_off()
-        axis.set(xlabel="score evaluations per chain", xlim=(budgets[0] * 0.9, None))
-        axis.set_title("with the preconditioner" if scaled else "step size of the script", fontsize=9)
-    axes[0, 0].set_ylabel("W1 of the first coefficient")
-    headline(figure, "Which method for which budget: |x|² = 15, ρ from 2 to 20")
-    return figure
-
-
-def _spread_labels(axis: Axes, x: float, ends: Sequence[tuple[float, str]]) -> None:
-    """Labels beside the ends of their lines, pushed apart where they would touch."""
-    place, arrow = np.inf, {"arrowstyle": "-", "linewidth": 0.8, "shrinkA": 1, "shrinkB": 4, "relpos": (0, 0.5)}
-    for value, label in sorted(ends, reverse=True):
-        place = min(value, place / 1.17)
-        look: dict[str, Any] = {"fontsize": 8.5, "va": "center", "arrowprops": arrow | {"color": colour(label)}}
-        axis.annotate(label, (x, value), (1.05, place), textcoords=axis.get_yaxis_transform(), **look)
-
-
-def _rho_ablation(rows: Sequence[Mapping[str, Any]], exact: Mapping[str, float]) -> Figure:
-    """Share in the wrong mode: a panel for each set-up and number of steps, a group of dots for each schedule."""
-    parts = list(dict.fromkeys((row["setup"], row["steps"]) for row in rows))
-    figure, axes = panels(1, len(parts), 2.75 * len(parts), 3.4, sharey=True)
-    for axis, (setup, steps) in zip(axes.flat, parts, strict=True):
-        shown = [row for row in rows if (row["setup"], row["steps"]) == (setup, steps)]
-        for k, row in enumerate(shown):
-            place = np.arange(len(SCHEDULES)) + 0.16 * (k - (len(shown) - 1) / 2)
-            look: dict[str, Any] = {"fmt": "o", "markersize": 4.5, "color": colour(row["variant"])}
-            if row["variant"].endswith(", preconditioned"):
-                look["markerfacecolor"] = "white"
-            shares, errors = ([100 * row[name] for name in SCHEDULES], [200 * row[f"{name}_se"] for name in SCHEDULES])
-            axis.errorbar(place, shares, errors, label=row["variant"], **look)
+def _rho_ablation(grid: Grid, exact: Mapping[float, float]) -> Figure:
+    """Share in the wrong mode at the paper's energy: a panel for each step size and number of steps."""
+    variants = ("Algorithm 1", "Algorithm 2", "released code", "CASAL")
+    figure, axes = panels(len(STEPS), len(TAUS), 3.6 * len(TAUS), 2.5 * len(STEPS) + 0.9, sharex=True, sharey=True)
+    for (row, steps), (column, tau) in product(enumerate(STEPS), enumerate(TAUS)):
+        axis = axes[row, column]
+        for k, label in enumerate(variants):
+            found = [grid[Cell(label, PAPER_ENERGY, tau, steps, name)] for name in SCHEDULES]
+            place = np.arange(len(SCHEDULES)) + 0.16 * (k - (len(variants) - 1) / 2)
+            look: dict[str, Any] = {"fmt": "o", "markersize": 4.5, "color": colour(label), "label": label}
+            axis.errorbar(place, [100 * one.right for one in found], [200 * one.error for one in found], **look)
         printed = [100 * PAPER_RHO.get((steps, name), np.nan) for name in SCHEDULES]
-        axis.plot(np.arange(len(SCHEDULES)) + 0.33, printed, "_", markersize=11, color=INK, label="as printed")
-        axis.axhline(100 * exact[setup], color=EXACT, linewidth=0.8, linestyle=":")
+        axis.plot(np.arange(len(SCHEDULES)) + 0.36, printed, "_", markersize=12, color=INK, label="as printed")
+        axis.axhline(100 * exact[PAPER_ENERGY], color=EXACT, linewidth=0.8, linestyle=":")
         axis.set_xticks(range(len(SCHEDULES)), [name.replace(", ", "\n") for name in SCHEDULES], fontsize=8)
-        axis.set_title(f"{setup}, {steps} steps", fontsize=9)
-        axis.set(xlim=(-0.5, len(SCHEDULES) - 0.3), ylim=(-2, 62))
+        axis.set_title(f"τ = {tau:g}, {steps} steps", fontsize=9)
+        axis.set(xlim=(-0.5, len(SCHEDULES) - 0.4), ylim=(-3, 62))
         axis.grid(axis="y", color=FAINT, linewidth=0.4)
-    axes[0, 0].set_ylabel("samples at x1 > 0, %")
-    axes[0, -1].legend(fontsize=8, loc="upper right")
-    title = "Schedules of ρ (dotted: exact share; bars: two binomial errors; open: with the preconditioner)"
-    headline(figure, title)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("samples at x1 > 0, %")
+    legend_below(figure, axes[0, 0], len(variants) + 1)
+    headline(figure, "Schedules of ρ, ½|x|² = 15 (dotted: exact share; bars: two standard errors)")
     return figure
 
 
 def _dual_ablation(data: Mapping[str, Any]) -> Figure:
     """The mean size of the dual along the run: a panel for each update, a line for each size at the start."""
     traces: Mapping[str, Mapping[float, tuple[Array, Array]]] = data["dual"]
-    figure, axes = panels(1, len(traces), 3.2 * len(traces), 3.6, sharey=False)
+    figure, axes = panels(2, len(traces) // 2, 1.7 * len(traces), 6.4, sharey=False)
     for axis, (label, lines) in zip(axes.flat, traces.items(), strict=True):
         shades = plt.get_cmap("viridis")(np.linspace(0.0, 0.88, len(lines)))
         for (size, (steps, norms)), shade in zip(lines.items(), shades, strict=True):
@@ -179,7 +208,7 @@ def _dual_ablation(data: Mapping[str, Any]) -> Figure:
         axis.set_title(label, fontsize=9)
     axes[0, 0].set_ylabel("mean size of the dual")
     axes[0, -1].legend(fontsize=8, ncols=2, loc="best")
-    headline(figure, "Forgetting the start of the dual (dotted: converged below; λ = ρ μ for Algorithms 1 and 2)")
+    headline(figure, "Forgetting the start of the dual (size of μ; dotted: converged below)")
     return figure
 
 

@@ -12,20 +12,19 @@ import torch
 
 import casal
 from casal_lab.experiment import AnyMethod, Array, Outcome, ResultTable, Tell, stamp
-from casal_lab.field.ablations import dual_ablation, rho_ablation
+from casal_lab.field.ablations import dual_ablation
 from casal_lab.field.claims import claims
 from casal_lab.field.cost import seconds_table, tightening_study
-from casal_lab.field.setup import MIXED, NARROW, OURS, SCRIPT, TEXT, WIDE, Means
+from casal_lab.field.grid import PRIMAL_DUAL, SPLIT, TOP, Effort, run_grid
+from casal_lab.field.setup import NARROW, OURS, SCRIPT, WIDE, Means
 from casal_lab.problems.field import EXPECTED, STIFF, conditional, quantile_distance, sampling_floor, share_right
-from casal_lab.published_methods import FirstRelease
+from casal_lab.published_methods import FirstRelease, ScriptPrimalDual
 from casal_lab.study import Case, best, mean_and_error, mean_entry, penalty_ramps, runs, share, trust
 
 ENERGY = STIFF.energy
 ENERGIES = tuple(EXPECTED)
 PRECONDITIONED = ", preconditioned"
 LARGE = "WeightedCASAL, preconditioned, 4000 chains"
-TOP = 400.0
-"""rho at the top of the ladder of WeightedCASAL."""
 
 
 class Scale(NamedTuple):
@@ -37,8 +36,7 @@ class Scale(NamedTuple):
     shorter: int  # by how much all runs are shortened
     tuning: int  # chains on which baselines are tuned
     stride: int  # every how manyth setting of them is tried
-    budgets: Sequence[int]  # score evaluations of the curves
-    rho: tuple[int, Sequence[int]]  # chains and steps of the ablation of rho
+    grid: Effort  # of the settings that the paper leaves open
     dual: tuple[Sequence[float], int]  # sizes and steps of the ablation of the dual
     tight: tuple[int, int, int]  # chains, steps and seeds of the study of approximate projections
     rounds: int  # of the comparison of seconds
@@ -52,8 +50,7 @@ FULL = Scale(
     shorter=1,
     tuning=250,
     stride=1,
-    budgets=(100, 300, 1000, 3000, 10_000),
-    rho=(1000, (1000, 5000)),
+    grid=Effort(200, 3),
     dual=(_SIZES, 10_000),
     tight=(300, 300, 3),
     rounds=7,
@@ -65,44 +62,50 @@ QUICK = Scale(
     shorter=25,
     tuning=50,
     stride=14,
-    budgets=(50, 200),
-    rho=(250, (100, 400)),
+    grid=Effort(40, 2, 50),
     dual=((0.0, 1.0), 1000),
     tight=(60, 12, 2),
     rounds=2,
 )
 
 
-def methods(means: Means, tau: float) -> dict[str, AnyMethod]:
-    """Every method with the coupling of ``means`` and a dual step equal to the step size, as in the script."""
-    ramp, burn = means.rho, means.burn_in
-    late = burn if means.delayed else 0
-    return {
+def script_cases(steps: int) -> dict[str, Case]:
+    """Every method with the constants of the released script: what it runs, what section 5.1 names, and ours."""
+    wide, narrow = STIFF.plain(steps, WIDE), STIFF.plain(steps, NARROW)
+    ramp, burn, tau = SCRIPT.rho, SCRIPT.burn_in, STIFF.step_size
+    methods: dict[str, AnyMethod] = {
         "unconstrained": casal.Unconstrained(),
         "final projection": casal.FinalProjection(),
         "projected": casal.Projected(burn_in=burn),
-        "penalty": casal.Penalty(0.5 if tau <= STIFF.step_size else 0.05, burn_in=burn),
-        "primal-dual": casal.PrimalDual(STIFF.dual_step),
-        "decoupled": casal.Decoupled(ramp, dual_step=tau),
-        "Algorithm 1": casal.CASAL.algorithm1(ramp, burn_in=late),
-        "Algorithm 2": casal.CASAL.algorithm2(ramp, burn_in=late),
+        "penalty": casal.Penalty(0.5, burn_in=burn),
+        SPLIT: casal.Decoupled(ramp, dual_step=tau, weight_step=tau),
+        "Algorithm 1": casal.CASAL.algorithm1(ramp, burn_in=burn),
+        "Algorithm 2": casal.CASAL.algorithm2(ramp, burn_in=burn),
+        "released code": casal.CASAL.released(ramp, tau, burn_in=burn),
+        "released code, 330c997": FirstRelease.of(ramp, tau, burn_in=burn),
+        "CASAL": casal.CASAL(ramp, burn_in=burn),
+        "WeightedCASAL": casal.WeightedCASAL(TOP),
+    }
+    return {
+        **{label: (wide, method) for label, method in methods.items()},
+        PRIMAL_DUAL: (narrow, ScriptPrimalDual(tau)),
+        "primal-dual, averaged": (narrow, casal.PrimalDual(tau)),
+    }
+
+
+def our_cases(steps: int) -> dict[str, Case]:
+    """Every strict method with the preconditioner and our start; nothing of this is the paper's."""
+    scaled, tau = STIFF.preconditioned(steps, OURS.scaled_step), OURS.scaled_step
+    ramp, burn = OURS.rho, OURS.burn_in
+    methods: dict[str, AnyMethod] = {
+        "projected": casal.Projected(burn_in=burn),
+        "Algorithm 1": casal.CASAL.algorithm1(ramp),
+        "Algorithm 2": casal.CASAL.algorithm2(ramp),
         "released code": casal.CASAL.released(ramp, tau, burn_in=burn),
         "CASAL": casal.CASAL(ramp, burn_in=burn),
         "WeightedCASAL": casal.WeightedCASAL(TOP),
     }
-
-
-def cases(means: Means, steps: int) -> dict[str, Case]:
-    """Every method with the step size of the script, then with the preconditioner; at the same number of steps."""
-    wide, narrow = (STIFF.plain(steps, spread if means.wide else 0.0) for spread in (WIDE, NARROW))
-    scaled = STIFF.preconditioned(steps, means.scaled_step)
-    script = methods(means, STIFF.step_size)
-    first = {"released code, 330c997": FirstRelease.of(means.rho, STIFF.dual_step, burn_in=means.burn_in)}
-    return {
-        **{label: (wide, method) for label, method in {**script, **(first if means is SCRIPT else {})}.items()},
-        "primal-dual": (narrow, script["primal-dual"]),
-        **{f"{label}{PRECONDITIONED}": (scaled, method) for label, method in methods(means, means.scaled_step).items()},
-    }
+    return {f"{label}{PRECONDITIONED}": (scaled, method) for label, method in methods.items()}
 
 
 def tuned_settings(steps: int) -> dict[str, list[Case]]:
@@ -123,26 +126,24 @@ def tuned_settings(steps: int) -> dict[str, list[Case]]:
     }
 
 
-LABELS = (*cases(SCRIPT, 1), *tuned_settings(1), LARGE)
+LABELS = (*script_cases(1), *our_cases(1), *tuned_settings(1), LARGE)
 
 
 @stamp
 def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
-    """All methods with every group of settings and on every level; without ``labels`` also cost and ablations."""
+    """The script as it is and our settings on every level; without labels also the grid, cost and ablations."""
     scale = QUICK if quick else FULL
     chosen = [label for label in LABELS if labels is None or label in labels]
-    data: dict[str, Any] = {"groups": {}}
-    tables = []
-    for means in (SCRIPT, TEXT, MIXED):
-        table, data["groups"][means.key] = group(means, ENERGY, scale, chosen, tell)
-        tables.append(table)
-    level_tables, data["levels"] = levels(scale, chosen, tell)
-    curve_table, data["curves"] = curves(scale, chosen, data["groups"], tell)
-    tables += [*level_tables, curve_table]
+    steps = SCRIPT.steps // scale.shorter
+    table, script = group(SCRIPT, ENERGY, script_cases(steps), steps, scale, chosen, tell)
+    level_tables, by_level = levels(scale, chosen, tell)
+    tables, data = [table, *level_tables], {"script": script, "levels": by_level}
     data["floor"] = sampling_floor(*conditional(STIFF, ENERGY), scale.n)
     if labels is None:
+        grid_tables, found = run_grid(scale.grid, tell)
+        tables = [tables[0], *grid_tables, *tables[1:]]
+        data |= found
         for table, found in (
-            rho_ablation(*scale.rho, tell),
             dual_ablation(*scale.dual, tell),
             tightening_study(*scale.tight, tell),
             seconds_table(scale.n, scale.rounds, tell),
@@ -154,12 +155,17 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
 
 
 def group(
-    means: Means, energy: float, scale: Scale, labels: Sequence[str], tell: Tell, more: Mapping[str, Case] | None = None
+    means: Means,
+    energy: float,
+    every: Mapping[str, Case],
+    steps: int,
+    scale: Scale,
+    labels: Sequence[str],
+    tell: Tell,
 ) -> tuple[ResultTable, dict[str, Any]]:
-    """All methods with one group of settings; data: rows, first coefficients, energies, snapshots of the first seed."""
-    steps, sphere = means.steps // scale.shorter, casal.Sphere(energy**0.5)
-    data: dict[str, Any] = {"rows": [], "first": {}, "energies": {}, "snapshots": {}, "steps": steps}
-    every = {**cases(means, steps), **(more or {})}
+    """Methods with one group of settings; data: rows, first coefficients, energies, snapshots of the first seed."""
+    sphere = casal.Sphere(energy**0.5)
+    data: dict[str, Any] = {"rows": [], "first": {}, "energies": {}, "snapshots": {}}
     for label in (label for label in labels if label in every):
         tell(f"{means.title}, |x|^2 = {energy:g}, {label}")
         target, method = every[label]
@@ -174,16 +180,17 @@ def group(
 
 
 def levels(scale: Scale, labels: Sequence[str], tell: Tell) -> tuple[list[ResultTable], dict[float, Any]]:
-    """Our settings on every level, with the tuned methods and more chains for WeightedCASAL."""
+    """Our settings on every level, more chains for WeightedCASAL; at the script's energy also the tuned methods."""
     tables, data, steps = [], {}, OURS.steps // scale.shorter
     for energy in ENERGIES:
-        more: dict[str, Case] = {LARGE: cases(OURS, steps)[f"WeightedCASAL{PRECONDITIONED}"]}
-        for label, settings in tuned_settings(steps).items():
+        every = our_cases(steps)
+        every[LARGE] = every[f"WeightedCASAL{PRECONDITIONED}"]
+        for label, settings in tuned_settings(steps).items() if energy == ENERGY else ():
             if label in labels:
                 tell(f"|x|^2 = {energy:g}, tuning: {label}")
                 loss = partial(_distance, energy)
-                more[label] = best(settings[:: scale.stride], casal.Sphere(energy**0.5), loss, scale.tuning)
-        table, data[energy] = group(OURS, energy, scale, labels, tell, more)
+                every[label] = best(settings[:: scale.stride], casal.Sphere(energy**0.5), loss, scale.tuning)
+        table, data[energy] = group(OURS, energy, every, steps, scale, labels, tell)
         tables.append(table)
     return tables, data
 
@@ -224,9 +231,8 @@ def _table(means: Means, energy: float, steps: int, rows: Sequence[dict[str, Any
         {"method": "exact draws", "n": n, "w1": sampling_floor(*marginal, n), "right": share_right(STIFF, energy)}
         for n in sorted({row["n"] for row in rows})
     ]
-    start = "5 N(0, I) (primal-dual N(0, I))" if means.wide else "our start"
     tuning = ""
-    if means is OURS:
+    if means is OURS and energy == ENERGY:
         counts = ", ".join(f"{label} {len(tried)}" for label, tried in tuned_settings(1).items())
         tuning = f" Settings tried on other chains, against the exact distribution: {counts}."
     return ResultTable.of(
@@ -235,41 +241,12 @@ def _table(means: Means, energy: float, steps: int, rows: Sequence[dict[str, Any
         "energy: mean energy, .2f | energy_sd: sd of it, .2f | violation: largest violation, .1e | ancestors, .0f | "
         "seconds, .2f | fidelity: verdict",
         [*rows, *exact],
-        note=f"Without a preconditioner: tau = {STIFF.step_size:g}, {start}; the condition 4 tau (beta + 4 rho) <= 1 "
-        f"of the paper's proposition has {plain:.1f}. With it: tau = {means.scaled_step:g}, our start, {scaled:.1f}. "
-        f"The last rows are the mean W1 of exact draws (the floor) and the exact share.{tuning}",
+        note=(
+            f"With a preconditioner, tau = {means.scaled_step:g}, our start. The condition 4 tau (beta + 4 rho) <= 1 "
+            f"of the paper's proposition has {scaled:.1f}."
+            if means is OURS
+            else f"tau = eta = {STIFF.step_size:g}, start 5 N(0, I) (primal-dual N(0, I)). The condition 4 tau (beta + "
+            f"4 rho) <= 1 of the paper's proposition has {plain:.1f}."
+        )
+        + f" The last rows are the mean W1 of exact draws (the floor) and the exact share.{tuning}",
     )
-
-
-def curves(
-    scale: Scale, labels: Sequence[str], done: Mapping[str, Any], tell: Tell
-) -> tuple[ResultTable, dict[str, Any]]:
-    """W1 against score evaluations: rho from 2 to 20, the script's start where there is no preconditioner."""
-    n, sphere = scale.n, casal.Sphere(ENERGY**0.5)
-    chosen = [label for label in cases(MIXED, 1) if label in labels]
-    rows: dict[str, dict[str, Any]] = {label: {"method": label} for label in chosen}
-    known = {found["steps"]: found["rows"] for found in (done[TEXT.key], done[MIXED.key])}
-    for steps in scale.budgets:
-        if steps in known:
-            for row in known[steps]:
-                rows[row["method"]] |= {str(steps): row["w1"], f"{steps}_se": row["w1_se"]}
-            continue
-        every = cases(MIXED, steps)
-        for label in chosen:
-            tell(f"{label}, {steps} evaluations")
-            found = [_distance(ENERGY, r) for r in runs(*_swap(every[label], sphere), n, range(scale.seeds))]
-            rows[label] |= mean_entry(str(steps), found)
-    floor = sampling_floor(*conditional(STIFF, ENERGY), n)
-    table = ResultTable.of(
-        f"W1 of the first coefficient against score evaluations, energy {ENERGY:g}, rho 2 to 20, {n} chains",
-        ("method", *(f"{steps}, .3f" for steps in scale.budgets)),
-        [*rows.values(), {"method": "exact draws", **{str(steps): floor for steps in scale.budgets}}],
-        note=f"Mean over {scale.seeds} seeds; every run spends its whole schedule of rho on its evaluations. The "
-        "columns of 1000 and 10000 evaluations are the tables of the paper's text and of its rho over the script's "
-        "steps.",
-    )
-    return table, {"rows": list(rows.values()), "budgets": list(scale.budgets), "floor": floor}
-
-
-def _swap(case: Case, constraint: casal.Constraint) -> tuple[casal.Target, casal.Constraint, AnyMethod]:
-    return case[0], constraint, case[1]

@@ -42,10 +42,8 @@ class Means:
     steps: int
     rho: Schedule
     largest: float  # rho at the end
-    wide: bool  # whether runs without a preconditioner start from 5 N(0, I)
     scaled_step: float  # tau with the preconditioner
-    burn_in: float = 0.1
-    delayed: bool = False  # whether the printed algorithms, too, run without coupling at first
+    burn_in: float = BURN_IN
 
     def condition(self) -> tuple[float, float]:
         """4 tau (beta + 4 rho), at most 1 in the paper's proposition: without and with the preconditioner D.
@@ -60,16 +58,10 @@ class Means:
         return plain, 4 * self.scaled_step * (scaled + 4 * self.largest * diagonal)
 
 
-SCRIPT = Means("script", "the released script as it is", 10_000, script_ramp, 99.0, True, 0.02, delayed=True)
+SCRIPT = Means("script", "the released script as it is", 10_000, script_ramp, 99.0, 0.02)
 """example_field.py of the revisions 330c997 and 904d4d2. rho = 99 allows steps up to 0.0202 with the preconditioner."""
 
-TEXT = Means("text", "the paper's text, the rest from the script", 1000, linear(2.0, 20.0), 20.0, True, 0.1)
-"""Section C.2: 1000 steps, rho from 2 to 20. It gives no potential, energy, step size, dual step, start or burn-in."""
-
-MIXED = Means("mixed", "the paper's rho over the script's steps", 10_000, linear(2.0, 20.0), 20.0, True, 0.1)
-"""The ramp of section C.2 over the 10,000 steps of the script."""
-
-OURS = Means("ours", "ours: the paper's rho and steps, our start", 1000, linear(2.0, 20.0), 20.0, False, 0.1)
+OURS = Means("ours", "ours: the paper's rho and steps, our start", 1000, linear(2.0, 20.0), 20.0, 0.1)
 """A hybrid that is in neither: the script's problem and steps, the text's ramp, starting points of our own."""
 
 _SCRIPT, _TEXT = "example_field.py and systems/field.py, 330c997 and 904d4d2", "section C.2"
@@ -77,21 +69,28 @@ ORIGINS = (
     Origin("potential of the first two coefficients", "double well, minima at 0.7 and -2", "script", _SCRIPT),
     Origin("variances of the other 48", "0.1 / (1 + |k|)^2, k on a 5 x 5 lattice", "script", _SCRIPT),
     Origin("grid of the pictures", "100 x 100", "paper", "section 5.1"),
-    Origin("energy |x|^2", "15", "script", f"{_SCRIPT}; the text says 'a high energy level'"),
+    Origin("energy |x|^2, script", "15", "script", f"{_SCRIPT}; the text says 'a high energy level'"),
+    Origin(
+        "energy |x|^2, paper", "30", "ours", "section 5.1 fixes |x|^2 / 2 = E without a number; the script's E = 15"
+    ),
+    Origin("energy |x|^2, between", "20", "ours", "to see where the positive mode stops mattering"),
     Origin(
         "easier energies", "12, 10, 8", "ours", "levels that both modes reach, to see where a method begins to fail"
     ),
     Origin("chains", "1000", "paper", "section 5.1, and the script"),
+    Origin("chains of the settings", "200 in each of 3 seeds", "ours", "a share of 2 % to 0.6 %, in minutes"),
     Origin("chains of one more row of WeightedCASAL", "4000", "ours", "its error falls with the number of chains"),
     Origin("steps, script", "10,000", "script", _SCRIPT),
     Origin("steps, text", "1000", "paper", _TEXT),
+    Origin("steps, settings", "1000, 5000, 10,000", "paper", "sections C.2, C.7; 10,000 is the script's"),
     Origin("rho, script", "0 for a tenth of the run, then floor(i / 100): 10 to 99", "script", _SCRIPT),
     Origin("rho, text", "2 to 20, linear", "paper", _TEXT),
     Origin("burn-in without coupling or projection", "a tenth of the run", "script", f"{_SCRIPT}; not in the text"),
     Origin("step size tau without a preconditioner", "1e-3", "script", f"{_SCRIPT}; not in the text"),
+    Origin("step sizes tau, settings", "1e-3, 2e-3, 4e-3", "ours", "the script's, and up to the limit 4.5e-3"),
     Origin("dual step eta of the released update", "1e-3 = tau", "script", f"{_SCRIPT}; Algorithms 1, 2 state theirs"),
-    Origin("start, script and text", "5 N(0, I)", "script", f"{_SCRIPT}; not in the text"),
-    Origin("start of primal-dual, script and text", "N(0, I)", "script", f"{_SCRIPT}, by default; not in the text"),
+    Origin("start, script and settings", "5 N(0, I)", "script", f"{_SCRIPT}; not in the text"),
+    Origin("start of primal-dual, script and settings", "N(0, I)", "script", f"{_SCRIPT}, by default; not in the text"),
     Origin(
         "start, ours",
         "N(0, 1.5^2) in the wells, prior elsewhere",
@@ -120,15 +119,11 @@ ORIGINS = (
         "section C.7 has rho_min and rho_max; the figures are those of C.2",
     ),
     Origin("steps of the ablation of rho", "1000, 5000", "paper", "section C.7"),
-    Origin("chains of the ablation of rho", "1000", "paper", "section C.7"),
-    Origin(
-        "the less stiff problem",
-        "8 coefficients, energy 18, tau = eta = 0.03, rho 0.1 to 30",
-        "ours",
-        "chosen after a few tries so that 1000 steps are enough for annealed CASAL",
-    ),
     Origin("sizes of the dual at the start", "0, 1, 5, 10, 20, 50, 100", "paper", "section C.7"),
     Origin("chains of the ablation of the dual", "100", "paper", "section C.7"),
+    Origin(
+        "sizes in it", "of mu, and of lambda = rho mu", "ours", "the paper says lambda, and its algorithms start mu"
+    ),
     Origin("rho in the ablation of the dual", "20, constant", "ours", "not in the paper; the upper end of its ramp"),
     Origin(
         "dual steps in it, released update",
