@@ -17,8 +17,8 @@ from casal_lab.field.ablations import dual_ablation, rho_ablation
 from casal_lab.field.claims import claims
 from casal_lab.field.cost import seconds_table, tightening_study
 from casal_lab.field.setup import MIXED, NARROW, OURS, SCRIPT, TEXT, WIDE, Means
+from casal_lab.first_release import FirstRelease
 from casal_lab.problems.field import EXPECTED, STIFF, conditional, quantile_distance, sampling_floor, share_right
-from casal_lab.published_methods import FirstRelease
 from casal_lab.study import Case, best, mean_and_error, mean_entry, penalty_ramps, runs, share, trust
 
 ENERGY = STIFF.energy
