@@ -39,7 +39,6 @@ from casal_lab.benchmark import Problem, catalogue, problem
 from casal_lab.benchmark.samplers import mici_chains
 from casal_lab.experiment import AnyMethod, Array
 from casal_lab.problems import double_well, field, small
-from casal_lab.published_methods import ECI, PCFM
 
 F64 = torch.float64
 CHAINS = 1000
@@ -368,8 +367,8 @@ def peers(quick: bool) -> dict[str, Peer]:
         "CASAL": Peer(ours(casal.CASAL(casal.linear(2.0, 20.0), burn_in=0.1), 0.1), short, "#332288"),
         "authors' iteration, NumPy": Peer(authors, long, "#999933", 3),
         "mici": Peer(mici, (200 if quick else 10**9,), "#CC6677", 8, "mici"),
-        "PCFM": Peer(denoised(PCFM(), 1), short[1:-1], "#DDCC77", 3),
-        "ECI": Peer(denoised(ECI(mixing=5, resample=5), 5), short[1:-1], "#88CCEE", 3),
+        "PCFM": Peer(denoised(casal.PCFM(), 1), short[1:-1], "#DDCC77", 3),
+        "ECI": Peer(denoised(casal.ECI(mixing=5, resample=5), 5), short[1:-1], "#88CCEE", 3),
     }
 
 

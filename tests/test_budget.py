@@ -37,8 +37,8 @@ class Package(NamedTuple):
 
 BUDGET = {
     "casal": Package(
-        files=7, code=466, constants=3, imports=1
-    ),  # streams by key; rows without a step in constant_gain
+        files=7, code=470, constants=3, imports=1
+    ),  # streams by key; linalg took a solver that targets had twice; three published methods by name
     "constraints": Package(
         files=29, code=8204, constants=166, imports=12
     ),  # one solver for flat sets, closed forms of pairs, bounds in Newton's steps, structure of Jacobians
@@ -48,8 +48,8 @@ BUDGET = {
     ),  # Stein's identity in the free coordinates of a flat set; whether the last round of chains still drifts
     "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
     "methods": Package(
-        files=40, code=6480, constants=178, imports=13
-    ),  # HMC on flat and curved sets: reduction, flows, surface; what it replaces was for bounds alone
+        files=41, code=6591, constants=179, imports=13
+    ),  # HMC on flat and curved sets: reduction, flows, surface; PCFM, ECI, ProjectRenoise from the lab
     "sampling": Package(
         files=20, code=3343, constants=64, imports=12
     ),  # what "auto" knows before a pilot runs off the set
@@ -60,8 +60,8 @@ BUDGET = {
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 38300
-"""Of all files together, everything counted."""
+LINES = 38580
+"""Of all files together, everything counted. 270 of them came from the laboratory: methods/cheap.py."""
 
 METHODS = {
     "Constraint": 20,

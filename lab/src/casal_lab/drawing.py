@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 
 from casal.methods import METHODS
 from casal_lab.experiment import Array, Outcome
-from casal_lab.published_methods import PEERS
 
 EXACT = "#000000"
 INK = "#333333"
@@ -43,9 +42,8 @@ _STYLE: Any = {
 
 def colour(label: str) -> str:
     """The colour of a method in every picture, by the longest name of the registry that its label begins with."""
-    every = {**METHODS, **PEERS}
-    known = [name for name in every if label.startswith(name)]
-    return every[max(known, key=len)].colour if known else INK
+    known = [name for name in METHODS if label.startswith(name)]
+    return METHODS[max(known, key=len)].colour if known else INK
 
 
 @contextmanager

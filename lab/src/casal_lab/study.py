@@ -14,13 +14,15 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 
 import casal
-from casal import Constraint, SampleResult, Target, sample
+from casal import ECI, PCFM, Constraint, ProjectRenoise, SampleResult, Target, sample
 from casal.errors import CasalWarning, DivergedError, SettingError
 from casal_lab.experiment import AnyMethod, Array, Claim, reached
-from casal_lab.published_methods import ECI, PCFM, ProjectRenoise
 
 VALIDATION_SEED = 1_000_003
 """Seeds of reported runs are small numbers; this one is kept for choosing settings."""
+
+PEERS = ("PCFM", "ECI", "predict-project-renoise")
+"""Published methods that project the denoised estimate, by their names in ``casal.methods.METHODS``."""
 
 Case = tuple[casal.Target, AnyMethod]
 Named = tuple[str, AnyMethod]

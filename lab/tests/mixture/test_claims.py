@@ -8,7 +8,7 @@ from casal_lab.mixture.runs import METHODS, claims
 from casal_lab.mixture.trained import TRAINED
 from casal_lab.problems.families import FAMILIES
 from casal_lab.problems.three_modes import CASES
-from casal_lab.published_methods import PEERS
+from casal_lab.study import PEERS
 
 FIGURES = {"tv_se": 0.01, "gain": -0.1, "gain_se": 0.01, "feasible": 1.0, "violation": 1e-9, "alone": 0.1}
 FLOORS = {name: {"tv": 0.005} for name in CASES}

@@ -11,7 +11,7 @@ from casal_lab.mixture import EXPERIMENT, METHODS
 from casal_lab.mixture.runs import QUICK, TWINS
 from casal_lab.problems.families import FAMILIES
 from casal_lab.problems.three_modes import CASES, MIXTURE
-from casal_lab.published_methods import PEERS
+from casal_lab.study import PEERS
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ from casal.methods.baselines import (
 from casal.methods.bounded_hmc import BoundedHMC
 from casal.methods.casal import CASAL
 from casal.methods.chain_memory import centred, memory
+from casal.methods.cheap import ECI, PCFM, ProjectRenoise
 from casal.methods.coupling import lift, onto
 from casal.methods.hmc import HMC
 from casal.methods.look_ahead import LookAhead, straight
@@ -70,6 +71,9 @@ METHODS: dict[str, Entry] = {
     "released code": Entry(CASAL.released(0.3, 0.1), "both", "#D55E00"),
     "CASAL": Entry(CASAL(10.0), "both", "#44AA99"),
     "DPS": Entry(DPS(0.1), "diffusion", "#6699CC"),
+    "PCFM": Entry(PCFM(), "diffusion", "#A6761D"),
+    "ECI": Entry(ECI(), "diffusion", "#88CCEE"),
+    "predict-project-renoise": Entry(ProjectRenoise(), "diffusion", "#CC6677"),
     "WeightedCASAL": Entry(WeightedCASAL(30.0), "density", "#009E73"),
     "SplitGibbs": Entry(SplitGibbs(0.2, levels=6), "diffusion", "#117733"),
     "Matheron": Entry(Matheron(levels=8), "diffusion", "#DDCC77"),
@@ -84,9 +88,11 @@ docs read it. The colours are Okabe and Ito's palette, widened by colours of Tol
 __all__ = [
     "CASAL",
     "DPS",
+    "ECI",
     "HMC",
     "LADDER_DIMENSION",
     "METHODS",
+    "PCFM",
     "RANGE",
     "BoundedHMC",
     "Decoupled",
@@ -99,6 +105,7 @@ __all__ = [
     "Penalty",
     "PrimalDual",
     "Problem",
+    "ProjectRenoise",
     "Projected",
     "SplitGibbs",
     "Stage",

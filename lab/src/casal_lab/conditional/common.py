@@ -9,10 +9,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from casal import Constraint, FinalProjection, Projected, SampleResult, SplitGibbs, Target, Twisted
+from casal import (
+    ECI,
+    PCFM,
+    Constraint,
+    FinalProjection,
+    Projected,
+    ProjectRenoise,
+    SampleResult,
+    SplitGibbs,
+    Target,
+    Twisted,
+)
 from casal.methods import systematic
 from casal_lab.experiment import AnyMethod, Claim, Tell, reached
-from casal_lab.published_methods import ECI, PCFM, ProjectRenoise
 from casal_lab.study import SETTINGS, Scale, mean_entry, require, runs, trust, tuned
 
 SIGMA = 0.02

@@ -15,8 +15,7 @@ from casal import CASAL, Affine, FinalProjection, SampleResult, Target, ddpm, po
 from casal_lab.conditional.common import FULL, HEALTH, PLAIN, QUICK, compare, dots, figures, weighted, within
 from casal_lab.experiment import Array, Outcome, ResultTable, Tell
 from casal_lab.problems.families import BETAS
-from casal_lab.published_methods import PEERS
-from casal_lab.study import runs
+from casal_lab.study import PEERS, runs
 
 CORRELATION = 0.8
 MEAN, SPREAD = CORRELATION, math.sqrt(1 - CORRELATION**2)

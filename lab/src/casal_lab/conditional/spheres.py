@@ -18,7 +18,7 @@ from casal_lab.experiment import Array, Claim, Outcome, ResultTable, Tell
 from casal_lab.problems.families import FAMILIES
 from casal_lab.problems.gaussian_mixture import GaussianMixture, RestrictedMixture
 from casal_lab.problems.three_modes import MIXTURE
-from casal_lab.published_methods import PEERS
+from casal_lab.study import PEERS
 
 DIRECTIONS = 24
 REFERENCE = 40_000

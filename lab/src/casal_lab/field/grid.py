@@ -23,10 +23,10 @@ import torch
 import casal
 from casal.errors import DivergedError
 from casal.schedules import Schedule
+from casal_lab.authors_scripts import ScriptPrimalDual
 from casal_lab.experiment import AnyMethod, Array, ResultTable, Tell
 from casal_lab.field.setup import BURN_IN, NARROW, WIDE
 from casal_lab.problems.field import STIFF, conditional, quantile_distance, sampling_floor, share_right
-from casal_lab.published_methods import ScriptPrimalDual
 from casal_lab.study import Case, mean_and_error, runs, share
 
 ENERGIES = (15.0, 20.0, 30.0)

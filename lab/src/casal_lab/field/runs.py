@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 import casal
+from casal_lab.authors_scripts import FirstRelease, ScriptPrimalDual
 from casal_lab.experiment import AnyMethod, Array, Outcome, ResultTable, Tell, stamp
 from casal_lab.field.ablations import dual_ablation
 from casal_lab.field.claims import claims
@@ -18,7 +19,6 @@ from casal_lab.field.cost import seconds_table, tightening_study
 from casal_lab.field.grid import PRIMAL_DUAL, SPLIT, TOP, Effort, run_grid
 from casal_lab.field.setup import NARROW, OURS, SCRIPT, WIDE, Means
 from casal_lab.problems.field import EXPECTED, STIFF, conditional, quantile_distance, sampling_floor, share_right
-from casal_lab.published_methods import FirstRelease, ScriptPrimalDual
 from casal_lab.study import Case, best, mean_and_error, mean_entry, penalty_ramps, runs, share, trust
 
 ENERGY = STIFF.energy

@@ -4,7 +4,7 @@ Set-up: three Gaussian modes; a circle of two sizes, a line, a half-plane (``pro
 of seven families are exact (``problems.families``), so all that is wrong in a sample is the sampler's; an
 energy-based model and an annealed score are trained besides (``trained.py``), with their own error in a table. Each
 family gets the same number of score evaluations. Methods with settings are tuned on validation chains against the exact
-distribution, which flatters them. PCFM, ECI and predict-project-renoise (``published_methods``) are among them.
+distribution, which flatters them. PCFM, ECI and predict-project-renoise are among them.
 
 The paper claims that its algorithms run as they are on energy-based, annealed, DDPM and score-SDE models, that every
 sample is feasible on any set with a projection, and that they enforce a constraint more strongly than an added energy.

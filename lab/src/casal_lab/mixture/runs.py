@@ -18,8 +18,7 @@ from casal_lab.mixture.motions import onto_the_circle
 from casal_lab.mixture.trained import ENERGY, ITERATIONS, TRAINED, energy_network, own_error
 from casal_lab.problems.families import EXTENSIONS, FAMILIES
 from casal_lab.problems.three_modes import CASES, MIXTURE, SetCase
-from casal_lab.published_methods import PEERS
-from casal_lab.study import SETTINGS, Named, Scale, mean_entry, runs, trust, tuned
+from casal_lab.study import PEERS, SETTINGS, Named, Scale, mean_entry, runs, trust, tuned
 
 Rows = Sequence[Mapping[str, Any]]
 

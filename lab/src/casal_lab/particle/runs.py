@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import casal
+from casal_lab.authors_scripts import FirstRelease
 from casal_lab.experiment import AnyMethod, Claim, Outcome, ResultTable, Tell, reached, stamp, verdict
 from casal_lab.particle.motions import onto_the_circle
 from casal_lab.particle.setup import (
@@ -21,7 +22,6 @@ from casal_lab.particle.setup import (
     plain,
     preconditioned,
 )
-from casal_lab.published_methods import FirstRelease
 from casal_lab.study import Case, best, penalty_ramps, runs, share, trust, trust_claim, with_error
 
 PUBLISHED = ("Algorithm 1", "Algorithm 2", "released code")

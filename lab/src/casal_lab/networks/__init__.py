@@ -1,0 +1,1 @@
+"""Constrained samples of trained networks of fields, beside published methods."""
