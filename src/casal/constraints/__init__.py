@@ -26,6 +26,7 @@ from casal.constraints.intersection import Intersection
 from casal.constraints.monotone import Monotone
 from casal.constraints.obstacles import Obstacles
 from casal.constraints.parameters import PerChain
+from casal.constraints.reduction import Reduction, analytic_centre, reduced
 from casal.constraints.round import (
     AffineRound,
     Ball,
@@ -36,6 +37,7 @@ from casal.constraints.round import (
     Sphere,
 )
 from casal.constraints.simplex import L1Ball, Simplex
+from casal.constraints.solvers.structure import IncompleteStructure, Structure, structure_of
 from casal.constraints.solvers.truncated import truncated_normal
 from casal.constraints.vectors import half_square, over_events, squarable
 
@@ -56,6 +58,7 @@ __all__ = [
     "Geometry",
     "HalfSpace",
     "Implicit",
+    "IncompleteStructure",
     "Intersection",
     "JacobianProducts",
     "L1Ball",
@@ -72,6 +75,7 @@ __all__ = [
     "Polytope",
     "Product",
     "Projection",
+    "Reduction",
     "Rows",
     "Scaled",
     "SecondOrderCone",
@@ -80,16 +84,20 @@ __all__ = [
     "SparseJacobian",
     "Sphere",
     "SphereInFlat",
+    "Structure",
     "Subspace",
     "Through",
     "ThroughDecoder",
     "Union",
     "Way",
+    "analytic_centre",
     "constraint_from_spec",
     "half_square",
     "over_events",
+    "reduced",
     "register",
     "squarable",
+    "structure_of",
     "tightening",
     "truncated_normal",
 ]

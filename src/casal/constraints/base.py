@@ -8,6 +8,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from casal.checks import Event, positive
 from casal.constraints.parameters import PerChain, check_count, join, shown
+from casal.constraints.reduction import Reduction, reduced
 from casal.constraints.solvers.sparse_rows import SparseMatrix, across, stack
 from casal.constraints.vectors import EPSILON, floating, norm, over_events, relative
 from casal.devices import on_host, seen
@@ -496,6 +498,12 @@ class Constraint:
                 f"{size} numbers, in the order of a flattened event"
             )
 
+    @property
+    def written_for(self) -> int | None:
+        """How many coordinates an event must have; None where the set takes any number."""
+        known = [self._coordinates, *(member.written_for for member in getattr(self, "members", ()))]
+        return next((size for size in known if size is not None), None)
+
     def _in_chain(self, chain: int) -> str:
         """Words for a message that is about one chain; none where the set is common to all."""
         return "" if self.chains is None else f" in chain {chain}"
@@ -681,9 +689,12 @@ class Constraint:
         'closed form, nearest point: Box(low=(3,) in [0, 0.4], high=(3,) in [0.2, 1]): closed form, convex'
         >>> known.explain(torch.rand(100, 3)).endswith("ms a point in a batch of 100")
         True
+        >>> fluxes = casal.Affine([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]], [0.0, 1.0]) & casal.Box(0.0, 5.0)
+        >>> fluxes.explain().split("; ", 2)[-1]
+        'dimension 1 of 4; 2 coordinates fixed by the others; 2 walls'
         """
         if z is None:
-            return self._explained()
+            return f"{self._explained()}{self._shape_told()}"
         self.solve(z)  # the first one may prepare something
         start = time.process_time()
         found = self.solve(z)
@@ -692,6 +703,22 @@ class Constraint:
         event = tuple(points(z).shape[1:])
         more = "".join(f", {what}" for what in self._tidied(event))
         return f"{self._explained()}{more}; {milliseconds:.2g} ms a point in a batch of {len(z)}{failed}"
+
+    def _shape_told(self) -> str:
+        """The dimension of a set with flat sides in so many coordinates, where some of them depend on others."""
+        size = self.written_for
+        if size is None or self.chains is not None or not self.flat_sided:
+            return ""
+        with suppress(CasalError):
+            found = self.reduction((size,))
+            return "" if found is None or found.dimension == size else f"; {found.told()}"
+        return ""
+
+    def reduction(self, event: Event) -> Reduction | None:
+        """A set with flat sides as walls around an interior point, made once; None for other sets."""
+        if self.in_pieces:
+            return None
+        return self._once(("reduction", event), lambda: reduced(self, event))
 
     def _tidied(self, event: Event) -> Sequence[str]:
         """What was found and put in order when the set was made ready for events of this shape, in words."""

@@ -28,7 +28,7 @@ from casal.diagnostics.edges import Map, Shape, edge_factor, shape_near
 from casal.diagnostics.model_score import NotAvailable
 from casal.methods import Problem, lift, onto
 from casal.methods.flat_flows import rounded
-from casal.methods.reduction import reduction
+from casal.methods.inside_chains import reduction
 
 SAME = 1e-6
 """Distance of a decoded latent to its sample, in units of the spread of the samples, up to which they are the same."""
@@ -106,7 +106,7 @@ def view(problem: Problem, constraint: Constraint, z: Tensor, weights: Tensor, l
 
 
 def inner_view(problem: Problem, y: Tensor, before: Tensor, weights: Tensor) -> View | None:
-    """The view of chains that move in the free coordinates of a flat set with equations (``methods/reduction.py``).
+    """The view of chains that move in the free coordinates of a flat set with equations (``constraints/reduction.py``).
 
     In coordinates in which they spread evenly; None for other sets.
 

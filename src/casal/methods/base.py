@@ -255,6 +255,10 @@ class Method(ABC, Generic[State]):
         """What a reader of the result must know about the start of a run; None if there is nothing."""
         return None
 
+    def first_points(self, problem: Problem, x: Tensor) -> Tensor:
+        """Where chains that start at x ask for the density first: inside the set, if they never leave it."""
+        return x
+
     def advice(self, state: State, row: Any) -> str:
         """What to say when chains diverge in a row: the numbers of the step, and what to change."""
         return "with these settings; check the model at large arguments, or use smaller steps"

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from casal.devices import waits
+from casal.methods.scales import transposed
 
 TIME, ORBIT = (1.25, 3.75), (0.4 * math.pi, 0.6 * math.pi)
 """Times of a billiard flow, in units of the spread, and of a Gaussian orbit: uniform between them."""
@@ -54,14 +55,14 @@ class Flowed(NamedTuple):
 
 
 def rounded(normals: Tensor, levels: Tensor, centre: Tensor, scale: Tensor) -> Walls:
-    """The walls of y = centre + L u in the coordinates u; ``scale`` is L (r, r), or its diagonal (r,).
+    """The walls of y = centre + L u in the coordinates u (``scales.py``).
 
     A set without walls gets one at infinity.
     """
     if not len(normals):
         normals = torch.eye(normals.shape[1], dtype=normals.dtype, device=normals.device)[:1]
         levels = torch.full_like(normals[:, :1], torch.inf)
-    turned = normals * scale if scale.ndim == 1 else normals @ scale
+    turned = transposed(scale, normals)
     length = torch.linalg.vector_norm(turned, dim=1)
     turned = turned / length[:, None]
     return Walls(turned, (levels - centre @ normals.T) / length, turned @ turned.T)

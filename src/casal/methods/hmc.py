@@ -1,8 +1,8 @@
 """A fixed density on and in a set: Hamiltonian Monte Carlo whose chains never leave it.
 
-**Flat sets** {A z = b, l <= z <= u, G z <= h} are reduced once to walls around an interior point (``reduction.py``).
-The chains move in coordinates u in which the density is about round, and are turned at walls exactly
-(``flat_flows.py``):
+**Flat sets** {A z = b, l <= z <= u, G z <= h} are reduced once to walls around an interior point
+(``constraints/reduction.py``). The chains move in coordinates u in which the density is about round (``scales.py``), and
+are turned at walls exactly (``flat_flows.py``):
 
     constant density      straight flows
     Gaussian              orbits y cos t + v sin t
@@ -60,11 +60,10 @@ from casal.methods.inside_chains import (
     may_exchange,
     onto,
     plain,
-    solve,
+    reduction,
     space_of,
 )
 from casal.methods.metric import (
-    DENSE,
     STARTS,
     TESTED,
     barrier,
@@ -73,11 +72,11 @@ from casal.methods.metric import (
     first_eps,
     first_scale,
     linear_score,
-    root_of,
-    volume,
+    renewed_scale,
 )
 from casal.methods.population import equal_weights
 from casal.methods.problem import Problem, Uncounted
+from casal.methods.scales import shrinkage, solve
 from casal.methods.surface import Surface
 from casal.methods.tempering import DRAW_ROWS, HEATED, TEMPER_ROWS, begin, heat, leave_start
 from casal.methods.trajectories import ACCEPTED, GAINS, flows, leapfrogs, pace, rattle, score_at
@@ -110,9 +109,9 @@ FORGOTTEN = (0.05, 3.0)
 """Correlation with the end of the warm-up, and standard errors beside it, below which the chains have forgotten it.
 There are more of these in many dimensions, where the largest of as many correlations by chance is larger."""
 
-ROUNDED = (1e-14, 1e-10)
-"""Violation beyond which samples are projected, on curved sets and on flat ones. On these it is rounding in a row whose
-terms are small, and a projection would put samples onto walls."""
+ROUNDED = 1e-10
+"""Violation beyond which samples are projected. Below, it is rounding in a row whose terms are small, and a projection
+would put samples onto walls."""
 
 LARGEST_JACOBIAN = 1 << 15
 """Numbers of the derivatives of the equations of a curved set, up to which ``fits`` says yes: each step takes several,
@@ -237,13 +236,23 @@ class HMC(Method[HMCState]):
             return False
         return linear_score(space, lambda x: problem.score(x, t), space.inside(x), problem.like) is not None
 
+    def first_points(self, problem: Problem, x: Tensor) -> Tensor:
+        if not self.fits(problem):
+            return x
+        space = space_of(problem)
+        if space.flat is not None:
+            return space.latents(space.take(slice(problem.first, problem.first + len(x))).inside(x), problem.like)
+        return space.latents(onto(problem, problem.decode(x)), problem.like)
+
+    def interior_point(self, problem: Problem) -> Tensor | None:
+        """An interior point of a flat set, (1 or n, d) float64; None for other sets."""
+        found = reduction(problem)
+        return None if found is None else found.origin
+
     def told(self, problem: Problem) -> str:
         """The dimensions of the set in words."""
         flat, size = space_of(problem).flat, math.prod(problem.latent)
-        if flat is None or flat.dimension == size:
-            return f"{size} dimensions"
-        fixed = f", {flat.fixed} coordinates fixed by the others" if flat.fixed else ""
-        return f"{flat.dimension} of {size} dimensions{fixed}, {len(flat.walls)} walls"
+        return f"{size} dimensions" if flat is None or flat.dimension == size else flat.told()
 
     def keeps_start_weights(self, problem: Problem, n: int) -> bool:
         """Whether modes keep the weights of the starting points: on a curved set, if the start is not tempered."""
@@ -404,23 +413,16 @@ class HMC(Method[HMCState]):
             return state, control
         scale = torch.tensor(control.scale, dtype=state.y.dtype, device=state.y.device)
         centre = torch.tensor(control.centre, dtype=state.y.dtype, device=state.y.device)
-        away = centred(state.y, labels_of(problem, n))
         if flat is None:
-            new = curved_scale(problem, state.y)
-            return state, control._replace(scale=plain(new), eps=control.eps * volume(scale, new))
-        u = solve(scale, away)
-        if u.shape[1] > DENSE:
-            spread = u.square().mean(0).sqrt()
-            new = scale * torch.where(spread > 0, spread, 1.0)
-        else:
-            root = root_of(u)
-            if root is None:
-                return state, control
-            new = torch.diag(scale) @ root if scale.ndim == 1 else scale @ root
+            turned = curved_scale(problem, state.y)
+            return state, control._replace(scale=plain(turned), eps=control.eps * shrinkage(scale, turned))
+        new = renewed_scale(space, problem, state.y, scale)
+        if new is None:
+            return state, control
         if problem.chains is None:
             middle = state.y.mean(0)
             centre = middle if bool((flat.room - middle @ flat.walls.T > 0).all()) else centre
-        eps = min(max(control.eps * volume(scale, new), SIZES[0]), 1.0) if control.law == "smooth" else control.eps
+        eps = min(max(control.eps * shrinkage(scale, new), SIZES[0]), 1.0) if control.law == "smooth" else control.eps
         return state, control._replace(centre=plain(centre), scale=plain(new), eps=eps, length=LENGTH)
 
     def _round(self, problem: Problem, state: HMCState, control: Control, record: dict[str, float]) -> Done:
@@ -444,8 +446,11 @@ class HMC(Method[HMCState]):
         z, sides = state.z.clone(), problem.constraint.bounds(tuple(state.z.shape[1:]))
         if sides is not None:  # a coordinate that the others fix at its bound is off by rounding
             z = torch.minimum(torch.maximum(z, sides[0].to(z)), sides[1].to(z))
-        near = ROUNDED[problem.constraint.flat_sided]
-        off = torch.nonzero(problem.constraint.violation(z) > near).flatten()
+        space = space_of(problem)
+        if space.flat is None:
+            surface = Surface(problem.constraint, space.event)
+            z = surface.settled(z.flatten(1)).reshape(z.shape)
+        off = torch.nonzero(problem.constraint.violation(z) > ROUNDED).flatten()
         if len(off):
             z[off] = problem.take(off).strict(z[off], warm=z[off])
         return z

@@ -1,7 +1,7 @@
 """Chains inside a set: what a row is, what the chains carry, what they share, and the coordinates y in which they move.
 
-Flat sets are reduced to walls around an interior point (``reduction.py``), and y are coordinates of what is left. On
-curved sets y are the points z themselves.
+Flat sets are reduced to walls around an interior point (``constraints/reduction.py``), and y are coordinates of what is
+left. On curved sets y are the points z themselves.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from casal.constraints import Reduction, reduced
 from casal.errors import SettingError
 from casal.methods.bounded_hmc import units_of
 from casal.methods.coupling import decoded_event
 from casal.methods.flat_flows import fold
 from casal.methods.population import Groups, groups_of
 from casal.methods.problem import Problem
-from casal.methods.reduction import Reduction, reduction
+from casal.methods.scales import times, transposed
 
 LENGTH = 1.5
 """Length of a trajectory in spreads of the widest direction."""
@@ -27,6 +28,9 @@ LENGTH = 1.5
 INWARD, INSIDE = 0.95, 1.0 - 1e-13
 """Starting points outside are moved to this share of the way from the interior point to the first wall; and points that
 rounding has put onto a wall to that one."""
+
+ON_START = 1e-9
+"""Violation up to which a starting point is on a curved set; the first drift brings it nearer."""
 
 LARGEST_DECODER = 1024
 """Rows of a decoder that is inverted, at most."""
@@ -43,7 +47,7 @@ class Row(NamedTuple):
         share: b.
         fine: Whether log p' - log p is found by the second rule.
         centre: y = centre + L u, (r,).
-        scale: L (r, r), or its diagonal (r,).
+        scale: L (``scales.py``).
     """
 
     kind: str
@@ -185,6 +189,25 @@ class Space(NamedTuple):
         return problem.decode(self.latents(y, problem.like)).to(torch.float64)
 
 
+def reduction(problem: Problem) -> Reduction | None:
+    """The set of latents {x : A x in C}, reduced; None if C or the decoder is of another kind. Made once.
+
+    Raises:
+        InfeasibleSet: It is empty.
+    """
+    constraint, decoder, device = problem.constraint, problem.decoder, problem.like.device
+    if constraint.in_pieces or not decoder.linear:
+        return None
+    if problem.identity:
+        found = constraint.reduction(problem.latent)
+    else:
+        matrix = decoder.matrix(problem.latent, problem.like).cpu()
+        event = decoder.event(torch.zeros((1, *problem.latent), dtype=problem.like.dtype, device=device))
+        made = ("reduction", event, problem.latent, id(decoder))
+        found = constraint._once(made, lambda: reduced(constraint, event, matrix))
+    return None if found is None else found.to(device)
+
+
 def space_of(problem: Problem) -> Space:
     """The coordinates of a set, made once.
 
@@ -243,21 +266,6 @@ def features(y: Tensor) -> Tensor:
     return torch.cat([y, away.square()], 1)
 
 
-def times(scale: Tensor, u: Tensor) -> Tensor:
-    """L u."""
-    return u * scale if scale.ndim == 1 else u @ scale.T
-
-
-def transposed(scale: Tensor, g: Tensor) -> Tensor:
-    """L^T g."""
-    return g * scale if scale.ndim == 1 else g @ scale
-
-
-def solve(scale: Tensor, y: Tensor) -> Tensor:
-    """L^-1 y."""
-    return y / scale if scale.ndim == 1 else torch.linalg.solve(scale, y.T).T
-
-
 def plain(values: Tensor) -> Any:
     """As nested tuples of numbers, to the bit."""
     return tuple(map(tuple, values.tolist())) if values.ndim == 2 else tuple(values.tolist())
@@ -266,9 +274,14 @@ def plain(values: Tensor) -> Any:
 def onto(problem: Problem, z: Tensor) -> Tensor:
     """Points on a curved set, (n, k); chains whose projection fails begin where others do."""
     problem.usage.add_projections(len(z))
-    found = problem.constraint.solve(z.to(torch.float64))
-    good = found.converged | (problem.constraint.violation(found.point) <= 1e-9)
-    y = found.point.flatten(1)
+    wide = z.to(torch.float64)
+    y = problem.constraint.project(wide, quick=True).flatten(1)
+    good = problem.constraint.violation(y.reshape(wide.shape)) <= ON_START
+    if not bool(good.all()):
+        far = torch.nonzero(~good).flatten()
+        found = problem.take(far).constraint.solve(wide[far]).point
+        good[far] = problem.take(far).constraint.violation(found) <= ON_START
+        y[far] = found.flatten(1)
     if not bool(good.any()):
         raise SettingError("no starting point could be projected onto the set; start nearer to it")
     if problem.constraint.chains is None and not bool(good.all()):

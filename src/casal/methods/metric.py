@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from casal.constraints import Reduction, analytic_centre
 from casal.methods.bounded_hmc import FEWEST_CHAINS
 from casal.methods.chain_memory import centred
 from casal.methods.flat_flows import rounded
-from casal.methods.inside_chains import Space, labels_of, solve, times
+from casal.methods.inside_chains import Space, labels_of, space_of
 from casal.methods.problem import Problem
-from casal.methods.reduction import Reduction, analytic_centre
+from casal.methods.scales import solve, times, wide_directions
 
 DENSE, ROUND = 256, 4.0
 """Dimensions up to which the metric is dense; ratio of spreads on a curved set from which on it has a metric."""
@@ -33,14 +33,6 @@ def first_eps(y: Tensor, scale: Tensor) -> float:
     return 0.5 * size / y.shape[1] ** 0.25
 
 
-def volume(old: Tensor, new: Tensor) -> float:
-    """How much shorter a unit is in one metric than in another, as a mean over the directions; 1 where one has none."""
-    if not old.numel() or not new.numel():
-        return 1.0
-    one, other = (torch.linalg.slogdet(v)[1] if v.ndim == 2 else v.log().sum() for v in (old, new))
-    return math.exp(float(one - other) / len(old))
-
-
 def root_of(u: Tensor) -> Tensor | None:
     """The Cholesky factor of the covariance of centred points (n, r), shrunk towards its diagonal; None if it fails."""
     covariance, kept = u.T @ u / max(len(u) - 1, 1), min(0.5, u.shape[1] / len(u))
@@ -54,10 +46,15 @@ def curved_scale(problem: Problem, y: Tensor) -> Tensor:
 
     Directions across the set, in which chains hardly spread, count as a share of the widest.
     """
-    none = torch.zeros(0, dtype=y.dtype, device=y.device)
-    if len(y) <= 2 * y.shape[1] or y.shape[1] > DENSE:
-        return none
+    given, none = given_scale(problem), torch.zeros(0, dtype=y.dtype, device=y.device)
+    if given is not None:
+        return given
     u = centred(y, labels_of(problem, len(y)))
+    if y.shape[1] > DENSE:
+        scale = wide_directions(u, 1e-3) if len(y) >= FEWEST_CHAINS else none
+        return scale if scale.ndim == 2 and 1.0 + float(scale[:, 1:].square().sum(0).max()) > ROUND else none
+    if len(y) <= 2 * y.shape[1]:
+        return none
     values, vectors = torch.linalg.eigh(u.T @ u / len(u))
     some = values[values > 1e-10 * values[-1]]
     if not len(some) or float((some[-1] / some[0]).sqrt()) <= ROUND:
@@ -67,10 +64,41 @@ def curved_scale(problem: Problem, y: Tensor) -> Tensor:
     return torch.linalg.cholesky((1.0 - kept) * spread + kept * torch.diag(spread.diagonal()))
 
 
+def given_scale(problem: Problem) -> Tensor | None:
+    """L of the matrix that the user gave, in the coordinates y; None where there is none."""
+    if problem.metric is None:
+        return None
+    space, C = space_of(problem), problem.metric.to(torch.float64)
+    if space.flat is not None:
+        C = C if space.flat.basis is None else space.flat.basis.T @ C @ space.flat.basis
+    elif space.inverse is not None:  # x = A^-1 z
+        A = torch.diag(1.0 / space.inverse) if space.inverse.ndim == 1 else torch.linalg.inv(space.inverse)
+        C = A @ C @ A.T
+    return torch.linalg.cholesky(C)
+
+
+def renewed_scale(space: Space, problem: Problem, y: Tensor, scale: Tensor) -> Tensor | None:
+    """L of a flat set from the chains, by way of the one before; None where it stays."""
+    if problem.metric is not None:
+        return None
+    away = centred(y, labels_of(problem, len(y)))
+    if y.shape[1] > DENSE:
+        if space.bounds is None:
+            return wide_directions(away)
+        spread = away.square().mean(0).sqrt()  # between bounds alone a drift is a fold, if L is diagonal
+        return torch.where(spread > 0, spread, scale)
+    root = root_of(solve(scale, away))
+    if root is None:
+        return None
+    return torch.diag(scale) @ root if scale.ndim == 1 else scale @ root
+
+
 def first_scale(space: Space, problem: Problem, y: Tensor) -> Tensor:
     """A metric before the warm-up: the spread of the chains, or the room between the walls where that is less."""
-    flat = space.flat
+    flat, given = space.flat, given_scale(problem)
     assert flat is not None
+    if given is not None:
+        return given
     spread = y.std(0) if len(y) >= FEWEST_CHAINS else torch.zeros_like(y[0])
     least = flat.room.amin(0)
     room = torch.full_like(y[0], torch.inf)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from casal.checks import StartDensity
+from casal.checks import StartDensity, broadcasts_to
 from casal.constraints import Budget, Constraint, geometry, half_square, over_events
 from casal.decoders import Decoder, Gram
 from casal.devices import on_host
@@ -101,9 +101,20 @@ class Problem:
 
     @cached_property
     def diagonal(self) -> Tensor | None:
-        """The preconditioner D in the dtype of the run."""
+        """The preconditioner D in the dtype of the run; of a matrix its diagonal, in the shape of an event."""
         given = self.table.preconditioner
+        if given is not None and self.metric is not None:
+            given = given.diagonal().reshape(self.latent)
         return None if given is None else given.to(self.like)
+
+    @cached_property
+    def metric(self) -> Tensor | None:
+        """The preconditioner, if it is a matrix of all coordinates (k, k); methods with one of their own use it."""
+        given, size = self.table.preconditioner, torch.Size(self.latent).numel()
+        matrix = (
+            given is not None and tuple(given.shape) == (size, size) and not broadcasts_to(given.shape, self.latent)
+        )
+        return given.to(self.like.device) if given is not None and matrix else None
 
     @cached_property
     def root(self) -> Tensor | None:

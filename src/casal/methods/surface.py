@@ -4,9 +4,10 @@ With J = dh/dz and P = I - J^T (J J^T)^-1 J, a drift of length e from (z, v), v 
 
     z' = z + e v - J(z)^T m   with h(z') = 0,        v' = P(z') (z' - z) / e.
 
-The multipliers m are found by Newton's method: one step with J J^T, which is factorised already, then J(z') J^T for the
-chains that are left. Every drift is taken back from (z', -v'). A chain that does not return, or did not converge, is
-refused. What is left is reversible and keeps volumes (Zappa, Holmes-Cerfon and Goodman 2018).
+The multipliers m are found by chord steps: the first with J J^T, the next ones with J(z') J^T at the second point. This
+matrix is renewed for chains that come nearer too slowly: derivatives cost much more than values. Every drift is taken
+back from (z', -v'). A chain that does not return, or did not converge, is refused. What is left is reversible and keeps
+volumes (Zappa, Holmes-Cerfon and Goodman 2018).
 
 **Walls.** A drift that ends outside, g(z') > 0, turns v' about the tangent part of the gradient of the most violated
 wall, at that point, and drifts on by e, a few times. The way back visits the same points, so a Metropolis step is
@@ -18,20 +19,30 @@ stays if the density there is p sqrt(det J J^T / det J L L^T J^T).
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from casal.constraints import Constraint
+from casal.constraints import Constraint, IncompleteStructure, Structure, structure_of
 from casal.devices import waits
-from casal.methods.reduction import differentiate
+from casal.errors import SettingError
+from casal.methods.scales import solve, times, transposed
 
 TURNS, NEWTON = 8, 14
-"""Turns at walls in one drift, and Newton steps for the multipliers, at most."""
+"""Turns at walls in one drift, and chord steps for the multipliers, at most."""
 
-ON_SET, RETURNED = 1e-11, 1e-7
-"""Distance to the set, and to the point where a drift began, in units of 1 + |z|, up to which it worked."""
+SLOW, GIVEN_UP = 0.2, 0.9
+"""Share of the distance to the set that is left after a step, from which on the matrix is renewed; and a chain is
+refused after three steps, as Newton's method then leads away."""
+
+ON_SET, RETURNED = 1e-9, 1e-7
+"""Distance to the set, and to the point where a drift began, in units of 1 + |z|, up to which it worked. What is left
+of the first is not carried on, as each drift leads to the set itself, and samples are put onto it in the end."""
+
+FEWEST_ROWS = 8
+"""Equations from which on it is tried whether some of them can be differentiated together."""
 
 NORMAL = 1e-7
 """Smallest singular value of the unit rows of J, below which equations depend on each other."""
@@ -64,7 +75,7 @@ class Surface:
     Args:
         constraint: With equations and inequalities that automatic differentiation sees through.
         event: Shape of a point.
-        scale: L (r, r), or its diagonal (r,); None for the identity.
+        scale: L (``scales.py``); None for the identity.
     """
 
     def __init__(self, constraint: Constraint, event: tuple[int, ...], scale: Tensor | None = None) -> None:
@@ -76,19 +87,15 @@ class Surface:
 
     def outward(self, w: Tensor) -> Tensor:
         """L w, (n, r)."""
-        return w if self.scale is None else w * self.scale if self.scale.ndim == 1 else w @ self.scale.T
+        return w if self.scale is None else times(self.scale, w)
 
     def inward(self, z: Tensor) -> Tensor:
         """L^-1 z."""
-        if self.scale is None or self.scale.ndim == 1:
-            return z if self.scale is None else z / self.scale
-        return torch.linalg.solve_triangular(self.scale, z.T, upper=False).T
+        return z if self.scale is None else solve(self.scale, z)
 
     def pull(self, gradient: Tensor) -> Tensor:
         """L^T g for gradients (..., r)."""
-        if self.scale is None:
-            return gradient
-        return gradient * self.scale if self.scale.ndim == 1 else gradient @ self.scale
+        return gradient if self.scale is None else transposed(self.scale, gradient)
 
     def equations(self, w: Tensor) -> Tensor:
         """h (n, m)."""
@@ -100,8 +107,55 @@ class Surface:
 
     def slopes(self, w: Tensor) -> Tensor:
         """J (n, m, r)."""
-        z = self.outward(w).reshape(-1, *self.event)
-        return self.pull(differentiate(self.constraint.equations, z)[1].flatten(2).to(w))
+        return self.pull(self.derivatives(self.outward(w).reshape(-1, *self.event)).to(w))
+
+    def derivatives(self, z: Tensor, graph: bool = False, together: bool = True) -> Tensor:
+        """dh/dz (n, m, k) at points (n, *event).
+
+        Args:
+            z: The points.
+            graph: Whether it will be differentiated again.
+            together: Whether rows that share no coordinate are differentiated together.
+        """
+        with torch.enable_grad():
+            leaf = z if graph and z.requires_grad else z.detach().requires_grad_()
+            h = self.constraint.equations(leaf)
+            if not h.shape[1]:
+                return z.new_zeros((len(z), 0, z[0].numel()))
+            if not h.requires_grad:
+                raise SettingError("automatic differentiation does not see through the functions of this set")
+
+            def pulled(weights: Tensor) -> Tensor:
+                (row,) = torch.autograd.grad(
+                    h, leaf, weights, retain_graph=True, create_graph=graph, materialize_grads=True, allow_unused=True
+                )
+                return row.flatten(1)
+
+            count = h.shape[1]
+            found = self._structure(count) if together else None
+            if found is not None:
+                try:
+                    entries = found.entries(pulled, len(z), h)
+                    J = h.new_zeros((len(z), count * found.size))
+                    J = J.index_copy(1, found.indices[0] * found.size + found.indices[1], entries)
+                    return J.reshape(len(z), count, -1)
+                except IncompleteStructure:
+                    pass
+            rows = torch.eye(count, dtype=h.dtype, device=h.device)
+            return torch.stack([pulled(row.expand_as(h)) for row in rows], 1)
+
+    def _structure(self, rows: int) -> Structure | None:
+        """Which rows may be differentiated together, found once at random points."""
+        if rows < FEWEST_ROWS or self.constraint.chains is not None:
+            return None
+
+        def dense(x: Tensor) -> Tensor:
+            return self.derivatives(x.reshape(-1, *self.event), together=False)
+
+        def found() -> Structure | None:
+            return structure_of(dense, math.prod(self.event), worth=1)
+
+        return self.constraint._once(("rows", self.event), found)
 
     def frame(self, w: Tensor) -> Frame:
         """A point with its derivatives."""
@@ -115,7 +169,7 @@ class Surface:
         with torch.enable_grad():
             leaf = w.detach().requires_grad_()
             z = self.outward(leaf).reshape(-1, *self.event)
-            J = differentiate(self.constraint.equations, z, graph=True)[1].flatten(2).to(w)
+            J = self.derivatives(z, graph=True).to(w)
             scaled = self.pull(J)
             value = 0.5 * (_log_volume(J) - _log_volume(scaled))
             (gradient,) = torch.autograd.grad(value.sum(), leaf) if value.requires_grad else (torch.zeros_like(w),)
@@ -129,25 +183,39 @@ class Surface:
         if not at.J.shape[1]:
             return w, ok
         out, ok, todo = w.clone(), ~ok, torch.arange(len(w), device=w.device)
-        unit = (1.0 + at.w.abs().amax(1, keepdim=True)) * at.root.new_tensor(ON_SET)
+        unit = (1.0 + at.w.abs().amax(1)) * ON_SET
         lengths = torch.linalg.vector_norm(at.J, dim=2).clamp_min(1e-300)
-        here, J, root = self, at.J, at.root
-        h = here.equations(w)
-        for k in range(NEWTON + 2):
-            fine = (h.abs() / lengths < unit).all(1)
-            if bool(fine.any()):
-                out[todo[fine]], ok[todo[fine]] = w[fine], True
-                left = ~fine
-                todo, w, h, J, root, lengths, unit = (v[left] for v in (todo, w, h, J, root, lengths, unit))
+        here, J, (S, order) = self, at.J, _factors(at.root @ at.root.mT)
+        left = torch.full_like(unit, torch.inf)
+        for k in range(NEWTON):
+            h = torch.nan_to_num(here.equations(w), nan=1e300)
+            before, left = left, (h.abs() / lengths).amax(1)
+            fine = left < unit
+            out[todo[fine]], ok[todo[fine]] = w[fine], True
+            go = ~fine & (left < (GIVEN_UP * before if k > 2 else torch.inf))
+            if not bool(go.all()):
+                todo, w, h, J, S, order, lengths, unit, before, left = (
+                    v[go] for v in (todo, w, h, J, S, order, lengths, unit, before, left)
+                )
                 if not len(todo):
                     break
-                here = self.some(todo)
-            if k > NEWTON:
-                break
-            m = _solved(root, h) if k == 0 else _general(here.slopes(w) @ J.mT, h)
-            w = w - (J.mT @ m)[..., 0]
-            h = torch.nan_to_num(here.equations(w), nan=1e300)
+                here = self.some(todo) if self.constraint.chains is not None else self
+            slow = torch.nonzero(left > SLOW * before).flatten() if k > 1 else torch.arange(len(todo) * (k == 1))
+            if len(slow):  # chains whose matrix is too old
+                S[slow], order[slow] = _factors(here.some(slow).slopes(w[slow]) @ J[slow].mT)
+            w = w - (J.mT @ _solved(S, order, h))[..., 0]
         return out, ok
+
+    def settled(self, w: Tensor) -> Tensor:
+        """Points next to the set, moved onto it as well as rounding allows."""
+        for _ in range(2):
+            at = self.frame(w)
+            if not at.J.shape[1]:
+                return w
+            near = w - (at.J.mT @ _solved(*_factors(at.root @ at.root.mT), self.equations(w)))[..., 0]
+            better = self.equations(near).abs().amax(1) < self.equations(w).abs().amax(1)
+            w = torch.where((better & ~(self.walls(near) > 0.0).any(1))[:, None], near, w)
+        return w
 
     def step(self, at: Frame, v: Tensor, e: Tensor) -> tuple[Frame, Tensor, Tensor]:
         """One drift of lengths e (n, 1) with its way back: the new point, its velocity, and where it worked."""
@@ -211,9 +279,14 @@ def _root(S: Tensor) -> Tensor:
     return S.sqrt() if S.shape[-1] == 1 else torch.linalg.cholesky_ex(S)[0]
 
 
-def _solved(root: Tensor, h: Tensor) -> Tensor:
-    return h[..., None] / root.square() if root.shape[-1] == 1 else torch.cholesky_solve(h[..., None], root)
+def _factors(S: Tensor) -> tuple[Tensor, Tensor]:
+    """Of matrices (n, m, m), with the order of their rows."""
+    if S.shape[-1] == 1:
+        return S.clone(), torch.ones_like(S[..., 0], dtype=torch.int32)
+    factors, order, _ = torch.linalg.lu_factor_ex(S)
+    return factors, order
 
 
-def _general(S: Tensor, h: Tensor) -> Tensor:
-    return h[..., None] / S if S.shape[-1] == 1 else torch.linalg.solve_ex(S, h[..., None])[0]
+def _solved(factors: Tensor, order: Tensor, h: Tensor) -> Tensor:
+    """S^-1 h, (n, m, 1)."""
+    return h[..., None] / factors if factors.shape[-1] == 1 else torch.linalg.lu_solve(factors, order, h[..., None])

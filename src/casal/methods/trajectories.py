@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from casal.methods.flat_flows import drift, flow, fold, rounded
-from casal.methods.inside_chains import INSIDE, HMCState, Row, Space, solve, times, transposed
+from casal.methods.inside_chains import INSIDE, HMCState, Row, Space
 from casal.methods.problem import Problem, pick
+from casal.methods.scales import solve, times, transposed
 from casal.methods.surface import Surface
 
 ACCEPTED, GAINS = 0.75, (1.0, 0.4)

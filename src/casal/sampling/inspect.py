@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -16,11 +16,11 @@ from casal.constraints import Constraint, geometry, squarable
 from casal.decoders import Decoder, Identity
 from casal.diagnostics import clipped_units
 from casal.errors import CasalError, DivergedError, DtypeError, ProjectionError, SettingError, ShapeError
-from casal.methods import METHODS, Method, Problem, Uncounted
+from casal.methods import HMC, METHODS, Method, Problem, Uncounted
 from casal.sampling.certificate import Measure, certify
 from casal.sampling.run import Options
 from casal.streams import stream
-from casal.targets import Target
+from casal.targets import FromSet, Target
 
 PROBE = 2
 """Chains on which the score and the projection are tried."""
@@ -75,8 +75,44 @@ class Tried(NamedTuple):
     clipped: str | None
 
 
-def try_out(target: Target, constraint: Constraint, n: int, options: Options) -> Tried:
-    """Try everything on a few chains. If it fails there but not on all chains at once, say what is asked for."""
+def with_start(target: Target, constraint: Constraint, n: int, options: Options) -> Target:
+    """A fixed density with a starting point for every chain: one point, a few, or none may have been given.
+
+    Chains take the given points in turn. Without any, they start at an interior point of a flat set, and on other sets
+    at projections of N(0, I).
+
+    Raises:
+        SettingError: No point was given, and neither the set nor a decoder says how many coordinates there are.
+    """
+    init = target.init
+    if not target.table.static or not isinstance(init, Tensor | FromSet):
+        return target
+    if isinstance(init, Tensor):
+        if init.ndim == 1 and len(init):
+            init = init[None]
+        several = 0 < len(init) < n if init.ndim else False
+        return replace(target, init=init[torch.arange(n, device=init.device) % len(init)]) if several else target
+    size = constraint.written_for
+    if size is None or options.decoder is not None:
+        why = "behind a decoder" if options.decoder is not None else f"{constraint!r} takes any number of coordinates"
+        raise SettingError(f"{target.name} has no init: {why}; give one point, init=torch.zeros(d), to say how many")
+    like = torch.zeros((0, size), dtype=options.run.dtype or torch.float64, device=place_of(target, options))
+    problem = Problem(replace(target, init=like), constraint, Identity(), like)
+    found = HMC().interior_point(problem)
+    if found is not None:
+        return replace(target, init=found.to(like).expand(n, -1))
+
+    def projected(count: int, generator: torch.Generator) -> Tensor:
+        return constraint.project(torch.randn((count, size), generator=generator, dtype=like.dtype, device=like.device))
+
+    return replace(target, init=projected)
+
+
+def try_out(target: Target, constraint: Constraint, method: Method[Any] | str, n: int, options: Options) -> Tried:
+    """Try everything on a few chains. If it fails there but not on all chains at once, say what is asked for.
+
+    Where chains will live inside the set, so do these: the density need not be defined elsewhere.
+    """
 
     def attempt(count: int) -> Tried:
         generator = stream(options.seed, "probe", device=place_of(target, options))
@@ -85,6 +121,9 @@ def try_out(target: Target, constraint: Constraint, n: int, options: Options) ->
         centred, offset = (options.decoder or Identity()).centred(probe)
         inside = constraint if offset is None else constraint.shifted(-offset)
         problem = Problem(target, inside, centred.to(probe), probe[:0], row_dtype=row_dtype)
+        mover = HMC() if method == "auto" else method
+        if isinstance(mover, Method) and mover.adapts and target.table.static:
+            probe = mover.first_points(problem.replace(usage=Uncounted()).take(slice(0, count)), probe)
         event = _check_problem(problem.replace(usage=Uncounted()), probe, n, options)
         clipped = clipped_units(target, constraint, options.decoder or Identity(), problem.latent)
         return Tried(problem, event, centred, offset, clipped)
@@ -154,14 +193,8 @@ def check_call(target: Target, constraint: Constraint, method: Method[Any] | str
                 f"{kind}"
             )
         return
-    if init.ndim == 1:
-        raise ShapeError(
-            f"init has shape {tuple(init.shape)}, one point; init.expand({n}, -1) starts all {n} chains there"
-        )
     if init.ndim >= 1 and len(init) != n:
-        sizes = ", ".join(["-1"] * (init.ndim - 1))
-        same = f": init.expand({n}, {sizes}) starts all of them there" if len(init) == 1 else ""
-        raise ShapeError(f"init has {len(init)} rows for n = {n} chains; give one row per chain{same}")
+        raise ShapeError(f"init has {len(init)} rows for n = {n} chains; give one row per chain")
     _check_points(init, 0, len(target.table))
 
 
@@ -313,8 +346,20 @@ def _check_preconditioner(problem: Problem, x: Tensor) -> None:
     diagonal = problem.table.preconditioner
     if diagonal is None:
         return
+    if problem.metric is not None:
+        off = float((diagonal - diagonal.T).abs().max() / diagonal.abs().max())
+        least = float(torch.linalg.eigvalsh(diagonal).min())
+        if off > 1e-9 or not least > 0.0:
+            raise SettingError(
+                f"a preconditioner that is a matrix is a covariance: symmetric (it is off by {off:.2g}) and with "
+                f"eigenvalues > 0 (the smallest is {least:.2g})"
+            )
+        return
     if not broadcasts_to(diagonal.shape, x.shape[1:]):
-        raise ShapeError(f"preconditioner {tuple(diagonal.shape)} does not broadcast to events {tuple(x.shape[1:])}")
+        raise ShapeError(
+            f"preconditioner {tuple(diagonal.shape)} does not broadcast to events {tuple(x.shape[1:])}, and is no "
+            f"matrix of all {x[0].numel()} coordinates"
+        )
 
 
 def _check_score(problem: Problem, rows: Tensor, points: int) -> Tensor:

@@ -19,7 +19,7 @@ from casal.errors import CasalWarning, SettingError
 from casal.methods import Each, Method, Problem, Together, Unconstrained, Uncounted, Usage, few_chains
 from casal.sampling.adapt import adapt
 from casal.sampling.coordinates import Coordinates, coordinates
-from casal.sampling.inspect import check_call, method_of, place_of, starting_points, try_out
+from casal.sampling.inspect import check_call, method_of, place_of, starting_points, try_out, with_start
 from casal.sampling.pilot import Pilot
 from casal.sampling.run import Options
 from casal.store import stored_batch
@@ -208,12 +208,14 @@ def prepare(
     if constraint is None:  # the model alone
         constraint, method = Box(-math.inf, math.inf), Unconstrained() if method == "auto" else method
     method = method_of(method) or "auto"
+    if isinstance(target, Target) and isinstance(constraint, Constraint):
+        target = with_start(target, constraint, n, options)
     check_call(target, constraint, method, n, options)
     target = target.on(place_of(target, options))
     given, how = target, options.run
     if not (isinstance(method, Method) and method.remembers):
         target = first_order(target)
-    tried = try_out(target, constraint, n, options)
+    tried = try_out(target, constraint, method, n, options)
     if tried.clipped is not None:
         warnings.warn(tried.clipped, CasalWarning, stacklevel=3)
 

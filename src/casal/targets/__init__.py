@@ -13,7 +13,7 @@ from casal.targets.conditioning import (
     tilted,
     unconditional_rows,
 )
-from casal.targets.density import GaussianStart, energy, fit_start, langevin, with_settings
+from casal.targets.density import FromSet, GaussianStart, energy, fit_start, langevin, with_settings
 from casal.targets.diffusion import annealed, ddim, ddpm, edm, karras_sigmas, vp_sde
 from casal.targets.flow_matching import flow
 from casal.targets.multistep import Recursion, first_order, multistep_table, recursion
@@ -43,6 +43,7 @@ of any family.)"""
 
 __all__ = [
     "TARGETS",
+    "FromSet",
     "GaussianStart",
     "Network",
     "Recursion",

@@ -49,7 +49,7 @@ def langevin(
     *,
     steps: int = STEPS,
     step_size: float | Tensor | str = AUTO,
-    init: Init,
+    init: Init | None = None,
     preconditioner: Tensor | float | str | None = None,
     potential: Callable[..., Tensor] | None = None,
     condition: Mapping[str, Any] | None = None,
@@ -66,8 +66,12 @@ def langevin(
         grad: Gradient of the potential, (n, *event) -> (n, *event).
         steps: How many steps; each costs one evaluation of ``grad``. ``HMC`` may end before.
         step_size: tau, a number or one per step, or "auto". ``HMC`` finds its own.
-        init: Starting points, or a callable (n, generator) -> points; ``casal.GaussianStart`` knows its own density.
+        init: Starting points, one for each chain, fewer that are taken in turn, or a single one; or a callable
+            (n, generator) -> points; ``casal.GaussianStart`` knows its own density. None starts at an interior point of
+            the set, if the set says how many coordinates there are.
         preconditioner: Diagonal D, roughly the variance of each coordinate (one over the curvature of f), or "auto".
+            Or a covariance matrix of all coordinates (k, k): ``HMC`` takes it as its metric and adapts none; other
+            methods take its diagonal.
         potential: f itself up to a constant, (n, *event) -> (n,), if it is known. Methods that weigh or accept moves
             by the density use it; without it the weights of separate modes are those of the starting points.
         condition: What ``grad`` and ``potential`` are called with besides, ``grad(x, **condition)``: names to tensors
@@ -89,7 +93,7 @@ def langevin(
     return Target(
         Descent(gradient),
         table,
-        init,
+        FromSet() if init is None else init,
         potential=Given(potential) if potential is not None and condition else potential,
         name="langevin",
         tune=_tuned(tune, condition),
@@ -102,7 +106,7 @@ def energy(
     *,
     steps: int = STEPS,
     step_size: float | Tensor | str = AUTO,
-    init: Init,
+    init: Init | None = None,
     preconditioner: Tensor | float | str | None = None,
     condition: Mapping[str, Any] | None = None,
 ) -> Target:
@@ -112,8 +116,8 @@ def energy(
         f: Energy, (n, *event) -> (n,), one number per chain; any torch function or module.
         steps: How many steps.
         step_size: tau, a number or one per step, or "auto", as in ``langevin``.
-        init: Starting points, or a callable (n, generator) -> points.
-        preconditioner: Diagonal D, or "auto", as in ``langevin``.
+        init: Starting points, a callable (n, generator) -> points, or None, as in ``langevin``.
+        preconditioner: Diagonal D, a matrix, or "auto", as in ``langevin``.
         condition: What ``f`` is called with besides, ``f(x, **condition)``, as in ``langevin``.
     """
     if not callable(f):
@@ -121,7 +125,15 @@ def energy(
     potential = Given(f) if condition else f
     table, tune = _langevin_table(steps, step_size, preconditioner)
     tune, score = _tuned(tune, condition), Downhill(potential)
+    init = FromSet() if init is None else init
     return Target(score, table, init, potential=potential, name="energy", tune=tune, condition=checked(condition))
+
+
+class FromSet:
+    """Starting points that the set gives: an interior point, or projections of normal points."""
+
+    def __call__(self, n: int, generator: torch.Generator) -> Tensor:
+        raise SettingError("there is no set to start in; give one point, init=torch.zeros(d)")
 
 
 class Descent:
@@ -196,7 +208,8 @@ def _langevin_table(
         )
     fixed = None if isinstance(preconditioner, str) else preconditioner
     diagonal = None if fixed is None else _numbers(fixed, "preconditioner")
-    if diagonal is not None and not _all_positive(diagonal):
+    square = diagonal is not None and diagonal.ndim == 2 and len(diagonal) == diagonal.shape[1]
+    if diagonal is not None and not _all_positive(diagonal.diagonal() if square else diagonal):
         raise SettingError(
             f"the preconditioner is a diagonal of finite numbers > 0; its smallest is {float(diagonal.min()):g}"
         )

@@ -77,19 +77,20 @@ class Structure(NamedTuple):
         return out
 
 
-def structure_of(linearise: Callable[[Tensor], Tensor], size: int) -> Structure | None:
+def structure_of(linearise: Callable[[Tensor], Tensor], size: int, worth: int = WORTH) -> Structure | None:
     """The structure of a Jacobian, or None where it is small or has little of it.
 
     Args:
         linearise: Points (p, d) -> derivatives (p, r, d).
         size: d.
+        worth: Numbers in a dense Jacobian from which on its structure is looked for.
     """
     generator = torch.Generator().manual_seed(0)
     points = torch.randn(PROBES, size, generator=generator, dtype=torch.float64)
     points[0] = points[0].abs()  # for logarithms and roots
     try:
         found = (linearise(points[:1])[0] != 0).cpu()
-        if found.numel() < WORTH or len(found) < SPARSE:
+        if found.numel() < worth or len(found) < SPARSE:
             return None
         for k in range(1, PROBES):
             found |= (linearise(points[k : k + 1])[0] != 0).cpu()

@@ -21,13 +21,13 @@ slack there are equations, and walls that the others imply stay: they cost time 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from casal.checks import Event
 from casal.errors import InfeasibleSet, SettingError
-from casal.methods.problem import Problem
 
 SLACK, LP_TOLERANCE, ROUGH_SLACK = 1e-9, 1e-10, 1e-7
 """Slack, in units of the walls' levels, below which a wall is an equation; tolerance of the programmes; and the same
@@ -82,6 +82,19 @@ class Reduction(NamedTuple):
         """r."""
         return self.walls.shape[1]
 
+    def told(self) -> str:
+        """What it found, in words."""
+        size = self.origin.shape[1]
+        fixed = f"; {self.fixed} coordinates fixed by the others" if self.fixed else ""
+        return f"dimension {self.dimension} of {size}{fixed}; {len(self.walls)} walls"
+
+    def to(self, device: torch.device) -> Reduction:
+        """On a device."""
+        return self._replace(
+            origin=self.origin.to(device), basis=None if self.basis is None else self.basis.to(device),
+            walls=self.walls.to(device), room=self.room.to(device),
+        )  # fmt: skip
+
     def take(self, some: slice) -> Reduction:
         """Of some chains."""
         if len(self.room) == 1:
@@ -117,88 +130,65 @@ class Reduction(NamedTuple):
         return torch.where(reach > share, y * (share / reach), y)
 
 
-def reduction(problem: Problem) -> Reduction | None:
-    """The set of latents {x : A x in C}, reduced; None if C or the decoder is of another kind. Made once.
+class FlatSided(Protocol):
+    """A set that may have flat sides: what is asked of it here."""
+
+    def linear(self, event: Event) -> Any:
+        """Its rows and bounds; None if it has others."""
+
+    def project(self, z: Tensor) -> Tensor:
+        """Nearest points."""
+
+
+def reduced(constraint: FlatSided, event: Event, matrix: Tensor | None = None) -> Reduction | None:
+    """The set C of points of a shape, or {x : A x in C}, reduced; None if C is of another kind.
+
+    Args:
+        constraint: C.
+        event: Shape of a point of C.
+        matrix: A (k, d) float64 on the host; None for the identity.
 
     Raises:
         InfeasibleSet: It is empty.
     """
-    constraint, decoder = problem.constraint, problem.decoder
-    if constraint.in_pieces or not decoder.linear:
+    rows, size = constraint.linear(event), math.prod(event)
+    if rows is None or (len(rows.matrix) + size) * size > MOST_NUMBERS:
         return None
-    name = "identity" if problem.identity else id(decoder)
-    return constraint._once(("reduction", problem.latent, problem.like.device, name), lambda: _reduce(problem))
-
-
-def _reduce(problem: Problem) -> Reduction | None:
-    found = _rows(problem)
-    if found is None:
-        return None
-    matrix, low, high = found
-    length = torch.linalg.vector_norm(matrix, dim=1)
-    some = length > 1e-12 * float(length.max()) if len(length) else length > 0
-    matrix, low, high = matrix[some] / length[some, None], low[:, some] / length[some], high[:, some] / length[some]
-    equal = (low == high).all(0)
-    if bool(((low == high) & ~equal).any()):
-        return None  # equations of some chains alone
-    above, below = (torch.isfinite(side).any(0) & ~equal for side in (high, low))
-    walls = torch.cat([matrix[above], -matrix[below]])
-    level = torch.cat([high[:, above], -low[:, below]], 1)
-    device = problem.like.device
-    made = _reduced(problem, matrix[equal], low[:, equal], walls, level)
-    if made is None:
-        return None
-    basis = None if made.basis is None else made.basis.to(device)
-    return made._replace(
-        origin=made.origin.to(device), basis=basis, walls=made.walls.to(device), room=made.room.to(device)
-    )
-
-
-def _rows(problem: Problem) -> tuple[Tensor, Tensor, Tensor] | None:
-    """G (m, d), low and high (1 or n, m) in latent coordinates, bounds among them."""
-    latent = problem.latent
-    event = problem.decoder.event(torch.zeros((1, *latent), dtype=problem.like.dtype, device=problem.like.device))
-    rows = problem.constraint.linear(event)
-    if rows is None or (len(rows.matrix) + math.prod(event)) * math.prod(event) > MOST_NUMBERS:
-        return None
-    matrix = rows.matrix if isinstance(rows.matrix, Tensor) else rows.matrix.to_dense()
+    G = rows.matrix if isinstance(rows.matrix, Tensor) else rows.matrix.to_dense()
     bounded = (torch.isfinite(rows.below) | torch.isfinite(rows.above)).any(0)
-    matrix = torch.cat([matrix, torch.eye(math.prod(event), dtype=torch.float64)[bounded]])
+    G = torch.cat([G, torch.eye(size, dtype=torch.float64)[bounded]])
     n = max(len(rows.low), len(rows.below))
     low, high = (
         torch.cat([side.expand(n, -1), ends[:, bounded].expand(n, -1)], 1)
         for side, ends in ((rows.low, rows.below), (rows.high, rows.above))
     )
-    if not problem.identity:
-        matrix = matrix @ problem.decoder.matrix(latent, problem.like).cpu()
-    return matrix, low, high
+    if matrix is not None:
+        G = G @ matrix
+    length = torch.linalg.vector_norm(G, dim=1)
+    some = length > 1e-12 * float(length.max()) if len(length) else length > 0
+    G, low, high = G[some] / length[some, None], low[:, some] / length[some], high[:, some] / length[some]
+    equal = (low == high).all(0)
+    if bool(((low == high) & ~equal).any()):
+        return None  # equations of some chains alone
+    above, below = (torch.isfinite(side).any(0) & ~equal for side in (high, low))
+    walls = torch.cat([G[above], -G[below]])
+    level = torch.cat([high[:, above], -low[:, below]], 1)
+    return _reduced(constraint, event if matrix is None else None, G[equal], low[:, equal], walls, level)
 
 
-def differentiate(function: Any, z: Tensor, graph: bool = False) -> tuple[Tensor, Tensor]:
-    """Values (n, m) of a function of chains, and its derivatives (n, m, *event); ``graph`` to differentiate again."""
-    with torch.enable_grad():
-        leaf = z if graph and z.requires_grad else z.detach().requires_grad_()
-        values = function(leaf)
-        if not values.shape[1]:
-            return values.detach(), z.new_zeros((len(z), 0, *z.shape[1:]))
-        if not values.requires_grad:
-            raise SettingError("automatic differentiation does not see through the functions of this set")
-        rows = [
-            torch.autograd.grad(values[:, i].sum(), leaf, retain_graph=True, create_graph=graph, allow_unused=True)[0]
-            for i in range(values.shape[1])
-        ]
-    slopes = torch.stack([torch.zeros_like(z) if row is None else row for row in rows], 1)
-    return (values, slopes) if graph else (values.detach(), slopes.detach())
+def _reduced(
+    constraint: FlatSided, event: Event | None, E: Tensor, e: Tensor, W: Tensor, w: Tensor
+) -> Reduction | None:
+    """From equations E x = e and walls W x <= w, rows of length one; e and w are (1 or n, ...).
 
-
-def _reduced(problem: Problem, E: Tensor, e: Tensor, W: Tensor, w: Tensor) -> Reduction | None:
-    """From equations E x = e and walls W x <= w, rows of length one; e and w are (1 or n, ...)."""
+    ``event`` is the shape of x; None behind a matrix, where x cannot be projected.
+    """
     d, common = E.shape[1], len(w) == 1 and len(e) == 1
     lp = _highs() if common else None
     if lp is not None and len(W):
         inner, implied = _implied(lp, E, e[0], W, w[0])
     elif len(W):
-        inner, implied = _by_projections(problem, W, w)
+        inner, implied = _by_projections(constraint, event, W, w)
         if bool((implied != implied[:1]).any()):
             return None
         implied = implied[0]
@@ -210,7 +200,7 @@ def _reduced(problem: Problem, E: Tensor, e: Tensor, W: Tensor, w: Tensor) -> Re
         basis, inner = _null_space(E, e, inner)
         missed = float((inner @ E.T - e).abs().max())
         if missed > 1e-7 * (1.0 + float(e.abs().max())):
-            raise InfeasibleSet(f"the equations of {problem.constraint!r} contradict each other by {missed:.3g}")
+            raise InfeasibleSet(f"the equations of {constraint!r} contradict each other by {missed:.3g}")
     free, fixed = d if basis is None else basis.shape[1], 0
     if free == 0:
         return None
@@ -345,16 +335,16 @@ def _implied(lp: Any, E: Tensor, e: Tensor, W: Tensor, w: Tensor) -> tuple[Tenso
     return torch.stack(points).mean(0, keepdim=True), open_
 
 
-def _by_projections(problem: Problem, W: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+def _by_projections(constraint: FlatSided, event: Event | None, W: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """The same for every chain (n, d), (n, m), by the mean of projections of random points."""
     n, generator = len(w), torch.Generator().manual_seed(0)
     total = torch.zeros((n, W.shape[1]), dtype=torch.float64)
-    if not problem.identity:
+    if event is None:
         raise SettingError("a set behind a decoder is reduced by linear programmes; pip install casal[flat]")
     for k in range(TRIALS):
         size = 10.0 ** (k % 4 - 1)
-        start = size * torch.randn((n, *problem.latent), generator=generator, dtype=torch.float64)
-        total += problem.constraint.project(start).flatten(1) / TRIALS
+        start = size * torch.randn((n, *event), generator=generator, dtype=torch.float64)
+        total += constraint.project(start).flatten(1) / TRIALS
     slack = w - total @ W.T
     implied = slack <= ROUGH_SLACK * (1.0 + torch.where(torch.isfinite(w), w.abs(), 0.0))
     return total, implied
