@@ -100,7 +100,7 @@ LOST = Found(*[float("nan")] * 6)
 def rho_of(schedule: str) -> float | Schedule:
     """The four schedules of the paper between 2 and 20."""
     low, high = STIFF.rho
-    made = (low, high, casal.linear(low, high), casal.geometric(low, high))
+    made: tuple[float | Schedule, ...] = (low, high, casal.linear(low, high), casal.geometric(low, high))
     return dict(zip(SCHEDULES, made, strict=True))[schedule]
 
 

@@ -9,42 +9,38 @@ from matplotlib.figure import Figure
 
 from casal_lab.drawing import EXACT, FAINT, INK, colour
 from casal_lab.experiment import Array, Outcome
-from casal_lab.particle.runs import PRECONDITIONED, PUBLISHED, TUNED
-from casal_lab.particle.setup import NEWEST, RADIUS, SIGMA_Y, exact_answer, exact_density
+from casal_lab.particle.setup import DRAWN, RADIUS, SIGMA_Y, exact_answer, exact_density
 from casal_lab.problems import double_well
 
-SHOWN = (
-    "final projection",
-    "projected",
-    TUNED,
-    *PUBLISHED,
-    f"CASAL{PRECONDITIONED}",
-    f"WeightedCASAL{PRECONDITIONED}",
-)
+SHOWN = {
+    "projected": "projected",
+    "Algorithm 2": "CASAL, printed (Algorithm 2)",
+    "released code": "CASAL, released",
+}
+"""Panels of the paper's figure: the density, projected Langevin, CASAL; there are two of the last."""
 
 
 def figures(outcome: Outcome) -> dict[str, Figure]:
-    """One figure: a column for the exact distribution and one for each method."""
+    """The look-alike of figure 5: the density on the circle, and where each method of the figure puts its samples."""
     points = {label: outcome.data["points"][label] for label in SHOWN if label in outcome.data["points"]}
     figure, axes = plt.subplots(
-        2, len(points) + 1, figsize=(2.1 * (len(points) + 1), 4.6), height_ratios=(1.35, 1), squeeze=False
+        2, len(points) + 1, figsize=(3.0 * (len(points) + 1), 5.6), height_ratios=(1.6, 1), squeeze=False
     )
     _circle(axes[0, 0])
     _ring(axes[0, 0], *exact_density(), EXACT)
-    axes[0, 0].set_title("exact distribution")
+    axes[0, 0].set_title("true density")
     _spread(axes[1, 0], None, EXACT)
     for k, (label, z) in enumerate(points.items(), start=1):
         _circle(axes[0, k])
         _ring(axes[0, k], np.arctan2(z[:, 1], z[:, 0]), np.ones(len(z)), colour(label))
         right = float((z[:, 0] > 0).mean())
-        axes[0, k].set_title(label.replace(" + projection", "").removesuffix(PRECONDITIONED))
-        axes[0, k].text(0, 1.4, f"{right:.1%}\nat x > 0", ha="center", va="center", fontsize=9, color=INK)
+        axes[0, k].set_title(SHOWN[label])
+        axes[0, k].text(0, 1.4, f"{right:.1%}\nat x > 0", ha="center", va="center", fontsize=10, color=INK)
         _spread(axes[1, k], z, colour(label))
     axes[0, 0].set_ylabel("y")
     axes[1, 0].set_ylabel("density of y, x < 0")
     figure.suptitle(
-        f"Particle on a circle, the authors' script {NEWEST.name} (penalty, CASAL, WeightedCASAL: ours): samples, and "
-        "their spread on the likely side (line: exact)"
+        f"Particle on a circle, constants of the script {DRAWN.name}; below: y on the likely side (line: exact)"
     )
     return {"particle": figure}
 

@@ -66,6 +66,8 @@ REVISIONS = (
 """The stored revisions of the authors' script for this problem (example_particle.py, at last example.py)."""
 
 NEWEST = REVISIONS[-1]
+DRAWN = REVISIONS[1]
+"""The revision of the pictures: the first with the quadratic coupling that plots the last points of all chains."""
 
 OURS = Settings("ours", 1e-2, 1e-2, 2000, geometric(0.1, 100.0))
 """In no revision: the steps of the first ones with the last rho of the newest."""

@@ -25,7 +25,7 @@ WELLS = 2
 GRID = (100, 100)
 
 
-TILT = 0.7
+TILT = 0.5
 """Exponent of the tilt in units of the largest possible one: near one the tilted density has no end within a grid, at
 zero the tail drowns in rounding."""
 
@@ -99,8 +99,8 @@ def squares_density(weights: Array, top: float, points: int = 1 << 15) -> tuple[
 
     phi(t) = prod (1 - 2 i t w_j)^(-1/2) falls off like t^(-24) here, so the fast Fourier transform is exact to rounding
     once ``top`` is far in the tail (aliasing) and the grid is fine (truncation). Rounding is absolute, and in the tail
-    the density is smaller: so the transform is taken of f(s) e^(theta s) / M(theta), which is such a density again, with
-    weights w / (1 - 2 theta w).
+    the density is smaller: so the transform is taken of f(s) e^(theta s) / M(theta), which is such a density again,
+    with weights w / (1 - 2 theta w).
     """
     theta = TILT / (2 * float(weights.max()))
     tilted, log_m = weights / (1 - 2 * theta * weights), -0.5 * np.log(1 - 2 * theta * weights).sum()
