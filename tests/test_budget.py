@@ -44,15 +44,15 @@ BUDGET = {
     ),  # one solver for flat sets, closed forms of pairs, bounds in Newton's steps, structure of Jacobians
     "decoders": Package(files=5, code=880, constants=4, imports=2),
     "diagnostics": Package(
-        files=12, code=1560, constants=82, imports=11
-    ),  # Stein's identity in the free coordinates of a flat set; whether the last round of chains still drifts
+        files=11, code=1570, constants=85, imports=10
+    ),  # whitened directions and the power of a test took the place of fixed directions and of Metropolis moves
     "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
     "methods": Package(
         files=41, code=6591, constants=179, imports=13
     ),  # HMC on flat and curved sets: reduction, flows, surface; PCFM, ECI, ProjectRenoise from the lab
     "sampling": Package(
-        files=20, code=3343, constants=64, imports=12
-    ),  # what "auto" knows before a pilot runs off the set
+        files=20, code=3354, constants=64, imports=12
+    ),  # what "auto" knows before a pilot runs off the set; a share of evaluations for checks
     "store": Package(files=3, code=609, constants=3, imports=1),  # names of files are refused
     "targets": Package(
         files=8, code=1553, constants=18, imports=3

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from operator import index
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -23,8 +23,8 @@ Tolerance: TypeAlias = float | Sequence[float] | Tensor
 ScoreFunction: TypeAlias = Callable[..., Tensor]
 """``score(x, t)`` = gradient of the log-density at x, of the shape of x; ``score(x, t, **rows)`` given a condition."""
 
-Check: TypeAlias = bool | Literal["drift"]
-"""Whether checks of the distribution may evaluate the score: False for not at all, "drift" for one more check."""
+Check: TypeAlias = bool | float
+"""Whether checks of the distribution may evaluate the score; a number is the share of the run's evaluations."""
 
 Init: TypeAlias = Tensor | Callable[..., Tensor]
 """The starting points: a tensor (n, *event), or a callable (n, generator) -> tensor."""

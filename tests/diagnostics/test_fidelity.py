@@ -12,7 +12,16 @@ from torch import Tensor
 
 import casal
 from casal.diagnostics import Evidence, Fidelity, assess
-from casal.diagnostics.fidelity import FEWEST, LEAST_KEPT, REJECT, SHARE_OF_EVALUATIONS, slack, two_sided_p
+from casal.diagnostics.fidelity import (
+    FEWEST,
+    LARGEST_DETECTABLE,
+    LEAST_KEPT,
+    REJECT,
+    SHARE_OF_EVALUATIONS,
+    slack,
+    student_quantile,
+    two_sided_p,
+)
 
 from .populations import CENTRE, draws, evidence, gaussian, generator, score
 
@@ -195,7 +204,7 @@ def test_offsets_that_do_not_depend_on_the_foot_leave_no_slack() -> None:
 def test_samples_far_from_the_range_of_a_decoder_are_suspect() -> None:
     decoder = casal.Nonlinear(lambda x: torch.cat([x, x.square()], dim=1))
     x = gaussian(200, 0)
-    for off, verdict in ((0.15, "suspect"), (1e-4, "trusted")):
+    for off, verdict in ((0.15, "suspect"), (1e-4, "unchecked")):
         z = decoder(x) * (1.0 + off)
         everywhere = casal.Ball(1e3)
         found = judged(evidence(z, everywhere, decoder=decoder, state=SimpleNamespace(x=x)))
@@ -210,10 +219,97 @@ def test_few_ancestors_are_never_trusted() -> None:
     found = judged(evidence(z, EXACT["sphere"], ancestors=ancestors))
     alone = judged(evidence(z, EXACT["sphere"], ancestors=torch.zeros(N, dtype=torch.long)))
     assert alone.verdict == "too few" and alone.reasons[0].startswith(
-        "1 effective sample, 50 needed: nearly all samples"
+        "1 effective sample of 1000 chains, 50 needed: nearly all samples"
     )
-    assert found.verdict == "too few" and found.reasons[0] == "49 effective samples, 50 needed: try n=1400"
-    assert judged(evidence(z[:40], EXACT["sphere"])).verdict == "too few"
+    assert found.verdict == "too few" and found.reasons[0] == (
+        "49 effective samples of 1000 chains, 50 needed: casal.sample(..., n=1400), 1.4 times the model calls"
+    )
+
+
+def test_few_chains_that_are_independent_are_not_too_few() -> None:
+    """Their error bars are wide; the verdict says what could have been found."""
+    verdicts = list[str]()
+    for seed in range(20):
+        found = judged(evidence(draws(EXACT["sphere"], 32, seed), EXACT["sphere"]))
+        assert 0.3 < found.figures["detectable"] < 2.0
+        verdicts.append(found.verdict)
+    assert verdicts.count("trusted") >= 16 and "too few" not in verdicts
+    cold = [judged(evidence(draws(EXACT["sphere"], 64, k, 0.2), EXACT["sphere"])).verdict for k in range(5)]
+    assert cold == ["suspect"] * 5
+    half = judged(evidence(draws(EXACT["sphere"], 32, 0), EXACT["sphere"], ancestors=torch.arange(32) // 4))
+    assert half.verdict == "too few" and half.reasons[0].startswith("8 effective samples of 32 chains, 16 needed")
+
+
+def test_checks_without_power_leave_samples_unchecked() -> None:
+    found = judged(evidence(draws(EXACT["sphere"], 16, 0), EXACT["sphere"]))
+    assert found.verdict == "unchecked" and found.figures["detectable"] > LARGEST_DETECTABLE
+    assert found.reasons[0].startswith("the checks find errors of a mean above ")
+    fewer = judged(evidence(draws(EXACT["sphere"], 12, 0), EXACT["sphere"]))
+    assert (
+        fewer.verdict == "unchecked" and "12 effective samples, 16 needed: casal.sample(..., n=65)" in fewer.reasons[0]
+    )
+
+
+def test_the_detectable_error_is_detected() -> None:
+    """A shift of that size along the widest axis is found in about 95 of 100 runs, one of half the size in fewer."""
+    widest, found = torch.ones(3, dtype=torch.float64), {1.0: 0, 0.5: 0}
+    covariance = 0.9 * torch.outer(widest, widest) + 0.1 * torch.eye(3, dtype=torch.float64)
+    root, precision = torch.linalg.cholesky(covariance), torch.linalg.inv(covariance)
+    everywhere = casal.Affine(torch.zeros(1, 3), 0.0)
+
+    def pull(x: Tensor) -> Tensor:
+        return (CENTRE.to(x) - x) @ precision.to(x)
+
+    for seed in range(40):
+        z = CENTRE + torch.randn((200, 3), generator=generator(seed), dtype=torch.float64) @ root.T
+        least = judged(evidence(z, everywhere, grad_log_p=pull)).figures["detectable"]
+        for share in found:
+            off = judged(evidence(z + share * least * widest, everywhere, grad_log_p=pull))
+            found[share] += off.verdict == "suspect"
+    assert found[1.0] >= 35 and found[0.5] <= 20
+
+
+def test_a_score_that_is_no_number_is_suspect() -> None:
+    z = draws(EXACT["box"], N, 0)
+
+    def grad_log_p(x: Tensor) -> Tensor:
+        return torch.where(x[:, :1] < 0.05, torch.nan, score(x))
+
+    found = judged(evidence(z, EXACT["box"], grad_log_p=grad_log_p))
+    share = float((z[:, 0] < 0.05).double().mean())
+    assert found.verdict == "suspect" and found.figures["not_finite"] == pytest.approx(share)
+    assert f"not a finite number at {100 * share:.2g} % of the samples" in found.reasons[0]
+
+
+@pytest.mark.parametrize("step", [0.0, 0.5])
+def test_an_energy_with_a_step_is_suspect(step: float) -> None:
+    """The samples follow the score, which does not know of the step."""
+    box = EXACT["box"]
+
+    def energy(x: Tensor) -> Tensor:
+        return (x - CENTRE.to(x)).square().sum(1) / 2 + step * (x[:, 0] > 0.7)
+
+    found = judged(evidence(draws(box, N, 0), box, target=casal.energy(energy, steps=10, init=draws(box, N, 0))))
+    assert found.figures["stein_p"] > REJECT
+    if step:
+        assert found.verdict == "suspect" and "not the gradient of the log-density" in found.reasons[0]
+        assert 0.3 < found.figures["not_gradient"] < 0.7
+    else:
+        assert found.verdict == "trusted" and found.figures["not_gradient"] == 0.0
+
+
+def test_the_last_move_is_measured_by_the_model() -> None:
+    """A move by 0.3 along a coordinate of spread 0.1 is one of three deviations."""
+    plane = casal.Affine(torch.tensor([[1.0, 0.0, 0.0]]), 0.0)
+    z = plane.project(gaussian(N, 0))
+    x = z + torch.tensor([0.3, 0.0, 0.0], dtype=torch.float64)
+    width = torch.tensor([0.01, 1.0, 1.0], dtype=torch.float64)
+
+    def grad_log_p(v: Tensor) -> Tensor:
+        return (CENTRE.to(v) - v) / width.to(v)
+
+    found = judged(evidence(z, plane, grad_log_p=grad_log_p, state=SimpleNamespace(x=x)))
+    assert found.figures["moved_deviations"] == pytest.approx(3.0)
 
 
 def test_methods_without_a_promise_say_so() -> None:
@@ -252,7 +348,8 @@ def test_checks_stay_below_their_share(evaluations: float) -> None:
 
 def test_nothing_is_spent_unless_allowed() -> None:
     found = evidence(draws(EXACT["sphere"], N, 0), EXACT["sphere"])
-    assert assess(found, promised=True, spend=False).verdict == "trusted"
+    unspent = assess(found, promised=True, spend=False)
+    assert unspent.verdict == "unchecked" and "casal.sample(..., check=True)" in unspent.reasons[0]
     assert found.problem.usage.scores == 0
 
 
@@ -272,7 +369,7 @@ def test_a_diffusion_model_gives_its_score_without_noise() -> None:
     assert judged(evidence(z, EXACT["sphere"], target=diffusion(1.0, 0.1, wrong=2.0))).verdict == "suspect"
 
 
-@pytest.mark.parametrize(("finest", "verdict"), [(0.005, "trusted"), (0.02, "trusted"), (0.05, "suspect")])
+@pytest.mark.parametrize(("finest", "verdict"), [(0.005, "trusted"), (0.02, "unchecked"), (0.05, "suspect")])
 def test_a_model_whose_finest_level_is_too_coarse_is_not_checked(finest: float, verdict: str) -> None:
     """Of data with spread 0.05 the scores at sigma and 2 sigma differ by 3 sigma^2 / (0.05^2 + 4 sigma^2)."""
     z = CENTRE + 0.05 * torch.randn((N, 3), generator=generator(0), dtype=torch.float64)
@@ -315,3 +412,5 @@ def test_the_tail_of_student(degrees: float) -> None:
     t = torch.linspace(0.0, 8.0, 33, dtype=torch.float64)
     exact = torch.from_numpy(2.0 * stats.t.sf(t.numpy(), degrees))
     assert float((two_sided_p(t, degrees) / exact).log().abs().max()) < 0.1
+    for p in (0.05, 2e-4):
+        assert float(two_sided_p(torch.tensor(student_quantile(p, degrees)), degrees)) == pytest.approx(p, rel=1e-6)

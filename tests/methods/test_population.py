@@ -98,10 +98,22 @@ def test_opposite_siblings_do_not_lower_the_error() -> None:
     assert float(error) == pytest.approx(20**-0.5)
 
 
-def test_the_mean_of_others_leaves_out_the_own_ancestor() -> None:
-    values = torch.tensor([[1.0], [2.0], [6.0]], dtype=torch.float64)
-    others = Lineage(equal(3), torch.tensor([0, 0, 1])).mean_of_others(values)
-    torch.testing.assert_close(others[:, 0], torch.tensor([6.0, 6.0, 1.5], dtype=torch.float64))
+def test_halves_are_whole_families_of_about_equal_weight() -> None:
+    weights = torch.tensor([4.0, 1.0, 1.0, 3.0, 1.0, 2.0])
+    ancestors = torch.tensor([7, 3, 3, 5, 9, 9])
+    half = Lineage(weights, ancestors).halves
+    assert half.tolist() == [0, 0, 0, 1, 1, 1]  # families of 4, 3, 3 and 2: the first and the last, the two between
+    many = Lineage(torch.ones(1000), torch.arange(1000) // 2).halves
+    assert int(many.sum()) == 500 and bool((many[::2] == many[1::2]).all())
+
+
+def test_skewness_is_that_of_the_mean() -> None:
+    values = torch.tensor([[0.0], [0.0], [3.0], [1.0]], dtype=torch.float64)
+    alone = Lineage(torch.ones(4), torch.arange(4)).skewness(values)
+    deviations = values - 1.0
+    assert float(alone) == pytest.approx(float((deviations**3).sum() / (deviations**2).sum() ** 1.5))
+    shared = Lineage(torch.ones(4), torch.tensor([0, 0, 1, 1])).skewness(values)
+    assert float(shared) == pytest.approx(0.0)  # two families are symmetric about their mean
 
 
 def resampled(seed: int, n: int = 400) -> tuple[Tensor, Lineage]:

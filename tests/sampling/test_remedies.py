@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -111,25 +112,36 @@ def test_the_call_that_a_refusal_names_runs(name: str, tmp_path: Path, monkeypat
     eval(remedy.followed.format(remedy.says), names)
 
 
-def test_too_few_names_a_number_of_chains_that_is_enough() -> None:
-    """Independent chains first, then resampled ones."""
-    for method in ("hmc", "auto"):
-        few = casal.sample(normal(), casal.Box(-1.0, 1.0), method, n=30, seed=1)
-        found = re.search(r"effective samples, 50 needed: try n=(\d+)", few.fidelity.reasons[0])
-        assert few.fidelity.verdict == "too few" and found is not None
-        assert 50 < int(found[1]) < 200
-        assert (
-            casal.sample(normal(), casal.Box(-1.0, 1.0), method, n=int(found[1]), seed=1).fidelity.verdict != "too few"
-        )
+def test_a_reason_names_a_number_of_chains_that_is_enough() -> None:
+    """Independent chains first, whose checks are too weak, then resampled ones, of which too few are left."""
+    for method, n, verdict in (("hmc", 12, "unchecked"), (casal.WeightedCASAL(), 30, "too few")):
+        few = casal.sample(normal(), casal.Box(-0.3, 0.3), method, n=n, seed=3)
+        found = re.search(r"casal.sample\(..., n=(\d+)\), ([\d.]+) times the model calls", few.fidelity.reasons[0])
+        assert few.fidelity.verdict == verdict and found is not None
+        assert float(found[2]) == pytest.approx(int(found[1]) / n, rel=0.05)
+        more = casal.sample(normal(), casal.Box(-0.3, 0.3), method, n=int(found[1]), seed=3)
+        assert more.fidelity.verdict == "trusted"
+
+
+def test_checks_that_may_spend_more_can_be_asked_for() -> None:
+    target = normal(steps=6)
+    weak = casal.sample(target, casal.Sphere(1.0), casal.WeightedCASAL(), n=100)
+    found = re.search(r"casal.sample\(..., check=([\d.]+)\)", weak.fidelity.reasons[0])
+    assert weak.fidelity.verdict == "unchecked" and found is not None
+    more = casal.sample(target, casal.Sphere(1.0), casal.WeightedCASAL(), n=100, check=float(found[1]))
+    assert math.isfinite(more.fidelity.figures["stein_p"]) and torch.equal(more.samples, weak.samples)
+    for wrong in ("drift", -0.1, math.inf):
+        with pytest.raises(SettingError, match="check must be True, False, or the share"):
+            casal.sample(target, casal.Sphere(1.0), n=100, check=wrong)  # type: ignore[arg-type]
 
 
 def test_too_few_of_each_value_names_how_often() -> None:
     def run(times: int) -> casal.Fidelity:
-        values = casal.PerChain(torch.tensor([-0.5, 0.5]).repeat_interleave(16 * times))
-        return casal.sample(normal(), casal.Affine(A, values), n=32 * times).fidelity
+        values = casal.PerChain(torch.tensor([1.5, 2.0]).repeat_interleave(16 * times))
+        return casal.sample(normal(), casal.Affine(A, values), casal.WeightedCASAL(), n=32 * times).fidelity
 
     found = re.search(r"repeat each PerChain value and condition (\d+) times as often", run(1).reasons[0])
-    assert found is not None and run(int(found[1])).verdict != "too few"
+    assert found is not None and run(int(found[1])).verdict == "trusted"
 
 
 def test_one_ancestor_is_told_that_more_chains_do_not_help() -> None:
@@ -152,7 +164,7 @@ def test_an_estimate_says_what_its_error_leaves_out() -> None:
     value, error = projected
     assert len(projected) == 2 and value is projected.value and error is projected.standard_error
     few = casal.sample(normal(), circle, n=8).expect(lambda z: z[:, 0])
-    assert str(few).endswith(" (too few samples)")
+    assert str(few).endswith(" (distribution unchecked)")
 
 
 def test_a_mean_over_several_sets_says_so() -> None:

@@ -2,7 +2,7 @@
 
 from casal.diagnostics.chain_mixing import FEWEST_DRAWS, Mixing, mixing
 from casal.diagnostics.denoiser_calibration import Calibration, calibration
-from casal.diagnostics.fidelity import Evidence, Fidelity, assess
+from casal.diagnostics.fidelity import SHARE_OF_EVALUATIONS, Evidence, Fidelity, assess
 from casal.diagnostics.units import clipped_units, other_units
 from casal.methods.population import (
     Clusters,
@@ -17,6 +17,7 @@ from casal.methods.population import (
 
 __all__ = [
     "FEWEST_DRAWS",
+    "SHARE_OF_EVALUATIONS",
     "Calibration",
     "Clusters",
     "Estimate",

@@ -1,22 +1,31 @@
 """Stein's identity on a set: functions whose mean is zero if, and in practice only if, samples follow p on the set.
 
-For a smooth f on a surface M without an edge, and z distributed as p (density with respect to the surface measure),
+For a smooth field w on a surface M without an edge, and z distributed as p (density with respect to the surface
+measure), E[div_M w + s . w] = 0 with s = grad log p. If M has an edge, where inequalities end it, a factor g that
+vanishes there is added:
 
-    E[L f(z)] = 0,      L f = Laplacian_M f + s . grad_M f,      s = grad log p.
-
-If M has an edge, where inequalities end it, a factor g that vanishes there takes its place:
-
-    E[g L f + grad_M g . grad_M f] = 0.
+    E[g (div_M w + s . w) + grad_M g . w] = 0.
 
 Everything about M is read off its projection P by differences. With T = dP(z), which projects vectors onto the tangent
-space at z, and H = sum_j d^2P(z)[t_j, t_j] over an orthonormal basis t_j of it (the mean curvature vector),
+space at z, and H = sum_j d^2P(z)[t_j, t_j] over an orthonormal basis t_j of it (the mean curvature vector), constant
+fields w_j, projected onto M, and the same times a linear function u_l of slope c_l give
 
-    L f = u . grad f + tr(T^T (Hessian f) T),      u = H + T s.
+    F_j  = g (H . w_j + s . T w_j) + dg(T w_j),        M_jl = F_j u_l + g (T w_j) . c_l.
 
-f is a coordinate c . z, its square (c . (z - m))^2 / 2, or |z - m|^2 / 2, with m the mean of the samples of other
-ancestors, since a mean that holds the sample itself shifts E[L f] by about dimension / n. If the samples have several
-modes, a bump exp(-|z - c|^2 / (2 r^2)) looks at each of them alone. A set with an interior has T = I and H = 0. The
-score is evaluated once at each sample; the rest are projections.
+Along an axis the noise of the score may hide the error of a slow direction between the axes. So fields and functions
+are those of whitened coordinates, fitted to one half of the samples and used on the other, in turn. With D the
+standard deviations, V L V' the correlation of that half and m its mean,
+
+    u = L^(-1/2) V' D^-1 (z - m),      w_j = D V L^(1/2) e_j,      c_l = D^-1 V L^(-1/2) e_l:
+
+w_j is one standard deviation long, whatever the units. E F . v is about the error of a mean in standard deviations,
+E v'M v about the relative error of a variance. Two kinds of directions v are tested:
+
+- the widest and the narrowest axis, and the field z - m (all directions at once), on all samples;
+- where the half that the coordinates were fitted to disagrees most, on the other half alone: the mean of F, and the
+  extreme eigenvectors of M. Both halves together would count the same deviation twice.
+
+The score is evaluated once at each sample; the rest are projections.
 """
 
 from __future__ import annotations
@@ -28,7 +37,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from casal.diagnostics.modes import MOST_MODES, Modes
 from casal.methods.population import Lineage
 
 Map = Callable[[Tensor], Tensor]
@@ -40,32 +48,28 @@ EXACT_DIMENSION = 16
 PROBES = 8
 """Random directions a sample for these estimates."""
 
-FUNCTIONS, FITTED = 6, 2
-"""Directions c above EXACT_DIMENSION: fixed ones, and those in which the samples are widest. The latter are fitted to
-one half of the samples and used on the other: directions chosen by the samples themselves would raise false alarms."""
+WIDE, NARROW = 8, 4
+"""Fields above EXACT_DIMENSION: those along the widest and the narrowest axes of the samples."""
 
-ROUNDS = 12
-"""Steps of the power iteration for a widest direction."""
+FLAT = 1e-7
+"""Eigenvalues of the correlation below this share of the largest belong to directions that equations fix."""
 
 STEP = 3e-3
-"""Step of a difference, in units of the spread of a coordinate."""
-
-FLAT = 1e-6
-"""Squared slope along the set below which a function of slope one is constant on it, such as a fixed coordinate."""
+"""Step of a difference, in standard deviations of the samples along it."""
 
 
 class SteinTerms(NamedTuple):
-    """What Stein's identity says of each sample.
+    """What Stein's identity says of some samples.
 
     Attributes:
-        values: L f (or its form with g), (n, m): mean zero for right samples.
-        functions: f itself, (n, m).
-        energy: g |grad_M f|^2, (n, m): its mean is how fast the dynamics of L forgets f.
+        values: One column for each function tested, (n, m): mean zero for right samples.
+        scale: From the mean of a column to the error of the mean of its function in standard deviations, (m,).
+        lineage: Weights and ancestors of these samples.
     """
 
     values: Tensor
-    functions: Tensor
-    energy: Tensor
+    scale: Tensor
+    lineage: Lineage
 
 
 class Tangents(NamedTuple):
@@ -73,151 +77,210 @@ class Tangents(NamedTuple):
 
     Attributes:
         bend: H, (n, d).
-        push: v -> T v, (n, d) -> (n, d).
+        push: (v, h) -> T v by a difference of length h v, (n, d) -> (n, d).
         dimension: tr(T^T T), (n,); estimated above EXACT_DIMENSION.
     """
 
     bend: Tensor
-    push: Map
+    push: Callable[[Tensor, float], Tensor]
     dimension: Tensor
+
+
+class Whitened(NamedTuple):
+    """Coordinates in which samples have variance one, along the widest axis first.
+
+    Attributes:
+        mean: m, (d,).
+        fields: w_j, (r, d).
+        slopes: c_l, (r, d).
+    """
+
+    mean: Tensor
+    fields: Tensor
+    slopes: Tensor
 
 
 def projections_needed(size: int) -> int:
     """Projections of a sample that ``stein_terms`` takes on a surface in so many coordinates."""
     if size <= EXACT_DIMENSION:
         return 4 * size + 1
-    return 4 * PROBES + 1 + 2 * (FUNCTIONS + FITTED + 2 + MOST_MODES)
+    return 4 * PROBES + 1 + 4 * (WIDE + NARROW + 1)
 
 
 def stein_terms(
-    z: Tensor,
-    score: Tensor,
-    lineage: Lineage,
-    project: Map | None = None,
-    factor: Map | None = None,
-    modes: Modes | None = None,
-) -> SteinTerms:
-    """L f of the coordinates, their squares, the squared distance to the mean, and bumps at the modes.
+    z: Tensor, score: Tensor, lineage: Lineage, project: Map | None = None, factor: Map | None = None
+) -> list[SteinTerms]:
+    """The columns that Stein's identity makes zero on average: of all samples, and of each half.
+
+    The first two columns of all samples are about means, along the widest and the narrowest axis.
 
     Args:
         z: Samples (n, d), float64.
         score: grad log p at the samples, (n, d).
-        lineage: Their weights and ancestors.
+        lineage: Their weights and ancestors: halves are made of whole families.
         project: Onto the surface; None for a set with an interior.
         factor: g; None for a surface without an edge.
-        modes: Of the samples; one mode needs no bump.
     """
-    weights, y = lineage.weights, z - lineage.mean_of_others(z)
-    spread = float((weights @ y.square()).mean().sqrt())
-    step = STEP * spread
-    at = tangents(z, step, project)
-    drift = at.bend + at.push(score)
-    slope = _no_slope if factor is None else _slope(factor, z, step)
-    g = z.new_ones(len(z)) if factor is None else factor(z)
-    values, functions, energy = [], [], []
-    for direction in (*fixed_directions(z), *widest_directions(y)):
-        c = direction.expand_as(z)
-        tangent = at.push(c)
-        height, square = (y * c).sum(1), tangent.square().sum(1)
-        if not float(weights @ square) > FLAT:
-            continue
-        first = g * (drift * c).sum(1) + slope(tangent)
-        values += [first, height * first + g * square]
-        functions += [height, height.square() / 2]
-        energy += [g * square, g * height.square() * square]
-    outward = at.push(y)
-    square = outward.square().sum(1)
-    if float(weights @ square) > FLAT * spread**2:
-        values.append(g * ((y * drift).sum(1) + at.dimension) + slope(outward))
-        functions.append(y.square().sum(1) / 2)
-        energy.append(g * square)
-    if modes is not None and modes.number > 1:
-        for centre, width in zip(modes.centres, modes.radius, strict=True):
-            away = (z - centre) / width
-            outward, bump = at.push(away), torch.exp(-away.square().sum(1) / 2)
-            square = outward.square().sum(1)
-            first = g * (away * drift).sum(1) + slope(outward)
-            values.append(bump * (g * (square - at.dimension) / width - first) / width)
-            functions.append(bump)
-            energy.append(g * (bump / width).square() * square)
-    none = z.new_zeros((len(z), 0))
-    return SteinTerms(*(torch.stack(c, dim=1) if c else none for c in (values, functions, energy)))
-
-
-def fixed_directions(z: Tensor) -> Tensor:
-    """Unit vectors (m, d): the axes, or a few fixed random directions where there are many."""
-    size = z.shape[1]
-    if size <= EXACT_DIMENSION:
-        return torch.eye(size, dtype=z.dtype, device=z.device)
-    drawn = torch.randn((size, FUNCTIONS), generator=torch.Generator().manual_seed(4242), dtype=torch.float64)
-    return torch.linalg.qr(drawn)[0].T.contiguous().to(z)
-
-
-def widest_directions(y: Tensor) -> list[Tensor]:
-    """FITTED principal directions above EXACT_DIMENSION, each (n, d): every half of the samples has the other's."""
-    if y.shape[1] <= EXACT_DIMENSION:
+    spread = deviations(z, lineage.weights)
+    at = tangents(z, spread, project)
+    halves = [torch.nonzero(lineage.halves == k).flatten() for k in (0, 1)]
+    white = [whitened(z[half], lineage.some(half).weights, spread) for half in halves]
+    if not all(len(one.fields) for one in white):
         return []
-    half = len(y) // 2
-    start = fixed_directions(y)[:FITTED].T
-    first, second = (_principal(part, start) for part in (y[:half], y[half:]))
-    second = second * torch.where((first * second).sum(0) < 0.0, -1.0, 1.0)
-    both = torch.cat([second.T[:, None].expand(-1, half, -1), first.T[:, None].expand(-1, len(y) - half, -1)], dim=1)
-    return list(both.unbind(0))
+    every, found = list[SteinTerms](), list[SteinTerms]()
+    for fitted, here in ((0, 1), (1, 0)):
+        family, other = lineage.some(halves[here]), lineage.some(halves[fitted])
+        flow = _Flow(z, score, at, factor, white[fitted])
+        every.append(_along_axes(flow, halves[here], family, white[0]))
+        found.append(_along_errors(flow, halves[here], family, halves[fitted], other))
+    values = z.new_empty(len(z), every[0].values.shape[1])
+    for half, part in zip(halves[::-1], every, strict=True):
+        values[half] = part.values
+    return [SteinTerms(values, (every[0].scale + every[1].scale) / 2, lineage), *found]
 
 
-def _principal(y: Tensor, start: Tensor) -> Tensor:
-    """The directions (d, k) in which (n, d) is widest, by power iteration."""
-    found = start
-    for _ in range(ROUNDS):
-        found = torch.linalg.qr(y.T @ (y @ found))[0]
-    return found
+def deviations(z: Tensor, weights: Tensor) -> Tensor:
+    """Standard deviation of each coordinate (d,); where it is zero, the mean of the others."""
+    spread = (weights @ (z - weights @ z).square()).sqrt()
+    moves = spread > 1e-12 * z.abs().amax(0)
+    return torch.where(moves, spread, float(spread[moves].mean()) if bool(moves.any()) else 1.0)
 
 
-def tangents(z: Tensor, step: float, project: Map | None) -> Tangents:
+def whitened(z: Tensor, weights: Tensor, spread: Tensor) -> Whitened:
+    """Whitened coordinates of samples (n, d) with weights (n,), by the eigenvectors of their correlation.
+
+    Of many, the WIDE widest and the NARROW narrowest. In more coordinates than samples by the samples' own products.
+    """
+    mean = weights @ z
+    scaled = weights.sqrt()[:, None] * (z - mean) / spread
+    _, size, rows = torch.linalg.svd(scaled, full_matrices=False)
+    kept = torch.nonzero(size.square() > FLAT * size[0].square().clamp_min(FLAT)).flatten()
+    if z.shape[1] > EXACT_DIMENSION and len(kept) > WIDE + NARROW:
+        kept = torch.cat([kept[:WIDE], kept[-NARROW:]])
+    root, rows = size[kept, None], rows[kept]
+    return Whitened(mean, rows * root * spread, rows / (root * spread))
+
+
+class _Flow:
+    """F, M and u of samples, in the whitened coordinates of one half of them.
+
+    Args:
+        z: All samples.
+        score: s at them.
+        at: The surface there.
+        factor: g.
+        white: The coordinates.
+    """
+
+    def __init__(self, z: Tensor, score: Tensor, at: Tangents, factor: Map | None, white: Whitened) -> None:
+        self._z, self._score, self._at, self._factor, self.white = z, score, at, factor, white
+        self._g = z.new_ones(len(z)) if factor is None else factor(z)
+        self.u = (z - white.mean) @ white.slopes.T
+        tangent = [at.push(w.expand_as(z), STEP) for w in white.fields]
+        self.first = torch.stack([self._flow(w, v, STEP) for w, v in zip(white.fields, tangent, strict=True)], 1)
+        self.turned = torch.stack([self._g[:, None] * (v @ white.slopes.T) for v in tangent], 1)  # g (T w_j) . c_l
+
+    def _flow(self, w: Tensor, tangent: Tensor, h: float) -> Tensor:
+        """g (H . w + s . T w) + dg(T w) of a constant field w."""
+        flow = self._g * ((self._at.bend * w).sum(1) + (self._score * tangent).sum(1))
+        return flow if self._factor is None else flow + _slope(self._factor, self._z, tangent, h)
+
+    def second(self, some: Tensor) -> Tensor:
+        """M of some samples, (n, r, r)."""
+        return self.first[some][:, :, None] * self.u[some][:, None] + self.turned[some]
+
+    def radial(self) -> tuple[Tensor, Tensor]:
+        """What the field z - m gives, (n,), and g times the root of the dimension, (n,)."""
+        away, h = self._z - self.white.mean, STEP / math.sqrt(self._z.shape[1])
+        size = self._at.dimension
+        return self._flow(away, self._at.push(away, h), h) + self._g * size, self._g * size.clamp_min(0.0).sqrt()
+
+
+def _along_axes(flow: _Flow, here: Tensor, family: Lineage, reference: Whitened) -> SteinTerms:
+    """F and M along the widest and the narrowest axis, and the field z - m, of some samples.
+
+    Signs are such that axes of both halves point the same way.
+    """
+    white = flow.white
+    ends = [0, -1]
+    same = _sign((white.fields[ends] * reference.slopes[ends]).sum(1))
+    axes = torch.eye(len(white.fields), dtype=same.dtype, device=same.device)[ends] * same[:, None]
+    first, second, scale = _columns(flow, here, family.weights, axes)
+    radial, root = (values[here] for values in flow.radial())
+    last = 1.0 / (math.sqrt(2.0) * (family.weights @ root)).clamp_min(torch.finfo(root.dtype).tiny)
+    return SteinTerms(torch.cat([first, second, radial[:, None]], 1), torch.cat([scale, last[None]]), family)
+
+
+def _along_errors(flow: _Flow, here: Tensor, family: Lineage, fitted: Tensor, other: Lineage) -> SteinTerms:
+    """F and M of some samples where those that the coordinates were fitted to disagree most."""
+    mean = other.weights @ flow.first[fitted]
+    steepest = mean / torch.linalg.vector_norm(mean).clamp_min(torch.finfo(mean.dtype).tiny)
+    square = torch.tensordot(other.weights, flow.second(fitted), dims=1)
+    extreme = torch.linalg.eigh((square + square.T) / 2)[1].T[[0, -1]]
+    first, second, scale = _columns(flow, here, family.weights, torch.cat([steepest[None], extreme]))
+    told = torch.arange(first.shape[1] + second.shape[1], device=mean.device) != first.shape[1]  # not M along E F
+    return SteinTerms(torch.cat([first, second], 1)[:, told], scale[told], family)
+
+
+def _columns(flow: _Flow, here: Tensor, weights: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """F . v and v'M v of some samples for directions v (k, r), (n, k) each, and the scales of both, (2 k,).
+
+    The error of E f is about |E L f| sd(f) / E[g |grad f|^2], the rate at which the dynamics of L forgets f.
+    """
+    first, height = flow.first[here] @ v.T, flow.u[here] @ v.T
+    slope = torch.einsum("kj,njl,kl->nk", v, flow.turned[here], v)
+    f, second = torch.cat([height, height.square() / 2], 1), first * height + slope
+    spread = (weights @ (f - weights @ f).square()).sqrt()
+    energy = weights @ torch.cat([slope, height.square() * slope], 1)
+    return first, second, spread / energy.abs().clamp_min(torch.finfo(f.dtype).tiny)
+
+
+def _sign(v: Tensor) -> Tensor:
+    return 1.0 - 2.0 * (v < 0.0).to(v.dtype)
+
+
+def tangents(z: Tensor, spread: Tensor, project: Map | None) -> Tangents:
     """The tangent projector and the mean curvature vector at points z of a surface, from its projection.
 
     T w comes first, for any w, and second differences go along T w alone: along a tangent every projection that is
     right to first order is right to second order, so one that is only nearly the nearest point will do.
+
+    Args:
+        z: (n, d).
+        spread: Of each coordinate, (d,): no difference moves a coordinate by more than STEP of it.
+        project: None for a set with an interior.
     """
     size = z.shape[1]
     if project is None:
-        return Tangents(torch.zeros_like(z), lambda v: v, z.new_full((len(z),), float(size)))
+        return Tangents(torch.zeros_like(z), lambda v, h: v, z.new_full((len(z),), float(size)))
     nearest = project(z)
 
-    def push(v: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
-        ahead = step * v / length
-        return (project(z + ahead) - project(z - ahead)) * (length / (2 * step))
+    def push(v: Tensor, h: float | Tensor) -> Tensor:
+        return (project(z + h * v) - project(z - h * v)) / (2.0 * h)
 
-    def second(v: Tensor) -> Tensor:
-        return (project(z + step * v) + project(z - step * v) - 2 * nearest) / step**2
+    def step(v: Tensor, least: float | Tensor) -> Tensor:
+        return STEP / (v.abs() / spread).amax(1, keepdim=True).clamp_min(least)
+
+    def second(v: Tensor, h: Tensor) -> Tensor:
+        return (project(z + h * v) + project(z - h * v) - 2.0 * nearest) / h.square()
 
     bend, dimension = torch.zeros_like(z), z.new_zeros(len(z))
     if size <= EXACT_DIMENSION:
-        axes = torch.eye(size, dtype=z.dtype, device=z.device)
-        columns = torch.stack([push(axis.expand_as(z)) for axis in axes], dim=1)
-        for column in columns.unbind(1):
-            bend += second(column)
-        return Tangents(bend, lambda v: torch.einsum("nj,njk->nk", v, columns), columns.square().sum((1, 2)))
+        columns = z.new_empty(len(z), size, size)
+        for k, axis in enumerate(torch.eye(size, dtype=z.dtype, device=z.device)):
+            columns[:, k] = push(axis.expand_as(z), STEP * spread[k])
+            bend += second(columns[:, k], step(columns[:, k], 1.0 / spread[k]))
+        return Tangents(bend, lambda v, h: torch.einsum("nj,njk->nk", v, columns), columns.square().sum((1, 2)))
     stream = torch.Generator(z.device).manual_seed(4243)
     for _ in range(PROBES):
         sign = torch.randint(2, z.shape, generator=stream, device=z.device, dtype=torch.int8)
-        tangent = push((2.0 * sign.to(z) - 1.0) / math.sqrt(size))
-        bend += second(tangent) * (size / PROBES)
+        v = (2.0 * sign.to(z) - 1.0) / math.sqrt(size)
+        tangent = push(v, step(v, 0.0))
+        bend += second(tangent, step(tangent, 1.0 / float(spread.max()))) * (size / PROBES)
         dimension += tangent.square().sum(1) * (size / PROBES)
     return Tangents(bend, push, dimension)
 
 
-def _slope(factor: Map, z: Tensor, step: float) -> Map:
-    """v -> grad g . v at z."""
-
-    def along(v: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
-        ahead = step * v / length
-        return (factor(z + ahead) - factor(z - ahead)) * (length[:, 0] / (2 * step))
-
-    return along
-
-
-def _no_slope(v: Tensor) -> Tensor:
-    return v.new_zeros(len(v))
+def _slope(factor: Map, z: Tensor, v: Tensor, h: float) -> Tensor:
+    """grad g . v at z."""
+    return (factor(z + h * v) - factor(z - h * v)) / (2.0 * h)

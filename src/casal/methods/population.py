@@ -432,11 +432,18 @@ class Lineage:
         shared = self._per_ancestor(parts).square().sum(0) * (self.ancestors / max(self.ancestors - 1, 1))
         return Estimate(mean, torch.maximum(shared, parts.square().sum(0)).sqrt())
 
-    def mean_of_others(self, values: Tensor) -> Tensor:
-        """For each sample, the mean of (n, k) over the samples of other ancestors: independent of the sample."""
-        own = self._per_ancestor(self.weights[:, None] * values)[self._group]
-        share = self._per_ancestor(self.weights[:, None])[self._group]
-        return (self.weights @ values - own) / (1.0 - share)
+    def skewness(self, values: Tensor) -> Tensor:
+        """Third over the 3/2 power of the second moment of the means of (n, k), (k,), from those of the families."""
+        parts = self._per_ancestor(self.weights[:, None] * (values.to(self.weights) - self.weights @ values))
+        return parts.pow(3).sum(0) / parts.square().sum(0).pow(1.5).clamp_min(torch.finfo(torch.float64).tiny)
+
+    @property
+    def halves(self) -> Tensor:
+        """0 or 1 for each sample, (n,): two halves of about equal weight, each of whole families."""
+        order = self._per_ancestor(self.weights[:, None])[:, 0].argsort(descending=True, stable=True)
+        place = torch.arange(self.ancestors, device=order.device)
+        half = torch.empty_like(order).index_copy_(0, order, (place + 1) // 2 % 2)  # 0 1 1 0 0 1 1 ...
+        return half[self._group]
 
     def inflation(self, values: Tensor) -> float:
         """Largest squared standard error of a column of (n, k), in units of that of n independent samples."""

@@ -69,8 +69,9 @@ def sample(
             written; ``tol`` is then in these units. ``units=1.0`` makes a single ``tol`` absolute.
         check: Whether checks of the distribution may evaluate the score: at most 8 % more evaluations, counted
             apart in ``result.cost``. Methods that promise the distribution compare samples and score; others draw a few
-            samples of a diffusion or flow model alone, to see whether model and set are in the same units. "drift" adds
-            a check by a few Metropolis moves, 15 % in all. Checks without evaluations are always made.
+            samples of a diffusion or flow model alone, to see whether model and set are in the same units. A number
+            is another share: ``check=0.5`` for up to half as many evaluations again. Checks without evaluations are
+            always made.
         run: How the run is carried out: threads, workers, batches, a store, compiled steps, progress, snapshots ...
             (``casal.Run``).
         old: Fields of ``Run`` as keywords of their own, as in earlier versions; deprecated.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import MISSING, fields, replace
@@ -166,8 +167,11 @@ def check_call(target: Target, constraint: Constraint, method: Method[Any] | str
             f"{method.name} ignores the soft term of {target.name} (casal.tilted); use casal.LookAhead(), "
             "or method='auto'"
         )
-    if options.check not in (True, False, "drift"):
-        raise SettingError(f"check must be True, False or 'drift', got {options.check!r}")
+    if not isinstance(options.check, bool | int | float) or not 0.0 <= options.check < math.inf:
+        raise SettingError(
+            f"check must be True, False, or the share of the run's model calls that checks may use, such as 0.2; got "
+            f"{options.check!r}"
+        )
     Measure.of(options.tol, options.units)
     run = options.run
     if options.decoder is not None and not isinstance(options.decoder, Decoder):

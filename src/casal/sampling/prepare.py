@@ -224,7 +224,7 @@ def prepare(
         some = replace(target.take(chains), init=init[chains.to(init.device)] if isinstance(init, Tensor) else init)
         return starting_points(some, 0, len(chains), generator, how.dtype)
 
-    ready = adapt(tried.problem, method, n, points, seed=options.seed, check=options.check is not False)
+    ready = adapt(tried.problem, method, n, points, seed=options.seed, check=bool(options.check))
     problem, chosen = ready.problem, ready.method
     if chosen.promises_distribution:
         geometry.check_dimensions(constraint, tried.event)

@@ -19,6 +19,7 @@ from torch import Tensor
 from casal import __version__
 from casal.constraints import Constraint, constraint_from_spec
 from casal.diagnostics import (
+    SHARE_OF_EVALUATIONS,
     Estimate,
     Evidence,
     Fidelity,
@@ -439,10 +440,16 @@ def _fidelity(prepared: Prepared, result: SampleResult, problem: Problem) -> Fid
                 warnings.warn(question, CasalWarning, stacklevel=4)
                 objections += (question,)
         return assess(
-            Evidence(result, problem, max(result.cost.score_evaluations, allowed), result.cost.projections),
+            Evidence(
+                result,
+                problem,
+                max(result.cost.score_evaluations, allowed),
+                result.cost.projections,
+                SHARE_OF_EVALUATIONS if check is True else float(check),
+            ),
             promised=prepared.method.promises_distribution,
             method=prepared.method.name,
-            spend=False if result.partial else check,
+            spend=bool(check) and not result.partial,
             notes=prepared.notes,
             objections=objections,
         )

@@ -48,7 +48,7 @@ NEAR = 2.0
 FAR = 4.0
 """Error over floor beyond which a result is wrong whatever its number of effective samples: a sixteenth of n."""
 
-VERDICTS = ("trusted", "suspect", "too few", "not promised")
+VERDICTS = ("trusted", "suspect", "too few", "unchecked", "not promised")
 """Of the library, in the order of the tables; samplers of others say the first two."""
 
 QUICK = (

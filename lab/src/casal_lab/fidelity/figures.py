@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from casal_lab.drawing import FAINT, INK
 from casal_lab.experiment import Outcome
 
-COLOURS = {"trusted": "#009E73", "suspect": "#D55E00", "too few": "#999999"}
+COLOURS = {"trusted": "#009E73", "suspect": "#D55E00", "too few": "#999999", "unchecked": "#56B4E9"}
 
 
 def figures(outcome: Outcome) -> dict[str, Figure]:
