@@ -36,9 +36,7 @@ class Package(NamedTuple):
 
 
 BUDGET = {
-    "casal": Package(
-        files=7, code=466, constants=3, imports=1
-    ),  # streams by key; rows without a step in constant_gain
+    "casal": Package(files=7, code=466, constants=3, imports=1),  # streams by key; rows without a step in constant_gain
     "constraints": Package(
         files=29, code=8204, constants=166, imports=12
     ),  # one solver for flat sets, closed forms of pairs, bounds in Newton's steps, structure of Jacobians

@@ -108,7 +108,9 @@ SECTIONS = {
     "D": ["appendix:proofs"],
 }
 
-UNLABELLED = {"Table 4", "Table 5", "Table 6", "Lemma 2", "Lemmas 3, 4", "Definition 2"}
+UNLABELLED = {"Table 4", "Table 5", "Table 6", "Lemma 2", "Lemmas 3, 4", "Definition 2"} | {
+    f"({number})" for number in ("2.3", "3.1", "3.2", "A.2", "A.3", "A.4", "C.1", "C.2", "C.4", "C.5", "C.6", "C.7")
+}
 """What the paper numbers but does not label."""
 
 
