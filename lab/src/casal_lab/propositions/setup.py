@@ -26,11 +26,12 @@ class Check:
     flips: str = ""  # what would change the verdict
     more: Sequence[Claim] = ()  # targets of ours: what would be right
     name: str = ""  # as in ``casal run propositions --method NAME``
+    plain: str = ""  # what was found, in one sentence
 
     @property
     def claims(self) -> list[Claim]:
         """What the paper says, then what we ask for beside it."""
-        first = Claim(self.name, self.statement, self.computed, self.verdict, self.source, self.flips)
+        first = Claim(self.name, self.statement, self.computed, self.verdict, self.source, self.flips, plain=self.plain)
         return [first, *self.more]
 
 
