@@ -29,7 +29,7 @@ from casal.methods.baselines import (
 )
 from casal.methods.bounded_hmc import BoundedHMC
 from casal.methods.casal import CASAL
-from casal.methods.chain_memory import centred, memory
+from casal.methods.chain_memory import centred, memory, said_of
 from casal.methods.coupling import lift, onto
 from casal.methods.hmc import HMC
 from casal.methods.look_ahead import LookAhead, straight
@@ -126,6 +126,7 @@ __all__ = [
     "normalised",
     "onto",
     "pick",
+    "said_of",
     "straight",
     "systematic",
     "table_rows",
