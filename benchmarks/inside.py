@@ -131,7 +131,7 @@ def hit_and_run(
 ) -> Tensor:
     """Points (draws, chains, d) of a constant density, or of N with precision P and P m (in x): exact draws on chords.
 
-    Chains begin next to ``near``. Directions are those of the barrier's ellipsoid, then of the covariance of its own first draws.
+    Chains begin next to ``near``. Directions are those of the barrier's ellipsoid, then of the covariance of its draws.
     """
     g, C, c = torch.Generator().manual_seed(seed), flat.walls, flat.room[0]
     basis = torch.eye(C.shape[1], dtype=F) if flat.basis is None else flat.basis

@@ -67,7 +67,7 @@ METHODS = {
     "Constraint": 22,  # written_for and reduction: what explain() and chains inside a set need to know
     "Decoder": 9,
     "Target": 5,
-    "Method": 12,  # first_points: a density may be defined inside the set alone; control and next came with the two kinds of stage; plan goes with the methods that still use it
+    "Method": 12,  # control, next: two kinds of stage; first_points: a density that is defined in the set alone
     "SampleResult": 9,
 }
 """Public methods and properties that the base classes define."""
