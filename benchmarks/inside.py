@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 import casal
-from casal.constraints import Reduction
+from casal.constraints import Reduction, analytic_centre
 
 F = torch.float64
 INF = math.inf
@@ -113,16 +113,31 @@ def metabolism(name: str) -> tuple[Tensor, Tensor, Tensor, list[str]] | None:
     return S, low, high, [str(r.get("id")).removeprefix("R_") for r in reactions]
 
 
+def _truncated(mean: Tensor, sd: Tensor, low: Tensor, high: Tensor, t: Tensor) -> Tensor:
+    """N(mean, sd^2) on [low, high] at the share t of its mass, in its tails too."""
+    a, b = (low - mean) / sd, (high - mean) / sd
+    right = a > 0  # turned to the lower tail, where the distribution function is exact
+    a, b = torch.where(right, -b, a), torch.where(right, -a, b)
+    below, above = torch.special.ndtr(a), torch.special.ndtr(b)
+    u = torch.special.ndtri(below + (above - below) * t)
+    rate = -b  # beyond all digits of it the density is exponential
+    tail = b + torch.log1p(-t * (1.0 - torch.exp(-rate.clamp_min(1.0) * (b - a)))) / rate.clamp_min(1.0)
+    u = torch.where(b < -30.0, tail, u)
+    return torch.minimum(torch.maximum(mean + sd * torch.where(right, -u, u), low), high)
+
+
 def hit_and_run(
-    flat: Reduction, gaussian: tuple[Tensor, Tensor] | None, chains: int, draws: int, thin: int, seed: int
+    flat: Reduction, near: Tensor, gaussian: tuple[Tensor, Tensor] | None, chains: int, draws: int, thin: int, seed: int
 ) -> Tensor:
     """Points (draws, chains, d) of a constant density, or of N with precision P and P m (in x): exact draws on chords.
 
-    Directions are those of the covariance of its own first draws, as rounding.
+    Chains begin next to ``near``. Directions are those of the barrier's ellipsoid, then of the covariance of its draws.
     """
     g, C, c = torch.Generator().manual_seed(seed), flat.walls, flat.room[0]
     basis = torch.eye(C.shape[1], dtype=F) if flat.basis is None else flat.basis
-    y, scale, kept = torch.zeros(chains, C.shape[1], dtype=F), torch.eye(C.shape[1], dtype=F), []
+    y, kept = (0.9 * flat.inward(near)).expand(chains, -1), list[Tensor]()
+    around = analytic_centre(C, c, torch.zeros_like(y[0]))
+    scale = torch.eye(C.shape[1], dtype=F) if around is None else around.scale
     for block in (200, 400, 800, 1600, draws * thin):
         kept = []
         for k in range(block):
@@ -137,11 +152,9 @@ def hit_and_run(
                 P, Pm = gaussian
                 x, w = flat.outward(y), v @ basis.T
                 curve, slope = ((w @ P) * w).sum(1), (w * (Pm - x @ P)).sum(1)
-                middle, sd = slope / curve.clamp_min(1e-12), curve.clamp_min(1e-12).rsqrt()
-                a, b = (torch.special.ndtr((side - middle) / sd) for side in (low, high))
-                step = torch.minimum(torch.maximum(middle + sd * torch.special.ndtri(a + (b - a) * t), low), high)
-                flat_chord = low + (high - low) * t
-                step = torch.where(torch.isfinite(step) & (curve > 1e-12), step, flat_chord)
+                middle = slope / curve.clamp_min(1e-12)
+                step = _truncated(middle, curve.clamp_min(1e-12).rsqrt(), low, high, t)
+                step = torch.where(curve > 1e-12, step, low + (high - low) * t)
             y = y + step[:, None] * v
             if k % thin == thin - 1:
                 kept.append(y)
@@ -150,10 +163,10 @@ def hit_and_run(
     return torch.stack([flat.outward(y) for y in kept])
 
 
-def _by_hit_and_run(constraint: casal.Constraint, d: int, gaussian: Any) -> tuple[Tensor, Tensor]:
-    flat = constraint.reduction((d,))  # walls that the reference shares with the library
+def _by_hit_and_run(constraint: casal.Constraint, near: Tensor, gaussian: Any) -> tuple[Tensor, Tensor]:
+    flat = constraint.reduction((len(near),))  # walls that the reference shares with the library
     assert flat is not None
-    draws = hit_and_run(flat, gaussian, 1000, 60, 60, 5)[10:]
+    draws = hit_and_run(flat, constraint.project(near[None]), gaussian, 1000, 80, 80, 5)[10:]
     observed = torch.stack([squares(z) for z in draws]).mean(0)
     return observed.mean(0), observed.std(0) / math.sqrt(len(observed))  # over independent chains
 
@@ -182,7 +195,7 @@ def fluxes(kind: str) -> Problem | None:
             init=torch.zeros(d, dtype=F),
         )  # fmt: skip
 
-    return Problem(target, constraint, lambda: _by_hit_and_run(constraint, d, gaussian), bar="< 3 s")
+    return Problem(target, constraint, lambda: _by_hit_and_run(constraint, mean, gaussian), bar="< 3 s")
 
 
 # ------------------------------------------------------------------------------------------------- flat sets

@@ -154,8 +154,8 @@ WRONG_MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "init of one argument": (lambda: plain(init=lambda n: torch.randn(n, 2)), r"init\(2, generator\).*lambda n, gen"),
     "init=torch.randn": (lambda: plain(init=torch.randn), r"init\(2, generator\) of langevin fails.*GaussianStart"),
     "init of words": (lambda: plain(init=[["a", "b"]]), "init of langevin must be starting points"),
-    "one starting point": (lambda: plain(init=torch.zeros(2)), r"one point; init.expand\(30, -1\)"),
-    "one row": (lambda: plain(init=torch.zeros(1, 2)), r"1 rows for n = 30.*init.expand\(30, -1\)"),
+    "too many starting points": (lambda: plain(init=torch.zeros(31, 2)), r"31 rows for n = 30"),
+    "no starting point": (lambda: plain(init=None), r"takes any number of coordinates.*init=torch.zeros\(d\)"),
     "step_size=None": (lambda: casal.langevin(lambda x: x, steps=3, step_size=None, init=PLANE), "got None"),  # type: ignore[arg-type]
     "alphas": (lambda: casal.ddpm(lambda x, t: x, 1 - BETAS, shape=2), "0.9999 to 0.98.*1 - alphas"),
     "alphas_cumprod": (

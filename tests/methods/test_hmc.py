@@ -582,7 +582,7 @@ def test_what_it_cannot_do_is_refused_with_a_way_out() -> None:
     target = gaussian(torch.zeros(4, dtype=F), torch.ones(4, dtype=F), 30)
     with pytest.raises(SettingError, match=r"linear and square decoder .*6 x 4.*WeightedCASAL"):
         casal.sample(target, casal.Sphere(1.0), HMC(), 20, decoder=casal.Linear(normal(61, 6, 4)))
-    with pytest.raises(SettingError, match=r"flat sides or smooth functions.*WeightedCASAL"):
+    with pytest.raises(SettingError, match=r"flat sides, smooth functions or an interior.*WeightedCASAL"):
         casal.sample(target, casal.Sphere(1.0) | casal.Sphere(2.0), HMC(), 20)
     diffusion = casal.edm(lambda x, s: x / (1 + s**2), casal.karras_sigmas(9, 0.1, 5.0), shape=(4,))
     with pytest.raises(SettingError, match="use BoundedHMC or LookAhead"):

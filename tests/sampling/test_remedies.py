@@ -67,11 +67,11 @@ REMEDIES = {
         "casal.geometric(low, high)",
         "(lambda low, high: casal.sample(normal(), casal.Sphere(1.0), casal.WeightedCASAL({}), n=N))(1.0, 9.0)",
     ),
-    "one starting point": Remedy(
-        lambda: casal.sample(normal(init=torch.zeros(2)), casal.Sphere(1.0), n=N),
-        ShapeError,
-        "init.expand(64, -1)",
-        "(lambda init: casal.sample(normal(init={}), casal.Sphere(1.0), n=N))(torch.ones(2))",
+    "no starting point": Remedy(
+        lambda: casal.sample(normal(init=None), casal.Sphere(1.0), n=N),
+        SettingError,
+        "init=torch.zeros(d)",
+        "(lambda d: casal.sample(normal({}), casal.Sphere(1.0), n=N))(2)",
     ),
     "a vector for points": Remedy(
         lambda: casal.Sphere(1.0).project(torch.zeros(2)),

@@ -32,7 +32,7 @@ from casal.diagnostics.modes import (
 )
 from casal.diagnostics.stein import projections_needed, stein_terms
 from casal.errors import CasalError
-from casal.methods import Problem, few_chains, memory
+from casal.methods import Problem, few_chains, memory, said_of
 from casal.methods.population import Lineage, WeightedRun, advice, population
 
 Verdict = Literal["trusted", "suspect", "too few", "unchecked", "not promised"]
@@ -327,7 +327,8 @@ def assess(
     ancestors = evidence.everyone.effective
     found = [Finding(objections=objections, notes=notes)]
     found += [
-        check(evidence) for check in (atoms, decoder_range, correction, crossings, remembered, degenerate, genealogy)
+        check(evidence)
+        for check in (atoms, decoder_range, correction, crossings, remembered, inside, degenerate, genealogy)
     ]
     far = found[2].objections  # behind a decoder that cannot reach the set, no slack is small
     found.append(slack(evidence)._replace(objections=()) if far else slack(evidence))
@@ -593,6 +594,11 @@ def remembered(evidence: Evidence) -> Finding:
         ),
         notes=notes,
     )
+
+
+def inside(evidence: Evidence) -> Finding:
+    """What chains inside a set say of themselves: R-hat, a second kind of move, walls (``methods/chain_memory.py``)."""
+    return Finding(*said_of(evidence.run.trace))
 
 
 def _last_shift(evidence: Evidence) -> float:

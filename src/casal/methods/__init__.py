@@ -29,7 +29,7 @@ from casal.methods.baselines import (
 )
 from casal.methods.bounded_hmc import BoundedHMC
 from casal.methods.casal import CASAL
-from casal.methods.chain_memory import centred, memory
+from casal.methods.chain_memory import centred, memory, said_of
 from casal.methods.cheap import ECI, PCFM, ProjectRenoise
 from casal.methods.coupling import lift, onto
 from casal.methods.hmc import HMC
@@ -133,6 +133,7 @@ __all__ = [
     "normalised",
     "onto",
     "pick",
+    "said_of",
     "straight",
     "systematic",
     "table_rows",

@@ -1,17 +1,42 @@
-"""What chains that move on their own still know of where they were: correlations over the chains."""
+"""Whether chains that move on their own can be trusted: what they remember, whether they agree, and a second move.
+
+**Memory** is the correlation over chains with where they were. **R-hat** compares the variance between the means of
+single chains over K places of a run with that within chains,
+
+    R-hat^2 = (K - 1) / K + F / K,     F = between / within,
+
+and F of chains that have mixed is about 1 with a standard deviation of sqrt(2 / n + 2 / (n (K - 1))): so n chains with
+few places show more than one by chance, up to an edge that is known. **A second kind of move**, which shares neither
+the gradient nor the steps with the run, leaves the samples as they are if these follow the density: paired differences
+of a few chains before and after it have mean zero.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from casal.methods.bounded_hmc import FEWEST_CHAINS, main_directions
+from casal.methods.inside_chains import FIRST_PRICE, Control, HMCState, Row, Space
+from casal.methods.problem import Problem
+from casal.methods.trajectories import pace, rattle, slices
 
 MOST_MEMORY, ERRORS = 0.15, 4.5
 """Correlation with an earlier state that is let pass, beyond so many standard errors."""
+
+
+ALLOWED_R_HAT = 0.05
+"""Excess of R-hat over its edge that is no objection: the chains may remember as much."""
+
+SECOND_CHAINS, SECOND_MOVES, SECOND_SHARE = 256, (4, 24), 0.05
+"""Chains that take a second kind of move, the fewest and the most moves, and the share of all evaluations for them."""
+
+SECOND_LEVEL, SECOND_SHIFT = 1e-4, 0.1
+"""Probability of an objection to right samples, and the shift in standard deviations below which there is none."""
 
 
 class Memory(NamedTuple):
@@ -43,6 +68,122 @@ def memory(before: Tensor, after: Tensor, labels: Tensor | None = None) -> Memor
     directions = torch.cat([_directions(part, stream) for part in (one, other)], dim=1)
     found = torch.cat([_correlations(one, other), _correlations(one @ directions, other @ directions)])
     return Memory(float(found.max()), MOST_MEMORY + ERRORS / math.sqrt(free))
+
+
+class Agreement(NamedTuple):
+    """R-hat, the largest over coordinates and main directions, and the edge up to which it is chance."""
+
+    value: float
+    edge: float
+
+
+def agreement(places: list[Tensor], labels: Tensor | None = None) -> Agreement | None:
+    """R-hat of chains by K places each, (n, k); None for fewer than FEWEST_CHAINS chains beyond the groups.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> found = agreement([torch.randn(400, 5, generator=generator) for _ in range(3)])
+    >>> found.value < found.edge < 1.1
+    True
+    """
+    n, K = len(places[0]), len(places)
+    free = n - (1 if labels is None else len(labels.unique()))
+    if free < FEWEST_CHAINS:
+        return None
+    every = torch.stack([centred(place, labels) for place in places])
+    scale = every.square().mean((0, 1)).sqrt().clamp_min(1e-300)
+    every = every / scale
+    directions = _directions(every[-1], torch.Generator(every.device).manual_seed(0))
+    every = torch.cat([every, every @ directions], 2)
+    mean = every.mean(0)
+    between, within = K * mean.square().sum(0) / free, (every - mean).square().sum((0, 1)) / (n * (K - 1))
+    moving = within > 1e-12 * between
+    ratio = float((between / within.clamp_min(1e-300))[moving].max()) if bool(moving.any()) else math.inf
+    chance = (math.sqrt(2.0 * math.log(2.0 * every.shape[2])) + 2.0) * math.sqrt(2.0 / free + 2.0 / (n * (K - 1)))
+    return Agreement(math.sqrt((K - 1 + ratio) / K), math.sqrt((K + chance) / K))
+
+
+def second_kind(
+    space: Space, problem: Problem, state: HMCState, control: Control, generator: torch.Generator
+) -> dict[str, float]:
+    """The largest shift under a second kind of move: its t over chains, the edge of that, and the shift in deviations.
+
+    Slice moves on flat sets, a random walk on curved ones. They need the potential.
+    """
+    n = len(state.y)
+    m = min(SECOND_CHAINS, n)
+    if problem.target.potential is None or problem.chains is not None or m < 2 * FEWEST_CHAINS:
+        return {}
+    price = 2.0 * FIRST_PRICE if space.flat is not None else 1.0  # slices of a narrow density in a wide set cost more
+    moves = min(SECOND_MOVES[1], int(SECOND_SHARE * len(problem.table) * n / (m * price)))
+    if moves < SECOND_MOVES[0]:
+        return {}
+    some = torch.arange(m, device=state.y.device) * n // m
+    chains = HMCState(*(part[some] for part in state))
+    chains = chains._replace(log_p=problem.log_density(space.latents(chains.y, problem.like)))
+    centre, scale = (
+        torch.tensor(v, dtype=torch.float64, device=state.y.device) for v in (control.centre, control.scale)
+    )
+    row = Row("slice", problem.table.t[0], (1,) * moves, centre=centre, scale=scale)
+    before = chains
+    if space.flat is not None:
+        chains = slices(space, problem, chains, row, generator)
+    else:
+        eps = control.eps
+        for _ in range(moves):  # eps is that of steps with a force, and the walk is checked, not used: it may adapt
+            chains = rattle(space, problem, chains, row._replace(lengths=(1,), eps=eps, blind=True), generator)
+            eps *= pace(float(chains.accepted.mean()), 1.0)
+    away = state.y - state.y.mean(0)
+    spread = away.square().mean(0).sqrt().clamp_min(1e-300)
+
+    def seen(part: HMCState) -> Tensor:
+        u = (part.y - state.y.mean(0)) / spread
+        return torch.cat([u, u.square(), part.log_p[:, None] / before.log_p.std().clamp_min(1e-9)], 1)
+
+    change = seen(chains) - seen(before)
+    error = (change.std(0) / math.sqrt(m)).clamp_min(1e-12)
+    t = change.mean(0).abs() / error
+    level = torch.tensor(SECOND_LEVEL / (2 * len(t)), dtype=torch.float64)
+    k = int(t.argmax())
+    return {
+        "second_t": float(t[k]), "second_edge": -float(torch.special.ndtri(level)),
+        "second_shift": float(change.mean(0)[k].abs() / seen(before).std(0)[k].clamp_min(1e-9)),
+    }  # fmt: skip
+
+
+SAID = ("r_hat", "r_hat_edge", "second_t", "second_edge", "second_shift", "infinite")
+"""Names of the trace that are read below."""
+
+
+class Said(NamedTuple):
+    """Figures of a run, objections and notes."""
+
+    figures: dict[str, float]
+    objections: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def said_of(trace: Mapping[str, Tensor]) -> Said:
+    """What R-hat, the second kind of move, and the walls say."""
+    last = {name: float(values[-1]) for name, values in trace.items() if name in SAID}
+    figures: dict[str, float] = {name: value for name, value in last.items() if name in ("r_hat", "second_t")}
+    objections = list[str]()
+    if "r_hat" in last and last["r_hat"] > last["r_hat_edge"] + ALLOWED_R_HAT:
+        objections.append(
+            f"the chains do not agree with each other (R-hat {last['r_hat']:.2f}, by chance at most "
+            f"{last['r_hat_edge']:.2f}): they stay in their modes, or move too slowly; use more steps"
+        )
+    if last.get("second_t", 0.0) > last.get("second_edge", math.inf) and last["second_shift"] > SECOND_SHIFT:
+        objections.append(
+            f"moves of a second kind shift the samples by {last['second_shift']:.2g} standard deviations "
+            f"({last['second_t']:.1f} standard errors, {last['second_edge']:.1f} by chance): potential and gradient do "
+            "not belong to each other, or the chains have not come to rest; use more steps, or casal.energy"
+        )
+    if last.get("infinite", 0.0) > 0.0:
+        objections.append(
+            f"the density is infinite at a wall of the set (like distance^-{last['infinite']:.2g}), where steps along "
+            "the gradient fail; give the potential (casal.energy, or potential=), and slices are taken"
+        )
+    return Said(figures, tuple(objections))
 
 
 def centred(z: Tensor, labels: Tensor | None) -> Tensor:

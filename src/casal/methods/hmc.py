@@ -1,12 +1,13 @@
 """A fixed density on and in a set: Hamiltonian Monte Carlo whose chains never leave it.
 
 **Flat sets** {A z = b, l <= z <= u, G z <= h} are reduced once to walls around an interior point
-(``constraints/reduction.py``). The chains move in coordinates u in which the density is about round (``scales.py``), and
-are turned at walls exactly (``flat_flows.py``):
+(``constraints/reduction.py``). The chains move in coordinates u in which the density is about round (``scales.py``),
+and are turned at walls exactly (``flat_flows.py``):
 
     constant density      straight flows
     Gaussian              orbits y cos t + v sin t
     any other             leapfrogs: v += (eps/2) grad log p;  drift, turned at walls;  v += (eps/2) grad log p
+    infinite at a wall    slices of lines through the set (``trajectories.py``), with a potential
 
 **Curved sets** {h(z) = 0, g(z) <= 0} take the same leapfrogs with drifts on the set (``surface.py``).
 
@@ -46,7 +47,7 @@ from torch import Tensor
 from casal.errors import CasalError, SettingError
 from casal.methods.base import Each, Method, Together, generator_of, key
 from casal.methods.bounded_hmc import FEWEST_CHAINS, main_directions
-from casal.methods.chain_memory import centred, memory
+from casal.methods.chain_memory import ALLOWED_R_HAT, SECOND_SHARE, agreement, centred, memory, second_kind
 from casal.methods.coupling import decoded_event
 from casal.methods.inside_chains import (
     LENGTH,
@@ -64,6 +65,7 @@ from casal.methods.inside_chains import (
     space_of,
 )
 from casal.methods.metric import (
+    RAYS,
     STARTS,
     TESTED,
     barrier,
@@ -73,13 +75,14 @@ from casal.methods.metric import (
     first_scale,
     linear_score,
     renewed_scale,
+    rise_at_walls,
 )
 from casal.methods.population import equal_weights
 from casal.methods.problem import Problem, Uncounted
 from casal.methods.scales import shrinkage, solve
 from casal.methods.surface import Surface
 from casal.methods.tempering import DRAW_ROWS, HEATED, TEMPER_ROWS, begin, heat, leave_start
-from casal.methods.trajectories import ACCEPTED, GAINS, flows, leapfrogs, pace, rattle, score_at
+from casal.methods.trajectories import ACCEPTED, GAINS, flows, leapfrogs, pace, rattle, score_at, slices
 
 SIZES = (1e-5, 2.0)
 """Bounds of eps, in units of the spread of the chains."""
@@ -186,7 +189,7 @@ class HMC(Method[HMCState]):
         centre, scale = (torch.tensor(v, dtype=torch.float64, device=device) for v in (control.centre, control.scale))
         shared = (control.eps, control.share, control.fine > 0, centre, scale)
         phase, space = control.phase, space_of(problem)
-        if control.law != "smooth" or (phase == "draw" and space.flat is not None):
+        if control.law in ("constant", "gaussian") or (phase == "draw" and space.flat is not None):
             count = FLOWS << (MAIN_ROWS - control.left)
             if phase != "main":
                 count = FIRST_FLOWS[min(len(FIRST_FLOWS) - 1, control.row)]
@@ -197,6 +200,9 @@ class HMC(Method[HMCState]):
             control.limit - control.spent,
         )
         allowance /= (1 << control.left) - 1 if phase == "main" else max(control.left, 1)
+        if control.law == "infinite":
+            left = min(control.limit - control.spent, allowance)
+            return Row("slice" if left >= control.price else "rest", t, (1,) * int(left / control.price), *shared)
         wanted = min(LONGEST, max(1, round(control.length / control.eps)))
         if phase == "temper":
             wanted = min(wanted, HEATED)
@@ -222,7 +228,7 @@ class HMC(Method[HMCState]):
             if space.flat is not None:
                 return True
             origin = torch.zeros((1, *space.event), dtype=torch.float64, device=problem.like.device)
-            if one.constraint.equations(origin).shape[1] * origin.numel() > LARGEST_JACOBIAN:
+            if one.constraint.smooth and one.constraint.equations(origin).shape[1] * origin.numel() > LARGEST_JACOBIAN:
                 return False
             start = one.constraint.project(origin + torch.linspace(0.5, 1.5, origin.numel()).reshape(origin.shape))
             return Surface(one.constraint, space.event).regular(start.flatten(1))
@@ -234,7 +240,8 @@ class HMC(Method[HMCState]):
         space, t = space_of(problem), problem.table.t[0].to(problem.like.device)
         if space.flat is None or problem.chains is not None:
             return False
-        return linear_score(space, lambda x: problem.score(x, t), space.inside(x), problem.like) is not None
+        log_p = None if problem.target.potential is None else problem.log_density
+        return linear_score(space, lambda x: problem.score(x, t), space.inside(x), problem.like, log_p) is not None
 
     def first_points(self, problem: Problem, x: Tensor) -> Tensor:
         if not self.fits(problem):
@@ -289,7 +296,9 @@ class HMC(Method[HMCState]):
             return state
         generator = generator_of(noise, state.y)
         space = space.take(slice(problem.first, problem.first + len(state.y)))
-        move = flows if row.kind != "leapfrog" else leapfrogs if space.flat is not None else rattle
+        move = slices if row.kind == "slice" else flows
+        if row.kind == "leapfrog":
+            move = leapfrogs if space.flat is not None else rattle
         state = move(space, problem, state, row, generator)
         return state._replace(x=space.latents(state.y, problem.like), z=space.decoded(problem, state.y))
 
@@ -306,14 +315,20 @@ class HMC(Method[HMCState]):
         name, centre, scale = law or ("smooth", torch.zeros_like(y[0]), torch.zeros(0, dtype=y.dtype))
         if law is None:
             scale = first_scale(space, problem, y) if space.flat is not None else curved_scale(problem, y)
-        one_mode = law is not None
+        one_mode, record = law is not None, dict[str, float]()
         if name == "constant":
             centre, scale = barrier(space.flat)
         elif name == "gaussian" and (rounder := crowded(space.flat, centre, scale)) is not None:
             name, (centre, scale) = "smooth", rounder
+        if name == "smooth" and space.flat is not None and problem.chains is None and self._few(problem, n) >= 2 * RAYS:
+            rise = rise_at_walls(space, lambda x: problem.score(x, t), problem.like)
+            if rise > 0.0 and problem.target.potential is not None:
+                name = "infinite"
+            elif rise > 0.0:
+                record["infinite"] = rise
         score = state.score if name != "smooth" else score_at(space, problem, y, row)
         log_p = state.log_p
-        if name == "smooth" and problem.target.potential is not None:
+        if name in ("smooth", "infinite") and problem.target.potential is not None:
             log_p = problem.log_density(space.latents(y, problem.like))
         state = state._replace(
             x=space.latents(y, problem.like), z=space.decoded(problem, y), y=y, score=score, log_p=log_p, anchor=y,
@@ -325,28 +340,32 @@ class HMC(Method[HMCState]):
             control = control._replace(eps=first_eps(y, scale), length=self._length(problem, y, control, generator))
             if self._tempered(problem, n) and not one_mode:
                 limit = TEMPERED * (WARM_UP_TEMPERED if self.warm_up is None else self.warm_up) * budget
-                return state, begin(space, problem, control, y, limit), {}
-        return state, self._warm(problem, control, WARM_UP, budget), {}
+                return state, begin(space, problem, control, y, limit), record
+        return state, self._warm(problem, control, WARM_UP, budget), record
 
     def _warm(self, problem: Problem, control: Control, usual: float, budget: float) -> Control:
         """The warm-up begins."""
-        if control.law != "smooth":
+        if control.law in ("constant", "gaussian"):
             return control._replace(phase="warm", left=len(FIRST_FLOWS), share=1.0)
         limit = max(control.spent, (usual if self.warm_up is None else self.warm_up) * budget)
         rows = min(WARM_ROWS, int((limit - control.spent) / 3), control.rows - control.row - MAIN_ROWS)
         if rows < 1:
-            return control._replace(phase="main", left=MAIN_ROWS, limit=budget, share=1.0)
+            return control._replace(phase="main", left=MAIN_ROWS, limit=_of_rounds(problem), share=1.0)
         return control._replace(phase="warm", left=rows, limit=limit, share=1.0)
+
+    def _few(self, problem: Problem, n: int) -> float:
+        """Evaluations of all chains that may be spent on a look at the density."""
+        return 0.2 * n * len(problem.table)
 
     def _law(
         self, space: Space, problem: Problem, y: Tensor, t: Tensor, generator: torch.Generator
     ) -> tuple[str, Tensor, Tensor] | None:
         """Whether p is constant or Gaussian on the set: its score is linear."""
         assert space.flat is not None
-        affordable = 2 * space.flat.dimension + STARTS + TESTED <= 0.2 * len(y) * len(problem.table)
-        if problem.chains is not None or not affordable:
+        if problem.chains is not None or 2 * space.flat.dimension + STARTS + TESTED > self._few(problem, len(y)):
             return None
-        return linear_score(space, lambda x: problem.score(x, t), y, problem.like)
+        log_p = None if problem.target.potential is None else problem.log_density
+        return linear_score(space, lambda x: problem.score(x, t), y, problem.like, log_p)
 
     def after(self, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> Done:
         """After a row: adapt, and see what comes next."""
@@ -355,6 +374,9 @@ class HMC(Method[HMCState]):
         price = 1 + row.fine
         known = problem.target.potential is not None
         spent = 0.0 if flowed or row.kind == "rest" else float(sum(row.lengths) * price + known * len(row.lengths))
+        if row.kind == "slice":
+            spent = float(state.gap.mean())
+            control = control._replace(price=max(1.0, spent / len(row.lengths)))
         rate = float(state.accepted.mean())
         control = control._replace(
             row=control.row + 1, left=control.left - 1, spent=control.spent + spent,
@@ -363,7 +385,7 @@ class HMC(Method[HMCState]):
         record = {"acceptance": rate, "refused": float(state.refused.mean()), "size": control.eps}
         record["leapfrogs"] = 0.0 if flowed else sum(row.lengths) / max(len(row.lengths), 1)
         if control.phase == "main":
-            return self._round(problem, state, control, record)
+            return self._round(problem, state, control, record, generator)
         if control.law == "smooth" and not flowed:
             control = self._adapt(problem, state, control, rate, generator)
         if control.phase == "draw" and control.left == 0:
@@ -376,8 +398,7 @@ class HMC(Method[HMCState]):
         if control.phase == "warm":
             state, control = self._renew(problem, state, control)
             if control.left == 0:
-                budget = float(len(problem.table))
-                control = control._replace(phase="main", left=MAIN_ROWS, limit=budget, trajectories=0)
+                control = control._replace(phase="main", left=MAIN_ROWS, limit=_of_rounds(problem), trajectories=0)
                 state = state._replace(anchor=state.y, before=state.y)
         return state, control, record
 
@@ -425,7 +446,9 @@ class HMC(Method[HMCState]):
         eps = min(max(control.eps * shrinkage(scale, new), SIZES[0]), 1.0) if control.law == "smooth" else control.eps
         return state, control._replace(centre=plain(centre), scale=plain(new), eps=eps, length=LENGTH)
 
-    def _round(self, problem: Problem, state: HMCState, control: Control, record: dict[str, float]) -> Done:
+    def _round(
+        self, problem: Problem, state: HMCState, control: Control, record: dict[str, float], generator: torch.Generator
+    ) -> Done:
         """After a round: whether the chains have forgotten the end of the warm-up."""
         labels = labels_of(problem, len(state.y))
         kept = memory(features(state.anchor), features(state.y), labels)
@@ -434,9 +457,14 @@ class HMC(Method[HMCState]):
         chance = max(FORGOTTEN[1], math.sqrt(2.0 * math.log(4.0 * state.y.shape[1]))) / math.sqrt(len(state.y))
         forgotten = kept is not None and kept.value <= FORGOTTEN[0] + chance
         rounds = MAIN_ROWS - control.left
+        agree = agreement([features(part) for part in (state.anchor, state.before, state.y)], labels)
+        forgotten = forgotten and agree is not None and agree.value <= agree.edge + 0.5 * ALLOWED_R_HAT
         if control.ending or control.left == 0:
             if kept is not None and kept.value <= kept.limit:
                 state = state._replace(ancestor=torch.arange(len(state.x), device=state.x.device))
+            if agree is not None:
+                record |= {"r_hat": agree.value, "r_hat_edge": agree.edge}
+            record |= second_kind(space_of(problem), problem, state, control, generator)
             return state, control._replace(phase="end"), record
         return state._replace(before=state.y), control._replace(ending=forgotten and rounds >= 2), record
 
@@ -460,3 +488,8 @@ class HMC(Method[HMCState]):
 
     def advice(self, state: HMCState, row: Any) -> str:
         return f"(eps = {row.eps:.3g}); check the score near the edge of the set"
+
+
+def _of_rounds(problem: Problem) -> float:
+    """Evaluations at which the rounds end: those of the second kind of move are kept back."""
+    return len(problem.table) * (1.0 if problem.target.potential is None else 1.0 - SECOND_SHARE)

@@ -25,6 +25,9 @@ from casal.methods.scales import times, transposed
 LENGTH = 1.5
 """Length of a trajectory in spreads of the widest direction."""
 
+FIRST_PRICE = 4.0
+"""Evaluations of a slice move before they are counted."""
+
 INWARD, INSIDE = 0.95, 1.0 - 1e-13
 """Starting points outside are moved to this share of the way from the interior point to the first wall; and points that
 rounding has put onto a wall to that one."""
@@ -40,14 +43,15 @@ class Row(NamedTuple):
     """Some trajectories.
 
     Attributes:
-        kind: "flow", "orbit" (N(0, I) in the coordinates u), "leapfrog", or "rest".
+        kind: "flow", "orbit" (N(0, I) in the coordinates u), "leapfrog", "slice", or "rest".
         t: The second argument of the score.
-        lengths: Leapfrogs of each trajectory; only their number counts for flows.
+        lengths: Leapfrogs of each trajectory, or slice moves; only their number counts for flows.
         eps: Size of a leapfrog.
         share: b.
         fine: Whether log p' - log p is found by the second rule.
         centre: y = centre + L u, (r,).
         scale: L (``scales.py``).
+        blind: Whether leapfrogs go without a force.
     """
 
     kind: str
@@ -58,6 +62,7 @@ class Row(NamedTuple):
     fine: bool = False
     centre: Tensor = torch.zeros(0)
     scale: Tensor = torch.zeros(0)
+    blind: bool = False
 
 
 class HMCState(NamedTuple):
@@ -71,7 +76,7 @@ class HMCState(NamedTuple):
         log_p: log p, where there is a potential, (n,).
         accepted: Mean probability with which the trajectories of the last row were accepted, (n,).
         refused: Share of them that met too many walls, or could not be taken back, (n,).
-        gap: What the second rule adds to log p' - log p, the largest of the last row, (n,).
+        gap: What the second rule adds to log p' - log p, the largest of the last row, (n,); evaluations of slices.
         anchor: y at the end of the warm-up, (n, r).
         before: y at the beginning of the last round, (n, r).
         log_weight: Logarithms of the weights, (n,).
@@ -100,7 +105,7 @@ class Control(NamedTuple):
         row: Rows taken.
         phase: "look", "draw", "temper", "warm", "main" or "end".
         left: Rows left of the phase.
-        law: "constant", "gaussian" or "smooth".
+        law: "constant", "gaussian", "smooth", or "infinite" at a wall.
         limit: Evaluations of a chain at which the phase ends.
         spent: Evaluations of a chain so far.
         trajectories: How many there were.
@@ -108,6 +113,7 @@ class Control(NamedTuple):
         length: Length of a trajectory.
         share: b.
         fine: 1 where the second rule for log p' - log p is taken, 0 where it is not, -1 before it was tried.
+        price: Evaluations of a slice move.
         centre: Of the coordinates u.
         scale: L.
         ending: Whether this round is the last.
@@ -127,6 +133,7 @@ class Control(NamedTuple):
     length: float = LENGTH
     share: float = 1.0
     fine: int = -1
+    price: float = FIRST_PRICE
     centre: Any = ()
     scale: Any = ()
     ending: bool = False
@@ -159,6 +166,17 @@ class Space(NamedTuple):
             return self
         sides = None if self.bounds is None else (self.bounds[0][some], self.bounds[1][some])
         return self._replace(flat=self.flat.take(some), bounds=sides)
+
+    def chosen(self, index: Tensor) -> Space:
+        """Of some chains by their numbers, where flat sets differ."""
+        if self.flat is None or len(self.flat.room) == 1:
+            return self
+        return self._replace(flat=self.flat._replace(origin=self.flat.origin[index], room=self.flat.room[index]))
+
+    def inside_walls(self, y: Tensor) -> Tensor:
+        """Points that rounding has put onto a wall of a flat set, moved off it."""
+        assert self.flat is not None
+        return self.flat.drawn_in(y, INSIDE)
 
     def inside(self, x: Tensor) -> Tensor:
         """Latents as points inside a flat set: laid back into bounds, else moved towards the interior point."""
@@ -224,8 +242,10 @@ def _space(problem: Problem) -> Space:
     if found is not None:
         return Space(found, event, problem.latent, None, found.bounds() if found.aligned else None)
     way_out = "use WeightedCASAL"
-    if constraint.in_pieces or not constraint.smooth:
-        raise SettingError(f"HMC needs a set with flat sides or smooth functions, not {constraint!r}; {way_out}")
+    if constraint.in_pieces or not (constraint.smooth or constraint.solid):
+        raise SettingError(
+            f"HMC needs a set with flat sides, smooth functions or an interior, not {constraint!r}; {way_out}"
+        )
     return Space(None, event, problem.latent, None if problem.identity else _inverse(problem, way_out), None)
 
 

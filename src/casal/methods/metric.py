@@ -25,6 +25,11 @@ STARTS, TESTED, STRAIGHT = 256, 64, 1e-8
 """Starting points and others at which a score is compared with a linear one, and the relative difference let pass."""
 
 
+RAYS, DISTANCES, LEAST_RISE = 128, (1e-3, 1e-5), 0.05
+"""Rays on which a density is followed to a wall, the shares of the way that are left, and the smallest exponent that
+counts: for smaller ones leapfrogs are right, as hardly any mass is where they are refused."""
+
+
 def first_eps(y: Tensor, scale: Tensor) -> float:
     """The first size of a leapfrog."""
     size = (
@@ -136,11 +141,35 @@ def crowded(flat: Reduction | None, centre: Tensor, scale: Tensor) -> tuple[Tens
     return centre + times(scale, found.y[None])[0], scale @ found.scale
 
 
-def linear_score(space: Space, score: Any, y: Tensor, like: Tensor) -> tuple[str, Tensor, Tensor] | None:
+def rise_at_walls(space: Space, score: Any, like: Tensor) -> float:
+    """a, if log p rises like -a log(distance) towards a wall of a flat set; zero for a density that is finite there.
+
+    Along rays from the interior point to a wall, at the shares 1 - d of the way, d (g . y) is a for such a density,
+    whatever d is, and for others proportional to d.
+    """
+    flat = space.flat
+    assert flat is not None
+    if not len(flat.walls) or len(flat.room) > 1:
+        return 0.0
+    generator = torch.Generator(like.device).manual_seed(0)
+    rays = torch.randn((RAYS, flat.dimension), generator=generator, dtype=torch.float64, device=like.device)
+    reach = ((rays @ flat.walls.T) / flat.room).amax(1, keepdim=True)
+    ends = rays[reach[:, 0] > 0] / reach[reach[:, 0] > 0]
+    if not len(ends):
+        return 0.0
+    far, near = (d * (space.pull(score(space.latents((1.0 - d) * ends, like))) * ends).sum(1) for d in DISTANCES)
+    steady = (near > LEAST_RISE) & ((near - far).abs() < 0.3 * near)
+    return float(near[steady].max()) if bool(steady.any()) else 0.0
+
+
+def linear_score(
+    space: Space, score: Any, y: Tensor, like: Tensor, log_p: Any = None
+) -> tuple[str, Tensor, Tensor] | None:
     """Constant or Gaussian densities on a flat set, with centre and scale of the Gaussian; None for others.
 
     The score at 2 r points around the interior point gives the precision. It has to be linear at some points of the
-    chains, and at points in all directions at up to a hundred spreads from the centre of the Gaussian.
+    chains, and at points in all directions at up to a hundred spreads from the centre of the Gaussian; log p, if it is
+    known, has to be quadratic there.
     """
     flat = space.flat
     assert flat is not None and len(flat.room) == 1
@@ -167,4 +196,9 @@ def linear_score(space: Space, score: Any, y: Tensor, like: Tensor) -> tuple[str
     rounding = max(STRAIGHT, 1e3 * torch.finfo(like.dtype).eps)
     if off > rounding * float(torch.maximum(told.abs().amax(), g.abs().amax())):
         return None
+    if log_p is not None:  # a step of the potential, which the score does not see
+        seen = log_p(space.latents(tested, like)).to(y) - (tested * (g[0] - 0.5 * tested @ precision)).sum(1)
+        most = float((tested * (g[0].abs() + (tested @ precision).abs())).abs().sum(1).max())
+        if not float((seen - seen.median()).abs().max()) <= max(1e-6, rounding * most):
+            return None
     return "constant" if constant else "gaussian", centre, scale

@@ -11,7 +11,8 @@ volumes (Zappa, Holmes-Cerfon and Goodman 2018).
 
 **Walls.** A drift that ends outside, g(z') > 0, turns v' about the tangent part of the gradient of the most violated
 wall, at that point, and drifts on by e, a few times. The way back visits the same points, so a Metropolis step is
-right. The density is not asked outside.
+right. The density is not asked outside. A solid set without such functions (an L1 ball, a cone) is known by its
+projection: v' turns about z' - P(z').
 
 **Metric.** In the coordinates w, z = L w, the steps keep the surface measure of w. The law in the user's coordinates
 stays if the density there is p sqrt(det J J^T / det J L L^T J^T).
@@ -99,10 +100,14 @@ class Surface:
 
     def equations(self, w: Tensor) -> Tensor:
         """h (n, m)."""
+        if not self.constraint.smooth:
+            return w[:, :0]
         return self.constraint.equations(self.outward(w).reshape(-1, *self.event)).to(w)
 
     def walls(self, w: Tensor) -> Tensor:
-        """g (n, k)."""
+        """g (n, k); for a set that is known by its projection alone the distance, which is zero inside."""
+        if not self.constraint.smooth:
+            return self.constraint.violation(self.outward(w).reshape(-1, *self.event))[:, None].to(w)
         return self.constraint.inequalities(self.outward(w).reshape(-1, *self.event)).to(w)
 
     def slopes(self, w: Tensor) -> Tensor:
@@ -119,7 +124,7 @@ class Surface:
         """
         with torch.enable_grad():
             leaf = z if graph and z.requires_grad else z.detach().requires_grad_()
-            h = self.constraint.equations(leaf)
+            h = self.constraint.equations(leaf) if self.constraint.smooth else leaf.flatten(1)[:, :0]
             if not h.shape[1]:
                 return z.new_zeros((len(z), 0, z[0].numel()))
             if not h.requires_grad:
@@ -253,8 +258,10 @@ class Surface:
         return there.pick(ok, at), turned, ok
 
     def steepest(self, w: Tensor) -> Tensor:
-        """The gradient (n, r) of the most violated wall."""
+        """The gradient (n, r) of the most violated wall; of the distance, up to a factor, where there are none."""
         z = self.outward(w).reshape(-1, *self.event)
+        if not self.constraint.smooth:
+            return self.pull((z - self.constraint.project(z)).flatten(1).to(w))
         with torch.enable_grad():
             leaf = z.detach().requires_grad_()
             g = self.constraint.inequalities(leaf)

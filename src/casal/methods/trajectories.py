@@ -1,4 +1,8 @@
-"""Trajectories of chains inside a set: exact flows, leapfrogs turned at flat walls, and leapfrogs on curved sets.
+"""Moves of chains inside a set: exact flows, leapfrogs turned at flat walls, leapfrogs on curved sets, and slices.
+
+A slice move takes a line through y, finds where it leaves the set, draws a level below log p(y), and points of the line
+at random until one is above the level; each that is not cuts the line off there (Neal 2003). It asks for no gradient,
+so it suits densities that are infinite at a wall, where leapfrogs end far off and are refused.
 
 Every chain moves on its own. The density of a row is q^(1-b) p^b, q that of the starting points.
 """
@@ -19,16 +23,23 @@ from casal.methods.surface import Surface
 ACCEPTED, GAINS = 0.75, (1.0, 0.4)
 """Share of trajectories to accept, and how fast log eps follows it: in the first half of a warm-up, and then."""
 
-REFUSED, CUT = 0.15, 0.4
-"""Acceptance below which eps is cut, and by what factor."""
+REFUSED, ALL, CUT = 0.15, 0.98, 0.4
+"""Acceptance below which eps is cut, and beyond which it grows as fast: chains that begin at one point, or far too
+carefully, come to their size within a few rows."""
 
 PACES = 0.1
 """Each chain takes eps (1 +- PACES)."""
 
+CUTS = 24
+"""Cuts of a line, at most, after which the chain stays. The line is then 1e-7 of its length."""
+
+LINE = 20.0
+"""Length of a line in an unbounded set, in spreads."""
+
 
 def pace(rate: float, gain: float) -> float:
     """The factor by which eps follows the share of accepted trajectories."""
-    return CUT if rate < REFUSED else math.exp(gain * (rate - ACCEPTED))
+    return CUT if rate < REFUSED else 1.0 / CUT if rate > ALL else math.exp(gain * (rate - ACCEPTED))
 
 
 def flows(space: Space, problem: Problem, state: HMCState, row: Row, generator: torch.Generator) -> HMCState:
@@ -82,7 +93,7 @@ def leapfrogs(space: Space, problem: Problem, state: HMCState, row: Row, generat
 
 
 def rattle(space: Space, problem: Problem, state: HMCState, row: Row, generator: torch.Generator) -> HMCState:
-    """Trajectories of leapfrogs on a curved set."""
+    """Trajectories of leapfrogs on a curved set; without a force (a blind row) they are a random walk."""
     known, scale = problem.target.potential is not None, row.scale if row.scale.numel() else None
     surface = Surface(problem.constraint, space.event, scale)
     here = surface.frame(surface.inward(state.y))
@@ -99,7 +110,7 @@ def rattle(space: Space, problem: Problem, state: HMCState, row: Row, generator:
             at, v, fine = surface.drift(at, v, eps)
             ok = ok & fine & torch.isfinite(v).all(1)
             end = surface.outward(at.w)
-            new = score_at(space, problem, end, row)
+            new = score if row.blind else score_at(space, problem, end, row)
             rise, y, score = rise + 0.5 * ((score + new) * (end - y)).sum(1), end, new
             end_factor, end_tilt = surface.log_factor(at.w)
             force = force_at(space, problem, y, score, row)
@@ -115,6 +126,58 @@ def rattle(space: Space, problem: Problem, state: HMCState, row: Row, generator:
     return state._replace(accepted=accepted, refused=refused)
 
 
+def slices(space: Space, problem: Problem, state: HMCState, row: Row, generator: torch.Generator) -> HMCState:
+    """Slice moves between flat walls, along random directions and along such that lead past few walls.
+
+    The latter are C^+ (e_i - e_j) for walls i, j: on a simplex they move two coordinates, in a box too.
+    """
+    flat = space.flat
+    assert flat is not None
+    y, log_p, refused, asked = state.y, state.log_p, torch.zeros_like(state.log_p), torch.zeros_like(state.log_p)
+    across, count = torch.linalg.pinv(flat.walls), len(flat.walls)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=y.dtype, device=y.device)
+
+    moves = sum(row.lengths)
+    for _ in range(moves):
+        v = times(row.scale, torch.randn(y.shape, generator=generator, dtype=y.dtype, device=y.device))
+        if count > 1:
+            pair = torch.randint(count, (2, len(y)), generator=generator, device=y.device)
+            few = (across[:, pair[0]] - across[:, pair[1]]).T
+            straight = (uniform(len(y)) < 0.5) & (few.abs().amax(1) > 1e-9)
+            v = pick(
+                straight,
+                few / torch.linalg.vector_norm(solve(row.scale, few), dim=1, keepdim=True).clamp_min(1e-300),
+                v,
+            )
+        speed, slack = v @ flat.walls.T, flat.room - y @ flat.walls.T
+        u = uniform(2, len(y))
+        low, high = -LINE * u[0], LINE * (1.0 - u[0])
+        if count:
+            ahead = torch.where(speed.abs() > 1e-300, slack.clamp_min(0.0) / speed, torch.inf)
+            high = torch.minimum(high, torch.where(speed > 0, ahead, torch.inf).amin(1))
+            low = torch.maximum(low, torch.where(speed < 0, ahead, -torch.inf).amax(1))
+        level, left = log_p + torch.log(u[1]), torch.arange(len(y), device=y.device)
+        y, log_p = y.clone(), log_p.clone()
+        at = y.clone()
+        for _ in range(CUTS):
+            t = low[left] + (high - low)[left] * uniform(len(left))
+            there = space.chosen(left).inside_walls(at[left] + t[:, None] * v[left])
+            found = problem.take(left).log_density(space.chosen(left).latents(there, problem.like))
+            good = found >= level[left]
+            asked[left] += 1.0
+            y[left[good]], log_p[left[good]] = there[good], found[good]
+            bad = left[~good]
+            before = t[~good] < 0
+            low[bad], high[bad] = torch.where(before, t[~good], low[bad]), torch.where(before, high[bad], t[~good])
+            left = bad
+            if not len(left):
+                break
+        refused[left] += 1.0 / moves
+    return state._replace(y=y, log_p=log_p, accepted=1.0 - refused, refused=refused, gap=asked)
+
+
 def score_at(space: Space, problem: Problem, y: Tensor, row: Row) -> Tensor:
     """Gradient of log p in y."""
     return space.pull(problem.score(space.latents(y, problem.like), row.t))
@@ -122,6 +185,8 @@ def score_at(space: Space, problem: Problem, y: Tensor, row: Row) -> Tensor:
 
 def force_at(space: Space, problem: Problem, y: Tensor, score: Tensor, row: Row) -> Tensor:
     """Gradient of log(q^(1-b) p^b) in y."""
+    if row.blind:
+        return torch.zeros_like(score)
     if row.share == 1.0:
         return score
     assert problem.start is not None
