@@ -511,8 +511,8 @@ def difficult(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
         "right too few: right and too few, d | right suspect: right and suspect, d | wrong, d | "
         "seen: of these not trusted, d | error: their largest error in standard deviations, .2f",
         rows,
-        note=f"Wrong: a mean, a square or a 10 % tail is off by more than 4 standard errors and 0.1 deviations. The known "
-        "calls were used to build the checks, on other seeds; the fresh ones were run first with these seeds, "
+        note="Wrong: a mean, a square or a 10 % tail is off by more than 4 standard errors and 0.1 deviations. The "
+        "known calls were used to build the checks, on other seeds; the fresh ones were run first with these seeds, "
         f"{HOSTILE_SEED} on.",
     )
     claim = Claim(
