@@ -44,15 +44,16 @@ BUDGET = {
     ),  # the reduction of flat sets came from the methods, as explain() tells its dimension; structure of Jacobians
     "decoders": Package(files=5, code=880, constants=4, imports=2),
     "diagnostics": Package(
-        files=11, code=1570, constants=85, imports=10
-    ),  # whitened directions and the power of a test took the place of fixed directions and of Metropolis moves
+        files=11, code=1592, constants=86, imports=10
+    ),  # whitened directions, noise levels by direction and the power of a test took the place of fixed directions, of
+    # bad models and of Metropolis moves
     "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
     "methods": Package(
         files=41, code=6591, constants=179, imports=13
     ),  # HMC on flat and curved sets: reduction, flows, surface; PCFM, ECI, ProjectRenoise from the lab
     "sampling": Package(
-        files=20, code=3354, constants=64, imports=12
-    ),  # what "auto" knows before a pilot runs off the set; a share of evaluations for checks
+        files=20, code=3374, constants=66, imports=12
+    ),  # what "auto" knows before a pilot runs off the set; a share of evaluations for checks; runs of copies stop
     "store": Package(files=3, code=609, constants=3, imports=1),  # names of files are refused
     "targets": Package(
         files=8, code=1560, constants=18, imports=3

@@ -11,7 +11,7 @@ from torch import Tensor
 import casal
 from casal.diagnostics import assess
 from casal.diagnostics.behind import view
-from casal.diagnostics.model_score import NotAvailable, score_at
+from casal.diagnostics.model_score import NotAvailable, level_score
 from casal.methods import Problem
 
 from .populations import CENTRE, evidence, gaussian, generator
@@ -44,7 +44,7 @@ def test_the_mean_score_of_a_decoder_that_is_onto(orthonormal: bool) -> None:
     x = CENTRE + torch.linalg.solve(inner, (z - CENTRE @ A.T).T).T @ (A @ COVARIANCE)
     problem = behind(casal.Linear(A), circle)
     seen = view(problem, circle, z, equal(20), x + 1e-3 * (A.T @ torch.ones(2).double()))  # not quite on the set
-    found = seen.pull(score_at(problem, seen.latent(z)))
+    found = seen.pull(level_score(problem, seen.latent(z)))
     assert not seen.pointwise
     off = x + 1e-3 * (A.T @ torch.ones(2).double())
     back = off - (off @ A.T - z) @ torch.linalg.pinv(A).T
@@ -71,7 +71,7 @@ def test_the_score_of_a_decoder_that_is_one_to_one(rows: int) -> None:
 
     leaf = seen.points.requires_grad_()
     (expected,) = torch.autograd.grad(log_density(leaf).sum(), leaf)
-    torch.testing.assert_close(seen.pull(score_at(problem, x)), expected)
+    torch.testing.assert_close(seen.pull(level_score(problem, x)), expected)
 
 
 def test_latents_of_a_set_with_an_interior_are_checked_behind_any_decoder() -> None:

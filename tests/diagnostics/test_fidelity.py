@@ -369,17 +369,15 @@ def test_a_diffusion_model_gives_its_score_without_noise() -> None:
     assert judged(evidence(z, EXACT["sphere"], target=diffusion(1.0, 0.1, wrong=2.0))).verdict == "suspect"
 
 
-@pytest.mark.parametrize(("finest", "verdict"), [(0.005, "trusted"), (0.02, "unchecked"), (0.05, "suspect")])
+@pytest.mark.parametrize(("finest", "verdict"), [(0.005, "trusted"), (0.01, "trusted"), (0.1, "unchecked")])
 def test_a_model_whose_finest_level_is_too_coarse_is_not_checked(finest: float, verdict: str) -> None:
     """Of data with spread 0.05 the scores at sigma and 2 sigma differ by 3 sigma^2 / (0.05^2 + 4 sigma^2)."""
     z = CENTRE + 0.05 * torch.randn((N, 3), generator=generator(0), dtype=torch.float64)
     z = EXACT["affine"].project(z)
     found = judged(evidence(z, EXACT["affine"], target=diffusion(0.05, finest)))
-    assert found.verdict == verdict and math.isnan(found.figures["stein_p"]) == (finest > 0.01)
-    differ = 100 * 3 * finest**2 / (0.05**2 + 4 * finest**2)
-    assert (
-        finest < 0.01 or f"scores at noise {finest:g} and {2 * finest:g} differ by {differ:.3g} %" in found.reasons[0]
-    )
+    assert found.verdict == verdict and math.isnan(found.figures["stein_p"]) == (verdict == "unchecked")
+    assert verdict == "trusted" or "differ by more than 20 % along every direction" in found.reasons[0]
+    assert verdict == "trusted" or "casal.calibrate(target, family, method, n=64)" in found.reasons[0]
 
 
 def test_a_set_for_each_chain() -> None:

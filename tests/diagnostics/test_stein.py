@@ -41,7 +41,7 @@ def means(terms: list[SteinTerms]) -> Tensor:
 def smallest_p(z: Tensor, score: Tensor, ancestors: Tensor | None = None) -> float:
     """Of all tests together, as the certificate has it."""
     lineage = Lineage(torch.ones(len(z)), torch.arange(len(z)) if ancestors is None else ancestors)
-    p = torch.cat([_zero_test(t.lineage, t.values).p for t in stein_terms(z, score, lineage)])
+    p = torch.cat([_zero_test(t.lineage, t.values).p for t in stein_terms(z, [score], lineage)])
     return float(p.min()) * len(p)
 
 
@@ -56,7 +56,7 @@ def normal(n: int, d: int, seed: int) -> Tensor:
 def test_identity_on_a_circle(temperature: float) -> None:
     """z ~ p^(1/T) on the circle; the score belongs to p."""
     z, constraint = circle(), casal.Sphere(RADIUS)
-    terms = stein_terms(z, PULL - z, on_nodes(torch.softmax(z @ PULL / temperature, 0)), constraint.project)
+    terms = stein_terms(z, [PULL - z], on_nodes(torch.softmax(z @ PULL / temperature, 0)), constraint.project)
     assert [t.values.shape[1] for t in terms] == [5, 5, 5]
     worst = means(terms)
     if temperature == 1.0:
@@ -74,10 +74,10 @@ def test_identity_on_an_interval_with_a_factor(temperature: float) -> None:
     def factor(y: Tensor) -> Tensor:
         return torch.minimum(y, 1.0 - y)[:, 0].clamp_max(0.3)
 
-    worst = means(stein_terms(z, torch.full_like(z, 3.0), lineage, factor=factor))
+    worst = means(stein_terms(z, [torch.full_like(z, 3.0)], lineage, factor=factor))
     assert float(worst.max()) < 2e-3 if temperature == 1.0 else float(worst.max()) > 0.1
     # Without the factor the edge has a flux, and the identity fails.
-    assert float(means(stein_terms(z, torch.full_like(z, 3.0), lineage)).max()) > 0.1
+    assert float(means(stein_terms(z, [torch.full_like(z, 3.0)], lineage)).max()) > 0.1
 
 
 @pytest.mark.parametrize("units", [1.0, 1e4])
@@ -92,7 +92,7 @@ def test_means_are_errors_in_standard_deviations_whatever_the_units(units: float
         """Biases along the widest axis: of the mean and of the square."""
         x = u @ axes
         lineage = Lineage(torch.ones(len(u)), torch.arange(len(u)))
-        every = stein_terms(x * scale, -(x @ precision) / scale, lineage)[0]
+        every = stein_terms(x * scale, [-(x @ precision) / scale], lineage)[0]
         return (lineage.weights @ every.values).abs()[[0, 2]]
 
     shift = torch.tensor([0.0, 0.3], dtype=torch.float64)
@@ -198,7 +198,7 @@ def test_directions_that_an_equation_fixes_are_left_out() -> None:
     assert len(whitened(z, lineage.weights, deviations(z, lineage.weights)).fields) == 2
     assert smallest_p(z[:, 1:], -z[:, 1:]) > REJECT
     point = torch.ones((100, 3), dtype=torch.float64)
-    assert stein_terms(point, -point, lineage) == []
+    assert stein_terms(point, [-point], lineage) == []
 
 
 @pytest.mark.parametrize("d", [3, 16, 17, 40])
@@ -211,5 +211,5 @@ def test_projections_are_as_many_as_announced(d: int) -> None:
         return casal.Sphere(RADIUS).project(y)
 
     z = casal.Sphere(RADIUS).project(normal(60, d, 0))
-    stein_terms(z, -z, Lineage(torch.ones(60), torch.arange(60)), project)
+    stein_terms(z, [-z], Lineage(torch.ones(60), torch.arange(60)), project)
     assert calls == projections_needed(d)

@@ -20,7 +20,7 @@ from torch import Tensor
 from casal.constraints import Constraint, geometry
 from casal.diagnostics.behind import View, inner_view, view
 from casal.diagnostics.edges import has_hidden_edge, on_edge, parts_of
-from casal.diagnostics.model_score import BadModel, NotAvailable, level_score, refuse_wrong_network, score_at
+from casal.diagnostics.model_score import NotAvailable, level_score, refuse_wrong_network, scores_at
 from casal.diagnostics.modes import (
     LINE_POINTS,
     MOST_MODES,
@@ -502,17 +502,17 @@ def slack(evidence: Evidence) -> Finding:
 def correction(evidence: Evidence) -> Finding:
     """Whether the ladder ended so close to the set that chains could be weighted for the distance that is left.
 
-    The effective share of the chains that these weights leave is counted among those inside the set.
+    If not, ``slack`` and ``stein`` test what the distance does. The effective share of the chains that these weights
+    leave is counted among those inside the set.
     """
     made = evidence.run.trace.get("corrected")
     if made is None:
         return Finding()
     if not float(made[-1]) > 0.0:
         return Finding(
-            objections=(
+            notes=(
                 "the last correction, for the distance that is left between chains and set, was not made, because it "
-                "would have left too few chains: end at a larger rho (a smaller sigma), use more chains, or check the "
-                "score",
+                "would have left too few chains; what it leaves is tested by the slack and by the score",
             )
         )
     inside, size = (evidence.run.trace.get(name) for name in ("inside", "finish_ess"))
@@ -656,8 +656,6 @@ def stein(evidence: Evidence) -> Finding:
     figures = {"stein_t": NOT_CHECKED, "stein_p": NOT_CHECKED, "stein_bias": NOT_CHECKED}
     try:
         return _stein(evidence)
-    except BadModel as reason:
-        return Finding(figures, objections=(str(reason),))
     except (NotAvailable, CasalError) as reason:
         return Finding(figures, missing=(f"the samples were not compared with the score: {reason}",))
 
@@ -674,8 +672,9 @@ def _stein(evidence: Evidence) -> Finding:
     index = _affordable(evidence, 1.0 if problem.table.static else 2.0, projections)
     lineage, seen = evidence.lineage.some(index), evidence.view(index)
     points, nearest, factor = seen.points, seen.shape.project, seen.shape.factor
-    score = seen.pull(score_at(problem.take(evidence.index[index]), seen.latent(points))).flatten(1)
-    known = torch.isfinite(score).all(1)
+    found_at = scores_at(problem.take(evidence.index[index]), seen.latent(points), _left(evidence))
+    score = [seen.pull(one).flatten(1) for one in found_at]
+    known = torch.stack([torch.isfinite(one).all(1) for one in score]).all(0)
     if not bool(known.all()):
         return _no_number(evidence, 1.0 - float(lineage.weights @ known.to(torch.float64)))
 
@@ -692,7 +691,7 @@ def _stein(evidence: Evidence) -> Finding:
         None if factor is None else lambda y: factor(y.reshape(points.shape)),
     )
     if not tests:
-        raise NotAvailable("the set is a point")
+        raise NotAvailable(_not_known(problem))
     found = [_zero_test(test.lineage, test.values) for test in tests]
     count = sum(test.values.shape[1] for test in tests)
     p, t = torch.cat([one.p for one in found]), torch.cat([one.t for one in found])
@@ -707,7 +706,7 @@ def _stein(evidence: Evidence) -> Finding:
     least = needed * float((found[0].error * tests[0].scale)[:2].min())  # of means along two axes
     if figures["stein_p"] >= REJECT or figures["stein_bias"] < SMALL_BIAS:
         return Finding(figures, detectable=least)
-    refuse_wrong_network(problem, _left(evidence))
+    refuse_wrong_network(problem, tests[0].levels, _left(evidence))
     return Finding(
         figures,
         objections=(
@@ -716,6 +715,17 @@ def _stein(evidence: Evidence) -> Finding:
             f"{_longer(problem)}{_or_model(problem)}",
         ),
         detectable=least,
+    )
+
+
+def _not_known(problem: Problem) -> str:
+    """Why no direction could be tested."""
+    if problem.table.static:
+        return "the samples do not vary"
+    return (
+        "the model's scores at neighbouring noise levels differ by more than 20 % along every direction, so its score "
+        "without noise is not known; casal.calibrate(target, family, method, n=64) checks the method on this model, "
+        "at the price of three such runs"
     )
 
 

@@ -77,7 +77,8 @@ def sample(
         old: Fields of ``Run`` as keywords of their own, as in earlier versions; deprecated.
 
     Returns:
-        Samples, certificate, fidelity, trace, cost, last state, provenance. If interrupted by Ctrl-C, it returns the
+        Samples, certificate, fidelity, trace, cost, last state, provenance. If interrupted by Ctrl-C, or stopped early
+        because nearly all chains descend from a few starts (``casal.Run(stop_early=True)``), it returns the
         chains that have taken at least one step, marked ``partial``, with a warning.
 
     Raises:
@@ -103,7 +104,7 @@ def sample(
                 if not result.partial:
                     keeper.finish(result)
                 else:
-                    told = keeper.on_interrupt(n, result.steps, prepared.steps)
+                    told = job.stopped or keeper.on_interrupt(n, result.steps, prepared.steps)
                     warnings.warn(told, CasalWarning, stacklevel=2)
     if prepared.method.strict:
         _warn_if_infeasible(result)

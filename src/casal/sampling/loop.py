@@ -302,6 +302,7 @@ class Job:
         snapshots: Samples by step and batch.
         begun: What the start of each batch used.
         interrupted: Whether the run was stopped.
+        stopped: Why, if it stopped by itself.
         ended: Whether all stages are done.
     """
 
@@ -315,6 +316,7 @@ class Job:
     snapshots: dict[int, dict[int, Tensor]] = field(default_factory=dict)
     begun: dict[int, Usage] = field(default_factory=dict)
     interrupted: bool = False
+    stopped: str = ""
     ended: bool = False
 
     def part(self, batch: Batch) -> Any:
@@ -420,6 +422,9 @@ def run(prepared: Prepared, job: Job, workers: Any, walk: Walk, keeper: Keeper) 
                 keeper.end(job)
                 job.ended = True
                 continue
+            if prepared.options.run.stop_early and (told := collapsed(prepared, job)):
+                job.interrupted, job.stopped = True, told
+                continue
             keeper.checkpoint(job)
             if isinstance(stage, Together):
                 together(prepared, job, stage, workers)
@@ -427,6 +432,24 @@ def run(prepared: Prepared, job: Job, workers: Any, walk: Walk, keeper: Keeper) 
                 each(prepared, job, stage, batches, workers, walk, keeper, independent)
     except KeyboardInterrupt:
         job.interrupted = True
+
+
+LEAST_LEFT, ENOUGH_LEFT = 0.05, 50
+"""A run of chains that are resampled stops where fewer than this share of the starts, and fewer than this number of
+them, have descendants: what follows would be paid for copies."""
+
+
+def collapsed(prepared: Prepared, job: Job) -> str:
+    """Why a run whose chains descend from hardly any start is not worth going on with; empty if it is."""
+    known = job.trace.exchanges[-1][1] if job.trace.exchanges else {}
+    left = known.get("ancestors")
+    if not job.done or left is None or "finish_ess" in known or left >= min(LEAST_LEFT * prepared.n, ENOUGH_LEFT):
+        return ""
+    return (
+        f"the run stopped after {job.done} of {prepared.steps} steps: {left:.0f} of {prepared.n} starts have "
+        "descendants, and what follows would be copies of these; use more steps or starting points nearer to the set "
+        "(init=), or go on with casal.sample(..., run=casal.Run(stop_early=False))"
+    )
 
 
 def start(prepared: Prepared, job: Job, batches: Sequence[Batch], workers: Any, walk: Walk) -> None:

@@ -92,7 +92,7 @@ class SampleResult:
             decoded points are without c.
         provenance: Settings and versions.
         steps: (n,) steps each returned chain has taken.
-        partial: The run was interrupted; ``steps`` says how far each chain came.
+        partial: The run was interrupted, or stopped early; ``steps`` says how far each chain came.
         fidelity: How far the distribution of the samples can be trusted: ``verdict``, ``reasons`` and ``figures``, on
             the page *Is it right?*. A partial run has not been checked and is suspect.
         constraint: The set of these chains; None where it is not known (loaded, and a set of functions).
@@ -161,9 +161,9 @@ class SampleResult:
 
         Returns:
             ``value`` and ``standard_error``, of shape () or (k,), float64. The error of a single ancestor is NaN. An
-            event that no sample shows, or all of them (f is 0 or 1 throughout), has the error of Agresti and Coull,
-            (q (1 - q) / (G + 4))^(1/2) with q = 2 / (G + 4) and G effective ancestors. With ``by`` a dictionary from
-            its numbers to such estimates.
+            event that no sample shows, or all of them (f is 0 or 1 throughout), is rarer than 3 / G with 95 %
+            confidence, G the effective ancestors (the rule of three, since (1 - 3 / G)^G is about 5 %). Its standard
+            error is that bound over 1.96, and at most 1/2. With ``by`` a dictionary from its numbers to such estimates.
 
         Raises:
             ShapeError: f returns something else.
@@ -327,10 +327,12 @@ def _estimate(values: Tensor, lineage: Lineage, notes: Sequence[str]) -> Estimat
     columns = values.reshape(len(values), -1)
     mean, error = lineage.mean(columns)
     never = ((columns == columns[:1]).all(0) & ((columns[0] == 0) | (columns[0] == 1))).to(error.device)
-    more = lineage.effective + 4.0
-    error = torch.where(never, (2.0 / more * (1.0 - 2.0 / more) / more) ** 0.5, error)
+    bound = min(1.0, 3.0 / lineage.effective)
+    error = torch.where(never, min(0.5, bound / 1.96), error)
     if lineage.ancestors < 2:
         error = torch.full_like(error, torch.nan)
+    elif bool(never.any()):
+        notes = [*notes, f"an event that no sample shows is rarer than {bound:.2g}, with 95 % confidence"]
     note = "; ".join(filter(None, notes))
     return Estimate(mean, error, note) if values.ndim == 2 else Estimate(mean[0], error[0], note)
 
@@ -364,7 +366,8 @@ def collect(prepared: Prepared, job: Job, threads: int, walk: Walk, began: float
     if not complete:
         state = type(state)(*(part[which.to(part.device)] if part.ndim else part for part in state))
     series = job.trace.series()
-    warn_if_degenerate(series, n, getattr(state, "log_weight", None))
+    if not job.stopped:
+        warn_if_degenerate(series, n, getattr(state, "log_weight", None))
     requested, groups = len(prepared.target.table), prepared.problem.groups()
     provenance = {**about(prepared), "requested": requested, "threads": threads, "compile": walk.compiles}
     if groups is not None:
@@ -392,7 +395,7 @@ def collect(prepared: Prepared, job: Job, threads: int, walk: Walk, began: float
     spent = Usage()
     problem = prepared.problem if complete else prepared.problem.take(which)
     seen = result if prepared.offset is None else replace(result, samples=samples - prepared.offset.to(samples.device))
-    fidelity = _fidelity(prepared, seen, problem.replace(usage=spent))
+    fidelity = _fidelity(prepared, seen, problem.replace(usage=spent), job.stopped)
     checks = {
         "check_evaluations": spent.scores / n + prepared.checked,
         "check_projections": spent.projections / n,
@@ -425,12 +428,13 @@ def about(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _fidelity(prepared: Prepared, result: SampleResult, problem: Problem) -> Fidelity:
+def _fidelity(prepared: Prepared, result: SampleResult, problem: Problem, stopped: str) -> Fidelity:
     """The certificate of the distribution; an interrupted run is not worth evaluations."""
     objections, check = prepared.objections, prepared.options.check
     if result.partial:
         done = int(result.steps.min())
-        objections += (f"the run was interrupted after {done} of {prepared.steps} steps; run it to the end",)
+        told = stopped or f"the run was interrupted after {done} of {prepared.steps} steps; run it to the end"
+        objections += (told,)
     allowed = float(len(problem.table)) if prepared.method.adapts else 0.0  # what it leaves may be spent on checks
     with one_thread():
         if prepared.method.strict and not prepared.method.promises_distribution and check and not result.partial:

@@ -45,6 +45,8 @@ class Run:
             with a ``StepView``. Calls never overlap. If it returns something true, the run ends as by Ctrl-C.
         record_every: Steps between two records of the trace; 0 records the end only.
         snapshots: Steps between two snapshots of the samples, which ``result.snapshots`` keeps in memory; 0 for none.
+        stop_early: Whether a run of chains that are resampled ends where nearly all of them descend from a few starts
+            (fewer than 5 % and fewer than 50). The result is then ``partial``, and a warning says so.
         budget: How hard iterative projections try inside the loop: one budget, or a function of the progress in
             [0, 1] such as ``casal.tightening()``. If left out, sets of functions take quick steps, others all it takes.
             The samples that are returned get all it takes in any case.
@@ -67,6 +69,7 @@ class Run:
     callback: Callback | None = None
     record_every: int = 0
     snapshots: int = 0
+    stop_early: bool = True
     budget: Budget | Callable[[float], Budget] | None = None
 
     def __post_init__(self) -> None:

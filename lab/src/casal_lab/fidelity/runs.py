@@ -15,12 +15,13 @@ import casal
 from casal.diagnostics import Fidelity
 from casal.errors import CasalWarning
 from casal_lab.experiment import Claim, Origin, Outcome, ResultTable, Tell, reached, stamp
+from casal_lab.problems.hostile import DIFFUSIONS, Hostile, fresh, judge, known
 from casal_lab.problems.small import F64, SPLIT, THREE, Case, Model, aligned, cases, smaller, without_potential
 from casal_lab.study import share, with_error
 
-FIRST_SEED, BROKEN_SEED = 7000, 8000
-"""First seeds of what is reported, of right and of broken runs. Thresholds were set with other seeds (5000 to 5107, and
-below 300)."""
+FIRST_SEED, BROKEN_SEED, HOSTILE_SEED = 17000, 18000, 19000
+"""First seeds of what is reported, of right, broken and hostile runs. Thresholds were set with other seeds (below 300,
+5000 to 5107, 6000 to 6060 and 9000 to 9010)."""
 
 BROKEN_CHAINS = 1000
 """Chains of a broken run."""
@@ -30,6 +31,9 @@ WRONG, FAR_OFF = 3.0, 6.0
 over its seeds."""
 
 MOST_ATOMS = 0.05
+
+VERDICTS = ("trusted", "unchecked", "too few", "suspect")
+"""Of methods that promise the distribution."""
 
 
 class Scale(NamedTuple):
@@ -55,7 +59,7 @@ ORIGINS = (
 )
 """Where the constants come from; settings of the paper's particle are those of that experiment."""
 
-PARTS = ("right", "broken", "intervals", "few chains", "paper")
+PARTS = ("right", "broken", "hostile", "intervals", "few chains", "paper")
 """What ``--method`` takes."""
 
 
@@ -70,8 +74,9 @@ class Record(NamedTuple):
     errors: tuple[float, ...]  # of every statistic, with its sign
     ancestors: float
     on_edge: float
-    cost: float  # of the checks, as a share of the run's evaluations
+    cost: float  # of the checks, as a share of the evaluations that the run took or was allowed
     reason: str
+    detectable: float = math.nan
 
 
 def record(kind: str, case: Case, seed: int, result: casal.SampleResult, found: Fidelity | None = None) -> Record:
@@ -87,8 +92,9 @@ def record(kind: str, case: Case, seed: int, result: casal.SampleResult, found: 
         errors,
         told.figures.get("effective_ancestors", math.nan),
         told.figures.get("on_edge", 0.0),
-        result.cost.check_evaluations / result.cost.score_evaluations,
+        result.cost.check_evaluations / max(result.cost.score_evaluations, result.provenance["requested"]),
         told.reasons[0] if told.reasons and told.verdict != "trusted" else "",
+        told.figures.get("detectable", math.nan),
     )
 
 
@@ -217,23 +223,14 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
     tables, claims, found = list[ResultTable](), list[Claim](), list[Record]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CasalWarning)
-        for part, make in {"right": right, "broken": wrong, "few chains": few, "intervals": intervals}.items():
+        parts = {"right": right, "broken": wrong, "hostile": difficult, "few chains": few, "intervals": intervals}
+        for part, make in parts.items():
             if part in asked:
                 table, more, told = make(every, scale, tell)
                 tables, found, claims = [*tables, table], [*found, *more], [*claims, *told]
         if "paper" in asked:
             table, told = paper(every["particle on a circle"], tell)
             tables, claims = [*tables, table], [*claims, *told]
-    lost = [one for one in found if one.verdict == "trusted" and one.ancestors < 50.0]
-    claims.append(
-        Claim(
-            "fewer than 50 effective ancestors are never trusted",
-            "0",
-            f"{len(lost)} of {sum(one.ancestors < 50.0 for one in found)} such runs",
-            reached(not lost),
-            flips="one trusted run with fewer",
-        )
-    )
     records = {"runs": [one._asdict() for one in found]}
     settings = {"quick": quick, "first_seed": FIRST_SEED, "broken_seed": BROKEN_SEED, **scale._asdict()}
     return Outcome("fidelity", tables, [] if quick else claims, {"runs": found}, settings, records=records)
@@ -245,17 +242,12 @@ Part = tuple[ResultTable, list[Record], list[Claim]]
 def right(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
     """Runs that should be right: how many are not trusted, and what the checks cost."""
     found, rows, dearest = list[Record](), list[dict[str, Any]](), 0.0
-    drifting = list[Record]()
     for name, case in every.items():
         tell(f"right: {name}")
         seeds = max(1, scale.right // (2 if case.implicit else 1))  # whose projections take longer
         own = [record("right", case, seed, case.sample(seed)) for seed in range(FIRST_SEED, FIRST_SEED + seeds)]
-        more = [
-            record("right, drift", case, seed, case.sample(seed, check="drift"))
-            for seed in range(FIRST_SEED + 100, FIRST_SEED + 100 + max(1, scale.right // 10))
-        ]
         dearest = max(dearest, *(one.cost for one in own))
-        found, drifting = found + own, drifting + more
+        found += own
         rows.append(
             {
                 "case": name + (" (held out)" if case.held else ""),
@@ -263,10 +255,11 @@ def right(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
                 "runs": len(own),
                 "alarms": sum(one.verdict == "suspect" for one in own),
                 "few": sum(one.verdict == "too few" for one in own),
+                "unchecked": sum(one.verdict == "unchecked" for one in own),
                 "off": sum(one.error > WRONG for one in own),
                 "ancestors": sum(one.ancestors for one in own) / len(own),
+                "detectable": sum(one.detectable for one in own) / len(own),
                 "cost": max(one.cost for one in own),
-                "drift": max(one.cost for one in more),
             }
         )
     alarms, runs = sum(one.verdict == "suspect" for one in found), len(found)
@@ -277,30 +270,29 @@ def right(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
             "runs": runs,
             "alarms": alarms,
             "few": sum(one.verdict == "too few" for one in found),
+            "unchecked": sum(one.verdict == "unchecked" for one in found),
             "off": sum(one.error > WRONG for one in found),
             "cost": dearest,
-            "drift": max(one.cost for one in drifting),
         }
     )
     table = ResultTable.of(
         "Right runs",
-        "case: distribution | dimension, d | runs, d | alarms: suspect, d | few: too few, d | "
+        "case: distribution | dimension, d | runs, d | alarms: suspect, d | few: too few, d | unchecked, d | "
         "off: off by more than 3 standard errors, d | ancestors: effective ancestors, .0f | "
-        "cost: evaluations for the checks, .1% | drift: with drift, .1%",
+        "detectable: detectable error of a mean, .2f | cost: evaluations for the checks, .1%",
         rows,
-        note="The largest of six to nine errors is compared with 3, so that a few right runs are above it. Costs are "
-        "the largest over seeds, as shares of the run's evaluations. "
-        f"With drift {sum(one.verdict == 'suspect' for one in drifting)} of {len(drifting)} other runs are suspect.",
+        note="The largest of six to nine errors is compared with 3, so that a few right runs are above it. Detectable "
+        "errors are in standard deviations, on average over seeds. Costs are the largest over seeds, as shares of the "
+        "evaluations that the run took or was allowed.",
     )
-    most = max(one.cost for one in drifting)
     quiet = sum(one.verdict == "suspect" for one in held)
     claims = [
         Claim(
             "alarms on right runs",
-            "at most 4 %",
+            "at most 3 %",
             _of(alarms, runs),
-            reached(alarms <= 0.04 * runs),
-            flips=f"{math.floor(0.04 * runs) + 1} alarms in {runs} runs",
+            reached(alarms <= 0.03 * runs),
+            flips=f"{math.floor(0.03 * runs) + 1} alarms in {runs} runs",
         ),
         Claim(
             "alarms on distributions that were held out",
@@ -315,13 +307,6 @@ def right(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
             f"{100 * dearest:.2g} %",
             reached(dearest <= 0.08),
             flips="a run whose checks take more than 8 % of its evaluations",
-        ),
-        Claim(
-            "cost with drift",
-            "at most 15 %",
-            f"{100 * most:.2g} %",
-            reached(most <= 0.15),
-            flips="a run whose checks with drift take more than 15 % of its evaluations",
         ),
     ]
     return table, found, claims
@@ -447,11 +432,11 @@ def _broken(kind: str, way: Way, case: Case, seed: int) -> Record:
 
 
 def few(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
-    """Right runs with so few chains that nothing can be certified."""
+    """Right runs with few chains: what can be said of them."""
     found = list[Record]()
     for name in ("three modes on a circle", "Gaussian in a box, flow", "Gaussian on a sphere, edm", "orthant in 64-D"):
         tell(f"few chains: {name}")
-        for n in (40, 90):
+        for n in (16, 32, 64, 128):
             case = replace(every[name], n=n)
             found += [
                 record(f"{n} chains", case, seed, case.sample(seed))
@@ -462,17 +447,82 @@ def few(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
             "kind": kind,
             "runs": len(own),
             "ancestors": sum(one.ancestors for one in own) / len(own),
-            **{word: sum(one.verdict == word for one in own) for word in ("too few", "trusted", "suspect")},
+            "detectable": sum(one.detectable for one in own) / len(own),
+            **{word: sum(one.verdict == word for one in own) for word in VERDICTS},
         }
-        for kind in sorted({one.kind for one in found})
+        for kind in dict.fromkeys(one.kind for one in found)
         if (own := [one for one in found if one.kind == kind])
     ]
     table = ResultTable.of(
         "Few chains",
-        "kind: chains | runs, d | ancestors: effective ancestors, .0f | too few, d | trusted, d | suspect, d",
+        "kind: chains | runs, d | ancestors: effective ancestors, .0f | detectable: detectable error of a mean, .2f | "
+        "trusted, d | unchecked, d | too few, d | suspect, d",
         rows,
     )
-    return table, found, []
+    enough = [one for one in found if one.kind != "16 chains"]
+    told = sum(one.verdict == "trusted" for one in enough)
+    return (
+        table,
+        found,
+        [
+            Claim(
+                "right runs of 32 to 128 chains can be trusted",
+                "at least half",
+                _of(told, len(enough)),
+                reached(told >= len(enough) / 2),
+                flips=f"fewer than {math.ceil(len(enough) / 2)} trusted runs",
+            )
+        ],
+    )
+
+
+def difficult(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
+    """Calls that are hard to get right or hard to judge: what the verdict says of right runs and of wrong ones."""
+    rows, missed, told = list[dict[str, Any]](), 0, 0
+    ladder = casal.WeightedCASAL()
+    sets: dict[str, tuple[Sequence[Hostile], Any]] = {
+        "known": (known(), "auto"),
+        "known, by WeightedCASAL": ([case for case in known() if case.name not in DIFFUSIONS], ladder),
+        "fresh": (fresh(), "auto"),
+        "fresh, by WeightedCASAL": ([case for case in fresh() if case.name not in DIFFUSIONS], ladder),
+    }
+    for label, (calls, method) in sets.items():
+        for case in calls:
+            tell(f"hostile, {label}: {case.name}")
+            own = [judge(case, seed, method) for seed in range(HOSTILE_SEED, HOSTILE_SEED + max(1, scale.right // 4))]
+            off = [one for one in own if one.wrong]
+            passed = sum(one.verdict == "trusted" for one in off)
+            if not case.modes:
+                missed, told = missed + passed, told + len(off)
+            rows.append(
+                {
+                    "set": label,
+                    "case": case.name + (" (a mode is lost)" if case.modes else ""),
+                    "runs": len(own),
+                    **{f"right {word}": sum(not one.wrong and one.verdict == word for one in own) for word in VERDICTS},
+                    "wrong": len(off),
+                    "seen": len(off) - passed,
+                    "error": max((one.bias for one in off), default=math.nan),
+                }
+            )
+    table = ResultTable.of(
+        "Hostile calls",
+        "set | case | runs, d | right trusted: right and trusted, d | right unchecked: right and unchecked, d | "
+        "right too few: right and too few, d | right suspect: right and suspect, d | wrong, d | "
+        "seen: of these not trusted, d | error: their largest error in standard deviations, .2f",
+        rows,
+        note="Wrong: a mean, a square or a 10 % tail is off by more than 4 standard errors and 0.1 deviations. The "
+        "known calls were used to build the checks, on other seeds; the fresh ones were run first with these seeds, "
+        f"{HOSTILE_SEED} on.",
+    )
+    claim = Claim(
+        "hostile calls that are wrong are not trusted, lost modes apart",
+        "all",
+        _of(told - missed, told),
+        reached(not missed),
+        flips="one wrong run that is trusted",
+    )
+    return table, [], [claim]
 
 
 def intervals(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
@@ -483,8 +533,14 @@ def intervals(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
         "Gaussian on a sphere": (80, casal.WeightedCASAL()),
         "Gaussian in a box": (80, casal.WeightedCASAL()),
         "plane in 4-D": (80, casal.WeightedCASAL()),
+        "simplex": (80, casal.WeightedCASAL()),
+        "mass and energy": (80, casal.WeightedCASAL()),
+        "two boxes": (80, casal.WeightedCASAL()),
+        "circle x interval": (80, casal.WeightedCASAL()),
         "Gaussian in a box, flow": (60, gibbs),
         "three modes on a circle, edm": (60, gibbs),
+        "Gaussian on a sphere, edm": (60, gibbs),
+        "plane in 4-D, ddpm": (60, gibbs),
     }
     rows, holds = list[dict[str, Any]](), list[bool]()
     for name, (steps, method) in small.items():
@@ -515,7 +571,7 @@ def intervals(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
                 "naive": float(plain.mean()),
             }
         )
-        holds.append(0.90 <= float(covered.mean()) <= 0.98)
+        holds.append(0.93 <= float(covered.mean()) <= 0.97)
     worst = [row["covered"] for row in rows]
     table = ResultTable.of(
         "Intervals of expect: share of 95 % intervals that hold the exact value",
@@ -526,7 +582,7 @@ def intervals(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
     )
     claim = Claim(
         "95 % intervals of expect hold the exact value",
-        "0.90 to 0.98",
+        "0.93 to 0.97",
         f"{min(worst):.3f} to {max(worst):.3f}",
         reached(all(holds)),
         flips="a distribution whose share is outside",

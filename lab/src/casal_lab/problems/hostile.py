@@ -397,3 +397,157 @@ def known() -> list[Hostile]:
             lambda: diffusion(vector(100.0, 60.0), 0.2, vector(1.0, 1.0), 30.0, dtype=torch.float32),
         ),
     ]
+
+
+DIFFUSIONS = ("units_1000_edm_coarse", "edm_data_scale_100", "edm_narrow_and_wide", "edm_data_scale_1000", "edm_30d")
+"""Calls of diffusion models, which ladders for densities do not take."""
+
+
+def rejected(p: Gaussian, constraint: casal.Constraint, **how: Any) -> Call:
+    """A Gaussian in a set with an interior, by rejection."""
+    points = p.draws()
+    points = points[constraint.violation(points) <= 0.0]
+    return Call(langevin(p, **how), constraint, points, even(points))
+
+
+def on_a_sphere(pull: Tensor, steps: int = 300) -> Call:
+    """exp(pull . z) on the unit sphere in 3-D, by quadrature."""
+    height = torch.linspace(-1.0, 1.0, 401, dtype=F64)[1:-1]
+    angle = 2 * math.pi * torch.arange(200, dtype=F64) / 200
+    h, a = torch.cartesian_prod(height, angle).unbind(1)
+    round_ = (1 - h.square()).sqrt()
+    nodes = torch.stack([round_ * a.cos(), round_ * a.sin(), h], 1)
+    target = casal.langevin(lambda x: x - pull.to(x), steps=steps, init=near(1.0, 3))
+    return Call(target, casal.Sphere(1.0), nodes, torch.softmax(nodes @ pull, 0))
+
+
+def uniform_on_a_sphere(d: int) -> Call:
+    """A round Gaussian on a sphere about its mean."""
+    drawn = torch.randn((DRAWS // 10, d), generator=torch.Generator().manual_seed(0), dtype=F64)
+    points = math.sqrt(d) * torch.nn.functional.normalize(drawn, dim=1)
+    target = casal.langevin(lambda x: x, steps=300, init=near(1.0, d))
+    return Call(target, casal.Sphere(math.sqrt(d)), points, even(points))
+
+
+def funnel(x: Tensor) -> Tensor:
+    """Neal's: the spread of the second coordinate is exp(half the first)."""
+    return x[:, 0].square() / 2 + x[:, 1].square() * torch.exp(-x[:, 0]) / 2 + x[:, 0] / 2
+
+
+def other_potential() -> Call:
+    """A score of spread one with a potential of spread 1.5; the exact answer is that of the potential."""
+    call = in_a_plane(
+        lambda x: x.square().sum(1) / (2 * 1.5**2), (-7.0, 7.0, -7.0, 1.0), casal.HalfSpace(vector(0.0, 1.0), 1.0)
+    )
+    target = casal.langevin(
+        lambda x: x, potential=lambda x: x.square().sum(1) / (2 * 1.5**2), steps=300, init=near(1.0, 2)
+    )
+    return call._replace(target=target)
+
+
+def fresh() -> list[Hostile]:
+    """Calls that were not run while the checks were built."""
+    six, thirty = rotated(spectrum(1 / 500, 6), slow=2.0, seed=61), rotated(spectrum(1 / 200, 30), slow=2.5, seed=62)
+    five, eight = rotated(spectrum(0.1, 5, 3.0), seed=63), rotated(spectrum(1 / 2000, 8), slow=-3.0, seed=64)
+    three, row = rotated(spectrum(0.01, 3), slow=1.0, seed=65), torch.ones(8, dtype=F64)
+    up, flat = casal.HalfSpace(vector(0.0, 1.0), 1.0), vector(1.0, 1.0, 1.0)
+    far = lambda n, g: vector(6.0, -6.0) + near(0.1, 2)(n, g)  # noqa: E731
+    return [
+        Hostile("slow_6d", "slow", lambda: half_space(six, torch.ones(6, dtype=F64), 0.5, scale=0.2)),
+        Hostile("slow_30d", "slow", lambda: plane(thirty, torch.ones(30, dtype=F64), 0.0, scale=0.3)),
+        Hostile("slow_8d_150_steps", "slow", lambda: half_space(eight, row, 0.0, scale=0.1, steps=150)),
+        Hostile("slow_in_a_ball", "slow", lambda: rejected(three, casal.Ball(2.0), scale=0.1, steps=100)),
+        Hostile("ridge", "slow", lambda: in_a_plane(banana(0.3, 0.5), (-4.5, 4.5, -2.0, 3.0), casal.Ball(3.0))),
+        Hostile("funnel", "slow", lambda: in_a_plane(funnel, (-5.0, 5.0, -9.0, 1.0), up)),
+        Hostile(
+            "units_1e4",
+            "units",
+            lambda: plane(three, flat, 0.3, units=vector(1e-4, 1.0, 1e4), scale=1.0),
+        ),
+        Hostile(
+            "units_slow_1e4",
+            "units",
+            lambda: half_space(
+                six, torch.ones(6, dtype=F64), 0.0, units=torch.logspace(-2, 2, 6, dtype=F64), scale=0.1
+            ),
+        ),
+        Hostile("wide_start", "start", lambda: half_space(five, torch.ones(5, dtype=F64), 1.0, scale=12.0, steps=60)),
+        Hostile(
+            "far_start",
+            "start",
+            lambda: in_a_plane(lambda x: x.square().sum(1) / 2, (-6.0, 6.0, -6.0, 1.0), up, start=far, steps=30),
+        ),
+        Hostile(
+            "steps_12", "start", lambda: plane(five, torch.ones(5, dtype=F64), 1.0, scale=0.0, steps=12, energy=True)
+        ),
+        Hostile(
+            "step_in_a_box",
+            "odd",
+            lambda: in_a_plane(
+                lambda x: x.abs().sum(1) + 1.0 * (x[:, 1] > 0.2),
+                (-2.0, 2.0, -1.0, 1.0),
+                casal.Box([-2.0, -1.0], [2.0, 1.0]),
+            ),
+        ),
+        Hostile("kinks", "odd", lambda: in_a_plane(lambda x: 2.0 * x.abs().sum(1), (-8.0, 8.0, -8.0, 1.0), up)),
+        Hostile("other_potential", "odd", other_potential),
+        Hostile(
+            "log_normal",
+            "odd",
+            lambda: on_a_line(
+                lambda x: (x.log().square() / 2 + x.log()).sum(1), 0.0, 120.0, casal.Box([0.0], [math.inf]), scale=0.5
+            ),
+        ),
+        Hostile(
+            "student_3",
+            "tails",
+            lambda: on_a_line(
+                lambda x: 2.0 * torch.log1p(x.square() / 3.0).sum(1), -500.0, 1.0, casal.HalfSpace(vector(1.0), 1.0)
+            ),
+        ),
+        Hostile(
+            "cauchy_2d",
+            "tails",
+            lambda: in_a_plane(
+                cauchy,
+                (-60.0, 60.0, -60.0, 1.0),
+                casal.HalfSpace(vector(0.0, 1.0), 1.0) & casal.Box([-60.0, -60.0], [60.0, 60.0]),
+            ),
+        ),
+        Hostile(
+            "two_modes_both_found",
+            "modes",
+            lambda: in_a_plane(two_modes((0.2, 0.8), (0.4, 0.4), 1.5), (-5.0, 5.0, -3.0, 1.0), up, scale=2.0),
+        ),
+        Hostile(
+            "egg_box",
+            "modes",
+            lambda: in_a_plane(
+                lambda x: 2.0 * torch.cos(3.0 * x).sum(1) + 0.1 * x.square().sum(1),
+                (-6.0, 6.0, -6.0, 1.0),
+                up,
+                scale=2.0,
+            ),
+        ),
+        Hostile("peaked_on_a_sphere", "sets", lambda: on_a_sphere(vector(20.0, 10.0, -20.0))),
+        Hostile("sphere_30d", "sets", lambda: uniform_on_a_sphere(30)),
+        Hostile(
+            "slab_1e-4",
+            "sets",
+            lambda: in_a_plane(
+                lambda x: x.square().sum(1) / 2, (-5.0, 5.0, 1.0, 1.0001), casal.Box([-5.0, 1.0], [5.0, 1.0001])
+            ),
+        ),
+        Hostile("few_24", "few", lambda: half_space(five, torch.ones(5, dtype=F64), 1.0, scale=1.0), n=24),
+        Hostile("few_48", "few", lambda: plane(five, torch.ones(5, dtype=F64), 1.0, scale=1.0), n=48),
+        Hostile("few_and_slow", "few", lambda: half_space(six, torch.ones(6, dtype=F64), 0.5, scale=0.2), n=48),
+        Hostile("edm_narrow_and_wide", "units", lambda: diffusion(vector(3.0, 0.02, 1.0), 0.002, flat, 1.0)),
+        Hostile(
+            "edm_data_scale_1000",
+            "units",
+            lambda: diffusion(vector(1000.0, 500.0), 1.0, vector(1.0, -1.0), 300.0, dtype=torch.float32),
+        ),
+        Hostile(
+            "edm_30d", "diffusion", lambda: diffusion(spectrum(0.1, 30, 2.0), 0.01, torch.ones(30, dtype=F64) / 30, 0.2)
+        ),
+    ]
