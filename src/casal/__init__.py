@@ -54,7 +54,6 @@ from casal.methods import (
     PrimalDual,
     Projected,
     SplitGibbs,
-    Twisted,
     Unconstrained,
     WeightedCASAL,
 )
@@ -158,7 +157,6 @@ __all__ = [
     "Summary",
     "Table",
     "Target",
-    "Twisted",
     "Unconstrained",
     "Union",
     "WeightedCASAL",

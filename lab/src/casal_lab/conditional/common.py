@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from casal import Constraint, FinalProjection, Projected, SampleResult, SplitGibbs, Target, Twisted
+from casal import Constraint, FinalProjection, Projected, SampleResult, SplitGibbs, Target
 from casal.methods import systematic
 from casal_lab.experiment import AnyMethod, Claim, Tell, reached
 from casal_lab.published_methods import ECI, PCFM, ProjectRenoise
 from casal_lab.study import SETTINGS, Scale, mean_entry, require, runs, trust, tuned
+from casal_lab.twisted import Twisted
 
 SIGMA = 0.02
 """The last noise level of the weighted methods; rho = 1 / SIGMA^2."""
