@@ -57,7 +57,6 @@ from casal.methods import (
     Projected,
     ProjectRenoise,
     SplitGibbs,
-    Twisted,
     Unconstrained,
     WeightedCASAL,
 )
@@ -164,7 +163,6 @@ __all__ = [
     "Summary",
     "Table",
     "Target",
-    "Twisted",
     "Unconstrained",
     "Union",
     "WeightedCASAL",

@@ -306,7 +306,6 @@ def on_diffusion(sigma: float, gibbs: bool = True, unit: float = 1.0) -> dict[st
     return {
         **exactly,
         "metropolis": casal.SplitGibbs(sigma, moves="metropolis"),
-        "Twisted": casal.Twisted(sigma**-2, twist=unit**-2),
         "auto": "auto",
     }
 
@@ -670,7 +669,7 @@ def rows(
     decoder: casal.Decoder | None = None,
     unit: float = 1.0,
     steps: int = 400,
-    methods: Sequence[str] = ("WeightedCASAL", "HMC", "gibbs", "metropolis", "Twisted", "auto"),
+    methods: Sequence[str] = ("WeightedCASAL", "HMC", "gibbs", "metropolis", "auto"),
     bounds: bool = False,
 ) -> list[Row]:
     """A row for each kind of model of the same distribution.

@@ -68,7 +68,7 @@ METHODS: dict[str, tuple[Model, Callable[[float], Any], str]] = {
     "weighted-auto": (density, lambda s: casal.WeightedCASAL(), "affine"),
     "gibbs": (diffusion, lambda s: casal.SplitGibbs([s, 0.1 * s], inner_steps=2, moves="gibbs"), "norm"),
     "split-auto": (diffusion, lambda s: casal.SplitGibbs(inner_steps=2, levels=6), "sphere"),
-    "twisted": (diffusion, lambda s: casal.Twisted(100 / s**2, moves=2, inner_steps=2, twist=1 / s**2), "affine"),
+    "matheron": (diffusion, lambda s: casal.Matheron(4), "affine"),
     "ahead": (diffusion, lambda s: casal.LookAhead(levels=6), "norm"),
     "bounded": (diffusion, lambda s: casal.BoundedHMC(levels=5, leapfrogs=2), "total"),
     "reflected": (density, lambda s: casal.HMC(), "box"),

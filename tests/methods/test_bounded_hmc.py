@@ -192,7 +192,6 @@ def test_settings_and_models_that_cannot_work_are_refused() -> None:
         {"trajectories": 0},
         {"ess": 1.5},
         {"sigma_max": 0.0},
-        {"sigma_moves": -1.0},
     ):
         with pytest.raises(SettingError):
             BoundedHMC(**settings)  # type: ignore[arg-type]
@@ -541,24 +540,3 @@ def test_levels_below_the_scale_of_the_data_are_left_out() -> None:
     to_the_end = casal.sample(target, ORTHANT, BoundedHMC(levels=6, sigma_min=1e-3, sigma_max=10.0), 16, seed=8)
     assert to_the_end.trace["sigma"].tolist()[0] == pytest.approx(10.0)
     assert to_the_end.trace["sigma"].tolist()[-1] == pytest.approx(1e-3)
-
-
-@pytest.mark.statistical
-def test_trajectories_may_end_above_the_noise_at_which_a_network_fails() -> None:
-    """D is off by 5 % of the noise for s < 0.2: a force of 0.05 / s on every coordinate, which trajectories follow."""
-    mean, spread = half_below(16)
-    exact, zero = gaussian_target(mean, spread), torch.zeros_like(mean)
-    assert exact.denoise is not None
-    denoise = exact.denoise
-
-    def network(x: Tensor, sigma: Tensor) -> Tensor:
-        return denoise(x, sigma) + (0.05 * float(sigma) if float(sigma) < 0.2 else 0.0)
-
-    target = casal.edm(network, casal.karras_sigmas(40, 0.05, 40.0), shape=(16,), dtype=F, time="scalar")
-    moments = truncated_moments(mean, spread, zero, zero + INF)
-
-    def error(method: BoundedHMC) -> float:
-        return errors(casal.sample(target, ORTHANT, method, 400, seed=9, check=False).samples, *moments)[0]
-
-    with_all, without_small = error(BoundedHMC(levels=40)), error(BoundedHMC(levels=40, sigma_moves=0.2))
-    assert without_small < 2.0 < 0.5 * with_all

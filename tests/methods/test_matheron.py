@@ -13,7 +13,7 @@ import casal
 from casal.errors import SettingError
 from casal.methods import Problem
 from casal.methods.equations import equations_of
-from casal.methods.matheron import LevelRow, MatheronState, ProbeRow
+from casal.methods.matheron import LevelRow, MatheronState
 
 D, M = 12, 4
 
@@ -90,17 +90,17 @@ def test_one_level_is_the_closed_form_for_every_gain() -> None:
     x, clean = (torch.randn(9, D, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in (3, 4))
     S = s**2 * torch.linalg.solve(cov + s**2 * torch.eye(D, dtype=torch.float64), cov)
     exact = clean + (b - clean @ A.T) @ torch.linalg.solve(A @ S @ A.T, A @ S)
-    state = MatheronState(x, x, x, clean, problem.denoise(x, s), x[:, None][:, :0])
-    method = casal.Matheron(ridge=0.0)
-    for gain in ("own", "cg"):
-        moved = method.step(gain, found, problem, state, LevelRow(s, 0.0, False), torch.zeros_like(x))
-        torch.testing.assert_close(moved.x, exact, atol=1e-7, rtol=0)
-    control = method.control(problem, 9)._replace(gain="shared", columns=1, sigmas=(s,))
-    row, stream = LevelRow(s, 0.0, False), torch.Generator().manual_seed(0)
-    asked, control, _ = method.choose(row, found, problem, state, control, stream)
-    asked = method.ask(problem, asked._replace(clean=clean), ProbeRow(s, 0), x)
-    shared, _, _ = method.move(row, found, problem, asked, control, stream)
-    torch.testing.assert_close(shared.clean, exact, atol=1e-7, rtol=0)
+    row, none = LevelRow(s, None, False), torch.zeros(9, dtype=torch.long)
+    state = MatheronState(x, x, x, clean, problem.denoise(x, s), x[:, None][:, :0], none, none, x.new_zeros(9, 2))
+    method, stream = casal.Matheron(ridge=0.0), torch.Generator().manual_seed(0)
+    for gain in ("own", "cg", "shared"):
+        control, asked = method.control(problem, 9)._replace(gain=gain), state
+        if gain == "shared":
+            asked, control, _ = method.choose(row, found, 0, problem, state, control, stream)
+            asked = asked._replace(clean=clean)
+        asked = method.ask(gain, found, problem, asked, row, x)
+        moved, _, _ = method.move(row, found, 0, problem, asked, control, stream)
+        torch.testing.assert_close(moved.clean, exact, atol=1e-7, rtol=0)
 
 
 def test_every_chain_may_have_its_own_value() -> None:
@@ -176,8 +176,9 @@ def test_what_it_does_not_take_is_refused() -> None:
     union = casal.Sphere(1.0) | casal.Sphere(3.0)
     with pytest.raises(SettingError, match="SplitGibbs"):
         casal.sample(target, union, casal.Matheron(), 8)
-    with pytest.raises(SettingError, match="linear equations"):
-        casal.sample(target, casal.Sphere(2.0), casal.Matheron(gain="shared"), 8)
+    nine = casal.Implicit(lambda z: z[:, :9] ** 2 - 1.0)
+    with pytest.raises(SettingError, match="9 curved equations"):
+        casal.sample(target, nine, casal.Matheron(), 8)
     density = casal.energy(lambda x: (x**2).sum(1) / 2, steps=5, step_size=0.1, init=torch.zeros(8, 3))
     with pytest.raises(SettingError, match="no denoiser"):
         casal.sample(density, casal.Sphere(2.0), casal.Matheron(), 8)

@@ -71,7 +71,6 @@ STRICT = {
     "split gibbs": (diffusion, casal.SplitGibbs(0.02, levels=15)),
     "metropolis": (diffusion, casal.SplitGibbs(0.02, levels=15, moves="metropolis")),
     "level": (diffusion, casal.SplitGibbs(0.05, levels=12, moves="level")),
-    "twisted": (diffusion, casal.Twisted(2500.0, moves=12)),
     "look ahead": (diffusion, casal.LookAhead(levels=12, moves=1, path=4)),
     "weighted": (density, casal.WeightedCASAL()),
     "auto": (density, "auto"),
@@ -192,7 +191,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "rows": (casal.Projected(), {"n": 64}, "256 rows, but n = 64"),
     "compile": (casal.Projected(), {"run": casal.Run(compile=True)}, "without conditions"),
     "shared multiplier": (casal.CASAL(10.0, dual="mean"), {}, "no condition"),
-    "calibrate": (casal.LookAhead(calibrate=True), {}, "different conditions"),
     "bounded": (casal.BoundedHMC(), {"set": casal.Box(-3.0, 3.0)}, "different conditions"),
     "islands": (casal.SplitGibbs(0.1, islands=2), {}, "resampled among themselves already"),
 }

@@ -86,7 +86,6 @@ POPULATIONS: dict[str, tuple[Any, Any]] = {
     "weighted": (lambda: target(60), casal.WeightedCASAL(50.0)),
     "gibbs": (diffusion, casal.SplitGibbs(0.2, levels=6, inner_steps=4)),
     "metropolis": (diffusion, casal.SplitGibbs(0.2, levels=6, inner_steps=4, moves="metropolis")),
-    "twisted": (diffusion, casal.Twisted(25.0, moves=6, inner_steps=4)),
 }
 
 

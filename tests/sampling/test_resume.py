@@ -164,7 +164,7 @@ def test_killed_runs_continue_to_the_same_bits(name: str, tmp_path: Path) -> Non
 def test_a_wrapped_method_with_two_kinds_of_states_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twisted has one state on the way down and another on the ladder, also inside FinalProjection."""
+    """Matheron has one state for the free samples and another for the levels, also inside FinalProjection."""
     target = casal.edm(
         lambda y, sigma: y / (1 + sigma.to(y) ** 2),
         casal.karras_sigmas(10, 0.05, 5.0),
@@ -172,7 +172,7 @@ def test_a_wrapped_method_with_two_kinds_of_states_goes_on_from_its_checkpoint(
         churn=1.0,
         dtype=torch.float64,
     )
-    method = casal.FinalProjection(casal.Twisted(20.0, moves=4, inner_steps=3))
+    method = casal.FinalProjection(casal.Matheron(8))
 
     def sampled(**options: Any) -> casal.SampleResult:
         return casal.sample(target, casal.Sphere(1.0), method, 60, seed=2, run=casal.Run(threads=1, **options))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import casal
-from casal import CASAL, Decoupled, FinalProjection, Penalty, PrimalDual, Projected, SplitGibbs, Twisted, WeightedCASAL
+from casal import CASAL, Decoupled, FinalProjection, Penalty, PrimalDual, Projected, SplitGibbs, WeightedCASAL
 from casal.errors import CasalWarning, DivergedError, SettingError
 from casal.methods import Method
 from casal.sampling import workers
@@ -59,7 +59,6 @@ DIFFUSION: list[Method[Any]] = [
     casal.DPS(1e-4),
     SplitGibbs(0.2, inner_steps=2, levels=4),
     SplitGibbs(0.2, inner_steps=2, levels=4, moves="metropolis"),
-    Twisted(20.0, moves=3, inner_steps=2),
 ]
 RUNS = [pytest.param(langevin, m, id=f"langevin-{k}-{m.name}") for k, m in enumerate(LANGEVIN)]
 RUNS += [pytest.param(network, m, id=f"network-{k}-{m.name}") for k, m in enumerate(DIFFUSION)]

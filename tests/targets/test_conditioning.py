@@ -687,7 +687,7 @@ def test_second_derivatives_are_needed_under_noise_only() -> None:
 
 def test_methods_that_do_not_see_the_term_are_refused() -> None:
     target, constraint = casal.tilted(noisy(), quadratic), casal.Affine([[1.0, 1.0, 1.0]], [0.5])
-    for method in (casal.FinalProjection(), casal.SplitGibbs(0.2), casal.Twisted(30.0), casal.CASAL(10.0)):
+    for method in (casal.FinalProjection(), casal.SplitGibbs(0.2), casal.CASAL(10.0)):
         with pytest.raises(SettingError, match=f"{method.name} ignores the soft term .* use casal.LookAhead"):
             casal.sample(target, constraint, method, 8)
 

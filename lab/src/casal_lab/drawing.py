@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from casal.methods import METHODS
+from casal_lab import twisted
 from casal_lab.experiment import Array, Outcome
 
 EXACT = "#000000"
@@ -42,8 +43,9 @@ _STYLE: Any = {
 
 def colour(label: str) -> str:
     """The colour of a method in every picture, by the longest name of the registry that its label begins with."""
-    known = [name for name in METHODS if label.startswith(name)]
-    return METHODS[max(known, key=len)].colour if known else INK
+    every = {name: entry.colour for name, entry in METHODS.items()} | {"Twisted": twisted.COLOUR}
+    known = [name for name in every if label.startswith(name)]
+    return every[max(known, key=len)] if known else INK
 
 
 @contextmanager

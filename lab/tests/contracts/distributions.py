@@ -41,6 +41,7 @@ from casal_lab.problems.small import (
     ring,
     weighted,
 )
+from casal_lab.twisted import Twisted
 
 Map = Callable[[Tensor], Tensor]
 Make = Callable[[], Reference]
@@ -153,7 +154,7 @@ def rows(
     every["edm"] = every["ddpm"] = every["flow"] = {
         **({"gibbs": casal.SplitGibbs(sigma, moves="gibbs")} if gibbs else {}),
         "metropolis": casal.SplitGibbs(sigma, moves="metropolis"),
-        "Twisted": casal.Twisted(sigma**-2, twist=unit**-2),
+        "Twisted": Twisted(sigma**-2, twist=unit**-2),
         "auto": "auto",
     }
     extra = shares if edge is None or shares is not None else close_to(edge, margin)

@@ -39,7 +39,6 @@ from casal.methods.moves import RANGE, data_floor
 from casal.methods.population import effective_ancestors, effective_size, normalised, systematic
 from casal.methods.problem import Problem, Uncounted, Usage, few_chains, move, pick
 from casal.methods.split_gibbs import SplitGibbs
-from casal.methods.twisted import Twisted
 from casal.methods.weighted import WeightedCASAL
 
 
@@ -77,7 +76,6 @@ METHODS: dict[str, Entry] = {
     "WeightedCASAL": Entry(WeightedCASAL(30.0), "density", "#009E73"),
     "SplitGibbs": Entry(SplitGibbs(0.2, levels=6), "diffusion", "#117733"),
     "Matheron": Entry(Matheron(levels=8), "diffusion", "#DDCC77"),
-    "Twisted": Entry(Twisted(30.0, moves=6), "diffusion", "#332288"),
     "LookAhead": Entry(LookAhead(levels=8, moves=1, path=3), "diffusion", "#AA4499"),
     "BoundedHMC": Entry(BoundedHMC(levels=10, leapfrogs=2), "diffusion", "#661100", bounds=True),
     "HMC": Entry(HMC(), "density", "#999933"),
@@ -111,7 +109,6 @@ __all__ = [
     "Stage",
     "TableRow",
     "Together",
-    "Twisted",
     "Unconstrained",
     "Uncounted",
     "Usage",

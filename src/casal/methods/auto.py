@@ -13,6 +13,7 @@ from casal.methods.bounded_hmc import FEWEST_CHAINS, BoundedHMC
 from casal.methods.coupling import has_edge
 from casal.methods.hmc import HMC
 from casal.methods.look_ahead import LookAhead
+from casal.methods.matheron import Matheron
 from casal.methods.population import groups_of
 from casal.methods.problem import Problem
 from casal.methods.split_gibbs import SplitGibbs
@@ -42,12 +43,13 @@ CURVED_DIMENSION = 33
 """The same for curved sets where the start cannot be tempered. On a sphere of 16 dimensions with three modes the ladder
 has their weights to 0.02, chains that stay inside are off by 0.1; in 64 dimensions the ladder loses its ancestors."""
 
-MOVES_ABOVE = 0.3
-"""Noise level, in units of the spread, below which trajectories do not ask a network that errs there."""
+FEW_ROWS, MANY_CHAINS = 8, 128
+"""Equations up to which, and chains from which on, LookAhead is taken for curved equations and for few inequalities. On
+16 to 63 equations, 64 chains, one ancestor was left, at 20 to 100 times the cost of the model's own run."""
 
-WIDE_LEVELS, WIDE_STEPS = 30, 10
-"""Rungs and evaluations of a move of a ladder that ends at the spread of a coordinate. On 16 x 16 images 104 of 192
-ancestors are left, level moves leave one."""
+TRAINED_LEVELS, TRAINED_RIDGE = 48, 0.05
+"""Levels of Matheron for a network that is not exact, whose samples 30 levels make too smooth, and the ridge of its
+conjugate gradients, without which single chains explode."""
 
 OWN_LEVELS = 20
 """Rungs of a ladder of level moves, each of which runs the model's table from that level down."""
@@ -71,21 +73,19 @@ def choose(
     *,
     integrable: bool = True,
     undefined: float = 0.0,
-    erroneous: float | None = None,
-    uneven: float | None = None,
+    inexact: float | None = None,
     gaussian: bool = False,
 ) -> Choice:
     """Choose the method that measurements recommend (docs/methods.md has the figures).
 
     - a fixed density: HMC where ``inside`` says so, and where the density is not defined or not integrable off the
       set; otherwise WeightedCASAL;
-    - a diffusion or flow model with a soft term, or in more than LADDER_DIMENSION dimensions: BoundedHMC for bounds on
-      most coordinates, LookAhead for few equations and inequalities with gradients; for a network that errs at small
-      noise or has an asymmetric derivative, SplitGibbs with a wide last level: it would be guided off the data;
-    - otherwise: SplitGibbs.
+    - a diffusion or flow model with a soft term: LookAhead;
+    - one whose chains have sets of their own, of which they cannot be resampled: Matheron;
+    - in at most LADDER_DIMENSION dimensions: SplitGibbs, with level moves for a network that errs at small noise;
+    - in more: what ``_many_dimensions`` says.
 
-    The ladders find where they end from the chains themselves. All of them resample. If every chain has its own set,
-    resampling is impossible. That raises an error where HMC does not take the set either.
+    The ladders find where they end from the chains themselves, and resample.
 
     Args:
         problem: Model, set and decoder.
@@ -94,9 +94,8 @@ def choose(
             the ladder.
         undefined: Share of the points off the set at which a fixed density is not defined. If there are some, chains
             stay inside where they can.
-        erroneous: Spread of the model's samples where the denoiser carries an error of its own at small noise, as
-            trained networks do. Then the chains move at a noise level where it can be trusted.
-        uneven: The same spread where the derivative of the denoiser is no covariance, because it is not symmetric.
+        inexact: Spread of the model's samples where the denoiser carries an error of its own at small noise, or its
+            derivative is no covariance because it is not symmetric, as those of trained networks.
         gaussian: Whether the denoiser is linear in x: then linear equations are taken into the model.
     """
     rows, size = len(problem.table), math.prod(problem.latent)
@@ -110,12 +109,16 @@ def choose(
             )
         method = WeightedCASAL(hold=not integrable)
         return Choice(method, f"WeightedCASAL with adaptive levels of rho: {rows} model calls per chain")
-    if problem.target.log_weight is not None or size > LADDER_DIMENSION:
-        found = _many_dimensions(problem, n, size, erroneous, uneven, gaussian)
+    if problem.target.log_weight is not None:
+        ahead = LookAhead(gaussian=gaussian and LookAhead(gaussian=True).conditions(problem))
+        told = f"LookAhead for {size} dimensions and a soft term"
+        return Choice(ahead, f"{told}: about {ahead.evaluations(problem, n)} model calls per chain")
+    if size > LADDER_DIMENSION or _own_sets(problem, n):
+        found = _many_dimensions(problem, n, size, inexact, gaussian)
         if found is not None:
             return found
-    if erroneous is not None and n * rows * size <= MOST_NOISE:
-        own = SplitGibbs(moves="level", level=OWN_LEVEL * erroneous, levels=OWN_LEVELS)
+    if inexact is not None and size <= LADDER_DIMENSION and n * rows * size <= MOST_NOISE:
+        own = SplitGibbs(moves="level", level=OWN_LEVEL * inexact, levels=OWN_LEVELS)
         count = rows + own.levels * own.sweeps * own.moves_for(problem).evaluations
         return Choice(
             own, f"SplitGibbs with moves at the noise level {own.level:.3g}: about {count} model calls per chain"
@@ -152,30 +155,38 @@ def inside(problem: Problem, n: int, x: Tensor) -> Choice | None:
     return None
 
 
-def _many_dimensions(
-    problem: Problem, n: int, size: int, erroneous: float | None, uneven: float | None, gaussian: bool
-) -> Choice | None:
-    """What looks ahead through the derivative of the denoiser; None where set, decoder or network do not allow it."""
-    wide = uneven if erroneous is None else erroneous
-    ahead = LookAhead() if wide is None else LookAhead(calibrate=True, width=2, moves=4)
-    if wide is None and gaussian and LookAhead(gaussian=True).conditions(problem):
-        ahead = LookAhead(gaussian=True)
-    where, tilted = f"for {size} dimensions", problem.target.log_weight is not None
-    if tilted or (wide is None and ahead.fits(problem)):
-        said = " and a soft term" if tilted else ""
-        said += "" if wide is None else ", calibrated on the model's own samples"
-        said += ", given the linear equations exactly since the model is Gaussian" if ahead.gaussian else ""
-        return Choice(ahead, f"LookAhead {where}{said}: about {ahead.evaluations(problem, n)} model calls per chain")
-    inside = BoundedHMC() if erroneous is None else BoundedHMC(sigma_moves=MOVES_ABOVE * erroneous)
-    if n >= FEWEST_CHAINS and inside.fits(problem):
-        return Choice(inside, f"BoundedHMC {where}: about {inside.evaluations} model calls per chain")
-    if wide is not None:
-        last = wide * problem.decoder.norm()  # the spread of the data, in units of decoded space
-        ladder = SplitGibbs(last, levels=WIDE_LEVELS, inner_steps=WIDE_STEPS, moves="metropolis")
-        count = len(problem.table) + ladder.levels * ladder.inner_steps
-        return Choice(
-            ladder,
-            f"SplitGibbs {where}, down to the noise level {wide:.3g} (the spread of the data), since the network is "
-            f"inaccurate below, then one projection: about {count} model calls per chain",
-        )
-    return None
+def _own_sets(problem: Problem, n: int) -> bool:
+    """Whether chains have sets or conditions of their own, too few of each to be resampled."""
+    try:
+        groups_of(problem, n)
+    except SettingError:
+        return True
+    return False
+
+
+def _many_dimensions(problem: Problem, n: int, size: int, inexact: float | None, gaussian: bool) -> Choice | None:
+    """Matheron for equations, but for what is measured better on exact networks; None where no method takes the set.
+
+    Better are, if chains can be resampled: LookAhead for few rows of which some are curved or inequalities, and
+    BoundedHMC for bounds on most coordinates.
+    """
+    split = Matheron() if inexact is None else Matheron(TRAINED_LEVELS, ridge=TRAINED_RIDGE, modes=False)
+    where, edge = f"for {size} dimensions", has_edge(problem)
+    found = split.equations(problem)
+    plain = found is not None and found.count > 0 and not found.curved and not edge
+    if inexact is None and not plain and not _own_sets(problem, n):
+        ahead = LookAhead(gaussian=gaussian and LookAhead(gaussian=True).conditions(problem))
+        few = found is not None and (found.count <= FEW_ROWS or ahead.gaussian)
+        if few and n >= MANY_CHAINS and ahead.fits(problem):
+            told = ", given the linear equations exactly since the model is Gaussian" if ahead.gaussian else ""
+            return Choice(
+                ahead, f"LookAhead {where}{told}: about {ahead.evaluations(problem, n)} model calls per chain"
+            )
+        bounded = BoundedHMC()
+        if n >= FEWEST_CHAINS and bounded.fits(problem):
+            return Choice(bounded, f"BoundedHMC {where}: about {bounded.evaluations} model calls per chain")
+    if found is None or not (found.count or inexact is not None):
+        return None
+    told = "" if inexact is None else ", since the network is not exact"
+    told += "; the inequalities act through the last projection alone" if edge else ""
+    return Choice(split, f"Matheron {where}{told}: about {split.evaluations(problem, n)} model calls per chain")

@@ -183,7 +183,8 @@ class Method(ABC, Generic[State]):
     Attributes:
         name: What tables, traces and pictures call it.
         strict: Its samples lie in the set.
-        promises_distribution: Its samples follow p restricted to the set, up to an error that its docstring states.
+        promises_distribution: Its samples follow p restricted to the set, up to an error that its docstring states,
+            on all sets that it takes.
         bounds_moves: It keeps its moves near the set small by itself, so that a step need not fit the bend of the set.
         adapts: Its chains stay in the set and find their own step: what a pilot run sees off the set, and a given step
             that does not fit, change nothing.
@@ -231,6 +232,10 @@ class Method(ABC, Generic[State]):
     def plan(self, problem: Problem, n: int) -> Sequence[Stage]:
         """The stages in pairs: what all chains do together, and rows after it."""
         raise NotImplementedError(f"{type(self).__name__} has neither stages nor control and next")
+
+    def promises(self, problem: Problem, control: Any) -> bool:
+        """Whether a run that ended with these shared numbers promises the distribution."""
+        return self.promises_distribution
 
     @abstractmethod
     def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> State:

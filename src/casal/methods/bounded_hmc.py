@@ -278,10 +278,6 @@ class BoundedHMC(Method[BoundedState]):
             several times the spread of the data.
         sigma_min: Smallest noise. None: where the data look smooth, and not below the finest level of the target.
         ess: Share of the chains to which the effective size may fall, see above. 0: ignore the weights.
-        sigma_moves: Smallest noise at which there are trajectories; 0 for all. They follow the score, which at noise s
-            is (D - x) / s^2, so that small errors of a network become forces at small s. For such a network (see
-            ``casal.diagnostics.calibration``) take about 0.3 of the spread of the data. The distribution within s of
-            the bounds is then less exact.
         trajectories: At every level; each starts with a new momentum, and they share the steps.
 
     >>> import casal
@@ -296,7 +292,6 @@ class BoundedHMC(Method[BoundedState]):
     sigma_max: float | None = None
     sigma_min: float | None = None
     ess: float = 0.5
-    sigma_moves: float = 0.0
     trajectories: int = 2
 
     name: ClassVar[str] = "BoundedHMC"
@@ -311,8 +306,6 @@ class BoundedHMC(Method[BoundedState]):
                 positive(getattr(self, name), name)
         if not 0.0 <= self.ess <= 1.0:
             raise SettingError(f"ess is a share of the chains in [0, 1], got {self.ess}")
-        if not 0.0 <= self.sigma_moves < math.inf:
-            raise SettingError(f"sigma_moves must be finite and >= 0, got {self.sigma_moves}")
 
     def plan(self, problem: Problem, n: int) -> Sequence[Stage]:
         check_alike(problem)
@@ -513,7 +506,7 @@ class BoundedHMC(Method[BoundedState]):
             noise=shared.noise,
             log_weight=shared.shrunk(groups),
             size=size,
-            leapfrogs=torch.full_like(size, self.leapfrogs + more if level.sigma >= self.sigma_moves else 0),
+            leapfrogs=torch.full_like(size, self.leapfrogs + more),
             done=torch.full_like(size, float(clean)),
         )
         record = {

@@ -63,21 +63,41 @@ class Equations:
             parts = [torch.autograd.grad(column.sum(), leaf, retain_graph=True)[0] for column in h.unbind(1)]
         return torch.stack([part.flatten(1).to(torch.float64) for part in parts], 1), h.detach()
 
+    def log_lengths(self, problem: Problem, x: Tensor) -> Tensor:
+        """Sum of log |dh/dx| over the curved equations, (n,)."""
+        return torch.linalg.vector_norm(self.slopes(problem, x)[0], dim=2).log().sum(1)
+
+    def log_volume(self, problem: Problem, x: Tensor) -> Tensor:
+        """log det(h' h'^T)^(1/2) of all equations of the surface, derivatives in decoded space, (n,)."""
+        assert self.surface is not None
+        with torch.enable_grad():
+            leaf = problem.decode(x).detach().requires_grad_()
+            h = self.surface.equations(leaf)
+            parts = [torch.autograd.grad(column.sum(), leaf, retain_graph=True)[0] for column in h.unbind(1)]
+        rows = torch.stack([part.flatten(1).to(torch.float64) for part in parts], 1)
+        return 0.5 * torch.linalg.slogdet(rows @ rows.mT)[1]
+
+    def gap(self, x: Tensor) -> Tensor:
+        """b - M x, (n, m)."""
+        return self.level - x.flatten(1).to(torch.float64) @ self.matrix.T
+
+    def bent(self, problem: Problem, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of the curved equations, each of length one, (n, k, d), and -h / |grad h|, (n, k)."""
+        rows, h = self.slopes(problem, x)
+        size = torch.linalg.vector_norm(rows, dim=2).clamp_min(1e-300)
+        return rows / size[:, :, None], -h / size
+
     def linear(self, problem: Problem, x: Tensor) -> tuple[Tensor, Tensor]:
         """Rows (1 or n, m + k, d), each of length one, and what x misses along them, (n, m + k): gap = -h / |grad h|.
 
         x + v satisfies the linearised equations if rows v = gap.
         """
-        flat = x.flatten(1).to(torch.float64)
-        gap = self.level - flat @ self.matrix.T
         if not self.curved:
-            return self.matrix[None], gap
-        rows, h = self.slopes(problem, x)
-        size = torch.linalg.vector_norm(rows, dim=2).clamp_min(1e-300)
-        rows, more = rows / size[:, :, None], -h / size
+            return self.matrix[None], self.gap(x)
+        rows, more = self.bent(problem, x)
         if len(self.matrix):
             rows = torch.cat([self.matrix.expand(len(x), -1, -1), rows], 1)
-        return rows, torch.cat([gap, more], 1)
+        return rows, torch.cat([self.gap(x), more], 1)
 
 
 def equations_of(problem: Problem) -> Equations:

@@ -22,7 +22,7 @@ mixture of heat fields with 32 equations its mean is off by 600 times the error 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -31,11 +31,13 @@ import torch
 from torch import Tensor
 
 from casal.checks import one_of, whole_number
-from casal.devices import eigh
 from casal.errors import SettingError
-from casal.methods.base import Each, Method, Together, free_step, gaussian, table_rows
-from casal.methods.baselines import noise_levels
+from casal.methods import affine_modes
+from casal.methods.base import Each, Method, Together, free_step, gaussian, no_step, table_rows
+from casal.methods.baselines import noise_levels, points
 from casal.methods.chain_memory import centred
+from casal.methods.coupling import has_edge
+from casal.methods.curved_draw import MEASURES, conditioned
 from casal.methods.equations import Equations, equations_of
 from casal.methods.moves import finest_level
 from casal.methods.problem import Problem
@@ -57,11 +59,18 @@ OWN_LINEAR, OWN_CURVED, SHARED = 2, 8, 3
 """Linear and curved equations up to which every chain has its own gain, and linear ones in units of n up to which it
 is shared: above, conjugate gradients take fewer evaluations."""
 
-NEWTON, MOST_MOVE = 12, 0.5
-"""Newton steps in the multipliers of curved equations, and how far one may go, in units of the length of the point."""
-
 REPEATS = 3
 """Times that the first level is taken again where the table ends below it."""
+
+FEWEST_FREE = 16
+"""Free samples from which on modes are looked for: each needs three."""
+
+WEIGHED = 2
+"""Equations, in units of n, up to which modes are weighed: their evidence takes some 10 evaluations a mode and
+equation, for all chains together."""
+
+NEXT = 0.9
+"""The level after the start in a mode, over that of the start, at most."""
 
 FEW = 8
 """Chains below which their own length stands for the standard deviation, which it is never below."""
@@ -76,12 +85,15 @@ class MatheronState(NamedTuple):
     """Independent chains.
 
     Attributes:
-        x: The noisy point; the clean sample at the end.
+        x: The noisy point.
         free: f, a sample of the model without the set.
         error: f - D(f + s w).
-        clean: D(x), then clean, then x0.
+        clean: D(x) + e, then x0.
         estimate: D(x).
-        probe: Points at which the network is asked for the shared gain, then its answers, (n, r, *latent).
+        probe: Points at which the network is asked for the shared gain, then its answers; or S G^T: (n, r, *latent).
+        kind: Mode or condition of the chain, (n,).
+        home: That of the free sample, (n,).
+        fit: (y - f) . (y - D) and |y - D|^2 at y = f + s w, (n, 2).
     """
 
     x: Tensor
@@ -90,6 +102,9 @@ class MatheronState(NamedTuple):
     clean: Tensor
     estimate: Tensor
     probe: Tensor
+    kind: Tensor
+    home: Tensor
+    fit: Tensor
 
 
 class Control(NamedTuple):
@@ -97,36 +112,29 @@ class Control(NamedTuple):
 
     Attributes:
         gain: How S A^T is found.
-        columns: Evaluations of a chain for the shared gain of a level.
-        sigmas: The levels; empty before the free samples are known.
+        levels: The levels; empty before the free samples are known.
         bridge: The level up to which the reverse process is used.
         asked: Chains at whose points the shared gain of this level is taken.
+        modes: Modes that were found; 0 where the network's affine models do not agree, None where none were looked for.
     """
 
     gain: str
-    columns: int
     sigmas: tuple[float, ...] = ()
     bridge: float = 0.0
     asked: tuple[int, ...] = ()
+    modes: int | None = None
 
 
 class LevelRow(NamedTuple):
-    """A level s, the next one (0 after the last), and whether the chains keep some of their noise on the way."""
+    """A level s, the one before (None for the first), and whether the chains keep some of their noise on the way."""
 
     s: float
-    to: float
+    before: float | None
     kept: bool
 
 
-class ProbeRow(NamedTuple):
-    """Column ``at`` of the probes, at level s."""
-
-    s: float
-    at: int
-
-
 @dataclass(frozen=True)
-class Matheron(Method[MatheronState]):
+class Matheron(Method[Any]):
     """Samples a diffusion or flow model given equations: independent chains, Matheron's rule at every noise level.
 
     See the formulas at the top of ``methods/matheron.py``. Chains are independent but for the gain and the errors that
@@ -136,13 +144,12 @@ class Matheron(Method[MatheronState]):
     samples by less than the last level. With m equations and n chains a level takes 2 evaluations a chain and those of
     the gain: 1 for m <= n, m / n above; 30 levels of 16 equations and 64 chains 90 in all, after the free samples.
 
-    Measured error, exact networks: one bed of 1024 dimensions with four modes, 4 to 63 linear equations, 64 chains, 120
-    evaluations: variance inside a mode .94 to .99 of the exact one, no chain in a wrong mode. Curved equations are met
-    by Newton steps along S grad h at the clean draw, which is right only where the set is flat over the width of
-    the posterior: on an ellipse three times as long as wide E cos^2 is .37 where the surface measure has .23. So the
-    distribution is not promised. Where two modes survive stiff equations their weights may be wrong.
-
-    Inequalities act through the last projection alone. Memory: (5 + m / n) n d numbers and m d; nothing is d x d.
+    Measured error on exact networks that no setting was tuned on (docs/methods_in_depth.md), 64 chains, 110 to 150
+    evaluations, 576 and 1024 dimensions, 2 to 8 modes, 4 to 63 linear equations: squared error of the mean .4 to 1.6
+    times that of exact draws, variance inside a mode .94 to 1.01 of the exact one (standard error .03), no chain in a
+    mode of probability below .001, mode weights as good as those of exact draws. So the distribution is promised for
+    linear equations without inequalities, if the run has found the modes of the model to be Gaussian. On curved
+    equations the draw of x0 is right where x0 given x is Gaussian, but modes are not weighed: not promised.
 
     Args:
         levels: Noise levels.
@@ -150,9 +157,12 @@ class Matheron(Method[MatheronState]):
             ones, else cg.
         iterations: Conjugate gradients of a level, where they are used.
         near: An error is drawn from those of the ``near`` free samples whose estimates are nearest.
-        floor: Eigenvalues of A S A^T below this share of the largest are raised to it: what a network that is not exact
-            says of such directions is noise. 0.02 for a trained network.
+        floor: Eigenvalues of A S A^T below this share of the largest are raised to it. None: below the norm of its
+            antisymmetric part, which is zero for an exact network: smaller ones are noise.
         ridge: Added to A S A^T in conjugate gradients, in units of s^2. 0.05 for a trained network.
+        modes: Whether separate modes are looked for, and weighed by the equations (``methods/affine_modes.py``): 27
+            evaluations a chain, and about 20 more where there are some. For linear equations and one condition.
+        measure: On curved equations: "surface", or "co-area" for the model given the value of h.
 
     References:
         Journel and Huijbregts (1978), Mining Geostatistics, ch. VII (conditioning by kriging).
@@ -169,17 +179,21 @@ class Matheron(Method[MatheronState]):
     gain: str = "auto"
     iterations: int = 8
     near: int = 16
-    floor: float = 1e-9
+    floor: float | None = None
     ridge: float = 0.001
+    modes: bool = True
+    measure: str = "surface"
 
     name: ClassVar[str] = "Matheron"
     promises_distribution: ClassVar[bool] = False
+    remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("levels", "iterations", "near"):
             whole_number(getattr(self, name), name, 1)
         one_of(self.gain, "gain", GAINS)
-        if not 0.0 <= self.floor < 1.0:
+        one_of(self.measure, "measure", MEASURES)
+        if self.floor is not None and not 0.0 <= self.floor < 1.0:
             raise SettingError(f"floor = {self.floor:g} is a share of the largest eigenvalue: from 0 to below 1")
 
     # ------------------------------------------------------------------------------------------------ the stages
@@ -187,147 +201,254 @@ class Matheron(Method[MatheronState]):
     def control(self, problem: Problem, n: int) -> Control:
         finest_level(problem)
         found, apart = equations_of(problem), bool(problem.target.condition)
-        if self.gain == "shared" and (found.curved or apart):
-            raise SettingError("gain='shared' needs linear equations and no condition; use gain='cg' or gain='own'")
-        gain = self.gain
+        if self.gain == "shared" and apart:
+            raise SettingError("gain='shared' needs chains of one condition; use gain='cg' or gain='own'")
+        bent, flat, gain = len(found.curved), len(found.matrix), self.gain
+        if bent > OWN_CURVED:
+            raise SettingError(
+                f"{bent} curved equations: every one takes an evaluation a chain and level, so at most {OWN_CURVED} "
+                "are taken; use SplitGibbs, which needs a projection alone"
+            )
         if gain == "auto":
-            few = OWN_CURVED if found.curved or apart else OWN_LINEAR
-            shares = not found.curved and not apart and found.count <= SHARED * n
-            gain = "own" if found.count <= few else "shared" if shares else "cg"
-        return Control(gain, -(-found.count // n) if gain == "shared" else 0)
+            few = OWN_CURVED if bent or apart else OWN_LINEAR
+            shares = bent or (not apart and flat <= SHARED * n)
+            gain = "own" if found.count <= few or (apart and bent) else "shared" if shares else "cg"
+        if bent and gain != "own":
+            gain = "own" if apart or not flat else "shared"
+        return Control(gain if found.count else "none")
+
+    def equations(self, problem: Problem) -> Equations | None:
+        """The equations of the set, if it takes them; else None."""
+        try:
+            self.control(problem, 1)
+        except SettingError:
+            return None
+        return equations_of(problem)
+
+    def evaluations(self, problem: Problem, n: int) -> int:
+        """Evaluations of a chain, about: with those that weigh two modes, if they are looked for."""
+        found, control = equations_of(problem), self.control(problem, n)
+        flat, bent = len(found.matrix), len(found.curved)
+        gain = {"own": flat, "shared": max(1, -(-flat // n)), "cg": min(self.iterations, flat)}.get(control.gain, 0)
+        looks = 3 * affine_modes.LEVELS + 20 * flat // n if self.modes and self._looks(problem, found, n) else 0
+        return len(problem.table) + self.levels * (2 + gain + bent) + looks
 
     def steps(self, problem: Problem, control: Control) -> int:
-        return len(problem.table) + self.levels * (2 + control.columns)
+        return len(problem.table) + 2 * self.levels
 
     def next(self, problem: Problem, control: Control, stage: int) -> Each | Together | None:
         if stage < 2:
             return Each(table_rows(problem), free_step) if stage == 0 else Together(self.begin)
-        phases = ("look", "choose", "ask", "move", "step") if control.columns else ("look", "choose", "step")
-        level, at = divmod(stage - 2, len(phases))
-        if level >= self.levels:
-            return None
-        s, phase = control.sigmas[level], phases[at]
-        to = control.sigmas[level + 1] if level + 1 < self.levels else 0.0
-        row, found = LevelRow(s, to, s <= control.bridge), equations_of(problem)
-        if phase == "look":
-            return Each([row], self.look)
-        if phase == "choose":
-            return Together(partial(self.choose, row, found))
-        if phase == "ask":
-            return Each([ProbeRow(s, k) for k in range(control.columns)], self.ask)
-        if phase == "move":
-            return Together(partial(self.move, row, found))
-        return Each([row], partial(self.step, control.gain, found))
+        level, phase = divmod(stage - 2, 4)
+        if level >= len(control.sigmas):
+            left = 2 * (self.levels - level)
+            return Each([()] * left, no_step) if phase == 0 and left else None
+        s = control.sigmas[level]
+        before = control.sigmas[level - 1] if level else None
+        row, found = LevelRow(s, before, before is not None and before <= control.bridge), equations_of(problem)
+        if phase % 2:
+            return Together(partial(self.choose if phase == 1 else self.move, row, found, level))
+        if phase == 0:
+            return Each([row], self.look, _two)
+        return Each([row], partial(self.ask, control.gain, found))
 
-    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> MatheronState:
-        return MatheronState(x, x, x, x, x, x[:, None][:, :0])
+    def promises(self, problem: Problem, control: Control) -> bool:
+        """Linear equations alone, and modes that were found to be Gaussian: where the measured figures hold."""
+        return bool(control.modes) and not has_edge(problem)
 
-    def samples(self, problem: Problem, state: MatheronState) -> Tensor:
-        return problem.strict(problem.decode(state.x))
+    def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> Any:
+        return points(problem, x)
 
-    def advice(self, state: MatheronState, row: Any) -> str:
-        level = f" (sigma = {row.s:.3g})" if isinstance(row, LevelRow | ProbeRow) else ""
-        return f"with these settings{level}; use a larger floor=, such as 0.02 for a trained network, or more levels"
+    def samples(self, problem: Problem, state: Any) -> Tensor:
+        return problem.strict(problem.decode(getattr(state, "clean", state.x)))
+
+    def advice(self, state: Any, row: Any) -> str:
+        level = f" (sigma = {row.s:.3g})" if isinstance(row, LevelRow) else ""
+        return f"with these settings{level}; use floor=0.02, a larger ridge= with gain='cg', or more levels"
 
     # ------------------------------------------------------------------------------------------------ the levels
 
-    def begin(self, problem: Problem, state: MatheronState, control: Control, generator: torch.Generator) -> Done:
-        """Place the levels, and add the noise of the first one to the free samples."""
-        free, (alpha, sigma) = state.x, noise_levels(problem.table)
+    def begin(self, problem: Problem, state: Any, control: Control, generator: torch.Generator) -> Done:
+        """Place the levels, look for modes, and add the noise of the first level to the free samples."""
+        free, (alpha, sigma), labels = state.x, noise_levels(problem.table), problem.target.groups
         known = sigma / alpha
-        top = _widest(free, problem.target.groups)
+        top = _widest(free, labels)
         first, last = min(FIRST * top, float(known.max())), float(known.min())
         again = min(self.levels - 1, REPEATS) if first < FIRST * top else 0
         first = max(first, last)
         ramp = torch.linspace(first ** (1 / 7), last ** (1 / 7), self.levels - again, dtype=torch.float64) ** 7
-        sigmas = (first,) * again + tuple(ramp.tolist())
-        noise = gaussian(problem, len(free), generator)
-        state = state._replace(x=free + first * noise, free=free)
-        return state, control._replace(sigmas=sigmas, bridge=BRIDGE * top), {"first level": first, "last level": last}
+        sigmas, record = (first,) * again + tuple(ramp.tolist()), {"first level": first, "last level": last}
+        kind = (
+            torch.zeros(len(free), dtype=torch.long, device=free.device) if labels is None else labels.to(free.device)
+        )
+        x, home, found = free, kind, equations_of(problem)
+        if self.modes and self._looks(problem, found, len(free)):
+            begun = affine_modes.begin(
+                partial(_asked, problem),
+                _flat(free),
+                found.matrix,
+                found.level,
+                top,
+                float(known.max()),
+                POOL,
+                generator,
+            )
+            control = control._replace(modes=0 if begun is None else len(begun.weights))
+            if begun is not None and len(begun.weights) > 1:
+                x, kind, home = begun.x.reshape(free.shape).to(free), begun.mode, begun.label
+                sigmas = (begun.level, *(s for s in sigmas if s < NEXT * begun.level))
+                record |= {"modes": float(len(begun.weights)), "first level": begun.level}
+        none = free.new_zeros((len(free), 2), dtype=torch.float64)
+        x = x + sigmas[0] * gaussian(problem, len(free), generator)
+        state = MatheronState(x, free, free, free, free, free[:, None][:, :0], kind, home, none)
+        return state, control._replace(sigmas=sigmas, bridge=BRIDGE * top), record
+
+    def _looks(self, problem: Problem, found: Equations, n: int) -> bool:
+        """Whether modes are looked for: among enough free samples of one condition, for few linear equations."""
+        return bool(
+            not found.curved and not problem.target.condition and n >= FEWEST_FREE and 0 < found.count <= WEIGHED * n
+        )
 
     def look(self, problem: Problem, state: MatheronState, row: LevelRow, noise: Tensor) -> MatheronState:
-        """D(x), and the error of a free sample at the same level."""
-        clean = problem.denoise(state.x, row.s)
-        error = state.free - problem.denoise(state.free + row.s * noise, row.s)
-        return state._replace(estimate=clean, error=error)
+        """The noise of the level; D(x), and the error of a free sample at the same level."""
+        x, noise, other = state.x, noise[:, 0], noise[:, 1]
+        if row.before is not None:
+            kept = (row.s / row.before) ** 2 if row.kept else 0.0
+            x = kept * x + (1.0 - kept) * state.clean + row.s * math.sqrt(1.0 - kept) * noise
+        estimate = problem.denoise(x, row.s)
+        seen = problem.denoise(state.free + row.s * other, row.s)
+        away, error = _flat(state.free + row.s * other - seen), state.free - seen
+        fit = torch.stack([(row.s * _flat(other) * away).sum(1), away.square().sum(1)], 1)
+        return state._replace(x=x, estimate=estimate, error=error, fit=fit)
 
     def choose(
         self,
         row: LevelRow,
         found: Equations,
+        level: int,
         problem: Problem,
         state: MatheronState,
         control: Control,
         generator: torch.Generator,
     ) -> Done:
-        """clean = D(x) + e, e from a free sample whose estimate is like D(x); and the points of the shared gain."""
-        n, device = len(state.x), state.x.device
+        """clean = D(x) + e, e from a free sample whose estimate is like D(x); and what the network is asked next."""
+        state = state._replace(
+            clean=state.estimate + self._errors(state, generator)().reshape(state.x.shape).to(state.x)
+        )
+        record = {"sigma": row.s, "slope": float(state.fit[:, 0].sum() / state.fit[:, 1].sum())}
+        bent = len(found.curved)
+        if control.gain != "shared":
+            room = found.count if control.gain == "own" else 0
+            return state._replace(probe=torch.stack([state.x] * room, 1) if room else state.probe), control, record
+        n, device, count = len(state.x), state.x.device, len(found.matrix)
         order = torch.randperm(n, generator=generator, device=device)
-        pool, seen = order[:POOL], (state.free - state.error)
-        distance = torch.cdist(state.estimate.flatten(1), seen[pool].flatten(1))
-        labels = problem.target.groups
-        if labels is not None:  # errors of the same condition first
-            labels = labels.to(device)
-            distance = distance + 1e3 * distance.max() * (labels[:, None] != labels[pool])
-        close = distance.topk(min(self.near, len(pool)), largest=False).indices
-        drawn = torch.randint(close.shape[1], (n, 1), generator=generator, device=device)
-        sign = 2.0 * torch.randint(2, (n,), generator=generator, device=device).to(state.x.dtype) - 1.0
-        error = state.error[pool[close.gather(1, drawn)[:, 0]]]
-        state = state._replace(clean=state.estimate + sign.reshape(-1, *[1] * (error.ndim - 1)) * error)
-        if not control.columns:
-            return state, control, {"sigma": row.s}
-        count = found.count
-        asked = order[: n * control.columns // count]
-        at = torch.arange(n * control.columns, device=device) % (len(asked) * count)
-        away = found.matrix.to(state.x).reshape(count, *problem.latent)[at % count]
-        probe = (state.x[asked[at // count]] + STEP * row.s * away).reshape(control.columns, n, *problem.latent)
-        control = control._replace(asked=tuple(asked.tolist()))
-        return state._replace(probe=probe.transpose(0, 1)), control, {"sigma": row.s}
+        asked = list[Tensor]()
+        for kind in state.kind.unique().tolist():
+            mine = order[state.kind[order] == kind]
+            asked.append(mine[: max(1, len(mine) // count)])
+        chains = torch.cat(asked)
+        away = found.matrix.to(state.x).reshape(1, count, *problem.latent)
+        probe = (state.x[chains][:, None] + STEP * row.s * away).flatten(0, 1)
+        columns = -(-len(probe) // n)
+        filler = state.x[torch.arange(columns * n - len(probe), device=device) % n]
+        probe = (
+            torch.cat([probe, filler, *[state.x] * bent]).reshape(columns + bent, n, *problem.latent).transpose(0, 1)
+        )
+        return state._replace(probe=probe), control._replace(asked=tuple(chains.tolist())), record
 
-    def ask(self, problem: Problem, state: MatheronState, row: ProbeRow, noise: Tensor) -> MatheronState:
-        """The network at the points of the shared gain."""
-        probe = state.probe.clone()
-        probe[:, row.at] = problem.denoise(state.probe[:, row.at].contiguous(), row.s)
-        return state._replace(probe=probe)
+    def _errors(self, state: MatheronState, generator: torch.Generator) -> Callable[[], Tensor]:
+        """Draws of e ~ N(0, S), (n, d) float64: errors of free samples of the same kind with near estimates."""
+        n, device = len(state.x), state.x.device
+        pool = torch.randperm(n, generator=generator, device=device)[:POOL]
+        distance = torch.cdist(state.estimate.flatten(1), (state.free - state.error)[pool].flatten(1))
+        distance = distance + 1e3 * distance.max() * (state.kind[:, None] != state.home[pool])
+        close = distance.topk(min(self.near, len(pool)), largest=False).indices
+
+        def draw() -> Tensor:
+            drawn = torch.randint(close.shape[1], (n, 1), generator=generator, device=device)
+            sign = 2.0 * torch.randint(2, (n, 1), generator=generator, device=device).to(torch.float64) - 1.0
+            return sign * _flat(state.error[pool[close.gather(1, drawn)[:, 0]]])
+
+        return draw
+
+    def ask(
+        self, gain: str, equations: Equations, problem: Problem, state: MatheronState, row: LevelRow, noise: Tensor
+    ) -> MatheronState:
+        """The network at the points of the shared gain; or S G^T of every chain; or all of Matheron by iterations."""
+        found = equations.take(problem.first, len(state.x))
+        if gain == "shared":
+            asked = state.probe[:, : state.probe.shape[1] - len(found.curved)].unbind(1)
+            answers = [problem.denoise(at.contiguous(), row.s) for at in asked]
+            bent = [self._product(problem, state, row.s, part) for part in self._slopes(found, problem, state)]
+            return state._replace(probe=torch.stack([*answers, *(_like(part, state.x) for part in bent)], 1))
+        if gain == "own":
+            rows = found.linear(problem, state.clean)[0].expand(len(state.x), -1, -1)
+            parts = [self._product(problem, state, row.s, part) for part in rows.unbind(1)]
+            return state._replace(probe=torch.stack([_like(part, state.x) for part in parts], 1))
+        return state._replace(clean=self._conjugate(problem, state, found, row.s)) if gain == "cg" else state
 
     def move(
         self,
         row: LevelRow,
         found: Equations,
+        level: int,
         problem: Problem,
         state: MatheronState,
         control: Control,
         generator: torch.Generator,
     ) -> Done:
-        """Matheron with one gain for all chains."""
-        asked = torch.tensor(control.asked, device=state.x.device)
-        answers = state.probe.transpose(0, 1).flatten(0, 1)[: len(asked) * found.count]
-        rise = answers.reshape(len(asked), found.count, -1) - state.estimate[asked].flatten(1)[:, None]
-        spread = rise.mean(0).to(torch.float64) * (row.s / STEP)
-        rows, gap = found.linear(problem, state.clean)
-        shift = self._solve(spread @ rows[0].T, gap.T).T @ spread
-        return state._replace(clean=_moved(state.clean, shift), probe=state.probe[:, :0]), control, {}
+        """x0: Matheron with one gain for all chains of a kind, or with that of every chain."""
+        clean, bent = _flat(state.clean), len(found.curved)
+        probe = state.probe.flatten(2)
+        gain: Callable[[Tensor], Tensor] = torch.zeros_like  # v -> S A^T (A S A^T)^-1 A v of the linear equations
+        if len(found.matrix) and control.gain in ("own", "shared"):
+            flat = probe[:, : probe.shape[1] - bent]
+            parts = self._gains(row.s, found, state, control, flat)
+            gain = partial(_pulled, parts)
+        if control.gain in ("own", "shared") and len(found.matrix):
+            clean = clean + gain(found.gap(state.clean))
+        if bent:
+            slopes = found.bent(problem, state.clean)[0]
+            across = probe[:, probe.shape[1] - bent :].to(torch.float64)
+            centre = _flat(state.estimate)
+            draw = self._errors(state, generator)
+            if len(found.matrix):
+                A = found.matrix
+                across = torch.stack([part - gain(part @ A.T) for part in across.unbind(1)], 1)
+                centre = centre + gain(found.gap(state.estimate))
+                plain = draw
 
-    def step(
-        self,
-        gain: str,
-        equations: Equations,
-        problem: Problem,
-        state: MatheronState,
-        row: LevelRow,
-        noise: Tensor,
-    ) -> MatheronState:
-        """Matheron with the gain of every chain, where it is not shared; then the noise of the next level."""
-        found, clean = equations.take(problem.first, len(state.x)), state.clean
-        if found.count and gain == "own":
-            clean = self._own(problem, state, found, row.s)
-        elif found.count and gain == "cg":
-            clean = self._conjugate(problem, state, found, row.s)
-        kept = (row.to / row.s) ** 2 if row.kept else 0.0
-        x = kept * state.x + (1.0 - kept) * clean + row.to * math.sqrt(1.0 - kept) * noise
-        return state._replace(x=x, clean=clean)
+                def draw() -> Tensor:
+                    e = plain()
+                    return e - gain(e @ A.T)
+
+            clean = conditioned(problem, found, centre, slopes, across, draw, generator, self.measure)
+        state = state._replace(clean=_like(clean, state.x), probe=state.probe[:, :0])
+        return state if level + 1 < len(control.sigmas) else state._replace(x=state.clean), control, {}
 
     # ------------------------------------------------------------------------------------------------ the gain
+
+    def _gains(
+        self, s: float, found: Equations, state: MatheronState, control: Control, answers: Tensor
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Chains, S A^T as rows and (A S A^T)^-1: one of each for every kind of chains, or for every chain."""
+        A = found.matrix
+        if control.gain == "own":
+            across = answers.to(torch.float64)
+            every = torch.arange(len(across), device=across.device)
+            return [(every, across, affine_modes.solve(A @ across.mT, torch.eye(len(A)).to(A), self.floor))]
+        asked = torch.tensor(control.asked, device=answers.device)
+        seen = answers.transpose(0, 1).flatten(0, 1)[: len(asked) * len(A)].reshape(len(asked), len(A), -1)
+        rise, parts = seen - state.estimate[asked].flatten(1)[:, None], list[tuple[Tensor, Tensor, Tensor]]()
+        for kind in state.kind[asked].unique().tolist():
+            mine = torch.nonzero(state.kind == kind).flatten()
+            across = rise[state.kind[asked] == kind].mean(0).to(torch.float64) * (s / STEP)
+            parts.append((mine, across, affine_modes.solve(across @ A.T, torch.eye(len(A)).to(A), self.floor)))
+        return parts
+
+    def _slopes(self, found: Equations, problem: Problem, state: MatheronState) -> tuple[Tensor, ...]:
+        """G: gradients of the curved equations at the clean draw."""
+        return found.bent(problem, state.clean)[0].unbind(1) if found.curved else ()
 
     def _product(self, problem: Problem, state: MatheronState, s: float, v: Tensor) -> Tensor:
         """S v for every chain, v (n, d) float64, by one evaluation."""
@@ -335,23 +456,6 @@ class Matheron(Method[MatheronState]):
         away = _moved(state.x, STEP * s * v / size)
         rise = (problem.denoise(away, s) - state.estimate).flatten(1).to(torch.float64)
         return rise * (s / STEP) * size
-
-    def _own(self, problem: Problem, state: MatheronState, found: Equations, s: float) -> Tensor:
-        """Newton along S J^T, J the rows at the clean draw: x0 = clean + S J^T u with J u ... = 0 up to rounding."""
-        rows, gap = found.linear(problem, state.clean)
-        every = rows.expand(len(state.x), -1, -1)
-        spread = torch.stack([self._product(problem, state, s, every[:, i]) for i in range(found.count)], 1)
-        clean = state.clean
-        for _ in range(NEWTON if found.curved else 1):
-            shift = (spread.mT @ self._solve(rows @ spread.mT, gap[..., None]))[..., 0]
-            most = MOST_MOVE * torch.linalg.vector_norm(clean.flatten(1).to(torch.float64), dim=1, keepdim=True)
-            if found.curved:
-                shift = shift * (
-                    most / torch.linalg.vector_norm(shift, dim=1, keepdim=True).clamp_min(1e-300)
-                ).clamp_max(1.0)
-            clean = _moved(clean, shift)
-            rows, gap = found.linear(problem, clean)
-        return clean
 
     def _conjugate(self, problem: Problem, state: MatheronState, found: Equations, s: float) -> Tensor:
         """x0 = clean + S J^T u with (J S J^T + ridge s^2) u = gap by conjugate gradients.
@@ -376,16 +480,38 @@ class Matheron(Method[MatheronState]):
             p, square = residual + after / square.clamp_min(1e-300) * p, after
         return _moved(state.clean, shift)
 
-    def _solve(self, gram: Tensor, right: Tensor) -> Tensor:
-        """(A S A^T)^-1 right, symmetrised, small eigenvalues raised to ``floor`` times the largest."""
-        values, vectors = eigh((gram + gram.mT) / 2)
-        values = torch.maximum(values, self.floor * values.amax(-1, keepdim=True)).clamp_min(1e-300)
-        return vectors @ ((vectors.mT @ right) / values[..., None])
+
+def _two(problem: Problem, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
+    """Standard normal numbers for a chain and its free sample, (n, 2, *latent)."""
+    return gaussian(problem, 2 * n, generator).reshape(n, 2, *problem.latent)
 
 
 def _moved(x: Tensor, shift: Tensor) -> Tensor:
     """x + shift (n, d), in the shape and dtype of x; added in float64."""
     return (x.flatten(1).to(torch.float64) + shift).reshape(x.shape).to(x.dtype)
+
+
+def _flat(x: Tensor) -> Tensor:
+    """(n, d) float64."""
+    return x.flatten(1).to(torch.float64)
+
+
+def _like(part: Tensor, x: Tensor) -> Tensor:
+    return part.reshape(x.shape).to(x)
+
+
+def _pulled(parts: list[tuple[Tensor, Tensor, Tensor]], gap: Tensor) -> Tensor:
+    """S A^T (A S A^T)^-1 gap, gap (n, m), for the gains of some chains each."""
+    shift = gap.new_zeros(len(gap), parts[0][1].shape[-1])
+    for mine, across, inverse in parts:
+        u = gap[mine][:, None] @ inverse if inverse.ndim == 3 else gap[mine] @ inverse
+        shift[mine] = (u @ across)[:, 0] if inverse.ndim == 3 else u @ across
+    return shift
+
+
+def _asked(problem: Problem, x: Tensor, s: float) -> Tensor:
+    """The denoiser at any number of points (k, d)."""
+    return _flat(problem.denoise_all(x.reshape(-1, *problem.latent).to(problem.like), s))
 
 
 def _widest(free: Tensor, labels: Tensor | None) -> float:

@@ -77,6 +77,7 @@ class Problem:
             from being vectorised.
         first: Number of the first of these chains in the run.
         start: The density of the starting points, for a fixed density with a potential; None if it is not known.
+        batch: Points of one call of the model, at most, where all chains are together; None for any number.
     """
 
     target: Target
@@ -88,6 +89,7 @@ class Problem:
     row_dtype: torch.dtype = torch.float64
     first: int = 0
     start: StartDensity | None = None
+    batch: int | None = None
 
     @property
     def table(self) -> Table:
@@ -185,6 +187,10 @@ class Problem:
         self.usage.add_scores(len(y))
         level = torch.full((), sigma, dtype=torch.float64, device=y.device)
         return self._like_points("denoiser", self.target.denoise, y, level)
+
+    def denoise_all(self, y: Tensor, sigma: float) -> Tensor:
+        """``denoise`` at any number of points of a model without conditions, in calls of at most ``batch`` of them."""
+        return torch.cat([self.denoise(part, sigma) for part in y.split(self.batch or max(1, len(y)))])
 
     def _like_points(self, what: str, function: Callable[..., Tensor], x: Tensor, t: Tensor) -> Tensor:
         """``function(x, t)``, which must be as x is: another shape or dtype would be broadcast unseen."""

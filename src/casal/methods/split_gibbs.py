@@ -85,7 +85,8 @@ class SplitGibbs(Method[Any]):
         sweeps: Moves at every level; more of them bring resampled copies apart.
         moves: "gibbs", "metropolis", "level", or "auto": gibbs where there are closed forms and few dimensions, else
             metropolis. "level" is for networks whose score is wrong at small noise (``level_moves.py``).
-        islands: Groups of chains that never meet, of equal size, pooled by their evidence (see ``Twisted``).
+        islands: Groups of chains that never meet, of equal size, pooled by their evidence, the mean of
+            their weights along the run: no single lucky chain takes them all.
         level: Noise level of level moves, in units of the clean sample; the nearest row of the table is taken.
         keep: Share of the starting chains that the samples must be worth, in effective ancestors: the ladder stops
             climbing where fewer would be left, and the last projection does the rest. 0 climbs to the end.

@@ -103,8 +103,7 @@ def adapt(problem: Problem, method: Method[Any] | str, n: int, points: Points, *
             n,
             integrable=pilot is None or pilot.integrable or problem.start is not None,
             undefined=0.0 if pilot is None else pilot.undefined,
-            erroneous=network.spread if network is not None and network.erroneous else None,
-            uneven=network.spread if network is not None and network.uneven else None,
+            inexact=network.spread if network is not None and (network.erroneous or network.uneven) else None,
             gaussian=network is not None and network.gaussian,
         )
         if network is not None:
@@ -244,12 +243,12 @@ def _network_notes(network: NetworkTest) -> tuple[str, ...]:
         if not network.uneven:
             return ()
         return (
-            f"the derivative of the denoiser is not symmetric ({network.asymmetry:.2f} of its size, 0 is right), so it "
-            "is not used to look ahead in many dimensions",
+            f"the derivative of the denoiser is not symmetric ({network.asymmetry:.2f} of its size, 0 is right): the "
+            "network is not exact",
         )
     return (
         f"the score at noise {network.level:.3g} has slope {network.slope:.2f} on the model's own samples, where 1 is "
-        "right (casal.diagnostics.calibration): the chains move at a higher noise level",
+        "right (casal.diagnostics.calibration): the network is not exact there",
     )
 
 

@@ -465,7 +465,7 @@ def start(prepared: Prepared, job: Job, batches: Sequence[Batch], workers: Any, 
 
 def together(prepared: Prepared, job: Job, stage: Together, workers: Any) -> None:
     """A stage of all chains."""
-    problem = prepared.inside.problem.replace(usage=job.usage)
+    problem = prepared.inside.problem.replace(usage=job.usage, batch=prepared.batch)
     generator = prepared.stream(job.stage, 0)
     with one_thread():
         job.state, job.control, known = stage.do(problem, job.state, job.control, generator)

@@ -395,7 +395,8 @@ def collect(prepared: Prepared, job: Job, threads: int, walk: Walk, began: float
     spent = Usage()
     problem = prepared.problem if complete else prepared.problem.take(which)
     seen = result if prepared.offset is None else replace(result, samples=samples - prepared.offset.to(samples.device))
-    fidelity = _fidelity(prepared, seen, problem.replace(usage=spent), job.stopped)
+    promised = prepared.method.promises(problem, job.control)
+    fidelity = _fidelity(prepared, seen, problem.replace(usage=spent), promised, job.stopped)
     checks = {
         "check_evaluations": spent.scores / n + prepared.checked,
         "check_projections": spent.projections / n,
@@ -428,7 +429,7 @@ def about(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _fidelity(prepared: Prepared, result: SampleResult, problem: Problem, stopped: str) -> Fidelity:
+def _fidelity(prepared: Prepared, result: SampleResult, problem: Problem, promised: bool, stopped: str) -> Fidelity:
     """The certificate of the distribution; an interrupted run is not worth evaluations."""
     objections, check = prepared.objections, prepared.options.check
     if result.partial:
@@ -437,7 +438,7 @@ def _fidelity(prepared: Prepared, result: SampleResult, problem: Problem, stoppe
         objections += (told,)
     allowed = float(len(problem.table)) if prepared.method.adapts else 0.0  # what it leaves may be spent on checks
     with one_thread():
-        if prepared.method.strict and not prepared.method.promises_distribution and check and not result.partial:
+        if prepared.method.strict and not promised and check and not result.partial:
             evaluations = result.cost.score_evaluations * len(result)
             question = other_units(problem, result.samples, result.weights, evaluations)
             if question is not None:
@@ -451,7 +452,7 @@ def _fidelity(prepared: Prepared, result: SampleResult, problem: Problem, stoppe
                 result.cost.projections,
                 SHARE_OF_EVALUATIONS if check is True else float(check),
             ),
-            promised=prepared.method.promises_distribution,
+            promised=promised,
             method=prepared.method.name,
             spend=bool(check) and not result.partial,
             notes=prepared.notes,

@@ -19,11 +19,11 @@ from casal import (
     SampleResult,
     SplitGibbs,
     Target,
-    Twisted,
 )
 from casal.methods import systematic
 from casal_lab.experiment import AnyMethod, Claim, Tell, reached
 from casal_lab.study import SETTINGS, Scale, mean_entry, require, runs, trust, tuned
+from casal_lab.twisted import Twisted
 
 SIGMA = 0.02
 """The last noise level of the weighted methods; rho = 1 / SIGMA^2."""

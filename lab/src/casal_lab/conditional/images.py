@@ -16,13 +16,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from casal import LookAhead, MassEnergy, SampleResult, SplitGibbs, Target, Twisted, edm, karras_sigmas
+from casal import LookAhead, MassEnergy, SampleResult, SplitGibbs, Target, edm, karras_sigmas
 from casal_lab.artifacts import network, points
 from casal_lab.conditional.common import HEALTH, PLAIN, at_most, dots, figures
 from casal_lab.distances import Distance, energy_distance
 from casal_lab.experiment import AnyMethod, Outcome, ResultTable, Tell
 from casal_lab.nets import WienerUNet, random_flips, split, train_denoiser
 from casal_lab.study import runs
+from casal_lab.twisted import Twisted
 
 SIZE = 16
 MASS, ENERGY = 100.0, 200.0
@@ -49,7 +50,7 @@ BATCH = 250
 SHOWN = 5
 
 
-AHEAD = LookAhead(calibrate=True, width=2, moves=4)
+AHEAD = LookAhead(width=2, moves=4)
 
 BETTER, NEAR = 0.15, 0.02
 """Our targets for "auto" in energy distance: by how much to beat one projection, and how near to stay to SplitGibbs at
@@ -157,7 +158,7 @@ def _methods(scale: Scale, few: bool) -> dict[str, AnyMethod | Literal["auto"]]:
     plain, usual = PLAIN["final projection"], split_gibbs(1.0, "metropolis")
     both: dict[str, AnyMethod | Literal["auto"]] = {"final projection": plain, "SplitGibbs, metropolis": usual}
     if few:
-        ahead = LookAhead(levels=5, moves=1, path=3, width=2, calibrate=True) if scale is QUICK else AHEAD
+        ahead = LookAhead(levels=5, moves=1, path=3, width=2) if scale is QUICK else AHEAD
         return {
             **both,
             **({} if scale is QUICK else {"auto": "auto"}),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from casal import BoundedHMC, FinalProjection, LookAhead, SampleResult, SplitGibbs, Twisted, posterior
+from casal import BoundedHMC, FinalProjection, LookAhead, SampleResult, SplitGibbs, posterior
 from casal_lab.conditional.common import (
     HEALTH,
     SIGMA,
@@ -41,6 +41,7 @@ from casal_lab.problems.many_dimensions import (
     observed_and_norm,
 )
 from casal_lab.study import runs
+from casal_lab.twisted import Twisted
 
 FIRST = 100
 """Seed of the first instance. The methods were designed on others."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from casal import CASAL, Linear, Obstacles, SplitGibbs, Target, Twisted, ddpm
+from casal import CASAL, Linear, Obstacles, SplitGibbs, Target, ddpm
 from casal_lab.conditional import common
 from casal_lab.conditional.gaussian import eps_network
 from casal_lab.distances import mode_weights_tv
@@ -26,6 +26,7 @@ from casal_lab.physics.quadrotor import STEPS, tilt_inputs, tilting
 from casal_lab.physics.quadrotor import distinct as count_distinct
 from casal_lab.problems.families import BETAS
 from casal_lab.study import mean_and_error, runs
+from casal_lab.twisted import Twisted
 
 MODES = 10
 LATENT = 2 * MODES - 1

@@ -19,6 +19,7 @@ from casal_lab.mixture.trained import ENERGY, ITERATIONS, TRAINED, energy_networ
 from casal_lab.problems.families import EXTENSIONS, FAMILIES
 from casal_lab.problems.three_modes import CASES, MIXTURE, SetCase
 from casal_lab.study import PEERS, SETTINGS, Named, Scale, mean_entry, runs, trust, tuned
+from casal_lab.twisted import Twisted
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -69,7 +70,7 @@ METHODS: dict[str, Entry] = {
     **{label: Entry(SETTINGS[label], _noisy) for label in PEERS},
     "WeightedCASAL": Entry([("top rho = 400", casal.WeightedCASAL(400.0))], lambda table: table.static),
     "SplitGibbs": Entry([("sigma = 0.02", casal.SplitGibbs(0.02))], _noisy),
-    "Twisted": Entry([("rho = 2500", casal.Twisted(2500.0))], _random),
+    "Twisted": Entry([("rho = 2500", Twisted(2500.0))], _random),
 }
 """A new sampler joins by a line here; what the library refuses is shown as refused."""
 

@@ -1,6 +1,7 @@
 """Models of fields whose conditional distribution is known exactly, with their exact denoiser.
 
     HeatMixture   a mixture of Gaussians over space-time fields; linear equations A x = b: an exact mixture
+    Spectra       periodic fields whose modes differ in width and slope of the spectrum: stiff equations tell them apart
     Shell         one Gaussian field with a given mean square: the reference are free draws in a thin shell
     Nonnegative   one smooth Gaussian field with x >= 0 everywhere: the reference is a long hit-and-run
 
@@ -141,6 +142,48 @@ class HeatMixture:
     def given(self, A: Tensor, b: Tensor) -> Given:
         """The exact distribution on A x = b."""
         return Given(self, A, b)
+
+
+class Spectra(HeatMixture):
+    """Random periodic fields in several modes, each with its own amplitude, spectral slope and mean field.
+
+    From the first mode to the last amplitude and slope go from the first number of ``widths`` and ``slopes`` to the
+    second.
+    """
+
+    def __init__(
+        self,
+        size: int = 24,
+        modes: int = 2,
+        seed: int = 0,
+        floor: float = 0.02,
+        slopes: tuple[float, float] = (0.9, 1.3),
+        widths: tuple[float, float] = (0.5, 0.5),
+    ) -> None:
+        generator = torch.Generator().manual_seed(7000 + seed)
+        y = torch.arange(size, dtype=F64) * (2 * math.pi / size)
+        self.size, self.d, self.floor = size, size * size, floor
+        self.parts = list[LowRank]()
+        waves = [(a, b) for a in range(5) for b in range(-4, 5) if a or b >= 0]
+        for k in range(modes):
+            slope, width = (low + (high - low) * k / max(modes - 1, 1) for low, high in (slopes, widths))
+            columns = list[Tensor]()
+            for a, b in waves:
+                angle = (a * y[:, None] + b * y[None]).flatten()
+                height = width / (1 + a * a + b * b) ** slope
+                columns += [height * angle.cos()] + ([height * angle.sin()] if a or b else [])
+            turn = 2 * math.pi * torch.rand(2, generator=generator, dtype=F64)
+            centre = torch.outer((y + turn[0]).sin(), (y + turn[1]).sin()).flatten()
+            self.parts.append(LowRank.of(centre, torch.stack(columns, 1), floor))
+        weight = 0.5 + torch.rand(modes, generator=generator, dtype=F64)
+        self.weights = weight / weight.sum()
+
+    def ambiguous(self, A: Tensor, seed: int, tries: int = 400, least: float = 0.05) -> Tensor:
+        """A x of a draw that leaves at least two modes above ``least``; of the most ambiguous draw if there is none."""
+        x = self.draw(tries, torch.Generator().manual_seed(seed))
+        second = torch.stack([self.given(A, A @ one).weights.topk(2).values[1] for one in x[:100]])
+        enough = torch.nonzero(second > least).flatten()
+        return A @ x[int(enough[0]) if len(enough) else int(second.argmax())]
 
 
 class Given:

@@ -22,6 +22,7 @@ from casal_lab.experiment import AnyMethod
 from casal_lab.problems import double_well
 from casal_lab.problems.anisotropic_mixture import AnisotropicMixture
 from casal_lab.problems.three_modes import MIXTURE
+from casal_lab.twisted import Twisted
 
 F64 = torch.float64
 SMALL = 1e-3
@@ -502,7 +503,7 @@ def cases() -> list[Case]:
             "Gaussian on a sphere, edm",
             sphere,
             Model(POLE, "edm", steps=100),
-            casal.Twisted(2500.0),
+            Twisted(2500.0),
             on_nodes(ball_surface(), POLE),
         ),
         Case(

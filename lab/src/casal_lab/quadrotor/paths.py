@@ -31,7 +31,6 @@ from casal import (
     Penalty,
     Projected,
     SplitGibbs,
-    Twisted,
     Unconstrained,
     sample,
 )
@@ -41,6 +40,7 @@ from casal_lab.experiment import AnyMethod
 from casal_lab.physics.quadrotor import clipped, distinct, flown
 from casal_lab.quadrotor.setup import ALLOWED, Prior, Scene, Training, prior
 from casal_lab.study import runs
+from casal_lab.twisted import Twisted
 
 STEPS, RHO = 1000, 100.0
 """Of the paper."""

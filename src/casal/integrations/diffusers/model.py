@@ -207,7 +207,7 @@ def from_diffusers(
     diffusers computes, for schedulers whose steps are linear and look back at most three estimates: DDPM, DDIM, Euler,
     Euler ancestral, Heun, DPM-Solver++ (2M, 3M, SDE, singlestep), UniPC, EDM (Euler, DPM-Solver++), flow matching
     (Euler, Heun, any shift), LCM, TCD. Others are refused. Methods that move chains between the rows (SplitGibbs,
-    Twisted, LookAhead, BoundedHMC) take steps of first order between the same noise levels.
+    LookAhead, BoundedHMC) take steps of first order between the same noise levels.
 
     A pipeline with an autoencoder is a model of latents: the target lives in the latent space, and a set in pixel space
     needs the decoder of the pipeline (``casal.sample(..., decoder=...)``).

@@ -28,9 +28,6 @@ from casal.methods.problem import Problem
 CAP, MIDDLE, GRAIN = 20.0, 0.25, 0.06
 """First, middle and last level, in units of the scales."""
 
-ABOVE = 2.5
-"""How far above the middle level moves there climb."""
-
 POWER = 7.0
 
 
@@ -98,10 +95,9 @@ class Levels:
             return between(self.top, self.middle, k / self.upper)
         return between(self.middle, self.last, (k - self.upper) / self.lower)
 
-    def climb(self, k: int, count: int, upper: bool = False) -> float:
-        """Level number k of ``count`` + 1 on the way up: from the last to the crest, or from the middle on."""
-        low, high = (self.middle, min(ABOVE * self.middle, self.top)) if upper else (self.last, self.crest)
-        return between(low, high, k / count)
+    def climb(self, k: int, count: int) -> float:
+        """Level number k of ``count`` + 1 on the way up, from the last to the crest."""
+        return between(self.last, self.crest, k / count)
 
 
 def between(high: float, low: float, share: float) -> float:

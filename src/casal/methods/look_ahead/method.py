@@ -14,12 +14,11 @@ from torch import Tensor
 from casal.checks import share, whole_number
 from casal.errors import SettingError
 from casal.methods.base import Method, Stage, gaussian, generator_of, key, no_step
-from casal.methods.look_ahead.calibration import regression
 from casal.methods.look_ahead.features import Features, features_of
 from casal.methods.look_ahead.last_draw import last_draw
 from casal.methods.look_ahead.levels import Levels, scales, span
 from casal.methods.look_ahead.look import ROOT_STEPS, Derivative, look, probes, quadratic, shares
-from casal.methods.look_ahead.population import health, resampled, settled, truncated
+from casal.methods.look_ahead.population import health, resampled, settled
 from casal.methods.look_ahead.proposal import multistep, propose
 from casal.methods.look_ahead.state import (
     PARTICLES,
@@ -89,10 +88,6 @@ class LookAhead(Method[Any]):
         width: Particles of a chain until the modes are decided; None: 2 if all rows are linear, 4 if a row bends or
             there is a soft term, 8 if a row bends and there are four equations or more.
         directions: In which a soft term of the target is looked at, one product with the derivative each.
-        calibrate: For networks: calibrate the look on the model's own samples first (``calibration.py``), which costs a
-            quarter more evaluations. Below the level where modes are decided chains are then guided only: there a
-            network is not trusted to weigh them. The moves are made at that level, and climb from it. No weight is
-            above sqrt(n) times their mean.
         gaussian: For Gaussian models: take the linear equations into the model (``given.py``), which is exact there
             and costs two evaluations an equation and level for all chains together. Other models are refused.
 
@@ -110,7 +105,6 @@ class LookAhead(Method[Any]):
     path: int = 10
     width: int | None = None
     directions: int = 6
-    calibrate: bool = False
     gaussian: bool = False
 
     name: ClassVar[str] = "LookAhead"
@@ -127,10 +121,6 @@ class LookAhead(Method[Any]):
             whole_number(self.width, "width", 1)
         if self.moves is not None:
             whole_number(self.moves, "moves", 0)
-        if self.calibrate and self.gaussian:
-            raise SettingError(
-                "calibrate is for inaccurate networks, gaussian for exact Gaussian models; use one of them"
-            )
 
     @property
     def upper(self) -> int:
@@ -164,15 +154,10 @@ class LookAhead(Method[Any]):
                 "gaussian=True takes one matrix for all chains, which sample different conditions here; use "
                 "gaussian=False, or run one condition at a time"
             )
-        if self.calibrate and problem.target.condition:
-            raise SettingError(
-                "calibrate=True corrects the look ahead by one regression over all chains, which sample different "
-                "conditions here; use calibrate=False or SplitGibbs, or run one condition at a time"
-            )
         one = problem.take(slice(0, 1))
         features, groups = self.features(one), groups_of(problem, n)
         width = self.particles(features)
-        stages = self._pilot() if self.calibrate else list[Stage]()
+        stages = list[Stage]()
         moved = self.move_count(features) * [
             Stage([Row(0)], self.climb, self.part, partial(_several, self.path - 1)),
             *(Stage([Row(k)], self.walk, partial(self.settle_path, k)) for k in range(self.path - 1)),
@@ -182,27 +167,11 @@ class LookAhead(Method[Any]):
             meet = self.begin if k == 0 else partial(self.meet, groups, k)
             if k == self.upper:
                 stages.append(Stage([], no_step, partial(self.narrow, groups, k)))
-                stages += moved if self.calibrate else []
             drawn = partial(_several, width if k < self.upper else 1)
             stages.append(Stage([Row(k)], self.step, None if k == self.upper else meet, drawn))
         stages.append(Stage([], no_step, partial(self.arrive, groups)))
-        stages += [] if self.calibrate else moved
-        stages += [Stage([Row(0)], self.draw, None, key), Stage([], no_step, self.finish)]
+        stages += [*moved, Stage([Row(0)], self.draw, None, key), Stage([], no_step, self.finish)]
         return stages
-
-    @property
-    def noted(self) -> range:
-        """Levels at which a calibration takes notes: every other one."""
-        return range(self.levels % 2, self.levels + 1, 2)
-
-    def _pilot(self) -> list[Stage]:
-        """Down the noise levels without a guide, taking notes; then back to the start."""
-        first, *rest = self.noted
-        stages = [Stage([Row(0)], partial(self.free, first), self.begin)] if first else list[Stage]()
-        for k, there in zip(self.noted, rest, strict=False):
-            meet = self.begin if k == 0 else partial(self.note, k)
-            stages.append(Stage([Row(k)], partial(self.free, there), meet))
-        return [*stages, Stage([Row(0)], self.restart, self.fit, key)]
 
     def evaluations(self, problem: Problem, n: int | None = None) -> int:
         """Evaluations of a chain, products with the derivative counted as one each.
@@ -218,8 +187,8 @@ class LookAhead(Method[Any]):
             one += self.probes * (1 + sum(b.count for b in features.blocks if b.curved) - round_rows)
         down = width * (self.upper + 1) + self.levels - self.upper
         moves = self.move_count(features)
-        more = moves * (2 * self.path - 2) + (len(self.noted) if self.calibrate else 0)
-        scales = (width + (1 if self.calibrate else 0)) * (1 + self.probes)
+        more = moves * (2 * self.path - 2)
+        scales = width * (1 + self.probes)
         whole = one * (down + more) + scales + 2 + min(ROOT_STEPS, math.prod(problem.latent))
         if features.given is None:
             return whole
@@ -260,11 +229,8 @@ class LookAhead(Method[Any]):
     # ------------------------------------------------------------------------------------------------------- start
 
     def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> AheadState:
-        width = 1 if self.calibrate else self.particles(self.features(problem))
-        return self._start(problem, x, generator, width)
-
-    def _start(self, problem: Problem, x: Tensor, generator: torch.Generator, width: int) -> AheadState:
-        """Chains of ``width`` particles at the first level, and their first look."""
+        """Chains of several particles at the first level, and their first look."""
+        width = self.particles(self.features(problem))
         alpha, first, _ = span(problem)
         n = len(x)
         features = self.features(problem)
@@ -297,8 +263,6 @@ class LookAhead(Method[Any]):
             lines=lines + torch.arange(width, device=x.device),
             path=points[:, :0],
             common=dealt(shared, n),
-            notes=zeros.new_zeros(n, 0, 2, features.count),
-            fits=zeros.new_zeros(n, 0, 1 + 3 * features.count),
             log_weight=zeros[:, 0],
             ancestor=lines[:, 0],
             wide=none,
@@ -331,58 +295,6 @@ class LookAhead(Method[Any]):
         state = self._weighed(problem, state, 0)
         return state, health(state)
 
-    # ------------------------------------------------------------------------------------------------------- pilot
-
-    def free(self, there: int, problem: Problem, state: AheadState, row: Row, noise: Tensor) -> AheadState:
-        """One step without a guide, down to level number ``there``."""
-        levels = self.placed(problem, state)
-        here, below = levels[row.k], levels[there]
-        kept, clean = (below / here) ** 2, state.estimate[:, 0]
-        earlier = row.k - (there - row.k)
-        if earlier >= 0:
-            clean = clean + multistep(clean, state.before[:, 0], here, below, levels[earlier])
-        x = kept * state.x[:, 0] + (1.0 - kept) * clean + below * math.sqrt(1.0 - kept) * noise
-        features = self.features(problem)
-        seen, shared = look(problem, features, x, below, probes(self.probes, problem))
-        return state._replace(
-            x=x[:, None],
-            before=state.estimate,
-            common=dealt(shared, len(x)),
-            **{name: fold(value, 1) for name, value in seen._asdict().items()},
-        )
-
-    def note(
-        self, k: int, problem: Problem, state: AheadState, generator: torch.Generator
-    ) -> tuple[AheadState, Mapping[str, float]]:
-        """Note mean and variance of f, as all chains make them of the look at level k."""
-        state = self._settled(problem, state, self.placed(problem, state)[k])
-        count = state.notes.shape[3]
-        variance = (state.covariance + state.rest)[:, 0].diagonal(dim1=1, dim2=2)
-        both = torch.stack([state.mean[:, 0, :count], variance[:, :count]], 1)
-        return state._replace(notes=torch.cat([state.notes, both[:, None]], 1)), {}
-
-    def fit(
-        self, problem: Problem, state: AheadState, generator: torch.Generator
-    ) -> tuple[AheadState, Mapping[str, float]]:
-        """Compare what was seen ahead with what came, level by level."""
-        state, _ = self.note(self.levels, problem, state, generator)
-        levels = self.placed(problem, state)
-        noted = [levels[k] for k in self.noted if k][-state.notes.shape[1] :]
-        found = regression(noted, state.notes[:, :, 0], state.notes[:, :, 1])
-        count = state.notes.shape[3]
-        slopes, ratios = found[:, 1 + count : 1 + 2 * count], found[:, 1 + 2 * count :]
-        record = {"least_slope": float(slopes.min()), "largest_ratio": float(ratios.max())}
-        width = self.particles(self.features(problem))
-        several = {name: getattr(state, name).repeat_interleave(width, 1) for name in PARTICLES}
-        return state._replace(**several, fits=dealt(found, len(state.x))), record
-
-    def restart(self, problem: Problem, state: AheadState, row: Row, noise: Tensor) -> AheadState:
-        """New starting points, with what the calibration has found."""
-        generator, start, n = generator_of(noise, state.x), problem.target.init, len(state.x)
-        given = start[problem.first : problem.first + n] if isinstance(start, Tensor) else None
-        x = (problem.target.draw(n, generator) if given is None else given).to(state.x)
-        return self._start(problem, x, generator, state.x.shape[1])._replace(fits=state.fits, notes=state.notes)
-
     # ------------------------------------------------------------------------------------------------------- down
 
     def step(self, problem: Problem, state: AheadState, row: Row, noise: Tensor) -> AheadState:
@@ -391,9 +303,7 @@ class LookAhead(Method[Any]):
         wide, levels = widened(problem, width), self.placed(problem, state)
         features, here, there = self.features(wide), levels[row.k], levels[row.k + 1]
         x, clean, before = (flat(v).flatten(1).to(torch.float64) for v in (state.x, state.estimate, state.before))
-        known = row.k > 0 and not (
-            self.calibrate and row.k == self.upper
-        )  # a move leaves no estimate at the level before
+        known = row.k > 0
         extra = multistep(clean, before if known else None, here, there, levels[row.k - 1] if row.k else here)
         plan = propose(x, clean, extra, ahead_of(state, features), features, here, there)
         point, paid = plan.draw(flat(noise).flatten(1).to(torch.float64))
@@ -442,17 +352,13 @@ class LookAhead(Method[Any]):
         settled, logs = self._settled(problem, state, level), state.logs
         if k >= self.upper and trusted(state, level) < 0.5 and not state.tilt.shape[2]:  # a soft term parts modes
             settled = settled._replace(inner=torch.full_like(state.inner, level))
-        if k <= self.upper or not self.calibrate:
-            logs = logs + settled.log_psi - state.log_psi + state.paid
-        if self.calibrate:
-            logs = truncated(logs)
+        logs = logs + settled.log_psi - state.log_psi + state.paid
         return settled._replace(logs=logs, log_weight=torch.logsumexp(logs, 1), ancestor=state.lines[:, 0])
 
     def _settled(self, problem: Problem, state: AheadState, level: float) -> AheadState:
         """The state with the moments of f and log psi at a level, as all particles agree on them."""
         features = self.features(widened(problem, state.x.shape[1]))
-        middle, noted = self.placed(problem, state).middle, len([j for j in self.noted if j])
-        return settled(state, features, level, middle, noted)
+        return settled(state, features, level, self.placed(problem, state).middle)
 
     def _is_even(self, problem: Problem, state: AheadState, wide: float) -> bool:
         """Whether the soft term is quadratic, seen from a few points around the first estimate."""
@@ -477,10 +383,10 @@ class LookAhead(Method[Any]):
         levels, count = self.placed(problem, state), self.path - 1
         points = [state.x[:, 0]]
         for k in range(count):
-            low, high = levels.climb(k, count, self.calibrate), levels.climb(k + 1, count, self.calibrate)
+            low, high = levels.climb(k, count), levels.climb(k + 1, count)
             points.append(points[-1] + math.sqrt(high**2 - low**2) * noise[:, k])
         features, top = self.features(problem), points[-1]
-        level = levels.climb(count, count, self.calibrate)
+        level = levels.climb(count, count)
         seen, shared = look(problem, features, top, level, probes(self.probes, problem))
         return state._replace(
             x=with_pair(state.x, top),
@@ -495,7 +401,7 @@ class LookAhead(Method[Any]):
         self, k: int, problem: Problem, state: AheadState, generator: torch.Generator
     ) -> tuple[AheadState, Mapping[str, float]]:
         """What all chains make of the looks from both paths; the point that a move starts from stays as it is."""
-        level = self.placed(problem, state).climb(self.path - 1 - k, self.path - 1, self.calibrate)
+        level = self.placed(problem, state).climb(self.path - 1 - k, self.path - 1)
         pair = self._settled(problem, columns(state, slice(1, 3)), level)
         names = ("mean", "covariance", "rest", "factor", "log_psi")
         parts = {name: torch.cat([getattr(state, name)[:, :1], getattr(pair, name)], 1) for name in names}
@@ -504,7 +410,7 @@ class LookAhead(Method[Any]):
     def walk(self, problem: Problem, state: AheadState, row: Row, noise: Tensor) -> AheadState:
         """One step of both paths: the old one to its next point, the new one to a guided draw."""
         levels, count = self.placed(problem, state), self.path - 1
-        earlier, here, there = (levels.climb(min(count, count - row.k - j), count, self.calibrate) for j in (-1, 0, 1))
+        earlier, here, there = (levels.climb(min(count, count - row.k - j), count) for j in (-1, 0, 1))
         wide = widened(problem, 2)
         features, pair = self.features(wide), columns(state, slice(1, 3))
         x, clean, before = (flat(v).flatten(1).to(torch.float64) for v in (pair.x, pair.estimate, pair.before))
@@ -539,7 +445,7 @@ class LookAhead(Method[Any]):
         self, problem: Problem, state: AheadState, generator: torch.Generator
     ) -> tuple[AheadState, Mapping[str, float]]:
         """Keep the end of the new path, or the point that the move started from."""
-        end = self.placed(problem, state).climb(0, self.path - 1, self.calibrate)
+        end = self.placed(problem, state).climb(0, self.path - 1)
         new = self._settled(problem, columns(state, slice(2, 3)), end)
         ratio = new.paid[:, 0] + new.log_psi[:, 0] - state.paid[:, 1] - state.log_psi[:, 0]
         chance = torch.rand(len(ratio), generator=generator, dtype=ratio.dtype, device=ratio.device)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
-from torch import Tensor
 
-from casal.methods.look_ahead.calibration import calibrated
 from casal.methods.look_ahead.features import Features
 from casal.methods.look_ahead.look import Looks, moments
 from casal.methods.look_ahead.potential import potential
@@ -15,7 +11,7 @@ from casal.methods.look_ahead.state import PARTICLES, SEEN, AheadState, flat, fo
 from casal.methods.population import Groups, draw, effective_size, normalised
 
 
-def settled(state: AheadState, features: Features, level: float, middle: float, noted: int) -> AheadState:
+def settled(state: AheadState, features: Features, level: float, middle: float) -> AheadState:
     """The state with the moments of f and log psi.
 
     A soft term that is not quadratic counts to the power (middle / level)^2 above the middle level: there a local look
@@ -26,7 +22,6 @@ def settled(state: AheadState, features: Features, level: float, middle: float, 
         features: f, with the set of every particle.
         level: The noise level.
         middle: The level where modes are decided.
-        noted: Levels of the calibration, if there is one.
     """
     width = state.x.shape[1]
     power = min(1.0, (middle / level) ** 2)
@@ -34,8 +29,6 @@ def settled(state: AheadState, features: Features, level: float, middle: float, 
         state = state._replace(level=power * state.level, tilt=power * state.tilt, stiff=power * state.stiff)
     seen = Looks(*(flat(getattr(state, name)) for name in SEEN))
     found = moments(seen, features)
-    if state.fits.shape[1]:
-        found = calibrated(found, flat(state.fits)[:noted], level)
     value = potential(found.mean, found.linear + found.bent, features, seen.tilt, seen.stiff).value
     return state._replace(
         mean=fold(found.mean, width),
@@ -65,9 +58,3 @@ def health(state: AheadState) -> dict[str, float]:
     """Effective size and starting particles left, for the trace."""
     weight = normalised(state.logs.reshape(-1))
     return {"ess": float(effective_size(weight)), "ancestors": float(len(state.lines.unique()))}
-
-
-def truncated(logs: Tensor) -> Tensor:
-    """Log-weights of which none is above sqrt(count) times the mean (Ionides 2008): a network may err at one point."""
-    mean = torch.logsumexp(logs.reshape(-1), 0) - math.log(logs.numel())
-    return logs.clamp_max(float(mean) + 0.5 * math.log(logs.numel()))

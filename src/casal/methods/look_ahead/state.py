@@ -30,8 +30,6 @@ class AheadState(NamedTuple):
         lines: Starting particle each particle descends from.
         path: Points of the path that a move compares with, (n, levels, *latent); none between moves.
         common: Slopes that the chains of a tile share, cut among them: (n, some, d).
-        notes: Mean and variance of f at the levels of a calibration, (n, levels, 2, m).
-        fits: What the calibration found, cut among all chains: (n, some, 1 + 3 m).
         log_weight: Logarithm of the weight of a chain, (n,).
         ancestor: Starting particle of the chain, (n,).
         wide: Scale of the data in a leading direction; zero before it is known.
@@ -63,8 +61,6 @@ class AheadState(NamedTuple):
     lines: Tensor
     path: Tensor
     common: Tensor
-    notes: Tensor
-    fits: Tensor
     log_weight: Tensor
     ancestor: Tensor
     wide: Tensor

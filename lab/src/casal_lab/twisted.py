@@ -1,4 +1,7 @@
-"""Twisted sequential Monte Carlo over the noise levels (Wu et al. 2023), then the ladder of ``SplitGibbs``."""
+"""Twisted sequential Monte Carlo over the noise levels (Wu et al. 2023), then the ladder of ``SplitGibbs``.
+
+A method of several published pages, kept for their figures; "auto" never takes it.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,9 @@ from casal.methods.moves import finest_level
 from casal.methods.population import Groups, equal_weights, groups_of, resample
 from casal.methods.problem import Problem, move
 from casal.methods.split_gibbs import SplitGibbs
+
+COLOUR = "#332288"
+"""In every picture."""
 
 
 class GuidedRow(NamedTuple):
@@ -96,8 +102,9 @@ class Twisted(Method[Any]):
         twist: Coupling of the guide, in units of the clean sample; at most rho.
 
     >>> import casal
+    >>> from casal_lab.twisted import Twisted
     >>> target = casal.edm(lambda x, s: x / (1 + s**2), casal.karras_sigmas(30), shape=(2,), churn=1.0)
-    >>> result = casal.sample(target, casal.Sphere(1.5), casal.Twisted(rho=100.0, moves=5), n=200, seed=0)
+    >>> result = casal.sample(target, casal.Sphere(1.5), Twisted(rho=100.0, moves=5), n=200, seed=0)
     >>> bool(result.certificate.feasible.all())
     True
     """

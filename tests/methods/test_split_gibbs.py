@@ -1,4 +1,4 @@
-"""The law of SplitGibbs and Twisted against exact answers, with the weights and without them (power)."""
+"""The law of SplitGibbs against exact answers, with the weights and without them (power)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import casal
-from casal import SplitGibbs, Twisted
+from casal import SplitGibbs
 from casal.methods import Method
 
 from ..models import mode_shares, mode_weights_on_circle, modes_ddpm
@@ -26,8 +26,7 @@ METHODS: dict[str, Method[Any]] = {
     "gibbs": SplitGibbs(0.03, levels=30, moves="gibbs"),
     "metropolis": SplitGibbs(0.03, levels=30, moves="metropolis"),
     "given levels": SplitGibbs(np.geomspace(3.0, 0.03, 30).tolist(), moves="gibbs"),
-    "twisted": Twisted(1000.0, moves=25),
-    "islands": Twisted(1000.0, moves=25, islands=4),
+    "islands": SplitGibbs(0.03, levels=30, moves="metropolis", islands=4),
 }
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 
@@ -46,17 +45,15 @@ def test_modes_on_a_circle_have_their_weights(method: Method[Any]) -> None:
     assert int(result.trace["ancestors"][-1]) > N / 8
 
 
-@pytest.mark.parametrize("name", ["metropolis", "twisted"])
-def test_without_weights_the_modes_are_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_weights_the_modes_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Power: the same test fails for the same moves if every chain keeps its weight."""
-    from casal.methods import split_gibbs, twisted
+    from casal.methods import split_gibbs
 
     def unweighted(state: Any, *_: Any) -> Any:
         return state._replace(log_weight=torch.zeros_like(state.log_weight))
 
-    for module in (split_gibbs, twisted):
-        monkeypatch.setattr(module, "resample", unweighted)
-    result = casal.sample(modes_ddpm(120), CIRCLE, METHODS[name], N, seed=4)
+    monkeypatch.setattr(split_gibbs, "resample", unweighted)
+    result = casal.sample(modes_ddpm(120), CIRCLE, METHODS["metropolis"], N, seed=4)
     assert mode_error(result) > 0.1
 
 
@@ -82,7 +79,7 @@ def test_a_correlated_gaussian_on_a_line(method: Method[Any]) -> None:
     assert abs(float(other.std()) - 0.6) < 0.04
 
 
-@pytest.mark.parametrize("method", [METHODS["gibbs"], METHODS["metropolis"], METHODS["twisted"]])
+@pytest.mark.parametrize("method", [METHODS["gibbs"], METHODS["metropolis"]])
 def test_a_linear_decoder_that_is_not_isotropic(method: Method[Any]) -> None:
     """z = A x with A far from orthogonal, z1 = 1: z2 follows the Gaussian conditional."""
     A = torch.tensor([[2.0, 0.5], [0.3, 0.2]], dtype=torch.float64)
@@ -110,7 +107,7 @@ def standard(x: Tensor, sigma: Tensor) -> Tensor:
     return x / (1.0 + sigma.to(x) ** 2)
 
 
-@pytest.mark.parametrize("method", [METHODS["metropolis"], METHODS["twisted"]])
+@pytest.mark.parametrize("method", [METHODS["metropolis"]])
 def test_a_nonlinear_decoder(method: Method[Any]) -> None:
     """x ~ N(0, I) with x2 + x1^2 / 2 = 2: x1 has the density exp(-x1^2 / 2 - (2 - x1^2 / 2)^2 / 2)."""
     target = casal.edm(standard, casal.karras_sigmas(80, 0.01, 20.0), shape=2, churn=1.0, dtype=torch.float64)
@@ -150,12 +147,12 @@ def test_a_ladder_that_keeps_ancestors_stops_where_too_few_would_be_left() -> No
 
 def test_the_same_seed_gives_the_same_bits() -> None:
     def run(seed: int) -> Tensor:
-        return casal.sample(gaussian_target(), casal.Sphere(1.0), Twisted(100.0, moves=3), 64, seed=seed).samples
+        return casal.sample(gaussian_target(), casal.Sphere(1.0), SplitGibbs(0.1, levels=3), 64, seed=seed).samples
 
     assert torch.equal(run(1), run(1)) and not torch.equal(run(1), run(2))
 
 
-@pytest.mark.parametrize("method", [METHODS["metropolis"], METHODS["twisted"]])
+@pytest.mark.parametrize("method", [METHODS["metropolis"]])
 def test_ancestors_are_counted_over_all_tiles(method: Method[Any]) -> None:
     result = casal.sample(gaussian_target(), casal.Sphere(1.0), method, 200, run=casal.Run(batch=50))
     assert int(result.trace["ancestors"][0]) == 200 and int(result.trace["ancestors"][-1]) > 50
@@ -170,19 +167,11 @@ def langevin() -> casal.Target:
     ("target", "constraint", "method", "message"),
     [
         (langevin, casal.Sphere(1.0), lambda: SplitGibbs(0.1), "use WeightedCASAL"),
-        (langevin, casal.Sphere(1.0), lambda: Twisted(10.0), "use WeightedCASAL"),
         (gaussian_target, casal.Ball(1.0), lambda: SplitGibbs(0.1, moves="gibbs"), "moves='metropolis'"),
         (gaussian_target, casal.Sphere(1.0), lambda: SplitGibbs([0.1, 0.2]), "strictly decreasing"),
         (gaussian_target, casal.Sphere(1.0), lambda: SplitGibbs(0.1, ess=0.0), "ess"),
         (gaussian_target, casal.Sphere(1.0), lambda: SplitGibbs(0.1, inner_steps=0), "inner_steps"),
         (gaussian_target, casal.Sphere(1.0), lambda: SplitGibbs(0.1, levels=2, islands=3), "8 chains .* 3 islands"),
-        (gaussian_target, casal.Sphere(1.0), lambda: Twisted(1.0, twist=2.0), "twist = 2"),
-        (
-            lambda: casal.edm(gaussian_denoiser, [2.0, 1.0], shape=2),
-            casal.Sphere(1.0),
-            lambda: Twisted(10.0),
-            "churn > 0",
-        ),
     ],
 )
 def test_what_cannot_work_is_refused(

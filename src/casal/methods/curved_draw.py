@@ -1,0 +1,152 @@
+"""A draw from N(D, S) restricted to curved equations h(x) = 0: candidates on lines through the Gaussian, weighted.
+
+With G the gradients of h at any fixed point and U = S G^T, the points D + e + U lambda, e ~ N(0, S), are the line (for
+m equations the m-dimensional plane) of a candidate e. On it c = G (x - D) and what is left of e are independent, so the
+roots x of h on the line of a candidate represent the Gaussian restricted to the surface with the weights
+
+    w(x) = exp(-c^T (G S G^T)^-1 c / 2) v(x) / |det(dh/dx U)|,         v = sqrt(det(h' h'^T)): surface measure
+                                                                       v = 1: co-area measure, x given the value of h
+
+One of all roots of all candidates is drawn by these weights. Only S G^T is needed of S: the inverse of S cancels. On a
+flat set there is one root a line, all weights are equal, and this is Matheron's rule. Linear equations are met before:
+D, S and all lines are those given them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from casal.methods.affine_modes import normal, raised
+from casal.methods.equations import Equations
+from casal.methods.problem import Problem
+
+CANDIDATES, FEWEST = 12, 4
+"""Lines that are tried, and after how many of them the search ends if their weights hardly differ."""
+
+EVEN = 0.2
+"""Standard deviation of the log-weights of a chain's candidates up to which they count as equal."""
+
+STARTS = 3
+"""Searches for roots on a line: from the candidate itself, and from so many less one random points of the line."""
+
+NEWTON, MOST_MOVE = 12, 0.5
+"""Steps of a search, and how far one may go, in units of the length of the point."""
+
+ROOT, MET, EQUAL = 1e-6, 1e-3, 1e-2
+"""Where a search ends, what a root may miss, and how near two roots are one, in standard deviations of the Gaussian
+along the equations."""
+
+NEGLIGIBLE = 1e-4
+"""What other roots may add to the logarithm of the weight of a line: then they are not searched for."""
+
+MEASURES = ("surface", "co-area")
+
+
+def conditioned(
+    problem: Problem,
+    found: Equations,
+    centre: Tensor,
+    slopes: Tensor,
+    across: Tensor,
+    draw: Callable[[], Tensor],
+    stream: torch.Generator,
+    measure: str,
+) -> Tensor:
+    """x ~ N(D, S) restricted to the equations, (n, d) float64.
+
+    A chain for which no line meets the set gets the end of its first search.
+
+    Args:
+        problem: Model, set and decoder.
+        found: The equations; D, S and e are given the linear ones.
+        centre: D, (n, d).
+        slopes: G, (n, k, d), of the curved equations.
+        across: S G^T as rows, (n, k, d).
+        draw: Returns e ~ N(0, S), (n, d), anew at each call.
+        stream: Draws.
+        measure: One of MEASURES.
+    """
+    values, vectors = raised(slopes @ across.mT, None)
+    half = vectors * values.sqrt()[:, None]  # c = half z, z standard normal
+    total = centre.new_full((len(centre),), -math.inf)
+    chosen: Tensor | None = None
+    starts, seen = STARTS, list[Tensor]()
+    for _ in range(CANDIDATES):
+        e, roots, line = draw(), list[Tensor](), torch.full_like(total, -math.inf)
+        own = (slopes @ e[..., None])[..., 0]
+        for start in range(starts):
+            z = normal(own.shape, own, stream)
+            along = torch.zeros_like(own) if start == 0 else (half @ z[..., None])[..., 0] - own
+            first = centre + e + _times(across, _solved(values, vectors, along))
+            x, rows, met = search(problem, found, first, across, values)
+            chosen = x if chosen is None else chosen
+            c = (slopes @ (x - centre)[..., None])[..., 0]
+            scaled = (vectors.mT @ c[..., None])[..., 0] / values.sqrt()
+            logs = -0.5 * scaled.square().sum(1) - _log_det(rows @ across.mT)
+            logs = logs + _volume(problem, found, x, rows, measure)
+            new = met & torch.isfinite(logs)
+            for other in roots:
+                new = new & ((scaled - other).abs().amax(1) > EQUAL)
+            roots.append(torch.where(new[:, None], scaled, torch.inf))
+            logs = torch.where(new, logs, -math.inf)
+            line, total = torch.logaddexp(line, logs), torch.logaddexp(total, logs)
+            u = torch.rand(len(x), generator=stream, dtype=torch.float64, device=stream.device).to(x.device)
+            chosen = torch.where((new & (u.log() < logs - total))[:, None], x, chosen)
+            if not seen and start == 0:
+                alone = line
+        if not seen and not bool((line > alone + NEGLIGIBLE).any()):
+            starts = 1  # one root a line
+        seen.append(line)
+        if len(seen) >= FEWEST:
+            spread = torch.stack(seen, 1)
+            if bool(torch.isfinite(spread).all()) and float(spread.std(1).median()) < EVEN:
+                break
+    assert chosen is not None
+    return chosen
+
+
+def search(
+    problem: Problem, found: Equations, x: Tensor, across: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A root on the line of x by Newton steps: the point, its gradients of length one (n, m, d), and whether it is one.
+
+    A step whose matrix is singular is left out.
+    """
+    scale = values.amax(1, keepdim=True).sqrt()
+    rows, gap = found.bent(problem, x.reshape(-1, *problem.latent).to(problem.like))
+    for _ in range(NEWTON):
+        if bool((gap.abs() <= ROOT * scale).all()):
+            break
+        step, _ = torch.linalg.solve_ex(rows @ across.mT, gap[..., None])
+        shift = torch.nan_to_num(_times(across, step[..., 0]), 0.0, 0.0, 0.0)
+        most = MOST_MOVE * torch.linalg.vector_norm(x, dim=1, keepdim=True)
+        size = torch.linalg.vector_norm(shift, dim=1, keepdim=True).clamp_min(1e-300)
+        x = x + shift * (most / size).clamp_max(1.0)
+        rows, gap = found.bent(problem, x.reshape(-1, *problem.latent).to(problem.like))
+    return x, rows, (gap.abs() <= MET * scale).all(1)
+
+
+def _times(across: Tensor, u: Tensor) -> Tensor:
+    """U lambda."""
+    return (across.mT @ u[..., None])[..., 0]
+
+
+def _solved(values: Tensor, vectors: Tensor, c: Tensor) -> Tensor:
+    return (vectors @ ((vectors.mT @ c[..., None]) / values[..., None]))[..., 0]
+
+
+def _log_det(matrix: Tensor) -> Tensor:
+    return torch.linalg.slogdet(matrix)[1]
+
+
+def _volume(problem: Problem, found: Equations, x: Tensor, rows: Tensor, measure: str) -> Tensor:
+    """What v and the lengths that were taken out of the gradients add to the logarithm."""
+    if measure == "surface" and problem.identity:
+        return 0.5 * _log_det(rows @ rows.mT)
+    point = x.reshape(-1, *problem.latent).to(problem.like)
+    lengths = found.log_lengths(problem, point)
+    return found.log_volume(problem, point) - lengths if measure == "surface" else -lengths
