@@ -79,7 +79,19 @@ from casal.methods.metric import (
 from casal.methods.population import equal_weights
 from casal.methods.problem import Problem, Uncounted
 from casal.methods.surface import Surface
-from casal.methods.tempering import DRAW_ROWS, HEATED, TEMPER_ROWS, begin, heat, leave_start
+from casal.methods.tempering import (
+    DRAW_ROWS,
+    HEATED,
+    TEMPER_ROWS,
+    WEIGH_ROWS,
+    begin,
+    heat,
+    leave_start,
+    may_weigh,
+    mixture_of,
+    slowest,
+    weigh,
+)
 from casal.methods.trajectories import ACCEPTED, GAINS, flows, leapfrogs, pace, rattle, score_at
 
 SIZES = (1e-5, 2.0)
@@ -166,6 +178,7 @@ class HMC(Method[HMCState]):
         budget = len(problem.table)
         rows = MAIN_ROWS + min(WARM_ROWS, budget)
         rows += DRAW_ROWS + min(TEMPER_ROWS, budget) if self._tempered(problem, n) else 0
+        rows += WEIGH_ROWS if self._weighs(problem, n) else 0
         return Control(rows)
 
     def steps(self, problem: Problem, control: Control) -> int:
@@ -213,7 +226,8 @@ class HMC(Method[HMCState]):
                 break
             lengths.append(length)
             left -= length * price + known
-        return Row("leapfrog", t, tuple(lengths), control.eps, control.share, price > 1, centre, scale)
+        reference = mixture_of(control, centre)
+        return Row("leapfrog", t, tuple(lengths), control.eps, control.share, price > 1, centre, scale, reference)
 
     def fits(self, problem: Problem) -> bool:
         """Whether the set and the decoder are of a kind that it takes."""
@@ -256,6 +270,10 @@ class HMC(Method[HMCState]):
             self.temper and known and n >= FEWEST_CHAINS and self.warm_up != 0 and may_exchange(problem, n) is not None
         )
 
+    def _weighs(self, problem: Problem, n: int) -> bool:
+        """Whether a second pass weighs the modes, if there are several."""
+        return self.temper and n >= FEWEST_CHAINS and self.warm_up != 0 and may_weigh(problem, n)
+
     def start_note(self, problem: Problem) -> str | None:
         if self._tempered(problem, problem.chains or FEWEST_CHAINS):
             return None
@@ -270,7 +288,7 @@ class HMC(Method[HMCState]):
         log_weight, ancestor = equal_weights(problem, len(x))
         y, zeros = x.flatten(1).to(torch.float64), torch.zeros_like(log_weight)
         z = torch.zeros((len(x), *decoded_event(problem)), dtype=torch.float64, device=x.device)
-        return HMCState(x, z, y, y, zeros, zeros + ACCEPTED, zeros, zeros, y, y, log_weight, ancestor)
+        return HMCState(x, z, y, y, zeros, zeros + ACCEPTED, zeros, zeros, y, y, log_weight, ancestor, 0 * ancestor)
 
     # ---------------------------------------------------------------------------------------------- each chain alone
 
@@ -363,19 +381,36 @@ class HMC(Method[HMCState]):
             state, control, found = heat(problem, state, control, record, generator)
             if control.share == 1.0:
                 control = self._warm(problem, control, WARM_UP_TEMPERED, float(len(problem.table)))
+                state = state._replace(before=state.y)
             return state, control, found
-        if control.phase == "warm":
-            state, control = self._renew(problem, state, control)
-            if control.left == 0:
-                budget = float(len(problem.table))
-                control = control._replace(phase="main", left=MAIN_ROWS, limit=budget, trajectories=0)
-                state = state._replace(anchor=state.y, before=state.y)
+        if control.phase == "weigh":
+            state, control, found = heat(problem, state, control, record, generator)
+            return *self._begin_rounds(problem, state, control), found
+        if control.phase != "warm":
+            return state, control, record
+        state, control = self._renew(problem, state, control)
+        if control.left == WARM_ROWS // 2:
+            state = state._replace(before=state.y)
+        if control.left == 0:
+            if control.law == "smooth" and self._weighs(problem, len(state.y)):
+                state, control, found = weigh(problem, state, control, generator)
+                record |= found
+            state, control = self._begin_rounds(problem, state, control)
         return state, control, record
+
+    def _begin_rounds(self, problem: Problem, state: HMCState, control: Control) -> tuple[HMCState, Control]:
+        """The adaptation has ended, unless the modes are being weighed."""
+        if control.phase == "weigh" and control.share < 1.0:
+            return state, control
+        control = control._replace(phase="main", left=MAIN_ROWS, limit=float(len(problem.table)), trajectories=0)
+        return state._replace(anchor=state.y, before=state.y), control._replace(share=1.0)
 
     def _adapt(
         self, problem: Problem, state: HMCState, control: Control, rate: float, generator: torch.Generator
     ) -> Control:
         """eps, the length of trajectories, and the rule for log p' - log p."""
+        if (mixture := mixture_of(control, state.y)) is not None:
+            return control._replace(eps=control.eps * pace(slowest(mixture, state), GAINS[1]))
         factor = pace(rate, GAINS[control.row > WARM_ROWS // 2])
         widest = control.length / LENGTH
         eps = min(max(control.eps * factor, SIZES[0] * widest), SIZES[1] * widest)
@@ -424,8 +459,8 @@ class HMC(Method[HMCState]):
         return state, control._replace(centre=plain(centre), scale=plain(new), eps=eps, length=LENGTH)
 
     def _round(self, problem: Problem, state: HMCState, control: Control, record: dict[str, float]) -> Done:
-        """After a round: whether the chains have forgotten the end of the warm-up."""
-        labels = labels_of(problem, len(state.y))
+        """After a round: whether the chains have forgotten the end of the warm-up, within modes that are weighed."""
+        labels = state.part if control.weighed else labels_of(problem, len(state.y))
         kept = memory(features(state.anchor), features(state.y), labels)
         if kept is not None:
             record["memory"] = kept.value
@@ -433,7 +468,8 @@ class HMC(Method[HMCState]):
         forgotten = kept is not None and kept.value <= FORGOTTEN[0] + chance
         rounds = MAIN_ROWS - control.left
         if control.ending or control.left == 0:
-            if kept is not None and kept.value <= kept.limit:
+            whole = memory(features(state.anchor), features(state.y)) if control.weighed else kept
+            if whole is not None and whole.value <= whole.limit:
                 state = state._replace(ancestor=torch.arange(len(state.x), device=state.x.device))
             return state, control._replace(phase="end"), record
         return state._replace(before=state.y), control._replace(ending=forgotten and rounds >= 2), record

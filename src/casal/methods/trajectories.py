@@ -123,6 +123,8 @@ def force_at(space: Space, problem: Problem, y: Tensor, score: Tensor, row: Row)
     """Gradient of log(q^(1-b) p^b) in y."""
     if row.share == 1.0:
         return score
+    if row.reference is not None:
+        return row.share * score + (1.0 - row.share) * row.reference.score(y)
     assert problem.start is not None
     return row.share * score + (1.0 - row.share) * space.pull(problem.start.score(space.latents(y, problem.like)))
 
@@ -131,6 +133,8 @@ def log_start(space: Space, problem: Problem, y: Tensor, row: Row) -> Tensor:
     """(1 - b) log q, (n,)."""
     if row.share == 1.0:
         return torch.zeros_like(y[:, 0])
+    if row.reference is not None:
+        return (1.0 - row.share) * row.reference.log_density(y)
     assert problem.start is not None
     return (1.0 - row.share) * problem.start.log_density(space.latents(y, problem.like)).to(y)
 
