@@ -105,6 +105,9 @@ there; and one in how many samples is tried."""
 LARGEST_SHIFT, SHIFT_ERRORS = 0.1, 4.5
 """Shift of a mean in the last round of chains, in deviations, that is let pass beyond so many standard errors."""
 
+FEWEST_ALONE = 2
+"""Starting points that come to rest in a mode without samples, from which on it counts as lost."""
+
 NOT_CHECKED = math.nan
 
 
@@ -508,16 +511,22 @@ def remembered(evidence: Evidence) -> Finding:
     elif weighed == 1.0:
         labels = evidence.run.state.part[evidence.index]
     figures = {"mode_error": float(trace["mode_error"][-1])} if weighed == 1.0 else {}
+    notes = _tempered_notes(trace) if weighed != 1.0 else ()
     found = memory(anchor[evidence.index], evidence.run.state.y[evidence.index], labels)
     if found is None:
         few = "too few chains to check whether they have forgotten their start"
-        return Finding({"memory": NOT_CHECKED} | figures, notes=(few,))
+        return Finding({"memory": NOT_CHECKED} | figures, notes=(few, *notes))
     figures |= {"memory": found.value} | ({"refused": float(trace["refused"][-1])} if "refused" in trace else {})
     draws, shift, objections = float(trace["mode_draws"][-1]) if weighed == 1.0 else math.inf, 0.0, list[str]()
     if draws < FEWEST:
         objections.append(
             f"the weights of separate modes have an error of {figures['mode_error']:.2g}, that of {draws:.0f} "
             "independent draws; use more chains or more steps"
+        )
+    if weighed == 0.0 and float(trace["alone"][-1]) >= FEWEST_ALONE:
+        objections.append(
+            f"{float(trace['alone'][-1]):.0f} starting points that were followed alone end in a mode where there is no "
+            "sample, whose weight could not be found; use more chains or more steps"
         )
     if found.value > found.limit:
         stay = "they move too slowly, or stay in their modes, "
@@ -529,8 +538,20 @@ def remembered(evidence: Evidence) -> Finding:
             + stay
         )
     elif (shift := _last_shift(evidence)) > LARGEST_SHIFT:
-        objections.append(f"a mean moved by {shift:.2g} standard deviations in the last half of the run: use more steps")
-    return Finding(figures, objections=tuple(objections))
+        objections.append(
+            f"a mean moved by {shift:.2g} standard deviations in the last half of the run: use more steps"
+        )
+    return Finding(figures, objections=tuple(objections), notes=notes)
+
+
+def _tempered_notes(trace: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """What a tempered start (``HMC``) that failed means."""
+    if "tempered" not in trace or float(trace["tempered"][-1]):
+        return ()
+    return (
+        f"the tempered start failed ({float(trace['tempered_ancestors'][-1]):.0f} effective samples are left), so that "
+        "separate modes may have been missed; use more chains, more steps, or a start closer to the density",
+    )
 
 
 def _way_to_weights(evidence: Evidence, weighed: float) -> str:
@@ -671,6 +692,8 @@ def jump(evidence: Evidence) -> Finding:
         return _jump(evidence)
     except (NotAvailable, CasalError) as reason:
         figures |= {"jump_t": NOT_CHECKED, "jump_p": NOT_CHECKED, "jump_change": NOT_CHECKED}
+        if float(evidence.run.trace.get("weighed", torch.zeros(1))[-1]) == 1.0:  # by fresh draws (``HMC``)
+            return Finding(figures)
         return Finding(figures, notes=(f"the weights of the {evidence.modes.number} modes were not checked: {reason}",))
 
 

@@ -80,16 +80,21 @@ from casal.methods.population import equal_weights
 from casal.methods.problem import Problem, Uncounted
 from casal.methods.surface import Surface
 from casal.methods.tempering import (
+    DECADES,
     DRAW_ROWS,
     HEATED,
+    SETTLED,
     TEMPER_ROWS,
     WEIGH_ROWS,
     begin,
+    explores,
     heat,
     leave_start,
     may_weigh,
     mixture_of,
+    reference_of,
     slowest,
+    spread_over,
     weigh,
 )
 from casal.methods.trajectories import ACCEPTED, GAINS, flows, leapfrogs, pace, rattle, score_at
@@ -114,6 +119,10 @@ MARKS = (0.25, 0.5, 0.75)
 
 FLOWS, FIRST_FLOWS = 2, (8, 6, 6, 6)
 """Flows of the first round, and of the rows of a warm-up by flows."""
+
+SPREAD = 256
+"""Points all over a bounded set at which a density is asked whether it is constant or Gaussian: it may have a narrow
+mode far from all starting points."""
 
 SAME = 0.2
 """Difference of the two rules for log p(y') - log p(y) over a trajectory, up to which the first is taken."""
@@ -205,7 +214,8 @@ class HMC(Method[HMCState]):
             if phase != "main":
                 count = FIRST_FLOWS[min(len(FIRST_FLOWS) - 1, control.row)]
             count = max(1, min(count, len(problem.table) - control.trajectories))
-            return Row("flow" if control.law == "constant" else "orbit", t, (1,) * count, *shared)
+            straight = control.law == "constant" or (phase == "draw" and control.uniform)
+            return Row("flow" if straight else "orbit", t, (1,) * count, *shared)
         price, allowance = (
             1 + (control.fine != 0 and space.flat is not None and not known),
             control.limit - control.spent,
@@ -226,8 +236,11 @@ class HMC(Method[HMCState]):
                 break
             lengths.append(length)
             left -= length * price + known
-        reference = mixture_of(control, centre)
-        return Row("leapfrog", t, tuple(lengths), control.eps, control.share, price > 1, centre, scale, reference)
+        reference = reference_of(control, centre)
+        decades = DECADES if phase in ("temper", "weigh") and control.left % 2 else 0.0
+        return Row(
+            "leapfrog", t, tuple(lengths), control.eps, control.share, price > 1, centre, scale, reference, decades
+        )
 
     def fits(self, problem: Problem) -> bool:
         """Whether the set and the decoder are of a kind that it takes."""
@@ -259,13 +272,9 @@ class HMC(Method[HMCState]):
         fixed = f", {flat.fixed} coordinates fixed by the others" if flat.fixed else ""
         return f"{flat.dimension} of {size} dimensions{fixed}, {len(flat.walls)} walls"
 
-    def keeps_start_weights(self, problem: Problem, n: int) -> bool:
-        """Whether modes keep the weights of the starting points: on a curved set, if the start is not tempered."""
-        return space_of(problem).flat is None and not self._tempered(problem, n)
-
     def _tempered(self, problem: Problem, n: int) -> bool:
         """Whether the start is tempered, unless the density has one mode."""
-        known = problem.start is not None and problem.target.potential is not None
+        known = problem.target.potential is not None and (problem.start is not None or explores(problem))
         return (
             self.temper and known and n >= FEWEST_CHAINS and self.warm_up != 0 and may_exchange(problem, n) is not None
         )
@@ -275,13 +284,12 @@ class HMC(Method[HMCState]):
         return self.temper and n >= FEWEST_CHAINS and self.warm_up != 0 and may_weigh(problem, n)
 
     def start_note(self, problem: Problem) -> str | None:
-        if self._tempered(problem, problem.chains or FEWEST_CHAINS):
+        n = problem.chains or FEWEST_CHAINS
+        if self._tempered(problem, n) or self._weighs(problem, n):
             return None
         why = "the potential is not known; use casal.langevin(..., potential=...) or casal.energy"
         if problem.target.potential is not None:
-            why = "the density of the starting points is not known; start with casal.GaussianStart"
-            if problem.start is not None:
-                why = "the start is not tempered (temper=False, warm_up=0, or too few chains of each set and condition)"
+            why = "they are not weighed (temper=False, warm_up=0, or too few chains of each set and condition)"
         return f"separate modes between which chains do not cross keep the weights of the starting points: {why}"
 
     def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> HMCState:
@@ -355,7 +363,8 @@ class HMC(Method[HMCState]):
         affordable = 2 * space.flat.dimension + STARTS + TESTED <= 0.2 * len(y) * len(problem.table)
         if problem.chains is not None or not affordable:
             return None
-        return linear_score(space, lambda x: problem.score(x, t), y, problem.like)
+        tested = torch.cat([y, spread_over(problem, SPREAD)])
+        return linear_score(space, lambda x: problem.score(x, t), tested, problem.like)
 
     def after(self, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> Done:
         """After a row: adapt, and see what comes next."""
@@ -373,10 +382,13 @@ class HMC(Method[HMCState]):
         record["leapfrogs"] = 0.0 if flowed else sum(row.lengths) / max(len(row.lengths), 1)
         if control.phase == "main":
             return self._round(problem, state, control, record)
-        if control.law == "smooth" and not flowed:
+        if control.law == "smooth" and not flowed and not row.decades:
             control = self._adapt(problem, state, control, rate, generator)
         if control.phase == "draw" and control.left == 0:
-            return *leave_start(problem, state, control, flowed), record
+            state, control = leave_start(problem, state, control, flowed)
+            if control.share == 1.0:
+                control = self._warm(problem, control, WARM_UP, float(len(problem.table)))
+            return state, control, record
         if control.phase == "temper":
             state, control, found = heat(problem, state, control, record, generator)
             if control.share == 1.0:
@@ -387,7 +399,7 @@ class HMC(Method[HMCState]):
             state, control, found = heat(problem, state, control, record, generator)
             return *self._begin_rounds(problem, state, control), found
         if control.phase != "warm":
-            return state, control, record
+            return (state._replace(before=state.y) if control.left == SETTLED // 2 else state), control, record
         state, control = self._renew(problem, state, control)
         if control.left == WARM_ROWS // 2:
             state = state._replace(before=state.y)
@@ -483,7 +495,10 @@ class HMC(Method[HMCState]):
         near = ROUNDED[problem.constraint.flat_sided]
         off = torch.nonzero(problem.constraint.violation(z) > near).flatten()
         if len(off):
-            z[off] = problem.take(off).strict(z[off], warm=z[off])
+            few = problem.take(off)
+            found = few.strict(z[off], warm=z[off])
+            better = few.constraint.violation(found) < few.constraint.violation(z[off])
+            z[off[better]] = found[better]
         return z
 
     def monitor(self, problem: Problem, state: HMCState) -> Mapping[str, Tensor]:

@@ -40,6 +40,18 @@ class Reference(Protocol):
     def score(self, y: Tensor) -> Tensor: ...
 
 
+class Uniform(NamedTuple):
+    """A constant density."""
+
+    def log_density(self, y: Tensor) -> Tensor:
+        """Zero, (n,)."""
+        return torch.zeros_like(y[:, 0])
+
+    def score(self, y: Tensor) -> Tensor:
+        """Zero, (n, r)."""
+        return torch.zeros_like(y)
+
+
 class Row(NamedTuple):
     """Some trajectories.
 
@@ -53,6 +65,7 @@ class Row(NamedTuple):
         centre: y = centre + L u, (r,).
         scale: L (r, r), or its diagonal (r,).
         reference: The density q of q^(1-b) p^b in the coordinates y; None for that of the starting points.
+        decades: Each chain takes eps 10^(-u), u uniform up to this: modes of other widths than most get their steps.
     """
 
     kind: str
@@ -64,6 +77,7 @@ class Row(NamedTuple):
     centre: Tensor = torch.zeros(0)
     scale: Tensor = torch.zeros(0)
     reference: Reference | None = None
+    decades: float = 0.0
 
 
 class HMCState(NamedTuple):
@@ -82,7 +96,7 @@ class HMCState(NamedTuple):
         before: y at the beginning of the last round, (n, r); before that, in the middle of the warm-up.
         log_weight: Logarithms of the weights, (n,).
         ancestor: Starting chain, or draw of the second pass, each chain descends from, (n,).
-        part: Part of the mixture in which each chain was at the end of the second pass, (n,); 0 without one.
+        part: Cluster in which each chain was at the end of the second pass, (n,); 0 without one.
     """
 
     x: Tensor
@@ -122,6 +136,7 @@ class Control(NamedTuple):
         crossed: Whether the chains have forgotten their start under q. If not, the set has components, or they are
             slow.
         reference: The mixture of the second pass.
+        uniform: Whether the tempered start begins from a constant density on the set.
         weighed: Whether the second pass has ended.
     """
 
@@ -142,6 +157,7 @@ class Control(NamedTuple):
     ending: bool = False
     crossed: bool = True
     reference: Any = ()
+    uniform: bool = False
     weighed: bool = False
 
 

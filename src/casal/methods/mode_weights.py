@@ -18,7 +18,7 @@ weights follow from a second pass:
 
 The draws are independent, and p / g is known for each. So the weights of modes have the error of independent draws,
 apart from what resampling takes away, however the modes were found. **Declined** if g misses places where chains are:
-more than 1 % of them have p / g above e times the largest of the draws.
+more than 1 % of them have p / g above e times the largest that is expected of draws.
 """
 
 from __future__ import annotations
@@ -36,21 +36,25 @@ from casal.methods.population import effective_size, normalised
 from casal.methods.problem import Problem
 from casal.methods.surface import Frame, Surface
 
-AXES, TRIALS, ROUNDS, MOST_PARTS = 4, 4, 40, 24
+AXES, TRIALS, ROUNDS, MOST_PARTS = 4, 6, 30, 24
 """Principal coordinates in which a cluster is cut; starts of EM and its rounds, at most; clusters, at most."""
 
 SMALLEST = 6
 """Points of a cluster, at least."""
 
-FLAT = 0.1
-"""Variance across the tangent space, in units of the largest along it, up to which a cluster counts as flat. A Gaussian
-in the tangent space then reaches all of it: on a circle, arcs of up to about 100 degrees."""
+STEEP, OFTEN = 0.4, 0.05
+"""|det(N_c^T N_z)| below which a point z is hard to reach from the tangent space at c, at 66 degrees on a circle, and
+the share of such points from which on a cluster is bent."""
 
-WIDER, LEAST_SHARE = 1.3, 0.1
-"""Factor of the standard deviations of a cluster, and the smallest share of draws."""
+WIDER, MOST_VOLUME, LEAST_SHARE = 1.3, 2.6, 0.1
+"""Factor of the standard deviations of a cluster; logarithm of the volume that it may add, ten dimensions' worth, or
+draws become rare where p is; and the smallest share of draws."""
 
 MISSED, ABOVE = 0.01, 1.0
 """Share of the points, and how far above all draws their log(p / g) lies, at which the mixture misses something."""
+
+RARE, QUARTILES = 2.33, 1.349
+"""Of N(0, 1): what a share of 0.01 lies above, and the distance of the quartiles."""
 
 ATTEMPTS = 200
 """Draws for each chain, at most, until as many are in the set as there are chains."""
@@ -100,19 +104,17 @@ class Mixture(NamedTuple):
         return self.share[k].log() - 0.5 * u.square().sum(1) - self.root[k].diagonal().log().sum()
 
 
-class Drawn(NamedTuple):
-    """What a second pass begins with.
+class Fit(NamedTuple):
+    """A mixture g on the set.
 
     Attributes:
-        y: Draws of g in the set, (n, r).
-        log_g: log g of them, (n,).
         mixture: The smooth one, for the way to p.
-        at: log g of other points in the set.
+        draw: So many draws of g in the set, (n, r); None if too few of those tried are in it.
+        at: log g of points in the set, (n,).
     """
 
-    y: Tensor
-    log_g: Tensor
     mixture: Mixture
+    draw: Callable[[int], Tensor | None]
     at: Callable[[Tensor], Tensor]
 
 
@@ -120,11 +122,17 @@ class Drawn(NamedTuple):
 
 
 def clusters(y: Tensor, generator: torch.Generator, bent: Callable[[Tensor], bool] | None = None) -> Tensor:
-    """Clusters of points (n, r), numbered, (n,): cut in two until each is one Gaussian, and not bent."""
+    """Clusters of points (n, r), numbered, (n,): cut in two until each is one Gaussian, and not bent.
+
+    Args:
+        y: The points.
+        generator: For the starts of EM.
+        bent: Whether the points with these numbers lie on a part of the set that is bent.
+    """
     label, todo, count = torch.zeros(len(y), dtype=torch.long, device=y.device), [0], 1
     while todo and count < MOST_PARTS:
         own = torch.nonzero(label == todo[0]).flatten()
-        upper = _cut(y[own], generator, always=bent is not None and bent(y[own]))
+        upper = _cut(y[own], generator, always=bent is not None and bent(own))
         if upper is None:
             todo = todo[1:]
             continue
@@ -162,7 +170,7 @@ def _two_gaussians(points: Tensor, generator: torch.Generator) -> tuple[float, T
     n, q = points.shape
     first = points[torch.randint(n, (1,), generator=generator, device=points.device)]
     far = (points - first).square().sum(1)
-    other = points[torch.multinomial(far, 1, generator=generator)]
+    other = points[torch.multinomial(far.square(), 1, generator=generator)]  # the fourth power: a few that lie far away
     own = (torch.cdist(points, torch.cat([first, other])).argmin(1)).to(points)
     own = torch.stack([1.0 - own, own], 1)
     value, eye = math.inf, torch.eye(q, dtype=points.dtype, device=points.device)
@@ -184,14 +192,23 @@ def _two_gaussians(points: Tensor, generator: torch.Generator) -> tuple[float, T
 # ---------------------------------------------------------------------------------------------------- the mixture
 
 
-def fresh(space: Space, problem: Problem, y: Tensor, n: int, generator: torch.Generator) -> Drawn | None:
-    """n draws of a mixture fitted to points y of the set; None for one cluster, or if too few draws are in the set."""
-    return (_flat if space.flat is not None else _curved)(space, problem, y, n, generator)
+def fit(space: Space, problem: Problem, y: Tensor, generator: torch.Generator) -> Fit | None:
+    """A mixture around points y of the set; None for one cluster."""
+    return (_flat if space.flat is not None else _curved)(space, problem, y, generator)
 
 
 def covers(new: Tensor, old: Tensor) -> bool:
-    """Whether points with log(p / g) ``old`` lie where draws with log(p / g) ``new`` have been."""
-    return float((~(old <= new.amax() + ABOVE)).to(new).mean()) <= MISSED
+    """Whether points with log(p / g) ``old`` lie where draws with log(p / g) ``new`` have been.
+
+    If log(p / g) is N(m, s^2) at draws of g, it is N(m + s^2, s^2) at draws of p, in many dimensions above all draws of
+    g. So the largest that is expected there counts as seen, with s from the quartiles of the draws.
+    """
+    if not bool(torch.isfinite(new).all()):
+        return False
+    low, middle, high = torch.quantile(new, new.new_tensor([0.25, 0.5, 0.75])).tolist()
+    s = (high - low) / QUARTILES
+    seen = max(float(new.amax()), middle + s**2 + RARE * s)
+    return float((~(old <= seen + ABOVE)).to(new).mean()) <= MISSED
 
 
 def _gaussian(t: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,7 +218,8 @@ def _gaussian(t: Tensor) -> tuple[Tensor, Tensor]:
     covariance = (1.0 - kept) * covariance + kept * torch.diag(covariance.diagonal())
     least = 1e-12 * float(covariance.diagonal().amax()) + 1e-300
     eye = torch.eye(t.shape[1], dtype=t.dtype, device=t.device)
-    return t.mean(0), torch.linalg.cholesky(WIDER**2 * covariance + least * eye)
+    wider = min(WIDER, math.exp(MOST_VOLUME / t.shape[1]))
+    return t.mean(0), torch.linalg.cholesky(wider**2 * covariance + least * eye)
 
 
 def _parts(y: Tensor, label: Tensor) -> list[Tensor]:
@@ -216,7 +234,7 @@ def _shares(parts: list[Tensor]) -> Tensor:
     return (share / share.sum()).to(parts[0])
 
 
-def _flat(space: Space, problem: Problem, y: Tensor, n: int, generator: torch.Generator) -> Drawn | None:
+def _flat(space: Space, problem: Problem, y: Tensor, generator: torch.Generator) -> Fit | None:
     parts = _parts(y, clusters(y, generator))
     if len(parts) < 2:
         return None
@@ -238,8 +256,7 @@ def _flat(space: Space, problem: Problem, y: Tensor, n: int, generator: torch.Ge
         mass = [_log_between(points, m, root, bounds) for m, root in zip(mixture.mean, mixture.root, strict=True)]
         return (mixture.terms(points) - torch.stack(mass, 1)).logsumexp(1)
 
-    found = _collect(draw, mixture.share, n, generator)
-    return None if found is None else Drawn(found, at(found), mixture, at)
+    return Fit(mixture, lambda n: _collect(draw, mixture.share, n, generator), at)
 
 
 def _between(
@@ -262,9 +279,7 @@ def _log_between(y: Tensor, mean: Tensor, root: Tensor, bounds: tuple[Tensor, Te
     return log_interval_mass(torch.zeros_like(low), 1.0, low, high).sum(1)
 
 
-def _collect(
-    draw: Callable[[int, int], Tensor], share: Tensor, n: int, generator: torch.Generator
-) -> Tensor | None:
+def _collect(draw: Callable[[int, int], Tensor], share: Tensor, n: int, generator: torch.Generator) -> Tensor | None:
     """n draws of the mixture, in a random order; None if too few of them are in the set."""
     found, asked, held = list[Tensor](), 0, 0
     while held < n and asked < ATTEMPTS * n:
@@ -309,21 +324,21 @@ class Chart(NamedTuple):
         return torch.where(ok, value, -torch.inf)
 
 
-def _curved(space: Space, problem: Problem, y: Tensor, n: int, generator: torch.Generator) -> Drawn | None:
+def _curved(space: Space, problem: Problem, y: Tensor, generator: torch.Generator) -> Fit | None:
     surface = Surface(problem.constraint, space.event)
 
-    def bent(points: Tensor) -> bool:
-        tangent, normal = _axes(surface.slopes(_middle(surface, points)))
-        away = points - points.mean(0)
-        across, along = ((away @ axes).var(0) for axes in (normal, tangent))
-        return bool(len(across)) and float(across.amax()) > FLAT * float(along.amax())
+    normals = _normals(surface.slopes(y))
+
+    def bent(index: Tensor) -> bool:
+        steep = torch.linalg.det(normals[index[_middle(y[index])]].mT @ normals[index]).abs() < STEEP
+        return float(steep.to(y).mean()) > OFTEN
 
     parts = _parts(y, clusters(y, generator, bent))
     if len(parts) < 2:
         return None
     charts, smooth = list[Chart](), list[tuple[Tensor, Tensor]]()
     for part in parts:
-        frame = surface.frame(_middle(surface, part))
+        frame = surface.frame(part[_middle(part)])
         tangent, normal = _axes(frame.J)
         mean, root = _gaussian((part - frame.w) @ tangent)
         charts.append(Chart(frame, tangent, normal, mean, root))
@@ -332,7 +347,10 @@ def _curved(space: Space, problem: Problem, y: Tensor, n: int, generator: torch.
         smooth.append((frame.w[0] + tangent @ mean, torch.linalg.cholesky(spread)))
     share = _shares(parts)
     # the share of a smooth Gaussian is scaled so that it is g_k near its chart, whatever its width across the set
-    scale = [root.diagonal().log().sum() - chart.root.diagonal().log().sum() for (_, root), chart in zip(smooth, charts, strict=True)]
+    scale = [
+        root.diagonal().log().sum() - chart.root.diagonal().log().sum()
+        for (_, root), chart in zip(smooth, charts, strict=True)
+    ]
     scaled = share * torch.stack(scale).exp()
     mixture = Mixture(scaled, torch.stack([m for m, _ in smooth]), torch.stack([root for _, root in smooth]))
 
@@ -347,24 +365,30 @@ def _curved(space: Space, problem: Problem, y: Tensor, n: int, generator: torch.
         terms = [chart.log_density(surface, points, J) for chart in charts]
         return (share.log() + torch.stack(terms, 1)).logsumexp(1)
 
-    found = _collect(draw, share, n, generator)
-    return None if found is None else Drawn(found, at(found), mixture, at)
+    return Fit(mixture, lambda n: _collect(draw, share, n, generator), at)
 
 
-def _middle(surface: Surface, points: Tensor) -> Tensor:
-    """The point nearest to the mean of a cluster, (1, r)."""
-    return points[(points - points.mean(0)).square().sum(1).argmin()][None]
+def _middle(points: Tensor) -> Tensor:
+    """The number of the point nearest to the mean, (1,)."""
+    return (points - points.mean(0)).square().sum(1).argmin()[None]
+
+
+def _normals(J: Tensor) -> Tensor:
+    """Orthonormal bases of the normal spaces, (n, r, m)."""
+    return torch.linalg.qr(J.mT)[0]
 
 
 def _axes(J: Tensor) -> tuple[Tensor, Tensor]:
     """Orthonormal bases of tangent and normal space, (r, s) and (r, m), from J (1, m, r)."""
     count = J.shape[1]
-    basis = torch.linalg.qr(J[0].T, mode="complete")[0] if count else torch.eye(J.shape[2], dtype=J.dtype, device=J.device)
+    basis = (
+        torch.linalg.qr(J[0].T, mode="complete")[0] if count else torch.eye(J.shape[2], dtype=J.dtype, device=J.device)
+    )
     return basis[:, count:], basis[:, :count]
 
 
-def first_weights(drawn: Drawn) -> Tensor | None:
-    """log of the smooth mixture over g at the draws; None if they are too uneven."""
-    weight = drawn.mixture.log_density(drawn.y) - drawn.log_g
+def first_weights(mixture: Mixture, y: Tensor, log_g: Tensor) -> Tensor | None:
+    """log of the smooth mixture over g at draws y of g; None if they are too uneven."""
+    weight = mixture.log_density(y) - log_g
     enough = bool(torch.isfinite(weight).all()) and effective_size(normalised(weight)) >= LEAST_ESS * len(weight)
     return weight if enough else None

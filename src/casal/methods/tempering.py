@@ -1,11 +1,13 @@
 """The weights of separate modes: a tempered start that finds them, and a second pass that weighs them.
 
-**First pass.** The chains follow q, the density of the starting points, on the set, then q^(1-b) p^b, b = 0 ... 1, with
-weights (p / q)^(b' - b), and are resampled where these are uneven. It finds modes from any start that covers them.
+**First pass.** The chains follow q on the set, then q^(1-b) p^b, b = 0 ... 1, with weights (p / q)^(b' - b), and are
+resampled where these are uneven. In few dimensions, on a bounded set that is not much wider than the start, q is
+constant, and the pass finds modes wherever the chains began. Else it is the density of the starting points, where that
+is known, and finds modes that these cover.
 
-**Second pass**, at the end of the warm-up. Scouts, some of the starting points, run under p alone: a mode that is narrow,
-and becomes heavy only near b = 1, may have been lost on the way, and points that a user gave are not forgotten. Chains and
-scouts give a mixture g of Gaussians around the modes, and n fresh draws of it go from g to p in the same way
+**Second pass**, at the end of the warm-up. Scouts, some of the starting points, run under p alone: a mode that is
+narrow, and becomes heavy only near b = 1, may have been lost on the way, and points that a user gave are not forgotten.
+Chains and scouts give a mixture g of Gaussians around the modes, and n fresh draws of it go from g to p in the same way
 (``mode_weights.py``). It is left out where the chains cross between its parts by themselves.
 """
 
@@ -17,21 +19,53 @@ import torch
 from torch import Tensor
 
 from casal.methods.chain_memory import centred, memory
-from casal.methods.inside_chains import LENGTH, Control, Done, HMCState, Row, Space, labels_of, plain, solve, space_of
-from casal.methods.metric import DENSE, curved_scale, first_eps, first_scale, linear_score, root_of, volume
-from casal.methods.mode_weights import Drawn, Mixture, covers, first_weights, fresh
+from casal.methods.flat_flows import flow, rounded
+from casal.methods.inside_chains import (
+    INSIDE,
+    LENGTH,
+    Control,
+    Done,
+    HMCState,
+    Reference,
+    Row,
+    Space,
+    Uniform,
+    labels_of,
+    plain,
+    solve,
+    space_of,
+    times,
+)
+from casal.methods.metric import DENSE, barrier, curved_scale, first_eps, first_scale, linear_score, root_of, volume
+from casal.methods.mode_weights import Mixture, clusters, covers, first_weights, fit
 from casal.methods.population import effective_ancestors, groups_of, normalised, resample, temper
 from casal.methods.problem import Problem
-from casal.methods.trajectories import GAINS, leapfrogs, log_start, pace, rattle, score_at
+from casal.methods.reduction import Centre, Reduction, analytic_centre
+from casal.methods.trajectories import ACCEPTED, GAINS, leapfrogs, log_start, pace, rattle, score_at
 
-TEMPER_ROWS, DRAW_ROWS = 100, 10
-"""Rows of a tempering, at most, and of what leads to q on a curved set."""
+TEMPER_ROWS, DRAW_ROWS, SETTLED = 100, 40, 10
+"""Rows of a tempering, and of what leads to q on a curved set, at most; and after how many of the latter to look
+whether the chains still spread."""
+
+DECADES = 1.5
+"""Every second row of a tempering takes steps of sizes over so many decades: a narrow mode froze without them."""
 
 RENEWED = 8
 """Rows of a tempering on a curved set from one metric to the next."""
 
 HEATED, LEAST_ESS = 3, 0.5
 """Leapfrogs of a trajectory of a tempered start, at most; resample below this share of the chains."""
+
+FEW_DIMENSIONS, WIDEST = 16, 10.0
+"""Dimensions up to which a tempered start may begin from a constant density, and how many times as wide as the starting
+points, in a mean over the directions, a bounded set may be for that: more chains would miss all modes."""
+
+GROWING = 1.3
+"""Growth of the spread of chains that follow a constant density, over the second half of their moves, from which on the
+set passes for unbounded."""
+
+SPREAD_FLOWS = 8
+"""Flows from one point after which chains are about uniform."""
 
 FEWEST_ANCESTORS = 20.0
 """Effective draws from which the chains descend at the end of a tempered start, so that it says something of modes."""
@@ -45,18 +79,57 @@ SCOUTS, SCOUTING, SCOUT_SHARE = 128, (5, 20), 0.05
 FEWEST_IN_PART = 8
 """Chains of a part of the mixture, and outside it, below which its ancestors say nothing."""
 
-CROSSED = 0.5
+CHANCE = 2.0
+"""Standard errors by which the acceptance in a part of the mixture may be low by chance."""
+
+CROSSED, CHANGED = 0.5, 3.5
 """Largest correlation of any two functions of the part of the mixture in which a chain is, at the beginning and at the
-end of the second half of the warm-up, up to which chains cross by themselves: the rounds after it are longer."""
+end of the second half of the warm-up, up to which chains cross by themselves: the rounds after it are longer. And the
+change of a share, in standard errors, beyond which they still flow from one to another."""
+
+
+def explores(problem: Problem) -> bool:
+    """Whether q may be constant: few dimensions, one set for all chains, bounded as far as that is known."""
+    space = space_of(problem)
+    if problem.chains is not None or problem.groups() is not None:
+        return False
+    flat = space.flat
+    if flat is None:
+        return math.prod(space.event) <= FEW_DIMENSIONS
+    return flat.dimension <= FEW_DIMENSIONS and _ellipsoid(flat) is not None
+
+
+def spread_over(problem: Problem, count: int) -> Tensor:
+    """Points (count, r) of a bounded flat set, about uniform; none if it is large or unbounded."""
+    flat = space_of(problem).flat
+    assert flat is not None
+    found = _ellipsoid(flat) if explores(problem) else None
+    y = torch.zeros((count, flat.dimension), dtype=torch.float64, device=problem.like.device)
+    if found is None:
+        return y[:0]
+    walls, generator = rounded(flat.walls, flat.room, found.y, found.scale), torch.Generator(y.device).manual_seed(0)
+    y = found.y + times(found.scale, flow(walls, y, SPREAD_FLOWS, False, generator).point)
+    return flat.drawn_in(y, INSIDE)
+
+
+def _ellipsoid(flat: Reduction) -> Centre | None:
+    """Centre and ellipsoid of the walls; None for an unbounded set."""
+    return analytic_centre(flat.walls, flat.room[0], torch.zeros_like(flat.walls[0])) if len(flat.walls) else None
 
 
 def begin(space: Space, problem: Problem, control: Control, y: Tensor, limit: float) -> Control:
     """The chains begin to follow q; the tempering ends at so many evaluations of a chain."""
-    control = control._replace(phase="draw", left=1 if space.flat is not None else DRAW_ROWS, limit=limit, share=0.0)
-    if space.flat is None or problem.start is None:
-        return control
-    start = problem.start
-    found = linear_score(space, lambda x: start.score(x), y, problem.like)
+    flat, start = space.flat, problem.start
+    control = control._replace(phase="draw", left=1 if flat is not None else SETTLED, limit=limit, share=0.0)
+    uniform = explores(problem)
+    if flat is None:
+        return control._replace(uniform=uniform)
+    if uniform:
+        centre, scale = barrier(flat)
+        root = root_of(y - y.mean(0))
+        if start is None or (root is not None and volume(scale, root) < WIDEST):
+            return control._replace(uniform=True, centre=plain(centre), scale=plain(scale))
+    found = None if start is None else linear_score(space, start.score, y, problem.like)
     if found is None or found[0] != "gaussian":
         return control._replace(phase="temper", left=_levels(problem, control))
     return control._replace(centre=plain(found[1]), scale=plain(found[2]))
@@ -68,9 +141,23 @@ def _levels(problem: Problem, control: Control) -> int:
 
 
 def leave_start(problem: Problem, state: HMCState, control: Control, flowed: bool) -> tuple[HMCState, Control]:
-    """The chains follow q, and the tempering begins; flows do not ask p."""
+    """The chains follow q, and the tempering begins; flows do not ask p.
+
+    Chains that a constant density on a curved set carries further and further, or much further than they began, follow
+    the density of the start instead. If that is not known, there is no tempering, b = 1.
+    """
     space, t = space_of(problem), problem.table.t[0].to(state.x.device)
     score, log_p = state.score, state.log_p
+    if control.uniform and not flowed:
+        first, middle, last = (float(y.var(0).sum().sqrt()) for y in (state.anchor, state.before, state.y))
+        if last > GROWING * middle and control.row + SETTLED <= DRAW_ROWS - SETTLED:
+            return state, control._replace(left=SETTLED)
+        if last > GROWING * middle or (problem.start is not None and last > WIDEST * first):
+            back = control._replace(uniform=False, left=SETTLED, share=0.0 if problem.start is not None else 1.0)
+            restart = score_at(space, problem, state.anchor, Row("rest", t))
+            log_p = problem.log_density(space.latents(state.anchor, problem.like))
+            control = back._replace(spent=control.spent + 2.0, eps=first_eps(state.anchor, torch.zeros(0)))
+            return state._replace(y=state.anchor, score=restart, log_p=log_p), control
     if flowed:
         score, log_p = score_at(space, problem, state.y, Row("rest", t)), problem.log_density(state.x)
         scale = first_scale(space, problem, state.y)
@@ -88,8 +175,7 @@ def heat(
 ) -> Done:
     """The next b on the way from q to p, or from the mixture to p."""
     groups, space, weighing = groups_of(problem, len(state.y)), space_of(problem), control.phase == "weigh"
-    mixture = mixture_of(control, state.y)
-    row = Row("rest", problem.table.t[0], share=0.0, reference=mixture)
+    row = Row("rest", problem.table.t[0], share=0.0, reference=reference_of(control, state.y))
     gain, left = state.log_p - log_start(space, problem, state.y, row), max(control.left, 1)
     least = None if weighing and left == 1 else LEAST_ESS
     b, log_weight = temper(control.share, state.log_weight, gain, groups, left, least)
@@ -107,8 +193,7 @@ def heat(
     elif not weighing and control.left % RENEWED == 0:
         control = control._replace(scale=plain(curved_scale(problem, state.y)))
     if b == 1.0 and weighing:
-        assert mixture is not None
-        state, control = state._replace(part=mixture.label(state.y)), control._replace(weighed=True)
+        state, control = state._replace(part=clusters(state.y, generator)), control._replace(weighed=True)
         record |= {"weighed": 1.0} | mode_errors(state.part, state.ancestor)
     elif b == 1.0:
         record["tempered_ancestors"] = worth
@@ -129,36 +214,43 @@ def mixture_of(control: Control, like: Tensor) -> Mixture | None:
     return Mixture.of(control.reference, like) if control.phase == "weigh" else None
 
 
+def reference_of(control: Control, like: Tensor) -> Reference | None:
+    """The density from which the weights lead to p; None for that of the starting points."""
+    return Uniform() if control.uniform and control.phase != "weigh" else mixture_of(control, like)
+
+
 def weigh(problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> Done:
     """Begin the second pass; not where the chains cross by themselves, or there is one mode."""
     space, n, used = space_of(problem), len(state.y), problem.usage.scores
-    t = problem.table.t[0].to(state.x.device)
     scouts = _scouts(space, problem, state, control, generator)
     y, log_p = torch.cat([state.y, scouts.y]), torch.cat([state.log_p, scouts.log_p])
     good = torch.isfinite(log_p)
-    drawn = fresh(space, problem, y[good], n, generator) if y.shape[1] <= DENSE else None
-    if drawn is None or _crossing(drawn.mixture, state, scouts.y):
-        return state, control._replace(spent=control.spent + (problem.usage.scores - used) / n), {}
-    x = space.latents(drawn.y, problem.like)
-    new, score = problem.log_density(x), score_at(space, problem, drawn.y, Row("rest", t))
-    weight = first_weights(drawn)
-    declined = weight is None or not covers(new - drawn.log_g, log_p[good] - drawn.at(y[good]))
+    found = fit(space, problem, y[good], generator) if y.shape[1] <= DENSE else None
     control = control._replace(spent=control.spent + (problem.usage.scores - used) / n)
-    if declined:
-        return state, control, {"weighed": 0.0}
-    assert weight is not None
-    control = _within(space, problem, control, drawn, state.y)
+    if found is None:
+        return state, control, {}
+    alone = _alone(found.mixture, state.y, scouts.y)
+    if not alone and _crossing(found.mixture, state):
+        return state, control, {}
+    record, drawn = {"weighed": 0.0, "alone": float(alone)}, found.draw(n)
+    if drawn is None:
+        return state, control, record
+    t, x, log_g = problem.table.t[0].to(state.x.device), space.latents(drawn, problem.like), found.at(drawn)
+    new, score = problem.log_density(x), score_at(space, problem, drawn, Row("rest", t))
+    weight, control = first_weights(found.mixture, drawn, log_g), control._replace(spent=control.spent + 2.0)
+    if weight is None or not covers(new - log_g, log_p[good] - found.at(y[good])):
+        return state, control, record
+    control = _within(space, problem, control, found.mixture, state.y)
     state = state._replace(
-        x=x, z=space.decoded(problem, drawn.y), y=drawn.y, score=score, log_p=new, log_weight=weight,
+        x=x, z=space.decoded(problem, drawn), y=drawn, score=score, log_p=new, log_weight=weight,
         ancestor=torch.arange(n, device=x.device),
     )  # fmt: skip
     return heat(problem, state, control, {}, generator)
 
 
-def _within(space: Space, problem: Problem, control: Control, drawn: Drawn, y: Tensor) -> Control:
+def _within(space: Space, problem: Problem, control: Control, mixture: Mixture, y: Tensor) -> Control:
     """The phase of the second pass: metric and length of trajectories from the spread within the modes."""
-    label = drawn.mixture.label(y)
-    away = centred(y, label)
+    away = centred(y, mixture.label(y))
     scale = torch.tensor(control.scale, dtype=y.dtype, device=y.device)
     if space.flat is not None and (root := root_of(away)) is not None:
         control = control._replace(scale=plain(root), eps=min(control.eps * volume(scale, root), 1.0), length=LENGTH)
@@ -166,19 +258,26 @@ def _within(space: Space, problem: Problem, control: Control, drawn: Drawn, y: T
         u = solve(scale, away) if scale.numel() else away
         control = control._replace(length=LENGTH * max(math.sqrt(float(u.var(0).amax())), 1e-12))
     budget = WEIGHED * len(problem.table)
-    left, numbers = int(budget / (HEATED + 1)), tuple(plain(part) for part in drawn.mixture)
+    left, numbers = int(budget / (HEATED + 1)), tuple(plain(part) for part in mixture)
     control = control._replace(phase="weigh", left=max(1, min(WEIGH_ROWS, left)), share=0.0, reference=numbers)
     return control._replace(limit=control.spent + budget)
 
 
-def _crossing(mixture: Mixture, state: HMCState, scouts: Tensor) -> bool:
-    """Whether chains went from part to part of the mixture since the middle of the warm-up, and scouts are with them."""
-    then, now, found = (mixture.label(y) for y in (state.before, state.y, scouts))
+def _alone(mixture: Mixture, chains: Tensor, scouts: Tensor) -> int:
+    """How many scouts are in parts of the mixture where there is no chain."""
     count = len(mixture.share)
-    if bool((torch.bincount(found, minlength=count)[torch.bincount(now, minlength=count) == 0] > 0).any()):
+    there, found = (torch.bincount(mixture.label(y), minlength=count) for y in (chains, scouts))
+    return int(found[there == 0].sum())
+
+
+def _crossing(mixture: Mixture, state: HMCState) -> bool:
+    """Whether chains cross between the parts of the mixture, since the middle of the warm-up, both ways."""
+    (then, now), count, n = (mixture.label(y) for y in (state.before, state.y)), len(mixture.share), len(state.y)
+    joint = torch.bincount(then * count + now, minlength=count * count).reshape(count, count).to(state.y) / n
+    before, after = joint.sum(1), joint.sum(0)
+    if bool(((before - after).abs() > CHANGED * ((before + after) / n).sqrt()).any()):
         return False
-    joint = torch.bincount(then * count + now, minlength=count * count).reshape(count, count).to(state.y) / len(now)
-    size = joint.sum(1, keepdim=True) * joint.sum(0)
+    size = before[:, None] * after
     scaled = torch.where(size > 0, joint / size.clamp_min(1e-300).sqrt(), 0.0)
     return float(torch.linalg.svdvals(scaled)[1]) <= CROSSED
 
@@ -196,19 +295,24 @@ def mode_errors(part: Tensor, ancestor: Tensor) -> dict[str, float]:
         w = float(own.sum()) / n
         if not FEWEST_IN_PART <= w * n <= n - FEWEST_IN_PART:
             continue
-        one, other = (effective_ancestors(torch.ones_like(a, dtype=torch.float64) / len(a), a) for a in (ancestor[own], ancestor[~own]))
+        one, other = (_equal_ancestors(ancestor[some]) for some in (own, ~own))
         error = w * (1.0 - w) * math.sqrt(1.0 / one + 1.0 / other)
         worst, fewest = max(worst, error), min(fewest, w * (1.0 - w) / error**2)
     return {"mode_error": worst, "mode_draws": fewest if math.isfinite(fewest) else float(n)}
 
 
+def _equal_ancestors(ancestor: Tensor) -> float:
+    """Effective ancestors of chains with equal weights."""
+    return effective_ancestors(torch.full((len(ancestor),), 1.0 / len(ancestor), dtype=torch.float64), ancestor.cpu())
+
+
 def slowest(mixture: Mixture, state: HMCState) -> float:
-    """The smallest acceptance of all parts of the mixture that hold a share of the chains."""
+    """The smallest acceptance of all parts of the mixture, apart from chance in those with few chains."""
     own = torch.nn.functional.one_hot(mixture.label(state.y), len(mixture.share)).to(state.accepted)
     size = own.sum(0)
-    some = size >= max(8.0, 0.02 * len(state.y))
-    rates = (state.accepted @ own)[some] / size[some]
-    return float(rates.amin()) if bool(some.any()) else float(state.accepted.mean())
+    chance = CHANCE * state.accepted.std() / size.clamp_min(1.0).sqrt()
+    rates = (state.accepted @ own) / size.clamp_min(1.0) + chance
+    return min(float(rates[size >= FEWEST_IN_PART].amin()), 1.0) if float(size.amax()) >= FEWEST_IN_PART else ACCEPTED
 
 
 def _scouts(space: Space, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> HMCState:

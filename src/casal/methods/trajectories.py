@@ -143,7 +143,11 @@ def _drawn(y: Tensor, row: Row, generator: torch.Generator) -> tuple[Tensor, Ten
     """A velocity, the size of a leapfrog (n, 1), and the logarithm of a uniform number that decides (n,)."""
     v = torch.randn(y.shape, generator=generator, dtype=torch.float32, device=y.device).to(y)
     u = torch.rand((2, len(y)), generator=generator, dtype=y.dtype, device=y.device)
-    return v, row.eps * (1.0 + PACES * (2.0 * u[0] - 1.0))[:, None], torch.log(u[1])
+    eps = row.eps * (1.0 + PACES * (2.0 * u[0] - 1.0))[:, None]
+    if row.decades:
+        wide = torch.rand((len(y), 1), generator=generator, dtype=y.dtype, device=y.device)
+        eps = eps * 10.0 ** (-row.decades * wide)
+    return v, eps, torch.log(u[1])
 
 
 def _minus(one: Tensor, other: Tensor) -> Tensor:
