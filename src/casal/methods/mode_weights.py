@@ -111,11 +111,13 @@ class Fit(NamedTuple):
         mixture: The smooth one, for the way to p.
         draw: So many draws of g in the set, (n, r); None if too few of those tried are in it.
         at: log g of points in the set, (n,).
+        known: Whether every cluster has more points than dimensions.
     """
 
     mixture: Mixture
     draw: Callable[[int], Tensor | None]
     at: Callable[[Tensor], Tensor]
+    known: bool
 
 
 # ---------------------------------------------------------------------------------------------------- clusters
@@ -228,6 +230,10 @@ def _parts(y: Tensor, label: Tensor) -> list[Tensor]:
     return [part for part in parts if len(torch.unique(part, dim=0)) >= SMALLEST // 2]
 
 
+def _known(parts: list[Tensor], dimension: int) -> bool:
+    return min(map(len, parts)) > dimension
+
+
 def _shares(parts: list[Tensor]) -> Tensor:
     total = sum(len(part) for part in parts)
     share = torch.tensor([max(len(part) / total, LEAST_SHARE) for part in parts], dtype=torch.float64)
@@ -256,7 +262,7 @@ def _flat(space: Space, problem: Problem, y: Tensor, generator: torch.Generator)
         mass = [_log_between(points, m, root, bounds) for m, root in zip(mixture.mean, mixture.root, strict=True)]
         return (mixture.terms(points) - torch.stack(mass, 1)).logsumexp(1)
 
-    return Fit(mixture, lambda n: _collect(draw, mixture.share, n, generator), at)
+    return Fit(mixture, lambda n: _collect(draw, mixture.share, n, generator), at, _known(parts, y.shape[1]))
 
 
 def _between(
@@ -365,7 +371,7 @@ def _curved(space: Space, problem: Problem, y: Tensor, generator: torch.Generato
         terms = [chart.log_density(surface, points, J) for chart in charts]
         return (share.log() + torch.stack(terms, 1)).logsumexp(1)
 
-    return Fit(mixture, lambda n: _collect(draw, share, n, generator), at)
+    return Fit(mixture, lambda n: _collect(draw, share, n, generator), at, _known(parts, charts[0].tangent.shape[1]))
 
 
 def _middle(points: Tensor) -> Tensor:

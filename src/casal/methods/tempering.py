@@ -60,6 +60,9 @@ FEW_DIMENSIONS, WIDEST = 16, 10.0
 """Dimensions up to which a tempered start may begin from a constant density, and how many times as wide as the starting
 points, in a mean over the directions, a bounded set may be for that: more chains would miss all modes."""
 
+FEWEST_TO_EXPLORE = 200
+"""Evaluations of a chain from which on there are enough for a tempered start whatever the starting points are."""
+
 GROWING = 1.3
 """Growth of the spread of chains that follow a constant density, over the second half of their moves, from which on the
 set passes for unbounded."""
@@ -76,8 +79,9 @@ WEIGH_ROWS, WEIGHED = 20, 0.2
 SCOUTS, SCOUTING, SCOUT_SHARE = 128, (5, 20), 0.05
 """Scouts; the fewest and the most trajectories of each; and the share of all evaluations that they may take."""
 
-FEWEST_IN_PART = 8
-"""Chains of a part of the mixture, and outside it, below which its ancestors say nothing."""
+FEWEST_IN_PART, SMALLEST_MODE = 8, 0.1
+"""Chains of a part of the mixture below which their acceptance says nothing; and the share of all below which the error
+of its weight is small anyway, and that of the error large."""
 
 CHANCE = 2.0
 """Standard errors by which the acceptance in a part of the mixture may be low by chance."""
@@ -89,9 +93,9 @@ change of a share, in standard errors, beyond which they still flow from one to 
 
 
 def explores(problem: Problem) -> bool:
-    """Whether q may be constant: few dimensions, one set for all chains, bounded as far as that is known."""
+    """Whether q may be constant: few dimensions, one set for all chains, bounded as far as that is known, many steps."""
     space = space_of(problem)
-    if problem.chains is not None or problem.groups() is not None:
+    if problem.chains is not None or problem.groups() is not None or len(problem.table) < FEWEST_TO_EXPLORE:
         return False
     flat = space.flat
     if flat is None:
@@ -232,7 +236,8 @@ def weigh(problem: Problem, state: HMCState, control: Control, generator: torch.
     alone = _alone(found.mixture, state.y, scouts.y)
     if not alone and _crossing(found.mixture, state):
         return state, control, {}
-    record, drawn = {"weighed": 0.0, "alone": float(alone)}, found.draw(n)
+    record = {"weighed": 0.0, "alone": float(alone)}
+    drawn = found.draw(n) if found.known else None
     if drawn is None:
         return state, control, record
     t, x, log_g = problem.table.t[0].to(state.x.device), space.latents(drawn, problem.like), found.at(drawn)
@@ -287,13 +292,13 @@ def mode_errors(part: Tensor, ancestor: Tensor) -> dict[str, float]:
 
     A part with a share w of the chains, which descend from a_1 effective draws, and the rest from a_2, has the error
     w (1 - w) sqrt(1 / a_1 + 1 / a_2). ``mode_error`` is the largest, and ``mode_draws`` the fewest independent draws
-    that would have such an error, w (1 - w) / error^2; parts with few chains say nothing.
+    that would have such an error, w (1 - w) / error^2; smaller parts than SMALLEST_MODE are left out.
     """
     worst, fewest, n = 0.0, math.inf, len(part)
     for k in part.unique().tolist():
         own = part == k
         w = float(own.sum()) / n
-        if not FEWEST_IN_PART <= w * n <= n - FEWEST_IN_PART:
+        if not SMALLEST_MODE <= w <= 1.0 - SMALLEST_MODE:
             continue
         one, other = (_equal_ancestors(ancestor[some]) for some in (own, ~own))
         error = w * (1.0 - w) * math.sqrt(1.0 / one + 1.0 / other)
