@@ -44,7 +44,7 @@ def test_langevin_rows_are_one_tau_and_root_two_tau() -> None:
 def test_an_energy_gives_the_same_chains_as_its_gradient() -> None:
     by_autograd = casal.energy(potential, steps=100, step_size=5e-3, init=start)
     by_hand = casal.langevin(gradient, steps=100, step_size=5e-3, init=start)
-    for method in (casal.Unconstrained(), casal.CASAL(10.0), casal.WeightedCASAL(50.0, temper=False)):
+    for method in (casal.Unconstrained(), casal.CASAL(10.0), casal.WeightedCASAL(50.0)):
         a = casal.sample(by_autograd, casal.Sphere(1.5), method, 50, seed=5)
         b = casal.sample(by_hand, casal.Sphere(1.5), method, 50, seed=5)
         torch.testing.assert_close(a.samples, b.samples, atol=1e-9, rtol=0)

@@ -26,7 +26,7 @@ from casal.constraints.intersection import Intersection
 from casal.constraints.monotone import Monotone
 from casal.constraints.obstacles import Obstacles
 from casal.constraints.parameters import PerChain
-from casal.constraints.reduction import Reduction, analytic_centre, reduced
+from casal.constraints.reduction import Centre, Reduction, analytic_centre, reduced
 from casal.constraints.round import (
     AffineRound,
     Ball,
@@ -52,6 +52,7 @@ __all__ = [
     "Box",
     "BoxHyperplane",
     "Budget",
+    "Centre",
     "Constraint",
     "Ellipsoid",
     "FromProjection",

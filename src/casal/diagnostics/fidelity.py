@@ -103,9 +103,6 @@ PATHS_AGREE, TRIED = 0.2, 5
 """Difference of log p along two paths between modes up to which a diffusion model's score is the gradient of something
 there; and one in how many samples is tried."""
 
-FEWEST_LOST = 2
-"""Starting points that come to rest far from all samples, from which on a mode counts as lost."""
-
 PAIRS, FEWEST_PAIRS, COARSE, FINE = 64, 8, 12, 20
 """Pairs of samples, at most and at least, between which the potential is compared with the integral of the score, by
 Gauss's rules with so many points. Where the two rules differ, nothing is said."""
@@ -119,6 +116,9 @@ AXES, RANDOM_DIRECTIONS = 16, 6
 
 LARGEST_SHIFT, SHIFT_ERRORS = 0.1, 4.5
 """Shift of a mean in the last round of chains, in deviations, that is let pass beyond so many standard errors."""
+
+FEWEST_ALONE = 2
+"""Starting points that come to rest in a mode without samples, from which on it counts as lost."""
 
 NOT_CHECKED = math.nan
 
@@ -551,48 +551,58 @@ def crossings(evidence: Evidence) -> Finding:
 def remembered(evidence: Evidence) -> Finding:
     """Whether chains that move on their own have forgotten where they were, by their ``anchor`` (``HMC``).
 
-    After a tempered start the modes have their weights, so that chains may stay in them: they are compared within
-    modes.
+    Where a second pass has weighed the modes, chains may stay in them: they are compared within modes.
     """
     anchor = getattr(evidence.run.state, "anchor", None)
     if anchor is None or len(anchor) != len(evidence.run.samples):
         return Finding()
-    ended = evidence.run.trace.get("tempered")
-    tempered, labels = ended is not None and float(ended[-1]) > 0.0, evidence.problem.groups()
+    trace, labels = evidence.run.trace, evidence.problem.groups()
+    weighed = float(trace["weighed"][-1]) if "weighed" in trace else NOT_CHECKED
     if labels is not None:
         labels = labels.to(evidence.index.device)[evidence.index]
-    elif tempered and evidence.modes.number > 1:
-        labels = evidence.modes.label
-    notes = _tempered_notes(evidence.run.trace)
+    elif weighed == 1.0:
+        labels = evidence.run.state.part[evidence.index]
+    figures = {"mode_error": float(trace["mode_error"][-1])} if weighed == 1.0 else {}
+    notes = _tempered_notes(trace) if weighed != 1.0 else ()
     found = memory(anchor[evidence.index], evidence.run.state.y[evidence.index], labels)
     if found is None:
         few = "too few chains to check whether they have forgotten their start"
-        return Finding({"memory": NOT_CHECKED}, notes=(few, *notes))
-    if float(evidence.run.trace.get("lost", torch.zeros(1))[-1]) >= FEWEST_LOST:
-        count = int(evidence.run.trace["lost"][-1])
-        sentence = (
-            f"{count} starting points that were followed without tempering end in a mode where there is no sample: "
-            "the mode was lost, or its weight is uncertain; use more steps, or temper=False and starting points in all "
-            "modes"
+        return Finding({"memory": NOT_CHECKED} | figures, notes=(few, *notes))
+    figures |= {"memory": found.value} | ({"refused": float(trace["refused"][-1])} if "refused" in trace else {})
+    draws, shift, objections = float(trace["mode_draws"][-1]) if weighed == 1.0 else math.inf, 0.0, list[str]()
+    if draws < FEWEST:
+        objections.append(
+            f"the weights of separate modes have an error of {figures['mode_error']:.2g}, that of {draws:.0f} "
+            "independent draws; use more chains or more steps"
         )
-        return Finding({"memory": found.value}, objections=(sentence,), notes=notes)
-    refused = evidence.run.trace.get("refused")
-    figures = {"memory": found.value} | ({} if refused is None else {"refused": float(refused[-1])})
-    shift = _last_shift(evidence)
-    if found.value <= found.limit and shift <= LARGEST_SHIFT:
-        return Finding(figures, notes=notes)
-    if found.value <= found.limit:
-        sentence = f"a mean moved by {shift:.2g} standard deviations in the last half of the run: use more steps"
-        return Finding(figures, objections=(sentence,), notes=notes)
-    way_out = "use more steps" if tempered else "use more steps, or a tempered start (a potential and GaussianStart)"
-    return Finding(
-        figures,
-        objections=(
+    if weighed == 0.0 and float(trace["alone"][-1]) >= FEWEST_ALONE:
+        objections.append(
+            f"{float(trace['alone'][-1]):.0f} starting points that were followed alone end in a mode where there is no "
+            "sample, whose weight could not be found; use more chains or more steps"
+        )
+    if found.value > found.limit:
+        stay = "they move too slowly, or stay in their modes, "
+        stay += "whose weights are not known; " + _way_to_weights(evidence, weighed)
+        if weighed == 1.0:
+            stay = "they move too slowly; use more steps"
+        objections.append(
             f"the chains have not forgotten where they were when adaptation ended (correlation {found.value:.2f}): "
-            "they move too slowly, or stay in their modes, which then have the weights of the starting points; "
-            f"{way_out}",
-        ),
-        notes=notes,
+            + stay
+        )
+    elif (shift := _last_shift(evidence)) > LARGEST_SHIFT:
+        objections.append(
+            f"a mean moved by {shift:.2g} standard deviations in the last half of the run: use more steps"
+        )
+    return Finding(figures, objections=tuple(objections), notes=notes)
+
+
+def _tempered_notes(trace: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """What a tempered start (``HMC``) that failed means."""
+    if "tempered" not in trace or float(trace["tempered"][-1]):
+        return ()
+    return (
+        f"the tempered start failed ({float(trace['tempered_ancestors'][-1]):.0f} effective samples are left), so that "
+        "separate modes may have been missed; use more chains, more steps, or a start closer to the density",
     )
 
 
@@ -601,31 +611,21 @@ def inside(evidence: Evidence) -> Finding:
     return Finding(*said_of(evidence.run.trace))
 
 
+def _way_to_weights(evidence: Evidence, weighed: float) -> str:
+    """What gives the weights of modes between which chains do not cross."""
+    if evidence.problem.target.potential is None:
+        return "use casal.energy, or casal.langevin(..., potential=...)"
+    if weighed == 0.0:
+        return "a mixture of Gaussians around them missed a part of the samples; use more chains or more steps"
+    return "use more steps"
+
+
 def _last_shift(evidence: Evidence) -> float:
     """How far the mean of a coordinate of the chains moved in their last round, beyond chance, in deviations."""
     before, after = (getattr(evidence.run.state, name)[evidence.index] for name in ("before", "y"))
     spread = after.std(0).clamp_min(1e-300)
     chance = SHIFT_ERRORS * ((after - before).std(0) / spread) / math.sqrt(len(after))
     return float(((after - before).mean(0).abs() / spread - chance).max())
-
-
-def _tempered_notes(trace: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """What a tempered start (``HMC``) says of the weights of modes."""
-    if "tempered" not in trace:
-        return ()
-    worth = float(trace["tempered_ancestors"][-1])
-    if not float(trace["tempered"][-1]):
-        return (
-            f"the tempered start failed ({worth:.0f} effective samples are left): the weights of separate modes "
-            "between which chains do not move are meaningless; use more chains, more steps, or a start closer to the "
-            "density",
-        )
-    if worth >= FEWEST:
-        return ()
-    return (
-        f"the tempered start leaves {worth:.0f} effective samples, which limits the accuracy of the weights of "
-        "separate modes, if there are any; use more chains or more steps",
-    )
 
 
 def decoder_range(evidence: Evidence) -> Finding:
@@ -868,6 +868,8 @@ def jump(evidence: Evidence) -> Finding:
         return _jump(evidence)
     except (NotAvailable, CasalError) as reason:
         figures |= {"jump_t": NOT_CHECKED, "jump_p": NOT_CHECKED, "jump_change": NOT_CHECKED}
+        if float(evidence.run.trace.get("weighed", torch.zeros(1))[-1]) == 1.0:  # by fresh draws (``HMC``)
+            return Finding(figures)
         return Finding(figures, notes=(f"the weights of the {evidence.modes.number} modes were not checked: {reason}",))
 
 

@@ -33,15 +33,8 @@ MOST_NOISE = 1 << 28
 """Numbers of noise that level moves may keep: one for each chain, row and coordinate."""
 
 LADDER_DIMENSION = 16
-"""Up to here a ladder of couplings is taken; in more dimensions it loses its ancestors, and the look ahead does not."""
-
-INSIDE_DIMENSION = 16
-"""From here on chains move inside the set of a fixed density whatever it is; in fewer dimensions a ladder of couplings
-keeps its ancestors, and gives separate modes and components better weights."""
-
-CURVED_DIMENSION = 33
-"""The same for curved sets where the start cannot be tempered. On a sphere of 16 dimensions with three modes the ladder
-has their weights to 0.02, chains that stay inside are off by 0.1; in 64 dimensions the ladder loses its ancestors."""
+"""Up to here a ladder of couplings is taken for a model, and for a density whose potential is not known; in more
+dimensions it loses its ancestors, and chains that stay in the set or look ahead do not."""
 
 FEW_ROWS, MANY_CHAINS = 8, 128
 """Equations up to which, and chains from which on, LookAhead is taken for curved equations and for few inequalities. On
@@ -78,8 +71,8 @@ def choose(
 ) -> Choice:
     """Choose the method that measurements recommend (docs/methods.md has the figures).
 
-    - a fixed density: HMC where ``inside`` says so, and where the density is not defined or not integrable off the
-      set; otherwise WeightedCASAL;
+    - a fixed density: HMC on the sets that it takes, where ``inside`` says so, and where the density is not defined or
+      not integrable off the set; otherwise WeightedCASAL;
     - a diffusion or flow model with a soft term: LookAhead;
     - one whose chains have sets of their own, of which they cannot be resampled: Matheron;
     - in at most LADDER_DIMENSION dimensions: SplitGibbs, with level moves for a network that errs at small noise;
@@ -129,10 +122,11 @@ def choose(
 
 
 def inside(problem: Problem, n: int, x: Tensor) -> Choice | None:
-    """HMC for a fixed density, where that is known before any chain runs; else None.
+    """HMC for a fixed density on a set that it takes, where that is known before any chain runs; else None.
 
-    In INSIDE_DIMENSION dimensions or more, CURVED_DIMENSION on curved sets without a tempered start; in fewer, for a
-    constant or Gaussian density on a flat set, which has one mode, and where chains with sets of their own cannot be
+    With a potential always. A score alone does not give modes their weights inside the set, while a ladder that starts
+    from samples of p does. So without a potential HMC is taken from LADDER_DIMENSION dimensions on; in fewer, for
+    a constant or Gaussian density on a flat set, which has one mode, and where chains with sets of their own cannot be
     resampled.
 
     Args:
@@ -144,7 +138,7 @@ def inside(problem: Problem, n: int, x: Tensor) -> Choice | None:
         return None
     rows, size = len(problem.table), math.prod(problem.latent)
     told = f"at most {rows} model calls per chain"
-    if size >= (CURVED_DIMENSION if HMC().keeps_start_weights(problem, n) else INSIDE_DIMENSION):
+    if problem.target.potential is not None or size >= LADDER_DIMENSION:
         return Choice(HMC(), f"HMC for {HMC().told(problem)}: {told}")
     if HMC().one_mode(problem, x):
         return Choice(HMC(), f"HMC, since the density has one mode on a flat set: {told}")

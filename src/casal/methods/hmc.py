@@ -81,7 +81,24 @@ from casal.methods.population import equal_weights
 from casal.methods.problem import Problem, Uncounted
 from casal.methods.scales import shrinkage, solve
 from casal.methods.surface import Surface
-from casal.methods.tempering import DRAW_ROWS, HEATED, TEMPER_ROWS, begin, heat, leave_start
+from casal.methods.tempering import (
+    DECADES,
+    DRAW_ROWS,
+    HEATED,
+    SETTLED,
+    TEMPER_ROWS,
+    WEIGH_ROWS,
+    begin,
+    explores,
+    heat,
+    leave_start,
+    may_weigh,
+    mixture_of,
+    reference_of,
+    slowest,
+    spread_over,
+    weigh,
+)
 from casal.methods.trajectories import ACCEPTED, GAINS, flows, leapfrogs, pace, rattle, score_at, slices
 
 SIZES = (1e-5, 2.0)
@@ -104,6 +121,10 @@ MARKS = (0.25, 0.5, 0.75)
 
 FLOWS, FIRST_FLOWS = 2, (8, 6, 6, 6)
 """Flows of the first round, and of the rows of a warm-up by flows."""
+
+SPREAD = 256
+"""Points all over a bounded set at which a density is asked whether it is constant or Gaussian: it may have a narrow
+mode far from all starting points."""
 
 SAME = 0.2
 """Difference of the two rules for log p(y') - log p(y) over a trajectory, up to which the first is taken."""
@@ -168,6 +189,7 @@ class HMC(Method[HMCState]):
         budget = len(problem.table)
         rows = MAIN_ROWS + min(WARM_ROWS, budget)
         rows += DRAW_ROWS + min(TEMPER_ROWS, budget) if self._tempered(problem, n) else 0
+        rows += WEIGH_ROWS if self._weighs(problem, n) else 0
         return Control(rows)
 
     def steps(self, problem: Problem, control: Control) -> int:
@@ -194,7 +216,8 @@ class HMC(Method[HMCState]):
             if phase != "main":
                 count = FIRST_FLOWS[min(len(FIRST_FLOWS) - 1, control.row)]
             count = max(1, min(count, len(problem.table) - control.trajectories))
-            return Row("flow" if control.law == "constant" else "orbit", t, (1,) * count, *shared)
+            straight = control.law == "constant" or (phase == "draw" and control.uniform)
+            return Row("flow" if straight else "orbit", t, (1,) * count, *shared)
         price, allowance = (
             1 + (control.fine != 0 and space.flat is not None and not known),
             control.limit - control.spent,
@@ -218,7 +241,10 @@ class HMC(Method[HMCState]):
                 break
             lengths.append(length)
             left -= length * price + known
-        return Row("leapfrog", t, tuple(lengths), control.eps, control.share, price > 1, centre, scale)
+        reference = reference_of(control, centre)
+        decades = DECADES if phase in ("temper", "weigh") and control.left % 2 else 0.0
+        shared = (control.eps, control.share, price > 1, centre, scale)
+        return Row("leapfrog", t, tuple(lengths), *shared, reference=reference, decades=decades)
 
     def fits(self, problem: Problem) -> bool:
         """Whether the set and the decoder are of a kind that it takes."""
@@ -261,32 +287,31 @@ class HMC(Method[HMCState]):
         flat, size = space_of(problem).flat, math.prod(problem.latent)
         return f"{size} dimensions" if flat is None or flat.dimension == size else flat.told()
 
-    def keeps_start_weights(self, problem: Problem, n: int) -> bool:
-        """Whether modes keep the weights of the starting points: on a curved set, if the start is not tempered."""
-        return space_of(problem).flat is None and not self._tempered(problem, n)
-
     def _tempered(self, problem: Problem, n: int) -> bool:
         """Whether the start is tempered, unless the density has one mode."""
-        known = problem.start is not None and problem.target.potential is not None
+        known = problem.target.potential is not None and (problem.start is not None or explores(problem))
         return (
             self.temper and known and n >= FEWEST_CHAINS and self.warm_up != 0 and may_exchange(problem, n) is not None
         )
 
+    def _weighs(self, problem: Problem, n: int) -> bool:
+        """Whether a second pass weighs the modes, if there are several."""
+        return self.temper and n >= FEWEST_CHAINS and self.warm_up != 0 and may_weigh(problem, n)
+
     def start_note(self, problem: Problem) -> str | None:
-        if self._tempered(problem, problem.chains or FEWEST_CHAINS):
+        n = problem.chains or FEWEST_CHAINS
+        if self._tempered(problem, n) or self._weighs(problem, n):
             return None
         why = "the potential is not known; use casal.langevin(..., potential=...) or casal.energy"
         if problem.target.potential is not None:
-            why = "the density of the starting points is not known; start with casal.GaussianStart"
-            if problem.start is not None:
-                why = "the start is not tempered (temper=False, warm_up=0, or too few chains of each set and condition)"
+            why = "they are not weighed (temper=False, warm_up=0, or too few chains of each set and condition)"
         return f"separate modes between which chains do not cross keep the weights of the starting points: {why}"
 
     def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> HMCState:
         log_weight, ancestor = equal_weights(problem, len(x))
         y, zeros = x.flatten(1).to(torch.float64), torch.zeros_like(log_weight)
         z = torch.zeros((len(x), *decoded_event(problem)), dtype=torch.float64, device=x.device)
-        return HMCState(x, z, y, y, zeros, zeros + ACCEPTED, zeros, zeros, y, y, log_weight, ancestor)
+        return HMCState(x, z, y, y, zeros, zeros + ACCEPTED, zeros, zeros, y, y, log_weight, ancestor, 0 * ancestor)
 
     # ---------------------------------------------------------------------------------------------- each chain alone
 
@@ -365,7 +390,8 @@ class HMC(Method[HMCState]):
         if problem.chains is not None or 2 * space.flat.dimension + STARTS + TESTED > self._few(problem, len(y)):
             return None
         log_p = None if problem.target.potential is None else problem.log_density
-        return linear_score(space, lambda x: problem.score(x, t), y, problem.like, log_p)
+        tested = torch.cat([y, spread_over(problem, SPREAD)])
+        return linear_score(space, lambda x: problem.score(x, t), tested, problem.like, log_p)
 
     def after(self, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> Done:
         """After a row: adapt, and see what comes next."""
@@ -386,26 +412,47 @@ class HMC(Method[HMCState]):
         record["leapfrogs"] = 0.0 if flowed else sum(row.lengths) / max(len(row.lengths), 1)
         if control.phase == "main":
             return self._round(problem, state, control, record, generator)
-        if control.law == "smooth" and not flowed:
+        if control.law == "smooth" and not flowed and not row.decades:
             control = self._adapt(problem, state, control, rate, generator)
         if control.phase == "draw" and control.left == 0:
-            return *leave_start(problem, state, control, flowed), record
+            state, control = leave_start(problem, state, control, flowed)
+            if control.share == 1.0:
+                control = self._warm(problem, control, WARM_UP, float(len(problem.table)))
+            return state, control, record
         if control.phase == "temper":
             state, control, found = heat(problem, state, control, record, generator)
             if control.share == 1.0:
                 control = self._warm(problem, control, WARM_UP_TEMPERED, float(len(problem.table)))
+                state = state._replace(before=state.y)
             return state, control, found
-        if control.phase == "warm":
-            state, control = self._renew(problem, state, control)
-            if control.left == 0:
-                control = control._replace(phase="main", left=MAIN_ROWS, limit=_of_rounds(problem), trajectories=0)
-                state = state._replace(anchor=state.y, before=state.y)
+        if control.phase == "weigh":
+            state, control, found = heat(problem, state, control, record, generator)
+            return *self._begin_rounds(problem, state, control), found
+        if control.phase != "warm":
+            return (state._replace(before=state.y) if control.left == SETTLED // 2 else state), control, record
+        state, control = self._renew(problem, state, control)
+        if control.left == WARM_ROWS // 2:
+            state = state._replace(before=state.y)
+        if control.left == 0:
+            if control.law == "smooth" and self._weighs(problem, len(state.y)):
+                state, control, found = weigh(problem, state, control, generator)
+                record |= found
+            state, control = self._begin_rounds(problem, state, control)
         return state, control, record
+
+    def _begin_rounds(self, problem: Problem, state: HMCState, control: Control) -> tuple[HMCState, Control]:
+        """The adaptation has ended, unless the modes are being weighed."""
+        if control.phase == "weigh" and control.share < 1.0:
+            return state, control
+        control = control._replace(phase="main", left=MAIN_ROWS, limit=_of_rounds(problem), trajectories=0)
+        return state._replace(anchor=state.y, before=state.y), control._replace(share=1.0)
 
     def _adapt(
         self, problem: Problem, state: HMCState, control: Control, rate: float, generator: torch.Generator
     ) -> Control:
         """eps, the length of trajectories, and the rule for log p' - log p."""
+        if (mixture := mixture_of(control, state.y)) is not None:
+            return control._replace(eps=control.eps * pace(slowest(mixture, state), GAINS[1]))
         factor = pace(rate, GAINS[control.row > WARM_ROWS // 2])
         widest = control.length / LENGTH
         eps = min(max(control.eps * factor, SIZES[0] * widest), SIZES[1] * widest)
@@ -449,8 +496,8 @@ class HMC(Method[HMCState]):
     def _round(
         self, problem: Problem, state: HMCState, control: Control, record: dict[str, float], generator: torch.Generator
     ) -> Done:
-        """After a round: whether the chains have forgotten the end of the warm-up."""
-        labels = labels_of(problem, len(state.y))
+        """After a round: whether the chains have forgotten the end of the warm-up, within modes that are weighed."""
+        labels = state.part if control.weighed else labels_of(problem, len(state.y))
         kept = memory(features(state.anchor), features(state.y), labels)
         if kept is not None:
             record["memory"] = kept.value
@@ -460,7 +507,8 @@ class HMC(Method[HMCState]):
         agree = agreement([features(part) for part in (state.anchor, state.before, state.y)], labels)
         forgotten = forgotten and agree is not None and agree.value <= agree.edge + 0.5 * ALLOWED_R_HAT
         if control.ending or control.left == 0:
-            if kept is not None and kept.value <= kept.limit:
+            whole = memory(features(state.anchor), features(state.y)) if control.weighed else kept
+            if whole is not None and whole.value <= whole.limit:
                 state = state._replace(ancestor=torch.arange(len(state.x), device=state.x.device))
             if agree is not None:
                 record |= {"r_hat": agree.value, "r_hat_edge": agree.edge}
@@ -480,7 +528,10 @@ class HMC(Method[HMCState]):
             z = surface.settled(z.flatten(1)).reshape(z.shape)
         off = torch.nonzero(problem.constraint.violation(z) > ROUNDED).flatten()
         if len(off):
-            z[off] = problem.take(off).strict(z[off], warm=z[off])
+            few = problem.take(off)
+            found = few.strict(z[off], warm=z[off])
+            better = few.constraint.violation(found) < few.constraint.violation(z[off])
+            z[off[better]] = found[better]
         return z
 
     def monitor(self, problem: Problem, state: HMCState) -> Mapping[str, Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -39,6 +39,26 @@ LARGEST_DECODER = 1024
 """Rows of a decoder that is inverted, at most."""
 
 
+class Reference(Protocol):
+    """A density on the coordinates y that is not that of the starting points."""
+
+    def log_density(self, y: Tensor) -> Tensor: ...
+
+    def score(self, y: Tensor) -> Tensor: ...
+
+
+class Uniform(NamedTuple):
+    """A constant density."""
+
+    def log_density(self, y: Tensor) -> Tensor:
+        """Zero, (n,)."""
+        return torch.zeros_like(y[:, 0])
+
+    def score(self, y: Tensor) -> Tensor:
+        """Zero, (n, r)."""
+        return torch.zeros_like(y)
+
+
 class Row(NamedTuple):
     """Some trajectories.
 
@@ -52,6 +72,8 @@ class Row(NamedTuple):
         centre: y = centre + L u, (r,).
         scale: L (``scales.py``).
         blind: Whether leapfrogs go without a force.
+        reference: The density q of q^(1-b) p^b in the coordinates y; None for that of the starting points.
+        decades: Each chain takes eps 10^(-u), u uniform up to this: modes of other widths than most get their steps.
     """
 
     kind: str
@@ -63,6 +85,8 @@ class Row(NamedTuple):
     centre: Tensor = torch.zeros(0)
     scale: Tensor = torch.zeros(0)
     blind: bool = False
+    reference: Reference | None = None
+    decades: float = 0.0
 
 
 class HMCState(NamedTuple):
@@ -77,10 +101,11 @@ class HMCState(NamedTuple):
         accepted: Mean probability with which the trajectories of the last row were accepted, (n,).
         refused: Share of them that met too many walls, or could not be taken back, (n,).
         gap: What the second rule adds to log p' - log p, the largest of the last row, (n,); evaluations of slices.
-        anchor: y at the end of the warm-up, (n, r).
-        before: y at the beginning of the last round, (n, r).
+        anchor: y at the end of the warm-up, (n, r); before that, where the chain began.
+        before: y at the beginning of the last round, (n, r); before that, in the middle of the warm-up.
         log_weight: Logarithms of the weights, (n,).
-        ancestor: Starting chain each chain descends from, (n,).
+        ancestor: Starting chain, or draw of the second pass, each chain descends from, (n,).
+        part: Cluster in which each chain was at the end of the second pass, (n,); 0 without one.
     """
 
     x: Tensor
@@ -95,6 +120,7 @@ class HMCState(NamedTuple):
     before: Tensor
     log_weight: Tensor
     ancestor: Tensor
+    part: Tensor
 
 
 class Control(NamedTuple):
@@ -103,7 +129,7 @@ class Control(NamedTuple):
     Attributes:
         rows: Rows of the whole run.
         row: Rows taken.
-        phase: "look", "draw", "temper", "warm", "main" or "end".
+        phase: "look", "draw", "temper", "warm", "weigh", "main" or "end".
         left: Rows left of the phase.
         law: "constant", "gaussian", "smooth", or "infinite" at a wall.
         limit: Evaluations of a chain at which the phase ends.
@@ -119,6 +145,9 @@ class Control(NamedTuple):
         ending: Whether this round is the last.
         crossed: Whether the chains have forgotten their start under q. If not, the set has components, or they are
             slow.
+        reference: The mixture of the second pass.
+        uniform: Whether the tempered start begins from a constant density on the set.
+        weighed: Whether the second pass has ended.
     """
 
     rows: int
@@ -138,6 +167,9 @@ class Control(NamedTuple):
     scale: Any = ()
     ending: bool = False
     crossed: bool = True
+    reference: Any = ()
+    uniform: bool = False
+    weighed: bool = False
 
 
 Done: TypeAlias = tuple[HMCState, Control, Mapping[str, float]]
@@ -288,7 +320,7 @@ def features(y: Tensor) -> Tensor:
 
 def plain(values: Tensor) -> Any:
     """As nested tuples of numbers, to the bit."""
-    return tuple(map(tuple, values.tolist())) if values.ndim == 2 else tuple(values.tolist())
+    return tuple(plain(part) for part in values) if values.ndim > 1 else tuple(values.tolist())
 
 
 def onto(problem: Problem, z: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ DENSE, ROUND = 256, 4.0
 CROWDED = 3.0
 """Walls that an orbit of a Gaussian may meet for every dimension, by an estimate; beyond it leapfrogs are taken."""
 
-STARTS, TESTED, STRAIGHT = 256, 64, 1e-8
+STARTS, TESTED, STRAIGHT = 512, 64, 1e-8
 """Starting points and others at which a score is compared with a linear one, and the relative difference let pass."""
 
 

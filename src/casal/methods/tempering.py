@@ -1,7 +1,14 @@
-"""The weights of separate modes: a tempered start of chains inside a set, and scouts.
+"""The weights of separate modes: a tempered start that finds them, and a second pass that weighs them.
 
-The chains first follow q, the density of the starting points, on the set, then q^(1-b) p^b, b = 0 ... 1, with weights
-(p / q)^(b' - b), and are resampled where these are uneven.
+**First pass.** The chains follow q on the set, then q^(1-b) p^b, b = 0 ... 1, with weights (p / q)^(b' - b), and are
+resampled where these are uneven. In few dimensions, on a bounded set that is not much wider than the start, q is
+constant, and the pass finds modes wherever the chains began. Else it is the density of the starting points, where that
+is known, and finds modes that these cover.
+
+**Second pass**, at the end of the warm-up. Scouts, some of the starting points, run under p alone: a mode that is
+narrow, and becomes heavy only near b = 1, may have been lost on the way, and points that a user gave are not forgotten.
+Chains and scouts give a mixture g of Gaussians around the modes, and n fresh draws of it go from g to p in the same way
+(``mode_weights.py``). It is left out where the chains cross between its parts by themselves.
 """
 
 from __future__ import annotations
@@ -11,15 +18,36 @@ import math
 import torch
 from torch import Tensor
 
-from casal.methods.chain_memory import memory
-from casal.methods.inside_chains import Control, Done, HMCState, Row, Space, labels_of, plain, space_of
-from casal.methods.metric import curved_scale, first_eps, first_scale, linear_score, root_of
+from casal.constraints import Centre, Reduction, analytic_centre
+from casal.methods.chain_memory import centred, memory
+from casal.methods.flat_flows import flow, rounded
+from casal.methods.inside_chains import (
+    INSIDE,
+    LENGTH,
+    Control,
+    Done,
+    HMCState,
+    Reference,
+    Row,
+    Space,
+    Uniform,
+    labels_of,
+    plain,
+    space_of,
+)
+from casal.methods.metric import DENSE, barrier, curved_scale, first_eps, first_scale, linear_score, root_of
+from casal.methods.mode_weights import Mixture, clusters, covers, first_weights, fit
 from casal.methods.population import effective_ancestors, groups_of, normalised, resample, temper
 from casal.methods.problem import Problem
-from casal.methods.trajectories import GAINS, leapfrogs, log_start, pace, rattle, score_at
+from casal.methods.scales import shrinkage, solve, times
+from casal.methods.trajectories import ACCEPTED, GAINS, leapfrogs, log_start, pace, rattle, score_at
 
-TEMPER_ROWS, DRAW_ROWS = 100, 10
-"""Rows of a tempering, at most, and of what leads to q on a curved set."""
+TEMPER_ROWS, DRAW_ROWS, SETTLED = 100, 40, 10
+"""Rows of a tempering, and of what leads to q on a curved set, at most; and after how many of the latter to look
+whether the chains still spread."""
+
+DECADES = 1.5
+"""Every second row of a tempering takes steps of sizes over so many decades: a narrow mode froze without them."""
 
 RENEWED = 8
 """Rows of a tempering on a curved set from one metric to the next."""
@@ -27,26 +55,84 @@ RENEWED = 8
 HEATED, LEAST_ESS = 3, 0.5
 """Leapfrogs of a trajectory of a tempered start, at most; resample below this share of the chains."""
 
+FEW_DIMENSIONS, WIDEST = 16, 10.0
+"""Dimensions up to which a tempered start may begin from a constant density, and how many times as wide as the starting
+points, in a mean over the directions, a bounded set may be for that: more chains would miss all modes."""
+
+FEWEST_TO_EXPLORE = 200
+"""Evaluations of a chain from which on there are enough for a tempered start whatever the starting points are."""
+
+GROWING = 1.3
+"""Growth of the spread of chains that follow a constant density, over the second half of their moves, from which on the
+set passes for unbounded."""
+
+SPREAD_FLOWS = 8
+"""Flows from one point after which chains are about uniform."""
+
 FEWEST_ANCESTORS = 20.0
 """Effective draws from which the chains descend at the end of a tempered start, so that it says something of modes."""
 
-SCOUTS, SCOUTING, SCOUT_SHARE = 64, (5, 15), 0.04
+WEIGH_ROWS, WEIGHED = 20, 0.2
+"""Rows of the second pass, at most, and its share of all evaluations."""
+
+SCOUTS, SCOUTING, SCOUT_SHARE = 128, (5, 20), 0.05
 """Scouts; the fewest and the most trajectories of each; and the share of all evaluations that they may take."""
 
-ABOVE = 3.0
-"""How far log p of a scout lies above that of all chains if it has found a mode of less volume, which they have not;
-above their mean, if it is also FAR times as far from all of them as any of them is from its neighbour."""
+FEWEST_IN_PART, SMALLEST_MODE = 8, 0.1
+"""Chains of a part of the mixture below which their acceptance says nothing; and the share of all below which the error
+of its weight is small anyway, and that of the error large."""
 
-FAR = 2.0
+CHANCE = 2.0
+"""Standard errors by which the acceptance in a part of the mixture may be low by chance."""
+
+CROSSED, CHANGED = 0.5, 3.5
+"""Largest correlation of any two functions of the part of the mixture in which a chain is, at the beginning and at the
+end of the second half of the warm-up, up to which chains cross by themselves: the rounds after it are longer. And the
+change of a share, in standard errors, beyond which they still flow from one to another."""
+
+
+def explores(problem: Problem) -> bool:
+    """Whether q may be constant: few dimensions, one set for all chains, bounded as far as known, many steps."""
+    space = space_of(problem)
+    if problem.chains is not None or problem.groups() is not None or len(problem.table) < FEWEST_TO_EXPLORE:
+        return False
+    flat = space.flat
+    if flat is None:
+        return math.prod(space.event) <= FEW_DIMENSIONS
+    return flat.dimension <= FEW_DIMENSIONS and _ellipsoid(flat) is not None
+
+
+def spread_over(problem: Problem, count: int) -> Tensor:
+    """Points (count, r) of a bounded flat set, about uniform; none if it is large or unbounded."""
+    flat = space_of(problem).flat
+    assert flat is not None
+    found = _ellipsoid(flat) if explores(problem) else None
+    y = torch.zeros((count, flat.dimension), dtype=torch.float64, device=problem.like.device)
+    if found is None:
+        return y[:0]
+    walls, generator = rounded(flat.walls, flat.room, found.y, found.scale), torch.Generator(y.device).manual_seed(0)
+    y = found.y + times(found.scale, flow(walls, y, SPREAD_FLOWS, False, generator).point)
+    return flat.drawn_in(y, INSIDE)
+
+
+def _ellipsoid(flat: Reduction) -> Centre | None:
+    """Centre and ellipsoid of the walls; None for an unbounded set."""
+    return analytic_centre(flat.walls, flat.room[0], torch.zeros_like(flat.walls[0])) if len(flat.walls) else None
 
 
 def begin(space: Space, problem: Problem, control: Control, y: Tensor, limit: float) -> Control:
     """The chains begin to follow q; the tempering ends at so many evaluations of a chain."""
-    control = control._replace(phase="draw", left=1 if space.flat is not None else DRAW_ROWS, limit=limit, share=0.0)
-    if space.flat is None or problem.start is None:
-        return control
-    start = problem.start
-    found = linear_score(space, lambda x: start.score(x), y, problem.like)
+    flat, start = space.flat, problem.start
+    control = control._replace(phase="draw", left=1 if flat is not None else SETTLED, limit=limit, share=0.0)
+    uniform = explores(problem)
+    if flat is None:
+        return control._replace(uniform=uniform)
+    if uniform:
+        centre, scale = barrier(flat)
+        root = root_of(y - y.mean(0))
+        if start is None or (root is not None and shrinkage(scale, root) < WIDEST):
+            return control._replace(uniform=True, centre=plain(centre), scale=plain(scale))
+    found = None if start is None else linear_score(space, start.score, y, problem.like)
     if found is None or found[0] != "gaussian":
         return control._replace(phase="temper", left=_levels(problem, control))
     return control._replace(centre=plain(found[1]), scale=plain(found[2]))
@@ -58,9 +144,23 @@ def _levels(problem: Problem, control: Control) -> int:
 
 
 def leave_start(problem: Problem, state: HMCState, control: Control, flowed: bool) -> tuple[HMCState, Control]:
-    """The chains follow q, and the tempering begins; flows do not ask p."""
+    """The chains follow q, and the tempering begins; flows do not ask p.
+
+    Chains that a constant density on a curved set carries further and further, or much further than they began, follow
+    the density of the start instead. If that is not known, there is no tempering, b = 1.
+    """
     space, t = space_of(problem), problem.table.t[0].to(state.x.device)
     score, log_p = state.score, state.log_p
+    if control.uniform and not flowed:
+        first, middle, last = (float(y.var(0).sum().sqrt()) for y in (state.anchor, state.before, state.y))
+        if last > GROWING * middle and control.row + SETTLED <= DRAW_ROWS - SETTLED:
+            return state, control._replace(left=SETTLED)
+        if last > GROWING * middle or (problem.start is not None and last > WIDEST * first):
+            back = control._replace(uniform=False, left=SETTLED, share=0.0 if problem.start is not None else 1.0)
+            restart = score_at(space, problem, state.anchor, Row("rest", t))
+            log_p = problem.log_density(space.latents(state.anchor, problem.like))
+            control = back._replace(spent=control.spent + 2.0, eps=first_eps(state.anchor, torch.zeros(0)))
+            return state._replace(y=state.anchor, score=restart, log_p=log_p), control
     if flowed:
         score, log_p = score_at(space, problem, state.y, Row("rest", t)), problem.log_density(state.x)
         scale = first_scale(space, problem, state.y)
@@ -76,66 +176,165 @@ def leave_start(problem: Problem, state: HMCState, control: Control, flowed: boo
 def heat(
     problem: Problem, state: HMCState, control: Control, record: dict[str, float], generator: torch.Generator
 ) -> Done:
-    """The next b of a tempered start; at b = 1 scouts run."""
-    groups, space = groups_of(problem, len(state.y)), space_of(problem)
-    log_q = log_start(space, problem, state.y, Row("rest", problem.table.t[0], share=0.0))
-    left = max(control.left, 1)
-    b, log_weight = temper(control.share, state.log_weight, state.log_p - log_q, groups, left, LEAST_ESS)
+    """The next b on the way from q to p, or from the mixture to p."""
+    groups, space, weighing = groups_of(problem, len(state.y)), space_of(problem), control.phase == "weigh"
+    row = Row("rest", problem.table.t[0], share=0.0, reference=reference_of(control, state.y))
+    gain, left = state.log_p - log_start(space, problem, state.y, row), max(control.left, 1)
+    least = None if weighing and left == 1 else LEAST_ESS
+    b, log_weight = temper(control.share, state.log_weight, gain, groups, left, least)
     record |= {"share": b, "ess": groups.effective_size(log_weight)}
     if b < 1.0 and control.left <= 0:  # it does not come to an end
         b, log_weight, record["tempered"] = 1.0, torch.zeros_like(log_weight), 0.0
-    elif b == 1.0:
+    elif b == 1.0 and not weighing:
         record["tempered"] = 1.0
     start = state.anchor  # where the chains began, whatever became of them
     state = resample(state._replace(log_weight=log_weight), generator, groups, LEAST_ESS if b < 1.0 else math.inf)
     state, control = state._replace(anchor=start), control._replace(share=b)
-    if space.flat is not None:
+    worth = effective_ancestors(normalised(state.log_weight), state.ancestor)
+    if not weighing and space.flat is not None:
         control = control._replace(scale=plain(first_scale(space, problem, state.y)))
-    elif control.left % RENEWED == 0:
+    elif not weighing and control.left % RENEWED == 0:
         control = control._replace(scale=plain(curved_scale(problem, state.y)))
-    if b == 1.0:
-        worth = effective_ancestors(normalised(state.log_weight), state.ancestor)
+    if b == 1.0 and weighing:
+        state, control = state._replace(part=clusters(state.y, generator)), control._replace(weighed=True)
+        record |= {"weighed": 1.0} | mode_errors(state.part, state.ancestor)
+    elif b == 1.0:
         record["tempered_ancestors"] = worth
         record["tempered"] *= worth >= FEWEST_ANCESTORS and control.crossed
-        if problem.chains is None:
-            lost, spent = _scout(space, problem, state, control, generator)
-            record, control = record | lost, control._replace(spent=control.spent + spent)
-        state = state._replace(anchor=state.y, before=state.y)
     return state, control, record | {"ancestors": float(len(state.ancestor.unique()))}
 
 
-def _scout(
-    space: Space, problem: Problem, state: HMCState, control: Control, generator: torch.Generator
-) -> tuple[dict[str, float], float]:
-    """Follow some starting points under p, count those that come to rest at a log p that no chain has."""
+# ---------------------------------------------------------------------------------------------------- the second pass
+
+
+def may_weigh(problem: Problem, n: int) -> bool:
+    """Whether there can be a second pass: log p is known, and all chains follow it on one set."""
+    return problem.target.potential is not None and problem.chains is None and problem.groups() is None
+
+
+def mixture_of(control: Control, like: Tensor) -> Mixture | None:
+    """The mixture of the second pass; None outside of it."""
+    return Mixture.of(control.reference, like) if control.phase == "weigh" else None
+
+
+def reference_of(control: Control, like: Tensor) -> Reference | None:
+    """The density from which the weights lead to p; None for that of the starting points."""
+    return Uniform() if control.uniform and control.phase != "weigh" else mixture_of(control, like)
+
+
+def weigh(problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> Done:
+    """Begin the second pass; not where the chains cross by themselves, or there is one mode."""
+    space, n, used = space_of(problem), len(state.y), problem.usage.scores
+    scouts = _scouts(space, problem, state, control, generator)
+    y, log_p = torch.cat([state.y, scouts.y]), torch.cat([state.log_p, scouts.log_p])
+    good = torch.isfinite(log_p)
+    found = fit(space, problem, y[good], generator) if y.shape[1] <= DENSE else None
+    control = control._replace(spent=control.spent + (problem.usage.scores - used) / n)
+    if found is None:
+        return state, control, {}
+    alone = _alone(found.mixture, state.y, scouts.y)
+    if not alone and _crossing(found.mixture, state):
+        return state, control, {}
+    record = {"weighed": 0.0, "alone": float(alone)}
+    drawn = found.draw(n) if found.known else None
+    if drawn is None:
+        return state, control, record
+    t, x, log_g = problem.table.t[0].to(state.x.device), space.latents(drawn, problem.like), found.at(drawn)
+    new, score = problem.log_density(x), score_at(space, problem, drawn, Row("rest", t))
+    weight, control = first_weights(found.mixture, drawn, log_g), control._replace(spent=control.spent + 2.0)
+    if weight is None or not covers(new - log_g, log_p[good] - found.at(y[good])):
+        return state, control, record
+    control = _within(space, problem, control, found.mixture, state.y)
+    state = state._replace(
+        x=x, z=space.decoded(problem, drawn), y=drawn, score=score, log_p=new, log_weight=weight,
+        ancestor=torch.arange(n, device=x.device),
+    )  # fmt: skip
+    return heat(problem, state, control, {}, generator)
+
+
+def _within(space: Space, problem: Problem, control: Control, mixture: Mixture, y: Tensor) -> Control:
+    """The phase of the second pass: metric and length of trajectories from the spread within the modes."""
+    away = centred(y, mixture.label(y))
+    scale = torch.tensor(control.scale, dtype=y.dtype, device=y.device)
+    if space.flat is not None and (root := root_of(away)) is not None:
+        control = control._replace(scale=plain(root), eps=min(control.eps * shrinkage(scale, root), 1.0), length=LENGTH)
+    elif scale.numel() or len(away) > 1:
+        u = solve(scale, away) if scale.numel() else away
+        control = control._replace(length=LENGTH * max(math.sqrt(float(u.var(0).amax())), 1e-12))
+    budget = WEIGHED * len(problem.table)
+    left, numbers = int(budget / (HEATED + 1)), tuple(plain(part) for part in mixture)
+    control = control._replace(phase="weigh", left=max(1, min(WEIGH_ROWS, left)), share=0.0, reference=numbers)
+    return control._replace(limit=control.spent + budget)
+
+
+def _alone(mixture: Mixture, chains: Tensor, scouts: Tensor) -> int:
+    """How many scouts are in parts of the mixture where there is no chain."""
+    count = len(mixture.share)
+    there, found = (torch.bincount(mixture.label(y), minlength=count) for y in (chains, scouts))
+    return int(found[there == 0].sum())
+
+
+def _crossing(mixture: Mixture, state: HMCState) -> bool:
+    """Whether chains cross between the parts of the mixture, since the middle of the warm-up, both ways."""
+    (then, now), count, n = (mixture.label(y) for y in (state.before, state.y)), len(mixture.share), len(state.y)
+    joint = torch.bincount(then * count + now, minlength=count * count).reshape(count, count).to(state.y) / n
+    before, after = joint.sum(1), joint.sum(0)
+    if bool(((before - after).abs() > CHANGED * ((before + after) / n).sqrt()).any()):
+        return False
+    size = before[:, None] * after
+    scaled = torch.where(size > 0, joint / size.clamp_min(1e-300).sqrt(), 0.0)
+    return float(torch.linalg.svdvals(scaled)[1]) <= CROSSED
+
+
+def mode_errors(part: Tensor, ancestor: Tensor) -> dict[str, float]:
+    """The error of the weights of modes, from the draws that their chains descend from.
+
+    A part with a share w of the chains, which descend from a_1 effective draws, and the rest from a_2, has the error
+    w (1 - w) sqrt(1 / a_1 + 1 / a_2). ``mode_error`` is the largest, and ``mode_draws`` the fewest independent draws
+    that would have such an error, w (1 - w) / error^2; smaller parts than SMALLEST_MODE are left out.
+    """
+    worst, fewest, n = 0.0, math.inf, len(part)
+    for k in part.unique().tolist():
+        own = part == k
+        w = float(own.sum()) / n
+        if not SMALLEST_MODE <= w <= 1.0 - SMALLEST_MODE:
+            continue
+        one, other = (_equal_ancestors(ancestor[some]) for some in (own, ~own))
+        error = w * (1.0 - w) * math.sqrt(1.0 / one + 1.0 / other)
+        worst, fewest = max(worst, error), min(fewest, w * (1.0 - w) / error**2)
+    return {"mode_error": worst, "mode_draws": fewest if math.isfinite(fewest) else float(n)}
+
+
+def _equal_ancestors(ancestor: Tensor) -> float:
+    """Effective ancestors of chains with equal weights."""
+    return effective_ancestors(torch.full((len(ancestor),), 1.0 / len(ancestor), dtype=torch.float64), ancestor.cpu())
+
+
+def slowest(mixture: Mixture, state: HMCState) -> float:
+    """The smallest acceptance of all parts of the mixture, apart from chance in those with few chains."""
+    own = torch.nn.functional.one_hot(mixture.label(state.y), len(mixture.share)).to(state.accepted)
+    size = own.sum(0)
+    chance = CHANCE * state.accepted.std() / size.clamp_min(1.0).sqrt()
+    rates = (state.accepted @ own) / size.clamp_min(1.0) + chance
+    return min(float(rates[size >= FEWEST_IN_PART].amin()), 1.0) if float(size.amax()) >= FEWEST_IN_PART else ACCEPTED
+
+
+def _scouts(space: Space, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> HMCState:
+    """Some starting points, after a few trajectories under p; none if they would take too long."""
     n = len(state.y)
     m = min(SCOUTS, n)
     moves = min(SCOUTING[1], int(SCOUT_SHARE * len(problem.table) * n / m / (HEATED + 1)))
-    if moves < SCOUTING[0]:
-        return {}, 0.0
-    some, used = torch.arange(m, device=state.y.device) * n // m, problem.usage.scores
+    some = torch.arange(m if moves >= SCOUTING[0] else 0, device=state.y.device) * n // m
     t, y = problem.table.t[0].to(state.x.device), state.anchor[some]
+    scouts = HMCState(*(part[some] for part in state))._replace(y=y)
+    if not len(some):
+        return scouts
     centre, scale = (torch.tensor(v, dtype=y.dtype, device=y.device) for v in (control.centre, control.scale))
     row = Row("leapfrog", t, (HEATED,), centre=centre, scale=scale)
-    scouts = HMCState(*(part[some] for part in state))._replace(y=y, score=score_at(space, problem, y, row))
-    scouts = scouts._replace(log_p=problem.log_density(space.latents(y, problem.like)))
+    log_p = problem.log_density(space.latents(y, problem.like))
+    scouts = scouts._replace(score=score_at(space, problem, y, row), log_p=log_p)
     move, eps = leapfrogs if space.flat is not None else rattle, control.eps
     for _ in range(moves):
         scouts = move(space, problem, scouts, row._replace(eps=eps), generator)
-        rate = float(scouts.accepted.mean())
-        eps *= pace(rate, GAINS[0])
-    higher = scouts.log_p > state.log_p.max() + ABOVE
-    apart = _apart(scouts.y, state.y) & (scouts.log_p > state.log_p.mean() + ABOVE)
-    return {"lost": float((higher | apart).sum())}, (problem.usage.scores - used) / n
-
-
-def _apart(points: Tensor, chains: Tensor) -> Tensor:
-    """Which points (m, r) are far from all chains (n, r), in units of their spread, (m,) bool."""
-    root = root_of(chains - chains.mean(0))
-    if root is None or len(chains) <= 2 * chains.shape[1]:
-        return torch.zeros(len(points), dtype=torch.bool, device=points.device)
-    few = chains[:: max(1, len(chains) // 1024)]
-    u, v = (torch.linalg.solve_triangular(root, w.T, upper=False).T for w in (points, few))
-    own = torch.cdist(v, v)
-    own.fill_diagonal_(torch.inf)
-    return torch.cdist(u, v).amin(1) > FAR * own.amin(1).max()
+        eps *= pace(float(scouts.accepted.mean()), GAINS[0])
+    return scouts

@@ -189,6 +189,8 @@ def force_at(space: Space, problem: Problem, y: Tensor, score: Tensor, row: Row)
         return torch.zeros_like(score)
     if row.share == 1.0:
         return score
+    if row.reference is not None:
+        return row.share * score + (1.0 - row.share) * row.reference.score(y)
     assert problem.start is not None
     return row.share * score + (1.0 - row.share) * space.pull(problem.start.score(space.latents(y, problem.like)))
 
@@ -197,6 +199,8 @@ def log_start(space: Space, problem: Problem, y: Tensor, row: Row) -> Tensor:
     """(1 - b) log q, (n,)."""
     if row.share == 1.0:
         return torch.zeros_like(y[:, 0])
+    if row.reference is not None:
+        return (1.0 - row.share) * row.reference.log_density(y)
     assert problem.start is not None
     return (1.0 - row.share) * problem.start.log_density(space.latents(y, problem.like)).to(y)
 
@@ -205,7 +209,11 @@ def _drawn(y: Tensor, row: Row, generator: torch.Generator) -> tuple[Tensor, Ten
     """A velocity, the size of a leapfrog (n, 1), and the logarithm of a uniform number that decides (n,)."""
     v = torch.randn(y.shape, generator=generator, dtype=torch.float32, device=y.device).to(y)
     u = torch.rand((2, len(y)), generator=generator, dtype=y.dtype, device=y.device)
-    return v, row.eps * (1.0 + PACES * (2.0 * u[0] - 1.0))[:, None], torch.log(u[1])
+    eps = row.eps * (1.0 + PACES * (2.0 * u[0] - 1.0))[:, None]
+    if row.decades:
+        wide = torch.rand((len(y), 1), generator=generator, dtype=y.dtype, device=y.device)
+        eps = eps * 10.0 ** (-row.decades * wide)
+    return v, eps, torch.log(u[1])
 
 
 def _minus(one: Tensor, other: Tensor) -> Tensor:

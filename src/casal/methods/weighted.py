@@ -15,7 +15,6 @@ from casal.checks import number_of, share
 from casal.constraints import geometry, half_square
 from casal.devices import number
 from casal.errors import SettingError
-from casal.methods.adjusted import AdjustedRow, AdjustedState, Start, adjusted_noise, adjusted_step, begin, next_start
 from casal.methods.base import Do, Each, Method, Together, burn_in_steps, split_records
 from casal.methods.coupling import (
     CORRECTED,
@@ -46,11 +45,8 @@ from casal.methods.population import (
 from casal.methods.problem import Problem, few_chains
 from casal.schedules import Schedule, evaluate
 
-BURN_IN, TEMPERED = 0.2, 0.4
-"""Share of the evaluations before the levels: of a burn-in, and of a tempered start."""
-
-PRICE = 2
-"""Evaluations of a move of the tempered start: the score and the potential."""
+BURN_IN = 0.2
+"""Share of the evaluations of a burn-in before the levels."""
 
 
 class WeightedState(NamedTuple):
@@ -109,10 +105,6 @@ class Control(NamedTuple):
         rhos: Coupling of this row and of those after it, up to where all chains exchange again.
         rho: Coupling of the weights after these rows.
         top: Where the levels end, as far as the chains have shown; 0 before the first search for it.
-        tempering: Whether the chains are in a tempered start (``adjusted.py``).
-        share: b of the tempered start.
-        size: Size of its steps.
-        rho_0: Its coupling at the end.
         ended: Whether nothing comes any more.
     """
 
@@ -126,21 +118,12 @@ class Control(NamedTuple):
     rhos: Sequence[float] = ()
     rho: float = 0.0
     top: float = 0.0
-    tempering: bool = False
-    share: float = 0.0
-    size: float = 1.0
-    rho_0: float = 0.0
     ended: bool = False
-
-    @property
-    def start_levels(self) -> int:
-        """Levels of a tempered start; each takes the evaluations of PRICE rows, and the chains begin with as many."""
-        return len(range(0, self.first - PRICE, PRICE))
 
     @property
     def after(self) -> int:
         """The row after those of ``rhos``."""
-        return self.row + len(self.rhos) * (PRICE if self.tempering else 1)
+        return self.row + len(self.rhos)
 
 
 Done: TypeAlias = tuple[Any, Control, Mapping[str, float]]
@@ -164,10 +147,9 @@ class WeightedCASAL(Method[Any]):
 
     Where all chains exchange, their weights are compared, the next levels are placed, and the chains are resampled if
     need be. In between they move and are weighted on their own. They exchange at every level where the weights may have
-    become uneven, and at least at every eighth (``allowed_growth``). The levels start from samples of p. Where the
-    density of the starting points and the potential of p are known, a tempered start (``adjusted.py``) leads there, and
-    the modes get their right weights from any start that covers them. Otherwise the first ``burn_in`` steps run at
-    rho = 0, and the modes keep the weights that the starting points gave them.
+    become uneven, and at least at every eighth (``allowed_growth``). The levels start from samples of p: the first
+    ``burn_in`` steps run at rho = 0, and separate modes keep the weights that the starting points gave them.
+    ``casal.HMC`` weighs them, on sets that it takes.
 
     Args:
         rho: The last level. With None the levels end where the nearest points of the chains no longer change: the
@@ -176,10 +158,9 @@ class WeightedCASAL(Method[Any]):
             chains themselves, in equal steps of the spread of the log-weights, as far as is known at each one. A
             schedule is taken as it is.
         ess: Resample when the effective size falls below this share of the chains.
-        burn_in: Steps before the levels: a number of steps, or a fraction below one. None takes 0.2 of them, or 0.4
-            for a tempered start, whose levels take two evaluations each. 0: the starting points are samples of p.
+        burn_in: Steps before the levels: a number of steps, or a fraction below one. None takes 0.2 of them. 0: the
+            starting points are samples of p.
         correct: Whether to remove the error of a finite rho at the top, where the set allows it.
-        temper: Whether to weigh the start where its density and the potential are known.
         hold: Whether a burn-in runs at the distance that the starting points have, instead of rho = 0: for a density
             that is not integrable off the set, where nothing else holds the chains back.
     """
@@ -188,7 +169,6 @@ class WeightedCASAL(Method[Any]):
     ess: float = 0.7
     burn_in: float | None = None
     correct: bool = True
-    temper: bool = True
     hold: bool = False
 
     name: ClassVar[str] = "WeightedCASAL"
@@ -208,33 +188,27 @@ class WeightedCASAL(Method[Any]):
             raise SettingError("WeightedCASAL needs a fixed density (langevin, energy), not a diffusion")
         _ = problem.gram, groups_of(problem, n)
         evaluations = choose_finish(problem, clean_score).evaluations if self.correct else 0
-        tempering, steps = self._tempers(problem), len(problem.table)
-        before = (TEMPERED if tempering else BURN_IN) if self.burn_in is None else self.burn_in
+        steps = len(problem.table)
+        before = BURN_IN if self.burn_in is None else self.burn_in
         first, last = burn_in_steps(before, steps), steps - evaluations
         if first >= last:
             raise SettingError(
                 f"{steps} steps leave none after {first} steps of burn-in; use more steps, or a smaller burn_in"
             )
         edge = self.correct and has_edge(problem)
-        at = Control(first, last, self._given(last - first), edge, evaluations > 0, tempering=tempering)
-        return at if tempering or self.hold else at._replace(rhos=(0.0,) * first)
+        at = Control(first, last, self._given(last - first), edge, evaluations > 0)
+        return at if self.hold else at._replace(rhos=(0.0,) * first)
 
     def steps(self, problem: Problem, control: Control) -> int:
-        return (control.start_levels if control.tempering else control.first) + control.last - control.first
+        return control.last
 
     def next(self, problem: Problem, control: Control, stage: int) -> Each | Together | None:
         if control.ended:
             return None
         if stage == control.stage + 1 and control.rhos:
-            if control.tempering:
-                b, t = float(problem.table.b[control.row]), problem.table.t[control.row].to(problem.like.device)
-                row = AdjustedRow(b, t, control.share, control.rho, control.size)
-                return Each([row], adjusted_step, adjusted_noise)
             return Each(self._rows(problem, control), self.step)
         do: Do = self.exchange if control.after < control.last else self.finish
-        if control.tempering:
-            do = self.warm if control.after < PRICE * control.start_levels else self.leave
-        elif self.hold and control.stage < 0:
+        if self.hold and control.stage < 0:
             do = self.hold_back
         return Together(partial(_numbered, stage, do))
 
@@ -247,20 +221,11 @@ class WeightedCASAL(Method[Any]):
             raise SettingError("the schedule of rho must not decrease; use casal.geometric(low, high) or a number")
         return tuple(given.tolist())
 
-    def _tempers(self, problem: Problem) -> bool:
-        """Whether the start is weighed."""
-        known = problem.start is not None and problem.target.potential is not None
-        return self.temper and known and self.burn_in != 0
-
     def start_note(self, problem: Problem) -> str | None:
-        if self._tempers(problem):
-            return None
-        why = "the potential is not known; use casal.langevin(..., potential=...) or casal.energy"
-        if problem.target.potential is not None:
-            why = "the density of the starting points is not known; start with casal.GaussianStart"
-            if problem.start is not None:
-                why = "the starting points are not weighted (temper=False or burn_in=0)"
-        return f"the weights of separate modes are those of the starting points: {why}"
+        return (
+            "the weights of separate modes are those of the starting points; casal.HMC() weighs them, where the "
+            "potential is known and the set is one that it takes"
+        )
 
     def _searches(self, control: Control) -> bool:
         """Whether the chains show where the levels end."""
@@ -282,8 +247,6 @@ class WeightedCASAL(Method[Any]):
     # ---------------------------------------------------------------------------------------------------- every chain
 
     def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> Any:
-        if self._tempers(problem):
-            return begin(problem, x)
         log_weight, ancestor = equal_weights(problem, len(x))
         decoded = problem.decode(x)
         z, unread = problem.project(decoded), torch.full_like(log_weight, torch.inf)
@@ -312,28 +275,12 @@ class WeightedCASAL(Method[Any]):
     def monitor(self, problem: Problem, state: Any) -> Mapping[str, Tensor]:
         return split_records(problem, state.x, _nearest(problem, state))
 
-    def advice(self, state: Any, row: WeightedRow | AdjustedRow) -> str:
+    def advice(self, state: Any, row: WeightedRow) -> str:
         tau, rho = float(row.b), float(row.rho)
         numbers = f"(tau = {tau:.3g}, rho = {rho:.3g}, tau rho = {tau * rho:.3g})"
         return f"{numbers}; use a smaller step_size or a preconditioner"
 
     # ---------------------------------------------------------------------------------------------------- all chains
-
-    def warm(self, problem: Problem, state: AdjustedState, control: Control, generator: torch.Generator) -> Done:
-        """The next level of the tempered start."""
-        row, groups = control.after, groups_of(problem, len(state.x))
-        left, at = control.start_levels - row // PRICE, Start(control.share, control.size, control.rho_0)
-        state, at, info = next_start(problem, state, at, left, self.ess, groups, generator)
-        rho = at.share * at.rho_0
-        return state, control._replace(row=row, rhos=(rho,), rho=rho, **at._asdict()), info
-
-    def leave(self, problem: Problem, state: AdjustedState, control: Control, generator: torch.Generator) -> Done:
-        """The chains at the end of a tempered start become those of the levels."""
-        x, z = state.x, state.z
-        change = density_change(problem, x, z, state.score)
-        rest = (state.half_distance2, change, state.log_weight, state.ancestor)
-        control = control._replace(row=control.first, rhos=(), tempering=False)
-        return WeightedState(x, z, torch.zeros_like(x), *rest), control, {}
 
     def hold_back(self, problem: Problem, state: WeightedState, control: Control, generator: torch.Generator) -> Done:
         """A burn-in at the rho of the distances that the starting points have."""
@@ -410,7 +357,7 @@ def clean_score(problem: Problem, state: Any, x: Tensor) -> Tensor:
     return problem.score(x, problem.table.t[-1].to(x.device))
 
 
-def _nearest(problem: Problem, state: AdjustedState | WeightedState) -> Tensor:
+def _nearest(problem: Problem, state: WeightedState) -> Tensor:
     """P(A x); a burn-in without coupling does not keep it."""
     known = bool((state.half_distance2 >= 0).all())
     return state.z if known else problem.project(problem.decode(state.x))
