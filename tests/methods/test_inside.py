@@ -35,7 +35,8 @@ def state_of(problem: Problem, y: Tensor) -> HMCState:
     zeros = torch.zeros_like(y[:, 0])
     space = space_of(problem)
     log_p = problem.log_density(space.latents(y, problem.like))
-    return HMCState(y, y, y, y, log_p, zeros, zeros, zeros, y, y, zeros, torch.arange(len(y)))
+    numbers = torch.arange(len(y))
+    return HMCState(y, y, y, y, log_p, zeros, zeros, zeros, y, y, zeros, numbers, torch.zeros_like(numbers))
 
 
 def worst(seen: Tensor, right: Tensor) -> float:
