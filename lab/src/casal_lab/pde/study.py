@@ -472,6 +472,7 @@ def shared(plan: Plan, training: Training, samples: Origin) -> tuple[Origin, ...
         Origin("cases", f"{gaussian.cases}", "ours", "the paper gives no number; differences are paired"),
         Origin("diffusion steps", f"{gaussian.effort.steps} (Gaussian), {network.effort.steps} (network)", "ours", "-"),
         Origin("beta", f"{float(BETAS[0]):g} to {float(BETAS[-1]):g}, {len(BETAS)} levels", "ours", "usual for DDPM"),
+        Origin("noise of a DDPM step", "posterior variance", "ours", "(B.6) prints sigma^2 = beta"),
         Origin("noise levels near the data", f"down to {LOWEST:g}", "ours", "half of the settings of a tuned method"),
         Origin("settings of a tuned method", f"{SETTINGS}", "ours", "chosen on other cases; the paper gives none"),
         Origin("rho", "by the pull of a step, tuned", "ours", "the paper gives none for these experiments"),
