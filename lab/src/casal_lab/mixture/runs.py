@@ -284,15 +284,15 @@ def published(every: Rows) -> list[Claim]:
     meant = [row for row in inside if row["method"] == PRESCRIBED.get(row["family"], "Algorithm 2")]
     if meant:
         ran = [row for row in meant if "tv" in row]
-        held = sum(row["setting"].startswith("b rho") for row in ran)
+        held = sum(row["setting"].startswith("tau rho") for row in ran)
         other = [row for row in inside if row not in meant]
         out.append(
             Claim(
                 "CASAL replaces the Langevin steps of energy-based, annealed, DDPM and score-SDE models as they are: "
                 "Algorithm 1 on fixed densities, Algorithm 2 on models with noise levels",
                 "all of them",
-                f"{len(ran)} of {len(meant)} (family, set) pairs, {held} of them with b rho held constant, a coupling "
-                f"of ours; the other algorithm of the two: {sum('tv' in row for row in other)} of {len(other)}",
+                f"{len(ran)} of {len(meant)} (family, set) pairs, {held} of them with tau rho held constant, a "
+                f"coupling of ours; the other algorithm of the two: {sum('tv' in row for row in other)} of {len(other)}",
                 verdict(*("tv" in row for row in meant)),
                 source="section 3.3; appendix B, summary",
                 flips="a pair on which every coupling is refused as unstable or loses chains",
