@@ -292,7 +292,8 @@ def published(every: Rows) -> list[Claim]:
                 "Algorithm 1 on fixed densities, Algorithm 2 on models with noise levels",
                 "all of them",
                 f"{len(ran)} of {len(meant)} (family, set) pairs, {held} of them with tau rho held constant, a "
-                f"coupling of ours; the other algorithm of the two: {sum('tv' in row for row in other)} of {len(other)}",
+                f"coupling of ours; the other of the two algorithms: {sum('tv' in row for row in other)} of "
+                f"{len(other)}",
                 verdict(*("tv" in row for row in meant)),
                 source="section 3.3; appendix B, summary",
                 flips="a pair on which every coupling is refused as unstable or loses chains",
