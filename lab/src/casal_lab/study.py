@@ -112,12 +112,17 @@ def penalty_ramps(targets: Iterable[casal.Target]) -> list[Case]:
     ]
 
 
-def _gains(name: str, gains: Sequence[float]) -> dict[str, Any]:
-    return {f"b {name} = {gain:g}": casal.constant_gain(gain) for gain in gains}
+def _gains(name: str, gains: Sequence[float], step: str = "b") -> dict[str, Any]:
+    """Couplings by their product with the step size: the gain b, or tau = s^2 / 2 in the published variants."""
+    return {f"{step} {name} = {gain:g}": casal.constant_gain(gain) for gain in gains}
 
 
 _FIXED = {f"rho = {rho:g}": rho for rho in (1.0, 10.0, 100.0)}
-_PRINTED: dict[str, Any] = {**_FIXED, **_gains("rho", (0.1, 1.0, 2.0)), "rho = 2 to 20": casal.linear(2.0, 20.0)}
+_PRINTED: dict[str, Any] = {
+    **_FIXED,
+    **_gains("rho", (0.05, 0.5, 1.0), "tau"),
+    "rho = 2 to 20": casal.linear(2.0, 20.0),
+}
 _REPAIRED: dict[str, Any] = {**_FIXED, **_gains("rho", (0.003, 0.01, 0.1, 1.0))}
 _NOISE = {f"rho = {c:g} alpha^2 / sigma^2": casal.inverse_variance(c) for c in (0.01, 0.1)}
 _PENALTIES: dict[str, Any] = {

@@ -13,7 +13,7 @@ from casal_lab.field.setup import SCRIPT
 from casal_lab.problems.field import EXPECTED, STIFF, conditional, quantile_distance
 
 
-@pytest.mark.parametrize("energy", EXPECTED)
+@pytest.mark.parametrize("energy", runs.LEVELS)
 def test_weighted_casal_follows_the_exact_law_on_every_level(energy: float) -> None:
     target, method = runs.our_cases(500)["WeightedCASAL, preconditioned"]
     result = sample(target, Sphere(energy**0.5), method, 1500, seed=0)
@@ -30,7 +30,7 @@ def outcome() -> Outcome:
 
 
 def test_a_run_of_two_methods(outcome: Outcome) -> None:
-    assert len(outcome.tables) == 1 + len(runs.ENERGIES)
+    assert len(outcome.tables) == 1 + len(runs.LEVELS)
     for table in outcome.tables[1:]:
         rows = {row["method"]: row for row in table.rows}
         assert rows["WeightedCASAL, preconditioned"]["violation"] < 1e-8

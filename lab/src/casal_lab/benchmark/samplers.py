@@ -34,7 +34,7 @@ TUNING = 200
 """Validation chains."""
 
 NOISY: Sequence[Named] = [
-    *((f"b rho = {gain:g}", casal.CASAL.algorithm2(casal.constant_gain(gain))) for gain in (0.01, 0.03, 0.05)),
+    *((f"tau rho = {gain:g}", casal.CASAL.algorithm2(casal.constant_gain(gain))) for gain in (0.005, 0.015, 0.025)),
     ("rho = 0.1 alpha^2 / sigma^2", casal.CASAL.algorithm2(casal.inverse_variance(0.1))),
 ]
 """More settings of Algorithm 2, for diffusion models: their noise starts at 40 times the spread, unlike the paper's,

@@ -14,7 +14,7 @@ from casal_lab.burgers.comparison import TUNED, Runs, average, difference, log_r
 from casal_lab.burgers.observed import GLUED, STRICT, Observed
 from casal_lab.burgers.regime_runs import BEST
 from casal_lab.burgers.setup import Model
-from casal_lab.experiment import MET, MISSED, PARTLY_MET, Array, Claim, reached, verdict
+from casal_lab.experiment import FAILS, MET, MISSED, PARTLY, PARTLY_MET, Array, Claim, reached, verdict
 from casal_lab.study import mean_and_error
 
 EXACTLY = 1e-12
@@ -58,7 +58,7 @@ def published(
     """What the paper says of set-ups like A and B."""
     rivals = ("unconstrained", PROJECTED, "3D-Var", TUNED[0])
     return [
-        *(_lower(found, observed, other) for other in rivals),
+        *(claim for other in rivals for claim in _lower(found, observed, other)),
         _regularises(found),
         _drifts(found),
         _artifacts(found, observed),
@@ -69,27 +69,54 @@ def published(
     ]
 
 
-def _lower(found: Found, observed: Mapping[str, Observed], other: str) -> Claim:
-    """With the Gaussian posterior, on all trajectories; with the other ways of C.3 for the observations, on some."""
+WAYS = {GLUED: "by PSLD", STRICT: "as a strict constraint"}
+"""The other two ways of section C.3 for the observations."""
+
+
+def _lower(found: Found, observed: Mapping[str, Observed], other: str) -> list[Claim]:
+    """With the Gaussian posterior, section 5.2's own way, on all trajectories; with the ways of C.3, on some."""
     gaps = _gap(found, CASAL_PRINTED, other)
-    told, holds = [_told(gaps)], [gap + 2 * error < 0 for gap, error, _ in gaps.values()]
-    for way in (GLUED, STRICT):
+    holds = [gap + 2 * error < 0 for gap, error, _ in gaps.values()]
+    claims = [
+        Claim(
+            f"CASAL (Algorithm 2, rho = 10) has a lower error than {other}",
+            "significantly lower",
+            _told(gaps),
+            verdict(*holds),
+            SECTION,
+            "a paired difference on the other side of minus two standard errors, in A or in B",
+            "printed",
+            plain=f"{_count(holds)} with the Gaussian posterior, the way of section 5.2.",
+        )
+    ]
+    told, others = list[str](), list[bool]()
+    for way, words in WAYS.items():
         entered: dict[str, Gap] = {}
         for name, each in observed.items():
             if (way, other) in each and (way, other) != (STRICT, "unconstrained"):
                 gap, error = average(each[way, CASAL_PRINTED].l2 - each[way, other].l2)
                 entered[name] = gap, error, gap / float(each[way, other].l2.mean())
         if entered:
-            told.append(f"observations {'by PSLD' if way == GLUED else 'strict'}, {_told(entered)}")
-            holds += [gap + 2 * error < 0 for gap, error, _ in entered.values()]
-    return Claim(
-        f"CASAL (Algorithm 2, rho = 10) has a lower error than {other}",
-        "significantly lower",
-        "; ".join(told),
-        verdict(*holds),
-        SECTION,
-        "a paired difference on the other side of minus two standard errors, in any of the cases",
-    )
+            told.append(f"observations {words}, {_told(entered)}")
+            others += [gap + 2 * error < 0 for gap, error, _ in entered.values()]
+    if told:
+        claims.append(
+            Claim(
+                f"the same against {other}, with observations by diffusion posterior sampling or as a constraint",
+                "lower (baselines of C.3)",
+                "; ".join(told),
+                verdict(*others),
+                "section C.3, baselines",
+                "a paired difference on the other side of minus two standard errors, in any of the cases",
+                "printed",
+                plain=f"{_count(others)} with the other ways to use observations.",
+            )
+        )
+    return claims
+
+
+def _count(holds: Sequence[bool]) -> str:
+    return f"Lower in {sum(holds)} of {len(holds)} cases"
 
 
 def _regularises(found: Found) -> Claim:
@@ -108,6 +135,7 @@ def _regularises(found: Found) -> Claim:
         verdict(*holds),
         SECTION,
         "a difference to 3D-Var below minus two standard errors over all windows, and one that falls with time",
+        plain="With our prior and set-ups the Gaussian posterior alone is as good or better.",
     )
 
 
@@ -121,6 +149,8 @@ def _drifts(found: Found) -> Claim:
         verdict(*(value > SIGNIFICANT for pair in parts.values() for value in pair)),
         SECTION,
         f"a mean error below {SIGNIFICANT:.0%} of mass or energy",
+        exact="0 %",
+        plain="Without the constraint a sample misses mass and energy by many per cent.",
     )
 
 
@@ -142,6 +172,8 @@ def _artifacts(found: Found, observed: Mapping[str, Observed]) -> Claim:
         verdict(*holds),
         SECTION,
         "power in modes 7 to 9 within two standard errors of the truth's or of unconstrained diffusion's",
+        exact="the truth's power",
+        plain="More power than the truth at the end of the spectrum, most of all where observations are strict.",
     )
 
 
@@ -156,6 +188,9 @@ def _conserves(found: Found) -> Claim:
         verdict(worst <= EXACTLY),
         SECTION,
         f"a sample of Algorithm 2 whose relative error is above {EXACTLY:g}",
+        "printed",
+        "0",
+        "Every sample has its mass and energy; the mean of five has not.",
     )
 
 
@@ -190,6 +225,7 @@ def _overhead(ratios: Mapping[str, Array]) -> Claim:
 
 
 def _starts(rows: Sequence[Mapping[str, Any]]) -> Claim:
+    """At most partly: sigma is in units of the root mean square, rho in those of a decoder of norm one."""
     growth = {float(row["sigma"]): float(row["ratio"]) for row in rows}
     flat = max(value for sigma, value in growth.items() if sigma <= 20.0)
     return Claim(
@@ -199,9 +235,12 @@ def _starts(rows: Sequence[Mapping[str, Any]]) -> Claim:
         + ", or "
         + " ".join(f"{value:.2f}" for value in growth.values())
         + " times",
-        verdict(flat <= FLAT, growth[100.0] >= STEEP),
+        PARTLY if flat <= FLAT and growth[100.0] >= STEEP else FAILS,
         ABLATION,
         f"growth above {FLAT:g} times up to sigma = 20, or below {STEEP:g} times at sigma = 100",
+        "printed",
+        plain="Flat, then growing, with sigma in units of the root mean square of a field; where the decoder has norm "
+        "one the same sigma is larger, and the error grows earlier.",
     )
 
 

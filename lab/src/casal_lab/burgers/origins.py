@@ -64,6 +64,7 @@ ORIGINS = (
     _paper("diffusion", "DDPM", _NET),
     _paper("diffusion steps", _RUNS.steps, _NET),
     _ours("beta schedule", f"linear, {float(BETAS[0]):g} to {float(BETAS[-1]):g}", "not printed; that of Ho et al."),
+    _ours("noise of a DDPM step", "posterior variance", "(B.6) prints sigma^2 = beta"),
     # Assimilation.
     _paper("horizon H", f"{_A.horizon:g}", _SET_UP),
     _paper("observation times", setup.TIMES, _SET_UP),

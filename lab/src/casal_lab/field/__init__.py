@@ -4,8 +4,7 @@ Question: given the energy of a field, which methods sample its first mode from 
 
 Set-up: the first two coefficients sit in the double well V, the other 48 are Gaussian with variances
 0.1 / (1 + |k|)^2, k on a 5 x 5 lattice, two real numbers per mode. The paper fixes half of the squared norm and prints
-no number; the script has 15, as the squared norm. So |x|^2 is 15, 20 or 30; on 30 the right well is out of reach. The
-levels 12, 10 and 8 are easier.
+no number; the script has 15, as the squared norm. So |x|^2 is 15, 20 or 30; on 30 the right well is out of reach.
 
 The paper claims that only CASAL matches the conditional distribution, that projection stays in the wrong mode, that
 penalties keep the energy on average only, and two ablations: schedules of rho, and the size of the dual at the start.

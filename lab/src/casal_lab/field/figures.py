@@ -76,15 +76,14 @@ def _figure_2(data: Mapping[str, Any]) -> Figure:
     points, cdf = conditional(STIFF, PAPER_ENERGY)
     density = np.gradient(cdf, points)
     figure, axes = panels(len(STEPS), len(TITLES), 2.2 * len(TITLES), 1.9 * len(STEPS) + 0.8, sharex=True, sharey=True)
-    edges, top = np.linspace(-4.0, 4.0, 51), 1.25 * float(density.max())
+    edges, top = np.linspace(-5.5, 5.5, 67), 1.25 * float(density.max())
     for row, steps in enumerate(STEPS):
         for column, (label, title) in enumerate(TITLES.items()):
             axis = axes[row, column]
             schedule = "linear" if label in (SPLIT, "Algorithm 2", "released code") else ""
             samples = first.get((label, SHOWN_TAU, steps, schedule))
             if samples is not None:
-                x = np.clip(samples, edges[0] + 1e-6, edges[-1] - 1e-6)
-                heights, _ = np.histogram(x, edges, density=True)
+                heights, _ = np.histogram(samples, edges, density=True)
                 histogram(axis, heights, edges, colour(label), top, points, density)
                 found = grid_of[Cell(label, PAPER_ENERGY, SHOWN_TAU, steps, schedule)]
                 axis.text(
@@ -92,9 +91,9 @@ def _figure_2(data: Mapping[str, Any]) -> Figure:
                 )
             if row == 0:
                 axis.set_title(title, fontsize=10)
-            axis.set(xticks=[-4, -2, 0, 2, 4], xlim=(-4.6, 4.6))
+            axis.set(xticks=[-4, -2, 0, 2, 4], xlim=(-5.6, 5.6))
         axes[row, 0].set_ylabel(f"{steps} steps", fontsize=10)
-    headline(figure, "Histograms of the first mode, ½|x|² = 15, ρ from 2 to 20 (line: exact)")
+    headline(figure, f"Histograms of the first mode, ½|x|² = 15, τ = {SHOWN_TAU:g}, ρ from 2 to 20 (line: exact)")
     figure.supxlabel("first mode", fontsize=9)
     return figure
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,13 +14,15 @@ from casal_lab.experiment import AnyMethod, Array, Outcome, ResultTable, Tell, s
 from casal_lab.field.ablations import dual_ablation
 from casal_lab.field.claims import claims
 from casal_lab.field.cost import seconds_table, tightening_study
-from casal_lab.field.grid import PRIMAL_DUAL, SPLIT, TOP, Effort, run_grid
+from casal_lab.field.grid import PAPER_ENERGY, PRIMAL_DUAL, SPLIT, TOP, Effort, run_grid
 from casal_lab.field.setup import NARROW, OURS, SCRIPT, WIDE, Means
-from casal_lab.problems.field import EXPECTED, STIFF, conditional, quantile_distance, sampling_floor, share_right
-from casal_lab.study import Case, best, mean_and_error, mean_entry, penalty_ramps, runs, share, trust
+from casal_lab.problems.field import STIFF, conditional, quantile_distance, sampling_floor, share_right
+from casal_lab.study import Case, mean_entry, runs, share, trust
 
 ENERGY = STIFF.energy
-ENERGIES = tuple(EXPECTED)
+LEVELS = (PAPER_ENERGY, ENERGY)
+"""|x|^2 of the runs with our settings."""
+
 PRECONDITIONED = ", preconditioned"
 LARGE = "WeightedCASAL, preconditioned, 4000 chains"
 
@@ -34,8 +34,6 @@ class Scale(NamedTuple):
     weighted: int  # chains of one more row of WeightedCASAL, whose quality depends on it
     seeds: int  # runs
     shorter: int  # by how much all runs are shortened
-    tuning: int  # chains on which baselines are tuned
-    stride: int  # every how manyth setting of them is tried
     grid: Effort  # of the settings that the paper leaves open
     dual: tuple[Sequence[float], int]  # sizes and steps of the ablation of the dual
     tight: tuple[int, int, int]  # chains, steps and seeds of the study of approximate projections
@@ -46,10 +44,8 @@ _SIZES = (0.0, 1.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 FULL = Scale(
     n=1000,
     weighted=4000,
-    seeds=3,
+    seeds=1,
     shorter=1,
-    tuning=250,
-    stride=1,
     grid=Effort(200, 3),
     dual=(_SIZES, 10_000),
     tight=(300, 300, 3),
@@ -60,8 +56,6 @@ QUICK = Scale(
     weighted=500,
     seeds=2,
     shorter=25,
-    tuning=50,
-    stride=14,
     grid=Effort(40, 2, 50),
     dual=((0.0, 1.0), 1000),
     tight=(60, 12, 2),
@@ -108,25 +102,7 @@ def our_cases(steps: int) -> dict[str, Case]:
     return {f"{label}{PRECONDITIONED}": (scaled, method) for label, method in methods.items()}
 
 
-def tuned_settings(steps: int) -> dict[str, list[Case]]:
-    """Settings among which methods are tuned, all with the preconditioner: ramps, step sizes, dual steps, burn-in."""
-    targets = {tau: STIFF.preconditioned(steps, tau) for tau in (0.03, 0.1, 0.2)}
-    ramps = (casal.linear(2.0, 20.0), *(casal.geometric(low, high) for low, high in product((0.01, 0.1), (20.0, 60.0))))
-    return {
-        "penalty, tuned + projection": penalty_ramps([targets[0.1], targets[0.03]]),
-        "projected, tuned": [
-            (t, casal.Projected(burn_in=b)) for t, b in product(targets.values(), (0.0, 0.1, 0.3, 0.6))
-        ],
-        "Algorithm 1, tuned": [(t, casal.CASAL.algorithm1(ramp)) for t, ramp in product(targets.values(), ramps)],
-        "Algorithm 2, tuned": [(t, casal.CASAL.algorithm2(ramp)) for t, ramp in product(targets.values(), ramps)],
-        "released code, tuned": [
-            (t, casal.CASAL.released(ramp, eta, burn_in=0.1))
-            for t, ramp, eta in product(targets.values(), ramps, (0.01, 0.1))
-        ],
-    }
-
-
-LABELS = (*script_cases(1), *our_cases(1), *tuned_settings(1), LARGE)
+LABELS = (*script_cases(1), *our_cases(1), LARGE)
 
 
 @stamp
@@ -180,23 +156,14 @@ def group(
 
 
 def levels(scale: Scale, labels: Sequence[str], tell: Tell) -> tuple[list[ResultTable], dict[float, Any]]:
-    """Our settings on every level, more chains for WeightedCASAL; at the script's energy also the tuned methods."""
+    """Our settings on both levels, and more chains for WeightedCASAL."""
     tables, data, steps = [], {}, OURS.steps // scale.shorter
-    for energy in ENERGIES:
+    for energy in LEVELS:
         every = our_cases(steps)
         every[LARGE] = every[f"WeightedCASAL{PRECONDITIONED}"]
-        for label, settings in tuned_settings(steps).items() if energy == ENERGY else ():
-            if label in labels:
-                tell(f"|x|^2 = {energy:g}, tuning: {label}")
-                loss = partial(_distance, energy)
-                every[label] = best(settings[:: scale.stride], casal.Sphere(energy**0.5), loss, scale.tuning)
         table, data[energy] = group(OURS, energy, every, steps, scale, labels, tell)
         tables.append(table)
     return tables, data
-
-
-def _distance(energy: float, result: casal.SampleResult) -> float:
-    return quantile_distance(_first(result), *conditional(STIFF, energy))
 
 
 def _first(result: casal.SampleResult) -> Array:
@@ -213,9 +180,9 @@ def _row(label: str, energy: float, results: Sequence[casal.SampleResult]) -> di
     return {
         "method": label,
         "n": len(firsts[0]),
-        **mean_entry("w1", [quantile_distance(x, grid, cdf) for x in firsts]),
+        **_over_seeds("w1", [quantile_distance(x, grid, cdf) for x in firsts]),
         "right": right,
-        "right_se": max(binomial, mean_and_error([float((x > 0).mean()) for x in firsts])[1]),
+        "right_se": max(binomial, _over_seeds("", [float((x > 0).mean()) for x in firsts]).get("_se", 0.0)),
         "energy": float(squares.mean()),
         "energy_sd": float(squares.std()),
         "violation": max(float(r.certificate.violation.max()) for r in results),
@@ -225,18 +192,19 @@ def _row(label: str, energy: float, results: Sequence[casal.SampleResult]) -> di
     }
 
 
+def _over_seeds(key: str, values: Sequence[float]) -> dict[str, float]:
+    """The mean, and its standard error if there are several seeds."""
+    return mean_entry(key, values) if len(values) > 1 else {key: values[0]}
+
+
 def _table(means: Means, energy: float, steps: int, rows: Sequence[dict[str, Any]], scale: Scale) -> ResultTable:
     marginal, (plain, scaled) = conditional(STIFF, energy), means.condition()
     exact = [
         {"method": "exact draws", "n": n, "w1": sampling_floor(*marginal, n), "right": share_right(STIFF, energy)}
         for n in sorted({row["n"] for row in rows})
     ]
-    tuning = ""
-    if means is OURS and energy == ENERGY:
-        counts = ", ".join(f"{label} {len(tried)}" for label, tried in tuned_settings(1).items())
-        tuning = f" Settings tried on other chains, against the exact distribution: {counts}."
     return ResultTable.of(
-        f"Energy {energy:g}, {means.title}: {steps} score evaluations, {scale.seeds} seeds",
+        f"Energy {energy:g}, {means.title}: {steps} score evaluations, seeds: {scale.seeds}",
         "method | n: chains, d | w1: W1 of the first coefficient, .3f | right: share at x1 > 0, .4f | "
         "energy: mean energy, .2f | energy_sd: sd of it, .2f | violation: largest violation, .1e | ancestors, .0f | "
         "seconds, .2f | fidelity: verdict",
@@ -248,5 +216,5 @@ def _table(means: Means, energy: float, steps: int, rows: Sequence[dict[str, Any
             else f"tau = eta = {STIFF.step_size:g}, start 5 N(0, I) (primal-dual N(0, I)). The condition 4 tau (beta + "
             f"4 rho) <= 1 of the paper's proposition has {plain:.1f}."
         )
-        + f" The last rows are the mean W1 of exact draws (the floor) and the exact share.{tuning}",
+        + " The last rows are the mean W1 of exact draws (the floor) and the exact share.",
     )

@@ -74,9 +74,6 @@ ORIGINS = (
         "energy |x|^2, paper", "30", "ours", "section 5.1 fixes |x|^2 / 2 = E without a number; the script's E = 15"
     ),
     Origin("energy |x|^2, between", "20", "ours", "to see where the positive mode stops mattering"),
-    Origin(
-        "easier energies", "12, 10, 8", "ours", "levels that both modes reach, to see where a method begins to fail"
-    ),
     Origin("chains", "1000", "paper", "section 5.1, and the script"),
     Origin("chains of the settings", "200 in each of 3 seeds", "ours", "a share of 2 % to 0.6 %, in minutes"),
     Origin("chains of one more row of WeightedCASAL", "4000", "ours", "its error falls with the number of chains"),
@@ -109,7 +106,7 @@ ORIGINS = (
         "weight of the penalty",
         "0.5; 0.05 with the preconditioner",
         "ours",
-        "no number is given; beside it 28 tuned ones",
+        "no number is given",
     ),
     Origin("top of the ladder of WeightedCASAL", "400", "ours", "a ladder to 20 leaves a bias of 0.2 in W1"),
     Origin(

@@ -17,7 +17,7 @@ FAMILY, PLACE, RADIUS, EVALUATIONS = "ddpm", "circle R = 2", 2.0, 250
 METHODS: dict[str, AnyMethod] = {
     "final projection": casal.FinalProjection(),
     "projected": casal.Projected(),
-    "Algorithm 2": casal.CASAL.algorithm2(casal.constant_gain(1.0)),
+    "Algorithm 2": casal.CASAL.algorithm2(casal.constant_gain(0.5)),
     "CASAL": casal.CASAL(10.0),
     "SplitGibbs": casal.SplitGibbs(0.02),
 }

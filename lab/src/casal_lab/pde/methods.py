@@ -146,7 +146,7 @@ def entries(task: Task, model: Model, guide: Weight | None = None) -> dict[str, 
     etas = (0.3, 1.0, 1.6)
     released = [
         (f"kappa {kappa:g}, eta {eta:g}{end}", CASAL.released(constant_gain(kappa * unit), eta))
-        for kappa in (STABLE, 0.5)
+        for kappa in (0.5, STABLE)
         for eta, end in zip(etas, ends(etas), strict=True)
     ]
     penalties = (0.03, 0.1, 0.3, 0.6, 0.9, 1.5)

@@ -15,15 +15,12 @@ ROOM = (0.3, 0.6, 0.8, 1.0, 1.3)
 Rows = Mapping[str, Mapping[float, Mapping[str, Any]]]
 Ablation = Mapping[str, Mapping[str, Sequence[float]]]
 
-RELEASED = "dual 1, full z, explicit"
-"""Of the ablation: the update of the authors' released code with eta = 1."""
-
 
 def claims(data: Mapping[str, Any]) -> list[Claim]:
     """What the paper says, of its printed algorithm; then what we ask of ourselves."""
     rows: Rows = data["rows"]
     return [
-        *_section(rows, data["ablation"]),
+        *_section(rows),
         *_casal(rows),
         _dual(data["ablation"]),
         *_weighted("Twisted", data["weights"], data["random"]),
@@ -52,11 +49,9 @@ def _above(rows: Rows, label: str, others: Sequence[str], radii: Sequence[float]
     return wins, min(leads)
 
 
-def _section(rows: Rows, ablation: Ablation) -> list[Claim]:
-    every = list(rows["unconstrained"])
+def _section(rows: Rows) -> list[Claim]:
     penalty, projected = rows["penalty"][0.8], rows["projected"][0.8]
     plain = rows["unconstrained"][0.8]
-    wins, _ = _above(rows, "Algorithm 2", BASELINES, every)
     ratio = penalty["seconds"] / penalty["flights"] * rows["CASAL"][0.8]["flights"] / rows["CASAL"][0.8]["seconds"]
     return [
         Claim(
@@ -66,6 +61,7 @@ def _section(rows: Rows, ablation: Ablation) -> list[Claim]:
             verdict(penalty["free"] > plain["free"] and penalty["free"] < 0.99),
             "section 5.3",
             "fewer than 1 % of the guided samples in an obstacle, or as many as without guidance",
+            plain="Guidance helps, and a third of the samples still hit a wall.",
         ),
         Claim(
             "projected diffusion avoids obstacles, but its paths are distorted and unphysical",
@@ -75,18 +71,9 @@ def _section(rows: Rows, ablation: Ablation) -> list[Claim]:
             verdict(projected["free"] < 0.5),
             "section 5.3",
             "more than half of the flights flown with the inputs of projected samples clear of the obstacles",
+            plain="The drawn path is clear, the flight of its own inputs mostly is not.",
         ),
-        Claim(
-            "CASAL has significantly higher success than penalty and projected diffusion (Algorithm 2, rho = 100)",
-            f"at every r ({len(every)} of {len(every)})",
-            f"at {wins} of {len(every)}: Algorithm 2 {_range(_rates(rows, 'Algorithm 2'))}, tuned penalty "
-            f"{_range(_rates(rows, 'penalty'))}, tuned projected {_range(_rates(rows, 'projected'))}; "
-            f"the update of the released code {_range(ablation[RELEASED]['success'])}",
-            verdict(wins == len(every), wins > 0),
-            "section 5.3, figure 4 right",
-            "a dual step of 1 in place of tau: with it the printed z-step is above the tuned penalty at r = 1.3 "
-            "(table of variants); or units of rho, inputs and obstacles that the paper does not give",
-        ),
+        *(_higher(rows, variant, label) for variant, label in VARIANT_OF.items() if label in rows),
         Claim(
             "penalty guidance takes about 3 times as long as CASAL",
             "3",
@@ -96,8 +83,31 @@ def _section(rows: Rows, ablation: Ablation) -> list[Claim]:
             "section C.6",
             "a ratio below 2: one gradient step per row, for which the benchmark has 0.9 in closed form and 1.1 by "
             "autograd",
+            plain="Only with several gradient steps a row, as the paper says they can be needed; a single one costs no "
+            "more than CASAL.",
         ),
     ]
+
+
+VARIANT_OF = {"printed": "Algorithm 2", "released": "released code", "ours": "CASAL"}
+
+
+def _higher(rows: Rows, variant: str, label: str) -> Claim:
+    every = list(rows["unconstrained"])
+    wins, _ = _above(rows, label, BASELINES, every)
+    return Claim(
+        "CASAL has significantly higher success than penalty and projected diffusion",
+        f"at every r ({len(every)} of {len(every)})",
+        f"at {wins} of {len(every)}: {label} {_range(_rates(rows, label))}, tuned penalty "
+        f"{_range(_rates(rows, 'penalty'))}, tuned projected {_range(_rates(rows, 'projected'))}; setting: "
+        f"{rows[label][0.8]['setting'] or 'as in the table'}",
+        verdict(wins == len(every), wins > 0),
+        "section 5.3, figure 4 right",
+        "units of rho, inputs and obstacles that the paper does not give; a success two standard errors above the best "
+        "baseline at every r",
+        variant,
+        plain=f"Above both tuned baselines at {wins} of {len(every)} sizes of the wall.",
+    )
 
 
 def _casal(rows: Rows) -> list[Claim]:

@@ -64,7 +64,7 @@ class Scale(NamedTuple):
 
 
 FULL = Scale(
-    10_000, 1_200, 3, Training(), (0.3, 0.6, 0.8, 1.0, 1.3, 1.8, 2.3, 2.8), 200, 1, 20, 200_000, 200,
+    10_000, 1_500, 3, Training(), (0.3, 0.6, 0.8, 1.0, 1.3, 1.8, 2.3, 2.8), 200, 1, 20, 200_000, 200,
     [label for label in METHODS if label not in ("zero", "noise")],
 )  # fmt: skip
 QUICK = Scale(60, 30, 1, Training(25), (0.8, 1.8), 30, 12, 2, 10_000, 8, ("CASAL", "Twisted"))
@@ -462,6 +462,7 @@ ORIGINS = (
     Origin("learning rate", f"{RATE:g}", "ours", "the paper gives none"),
     Origin("diffusion steps", f"{STEPS}", "paper", "section C.4"),
     Origin("beta", f"{float(BETAS[0]):g} to {float(BETAS[-1]):g}, linear", "ours", "the usual one of DDPM"),
+    Origin("noise of a DDPM step", "posterior variance", "ours", "(B.6) prints sigma^2 = beta"),
     Origin("rho", f"{RHO:g}", "paper", "section C.4, in units that it does not give; ours has one per sd of a channel"),
     Origin(
         "rho of our variant",
