@@ -52,6 +52,7 @@ class Row(NamedTuple):
         centre: y = centre + L u, (r,).
         scale: L (``scales.py``).
         blind: Whether leapfrogs go without a force.
+        most: Chains of the run that move, the first ones; None for all.
     """
 
     kind: str
@@ -63,6 +64,7 @@ class Row(NamedTuple):
     centre: Tensor = torch.zeros(0)
     scale: Tensor = torch.zeros(0)
     blind: bool = False
+    most: int | None = None
 
 
 class HMCState(NamedTuple):
