@@ -19,6 +19,7 @@ from benchmarks import (
     feasibility,
     field,
     implicit,
+    inside,
     ladders,
     memory,
     projections,
@@ -40,6 +41,7 @@ GROUPS = {
     "diffusers": diffusers_steps.tables,
     "ladders": ladders.tables,
     "implicit": implicit.tables,
+    "inside": inside.tables,
     "dimensions": dimensions.tables,
     "memory": lambda quick: iter([memory.table(quick), memory.imports(quick)]),
 }

@@ -132,6 +132,16 @@ def test_one_point_a_few_or_none() -> None:
     assert torch.equal(run(None), run(constraint.reduction((3,)).origin))  # type: ignore[union-attr]
 
 
+def test_chains_that_begin_at_one_point_take_no_metric_from_rounding() -> None:
+    """A circle among units of 1 and 1e-3, from one point and what rounding makes of it: the whole circle is found."""
+    width = torch.tensor([1.0, 1.0, 1e-3], dtype=F)
+    ring = casal.Implicit(lambda z: torch.stack([z[:, :2].square().sum(1) - 1, z[:, 2] - width[2] * z[:, 0]], 1))
+    start = torch.tensor([1.0, 0.0, 1e-3], dtype=F) + 1e-13 * normal(16, 200, 3)
+    target = casal.langevin(lambda x: 0 * x, init=start, steps=200, potential=lambda x: 0 * x[:, 0])
+    z = casal.sample(target, ring, HMC(), 200, check=False).samples
+    assert worst(z[:, :2], torch.zeros(2, dtype=F)) < 4.0 and float(z[:, 0].std()) == pytest.approx(0.7, abs=0.1)
+
+
 def test_a_density_is_never_asked_outside_wherever_the_start_lies() -> None:
     """Not even in the checks before the first step: logarithms at a start with negative coordinates."""
     asked = list[float]()

@@ -42,6 +42,7 @@ from casal.constraints.parameters import (
     show,
     together,
 )
+from casal.constraints.reduction import implied_equations
 from casal.constraints.solvers.flat_sets import FlatSet
 from casal.constraints.solvers.sparse_rows import MOST_DENSE, SparseMatrix, SparseSystem, across, back
 from casal.constraints.solvers.truncated import log_interval_mass, truncated_normal
@@ -726,8 +727,12 @@ def flat_parts(rows: Rows, *, only_in_disguise: bool = False) -> Parts | None:
     if bool((~equal).any()) and not sides.has_room(found.point, ~equal):
         if len(equal) > MOST_ROWS:
             return None
-        for row in torch.nonzero(~equal).flatten():
-            equal[row] = not sides.has_room(found.point, torch.arange(len(equal)) == row)
+        implied = implied_equations(sides.matrix[equal], sides.bound[equal], sides.matrix[~equal], sides.bound[~equal])
+        if implied is not None:
+            equal[~equal] = implied
+        else:
+            for row in torch.nonzero(~equal).flatten():
+                equal[row] = not sides.has_room(found.point, torch.arange(len(equal)) == row)
     if only_in_disguise and bool((equal == sides.equal).all()):
         return None
     try:

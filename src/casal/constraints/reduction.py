@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import Event
-from casal.errors import InfeasibleSet, SettingError
+from casal.errors import CasalError, InfeasibleSet, SettingError
 
 SLACK, LP_TOLERANCE, ROUGH_SLACK = 1e-9, 1e-10, 1e-7
 """Slack, in units of the walls' levels, below which a wall is an equation; tolerance of the programmes; and the same
@@ -308,6 +308,18 @@ def _solved(lp: Any, cost: Tensor, **given: Any) -> Any:
     if found.x is None:
         raise SettingError(f"the linear programme of the set was not solved: {found.message}")
     return found
+
+
+def implied_equations(E: Tensor, e: Tensor, W: Tensor, w: Tensor) -> Tensor | None:
+    """Which walls W x <= w no point with E x = e leaves, (m,) bool; None without SciPy, or where a programme fails."""
+    lp = _highs()
+    if lp is None or not len(W):
+        return None
+    rows, walls = (torch.linalg.vector_norm(part, dim=1).clamp_min(1e-300) for part in (E, W))
+    try:
+        return _implied(lp, E / rows[:, None], e / rows, W / walls[:, None], w / walls)[1]
+    except CasalError:
+        return None
 
 
 def _implied(lp: Any, E: Tensor, e: Tensor, W: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

@@ -126,6 +126,10 @@ SPREAD = 256
 """Points all over a bounded set at which a density is asked whether it is constant or Gaussian: it may have a narrow
 mode far from all starting points."""
 
+WARM_CHAINS = 512
+"""Chains of a warm-up by flows, at most. It only finds the metric of a density with one mode; the other chains begin as
+copies, which have to forget that like all others."""
+
 SAME = 0.2
 """Difference of the two rules for log p(y') - log p(y) over a trajectory, up to which the first is taken."""
 
@@ -213,11 +217,13 @@ class HMC(Method[HMCState]):
         phase, space = control.phase, space_of(problem)
         if control.law in ("constant", "gaussian") or (phase == "draw" and space.flat is not None):
             count = FLOWS << (MAIN_ROWS - control.left)
+            most = None
             if phase != "main":
                 count = FIRST_FLOWS[min(len(FIRST_FLOWS) - 1, control.row)]
+                most = WARM_CHAINS if phase == "warm" and problem.chains is None else None
             count = max(1, min(count, len(problem.table) - control.trajectories))
             straight = control.law == "constant" or (phase == "draw" and control.uniform)
-            return Row("flow" if straight else "orbit", t, (1,) * count, *shared)
+            return Row("flow" if straight else "orbit", t, (1,) * count, *shared, most=most)
         price, allowance = (
             1 + (control.fine != 0 and space.flat is not None and not known),
             control.limit - control.spent,
@@ -319,6 +325,12 @@ class HMC(Method[HMCState]):
         """The trajectories of a row."""
         if row.kind == "rest":
             return state
+        if row.most is not None and row.most < problem.first + len(state.y):
+            few = max(0, row.most - problem.first)
+            if not few:
+                return state
+            moved = self.step(space, problem, HMCState(*(p[:few] for p in state)), row._replace(most=None), noise)
+            return HMCState(*(torch.cat([one, p[few:]]) for one, p in zip(moved, state, strict=True)))
         generator = generator_of(noise, state.y)
         space = space.take(slice(problem.first, problem.first + len(state.y)))
         move = slices if row.kind == "slice" else flows
@@ -481,14 +493,15 @@ class HMC(Method[HMCState]):
             return state, control
         scale = torch.tensor(control.scale, dtype=state.y.dtype, device=state.y.device)
         centre = torch.tensor(control.centre, dtype=state.y.dtype, device=state.y.device)
+        y = state.y[:WARM_CHAINS] if control.law == "constant" and problem.chains is None else state.y
         if flat is None:
             turned = curved_scale(problem, state.y)
             return state, control._replace(scale=plain(turned), eps=control.eps * shrinkage(scale, turned))
-        new = renewed_scale(space, problem, state.y, scale)
+        new = renewed_scale(space, problem, y, scale)
         if new is None:
             return state, control
         if problem.chains is None:
-            middle = state.y.mean(0)
+            middle = y.mean(0)
             centre = middle if bool((flat.room - middle @ flat.walls.T > 0).all()) else centre
         eps = min(max(control.eps * shrinkage(scale, new), SIZES[0]), 1.0) if control.law == "smooth" else control.eps
         return state, control._replace(centre=plain(centre), scale=plain(new), eps=eps, length=LENGTH)

@@ -74,6 +74,7 @@ class Row(NamedTuple):
         blind: Whether leapfrogs go without a force.
         reference: The density q of q^(1-b) p^b in the coordinates y; None for that of the starting points.
         decades: Each chain takes eps 10^(-u), u uniform up to this: modes of other widths than most get their steps.
+        most: Chains of the run that move, the first ones; None for all.
     """
 
     kind: str
@@ -87,6 +88,7 @@ class Row(NamedTuple):
     blind: bool = False
     reference: Reference | None = None
     decades: float = 0.0
+    most: int | None = None
 
 
 class HMCState(NamedTuple):

@@ -14,9 +14,14 @@ from casal.methods.flat_flows import rounded
 from casal.methods.inside_chains import Space, labels_of, space_of
 from casal.methods.problem import Problem
 from casal.methods.scales import solve, times, wide_directions
+from casal.methods.surface import Surface
 
-DENSE, ROUND = 256, 4.0
-"""Dimensions up to which the metric is dense; ratio of spreads on a curved set from which on it has a metric."""
+DENSE, ROUND, LOOKED_AT = 256, 4.0, 16
+"""Dimensions up to which the metric is dense; ratio of spreads along a curved set from which on it has a metric, and
+chains at which that is measured."""
+
+AT_ONE_POINT = 1e-6
+"""Spread of chains, in units of where they are, below which they begin at one point: it is rounding, and no metric."""
 
 CROWDED = 3.0
 """Walls that an orbit of a Gaussian may meet for every dimension, by an estimate; beyond it leapfrogs are taken."""
@@ -47,26 +52,39 @@ def root_of(u: Tensor) -> Tensor | None:
 
 
 def curved_scale(problem: Problem, y: Tensor) -> Tensor:
-    """A metric for a curved set, where the spread of the chains differs much from direction to direction; else none.
+    """A metric for a curved set, where the spread of the chains differs much along it; else none.
 
-    Directions across the set, in which chains hardly spread, count as a share of the widest.
+    Directions across the set, in which chains hardly spread, count as a share of the widest. They are no reason for a
+    metric: coordinates that depend on others may have any unit.
     """
     given, none = given_scale(problem), torch.zeros(0, dtype=y.dtype, device=y.device)
     if given is not None:
         return given
     u = centred(y, labels_of(problem, len(y)))
+    if float(u.abs().max()) < AT_ONE_POINT * (1.0 + float(y.abs().max())):
+        return none
     if y.shape[1] > DENSE:
         scale = wide_directions(u, 1e-3) if len(y) >= FEWEST_CHAINS else none
         return scale if scale.ndim == 2 and 1.0 + float(scale[:, 1:].square().sum(0).max()) > ROUND else none
     if len(y) <= 2 * y.shape[1]:
         return none
     values, vectors = torch.linalg.eigh(u.T @ u / len(u))
-    some = values[values > 1e-10 * values[-1]]
-    if not len(some) or float((some[-1] / some[0]).sqrt()) <= ROUND:
+    if _unequal(problem, y, u.T @ u / len(u)) <= ROUND:
         return none
     spread = (vectors * values.clamp_min(1e-6 * float(values[-1]))) @ vectors.T
     kept = min(0.5, u.shape[1] / len(u))
     return torch.linalg.cholesky((1.0 - kept) * spread + kept * torch.diag(spread.diagonal()))
+
+
+def _unequal(problem: Problem, y: Tensor, covariance: Tensor) -> float:
+    """The ratio of the widest spread to the narrowest along the set, a median over some chains."""
+    some = torch.arange(min(len(y), LOOKED_AT), device=y.device) * len(y) // min(len(y), LOOKED_AT)
+    J = Surface(problem.take(some).constraint, space_of(problem).event).slopes(y[some])
+    along = torch.linalg.qr(J.mT, mode="complete").Q[:, :, J.shape[1] :]
+    values = torch.linalg.eigvalsh(along.mT @ covariance @ along)
+    if not values.shape[1]:
+        return 1.0
+    return float((values[:, -1] / values[:, 0].clamp_min(1e-10 * float(values.max()))).sqrt().median())
 
 
 def given_scale(problem: Problem) -> Tensor | None:
@@ -109,7 +127,7 @@ def first_scale(space: Space, problem: Problem, y: Tensor) -> Tensor:
     room = torch.full_like(y[0], torch.inf)
     if len(least):
         room = (least[:, None] / flat.walls.abs().clamp_min(1e-12)).amin(0)
-    spread = torch.where(spread > 1e-9 * room.clamp_max(1.0), spread, room.clamp_max(1.0))
+    spread = torch.where(spread > AT_ONE_POINT * room.clamp_max(1.0), spread, room.clamp_max(1.0))
     if y.shape[1] > DENSE:
         return spread
     if len(y) > 2 * y.shape[1]:
