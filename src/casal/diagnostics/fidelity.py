@@ -291,6 +291,14 @@ class Evidence:
         return inner or view(self.problem, self.constraint.take(index), self.z[index], some, latents)
 
     @cached_property
+    def rho(self) -> float | None:
+        """The coupling at which a ladder ended; None for methods without one."""
+        last, recorded = getattr(self.run.state, "rho", None), self.run.trace.get("rho")
+        if last is None and recorded is not None and len(recorded):
+            last = recorded[-1]
+        return None if last is None or not float(last) > 0.0 else float(last)
+
+    @cached_property
     def offset(self) -> Tensor | None:
         """A x - z for the last x and the samples z, (n, d); None where the state has no x of its own."""
         x = getattr(self.run.state, "x", None)
@@ -454,7 +462,18 @@ def _against_atoms(evidence: Evidence) -> str:
             f"the set is about {size:.1g} wide, and chains end {left:.1g} away from it: it is tiny beside the model; "
             f"use casal.WeightedCASAL(rho={(10.0 / size) ** 2:.0e}) and more steps"
         )
-    return "use a larger rho (a smaller sigma) or more chains"
+    return _closer(evidence)
+
+
+def _closer(evidence: Evidence, times: float = 4.0) -> str:
+    """The call that ends closer to the set, and its cost: a ladder with so many times the rho, or another method."""
+    n = len(evidence.run.samples)
+    if evidence.rho is None:
+        inside = "casal.HMC()" if evidence.problem.table.static else "casal.SplitGibbs()"
+        return f"casal.sample(..., {inside}, n={n}), about as many model calls"
+    rho, fixed = times * evidence.rho, evidence.problem.table.static
+    method = f"casal.WeightedCASAL({rho:.2g})" if fixed else f"casal.SplitGibbs({rho**-0.5:.2g})"
+    return f"casal.sample(..., {method}, n={2 * n}), twice the model calls"
 
 
 def slack(evidence: Evidence) -> Finding:
@@ -466,13 +485,13 @@ def slack(evidence: Evidence) -> Finding:
     A x - z is then independent of z, and weights that depend on it alone do not move the samples. A t-test over
     ancestors says whether they do.
     """
-    rho, offset = getattr(evidence.run.state, "rho", None), evidence.offset
-    if rho is None or offset is None or not float(rho) > 0.0:
+    rho, offset = evidence.rho, evidence.offset
+    if rho is None or offset is None:
         return Finding()
     lineage, f = evidence.lineage, evidence.statistics
     half = offset.square().sum(1) / 2
-    ratio = 1.0 + 0.5 / math.sqrt(max(1.0, 2.0 * float(rho) * float(lineage.weights @ half)))
-    change = torch.exp(float(rho) * (1.0 - 1.0 / ratio) * (half - half.max()))
+    ratio = 1.0 + 0.5 / math.sqrt(max(1.0, 2.0 * rho * float(lineage.weights @ half)))
+    change = torch.exp(rho * (1.0 - 1.0 / ratio) * (half - half.max()))
     change = change / (lineage.weights @ change)
     there = lineage.weights @ (change[:, None] * f)
     influence = change[:, None] * (f - there) - f
@@ -487,13 +506,12 @@ def slack(evidence: Evidence) -> Finding:
     if figures["slack_p"] >= REJECT:
         return Finding(figures)
     sure = float(bias[told & (p < REJECT)].max())
-    enough = float(rho) * max(2.0, sure / 0.05)
+    closer = _closer(evidence, max(2.0, sure / LARGEST_SLACK_BIAS))
     return Finding(
         figures,
         objections=(
-            f"the run ends at the coupling rho = {float(rho):.3g}, which shifts a mean by about {sure:.2g} standard "
-            f"deviations (p = {figures['slack_p']:.1g}): end at rho = {enough:.2g} (sigma = {enough**-0.5:.2g}), "
-            "with more steps",
+            f"the run ends at the coupling rho = {rho:.3g}, which shifts a mean by about {sure:.2g} standard "
+            f"deviations (p = {figures['slack_p']:.1g}): {closer}",
         ),
     )
 
@@ -524,8 +542,8 @@ def correction(evidence: Evidence) -> Finding:
         {"correction_kept": kept},
         objections=(
             "the last correction, for the distance that is left between chains and set, leaves "
-            f"{100 * kept:.2g} % of the chains: few carry most of the weight, and error bars are too small; end at a "
-            "larger rho (a smaller sigma)",
+            f"{100 * kept:.2g} % of the chains: few carry most of the weight, and error bars are too small: "
+            f"{_closer(evidence)}",
         ),
     )
 
@@ -542,7 +560,7 @@ def crossings(evidence: Evidence) -> Finding:
         figures,
         objections=(
             f"{100 * figures['crossing']:.2g} % of the samples lie within 2 / sqrt(rho) of another piece of the union, "
-            "where pieces that cross are counted once: use a larger rho (a smaller sigma), or sample each piece alone",
+            f"where pieces that cross are counted once: {_closer(evidence)}, or sample each piece alone",
         ),
     )
 
@@ -581,9 +599,10 @@ def remembered(evidence: Evidence) -> Finding:
     if found.value <= found.limit and shift <= LARGEST_SHIFT:
         return Finding(figures, notes=notes)
     if found.value <= found.limit:
-        sentence = f"a mean moved by {shift:.2g} standard deviations in the last half of the run: use more steps"
+        longer = _longer(evidence.problem)
+        sentence = f"a mean moved by {shift:.2g} standard deviations in the last half of the run: {longer}"
         return Finding(figures, objections=(sentence,), notes=notes)
-    way_out = "use more steps" if tempered else "use more steps, or a tempered start (a potential and GaussianStart)"
+    way_out = _longer(evidence.problem) + ("" if tempered else ", or a tempered start (a potential and GaussianStart)")
     return Finding(
         figures,
         objections=(
@@ -637,7 +656,7 @@ def decoder_range(evidence: Evidence) -> Finding:
         figures,
         objections=(
             f"the samples lie {100 * gap:.3g} % of their norm away from the decoder's range (|A x - z| / |z|): "
-            "use a larger rho (a smaller sigma) with more steps, or a set that meets the decoder's range",
+            f"{_closer(evidence)}, or a set that meets the decoder's range",
         ),
     )
 

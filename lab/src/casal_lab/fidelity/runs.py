@@ -45,7 +45,7 @@ class Scale(NamedTuple):
     n: int | None  # chains, if not those of the case
 
 
-FULL, QUICK = Scale(16, 16, 200, None), Scale(1, 1, 3, 300)
+FULL, QUICK = Scale(18, 8, 200, None), Scale(1, 1, 3, 300)
 
 _NOT_THERE = "the paper has no such certificate"
 ORIGINS = (
