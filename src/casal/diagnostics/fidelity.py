@@ -725,7 +725,7 @@ def _stein(evidence: Evidence) -> Finding:
         objections=(
             f"the samples do not follow the score (Stein's identity fails by {figures['stein_t']:.1f} standard errors, "
             f"p = {figures['stein_p']:.1g}; a mean may be off by {figures['stein_bias']:.2g} standard deviations): "
-            f"{_longer(problem)}{_or_model(problem)}",
+            f"{_longer(problem)}{_or_closer(evidence)}{_or_model(problem)}",
         ),
         detectable=least,
     )
@@ -864,6 +864,14 @@ def _longer(problem: Problem, times: int = 3) -> str:
     if problem.table.static:
         return f"casal.sample(casal.{name}(..., steps={steps}), ...), {times} times the model calls"
     return f"give the model {steps} noise levels, {times} times the model calls"
+
+
+def _or_closer(evidence: Evidence) -> str:
+    """What else may help a ladder that was not corrected for the distance that is left."""
+    corrected = evidence.run.trace.get("corrected")
+    if evidence.rho is None or (corrected is not None and float(corrected[-1]) > 0.0):
+        return ""
+    return f"; or {_closer(evidence)}"
 
 
 def _or_model(problem: Problem) -> str:

@@ -45,7 +45,7 @@ class Scale(NamedTuple):
     n: int | None  # chains, if not those of the case
 
 
-FULL, QUICK = Scale(18, 8, 200, None), Scale(1, 1, 3, 300)
+FULL, QUICK = Scale(18, 6, 200, None), Scale(1, 1, 3, 300)
 
 _NOT_THERE = "the paper has no such certificate"
 ORIGINS = (
@@ -489,7 +489,7 @@ def difficult(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
     for label, (calls, method) in sets.items():
         for case in calls:
             tell(f"hostile, {label}: {case.name}")
-            own = [judge(case, seed, method) for seed in range(HOSTILE_SEED, HOSTILE_SEED + max(1, scale.right // 4))]
+            own = [judge(case, seed, method) for seed in range(HOSTILE_SEED, HOSTILE_SEED + max(1, scale.right // 6))]
             off = [one for one in own if one.wrong]
             passed = sum(one.verdict == "trusted" for one in off)
             if not case.modes:
