@@ -562,9 +562,9 @@ def trained_network(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part
         "method | n: chains, d | runs, d | error: largest error of a mean in standard deviations, .2f | trusted, d | "
         "unchecked, d | too few, d | suspect, d",
         rows,
-        note="A network of 8 coordinates after 3 seconds of training, calibrated from a noise of 0.09 on; its finest "
-        "level is 0.02. The error is the mean over runs of the largest of 7; that of 64 exact samples is 0.24. One "
-        "final projection does not promise the distribution: its row shows what the checks alone would say.",
+        note="A network of 8 coordinates after 3 seconds of training; its score is wrong at its finest levels. The "
+        "error is the mean over runs of the largest of 7 directions, some 0.2 for 64 exact samples. One final projection "
+        "does not promise the distribution: its row shows what the checks alone would say.",
     )
     told = right.count("trusted")
     claim = Claim(
