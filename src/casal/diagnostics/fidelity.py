@@ -110,9 +110,9 @@ PAIRS, FEWEST_PAIRS, COARSE, FINE = 64, 8, 12, 20
 """Pairs of samples, at most and at least, between which the potential is compared with the integral of the score, by
 Gauss's rules with so many points. Where the two rules differ, nothing is said."""
 
-GRADIENT_ERROR, RULES_AGREE, WRONG_PAIRS = 0.1, 0.01, 0.1
-"""Difference of log p by potential and by score that is let pass, beside rounding; difference of the two rules up to
-which a pair counts; and the share of pairs that may exceed the first."""
+GRADIENT_ERROR, RULES_AGREE, WRONG_PAIRS = 0.1, 0.05, 0.1
+"""Difference of log p by potential and by score that is let pass, beside rounding and five times the difference of the
+two rules; the latter, up to which a pair counts; and the share of pairs that may exceed the first."""
 
 AXES, RANDOM_DIRECTIONS = 16, 6
 """Coordinates up to which the slack and the inflation are measured along the axes; above, along random directions."""
@@ -779,8 +779,9 @@ def gradient(evidence: Evidence) -> Finding:
     height, other = here.log_density(z), there.log_density(y)
     coarse, fine = (_line_integral(here, z, y, points) for points in (COARSE, FINE))
     rounding = 64.0 * torch.finfo(x.dtype).eps * (height.abs() + other.abs() + 1.0)
-    sure = (coarse - fine).abs() <= RULES_AGREE
-    off = sure & ~((other - height - fine).abs() <= GRADIENT_ERROR + rounding)
+    unsure = (coarse - fine).abs()
+    sure = unsure <= RULES_AGREE
+    off = sure & ~((other - height - fine).abs() <= GRADIENT_ERROR + 5.0 * unsure + rounding)
     if int(sure.sum()) < FEWEST_PAIRS:
         return Finding()
     share = float(off.sum() / sure.sum())

@@ -20,9 +20,9 @@ from casal_lab.problems.hostile import DIFFUSIONS, Hostile, fresh, judge, known
 from casal_lab.problems.small import F64, SPLIT, THREE, Case, Model, aligned, cases, smaller, without_potential
 from casal_lab.study import share, with_error
 
-FIRST_SEED, BROKEN_SEED, HOSTILE_SEED = 17000, 18000, 19000
+FIRST_SEED, BROKEN_SEED, HOSTILE_SEED = 17000, 18000, 20000
 """First seeds of what is reported, of right, broken and hostile runs. Thresholds were set with other seeds (below 300,
-5000 to 5107, 6000 to 6060 and 9000 to 9010)."""
+5000 to 5107, 6000 to 6212, 9000 to 9010 and 19000 to 19003)."""
 
 BROKEN_CHAINS = 1000
 """Chains of a broken run."""
@@ -520,8 +520,8 @@ def difficult(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part:
         "seen: of these not trusted, d | error: their largest error in standard deviations, .2f",
         rows,
         note="Wrong: a mean, a square or a 10 % tail is off by more than 4 standard errors and 0.1 deviations. The "
-        "known calls were used to build the checks, on other seeds; the fresh ones were run first with these seeds, "
-        f"{HOSTILE_SEED} on.",
+        "known calls were used to build the checks, on other seeds; the fresh ones were written after that. Seeds "
+        f"from {HOSTILE_SEED} on.",
     )
     claim = Claim(
         "hostile calls that are wrong are not trusted, lost modes apart",
@@ -563,8 +563,8 @@ def trained_network(every: Mapping[str, Case], scale: Scale, tell: Tell) -> Part
         "unchecked, d | too few, d | suspect, d",
         rows,
         note="A network of 8 coordinates after 3 seconds of training; its score is wrong at its finest levels. The "
-        "error is the mean over runs of the largest of 7 directions, some 0.2 for 64 exact samples. One final projection "
-        "does not promise the distribution: its row shows what the checks alone would say.",
+        "error is the mean over runs of the largest of 7 directions, some 0.2 for 64 exact samples. One final "
+        "projection does not promise the distribution: its row shows what the checks alone would say.",
     )
     told = right.count("trusted")
     claim = Claim(
