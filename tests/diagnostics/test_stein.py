@@ -213,3 +213,13 @@ def test_projections_are_as_many_as_announced(d: int) -> None:
     z = casal.Sphere(RADIUS).project(normal(60, d, 0))
     stein_terms(z, [-z], Lineage(torch.ones(60), torch.arange(60)), project)
     assert calls == projections_needed(d)
+
+
+def test_numbers_whose_squares_overflow_and_fields_that_are_no_numbers_are_left_out() -> None:
+    z, lineage = normal(60, 2, 0), Lineage(torch.ones(60), torch.arange(60))
+    assert stein_terms(z * 1e200, [-z], lineage) == []
+
+    def factor(y: Tensor) -> Tensor:
+        return torch.where(y[:, 0] > 0.0, torch.nan, 1.0)
+
+    assert stein_terms(z, [-z], lineage, factor=factor) == []

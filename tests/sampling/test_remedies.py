@@ -180,3 +180,69 @@ def test_a_mean_over_several_sets_says_so() -> None:
     assert float(whole) == pytest.approx(float(mixed.expect(lambda z: z.sum(1)).value), abs=1e-12)
     with pytest.raises(ShapeError, match="one number for each of the 64 samples"):
         mixed.expect(lambda z: z.sum(1), by=[1.0, 2.0])
+
+
+# ------------------------------------------------------------------------------------------- runs of copies
+
+
+def test_a_run_of_copies_stops_and_goes_on_if_asked() -> None:
+    def far(**how: Any) -> casal.SampleResult:
+        target = normal(steps=100)
+        return casal.sample(
+            target, casal.Box(6.0, 6.5), casal.WeightedCASAL(rho=400.0), n=400, run=casal.Run(**how), check=False
+        )
+
+    with pytest.warns(CasalWarning, match=r"the run stopped after \d+ of 100 steps: \d+ of 400 starts") as told:
+        short = far()
+    assert short.partial and int(short.steps.max()) < 100 and short.cost.score_evaluations < 100
+    assert short.fidelity.verdict == "suspect" and short.fidelity.reasons[0] == str(told[0].message)
+    assert bool(short.certificate.feasible.all()) and len(short) == 400
+    left = int(short.trace["ancestors"][-1])
+    assert left < 0.05 * 400 and bool((short.trace["ancestors"][:-1] >= 0.05 * 400).all())
+    assert "casal.sample(..., run=casal.Run(stop_early=False))" in short.fidelity.reasons[0]
+    with pytest.warns(CasalWarning, match="have descendants among the samples"):
+        long = far(stop_early=False)
+    assert not long.partial and int(long.steps.min()) == 100
+    assert torch.equal(long.trace["ancestors"][: len(short.trace["ancestors"])], short.trace["ancestors"])
+
+
+# ------------------------------------------------------------------------------------------- reasons are calls
+
+
+def test_the_call_of_a_ladder_that_ends_too_early_is_enough() -> None:
+    """Its samples do not follow the score, and those of the coupling that the reason names do."""
+    circle = casal.Sphere(1.0)
+    shifted = casal.langevin(lambda x: x - 1.0, steps=200, step_size=0.05, init=start)
+    early = casal.sample(shifted, circle, casal.WeightedCASAL(2.0, correct=False), n=2000)
+    found = re.search(r"casal\.sample\(\.\.\., (casal\.WeightedCASAL\([\d.e+]+\)), n=4000\)", early.fidelity.reasons[0])
+    assert early.fidelity.verdict == "suspect" and found is not None, early.fidelity.reasons
+    assert early.fidelity.figures["slack_bias"] > 0.0
+    later = casal.sample(shifted, circle, eval(found[1], {"casal": casal}), n=4000)
+    assert later.fidelity.verdict == "trusted", later.fidelity.reasons
+
+
+def test_the_call_with_more_steps_is_enough() -> None:
+    def run(steps: int) -> casal.Fidelity:
+        far = casal.langevin(lambda x: x - 3.0, steps=steps, step_size=0.01, init=start)
+        return casal.sample(far, casal.HalfSpace([1.0, -1.0], 0.0), casal.WeightedCASAL(), n=300, seed=1).fidelity
+
+    short = run(100)
+    found = re.search(
+        r"casal\.sample\(casal\.langevin\(\.\.\., steps=(\d+)\), \.\.\.\), 3 times", " ".join(short.reasons)
+    )
+    assert short.verdict == "suspect" and found is not None and int(found[1]) == 300
+    assert run(1200).verdict == "trusted"
+
+
+# ------------------------------------------------------------------------------------------- events never seen
+
+
+def test_an_event_that_no_sample_shows_follows_the_rule_of_three() -> None:
+    result = casal.sample(normal(), casal.Box(-1.0, 1.0), casal.Projected(), n=300)
+    never = result.expect(lambda z: z[:, 0] > 2.0)
+    assert float(never.value) == 0.0 and float(never.standard_error) == pytest.approx(0.01 / 1.96)
+    assert "an event that no sample shows is rarer than 0.01, with 95 % confidence" in str(never)
+    always = result.expect(lambda z: z[:, 0] < 2.0)
+    assert float(always.value) == pytest.approx(1.0) and float(always.standard_error) == pytest.approx(0.01 / 1.96)
+    two = casal.sample(normal(), casal.Box(-1.0, 1.0), casal.Projected(), n=2).expect(lambda z: z[:, 0] > 2.0)
+    assert float(two.standard_error) == 0.5

@@ -133,6 +133,8 @@ def stein_terms(
         factor: g; None for a surface without an edge.
     """
     spread = deviations(z, lineage.weights)
+    if not bool(torch.isfinite(spread).all()):
+        return []  # numbers whose squares overflow
     at = tangents(z, spread, project)
     halves = [torch.nonzero(lineage.halves == k).flatten() for k in (0, 1)]
     flows = [_Flow(z, score, at, factor, whitened(z[half], lineage.some(half).weights, spread)) for half in halves]
@@ -220,13 +222,14 @@ class _Flow:
             self.turned = torch.stack(turned, 1)[:, :, known]  # g (T w_j) . c_l
 
     def _flow(self, w: Tensor, tangent: Tensor, h: float) -> Tensor | None:
-        """g (H . w + s . T w) + dg(T w) of a constant field w; None where the score is not known along it."""
+        """g (H . w + s . T w) + dg(T w) of a constant field w; None where it is not known, or no number."""
         slope = along(self._score, tangent)
         if slope is None:
             return None
         self.levels |= {slope[1]}
         flow = self._g * ((self._at.bend * w).sum(1) + slope[0])
-        return flow if self._factor is None else flow + _slope(self._factor, self._z, tangent, h)
+        flow = flow if self._factor is None else flow + _slope(self._factor, self._z, tangent, h)
+        return flow if bool(torch.isfinite(flow).all()) else None
 
     def second(self, some: Tensor) -> Tensor:
         """M of some samples, (n, r, r)."""
