@@ -499,7 +499,8 @@ def crossings(evidence: Evidence) -> Finding:
 def remembered(evidence: Evidence) -> Finding:
     """Whether chains that move on their own have forgotten where they were, by their ``anchor`` (``HMC``).
 
-    Where a second pass has weighed the modes, chains may stay in them: they are compared within modes.
+    Where a second pass has weighed the modes, its chains follow p when adaptation ends, and their ancestors are its
+    independent draws: they may stay in their modes, and move slowly.
     """
     anchor = getattr(evidence.run.state, "anchor", None)
     if anchor is None or len(anchor) != len(evidence.run.samples):
@@ -528,14 +529,11 @@ def remembered(evidence: Evidence) -> Finding:
             f"{float(trace['alone'][-1]):.0f} starting points that were followed alone end in a mode where there is no "
             "sample, whose weight could not be found; use more chains or more steps"
         )
-    if found.value > found.limit:
-        stay = "they move too slowly, or stay in their modes, "
-        stay += "whose weights are not known; " + _way_to_weights(evidence, weighed)
-        if weighed == 1.0:
-            stay = "they move too slowly; use more steps"
+    if found.value > found.limit and weighed != 1.0:
         objections.append(
             f"the chains have not forgotten where they were when adaptation ended (correlation {found.value:.2f}): "
-            + stay
+            "they move too slowly, or stay in their modes, whose weights are not known; "
+            + _way_to_weights(evidence, weighed)
         )
     elif (shift := _last_shift(evidence)) > LARGEST_SHIFT:
         objections.append(
@@ -549,8 +547,9 @@ def _tempered_notes(trace: Mapping[str, Tensor]) -> tuple[str, ...]:
     if "tempered" not in trace or float(trace["tempered"][-1]):
         return ()
     return (
-        f"the tempered start failed ({float(trace['tempered_ancestors'][-1]):.0f} effective samples are left), so that "
-        "separate modes may have been missed; use more chains, more steps, or a start closer to the density",
+        f"the tempered start failed: {float(trace['tempered_ancestors'][-1]):.0f} effective samples are left, too few, "
+        "or its chains are slow from the first; separate modes may have been missed; use more chains, more steps, or a "
+        "start closer to the density",
     )
 
 

@@ -99,6 +99,9 @@ from casal.methods.tempering import (
 )
 from casal.methods.trajectories import ACCEPTED, GAINS, flows, leapfrogs, pace, rattle, score_at
 
+EASY, FASTER = 0.9, 2.0
+"""Acceptance above which eps grows by this factor while chains follow q: they may have begun at one point."""
+
 SIZES = (1e-5, 2.0)
 """Bounds of eps, in units of the spread of the chains."""
 
@@ -237,7 +240,10 @@ class HMC(Method[HMCState]):
             lengths.append(length)
             left -= length * price + known
         reference = reference_of(control, centre)
-        decades = DECADES if phase in ("temper", "weigh") and control.left % 2 else 0.0
+        uneven = (phase in ("temper", "weigh") and control.left % 2) or (
+            phase == "warm" and known and control.left % 4 == 2
+        )
+        decades = DECADES if uneven else 0.0
         return Row(
             "leapfrog", t, tuple(lengths), control.eps, control.share, price > 1, centre, scale, reference, decades
         )
@@ -424,6 +430,8 @@ class HMC(Method[HMCState]):
         if (mixture := mixture_of(control, state.y)) is not None:
             return control._replace(eps=control.eps * pace(slowest(mixture, state), GAINS[1]))
         factor = pace(rate, GAINS[control.row > WARM_ROWS // 2])
+        if control.phase == "draw" and rate > EASY:
+            factor = FASTER
         widest = control.length / LENGTH
         eps = min(max(control.eps * factor, SIZES[0] * widest), SIZES[1] * widest)
         fine = control.fine
