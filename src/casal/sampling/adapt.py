@@ -101,7 +101,7 @@ def adapt(problem: Problem, method: Method[Any] | str, n: int, points: Points, *
         given, choice = choose(
             problem,
             n,
-            integrable=pilot is None or pilot.integrable or problem.start is not None,
+            integrable=pilot is None or pilot.integrable,
             undefined=0.0 if pilot is None else pilot.undefined,
             erroneous=network.spread if network is not None and network.erroneous else None,
             uneven=network.spread if network is not None and network.uneven else None,
