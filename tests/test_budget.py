@@ -48,7 +48,7 @@ BUDGET = {
     ),  # Stein's identity in the free coordinates of a flat set; whether the last round of chains still drifts
     "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
     "methods": Package(
-        files=40, code=6755, constants=202, imports=13
+        files=40, code=6760, constants=202, imports=13
     ),  # HMC on flat and curved sets; a second pass that weighs modes and components replaces a tempered start of less
     "sampling": Package(
         files=20, code=3343, constants=64, imports=12
