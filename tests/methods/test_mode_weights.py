@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 import casal
+from casal.diagnostics import fidelity
 from casal.methods import HMC, tempering
 from casal.methods.inside_chains import space_of
 from casal.methods.mode_weights import Mixture, clusters, covers, fit
@@ -121,6 +123,23 @@ def test_the_error_of_a_weight_counts_ancestors() -> None:
     )
     one = mode_errors(part, torch.arange(400) * (1 - part))
     assert one["mode_error"] == pytest.approx(0.25 * 0.75 * math.sqrt(1.0 + 1.0 / 300.0))
+
+
+def test_a_mode_that_chains_still_enter_is_told() -> None:
+    """Twenty of 400 chains went into a narrow mode and none came out; as many that cross both ways are no objection."""
+    then, now, narrow = normal(0, 400, 3), normal(1, 400, 3), 6.0 + 0.2 * normal(2, 400, 3)
+    flowing, crossing = now.clone(), then.clone()
+    flowing[:20], crossing[20:40] = narrow[:20], narrow[20:40]
+
+    def told(before: Tensor, after: Tensor) -> Any:
+        state = SimpleNamespace(anchor=before, y=after)
+        problem = SimpleNamespace(groups=lambda: None, chains=None)
+        evidence: Any = SimpleNamespace(run=SimpleNamespace(state=state), index=torch.arange(400), problem=problem)
+        return fidelity._changing_share(evidence)
+
+    found = told(then, flowing)
+    assert found is not None and abs(found[1] - found[0]) == pytest.approx(0.05)
+    assert told(crossing, flowing) is None
 
 
 # ------------------------------------------------------------------------------------------------- weights

@@ -35,6 +35,8 @@ from casal.diagnostics.modes import (
 from casal.diagnostics.stein import fixed_directions, projections_needed, stein_terms
 from casal.errors import CasalError
 from casal.methods import Problem, few_chains, memory
+from casal.methods.metric import DENSE
+from casal.methods.mode_weights import clusters
 from casal.methods.population import Lineage, WeightedRun, advice, population
 
 Verdict = Literal["trusted", "suspect", "too few", "not promised"]
@@ -104,6 +106,10 @@ there; and one in how many samples is tried."""
 
 LARGEST_SHIFT, SHIFT_ERRORS = 0.1, 4.5
 """Shift of a mean in the last round of chains, in deviations, that is let pass beyond so many standard errors."""
+
+GROWING = 3.7
+"""Chains that entered a cluster minus those that left it, in standard errors, from which on its share still changes;
+one in 200 right runs with 24 clusters is beyond it by chance."""
 
 FEWEST_ALONE = 2
 """Starting points that come to rest in a mode without samples, from which on it counts as lost."""
@@ -535,6 +541,11 @@ def remembered(evidence: Evidence) -> Finding:
             "they move too slowly, or stay in their modes, whose weights are not known; "
             + _way_to_weights(evidence, weighed)
         )
+    elif (grown := _changing_share(evidence)) is not None:
+        objections.append(
+            f"a cluster that held {100 * grown[0]:.2g} % of the samples when adaptation ended holds "
+            f"{100 * grown[1]:.2g} %, and its share still changes: use more steps, or more chains"
+        )
     elif (shift := _last_shift(evidence)) > LARGEST_SHIFT:
         objections.append(
             f"a mean moved by {shift:.2g} standard deviations in the last half of the run: use more steps"
@@ -560,6 +571,20 @@ def _way_to_weights(evidence: Evidence, weighed: float) -> str:
     if weighed == 0.0:
         return "a mixture of Gaussians around them missed a part of the samples; use more chains or more steps"
     return "use more steps"
+
+
+def _changing_share(evidence: Evidence) -> tuple[float, float] | None:
+    """The share of a cluster of chains then and now, if more chains entered it than left it, or the other way round."""
+    then, now = (getattr(evidence.run.state, name)[evidence.index] for name in ("anchor", "y"))
+    if evidence.problem.groups() is not None or now.shape[1] > DENSE or evidence.problem.chains is not None:
+        return None
+    label = clusters(torch.cat([then, now]), torch.Generator(now.device).manual_seed(4248))
+    for k in label.unique().tolist():
+        before, after = (part == k for part in label.chunk(2))
+        changed = float((before != after).sum())
+        if abs(float(after.sum()) - float(before.sum())) > GROWING * math.sqrt(changed):
+            return float(before.to(now).mean()), float(after.to(now).mean())
+    return None
 
 
 def _last_shift(evidence: Evidence) -> float:
