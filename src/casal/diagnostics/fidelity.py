@@ -132,7 +132,8 @@ class Fidelity:
             the chains after the last correction), ``moved`` (root mean square of |A x - z| over the spread of z),
             ``range_gap`` (the same over the norm of z, behind a decoder), ``stein_t``, ``stein_p`` and ``stein_bias``
             (``stein.py``; the bias in standard deviations), ``modes`` (clusters found), ``jump_t``, ``jump_p`` and
-            ``jump_change`` (``modes.py``; the share of samples that a move between modes would shift), ``drift_t``,
+            ``jump_change`` (``modes.py``; the share of samples that a move between modes would shift), ``mode_error``
+            (largest error of the weight of a mode, after a second pass of ``HMC``), ``drift_t``,
             ``drift_p`` and ``drift_change`` (``drift.py``, if asked for; in standard deviations), ``memory``
             (correlation of chains that move on their own with where they were before) and ``refused`` (share of their
             trajectories that met too many walls, or could not be taken back), ``crossing`` (share of samples

@@ -24,12 +24,9 @@ the metric before, and trajectories are 1.5 spreads long. After that nothing is 
 each as long as all before it together. When the chains have forgotten where they were at the end of the warm-up, there
 is one more round, and the run ends.
 
-**Modes.** Chains keep to their modes. With a potential and starting points of a known density q, the start is tempered:
-the chains first follow q on the set, then q^(1-b) p^b, b = 0 ... 1, with weights (p / q)^(b' - b), and are resampled
-where these are uneven. So separate modes get their right weights from any start that covers them. Constant and
-Gaussian densities on flat sets have one mode and need no tempering. A mode that is narrow, and becomes heavy only near
-b = 1, can be lost on this way. So at its end a few scouts run from the starting points under p itself, and
-``trace["lost"]`` counts those that come to rest at a log p that no chain has.
+**Modes.** Chains keep to their modes, and to components of the set. With a potential, a tempered start finds them, and
+a second pass weighs them by fresh draws around all that was found (``tempering.py``, ``mode_weights.py``). Constant and
+Gaussian densities on flat sets have one mode and need neither.
 """
 
 from __future__ import annotations
@@ -153,14 +150,13 @@ class HMC(Method[HMCState]):
     samples once they have forgotten their start; the run ends when they have, and takes at most as many evaluations a
     chain as the target has steps. Its step size is not used.
 
-    The distribution is exact as the number of steps grows. Separate modes have their right weights if the start is
-    tempered, which takes a potential and a start of known density; the result says what is the case. Chains do not
-    cross from one component of a set to another.
+    The distribution is exact as the number of steps grows. Separate modes and components of a set that are found have
+    their right weights where the potential is known; the result says what is the case.
 
     Args:
         warm_up: Share of the evaluations in which step, metric and length of trajectories adapt. None takes 0.4, or 0.5
             for a tempered start.
-        temper: Whether to temper the start where potential and density of the start are known.
+        temper: Whether to look for modes by a tempered start and to weigh them, where the potential is known.
 
     >>> import casal, torch
     >>> target = casal.langevin(lambda x: x + 1.0, steps=60, step_size=0.3, init=torch.zeros(64, 8))
