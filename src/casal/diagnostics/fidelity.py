@@ -32,7 +32,7 @@ from casal.diagnostics.modes import (
 )
 from casal.diagnostics.stein import projections_needed, stein_terms
 from casal.errors import CasalError
-from casal.methods import Problem, few_chains, memory, said_of
+from casal.methods import Problem, changing_share, few_chains, memory, said_of
 from casal.methods.population import Lineage, WeightedRun, advice, population
 
 Verdict = Literal["trusted", "suspect", "too few", "unchecked", "not promised"]
@@ -145,7 +145,8 @@ class Fidelity:
             and the narrowest direction), ``not_finite`` (share of samples at which the
             score is no number), ``not_gradient`` (share of pairs of samples between which potential and score
             disagree), ``modes`` (clusters found), ``jump_t``, ``jump_p`` and
-            ``jump_change`` (``modes.py``; the share of samples that a move between modes would shift), ``memory``
+            ``jump_change`` (``modes.py``; the share of samples that a move between modes would shift), ``mode_error``
+            (largest error of the weight of a mode, after a second pass of ``HMC``), ``memory``
             (correlation of chains that move on their own with where they were before) and ``refused`` (share of their
             trajectories that met too many walls, or could not be taken back), ``crossing`` (share of samples
             near a crossing of two pieces of a union), ``inside`` (share of chains whose nearest point satisfied the
@@ -569,7 +570,8 @@ def crossings(evidence: Evidence) -> Finding:
 def remembered(evidence: Evidence) -> Finding:
     """Whether chains that move on their own have forgotten where they were, by their ``anchor`` (``HMC``).
 
-    Where a second pass has weighed the modes, chains may stay in them: they are compared within modes.
+    Where a second pass has weighed the modes, its chains follow p when adaptation ends, and their ancestors are its
+    independent draws: they may stay in their modes, and move slowly.
     """
     anchor = getattr(evidence.run.state, "anchor", None)
     if anchor is None or len(anchor) != len(evidence.run.samples):
@@ -598,14 +600,16 @@ def remembered(evidence: Evidence) -> Finding:
             f"{float(trace['alone'][-1]):.0f} starting points that were followed alone end in a mode where there is no "
             "sample, whose weight could not be found; use more chains or more steps"
         )
-    if found.value > found.limit:
-        stay = "they move too slowly, or stay in their modes, "
-        stay += "whose weights are not known; " + _way_to_weights(evidence, weighed)
-        if weighed == 1.0:
-            stay = f"they move too slowly; {_longer(evidence.problem)}"
+    if found.value > found.limit and weighed != 1.0:
         objections.append(
             f"the chains have not forgotten where they were when adaptation ended (correlation {found.value:.2f}): "
-            + stay
+            "they move too slowly, or stay in their modes, whose weights are not known; "
+            + _way_to_weights(evidence, weighed)
+        )
+    elif (grown := _changed(evidence)) is not None:
+        objections.append(
+            f"a cluster that held {100 * grown[0]:.2g} % of the samples when adaptation ended holds "
+            f"{100 * grown[1]:.2g} %, and its share still changes: {_longer(evidence.problem)}"
         )
     elif (shift := _last_shift(evidence)) > LARGEST_SHIFT:
         objections.append(
@@ -619,8 +623,9 @@ def _tempered_notes(trace: Mapping[str, Tensor]) -> tuple[str, ...]:
     if "tempered" not in trace or float(trace["tempered"][-1]):
         return ()
     return (
-        f"the tempered start failed ({float(trace['tempered_ancestors'][-1]):.0f} effective samples are left), so that "
-        "separate modes may have been missed; use more chains, more steps, or a start closer to the density",
+        f"the tempered start failed: {float(trace['tempered_ancestors'][-1]):.0f} effective samples are left, too few, "
+        "or its chains are slow from the first; separate modes may have been missed; use more chains, more steps, or a "
+        "start closer to the density",
     )
 
 
@@ -636,6 +641,13 @@ def _way_to_weights(evidence: Evidence, weighed: float) -> str:
     if weighed == 0.0:
         return "a mixture of Gaussians around them missed a part of the samples; use more chains or more steps"
     return _longer(evidence.problem)
+
+
+def _changed(evidence: Evidence) -> tuple[float, float] | None:
+    """The share of a cluster of chains when adaptation ended and now, where it still changes."""
+    if evidence.problem.groups() is not None or evidence.problem.chains is not None:
+        return None
+    return changing_share(*(getattr(evidence.run.state, name)[evidence.index] for name in ("anchor", "y")))
 
 
 def _last_shift(evidence: Evidence) -> float:

@@ -25,12 +25,9 @@ the metric before, and trajectories are 1.5 spreads long. After that nothing is 
 each as long as all before it together. When the chains have forgotten where they were at the end of the warm-up, there
 is one more round, and the run ends.
 
-**Modes.** Chains keep to their modes. With a potential and starting points of a known density q, the start is tempered:
-the chains first follow q on the set, then q^(1-b) p^b, b = 0 ... 1, with weights (p / q)^(b' - b), and are resampled
-where these are uneven. So separate modes get their right weights from any start that covers them. Constant and
-Gaussian densities on flat sets have one mode and need no tempering. A mode that is narrow, and becomes heavy only near
-b = 1, can be lost on this way. So at its end a few scouts run from the starting points under p itself, and
-``trace["lost"]`` counts those that come to rest at a log p that no chain has.
+**Modes.** Chains keep to their modes, and to components of the set. With a potential, a tempered start finds them, and
+a second pass weighs them by fresh draws around all that was found (``tempering.py``, ``mode_weights.py``). Constant and
+Gaussian densities on flat sets have one mode and need neither.
 """
 
 from __future__ import annotations
@@ -101,6 +98,9 @@ from casal.methods.tempering import (
 )
 from casal.methods.trajectories import ACCEPTED, GAINS, flows, leapfrogs, pace, rattle, score_at, slices
 
+EASY, FASTER = 0.9, 2.0
+"""Acceptance above which eps grows by this factor while chains follow q: they may have begun at one point."""
+
 SIZES = (1e-5, 2.0)
 """Bounds of eps, in units of the spread of the chains."""
 
@@ -156,14 +156,13 @@ class HMC(Method[HMCState]):
     samples once they have forgotten their start; the run ends when they have, and takes at most as many evaluations a
     chain as the target has steps. Its step size is not used.
 
-    The distribution is exact as the number of steps grows. Separate modes have their right weights if the start is
-    tempered, which takes a potential and a start of known density; the result says what is the case. Chains do not
-    cross from one component of a set to another.
+    The distribution is exact as the number of steps grows. Separate modes and components of a set that are found have
+    their right weights where the potential is known; the result says what is the case.
 
     Args:
         warm_up: Share of the evaluations in which step, metric and length of trajectories adapt. None takes 0.4, or 0.5
             for a tempered start.
-        temper: Whether to temper the start where potential and density of the start are known.
+        temper: Whether to look for modes by a tempered start and to weigh them, where the potential is known.
 
     >>> import casal, torch
     >>> target = casal.langevin(lambda x: x + 1.0, steps=60, step_size=0.3, init=torch.zeros(64, 8))
@@ -248,9 +247,11 @@ class HMC(Method[HMCState]):
             lengths.append(length)
             left -= length * price + known
         reference = reference_of(control, centre)
-        decades = DECADES if phase in ("temper", "weigh") and control.left % 2 else 0.0
+        uneven = (phase in ("temper", "weigh") and control.left % 2) or (
+            phase == "warm" and known and control.left % 4 == 2
+        )
         shared = (control.eps, control.share, price > 1, centre, scale)
-        return Row("leapfrog", t, tuple(lengths), *shared, reference=reference, decades=decades)
+        return Row("leapfrog", t, tuple(lengths), *shared, reference=reference, decades=DECADES if uneven else 0.0)
 
     def fits(self, problem: Problem) -> bool:
         """Whether the set and the decoder are of a kind that it takes."""
@@ -466,6 +467,8 @@ class HMC(Method[HMCState]):
         if (mixture := mixture_of(control, state.y)) is not None:
             return control._replace(eps=control.eps * pace(slowest(mixture, state), GAINS[1]))
         factor = pace(rate, GAINS[control.row > WARM_ROWS // 2])
+        if control.phase == "draw" and rate > EASY:
+            factor = FASTER
         widest = control.length / LENGTH
         eps = min(max(control.eps * factor, SIZES[0] * widest), SIZES[1] * widest)
         fine = control.fine

@@ -32,12 +32,18 @@ from torch import Tensor
 
 from casal.constraints.solvers.truncated import log_interval_mass, truncated_normal
 from casal.methods.inside_chains import Space
+from casal.methods.metric import DENSE
 from casal.methods.population import effective_size, normalised
 from casal.methods.problem import Problem
 from casal.methods.surface import Frame, Surface
 
-AXES, TRIALS, ROUNDS, MOST_PARTS = 4, 6, 30, 24
-"""Principal coordinates in which a cluster is cut; starts of EM and its rounds, at most; clusters, at most."""
+GROWING = 3.7
+"""Chains that entered a cluster minus those that left it, in standard errors, from which on its share still changes;
+one in 200 right runs with 24 clusters is beyond it by chance."""
+
+AXES, TRIALS, ROUNDS, MOST_PARTS = 4, 4, 30, 24
+"""Principal coordinates in which a cluster is cut; starts of EM at two random points, besides one for every coordinate;
+its rounds, at most; clusters, at most."""
 
 SMALLEST = 6
 """Points of a cluster, at least."""
@@ -111,13 +117,15 @@ class Fit(NamedTuple):
         mixture: The smooth one, for the way to p.
         draw: So many draws of g in the set, (n, r); None if too few of those tried are in it.
         at: log g of points in the set, (n,).
-        known: Whether every cluster has more points than dimensions.
+        alone: Points of clusters without a chain that count.
+        dropped: Those of clusters that are too small for a Gaussian.
     """
 
     mixture: Mixture
     draw: Callable[[int], Tensor | None]
     at: Callable[[Tensor], Tensor]
-    known: bool
+    alone: int
+    dropped: int
 
 
 # ---------------------------------------------------------------------------------------------------- clusters
@@ -143,6 +151,19 @@ def clusters(y: Tensor, generator: torch.Generator, bent: Callable[[Tensor], boo
     return label
 
 
+def changing_share(then: Tensor, now: Tensor) -> tuple[float, float] | None:
+    """The share of a cluster of chains (n, r) then and now, if more of them entered it than left it, or fewer."""
+    if now.shape[1] > DENSE:
+        return None
+    label = clusters(torch.cat([then, now]), torch.Generator(now.device).manual_seed(4248))
+    for k in label.unique().tolist():
+        before, after = (part == k for part in label.chunk(2))
+        changed = float((before != after).sum())
+        if abs(float(after.sum()) - float(before.sum())) > GROWING * math.sqrt(changed):
+            return float(before.to(now).mean()), float(after.to(now).mean())
+    return None
+
+
 def _cut(y: Tensor, generator: torch.Generator, *, always: bool) -> Tensor | None:
     """Which of some points are in the second of two clusters, (n,); None if one Gaussian describes them as well."""
     n = len(y)
@@ -159,21 +180,26 @@ def _cut(y: Tensor, generator: torch.Generator, *, always: bool) -> Tensor | Non
         return None
     best, chosen = math.inf if always else n * q, None
     best -= 0.0 if always else math.log(n) * (1 + q + q * (q + 1) / 2)  # what two Gaussians cost more than one
-    for _ in range(TRIALS):
-        value, second = _two_gaussians(points, generator)
+    for start in [points[:, k] > 0.0 for k in range(q)] + [_far_apart(points, generator) for _ in range(TRIALS)]:
+        value, second = _two_gaussians(points, start)
         few = min(int(second.sum()), n - int(second.sum()))
         if value < best and few >= max(SMALLEST, q + 1):
             best, chosen = value, second
     return chosen
 
 
-def _two_gaussians(points: Tensor, generator: torch.Generator) -> tuple[float, Tensor]:
+def _far_apart(points: Tensor, generator: torch.Generator) -> Tensor:
+    """Which points are nearer to the second of two random ones, (n,); the second lies far from the first."""
+    first = points[torch.randint(len(points), (1,), generator=generator, device=points.device)]
+    far = (points - first).square().sum(1)
+    other = points[torch.multinomial(far.square(), 1, generator=generator)]  # the fourth power: a few far away count
+    return torch.cdist(points, torch.cat([first, other])).argmin(1) > 0
+
+
+def _two_gaussians(points: Tensor, second: Tensor) -> tuple[float, Tensor]:
     """-2 log likelihood of two Gaussians, n q for one N(0, I), and the points of the second; by EM."""
     n, q = points.shape
-    first = points[torch.randint(n, (1,), generator=generator, device=points.device)]
-    far = (points - first).square().sum(1)
-    other = points[torch.multinomial(far.square(), 1, generator=generator)]  # the fourth power: a few that lie far away
-    own = (torch.cdist(points, torch.cat([first, other])).argmin(1)).to(points)
+    own = second.to(points)
     own = torch.stack([1.0 - own, own], 1)
     value, eye = math.inf, torch.eye(q, dtype=points.dtype, device=points.device)
     for _ in range(ROUNDS):
@@ -194,9 +220,29 @@ def _two_gaussians(points: Tensor, generator: torch.Generator) -> tuple[float, T
 # ---------------------------------------------------------------------------------------------------- the mixture
 
 
-def fit(space: Space, problem: Problem, y: Tensor, generator: torch.Generator) -> Fit | None:
-    """A mixture around points y of the set; None for one cluster."""
-    return (_flat if space.flat is not None else _curved)(space, problem, y, generator)
+class Found(NamedTuple):
+    """Clusters of points: those large enough for a Gaussian, and how many points are alone and dropped, see ``Fit``."""
+
+    parts: list[Tensor]
+    alone: int
+    dropped: int
+
+
+def fit(space: Space, problem: Problem, y: Tensor, log_p: Tensor, n: int, generator: torch.Generator) -> Fit | None:
+    """A mixture around points of the set; None for one cluster.
+
+    Args:
+        space: Coordinates.
+        problem: The set.
+        y: The points.
+        log_p: log p of them. Few points count as a mode if they lie higher than chains do in the mean; others are on
+            their way.
+        n: How many of them are chains; these come first.
+        generator: For clusters and draws.
+    """
+    chain = torch.arange(len(y), device=y.device) < n
+    high = log_p > log_p[:n].mean()
+    return (_flat if space.flat is not None else _curved)(space, problem, y, (chain, high), generator)
 
 
 def covers(new: Tensor, old: Tensor) -> bool:
@@ -224,14 +270,17 @@ def _gaussian(t: Tensor) -> tuple[Tensor, Tensor]:
     return t.mean(0), torch.linalg.cholesky(wider**2 * covariance + least * eye)
 
 
-def _parts(y: Tensor, label: Tensor) -> list[Tensor]:
-    """The points of each cluster that has enough different ones."""
-    parts = [y[label == k] for k in range(int(label.max()) + 1)]
-    return [part for part in parts if len(torch.unique(part, dim=0)) >= SMALLEST // 2]
-
-
-def _known(parts: list[Tensor], dimension: int) -> bool:
-    return min(map(len, parts)) > dimension
+def _parts(y: Tensor, label: Tensor, known: tuple[Tensor, Tensor], dimension: int) -> Found:
+    (chain, high), parts, alone, dropped = known, list[Tensor](), 0, 0
+    for k in range(int(label.max()) + 1):
+        own = label == k
+        lonely = not bool((own & chain).any())
+        if len(torch.unique(y[own], dim=0)) > max(dimension, SMALLEST // 2):
+            parts.append(y[own])
+            alone += lonely * int(own.sum())
+        else:
+            dropped += lonely * int((own & high).sum())
+    return Found(parts, alone + dropped, dropped)
 
 
 def _shares(parts: list[Tensor]) -> Tensor:
@@ -240,9 +289,11 @@ def _shares(parts: list[Tensor]) -> Tensor:
     return (share / share.sum()).to(parts[0])
 
 
-def _flat(space: Space, problem: Problem, y: Tensor, generator: torch.Generator) -> Fit | None:
-    parts = _parts(y, clusters(y, generator))
-    if len(parts) < 2:
+def _flat(
+    space: Space, problem: Problem, y: Tensor, known: tuple[Tensor, Tensor], generator: torch.Generator
+) -> Fit | None:
+    parts, *counts = _parts(y, clusters(y, generator), known, y.shape[1])
+    if not parts or (len(parts) < 2 and not any(counts)):
         return None
     flat, pairs = space.flat, [_gaussian(part) for part in parts]
     assert flat is not None
@@ -262,7 +313,7 @@ def _flat(space: Space, problem: Problem, y: Tensor, generator: torch.Generator)
         mass = [_log_between(points, m, root, bounds) for m, root in zip(mixture.mean, mixture.root, strict=True)]
         return (mixture.terms(points) - torch.stack(mass, 1)).logsumexp(1)
 
-    return Fit(mixture, lambda n: _collect(draw, mixture.share, n, generator), at, _known(parts, y.shape[1]))
+    return Fit(mixture, lambda n: _collect(draw, mixture.share, n, generator), at, *counts)
 
 
 def _between(
@@ -330,7 +381,9 @@ class Chart(NamedTuple):
         return torch.where(ok, value, -torch.inf)
 
 
-def _curved(space: Space, problem: Problem, y: Tensor, generator: torch.Generator) -> Fit | None:
+def _curved(
+    space: Space, problem: Problem, y: Tensor, known: tuple[Tensor, Tensor], generator: torch.Generator
+) -> Fit | None:
     surface = Surface(problem.constraint, space.event)
 
     normals = _normals(surface.slopes(y))
@@ -339,8 +392,8 @@ def _curved(space: Space, problem: Problem, y: Tensor, generator: torch.Generato
         steep = torch.linalg.det(normals[index[_middle(y[index])]].mT @ normals[index]).abs() < STEEP
         return float(steep.to(y).mean()) > OFTEN
 
-    parts = _parts(y, clusters(y, generator, bent))
-    if len(parts) < 2:
+    parts, *counts = _parts(y, clusters(y, generator, bent), known, y.shape[1] - normals.shape[2])
+    if not parts or (len(parts) < 2 and not any(counts)):
         return None
     charts, smooth = list[Chart](), list[tuple[Tensor, Tensor]]()
     for part in parts:
@@ -371,7 +424,7 @@ def _curved(space: Space, problem: Problem, y: Tensor, generator: torch.Generato
         terms = [chart.log_density(surface, points, J) for chart in charts]
         return (share.log() + torch.stack(terms, 1)).logsumexp(1)
 
-    return Fit(mixture, lambda n: _collect(draw, share, n, generator), at, _known(parts, charts[0].tangent.shape[1]))
+    return Fit(mixture, lambda n: _collect(draw, share, n, generator), at, *counts)
 
 
 def _middle(points: Tensor) -> Tensor:

@@ -348,11 +348,6 @@ def few_chains(*parts: Tensor) -> Iterator[slice]:
     return (slice(start, start + chains) for start in range(0, len(parts[0]), chains))
 
 
-def chain_by_chain(function: Callable[..., Tensor], *parts: Tensor) -> Tensor:
-    """``function(*parts)`` for a function that treats chains (dim 0) one by one, in as many calls as it takes."""
-    return torch.cat([function(*(part[some] for part in parts)) for some in few_chains(*parts)])
-
-
 def pick(yes: Tensor, one: Tensor, other: Tensor) -> Tensor:
     """``one`` for chains that say yes (n,), ``other`` for the rest."""
     return torch.where(over_events(yes, one), one, other)

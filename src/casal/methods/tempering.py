@@ -47,7 +47,8 @@ TEMPER_ROWS, DRAW_ROWS, SETTLED = 100, 40, 10
 whether the chains still spread."""
 
 DECADES = 1.5
-"""Every second row of a tempering takes steps of sizes over so many decades: a narrow mode froze without them."""
+"""Every second row of a tempering, and every fourth of a warm-up, takes steps of sizes over so many decades: a narrow
+mode froze without them."""
 
 RENEWED = 8
 """Rows of a tempering on a curved set from one metric to the next."""
@@ -92,7 +93,7 @@ change of a share, in standard errors, beyond which they still flow from one to 
 
 
 def explores(problem: Problem) -> bool:
-    """Whether q may be constant: few dimensions, one set for all chains, bounded as far as known, many steps."""
+    """Whether q may be constant: few dimensions, many steps, and one set for all chains, bounded as far as is known."""
     space = space_of(problem)
     if problem.chains is not None or problem.groups() is not None or len(problem.table) < FEWEST_TO_EXPLORE:
         return False
@@ -228,15 +229,15 @@ def weigh(problem: Problem, state: HMCState, control: Control, generator: torch.
     scouts = _scouts(space, problem, state, control, generator)
     y, log_p = torch.cat([state.y, scouts.y]), torch.cat([state.log_p, scouts.log_p])
     good = torch.isfinite(log_p)
-    found = fit(space, problem, y[good], generator) if y.shape[1] <= DENSE else None
+    most = int(good[:n].sum())
+    found = fit(space, problem, y[good], log_p[good], most, generator) if y.shape[1] <= DENSE else None
     control = control._replace(spent=control.spent + (problem.usage.scores - used) / n)
     if found is None:
         return state, control, {}
-    alone = _alone(found.mixture, state.y, scouts.y)
-    if not alone and _crossing(found.mixture, state):
+    if not found.alone and _crossing(found.mixture, state):
         return state, control, {}
-    record = {"weighed": 0.0, "alone": float(alone)}
-    drawn = found.draw(n) if found.known else None
+    record = {"weighed": 0.0, "alone": float(found.alone)}
+    drawn = None if found.dropped else found.draw(n)
     if drawn is None:
         return state, control, record
     t, x, log_g = problem.table.t[0].to(state.x.device), space.latents(drawn, problem.like), found.at(drawn)
@@ -265,13 +266,6 @@ def _within(space: Space, problem: Problem, control: Control, mixture: Mixture, 
     left, numbers = int(budget / (HEATED + 1)), tuple(plain(part) for part in mixture)
     control = control._replace(phase="weigh", left=max(1, min(WEIGH_ROWS, left)), share=0.0, reference=numbers)
     return control._replace(limit=control.spent + budget)
-
-
-def _alone(mixture: Mixture, chains: Tensor, scouts: Tensor) -> int:
-    """How many scouts are in parts of the mixture where there is no chain."""
-    count = len(mixture.share)
-    there, found = (torch.bincount(mixture.label(y), minlength=count) for y in (chains, scouts))
-    return int(found[there == 0].sum())
 
 
 def _crossing(mixture: Mixture, state: HMCState) -> bool:
@@ -316,7 +310,8 @@ def slowest(mixture: Mixture, state: HMCState) -> float:
     size = own.sum(0)
     chance = CHANCE * state.accepted.std() / size.clamp_min(1.0).sqrt()
     rates = (state.accepted @ own) / size.clamp_min(1.0) + chance
-    return min(float(rates[size >= FEWEST_IN_PART].amin()), 1.0) if float(size.amax()) >= FEWEST_IN_PART else ACCEPTED
+    some = size >= max(FEWEST_IN_PART, 0.5 * SMALLEST_MODE * len(state.y))
+    return min(float(rates[some].amin()), 1.0) if bool(some.any()) else ACCEPTED
 
 
 def _scouts(space: Space, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> HMCState:

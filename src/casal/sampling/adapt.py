@@ -101,7 +101,7 @@ def adapt(problem: Problem, method: Method[Any] | str, n: int, points: Points, *
         given, choice = choose(
             problem,
             n,
-            integrable=pilot is None or pilot.integrable or problem.start is not None,
+            integrable=pilot is None or pilot.integrable,
             undefined=0.0 if pilot is None else pilot.undefined,
             inexact=network.spread if network is not None and (network.erroneous or network.uneven) else None,
             gaussian=network is not None and network.gaussian,
