@@ -90,16 +90,16 @@ def test_one_level_is_the_closed_form_for_every_gain() -> None:
     x, clean = (torch.randn(9, D, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in (3, 4))
     S = s**2 * torch.linalg.solve(cov + s**2 * torch.eye(D, dtype=torch.float64), cov)
     exact = clean + (b - clean @ A.T) @ torch.linalg.solve(A @ S @ A.T, A @ S)
-    row, none = LevelRow(s, None, False), torch.zeros(9, dtype=torch.long)
+    row, none = LevelRow(s, None, False, True), torch.zeros(9, dtype=torch.long)
     state = MatheronState(x, x, x, clean, problem.denoise(x, s), x[:, None][:, :0], none, none, x.new_zeros(9, 2))
     method, stream = casal.Matheron(ridge=0.0), torch.Generator().manual_seed(0)
     for gain in ("own", "cg", "shared"):
         control, asked = method.control(problem, 9)._replace(gain=gain), state
         if gain == "shared":
-            asked, control, _ = method.choose(row, found, 0, problem, state, control, stream)
+            asked, control, _ = method.choose(row, problem, state, control, stream)
             asked = asked._replace(clean=clean)
         asked = method.ask(gain, found, problem, asked, row, x)
-        moved, _, _ = method.move(row, found, 0, problem, asked, control, stream)
+        moved, _, _ = method.move(row, problem, asked, control, stream)
         torch.testing.assert_close(moved.clean, exact, atol=1e-7, rtol=0)
 
 

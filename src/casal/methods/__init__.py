@@ -32,7 +32,7 @@ from casal.methods.casal import CASAL
 from casal.methods.chain_memory import centred, memory
 from casal.methods.coupling import lift, onto
 from casal.methods.hmc import HMC
-from casal.methods.look_ahead import LookAhead, straight
+from casal.methods.look_ahead import LookAhead
 from casal.methods.matheron import Matheron
 from casal.methods.moves import RANGE, data_floor
 from casal.methods.population import effective_ancestors, effective_size, normalised, systematic
@@ -123,7 +123,6 @@ __all__ = [
     "normalised",
     "onto",
     "pick",
-    "straight",
     "systematic",
     "table_rows",
     "uniform",

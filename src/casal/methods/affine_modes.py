@@ -411,8 +411,10 @@ def raised(gram: Tensor, floor: float | None) -> tuple[Tensor, Tensor]:
     """Eigenvalues and vectors of the symmetric part, the values raised to ``floor`` times the largest.
 
     None: to the norm of the antisymmetric part. It is zero for an exact denoiser, whose derivative is a covariance, so
-    it is what the network itself shows of its error; smaller eigenvalues are noise.
+    it is what the network itself shows of its error; smaller eigenvalues are noise. Rows of lost chains, which are not
+    finite, are left out: the loop reports them.
     """
+    gram = torch.where(torch.isfinite(gram).all(-1, keepdim=True), gram, torch.eye(gram.shape[-1]).to(gram))
     values, vectors = eigh((gram + gram.mT) / 2)
     least = (LEAST_VALUE if floor is None else floor) * values.amax(-1, keepdim=True)
     if floor is None and gram.shape[-1] > 1:

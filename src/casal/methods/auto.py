@@ -74,7 +74,6 @@ def choose(
     integrable: bool = True,
     undefined: float = 0.0,
     inexact: float | None = None,
-    gaussian: bool = False,
 ) -> Choice:
     """Choose the method that measurements recommend (docs/methods.md has the figures).
 
@@ -96,7 +95,6 @@ def choose(
             stay inside where they can.
         inexact: Spread of the model's samples where the denoiser carries an error of its own at small noise, or its
             derivative is no covariance because it is not symmetric, as those of trained networks.
-        gaussian: Whether the denoiser is linear in x: then linear equations are taken into the model.
     """
     rows, size = len(problem.table), math.prod(problem.latent)
     if problem.table.static:
@@ -110,11 +108,11 @@ def choose(
         method = WeightedCASAL(hold=not integrable)
         return Choice(method, f"WeightedCASAL with adaptive levels of rho: {rows} model calls per chain")
     if problem.target.log_weight is not None:
-        ahead = LookAhead(gaussian=gaussian and LookAhead(gaussian=True).conditions(problem))
+        ahead = LookAhead()
         told = f"LookAhead for {size} dimensions and a soft term"
-        return Choice(ahead, f"{told}: about {ahead.evaluations(problem, n)} model calls per chain")
+        return Choice(ahead, f"{told}: about {ahead.evaluations(problem)} model calls per chain")
     if size > LADDER_DIMENSION or _own_sets(problem, n):
-        found = _many_dimensions(problem, n, size, inexact, gaussian)
+        found = _many_dimensions(problem, n, size, inexact)
         if found is not None:
             return found
     if inexact is not None and size <= LADDER_DIMENSION and n * rows * size <= MOST_NOISE:
@@ -164,7 +162,7 @@ def _own_sets(problem: Problem, n: int) -> bool:
     return False
 
 
-def _many_dimensions(problem: Problem, n: int, size: int, inexact: float | None, gaussian: bool) -> Choice | None:
+def _many_dimensions(problem: Problem, n: int, size: int, inexact: float | None) -> Choice | None:
     """Matheron for equations, but for what is measured better on exact networks; None where no method takes the set.
 
     Better are, if chains can be resampled: LookAhead for few rows of which some are curved or inequalities, and
@@ -175,13 +173,9 @@ def _many_dimensions(problem: Problem, n: int, size: int, inexact: float | None,
     found = split.equations(problem)
     plain = found is not None and found.count > 0 and not found.curved and not edge
     if inexact is None and not plain and not _own_sets(problem, n):
-        ahead = LookAhead(gaussian=gaussian and LookAhead(gaussian=True).conditions(problem))
-        few = found is not None and (found.count <= FEW_ROWS or ahead.gaussian)
+        ahead, few = LookAhead(), found is not None and found.count <= FEW_ROWS
         if few and n >= MANY_CHAINS and ahead.fits(problem):
-            told = ", given the linear equations exactly since the model is Gaussian" if ahead.gaussian else ""
-            return Choice(
-                ahead, f"LookAhead {where}{told}: about {ahead.evaluations(problem, n)} model calls per chain"
-            )
+            return Choice(ahead, f"LookAhead {where}: about {ahead.evaluations(problem)} model calls per chain")
         bounded = BoundedHMC()
         if n >= FEWEST_CHAINS and bounded.fits(problem):
             return Choice(bounded, f"BoundedHMC {where}: about {bounded.evaluations} model calls per chain")

@@ -126,11 +126,12 @@ class Control(NamedTuple):
 
 
 class LevelRow(NamedTuple):
-    """A level s, the one before (None for the first), and whether the chains keep some of their noise on the way."""
+    """A level s, the one before (None for the first), whether chains keep some noise on the way, and the last level."""
 
     s: float
     before: float | None
     kept: bool
+    last: bool
 
 
 @dataclass(frozen=True)
@@ -245,12 +246,13 @@ class Matheron(Method[Any]):
             return Each([()] * left, no_step) if phase == 0 and left else None
         s = control.sigmas[level]
         before = control.sigmas[level - 1] if level else None
-        row, found = LevelRow(s, before, before is not None and before <= control.bridge), equations_of(problem)
+        kept, last = before is not None and before <= control.bridge, level + 1 == len(control.sigmas)
+        row = LevelRow(s, before, kept, last)
         if phase % 2:
-            return Together(partial(self.choose if phase == 1 else self.move, row, found, level))
+            return Together(partial(self.choose if phase == 1 else self.move, row))
         if phase == 0:
             return Each([row], self.look, _two)
-        return Each([row], partial(self.ask, control.gain, found))
+        return Each([row], partial(self.ask, control.gain, equations_of(problem)))
 
     def promises(self, problem: Problem, control: Control) -> bool:
         """Linear equations alone, and modes that were found to be Gaussian: where the measured figures hold."""
@@ -322,19 +324,11 @@ class Matheron(Method[Any]):
         return state._replace(x=x, estimate=estimate, error=error, fit=fit)
 
     def choose(
-        self,
-        row: LevelRow,
-        found: Equations,
-        level: int,
-        problem: Problem,
-        state: MatheronState,
-        control: Control,
-        generator: torch.Generator,
+        self, row: LevelRow, problem: Problem, state: MatheronState, control: Control, generator: torch.Generator
     ) -> Done:
         """clean = D(x) + e, e from a free sample whose estimate is like D(x); and what the network is asked next."""
-        state = state._replace(
-            clean=state.estimate + self._errors(state, generator)().reshape(state.x.shape).to(state.x)
-        )
+        found = equations_of(problem)
+        state = state._replace(clean=state.estimate + _like(self._errors(state, generator)(), state.x))
         record = {"sigma": row.s, "slope": float(state.fit[:, 0].sum() / state.fit[:, 1].sum())}
         bent = len(found.curved)
         if control.gain != "shared":
@@ -379,7 +373,8 @@ class Matheron(Method[Any]):
         if gain == "shared":
             asked = state.probe[:, : state.probe.shape[1] - len(found.curved)].unbind(1)
             answers = [problem.denoise(at.contiguous(), row.s) for at in asked]
-            bent = [self._product(problem, state, row.s, part) for part in self._slopes(found, problem, state)]
+            slopes = found.bent(problem, state.clean)[0].unbind(1) if found.curved else ()
+            bent = [self._product(problem, state, row.s, part) for part in slopes]
             return state._replace(probe=torch.stack([*answers, *(_like(part, state.x) for part in bent)], 1))
         if gain == "own":
             rows = found.linear(problem, state.clean)[0].expand(len(state.x), -1, -1)
@@ -388,43 +383,28 @@ class Matheron(Method[Any]):
         return state._replace(clean=self._conjugate(problem, state, found, row.s)) if gain == "cg" else state
 
     def move(
-        self,
-        row: LevelRow,
-        found: Equations,
-        level: int,
-        problem: Problem,
-        state: MatheronState,
-        control: Control,
-        generator: torch.Generator,
+        self, row: LevelRow, problem: Problem, state: MatheronState, control: Control, generator: torch.Generator
     ) -> Done:
         """x0: Matheron with one gain for all chains of a kind, or with that of every chain."""
-        clean, bent = _flat(state.clean), len(found.curved)
-        probe = state.probe.flatten(2)
-        gain: Callable[[Tensor], Tensor] = torch.zeros_like  # v -> S A^T (A S A^T)^-1 A v of the linear equations
-        if len(found.matrix) and control.gain in ("own", "shared"):
-            flat = probe[:, : probe.shape[1] - bent]
-            parts = self._gains(row.s, found, state, control, flat)
-            gain = partial(_pulled, parts)
-        if control.gain in ("own", "shared") and len(found.matrix):
-            clean = clean + gain(found.gap(state.clean))
-        if bent:
-            slopes = found.bent(problem, state.clean)[0]
-            across = probe[:, probe.shape[1] - bent :].to(torch.float64)
-            centre = _flat(state.estimate)
-            draw = self._errors(state, generator)
-            if len(found.matrix):
-                A = found.matrix
-                across = torch.stack([part - gain(part @ A.T) for part in across.unbind(1)], 1)
-                centre = centre + gain(found.gap(state.estimate))
-                plain = draw
+        found, probe, clean = equations_of(problem), state.probe.flatten(2), _flat(state.clean)
+        if control.gain in ("own", "shared"):
+            A, flat = found.matrix, probe.shape[1] - len(found.curved)
+            pull = partial(_pulled, self._gains(row.s, found, state, control, probe[:, :flat]))
+            clean = clean + pull(clean, found.gap(clean))
+            if found.curved:
+                error, centre = self._errors(state, generator), _flat(state.estimate)
 
                 def draw() -> Tensor:
-                    e = plain()
-                    return e - gain(e @ A.T)
+                    e = error()
+                    return e - pull(e, e @ A.T)
 
-            clean = conditioned(problem, found, centre, slopes, across, draw, generator, self.measure)
+                across = [part - pull(part, part @ A.T) for part in probe[:, flat:].to(torch.float64).unbind(1)]
+                centre, slopes = centre + pull(centre, found.gap(centre)), found.bent(problem, state.clean)[0]
+                clean = conditioned(
+                    problem, found, centre, slopes, torch.stack(across, 1), draw, generator, self.measure
+                )
         state = state._replace(clean=_like(clean, state.x), probe=state.probe[:, :0])
-        return state if level + 1 < len(control.sigmas) else state._replace(x=state.clean), control, {}
+        return state._replace(x=state.clean) if row.last else state, control, {}
 
     # ------------------------------------------------------------------------------------------------ the gain
 
@@ -433,6 +413,8 @@ class Matheron(Method[Any]):
     ) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Chains, S A^T as rows and (A S A^T)^-1: one of each for every kind of chains, or for every chain."""
         A = found.matrix
+        if not len(A):
+            return []
         if control.gain == "own":
             across = answers.to(torch.float64)
             every = torch.arange(len(across), device=across.device)
@@ -445,10 +427,6 @@ class Matheron(Method[Any]):
             across = rise[state.kind[asked] == kind].mean(0).to(torch.float64) * (s / STEP)
             parts.append((mine, across, affine_modes.solve(across @ A.T, torch.eye(len(A)).to(A), self.floor)))
         return parts
-
-    def _slopes(self, found: Equations, problem: Problem, state: MatheronState) -> tuple[Tensor, ...]:
-        """G: gradients of the curved equations at the clean draw."""
-        return found.bent(problem, state.clean)[0].unbind(1) if found.curved else ()
 
     def _product(self, problem: Problem, state: MatheronState, s: float, v: Tensor) -> Tensor:
         """S v for every chain, v (n, d) float64, by one evaluation."""
@@ -500,12 +478,11 @@ def _like(part: Tensor, x: Tensor) -> Tensor:
     return part.reshape(x.shape).to(x)
 
 
-def _pulled(parts: list[tuple[Tensor, Tensor, Tensor]], gap: Tensor) -> Tensor:
-    """S A^T (A S A^T)^-1 gap, gap (n, m), for the gains of some chains each."""
-    shift = gap.new_zeros(len(gap), parts[0][1].shape[-1])
+def _pulled(parts: list[tuple[Tensor, Tensor, Tensor]], like: Tensor, gap: Tensor) -> Tensor:
+    """S A^T (A S A^T)^-1 gap, shaped like (n, d), gap (n, m), for the gains of some chains each."""
+    shift = torch.zeros_like(like)
     for mine, across, inverse in parts:
-        u = gap[mine][:, None] @ inverse if inverse.ndim == 3 else gap[mine] @ inverse
-        shift[mine] = (u @ across)[:, 0] if inverse.ndim == 3 else u @ across
+        shift[mine] = (gap[mine][:, None] @ inverse @ across)[:, 0]
     return shift
 
 
