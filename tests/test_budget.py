@@ -48,10 +48,10 @@ BUDGET = {
     ),  # Stein's identity in the free coordinates of a flat set; whether the last round of chains still drifts
     "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
     "methods": Package(
-        files=40, code=6645, constants=201, imports=13
+        files=39, code=6446, constants=196, imports=13
     ),  # Matheron weighs modes and draws on curved equations; Twisted went to the lab
     "sampling": Package(
-        files=20, code=3343, constants=64, imports=12
+        files=20, code=3316, constants=62, imports=12
     ),  # what "auto" knows before a pilot runs off the set
     "store": Package(files=3, code=609, constants=3, imports=1),  # names of files are refused
     "targets": Package(
@@ -60,7 +60,7 @@ BUDGET = {
 }
 """By package; "casal" are the files that lie in none of them."""
 
-LINES = 38610
+LINES = 38300
 """Of all files together, everything counted."""
 
 METHODS = {

@@ -108,9 +108,8 @@ def choose(
         method = WeightedCASAL(hold=not integrable)
         return Choice(method, f"WeightedCASAL with adaptive levels of rho: {rows} model calls per chain")
     if problem.target.log_weight is not None:
-        ahead = LookAhead()
-        told = f"LookAhead for {size} dimensions and a soft term"
-        return Choice(ahead, f"{told}: about {ahead.evaluations(problem)} model calls per chain")
+        count = LookAhead().evaluations(problem)
+        return Choice(LookAhead(), f"LookAhead for a soft term: about {count} model calls per chain")
     if size > LADDER_DIMENSION or _own_sets(problem, n):
         found = _many_dimensions(problem, n, size, inexact)
         if found is not None:
@@ -118,9 +117,7 @@ def choose(
     if inexact is not None and size <= LADDER_DIMENSION and n * rows * size <= MOST_NOISE:
         own = SplitGibbs(moves="level", level=OWN_LEVEL * inexact, levels=OWN_LEVELS)
         count = rows + own.levels * own.sweeps * own.moves_for(problem).evaluations
-        return Choice(
-            own, f"SplitGibbs with moves at the noise level {own.level:.3g}: about {count} model calls per chain"
-        )
+        return Choice(own, f"SplitGibbs, moves at noise {own.level:.3g}: about {count} model calls per chain")
     ladder = SplitGibbs(inner_steps=INNER_STEPS, levels=EDGE_LEVELS if has_edge(problem) else SURFACE_LEVELS)
     count = rows + ladder.inner_steps * SURFACE_LEVELS
     return Choice(ladder, f"SplitGibbs with adaptive levels of rho: about {count} model calls per chain")
@@ -146,9 +143,7 @@ def inside(problem: Problem, n: int, x: Tensor) -> Choice | None:
         return Choice(HMC(), f"HMC for {HMC().told(problem)}: {told}")
     if HMC().one_mode(problem, x):
         return Choice(HMC(), f"HMC, since the density has one mode on a flat set: {told}")
-    try:
-        groups_of(problem, n)
-    except SettingError:
+    if _own_sets(problem, n):
         return Choice(HMC(), f"HMC, whose chains need not be resampled, since they have sets of their own: {told}")
     return None
 
@@ -173,8 +168,9 @@ def _many_dimensions(problem: Problem, n: int, size: int, inexact: float | None)
     found = split.equations(problem)
     plain = found is not None and found.count > 0 and not found.curved and not edge
     if inexact is None and not plain and not _own_sets(problem, n):
-        ahead, few = LookAhead(), found is not None and found.count <= FEW_ROWS
-        if few and n >= MANY_CHAINS and ahead.fits(problem):
+        ahead, few = LookAhead(), found is None or found.count <= FEW_ROWS
+        enough = n >= MANY_CHAINS or found is None or not found.count  # or nothing else takes the set
+        if few and enough and ahead.fits(problem):
             return Choice(ahead, f"LookAhead {where}: about {ahead.evaluations(problem)} model calls per chain")
         bounded = BoundedHMC()
         if n >= FEWEST_CHAINS and bounded.fits(problem):
