@@ -16,8 +16,9 @@ difference of the network, s^2 (D(x + t a) - D(x)) / t, and what is needed are t
     "cg"       conjugate gradients for (A S A^T) u = b - A clean:          ``iterations`` evaluations, any m
 
 Separate modes are found and weighed before the first level (``affine_modes.py``); given curved equations x0 is drawn by
-``curved_draw.py``. A Euclidean projection in place of this moves every error along the rows, whatever the model knows about them. On a
-mixture of heat fields with 32 equations its mean is off by 600 times the error of exact draws, here by 0.8 times.
+``curved_draw.py``. A Euclidean projection in place of this moves every error along the rows, whatever the model knows
+about them. On a mixture of heat fields with 32 equations its mean is off by 600 times the error of exact draws, here by
+0.8 times.
 """
 
 from __future__ import annotations
