@@ -136,7 +136,7 @@ CASES: list[MethodCase] = [
             meets=True,
             scheduled=True,
             on="diffusion",
-            meeting=frozenset({"exchange_step", "first level", "last level", "sigma", "slope"}),
+            meeting=frozenset({"exchange_step", "first level", "last level", "sigma"}),
         )
         for gain in ("auto", "cg")
     ),

@@ -132,19 +132,6 @@ def test_a_solid_set_has_no_mass_on_its_border() -> None:
         assert abs(float(result.samples[:, 1].mean()) - 0.8 * hazard) < 0.08
 
 
-def test_a_ladder_that_keeps_ancestors_stops_where_too_few_would_be_left() -> None:
-    n, share = 200, 0.6
-    line, target = casal.Affine([[1.0, 0.0]], [2.5]), gaussian_target()
-    full, kept = (
-        casal.sample(target, line, SplitGibbs(0.03, levels=20, inner_steps=4, keep=keep), n, seed=1)
-        for keep in (0.0, share)
-    )
-    worth = full.fidelity.figures["effective_ancestors"], kept.fidelity.figures["effective_ancestors"]
-    assert worth[0] < share * n <= worth[1] * 1.2  # the finish weighs and draws once more
-    assert float(kept.state.rho) < 0.9 * float(full.state.rho)
-    assert bool(kept.certificate.feasible.all())
-
-
 def test_the_same_seed_gives_the_same_bits() -> None:
     def run(seed: int) -> Tensor:
         return casal.sample(gaussian_target(), casal.Sphere(1.0), SplitGibbs(0.1, levels=3), 64, seed=seed).samples

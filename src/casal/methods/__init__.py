@@ -33,7 +33,7 @@ from casal.methods.chain_memory import centred, memory, said_of
 from casal.methods.cheap import ECI, PCFM, ProjectRenoise
 from casal.methods.coupling import lift, onto
 from casal.methods.hmc import HMC
-from casal.methods.look_ahead import LookAhead, straight
+from casal.methods.look_ahead import LookAhead
 from casal.methods.matheron import Matheron
 from casal.methods.mode_weights import changing_share
 from casal.methods.moves import RANGE, data_floor
@@ -133,7 +133,6 @@ __all__ = [
     "onto",
     "pick",
     "said_of",
-    "straight",
     "systematic",
     "table_rows",
     "uniform",

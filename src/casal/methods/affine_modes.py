@@ -214,7 +214,7 @@ def begin(
             start = torch.cat([start, modes[k].model.draw(modes[k].mean, normal((extra, free.shape[1]), free, stream))])
         across = modes[k].across
         gap = (level if len(level) == 1 else level[mine]) - start @ matrix.T
-        x[mine] = start + solve(across @ matrix.T, gap.T, None).T @ across
+        x[mine] = start + solve(across @ matrix.T, gap.T, LEAST_VALUE).T @ across
     return Begun(x, mode, label, found.level.s, weights.mean(0).tolist())
 
 
@@ -222,19 +222,12 @@ def find(ask: Ask, free: Tensor, levels: list[float], stream: torch.Generator) -
     """The clusters: at every level the partition with most of them, then the one that returns at the next level."""
     seen, parts = [look(ask, free, s, stream) for s in levels], list[Clusters | None]()
     for level in seen:
-        best, scale = None, float(_scatter(level.clean))
-        rms = float(_scatter(level.models)) * math.sqrt(2)
-        for radius in RADII:
-            one = Clusters(*joined(level.distance, max(radius * rms, 1e-3 * scale)), level)
-            enough = float(one.core.to(torch.float64).mean()) >= SHARE
-            if enough and (best is None or one.kinds > best.kinds):
-                best = one
-        parts.append(best)
-    kept: Clusters | None = None
-    for high, low in pairwise(parts):
-        if high is not None and low is not None and same(high, low) and (kept is None or high.kinds > kept.kinds):
-            kept = low
-    return kept, seen
+        rms, least = math.sqrt(2) * float(_scatter(level.models)), 1e-3 * float(_scatter(level.clean))
+        every = [Clusters(*joined(level.distance, max(radius * rms, least)), level) for radius in RADII]
+        tight = [one for one in every if float(one.core.to(torch.float64).mean()) >= SHARE]
+        parts.append(max(tight, key=lambda one: one.kinds, default=None))
+    kept = [low for high, low in pairwise(parts) if high is not None and low is not None and same(high, low)]
+    return max(kept, key=lambda one: one.kinds, default=None), seen
 
 
 def look(ask: Ask, free: Tensor, s: float, stream: torch.Generator) -> Level:
@@ -319,9 +312,13 @@ def coarse_samples(ask: Ask, n: int, size: int, first: float, last: float, strea
 
 
 def gaussian_mode(ask: Ask, found: Clusters, seen: list[Level], k: int, free: Tensor, matrix: Tensor) -> Mode | None:
-    """Mean and covariance of a cluster, at one of the three highest levels where its members agree."""
+    """Mean and covariance of a cluster, at one of the three highest levels where its members agree.
+
+    None above the start: there other modes still bend the model, by up to 40 nats of evidence.
+    """
     members = torch.nonzero(found.label == k).flatten()
-    for level, i in list(_inside(seen, members[found.core[members]]))[:3]:
+    below = [level for level in seen if level.s <= found.level.s]
+    for level, i in list(_inside(below, members[found.core[members]]))[:3]:
         model = AffineModel(ask, level.x[i], level.clean[i], level.s)
         directions, stretch = _preconditioner(level.clean, found.label, level.s)
 
@@ -332,7 +329,7 @@ def gaussian_mode(ask: Ask, found: Clusters, seen: list[Level], k: int, free: Te
         mean, right = model.x + offset[0], level.s**2 * model.times(matrix)
         across = conjugate_gradients(minus, right, ITERATIONS, directions, stretch, 1e-8)
         gap = (free[members] - mean) @ matrix.T
-        far = float((gap * solve(across @ matrix.T, gap.T, None).T).sum(1).median())
+        far = float((gap * solve(across @ matrix.T, gap.T, LEAST_VALUE).T).sum(1).median())
         if far < FITS * len(matrix):
             return Mode(mean, across, model, members)
     return None
@@ -392,7 +389,7 @@ def conjugate_gradients(
 
 def evidence(mode: Mode, matrix: Tensor, level: Tensor) -> Tensor:
     """log N(b; A mu, A C A^T) + constant, (1 or n,)."""
-    values, vectors = raised(mode.across @ matrix.T, None)
+    values, vectors = raised(mode.across @ matrix.T, LEAST_VALUE)
     z = ((level - mode.mean @ matrix.T) @ vectors) / values.sqrt()
     return -0.5 * (z.square().sum(1) + values.log().sum())
 
@@ -411,8 +408,10 @@ def raised(gram: Tensor, floor: float | None) -> tuple[Tensor, Tensor]:
     """Eigenvalues and vectors of the symmetric part, the values raised to ``floor`` times the largest.
 
     None: to the norm of the antisymmetric part. It is zero for an exact denoiser, whose derivative is a covariance, so
-    it is what the network itself shows of its error; smaller eigenvalues are noise.
+    it is what the network itself shows of its error; smaller eigenvalues are noise. Rows of lost chains, which are not
+    finite, are left out: the loop reports them.
     """
+    gram = torch.where(torch.isfinite(gram).all(-1, keepdim=True), gram, torch.eye(gram.shape[-1]).to(gram))
     values, vectors = eigh((gram + gram.mT) / 2)
     least = (LEAST_VALUE if floor is None else floor) * values.amax(-1, keepdim=True)
     if floor is None and gram.shape[-1] > 1:

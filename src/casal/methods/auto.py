@@ -67,7 +67,6 @@ def choose(
     integrable: bool = True,
     undefined: float = 0.0,
     inexact: float | None = None,
-    gaussian: bool = False,
 ) -> Choice:
     """Choose the method that measurements recommend (docs/methods.md has the figures).
 
@@ -89,7 +88,6 @@ def choose(
             stay inside where they can.
         inexact: Spread of the model's samples where the denoiser carries an error of its own at small noise, or its
             derivative is no covariance because it is not symmetric, as those of trained networks.
-        gaussian: Whether the denoiser is linear in x: then linear equations are taken into the model.
     """
     rows, size = len(problem.table), math.prod(problem.latent)
     if problem.table.static:
@@ -103,19 +101,16 @@ def choose(
         method = WeightedCASAL(hold=not integrable)
         return Choice(method, f"WeightedCASAL with adaptive levels of rho: {rows} model calls per chain")
     if problem.target.log_weight is not None:
-        ahead = LookAhead(gaussian=gaussian and LookAhead(gaussian=True).conditions(problem))
-        told = f"LookAhead for {size} dimensions and a soft term"
-        return Choice(ahead, f"{told}: about {ahead.evaluations(problem, n)} model calls per chain")
+        count = LookAhead().evaluations(problem)
+        return Choice(LookAhead(), f"LookAhead for a soft term: about {count} model calls per chain")
     if size > LADDER_DIMENSION or _own_sets(problem, n):
-        found = _many_dimensions(problem, n, size, inexact, gaussian)
+        found = _many_dimensions(problem, n, size, inexact)
         if found is not None:
             return found
     if inexact is not None and size <= LADDER_DIMENSION and n * rows * size <= MOST_NOISE:
         own = SplitGibbs(moves="level", level=OWN_LEVEL * inexact, levels=OWN_LEVELS)
         count = rows + own.levels * own.sweeps * own.moves_for(problem).evaluations
-        return Choice(
-            own, f"SplitGibbs with moves at the noise level {own.level:.3g}: about {count} model calls per chain"
-        )
+        return Choice(own, f"SplitGibbs, moves at noise {own.level:.3g}: about {count} model calls per chain")
     ladder = SplitGibbs(inner_steps=INNER_STEPS, levels=EDGE_LEVELS if has_edge(problem) else SURFACE_LEVELS)
     count = rows + ladder.inner_steps * SURFACE_LEVELS
     return Choice(ladder, f"SplitGibbs with adaptive levels of rho: about {count} model calls per chain")
@@ -142,9 +137,7 @@ def inside(problem: Problem, n: int, x: Tensor) -> Choice | None:
         return Choice(HMC(), f"HMC for {HMC().told(problem)}: {told}")
     if HMC().one_mode(problem, x):
         return Choice(HMC(), f"HMC, since the density has one mode on a flat set: {told}")
-    try:
-        groups_of(problem, n)
-    except SettingError:
+    if _own_sets(problem, n):
         return Choice(HMC(), f"HMC, whose chains need not be resampled, since they have sets of their own: {told}")
     return None
 
@@ -158,7 +151,7 @@ def _own_sets(problem: Problem, n: int) -> bool:
     return False
 
 
-def _many_dimensions(problem: Problem, n: int, size: int, inexact: float | None, gaussian: bool) -> Choice | None:
+def _many_dimensions(problem: Problem, n: int, size: int, inexact: float | None) -> Choice | None:
     """Matheron for equations, but for what is measured better on exact networks; None where no method takes the set.
 
     Better are, if chains can be resampled: LookAhead for few rows of which some are curved or inequalities, and
@@ -169,13 +162,10 @@ def _many_dimensions(problem: Problem, n: int, size: int, inexact: float | None,
     found = split.equations(problem)
     plain = found is not None and found.count > 0 and not found.curved and not edge
     if inexact is None and not plain and not _own_sets(problem, n):
-        ahead = LookAhead(gaussian=gaussian and LookAhead(gaussian=True).conditions(problem))
-        few = found is not None and (found.count <= FEW_ROWS or ahead.gaussian)
-        if few and n >= MANY_CHAINS and ahead.fits(problem):
-            told = ", given the linear equations exactly since the model is Gaussian" if ahead.gaussian else ""
-            return Choice(
-                ahead, f"LookAhead {where}{told}: about {ahead.evaluations(problem, n)} model calls per chain"
-            )
+        ahead, few = LookAhead(), found is None or found.count <= FEW_ROWS
+        enough = n >= MANY_CHAINS or found is None or not found.count  # or nothing else takes the set
+        if few and enough and ahead.fits(problem):
+            return Choice(ahead, f"LookAhead {where}: about {ahead.evaluations(problem)} model calls per chain")
         bounded = BoundedHMC()
         if n >= FEWEST_CHAINS and bounded.fits(problem):
             return Choice(bounded, f"BoundedHMC {where}: about {bounded.evaluations} model calls per chain")

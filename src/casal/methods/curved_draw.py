@@ -24,8 +24,8 @@ from casal.methods.affine_modes import normal, raised
 from casal.methods.equations import Equations
 from casal.methods.problem import Problem
 
-CANDIDATES, FEWEST = 12, 4
-"""Lines that are tried, and after how many of them the search ends if their weights hardly differ."""
+FEWEST = 4
+"""Lines after which the search ends if their weights hardly differ."""
 
 EVEN = 0.2
 """Standard deviation of the log-weights of a chain's candidates up to which they count as equal."""
@@ -55,6 +55,7 @@ def conditioned(
     draw: Callable[[], Tensor],
     stream: torch.Generator,
     measure: str,
+    candidates: int,
 ) -> Tensor:
     """x ~ N(D, S) restricted to the equations, (n, d) float64.
 
@@ -69,24 +70,25 @@ def conditioned(
         draw: Returns e ~ N(0, S), (n, d), anew at each call.
         stream: Draws.
         measure: One of MEASURES.
+        candidates: Lines that are tried.
     """
     values, vectors = raised(slopes @ across.mT, None)
-    half = vectors * values.sqrt()[:, None]  # c = half z, z standard normal
     total = centre.new_full((len(centre),), -math.inf)
     chosen: Tensor | None = None
     starts, seen = STARTS, list[Tensor]()
-    for _ in range(CANDIDATES):
+    for _ in range(candidates):
         e, roots, line = draw(), list[Tensor](), torch.full_like(total, -math.inf)
         own = (slopes @ e[..., None])[..., 0]
         for start in range(starts):
             z = normal(own.shape, own, stream)
-            along = torch.zeros_like(own) if start == 0 else (half @ z[..., None])[..., 0] - own
-            first = centre + e + _times(across, _solved(values, vectors, along))
+            along = (vectors.mT @ own[..., None])[..., 0] / values.sqrt()
+            there = z - along if start else torch.zeros_like(z)  # from c of the candidate to that of z
+            first = centre + e + _times(across, _times(vectors.mT, there / values.sqrt()))
             x, rows, met = search(problem, found, first, across, values)
             chosen = x if chosen is None else chosen
             c = (slopes @ (x - centre)[..., None])[..., 0]
             scaled = (vectors.mT @ c[..., None])[..., 0] / values.sqrt()
-            logs = -0.5 * scaled.square().sum(1) - _log_det(rows @ across.mT)
+            logs = -0.5 * scaled.square().sum(1) - torch.linalg.slogdet(rows @ across.mT).logabsdet
             logs = logs + _volume(problem, found, x, rows, measure)
             new = met & torch.isfinite(logs)
             for other in roots:
@@ -135,18 +137,10 @@ def _times(across: Tensor, u: Tensor) -> Tensor:
     return (across.mT @ u[..., None])[..., 0]
 
 
-def _solved(values: Tensor, vectors: Tensor, c: Tensor) -> Tensor:
-    return (vectors @ ((vectors.mT @ c[..., None]) / values[..., None]))[..., 0]
-
-
-def _log_det(matrix: Tensor) -> Tensor:
-    return torch.linalg.slogdet(matrix)[1]
-
-
 def _volume(problem: Problem, found: Equations, x: Tensor, rows: Tensor, measure: str) -> Tensor:
     """What v and the lengths that were taken out of the gradients add to the logarithm."""
     if measure == "surface" and problem.identity:
-        return 0.5 * _log_det(rows @ rows.mT)
+        return 0.5 * torch.linalg.slogdet(rows @ rows.mT).logabsdet
     point = x.reshape(-1, *problem.latent).to(problem.like)
     lengths = found.log_lengths(problem, point)
     return found.log_volume(problem, point) - lengths if measure == "surface" else -lengths

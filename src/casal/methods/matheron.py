@@ -15,8 +15,10 @@ difference of the network, s^2 (D(x + t a) - D(x)) / t, and what is needed are t
     "own"      at every chain's own point:                                 m evaluations
     "cg"       conjugate gradients for (A S A^T) u = b - A clean:          ``iterations`` evaluations, any m
 
-A Euclidean projection in place of this moves every error along the rows, whatever the model knows about them. On a
-mixture of heat fields with 32 equations its mean is off by 600 times the error of exact draws, here by 0.8 times.
+Separate modes are found and weighed before the first level (``affine_modes.py``); given curved equations x0 is drawn by
+``curved_draw.py``. A Euclidean projection in place of this moves every error along the rows, whatever the model knows
+about them. On a mixture of heat fields with 32 equations its mean is off by 600 times the error of exact draws, here by
+0.8 times.
 """
 
 from __future__ import annotations
@@ -93,7 +95,6 @@ class MatheronState(NamedTuple):
         probe: Points at which the network is asked for the shared gain, then its answers; or S G^T: (n, r, *latent).
         kind: Mode or condition of the chain, (n,).
         home: That of the free sample, (n,).
-        fit: (y - f) . (y - D) and |y - D|^2 at y = f + s w, (n, 2).
     """
 
     x: Tensor
@@ -104,7 +105,6 @@ class MatheronState(NamedTuple):
     probe: Tensor
     kind: Tensor
     home: Tensor
-    fit: Tensor
 
 
 class Control(NamedTuple):
@@ -126,11 +126,12 @@ class Control(NamedTuple):
 
 
 class LevelRow(NamedTuple):
-    """A level s, the one before (None for the first), and whether the chains keep some of their noise on the way."""
+    """A level s, the one before (None for the first), whether chains keep some noise on the way, and the last level."""
 
     s: float
     before: float | None
     kept: bool
+    last: bool
 
 
 @dataclass(frozen=True)
@@ -144,12 +145,14 @@ class Matheron(Method[Any]):
     samples by less than the last level. With m equations and n chains a level takes 2 evaluations a chain and those of
     the gain: 1 for m <= n, m / n above; 30 levels of 16 equations and 64 chains 90 in all, after the free samples.
 
-    Measured error on exact networks that no setting was tuned on (docs/methods_in_depth.md), 64 chains, 110 to 150
-    evaluations, 576 and 1024 dimensions, 2 to 8 modes, 4 to 63 linear equations: squared error of the mean .4 to 1.6
-    times that of exact draws, variance inside a mode .94 to 1.01 of the exact one (standard error .03), no chain in a
+    Measured error on exact networks that no setting was tuned on (docs/methods_in_depth.md), 64 chains, 115 to 165
+    evaluations, 576 and 1024 dimensions, 2 to 8 modes, 4 to 63 linear equations: squared error of the mean .3 to 1.3
+    times that of exact draws, variance inside a mode .92 to 1.07 of the exact one (standard error .03), no chain in a
     mode of probability below .001, mode weights as good as those of exact draws. So the distribution is promised for
     linear equations without inequalities, if the run has found the modes of the model to be Gaussian. On curved
     equations the draw of x0 is right where x0 given x is Gaussian, but modes are not weighed: not promised.
+    Inequalities act through the last projection alone: not promised. Memory: some 30 n d numbers, of which the search
+    for modes has 18, and m d; nothing is d x d.
 
     Args:
         levels: Noise levels.
@@ -163,6 +166,8 @@ class Matheron(Method[Any]):
         modes: Whether separate modes are looked for, and weighed by the equations (``methods/affine_modes.py``): 27
             evaluations a chain, and about 20 more where there are some. For linear equations and one condition.
         measure: On curved equations: "surface", or "co-area" for the model given the value of h.
+        candidates: On curved equations: points of which x0 is drawn by their weights. Where x0 given x covers a whole
+            circle, 12 leave an error of .04 in E cos^2 (.63), 50 one of .02; on sets that are nearly flat 4 do.
 
     References:
         Journel and Huijbregts (1978), Mining Geostatistics, ch. VII (conditioning by kriging).
@@ -183,13 +188,14 @@ class Matheron(Method[Any]):
     ridge: float = 0.001
     modes: bool = True
     measure: str = "surface"
+    candidates: int = 12
 
     name: ClassVar[str] = "Matheron"
     promises_distribution: ClassVar[bool] = False
     remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("levels", "iterations", "near"):
+        for name in ("levels", "iterations", "near", "candidates"):
             whole_number(getattr(self, name), name, 1)
         one_of(self.gain, "gain", GAINS)
         one_of(self.measure, "measure", MEASURES)
@@ -245,12 +251,13 @@ class Matheron(Method[Any]):
             return Each([()] * left, no_step) if phase == 0 and left else None
         s = control.sigmas[level]
         before = control.sigmas[level - 1] if level else None
-        row, found = LevelRow(s, before, before is not None and before <= control.bridge), equations_of(problem)
+        kept, last = before is not None and before <= control.bridge, level + 1 == len(control.sigmas)
+        row = LevelRow(s, before, kept, last)
         if phase % 2:
-            return Together(partial(self.choose if phase == 1 else self.move, row, found, level))
+            return Together(partial(self.choose if phase == 1 else self.move, row))
         if phase == 0:
             return Each([row], self.look, _two)
-        return Each([row], partial(self.ask, control.gain, found))
+        return Each([row], partial(self.ask, control.gain, equations_of(problem)))
 
     def promises(self, problem: Problem, control: Control) -> bool:
         """Linear equations alone, and modes that were found to be Gaussian: where the measured figures hold."""
@@ -283,31 +290,21 @@ class Matheron(Method[Any]):
         )
         x, home, found = free, kind, equations_of(problem)
         if self.modes and self._looks(problem, found, len(free)):
-            begun = affine_modes.begin(
-                partial(_asked, problem),
-                _flat(free),
-                found.matrix,
-                found.level,
-                top,
-                float(known.max()),
-                POOL,
-                generator,
-            )
+            ask, most = partial(_asked, problem), float(known.max())
+            begun = affine_modes.begin(ask, _flat(free), found.matrix, found.level, top, most, POOL, generator)
             control = control._replace(modes=0 if begun is None else len(begun.weights))
             if begun is not None and len(begun.weights) > 1:
                 x, kind, home = begun.x.reshape(free.shape).to(free), begun.mode, begun.label
                 sigmas = (begun.level, *(s for s in sigmas if s < NEXT * begun.level))
                 record |= {"modes": float(len(begun.weights)), "first level": begun.level}
-        none = free.new_zeros((len(free), 2), dtype=torch.float64)
         x = x + sigmas[0] * gaussian(problem, len(free), generator)
-        state = MatheronState(x, free, free, free, free, free[:, None][:, :0], kind, home, none)
+        state = MatheronState(x, free, free, free, free, free[:, None][:, :0], kind, home)
         return state, control._replace(sigmas=sigmas, bridge=BRIDGE * top), record
 
     def _looks(self, problem: Problem, found: Equations, n: int) -> bool:
         """Whether modes are looked for: among enough free samples of one condition, for few linear equations."""
-        return bool(
-            not found.curved and not problem.target.condition and n >= FEWEST_FREE and 0 < found.count <= WEIGHED * n
-        )
+        plain = not found.curved and not problem.target.condition
+        return plain and n >= FEWEST_FREE and 0 < found.count <= WEIGHED * n
 
     def look(self, problem: Problem, state: MatheronState, row: LevelRow, noise: Tensor) -> MatheronState:
         """The noise of the level; D(x), and the error of a free sample at the same level."""
@@ -316,26 +313,16 @@ class Matheron(Method[Any]):
             kept = (row.s / row.before) ** 2 if row.kept else 0.0
             x = kept * x + (1.0 - kept) * state.clean + row.s * math.sqrt(1.0 - kept) * noise
         estimate = problem.denoise(x, row.s)
-        seen = problem.denoise(state.free + row.s * other, row.s)
-        away, error = _flat(state.free + row.s * other - seen), state.free - seen
-        fit = torch.stack([(row.s * _flat(other) * away).sum(1), away.square().sum(1)], 1)
-        return state._replace(x=x, estimate=estimate, error=error, fit=fit)
+        error = state.free - problem.denoise(state.free + row.s * other, row.s)
+        return state._replace(x=x, estimate=estimate, error=error)
 
     def choose(
-        self,
-        row: LevelRow,
-        found: Equations,
-        level: int,
-        problem: Problem,
-        state: MatheronState,
-        control: Control,
-        generator: torch.Generator,
+        self, row: LevelRow, problem: Problem, state: MatheronState, control: Control, generator: torch.Generator
     ) -> Done:
         """clean = D(x) + e, e from a free sample whose estimate is like D(x); and what the network is asked next."""
-        state = state._replace(
-            clean=state.estimate + self._errors(state, generator)().reshape(state.x.shape).to(state.x)
-        )
-        record = {"sigma": row.s, "slope": float(state.fit[:, 0].sum() / state.fit[:, 1].sum())}
+        found = equations_of(problem)
+        state = state._replace(clean=state.estimate + _like(self._errors(state, generator)(), state.x))
+        record = {"sigma": row.s}
         bent = len(found.curved)
         if control.gain != "shared":
             room = found.count if control.gain == "own" else 0
@@ -379,7 +366,8 @@ class Matheron(Method[Any]):
         if gain == "shared":
             asked = state.probe[:, : state.probe.shape[1] - len(found.curved)].unbind(1)
             answers = [problem.denoise(at.contiguous(), row.s) for at in asked]
-            bent = [self._product(problem, state, row.s, part) for part in self._slopes(found, problem, state)]
+            slopes = found.bent(problem, state.clean)[0].unbind(1) if found.curved else ()
+            bent = [self._product(problem, state, row.s, part) for part in slopes]
             return state._replace(probe=torch.stack([*answers, *(_like(part, state.x) for part in bent)], 1))
         if gain == "own":
             rows = found.linear(problem, state.clean)[0].expand(len(state.x), -1, -1)
@@ -388,43 +376,27 @@ class Matheron(Method[Any]):
         return state._replace(clean=self._conjugate(problem, state, found, row.s)) if gain == "cg" else state
 
     def move(
-        self,
-        row: LevelRow,
-        found: Equations,
-        level: int,
-        problem: Problem,
-        state: MatheronState,
-        control: Control,
-        generator: torch.Generator,
+        self, row: LevelRow, problem: Problem, state: MatheronState, control: Control, generator: torch.Generator
     ) -> Done:
         """x0: Matheron with one gain for all chains of a kind, or with that of every chain."""
-        clean, bent = _flat(state.clean), len(found.curved)
-        probe = state.probe.flatten(2)
-        gain: Callable[[Tensor], Tensor] = torch.zeros_like  # v -> S A^T (A S A^T)^-1 A v of the linear equations
-        if len(found.matrix) and control.gain in ("own", "shared"):
-            flat = probe[:, : probe.shape[1] - bent]
-            parts = self._gains(row.s, found, state, control, flat)
-            gain = partial(_pulled, parts)
-        if control.gain in ("own", "shared") and len(found.matrix):
-            clean = clean + gain(found.gap(state.clean))
-        if bent:
-            slopes = found.bent(problem, state.clean)[0]
-            across = probe[:, probe.shape[1] - bent :].to(torch.float64)
-            centre = _flat(state.estimate)
-            draw = self._errors(state, generator)
-            if len(found.matrix):
-                A = found.matrix
-                across = torch.stack([part - gain(part @ A.T) for part in across.unbind(1)], 1)
-                centre = centre + gain(found.gap(state.estimate))
-                plain = draw
+        found, probe, clean = equations_of(problem), state.probe.flatten(2), _flat(state.clean)
+        if control.gain in ("own", "shared"):
+            A, flat = found.matrix, probe.shape[1] - len(found.curved)
+            pull = partial(_pulled, self._gains(row.s, found, state, control, probe[:, :flat]))
+            clean = clean + pull(clean, found.gap(clean))
+            if found.curved:
+                error, centre = self._errors(state, generator), _flat(state.estimate)
 
                 def draw() -> Tensor:
-                    e = plain()
-                    return e - gain(e @ A.T)
+                    e = error()
+                    return e - pull(e, e @ A.T)
 
-            clean = conditioned(problem, found, centre, slopes, across, draw, generator, self.measure)
+                across = [part - pull(part, part @ A.T) for part in probe[:, flat:].to(torch.float64).unbind(1)]
+                centre, slopes = centre + pull(centre, found.gap(centre)), found.bent(problem, state.clean)[0]
+                how = draw, generator, self.measure, self.candidates
+                clean = conditioned(problem, found, centre, slopes, torch.stack(across, 1), *how)
         state = state._replace(clean=_like(clean, state.x), probe=state.probe[:, :0])
-        return state if level + 1 < len(control.sigmas) else state._replace(x=state.clean), control, {}
+        return state._replace(x=state.clean) if row.last else state, control, {}
 
     # ------------------------------------------------------------------------------------------------ the gain
 
@@ -434,9 +406,9 @@ class Matheron(Method[Any]):
         """Chains, S A^T as rows and (A S A^T)^-1: one of each for every kind of chains, or for every chain."""
         A = found.matrix
         if control.gain == "own":
-            across = answers.to(torch.float64)
-            every = torch.arange(len(across), device=across.device)
-            return [(every, across, affine_modes.solve(A @ across.mT, torch.eye(len(A)).to(A), self.floor))]
+            across, every = answers.to(torch.float64), torch.arange(len(answers), device=answers.device)
+            inverse = affine_modes.solve(A @ across.mT, torch.eye(len(A)).to(A), self.floor) if len(A) else A
+            return [(every, across, inverse)] if len(A) else []
         asked = torch.tensor(control.asked, device=answers.device)
         seen = answers.transpose(0, 1).flatten(0, 1)[: len(asked) * len(A)].reshape(len(asked), len(A), -1)
         rise, parts = seen - state.estimate[asked].flatten(1)[:, None], list[tuple[Tensor, Tensor, Tensor]]()
@@ -446,14 +418,10 @@ class Matheron(Method[Any]):
             parts.append((mine, across, affine_modes.solve(across @ A.T, torch.eye(len(A)).to(A), self.floor)))
         return parts
 
-    def _slopes(self, found: Equations, problem: Problem, state: MatheronState) -> tuple[Tensor, ...]:
-        """G: gradients of the curved equations at the clean draw."""
-        return found.bent(problem, state.clean)[0].unbind(1) if found.curved else ()
-
     def _product(self, problem: Problem, state: MatheronState, s: float, v: Tensor) -> Tensor:
         """S v for every chain, v (n, d) float64, by one evaluation."""
         size = torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(1e-300)
-        away = _moved(state.x, STEP * s * v / size)
+        away = _like(_flat(state.x) + STEP * s * v / size, state.x)
         rise = (problem.denoise(away, s) - state.estimate).flatten(1).to(torch.float64)
         return rise * (s / STEP) * size
 
@@ -478,17 +446,12 @@ class Matheron(Method[Any]):
             shift, residual = shift + length * product, residual - length * image
             after = residual.square().sum(1, keepdim=True)
             p, square = residual + after / square.clamp_min(1e-300) * p, after
-        return _moved(state.clean, shift)
+        return _like(_flat(state.clean) + shift, state.x)
 
 
 def _two(problem: Problem, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
     """Standard normal numbers for a chain and its free sample, (n, 2, *latent)."""
     return gaussian(problem, 2 * n, generator).reshape(n, 2, *problem.latent)
-
-
-def _moved(x: Tensor, shift: Tensor) -> Tensor:
-    """x + shift (n, d), in the shape and dtype of x; added in float64."""
-    return (x.flatten(1).to(torch.float64) + shift).reshape(x.shape).to(x.dtype)
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -497,15 +460,15 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _like(part: Tensor, x: Tensor) -> Tensor:
+    """In the shape and dtype of x."""
     return part.reshape(x.shape).to(x)
 
 
-def _pulled(parts: list[tuple[Tensor, Tensor, Tensor]], gap: Tensor) -> Tensor:
-    """S A^T (A S A^T)^-1 gap, gap (n, m), for the gains of some chains each."""
-    shift = gap.new_zeros(len(gap), parts[0][1].shape[-1])
+def _pulled(parts: list[tuple[Tensor, Tensor, Tensor]], like: Tensor, gap: Tensor) -> Tensor:
+    """S A^T (A S A^T)^-1 gap, shaped like (n, d), gap (n, m), for the gains of some chains each."""
+    shift = torch.zeros_like(like)
     for mine, across, inverse in parts:
-        u = gap[mine][:, None] @ inverse if inverse.ndim == 3 else gap[mine] @ inverse
-        shift[mine] = (u @ across)[:, 0] if inverse.ndim == 3 else u @ across
+        shift[mine] = (gap[mine][:, None] @ inverse @ across)[:, 0]
     return shift
 
 

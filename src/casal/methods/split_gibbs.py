@@ -36,7 +36,7 @@ from casal.methods.gibbs_moves import GibbsMoves
 from casal.methods.level_moves import LevelMoves
 from casal.methods.metropolis_moves import MetropolisMoves
 from casal.methods.moves import Moves, clean_score, data_floor, finest_level
-from casal.methods.population import Groups, effective_ancestors, groups_of, next_level, resample
+from casal.methods.population import Groups, groups_of, next_level, resample
 from casal.methods.problem import Problem, few_chains
 
 SETTLING = 8
@@ -88,8 +88,6 @@ class SplitGibbs(Method[Any]):
         islands: Groups of chains that never meet, of equal size, pooled by their evidence, the mean of
             their weights along the run: no single lucky chain takes them all.
         level: Noise level of level moves, in units of the clean sample; the nearest row of the table is taken.
-        keep: Share of the starting chains that the samples must be worth, in effective ancestors: the ladder stops
-            climbing where fewer would be left, and the last projection does the rest. 0 climbs to the end.
     """
 
     sigmas: float | Sequence[float] | Tensor | None = None
@@ -100,7 +98,6 @@ class SplitGibbs(Method[Any]):
     moves: str = "auto"
     islands: int = 1
     level: float = 0.4
-    keep: float = 0.0
 
     name: ClassVar[str] = "SplitGibbs"
     promises_distribution: ClassVar[bool] = True
@@ -110,8 +107,6 @@ class SplitGibbs(Method[Any]):
             whole_number(getattr(self, name), name, 1)
         positive(self.level, "level")
         share(self.ess, "ess", "the chains")
-        if not 0.0 <= self.keep < 1.0:
-            raise SettingError(f"keep = {self.keep:g} is a share of the chains: use a number from 0 to below 1")
         one_of(self.moves, "moves", MOVES)
         if self.sigmas is None:
             return
@@ -185,9 +180,7 @@ class SplitGibbs(Method[Any]):
                 state = state._replace(top=torch.full_like(state.rho, top))
             rho = next_level(float(state.rho), max(float(state.top), float(state.rho)), half, weight, level.left)
         log_weight = state.log_weight + moves.weigh(problem, state, rho)
-        least = self.keep * len(log_weight)
-        if not least or effective_ancestors(groups.weights(log_weight), state.ancestor) >= least:
-            state = state._replace(rho=torch.full_like(state.rho, rho), log_weight=log_weight)
+        state = state._replace(rho=torch.full_like(state.rho, rho), log_weight=log_weight)
         return resample(state, generator, groups, self.ess), {
             **population_record(state, groups, float(state.rho)),
             **moved,

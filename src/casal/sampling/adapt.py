@@ -30,8 +30,6 @@ from casal.methods import (
     gaussian,
     inside,
     move,
-    noise_levels,
-    straight,
     table_rows,
 )
 from casal.sampling.pilot import PILOT_CHAINS, Pilot, run_pilot
@@ -104,7 +102,6 @@ def adapt(problem: Problem, method: Method[Any] | str, n: int, points: Points, *
             integrable=pilot is None or pilot.integrable,
             undefined=0.0 if pilot is None else pilot.undefined,
             inexact=network.spread if network is not None and (network.erroneous or network.uneven) else None,
-            gaussian=network is not None and network.gaussian,
         )
         if network is not None:
             problem = _paid(problem, network.evaluations / n)
@@ -267,10 +264,6 @@ SYMMETRIC = 0.1
 """Asymmetry up to which the derivative of a denoiser passes for a covariance."""
 
 
-STRIDE, MOST_LEVELS = 3.0, 6
-"""Levels at which a denoiser is compared with a linear one: factor between them, and how many at most."""
-
-
 def check_chains(n: int, size: int) -> int:
     """Samples to draw for a run of n chains of so many coordinates."""
     least, most = CHECK_CHAINS
@@ -288,7 +281,6 @@ class NetworkTest:
         level: The level it belongs to.
         asymmetry: Of the derivative of the denoiser, see ``asymmetry``; nan where autograd finds no derivative,
             and in few dimensions, where no method uses it.
-        gaussian: Whether the denoiser is linear in x up to rounding, see ``bend``; not looked at in few dimensions.
         evaluations: Evaluations of the network, each for one chain.
     """
 
@@ -297,7 +289,6 @@ class NetworkTest:
     slope: float
     level: float
     asymmetry: float
-    gaussian: bool
     evaluations: int
 
     @property
@@ -319,12 +310,8 @@ def check_network(problem: Problem, x: Tensor, seed: int, generator: torch.Gener
     worst = int(torch.where(used, found.slope, torch.inf).argmin())
     many = x[0].numel() > LADDER_DIMENSION
     uneven = asymmetry(problem, x, spread, generator) if many else math.nan
-    alike = many and not problem.target.condition  # one Gaussian for all chains
-    linear = alike and uneven <= SYMMETRIC and straight(bend(problem, x, spread, generator), x.dtype)
     evaluations = problem.usage.scores - before + found.evaluations * len(x)
-    return NetworkTest(
-        wrong, spread, float(found.slope[worst]), float(found.levels[worst]), uneven, linear, evaluations
-    )
+    return NetworkTest(wrong, spread, float(found.slope[worst]), float(found.levels[worst]), uneven, evaluations)
 
 
 def _spread(x: Tensor, labels: Tensor | None) -> float:
@@ -360,31 +347,4 @@ def asymmetry(problem: Problem, x: Tensor, spread: float, generator: torch.Gener
         gap = ((pulled_u * v).flatten(1).sum(1) - (pulled_v * u).flatten(1).sum(1)).square().mean().sqrt()
         size = torch.stack([pulled_u, pulled_v]).square().flatten(2).sum(2).mean().sqrt()
         worst = max(worst, float(gap / size.clamp_min(torch.finfo(x.dtype).tiny)))
-    return worst
-
-
-def bend(problem: Problem, x: Tensor, spread: float, generator: torch.Generator) -> float:
-    """How far the denoiser D is from linear in x, at noise levels from ``spread`` up to the first of the model:
-
-        |w.(D_i - D) - (J^T w).(y_i - y)|  over  |w.(D_i - D)|,     and  |J_i^T w - J^T w|  over  |J^T w|
-
-    over the noisy samples y_i = x0 + s noise, means over them without an index, and w of random signs. Both are zero
-    for a Gaussian model, and only there: modes bend D. The largest counts, and the look ends where it is too large.
-    """
-    alpha, sigma = noise_levels(problem.table)
-    first, worst = float(sigma[0] / alpha[0]), 0.0
-    for s in (spread * STRIDE**k for k in range(MOST_LEVELS)):
-        if s > max(first, spread) or not straight(worst, x.dtype):
-            break
-        y = x + s * torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
-        w = 2.0 * torch.randint(0, 2, x.shape[1:], generator=generator, device=x.device).to(x.dtype) - 1.0
-        with torch.enable_grad():
-            leaf = y.detach().requires_grad_()
-            clean = problem.denoise(leaf, s)
-            (pulled,) = torch.autograd.grad(clean, leaf, w.expand_as(clean))
-        problem.usage.add_scores(len(x))
-        pulled, clean, y = (v.detach().flatten(1).to(torch.float64) for v in (pulled, clean, y))
-        along, seen = (y - y.mean(0)) @ pulled.mean(0), (clean - clean.mean(0)) @ w.flatten().to(torch.float64)
-        misses = (seen - along).norm() / seen.norm(), (pulled - pulled.mean(0)).norm() / pulled.norm()
-        worst = max(worst, *(math.inf if math.isnan(v) else float(v) for v in misses))
     return worst

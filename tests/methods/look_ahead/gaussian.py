@@ -12,7 +12,7 @@ from torch import Tensor
 import casal
 from casal.methods import Problem
 from casal.methods.look_ahead.features import Features, features_of
-from casal.methods.look_ahead.look import Ahead, Looks, Slopes, look, moments, probes
+from casal.methods.look_ahead.look import Ahead, Looks, look, moments, probes
 from casal.methods.look_ahead.potential import potential
 
 DIRECTIONS = 4
@@ -95,10 +95,10 @@ class Seen(NamedTuple):
 def looked(problem: Problem, x: Tensor, s: float, *, count: int = 2, directions: int = DIRECTIONS) -> Seen:
     """The look from x, and what all chains make of it."""
     features = features_of(problem, directions)
-    seen, shared = look(problem, features, x, s, probes(count, problem))
+    seen = look(problem, features, x, s, probes(count, problem))
     found = moments(seen, features)
-    own = found.factor[:, features.shared :, None] * seen.slopes
-    ahead = Ahead(Slopes(shared, own), found.mean, found.linear, found.bent, found.factor, seen.tilt, seen.stiff)
+    slopes = found.factor[..., None] * seen.slopes
+    ahead = Ahead(slopes, found.mean, found.linear, found.bent, found.factor, seen.tilt, seen.stiff)
     return Seen(problem, features, seen, ahead)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import casal
 from casal.errors import SettingError
-from casal.methods.look_ahead.features import MOST_FEATURES, OWN, features_of
+from casal.methods.look_ahead.features import MOST_FEATURES, features_of
 
 from .gaussian import close, diagonal, normal, problem_for
 
@@ -72,7 +72,7 @@ def test_rows_vanish_on_the_set_and_lie_within_their_bounds(
     problem = problem_for(PRIOR, constraint, decoder)
     features = features_of(problem, 4)
     assert (features.count, features.equal, features.curved) == kind
-    assert features.shared == features.rank == 0
+    assert features.rank == 0
     x = normal(8, N, D)
     values, e = features.values(x), features.equal
     assert values.shape == (N, features.count)
@@ -145,22 +145,6 @@ def test_the_area_of_slopes_counts_for_general_equations_only() -> None:
     found = behind.log_area(x)
     assert found is not None
     close(found, (2 * weights * cubes(x)).norm(dim=1).log())
-
-
-def test_many_linear_equations_share_their_slopes() -> None:
-    prior = diagonal(30)
-    rows = normal(1, 30, 30)
-    for count, shared in ((OWN, 0), (OWN + 1, OWN + 1)):
-        features = features_of(problem_for(prior, casal.Affine(rows[:count], 0.5) & casal.Sphere(9.0)), 4)
-        assert features.shared == shared and features.count == count + 1
-        x = normal(2, N, 30)
-        assert features.slopes(x).shape == (N, count + 1 - shared, 30)
-        assert features.bend(x, x).shape == (N, count + 1 - shared, 30)
-        if shared:
-            assert features.matrix is not None
-            close(features.values(x)[:, :shared], x @ features.matrix.T + features.values(0 * x)[:, :shared])
-    bounds = casal.Box(0.0, 1.0)
-    assert features_of(problem_for(prior, bounds), 4).shared == 0
 
 
 def test_a_soft_term_adds_rows() -> None:

@@ -11,15 +11,12 @@ from torch import Tensor
 
 import casal
 from casal.errors import SettingError
-from casal.methods.look_ahead import features as features_module
 from casal.methods.look_ahead.features import features_of
 from casal.methods.look_ahead.look import (
     FLOOR,
     LEAST,
     MOST_SKEWED,
-    REPEATS,
     Derivative,
-    Slopes,
     look,
     moments,
     probes,
@@ -48,7 +45,7 @@ def test_linear_rows_have_their_exact_mean_covariance_and_slopes() -> None:
     x = points(prior)
     seen = looked(problem_for(prior, casal.Affine(A, b)), x, S)
     rows = torch.linalg.svd(A, full_matrices=False)[2]  # the same set with orthonormal rows, up to their signs
-    slopes, matrix = seen.ahead.slopes.own, seen.features.slopes(x)[0]
+    slopes, matrix = seen.ahead.slopes, seen.features.slopes(x)[0]
     close(matrix @ matrix.T, torch.eye(3, dtype=torch.float64))
     close(matrix.T @ matrix, rows.T @ rows)
     turn = A @ matrix.T  # A = turn matrix
@@ -76,7 +73,7 @@ def test_a_level_for_every_chain() -> None:
         alone = looked(problem_for(prior, casal.Affine(A, levels[i])), x[i : i + 1], S)
         close(together.ahead.mean[i : i + 1], alone.ahead.mean)
         close(together.ahead.linear[i : i + 1], alone.ahead.linear)
-        close(together.ahead.slopes.own[i : i + 1], alone.ahead.slopes.own)
+        close(together.ahead.slopes[i : i + 1], alone.ahead.slopes)
 
 
 def test_rows_behind_a_linear_decoder_are_rows_of_the_product() -> None:
@@ -87,7 +84,7 @@ def test_rows_behind_a_linear_decoder_are_rows_of_the_product() -> None:
     assert not behind.features.curved
     one, other = (log_psi(seen) for seen in (behind, plain))
     close(one - one[0], other - other[0])  # rows in another unit: psi up to a constant
-    slopes, same = behind.ahead.slopes.own, plain.ahead.slopes.own
+    slopes, same = behind.ahead.slopes, plain.ahead.slopes
     close(slopes.mT @ torch.linalg.pinv(slopes.mT), same.mT @ torch.linalg.pinv(same.mT))
 
 
@@ -126,7 +123,7 @@ def test_a_norm_goes_through_its_cube_root() -> None:
     factor = 2 / 3 * M ** (-2 / 3)
     close(seen.ahead.factor[:, 0], factor)
     close((seen.ahead.linear + seen.ahead.bent)[:, 0, 0], factor**2 * variance)
-    close(seen.ahead.slopes.own, factor[:, None, None] * seen.looks.slopes)
+    close(seen.ahead.slopes, factor[:, None, None] * seen.looks.slopes)
 
 
 def test_the_cube_root_has_half_the_error_of_the_square() -> None:
@@ -168,7 +165,7 @@ def test_two_quadratics_have_their_exact_covariance() -> None:
     bent = torch.stack([torch.stack([(H[i] @ C @ H[j] @ C).trace() / 2 for i in range(2)]) for j in range(2)])
     close(seen.ahead.bent, bent)
     close(seen.ahead.linear, slope @ C @ slope.mT)
-    close(seen.ahead.slopes.own, slope @ prior.gain(S))
+    close(seen.ahead.slopes, slope @ prior.gain(S))
     D0 = clean(prior, x)
     close(seen.ahead.mean, D0.square() @ q.T / 2 + D0 @ a.T - 1.0 + torch.diagonal(H @ C, dim1=1, dim2=2).sum(1) / 2)
     close(seen.looks.log_area, torch.linalg.slogdet(slope @ slope.mT)[1] / 2)
@@ -281,49 +278,6 @@ def test_a_soft_term_that_bends_upwards_counts_as_straight() -> None:
 # ------------------------------------------------------------------ many equations
 
 
-def test_shared_slopes_are_those_of_every_chain_of_a_gaussian(monkeypatch: pytest.MonkeyPatch) -> None:
-    d = 30
-    prior, A, b = correlated(d), normal(16, 17, d), normal(17, 17)
-    x, more = points(prior), lambda v: -v[:, :2].square().sum(1)
-    both, counts = [], []
-    for limit in (12, 100):
-        monkeypatch.setattr(features_module, "OWN", limit)
-        problem = problem_for(prior, casal.Affine(A, b) & casal.Sphere(4.0), term=more)
-        both.append(looked(problem, x, S, directions=2))
-        counts.append(both[-1].features.shared)
-    shared, own = both
-    assert counts == [17, 0]
-    assert shared.looks.slopes.shape == (N, 3, d) and own.looks.slopes.shape == (N, 20, d)
-    for one, other in zip(shared.ahead[1:], own.ahead[1:], strict=True):
-        close(one, other, 1e-8)
-    v, a = normal(18, N, d), normal(19, N, 20)
-    close(shared.ahead.slopes.along(v), own.ahead.slopes.along(v))
-    close(shared.ahead.slopes.back(a), own.ahead.slopes.back(a))
-    close(shared.ahead.slopes.gram(), own.ahead.slopes.gram())
-
-
-@pytest.mark.parametrize("n", [1, 3, 17, 40, 200])
-def test_every_shared_row_is_looked_at(n: int) -> None:
-    d = 30
-    prior, A = correlated(d), normal(16, 17, d)
-    seen = looked(problem_for(prior, casal.Affine(A, 0.0)), points(prior, n=n), S)
-    matrix = seen.features.matrix
-    assert matrix is not None
-    close(seen.ahead.slopes.shared, matrix @ prior.gain(S))
-    each = min(17, math.ceil(17 * REPEATS / n))
-    assert seen.problem.usage.scores == n * (1 + each)
-
-
-def test_slopes_are_a_matrix() -> None:
-    shared, own = normal(1, 2, D), normal(2, N, 3, D)
-    slopes = Slopes(shared, own)
-    G = torch.cat([shared.expand(N, -1, -1), own], 1)
-    v, a = normal(3, N, D), normal(4, N, 5)
-    close(slopes.along(v), (G @ v[..., None])[..., 0])
-    close(slopes.back(a), (G.mT @ a[..., None])[..., 0])
-    close(slopes.gram(), G @ G.mT)
-
-
 # ------------------------------------------------------------------ cost
 
 
@@ -356,7 +310,7 @@ def test_variances_have_a_floor_and_covariances_are_positive() -> None:
     prior = correlated(D)
     problem = problem_for(prior, casal.Affine(normal(5, 2, D), 0.5))
     features = features_of(problem, 1)
-    seen, _ = look(problem, features, points(prior), S, probes(2, problem))
+    seen = look(problem, features, points(prior), S, probes(2, problem))
     assert torch.equal(moments(seen, features).linear, seen.linear)
     broken = seen.linear.clone()
     broken[0, 0, 0], broken[1] = -1.0, torch.tensor([[1.0, 3.0], [3.0, 1.0]])
@@ -372,7 +326,7 @@ def test_noisy_traces_are_drawn_to_the_median() -> None:
     prior = diagonal(D)
     problem = problem_for(prior, casal.Implicit(lambda z: z.square().sum(1, keepdim=True) - 1.0))
     features = features_of(problem, 1)
-    seen, _ = look(problem, features, points(prior), S, probes(2, problem))
+    seen = look(problem, features, points(prior), S, probes(2, problem))
     agreed = torch.linspace(1.0, 2.0, N, dtype=torch.float64)[:, None, None].expand(-1, 2, 1)
     close(moments(seen._replace(shifts=agreed), features).mean, seen.values + agreed[:, 0])
     torn = torch.stack([agreed[:, 0] + 5.0, agreed[:, 0] - 5.0], 1)

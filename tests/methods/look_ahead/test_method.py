@@ -15,8 +15,8 @@ from casal import LookAhead
 from casal.errors import CasalWarning, SettingError
 from casal.methods.look_ahead.features import features_of
 from casal.methods.look_ahead.last_draw import _wanted
-from casal.methods.look_ahead.look import Ahead, Slopes
-from casal.methods.look_ahead.state import dealt, flat, fold
+from casal.methods.look_ahead.look import Ahead
+from casal.methods.look_ahead.state import flat, fold
 from casal.methods.population import in_order
 from casal.sampling import loop
 
@@ -93,7 +93,7 @@ def test_many_equations_cost_no_more_than_is_said() -> None:
     constraint = casal.Affine(normal(6, 16, 24), normal(6, 16, 24) @ prior.mean)
     result = casal.sample(prior.target(), constraint, LookAhead(levels=20, moves=1, path=4), N, check=False)
     assert float(result.certificate.violation.max()) < 1e-12
-    said = LookAhead(levels=20, moves=1, path=4).evaluations(problem_for(prior, constraint), N)
+    said = LookAhead(levels=20, moves=1, path=4).evaluations(problem_for(prior, constraint))
     assert 0.8 * said < result.cost.score_evaluations <= said
 
 
@@ -105,17 +105,6 @@ def test_the_seed_decides_and_threads_do_not(constraint: casal.Constraint) -> No
     first = run(constraint, seed=3, batch=TILE, threads=1)
     assert same(first, run(constraint, seed=3, batch=TILE, threads=2))
     assert not bool((first.samples == run(constraint, seed=4, batch=TILE).samples).all(1).any())
-
-
-@pytest.mark.filterwarnings("ignore:only 1 of 48")
-def test_shared_slopes_are_the_same_with_any_number_of_threads() -> None:
-    prior = diagonal(24)
-    constraint = casal.Affine(normal(6, 16, 24), normal(6, 16, 24) @ prior.mean)
-    one, two = (
-        casal.sample(prior.target(), constraint, SHORT, N, check=False, run=casal.Run(batch=TILE, threads=k))
-        for k in (1, 2)
-    )
-    assert same(one, two)
 
 
 def stopped_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
@@ -255,11 +244,7 @@ def test_an_order_by_likeness_keeps_clusters_together() -> None:
     assert torch.equal(in_order(points), in_order(points.clone()))
 
 
-def test_rows_are_dealt_out_and_gathered() -> None:
-    for k, n in ((0, 4), (5, 4), (17, 4), (3, 4), (4, 4)):
-        rows = normal(1, k, D)
-        hand = dealt(rows, n)
-        assert len(hand) == n and torch.equal(flat(hand)[:k], rows) and not bool(flat(hand)[k:].any())
+def test_particles_are_folded() -> None:
     value = normal(1, 12, 2)
     assert torch.equal(flat(fold(value, 3)), value) and fold(value, 3).shape == (4, 3, 2)
 
@@ -274,7 +259,7 @@ def test_what_a_sample_shall_have_is_drawn_from_the_restricted_gaussian() -> Non
     S = (root @ root.T + 0.3 * torch.eye(4, dtype=torch.float64)).expand(n, -1, -1)
     mean, tilt = normal(2, 1, 4).expand(n, -1), normal(3, 1, 2).expand(n, -1)
     stiff = torch.tensor([[0.8, 0.3], [0.3, 0.5]], dtype=torch.float64).expand(n, -1, -1)
-    ahead = Ahead(Slopes(mean[:0], S[:, :, :1]), mean, 0.6 * S, 0.4 * S, torch.ones_like(mean), tilt, stiff)
+    ahead = Ahead(S[:, :, :1], mean, 0.6 * S, 0.4 * S, torch.ones_like(mean), tilt, stiff)
     found = _wanted(ahead, features, stream(4))
     assert not bool(found[:, 0].any())
     low, high = features.low[0, 0], features.high[0, 0]

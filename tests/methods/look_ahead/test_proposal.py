@@ -12,7 +12,6 @@ from scipy import linalg
 from torch import Tensor
 
 import casal
-from casal.methods.look_ahead import features as features_module
 from casal.methods.look_ahead.potential import potential
 from casal.methods.look_ahead.proposal import Proposal, multistep, propose
 
@@ -37,9 +36,7 @@ def plan_of(seen: Seen, x: Tensor, extra: Tensor | None = None, there: float = T
 
 def directions(seen: Seen, plan: Proposal) -> Tensor:
     """E, (n, m, d)."""
-    slopes = seen.ahead.slopes
-    G = torch.cat([slopes.shared.expand(len(plan.mean), -1, -1), slopes.own], 1)
-    return plan.turn.mT @ G
+    return plan.turn.mT @ seen.ahead.slopes
 
 
 SETS = {
@@ -130,7 +127,7 @@ class Predicted(NamedTuple):
 def predicted(seen: Seen, extra: Tensor, i: int, there: float = THERE) -> Predicted:
     """Written out for one chain, with the generalised eigenvalues of SciPy."""
     ahead, slopes = seen.ahead, seen.ahead.slopes
-    G, k = torch.cat([slopes.shared, slopes.own[i]]), (there / HERE) ** 2
+    G, k = slopes[i], (there / HERE) ** 2
     values, axes = linalg.eigh((HERE**4 * G @ G.T).numpy(), ahead.linear[i].numpy())
     c, V = torch.tensor(np.array(values)), torch.tensor(np.array(axes))
     E, W = HERE**2 / c.sqrt()[:, None] * (V.T @ G), torch.linalg.inv(V).T
@@ -204,7 +201,7 @@ def test_the_prediction_is_the_look_to_come_if_the_rows_span_an_invariant_space(
         at = predicted(seen, extra, i)
         close(there.ahead.mean[i], at.mean + BETA * at.gain @ xi[i])
         close(there.ahead.linear[i], at.covariance)
-        close(there.ahead.slopes.own[i], at.gain)
+        close(there.ahead.slopes[i], at.gain)
 
 
 def test_every_row_is_invariant_under_a_round_prior() -> None:
@@ -258,17 +255,3 @@ def test_for_any_rows_the_mean_is_kept_and_the_covariance_is_right_to_first_orde
         covariance = predicted(seen, torch.zeros_like(x), 0, there).covariance
         errors.append(float((after.ahead.linear[0] - covariance).norm()))
     assert 0.2 < errors[1] / errors[0] < 0.3
-
-
-def test_shared_slopes_give_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    d = 24
-    prior = correlated(d)
-    x, noise = prior.mean + 1.5 * normal(1, N, d), normal(2, N, d)
-    drawn = []
-    for limit in (12, 100):
-        monkeypatch.setattr(features_module, "OWN", limit)
-        seen = looked(problem_for(prior, casal.Affine(normal(16, 14, d), 0.3) & casal.Sphere(5.0)), x, HERE)
-        assert len(seen.ahead.slopes.shared) == (14 if limit == 12 else 0)
-        drawn.append(plan_of(seen, x).draw(noise))
-    close(drawn[0][0], drawn[1][0], 1e-7)
-    close(drawn[0][1], drawn[1][1], 1e-7)

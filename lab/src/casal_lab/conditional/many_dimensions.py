@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from casal import BoundedHMC, FinalProjection, LookAhead, SampleResult, SplitGibbs, posterior
+from casal import BoundedHMC, FinalProjection, LookAhead, Matheron, SampleResult, SplitGibbs, posterior
 from casal_lab.conditional.common import (
     HEALTH,
     SIGMA,
@@ -99,7 +99,7 @@ class Case:
     bounds: bool = False  # on all coordinates
     slow: bool = False  # The reference takes half a second or more; not in a quick run.
     few: int | None = None  # Instances, if a run takes long; then without the ladders.
-    gaussian: bool = False  # Linear equations of a Gaussian model are taken into it.
+    many: bool = False  # Many equations: independent chains.
 
 
 CASES = (
@@ -124,7 +124,7 @@ CASES = (
             d=1024,
             slow=True,
             few=SHORT,
-            gaussian=True,
+            many=True,
         )
         for deviations in (2.5, -2.0)
     ),
@@ -183,8 +183,10 @@ def _methods(case: Case, problem: Problem, scale: Scale) -> dict[str, AnyMethod]
     quick = scale is QUICK
     if case.bounds:
         ours: dict[str, AnyMethod] = {"BoundedHMC": BoundedHMC(levels=5, leapfrogs=1) if quick else BoundedHMC()}
+    elif case.many:
+        ours = {"Matheron": Matheron(levels=5) if quick else Matheron()}
     else:
-        ours = {"LookAhead": LookAhead(levels=5, moves=1, path=3) if quick else LookAhead(gaussian=case.gaussian)}
+        ours = {"LookAhead": LookAhead(levels=5, moves=1, path=3) if quick else LookAhead()}
     if problem.log_weight is not None:
         return ours
     plain: dict[str, AnyMethod] = {"final projection": FinalProjection(), **UNTUNED}

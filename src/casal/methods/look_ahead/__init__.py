@@ -1,6 +1,5 @@
 """Twisted sequential Monte Carlo with a second-order look ahead, for many dimensions."""
 
-from casal.methods.look_ahead.given import straight
 from casal.methods.look_ahead.method import LookAhead
 
-__all__ = ["LookAhead", "straight"]
+__all__ = ["LookAhead"]

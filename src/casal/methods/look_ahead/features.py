@@ -19,14 +19,10 @@ from casal.checks import Event
 from casal.constraints import Constraint, Rows, SphereInFlat, geometry
 from casal.errors import SettingError
 from casal.methods.coupling import decoded_event
-from casal.methods.look_ahead.given import Given
 from casal.methods.problem import Problem
 
 MOST_FEATURES = 128
 """Equations and inequalities up to which a set is looked at row by row."""
-
-OWN = 12
-"""Linear equations up to which every chain has slopes of its own."""
 
 
 class Block(ABC):
@@ -39,11 +35,6 @@ class Block(ABC):
 
     count: int
     curved: bool
-
-    @property
-    def given(self) -> Given | None:
-        """f = 0 as linear equations; None if f is not linear."""
-        return None
 
     @abstractmethod
     def values(self, x: Tensor) -> Tensor:
@@ -78,10 +69,6 @@ class FlatBlock(Block):
     @property
     def count(self) -> int:  # type: ignore[override]
         return len(self.matrix)
-
-    @property
-    def given(self) -> Given:
-        return Given(self.matrix, self.offset)
 
     def values(self, x: Tensor) -> Tensor:
         return x.flatten(1).to(torch.float64) @ self.matrix.T - self.offset
@@ -158,8 +145,6 @@ class Features:
         square: R^2 of that norm, (1 or n,).
         term: The soft term of the target, (n, *latent) -> (n,).
         most: Directions in which it is looked at.
-        alike: Whether the denoiser of all chains is the same, so that slopes can be shared.
-        given: Linear equations that were taken into the model and are no rows here; None if there are none.
     """
 
     blocks: Sequence[Block]
@@ -170,8 +155,6 @@ class Features:
     square: Tensor | None = None
     term: Callable[[Tensor], Tensor] | None = None
     most: int = 0
-    alike: bool = True
-    given: Given | None = None
 
     @property
     def count(self) -> int:
@@ -188,34 +171,18 @@ class Features:
         """Rows of the soft term, which come after the others."""
         return 0 if self.term is None else self.most
 
-    @property
-    def shared(self) -> int:
-        """How many of the first rows are linear equations whose slopes all chains share: all of them, if many.
-
-        None where chains have conditions of their own: their denoisers have other derivatives.
-        """
-        first = self.blocks[0] if self.blocks and self.alike else None
-        return first.count if first is not None and not first.curved and OWN < first.count <= self.equal else 0
-
     def values(self, x: Tensor) -> Tensor:
         """f(x), (n, m)."""
         return _beside([block.values(x) for block in self.blocks], x.new_zeros(len(x), 0, dtype=torch.float64))
 
-    @property
-    def matrix(self) -> Tensor | None:
-        """The slopes of the shared rows, (shared, d); None if there are none."""
-        return self.blocks[0].slopes(self.low[:1])[0] if self.shared else None
-
     def slopes(self, x: Tensor) -> Tensor:
-        """df/dx of the rows that are not shared, (n, m - shared, d)."""
-        own = self.blocks[1:] if self.shared else self.blocks
+        """df/dx, (n, m, d)."""
         nothing = x.new_zeros(len(x), 0, x[0].numel(), dtype=torch.float64)
-        return _beside([block.slopes(x) for block in own], nothing)
+        return _beside([block.slopes(x) for block in self.blocks], nothing)
 
     def bend(self, x: Tensor, v: Tensor) -> Tensor:
-        """f''(x) v of the rows that are not shared, (n, m - shared, d)."""
-        own = self.blocks[1:] if self.shared else self.blocks
-        return torch.cat([block.bend(x, v) for block in own], 1)
+        """f''(x) v, (n, m, d)."""
+        return torch.cat([block.bend(x, v) for block in self.blocks], 1)
 
     def log_area(self, x: Tensor) -> Tensor | None:
         """log of the area of the slopes in decoded space, where it varies."""
@@ -228,26 +195,21 @@ def _beside(parts: Sequence[Tensor], nothing: Tensor) -> Tensor:
     return torch.cat(list(parts), 1) if parts else nothing
 
 
-def features_of(problem: Problem, most: int, *, gaussian: bool = False) -> Features:
+def features_of(problem: Problem, most: int) -> Features:
     """The functions by which the set of a problem is written; SettingError where there are none, or too many.
 
     Args:
         problem: Model, set and decoder.
         most: Directions in which a soft term is looked at.
-        gaussian: Whether the model is Gaussian, so that linear equations are taken into the model (``given.py``).
     """
     event = decoded_event(problem)
     surface, solid = geometry.parts(problem.constraint, event)
     blocks, norm, square = _equations(problem, surface, event)
-    given = blocks[0].given if gaussian and blocks else None
-    if given is not None:
-        blocks, norm = blocks[1:], None if norm is None else norm - given.count
     equal = sum(block.count for block in blocks)
     sides, low, high = _inequalities(problem, solid, event)
-    alike = not problem.target.condition
     terms = problem.target.log_weight
-    found = Features([*blocks, *sides], equal, low, high, norm, square, terms, most, alike, given)
-    if not (0 if given else 1) <= found.count + found.rank <= MOST_FEATURES:
+    found = Features([*blocks, *sides], equal, low, high, norm, square, terms, most)
+    if not 1 <= found.count + found.rank <= MOST_FEATURES:
         way_out = (
             "use SplitGibbs, or BoundedHMC for bounds on all coordinates"
             if found.term is None

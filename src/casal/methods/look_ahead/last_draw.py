@@ -26,18 +26,18 @@ CORRECTIONS = 3
 def last_draw(problem: Problem, state: AheadState, features: Features, s: float, generator: torch.Generator) -> Tensor:
     """x0 ~ N(D, C) given f(x0) in C, to first order, (n, *latent)."""
     x = state.x[:, 0]
-    model = Derivative(problem, x, s, features.given)
+    model = Derivative(problem, x, s)
     w = model.inverse_root(gaussian(problem, len(x), generator).flatten(1))
     free = model.estimate + (s * model.pull(w)).reshape(x.shape).to(x.dtype)  # s J J^(-1/2) noise
     ahead = ahead_of(state, features)
     scale, own = state.factor[:, 0], state.slopes[:, 0]
-    soft = s * (own[:, features.count - features.shared :] @ w.to(own)[..., None])[..., 0]
+    soft = s * (own[:, features.count :] @ w.to(own)[..., None])[..., 0]
     wanted = _wanted(ahead, features, generator)
     linear = state.covariance[:, 0] / (scale[:, :, None] * scale[:, None])
-    slopes, point = ahead.slopes._replace(own=own), free
+    point = free
     for _ in range(CORRECTIONS):  # f bends, so one push along its slopes is not all
         gap = wanted - torch.cat([features.values(point), soft], 1)
-        push = s**2 * slopes.back(solve(linear, gap[..., None])[..., 0])
+        push = s**2 * (own.mT @ solve(linear, gap[..., None]))[..., 0]
         point, soft = point + push.reshape(x.shape).to(x.dtype), wanted[:, features.count :]
     return point
 

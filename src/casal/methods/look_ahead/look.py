@@ -38,7 +38,6 @@ from torch.nn.functional import pad
 from casal.devices import eigh, seen
 from casal.errors import SettingError
 from casal.methods.look_ahead.features import Features
-from casal.methods.look_ahead.given import Given
 from casal.methods.problem import Problem
 
 FLOOR = 0.2
@@ -51,9 +50,6 @@ Rows may be in any units: a mass in Pa and an energy in Pa^2."""
 
 MOST_SKEWED = 0.3
 """Largest correction of the cube root of a norm."""
-
-REPEATS = 8
-"""Chains that take the product with J for each of many equations."""
 
 ROOT_STEPS = 12
 """Products with J for a draw of its covariance."""
@@ -76,7 +72,7 @@ class Looks(NamedTuple):
 
     Attributes:
         estimate: D, (n, *latent).
-        slopes: G of the rows that are not shared, (n, m - k, d).
+        slopes: G, (n, m, d).
         values: f(D), (n, m).
         shifts: tr(f'' C) / 2, one for each probe, (n, p, m).
         linear: Covariance to first order, (n, m, m).
@@ -101,42 +97,11 @@ class Looks(NamedTuple):
     stiff: Tensor
 
 
-class Slopes(NamedTuple):
-    """G, its first rows common to all chains.
-
-    Attributes:
-        shared: (k, d).
-        own: (n, m - k, d).
-    """
-
-    shared: Tensor
-    own: Tensor
-
-    def along(self, v: Tensor) -> Tensor:
-        """G v, (n, m), for v (n, d)."""
-        return torch.cat([v @ self.shared.T, (self.own @ v[..., None])[..., 0]], 1)
-
-    def back(self, a: Tensor) -> Tensor:
-        """G^T a, (n, d), for a (n, m)."""
-        k = len(self.shared)
-        return a[:, :k] @ self.shared + (self.own.mT @ a[:, k:, None])[..., 0]
-
-    def gram(self) -> Tensor:
-        """G G^T, (n, m, m)."""
-        return joined(self.shared @ self.shared.T, self.own @ self.shared.T, self.own @ self.own.mT)
-
-
-def joined(common: Tensor, cross: Tensor, own: Tensor) -> Tensor:
-    """The symmetric matrix [[common, cross^T], [cross, own]], (n, m, m), for common (k, k) and cross (n, m - k, k)."""
-    above = torch.cat([common.expand(len(own), -1, -1), cross.mT], 2)
-    return torch.cat([above, torch.cat([cross, own], 2)], 1)
-
-
 class Ahead(NamedTuple):
     """What a step needs to know of f(x0) given x: it counts as Gaussian.
 
     Attributes:
-        slopes: G, the slopes of the mean in x.
+        slopes: G, the slopes of the mean in x, (n, m, d).
         mean: (n, m).
         linear: The part of the covariance that goes with the slopes, (n, m, m).
         bent: The rest of it.
@@ -145,7 +110,7 @@ class Ahead(NamedTuple):
         stiff: (n, r, r).
     """
 
-    slopes: Slopes
+    slopes: Tensor
     mean: Tensor
     linear: Tensor
     bent: Tensor
@@ -157,13 +122,11 @@ class Ahead(NamedTuple):
 class Derivative:
     """The denoiser at some points, and products with its derivative there; each counts as one evaluation."""
 
-    def __init__(self, problem: Problem, x: Tensor, s: float, given: Given | None = None) -> None:
+    def __init__(self, problem: Problem, x: Tensor, s: float) -> None:
         self._context = problem
         with torch.enable_grad():
             self._leaf = x.detach().requires_grad_()
             self._out = problem.denoise(self._leaf, s)
-            if given is not None and self._out.requires_grad:
-                self._out = self._out + given.shift(problem, x, self._out, s)
         if not self._out.requires_grad:
             raise SettingError(
                 f"autograd cannot differentiate through the denoiser of {problem.target.name}, and LookAhead needs its "
@@ -209,8 +172,8 @@ def probes(count: int, problem: Problem) -> Tensor:
     return signs.to(device=problem.like.device, dtype=torch.float64)
 
 
-def look(problem: Problem, features: Features, x: Tensor, s: float, signs: Tensor) -> tuple[Looks, Tensor]:
-    """Look ahead from points x (n, *latent) at the noise level s; what was seen, and the shared slopes (k, d).
+def look(problem: Problem, features: Features, x: Tensor, s: float, signs: Tensor) -> Looks:
+    """Look ahead from points x (n, *latent) at the noise level s.
 
     Args:
         problem: Model, set and decoder.
@@ -219,22 +182,19 @@ def look(problem: Problem, features: Features, x: Tensor, s: float, signs: Tenso
         s: Noise level.
         signs: Probes (p, d); used where f bends.
     """
-    model = Derivative(problem, x, s, features.given)
+    model = Derivative(problem, x, s)
     clean = model.estimate
     values, normals = features.values(clean), features.slopes(clean)
     slopes = _pulled(model, normals)
-    matrix, shared = _shared(model, features.matrix, normals)
     shifts, bent = _bends(model, features, clean, s, signs) if features.curved else _straight(values)
     soft = _soft(model, features.term, clean, s, features.rank)
-    rows = torch.cat([matrix.square().sum(1).expand(len(x), -1), normals.square().sum(2)], 1)
+    rows = normals.square().sum(2)
     most = rows.amax(1, keepdim=True) if features.count else torch.ones_like(soft.level)[:, None]
     largest = s**2 * torch.cat([rows, most.expand(-1, features.rank)], 1)
     normals, slopes = torch.cat([normals, soft.normals], 1), torch.cat([slopes, soft.slopes], 1)
-    own = normals @ slopes.mT
-    linear = s**2 * joined(_symmetric(matrix @ shared.T), slopes @ matrix.T, _symmetric(own))
-    linear = linear + torch.diag_embed(pad(soft.spent, (features.count, 0)))
+    linear = s**2 * _symmetric(normals @ slopes.mT) + torch.diag_embed(pad(soft.spent, (features.count, 0)))
     more, area = (0, features.rank), features.log_area(clean)
-    seen = Looks(
+    return Looks(
         clean,
         slopes,
         pad(values, more),
@@ -247,34 +207,11 @@ def look(problem: Problem, features: Features, x: Tensor, s: float, signs: Tenso
         soft.tilt,
         soft.stiff,
     )
-    return seen, shared
 
 
 def _pulled(model: Derivative, normals: Tensor) -> Tensor:
     """J^T N, (n, m, d), a product for every row."""
     return torch.stack([model.pull(normals[:, i]) for i in range(normals.shape[1])], 1) if normals.shape[1] else normals
-
-
-def shares(count: int, n: int) -> int:
-    """Of so many shared rows, those for which each of n chains takes the product."""
-    return min(count, -(-count * REPEATS // n))
-
-
-def _shared(model: Derivative, matrix: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The shared rows N (k, d), and the mean of J^T N over the chains (k, d).
-
-    Every chain takes the product for as many rows as give each row REPEATS chains.
-    """
-    if matrix is None:
-        nothing = like.new_zeros(0, like.shape[2])
-        return nothing, nothing
-    n, count = len(like), len(matrix)
-    total, taken = torch.zeros_like(matrix), matrix.new_zeros(count)
-    for j in range(shares(count, n)):
-        row = (torch.arange(n, device=matrix.device) + j * n) % count
-        total.index_add_(0, row, model.pull(matrix[row]))
-        taken.index_add_(0, row, taken.new_ones(n))
-    return matrix, total / taken.clamp_min(1.0)[:, None]
 
 
 class Soft(NamedTuple):
@@ -365,16 +302,16 @@ def _straight(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _bends(model: Derivative, features: Features, clean: Tensor, s: float, signs: Tensor) -> tuple[Tensor, Tensor]:
-    """tr(f'' C) / 2 for each probe, and tr(f_i'' C f_j'' C) / 2; zero for shared rows."""
-    shifts, bent, k = list[Tensor](), list[Tensor](), features.shared
+    """tr(f'' C) / 2 for each probe, and tr(f_i'' C f_j'' C) / 2."""
+    shifts, bent = list[Tensor](), list[Tensor]()
     for u in signs:
         across = u.expand(len(clean), -1)
         spread = s**2 * model.pull(u)  # C u
         bend, bend_spread = features.bend(clean, across), features.bend(clean, spread)  # f'' u and f'' C u
         shifts.append((bend_spread @ u) / 2)
-        rows = [_spread_of(model, bend[:, i], across, spread, s) for i in range(features.count - k)]
+        rows = [_spread_of(model, bend[:, i], across, spread, s) for i in range(features.count)]
         bent.append(_symmetric(torch.stack(rows, 1) @ bend_spread.mT) / 2)
-    return pad(torch.stack(shifts, 1), (k, 0)), pad(torch.stack(bent).mean(0), (k, 0, k, 0))
+    return torch.stack(shifts, 1), torch.stack(bent).mean(0)
 
 
 def _spread_of(model: Derivative, v: Tensor, u: Tensor, spread: Tensor, s: float) -> Tensor:

@@ -17,7 +17,7 @@ from casal.methods.base import Method, Stage, gaussian, generator_of, key, no_st
 from casal.methods.look_ahead.features import Features, features_of
 from casal.methods.look_ahead.last_draw import last_draw
 from casal.methods.look_ahead.levels import Levels, scales, span
-from casal.methods.look_ahead.look import ROOT_STEPS, Derivative, look, probes, quadratic, shares
+from casal.methods.look_ahead.look import ROOT_STEPS, Derivative, look, probes, quadratic
 from casal.methods.look_ahead.population import health, resampled, settled
 from casal.methods.look_ahead.proposal import multistep, propose
 from casal.methods.look_ahead.state import (
@@ -26,7 +26,6 @@ from casal.methods.look_ahead.state import (
     Clean,
     ahead_of,
     columns,
-    dealt,
     flat,
     fold,
     trusted,
@@ -88,8 +87,6 @@ class LookAhead(Method[Any]):
         width: Particles of a chain until the modes are decided; None: 2 if all rows are linear, 4 if a row bends or
             there is a soft term, 8 if a row bends and there are four equations or more.
         directions: In which a soft term of the target is looked at, one product with the derivative each.
-        gaussian: For Gaussian models: take the linear equations into the model (``given.py``), which is exact there
-            and costs two evaluations an equation and level for all chains together. Other models are refused.
 
     >>> import casal
     >>> target = casal.edm(lambda x, s: x / (1 + s**2), casal.karras_sigmas(30), shape=(3,), churn=1.0)
@@ -105,7 +102,6 @@ class LookAhead(Method[Any]):
     path: int = 10
     width: int | None = None
     directions: int = 6
-    gaussian: bool = False
 
     name: ClassVar[str] = "LookAhead"
     promises_distribution: ClassVar[bool] = True
@@ -143,17 +139,12 @@ class LookAhead(Method[Any]):
 
     def features(self, problem: Problem) -> Features:
         """The rows that are looked at."""
-        return features_of(problem, self.directions, gaussian=self.gaussian)
+        return features_of(problem, self.directions)
 
     # ------------------------------------------------------------------------------------------------------- plan
 
     def plan(self, problem: Problem, n: int) -> Sequence[Stage]:
         span(problem)  # refuses a model without noise levels
-        if self.gaussian and problem.target.condition:
-            raise SettingError(
-                "gaussian=True takes one matrix for all chains, which sample different conditions here; use "
-                "gaussian=False, or run one condition at a time"
-            )
         one = problem.take(slice(0, 1))
         features, groups = self.features(one), groups_of(problem, n)
         width = self.particles(features)
@@ -173,15 +164,13 @@ class LookAhead(Method[Any]):
         stages += [*moved, Stage([Row(0)], self.draw, None, key), Stage([], no_step, self.finish)]
         return stages
 
-    def evaluations(self, problem: Problem, n: int | None = None) -> int:
+    def evaluations(self, problem: Problem) -> int:
         """Evaluations of a chain, products with the derivative counted as one each.
 
-        Behind a decoder a norm is counted as a general row that bends, though it costs less if A^T A = c I. Many linear
-        equations share their products among the n chains; without n every chain is counted as taking all of them.
+        Behind a decoder a norm is counted as a general row that bends, though it costs less if A^T A = c I.
         """
         features = self.features(problem.take(slice(0, 1)))
-        width, shared = self.particles(features), features.shared
-        one = 1 + features.count - shared + (shared if n is None else shares(shared, n)) + features.rank
+        width, one = self.particles(features), 1 + features.count + features.rank
         if features.curved:
             round_rows = 1 if features.norm is not None and problem.identity else 0
             one += self.probes * (1 + sum(b.count for b in features.blocks if b.curved) - round_rows)
@@ -189,11 +178,7 @@ class LookAhead(Method[Any]):
         moves = self.move_count(features)
         more = moves * (2 * self.path - 2)
         scales = width * (1 + self.probes)
-        whole = one * (down + more) + scales + 2 + min(ROOT_STEPS, math.prod(problem.latent))
-        if features.given is None:
-            return whole
-        together = 2 * features.given.count * (self.levels + moves * self.path + 4)
-        return whole + 2 + -(-together // (n or 1))
+        return one * (down + more) + scales + 2 + min(ROOT_STEPS, math.prod(problem.latent))
 
     def fits(self, problem: Problem) -> bool:
         """Whether the set is of few rows with gradients, few of them inequalities, and the denoiser differentiable."""
@@ -204,14 +189,6 @@ class LookAhead(Method[Any]):
         except SettingError:
             return False
         return features.count - features.equal <= FEW_INEQUALITIES
-
-    def conditions(self, problem: Problem) -> bool:
-        """Whether there are linear equations to take into the model, and the rest of the set can be looked at."""
-        try:
-            features = self.features(problem.replace(constraint=problem.constraint.take(slice(0, 1))))
-        except SettingError:
-            return False
-        return features.given is not None
 
     def placed(self, problem: Problem, state: AheadState) -> Levels:
         """The noise levels, from the scales of the data."""
@@ -240,14 +217,12 @@ class LookAhead(Method[Any]):
             for _ in range(width - 1)
         ]
         points = torch.stack(more, 1) / alpha
-        if features.given is not None:  # the start of a diffusion has mean zero, that of the model given y has not
-            points = points + features.given.start(problem, points[:, 0], first)[:, None]
         wide = widened(problem, width)
-        seen, shared = look(wide, self.features(wide), flat(points), first, probes(self.probes, problem))
+        seen = look(wide, self.features(wide), flat(points), first, probes(self.probes, problem))
         lines = (torch.arange(n, device=x.device) + problem.first)[:, None] * width
         zeros = points.new_zeros((n, width), dtype=torch.float64)
         rows = features.count + features.rank
-        trace, square = self._traces(wide, flat(points), first, features)
+        trace, square = self._traces(wide, flat(points), first)
         none = zeros.new_zeros(())
         return AheadState(
             x=points,
@@ -262,7 +237,6 @@ class LookAhead(Method[Any]):
             logs=zeros,
             lines=lines + torch.arange(width, device=x.device),
             path=points[:, :0],
-            common=dealt(shared, n),
             log_weight=zeros[:, 0],
             ancestor=lines[:, 0],
             wide=none,
@@ -271,9 +245,9 @@ class LookAhead(Method[Any]):
             even=none,
         )
 
-    def _traces(self, problem: Problem, x: Tensor, s: float, features: Features | None = None) -> tuple[Tensor, Tensor]:
+    def _traces(self, problem: Problem, x: Tensor, s: float) -> tuple[Tensor, Tensor]:
         """tr C and tr C^2 at the first level, (n,) each."""
-        model = Derivative(problem, x, s, None if features is None else features.given)
+        model = Derivative(problem, x, s)
         signs = probes(self.probes, problem)
         spread = torch.stack([s**2 * model.pull(u) for u in signs])
         return (spread * signs[:, None]).sum(2).mean(0), spread.square().sum(2).mean(0)
@@ -308,9 +282,8 @@ class LookAhead(Method[Any]):
         plan = propose(x, clean, extra, ahead_of(state, features), features, here, there)
         point, paid = plan.draw(flat(noise).flatten(1).to(torch.float64))
         point = point.reshape(-1, *problem.latent).to(state.x.dtype)
-        seen, shared = look(wide, features, point, there, probes(self.probes, problem))
+        seen = look(wide, features, point, there, probes(self.probes, problem))
         return state._replace(
-            common=dealt(shared, len(state.x)),
             x=fold(point, width),
             before=state.estimate,
             paid=fold(paid, width),
@@ -387,14 +360,13 @@ class LookAhead(Method[Any]):
             points.append(points[-1] + math.sqrt(high**2 - low**2) * noise[:, k])
         features, top = self.features(problem), points[-1]
         level = levels.climb(count, count)
-        seen, shared = look(problem, features, top, level, probes(self.probes, problem))
+        seen = look(problem, features, top, level, probes(self.probes, problem))
         return state._replace(
             x=with_pair(state.x, top),
             before=with_pair(state.before, top),
             **{name: with_pair(getattr(state, name), value) for name, value in seen._asdict().items()},
             paid=torch.zeros_like(state.paid),
             path=torch.stack(points[::-1], 1),
-            common=dealt(shared, len(top)),
         )
 
     def settle_path(
@@ -424,18 +396,17 @@ class LookAhead(Method[Any]):
             [fold(plan.cost(flat(follow).flatten(1).to(torch.float64)), 2)[:, 0], fold(paid, 2)[:, 1]], 1
         )
         if row.k == count - 1:  # the old path ends where the move started, and that look is known
-            one, shared = look(problem, self.features(problem), new, there, probes(self.probes, problem))
+            one = look(problem, self.features(problem), new, there, probes(self.probes, problem))
             seen = {
                 name: torch.cat([getattr(state, name)[:, :1], value[:, None]], 1)
                 for name, value in one._asdict().items()
             }
         else:
-            both, shared = look(wide, features, flat(follow), there, probes(self.probes, problem))
+            both = look(wide, features, flat(follow), there, probes(self.probes, problem))
             seen = {name: fold(value, 2) for name, value in both._asdict().items()}
         parts = {name: torch.cat([getattr(state, name)[:, :1], value], 1) for name, value in seen.items()}
         return state._replace(
             **parts,
-            common=dealt(shared, len(old)),
             x=torch.cat([state.x[:, :1], follow], 1),
             before=torch.cat([state.before[:, :1], pair.estimate], 1),
             paid=torch.cat([state.paid[:, :1], pair.paid + paid], 1),

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from casal.devices import cholesky, eigh
 from casal.methods.look_ahead.features import Features
-from casal.methods.look_ahead.look import Ahead, Slopes
+from casal.methods.look_ahead.look import Ahead
 from casal.methods.look_ahead.potential import potential
 
 
@@ -47,7 +47,7 @@ class Proposal(NamedTuple):
 
     centre: Tensor
     beta: float
-    slopes: Slopes
+    slopes: Tensor
     turn: Tensor
     mean: Tensor
     root: Tensor
@@ -56,7 +56,7 @@ class Proposal(NamedTuple):
         """x' (n, d) from standard normal noise (n, d), and its log b - log proposal, (n,)."""
         here = self._along(noise)
         moved = self.mean + _times(self.root, here)
-        point = self.centre + self.beta * (noise + self.slopes.back(_times(self.turn, moved - here)))
+        point = self.centre + self.beta * (noise + _times(self.slopes.mT, _times(self.turn, moved - here)))
         return point, self._cost(moved)
 
     def cost(self, point: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class Proposal(NamedTuple):
         return self._cost(self._along((point - self.centre) / self.beta))
 
     def _along(self, v: Tensor) -> Tensor:
-        return _times(self.turn.mT, self.slopes.along(v))
+        return _times(self.turn.mT, _times(self.slopes, v))
 
     def _cost(self, moved: Tensor) -> Tensor:
         white = torch.linalg.solve_triangular(self.root, (moved - self.mean)[..., None], upper=False)[..., 0]
@@ -100,7 +100,7 @@ def propose(
     k = (there / here) ** 2
     beta = there * math.sqrt(1.0 - k)
     root = cholesky(ahead.linear)
-    gram = here**4 * ahead.slopes.gram()
+    gram = here**4 * ahead.slopes @ ahead.slopes.mT
     whitened = torch.linalg.solve_triangular(root, gram, upper=False)
     whitened = torch.linalg.solve_triangular(root, whitened.mT, upper=False)
     c, axes = eigh((whitened + whitened.mT) / 2)
@@ -111,7 +111,7 @@ def propose(
     shrink = 1.0 / (1.0 + c * (there**-2 - here**-2))
     gain = c.sqrt() / (there**2 + c * (1.0 - k))
     predicted = torch.diag_embed(shrink) + shrink[:, :, None] * (basis.mT @ ahead.bent @ basis) * shrink[:, None]
-    mean = _times(basis.mT, ahead.mean) + (1.0 - k) * gain * _times(turn.mT, ahead.slopes.along(extra))
+    mean = _times(basis.mT, ahead.mean) + (1.0 - k) * gain * _times(turn.mT, _times(ahead.slopes, extra))
     covariance = back @ predicted @ back.mT
     at = potential(_times(back, mean), (covariance + covariance.mT) / 2, features, ahead.tilt, ahead.stiff)
     step = back * (beta * gain)[:, None]  # K

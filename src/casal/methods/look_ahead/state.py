@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from casal.methods.look_ahead.features import Features
-from casal.methods.look_ahead.look import Ahead, Looks, Slopes
+from casal.methods.look_ahead.look import Ahead, Looks
 from casal.methods.problem import Problem
 
 
@@ -29,7 +28,6 @@ class AheadState(NamedTuple):
         logs: Logarithms of the weights.
         lines: Starting particle each particle descends from.
         path: Points of the path that a move compares with, (n, levels, *latent); none between moves.
-        common: Slopes that the chains of a tile share, cut among them: (n, some, d).
         log_weight: Logarithm of the weight of a chain, (n,).
         ancestor: Starting particle of the chain, (n,).
         wide: Scale of the data in a leading direction; zero before it is known.
@@ -60,7 +58,6 @@ class AheadState(NamedTuple):
     logs: Tensor
     lines: Tensor
     path: Tensor
-    common: Tensor
     log_weight: Tensor
     ancestor: Tensor
     wide: Tensor
@@ -121,17 +118,11 @@ def fold(value: Tensor, width: int) -> Tensor:
     return value.unflatten(0, (-1, width))
 
 
-def dealt(rows: Tensor, n: int) -> Tensor:
-    """Rows (k, d) dealt out among n chains, (n, some, d), filled up with zeros: a state holds chains only."""
-    some = -(-len(rows) // n)
-    return pad(rows, (0, 0, 0, n * some - len(rows))).reshape(n, some, rows.shape[1])
-
-
 def ahead_of(state: AheadState, features: Features) -> Ahead:
     """What the particles know of f."""
-    factor, shared = flat(state.factor), flat(state.common)[: features.shared]
+    factor = flat(state.factor)
     return Ahead(
-        Slopes(shared, factor[:, features.shared :, None] * flat(state.slopes)),
+        factor[..., None] * flat(state.slopes),
         flat(state.mean),
         flat(state.covariance),
         flat(state.rest),
