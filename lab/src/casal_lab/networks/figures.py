@@ -41,7 +41,6 @@ def errors(outcome: Outcome) -> Figure:
                     marker="o" if ratio <= CUT else ">",
                     markersize=6,
                     color=colour(name),
-                    markerfacecolor="white" if name.endswith("rounds") else None,
                     linestyle="",
                     label=name if at == 0 else None,
                 )
@@ -64,9 +63,10 @@ def _two_lines(title: str) -> str:
 
 def fields(outcome: Outcome) -> Figure:
     """Mean and standard deviation of the first condition: a column a method, two rows a network."""
-    found: Mapping[str, Mapping[str, Any]] = outcome.data["pictures"]
+    every: Mapping[str, Mapping[str, Any]] = outcome.data["pictures"]
+    found = {title: maps for title, maps in every.items() if "UNet" in title} or every
     columns = list(dict.fromkeys(label for maps in found.values() for label in maps))
-    figure, axes = panels(2 * len(found), len(columns), 2.3 * len(columns) + 0.8, 3.0 * len(found) + 0.6)
+    figure, axes = panels(2 * len(found), len(columns), 2.3 * len(columns) + 0.8, 2.8 * len(found) + 0.6)
     for i, (title, maps) in enumerate(found.items()):
         for part in range(2):
             exact = maps["exact draws"][part]

@@ -36,7 +36,7 @@ LEVELS = 20
 CYCLE, FINE = 0.05, 0.01
 """Time of a cycle and largest step of the solver."""
 
-STATES, ITERATIONS, QUICK_ITERATIONS, BATCH = 4000, 2000, 20, 64
+STATES, ITERATIONS, QUICK_ITERATIONS, BATCH = 4000, 1200, 20, 64
 LARGEST = 6.0
 """Times the bare step that a cycle may take."""
 

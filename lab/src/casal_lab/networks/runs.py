@@ -43,7 +43,6 @@ PEERS: Mapping[str, Callable[[int], tuple[int, AnyMethod]]] = {
     "PCFM": lambda calls: (calls, casal.PCFM()),
     "ECI": lambda calls: (calls // 5, casal.ECI(mixing=5, resample=5)),
     "predict-project-renoise": lambda calls: (calls, casal.ProjectRenoise()),
-    "predict-project-renoise, 5 rounds": lambda calls: (calls // 5, casal.ProjectRenoise(5)),
 }
 """From a number of evaluations to the steps of the model and the method. ECI(1, 1) is predict-project-renoise."""
 
@@ -72,7 +71,7 @@ class Scale(NamedTuple):
     cycles: int
 
 
-FULL = Scale(SPECS, 10, 32, 2000, 10, 50)
+FULL = Scale(SPECS, 10, 32, 2000, 8, 50)
 QUICK = Scale([SPECS[2]._replace(iterations=200)], 2, 16, 200, 2, 2)
 
 PARTS = ("comparison", "self-check", "forecast")
