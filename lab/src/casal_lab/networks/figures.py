@@ -42,7 +42,6 @@ def errors(outcome: Outcome) -> Figure:
                     markersize=6,
                     color=colour(name),
                     linestyle="",
-                    label=name if at == 0 else None,
                 )
             axis.axhline(at - 0.5, color=FAINT, linewidth=0.6)
         axis.axvline(1.0, color=EXACT, linewidth=1)
@@ -50,6 +49,8 @@ def errors(outcome: Outcome) -> Figure:
         axis.set(xlim=(0.7, 1.3 * CUT), ylim=(-0.5, len(titles) - 0.5))
         axis.set_xlabel(f"{key.upper()} / that of exact draws")
         axis.set_yticks(range(len(titles)), [_two_lines(title) for title in reversed(titles)])
+    for name in names:
+        axes[0][0].plot([], [], "o", markersize=6, color=colour(name), label=name)
     headline(figure, "Trained networks: error of the mean and of the spread, equal evaluations")
     legend_below(figure, axes[0][0], 3)
     return figure

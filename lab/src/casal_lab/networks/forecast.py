@@ -118,16 +118,8 @@ def rollout(count: int, tell: Tell) -> tuple[ResultTable, list[Claim]]:
     exact = start
     for _ in range(count):
         exact = advanced(exact)
-    rows, methods = (
-        list[dict[str, Any]](),
-        {
-            "unconstrained": None,
-            "final projection": casal.FinalProjection(),
-            "predict-project-renoise": casal.ProjectRenoise(),
-            "Matheron": casal.Matheron(levels=LEVELS),
-        },
-    )
-    bare = math.nan
+    rows, bare = list[dict[str, Any]](), math.nan
+    methods: dict[str, AnyMethod | None] = {"unconstrained": None, "Matheron": casal.Matheron(levels=LEVELS)}
     for label, method in methods.items():
         tell(f"forecast: {label}")
         found, seconds, calls, worst = cycles(net, start, count, method)

@@ -145,20 +145,29 @@ def self_check(models: Sequence[Model], checks: int, tell: Tell) -> tuple[Result
     rows = list[dict[str, Any]]()
     for subject in subjects:
         tell(f"self-check: {subject.name}")
-        out: dict[str, Any] = {"network": subject.name}
-        found = [_right(subject, k).p < LEVEL for k in range(EXACT_CHECKS * checks)]
-        out["right"], out["right_se"] = share(sum(found), len(found))
-        out["right_n"] = len(found)
-        for kind in (*KINDS, OURS):
-            told = list[bool]()
-            for k in range(checks):
-                try:
-                    told.append(broken(subject, kind, k).p < LEVEL)
-                except DivergedError:
-                    continue
-            out[kind] = f"{sum(told)} of {len(told)}"
-            out[f"{kind} found"], out[f"{kind} of"] = sum(told), len(told)
-        rows.append(out)
+        rows.append(checked(subject, checks))
+    return summary(rows)
+
+
+def checked(subject: Subject, checks: int) -> dict[str, Any]:
+    """A row of the table: how often right draws, broken methods and ours are rejected."""
+    found = [_right(subject, k).p < LEVEL for k in range(EXACT_CHECKS * checks)]
+    out: dict[str, Any] = {"network": subject.name, "right_n": len(found)}
+    out["right"], out["right_se"] = share(sum(found), len(found))
+    for kind in (*KINDS, OURS):
+        told = list[bool]()
+        for k in range(checks):
+            try:
+                told.append(broken(subject, kind, k).p < LEVEL)
+            except DivergedError:
+                continue
+        out[kind] = f"{sum(told)} of {len(told)}"
+        out[f"{kind} found"], out[f"{kind} of"] = sum(told), len(told)
+    return out
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> tuple[ResultTable, list[Claim]]:
+    """The table and the claim of all networks."""
     table = ResultTable.of(
         f"The self-check: rejected at 5 %, {PAIRS} pairs",
         "network | right: right draws rejected, .1% | right_n: checks, d | " + " | ".join((*KINDS, OURS)),

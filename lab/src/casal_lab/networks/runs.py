@@ -172,7 +172,7 @@ def row(title: str, label: str, scores: Sequence[Score | None], ours: Sequence[S
     if not good:
         return out
     for key in ("mmse", "smse"):
-        out |= mean_entry(key, [1e3 * getattr(score, key) for score in good])
+        out |= mean_entry(key, [getattr(score, key) for score in good])
         pairs = [
             math.log(getattr(score, key) / getattr(own, key))
             for score, own in zip(scores, ours, strict=True)
@@ -186,6 +186,21 @@ def row(title: str, label: str, scores: Sequence[Score | None], ours: Sequence[S
     out["evaluations"] = float(np.mean([score.evaluations for score in good]))
     out["feasible"] = float(np.mean([score.feasible for score in good]))
     return out
+
+
+def comparison(rows: Sequence[Mapping[str, Any]], scale: Scale) -> ResultTable:
+    """The table of all methods on all networks."""
+    return ResultTable.of(
+        f"Errors against exact draws: {scale.conditions} conditions, {scale.chains} samples each",
+        "network | method | mmse: MMSE, .3g | smse: SMSE, .3g | "
+        "mmse_ratio: MMSE / Matheron's, .3g | mmse_worse: larger in | smse_ratio: SMSE / Matheron's, .3g | "
+        "smse_worse: larger in | variance: variance / exact, .3g | evaluations, .0f | feasible, .1% | "
+        "diverged: conditions diverged, d",
+        rows,
+        note="Squared errors per pixel of the mean and of the standard deviation over the samples of a condition, to "
+        f"{scale.reference} exact draws; means over conditions with standard errors. Ratios are geometric means over "
+        "conditions, paired. The exact draws are of the equation, not of the network.",
+    )
 
 
 def claims_of(rows: Sequence[Mapping[str, Any]]) -> list[Claim]:
@@ -222,19 +237,7 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
             for known, family in model.fields.sets.items():
                 title, found = f"{model.spec.title}: {known}", compared(model, family, scale, tell)
                 rows += [row(title, label, scores, found[MATHERON]) for label, scores in found.items()]
-        tables.append(
-            ResultTable.of(
-                f"Errors against exact draws: {scale.conditions} conditions, {scale.chains} samples each",
-                "network | method | mmse: MMSE x 1000, .3g | smse: SMSE x 1000, .3g | "
-                "mmse_ratio: MMSE / Matheron's, .3g | mmse_worse: larger in | smse_ratio: SMSE / Matheron's, .3g | "
-                "smse_worse: larger in | variance: variance / exact, .2f | evaluations, .0f | feasible, .1% | "
-                "diverged: conditions diverged, d",
-                rows,
-                note="Squared errors per pixel of the mean and of the standard deviation over the samples of a "
-                f"condition, to {scale.reference} exact draws; means over conditions with standard errors. Ratios are "
-                "geometric means over conditions, paired. The exact draws are of the equation, not of the network.",
-            )
-        )
+        tables.append(comparison(rows, scale))
         claims += claims_of(rows)
         data["comparison"], data["pictures"] = rows, pictures(models, scale)
         seconds["comparison"] = time.perf_counter() - began
