@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import casal
+from casal.errors import DivergedError
 from casal_lab.artifacts import network
 from casal_lab.experiment import AnyMethod, Claim, ResultTable, Tell, reached
 from casal_lab.nets import UNet
@@ -90,9 +91,27 @@ def trained(iterations: int, tell: Tell) -> nn.Module:
     return network(f"fields_forecast_unet_flow_{iterations}", make).requires_grad_(False)
 
 
-def cycles(net: nn.Module, start: Tensor, count: int, method: AnyMethod | None) -> tuple[Tensor, float, float, float]:
-    """Fields after so many cycles, CPU seconds, evaluations a cycle, and the largest violation along the way."""
-    n = len(start)
+class Forecast(NamedTuple):
+    """Fields after some cycles, and what they took.
+
+    Attributes:
+        fields: The members at the end.
+        done: Cycles until chains diverged, or all.
+        seconds: CPU seconds a cycle.
+        evaluations: Of the network, for each member and cycle.
+        violation: The largest along the way.
+    """
+
+    fields: Tensor
+    done: int
+    seconds: float
+    evaluations: float
+    violation: float
+
+
+def cycles(net: nn.Module, start: Tensor, count: int, method: AnyMethod | None) -> Forecast:
+    """So many cycles, or fewer if chains diverge."""
+    n, done = len(start), 0
     mass, energy = start.sum((1, 2, 3)), start.square().sum((1, 2, 3))
     constraint = casal.MassEnergy(casal.PerChain(mass), casal.PerChain(energy))
     now, worst, calls, began = start, 0.0, 0.0, time.process_time()
@@ -105,52 +124,61 @@ def cycles(net: nn.Module, start: Tensor, count: int, method: AnyMethod | None) 
             condition={"state": now.float()},
         )
         chosen: Any = casal.Unconstrained() if method is None else method
-        result = casal.sample(target, constraint, chosen, n, seed=k, check=False)
-        now, calls = result.samples.to(F64), calls + result.cost.score_evaluations
+        try:
+            result = casal.sample(target, constraint, chosen, n, seed=k, check=False)
+        except DivergedError:
+            break
+        done, now, calls = k + 1, result.samples.to(F64), calls + result.cost.score_evaluations
         worst = max(worst, float(result.certificate.violation.max()))
-    return now, time.process_time() - began, calls / count, worst
+    many = max(1, done)
+    return Forecast(now, done, (time.process_time() - began) / many, calls / many, worst)
 
 
 def rollout(count: int, tell: Tell) -> tuple[ResultTable, list[Claim]]:
     """Forecasts with and without the set beside the exact solution."""
     net = trained(ITERATIONS if count >= 10 else QUICK_ITERATIONS, tell)
     start = starts(MEMBERS, torch.Generator().manual_seed(99))
-    exact = start
+    exact = [start]
     for _ in range(count):
-        exact = advanced(exact)
+        exact.append(advanced(exact[-1]))
     rows, bare = list[dict[str, Any]](), math.nan
-    methods: dict[str, AnyMethod | None] = {"unconstrained": None, "Matheron": casal.Matheron(levels=LEVELS)}
+    methods: dict[str, AnyMethod | None] = {"unconstrained": None, "predict-project-renoise": casal.ProjectRenoise()}
+    methods["Matheron"] = casal.Matheron(levels=LEVELS)
     for label, method in methods.items():
         tell(f"forecast: {label}")
-        found, seconds, calls, worst = cycles(net, start, count, method)
-        bare = seconds if method is None else bare
-        energy = found.square().sum((1, 2, 3)) / start.square().sum((1, 2, 3))
+        found = cycles(net, start, count, method)
+        bare = found.seconds if method is None else bare
+        truth, energy = exact[found.done], found.fields.square().sum((1, 2, 3)) / start.square().sum((1, 2, 3))
         rows.append(
             {
                 "method": label,
-                "seconds": seconds / count,
-                "ratio": seconds / bare,
-                "evaluations": calls,
-                "violation": worst,
+                "cycles": found.done,
+                "seconds": found.seconds,
+                "ratio": found.seconds / bare,
+                "evaluations": found.evaluations,
+                "violation": found.violation,
                 "enstrophy": float(energy.mean()),
                 "spread": float(energy.std()),
-                "error": float((found - exact).square().mean().sqrt() / exact.std()),
+                "error": float((found.fields - truth).square().mean().sqrt() / truth.std()),
             }
         )
     table = ResultTable.of(
         f"A forecast of {MEMBERS} members over {count} cycles, each with its own circulation and enstrophy",
-        "method | seconds: CPU seconds a cycle, .3f | ratio: over the bare step, .2f | evaluations: evaluations a "
-        "cycle, .0f | violation: largest violation, .0e | enstrophy: enstrophy at the end / at the start, .3f | "
-        "spread: its spread over members, .3f | error: rms error / spread of the fields, .3f",
+        "method | cycles: cycles until chains diverge, d | seconds: CPU seconds a cycle, .3f | "
+        "ratio: over the bare step, .2f | evaluations: evaluations a cycle, .0f | violation: largest violation, .0e | "
+        "enstrophy: enstrophy at the end / at the start, .3f | spread: its spread over members, .3f | "
+        "error: rms error / spread of the fields, .3f",
         rows,
         note="Every member is one chain with its own condition and its own set. The network has seen five cycles.",
     )
-    ours = rows[-1]
+    ours = rows[1:]
     claim = Claim(
         f"A cycle of {MEMBERS} members, each with its own mass and energy, takes at most {LARGEST:g} bare steps",
         f"at most {LARGEST:g}, violation below 1e-8",
-        f"{ours['ratio']:.2f}, {ours['violation']:.0e}",
-        reached(ours["ratio"] <= LARGEST, ours["violation"] < 1e-8),
-        flips=f"a ratio of CPU times above {LARGEST:g}, or a violation of 1e-8 or more",
+        "; ".join(
+            f"{row['method']} {row['ratio']:.2f}, {row['violation']:.0e}, {row['cycles']} cycles" for row in ours
+        ),
+        reached(*(row["ratio"] <= LARGEST and row["violation"] < 1e-8 and row["cycles"] == count for row in ours)),
+        flips=f"a ratio of CPU times above {LARGEST:g}, a violation of 1e-8 or more, or chains that diverge",
     )
     return table, [claim]
