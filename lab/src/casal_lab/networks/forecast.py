@@ -149,10 +149,9 @@ def rollout(count: int, tell: Tell) -> tuple[ResultTable, list[Claim]]:
         found = cycles(net, start, count, method)
         bare = found.seconds if method is None else bare
         truth, energy = exact[found.done], found.fields.square().sum((1, 2, 3)) / start.square().sum((1, 2, 3))
-        rows.append(
-            {
-                "method": label,
-                "cycles": found.done,
+        rows.append({"method": label, "cycles": found.done})
+        if found.done:
+            rows[-1] |= {
                 "seconds": found.seconds,
                 "ratio": found.seconds / bare,
                 "evaluations": found.evaluations,
@@ -161,7 +160,6 @@ def rollout(count: int, tell: Tell) -> tuple[ResultTable, list[Claim]]:
                 "spread": float(energy.std()),
                 "error": float((found.fields - truth).square().mean().sqrt() / truth.std()),
             }
-        )
     table = ResultTable.of(
         f"A forecast of {MEMBERS} members over {count} cycles, each with its own circulation and enstrophy",
         "method | cycles: cycles until chains diverge, d | seconds: CPU seconds a cycle, .3f | "
@@ -176,9 +174,12 @@ def rollout(count: int, tell: Tell) -> tuple[ResultTable, list[Claim]]:
         f"A cycle of {MEMBERS} members, each with its own mass and energy, takes at most {LARGEST:g} bare steps",
         f"at most {LARGEST:g}, violation below 1e-8",
         "; ".join(
-            f"{row['method']} {row['ratio']:.2f}, {row['violation']:.0e}, {row['cycles']} cycles" for row in ours
+            f"{row['method']} {row['ratio']:.2f}, {row['violation']:.0e}, {row['cycles']} cycles"
+            if row["cycles"]
+            else f"{row['method']} diverges in the first cycle"
+            for row in ours
         ),
-        reached(*(row["ratio"] <= LARGEST and row["violation"] < 1e-8 and row["cycles"] == count for row in ours)),
+        reached(*(row["cycles"] == count and row["ratio"] <= LARGEST and row["violation"] < 1e-8 for row in ours)),
         flips=f"a ratio of CPU times above {LARGEST:g}, a violation of 1e-8 or more, or chains that diverge",
     )
     return table, [claim]
