@@ -1,7 +1,7 @@
 """The registry of experiments. A new one joins by its module's name in MODULES, or from outside by ``register``."""
 
 from casal.errors import SettingError
-from casal_lab import burgers, conditional, fidelity, field, mixture, particle, propositions, quadrotor
+from casal_lab import burgers, conditional, fidelity, field, mixture, networks, particle, propositions, quadrotor
 from casal_lab.experiment import Experiment
 from casal_lab.pde import darcy, navier_stokes, poisson
 
@@ -17,6 +17,7 @@ MODULES = (
     navier_stokes,
     darcy,
     fidelity,
+    networks,
 )
 EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in MODULES}
 """By name, in the order of ``casal list`` and of the report."""

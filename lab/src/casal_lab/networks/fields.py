@@ -2,8 +2,8 @@
 
     heat             u_t = nu u_yy + f on a circle; the initial values are known, and the mass is conserved
     burgers          u_t + (u^2 / 2)_y = nu u_yy on a circle; some initial values are known, and the mass is conserved
-    reaction         u_t = (nu u_y)_y + r u (1 - u) on a circle; the initial values are known, 0 <= u <= 1, and the
-                     balance of mass holds, m' - m = (r dt / 2) sum [u (1 - u) + u' (1 - u')], which is curved
+    reaction         u_t = (nu u_y)_y + r u (1 - u) on a circle; the initial values are known, and either 0 <= u <= 1
+                     or the balance of mass, m' - m = (r dt / 2) sum [u (1 - u) + u' (1 - u')], which is curved
     navier-stokes    vorticity on a torus at four times; some initial values are known, and the circulation is conserved
 
 What is random besides the initial values (diffusivity, forcing) does not depend on them. So the distribution of a field
@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -32,12 +34,10 @@ class Fields(ABC):
     Attributes:
         name: As in the tables.
         event: Shape of a field.
-        what: What is known, in words.
     """
 
     name: ClassVar[str]
     event: ClassVar[tuple[int, ...]]
-    what: ClassVar[str]
 
     @abstractmethod
     def initial(self, n: int, generator: torch.Generator, like: Tensor | None = None) -> Tensor:
@@ -47,9 +47,10 @@ class Fields(ABC):
     def solve(self, start: Tensor, generator: torch.Generator) -> Tensor:
         """The fields (n, *event) of initial values, all else drawn."""
 
+    @property
     @abstractmethod
-    def family(self, fields: Tensor) -> casal.Constraint:
-        """The set of each field: all that have its known values and obey the conservation law."""
+    def sets(self) -> Mapping[str, Callable[[Tensor], casal.Constraint]]:
+        """What is known, in words, to the set of each field (n, *event): all that have its values and obey the law."""
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         """n fields, float64."""
@@ -84,7 +85,6 @@ class Heat(Fields):
 
     name = "heat"
     event = (1, 16, 32)
-    what = "32 initial values, mass at 15 times"
     most = 5
 
     def initial(self, n: int, generator: torch.Generator, like: Tensor | None = None) -> Tensor:
@@ -103,12 +103,13 @@ class Heat(Fields):
         force = torch.einsum("nmk,mt->ntk", push / order, torch.sin((order - 0.5) * math.pi * t))
         return ((torch.exp(-rate * number**2 * t[:, None]) * amount[:, None] + force) @ shapes.T)[:, None]
 
-    def family(self, fields: Tensor) -> casal.Constraint:
+    @property
+    def sets(self) -> Mapping[str, Callable[[Tensor], casal.Constraint]]:
         _, times, points = self.event
         rows = torch.zeros(points + times - 1, times, points, dtype=F64)
         rows[torch.arange(points), 0, torch.arange(points)] = 1.0
         rows[torch.arange(points, len(rows)), torch.arange(1, times)] = points**-0.5
-        return _affine(rows.flatten(1), fields)
+        return {"32 initial values, 15 masses": partial(_affine, rows.flatten(1))}
 
 
 class Burgers(Fields):
@@ -116,7 +117,6 @@ class Burgers(Fields):
 
     name = "burgers"
     event = (1, 16, 16)
-    what = "5 initial values, mass at 15 times equal to that at the first"
     seen = (0, 3, 6, 9, 12)
     most, inner, horizon = 4, 4, 1.5
 
@@ -150,14 +150,15 @@ class Burgers(Fields):
         u = torch.stack(frames, 1)
         return (u - u.mean(2, keepdim=True) + start.mean(1)[:, None, None])[:, None]
 
-    def family(self, fields: Tensor) -> casal.Constraint:
+    @property
+    def sets(self) -> Mapping[str, Callable[[Tensor], casal.Constraint]]:
         _, times, points = self.event
         rows = torch.zeros(len(self.seen) + times - 1, times, points, dtype=F64)
         rows[torch.arange(len(self.seen)), 0, torch.tensor(self.seen)] = 1.0
         later = torch.arange(len(self.seen), len(rows))
         rows[later, torch.arange(1, times)] = points**-0.5
         rows[later, 0] = -(points**-0.5)
-        return _affine(rows.flatten(1), fields)
+        return {"5 initial values, 15 masses": partial(_affine, rows.flatten(1))}
 
 
 class Reaction(Fields):
@@ -168,7 +169,6 @@ class Reaction(Fields):
 
     name = "reaction"
     event = (1, 16, 16)
-    what = "16 initial values, 15 curved balances of mass, 0 <= u <= 1"
     growth, step, scale = 3.0, 0.1, 0.3
 
     def initial(self, n: int, generator: torch.Generator, like: Tensor | None = None) -> Tensor:
@@ -203,17 +203,21 @@ class Reaction(Fields):
         return ((torch.stack(frames, 1) - 0.5) / self.scale)[:, None]
 
     def balance(self, z: Tensor) -> Tensor:
-        """What fields z (n, *event) miss of the balance of mass at 15 times, (n, 15)."""
+        """What fields z (n, *event) miss of the balance of mass over three steps each, (n, 5)."""
         u = 0.5 + self.scale * z[:, 0]
         gain = 0.5 * self.growth * self.step * (u * (1 - u)).sum(2)
         mass = u.sum(2)
-        return (mass[:, 1:] - mass[:, :-1] - gain[:, 1:] - gain[:, :-1]) / self.scale
+        missed = mass[:, 1:] - mass[:, :-1] - gain[:, 1:] - gain[:, :-1]
+        return missed.unflatten(1, (-1, 3)).sum(2) / self.scale
 
-    def family(self, fields: Tensor) -> casal.Constraint:
+    @property
+    def sets(self) -> Mapping[str, Callable[[Tensor], casal.Constraint]]:
         _, times, points = self.event
-        rows = torch.eye(times * points, dtype=F64)[:points]
-        edge = 0.5 / self.scale
-        return _affine(rows, fields) & casal.Implicit(self.balance) & casal.Box(-edge, edge)
+        rows, edge = torch.eye(times * points, dtype=F64)[:points], 0.5 / self.scale
+        return {
+            "16 initial values, 5 curved balances of mass": lambda y: _affine(rows, y) & casal.Implicit(self.balance),
+            "16 initial values, 256 bounds": lambda y: _affine(rows, y) & casal.Box(-edge, edge),
+        }
 
 
 class NavierStokes(Fields):
@@ -221,7 +225,6 @@ class NavierStokes(Fields):
 
     name = "navier-stokes"
     event = (4, 16, 16)
-    what = "24 initial values, circulation at 4 times"
     points, speed = 16, 8.0
 
     def __init__(self) -> None:
@@ -245,12 +248,13 @@ class NavierStokes(Fields):
             frames.append(w / self.speed)
         return torch.stack(frames, 1)
 
-    def family(self, fields: Tensor) -> casal.Constraint:
+    @property
+    def sets(self) -> Mapping[str, Callable[[Tensor], casal.Constraint]]:
         frames, each = self.event[0], self.points**2
         rows = torch.zeros(len(self.seen) + frames, frames, each, dtype=F64)
         rows[torch.arange(len(self.seen)), 0, self.seen] = 1.0
         rows[torch.arange(len(self.seen), len(rows)), torch.arange(frames)] = each**-0.5
-        return _affine(rows.flatten(1), fields)
+        return {"24 initial values, 4 circulations": partial(_affine, rows.flatten(1))}
 
 
 def _affine(rows: Tensor, fields: Tensor) -> casal.Constraint:

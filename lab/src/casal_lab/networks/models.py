@@ -87,13 +87,17 @@ class Model:
         """What it was trained on."""
         return FIELDS[self.spec.fields]
 
-    def target(self, steps: int) -> casal.Target:
-        """The model's own sampler in so many steps."""
+    def target(self, steps: int, last: float = 0.0) -> casal.Target:
+        """The model's own sampler in so many steps; the last of them starts at the noise level ``last`` or above."""
         call, kind = caller(self.spec, self.net), "x0" if self.spec.shape == "MLP" else None
         shape = self.fields.event
         if self.spec.family == "flow":
-            return casal.flow(call, shape=shape, steps=steps, prediction=kind or "flow", time="scalar")
-        return casal.ddpm(call, BETAS, shape=shape, steps=steps, prediction=kind or "eps", time="scalar")
+            times = torch.arange(steps, dtype=torch.float64) / steps
+            times = times[: int((times * (1 + last) <= 1).sum())]
+            return casal.flow(call, shape=shape, times=times, prediction=kind or "flow", time="scalar")
+        index = torch.arange(len(BETAS), 0, -len(BETAS) / steps).round().long() - 1  # as spacing="trailing"
+        index = index[LEVEL[index] >= last]
+        return casal.ddpm(call, BETAS, shape=shape, times=index, prediction=kind or "eps", time="scalar")
 
 
 def caller(spec: Spec, net: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
