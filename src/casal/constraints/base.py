@@ -685,13 +685,12 @@ class Constraint:
         >>> import casal
         >>> import torch
         >>> known = casal.Box(0.0, 1.0) & casal.Affine(torch.eye(3)[:2], [0.2, 0.4])
-        >>> known.explain()
+        >>> known.explain().partition("; ")[0]
         'closed form, nearest point: Box(low=(3,) in [0, 0.4], high=(3,) in [0.2, 1]): closed form, convex'
         >>> known.explain(torch.rand(100, 3)).endswith("ms a point in a batch of 100")
         True
-        >>> fluxes = casal.Affine([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]], [0.0, 1.0]) & casal.Box(0.0, 5.0)
-        >>> fluxes.explain().split("; ", 2)[-1]
-        'dimension 1 of 4; 2 coordinates fixed by the others; 2 walls'
+        >>> known.explain().partition("; ")[2]
+        'dimension 1 of 3; 2 coordinates fixed by the others; 2 walls'
         """
         if z is None:
             return f"{self._explained()}{self._shape_told()}"
