@@ -44,7 +44,7 @@ BUDGET = {
     ),  # the reduction of flat sets came from the methods, as explain() tells its dimension; structure of Jacobians
     "decoders": Package(files=5, code=880, constants=4, imports=2),
     "diagnostics": Package(
-        files=11, code=1610, constants=86, imports=10
+        files=11, code=1614, constants=86, imports=10
     ),  # whitened directions, noise levels by direction and the power of a test took the place of fixed directions, of
     # bad models and of Metropolis moves
     "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
