@@ -545,7 +545,7 @@ def remembered(evidence: Evidence) -> Finding:
     elif (grown := _changing_share(evidence)) is not None:
         objections.append(
             f"a cluster that held {100 * grown[0]:.2g} % of the samples when adaptation ended holds "
-            f"{100 * grown[1]:.2g} %, and its share still changes: use more steps, or more chains"
+            f"{100 * grown[1]:.2g} %, and may still grow: use more steps, or more chains"
         )
     elif (shift := _last_shift(evidence)) > LARGEST_SHIFT:
         objections.append(
@@ -575,7 +575,7 @@ def _way_to_weights(evidence: Evidence, weighed: float) -> str:
 
 
 def _changing_share(evidence: Evidence) -> tuple[float, float] | None:
-    """The share of a cluster of chains then and now, if more chains entered it than left it, or the other way round."""
+    """The share of a cluster of chains then and now, if more chains entered it than left it: a mode that fills up."""
     then, now = (getattr(evidence.run.state, name)[evidence.index] for name in ("anchor", "y"))
     if evidence.problem.groups() is not None or now.shape[1] > DENSE or evidence.problem.chains is not None:
         return None
@@ -583,7 +583,7 @@ def _changing_share(evidence: Evidence) -> tuple[float, float] | None:
     for k in label.unique().tolist():
         before, after = (part == k for part in label.chunk(2))
         changed = float((before != after).sum())
-        if abs(float(after.sum()) - float(before.sum())) > GROWING * math.sqrt(changed):
+        if float(after.sum()) - float(before.sum()) > GROWING * math.sqrt(changed):
             return float(before.to(now).mean()), float(after.to(now).mean())
     return None
 
