@@ -32,7 +32,7 @@ from casal.diagnostics.modes import (
 )
 from casal.diagnostics.stein import projections_needed, stein_terms
 from casal.errors import CasalError
-from casal.methods import Problem, changing_share, few_chains, memory, said_of
+from casal.methods import Problem, few_chains, growing_share, memory, said_of
 from casal.methods.population import Lineage, WeightedRun, advice, population
 
 Verdict = Literal["trusted", "suspect", "too few", "unchecked", "not promised"]
@@ -606,10 +606,10 @@ def remembered(evidence: Evidence) -> Finding:
             "they move too slowly, or stay in their modes, whose weights are not known; "
             + _way_to_weights(evidence, weighed)
         )
-    elif (grown := _changed(evidence)) is not None:
+    elif (grown := _grown(evidence)) is not None:
         objections.append(
             f"a cluster that held {100 * grown[0]:.2g} % of the samples when adaptation ended holds "
-            f"{100 * grown[1]:.2g} %, and its share still changes: {_longer(evidence.problem)}"
+            f"{100 * grown[1]:.2g} %, and may still grow: {_longer(evidence.problem)}"
         )
     elif (shift := _last_shift(evidence)) > LARGEST_SHIFT:
         objections.append(
@@ -643,11 +643,11 @@ def _way_to_weights(evidence: Evidence, weighed: float) -> str:
     return _longer(evidence.problem)
 
 
-def _changed(evidence: Evidence) -> tuple[float, float] | None:
-    """The share of a cluster of chains when adaptation ended and now, where it still changes."""
+def _grown(evidence: Evidence) -> tuple[float, float] | None:
+    """The share of a cluster of chains when adaptation ended and now, where it fills up."""
     if evidence.problem.groups() is not None or evidence.problem.chains is not None:
         return None
-    return changing_share(*(getattr(evidence.run.state, name)[evidence.index] for name in ("anchor", "y")))
+    return growing_share(*(getattr(evidence.run.state, name)[evidence.index] for name in ("anchor", "y")))
 
 
 def _last_shift(evidence: Evidence) -> float:

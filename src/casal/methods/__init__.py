@@ -35,7 +35,7 @@ from casal.methods.coupling import lift, onto
 from casal.methods.hmc import HMC
 from casal.methods.look_ahead import LookAhead
 from casal.methods.matheron import Matheron
-from casal.methods.mode_weights import changing_share
+from casal.methods.mode_weights import growing_share
 from casal.methods.moves import RANGE, data_floor
 from casal.methods.population import effective_ancestors, effective_size, normalised, systematic
 from casal.methods.problem import Problem, Uncounted, Usage, few_chains, move, pick
@@ -115,7 +115,6 @@ __all__ = [
     "Usage",
     "WeightedCASAL",
     "centred",
-    "changing_share",
     "choose",
     "data_floor",
     "effective_ancestors",
@@ -123,6 +122,7 @@ __all__ = [
     "few_chains",
     "gaussian",
     "generator_of",
+    "growing_share",
     "inside",
     "key",
     "lift",

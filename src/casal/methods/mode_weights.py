@@ -151,15 +151,15 @@ def clusters(y: Tensor, generator: torch.Generator, bent: Callable[[Tensor], boo
     return label
 
 
-def changing_share(then: Tensor, now: Tensor) -> tuple[float, float] | None:
-    """The share of a cluster of chains (n, r) then and now, if more of them entered it than left it, or fewer."""
+def growing_share(then: Tensor, now: Tensor) -> tuple[float, float] | None:
+    """The share of a cluster of chains (n, r) then and now, if more of them entered it than left it: a mode that fills up."""
     if now.shape[1] > DENSE:
         return None
     label = clusters(torch.cat([then, now]), torch.Generator(now.device).manual_seed(4248))
     for k in label.unique().tolist():
         before, after = (part == k for part in label.chunk(2))
         changed = float((before != after).sum())
-        if abs(float(after.sum()) - float(before.sum())) > GROWING * math.sqrt(changed):
+        if float(after.sum()) - float(before.sum()) > GROWING * math.sqrt(changed):
             return float(before.to(now).mean()), float(after.to(now).mean())
     return None
 
