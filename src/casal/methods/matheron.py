@@ -57,9 +57,10 @@ POOL = 1024
 STEP = 0.1
 """t of a difference over s. Steps of .01 to .1, one-sided or two-sided, gave the same figures."""
 
-OWN_LINEAR, OWN_CURVED, SHARED = 2, 8, 3
+OWN_LINEAR, OWN_CURVED, SHARED = 2, 8, 6
 """Linear and curved equations up to which every chain has its own gain, and linear ones in units of n up to which it
-is shared: above, conjugate gradients take fewer evaluations."""
+is shared: above, conjugate gradients take fewer evaluations. With 128 known values of 16,384 and 32 chains these have a
+mean error of 7.6 times that of exact draws, the shared gain one of .9."""
 
 REPEATS = 3
 """Times that the first level is taken again where the table ends below it."""
@@ -156,7 +157,7 @@ class Matheron(Method[Any]):
 
     Args:
         levels: Noise levels.
-        gain: "shared", "own", "cg", or "auto": own for at most 2 equations or 8 curved ones, shared up to 3 n linear
+        gain: "shared", "own", "cg", or "auto": own for at most 2 equations or 8 curved ones, shared up to 6 n linear
             ones, else cg.
         iterations: Conjugate gradients of a level, where they are used.
         near: An error is drawn from those of the ``near`` free samples whose estimates are nearest.
