@@ -152,7 +152,7 @@ def clusters(y: Tensor, generator: torch.Generator, bent: Callable[[Tensor], boo
 
 
 def growing_share(then: Tensor, now: Tensor) -> tuple[float, float] | None:
-    """The share of a cluster of chains (n, r) then and now, if more of them entered it than left it: a mode that fills up."""
+    """The share of a cluster of chains (n, r) then and now, if more entered it than left it: a mode fills up."""
     if now.shape[1] > DENSE:
         return None
     label = clusters(torch.cat([then, now]), torch.Generator(now.device).manual_seed(4248))
