@@ -315,6 +315,7 @@ def assess(
     *,
     promised: bool,
     method: str = "the method",
+    way_out: str = "use another one",
     spend: bool = True,
     notes: tuple[str, ...] = (),
     objections: tuple[str, ...] = (),
@@ -325,6 +326,7 @@ def assess(
         evidence: The run.
         promised: Whether the method promises the distribution.
         method: Its name.
+        way_out: What to do where it does not promise it.
         spend: Whether checks may evaluate the score.
         notes: What was known before the run and is worth saying.
         objections: Reasons against trust that were known before the run.
@@ -332,7 +334,7 @@ def assess(
     if len(evidence.z) < 2 or not bool(torch.isfinite(evidence.z).all()):
         lost = int((~torch.isfinite(evidence.flat)).any(1).sum())
         objections += (f"{lost} of {len(evidence.z)} samples are not finite; use smaller steps",) if lost else ()
-        return _verdict(evidence, promised, method, 0.0, [Finding(objections=objections, notes=notes)])
+        return _verdict(evidence, promised, method, way_out, 0.0, [Finding(objections=objections, notes=notes)])
     ancestors = evidence.everyone.effective
     found = [Finding(objections=objections, notes=notes)]
     found += [
@@ -348,17 +350,19 @@ def assess(
     elif promised:
         found += [stein(evidence), gradient(evidence), displacement(evidence)]
         found += [jump(evidence)] if ancestors >= FEWEST_TESTED else []
-    return _verdict(evidence, promised, method, ancestors, found)
+    return _verdict(evidence, promised, method, way_out, ancestors, found)
 
 
-def _verdict(evidence: Evidence, promised: bool, method: str, ancestors: float, found: list[Finding]) -> Fidelity:
+def _verdict(
+    evidence: Evidence, promised: bool, method: str, way_out: str, ancestors: float, found: list[Finding]
+) -> Fidelity:
     objections = tuple(sentence for finding in found for sentence in finding.objections)
     missing = tuple(sentence for finding in found for sentence in finding.missing)
     notes = tuple(sentence for finding in found for sentence in finding.notes)
     figures = {name: float(value) for finding in found for name, value in finding.figures.items()}
     figures["detectable"] = least = min((finding.detectable for finding in found), default=math.inf)
     if not promised:
-        first = f'{method} does not promise the distribution; method="auto" chooses a method that does'
+        first = f"{method} does not promise the distribution; {way_out}"
         return Fidelity("not promised", (first, *objections, *missing, *notes), figures)
     if objections:
         return Fidelity("suspect", objections + missing + notes, figures)

@@ -69,6 +69,10 @@ class Cost:
 JUDGED = ("violation", "row", "excess")
 """What a store keeps of a certificate for every sample."""
 
+BY_NAME = 'method="auto" chooses a method that does'
+BY_AUTO = "casal.calibrate(target, family, casal.{}(), 64) checks it on this model and this kind of set"
+"""What to do about a method that does not promise the distribution, named or chosen by "auto"."""
+
 UNFINISHED = Fidelity(
     "suspect", ("the run was stopped before its distribution was checked; repeat the call that started it",), {}
 )
@@ -454,6 +458,7 @@ def _fidelity(prepared: Prepared, result: SampleResult, problem: Problem, promis
             ),
             promised=promised,
             method=prepared.method.name,
+            way_out=BY_NAME if prepared.choice is None else BY_AUTO.format(prepared.method.name),
             spend=bool(check) and not result.partial,
             notes=prepared.notes,
             objections=objections,
