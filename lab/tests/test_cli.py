@@ -158,7 +158,7 @@ def test_a_seed_reaches_the_experiments_that_take_one(tmp_path: Path, monkeypatc
         (["run", "nothing"], "particle, field"),
         (["run", "particle", "--method", "magic"], "WeightedCASAL"),
         (["reproduce", "--only", "nothing"], "particle, field"),
-        (["bench", "--only", "nothing"], "implicit, dimensions, memory"),
+        (["bench", "--only", "nothing"], "implicit, inside, dimensions, memory"),
         (["list", "--module", "no_such_module"], "no module 'no_such_module'"),
     ],
 )

@@ -53,7 +53,8 @@ def test_a_forgotten_decoder_is_asked_about(name: str) -> None:
 
 
 def test_it_costs_at_most_eight_in_a_hundred_and_nothing_without_checks() -> None:
-    result = casal.sample(model(), GOAL, METHODS["final"], N, decoder=UNITS)
+    with pytest.warns(CasalWarning, match="other units"):
+        result = casal.sample(model(), GOAL, METHODS["final"], N)
     assert 0.0 < result.cost.check_evaluations <= 0.08 * result.cost.score_evaluations
     assert casal.sample(model(), GOAL, METHODS["final"], N, check=False).cost.check_evaluations == 0.0
 

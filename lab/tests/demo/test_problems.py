@@ -136,7 +136,8 @@ def test_a_small_run_of_each_problem(module: str, monkeypatch: pytest.MonkeyPatc
     assert [row.label for row in made.rows] == list(METHODS)
     alone, projected, ours = made.rows
     assert alone.feasible < 1.0 and projected.feasible == ours.feasible == 1.0
-    assert (alone.verdict, projected.verdict) == ("not promised", "not promised") and ours.verdict != "not promised"
+    assert (alone.verdict, projected.verdict) == ("not promised", "not promised")
+    assert (ours.verdict == "not promised") == (module == unet.__name__)  # nothing promises bounds on a network
     assert all(math.isfinite(row.error) and row.calls > 0 for row in made.rows)
     assert all(row.svg.count("<svg") == 1 and "prefers-color-scheme" in row.svg for row in made.rows)
     assert made.n == 16 and made.cpu > 0

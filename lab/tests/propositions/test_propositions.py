@@ -45,6 +45,8 @@ VERDICTS = {
     "4.4": NOT_APPLICABLE,
     "3.1, 3.2, 4.2": NOT_APPLICABLE,
     "lemma 1": HOLDS,
+    "lemma 2": HOLDS,
+    "3.7": PARTLY,
     "D.1": HOLDS,
     "lemmas 3, 4": PARTLY,
     "lemma 5": PARTLY,

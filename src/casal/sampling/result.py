@@ -442,7 +442,8 @@ def _fidelity(prepared: Prepared, result: SampleResult, problem: Problem, promis
         objections += (told,)
     allowed = float(len(problem.table)) if prepared.method.adapts else 0.0  # what it leaves may be spent on checks
     with one_thread():
-        if prepared.method.strict and not promised and check and not result.partial:
+        asked = check and problem.identity and not result.partial  # with a decoder somebody has thought of units
+        if prepared.method.strict and not promised and asked:
             evaluations = result.cost.score_evaluations * len(result)
             question = other_units(problem, result.samples, result.weights, evaluations)
             if question is not None:
