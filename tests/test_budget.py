@@ -49,9 +49,10 @@ BUDGET = {
     # Metropolis moves; pairs: the test of calibrate
     "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
     "methods": Package(
-        files=40, code=6991, constants=232, imports=12
+        files=40, code=6993, constants=232, imports=12
     ),  # HMC weighs modes (mode_weights), Matheron too (affine_modes); curved draws, slices, three published methods.
-    # Gone are Twisted, the tempered start of WeightedCASAL, and look ahead for networks that are not exact
+    # Methods say whether their chains forget. Gone are Twisted, the tempered start of WeightedCASAL, and look ahead for
+    # networks that are not exact
     "sampling": Package(
         files=20, code=3379, constants=64, imports=12
     ),  # calibrate; a share of evaluations for checks; runs of copies stop; densities that are asked in the set alone

@@ -14,6 +14,6 @@ def test_the_examples_run_in_order_and_obey() -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     for block in blocks:
         exec(re.sub(r"^result = ", "result = results[len(results)] = ", block, flags=re.MULTILINE), names)
-    assert len(names["results"]) == 10
+    assert len(names["results"]) == 11
     for result in names["results"].values():
         assert float(result.certificate.violation.max()) < 1e-10

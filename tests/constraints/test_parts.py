@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import casal
 from casal.constraints import (
     Affine,
     AffineRound,
@@ -365,6 +366,15 @@ def test_a_union_meets_other_sets_piece_by_piece() -> None:
     assert torch.allclose(geometry.nearest_on_surface(only, y).point, Sphere(0.5).project(y))
     with pytest.raises(InfeasibleSet, match="no common point"):
         geometry.nearest_on_surface(((Sphere(2.0) | Sphere(3.0)) & Ball(1.0)), y)
+
+
+def test_a_product_is_written_for_the_coordinates_of_all_its_blocks() -> None:
+    """Free ones included, and not for those of the first block that knows its own number."""
+    blocks = casal.Product(casal.Affine([[1.0, 1.0]], [1.0]), None, casal.Box(-1.0, 2.0), sizes=(2, 1, 1))
+    assert blocks.written_for == 4 and (blocks & casal.Ball(3.0)).written_for == 4
+    assert blocks.explain().endswith("; dimension 3 of 4; 2 walls")
+    density = casal.langevin(lambda x: x, steps=20, step_size=0.1, potential=lambda x: x.square().sum(1) / 2)
+    assert casal.sample(density, blocks, "auto", 8, check=False).samples.shape == (8, 4)
 
 
 def test_products_and_motions_of_unions_land_as_their_blocks_do() -> None:

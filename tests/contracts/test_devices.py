@@ -35,8 +35,6 @@ LOOKING = {
     "split-gibbs": "draws from von Mises-Fisher distributions by rejection",
     "split-gibbs-given-levels": "the same",
     "look-ahead": "eigenvectors, and whether a product with the network can be spared",
-    "look-ahead-calibrated": "the same",
-    "matheron-auto": "eigenvectors of A S A^T",
     "hmc": "chains that meet different numbers of walls, or take different numbers of Newton steps",
     "bounded-hmc": "the last draw, from truncated normal distributions by rejection",
 }

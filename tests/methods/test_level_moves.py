@@ -72,7 +72,7 @@ def test_a_wrong_score_at_small_noise_does_not_draw_chains_away() -> None:
 
 def test_auto_finds_such_a_network_and_says_so() -> None:
     result = casal.sample(flow(0.4), LINE, "auto", 400, seed=0)
-    assert "noise level" in result.provenance["choice"]
+    assert "SplitGibbs, moves at noise " in result.provenance["choice"]
     assert any("slope" in reason for reason in result.fidelity.reasons)
     exact = casal.sample(flow(0.0), LINE, "auto", 400, seed=0)
     assert "adaptive levels of rho" in exact.provenance["choice"]

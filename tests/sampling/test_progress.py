@@ -32,8 +32,8 @@ def test_lines_off_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "EVERY", 0.0)
     run()
     choice, *lines = out.getvalue().splitlines()
-    assert choice.startswith("casal: WeightedCASAL") and lines
-    assert all(line.startswith("casal: WeightedCASAL ") and " left" in line for line in lines)
+    assert choice.startswith("casal: HMC for 2 dimensions") and lines
+    assert all(line.startswith("casal: HMC ") and " left" in line for line in lines)
     assert "100 %" in lines[-1] and "calls/chain" in lines[-1]
 
 

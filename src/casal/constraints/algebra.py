@@ -167,6 +167,7 @@ class Product(Constraint):
         self.in_pieces = any(member.in_pieces for member in given)
         self.flat_sided = all(member.flat_sided for member in given)
         self.chains = common_chains(**{f"block {i}": member for i, member in enumerate(members)})
+        self._coordinates = sum(self.sizes)
 
     def __repr__(self) -> str:
         return f"Product({listed(self.members, ', ')}, sizes=[{listed(self.sizes, ', ')}])"

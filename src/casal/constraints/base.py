@@ -501,8 +501,7 @@ class Constraint:
     @property
     def written_for(self) -> int | None:
         """How many coordinates an event must have; None where the set takes any number."""
-        known = [self._coordinates, *(member.written_for for member in getattr(self, "members", ()))]
-        return next((size for size in known if size is not None), None)
+        return self._coordinates or next(filter(None, (m.written_for for m in getattr(self, "members", ()))), None)
 
     def _in_chain(self, chain: int) -> str:
         """Words for a message that is about one chain; none where the set is common to all."""

@@ -190,6 +190,8 @@ class Method(ABC, Generic[State]):
             that does not fit, change nothing.
         tilts: It takes account of a soft term of a model with noise levels (``casal.tilted``).
         remembers: It can take rows that look back (``Table.memory``). Others get rows of first order instead.
+        forgets: Its chains go on long after they were resampled for the last time, and may forget what they descend
+            from: what follows is no run of copies, however few starts have descendants, and does not stop early.
 
     >>> import casal
     >>> isinstance(casal.Projected(), casal.Method), casal.Projected().strict, casal.Projected().promises_distribution
@@ -203,6 +205,7 @@ class Method(ABC, Generic[State]):
     adapts: ClassVar[bool] = False
     tilts: ClassVar[bool] = False
     remembers: ClassVar[bool] = False
+    forgets: ClassVar[bool] = False
 
     def control(self, problem: Problem, n: int) -> Any:
         """Check the settings against model, set and number of chains; the first shared numbers of a run.

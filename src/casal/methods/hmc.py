@@ -74,7 +74,7 @@ from casal.methods.metric import (
     renewed_scale,
     rise_at_walls,
 )
-from casal.methods.population import equal_weights
+from casal.methods.population import ancestors_left, equal_weights
 from casal.methods.problem import Problem, Uncounted
 from casal.methods.scales import shrinkage, solve
 from casal.methods.surface import Surface
@@ -178,6 +178,7 @@ class HMC(Method[HMCState]):
     promises_distribution: ClassVar[bool] = True
     bounds_moves: ClassVar[bool] = True
     adapts: ClassVar[bool] = True
+    forgets: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.warm_up is not None and not 0.0 <= self.warm_up < 1.0:
@@ -528,8 +529,8 @@ class HMC(Method[HMCState]):
                 state = state._replace(ancestor=torch.arange(len(state.x), device=state.x.device))
             if agree is not None:
                 record |= {"r_hat": agree.value, "r_hat_edge": agree.edge}
-            record |= second_kind(space_of(problem), problem, state, control, generator)
-            return state, control._replace(phase="end"), record
+            second = second_kind(space_of(problem), problem, state, control, generator)
+            return state, control._replace(phase="end"), record | second | {"ancestors": ancestors_left(state.ancestor)}
         return state._replace(before=state.y), control._replace(ending=forgotten and rounds >= 2), record
 
     # ---------------------------------------------------------------------------------------------------- what is left

@@ -606,7 +606,7 @@ def warn_if_degenerate(trace: Mapping[str, Tensor], n: int, log_weight: Tensor |
 
 
 def _few_ancestors(trace: Mapping[str, Tensor], n: int) -> bool:
-    return "ancestors" in trace and int(trace["ancestors"][-1]) < max(2.0, FEWEST_ANCESTORS * n)
+    return "ancestors" in trace and int(trace["ancestors"][-1]) < min(n, max(2.0, FEWEST_ANCESTORS * n))
 
 
 def _advice(trace: Mapping[str, Tensor], n: int, log_weight: Tensor | None) -> list[str]:

@@ -45,8 +45,9 @@ class Run:
             with a ``StepView``. Calls never overlap. If it returns something true, the run ends as by Ctrl-C.
         record_every: Steps between two records of the trace; 0 records the end only.
         snapshots: Steps between two snapshots of the samples, which ``result.snapshots`` keeps in memory; 0 for none.
-        stop_early: Whether a run of chains that are resampled ends where nearly all of them descend from a few starts
-            (fewer than 5 % and fewer than 50). The result is then ``partial``, and a warning says so.
+        stop_early: Whether a run of chains that are resampled up to its end stops where nearly all of them descend from
+            a few starts (fewer than 5 % and fewer than 50). The result is then ``partial``, and a warning says so.
+            Chains that go on after the last resampling, as those of ``HMC``, do not stop.
         budget: How hard iterative projections try inside the loop: one budget, or a function of the progress in
             [0, 1] such as ``casal.tightening()``. If left out, sets of functions take quick steps, others all it takes.
             The samples that are returned get all it takes in any case.
