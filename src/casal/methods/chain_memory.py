@@ -152,7 +152,7 @@ def second_kind(
     }  # fmt: skip
 
 
-SAID = ("r_hat", "r_hat_edge", "second_t", "second_edge", "second_shift", "infinite", "tempered")
+SAID = ("r_hat", "r_hat_edge", "second_t", "second_edge", "second_shift", "infinite", "tempered", "weighed")
 """Names of the trace that are read below."""
 
 
@@ -171,7 +171,9 @@ def said_of(trace: Mapping[str, Tensor]) -> Said:
     objections, notes = list[str](), list[str]()
     if "r_hat" in last and last["r_hat"] > last["r_hat_edge"] + ALLOWED_R_HAT:
         apart = f"R-hat {last['r_hat']:.2f}, by chance at most {last['r_hat_edge']:.2f}"
-        if last.get("tempered", 0.0) > 0.0:
+        if last.get("weighed") == 1.0:  # as for memory: chains follow p since the second pass, however slow they are
+            notes.append(f"the chains move slowly ({apart}); their weights come from the second pass")
+        elif last.get("tempered", 0.0) > 0.0:
             notes.append(f"the chains stay in their modes ({apart}), whose weights come from the tempered start")
         else:
             objections.append(
