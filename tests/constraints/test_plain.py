@@ -172,8 +172,10 @@ def test_a_set_that_the_chains_do_not_resolve_is_named(constraint: Constraint, m
     target = casal.langevin(lambda x: x, steps=100, step_size=0.1, init=init)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CasalWarning)
-        found = casal.sample(target, constraint, method, n=200, seed=0).fidelity
+        found = casal.sample(target, constraint, method, n=200, seed=0, run=casal.Run(stop_early=False)).fidelity
+        early = casal.sample(target, constraint, method, n=200, seed=0).fidelity
     assert found.verdict == "suspect" and words in found.reasons[0]
+    assert early.verdict == "suspect" and "the run stopped" in early.reasons[0]
 
 
 def test_one_point_is_sampled_exactly() -> None:

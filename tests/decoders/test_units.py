@@ -84,7 +84,9 @@ def test_a_run_in_physical_units_is_the_run_in_standardised_units(name: str) -> 
     plain, physical = SETS[which]
     ours = casal.sample(model(), physical, method(STD), N, decoder=Standardise(MEAN, STD))
     theirs = casal.sample(model(), plain, method(1.0), N)
-    assert float(((ours.samples - MEAN) / STD - theirs.samples).abs().max()) < 1e-9
+    # HMC solves for the next point of a curved set up to 1e-9, in units of 1 + |z|, which differ here
+    apart = 1e-7 if name == "auto" else 1e-9
+    assert float(((ours.samples - MEAN) / STD - theirs.samples).abs().max()) < apart
     assert ours.fidelity.verdict == theirs.fidelity.verdict
     if name != "unconstrained":
         assert float(physical.violation(ours.samples).max()) < 1e-13

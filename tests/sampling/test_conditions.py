@@ -103,8 +103,9 @@ def test_methods_whose_chains_do_not_meet(name: str) -> None:
     assert means[0] > 0.3 and means[1] < -0.3
 
 
-@pytest.mark.parametrize("name", [*STRICT, *ALONE])
+@pytest.mark.parametrize("name", [name for name in (*STRICT, *ALONE) if name != "auto"])
 def test_one_condition_for_all_is_the_model_with_that_condition(name: str) -> None:
+    """But for "auto", HMC here: it begins with tempering and weighs modes where there is no condition."""
     make, method = STRICT[name] if name in STRICT else (diffusion, ALONE[name])
     one = torch.ones(N, dtype=torch.long)
     together = casal.sample(make(one), LINE, method, N, run=casal.Run(batch=100))
@@ -121,8 +122,6 @@ def test_one_condition_for_all_is_the_model_with_that_condition(name: str) -> No
         bare = casal.energy(
             lambda x: potential(x, torch.ones(len(x), dtype=torch.long)), steps=120, step_size=0.1, init=start
         )
-    if name == "auto":
-        method = casal.WeightedCASAL()
     alone = casal.sample(bare, LINE, method, N, run=casal.Run(batch=100))
     torch.testing.assert_close(together.samples, alone.samples, rtol=0, atol=1e-10)
 

@@ -90,6 +90,9 @@ SHARE_OF_PROJECTIONS = 0.2
 MOST_SAMPLES = 20_000
 """Samples that a check looks at: more would find biases that do not matter."""
 
+ROUNDING = 16.0
+"""Spread of samples, in units of the rounding of their largest coordinate, up to which they are one point."""
+
 IN_THE_SET = 1e-8
 """Violation up to which a sample may be on the edge; one that is farther off was put there by no projection."""
 
@@ -281,6 +284,8 @@ class Evidence:
         spread = (self.lineage.weights @ columns.square()).sqrt()
         half = height.shape[1]
         told = torch.cat([spread[:half] > 1e-6 * spread[:half].max(), spread[half:] > 1e-6 * spread[half:].max()])
+        rounding = ROUNDING * torch.finfo(self.run.samples.dtype).eps * float(self.flat.abs().max())
+        told &= torch.cat([spread[:half], spread[half:].sqrt()]) > rounding  # one point varies by rounding alone
         return columns[:, told] / spread[told]
 
     def view(self, index: Tensor) -> View:
@@ -651,7 +656,7 @@ def _grown(evidence: Evidence) -> tuple[float, float] | None:
     """The share of a cluster of chains when adaptation ended and now, where it fills up."""
     if evidence.problem.groups() is not None or evidence.problem.chains is not None:
         return None
-    return growing_share(*(getattr(evidence.run.state, name)[evidence.index] for name in ("anchor", "y")))
+    return growing_share(*(getattr(evidence.run.state, name)[evidence.index] for name in ("anchor", "before", "y")))
 
 
 def _last_shift(evidence: Evidence) -> float:

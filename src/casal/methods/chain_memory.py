@@ -171,8 +171,8 @@ def said_of(trace: Mapping[str, Tensor]) -> Said:
     objections, notes = list[str](), list[str]()
     if "r_hat" in last and last["r_hat"] > last["r_hat_edge"] + ALLOWED_R_HAT:
         apart = f"R-hat {last['r_hat']:.2f}, by chance at most {last['r_hat_edge']:.2f}"
-        if last.get("weighed", 0.0) > 0.0:
-            notes.append(f"the chains stay in their modes ({apart}), whose weights come from independent draws")
+        if last.get("weighed") == 1.0:  # as for memory: chains follow p since the second pass, however slow they are
+            notes.append(f"the chains move slowly ({apart}); their weights come from the second pass")
         else:
             objections.append(
                 f"the chains do not agree with each other ({apart}): they stay in their modes, or move too slowly; use "

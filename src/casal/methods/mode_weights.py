@@ -37,9 +37,10 @@ from casal.methods.population import effective_size, normalised
 from casal.methods.problem import Problem
 from casal.methods.surface import Frame, Surface
 
-GROWING = 3.7
-"""Chains that entered a cluster minus those that left it, in standard errors, from which on its share still changes;
-one in 200 right runs with 24 clusters is beyond it by chance."""
+GROWING, STILL = 3.7, 3.0
+"""Chains that entered a cluster minus those that left it, in standard errors, from which on its share grew, since
+adaptation and in the last round. One in 200 right runs with 24 clusters is beyond the first by chance; where chains
+were still on their way when adaptation ended, some ten clusters grew, and one in 80 is beyond the second."""
 
 AXES, TRIALS, ROUNDS, MOST_PARTS = 4, 4, 30, 24
 """Principal coordinates in which a cluster is cut; starts of EM at two random points, besides one for every coordinate;
@@ -151,23 +152,30 @@ def clusters(y: Tensor, generator: torch.Generator, bent: Callable[[Tensor], boo
     return label
 
 
-def growing_share(then: Tensor, now: Tensor) -> tuple[float, float] | None:
-    """The share of a cluster of chains (n, r) then and now, if more entered it than left it: a mode fills up."""
+def growing_share(then: Tensor, between: Tensor, now: Tensor) -> tuple[float, float] | None:
+    """The share of a cluster of chains (n, r) then and now, if more enter it than leave it: a mode fills up.
+
+    Chains that were on their way then, and have come to rest in between, are no objection.
+    """
     if now.shape[1] > DENSE:
         return None
-    label = clusters(torch.cat([then, now]), torch.Generator(now.device).manual_seed(4248))
+    label = clusters(torch.cat([then, between, now]), torch.Generator(now.device).manual_seed(4248))
     for k in label.unique().tolist():
-        before, after = (part == k for part in label.chunk(2))
-        changed = float((before != after).sum())
-        if float(after.sum()) - float(before.sum()) > GROWING * math.sqrt(changed):
-            return float(before.to(now).mean()), float(after.to(now).mean())
+        first, middle, last = (part == k for part in label.chunk(3))
+        if _growth(first, last) > GROWING and _growth(middle, last) > STILL:
+            return float(first.to(now).mean()), float(last.to(now).mean())
     return None
+
+
+def _growth(before: Tensor, after: Tensor) -> float:
+    """Chains that entered minus those that left, in standard errors."""
+    return (float(after.sum()) - float(before.sum())) / math.sqrt(max(float((before != after).sum()), 1.0))
 
 
 def _cut(y: Tensor, generator: torch.Generator, *, always: bool) -> Tensor | None:
     """Which of some points are in the second of two clusters, (n,); None if one Gaussian describes them as well."""
     n = len(y)
-    if n < 2 * SMALLEST:
+    if n < 2 * SMALLEST or not bool(torch.isfinite(y).all()):
         return None
     centred = y - y.mean(0)
     u, s, _ = torch.linalg.svd(centred, full_matrices=False)
@@ -192,8 +200,19 @@ def _far_apart(points: Tensor, generator: torch.Generator) -> Tensor:
     """Which points are nearer to the second of two random ones, (n,); the second lies far from the first."""
     first = points[torch.randint(len(points), (1,), generator=generator, device=points.device)]
     far = (points - first).square().sum(1)
-    other = points[torch.multinomial(far.square(), 1, generator=generator)]  # the fourth power: a few far away count
+    other = points[_drawn(far.square(), 1, generator)]  # the fourth power: a few far away count
     return torch.cdist(points, torch.cat([first, other])).argmin(1) > 0
+
+
+def _drawn(weight: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Numbers (count,) in proportion to weights; all alike if none is above zero, as for points that coincide.
+
+    Weights that are not finite count as zero.
+    """
+    weight = torch.where(torch.isfinite(weight), weight, 0.0).clamp_min(0.0)
+    largest = weight.amax()
+    weight = torch.where(largest > 0.0, weight / largest.clamp_min(torch.finfo(weight.dtype).tiny), 1.0)
+    return torch.multinomial(weight, count, replacement=count > 1, generator=generator)
 
 
 def _two_gaussians(points: Tensor, second: Tensor) -> tuple[float, Tensor]:
@@ -340,7 +359,7 @@ def _collect(draw: Callable[[int, int], Tensor], share: Tensor, n: int, generato
     """n draws of the mixture, in a random order; None if too few of them are in the set."""
     found, asked, held = list[Tensor](), 0, 0
     while held < n and asked < ATTEMPTS * n:
-        own = torch.multinomial(share, n, replacement=True, generator=generator)
+        own = _drawn(share, n, generator)
         asked += n
         for k, count in enumerate(torch.bincount(own, minlength=len(share)).tolist()):
             if count:

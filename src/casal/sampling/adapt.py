@@ -109,7 +109,7 @@ def adapt(problem: Problem, method: Method[Any] | str, n: int, points: Points, *
     objections = _step_objections(pilot, corrected) + _support_objections(pilot, problem.target)
     if given.adapts:
         notes, objections = (), ()
-    notes += _sign_question(pilot)
+    notes += _sign_question(choice is not None and _grows(problem, n, points, seed) if pilot is None else pilot.outward)
     start_note = given.start_note(problem)
     notes += (() if start_note is None else (start_note,)) + problem.target.notes
     return Adapted(problem, given, pilot, choice, notes, objections, checked)
@@ -209,9 +209,33 @@ def _support_objections(pilot: Pilot | None, target: Target) -> tuple[str, ...]:
     )
 
 
-def _sign_question(pilot: Pilot | None) -> tuple[str, ...]:
+LOOKED, FAR = 16, (3.0, 30.0)
+"""Starting points from which to look whether the density grows, and how many times as far from their mean as they are:
+near enough that a density which holds its chains is seen to, and beyond modes that lie apart."""
+
+
+def _grows(problem: Problem, n: int, points: Points, seed: int) -> bool:
+    """Whether the score of a fixed density pushes away from the mean of the starting points, all around and far out.
+
+    For methods without a pilot run, whose chains stay in the set. The density may not be known off it, whatever it does
+    there instead: then nothing is said.
+    """
+    if not problem.table.static or problem.chains is not None or problem.target.condition or n < FEWEST_CHAINS:
+        return False
+    chains = torch.linspace(0, n - 1, LOOKED, dtype=torch.float64).round().long()
+    x = points(chains, keyed(seed, "pilot", device=problem.like.device))
+    away, probe = x - x.mean(0), problem.replace(usage=Usage())
+    try:
+        with torch.no_grad(), one_thread():
+            far = [probe.score(x.mean(0) + k * away, problem.table.t[0].to(x.device)) for k in FAR]
+    except Exception:
+        return False
+    return all(bool(((away * score).flatten(1).sum(1) > 0.0).all()) for score in far)
+
+
+def _sign_question(outward: bool) -> tuple[str, ...]:
     """A question: only the reader knows whether a density that grows without bound is meant."""
-    if pilot is None or not pilot.outward:
+    if not outward:
         return ()
     return (
         "the density grows without bound off the set, so that unconstrained chains run away: is the sign right, f = "
