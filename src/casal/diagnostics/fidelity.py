@@ -735,7 +735,8 @@ def _stein(evidence: Evidence) -> Finding:
     count = sum(test.values.shape[1] for test in tests)
     p, t = torch.cat([one.p for one in found]), torch.cat([one.t for one in found])
     bias = torch.cat([one.mean.abs() * test.scale for one, test in zip(found, tests, strict=True)])
-    worst = int(p.argmin())
+    told = (p * count < REJECT) & (bias >= SMALL_BIAS)
+    worst = int(torch.where(told, p, torch.inf).argmin()) if bool(told.any()) else int(p.argmin())
     figures = {
         "stein_t": float(t[worst]),
         "stein_p": min(1.0, float(p[worst]) * count),
@@ -743,7 +744,7 @@ def _stein(evidence: Evidence) -> Finding:
     }
     needed = student_quantile(REJECT / count, lineage.effective - 1.0) + FOUND
     least = needed * float((found[0].error * tests[0].scale)[:2].min())  # of means along two axes
-    if figures["stein_p"] >= REJECT or figures["stein_bias"] < SMALL_BIAS:
+    if not bool(told.any()):
         return Finding(figures, detectable=least)
     refuse_wrong_network(problem, tests[0].levels, _left(evidence))
     return Finding(

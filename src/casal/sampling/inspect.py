@@ -122,10 +122,10 @@ def try_out(target: Target, constraint: Constraint, method: Method[Any] | str, n
         centred, offset = (options.decoder or Identity()).centred(probe)
         inside = constraint if offset is None else constraint.shifted(-offset)
         problem = Problem(target, inside, centred.to(probe), probe[:0], row_dtype=row_dtype)
-        mover = HMC() if method == "auto" else method
+        mover, start = HMC() if method == "auto" else method, probe
         if isinstance(mover, Method) and mover.adapts and target.table.static:
             probe = mover.first_points(problem.replace(usage=Uncounted()).take(slice(0, count)), probe)
-        event = _check_problem(problem.replace(usage=Uncounted()), probe, n, options)
+        event = _check_problem(problem.replace(usage=Uncounted()), probe, start, n, options)
         clipped = clipped_units(target, constraint, options.decoder or Identity(), problem.latent)
         return Tried(problem, event, centred, offset, clipped)
 
@@ -295,8 +295,8 @@ def _check_points(x: Tensor, first: int, steps: int) -> None:
         )
 
 
-def _check_problem(problem: Problem, probe: Tensor, n: int, options: Options) -> Event:
-    """Try the potential, the score, the decoder and the projection on some starting points.
+def _check_problem(problem: Problem, probe: Tensor, start: Tensor, n: int, options: Options) -> Event:
+    """Try the potential, the score and the decoder on points where the chains will be, the projection on their starts.
 
     Returns:
         The shape of a decoded event.
@@ -314,7 +314,8 @@ def _check_problem(problem: Problem, probe: Tensor, n: int, options: Options) ->
         )
     problem.constraint.validate(tuple(decoded.shape[1:]))
     geometry.check_nonempty(problem.constraint, decoded)
-    _check_projection(problem.constraint.take(slice(0, len(probe))), decoded[: len(probe)], options)
+    start = _probed("the decoder", problem.decode, start)
+    _check_projection(problem.constraint.take(slice(0, len(probe))), start, options)
     if n > 1:
         _check_company(problem.replace(target=few.take(chains)), rows, score)
     return tuple(decoded.shape[1:])
