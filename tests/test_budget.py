@@ -44,7 +44,7 @@ BUDGET = {
     ),  # the reduction of flat sets came from the methods, as explain() tells its dimension; structure of Jacobians
     "decoders": Package(files=5, code=880, constants=4, imports=2),
     "diagnostics": Package(
-        files=11, code=1626, constants=85, imports=8
+        files=11, code=1627, constants=85, imports=8
     ),  # whitened directions, noise levels by direction and the power of a test took the place of fixed directions and
     # Metropolis moves; pairs: the test of calibrate; samples that differ by rounding are one point
     "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
@@ -54,7 +54,7 @@ BUDGET = {
     # Methods say whether their chains forget. Gone are Twisted, the tempered start of WeightedCASAL, and look ahead for
     # networks that are not exact
     "sampling": Package(
-        files=20, code=3396, constants=66, imports=12
+        files=20, code=3399, constants=66, imports=12
     ),  # calibrate; a share of evaluations for checks; runs of copies stop; densities that are asked in the set alone;
     # whether a density grows without bound where there is no pilot run
     "store": Package(files=3, code=609, constants=3, imports=1),  # names of files are refused

@@ -217,14 +217,16 @@ near enough that a density which holds its chains is seen to, and beyond modes t
 def _grows(problem: Problem, n: int, points: Points, seed: int) -> bool:
     """Whether the score of a fixed density pushes away from the mean of the starting points, all around and far out.
 
-    For methods without a pilot run, whose chains stay in the set. The density may not be known off it, whatever it does
-    there instead: then nothing is said.
+    For methods without a pilot run, whose chains stay in the set. Nothing is asked off the set if all starting points
+    lie in it: the density may not be known elsewhere, whatever it does there instead.
     """
     if not problem.table.static or problem.chains is not None or problem.target.condition or n < FEWEST_CHAINS:
         return False
     chains = torch.linspace(0, n - 1, LOOKED, dtype=torch.float64).round().long()
     x = points(chains, keyed(seed, "pilot", device=problem.like.device))
     away, probe = x - x.mean(0), problem.replace(usage=Usage())
+    if not bool((probe.constraint.violation(probe.decode(x).to(torch.float64)) > 0.0).any()):
+        return False
     try:
         with torch.no_grad(), one_thread():
             far = [probe.score(x.mean(0) + k * away, problem.table.t[0].to(x.device)) for k in FAR]
