@@ -386,7 +386,7 @@ def _straight_move(state: WeightedState, row: WeightedRow, noise: Tensor, score:
     size = tau / (1.0 + tau * rho / MOVE)
     root = size**0.5
     if isinstance(size, float):
-        limit, part = min(DRIFT_LIMIT / root, torch.finfo(score.dtype).max), root * math.sqrt(0.5)
+        limit, part = min(DRIFT_LIMIT / max(root, 1e-300), torch.finfo(score.dtype).max), root * math.sqrt(0.5)
         push = score.clamp(-limit, limit)
         x = torch.lerp(x, state.z, size * rho).add_(push, alpha=size) if row.coupled else x.add(push, alpha=size)
         return x.add_(state.noise, alpha=part).add_(noise, alpha=part)
