@@ -1,4 +1,4 @@
-"""Linear systems of many chains at once, each chain its own: factorised, or by conjugate gradients."""
+"""Derivatives and linear systems of many chains at once, each chain its own: factorised, or by conjugate gradients."""
 
 from __future__ import annotations
 
@@ -19,6 +19,20 @@ def cholesky_solver(matrix: Tensor) -> Callable[[Tensor], Tensor]:
     if matrix.ndim == 2:
         return lambda g: torch.cholesky_solve(g.to(root).T, root).T.to(g.dtype)
     return lambda g: torch.cholesky_solve(g.to(root)[..., None], root)[..., 0].to(g.dtype)
+
+
+def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """df/dx (n, m, d), row by row, and f (n, m), of a function that treats the points (n, *event) one by one."""
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        f = function(leaf)
+        rows = [torch.autograd.grad(part.sum(), leaf, retain_graph=True)[0].flatten(1) for part in f.unbind(1)]
+    return torch.stack([*rows, x.flatten(1)], 1)[:, :-1], f.detach()  # x, so that no rows at all have a shape, too
+
+
+def log_gram(J: Tensor) -> Tensor:
+    """log det J J^T of matrices (n, m, d), (n,)."""
+    return J.square().sum((1, 2)).log() if J.shape[1] == 1 else torch.linalg.slogdet(J @ J.mT).logabsdet
 
 
 def _same(v: Tensor) -> Tensor:

@@ -31,12 +31,72 @@ import torch
 from torch import Tensor
 
 import casal
+from casal import CASAL, PrimalDual
+from casal.constraints import geometry
 from casal.errors import SettingError
-from casal_lab.authors_scripts import ScriptPrimalDual
+from casal.methods import Problem
+from casal.methods.base import TableRow, advance
+from casal.methods.baselines import PrimalDualState
+from casal.methods.casal import CASALRow, CASALState
+from casal.schedules import Schedule
 from casal_lab.experiment import AnyMethod, Array
 
 Gradient = Callable[..., Any]
 Iterates = tuple[Array, Array, Array]
+
+
+# ------------------------------------------------------------------ updates of theirs that the library does not have
+
+
+@dataclass(frozen=True)
+class FirstRelease(CASAL):
+    """The gradient of rho |x - z + mu|^4 / 4 in the place of rho |x - z + mu|^2 / 2:
+
+        x' = x + tau score(x) + sqrt(2 tau) w - tau rho |x - z + mu|^2 (x - z + mu)
+        z' = P(x' + mu),      mu' = mu + eta (x' - z')
+
+    The next revision (904d4d2, "correct gradient of the augmented term") has the quadratic one, ``CASAL.released``.
+    """
+
+    @classmethod
+    def of(cls, rho: float | Schedule, eta: float, *, burn_in: float = 0) -> FirstRelease:
+        """With the coupling and the dual step of a script."""
+        made = cls.released(rho, eta, burn_in=burn_in)
+        assert isinstance(made, FirstRelease)
+        return made
+
+    def step(self, problem: Problem, state: CASALState, row: CASALRow, noise: Tensor) -> CASALState:
+        """One step."""
+        gap = state.x - state.z + state.lam
+        free = advance(problem, state, problem.score(state.x, row.t), row, noise).x
+        x = free - row.kappa * torch.sum(gap * gap, dim=1, keepdim=True) * problem.precondition(gap)
+        z = problem.project(x + state.lam, warm=state.z)
+        return state._replace(x=x, z=z, lam=state.lam + row.eta * (x - z))
+
+
+@dataclass(frozen=True)
+class ScriptPrimalDual(PrimalDual):
+    """Primal-dual Langevin as in the authors' script: a multiplier for each chain, h taken before the step.
+
+        x' = x + tau (score(x) - lam J^T / 2) + sqrt(2 tau) w,      lam' = lam + dual_step h(x)
+
+    with h(x) = |x|^2 - E on a sphere and the gradient x where J^T = 2 x: the script's factor. Each chain is driven to
+    E h = 0 over time by itself. The paper's text has one expectation, ``casal.PrimalDual``.
+    """
+
+    average: str = "time"
+
+    def step(self, problem: Problem, state: PrimalDualState, row: TableRow, noise: Tensor) -> PrimalDualState:
+        """One step."""
+        with torch.enable_grad():
+            leaf = state.x.detach().requires_grad_()
+            h = geometry.residual(problem.constraint, problem.decode(leaf))
+            (pull,) = torch.autograd.grad(h, leaf, grad_outputs=state.lam / 2)
+        x = advance(problem, state, problem.score(state.x, row.t) - pull, row, noise).x
+        return PrimalDualState(x, self._ascend(problem, state.lam, h.detach()))
+
+
+# ------------------------------------------------------------------ their names
 
 
 def _number(value: Any) -> Array:
@@ -180,7 +240,7 @@ class ProjectedLangevin(Langevin):
 
 
 class PrimalDescentDualAscent(Langevin):
-    """A multiplier a chain for h(x) = 0 on average over time (``casal_lab.authors_scripts.ScriptPrimalDual``)."""
+    """A multiplier a chain for h(x) = 0 on average over time (``ScriptPrimalDual``)."""
 
     def __init__(
         self,

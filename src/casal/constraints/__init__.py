@@ -38,7 +38,7 @@ from casal.constraints.round import (
 )
 from casal.constraints.simplex import L1Ball, Simplex
 from casal.constraints.solvers.structure import IncompleteStructure, Structure, structure_of
-from casal.constraints.solvers.truncated import truncated_normal
+from casal.constraints.solvers.truncated import log_interval_mass, truncated_normal
 from casal.constraints.vectors import half_square, over_events, squarable
 
 for _kind in (Intersection, Product, Scaled, Shifted, Through, Union):
@@ -94,6 +94,7 @@ __all__ = [
     "analytic_centre",
     "constraint_from_spec",
     "half_square",
+    "log_interval_mass",
     "over_events",
     "reduced",
     "register",

@@ -24,6 +24,7 @@ from casal.constraints.base import (
 from casal.constraints.geometry import codimension, log_volume_factor, parts
 from casal.constraints.implicit import Implicit, JacobianProducts
 from casal.errors import SettingError
+from casal.linalg import jacobian
 
 MOST_DENSE_ROWS = 32
 """Equations and inequalities up to which every row gets its own vector-Jacobian product; many go by products alone."""
@@ -214,15 +215,10 @@ class ThroughDecoder(Constraint):
         """All derivatives (n, m, *latent): one call of g a slice, one product per row."""
         slices = list[Tensor]()
         for some in self._parts_of(x):
-            z = self.image(some).detach()
-            with torch.enable_grad():
-                leaf = z.requires_grad_()
-                values = self.inner._residual(leaf)
-                slopes = [
-                    torch.autograd.grad(values[:, i].sum(), leaf, retain_graph=True)[0] for i in range(values.shape[1])
-                ]
+            z = self.image(some)
+            slopes, _ = jacobian(self.inner._residual, z)
             pull = self._decoders[(x.dtype, x.device)].vjp(some)
-            slices.append(torch.stack([pull(slope) for slope in slopes], 1))
+            slices.append(torch.stack([pull(slope.reshape(z.shape)) for slope in slopes.unbind(1)], 1))
         return torch.cat(slices)
 
     def _back(self, x: Tensor, w: Tensor) -> Tensor:
@@ -248,16 +244,13 @@ class ThroughDecoder(Constraint):
         """
         stream = torch.Generator().manual_seed(0)
         x = torch.randn((SPREAD_POINTS, *origin.shape[1:]), generator=stream, dtype=torch.float64)
-        few = [self.image(some).detach() for some in self._parts_of(x.to(origin.device))]
-        with torch.enable_grad():
-            leaf = torch.cat(few).requires_grad_()
-            values = self.inner._residual(leaf)
-            slopes = [torch.autograd.grad(row.sum(), leaf, retain_graph=True)[0] for row in values.unbind(1)]
+        z = torch.cat([self.image(some) for some in self._parts_of(x.to(origin.device))])
+        slopes, values = jacobian(self.inner._residual, z)
         if not bool(torch.isfinite(values).all()):
             raise SettingError(
                 f"the equations and inequalities of {self!r} are not finite at standard normal latents; check the "
                 "decoder there"
             )
-        terms = torch.stack([(slope * leaf).abs().flatten(1).sum(1).mean() for slope in slopes]).detach()
-        unit = torch.maximum(values.detach().std(0), ROUNDED * terms)
+        terms = (slopes * z.detach().flatten(1)[:, None]).abs().sum(2).mean(0)
+        unit = torch.maximum(values.std(0), ROUNDED * terms)
         return torch.where(unit > 0.0, unit, 1.0)

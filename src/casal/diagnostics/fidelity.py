@@ -32,7 +32,7 @@ from casal.diagnostics.modes import (
 )
 from casal.diagnostics.stein import projections_needed, stein_terms
 from casal.errors import CasalError
-from casal.methods import Problem, few_chains, growing_share, memory, said_of
+from casal.methods import Problem, chain_findings, few_chains, growing_share, memory
 from casal.methods.population import Lineage, WeightedRun, advice, population
 
 Verdict = Literal["trusted", "suspect", "too few", "unchecked", "not promised"]
@@ -640,7 +640,7 @@ def _tempered_notes(trace: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 def inside(evidence: Evidence) -> Finding:
     """What chains inside a set say of themselves: R-hat, a second kind of move, walls (``methods/chain_memory.py``)."""
-    return Finding(*said_of(evidence.run.trace))
+    return Finding(*chain_findings(evidence.run.trace))
 
 
 def _way_to_weights(evidence: Evidence, weighed: float) -> str:

@@ -29,7 +29,7 @@ from casal.methods.baselines import (
 )
 from casal.methods.bounded_hmc import BoundedHMC
 from casal.methods.casal import CASAL
-from casal.methods.chain_memory import centred, memory, said_of
+from casal.methods.chain_memory import centred, chain_findings, memory
 from casal.methods.cheap import ECI, PCFM, ProjectRenoise
 from casal.methods.coupling import lift, onto
 from casal.methods.hmc import HMC
@@ -115,6 +115,7 @@ __all__ = [
     "Usage",
     "WeightedCASAL",
     "centred",
+    "chain_findings",
     "choose",
     "data_floor",
     "effective_ancestors",
@@ -132,7 +133,6 @@ __all__ = [
     "normalised",
     "onto",
     "pick",
-    "said_of",
     "systematic",
     "table_rows",
     "uniform",

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from casal.devices import eigh
+from casal.linalg import conjugate_gradients
 
 Ask: TypeAlias = Callable[[Tensor, float], Tensor]
 """``ask(x, s)``: the denoiser at points (k, d), any k; float64 in and out."""
@@ -300,15 +301,12 @@ def coarse_samples(ask: Ask, n: int, size: int, first: float, last: float, strea
     sigmas = ramp.tolist()
     like = torch.zeros(1, dtype=torch.float64, device=stream.device)
     x, before = sigmas[0] * normal((n, size), like, stream), None
-    for k, s in enumerate(sigmas):
-        clean = ask(x, s)
-        if k + 1 == len(sigmas):
-            return clean
-        to, ahead = sigmas[k + 1], clean
+    for k, (s, to) in enumerate(pairwise(sigmas)):
+        ahead = clean = ask(x, s)
         if before is not None:
             ahead = clean + (clean - before) * (0.5 * math.log(s / to) / math.log(sigmas[k - 1] / s))
         x, before = (to / s) * x + (1 - to / s) * ahead, clean
-    return x
+    return ask(x, sigmas[-1])
 
 
 def gaussian_mode(ask: Ask, found: Clusters, seen: list[Level], k: int, free: Tensor, matrix: Tensor) -> Mode | None:
@@ -321,13 +319,9 @@ def gaussian_mode(ask: Ask, found: Clusters, seen: list[Level], k: int, free: Te
     for level, i in list(_inside(below, members[found.core[members]]))[:3]:
         model = AffineModel(ask, level.x[i], level.clean[i], level.s)
         directions, stretch = _preconditioner(level.clean, found.label, level.s)
-
-        def minus(v: Tensor, model: AffineModel = model) -> Tensor:
-            return v - model.times(v)
-
-        offset = conjugate_gradients(minus, (model.clean - model.x)[None], 4 * ITERATIONS, directions, stretch, 1e-12)
+        offset = _solved(model, (model.clean - model.x)[None], 4 * ITERATIONS, directions, stretch, 1e-12)
         mean, right = model.x + offset[0], level.s**2 * model.times(matrix)
-        across = conjugate_gradients(minus, right, ITERATIONS, directions, stretch, 1e-8)
+        across = _solved(model, right, ITERATIONS, directions, stretch, 1e-8)
         gap = (free[members] - mean) @ matrix.T
         far = float((gap * solve(across @ matrix.T, gap.T, LEAST_VALUE).T).sum(1).median())
         if far < FITS * len(matrix):
@@ -355,36 +349,24 @@ def _preconditioner(clean: Tensor, label: Tensor, s: float) -> tuple[Tensor, Ten
     return rows[kept], 1 + (power + (power.square() + 4 * power * s**2).sqrt()) / (2 * s**2)
 
 
-def conjugate_gradients(
-    apply: Callable[[Tensor], Tensor], right: Tensor, iterations: int, directions: Tensor, stretch: Tensor, tol: float
+def _solved(
+    model: AffineModel, right: Tensor, steps: int, directions: Tensor, stretch: Tensor, tolerance: float
 ) -> Tensor:
-    """apply^-1 right, every row by its own conjugate gradients, preconditioned along the directions.
+    """(I - J)^-1 right, every row by its own conjugate gradients, preconditioned along the directions.
 
-    A row ends where its residual has fallen by ``tol``, or where the curvature is not positive.
+    A row ends where its residual has fallen by ``tolerance``, or where the curvature is not positive.
     """
 
-    def condition(r: Tensor) -> Tensor:
+    def minus(v: Tensor) -> Tensor:
+        live, image = v.any(1), torch.zeros_like(v)  # rows that are done are zero, and need not ask the network
+        image[live] = v[live] - model.times(v[live])
+        return image
+
+    def precondition(r: Tensor) -> Tensor:
         return r + ((r @ directions.T) * (stretch - 1)) @ directions
 
-    y, r = torch.zeros_like(right), right
-    z = condition(r)
-    p, power = z, (r * z).sum(1, keepdim=True)
-    first, on = power.clone(), torch.ones_like(power)
-    for _ in range(iterations):
-        on = on * (power > tol * first)
-        live = on[:, 0] > 0
-        if not bool(live.any()):
-            break
-        q = torch.zeros_like(p)
-        q[live] = apply(p[live])
-        curve = (p * q).sum(1, keepdim=True)
-        on = on * (curve > 0)
-        length = on * power / torch.where(curve > 0, curve, torch.ones_like(curve))
-        y, r = y + length * p, r - length * q
-        z = condition(r)
-        after = (r * z).sum(1, keepdim=True)
-        p, power = z + after / power.clamp_min(1e-300) * p, after
-    return y
+    first = (right * precondition(right)).sum(1)
+    return conjugate_gradients(minus, right, tolerance * first, steps, precondition=precondition)[0]
 
 
 def evidence(mode: Mode, matrix: Tensor, level: Tensor) -> Tensor:

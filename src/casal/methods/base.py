@@ -187,11 +187,10 @@ class Method(ABC, Generic[State]):
             on all sets that it takes.
         bounds_moves: It keeps its moves near the set small by itself, so that a step need not fit the bend of the set.
         adapts: Its chains stay in the set and find their own step: what a pilot run sees off the set, and a given step
-            that does not fit, change nothing.
+            that does not fit, change nothing. They go on long after they were resampled for the last time, so that a
+            run does not stop early, however few starts have descendants.
         tilts: It takes account of a soft term of a model with noise levels (``casal.tilted``).
         remembers: It can take rows that look back (``Table.memory``). Others get rows of first order instead.
-        forgets: Its chains go on long after they were resampled for the last time, and may forget what they descend
-            from: what follows is no run of copies, however few starts have descendants, and does not stop early.
 
     >>> import casal
     >>> isinstance(casal.Projected(), casal.Method), casal.Projected().strict, casal.Projected().promises_distribution
@@ -205,7 +204,6 @@ class Method(ABC, Generic[State]):
     adapts: ClassVar[bool] = False
     tilts: ClassVar[bool] = False
     remembers: ClassVar[bool] = False
-    forgets: ClassVar[bool] = False
 
     def control(self, problem: Problem, n: int) -> Any:
         """Check the settings against model, set and number of chains; the first shared numbers of a run.

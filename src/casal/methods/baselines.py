@@ -19,6 +19,7 @@ from casal.checks import number_of, one_of, positive, whole_number
 from casal.constraints import Constraint, Through, geometry
 from casal.devices import solve
 from casal.errors import CasalError, SettingError
+from casal.linalg import jacobian
 from casal.methods.base import (
     Each,
     Method,
@@ -511,15 +512,11 @@ class Decoupled(Method[DecoupledState]):
 
 def _penalised(problem: Problem, z: Tensor, centre: Tensor, ridge: Tensor) -> tuple[Tensor, Tensor]:
     """One Gauss-Newton step for min |h(z)|^2 + ridge |z - centre|^2 from z, and the residual where it lands."""
-    with torch.enable_grad():
-        leaf = z.detach().requires_grad_()
-        h = problem.residual(leaf)
-        rows = [torch.autograd.grad(h[:, k].sum(), leaf, retain_graph=True)[0] for k in range(h.shape[1])]
-    jacobian = torch.stack([*rows, z], dim=1)[:, :-1].flatten(2)  # z is there so that no rows at all are a matrix too
+    J, h = jacobian(problem.residual, z)
     offset = (centre - z).reshape(len(z), -1, 1)
-    system = jacobian @ jacobian.mT + ridge[:, :, None] * torch.eye(h.shape[1], dtype=z.dtype, device=z.device)
-    multiplier = solve(system, h.detach()[:, :, None] + jacobian @ offset)
-    landed = centre - (jacobian.mT @ multiplier).reshape(z.shape)
+    system = J @ J.mT + ridge[:, :, None] * torch.eye(h.shape[1], dtype=z.dtype, device=z.device)
+    multiplier = solve(system, h[:, :, None] + J @ offset)
+    landed = centre - (J.mT @ multiplier).reshape(z.shape)
     return landed, problem.residual(landed)
 
 

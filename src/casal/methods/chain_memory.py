@@ -152,11 +152,11 @@ def second_kind(
     }  # fmt: skip
 
 
-SAID = ("r_hat", "r_hat_edge", "second_t", "second_edge", "second_shift", "infinite", "weighed")
+READ = ("r_hat", "r_hat_edge", "second_t", "second_edge", "second_shift", "infinite", "weighed")
 """Names of the trace that are read below."""
 
 
-class Said(NamedTuple):
+class ChainFindings(NamedTuple):
     """Figures of a run, objections and notes."""
 
     figures: dict[str, float]
@@ -164,9 +164,9 @@ class Said(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def said_of(trace: Mapping[str, Tensor]) -> Said:
+def chain_findings(trace: Mapping[str, Tensor]) -> ChainFindings:
     """What R-hat, the second kind of move, and the walls say."""
-    last = {name: float(values[-1]) for name, values in trace.items() if name in SAID}
+    last = {name: float(values[-1]) for name, values in trace.items() if name in READ}
     figures: dict[str, float] = {name: value for name, value in last.items() if name in ("r_hat", "second_t")}
     objections, notes = list[str](), list[str]()
     if "r_hat" in last and last["r_hat"] > last["r_hat_edge"] + ALLOWED_R_HAT:
@@ -189,7 +189,7 @@ def said_of(trace: Mapping[str, Tensor]) -> Said:
             f"the density is infinite at a wall of the set (like distance^-{last['infinite']:.2g}), where steps along "
             "the gradient fail; give the potential (casal.energy, or potential=), and slices are taken"
         )
-    return Said(figures, tuple(objections), tuple(notes))
+    return ChainFindings(figures, tuple(objections), tuple(notes))
 
 
 def centred(z: Tensor, labels: Tensor | None) -> Tensor:

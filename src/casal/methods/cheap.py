@@ -26,6 +26,7 @@ from torch import Tensor
 from casal.checks import positive, whole_number
 from casal.devices import solve
 from casal.errors import SettingError
+from casal.linalg import jacobian
 from casal.methods.base import Each, Method, Together, table_rows
 from casal.methods.baselines import estimate, noise_levels
 from casal.methods.problem import Problem
@@ -126,13 +127,9 @@ def _project(problem: Problem, u: Tensor) -> Tensor:
 def _newton(problem: Problem, u: Tensor, steps: int) -> Tensor:
     """u <- u - J^T (J J^T + RIDGE)^-1 h(A u), J the derivative of h(A u): so many Gauss-Newton steps to the set."""
     for _ in range(steps):
-        with torch.enable_grad():
-            leaf = u.detach().requires_grad_()
-            h = problem.residual(problem.decode(leaf))
-            columns = [torch.autograd.grad(part.sum(), leaf, retain_graph=True)[0] for part in h.unbind(1)]
-        J = torch.stack([column.flatten(1) for column in columns], 1)
+        J, h = jacobian(lambda u: problem.residual(problem.decode(u)), u)
         gram = J @ J.mT + RIDGE * torch.eye(J.shape[1], dtype=J.dtype, device=J.device)
-        u = u - (J.mT @ solve(gram, h.detach()[..., None].to(J))).reshape(u.shape)
+        u = u - (J.mT @ solve(gram, h[..., None].to(J))).reshape(u.shape)
     return u
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from casal.linalg import log_gram
 from casal.methods.affine_modes import normal, raised
 from casal.methods.equations import Equations
 from casal.methods.problem import Problem
@@ -140,7 +141,7 @@ def _times(across: Tensor, u: Tensor) -> Tensor:
 def _volume(problem: Problem, found: Equations, x: Tensor, rows: Tensor, measure: str) -> Tensor:
     """What v and the lengths that were taken out of the gradients add to the logarithm."""
     if measure == "surface" and problem.identity:
-        return 0.5 * torch.linalg.slogdet(rows @ rows.mT).logabsdet
+        return 0.5 * log_gram(rows)
     point = x.reshape(-1, *problem.latent).to(problem.like)
     lengths = found.log_lengths(problem, point)
     return found.log_volume(problem, point) - lengths if measure == "surface" else -lengths

@@ -16,6 +16,7 @@ from torch import Tensor
 from casal.checks import Event
 from casal.constraints import Constraint, Rows, geometry
 from casal.errors import SettingError
+from casal.linalg import jacobian, log_gram
 from casal.methods.coupling import decoded_event
 from casal.methods.problem import Problem
 
@@ -57,11 +58,8 @@ class Equations:
 
     def slopes(self, problem: Problem, x: Tensor) -> tuple[Tensor, Tensor]:
         """dh/dx (n, k, d) and h (n, k)."""
-        with torch.enable_grad():
-            leaf = x.detach().requires_grad_()
-            h = self.functions(problem, leaf)
-            parts = [torch.autograd.grad(column.sum(), leaf, retain_graph=True)[0] for column in h.unbind(1)]
-        return torch.stack([part.flatten(1).to(torch.float64) for part in parts], 1), h.detach()
+        rows, h = jacobian(lambda x: self.functions(problem, x), x)
+        return rows.to(torch.float64), h
 
     def log_lengths(self, problem: Problem, x: Tensor) -> Tensor:
         """Sum of log |dh/dx| over the curved equations, (n,)."""
@@ -70,12 +68,7 @@ class Equations:
     def log_volume(self, problem: Problem, x: Tensor) -> Tensor:
         """log det(h' h'^T)^(1/2) of all equations of the surface, derivatives in decoded space, (n,)."""
         assert self.surface is not None
-        with torch.enable_grad():
-            leaf = problem.decode(x).detach().requires_grad_()
-            h = self.surface.equations(leaf)
-            parts = [torch.autograd.grad(column.sum(), leaf, retain_graph=True)[0] for column in h.unbind(1)]
-        rows = torch.stack([part.flatten(1).to(torch.float64) for part in parts], 1)
-        return 0.5 * torch.linalg.slogdet(rows @ rows.mT)[1]
+        return 0.5 * log_gram(jacobian(self.surface.equations, problem.decode(x))[0].to(torch.float64))
 
     def gap(self, x: Tensor) -> Tensor:
         """b - M x, (n, m)."""

@@ -58,7 +58,6 @@ from casal.methods.inside_chains import (
     may_exchange,
     onto,
     plain,
-    reduction,
     space_of,
 )
 from casal.methods.metric import (
@@ -178,7 +177,6 @@ class HMC(Method[HMCState]):
     promises_distribution: ClassVar[bool] = True
     bounds_moves: ClassVar[bool] = True
     adapts: ClassVar[bool] = True
-    forgets: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.warm_up is not None and not 0.0 <= self.warm_up < 1.0:
@@ -271,11 +269,8 @@ class HMC(Method[HMCState]):
 
     def one_mode(self, problem: Problem, x: Tensor) -> bool:
         """Whether the set is flat and the density on it constant or Gaussian, by its score at starting points x."""
-        space, t = space_of(problem), problem.table.t[0].to(problem.like.device)
-        if space.flat is None or problem.chains is not None:
-            return False
-        log_p = None if problem.target.potential is None else problem.log_density
-        return linear_score(space, lambda x: problem.score(x, t), space.inside(x), problem.like, log_p) is not None
+        space = space_of(problem)
+        return space.flat is not None and problem.chains is None and self._law(problem, space.inside(x)) is not None
 
     def first_points(self, problem: Problem, x: Tensor) -> Tensor:
         if not self.fits(problem):
@@ -284,11 +279,6 @@ class HMC(Method[HMCState]):
         if space.flat is not None:
             return space.latents(space.take(slice(problem.first, problem.first + len(x))).inside(x), problem.like)
         return space.latents(onto(problem, problem.decode(x)), problem.like)
-
-    def interior_point(self, problem: Problem) -> Tensor | None:
-        """An interior point of a flat set, (1 or n, d) float64; None for other sets."""
-        found = reduction(problem)
-        return None if found is None else found.origin
 
     def told(self, problem: Problem) -> str:
         """The dimensions of the set in words."""
@@ -304,7 +294,7 @@ class HMC(Method[HMCState]):
 
     def _weighs(self, problem: Problem, n: int) -> bool:
         """Whether a second pass weighs the modes, if there are several."""
-        return self.temper and n >= FEWEST_CHAINS and self.warm_up != 0 and may_weigh(problem, n)
+        return self.temper and n >= FEWEST_CHAINS and self.warm_up != 0 and may_weigh(problem)
 
     def start_note(self, problem: Problem) -> str | None:
         n = problem.chains or FEWEST_CHAINS
@@ -347,7 +337,8 @@ class HMC(Method[HMCState]):
         t = problem.table.t[0].to(state.x.device)
         if space.flat is not None:
             y = space.inside(state.x)
-            law = self._law(space, problem, y, t, generator)
+            tested = 2 * space.flat.dimension + STARTS + TESTED
+            law = self._law(problem, y) if problem.chains is None and tested <= self._few(problem, n) else None
         else:
             y, law = onto(problem, problem.decode(state.x)), None
         row = Row("rest", t)
@@ -396,13 +387,9 @@ class HMC(Method[HMCState]):
         """Evaluations of all chains that may be spent on a look at the density."""
         return 0.2 * n * len(problem.table)
 
-    def _law(
-        self, space: Space, problem: Problem, y: Tensor, t: Tensor, generator: torch.Generator
-    ) -> tuple[str, Tensor, Tensor] | None:
-        """Whether p is constant or Gaussian on the set: its score is linear."""
-        assert space.flat is not None
-        if problem.chains is not None or 2 * space.flat.dimension + STARTS + TESTED > self._few(problem, len(y)):
-            return None
+    def _law(self, problem: Problem, y: Tensor) -> tuple[str, Tensor, Tensor] | None:
+        """Whether p is constant or Gaussian on a flat set, as its score at points y and all over it says."""
+        space, t = space_of(problem), problem.table.t[0].to(problem.like.device)
         log_p = None if problem.target.potential is None else problem.log_density
         tested = torch.cat([y, spread_over(problem, SPREAD)])
         return linear_score(space, lambda x: problem.score(x, t), tested, problem.like, log_p)

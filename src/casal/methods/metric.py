@@ -13,7 +13,7 @@ from casal.methods.chain_memory import centred
 from casal.methods.flat_flows import rounded
 from casal.methods.inside_chains import Space, labels_of, space_of
 from casal.methods.problem import Problem
-from casal.methods.scales import solve, times, wide_directions
+from casal.methods.scales import shrunk, solve, times, wide_directions
 from casal.methods.surface import Surface
 
 DENSE, ROUND, LOOKED_AT = 256, 4.0, 16
@@ -45,9 +45,7 @@ def first_eps(y: Tensor, scale: Tensor) -> float:
 
 def root_of(u: Tensor) -> Tensor | None:
     """The Cholesky factor of the covariance of centred points (n, r), shrunk towards its diagonal; None if it fails."""
-    covariance, kept = u.T @ u / max(len(u) - 1, 1), min(0.5, u.shape[1] / len(u))
-    covariance = (1.0 - kept) * covariance + kept * torch.diag(covariance.diagonal())
-    root, failed = torch.linalg.cholesky_ex(covariance)
+    root, failed = torch.linalg.cholesky_ex(shrunk(u.T @ u / max(len(u) - 1, 1), len(u)))
     return None if int(failed) else root
 
 
@@ -68,12 +66,12 @@ def curved_scale(problem: Problem, y: Tensor) -> Tensor:
         return scale if scale.ndim == 2 and 1.0 + float(scale[:, 1:].square().sum(0).max()) > ROUND else none
     if len(y) <= 2 * y.shape[1]:
         return none
-    values, vectors = torch.linalg.eigh(u.T @ u / len(u))
-    if _unequal(problem, y, u.T @ u / len(u)) <= ROUND:
+    covariance = u.T @ u / len(u)
+    if _unequal(problem, y, covariance) <= ROUND:
         return none
+    values, vectors = torch.linalg.eigh(covariance)
     spread = (vectors * values.clamp_min(1e-6 * float(values[-1]))) @ vectors.T
-    kept = min(0.5, u.shape[1] / len(u))
-    return torch.linalg.cholesky((1.0 - kept) * spread + kept * torch.diag(spread.diagonal()))
+    return torch.linalg.cholesky(shrunk(spread, len(u)))
 
 
 def _unequal(problem: Problem, y: Tensor, covariance: Tensor) -> float:

@@ -30,11 +30,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from casal.constraints.solvers.truncated import log_interval_mass, truncated_normal
+from casal.constraints import log_interval_mass, truncated_normal
+from casal.linalg import log_gram
 from casal.methods.inside_chains import Space
 from casal.methods.metric import DENSE
 from casal.methods.population import effective_size, normalised
 from casal.methods.problem import Problem
+from casal.methods.scales import shrunk
 from casal.methods.surface import Frame, Surface
 
 GROWING, STILL = 3.7, 3.0
@@ -66,7 +68,7 @@ RARE, QUARTILES = 2.33, 1.349
 ATTEMPTS = 200
 """Draws for each chain, at most, until as many are in the set as there are chains."""
 
-LEAST_ESS = 0.02
+LEAST_EFFECTIVE = 0.02
 """Effective size of the first weights, as a share of the chains, below which the mixture does not fit the set."""
 
 
@@ -281,8 +283,7 @@ def covers(new: Tensor, old: Tensor) -> bool:
 def _gaussian(t: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and widened Cholesky factor of points (n, r); a covariance of few points is nearly its diagonal."""
     away = t - t.mean(0)
-    covariance, kept = away.T @ away / max(len(t) - 1, 1), min(0.9, t.shape[1] / len(t))
-    covariance = (1.0 - kept) * covariance + kept * torch.diag(covariance.diagonal())
+    covariance = shrunk(away.T @ away / max(len(t) - 1, 1), len(t), 0.9)
     least = 1e-12 * float(covariance.diagonal().amax()) + 1e-300
     eye = torch.eye(t.shape[1], dtype=t.dtype, device=t.device)
     wider = min(WIDER, math.exp(MOST_VOLUME / t.shape[1]))
@@ -396,7 +397,7 @@ class Chart(NamedTuple):
         white = torch.linalg.solve_triangular(self.root, (t - self.mean).T, upper=False)
         value = -0.5 * white.square().sum(0) - self.root.diagonal().log().sum()
         if J.shape[1]:
-            value = value + torch.linalg.slogdet(J @ self.normal)[1] - 0.5 * torch.linalg.slogdet(J @ J.mT)[1]
+            value = value + torch.linalg.slogdet(J @ self.normal)[1] - 0.5 * log_gram(J)
         return torch.where(ok, value, -torch.inf)
 
 
@@ -468,5 +469,5 @@ def _axes(J: Tensor) -> tuple[Tensor, Tensor]:
 def first_weights(mixture: Mixture, y: Tensor, log_g: Tensor) -> Tensor | None:
     """log of the smooth mixture over g at draws y of g; None if they are too uneven."""
     weight = mixture.log_density(y) - log_g
-    enough = bool(torch.isfinite(weight).all()) and effective_size(normalised(weight)) >= LEAST_ESS * len(weight)
+    enough = bool(torch.isfinite(weight).all()) and effective_size(normalised(weight)) >= LEAST_EFFECTIVE * len(weight)
     return weight if enough else None

@@ -50,6 +50,12 @@ def solve(scale: Tensor, y: Tensor) -> Tensor:
     return y - ((y @ V) / (1.0 + V.square().sum(0))) @ V.T
 
 
+def shrunk(covariance: Tensor, n: int, most: float = 0.5) -> Tensor:
+    """A covariance (r, r) of n points, the fewer of them the nearer to its diagonal: by r / n, and at most ``most``."""
+    kept = min(most, len(covariance) / n)
+    return (1.0 - kept) * covariance + kept * torch.diag(covariance.diagonal())
+
+
 def shrinkage(old: Tensor, new: Tensor) -> float:
     """How much shorter a unit is in one metric than in another, as a mean over the directions; 1 where one has none."""
     if not old.numel() or not new.numel():

@@ -29,6 +29,7 @@ from torch import Tensor
 from casal.constraints import Constraint, IncompleteStructure, Structure, structure_of
 from casal.devices import waits
 from casal.errors import SettingError
+from casal.linalg import log_gram
 from casal.methods.scales import solve, times, transposed
 
 TURNS, NEWTON = 8, 14
@@ -176,7 +177,7 @@ class Surface:
             z = self.outward(leaf).reshape(-1, *self.event)
             J = self.derivatives(z, graph=True).to(w)
             scaled = self.pull(J)
-            value = 0.5 * (_log_volume(J) - _log_volume(scaled))
+            value = 0.5 * (log_gram(J) - log_gram(scaled))
             (gradient,) = torch.autograd.grad(value.sum(), leaf) if value.requires_grad else (torch.zeros_like(w),)
         return value.detach(), gradient
 
@@ -275,11 +276,6 @@ class Surface:
             return True
         unit = J / torch.linalg.vector_norm(J, dim=2, keepdim=True).clamp_min(1e-300)
         return J.shape[1] < J.shape[2] and bool((torch.linalg.svdvals(unit)[:, -1] > NORMAL).all())
-
-
-def _log_volume(J: Tensor) -> Tensor:
-    """log det J J^T."""
-    return J.square().sum((1, 2)).log() if J.shape[1] == 1 else torch.logdet(J @ J.mT)
 
 
 def _root(S: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ points, in a mean over the directions, a bounded set may be for that: more chain
 FEWEST_TO_EXPLORE = 200
 """Evaluations of a chain from which on there are enough for a tempered start whatever the starting points are."""
 
-GROWING = 1.3
+SPREADING = 1.3
 """Growth of the spread of chains that follow a constant density, over the second half of their moves, from which on the
 set passes for unbounded."""
 
@@ -154,9 +154,9 @@ def leave_start(problem: Problem, state: HMCState, control: Control, flowed: boo
     score, log_p = state.score, state.log_p
     if control.uniform and not flowed:
         first, middle, last = (float(y.var(0).sum().sqrt()) for y in (state.anchor, state.before, state.y))
-        if last > GROWING * middle and control.row + SETTLED <= DRAW_ROWS - SETTLED:
+        if last > SPREADING * middle and control.row + SETTLED <= DRAW_ROWS - SETTLED:
             return state, control._replace(left=SETTLED)
-        if last > GROWING * middle or (problem.start is not None and last > WIDEST * first):
+        if last > SPREADING * middle or (problem.start is not None and last > WIDEST * first):
             back = control._replace(uniform=False, left=SETTLED, share=0.0 if problem.start is not None else 1.0)
             restart = score_at(space, problem, state.anchor, Row("rest", t))
             log_p = problem.log_density(space.latents(state.anchor, problem.like))
@@ -208,7 +208,7 @@ def heat(
 # ---------------------------------------------------------------------------------------------------- the second pass
 
 
-def may_weigh(problem: Problem, n: int) -> bool:
+def may_weigh(problem: Problem) -> bool:
     """Whether there can be a second pass: log p is known, and all chains follow it on one set."""
     return problem.target.potential is not None and problem.chains is None and problem.groups() is None
 

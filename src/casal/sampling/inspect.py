@@ -98,10 +98,9 @@ def with_start(target: Target, constraint: Constraint, n: int, options: Options)
         why = "behind a decoder" if options.decoder is not None else f"{constraint!r} takes any number of coordinates"
         raise SettingError(f"{target.name} has no init: {why}; give one point, init=torch.zeros(d), to say how many")
     like = torch.zeros((0, size), dtype=options.run.dtype or torch.float64, device=place_of(target, options))
-    problem = Problem(replace(target, init=like), constraint, Identity(), like)
-    found = HMC().interior_point(problem)
+    found = constraint.reduction((size,))
     if found is not None:
-        return replace(target, init=found.to(like).expand(n, -1))
+        return replace(target, init=found.origin.to(like).expand(n, -1))
 
     def projected(count: int, generator: torch.Generator) -> Tensor:
         return constraint.project(torch.randn((count, size), generator=generator, dtype=like.dtype, device=like.device))

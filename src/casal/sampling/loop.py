@@ -422,7 +422,7 @@ def run(prepared: Prepared, job: Job, workers: Any, walk: Walk, keeper: Keeper) 
                 keeper.end(job)
                 job.ended = True
                 continue
-            if prepared.options.run.stop_early and not prepared.method.forgets and (told := collapsed(prepared, job)):
+            if prepared.options.run.stop_early and not prepared.method.adapts and (told := collapsed(prepared, job)):
                 job.interrupted, job.stopped = True, told
                 continue
             keeper.checkpoint(job)

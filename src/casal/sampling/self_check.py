@@ -15,6 +15,7 @@ from casal.constraints import Constraint, geometry
 from casal.decoders import Decoder
 from casal.diagnostics.pairs import Features, SelfCheck, exchangeable
 from casal.errors import SettingError
+from casal.linalg import jacobian, log_gram
 from casal.methods import Method
 from casal.sampling.call import sample
 from casal.sampling.run import Run
@@ -178,14 +179,7 @@ def _log_root(constraint: Constraint, z: Tensor) -> Tensor | None:
     surface = geometry.parts(constraint, tuple(z.shape[1:])).surface
     if surface is None or surface.linear(tuple(z.shape[1:])) is not None:
         return None
-    with torch.enable_grad():
-        leaf = z.to(torch.float64).detach().requires_grad_()
-        columns = [
-            torch.autograd.grad(part.sum(), leaf, retain_graph=True)[0].flatten(1)
-            for part in surface.equations(leaf).unbind(1)
-        ]
-    J = torch.stack(columns, 1)
-    return 0.5 * torch.linalg.slogdet(J @ J.mT).logabsdet
+    return 0.5 * log_gram(jacobian(surface.equations, z.to(torch.float64))[0])
 
 
 def _residuals(target: Target, x: Tensor, fit: Tensor, count: int, generator: torch.Generator) -> dict[str, Tensor]:

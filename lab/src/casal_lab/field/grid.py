@@ -23,7 +23,7 @@ import torch
 import casal
 from casal.errors import DivergedError
 from casal.schedules import Schedule
-from casal_lab.authors_scripts import ScriptPrimalDual
+from casal_lab.authors import ScriptPrimalDual
 from casal_lab.experiment import AnyMethod, Array, ResultTable, Tell
 from casal_lab.field.setup import BURN_IN, NARROW, WIDE
 from casal_lab.problems.field import STIFF, conditional, quantile_distance, sampling_floor, share_right

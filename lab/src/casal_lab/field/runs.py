@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import casal
-from casal_lab.authors_scripts import FirstRelease, ScriptPrimalDual
+from casal_lab.authors import FirstRelease, ScriptPrimalDual
 from casal_lab.experiment import AnyMethod, Array, Outcome, ResultTable, Tell, stamp
 from casal_lab.field.ablations import dual_ablation
 from casal_lab.field.claims import claims

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import casal
-from casal_lab.authors_scripts import FirstRelease, ScriptPrimalDual
+from casal_lab.authors import FirstRelease, ScriptPrimalDual
 from casal_lab.experiment import AnyMethod, Claim, Outcome, ResultTable, Tell, reached, stamp, verdict
 from casal_lab.particle.motions import onto_the_circle
 from casal_lab.particle.setup import (

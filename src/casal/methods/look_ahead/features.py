@@ -18,6 +18,7 @@ from torch import Tensor
 from casal.checks import Event
 from casal.constraints import Constraint, Rows, SphereInFlat, geometry
 from casal.errors import SettingError
+from casal.linalg import jacobian, log_gram
 from casal.methods.coupling import decoded_event
 from casal.methods.problem import Problem
 
@@ -98,7 +99,7 @@ class CurvedBlock(Block):
         return self.function(x).to(torch.float64)
 
     def slopes(self, x: Tensor) -> Tensor:
-        return _jacobian(self.function, x, self.count)
+        return jacobian(self.function, x)[0].to(torch.float64)
 
     def bend(self, x: Tensor, v: Tensor) -> Tensor:
         with torch.enable_grad():
@@ -119,17 +120,7 @@ class CurvedBlock(Block):
     def log_area(self, x: Tensor) -> Tensor | None:
         if self.outer is None or self.decode is None:
             return None
-        slopes = _jacobian(self.outer, self.decode(x).detach(), self.count)
-        return torch.linalg.slogdet(slopes @ slopes.mT)[1] / 2
-
-
-def _jacobian(function: Callable[[Tensor], Tensor], x: Tensor, count: int) -> Tensor:
-    """df/dx, (n, count, d) float64, row by row."""
-    with torch.enable_grad():
-        leaf = x.detach().requires_grad_()
-        f = function(leaf)
-        rows = [torch.autograd.grad(f[:, i].sum(), leaf, retain_graph=True)[0] for i in range(count)]
-    return torch.stack([row.flatten(1).to(torch.float64) for row in rows], 1)
+        return log_gram(jacobian(self.outer, self.decode(x))[0].to(torch.float64)) / 2
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 
 import casal
 from casal.streams import stream
-from casal_lab.authors_scripts import FirstRelease, ScriptPrimalDual
+from casal_lab.authors import FirstRelease, ScriptPrimalDual
 
 
 def test_one_step_and_its_difference_from_the_next_revision() -> None:
