@@ -368,6 +368,17 @@ def test_a_union_meets_other_sets_piece_by_piece() -> None:
         geometry.nearest_on_surface(((Sphere(2.0) | Sphere(3.0)) & Ball(1.0)), y)
 
 
+def test_bounds_and_centers_say_for_how_many_coordinates_they_are_written() -> None:
+    """So a density on them needs no starting point."""
+    three = torch.ones(3, dtype=torch.float64)
+    for found in (casal.Box(0.0 * three, three), casal.Box(None, three), casal.Ball(1.0, three)):
+        assert found.written_for == 3
+        energy = casal.energy(lambda x: x.square().sum(1), steps=40)
+        assert casal.sample(energy, found, casal.HMC(), 8).samples.shape == (8, 3)
+    assert casal.Box(0.0, 1.0).written_for is None and casal.Ball(1.0).written_for is None
+    assert casal.Box(0.0 * three, three).project(torch.zeros(2, 4, 3)).shape == (2, 4, 3)
+
+
 def test_a_product_is_written_for_the_coordinates_of_all_its_blocks() -> None:
     """Free ones included, and not for those of the first block that knows its own number."""
     blocks = casal.Product(casal.Affine([[1.0, 1.0]], [1.0]), None, casal.Box(-1.0, 2.0), sizes=(2, 1, 1))

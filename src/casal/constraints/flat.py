@@ -471,6 +471,12 @@ class Box(Constraint):
             check_fits(self._low, event, "bounds")
         super().validate(event)
 
+    @property
+    def written_for(self) -> int | None:
+        """As many coordinates as there are bounds in a row; None for one bound, which serves any number."""
+        several = self._low.ndim == 2 and self._low.shape[1] > 1
+        return self._coordinates or (self._low.shape[1] if several else None)
+
     def inequalities(self, z: Tensor) -> Tensor:
         return torch.cat([side.rows(flat(z)) for side in self._sides(z)], dim=1)
 

@@ -390,6 +390,7 @@ class Round(RoundInFlat):
             if len(lost):
                 raise InfeasibleSet(f"{type(self).__name__} needs a finite center, got {float(lost[0])} in it")
             self._shift = norm(self._center.reshape(len(self._center), -1))
+            self._coordinates = self._center.shape[1] if self._center.ndim == 2 else None
         self.chains = common_chains(radius=self.radius, center=self.center)
         self._square = self._radius**2
 

@@ -5,8 +5,9 @@ resampled where these are uneven. In few dimensions, on a bounded set that is no
 constant, and the pass finds modes wherever the chains began. Else it is the density of the starting points, where that
 is known, and finds modes that these cover.
 
-**Second pass**, at the end of the warm-up. Scouts, some of the starting points, run under p alone: a mode that is
-narrow, and becomes heavy only near b = 1, may have been lost on the way, and points that a user gave are not forgotten.
+**Second pass**, at the end of the warm-up. Scouts run under p alone: some of the starting points, since points that a
+user gave are not forgotten, and local maxima among many points all over the set, since a mode that is narrow, and
+becomes heavy only near b = 1, may have been lost on the way.
 Chains and scouts give a mixture g of Gaussians around the modes, and n fresh draws of it go from g to p in the same way
 (``mode_weights.py``). It is left out where the chains cross between its parts by themselves.
 """
@@ -32,6 +33,7 @@ from casal.methods.inside_chains import (
     Space,
     Uniform,
     labels_of,
+    onto,
     plain,
     space_of,
 )
@@ -78,6 +80,14 @@ WEIGH_ROWS, WEIGHED = 20, 0.2
 
 SCOUTS, SCOUTING, SCOUT_SHARE = 128, (5, 20), 0.05
 """Scouts; the fewest and the most trajectories of each; and the share of all evaluations that they may take."""
+
+POOL, AT_ONCE = 8192, 1024
+"""Points all over a bounded set of which the highest of their surroundings become scouts, at most: a mode whose
+surroundings take one part in 2000 of the set has several. And how many are compared with all others at once."""
+
+STOPS, VALLEY, MISSED_SHARE = 8, 3.0, 0.01
+"""Points on the way from a scout to the nearest chain, how far log p has to fall there below both ends, and the share
+of the chains above which the scout must be: then it is in a mode without chains."""
 
 FEWEST_IN_PART, SMALLEST_MODE = 8, 0.1
 """Chains of a part of the mixture below which their acceptance says nothing; and the share of all below which the error
@@ -315,21 +325,75 @@ def slowest(mixture: Mixture, state: HMCState) -> float:
 
 
 def _scouts(space: Space, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> HMCState:
-    """Some starting points, after a few trajectories under p; none if they would take too long."""
-    n = len(state.y)
-    m = min(SCOUTS, n)
-    moves = min(SCOUTING[1], int(SCOUT_SHARE * len(problem.table) * n / m / (HEATED + 1)))
-    some = torch.arange(m if moves >= SCOUTING[0] else 0, device=state.y.device) * n // m
-    t, y = problem.table.t[0].to(state.x.device), state.anchor[some]
-    scouts = HMCState(*(part[some] for part in state))._replace(y=y)
-    if not len(some):
-        return scouts
+    """Points after a few trajectories under p: starting points, and the highest of their surroundings all over the set.
+
+    Where one of them ends in a place without chains, as high as these are, copies of it find out how wide that is.
+    """
+    n, budget = len(state.y), SCOUT_SHARE * len(problem.table) * len(state.y)
+    peaks = _peaks(space, problem, SCOUTS // 2, int(0.5 * budget))
+    m = min(SCOUTS - len(peaks), n)
+    moves = min(SCOUTING[1], int(budget / (m + len(peaks)) / (HEATED + 1)))
+    if moves < SCOUTING[0]:
+        return HMCState(*(part[:0] for part in state))
+    y = torch.cat([state.anchor[torch.arange(m, device=state.y.device) * n // m], peaks])
+    some = torch.arange(len(y), device=y.device) % n
+    t = problem.table.t[0].to(state.x.device)
     centre, scale = (torch.tensor(v, dtype=y.dtype, device=y.device) for v in (control.centre, control.scale))
-    row = Row("leapfrog", t, (HEATED,), centre=centre, scale=scale)
+    row = Row("leapfrog", t, (HEATED,), control.eps, centre=centre, scale=scale)
     log_p = problem.log_density(space.latents(y, problem.like))
-    scouts = scouts._replace(score=score_at(space, problem, y, row), log_p=log_p)
-    move, eps = leapfrogs if space.flat is not None else rattle, control.eps
-    for _ in range(moves):
-        scouts = move(space, problem, scouts, row._replace(eps=eps), generator)
-        eps *= pace(float(scouts.accepted.mean()), GAINS[0])
+    scouts = HMCState(*(part[some] for part in state))
+    scouts = scouts._replace(y=y, score=score_at(space, problem, y, row), log_p=log_p)
+    scouts, row = _followed(space, problem, scouts, row, moves, generator)
+    apart = torch.nonzero(_apart(space, problem, scale, state, scouts)).flatten()
+    if len(apart):
+        copies = apart[torch.arange(len(scouts.y), device=y.device) % len(apart)]
+        found = _followed(space, problem, HMCState(*(part[copies] for part in scouts)), row, moves, generator)[0]
+        scouts = HMCState(*(torch.cat(pair) for pair in zip(scouts, found, strict=True)))
     return scouts
+
+
+def _followed(
+    space: Space, problem: Problem, scouts: HMCState, row: Row, moves: int, generator: torch.Generator
+) -> tuple[HMCState, Row]:
+    """So many trajectories under p, every second one with steps of all sizes; and the row with the last eps."""
+    move = leapfrogs if space.flat is not None else rattle
+    for k in range(moves):
+        scouts = move(space, problem, scouts, row._replace(decades=DECADES * (k % 2)), generator)
+        if not k % 2:
+            row = row._replace(eps=row.eps * pace(float(scouts.accepted.mean()), GAINS[0]))
+    return scouts, row
+
+
+def _peaks(space: Space, problem: Problem, count: int, most: int) -> Tensor:
+    """Those of at most ``most`` points all over a bounded flat set from which a higher one is farthest, (count, r).
+
+    A mode whose surroundings hold a few of the points is among them, however narrow it is: it need not be heavy at any
+    b on the way from q to p.
+    """
+    if space.flat is None:
+        return torch.zeros((0, math.prod(space.event)), dtype=torch.float64, device=problem.like.device)
+    pool = spread_over(problem, min(POOL, most))
+    if len(pool) < 2 * count:
+        return pool[:0]
+    log_p = torch.nan_to_num(problem.log_density(space.latents(pool, problem.like)), nan=-torch.inf)
+    pool = pool[torch.argsort(log_p, descending=True)]
+    u = solve(barrier(space.flat)[1], pool)
+    nearest = list[Tensor]()
+    for first in range(0, len(u), AT_ONCE):
+        some = torch.cdist(u[first : first + AT_ONCE], u[: first + AT_ONCE])
+        lower = torch.ones_like(some, dtype=torch.bool).triu(first)
+        nearest.append(some.masked_fill_(lower, torch.inf).amin(1))
+    return pool[torch.argsort(torch.cat(nearest), descending=True)[:count]]
+
+
+def _apart(space: Space, problem: Problem, scale: Tensor, state: HMCState, scouts: HMCState) -> Tensor:
+    """Scouts as high as chains, from which the way to the nearest chain leads through a valley of log p, (m,)."""
+    u, chains = (solve(scale, y) if scale.numel() else y for y in (scouts.y, state.y))
+    nearest = torch.cdist(u, chains).argmin(1)
+    way = torch.arange(1, STOPS + 1, dtype=u.dtype, device=u.device)[:, None, None] / (STOPS + 1)
+    between = (scouts.y + way * (state.y[nearest] - scouts.y)).flatten(0, 1)
+    if space.flat is None:
+        between = onto(problem, between.reshape(-1, *space.event))
+    lowest = problem.log_density(space.latents(between, problem.like)).reshape(STOPS, -1).amin(0)
+    deep = torch.minimum(scouts.log_p, state.log_p[nearest]) - lowest > VALLEY
+    return deep & (scouts.log_p >= torch.quantile(state.log_p, MISSED_SHARE))
