@@ -98,6 +98,8 @@ def figures() -> dict[str, Any]:
 def test_claims_hold_and_fail_with_the_figures() -> None:
     data = figures()
     assert all(claim.verdict == (HOLDS if claim.published else MET) and claim.flips for claim in claims(data))
+    alone = claims({"rows": data["rows"]})  # the curves alone: what the paper says, and no targets
+    assert alone and all(claim.published for claim in alone) and not claims({"rows": {"CASAL": {}}})
     worse = deepcopy(data)
     worse["rows"]["CASAL"][1.8] |= {"success": 0.2, "worst": 0.2}
     (ours,) = [claim for claim in claims(worse) if "significantly higher" in claim.text and claim.variant == "ours"]

@@ -188,10 +188,14 @@ def entries(task: Task, model: Model, guide: Weight | None = None) -> dict[str, 
 
 
 def as_printed(task: Task, guide: Weight | None) -> dict[str, Entry]:
-    """The paper's methods with a constant rho, kappa at most 1, and one projection a step from the first one on."""
+    """The paper's methods with a constant rho, kappa at most 1, and one projection a step from the first one on.
+
+    The penalty has the same weight; its gradient needs a projection, too.
+    """
     unit, free = task.prior.decoder.norm() ** -2, _free("DDPM", guide)
     rho = LargestGain(STABLE * unit)
     methods: dict[str, AnyMethod] = {
+        PENALTY: Penalty(rho, of="distance"),
         PROJECTED: Projected(),
         PRINTED: CASAL.algorithm2(rho),
         RELEASED: CASAL.released(rho, 1.0),

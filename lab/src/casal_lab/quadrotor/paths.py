@@ -181,8 +181,8 @@ class Paths:
     classes: Tensor  # (n,), the way past the obstacles
     iterations: Tensor  # (n,), of the solver
     evaluations: float  # of the network, for one chain
-    seconds: float  # of sampling
-    solver_seconds: float  # of the repair
+    seconds: float  # of the processor, for sampling
+    solver_seconds: float  # and for the repair
 
     def __len__(self) -> int:
         return len(self.success)
@@ -258,11 +258,11 @@ def solve(
     (torch.Size([3, 200]), 0)
     """
     name, recipe = _recipe(method)
-    began = time.perf_counter()
+    began = time.process_time()
     starts, evaluations = start(scene, recipe, n, seed, model, **options)
-    middle = time.perf_counter()
+    middle = time.process_time()
     events, taken = repair(scene, starts, solver=solver, iterations=iterations, u_max=u_max)
-    done = time.perf_counter()
+    done = time.process_time()
     dynamics = limited(scene, u_max)
     outputs = flown(dynamics, events)
     depth = scene.depth(outputs)
