@@ -37,7 +37,7 @@ def test_a_quick_run_has_every_study(quick: Outcome) -> None:
 @pytest.mark.slow
 def test_pictures_of_a_quick_run(quick: Outcome, tmp_path: Path) -> None:
     names = {path.stem for path in EXPERIMENT.draw(quick, tmp_path)}
-    assert names == {f"quadrotor_{part}" for part in ("success", "flights", "ablation", "random", "planar")}
+    assert names == {f"quadrotor_{part}" for part in ("figure_4", "flights", "ablation", "random", "planar")}
 
 
 @pytest.mark.slow

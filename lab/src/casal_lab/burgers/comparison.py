@@ -77,11 +77,6 @@ class Scores:
         """sqrt(mass error^2 + energy error^2), both relative, of a member on average, (5, n)."""
         return _violation(self.members, self.truth).mean(1)
 
-    @cached_property
-    def violation_of_mean(self) -> Tensor:
-        """The same of the mean of the members, (5, n)."""
-        return _violation(self.mean, self.truth)
-
     @property
     def l2(self) -> Tensor:
         """Relative error of the mean of the members."""
