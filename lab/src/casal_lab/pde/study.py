@@ -213,7 +213,7 @@ def paper_claims(
 ) -> list[Claim]:
     """What the paper says of this equation, beside what the network gives here, variant by variant.
 
-    ``ratios`` are times of a step over projection's; ``judged`` the tasks that the paper's words allow.
+    ``ratios`` are times of a step over projection's, with the network; ``judged`` tasks that the paper's words allow.
     """
     names = list(dict.fromkeys(name for name, _ in found.found))
     every = {names[k]: found.of(NETWORK, k) for k in judged}
@@ -449,7 +449,7 @@ class Reconstruction:
         data: dict[str, Any] = {"study": found, "truth": truth, "residual": self.residual}
         few = first._replace(cases=plan.curve_cases, samples=plan.curve_samples or first.samples)
         if {PROJECTED, PENALTY, *VARIANT_OF.values()} <= set(found.of(NETWORK)):  # all that the paper compares
-            constant = [constant_rho(every[k], models[0], few, seed, plan.constant, tell) for k in self.judged]
+            constant = [constant_rho(every[k], *models, few, seed, plan.constant, tell) for k in self.judged]
             ratios = constant[0][1]
             tables.insert(0, beside_the_paper(found, self.paper, ratios, self.beside))
             tables += [rows for rows, _ in constant]
