@@ -12,8 +12,10 @@ theirs. In a program of your own:
 
 What differs: random numbers are the library's (``sample(seed, ...)``); only the last iterate is returned, arrays
 (chains, 1, d), of which the scripts take ``[:, -1, :]``; and the result with its certificate stays in
-``sampler.result``. As in their loop the last iterate is the one before step ``n_steps``. Their repository holds no
-networks and no files of weights, so there is nothing to load.
+``sampler.result``. As in their loop the last iterate is the one before step ``n_steps``.
+
+There is no loader for their checkpoints: none of the six revisions (330c997, 418c546, 904d4d2, 2dbe368, dbb45b9,
+c726ba8) has a network, a file of weights or a line that saves or loads one, so their format is not known.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, ParamSpec
 
 import numpy as np
 import numpy.typing as npt
@@ -198,13 +198,16 @@ def made_now() -> dict[str, str]:
     return {"date": date.today().isoformat(), "casal": __version__, "torch": str(torch.__version__)}
 
 
-def stamp(run: Run) -> Run:
+Given = ParamSpec("Given")
+
+
+def stamp(run: Callable[Given, Outcome]) -> Callable[Given, Outcome]:
     """Add the date, the versions and the duration to what a run returns."""
 
     @wraps(run)
-    def timed(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
+    def timed(*args: Given.args, **options: Given.kwargs) -> Outcome:
         began = time.perf_counter()
-        outcome = run(quick, labels, tell)
+        outcome = run(*args, **options)
         return replace(outcome, settings={**made_now(), **outcome.settings}, seconds=time.perf_counter() - began)
 
     return timed

@@ -37,5 +37,5 @@ def test_a_quick_run_has_every_method_and_keeps_mass_and_energy(quick: Outcome) 
 @pytest.mark.slow
 def test_pictures_of_a_quick_run(quick: Outcome, tmp_path: Path) -> None:
     names = {path.name for path in EXPERIMENT.draw(quick, tmp_path)}
-    parts = ("states", "errors", "spectra", "trajectory", "hovmoeller", "invariants", "regimes")
+    parts = ("figure_3", "figure_6", "spectra", "hovmoeller", "invariants", "regimes")
     assert names == {f"burgers_{part}.png" for part in parts}

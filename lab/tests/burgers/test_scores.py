@@ -34,7 +34,7 @@ def test_power_in_high_modes_and_violation_of_known_ensembles(truth: Truth) -> N
     twice = Scores(2.0 * exact, truth, 0.2)
     mass_off, energy_off = errors(2.0 * exact, truth.mass, truth.energy)
     torch.testing.assert_close(twice.violation, (mass_off**2 + energy_off**2).sqrt()[:, 0])
-    assert float(Scores(exact, truth, 0.2).violation.max()) < 1e-6 < 1.0 < float(twice.violation_of_mean.min())
+    assert float(Scores(exact, truth, 0.2).violation.max()) < 1e-6 < 1.0 < float(twice.violation.min())
     wave = torch.cos(30 * SOLVER.grid)
     rough = Scores(exact + wave * (exact.square().sum(-1, keepdim=True) / wave.square().sum()).sqrt(), truth, 0.2)
     assert rough.figures["beyond"] == pytest.approx(0.5) and rough.figures["high"] == pytest.approx(0.0, abs=1e-9)

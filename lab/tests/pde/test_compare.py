@@ -105,8 +105,10 @@ def test_where_what_is_seen_guides_every_method_has_the_same_weight(known: Prior
 
 def test_a_constant_rho_is_at_the_limit_of_stability_and_every_method_projects_once_a_step(known: Prior) -> None:
     problem, model = task(known, 3), gaussian_model(known)
-    table, ratios = constant_rho(problem, model, SCALE._replace(cases=2, samples=3), 0, (6, 12), lambda line: None)
-    assert [row["method"] for row in table.rows] == [PROJECTED, PRINTED, RELEASED, REPAIRED]
+    table, ratios = constant_rho(
+        problem, model, model, SCALE._replace(cases=2, samples=3), 0, (6, 12), lambda line: None
+    )
+    assert [row["method"] for row in table.rows] == [PENALTY, PROJECTED, PRINTED, RELEASED, REPAIRED]
     assert ratios[PROJECTED] == 1.0 and all("12" in row for row in table.rows)
     rho = LargestGain(1.0)(model.ancestral(10).table)
     assert float((rho * model.ancestral(10).table.b).max()) == pytest.approx(1.0) and float(rho.std()) == 0.0

@@ -64,7 +64,7 @@ def crosses(axis: Any) -> list[tuple[float, float]]:
 
 def test_every_part_has_its_picture_and_is_written(tmp_path: Path) -> None:
     paths = writer(figures)(Outcome("quadrotor", [], data=whole()), tmp_path)
-    names = ("success", "flights", "ablation", "random", "planar")
+    names = ("figure_4", "flights", "ablation", "random", "planar")
     assert [path.name for path in paths] == [f"quadrotor_{name}.png" for name in names]
     assert all(path.exists() and path.with_suffix(".svg").exists() for path in paths)
 
@@ -80,13 +80,13 @@ def test_a_part_that_was_not_run_is_left_out(key: str) -> None:
 
 
 def test_lines_have_the_colours_of_their_methods_and_their_names_at_the_end(drawn: dict[str, Any]) -> None:
-    axis = drawn["quadrotor_success"].axes[0]
+    axis = drawn["quadrotor_figure_4"].axes[1]
     found = {note.get_text(): note for note in axis.get_children() if isinstance(note, Annotation)}
     assert found["Twisted"].get_color() == colour("Twisted")
-    assert found["CASAL"].get_color() == found["CASAL, dual tau"].get_color() == colour("CASAL")
+    assert found["CASAL (ours)"].get_color() == found["CASAL, dual tau"].get_color() == colour("CASAL")
     assert "zero" not in found  # nothing was run of it
     assert any("impossible for r > 1.60 m" in text for text in found)
-    heights = sorted(found[name].xy[1] for name in ("CASAL", "CASAL, dual tau", "Twisted"))
+    heights = sorted(found[name].xy[1] for name in ("CASAL (ours)", "CASAL, dual tau", "Twisted"))
     assert min(np.diff(heights)) >= 0.055 - 1e-9
 
 

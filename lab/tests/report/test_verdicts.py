@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from casal_lab.report.verdicts import HEADS, PAGE, Row, renewed, rows, table
+from casal_lab.report.verdicts import CHANGES, HEADS, MARK, PAGE, Row, renewed, rows, table
 
 DOCS = Path(__file__).parents[3] / "docs"
 HEAD = f"| {' | '.join(HEADS)} |"
@@ -36,6 +36,10 @@ def test_rows_are_read_and_put_in_the_order_of_the_paper(tmp_path: Path) -> None
     made = table(found)
     assert "| printed | 1 | 0 | 0 | 0 |" in made and "| ours | 0 | 1 | 0 | 0 |" in made
     assert f"| [section C.6](a.md) | {claim} | printed | 🟢 reproduced | 3 | 3.1 | 3.2 | It holds. |" in made
+    page = f"Before and after\n{CHANGES}\n| section C.6 | {claim} | partly | ? | mended |\n\nMore\n{MARK}"
+    assert f"| section C.6 | {claim} | partly | 🟢 printed | mended |\n\nMore\n{MARK}" in renewed(page, found)
+    with pytest.raises(ValueError, match="no page has the claim 'other'"):
+        renewed(page.replace(claim, "other"), found)
     for wrong, message in (("| 3.1 |", "10 cells"), ("| ours |", "another head")):
         (tmp_path / "a.md").write_text(text.replace(wrong, f"{wrong} 7 |"), encoding="utf-8")
         with pytest.raises(ValueError, match=message):

@@ -18,7 +18,7 @@ the density that the probability-flow ODE gives (``learned``).
 from casal_lab.burgers.comparison import METHODS
 from casal_lab.burgers.figures import figures
 from casal_lab.burgers.origins import ORIGINS
-from casal_lab.burgers.runs import run
+from casal_lab.burgers.runs import run, run_scene
 from casal_lab.drawing import writer
 from casal_lab.experiment import Experiment
 
@@ -28,5 +28,7 @@ EXPERIMENT = Experiment(
     METHODS,
     run,
     writer(figures),
+    ("calibrated",),
+    run_scene,
     origins=ORIGINS,
 )

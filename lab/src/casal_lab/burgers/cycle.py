@@ -42,7 +42,6 @@ from casal_lab.burgers.setup import (
     BASIS,
     DIMENSION,
     MODES,
-    NOISE,
     POINTS,
     SITES,
     Conserved,
@@ -93,7 +92,7 @@ class Gaussian3DVar:
     @property
     def noise(self) -> float:
         """Standard deviation of an observation."""
-        return NOISE * self.setup.amplitude
+        return self.setup.noise * self.setup.amplitude
 
     @cached_property
     def prior_precision(self) -> Tensor:

@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from casal_lab.burgers.comparison import FLOORS, SPECTRUM, analysed, power
 from casal_lab.burgers.cycle import WINDOW
 from casal_lab.burgers.observed import STRICT
-from casal_lab.burgers.setup import MODES, POINTS, SETUPS, SITES
-from casal_lab.drawing import EXACT, FAINT, below, colour, legend_below, panels
+from casal_lab.burgers.setup import MODES, POINTS, SITES
+from casal_lab.drawing import EXACT, FAINT, colour, headline, legend_below, panels
 from casal_lab.experiment import Outcome
 
-COLOURS = {"3D-Var": "#999999", "3D-Var, constrained": "#D55E00", "unconstrained": "#56B4E9"}
+COLOURS = {"3D-Var": "#999999", "3D-Var, constrained": "#CC79A7", "unconstrained": "#56B4E9"}
 """Of methods that only this experiment has, or has beside others of the same colour."""
 
 PROJECTED = "projected, A+ P A"
@@ -26,18 +26,28 @@ LEAST = 1e-9
 LAST = 4
 """The window whose states are shown."""
 
+NAMES = {
+    "Algorithm 2": "CASAL, printed",
+    "released code": "CASAL, released",
+    "CASAL": "CASAL (ours)",
+    PROJECTED: "projected",
+    "penalty, tuned": "penalty",
+}
+"""Of methods in the look-alikes of the paper's figures."""
+
+KEYS = {"mass": "mass minus the truth's", "energy": "energy / the truth's", "l2": "relative l2 error"}
+"""The panels of figure 6."""
+
 
 def figures(outcome: Outcome) -> dict[str, Figure]:
-    """States, errors, spectra, one trajectory, Hovmoeller pictures, the solver, and the regimes if they were run."""
+    """Figures 3 and 6 of the paper; spectra, Hovmoeller pictures, the solver, and the regimes if they were run."""
     data = outcome.data
-    drawn = {
-        "burgers_states": _states(data),
-        "burgers_errors": _errors(data),
-        "burgers_spectra": _spectra(data),
-        "burgers_trajectory": _trajectory(data),
-        "burgers_hovmoeller": _hovmoeller(data),
-        "burgers_invariants": _invariants(data["invariants"]),
-    }
+    paper = data.get("paper", data)
+    drawn = {"burgers_figure_3": _figure_3(paper), "burgers_figure_6": _figure_6(paper)}
+    if "hovmoeller" in data:
+        drawn["burgers_spectra"] = _spectra(data)
+        drawn["burgers_hovmoeller"] = _hovmoeller(data)
+        drawn["burgers_invariants"] = _invariants(data["invariants"])
     if "regimes" in data:
         drawn["burgers_regimes"] = _regimes({"exact prior": data["regimes"], "learned prior": data["learned"]})
     return drawn
@@ -47,51 +57,43 @@ def _ink(label: str) -> str:
     return COLOURS.get(label, colour(label))
 
 
-def _states(data: Mapping[str, Any]) -> Figure:
-    """Members and mean in the last window, with the truth and what was seen of it."""
+def _figure_3(data: Mapping[str, Any]) -> Figure:
+    """Figure 3 of the paper, of the first set-up: left sampled states and reanalysis, right violation and error."""
     shown, which = data["shown"], data["example"]
-    figure, axes = panels(len(data["runs"]), len(shown), 2.3 * len(shown), 4.0, sharex=True, sharey="row")
+    name, runs = next(iter(data["runs"].items()))
+    figure = plt.figure(figsize=(13.0, 5.6))
+    columns = -(-len(shown) // 2)
+    grid = figure.add_gridspec(2, columns + 2)
     x = np.arange(POINTS) * 2 * np.pi / POINTS
-    for line, (name, runs) in zip(axes, data["runs"].items(), strict=True):
-        for axis, label in zip(line, shown, strict=True):
-            scores = runs[label].first
-            truth = scores.truth.fields[WINDOW * LAST, which]
-            for member in scores.members[LAST, :, which]:
-                axis.plot(x, member, color=_ink(label), linewidth=0.6, alpha=0.5)
-            axis.plot(x, scores.mean[LAST, which], color=_ink(label), linewidth=1.6)
-            axis.plot(x, truth, color=EXACT, linewidth=1.0)
-            seen = scores.truth.observed[WINDOW * LAST, which]
-            axis.plot(x[list(SITES)], seen, "o", color=EXACT, markersize=4, markerfacecolor="white")
-            axis.set_title(label if name == "A" else "")
-        line[0].set_ylabel(f"set-up {name}: u")
-    below(axes, "x")
-    figure.suptitle("Analyses in the last window (black: truth, circles: what was seen; thin: members)")
-    return figure
-
-
-def _errors(data: Mapping[str, Any]) -> Figure:
-    """Figure 3 right of the paper: relative error and violation of the constraint over time."""
-    names = list(data["runs"])
-    figure, axes = panels(2, len(names), 4.4 * len(names), 5.4, sharex="col", sharey="row")
-    for column, (name, runs) in enumerate(data["runs"].items()):
-        times = SETUPS[name].times[::WINDOW].numpy()
-        floor = runs.get(FLOORS[0])
-        if floor is not None:
-            axes[0][column].plot(times, floor.curve.mean(1), "--", color=EXACT, linewidth=1, label="floor, 10 modes")
-        for label in data["shown"]:
-            mean, error = _band(runs[label].curve)
-            axes[0][column].plot(times, mean, "o-", color=_ink(label), markersize=3, label=label)
-            axes[0][column].fill_between(times, mean - error, mean + error, color=_ink(label), alpha=0.12, linewidth=0)
-            member, _ = _band(runs[label].violation)
-            whole, _ = _band(runs[label].first.violation_of_mean)
-            axes[1][column].semilogy(times, np.maximum(member, 1e-17), "o-", color=_ink(label), markersize=3)
-            axes[1][column].semilogy(times, np.maximum(whole, 1e-17), ":", color=_ink(label), linewidth=1.2)
-        axes[0][column].set(title=f"set-up {name}")
-    axes[0][0].set_ylabel("relative error of the mean")
-    axes[1][0].set_ylabel("violation of mass and energy")
-    below(axes, "time")
-    legend_below(figure, axes[0][0], 4)
-    figure.suptitle("Error and violation over time (band: one standard error; solid: members, dotted: their mean)")
+    first: Any = None
+    for k, label in enumerate(shown):
+        axis = first = figure.add_subplot(grid[k // columns, k % columns], sharex=first, sharey=first)
+        scores = runs[label].first
+        for member in scores.members[LAST, :, which]:
+            axis.plot(x, member, color=_ink(label), linewidth=0.7, alpha=0.5)
+        axis.plot(x, scores.mean[LAST, which], color=_ink(label), linewidth=1.8)
+        axis.plot(x, scores.truth.fields[WINDOW * LAST, which], color=EXACT, linewidth=0.9)
+        seen = scores.truth.observed[WINDOW * LAST, which]
+        axis.plot(x[list(SITES)], seen, "x", color=EXACT, markersize=7, markeredgewidth=1.6)
+        axis.set_title(NAMES.get(label, label), color=_ink(label), fontsize=9)
+        axis.tick_params(labelleft=k % columns == 0, labelbottom=k // columns == 1)
+    times = data["times"][name][::WINDOW].numpy()
+    violation, error = figure.add_subplot(grid[0, columns:]), figure.add_subplot(grid[1, columns:])
+    for label in shown:
+        mean, spread = _band(runs[label].curve)
+        error.plot(times, mean, "o-", color=_ink(label), markersize=3, label=NAMES.get(label, label))
+        error.fill_between(times, mean - spread, mean + spread, color=_ink(label), alpha=0.1, linewidth=0)
+        whole, _ = _band(runs[label].violation)
+        violation.semilogy(times, np.maximum(whole, 1e-17), "o-", color=_ink(label), markersize=3)
+    if FLOORS[1] in runs:  # the exact answer that a field of the latent can give
+        mean, _ = _band(runs[FLOORS[1]].curve)
+        error.plot(times, mean, "--", color=EXACT, linewidth=1, label="nearest feasible field of the latent")
+    violation.set(ylabel="constraint violation", xticklabels=[])
+    error.set(ylabel="relative l2 error", xlabel="time")
+    figure.legend(*error.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8.5)
+    headline(
+        figure, f"As figure 3 of the paper, set-up “{name}”: states of the last window (black: truth), and averages"
+    )
     return figure
 
 
@@ -128,23 +130,21 @@ def _spectra(data: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _trajectory(data: Mapping[str, Any]) -> Figure:
-    """Mass, energy and error along one trajectory: analyses and their forecasts."""
-    shown = (("mass", "mass minus the truth's"), ("energy", "energy / the truth's"), ("l2", "relative error"))
-    figure, axes = panels(len(data["along"]), len(shown), 10.0, 2.6 * len(data["along"]), sharex="row")
-    for line, (name, labels) in zip(axes, data["along"].items(), strict=True):
-        for axis, (key, title) in zip(line, shown, strict=True):
-            if key != "l2":
-                axis.axhline(0.0 if key == "mass" else 1.0, color=EXACT, linewidth=0.8)
-            for label, series in labels.items():
-                moments = np.arange(1, len(series[key]) + 1)
-                axis.plot(moments, series[key], "o-", color=_ink(label), markersize=2.5, linewidth=1, label=label)
-            axis.set_title(title if name == next(iter(data["along"])) else "")
-            axis.set_xticks(moments)
-        line[0].set_ylabel(f"set-up {name}")
-    below(axes, "observation time")
-    legend_below(figure, axes[0][0], len(labels))
-    figure.suptitle("The mean of the members along one trajectory: analysis, then its damped forecast, in turn")
+def _figure_6(data: Mapping[str, Any]) -> Figure:
+    """Figure 6 of the paper, of the first set-up: mass, energy and error of the analyses along one trajectory."""
+    name, labels = next(iter(data["along"].items()))
+    figure, axes = panels(1, 3, 11.0, 3.9)
+    times = data["times"][name].numpy()
+    for axis, (key, title) in zip(axes[0], KEYS.items(), strict=True):
+        if key != "l2":
+            axis.axhline(0.0 if key == "mass" else 1.0, color=EXACT, linewidth=1, label="truth")
+        for label, series in labels.items():
+            axis.plot(
+                times, series[key], "o-", color=_ink(label), markersize=3, linewidth=1.1, label=NAMES.get(label, label)
+            )
+        axis.set(title=title, xlabel="time")
+    legend_below(figure, axes[0][0], 5)
+    headline(figure, f"As figure 6 of the paper, set-up “{name}”: one trajectory, analyses and their forecasts in turn")
     return figure
 
 

@@ -74,7 +74,7 @@ ORIGINS = (
     _ours("time of the analysis", "the first of a cycle", "not printed; the second is compared with the forecast"),
     _paper("samples whose mean is the analysis", cycle.MEMBERS, _SET_UP),
     _paper("trajectories", _RUNS.trajectories, _SET_UP),
-    _ours("noise of the observations", f"{setup.NOISE:g} of the amplitude", "not printed"),
+    _ours("noise of the observations", f"{_A.noise:g} of the amplitude", "not printed"),
     _paper("forecast", "linear and biased, the same for all methods", _SET_UP),
     _ours("its speed", cycle.SPEED, f"not printed; the truth has {_SOLVER.speed:g}"),
     _ours("its damping", f"exp(-{_A.damping:g} t)", "not printed; a forecast loses what it does not know"),

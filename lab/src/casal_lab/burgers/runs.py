@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from casal import CASAL
-from casal_lab.burgers import cost, observed, regime_runs
+from casal_lab.burgers import calibrated, cost, observed, regime_runs
 from casal_lab.burgers.claims import published, regime_targets, targets
 from casal_lab.burgers.comparison import (
     DIFFUSION,
@@ -50,7 +50,10 @@ from casal_lab.experiment import Array, Claim, Outcome, ResultTable, Tell, stamp
 from casal_lab.physics.burgers import energy, mass, random_states
 from casal_lab.study import with_error
 
-SHOWN = ("3D-Var", "3D-Var, constrained", "unconstrained", TUNED[0], "projected, A+ P A", "Algorithm 2", "CASAL")
+SHOWN = (
+    "3D-Var", "3D-Var, constrained", "unconstrained", TUNED[0], "projected, A+ P A", "Algorithm 2", "released code",
+    "CASAL",
+)  # fmt: skip
 """Methods of the pictures, those of them that were run with the paper's network."""
 
 SIGMAS = (0.0, 1.0, 5.0, 10.0, 20.0, 50.0, 100.0)
@@ -75,12 +78,13 @@ class Size(NamedTuple):
     members: Sequence[int]  # members of CASAL beside constrained 3D-Var
     regimes: regime_runs.Scale  # of set-up C
     solver: int  # trajectories whose invariants are followed
+    amplitudes: Sequence[float] = calibrated.AMPLITUDES  # that are tried for the paper's error
 
 
 _FULL = regime_runs.Scale(40, 400, 200, 400, 6, 1, 20_000, RegimeTraining(10_000, 20_000, 400))
 _QUICK = regime_runs.Scale(3, 100, 50, 60, 1, 7, 1000, RegimeTraining(500, 2000, 60))
 FULL = Size(Scale(50, 1, 1, 1000, 10, 1), Training(), 50, 100, SIGMAS, 1, 10, (5, 20, 80), _FULL, 50)
-QUICK = Size(Scale(4, 1, 1, 100, 2, 4), Training(100, 120, None), 2, 10, (0.0, 100.0), 6, 1, (5, 10), _QUICK, 3)
+QUICK = Size(Scale(4, 1, 1, 100, 2, 4), Training(100, 120, None), 2, 10, (0.0, 100.0), 6, 1, (5, 10), _QUICK, 3, ())
 
 
 @stamp
@@ -99,16 +103,13 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
         every[name] = joined([truths(setup, scale.trajectories, seed) for seed in range(scale.seeds)])
         runs[name] = compare(several, every[name], [x for x in chosen if kind == WIENER or x in PRINTED], scale, tell)
         if runs[name]:
-            tables.append(table(name, kind, runs[name], scale))
+            tables.append(table(setup, kind, runs[name], scale))
     printed = found[PLAIN]
-    shown = [label for label in SHOWN if label in printed["A"]]
-    which = typical(printed, shown)
-    data: dict[str, Any] = {"runs": printed, "shown": shown, "example": which, "along": {}, "hovmoeller": {}}
-    data["invariants"] = invariants(size.solver)
-    for name, each in printed.items():
-        data["along"][name] = {label: along(SETUPS[name], each[label], which) for label in shown}
-        if shown:
-            data["hovmoeller"][name] = hovmoeller(SETUPS[name], each, shown, which)
+    data = pictured(SETUPS, printed)
+    data["invariants"], shown = invariants(size.solver), data["shown"]
+    data["hovmoeller"] = {
+        name: hovmoeller(SETUPS[name], each, shown, data["example"]) for name, each in printed.items() if shown
+    }
     verdicts: list[Claim] = []
     if labels is None:
         some = {name: t.first(size.some) for name, t in every.items()}
@@ -125,17 +126,45 @@ def run(quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
             name: compare([model(setup, size.training, 0, per_mode=False)], some[name], GLOBAL, scale, tell)
             for name, setup in SETUPS.items()
         }
+        paper = calibrated.study(size.training, scale, 0, tell, size.amplitudes)
+        data["paper"] = pictured(paper.setups, paper.found)
         more, data["regimes"], data["learned"] = regime_runs.run(size.regimes, tell)
         tables += [observed.table(data["observed"], weights), costs, begun, networks(models)]
-        tables += [members, one_scale(flat, some), *more]
+        tables += [members, one_scale(flat, some), *paper.tables, *more]
         if not quick:
             verdicts = [
                 *published(printed, data["observed"], ratios, begun.rows),
+                *paper.claims,
                 *targets(found[WIENER], list(models[WIENER].values()), members.rows),
                 *regime_targets("Set-up C", data["regimes"]),
                 *regime_targets("Set-up C, learned prior", data["learned"]),
             ]
     return Outcome("burgers", tables, verdicts, data, {"quick": quick, **scale._asdict()})
+
+
+@stamp
+def run_scene(name: str, seed: int, quick: bool, labels: Sequence[str] | None, tell: Tell) -> Outcome:
+    """The set-ups on which Algorithm 2 has the paper's error: ``casal run burgers --scene calibrated``."""
+    size = QUICK if quick else FULL
+    found = calibrated.study(size.training, size.runs, seed, tell, size.amplitudes)
+    settings = {"scene": name, "quick": quick, **size.runs._asdict()}
+    return Outcome(
+        "burgers", found.tables, () if quick else found.claims, pictured(found.setups, found.found), settings
+    )
+
+
+def pictured(setups: Mapping[str, Setup], found: Mapping[str, Mapping[str, Runs]]) -> dict[str, Any]:
+    """What figures 3 and 6 of the paper show: states, errors, and one trajectory."""
+    shown = [label for label in SHOWN if all(label in runs for runs in found.values())]
+    which = typical(found, shown)
+    lines = {name: {label: along(setups[name], each[label], which) for label in shown} for name, each in found.items()}
+    return {
+        "runs": found,
+        "times": {name: setups[name].times for name in found},
+        "shown": shown,
+        "example": which,
+        "along": lines,
+    }
 
 
 def starts(model: Model, truth: Truth, steps: int, sigmas: Sequence[float], tell: Tell) -> ResultTable:

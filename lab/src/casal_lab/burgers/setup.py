@@ -39,9 +39,6 @@ RECORDED, SNAPSHOTS = 4.0, 10
 """Time units of a training trajectory, and how often it is recorded. Assimilation goes on for twice as long."""
 
 SITES = (0, 50, 100, 150)
-NOISE = 0.1
-"""Standard deviation of the observations, in units of the amplitude."""
-
 BASIS = Fourier(MODES, POINTS).matrix((DIMENSION,), torch.zeros((0, DIMENSION), dtype=torch.float64))
 """F as a matrix (200, 19)."""
 
@@ -51,12 +48,13 @@ TRAINING_SEED, HELD_OUT_SEED, TUNING_SEED = 7001, 7002, 7003
 
 @dataclass(frozen=True)
 class Setup:
-    """Amplitude of the initial fields, horizon H, damping gamma of the forecast."""
+    """Amplitude of the initial fields, horizon H, damping gamma of the forecast, noise of the observations."""
 
     name: str
     amplitude: float
-    horizon: float
-    damping: float
+    horizon: float = 8.0
+    damping: float = 0.15
+    noise: float = 0.1  # standard deviation, in units of the amplitude
 
     @property
     def spacing(self) -> float:
@@ -69,7 +67,7 @@ class Setup:
         return torch.arange(1, TIMES + 1, dtype=torch.float64) * self.spacing
 
 
-SETUPS = {"A": Setup("A", 0.05, 8.0, 0.15), "B": Setup("B", 0.1, 8.0, 0.15)}
+SETUPS = {"A": Setup("A", 0.05), "B": Setup("B", 0.1)}
 """The paper does not give the amplitude; B is steep and rich in shocks. All else is the same."""
 
 PLAIN, WIENER = "the paper's network", "our network"
@@ -109,7 +107,7 @@ def truths(setup: Setup, n: int, seed: int) -> Truth:
     initial = random_states(n, setup.amplitude, generator, points=POINTS)
     fields = SOLVER.trajectory(initial, setup.times)
     noise = torch.randn((TIMES, n, len(SITES)), generator=generator, dtype=torch.float64)
-    observed = fields[:, :, list(SITES)] + NOISE * setup.amplitude * noise
+    observed = fields[:, :, list(SITES)] + setup.noise * setup.amplitude * noise
     return Truth(initial, fields, observed, mass(initial), energy(initial))
 
 

@@ -33,12 +33,13 @@ from casal_lab.nets import WienerUNet
 from casal_lab.pde.compare import Scale
 from casal_lab.pde.figures import Map, pictures
 from casal_lab.pde.methods import (
-    DPS_PROJECTED,
     EXACT_PROJECTED,
     INNER_PROJECTED,
     LABELS,
-    MOMENT_PROJECTED,
+    PENALTY,
+    PRINTED,
     PROJECTED,
+    RELEASED,
     REPAIRED,
     Effort,
 )
@@ -367,7 +368,7 @@ ORIGINS = (
 """Where the constants come from."""
 
 
-SHOWN = (PROJECTED, REPAIRED, DPS_PROJECTED, MOMENT_PROJECTED)
+SHOWN = (PENALTY, PROJECTED, PRINTED, RELEASED, REPAIRED)
 _TITLE = "Darcy flow, network, first case (per cent: error of u)"
 FIGURES = pictures(
     "darcy",

@@ -47,6 +47,12 @@ BURN_INS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8)
 STABLE = 1.0
 """Largest kappa of explicit coupling."""
 
+WHOLE = 1e5
+"""kappa of implicit coupling at which a step goes the whole way to z, but for the share 1e-5: no larger one differs."""
+
+LARGEST_DUAL = 1.6
+"""Largest eta: ADMM's dual step converges below (1 + sqrt 5) / 2 on convex problems."""
+
 UNCONSTRAINED, FINAL = "unconstrained", "final projection"
 DPS, DPS_PROJECTED = "DPS", "DPS + projection"
 MOMENT, MOMENT_PROJECTED = "moment matching", "moment matching + projection"
@@ -143,11 +149,11 @@ def entries(task: Task, model: Model, guide: Weight | None = None) -> dict[str, 
         return both(*((f"from {burn:.0%} on{end}", Projected(burn_in=burn, repeats=repeats)) for burn, end in starts))
 
     denoised = CASAL(inverse_variance(10.0 * unit), couple="denoised")
-    etas = (0.3, 1.0, 1.6)
+    etas = (0.3, 1.0, LARGEST_DUAL)
     released = [
         (f"kappa {kappa:g}, eta {eta:g}{end}", CASAL.released(constant_gain(kappa * unit), eta))
         for kappa in (0.5, STABLE)
-        for eta, end in zip(etas, ends(etas), strict=True)
+        for eta, end in zip(etas, ends(etas, LARGEST_DUAL), strict=True)
     ]
     penalties = (0.03, 0.1, 0.3, 0.6, 0.9, 1.5)
     found = [
@@ -166,7 +172,7 @@ def entries(task: Task, model: Model, guide: Weight | None = None) -> dict[str, 
         Entry(
             REPAIRED,
             [
-                *gains(lambda kappa: CASAL(constant_gain(kappa)), (1.0, 10.0, 100.0, 1e3, 1e5)),
+                *gains(lambda kappa: CASAL(constant_gain(kappa)), (1.0, 10.0, 100.0, 1e3, WHOLE), WHOLE),
                 *both(("denoised, 10 / sigma^2", denoised)),
             ],
         ),
@@ -188,10 +194,14 @@ def entries(task: Task, model: Model, guide: Weight | None = None) -> dict[str, 
 
 
 def as_printed(task: Task, guide: Weight | None) -> dict[str, Entry]:
-    """The paper's methods with a constant rho, kappa at most 1, and one projection a step from the first one on."""
+    """The paper's methods with a constant rho, kappa at most 1, and one projection a step from the first one on.
+
+    The penalty has the same weight; its gradient needs a projection, too.
+    """
     unit, free = task.prior.decoder.norm() ** -2, _free("DDPM", guide)
     rho = LargestGain(STABLE * unit)
     methods: dict[str, AnyMethod] = {
+        PENALTY: Penalty(rho, of="distance"),
         PROJECTED: Projected(),
         PRINTED: CASAL.algorithm2(rho),
         RELEASED: CASAL.released(rho, 1.0),

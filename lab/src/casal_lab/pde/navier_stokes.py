@@ -33,9 +33,11 @@ from casal_lab.pde.methods import (
     DPS_PROJECTED,
     FINAL,
     LABELS,
-    MATCHED_PROJECTED,
     MOMENT_PROJECTED,
+    PENALTY,
+    PRINTED,
     PROJECTED,
+    RELEASED,
     REPAIRED,
     Effort,
     entries,
@@ -310,7 +312,7 @@ ORIGINS = (
 """Where the constants come from."""
 
 
-SHOWN = (PROJECTED, REPAIRED, DPS_PROJECTED, MATCHED_PROJECTED, MOMENT_PROJECTED)
+SHOWN = (PENALTY, PROJECTED, PRINTED, RELEASED, REPAIRED)
 _TITLE = "Navier-Stokes, network, first case: vorticity at time"
 FIGURES = pictures(
     "navier_stokes",
@@ -318,7 +320,10 @@ FIGURES = pictures(
         Map("start", f"{_TITLE} 0", SHOWN, pick=lambda w: w[0]),
         Map("end", f"{_TITLE} 1", SHOWN, pick=lambda w: w[1], residual="flow of w(0) - w(1)"),
     ],
-    {"errors": "Navier-Stokes, everything strict: error of every case"},
+    {
+        "errors": "Navier-Stokes, everything strict: error of every case",
+        "guided": "Navier-Stokes, enstrophy strict, points by guidance: error of every case",
+    },
     "Navier-Stokes, Gaussian score: error against cost",
 )
 

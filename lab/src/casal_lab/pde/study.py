@@ -143,26 +143,28 @@ def _how(scale: Scale) -> str:
     )
 
 
-def beside_the_paper(found: Study, published: Mapping[str, Published], note: str) -> ResultTable:
-    """The lines of the paper's table with ours."""
+def beside_the_paper(
+    found: Study, published: Mapping[str, Published], ratios: Mapping[str, float], note: str
+) -> ResultTable:
+    """The lines of the paper's table with ours; ``ratios`` are times of a step over projection's."""
     labels = {"projected diffusion": PROJECTED, "penalty": PENALTY}
     rows = []
     for name, line in published.items():
         for label in (PRINTED, RELEASED, REPAIRED) if name == "CASAL" else (labels[name],):
             row: dict[str, Any] = {"method": label, "paper": line.error, "paper_violation": line.violation}
             row["paper_time"] = _ratio(line.seconds, published["projected diffusion"].seconds)
+            row["time"] = ratios.get(label)
             for key, model in (("gaussian", GAUSSIAN), ("network", NETWORK)):
                 scores = found.of(model).get(label)
                 if scores is not None:
                     row[key] = 100 * float(scores.error.mean())
                     row["violation"] = max(row.get("violation", 0.0), 100 * float(scores.violation.max()))
-                    row["time"] = _ratio(scores.seconds, found.of(model)[PROJECTED].seconds)
             rows.append(row)
     return ResultTable.of(
         "The paper's table and ours",
         "method | paper: error in the paper (%), .0f | gaussian: ours with the Gaussian score (%), .1f | "
         "network: ours with the network (%), .1f | paper_violation: violation in the paper (%), .0e | "
-        "violation: ours (%), .0e | paper_time: time / projected in the paper, .2f | time: ours (network), .2f",
+        "violation: ours (%), .0e | paper_time: time / projected in the paper, .2f | time: ours, step over step, .2f",
         rows,
         note=note,
     )
@@ -211,7 +213,7 @@ def paper_claims(
 ) -> list[Claim]:
     """What the paper says of this equation, beside what the network gives here, variant by variant.
 
-    ``ratios`` are times of a step over projection's; ``judged`` the tasks that the paper's words allow.
+    ``ratios`` are times of a step over projection's, with the network; ``judged`` tasks that the paper's words allow.
     """
     names = list(dict.fromkeys(name for name, _ in found.found))
     every = {names[k]: found.of(NETWORK, k) for k in judged}
@@ -445,18 +447,21 @@ class Reconstruction:
         tables, verdicts = [*found.tables, losses_by_level], list[Claim]()
         truth = every[0].cases(1, seed).fields[0].numpy()
         data: dict[str, Any] = {"study": found, "truth": truth, "residual": self.residual}
-        if labels is None:
-            tables.insert(0, beside_the_paper(found, self.paper, self.beside))
-            here = found.of(GAUSSIAN)
-            tuned = {label: here[label].setting for label in ON_CURVES if label in here}
-            few = first._replace(cases=plan.curve_cases, samples=plan.curve_samples or first.samples)
-            data["curve cases"] = few.cases
-            data["curves"] = by_evaluations(every[0], models[0], few, seed, tuned, plan.steps, tell)
-            constant, ratios = constant_rho(every[0], models[0], few, seed, plan.constant, tell)
-            tables += [constant, *self.more(known, models[0], few, seed, tell)]
+        few = first._replace(cases=plan.curve_cases, samples=plan.curve_samples or first.samples)
+        if {PROJECTED, PENALTY, *VARIANT_OF.values()} <= set(found.of(NETWORK)):  # all that the paper compares
+            constant = [constant_rho(every[k], *models, few, seed, plan.constant, tell) for k in self.judged]
+            ratios = constant[0][1]
+            tables.insert(0, beside_the_paper(found, self.paper, ratios, self.beside))
+            tables += [rows for rows, _ in constant]
             if not quick:
                 verdicts = paper_claims(found, self.paper, self.source, ratios, self.judged)
-                verdicts += targets(found, learned, self.limit)
+        if labels is None:
+            here = found.of(GAUSSIAN)
+            tuned = {label: here[label].setting for label in ON_CURVES if label in here}
+            data["curve cases"] = few.cases
+            data["curves"] = by_evaluations(every[0], models[0], few, seed, tuned, plan.steps, tell)
+            tables += self.more(known, models[0], few, seed, tell)
+            verdicts += [] if quick else targets(found, learned, self.limit)
         settings = {
             "seed": seed,
             "cases": first.cases,

@@ -17,10 +17,13 @@ Ablation = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 def claims(data: Mapping[str, Any]) -> list[Claim]:
-    """What the paper says, of its printed algorithm; then what we ask of ourselves."""
+    """What the paper says, of every variant that was run; then, of a run with all studies, what we ask of ourselves."""
     rows: Rows = data["rows"]
+    said = _section(rows) if {*BASELINES, "CASAL"} <= set(rows) else []
+    if "ablation" not in data:
+        return said
     return [
-        *_section(rows),
+        *said,
         *_casal(rows),
         _dual(data["ablation"]),
         *_weighted("Twisted", data["weights"], data["random"]),
@@ -61,7 +64,7 @@ def _section(rows: Rows) -> list[Claim]:
             verdict(penalty["free"] > plain["free"] and penalty["free"] < 0.99),
             "section 5.3",
             "fewer than 1 % of the guided samples in an obstacle, or as many as without guidance",
-            plain="Guidance helps, and a third of the samples still hit a wall.",
+            plain=f"Guidance helps, and of the samples {1 - penalty['free']:.0%} still hit a wall.",
         ),
         Claim(
             "projected diffusion avoids obstacles, but its paths are distorted and unphysical",
@@ -113,20 +116,11 @@ def _higher(rows: Rows, variant: str, label: str) -> Claim:
 def _casal(rows: Rows) -> list[Claim]:
     least = min(row["worst"] for r, row in rows["CASAL"].items() if r in ROOM)
     plain = max(_rates(rows, "unconstrained", ROOM))
-    every = list(rows["unconstrained"])
-    wins, _ = _above(rows, "CASAL", BASELINES, every)
     _, lead = _above(rows, "CASAL", ("projected",), ROOM)
     late = [row["success"] for r, row in rows["CASAL"].items() if r >= 1.8]
     return [
         Claim(
-            "CASAL with dual step 1 and implicit coupling (ours): higher success than penalty and projected diffusion",
-            f"at every r ({len(every)} of {len(every)})",
-            f"at {wins} of {len(every)}: CASAL {_range(_rates(rows, 'CASAL'))}",
-            reached(wins == len(every), wins > 0),
-            flips="a penalty tuned anew for each r, or a class that becomes possible at r >= 1.8",
-        ),
-        Claim(
-            "CASAL, dual step 1, succeeds for r up to 1.3 with every network",
+            "CASAL (ours) succeeds for r up to 1.3 with every network",
             "at least 0.88",
             f"worst of the networks {least:.3f}; mean {_range(_rates(rows, 'CASAL', ROOM))}",
             reached(least >= 0.88),
@@ -147,11 +141,11 @@ def _casal(rows: Rows) -> list[Claim]:
             flips="obstacles that one obstacle-free flight in ten passes",
         ),
         Claim(
-            "CASAL keeps its success where one class becomes impossible (r >= 1.8)",
+            "CASAL (ours) keeps its success where one class becomes impossible (r >= 1.8)",
             "at least 0.88",
             _range(late),
             reached(min(late) >= 0.88),
-            flips="a success of 0.88 or more at r = 1.8, 2.3 and 2.8",
+            flips="a success of 0.88 or more at every r >= 1.8",
         ),
     ]
 

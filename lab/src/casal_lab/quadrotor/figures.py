@@ -24,6 +24,12 @@ from casal_lab.quadrotor.setup import ALLOWED, FAR
 COLOURS = {"zero": "#999933", "noise": "#AA4499"}
 """Of starts without a model, which only this experiment has."""
 
+NAMES = {"Algorithm 2": "CASAL, printed", "released code": "CASAL, released", "CASAL": "CASAL (ours)"}
+"""Of the variants of CASAL in pictures."""
+
+IN_PAPER = ("penalty", "projected", *NAMES)
+"""Methods of the paper's figure; there is one CASAL in it."""
+
 FAILED = "#D55E00"
 OBSTACLE = "#b9c0c8"
 SHOWN = 40
@@ -38,7 +44,7 @@ def figures(outcome: Outcome) -> dict[str, Figure]:
     """A picture of each part of the data that was run."""
     data, drawn = outcome.data, {}
     if data.get("curves"):
-        drawn["quadrotor_success"] = _success(data["curves"], data.get("impossible"))
+        drawn["quadrotor_figure_4"] = _figure_4(data)
     if data.get("flights"):
         drawn["quadrotor_flights"] = _flights(data["flights"], data.get("walls", {}))
     if data.get("ablation"):
@@ -54,13 +60,53 @@ def _ink(label: str) -> str:
     return COLOURS.get(label, colour(label))
 
 
-def _success(curves: Curves, impossible: float | None) -> Figure:
-    """Success rates against r, one line per method; a variant of a method is dashed."""
-    figure, axes = panels(1, 1, 7.2, 4.2)
-    styles = {label: (_ink(label), "--" if "," in label else "-") for label in curves}
-    _rates(axes[0][0], curves, styles, impossible)
-    headline(figure, "Flights that pass the scene “hard”")
+def _figure_4(data: Mapping[str, Any]) -> Figure:
+    """Figure 4 of the paper: left a flight of each method, dashed as sampled and solid as repaired; right success.
+
+    The exact answer is a line at one: for every r the linear programme has a class of flights with room.
+    """
+    curves, flights = data["curves"], data.get("flights", {})
+    figure, axes = panels(1, 2, 12.5, 4.6, width_ratios=(1.0, 1.15))
+    left, right = axes[0]
+    size = min((r for r, _ in flights), default=0.0)
+    _stand(left, data.get("walls", {}).get(size, ()))
+    for label in (label for r, label in flights if r == size and label in IN_PAPER):
+        starts, positions, _ = (np.asarray(part) for part in flights[size, label])
+        times = (np.arange(positions.shape[1]) + 1) * INTERVAL
+        left.plot(times, starts[0], color=_ink(label), linewidth=1.1, linestyle=(0, (4, 2)))
+        left.plot(times, positions[0], color=_ink(label), linewidth=1.8, label=NAMES.get(label, label))
+    left.set(
+        xlim=(0, None),
+        xlabel="time (s)",
+        ylabel="y (m)",
+        title=f"samples (dashed) and repaired (solid), r = {size:g} m",
+    )
+    shown = {NAMES.get(label, label): curve for label, curve in curves.items() if label not in COLOURS}
+    ink = {NAMES.get(label, label): (_ink(label), "--" if "," in label else "-") for label in curves}
+    right.axhline(1.0, color=EXACT, linewidth=1, linestyle=":")
+    right.annotate(
+        "exact: a feasible flight exists",
+        (0.02, 1.0),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 3),
+        textcoords="offset points",
+        fontsize=8,
+    )
+    _rates(right, shown, ink, data.get("impossible"))
+    headline(figure, "As figure 4 of the paper: flights and success rates, scene “hard”")
     return figure
+
+
+def _stand(axis: Axes, walls: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
+    """Draw the walls of a scene; they as numbers."""
+    stand = [tuple(map(float, wall)) for wall in walls]
+    for start, stop, low, high in stand:
+        corner = ((start + 0.5) * INTERVAL, low)
+        axis.add_patch(Rectangle(corner, (stop - start) * INTERVAL, high - low, color=OBSTACLE, linewidth=0))
+    ends = [end for _, _, low, high in stand for end in (low, high) if abs(end) < FAR]
+    if ends:
+        axis.set_ylim(min(ends) - 1.0, max(ends) + 1.0)
+    return stand
 
 
 def _ablation(curves: Curves) -> Figure:
@@ -144,11 +190,8 @@ def _flights(flights: Mapping[tuple[float, str], Flights], walls: Mapping[float,
         len(rows), len(columns), max(2.2 * len(columns), 4.4), 2.1 * len(rows) + 0.7, sharex=True, sharey="row"
     )
     for line, r in zip(axes, rows, strict=True):
-        stand = [tuple(map(float, wall)) for wall in walls.get(r, ())]
         for axis, label in zip(line, columns, strict=True):
-            for start, stop, low, high in stand:
-                corner = ((start + 0.5) * INTERVAL, low)
-                axis.add_patch(Rectangle(corner, (stop - start) * INTERVAL, high - low, color=OBSTACLE, linewidth=0))
+            stand = _stand(axis, walls.get(r, ()))
             if (r, label) in flights:
                 starts, positions, success = (np.asarray(part) for part in flights[r, label])
                 times = (np.arange(positions.shape[1]) + 1) * INTERVAL
@@ -158,11 +201,10 @@ def _flights(flights: Mapping[tuple[float, str], Flights], walls: Mapping[float,
                 _paths(axis, label, before, after, success, partial(_wall_hit, walls=stand))
             else:
                 axis.annotate("not run", (0.5, 0.5), xycoords="axes fraction", ha="center", color=INK, fontsize=8)
-        ends = [end for _, _, low, high in stand for end in (low, high) if abs(end) < FAR]
-        line[0].set(xlim=(0, None), ylim=(min(ends) - 1.0, max(ends) + 1.0) if ends else None)
+        line[0].set(xlim=(0, None))
         line[0].set_ylabel(f"r = {r:g} m\ny (m)")
     for axis, label in zip(axes[0], columns, strict=True):
-        axis.set_title(label, color=_ink(label), fontweight="bold", pad=14)
+        axis.set_title(NAMES.get(label, label), color=_ink(label), fontweight="bold", pad=14)
     below(axes, "time (s)")
     _key(figure)
     headline(figure, "Flights before and after repair")

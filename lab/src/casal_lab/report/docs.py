@@ -2,34 +2,37 @@
 
     python -m casal_lab.report.docs out/mixture docs/families.md
 
-The page has a line ``<!-- results of NAME -->`` and, below it, ``<!-- end of results -->``; what stands between them
-is replaced by the tables of the run, with the date and the versions that made them. Its pictures go to ``images``
-beside the page.
+The page has a line ``<!-- results of NAME -->`` (of a scene ``<!-- results of NAME, SCENE -->``) and, below it,
+``<!-- end of results -->``; what stands between them is replaced by the tables of the run, with its command, the date
+and the versions that made them. Its pictures go to ``images`` beside the page.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 END = "<!-- end of results -->"
 
 
 def results(folder: Path) -> tuple[str, str]:
-    """The name of the experiment in a folder of ``casal run``, and its results without their title."""
+    """What was run in a folder of ``casal run``, the experiment or its scene, and its results without their title."""
     record = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    chosen = json.loads((folder / "record.json").read_text(encoding="utf-8"))["chosen"]
     text = (folder / "results.md").read_text(encoding="utf-8")
     settings = record["settings"]
     made = [settings["date"]] if "date" in settings else []
     made += [f"{key} {settings[key]}" for key in ("casal", "torch") if key in settings]
-    seed = f" --seed {settings['seed']}" if settings.get("seed") else ""
-    command = settings.get("command", f"casal run {record['name']}{seed}")
+    command = settings.get("command", shlex.join(["casal", "run", record["name"], *chosen]))
     took = [f"{record['seconds']:.0f} s"] if record["seconds"] else []
     origin = ", ".join([f"`{command}`", *made, *took]) + "."
-    return record["name"], f"{origin}\n\n{text[text.index('### ') :].strip()}"
+    scene = [f", {value}" for option, value in pairwise(chosen) if option == "--scene"]
+    return record["name"] + "".join(scene), f"{origin}\n\n{text[text.index('### ') :].strip()}"
 
 
 def splice(page: str, name: str, block: str) -> str:

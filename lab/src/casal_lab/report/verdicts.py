@@ -3,7 +3,8 @@
     python -m casal_lab.report.verdicts docs
 
 Each page of an experiment has a table *Published claims*, written by a full run. This collects their rows in
-``verdicts.md``, in the order of the paper. The text above ``<!-- verdicts -->`` is kept.
+``verdicts.md``, in the order of the paper. The text above ``<!-- verdicts -->`` is kept, but for the column *now* of
+its table of verdicts before and after.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from casal_lab.experiment import FAILS, HOLDS, NOT_APPLICABLE, PARTLY, VARIANTS
 from casal_lab.report.docs import below
 
 PAGE, MARK = "verdicts.md", "<!-- verdicts -->\n"
+CHANGES = "|---|---|---|---|---|"
+"""The line below the head of the table of changes: where, claim, before, now, why."""
+
 HEADS = {
     "claim": "claim",
     "where": "where",
@@ -119,8 +123,25 @@ def table(found: Sequence[Row]) -> str:
 
 
 def renewed(page: str, found: Sequence[Row]) -> str:
-    """The page with its table made anew."""
-    return below(page, MARK, table(found))
+    """The page with its table made anew, and with the verdicts of today in the table of those before and after."""
+    head, *lines = below(page, MARK, table(found)).partition(MARK)
+    old, title, rest = head.partition(f"{CHANGES}\n")
+    told = [_with_now(line, found) if line.startswith("| ") else line for line in rest.split("\n")]
+    return "".join([old, title, "\n".join(told), *lines])
+
+
+def _with_now(line: str, found: Sequence[Row]) -> str:
+    """A line of the table of changes with the verdicts of all rows of its place and claim, by variant.
+
+    Raises:
+        ValueError: No claim of a page has this place and these words.
+    """
+    where, claim, before, _, reason = _cells(line)
+    here = [row for row in found if (row.where, row.claim) == (where, claim)]
+    if not here:
+        raise ValueError(f"no page has the claim {claim!r} of {where}")
+    now = ", ".join(f"{COLOURS[row.verdict]} {row.verdict if row.variant == '-' else row.variant}" for row in here)
+    return f"| {where} | {claim} | {before} | {now} | {reason} |"
 
 
 if __name__ == "__main__":
