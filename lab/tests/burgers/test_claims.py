@@ -82,7 +82,7 @@ def test_alternating_projections_reach_the_closed_form(truth: Truth) -> None:
 def test_every_constant_says_where_it_comes_from() -> None:
     constants = [origin.constant for origin in EXPERIMENT.origins]
     assert len(constants) == len(set(constants)) > 50
-    assert {origin.origin for origin in EXPERIMENT.origins} == {"paper", "ours"}
+    assert {origin.origin for origin in EXPERIMENT.origins} == {"paper", "script", "ours"}
     assert all(isinstance(part, str) and part for origin in EXPERIMENT.origins for part in origin)
 
 

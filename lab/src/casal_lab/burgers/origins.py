@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from casal_lab.burgers import cost, cycle, learned, observed, regimes, setup
-from casal_lab.burgers.comparison import RHO, WEIGHTS
+from casal_lab.burgers import calibrated, cost, cycle, learned, observed, regimes, setup
+from casal_lab.burgers.comparison import ETA, RHO, WEIGHTS
 from casal_lab.burgers.runs import FULL, SIGMAS
 from casal_lab.experiment import Origin
 from casal_lab.physics.burgers import Burgers
@@ -91,6 +91,9 @@ ORIGINS = (
     _paper("rho", f"{RHO:g}", _NET),
     _paper("tau", "the step of the diffusion at its time", "Algorithm 2"),
     _paper("dual step of Algorithm 2", "tau", "Algorithm 2"),
+    Origin(
+        "dual step of the released update", f"{ETA:g}", "script", "example_particle.py, 904d4d2; of another experiment"
+    ),
     _paper("projected diffusion", "through the decoder, A^+ P A", _BASE),
     _paper("projection of the paper", "alternating, onto plane and sphere", "C.3, constraints"),
     _ours("its tolerance, in the cost table", f"{cost.TOLERANCE:g}", "not printed"),
@@ -108,9 +111,13 @@ ORIGINS = (
     _paper("starts of lambda", ", ".join(f"{sigma:g}" for sigma in SIGMAS), _ABLATION),
     _paper("chains of that study", FULL.chains, _ABLATION),
     _ours("unit of lambda", "root mean square of a field = 1", "not printed; the norm of the decoder = 1 beside"),
+    # Set-ups "noise" and "steep".
+    _paper("error of Algorithm 2 they have", f"{calibrated.ERROR:g}", _ABLATION),
+    _ours("amplitudes tried", ", ".join(f"{a:g}" for a in calibrated.AMPLITUDES), "the largest that stays below"),
+    _ours("noise", "by bisection", f"on {_RUNS.trajectories} trajectories of a seed that is never reported"),
     # Set-up C.
     _ours("set-up C", f"three regimes of size {regimes.WITHIN:g}, one sensor of noise {regimes.SENSOR:g}", "not there"),
     _ours("truths, chains", f"{FULL.regimes.truths}, {FULL.regimes.n}", "an exact distribution to compare with"),
     _ours("draws for its network", learned.DRAWS, "a prior that is nearly exact"),
 )
-"""One row for each constant. None is from a script: the released ones that we know are of other experiments."""
+"""One row for each constant. The released scripts that we know are of other experiments."""

@@ -47,6 +47,9 @@ BURN_INS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8)
 STABLE = 1.0
 """Largest kappa of explicit coupling."""
 
+ROUNDING = 1e-5
+"""By how much a constant rho stays below the limit: step sizes of a network are in single precision."""
+
 WHOLE = 1e5
 """kappa of implicit coupling at which a step goes the whole way to z, but for the share 1e-5: no larger one differs."""
 
@@ -199,7 +202,7 @@ def as_printed(task: Task, guide: Weight | None) -> dict[str, Entry]:
     The penalty has the same weight; its gradient needs a projection, too.
     """
     unit, free = task.prior.decoder.norm() ** -2, _free("DDPM", guide)
-    rho = LargestGain(STABLE * unit)
+    rho = LargestGain((1.0 - ROUNDING) * STABLE * unit)
     methods: dict[str, AnyMethod] = {
         PENALTY: Penalty(rho, of="distance"),
         PROJECTED: Projected(),

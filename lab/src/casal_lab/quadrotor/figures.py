@@ -1,6 +1,6 @@
 """Pictures of flights past obstacles: success rates, trajectories, the ablation, random scenes, and paths in a plane.
 
-A method has its colour of ``casal_lab.drawing`` in all pictures; a failure is orange and has a cross where it hits.
+A method has its colour of ``casal_lab.drawing`` in all pictures; a failure is pink and has a cross where it hits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAMES = {"Algorithm 2": "CASAL, printed", "released code": "CASAL, released", "C
 IN_PAPER = ("penalty", "projected", *NAMES)
 """Methods of the paper's figure; there is one CASAL in it."""
 
-FAILED = "#D55E00"
+FAILED = "#E7298A"
 OBSTACLE = "#b9c0c8"
 SHOWN = 40
 """Paths in one panel at most."""
@@ -75,6 +75,9 @@ def _figure_4(data: Mapping[str, Any]) -> Figure:
         times = (np.arange(positions.shape[1]) + 1) * INTERVAL
         left.plot(times, starts[0], color=_ink(label), linewidth=1.1, linestyle=(0, (4, 2)))
         left.plot(times, positions[0], color=_ink(label), linewidth=1.8, label=NAMES.get(label, label))
+        low, high = left.get_ylim()
+        path = np.concatenate([starts[0], positions[0]])
+        left.set_ylim(min(low, path.min() - 0.1), max(high, path.max() + 0.1))
     left.set(
         xlim=(0, None),
         xlabel="time (s)",
