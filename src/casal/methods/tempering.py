@@ -7,8 +7,8 @@ is known, and finds modes that these cover.
 
 **Second pass**, at the end of the warm-up. Scouts, some of the starting points, run under p alone: a mode that is
 narrow, and becomes heavy only near b = 1, may have been lost on the way, and points that a user gave are not forgotten.
-Chains and scouts give a mixture g of Gaussians around the modes, and n fresh draws of it go from g to p in the same way
-(``mode_weights.py``). It is left out where the chains cross between its parts by themselves.
+Chains and scouts give a mixture g of Gaussians around the modes, and fresh draws of it, one for every sample, go from g
+to p in the same way (``mode_weights.py``). It is left out where the chains cross between its parts by themselves.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ CHANCE = 2.0
 
 CROSSED, CHANGED = 0.5, 3.5
 """Largest correlation of any two functions of the part of the mixture in which a chain is, at the beginning and at the
-end of the second half of the warm-up, up to which chains cross by themselves: the rounds after it are longer. And the
-change of a share, in standard errors, beyond which they still flow from one to another."""
+end of the second half of the warm-up, up to which chains cross by themselves, apart from chance: the rounds after it
+are longer. And the change of a share, in standard errors, beyond which they still flow from one to another."""
 
 
 def explores(problem: Problem) -> bool:
@@ -183,7 +183,7 @@ def heat(
     gain, left = state.log_p - log_start(space, problem, state.y, row), max(control.left, 1)
     least = None if weighing and left == 1 else LEAST_ESS
     b, log_weight = temper(control.share, state.log_weight, gain, groups, left, least)
-    record |= {"share": b, "ess": groups.effective_size(log_weight)}
+    record |= {"share": b, "ess": groups.effective_size(log_weight) * control.n / len(state.y)}
     if b < 1.0 and control.left <= 0:  # it does not come to an end
         b, log_weight, record["tempered"] = 1.0, torch.zeros_like(log_weight), 0.0
     elif b == 1.0 and not weighing:
@@ -237,7 +237,7 @@ def weigh(problem: Problem, state: HMCState, control: Control, generator: torch.
     if not found.alone and _crossing(found.mixture, state):
         return state, control, {}
     record = {"weighed": 0.0, "alone": float(found.alone)}
-    drawn = None if found.dropped else found.draw(n)
+    drawn = None if found.dropped else found.draw(control.n)
     if drawn is None:
         return state, control, record
     t, x, log_g = problem.table.t[0].to(state.x.device), space.latents(drawn, problem.like), found.at(drawn)
@@ -245,11 +245,11 @@ def weigh(problem: Problem, state: HMCState, control: Control, generator: torch.
     weight, control = first_weights(found.mixture, drawn, log_g), control._replace(spent=control.spent + 2.0)
     if weight is None or not covers(new - log_g, log_p[good] - found.at(y[good])):
         return state, control, record
-    control = _within(space, problem, control, found.mixture, state.y)
-    state = state._replace(
-        x=x, z=space.decoded(problem, drawn), y=drawn, score=score, log_p=new, log_weight=weight,
-        ancestor=torch.arange(n, device=x.device),
-    )  # fmt: skip
+    control = _within(space, problem, control._replace(chains=control.n), found.mixture, state.y)
+    every = torch.arange(control.n, device=x.device)
+    state = state.rows(every % n)._replace(
+        x=x, z=space.decoded(problem, drawn), y=drawn, score=score, log_p=new, log_weight=weight, ancestor=every
+    )
     return heat(problem, state, control, {}, generator)
 
 
@@ -269,7 +269,11 @@ def _within(space: Space, problem: Problem, control: Control, mixture: Mixture, 
 
 
 def _crossing(mixture: Mixture, state: HMCState) -> bool:
-    """Whether chains cross between the parts of the mixture, since the middle of the warm-up, both ways."""
+    """Whether chains cross between the parts of the mixture, since the middle of the warm-up, both ways.
+
+    k parts of n chains that forget where they were still show a correlation of 2 sqrt((k - 1) / n), the largest
+    singular value of a matrix (k - 1, k - 1) of independent numbers of variance 1 / n.
+    """
     (then, now), count, n = (mixture.label(y) for y in (state.before, state.y)), len(mixture.share), len(state.y)
     joint = torch.bincount(then * count + now, minlength=count * count).reshape(count, count).to(state.y) / n
     before, after = joint.sum(1), joint.sum(0)
@@ -277,7 +281,7 @@ def _crossing(mixture: Mixture, state: HMCState) -> bool:
         return False
     size = before[:, None] * after
     scaled = torch.where(size > 0, joint / size.clamp_min(1e-300).sqrt(), 0.0)
-    return float(torch.linalg.svdvals(scaled)[1]) <= CROSSED
+    return float(torch.linalg.svdvals(scaled)[1]) <= math.sqrt(CROSSED**2 + 4.0 * (count - 1) / n)
 
 
 def mode_errors(part: Tensor, ancestor: Tensor) -> dict[str, float]:
