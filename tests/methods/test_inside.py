@@ -36,7 +36,8 @@ def state_of(problem: Problem, y: Tensor) -> HMCState:
     space = space_of(problem)
     log_p = problem.log_density(space.latents(y, problem.like))
     numbers = torch.arange(len(y))
-    return HMCState(y, y, y, y, log_p, zeros, zeros, zeros, y, y, zeros, numbers, torch.zeros_like(numbers))
+    none = torch.zeros_like(numbers)
+    return HMCState(y, y, y, y, log_p, zeros, zeros, zeros, y, y, zeros, numbers, none, none)
 
 
 def worst(seen: Tensor, right: Tensor) -> float:
@@ -249,7 +250,7 @@ def test_a_second_kind_of_move_leaves_right_samples_alone_and_shifts_others(curv
         space = space_of(problem)
         y = z if space.flat is None else space.flat.inward(z)
         scale = torch.zeros(0) if curved else torch.eye(d, dtype=F)
-        control = Control(10, eps=0.5, centre=plain(torch.zeros(d)), scale=plain(scale))
+        control = Control(10, n, n, n, eps=0.5, centre=plain(torch.zeros(d)), scale=plain(scale))
         found = second_kind(space, problem, state_of(problem, y), control, torch.Generator().manual_seed(12))
         return found["second_t"], found["second_edge"]
 

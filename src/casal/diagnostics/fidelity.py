@@ -239,6 +239,12 @@ class Evidence:
         return _evenly(n, min(n, some.stop, MOST_SAMPLES)).to(self.run.samples.device)
 
     @cached_property
+    def chains(self) -> Tensor:
+        """Numbers of samples that are the first draws of their chains (``HMC``), where chains give several."""
+        draw = getattr(self.run.state, "draw", None)
+        return self.index if draw is None else torch.nonzero(draw == 0).flatten()[: len(self.index)]
+
+    @cached_property
     def z(self) -> Tensor:
         """These samples, float64."""
         return self.run.samples[self.index].to(torch.float64)
@@ -585,15 +591,15 @@ def remembered(evidence: Evidence) -> Finding:
     anchor = getattr(evidence.run.state, "anchor", None)
     if anchor is None or len(anchor) != len(evidence.run.samples):
         return Finding()
-    trace, labels = evidence.run.trace, evidence.problem.groups()
+    trace, labels, chains = evidence.run.trace, evidence.problem.groups(), evidence.chains
     weighed = float(trace["weighed"][-1]) if "weighed" in trace else NOT_CHECKED
     if labels is not None:
-        labels = labels.to(evidence.index.device)[evidence.index]
+        labels = labels.to(chains.device)[chains]
     elif weighed == 1.0:
-        labels = evidence.run.state.part[evidence.index]
+        labels = evidence.run.state.part[chains]
     figures = {"mode_error": float(trace["mode_error"][-1])} if weighed == 1.0 else {}
     notes = _tempered_notes(trace) if weighed != 1.0 else ()
-    found = memory(anchor[evidence.index], evidence.run.state.y[evidence.index], labels)
+    found = memory(anchor[chains], evidence.run.state.y[chains], labels)
     if found is None:
         few = "too few chains to check whether they have forgotten their start"
         return Finding({"memory": NOT_CHECKED} | figures, notes=(few, *notes))
@@ -656,12 +662,12 @@ def _grown(evidence: Evidence) -> tuple[float, float] | None:
     """The share of a cluster of chains when adaptation ended and now, where it fills up."""
     if evidence.problem.groups() is not None or evidence.problem.chains is not None:
         return None
-    return growing_share(*(getattr(evidence.run.state, name)[evidence.index] for name in ("anchor", "before", "y")))
+    return growing_share(*(getattr(evidence.run.state, name)[evidence.chains] for name in ("anchor", "before", "y")))
 
 
 def _last_shift(evidence: Evidence) -> float:
     """How far the mean of a coordinate of the chains moved in their last round, beyond chance, in deviations."""
-    before, after = (getattr(evidence.run.state, name)[evidence.index] for name in ("before", "y"))
+    before, after = (getattr(evidence.run.state, name)[evidence.chains] for name in ("before", "y"))
     spread = after.std(0).clamp_min(1e-300)
     chance = SHIFT_ERRORS * ((after - before).std(0) / spread) / math.sqrt(len(after))
     return float(((after - before).mean(0).abs() / spread - chance).max())

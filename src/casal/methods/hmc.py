@@ -23,7 +23,12 @@ differ. The density is asked inside the set only.
 follows the acceptance, the metric is the covariance of the chains, shrunk towards its diagonal in the coordinates of
 the metric before, and trajectories are 1.5 spreads long. After that nothing is adapted. Rounds of trajectories follow,
 each as long as all before it together. When the chains have forgotten where they were at the end of the warm-up, there
-is one more round, and the run ends.
+is one more round.
+
+**Draws.** n samples come from m chains, the first rows of the state. Where m < n, chains that have forgotten their
+start go on, and each gives n / m draws, so far apart that their correlation is about 0.2 or less. All draws of a chain
+have one ancestor, so standard errors count them as what they are. Modes between which chains do not cross would get the
+error of m draws: where they are weighed, all n rows become chains.
 
 **Modes.** Chains keep to their modes, and to components of the set. With a potential, a tempered start finds them, and
 a second pass weighs them by fresh draws around all that was found (``tempering.py``, ``mode_weights.py``). Constant and
@@ -118,16 +123,23 @@ WARM_ROWS, MAIN_ROWS = 32, 8
 MARKS = (0.25, 0.5, 0.75)
 """Shares of the warm-up after which the metric is renewed."""
 
+CHAINS, PER_DIMENSION = 256, 4
+"""Chains from which several draws each are taken, at least, in all and for every dimension of the set: enough for what
+is measured of them (memory, R-hat, metric), which has errors like 1 / sqrt(chains)."""
+
+LOOKING = 4
+"""Times as many chains as that look for modes in a tempered start, at most: few chains lose narrow ones."""
+
+APART = 0.2
+"""Correlation of two draws of a chain, at most: draws are then worth two thirds of independent ones, and fewer of them
+would be worth less for the same work."""
+
 FLOWS, FIRST_FLOWS = 2, (8, 6, 6, 6)
 """Flows of the first round, and of the rows of a warm-up by flows."""
 
 SPREAD = 256
 """Points all over a bounded set at which a density is asked whether it is constant or Gaussian: it may have a narrow
 mode far from all starting points."""
-
-WARM_CHAINS = 512
-"""Chains of a warm-up by flows, at most. It only finds the metric of a density with one mode; the other chains begin as
-copies, which have to forget that like all others."""
 
 SAME = 0.2
 """Difference of the two rules for log p(y') - log p(y) over a trajectory, up to which the first is taken."""
@@ -151,9 +163,9 @@ class HMC(Method[HMCState]):
 
     For flat sets (``Box``, ``Simplex``, ``Polytope``, ``Monotone``, ``Affine & Box`` ...) and for sets of smooth
     equations and inequalities (``Sphere``, ``Implicit``, ``MassEnergy``, ``Ball`` ...), in up to some hundred
-    dimensions, thousands for bounds. The equations are at the top of this file. n chains give n independent
-    samples once they have forgotten their start; the run ends when they have, and takes at most as many evaluations a
-    chain as the target has steps. Its step size is not used.
+    dimensions, thousands for bounds. The equations are at the top of this file. Chains give samples once they have
+    forgotten their start; the run takes at most as many evaluations a sample as the target has steps. Its step size is
+    not used.
 
     The distribution is exact as the number of steps grows. Separate modes and components of a set that are found have
     their right weights where the potential is known; the result says what is the case.
@@ -162,6 +174,9 @@ class HMC(Method[HMCState]):
         warm_up: Share of the evaluations in which step, metric and length of trajectories adapt. None takes 0.4, or 0.5
             for a tempered start.
         temper: Whether to look for modes by a tempered start and to weigh them, where the potential is known.
+        draws: Samples of one chain. "auto" takes one up to 512 samples, and wherever chains have sets or conditions of
+            their own; else as many as leave 256 chains, or four for every dimension. Samples of one chain have one
+            ancestor: ``result.expect`` knows that they are not independent.
 
     >>> import casal, torch
     >>> target = casal.langevin(lambda x: x + 1.0, steps=60, step_size=0.3, init=torch.zeros(64, 8))
@@ -172,6 +187,7 @@ class HMC(Method[HMCState]):
 
     warm_up: float | None = None
     temper: bool = True
+    draws: int | str = "auto"
 
     name: ClassVar[str] = "HMC"
     promises_distribution: ClassVar[bool] = True
@@ -181,18 +197,32 @@ class HMC(Method[HMCState]):
     def __post_init__(self) -> None:
         if self.warm_up is not None and not 0.0 <= self.warm_up < 1.0:
             raise SettingError(f"warm_up is a share of the evaluations in [0, 1), got {self.warm_up}")
+        if self.draws != "auto" and (not isinstance(self.draws, int) or self.draws < 1):
+            raise SettingError(f'draws is a whole number of samples of one chain, or "auto", got {self.draws!r}')
 
     # ---------------------------------------------------------------------------------------------------- stages
 
     def control(self, problem: Problem, n: int) -> Control:
         if not problem.table.static:
             raise SettingError("HMC needs a fixed density (langevin, energy); use BoundedHMC or LookAhead for a model")
-        space_of(problem)
-        budget = len(problem.table)
-        rows = MAIN_ROWS + min(WARM_ROWS, budget)
-        rows += DRAW_ROWS + min(TEMPER_ROWS, budget) if self._tempered(problem, n) else 0
-        rows += WEIGH_ROWS if self._weighs(problem, n) else 0
-        return Control(rows)
+        space, budget = space_of(problem), len(problem.table)
+        few = chains = self._chains(problem, space, n)
+        rows = MAIN_ROWS + min(WARM_ROWS, budget) + -(-n // few) - 1
+        if self._tempered(problem, few):
+            rows, chains = rows + DRAW_ROWS + min(TEMPER_ROWS, budget), min(n, LOOKING * few)
+        rows += WEIGH_ROWS if self._weighs(problem, few) else 0
+        return Control(rows, chains, few, n)
+
+    def _chains(self, problem: Problem, space: Space, n: int) -> int:
+        """Chains that give n samples."""
+        if self.draws == "auto":
+            size = math.prod(space.event) if space.flat is None else space.flat.dimension
+            draws = 1 if problem.chains is not None else max(1, n // max(CHAINS, PER_DIMENSION * size))
+        else:
+            draws = int(self.draws)
+            if draws > 1 and problem.chains is not None:
+                raise SettingError(f"draws = {draws}, but every chain has a set or a condition of its own; use draws=1")
+        return -(-n // draws)
 
     def steps(self, problem: Problem, control: Control) -> int:
         return control.rows
@@ -212,14 +242,17 @@ class HMC(Method[HMCState]):
         t = problem.table.t[0].to(device)
         centre, scale = (torch.tensor(v, dtype=torch.float64, device=device) for v in (control.centre, control.scale))
         shared = (control.eps, control.share, control.fine > 0, centre, scale)
-        phase, space = control.phase, space_of(problem)
+        phase, space, most = control.phase, space_of(problem), control.chains
+        gathers = phase == "gather"
         if control.law in ("constant", "gaussian") or (phase == "draw" and space.flat is not None):
-            count = FLOWS << (MAIN_ROWS - control.left)
-            most = None
-            if phase != "main":
+            left = self._left(problem, control) if gathers else len(problem.table) - control.trajectories
+            if gathers:
+                count = math.ceil(min(control.gap, left))
+            elif phase == "main":
+                count = FLOWS << (MAIN_ROWS - control.left)
+            else:
                 count = FIRST_FLOWS[min(len(FIRST_FLOWS) - 1, control.row)]
-                most = WARM_CHAINS if phase == "warm" and problem.chains is None else None
-            count = max(1, min(count, len(problem.table) - control.trajectories))
+            count = max(1, min(count, int(left)))
             straight = control.law == "constant" or (phase == "draw" and control.uniform)
             return Row("flow" if straight else "orbit", t, (1,) * count, *shared, most=most)
         price, allowance = (
@@ -227,17 +260,22 @@ class HMC(Method[HMCState]):
             control.limit - control.spent,
         )
         allowance /= (1 << control.left) - 1 if phase == "main" else max(control.left, 1)
+        limit = control.limit
+        if gathers:
+            allowance = min(control.gap, self._left(problem, control))
+            limit = control.spent + allowance
         if control.law == "infinite":
-            left = min(control.limit - control.spent, allowance)
-            return Row("slice" if left >= control.price else "rest", t, (1,) * int(left / control.price), *shared)
+            left = min(limit - control.spent, allowance)
+            count = math.ceil(left / control.price) if gathers else int(left / control.price)
+            return Row("slice" if count else "rest", t, (1,) * count, *shared, most=most)
         wanted = min(LONGEST, max(1, round(control.length / control.eps)))
         if phase == "temper":
             wanted = min(wanted, HEATED)
         wanted = max(1, min(wanted, int((allowance - known) / price)))
-        count = int(allowance / (wanted * price + known)) if phase == "main" else 1
-        if control.limit - control.spent < price + known:
+        count = int(allowance / (wanted * price + known)) if phase in ("main", "gather") else 1
+        if limit - control.spent < price + known:
             return Row("rest", t)
-        lengths, left = list[int](), control.limit - control.spent
+        lengths, left = list[int](), limit - control.spent
         for k in range(max(1, count)):
             share = LENGTHS[0] + (LENGTHS[1] - LENGTHS[0]) * ((control.trajectories + k) * GOLDEN % 1.0)
             length = max(1, min(round(wanted * share), int((left - known) / price)))
@@ -250,7 +288,13 @@ class HMC(Method[HMCState]):
             phase == "warm" and known and control.left % 4 == 2
         )
         shared = (control.eps, control.share, price > 1, centre, scale)
-        return Row("leapfrog", t, tuple(lengths), *shared, reference=reference, decades=DECADES if uneven else 0.0)
+        decades = DECADES if uneven else 0.0
+        return Row("leapfrog", t, tuple(lengths), *shared, reference=reference, decades=decades, most=most)
+
+    def _left(self, problem: Problem, control: Control) -> float:
+        """Evaluations of a chain, or flows, that may be spent on one more draw: all samples together have a budget."""
+        spent = control.trajectories if control.law in ("constant", "gaussian") else control.spent
+        return (len(problem.table) * control.n / control.chains - spent) / max(control.left, 1)
 
     def fits(self, problem: Problem) -> bool:
         """Whether the set and the decoder are of a kind that it takes."""
@@ -309,7 +353,8 @@ class HMC(Method[HMCState]):
         log_weight, ancestor = equal_weights(problem, len(x))
         y, zeros = x.flatten(1).to(torch.float64), torch.zeros_like(log_weight)
         z = torch.zeros((len(x), *decoded_event(problem)), dtype=torch.float64, device=x.device)
-        return HMCState(x, z, y, y, zeros, zeros + ACCEPTED, zeros, zeros, y, y, log_weight, ancestor, 0 * ancestor)
+        none = 0 * ancestor
+        return HMCState(x, z, y, y, zeros, zeros + ACCEPTED, zeros, zeros, y, y, log_weight, ancestor, none, none)
 
     # ---------------------------------------------------------------------------------------------- each chain alone
 
@@ -321,8 +366,7 @@ class HMC(Method[HMCState]):
             few = max(0, row.most - problem.first)
             if not few:
                 return state
-            moved = self.step(space, problem, HMCState(*(p[:few] for p in state)), row._replace(most=None), noise)
-            return HMCState(*(torch.cat([one, p[few:]]) for one, p in zip(moved, state, strict=True)))
+            return self.step(space, problem, state.rows(slice(few)), row._replace(most=None), noise).over(state)
         generator = generator_of(noise, state.y)
         space = space.take(slice(problem.first, problem.first + len(state.y)))
         move = slices if row.kind == "slice" else flows
@@ -332,8 +376,19 @@ class HMC(Method[HMCState]):
         return state._replace(x=space.latents(state.y, problem.like), z=space.decoded(problem, state.y))
 
     def look(self, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> Done:
-        """Put the chains into the set, and look what kind of density it is."""
-        space, n, used = space_of(problem), len(state.x), problem.usage.scores
+        """Put the chains into the set, and look what kind of density it is.
+
+        Starting points of m < n chains are taken evenly from all.
+        """
+        n, m = len(state.x), control.chains
+        every = torch.arange(n, device=state.x.device)
+        state, control, record = self._look(problem, state.rows(every[:m] * n // m), control, generator)
+        return (state if control.chains == n else state.rows(every % control.chains)), control, record
+
+    def _look(self, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> Done:
+        """The same for the chains that move."""
+        n = len(state.x)
+        space, used = space_of(problem), problem.usage.scores
         t = problem.table.t[0].to(state.x.device)
         if space.flat is not None:
             y = space.inside(state.x)
@@ -371,14 +426,15 @@ class HMC(Method[HMCState]):
             if self._tempered(problem, n) and not one_mode:
                 limit = TEMPERED * (WARM_UP_TEMPERED if self.warm_up is None else self.warm_up) * budget
                 return state, begin(space, problem, control, y, limit), record
-        return state, self._warm(problem, control, WARM_UP, budget), record
+        return *_fewer(state, self._warm(problem, control, WARM_UP, budget)), record
 
     def _warm(self, problem: Problem, control: Control, usual: float, budget: float) -> Control:
         """The warm-up begins."""
         if control.law in ("constant", "gaussian"):
             return control._replace(phase="warm", left=len(FIRST_FLOWS), share=1.0)
         limit = max(control.spent, (usual if self.warm_up is None else self.warm_up) * budget)
-        rows = min(WARM_ROWS, int((limit - control.spent) / 3), control.rows - control.row - MAIN_ROWS)
+        kept = MAIN_ROWS + -(-control.n // control.few) - 1
+        rows = min(WARM_ROWS, int((limit - control.spent) / 3), control.rows - control.row - kept)
         if rows < 1:
             return control._replace(phase="main", left=MAIN_ROWS, limit=_of_rounds(problem), share=1.0)
         return control._replace(phase="warm", left=rows, limit=limit, share=1.0)
@@ -395,7 +451,20 @@ class HMC(Method[HMCState]):
         return linear_score(space, lambda x: problem.score(x, t), tested, problem.like, log_p)
 
     def after(self, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> Done:
-        """After a row: adapt, and see what comes next."""
+        """After a row: adapt, see what comes next, and keep draws of chains that give several."""
+        n = len(state.x)
+        moved, control, record = self._after(problem, state.rows(slice(control.chains)), control, generator)
+        if len(moved.x) == n:
+            return moved, control, record
+        state, slots = moved.over(state), -(-n // control.chains)
+        if control.phase == "gather":
+            state = _kept(state, control.chains, slots - control.left)
+        elif control.phase == "end":
+            state = _exchanged(state, control.chains)
+        return state, control, record
+
+    def _after(self, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> Done:
+        """The same for the chains that move."""
         row = self._row(problem, control)
         flowed = row.kind in ("flow", "orbit")
         price = 1 + row.fine
@@ -413,17 +482,19 @@ class HMC(Method[HMCState]):
         record["leapfrogs"] = 0.0 if flowed else sum(row.lengths) / max(len(row.lengths), 1)
         if control.phase == "main":
             return self._round(problem, state, control, record, generator)
+        if control.phase == "gather":
+            return state, control._replace(phase="gather" if control.left else "end"), record
         if control.law == "smooth" and not flowed and not row.decades:
             control = self._adapt(problem, state, control, rate, generator)
         if control.phase == "draw" and control.left == 0:
             state, control = leave_start(problem, state, control, flowed)
             if control.share == 1.0:
-                control = self._warm(problem, control, WARM_UP, float(len(problem.table)))
+                state, control = _fewer(state, self._warm(problem, control, WARM_UP, float(len(problem.table))))
             return state, control, record
         if control.phase == "temper":
             state, control, found = heat(problem, state, control, record, generator)
             if control.share == 1.0:
-                control = self._warm(problem, control, WARM_UP_TEMPERED, float(len(problem.table)))
+                state, control = _fewer(state, self._warm(problem, control, WARM_UP_TEMPERED, len(problem.table)))
                 state = state._replace(before=state.y)
             return state, control, found
         if control.phase == "weigh":
@@ -446,6 +517,7 @@ class HMC(Method[HMCState]):
         if control.phase == "weigh" and control.share < 1.0:
             return state, control
         control = control._replace(phase="main", left=MAIN_ROWS, limit=_of_rounds(problem), trajectories=0)
+        control = control._replace(began=0.0 if control.law in ("constant", "gaussian") else control.spent)
         return state._replace(anchor=state.y, before=state.y), control._replace(share=1.0)
 
     def _adapt(
@@ -457,13 +529,14 @@ class HMC(Method[HMCState]):
         factor = pace(rate, GAINS[control.row > WARM_ROWS // 2])
         if control.phase == "draw" and rate > EASY:
             factor = FASTER
-        widest = control.length / LENGTH
+        length = self._length(problem, state.y, control, generator)
+        widest = length / LENGTH
         eps = min(max(control.eps * factor, SIZES[0] * widest), SIZES[1] * widest)
         fine = control.fine
         late = control.phase == "warm" and control.left <= 2
         if fine < 0 and late and problem.target.potential is None and space_of(problem).flat is not None:
             fine = int(float(state.gap.max()) > SAME)
-        return control._replace(eps=eps, length=self._length(problem, state.y, control, generator), fine=fine)
+        return control._replace(eps=eps, length=length, fine=fine)
 
     def _length(self, problem: Problem, y: Tensor, control: Control, generator: torch.Generator) -> float:
         """Length of a trajectory in the coordinates u: so many spreads of the widest direction."""
@@ -484,7 +557,7 @@ class HMC(Method[HMCState]):
             return state, control
         scale = torch.tensor(control.scale, dtype=state.y.dtype, device=state.y.device)
         centre = torch.tensor(control.centre, dtype=state.y.dtype, device=state.y.device)
-        y = state.y[:WARM_CHAINS] if control.law == "constant" and problem.chains is None else state.y
+        y = state.y
         if flat is None:
             turned = curved_scale(problem, state.y)
             return state, control._replace(scale=plain(turned), eps=control.eps * shrinkage(scale, turned))
@@ -505,6 +578,7 @@ class HMC(Method[HMCState]):
         kept = memory(features(state.anchor), features(state.y), labels)
         if kept is not None:
             record["memory"] = kept.value
+            control = control._replace(gap=min(control.gap, _apart(control, kept.value)))
         chance = max(FORGOTTEN[1], math.sqrt(2.0 * math.log(4.0 * state.y.shape[1]))) / math.sqrt(len(state.y))
         forgotten = kept is not None and kept.value <= FORGOTTEN[0] + chance
         rounds = MAIN_ROWS - control.left
@@ -517,7 +591,9 @@ class HMC(Method[HMCState]):
             if agree is not None:
                 record |= {"r_hat": agree.value, "r_hat_edge": agree.edge}
             second = second_kind(space_of(problem), problem, state, control, generator)
-            return state, control._replace(phase="end"), record | second | {"ancestors": ancestors_left(state.ancestor)}
+            more = -(-control.n // control.chains) - 1
+            control = control._replace(phase="gather" if more else "end", left=more)
+            return state, control, record | second | {"ancestors": ancestors_left(state.ancestor)}
         return state._replace(before=state.y), control._replace(ending=forgotten and rounds >= 2), record
 
     # ---------------------------------------------------------------------------------------------------- what is left
@@ -543,6 +619,34 @@ class HMC(Method[HMCState]):
 
     def advice(self, state: HMCState, row: Any) -> str:
         return f"(eps = {row.eps:.3g}); check the score near the edge of the set"
+
+
+def _apart(control: Control, memory: float) -> float:
+    """Evaluations of a chain, or flows, after which its memory is APART, if it decays as since the rounds began."""
+    spent = control.trajectories if control.law in ("constant", "gaussian") else control.spent
+    return (spent - control.began) * math.log(APART) / math.log(min(max(memory, 1e-9), 1.0 - 1e-9))
+
+
+def _fewer(state: HMCState, control: Control) -> tuple[HMCState, Control]:
+    """The chains that go on after a tempered start, evenly from all: copies are neighbours."""
+    some = torch.arange(control.few, device=state.x.device) * control.chains // control.few
+    return state.rows(some), control._replace(chains=control.few)
+
+
+def _kept(state: HMCState, m: int, slot: int) -> HMCState:
+    """The chains, the first m rows, as their draws number ``slot``, in the rows from m ``slot`` on."""
+    rows = slice(slot * m, min((slot + 1) * m, len(state.x)))
+    made = state.rows(slice(rows.stop - rows.start))
+    made = made._replace(draw=torch.full_like(made.draw, slot))
+    return HMCState(*(torch.cat([p[: rows.start], one, p[rows.stop :]]) for p, one in zip(state, made, strict=True)))
+
+
+def _exchanged(state: HMCState, m: int) -> HMCState:
+    """The first draws of the chains in the first m rows, where the checks look for them, and the last ones after."""
+    order = torch.arange(len(state.x), device=state.x.device)
+    few = min(m, len(order) - m)
+    order[:few], order[m : m + few] = order[m : m + few].clone(), order[:few].clone()
+    return state.rows(order)._replace(draw=state.draw)
 
 
 def _of_rounds(problem: Problem) -> float:

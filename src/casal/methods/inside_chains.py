@@ -92,7 +92,7 @@ class Row(NamedTuple):
 
 
 class HMCState(NamedTuple):
-    """Chains in the set. n chains, r coordinates of the set.
+    """Chains in the set, and draws of them. n rows, r coordinates of the set.
 
     Attributes:
         x: The samples in latent space, (n, *latent).
@@ -108,6 +108,7 @@ class HMCState(NamedTuple):
         log_weight: Logarithms of the weights, (n,).
         ancestor: Starting chain, or draw of the second pass, each chain descends from, (n,).
         part: Cluster in which each chain was at the end of the second pass, (n,); 0 without one.
+        draw: Which draw of its chain a row holds, (n,): 0 for the first.
     """
 
     x: Tensor
@@ -123,6 +124,15 @@ class HMCState(NamedTuple):
     log_weight: Tensor
     ancestor: Tensor
     part: Tensor
+    draw: Tensor
+
+    def rows(self, index: Tensor | slice) -> HMCState:
+        """Some of the rows."""
+        return HMCState(*(part[index] for part in self))
+
+    def over(self, other: HMCState) -> HMCState:
+        """These rows in the place of the first ones of another state."""
+        return HMCState(*(torch.cat([one, rest[len(one) :]]) for one, rest in zip(self, other, strict=True)))
 
 
 class Control(NamedTuple):
@@ -130,8 +140,11 @@ class Control(NamedTuple):
 
     Attributes:
         rows: Rows of the whole run.
+        chains: Chains that move, the first rows of the state.
+        few: Chains after a tempered start.
+        n: Samples, the rows of the state.
         row: Rows taken.
-        phase: "look", "draw", "temper", "warm", "weigh", "main" or "end".
+        phase: "look", "draw", "temper", "warm", "weigh", "main", "gather" or "end".
         left: Rows left of the phase.
         law: "constant", "gaussian", "smooth", or "infinite" at a wall.
         limit: Evaluations of a chain at which the phase ends.
@@ -150,9 +163,14 @@ class Control(NamedTuple):
         reference: The mixture of the second pass.
         uniform: Whether the tempered start begins from a constant density on the set.
         weighed: Whether the second pass has ended.
+        began: Evaluations of a chain, or flows, at which the rounds began.
+        gap: The same from one draw of a chain to the next.
     """
 
     rows: int
+    chains: int
+    few: int
+    n: int
     row: int = 0
     phase: str = "look"
     left: int = 0
@@ -172,6 +190,8 @@ class Control(NamedTuple):
     reference: Any = ()
     uniform: bool = False
     weighed: bool = False
+    began: float = 0.0
+    gap: float = math.inf
 
 
 Done: TypeAlias = tuple[HMCState, Control, Mapping[str, float]]

@@ -7,9 +7,9 @@ is known, and finds modes that these cover.
 
 **Second pass**, at the end of the warm-up. Scouts run under p alone: some of the starting points, since points that a
 user gave are not forgotten, and local maxima among many points all over the set, since a mode that is narrow, and
-becomes heavy only near b = 1, may have been lost on the way.
-Chains and scouts give a mixture g of Gaussians around the modes, and n fresh draws of it go from g to p in the same way
-(``mode_weights.py``). It is left out where the chains cross between its parts by themselves.
+becomes heavy only near b = 1, may have been lost on the way. Chains and scouts give a mixture g of Gaussians around the
+modes, and fresh draws of it, one for every sample, go from g to p in the same way (``mode_weights.py``). It is left out
+where the chains cross between its parts by themselves.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ CHANCE = 2.0
 
 CROSSED, CHANGED = 0.5, 3.5
 """Largest correlation of any two functions of the part of the mixture in which a chain is, at the beginning and at the
-end of the second half of the warm-up, up to which chains cross by themselves: the rounds after it are longer. And the
-change of a share, in standard errors, beyond which they still flow from one to another."""
+end of the second half of the warm-up, up to which chains cross by themselves, apart from chance: the rounds after it
+are longer. And the change of a share, in standard errors, beyond which they still flow from one to another."""
 
 
 def explores(problem: Problem) -> bool:
@@ -193,7 +193,7 @@ def heat(
     gain, left = state.log_p - log_start(space, problem, state.y, row), max(control.left, 1)
     least = None if weighing and left == 1 else LEAST_ESS
     b, log_weight = temper(control.share, state.log_weight, gain, groups, left, least)
-    record |= {"share": b, "ess": groups.effective_size(log_weight)}
+    record |= {"share": b, "ess": groups.effective_size(log_weight) * control.n / len(state.y)}
     if b < 1.0 and control.left <= 0:  # it does not come to an end
         b, log_weight, record["tempered"] = 1.0, torch.zeros_like(log_weight), 0.0
     elif b == 1.0 and not weighing:
@@ -247,7 +247,7 @@ def weigh(problem: Problem, state: HMCState, control: Control, generator: torch.
     if not found.alone and _crossing(found.mixture, state):
         return state, control, {}
     record = {"weighed": 0.0, "alone": float(found.alone)}
-    drawn = None if found.dropped else found.draw(n)
+    drawn = None if found.dropped else found.draw(control.n)
     if drawn is None:
         return state, control, record
     t, x, log_g = problem.table.t[0].to(state.x.device), space.latents(drawn, problem.like), found.at(drawn)
@@ -255,11 +255,11 @@ def weigh(problem: Problem, state: HMCState, control: Control, generator: torch.
     weight, control = first_weights(found.mixture, drawn, log_g), control._replace(spent=control.spent + 2.0)
     if weight is None or not covers(new - log_g, log_p[good] - found.at(y[good])):
         return state, control, record
-    control = _within(space, problem, control, found.mixture, state.y)
-    state = state._replace(
-        x=x, z=space.decoded(problem, drawn), y=drawn, score=score, log_p=new, log_weight=weight,
-        ancestor=torch.arange(n, device=x.device),
-    )  # fmt: skip
+    control = _within(space, problem, control._replace(chains=control.n), found.mixture, state.y)
+    every = torch.arange(control.n, device=x.device)
+    state = state.rows(every % n)._replace(
+        x=x, z=space.decoded(problem, drawn), y=drawn, score=score, log_p=new, log_weight=weight, ancestor=every
+    )
     return heat(problem, state, control, {}, generator)
 
 
@@ -279,7 +279,11 @@ def _within(space: Space, problem: Problem, control: Control, mixture: Mixture, 
 
 
 def _crossing(mixture: Mixture, state: HMCState) -> bool:
-    """Whether chains cross between the parts of the mixture, since the middle of the warm-up, both ways."""
+    """Whether chains cross between the parts of the mixture, since the middle of the warm-up, both ways.
+
+    k parts of n chains that forget where they were still show a correlation of 2 sqrt((k - 1) / n), the largest
+    singular value of a matrix (k - 1, k - 1) of independent numbers of variance 1 / n.
+    """
     (then, now), count, n = (mixture.label(y) for y in (state.before, state.y)), len(mixture.share), len(state.y)
     joint = torch.bincount(then * count + now, minlength=count * count).reshape(count, count).to(state.y) / n
     before, after = joint.sum(1), joint.sum(0)
@@ -287,7 +291,7 @@ def _crossing(mixture: Mixture, state: HMCState) -> bool:
         return False
     size = before[:, None] * after
     scaled = torch.where(size > 0, joint / size.clamp_min(1e-300).sqrt(), 0.0)
-    return float(torch.linalg.svdvals(scaled)[1]) <= CROSSED
+    return float(torch.linalg.svdvals(scaled)[1]) <= math.sqrt(CROSSED**2 + 4.0 * (count - 1) / n)
 
 
 def mode_errors(part: Tensor, ancestor: Tensor) -> dict[str, float]:
@@ -334,20 +338,19 @@ def _scouts(space: Space, problem: Problem, state: HMCState, control: Control, g
     m = min(SCOUTS - len(peaks), n)
     moves = min(SCOUTING[1], int(budget / (m + len(peaks)) / (HEATED + 1)))
     if moves < SCOUTING[0]:
-        return HMCState(*(part[:0] for part in state))
+        return state.rows(torch.arange(0))
     y = torch.cat([state.anchor[torch.arange(m, device=state.y.device) * n // m], peaks])
     some = torch.arange(len(y), device=y.device) % n
     t = problem.table.t[0].to(state.x.device)
     centre, scale = (torch.tensor(v, dtype=y.dtype, device=y.device) for v in (control.centre, control.scale))
     row = Row("leapfrog", t, (HEATED,), control.eps, centre=centre, scale=scale)
     log_p = problem.log_density(space.latents(y, problem.like))
-    scouts = HMCState(*(part[some] for part in state))
-    scouts = scouts._replace(y=y, score=score_at(space, problem, y, row), log_p=log_p)
+    scouts = state.rows(some)._replace(y=y, score=score_at(space, problem, y, row), log_p=log_p)
     scouts, row = _followed(space, problem, scouts, row, moves, generator)
     apart = torch.nonzero(_apart(space, problem, scale, state, scouts)).flatten()
     if len(apart):
         copies = apart[torch.arange(len(scouts.y), device=y.device) % len(apart)]
-        found = _followed(space, problem, HMCState(*(part[copies] for part in scouts)), row, moves, generator)[0]
+        found = _followed(space, problem, scouts.rows(copies), row, moves, generator)[0]
         scouts = HMCState(*(torch.cat(pair) for pair in zip(scouts, found, strict=True)))
     return scouts
 
