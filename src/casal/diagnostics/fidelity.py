@@ -30,6 +30,19 @@ from casal.diagnostics.modes import (
     line_integral,
     path_dependence,
 )
+from casal.diagnostics.peaks import (
+    CLIMBS,
+    DRAWS,
+    MOST_PEAKS,
+    ROUNDS,
+    Misplaced,
+    around,
+    climb,
+    find_peaks,
+    misplaced,
+    weigh,
+    with_bulk,
+)
 from casal.diagnostics.stein import projections_needed, stein_terms
 from casal.errors import CasalError
 from casal.methods import Problem, chain_findings, few_chains, growing_share, memory
@@ -106,13 +119,18 @@ PATHS_AGREE, TRIED = 0.2, 5
 """Difference of log p along two paths between modes up to which a diffusion model's score is the gradient of something
 there; and one in how many samples is tried."""
 
-PAIRS, FEWEST_PAIRS, COARSE, FINE = 64, 8, 12, 20
+PAIRS, FEWEST_PAIRS, COARSE, FINE = 64, 8, 12, 97
 """Pairs of samples, at most and at least, between which the potential is compared with the integral of the score, by
-Gauss's rules with so many points. Where the two rules differ, nothing is said."""
+Gauss's rule with so many points; and with so many where they differ. A prime number: two rules with few points may be
+wrong by the same amount where modes are narrow."""
 
-GRADIENT_ERROR, RULES_AGREE, WRONG_PAIRS = 0.1, 0.05, 0.1
-"""Difference of log p by potential and by score that is let pass, beside rounding and five times the difference of the
-two rules; the latter, up to which a pair counts; and the share of pairs that may exceed the first."""
+GRADIENT_ERROR, WRONG_PAIRS = 0.1, 0.1
+"""Difference of log p by potential and by score that is let pass, beside rounding, or half of what it is by the coarse
+rule; and the share of pairs that may exceed it."""
+
+PEAK_ERRORS, SMALLEST_PEAK = 5.0, 0.05
+"""Standard errors, and difference in shares, from which the samples around a peak are an objection: masses are means of
+weights with long tails, and many regions are looked at."""
 
 AXES, RANDOM_DIRECTIONS = 16, 6
 """Coordinates up to which the slack and the inflation are measured along the axes; above, along random directions."""
@@ -353,7 +371,7 @@ def assess(
         call = f"casal.sample(..., check=True), at most {share:.0f} % more model calls"
         found.append(Finding(missing=(f"the samples were not compared with the score (check=False): {call}",)))
     elif promised:
-        found += [stein(evidence), gradient(evidence), displacement(evidence)]
+        found += [stein(evidence), gradient(evidence), displacement(evidence), peaks(evidence)]
         found += [jump(evidence)] if ancestors >= FEWEST_TESTED else []
     return _verdict(evidence, promised, method, way_out, ancestors, found)
 
@@ -640,7 +658,8 @@ def _tempered_notes(trace: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 def inside(evidence: Evidence) -> Finding:
     """What chains inside a set say of themselves: R-hat, a second kind of move, walls (``methods/chain_memory.py``)."""
-    return Finding(*chain_findings(evidence.run.trace))
+    found = chain_findings(evidence.run.trace)
+    return Finding(found.figures, found.objections, found.notes, detectable=found.detectable)
 
 
 def _way_to_weights(evidence: Evidence, weighed: float) -> str:
@@ -792,7 +811,7 @@ def gradient(evidence: Evidence) -> Finding:
     problem = evidence.problem
     if problem.target.potential is None or not problem.table.static:
         return Finding()
-    pairs = int(min(PAIRS, len(evidence.z) // 2, _left(evidence) / (COARSE + FINE + 2)))
+    pairs = int(min(PAIRS, len(evidence.z) // 2, _left(evidence) / (COARSE + 2)))
     if pairs < FEWEST_PAIRS:
         return Finding()
     try:
@@ -804,22 +823,25 @@ def gradient(evidence: Evidence) -> Finding:
     here, there = problem.take(evidence.index[some[:pairs]]), problem.take(evidence.index[some[pairs:]])
     z, y = x[:pairs], x[pairs:]
     height, other = here.log_density(z), there.log_density(y)
-    coarse, fine = (_line_integral(here, z, y, points) for points in (COARSE, FINE))
+    rise = other - height
     rounding = 64.0 * torch.finfo(x.dtype).eps * (height.abs() + other.abs() + 1.0)
-    unsure = (coarse - fine).abs()
-    sure = unsure <= RULES_AGREE
-    off = sure & ~((other - height - fine).abs() <= GRADIENT_ERROR + 5.0 * unsure + rounding)
-    if int(sure.sum()) < FEWEST_PAIRS:
+    gap = rise - _line_integral(here, z, y, COARSE)
+    off = ~(gap.abs() <= GRADIENT_ERROR + rounding)
+    some = torch.nonzero(off).flatten()
+    if len(some) and float(len(some) * FINE) <= _left(evidence):  # a rule that is too coarse improves with its points
+        finer = rise[some] - _line_integral(here.take(some), z[some], y[some], FINE)
+        off[some] = ~(finer.abs() <= torch.maximum(GRADIENT_ERROR + rounding[some], gap[some].abs() / 2))
+    elif len(some):
         return Finding()
-    share = float(off.sum() / sure.sum())
+    share = float(off.to(torch.float64).mean())
     figures = {"not_gradient": share}
     if share <= WRONG_PAIRS:
         return Finding(figures)
     return Finding(
         figures,
         objections=(
-            f"the score is not the gradient of the log-density: between {100 * share:.2g} % of {int(sure.sum())} pairs "
-            f"of samples they differ by up to {float((other - height - fine)[off].abs().max()):.2g}; an energy with a "
+            f"the score is not the gradient of the log-density: between {100 * share:.2g} % of {pairs} pairs of "
+            f"samples they differ by up to {float(gap[off].abs().max()):.2g}; an energy with a "
             "step has a gradient that does not know of it: smooth the step, or give potential= and grad of one density",
         ),
     )
@@ -971,6 +993,80 @@ def _jump(evidence: Evidence) -> Finding:
             "the unconstrained distribution, or use more chains and more steps",
         ),
     )
+
+
+def peaks(evidence: Evidence) -> Finding:
+    """Whether the samples are where the density is (``peaks.py``): in sets with an interior, of a fixed density."""
+    problem, lineage, d = evidence.problem, evidence.lineage, evidence.flat.shape[1]
+    if not problem.table.static or problem.chains is not None or lineage.effective < max(FEWEST_TESTED, 2 * d):
+        return Finding()
+    try:
+        seen = evidence.view(torch.arange(len(evidence.z), device=evidence.z.device))
+        if not seen.pointwise or seen.shape.project is not None:
+            return Finding()
+        worst = _peaks(evidence, seen)
+    except (NotAvailable, CasalError):
+        return Finding()
+    if worst is None:
+        return Finding()
+    figures = {"peaks": float(worst.peaks), "peak_t": worst.t, "peak_error": worst.share - worst.expected}
+    if abs(worst.t) < PEAK_ERRORS or abs(figures["peak_error"]) < SMALLEST_PEAK:
+        return Finding(figures)
+    return Finding(
+        figures,
+        objections=(
+            f"around a peak of the density there are {100 * worst.share:.2g} % of the samples, where its mass asks for "
+            f"{100 * worst.expected:.2g} % ({abs(worst.t):.1f} standard errors): chains have missed a mode, or pass "
+            f"over a narrow one; start in all modes (init=), or {_longer(problem)}",
+        ),
+    )
+
+
+def _peaks(evidence: Evidence, seen: View) -> Misplaced | None:
+    problem, lineage = evidence.problem, evidence.lineage
+    z, event = seen.points.flatten(1), tuple(seen.points.shape[1:])
+    mean, d, potential = lineage.weights @ z, z.shape[1], problem.target.potential
+    root, failed = torch.linalg.cholesky_ex(((z - mean) * lineage.weights[:, None]).T @ (z - mean))
+    each = DRAWS * (1 if potential is not None else COARSE)
+    spare = _left(evidence) - (MOST_PEAKS + 1) * (each + 2 * d) - (len(z) if potential is not None else 0)
+    count = int(min(CLIMBS, spare / (ROUNDS + 1)))
+    if int(failed) or count < FEWEST_TESTED:
+        return None
+    slope = _slope(problem, seen)
+
+    def out(u: Tensor) -> Tensor:
+        return mean + u @ root.T
+
+    def score(u: Tensor) -> Tensor:
+        return slope(out(u)) @ root
+
+    def inside(u: Tensor) -> Tensor:
+        return seen.inside(out(u).reshape(len(u), *event))
+
+    def log_p(u: Tensor) -> Tensor:
+        return problem.log_density(seen.latent(out(u).reshape(len(u), *event)).to(problem.like.dtype))
+
+    u = torch.linalg.solve_triangular(root, (z - mean).T, upper=False).T
+    first = _evenly(len(u), count // 3).to(u.device) if potential is None else log_p(u).argsort(descending=True)
+    starts = [u[first[: count // 3]], u[_evenly(len(u), count // 3).to(u.device)], around(u, inside, count // 3)]
+    x, g = climb(torch.cat(starts), score, inside)
+    order = log_p(x).argsort(descending=True) if potential is not None else g.square().sum(1).argsort()
+    found = with_bulk(find_peaks(x, g, order, score), d)
+    if len(found) < 2:
+        return None
+    origin = found[0].centre
+
+    def height(centre: Tensor, y: Tensor) -> Tensor:
+        if potential is not None:
+            return log_p(y)
+        here = centre.expand_as(y)
+        total = line_integral(score, origin[None], centre[None])
+        places, weights = np.polynomial.legendre.leggauss(COARSE)
+        for place, weight in zip(((1.0 + places) / 2.0).tolist(), (weights / 2.0).tolist(), strict=True):
+            total = total + weight * (score(here + place * (y - here)) * (y - here)).sum(1)
+        return total
+
+    return misplaced(weigh(found, u, lineage, height, inside), lineage.effective)
 
 
 def _slope(problem: Problem, seen: View) -> Callable[[Tensor], Tensor]:

@@ -228,7 +228,10 @@ class _Flow:
             return None
         self.levels |= {slope[1]}
         flow = self._g * ((self._at.bend * w).sum(1) + slope[0])
-        flow = flow if self._factor is None else flow + _slope(self._factor, self._z, tangent, h)
+        if self._factor is not None:  # differences are short beside the width of the set along the field
+            rough = _slope(self._factor, self._z, tangent, h).abs()
+            width = float((self._g / rough.clamp_min(torch.finfo(rough.dtype).tiny)).median())
+            flow = flow + _slope(self._factor, self._z, tangent, h * min(1.0, max(width, FLAT)))
         return flow if bool(torch.isfinite(flow).all()) else None
 
     def second(self, some: Tensor) -> Tensor:
