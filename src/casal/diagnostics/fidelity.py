@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -46,13 +46,14 @@ from casal.diagnostics.peaks import (
 from casal.diagnostics.stein import projections_needed, stein_terms
 from casal.errors import CasalError
 from casal.methods import Problem, chain_findings, few_chains, growing_share, memory
-from casal.methods.population import Lineage, WeightedRun, advice, population
+from casal.methods.population import Lineage, WeightedRun, advice, population, student_quantile
 
 Verdict = Literal["trusted", "suspect", "too few", "unchecked", "not promised"]
 
-FEWEST, LEAST_SHARE = 50.0, 0.5
+FEWEST, LEAST_SHARE = 50.0, 1.0 / 3.0
 """Samples are too few if they are worth fewer ancestors than this, and less than this share of the chains asked for:
-the first is what error bars need, the second lets small runs of independent chains pass, whose error bars are wide."""
+the first is what error bars need, the second lets small runs pass, whose error bars are wide. Right ladders of 64
+chains are worth 0.35 to 0.5 of them."""
 
 LARGEST_DETECTABLE = 1.5
 """Error of a mean, in standard deviations, that a check must be able to find before its silence counts as trust: some
@@ -124,9 +125,12 @@ PAIRS, FEWEST_PAIRS, COARSE, FINE = 64, 8, 12, 97
 Gauss's rule with so many points; and with so many where they differ. A prime number: two rules with few points may be
 wrong by the same amount where modes are narrow."""
 
-GRADIENT_ERROR, WRONG_PAIRS = 0.1, 0.1
+GRADIENT_ERROR, WRONG_PAIRS = 0.1, 0.03
 """Difference of log p by potential and by score that is let pass, beside rounding, or half of what it is by the coarse
 rule; and the share of pairs that may exceed it."""
+
+BETWEEN_PEAKS = 401
+"""Points of the line integral of the score from one peak to another: the score turns within a narrow valley."""
 
 PEAK_ERRORS, SMALLEST_PEAK = 5.0, 0.05
 """Standard errors, and difference in shares, from which the samples around a peak are an objection: masses are means of
@@ -151,8 +155,8 @@ class Fidelity:
     Attributes:
         verdict: "trusted": a check that could have found an error found none, for the modes that were found and the
             model as it is. "suspect": a check found something. "too few": the samples are worth fewer than 50 ancestors
-            and fewer than half of the chains. "unchecked": no check of the distribution could be made, or none had the
-            power to object. "not promised": by the method.
+            and less than a third of the chains. "unchecked": no check of the distribution could be made, or none had
+            the power to object. "not promised": by the method.
         reasons: Sentences with the number and what helps, the gravest first; then what could not be checked. One that
             ends with a question mark is for the reader to answer, and printed whatever the verdict.
         figures: Name to number; NaN for what was not measured. ``effective_ancestors`` and ``inflation`` (squared
@@ -218,6 +222,7 @@ class Finding(NamedTuple):
         missing: Why the distribution could not be checked, and what it would take.
         detectable: For a check of the distribution: the error of a mean, in standard deviations, that it finds 95 times
             in 100. Infinite for the others, whose silence says nothing.
+        within: The same within separate modes, in their standard deviations; it counts where their weights are known.
     """
 
     figures: Mapping[str, float] = {}
@@ -225,6 +230,7 @@ class Finding(NamedTuple):
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     detectable: float = math.inf
+    within: float = math.inf
 
 
 @dataclass(frozen=True, eq=False)
@@ -371,9 +377,23 @@ def assess(
         call = f"casal.sample(..., check=True), at most {share:.0f} % more model calls"
         found.append(Finding(missing=(f"the samples were not compared with the score (check=False): {call}",)))
     elif promised:
-        found += [stein(evidence), gradient(evidence), displacement(evidence), peaks(evidence)]
+        found += _by_potential(found, stein(evidence), gradient(evidence))
+        found += [displacement(evidence), peaks(evidence)]
         found += [jump(evidence)] if ancestors >= FEWEST_TESTED else []
     return _verdict(evidence, promised, method, way_out, ancestors, found)
+
+
+def _by_potential(before: list[Finding], by_score: Finding, agreement: Finding) -> list[Finding]:
+    """Where potential and score disagree, and moves that need the potential alone leave the samples as they are.
+
+    These follow the potential, and Stein's identity, which takes the score for its gradient, says nothing.
+    """
+    if not agreement.objections or min(found.detectable for found in before) > LARGEST_DETECTABLE:
+        return [by_score, agreement]
+    sentence = (
+        f"{agreement.objections[0].partition(':')[0]}; the samples follow the potential, by moves that use it alone"
+    )
+    return [Finding(by_score.figures), Finding(agreement.figures, notes=(sentence,))]
 
 
 def _verdict(
@@ -383,7 +403,12 @@ def _verdict(
     missing = tuple(sentence for finding in found for sentence in finding.missing)
     notes = tuple(sentence for finding in found for sentence in finding.notes)
     figures = {name: float(value) for finding in found for name, value in finding.figures.items()}
-    figures["detectable"] = least = min((finding.detectable for finding in found), default=math.inf)
+    weighed = figures.get("peaks", 0.0) >= figures.get("modes", math.inf) or any(
+        math.isfinite(figures.get(name, math.nan)) for name in ("jump_p", "mode_error")
+    )
+    figures["detectable"] = least = min(
+        (min(finding.detectable, finding.within if weighed else math.inf) for finding in found), default=math.inf
+    )
     if not promised:
         first = f"{method} does not promise the distribution; {way_out}"
         return Fidelity("not promised", (first, *objections, *missing, *notes), figures)
@@ -741,15 +766,19 @@ def _stein(evidence: Evidence) -> Finding:
         problem.usage.add_projections(len(y))
         return nearest(y.reshape(points.shape)).flatten(1)
 
-    tests = stein_terms(
+    terms = partial(
+        stein_terms,
         points.flatten(1),
         score,
         lineage,
         None if nearest is None else project,
         None if factor is None else lambda y: factor(y.reshape(points.shape)),
     )
+    tests, modes = terms(), evidence.modes
     if not tests:
         raise NotAvailable(_not_known(problem))
+    apart = terms(centres=modes.centres[modes.label[index]]) if modes.number > 1 and seen.same else []
+    every, tests = len(tests), [*tests, *apart]
     found = [_zero_test(test.lineage, test.values) for test in tests]
     count = sum(test.values.shape[1] for test in tests)
     p, t = torch.cat([one.p for one in found]), torch.cat([one.t for one in found])
@@ -762,9 +791,12 @@ def _stein(evidence: Evidence) -> Finding:
         "stein_bias": float(bias[worst].clamp_max(LARGEST_BIAS)),
     }
     needed = student_quantile(REJECT / count, lineage.effective - 1.0) + FOUND
-    least = needed * float((found[0].error * tests[0].scale)[:2].min())  # of means along two axes
+    least, within = (
+        needed * float((found[k].error * tests[k].scale)[:2].min()) if k < len(tests) else math.inf  # along two axes
+        for k in (0, every)
+    )
     if not bool(told.any()):
-        return Finding(figures, detectable=least)
+        return Finding(figures, detectable=least, within=within)
     refuse_wrong_network(problem, tests[0].levels, _left(evidence))
     return Finding(
         figures,
@@ -774,6 +806,7 @@ def _stein(evidence: Evidence) -> Finding:
             f"{_longer(problem)}{_or_closer(evidence)}{_or_model(problem)}",
         ),
         detectable=least,
+        within=within,
     )
 
 
@@ -1028,7 +1061,8 @@ def _peaks(evidence: Evidence, seen: View) -> Misplaced | None:
     mean, d, potential = lineage.weights @ z, z.shape[1], problem.target.potential
     root, failed = torch.linalg.cholesky_ex(((z - mean) * lineage.weights[:, None]).T @ (z - mean))
     each = DRAWS * (1 if potential is not None else COARSE)
-    spare = _left(evidence) - (MOST_PEAKS + 1) * (each + 2 * d) - (len(z) if potential is not None else 0)
+    spare = _left(evidence) - (MOST_PEAKS + 1) * (each + 2 * d)
+    spare -= len(z) if potential is not None else MOST_PEAKS * BETWEEN_PEAKS
     count = int(min(CLIMBS, spare / (ROUNDS + 1)))
     if int(failed) or count < FEWEST_TESTED:
         return None
@@ -1060,7 +1094,7 @@ def _peaks(evidence: Evidence, seen: View) -> Misplaced | None:
         if potential is not None:
             return log_p(y)
         here = centre.expand_as(y)
-        total = line_integral(score, origin[None], centre[None])
+        total = line_integral(score, origin[None], centre[None], points=BETWEEN_PEAKS)
         places, weights = np.polynomial.legendre.leggauss(COARSE)
         for place, weight in zip(((1.0 + places) / 2.0).tolist(), (weights / 2.0).tolist(), strict=True):
             total = total + weight * (score(here + place * (y - here)) * (y - here)).sum(1)
@@ -1124,17 +1158,6 @@ def two_sided_p(t: Tensor, degrees: float) -> Tensor:
     v = max(degrees, 1.0)
     z = (8 * v + 1) / (8 * v + 3) * (v * torch.log1p(t.to(torch.float64).square() / v)).sqrt()
     return torch.erfc(z / math.sqrt(2.0))
-
-
-def student_quantile(p: float, degrees: float) -> float:
-    """The t at which ``two_sided_p`` is p, its inverse in closed form.
-
-    >>> round(student_quantile(0.05, 20.0), 3)
-    2.086
-    """
-    v = max(degrees, 1.0)
-    z = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(1.0 - p, dtype=torch.float64))) * (8 * v + 3) / (8 * v + 1)
-    return math.sqrt(v * math.expm1(z**2 / v))
 
 
 def _fixed_directions(z: Tensor) -> Tensor:

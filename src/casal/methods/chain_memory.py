@@ -115,13 +115,12 @@ def second_kind(
     coordinate that they move least.
     """
     n = len(state.y)
-    m = min(SECOND_CHAINS, n)
+    price = 2.0 * FIRST_PRICE if space.flat is not None else 1.0  # slices of a narrow density in a wide set cost more
+    most = SECOND_SHARE * len(problem.table) * n / price  # moves of all chains together
+    m = int(min(SECOND_CHAINS, n, most / SECOND_MOVES[0]))
     if problem.target.potential is None or problem.chains is not None or m < 2 * FEWEST_CHAINS:
         return {}
-    price = 2.0 * FIRST_PRICE if space.flat is not None else 1.0  # slices of a narrow density in a wide set cost more
-    moves = min(SECOND_MOVES[1], int(SECOND_SHARE * len(problem.table) * n / (m * price)))
-    if moves < SECOND_MOVES[0]:
-        return {}
+    moves = min(SECOND_MOVES[1], int(most / m))
     some = torch.arange(m, device=state.y.device) * n // m
     chains = HMCState(*(part[some] for part in state))
     chains = chains._replace(log_p=problem.log_density(space.latents(chains.y, problem.like)))
