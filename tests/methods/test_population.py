@@ -232,3 +232,16 @@ def test_a_run_has_a_population() -> None:
     assert found.n == 200 and 0 < found.least_ess <= found.ess <= 200.0 + 1e-9 and 2 <= found.ancestors <= 200
     plain = diagnostics.population(casal.sample(target, casal.Sphere(1.0), casal.Projected(), 20, seed=1))
     assert plain.ess == pytest.approx(20.0) and plain.ancestors == 20 and plain.clusters is None
+
+
+@pytest.mark.parametrize("n", [6, 12, 40])
+def test_intervals_of_few_ancestors_are_those_of_student(n: int) -> None:
+    """1.96 errors of ``estimate`` hold the mean of Gaussian samples 95 times in 100; those of ``mean`` less often."""
+    values = torch.randn((n, 20_000), generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    lineage = Lineage(torch.ones(n), torch.arange(n))
+    share, plain = (
+        float((found.value.abs() <= 1.96 * found.standard_error).double().mean())
+        for found in (lineage.estimate(values), lineage.mean(values))
+    )
+    assert abs(share - 0.95) < 4 * (0.05 * 0.95 / 20_000) ** 0.5 + 0.002
+    assert plain < share - 0.005

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
+import operator
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +113,51 @@ def test_the_call_that_a_refusal_names_runs(name: str, tmp_path: Path, monkeypat
     names = {"casal": casal, "torch": torch, "normal": normal, "A": A, "b": b, "N": N}
     names |= {"BALL": casal.Ball(1.0), "BOX": casal.Box(0.0, 1.0)}
     eval(remedy.followed.format(remedy.says), names)
+
+
+def printed_calls() -> list[tuple[str, str]]:
+    """All calls that strings of the checks name, as a name and its arguments; a number stands for what is filled in."""
+    source = Path(casal.__file__).parent
+    files = [*source.glob("diagnostics/*.py"), *(source / "methods" / f for f in ("chain_memory.py", "population.py"))]
+    files.append(source / "sampling" / "result.py")
+    found = set[tuple[str, str]]()
+    for file in files:
+        tree = ast.parse(file.read_text())
+        about = {id(node.body[0].value) for node in ast.walk(tree) if is_documented(node)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                text = "".join(str(v.value) if isinstance(v, ast.Constant) else "0.5" for v in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in about:
+                text = node.value
+            else:
+                continue
+            found |= set(re.findall(r"casal\.([A-Za-z_][\w.]*)\(([^()]*)\)", text))
+    return sorted(found)
+
+
+def is_documented(node: ast.AST) -> bool:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    return isinstance(node, kinds) and ast.get_docstring(node) is not None
+
+
+@pytest.mark.parametrize(("name", "given"), printed_calls())
+def test_every_call_that_a_reason_can_print_is_one_of_the_library(name: str, given: str) -> None:
+    """It exists and takes these arguments; methods are made as they are written, and run."""
+    call = operator.attrgetter(name)(casal)
+    taken = inspect.signature(call).parameters
+    keywords = re.findall(r"(\w+)=", given)
+    assert all(word in taken for word in keywords), (name, given, list(taken))
+    if "..." not in given and (not given or re.fullmatch(r"(\w+=)?[\d.e+-]+", given)):
+        made = eval(f"casal.{name}({given})", {"casal": casal})
+        if isinstance(made, casal.Method):
+            noisy = casal.edm(lambda x, sigma: x / (1 + sigma**2), casal.karras_sigmas(20, 0.05, 10.0), shape=SIZE)
+            target = noisy if name == "SplitGibbs" else normal()
+            assert bool(casal.sample(target, casal.Box(-1.0, 1.0), made, n=N).certificate.feasible.all())
+
+
+def test_there_are_such_calls() -> None:
+    names = {name for name, _ in printed_calls()}
+    assert {"sample", "HMC", "SplitGibbs", "WeightedCASAL", "calibrate"} <= names and len(printed_calls()) >= 10
 
 
 def test_a_reason_names_a_number_of_chains_that_is_enough() -> None:

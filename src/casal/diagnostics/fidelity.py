@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -30,16 +30,30 @@ from casal.diagnostics.modes import (
     line_integral,
     path_dependence,
 )
+from casal.diagnostics.peaks import (
+    CLIMBS,
+    DRAWS,
+    MOST_PEAKS,
+    ROUNDS,
+    Misplaced,
+    around,
+    climb,
+    find_peaks,
+    misplaced,
+    weigh,
+    with_bulk,
+)
 from casal.diagnostics.stein import projections_needed, stein_terms
 from casal.errors import CasalError
 from casal.methods import Problem, chain_findings, few_chains, growing_share, memory
-from casal.methods.population import Lineage, WeightedRun, advice, population
+from casal.methods.population import Lineage, WeightedRun, advice, population, student_quantile
 
 Verdict = Literal["trusted", "suspect", "too few", "unchecked", "not promised"]
 
-FEWEST, LEAST_SHARE = 50.0, 0.5
+FEWEST, LEAST_SHARE = 50.0, 1.0 / 3.0
 """Samples are too few if they are worth fewer ancestors than this, and less than this share of the chains asked for:
-the first is what error bars need, the second lets small runs of independent chains pass, whose error bars are wide."""
+the first is what error bars need, the second lets small runs pass, whose error bars are wide. Right ladders of 64
+chains are worth 0.35 to 0.5 of them."""
 
 LARGEST_DETECTABLE = 1.5
 """Error of a mean, in standard deviations, that a check must be able to find before its silence counts as trust: some
@@ -106,13 +120,21 @@ PATHS_AGREE, TRIED = 0.2, 5
 """Difference of log p along two paths between modes up to which a diffusion model's score is the gradient of something
 there; and one in how many samples is tried."""
 
-PAIRS, FEWEST_PAIRS, COARSE, FINE = 64, 8, 12, 20
+PAIRS, FEWEST_PAIRS, COARSE, FINE = 64, 8, 12, 97
 """Pairs of samples, at most and at least, between which the potential is compared with the integral of the score, by
-Gauss's rules with so many points. Where the two rules differ, nothing is said."""
+Gauss's rule with so many points; and with so many where they differ. A prime number: two rules with few points may be
+wrong by the same amount where modes are narrow."""
 
-GRADIENT_ERROR, RULES_AGREE, WRONG_PAIRS = 0.1, 0.05, 0.1
-"""Difference of log p by potential and by score that is let pass, beside rounding and five times the difference of the
-two rules; the latter, up to which a pair counts; and the share of pairs that may exceed the first."""
+GRADIENT_ERROR, WRONG_PAIRS = 0.1, 0.03
+"""Difference of log p by potential and by score that is let pass, beside rounding, or half of what it is by the coarse
+rule; and the share of pairs that may exceed it."""
+
+BETWEEN_PEAKS = 401
+"""Points of the line integral of the score from one peak to another: the score turns within a narrow valley."""
+
+PEAK_ERRORS, SMALLEST_PEAK = 5.0, 0.05
+"""Standard errors, and difference in shares, from which the samples around a peak are an objection: masses are means of
+weights with long tails, and many regions are looked at."""
 
 AXES, RANDOM_DIRECTIONS = 16, 6
 """Coordinates up to which the slack and the inflation are measured along the axes; above, along random directions."""
@@ -133,8 +155,8 @@ class Fidelity:
     Attributes:
         verdict: "trusted": a check that could have found an error found none, for the modes that were found and the
             model as it is. "suspect": a check found something. "too few": the samples are worth fewer than 50 ancestors
-            and fewer than half of the chains. "unchecked": no check of the distribution could be made, or none had the
-            power to object. "not promised": by the method.
+            and less than a third of the chains. "unchecked": no check of the distribution could be made, or none had
+            the power to object. "not promised": by the method.
         reasons: Sentences with the number and what helps, the gravest first; then what could not be checked. One that
             ends with a question mark is for the reader to answer, and printed whatever the verdict.
         figures: Name to number; NaN for what was not measured. ``effective_ancestors`` and ``inflation`` (squared
@@ -200,6 +222,7 @@ class Finding(NamedTuple):
         missing: Why the distribution could not be checked, and what it would take.
         detectable: For a check of the distribution: the error of a mean, in standard deviations, that it finds 95 times
             in 100. Infinite for the others, whose silence says nothing.
+        within: The same within separate modes, in their standard deviations; it counts where their weights are known.
     """
 
     figures: Mapping[str, float] = {}
@@ -207,6 +230,7 @@ class Finding(NamedTuple):
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     detectable: float = math.inf
+    within: float = math.inf
 
 
 @dataclass(frozen=True, eq=False)
@@ -359,9 +383,23 @@ def assess(
         call = f"casal.sample(..., check=True), at most {share:.0f} % more model calls"
         found.append(Finding(missing=(f"the samples were not compared with the score (check=False): {call}",)))
     elif promised:
-        found += [stein(evidence), gradient(evidence), displacement(evidence)]
+        found += _by_potential(found, stein(evidence), gradient(evidence))
+        found += [displacement(evidence), peaks(evidence)]
         found += [jump(evidence)] if ancestors >= FEWEST_TESTED else []
     return _verdict(evidence, promised, method, way_out, ancestors, found)
+
+
+def _by_potential(before: list[Finding], by_score: Finding, agreement: Finding) -> list[Finding]:
+    """Where potential and score disagree, and moves that need the potential alone leave the samples as they are.
+
+    These follow the potential, and Stein's identity, which takes the score for its gradient, says nothing.
+    """
+    if not agreement.objections or min(found.detectable for found in before) > LARGEST_DETECTABLE:
+        return [by_score, agreement]
+    sentence = (
+        f"{agreement.objections[0].partition(':')[0]}; the samples follow the potential, by moves that use it alone"
+    )
+    return [Finding(by_score.figures), Finding(agreement.figures, notes=(sentence,))]
 
 
 def _verdict(
@@ -371,7 +409,12 @@ def _verdict(
     missing = tuple(sentence for finding in found for sentence in finding.missing)
     notes = tuple(sentence for finding in found for sentence in finding.notes)
     figures = {name: float(value) for finding in found for name, value in finding.figures.items()}
-    figures["detectable"] = least = min((finding.detectable for finding in found), default=math.inf)
+    weighed = figures.get("peaks", 0.0) >= figures.get("modes", math.inf) or any(
+        math.isfinite(figures.get(name, math.nan)) for name in ("jump_p", "mode_error")
+    )
+    figures["detectable"] = least = min(
+        (min(finding.detectable, finding.within if weighed else math.inf) for finding in found), default=math.inf
+    )
     if not promised:
         first = f"{method} does not promise the distribution; {way_out}"
         return Fidelity("not promised", (first, *objections, *missing, *notes), figures)
@@ -646,7 +689,8 @@ def _tempered_notes(trace: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 def inside(evidence: Evidence) -> Finding:
     """What chains inside a set say of themselves: R-hat, a second kind of move, walls (``methods/chain_memory.py``)."""
-    return Finding(*chain_findings(evidence.run.trace))
+    found = chain_findings(evidence.run.trace)
+    return Finding(found.figures, found.objections, found.notes, detectable=found.detectable)
 
 
 def _way_to_weights(evidence: Evidence, weighed: float) -> str:
@@ -728,15 +772,19 @@ def _stein(evidence: Evidence) -> Finding:
         problem.usage.add_projections(len(y))
         return nearest(y.reshape(points.shape)).flatten(1)
 
-    tests = stein_terms(
+    terms = partial(
+        stein_terms,
         points.flatten(1),
         score,
         lineage,
         None if nearest is None else project,
         None if factor is None else lambda y: factor(y.reshape(points.shape)),
     )
+    tests, modes = terms(), evidence.modes
     if not tests:
         raise NotAvailable(_not_known(problem))
+    apart = terms(centres=modes.centres[modes.label[index]]) if modes.number > 1 and seen.same else []
+    every, tests = len(tests), [*tests, *apart]
     found = [_zero_test(test.lineage, test.values) for test in tests]
     count = sum(test.values.shape[1] for test in tests)
     p, t = torch.cat([one.p for one in found]), torch.cat([one.t for one in found])
@@ -749,9 +797,12 @@ def _stein(evidence: Evidence) -> Finding:
         "stein_bias": float(bias[worst].clamp_max(LARGEST_BIAS)),
     }
     needed = student_quantile(REJECT / count, lineage.effective - 1.0) + FOUND
-    least = needed * float((found[0].error * tests[0].scale)[:2].min())  # of means along two axes
+    least, within = (
+        needed * float((found[k].error * tests[k].scale)[:2].min()) if k < len(tests) else math.inf  # along two axes
+        for k in (0, every)
+    )
     if not bool(told.any()):
-        return Finding(figures, detectable=least)
+        return Finding(figures, detectable=least, within=within)
     refuse_wrong_network(problem, tests[0].levels, _left(evidence))
     return Finding(
         figures,
@@ -761,6 +812,7 @@ def _stein(evidence: Evidence) -> Finding:
             f"{_longer(problem)}{_or_closer(evidence)}{_or_model(problem)}",
         ),
         detectable=least,
+        within=within,
     )
 
 
@@ -798,7 +850,7 @@ def gradient(evidence: Evidence) -> Finding:
     problem = evidence.problem
     if problem.target.potential is None or not problem.table.static:
         return Finding()
-    pairs = int(min(PAIRS, len(evidence.z) // 2, _left(evidence) / (COARSE + FINE + 2)))
+    pairs = int(min(PAIRS, len(evidence.z) // 2, _left(evidence) / (COARSE + 2)))
     if pairs < FEWEST_PAIRS:
         return Finding()
     try:
@@ -810,22 +862,25 @@ def gradient(evidence: Evidence) -> Finding:
     here, there = problem.take(evidence.index[some[:pairs]]), problem.take(evidence.index[some[pairs:]])
     z, y = x[:pairs], x[pairs:]
     height, other = here.log_density(z), there.log_density(y)
-    coarse, fine = (_line_integral(here, z, y, points) for points in (COARSE, FINE))
+    rise = other - height
     rounding = 64.0 * torch.finfo(x.dtype).eps * (height.abs() + other.abs() + 1.0)
-    unsure = (coarse - fine).abs()
-    sure = unsure <= RULES_AGREE
-    off = sure & ~((other - height - fine).abs() <= GRADIENT_ERROR + 5.0 * unsure + rounding)
-    if int(sure.sum()) < FEWEST_PAIRS:
+    gap = rise - _line_integral(here, z, y, COARSE)
+    off = ~(gap.abs() <= GRADIENT_ERROR + rounding)
+    some = torch.nonzero(off).flatten()
+    if len(some) and float(len(some) * FINE) <= _left(evidence):  # a rule that is too coarse improves with its points
+        finer = rise[some] - _line_integral(here.take(some), z[some], y[some], FINE)
+        off[some] = ~(finer.abs() <= torch.maximum(GRADIENT_ERROR + rounding[some], gap[some].abs() / 2))
+    elif len(some):
         return Finding()
-    share = float(off.sum() / sure.sum())
+    share = float(off.to(torch.float64).mean())
     figures = {"not_gradient": share}
     if share <= WRONG_PAIRS:
         return Finding(figures)
     return Finding(
         figures,
         objections=(
-            f"the score is not the gradient of the log-density: between {100 * share:.2g} % of {int(sure.sum())} pairs "
-            f"of samples they differ by up to {float((other - height - fine)[off].abs().max()):.2g}; an energy with a "
+            f"the score is not the gradient of the log-density: between {100 * share:.2g} % of {pairs} pairs of "
+            f"samples they differ by up to {float(gap[off].abs().max()):.2g}; an energy with a "
             "step has a gradient that does not know of it: smooth the step, or give potential= and grad of one density",
         ),
     )
@@ -979,6 +1034,81 @@ def _jump(evidence: Evidence) -> Finding:
     )
 
 
+def peaks(evidence: Evidence) -> Finding:
+    """Whether the samples are where the density is (``peaks.py``): in sets with an interior, of a fixed density."""
+    problem, lineage, d = evidence.problem, evidence.lineage, evidence.flat.shape[1]
+    if not problem.table.static or problem.chains is not None or lineage.effective < max(FEWEST_TESTED, 2 * d):
+        return Finding()
+    try:
+        seen = evidence.view(torch.arange(len(evidence.z), device=evidence.z.device))
+        if not seen.pointwise or seen.shape.project is not None:
+            return Finding()
+        worst = _peaks(evidence, seen)
+    except (NotAvailable, CasalError):
+        return Finding()
+    if worst is None:
+        return Finding()
+    figures = {"peaks": float(worst.peaks), "peak_t": worst.t, "peak_error": worst.share - worst.expected}
+    if abs(worst.t) < PEAK_ERRORS or abs(figures["peak_error"]) < SMALLEST_PEAK:
+        return Finding(figures)
+    return Finding(
+        figures,
+        objections=(
+            f"around a peak of the density there are {100 * worst.share:.2g} % of the samples, where its mass asks for "
+            f"{100 * worst.expected:.2g} % ({abs(worst.t):.1f} standard errors): chains have missed a mode, or pass "
+            f"over a narrow one; start in all modes (init=), or {_longer(problem)}",
+        ),
+    )
+
+
+def _peaks(evidence: Evidence, seen: View) -> Misplaced | None:
+    problem, lineage = evidence.problem, evidence.lineage
+    z, event = seen.points.flatten(1), tuple(seen.points.shape[1:])
+    mean, d, potential = lineage.weights @ z, z.shape[1], problem.target.potential
+    root, failed = torch.linalg.cholesky_ex(((z - mean) * lineage.weights[:, None]).T @ (z - mean))
+    each = DRAWS * (1 if potential is not None else COARSE)
+    spare = _left(evidence) - (MOST_PEAKS + 1) * (each + 2 * d)
+    spare -= len(z) if potential is not None else MOST_PEAKS * BETWEEN_PEAKS
+    count = int(min(CLIMBS, spare / (ROUNDS + 1)))
+    if int(failed) or count < FEWEST_TESTED:
+        return None
+    slope = _slope(problem, seen)
+
+    def out(u: Tensor) -> Tensor:
+        return mean + u @ root.T
+
+    def score(u: Tensor) -> Tensor:
+        return slope(out(u)) @ root
+
+    def inside(u: Tensor) -> Tensor:
+        return seen.inside(out(u).reshape(len(u), *event))
+
+    def log_p(u: Tensor) -> Tensor:
+        return problem.log_density(seen.latent(out(u).reshape(len(u), *event)).to(problem.like.dtype))
+
+    u = torch.linalg.solve_triangular(root, (z - mean).T, upper=False).T
+    first = _evenly(len(u), count // 3).to(u.device) if potential is None else log_p(u).argsort(descending=True)
+    starts = [u[first[: count // 3]], u[_evenly(len(u), count // 3).to(u.device)], around(u, inside, count // 3)]
+    x, g = climb(torch.cat(starts), score, inside)
+    order = log_p(x).argsort(descending=True) if potential is not None else g.square().sum(1).argsort()
+    found = with_bulk(find_peaks(x, g, order, score), d)
+    if len(found) < 2:
+        return None
+    origin = found[0].centre
+
+    def height(centre: Tensor, y: Tensor) -> Tensor:
+        if potential is not None:
+            return log_p(y)
+        here = centre.expand_as(y)
+        total = line_integral(score, origin[None], centre[None], points=BETWEEN_PEAKS)
+        places, weights = np.polynomial.legendre.leggauss(COARSE)
+        for place, weight in zip(((1.0 + places) / 2.0).tolist(), (weights / 2.0).tolist(), strict=True):
+            total = total + weight * (score(here + place * (y - here)) * (y - here)).sum(1)
+        return total
+
+    return misplaced(weigh(found, u, lineage, height, inside), lineage.effective)
+
+
 def _slope(problem: Problem, seen: View) -> Callable[[Tensor], Tensor]:
     """The score of points of a view, (n, d) -> (n, d)."""
     event = tuple(seen.points.shape[1:])
@@ -1034,17 +1164,6 @@ def two_sided_p(t: Tensor, degrees: float) -> Tensor:
     v = max(degrees, 1.0)
     z = (8 * v + 1) / (8 * v + 3) * (v * torch.log1p(t.to(torch.float64).square() / v)).sqrt()
     return torch.erfc(z / math.sqrt(2.0))
-
-
-def student_quantile(p: float, degrees: float) -> float:
-    """The t at which ``two_sided_p`` is p, its inverse in closed form.
-
-    >>> round(student_quantile(0.05, 20.0), 3)
-    2.086
-    """
-    v = max(degrees, 1.0)
-    z = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(1.0 - p, dtype=torch.float64))) * (8 * v + 3) / (8 * v + 1)
-    return math.sqrt(v * math.expm1(z**2 / v))
 
 
 def _fixed_directions(z: Tensor) -> Tensor:

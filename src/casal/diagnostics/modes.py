@@ -151,7 +151,9 @@ def jump_flow(
     return accept[:, None] * (to - away)
 
 
-def line_integral(score: Callable[[Tensor], Tensor], z: Tensor, y: Tensor, bow: Tensor | None = None) -> Tensor:
+def line_integral(
+    score: Callable[[Tensor], Tensor], z: Tensor, y: Tensor, bow: Tensor | None = None, points: int = LINE_POINTS
+) -> Tensor:
     """log p(y) - log p(z), the integral of the score along a line, (n,); minus infinity where it is unsure.
 
     By Clenshaw and Curtis's rule, whose every second point is a rule again. From y to z the points are the same.
@@ -161,8 +163,9 @@ def line_integral(score: Callable[[Tensor], Tensor], z: Tensor, y: Tensor, bow: 
         z: Where the line begins, (n, d).
         y: Where it ends.
         bow: The line is z + t (y - z) + 4 t (1 - t) bow; straight if left out.
+        points: Of the rule, 4 k + 1.
     """
-    half = LINE_POINTS // 2
+    half = points // 2
     places, fine = clenshaw_curtis(2 * half)
     coarse = np.zeros_like(fine)
     coarse[::2] = clenshaw_curtis(half)[1]

@@ -118,7 +118,12 @@ def projections_needed(size: int) -> int:
 
 
 def stein_terms(
-    z: Tensor, score: Sequence[Tensor], lineage: Lineage, project: Map | None = None, factor: Map | None = None
+    z: Tensor,
+    score: Sequence[Tensor],
+    lineage: Lineage,
+    project: Map | None = None,
+    factor: Map | None = None,
+    centres: Tensor | None = None,
 ) -> list[SteinTerms]:
     """The columns that Stein's identity makes zero on average: of all samples, and of each half.
 
@@ -131,13 +136,18 @@ def stein_terms(
         lineage: Their weights and ancestors: halves are made of whole families.
         project: Onto the surface; None for a set with an interior.
         factor: g; None for a surface without an edge.
+        centres: Of the mode of each sample, (n, d): z - centre then takes the place of z in the functions, which are
+            told from each other within modes, in standard deviations of a mode. Between modes there must be nothing.
     """
-    spread = deviations(z, lineage.weights)
+    place = z if centres is None else z - centres
+    spread = deviations(place, lineage.weights)
     if not bool(torch.isfinite(spread).all()):
         return []  # numbers whose squares overflow
     at = tangents(z, spread, project)
     halves = [torch.nonzero(lineage.halves == k).flatten() for k in (0, 1)]
-    flows = [_Flow(z, score, at, factor, whitened(z[half], lineage.some(half).weights, spread)) for half in halves]
+    flows = [
+        _Flow(z, place, score, at, factor, whitened(place[half], lineage.some(half).weights, spread)) for half in halves
+    ]
     if not all(len(flow.white.fields) for flow in flows):
         return []
     every, found = list[SteinTerms](), list[SteinTerms]()
@@ -173,17 +183,33 @@ def whitened(z: Tensor, weights: Tensor, spread: Tensor) -> Whitened:
     return Whitened(mean, rows * root * spread, rows / (root * spread))
 
 
-def along(score: Sequence[Tensor], v: Tensor) -> tuple[Tensor, int] | None:
-    """s . v without noise, (n,), and the number of the noise level that it was read off.
+class Slope(NamedTuple):
+    """s . v without noise.
 
-    (4 s_k - s_2k) . v / 3 of the finest two levels that agree; None if no two do.
+    Attributes:
+        values: (n,).
+        level: Number of the noise level that it was read off.
+        doubt: Its relative error by that.
+    """
+
+    values: Tensor
+    level: int = 0
+    doubt: float = 0.0
+
+
+def along(score: Sequence[Tensor], v: Tensor) -> Slope | None:
+    """(4 s_k - s_2k) . v / 3 of the finest two levels that agree; None if no two do.
+
+    For a Gaussian whose variance is 1 / a times that of the noise, s_k is short of s by a share a, s_2k of s_k by
+    r = 3 a, and this by 4 a^2 = 4 r^2 / 9.
     """
     slopes = [(s * v).sum(1) for s in score]
     if len(slopes) == 1:
-        return slopes[0], 0
+        return Slope(slopes[0])
     for k, (near, far) in enumerate(pairwise(slopes)):
         if agree(near, far):
-            return (4.0 * near - far) / 3.0, k
+            apart = float((near - far).square().sum() / near.square().sum().clamp_min(torch.finfo(near.dtype).tiny))
+            return Slope((4.0 * near - far) / 3.0, k, 4.0 * apart / 9.0)
     return None
 
 
@@ -197,50 +223,68 @@ class _Flow:
 
     Args:
         z: All samples.
+        place: They, or their places within their modes.
         score: s at them, of one level or several.
         at: The surface there.
         factor: g.
         white: The coordinates.
     """
 
-    def __init__(self, z: Tensor, score: Sequence[Tensor], at: Tangents, factor: Map | None, white: Whitened) -> None:
-        self._z, self._score, self._at, self._factor, self.levels = z, score, at, factor, frozenset[int]()
+    def __init__(
+        self,
+        z: Tensor,
+        place: Tensor,
+        score: Sequence[Tensor],
+        at: Tangents,
+        factor: Map | None,
+        white: Whitened,
+    ) -> None:
+        self._z, self._place, self._score, self._at, self._factor = z, place, score, at, factor
+        self.levels = frozenset[int]()
         self._g = z.new_ones(len(z)) if factor is None else factor(z)
         first, turned, known = list[Tensor](), list[Tensor](), torch.zeros(len(white.fields), dtype=torch.bool)
         for k, w in enumerate(white.fields):
             tangent = at.push(w.expand_as(z), STEP)
-            flow = self._flow(w, tangent, STEP)
+            slope = along(score, tangent)
+            flow = None if slope is None else self._flow(w, tangent, slope, STEP)
             if flow is not None:
                 known[k] = True
                 first.append(flow)
                 turned.append(self._g[:, None] * (tangent @ white.slopes.T))
         known = known.to(z.device)
         self.white = white = Whitened(white.mean, white.fields[known], white.slopes[known])
-        self.u = (z - white.mean) @ white.slopes.T
+        self.u = (place - white.mean) @ white.slopes.T
         if first:
             self.first = torch.stack(first, 1)
             self.turned = torch.stack(turned, 1)[:, :, known]  # g (T w_j) . c_l
 
-    def _flow(self, w: Tensor, tangent: Tensor, h: float) -> Tensor | None:
-        """g (H . w + s . T w) + dg(T w) of a constant field w; None where it is not known, or no number."""
-        slope = along(self._score, tangent)
-        if slope is None:
-            return None
-        self.levels |= {slope[1]}
-        flow = self._g * ((self._at.bend * w).sum(1) + slope[0])
-        flow = flow if self._factor is None else flow + _slope(self._factor, self._z, tangent, h)
+    def _flow(self, w: Tensor, tangent: Tensor, slope: Slope, h: float) -> Tensor | None:
+        """g (H . w + s . T w) + dg(T w) of a field w, constant or along z; None where it is no number."""
+        self.levels |= {slope.level}
+        flow = self._g * ((self._at.bend * w).sum(1) + slope.values)
+        if self._factor is not None:  # differences are short beside the width of the set along the field
+            rough = _slope(self._factor, self._z, tangent, h).abs()
+            width = float((self._g / rough.clamp_min(torch.finfo(rough.dtype).tiny)).median())
+            flow = flow + _slope(self._factor, self._z, tangent, h * min(1.0, max(width, FLAT)))
         return flow if bool(torch.isfinite(flow).all()) else None
 
     def second(self, some: Tensor) -> Tensor:
         """M of some samples, (n, r, r)."""
         return self.first[some][:, :, None] * self.u[some][:, None] + self.turned[some]
 
-    def radial(self) -> tuple[Tensor, Tensor]:
-        """What the field z - m gives, (n,), and g times the root of the dimension, (n,); zero if it is not known."""
-        away, h = self._z - self.white.mean, STEP / math.sqrt(self._z.shape[1])
-        size, flow = self._at.dimension, self._flow(away, self._at.push(away, h), h)
-        root = self._g * size.clamp_min(0.0).sqrt()
-        return (torch.zeros_like(root) if flow is None else flow + self._g * size), root
+    def radial(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What the field z - m gives, (n,); zero if it is not known.
+
+        Also g times the root of the dimension, (n,), and what the noise may take from s . (z - m): small errors along
+        many narrow directions add up.
+        """
+        away, h = self._place - self.white.mean, STEP / math.sqrt(self._z.shape[1])
+        tangent, size = self._at.push(away, h), self._at.dimension
+        root, slope = self._g * size.clamp_min(0.0).sqrt(), along(self._score, tangent)
+        flow = None if slope is None else self._flow(away, tangent, slope, h)
+        if slope is None or flow is None:
+            return torch.zeros_like(root), root, torch.zeros_like(root)
+        return flow + self._g * size, root, slope.doubt * self._g * slope.values.abs()
 
 
 def _along_axes(flow: _Flow, here: Tensor, family: Lineage, reference: Whitened) -> SteinTerms:
@@ -253,7 +297,9 @@ def _along_axes(flow: _Flow, here: Tensor, family: Lineage, reference: Whitened)
     same = _sign((white.fields[ends] * reference.slopes[ends]).sum(1))
     axes = torch.eye(len(white.fields), dtype=same.dtype, device=same.device)[ends] * same[:, None]
     first, second, scale = _columns(flow, here, family.weights, axes)
-    radial, root = (values[here] for values in flow.radial())
+    radial, root, doubt = (values[here] for values in flow.radial())
+    allowed = float(family.weights @ doubt)
+    radial = radial - (family.weights @ radial).clamp(-allowed, allowed)
     last = 1.0 / (math.sqrt(2.0) * (family.weights @ root)).clamp_min(torch.finfo(root.dtype).tiny)
     values, scale = torch.cat([first, second, radial[:, None]], 1), torch.cat([scale, last[None]])
     return SteinTerms(values, scale, family, flow.levels)

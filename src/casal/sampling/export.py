@@ -115,7 +115,7 @@ def summarise(
     names = [row for name, part in found.items() for row in _rows(name, part, samples, functions is None)]
     values = _side_by_side(found)
     lineage = Lineage(weights, ancestors)
-    mean, error = lineage.mean(values)
+    mean, error = lineage.estimate(values)
     unbiased = 1.0 - float(lineage.weights.square().sum())
     spread = (lineage.weights @ (values - mean).square() / max(unbiased, torch.finfo(torch.float64).tiny)).sqrt()
     if lineage.ancestors < 2:

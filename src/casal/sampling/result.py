@@ -164,8 +164,9 @@ class SampleResult:
             by: (n,) numbers, such as the values of a ``PerChain`` parameter: one estimate for each of them.
 
         Returns:
-            ``value`` and ``standard_error``, of shape () or (k,), float64. The error of a single ancestor is NaN. An
-            event that no sample shows, or all of them (f is 0 or 1 throughout), is rarer than 3 / G with 95 %
+            ``value`` and ``standard_error``, of shape () or (k,), float64. Errors of few effective ancestors are
+            widened as Student's distribution asks, so that 1.96 of them are a 95 % interval. That of a single one is
+            NaN. An event that no sample shows, or all of them (f is 0 or 1 throughout), is rarer than 3 / G with 95 %
             confidence, G the effective ancestors (the rule of three, since (1 - 3 / G)^G is about 5 %). Its standard
             error is that bound over 1.96, and at most 1/2. With ``by`` a dictionary from its numbers to such estimates.
 
@@ -329,7 +330,7 @@ class SampleResult:
 def _estimate(values: Tensor, lineage: Lineage, notes: Sequence[str]) -> Estimate:
     """Mean and standard error of values (n,) or (n, k), with what is to be said of them."""
     columns = values.reshape(len(values), -1)
-    mean, error = lineage.mean(columns)
+    mean, error = lineage.estimate(columns)
     never = ((columns == columns[:1]).all(0) & ((columns[0] == 0) | (columns[0] == 1))).to(error.device)
     bound = min(1.0, 3.0 / lineage.effective)
     error = torch.where(never, min(0.5, bound / 1.96), error)
