@@ -172,10 +172,11 @@ class Matheron(Method[Any]):
 
     See the formulas at the top of ``methods/matheron.py``. Chains are independent but for the gain and the errors that
     they share: nothing is resampled, and every chain may have its own value or set (``casal.PerChain``) and condition.
-    The run takes the rows of the model's table for n free samples, then ``levels`` levels from 4 times the
-    largest standard deviation that the network has, given a chain's condition (``spread``), down to the last level of the table; at the end the Euclidean projection, which moves the
-    samples by less than the last level. With m equations and n chains a level takes 2 evaluations a chain and those of
-    the gain: 1 for m <= n, m / n above; 30 levels of 16 equations and 64 chains 90 in all, after the free samples.
+    The run takes the rows of the model's table for n free samples, then ``levels`` levels from 4 times the largest
+    standard deviation that the network has, given a chain's condition (``spread``), down to the last level of the
+    table; at the end the Euclidean projection, which moves the samples by less than the last level. With m equations
+    and n chains a level takes 2 evaluations a chain and those of the gain: 1 for m <= n, m / n above; 30 levels of 16
+    equations and 64 chains 90 in all, after the free samples.
 
     Measured error on exact networks that no setting was tuned on (docs/methods_in_depth.md), 64 chains, 115 to 165
     evaluations, 576 and 1024 dimensions, 2 to 8 modes, 4 to 63 linear equations: squared error of the mean .3 to 1.3
