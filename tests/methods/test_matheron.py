@@ -117,15 +117,23 @@ def test_every_chain_may_have_its_own_value() -> None:
     assert wide < 5.5
 
 
-def test_the_spread_is_that_of_the_gaussian_from_any_level() -> None:
-    """Errors at a level s have S = v s^2 / (v + s^2) along a direction of variance v: v comes back from s = sd on."""
-    target, mean, cov = gaussian_model()
-    problem = Problem(target, casal.Sphere(1.0), casal.Identity(), torch.zeros(0, D, dtype=torch.float64), batch=300)
-    stream = torch.Generator().manual_seed(1)
-    free = mean + torch.randn(4000, D, generator=stream, dtype=torch.float64) @ torch.linalg.cholesky(cov).T
-    widest = float(torch.linalg.eigvalsh(cov)[-1]) ** 0.5
+def test_the_spread_is_that_of_the_gaussian_given_its_condition() -> None:
+    """Errors at a level s have S = v s^2 / (v + s^2) along a direction of variance v: v comes back, whatever s."""
+    n, stream = 4000, torch.Generator().manual_seed(1)
+    target, means, c = conditional_model(n)
+    like, widest = torch.zeros(0, D, dtype=torch.float64), float(c[-1]) ** 0.5
+    free = means + c.sqrt() * torch.randn(n, D, generator=stream, dtype=torch.float64)
+    problem = Problem(target, casal.Sphere(1.0), casal.Identity(), like, batch=300)
     for level in (widest, 4 * widest, 100 * widest):
         assert abs(spread(problem, free, level, stream) / widest - 1) < 0.08  # 4000 draws: .03 at most at s = sd
+    alone = problem.take(slice(0, 1))
+    trace = math.sqrt(float((free[:1] - means[:1]).square().sum()))
+    assert abs(spread(alone, free[:1], 80.0, stream) / trace - 1) < 0.2  # of one chain its own length
+    plain, _, cov = gaussian_model()
+    every = torch.randn(n, D, generator=stream, dtype=torch.float64) @ torch.linalg.cholesky(cov).T
+    problem = Problem(plain, casal.Sphere(1.0), casal.Identity(), like)
+    assert abs(spread(problem, every, 80.0, stream) / float(torch.linalg.eigvalsh(cov)[-1]) ** 0.5 - 1) < 0.05
+    assert problem.usage.scores == 0
 
 
 def conditional_model(n: int, rough: float = 0.0) -> tuple[casal.Target, Tensor, Tensor]:

@@ -74,8 +74,8 @@ equation, for all chains together."""
 NEXT = 0.9
 """The level after the start in a mode, over that of the start, at most."""
 
-SPREAD = 2
-"""Evaluations of a chain that ``spread`` takes of an exact network; one or two more of a rough one."""
+FEW = 8
+"""Chains below which their spread says too little."""
 
 MOST = 0.9
 """S over s^2, where it is read, at most: it is below 1, but errors of few free samples may not be."""
@@ -271,7 +271,7 @@ class Matheron(Method[Any]):
         flat, bent = len(found.matrix), len(found.curved)
         gain = {"own": flat, "shared": max(1, -(-flat // n)), "cg": min(self.iterations, flat)}.get(control.gain, 0)
         looks = 3 * affine_modes.LEVELS + 20 * flat // n if self.modes and self._looks(problem, found, n) else 0
-        return len(problem.table) + SPREAD + self.levels * (2 + gain + bent) + looks
+        return len(problem.table) + self.levels * (2 + gain + bent) + looks
 
     def steps(self, problem: Problem, control: Control) -> int:
         return len(problem.table) + 2 * self.levels
@@ -409,10 +409,10 @@ class Matheron(Method[Any]):
         found, probe, clean = equations_of(problem), state.probe.flatten(2), _flat(state.clean)
         if control.gain in ("own", "shared"):
             A, flat = found.matrix, probe.shape[1] - len(found.curved)
-            errors = self._errors(state, generator)
+            errors = self._errors(state, generator) if control.gain == "own" or found.curved else None
             pull = partial(_pulled, self._gains(row.s, found, state, control, probe[:, :flat], errors))
             clean = clean + pull(clean, found.gap(clean))
-            if found.curved:
+            if found.curved and errors is not None:
                 centre = _flat(state.estimate)
 
                 def draw() -> Tensor:
@@ -430,11 +430,11 @@ class Matheron(Method[Any]):
     # ------------------------------------------------------------------------------------------------ the gain
 
     def _gains(
-        self, s: float, found: Equations, state: MatheronState, control: Control, answers: Tensor, errors: NearErrors
+        self, s: float, found: Equations, state: MatheronState, control: Control, answers: Tensor, errors: NearErrors | None
     ) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Chains, S A^T as rows and (A S A^T)^-1: one of each for every kind of chains, or for every chain."""
         A = found.matrix
-        if control.gain == "own":
+        if control.gain == "own" and errors is not None:
             every = torch.arange(len(answers), device=answers.device)
             return [(every, *self._filled(A, answers.to(torch.float64), errors))] if len(A) else []
         asked = torch.tensor(control.asked, device=answers.device)
@@ -518,16 +518,27 @@ def _asked(problem: Problem, x: Tensor, s: float) -> Tensor:
 def spread(problem: Problem, free: Tensor, level: float, generator: torch.Generator) -> float:
     """Largest standard deviation in any direction of what a chain may sample, given its own condition.
 
-    It is what the network itself says. Errors e = f - D(f + s w) of free samples have the covariance S, and along the
-    widest direction of a Gaussian S = v s^2 / (v + s^2), so v = S s^2 / (s^2 - S). At levels far above v a trained
-    network is rough, so v is looked at again at the first level that follows from it, until that no longer falls.
+    That of the free samples, if all have one condition. Else what the network itself says, if that is less: errors
+    e = f - D(f + s w) of free samples have the covariance S, and along the widest direction of a Gaussian
+    S = v s^2 / (v + s^2), so v = S s^2 / (s^2 - S). At levels far above v a trained network is rough, so v is looked at
+    again at the first level that follows from it, until that no longer falls.
     """
+    total = _widest(free - free.mean(0)) * math.sqrt(len(free) / max(1, len(free) - 1))
+    if len(free) >= FEW and not problem.target.condition:
+        return total
+    found = total if len(free) >= FEW else math.inf
+    level = min(level, FIRST * found)
     while True:
         noisy = free + level * gaussian(problem, len(free), generator)
-        e = _flat(free - problem.denoise_all(noisy, level))
-        gram = e @ e.T if len(e) <= e.shape[1] else e.T @ e
-        size = float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0.0)) / len(e)
-        found = math.sqrt(size / (1.0 - min(size / level**2, MOST)))
-        if not math.isfinite(found) or FIRST * found > NEXT * level:
+        size = _widest(free - problem.denoise_all(noisy, level)) / level
+        found = min(found, level * size / math.sqrt(1.0 - min(size**2, MOST)))
+        if not FIRST * found < NEXT * level:
             return found
         level = FIRST * found
+
+
+def _widest(points: Tensor) -> float:
+    """Largest root mean square of points in any direction."""
+    flat = _flat(points)[:POOL]
+    gram = flat @ flat.T if len(flat) <= flat.shape[1] else flat.T @ flat
+    return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(gram)[-1])) / len(flat))
