@@ -13,7 +13,7 @@ import casal
 from casal.errors import SettingError
 from casal.methods import Problem
 from casal.methods.equations import equations_of
-from casal.methods.matheron import LevelRow, MatheronState
+from casal.methods.matheron import LevelRow, MatheronState, NearErrors, spread
 
 D, M = 12, 4
 
@@ -89,7 +89,7 @@ def test_one_level_is_the_closed_form_for_every_gain() -> None:
     S = s**2 * torch.linalg.solve(cov + s**2 * torch.eye(D, dtype=torch.float64), cov)
     exact = clean + (b - clean @ A.T) @ torch.linalg.solve(A @ S @ A.T, A @ S)
     row, none = LevelRow(s, None, False, True), torch.zeros(9, dtype=torch.long)
-    state = MatheronState(x, x, x, clean, problem.denoise(x, s), x[:, None][:, :0], none, none)
+    state = MatheronState(x, x, torch.zeros_like(x), clean, problem.denoise(x, s), x[:, None][:, :0], none, none)
     method, stream = casal.Matheron(ridge=0.0), torch.Generator().manual_seed(0)
     for gain in ("own", "cg", "shared"):
         control, asked = method.control(problem, 9)._replace(gain=gain), state
@@ -115,6 +115,84 @@ def test_every_chain_may_have_its_own_value() -> None:
     off, wide = z_scores(whitened(result.samples, mean, cov))
     assert off < 4.5
     assert wide < 5.5
+
+
+def test_the_spread_is_that_of_the_gaussian_given_its_condition() -> None:
+    """Errors at a level s have S = v s^2 / (v + s^2) along a direction of variance v: v comes back, whatever s."""
+    n, stream = 4000, torch.Generator().manual_seed(1)
+    target, means, c = conditional_model(n)
+    like, widest = torch.zeros(0, D, dtype=torch.float64), float(c[-1]) ** 0.5
+    free = means + c.sqrt() * torch.randn(n, D, generator=stream, dtype=torch.float64)
+    problem = Problem(target, casal.Sphere(1.0), casal.Identity(), like, batch=300)
+    for level in (widest, 4 * widest, 100 * widest):
+        assert abs(spread(problem, free, level, stream) / widest - 1) < 0.08  # 4000 draws: .03 at most at s = sd
+    alone = problem.take(slice(0, 1))
+    trace = math.sqrt(float((free[:1] - means[:1]).square().sum()))
+    assert abs(spread(alone, free[:1], 80.0, stream) / trace - 1) < 0.2  # of one chain its own length
+    plain, _, cov = gaussian_model()
+    every = torch.randn(n, D, generator=stream, dtype=torch.float64) @ torch.linalg.cholesky(cov).T
+    problem = Problem(plain, casal.Sphere(1.0), casal.Identity(), like)
+    assert abs(spread(problem, every, 80.0, stream) / float(torch.linalg.eigvalsh(cov)[-1]) ** 0.5 - 1) < 0.05
+    assert problem.usage.scores == 0
+
+
+def conditional_model(n: int, rough: float = 0.0) -> tuple[casal.Target, Tensor, Tensor]:
+    """Chains with far means of their own, m_i + N(0, diag c); above s = 1 the denoiser has an error of its own."""
+    stream = torch.Generator().manual_seed(8)
+    means = 50.0 * torch.randn(n, D, generator=stream, dtype=torch.float64)
+    c = torch.logspace(-2, -0.5, D, dtype=torch.float64)
+
+    def denoise(x: Tensor, s: Tensor, *, at: Tensor) -> Tensor:
+        s = s.double().reshape(-1, *[1] * (x.ndim - 1)) if s.ndim else s.double()
+        away = (x - at) / (c + s**2).sqrt()
+        wrong = rough * torch.sin(3 * away.roll(1, 1)) * (s > 3.0)
+        return at + c / (c + s**2) * (x - at) + wrong
+
+    sigmas = casal.karras_sigmas(40, 0.01, 80.0)
+    return casal.edm(denoise, sigmas, shape=(D,), dtype=torch.float64, condition={"at": means}), means, c
+
+
+@pytest.mark.parametrize("rough", [0.0, 0.3])
+def test_every_chain_may_have_its_own_condition(rough: float) -> None:
+    """Levels follow from the spread given the condition, not from that of all chains, which is 50 times as large."""
+    n = 400
+    target, means, c = conditional_model(n, rough)
+    truth = means + c.sqrt() * torch.randn(n, D, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    A = torch.ones(1, D, dtype=torch.float64)
+    result = casal.sample(
+        target, casal.Affine(A, casal.PerChain(truth @ A.T)), casal.Matheron(), n, seed=6, check=False
+    )
+    assert float(result.trace["first level"].max()) < 3.0
+    off, wide = z_scores((result.samples - means) / c.sqrt())  # given the sum of a draw, a draw again
+    assert off < 4.5
+    assert wide < 5.5
+
+
+def test_errors_along_a_row_bound_its_variance_from_below() -> None:
+    """Of errors N(0, S) the bound is above a^T S a once in a thousand times, and below it by a known factor."""
+    stream = torch.Generator().manual_seed(3)
+    variance = torch.tensor([4.0, 0.25], dtype=torch.float64)
+    every = torch.randn(16000, 2, generator=stream, dtype=torch.float64) * variance.sqrt()
+    errors = NearErrors(every, torch.arange(16000).reshape(1000, 16))
+    least = errors.least(torch.eye(2, dtype=torch.float64)[None])
+    ratio = least.diagonal(dim1=1, dim2=2) / variance
+    assert int((ratio > 1).sum()) <= 8  # 2 of 2000 expected
+    assert abs(float(ratio.mean()) - 16 / 39.25) < 0.01  # chi^2 of 16, quantile .999
+    assert bool((torch.linalg.eigvalsh(least) > -1e-12).all())
+
+
+def test_a_derivative_below_the_errors_is_raised_and_the_row_is_met() -> None:
+    """The network says that nothing varies along a row while its errors do: S' = S + R a a^T, and A x0 = b."""
+    stream = torch.Generator().manual_seed(3)
+    a = torch.nn.functional.normalize(torch.randn(1, D, generator=stream, dtype=torch.float64), dim=1)
+    across = torch.randn(5, 1, D, generator=stream, dtype=torch.float64)
+    across = across - (across @ a.T + 1e-9) * a  # a^T S a = -1e-9
+    errors = NearErrors(torch.randn(16, D, generator=stream, dtype=torch.float64), torch.arange(16).repeat(5, 1))
+    filled, inverse = casal.Matheron()._filled(a, across, errors)
+    least = errors.least(a)
+    torch.testing.assert_close(inverse, 1 / least)
+    torch.testing.assert_close(a @ filled.mT @ inverse, torch.ones(5, 1, 1, dtype=torch.float64))
+    torch.testing.assert_close(filled, across + (least + 1e-9) * a)
 
 
 def test_units_and_decoders_change_nothing() -> None:

@@ -386,19 +386,22 @@ def drawn(weights: Tensor, n: int, stream: torch.Generator) -> Tensor:
     return torch.searchsorted(total, u[:, None])[:, 0].clamp_max(weights.shape[1] - 1)
 
 
-def raised(gram: Tensor, floor: float | None) -> tuple[Tensor, Tensor]:
+def raised(gram: Tensor, floor: float | None, least: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Eigenvalues and vectors of the symmetric part, the values raised to ``floor`` times the largest.
 
     None: to the norm of the antisymmetric part. It is zero for an exact denoiser, whose derivative is a covariance, so
-    it is what the network itself shows of its error; smaller eigenvalues are noise. Rows of lost chains, which are not
-    finite, are left out: the loop reports them.
+    it is what the network itself shows of its error; smaller eigenvalues are noise. And to what ``least``, a matrix of
+    the same shape, has along the vectors. Rows of lost chains, which are not finite, are left out: the loop reports
+    them.
     """
     gram = torch.where(torch.isfinite(gram).all(-1, keepdim=True), gram, torch.eye(gram.shape[-1]).to(gram))
     values, vectors = eigh((gram + gram.mT) / 2)
-    least = (LEAST_VALUE if floor is None else floor) * values.amax(-1, keepdim=True)
+    lowest = (LEAST_VALUE if floor is None else floor) * values.amax(-1, keepdim=True)
     if floor is None and gram.shape[-1] > 1:
-        least = torch.maximum(least, torch.linalg.matrix_norm((gram - gram.mT) / 2, 2)[..., None])
-    return torch.maximum(values, least).clamp_min(1e-300), vectors
+        lowest = torch.maximum(lowest, torch.linalg.matrix_norm((gram - gram.mT) / 2, 2)[..., None])
+    if floor is None and least is not None:
+        lowest = torch.maximum(lowest, (vectors * (least @ vectors)).sum(-2))
+    return torch.maximum(values, lowest).clamp_min(1e-300), vectors
 
 
 def solve(gram: Tensor, right: Tensor, floor: float | None) -> Tensor:

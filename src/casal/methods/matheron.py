@@ -24,7 +24,7 @@ about them. On a mixture of heat fields with 32 equations its mean is off by 600
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -37,7 +37,6 @@ from casal.errors import SettingError
 from casal.methods import affine_modes
 from casal.methods.base import Each, Method, Together, free_step, gaussian, no_step, table_rows
 from casal.methods.baselines import noise_levels, points
-from casal.methods.chain_memory import centred
 from casal.methods.coupling import has_edge
 from casal.methods.curved_draw import MEASURES, conditioned
 from casal.methods.equations import Equations, equations_of
@@ -45,8 +44,8 @@ from casal.methods.moves import finest_level
 from casal.methods.problem import Problem
 
 FIRST = 4.0
-"""The first level, in units of the largest standard deviation of the free samples in any direction. There p_s(. | C) is
-nearly p_s: noise of 4 sd leaves 6 % of what is known of that direction."""
+"""The first level, in units of the largest standard deviation of the model in any direction (``spread``). There
+p_s(. | C) is nearly p_s: noise of 4 sd leaves 6 % of what is known of that direction."""
 
 BRIDGE = 0.15
 """In the same units, where full noise ends. Full noise to the end makes samples of trained networks too smooth."""
@@ -76,7 +75,13 @@ NEXT = 0.9
 """The level after the start in a mode, over that of the start, at most."""
 
 FEW = 8
-"""Chains below which their own length stands for the standard deviation, which it is never below."""
+"""Chains below which their spread says too little."""
+
+MOST = 0.9
+"""S over s^2, where it is read, at most: it is below 1, but errors of few free samples may not be."""
+
+RARE = 3.09
+"""Standard normal quantile of .999."""
 
 GAINS = ("auto", "shared", "own", "cg")
 
@@ -126,6 +131,32 @@ class Control(NamedTuple):
     modes: int | None = None
 
 
+class NearErrors(NamedTuple):
+    """Errors e of free samples (k, d) float64, and the numbers of those that are near each chain (n, near)."""
+
+    every: Tensor
+    close: Tensor
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """One for each chain, with a random sign, (n, d)."""
+        n, device = len(self.close), self.close.device
+        drawn = torch.randint(self.close.shape[1], (n, 1), generator=generator, device=device)
+        sign = 2.0 * torch.randint(2, (n, 1), generator=generator, device=device).to(torch.float64) - 1.0
+        return sign * self.every[self.close.gather(1, drawn)[:, 0]]
+
+    def least(self, rows: Tensor) -> Tensor:
+        """Lower bound of G S G^T for rows G of the chains (1 or n, m, d): (n, m, m).
+
+        The mean of k squares of errors along a direction is S times chi^2 / k, which is above its quantile RARE once in
+        a thousand times (Wilson and Hilferty's formula). An exact network is not below the bound; a trained one, whose
+        derivative is rough, may say anything.
+        """
+        along = (rows @ self.every.T).expand(len(self.close), -1, -1)  # (n, m, k)
+        near = along.gather(2, self.close[:, None].expand(-1, along.shape[1], -1))
+        k = near.shape[2]
+        return near @ near.mT / k / (1.0 - 2.0 / (9.0 * k) + RARE * math.sqrt(2.0 / (9.0 * k))) ** 3
+
+
 class LevelRow(NamedTuple):
     """A level s, the one before (None for the first), whether chains keep some noise on the way, and the last level."""
 
@@ -141,10 +172,11 @@ class Matheron(Method[Any]):
 
     See the formulas at the top of ``methods/matheron.py``. Chains are independent but for the gain and the errors that
     they share: nothing is resampled, and every chain may have its own value or set (``casal.PerChain``) and condition.
-    The run takes the rows of the model's table for n free samples, then ``levels`` levels from 4 times their
-    largest standard deviation down to the last level of the table; at the end the Euclidean projection, which moves the
-    samples by less than the last level. With m equations and n chains a level takes 2 evaluations a chain and those of
-    the gain: 1 for m <= n, m / n above; 30 levels of 16 equations and 64 chains 90 in all, after the free samples.
+    The run takes the rows of the model's table for n free samples, then ``levels`` levels from 4 times the largest
+    standard deviation that the network has, given a chain's condition (``spread``), down to the last level of the
+    table; at the end the Euclidean projection, which moves the samples by less than the last level. With m equations
+    and n chains a level takes 2 evaluations a chain and those of the gain: 1 for m <= n, m / n above; 30 levels of 16
+    equations and 64 chains 90 in all, after the free samples.
 
     Measured error on exact networks that no setting was tuned on (docs/methods_in_depth.md), 64 chains, 115 to 165
     evaluations, 576 and 1024 dimensions, 2 to 8 modes, 4 to 63 linear equations: squared error of the mean .3 to 1.3
@@ -162,7 +194,8 @@ class Matheron(Method[Any]):
         iterations: Conjugate gradients of a level, where they are used.
         near: An error is drawn from those of the ``near`` free samples whose estimates are nearest.
         floor: Eigenvalues of A S A^T below this share of the largest are raised to it. None: below the norm of its
-            antisymmetric part, which is zero for an exact network: smaller ones are noise.
+            antisymmetric part, which is zero for an exact network: smaller ones are noise. And where every chain has
+            its own gain, below what the errors of free samples along the rows show at least (``NearErrors``).
         ridge: Added to A S A^T in conjugate gradients, in units of s^2. 0.05 for a trained network.
         modes: Whether separate modes are looked for, and weighed by the equations (``methods/affine_modes.py``): 27
             evaluations a chain, and about 20 more where there are some. For linear equations and one condition.
@@ -280,7 +313,7 @@ class Matheron(Method[Any]):
         """Place the levels, look for modes, and add the noise of the first level to the free samples."""
         free, (alpha, sigma), labels = state.x, noise_levels(problem.table), problem.target.groups
         known = sigma / alpha
-        top = _widest(free, labels)
+        top = spread(problem, free, float(known.max()), generator)
         first, last = min(FIRST * top, float(known.max())), float(known.min())
         again = min(self.levels - 1, REPEATS) if first < FIRST * top else 0
         first = max(first, last)
@@ -322,7 +355,7 @@ class Matheron(Method[Any]):
     ) -> Done:
         """clean = D(x) + e, e from a free sample whose estimate is like D(x); and what the network is asked next."""
         found = equations_of(problem)
-        state = state._replace(clean=state.estimate + _like(self._errors(state, generator)(), state.x))
+        state = state._replace(clean=state.estimate + _like(self._errors(state, generator).draw(generator), state.x))
         record = {"sigma": row.s}
         bent = len(found.curved)
         if control.gain != "shared":
@@ -344,20 +377,13 @@ class Matheron(Method[Any]):
         )
         return state._replace(probe=probe), control._replace(asked=tuple(chains.tolist())), record
 
-    def _errors(self, state: MatheronState, generator: torch.Generator) -> Callable[[], Tensor]:
-        """Draws of e ~ N(0, S), (n, d) float64: errors of free samples of the same kind with near estimates."""
+    def _errors(self, state: MatheronState, generator: torch.Generator) -> NearErrors:
+        """For every chain the errors of free samples of the same kind with near estimates: draws of N(0, S)."""
         n, device = len(state.x), state.x.device
         pool = torch.randperm(n, generator=generator, device=device)[:POOL]
         distance = torch.cdist(state.estimate.flatten(1), (state.free - state.error)[pool].flatten(1))
         distance = distance + 1e3 * distance.max() * (state.kind[:, None] != state.home[pool])
-        close = distance.topk(min(self.near, len(pool)), largest=False).indices
-
-        def draw() -> Tensor:
-            drawn = torch.randint(close.shape[1], (n, 1), generator=generator, device=device)
-            sign = 2.0 * torch.randint(2, (n, 1), generator=generator, device=device).to(torch.float64) - 1.0
-            return sign * _flat(state.error[pool[close.gather(1, drawn)[:, 0]]])
-
-        return draw
+        return NearErrors(_flat(state.error[pool]), distance.topk(min(self.near, len(pool)), largest=False).indices)
 
     def ask(
         self, gain: str, equations: Equations, problem: Problem, state: MatheronState, row: LevelRow, noise: Tensor
@@ -383,33 +409,34 @@ class Matheron(Method[Any]):
         found, probe, clean = equations_of(problem), state.probe.flatten(2), _flat(state.clean)
         if control.gain in ("own", "shared"):
             A, flat = found.matrix, probe.shape[1] - len(found.curved)
-            pull = partial(_pulled, self._gains(row.s, found, state, control, probe[:, :flat]))
+            errors = self._errors(state, generator) if control.gain == "own" or found.curved else None
+            pull = partial(_pulled, self._gains(row.s, found, state, control, probe[:, :flat], errors))
             clean = clean + pull(clean, found.gap(clean))
-            if found.curved:
-                error, centre = self._errors(state, generator), _flat(state.estimate)
+            if found.curved and errors is not None:
+                centre = _flat(state.estimate)
 
                 def draw() -> Tensor:
-                    e = error()
+                    e = errors.draw(generator)
                     return e - pull(e, e @ A.T)
 
                 across = [part - pull(part, part @ A.T) for part in probe[:, flat:].to(torch.float64).unbind(1)]
                 centre, slopes = centre + pull(centre, found.gap(centre)), found.bent(problem, state.clean)[0]
+                lines = self._filled(slopes, torch.stack(across, 1), errors)[0]
                 how = draw, generator, self.measure, self.candidates
-                clean = conditioned(problem, found, centre, slopes, torch.stack(across, 1), *how)
+                clean = conditioned(problem, found, centre, slopes, lines, *how)
         state = state._replace(clean=_like(clean, state.x), probe=state.probe[:, :0])
         return state._replace(x=state.clean) if row.last else state, control, {}
 
     # ------------------------------------------------------------------------------------------------ the gain
 
     def _gains(
-        self, s: float, found: Equations, state: MatheronState, control: Control, answers: Tensor
+        self, s: float, found: Equations, state: MatheronState, control: Control, answers: Tensor, errors: NearErrors | None
     ) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Chains, S A^T as rows and (A S A^T)^-1: one of each for every kind of chains, or for every chain."""
         A = found.matrix
-        if control.gain == "own":
-            across, every = answers.to(torch.float64), torch.arange(len(answers), device=answers.device)
-            inverse = affine_modes.solve(A @ across.mT, torch.eye(len(A)).to(A), self.floor) if len(A) else A
-            return [(every, across, inverse)] if len(A) else []
+        if control.gain == "own" and errors is not None:
+            every = torch.arange(len(answers), device=answers.device)
+            return [(every, *self._filled(A, answers.to(torch.float64), errors))] if len(A) else []
         asked = torch.tensor(control.asked, device=answers.device)
         seen = answers.transpose(0, 1).flatten(0, 1)[: len(asked) * len(A)].reshape(len(asked), len(A), -1)
         rise, parts = seen - state.estimate[asked].flatten(1)[:, None], list[tuple[Tensor, Tensor, Tensor]]()
@@ -418,6 +445,16 @@ class Matheron(Method[Any]):
             across = rise[state.kind[asked] == kind].mean(0).to(torch.float64) * (s / STEP)
             parts.append((mine, across, affine_modes.solve(across @ A.T, torch.eye(len(A)).to(A), self.floor)))
         return parts
+
+    def _filled(self, rows: Tensor, across: Tensor, errors: NearErrors) -> tuple[Tensor, Tensor]:
+        """S' G^T as rows and (G S' G^T)^-1 for rows G and S G^T of every chain, S' = S + G^T R G.
+
+        R raises the eigenvalues of G S G^T to what the errors of the network along the rows show at least.
+        """
+        gram = rows @ across.mT
+        values, vectors = affine_modes.raised(gram, self.floor, errors.least(rows))
+        more = (vectors * values[..., None, :]) @ vectors.mT - (gram + gram.mT) / 2
+        return across + more @ rows, (vectors / values[..., None, :]) @ vectors.mT
 
     def _product(self, problem: Problem, state: MatheronState, s: float, v: Tensor) -> Tensor:
         """S v for every chain, v (n, d) float64, by one evaluation."""
@@ -478,13 +515,30 @@ def _asked(problem: Problem, x: Tensor, s: float) -> Tensor:
     return _flat(problem.denoise_all(x.reshape(-1, *problem.latent).to(problem.like), s))
 
 
-def _widest(free: Tensor, labels: Tensor | None) -> float:
-    """Largest standard deviation of points in any direction, within groups of the same condition where these repeat."""
-    flat = free.flatten(1).to(torch.float64)[:POOL]
-    if len(flat) < FEW:
-        return float(flat.square().sum(1).mean().sqrt())
-    if labels is not None and len(labels.unique()) <= len(flat) // 2:
-        flat = centred(flat, labels[:POOL].to(flat.device))
-    flat = flat - flat.mean(0)
+def spread(problem: Problem, free: Tensor, level: float, generator: torch.Generator) -> float:
+    """Largest standard deviation in any direction of what a chain may sample, given its own condition.
+
+    That of the free samples, if all have one condition. Else what the network itself says, if that is less: errors
+    e = f - D(f + s w) of free samples have the covariance S, and along the widest direction of a Gaussian
+    S = v s^2 / (v + s^2), so v = S s^2 / (s^2 - S). At levels far above v a trained network is rough, so v is looked at
+    again at the first level that follows from it, until that no longer falls.
+    """
+    total = _widest(free - free.mean(0)) * math.sqrt(len(free) / max(1, len(free) - 1))
+    if len(free) >= FEW and not problem.target.condition:
+        return total
+    found = total if len(free) >= FEW else math.inf
+    level = min(level, FIRST * found)
+    while True:
+        noisy = free + level * gaussian(problem, len(free), generator)
+        size = _widest(free - problem.denoise_all(noisy, level)) / level
+        found = min(found, level * size / math.sqrt(1.0 - min(size**2, MOST)))
+        if not FIRST * found < NEXT * level:
+            return found
+        level = FIRST * found
+
+
+def _widest(points: Tensor) -> float:
+    """Largest root mean square of points in any direction."""
+    flat = _flat(points)[:POOL]
     gram = flat @ flat.T if len(flat) <= flat.shape[1] else flat.T @ flat
-    return float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0.0) / (len(flat) - 1)) ** 0.5
+    return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(gram)[-1])) / len(flat))

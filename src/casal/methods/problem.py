@@ -189,8 +189,14 @@ class Problem:
         return self._like_points("denoiser", self.target.denoise, y, level)
 
     def denoise_all(self, y: Tensor, sigma: float) -> Tensor:
-        """``denoise`` at any number of points of a model without conditions, in calls of at most ``batch`` of them."""
-        return torch.cat([self.denoise(part, sigma) for part in y.split(self.batch or max(1, len(y)))])
+        """``denoise`` at any number of points, in calls of at most ``batch`` of them.
+
+        Of a model with conditions the points are one for each chain.
+        """
+        size = self.batch or max(1, len(y))
+        some = [slice(k, min(k + size, len(y))) for k in range(0, len(y), size)]
+        apart = [self if self.target.chains is None else self.take(part) for part in some]
+        return torch.cat([one.denoise(y[part], sigma) for one, part in zip(apart, some, strict=True)])
 
     def _like_points(self, what: str, function: Callable[..., Tensor], x: Tensor, t: Tensor) -> Tensor:
         """``function(x, t)``, which must be as x is: another shape or dtype would be broadcast unseen."""
