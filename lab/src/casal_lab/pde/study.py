@@ -439,7 +439,7 @@ class Reconstruction:
         tell("training the network")
         trained = self.net(plan.training)
         learned = losses(known, trained)
-        models = [gaussian_model(known), network_model(known, trained)]
+        models = exact, learnt = [gaussian_model(known), network_model(known, trained)]
         scales = [{GAUSSIAN: gaussian, NETWORK: network} for gaussian, network in plan.scales]
         every, first = self.tasks(known, seed), plan.scales[0][0]
         found = study(every, models, scales, seed, labels, self.note, tell)
@@ -449,7 +449,7 @@ class Reconstruction:
         data: dict[str, Any] = {"study": found, "truth": truth, "residual": self.residual}
         few = first._replace(cases=plan.curve_cases, samples=plan.curve_samples or first.samples)
         if {PROJECTED, PENALTY, *VARIANT_OF.values()} <= set(found.of(NETWORK)):  # all that the paper compares
-            constant = [constant_rho(every[k], *models, few, seed, plan.constant, tell) for k in self.judged]
+            constant = [constant_rho(every[k], exact, learnt, few, seed, plan.constant, tell) for k in self.judged]
             ratios = constant[0][1]
             tables.insert(0, beside_the_paper(found, self.paper, ratios, self.beside))
             tables += [rows for rows, _ in constant]
