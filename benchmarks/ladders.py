@@ -23,8 +23,7 @@ TOTAL = casal.Affine(torch.ones(1, SIDE * SIDE), 20.0)
 
 METHODS: dict[str, tuple[casal.Method[Any], casal.Constraint]] = {
     "SplitGibbs": (casal.SplitGibbs(0.5, levels=4, inner_steps=4, moves="metropolis"), TOTAL),
-    "LookAhead": (casal.LookAhead(levels=5, moves=1, path=3), TOTAL),
-    "BoundedHMC": (casal.BoundedHMC(levels=4, leapfrogs=2), casal.Box(-2.0, 2.0)),
+    "MatheronInside": (casal.MatheronInside(levels=5), casal.Box(-2.0, 2.0)),
 }
 
 

@@ -23,11 +23,10 @@ from casal import (
     ECI,
     HMC,
     PCFM,
-    BoundedHMC,
     Decoupled,
     FinalProjection,
-    LookAhead,
     Matheron,
+    MatheronInside,
     Penalty,
     PrimalDual,
     Projected,
@@ -147,27 +146,14 @@ CASES: list[MethodCase] = [
         for gain in ("auto", "cg")
     ),
     MethodCase(
-        "look-ahead",
-        LookAhead(levels=14, moves=1, path=3),
+        "matheron-inside",
+        MatheronInside(levels=8, modes=False),
         True,
         POINT,
         meets=True,
         scheduled=True,
         on="diffusion",
-        meeting=frozenset({"exchange_step", "ess", "ancestors", "acceptance"}),
-    ),
-    MethodCase(
-        "bounded-hmc",
-        BoundedHMC(levels=8, leapfrogs=2),
-        True,
-        POINT,
-        meets=True,
-        scheduled=True,
-        on="bounds",
-        meeting=frozenset(
-            {"exchange_step", "sigma", "tau", "acceptance", "plain_ess", "weight_ess", "resampled"}
-            | {"plain_weights", "final_ess", "ancestors"}
-        ),
+        meeting=frozenset({"exchange_step", "first level", "last level", "sigma"}),
     ),
     MethodCase(
         "hmc",
@@ -200,8 +186,7 @@ def test_every_example_of_the_registry_runs(name: str) -> None:
     entry = METHODS[name]
     assert entry.runs_on in ("density", "diffusion", "both") and entry.colour.startswith("#")
     for on in ("density", "diffusion") if entry.runs_on == "both" else (entry.runs_on,):
-        where = "bounds" if entry.bounds else on
-        result = casal.sample(*problem_of("affine", where), entry.example, N)
+        result = casal.sample(*problem_of("affine", on), entry.example, N)
         assert bool(result.certificate.feasible.all()) == entry.example.strict
 
 
@@ -424,7 +409,6 @@ MANY = {
     "weighted": ("density", WeightedCASAL(30.0)),
     "split-gibbs": ("diffusion", SplitGibbs(0.2, levels=4, inner_steps=4)),
     "matheron": ("diffusion", Matheron(levels=4)),
-    "look-ahead": ("diffusion", LookAhead(levels=5, moves=1, path=3)),
 }
 """An example for each way in which chains exchange something."""
 

@@ -69,8 +69,8 @@ METHODS: dict[str, tuple[Model, Callable[[float], Any], str]] = {
     "gibbs": (diffusion, lambda s: casal.SplitGibbs([s, 0.1 * s], inner_steps=2, moves="gibbs"), "norm"),
     "split-auto": (diffusion, lambda s: casal.SplitGibbs(inner_steps=2, levels=6), "sphere"),
     "matheron": (diffusion, lambda s: casal.Matheron(4), "affine"),
-    "ahead": (diffusion, lambda s: casal.LookAhead(levels=6), "norm"),
-    "bounded": (diffusion, lambda s: casal.BoundedHMC(levels=5, leapfrogs=2), "total"),
+    "inside-curved": (diffusion, lambda s: casal.MatheronInside(levels=6), "norm"),
+    "inside": (diffusion, lambda s: casal.MatheronInside(levels=5), "total"),
     "reflected": (density, lambda s: casal.HMC(), "box"),
     "auto": (density, lambda s: "auto", "sphere"),
 }
@@ -102,7 +102,7 @@ def test_bounds_in_units_of_their_own_for_each_coordinate() -> None:
     decoder, a = Standardise(mean, std), torch.ones(1, D, dtype=F64)
     plain = BOX & casal.Affine(a, 1.0)
     physical = casal.Box(mean - 0.8 * std, mean + 1.5 * std) & casal.Affine(a / std, 1.0 + (a / std) @ mean)
-    for model, method in ((density, casal.HMC()), (diffusion, casal.BoundedHMC(levels=5, leapfrogs=2))):
+    for model, method in ((density, casal.HMC()), (diffusion, casal.MatheronInside(levels=5))):
         ours = casal.sample(model(), physical, method, N, decoder=decoder, check=False)
         theirs = casal.sample(model(), plain, method, N, check=False)
         assert float(((ours.samples - mean) / std - theirs.samples).abs().max()) < 1e-7

@@ -71,7 +71,7 @@ STRICT = {
     "split gibbs": (diffusion, casal.SplitGibbs(0.02, levels=15)),
     "metropolis": (diffusion, casal.SplitGibbs(0.02, levels=15, moves="metropolis")),
     "level": (diffusion, casal.SplitGibbs(0.05, levels=12, moves="level")),
-    "look ahead": (diffusion, casal.LookAhead(levels=12, moves=1, path=4)),
+    "inside": (diffusion, casal.MatheronInside(levels=15)),
     "weighted": (density, casal.WeightedCASAL()),
     "auto": (density, "auto"),
 }
@@ -190,7 +190,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "rows": (casal.Projected(), {"n": 64}, "256 rows, but n = 64"),
     "compile": (casal.Projected(), {"run": casal.Run(compile=True)}, "without conditions"),
     "shared multiplier": (casal.CASAL(10.0, dual="mean"), {}, "no condition"),
-    "bounded": (casal.BoundedHMC(), {"set": casal.Box(-3.0, 3.0)}, "different conditions"),
     "islands": (casal.SplitGibbs(0.1, islands=2), {}, "resampled among themselves already"),
 }
 
@@ -322,7 +321,7 @@ def test_conditions_go_through_observations_and_soft_terms() -> None:
     exact = (mean / variance + y / 0.64 + torch.tensor([1.2, 0.0], dtype=torch.float64)) / precision
     torch.testing.assert_close(found, exact)
     soft = casal.tilted(diffusion(), lambda x: -x[:, 0].square() / 2)
-    result = casal.sample(soft, LINE, casal.LookAhead(levels=8, moves=1, path=3), N, run=casal.Run(batch=100))
+    result = casal.sample(soft, LINE, casal.MatheronInside(levels=30), N, run=casal.Run(batch=100))
     means = [float(result.samples[label == LABEL, 0].mean()) for label in (0, 1)]
     for label in (0, 1):  # the term divides by a Gaussian of variance one about zero
         centre, spread = on_the_line(label)

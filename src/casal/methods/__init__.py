@@ -27,14 +27,13 @@ from casal.methods.baselines import (
     Unconstrained,
     noise_levels,
 )
-from casal.methods.bounded_hmc import BoundedHMC
 from casal.methods.casal import CASAL
 from casal.methods.chain_memory import centred, chain_findings, memory
 from casal.methods.cheap import ECI, PCFM, ProjectRenoise
 from casal.methods.coupling import lift, onto
 from casal.methods.hmc import HMC
-from casal.methods.look_ahead import LookAhead
 from casal.methods.matheron import Matheron
+from casal.methods.matheron_inside import MatheronInside
 from casal.methods.mode_weights import growing_share
 from casal.methods.moves import RANGE, data_floor
 from casal.methods.population import effective_ancestors, effective_size, normalised, systematic
@@ -50,13 +49,11 @@ class Entry(NamedTuple):
         example: The method with settings that work on small problems: the contract suite runs it.
         runs_on: "density", "diffusion" (any model with noise levels) or "both".
         colour: Of its points and lines in every picture.
-        bounds: It takes bounds on the coordinates only, perhaps with one equation.
     """
 
     example: Method[Any]
     runs_on: str
     colour: str
-    bounds: bool = False
 
 
 METHODS: dict[str, Entry] = {
@@ -77,8 +74,7 @@ METHODS: dict[str, Entry] = {
     "WeightedCASAL": Entry(WeightedCASAL(30.0), "density", "#009E73"),
     "SplitGibbs": Entry(SplitGibbs(0.2, levels=6), "diffusion", "#117733"),
     "Matheron": Entry(Matheron(levels=8), "diffusion", "#DDCC77"),
-    "LookAhead": Entry(LookAhead(levels=8, moves=1, path=3), "diffusion", "#AA4499"),
-    "BoundedHMC": Entry(BoundedHMC(levels=10, leapfrogs=2), "diffusion", "#661100", bounds=True),
+    "MatheronInside": Entry(MatheronInside(levels=8), "diffusion", "#AA4499"),
     "HMC": Entry(HMC(), "density", "#999933"),
 }
 """Every method by the name that tables and pictures use. The command line, the contracts, the report's colours and the
@@ -93,13 +89,12 @@ __all__ = [
     "METHODS",
     "PCFM",
     "RANGE",
-    "BoundedHMC",
     "Decoupled",
     "Each",
     "Entry",
     "FinalProjection",
-    "LookAhead",
     "Matheron",
+    "MatheronInside",
     "Method",
     "Penalty",
     "PrimalDual",

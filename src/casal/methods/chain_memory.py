@@ -20,9 +20,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from casal.methods.bounded_hmc import FEWEST_CHAINS, main_directions
 from casal.methods.inside_chains import FIRST_PRICE, Control, HMCState, Row, Space
 from casal.methods.problem import Problem
+from casal.methods.scales import FEWEST_CHAINS, main_directions
 from casal.methods.trajectories import pace, rattle, slices
 
 MOST_MEMORY, ERRORS = 0.15, 4.5

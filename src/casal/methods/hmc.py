@@ -48,7 +48,6 @@ from torch import Tensor
 
 from casal.errors import CasalError, SettingError
 from casal.methods.base import Each, Method, Together, generator_of, key
-from casal.methods.bounded_hmc import FEWEST_CHAINS, main_directions
 from casal.methods.chain_memory import ALLOWED_R_HAT, SECOND_SHARE, agreement, centred, memory, second_kind
 from casal.methods.coupling import decoded_event
 from casal.methods.inside_chains import (
@@ -80,7 +79,7 @@ from casal.methods.metric import (
 )
 from casal.methods.population import ancestors_left, equal_weights
 from casal.methods.problem import Problem, Uncounted
-from casal.methods.scales import shrinkage, solve
+from casal.methods.scales import FEWEST_CHAINS, main_directions, shrinkage, solve
 from casal.methods.surface import Surface
 from casal.methods.tempering import (
     DECADES,
@@ -204,7 +203,9 @@ class HMC(Method[HMCState]):
 
     def control(self, problem: Problem, n: int) -> Control:
         if not problem.table.static:
-            raise SettingError("HMC needs a fixed density (langevin, energy); use BoundedHMC or LookAhead for a model")
+            raise SettingError(
+                "HMC needs a fixed density (langevin, energy); use Matheron, MatheronInside or SplitGibbs for a model"
+            )
         space, budget = space_of(problem), len(problem.table)
         few = chains = self._chains(problem, space, n)
         rows = MAIN_ROWS + min(WARM_ROWS, budget) + -(-n // few) - 1

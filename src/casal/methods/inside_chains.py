@@ -15,7 +15,6 @@ from torch import Tensor
 
 from casal.constraints import Reduction, reduced
 from casal.errors import SettingError
-from casal.methods.bounded_hmc import units_of
 from casal.methods.coupling import decoded_event
 from casal.methods.flat_flows import fold
 from casal.methods.population import Groups, groups_of
@@ -301,6 +300,14 @@ def _space(problem: Problem) -> Space:
             f"HMC needs a set with flat sides, smooth functions or an interior, not {constraint!r}; {way_out}"
         )
     return Space(None, event, problem.latent, None if problem.identity else _inverse(problem, way_out), None)
+
+
+def units_of(problem: Problem) -> Tensor | None:
+    """The factors (k,) of a decoder that multiplies each coordinate by its own; None for other decoders."""
+    if problem.identity or not problem.decoder.linear or problem.decoder.diagonal is None:
+        return None
+    one = torch.ones((1, *problem.latent), dtype=torch.float64, device=problem.like.device)
+    return problem.decoder(one).flatten()
 
 
 def _inverse(problem: Problem, way_out: str) -> Tensor:

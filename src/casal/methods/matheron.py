@@ -430,7 +430,13 @@ class Matheron(Method[Any]):
     # ------------------------------------------------------------------------------------------------ the gain
 
     def _gains(
-        self, s: float, found: Equations, state: MatheronState, control: Control, answers: Tensor, errors: NearErrors | None
+        self,
+        s: float,
+        found: Equations,
+        state: MatheronState,
+        control: Control,
+        answers: Tensor,
+        errors: NearErrors | None,
     ) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Chains, S A^T as rows and (A S A^T)^-1: one of each for every kind of chains, or for every chain."""
         A = found.matrix

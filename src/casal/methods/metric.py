@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from casal.constraints import Reduction, analytic_centre
-from casal.methods.bounded_hmc import FEWEST_CHAINS
 from casal.methods.chain_memory import centred
 from casal.methods.flat_flows import rounded
 from casal.methods.inside_chains import Space, labels_of, space_of
 from casal.methods.problem import Problem
-from casal.methods.scales import shrunk, solve, times, wide_directions
+from casal.methods.scales import FEWEST_CHAINS, shrunk, solve, times, wide_directions
 from casal.methods.surface import Surface
 
 DENSE, ROUND, LOOKED_AT = 256, 4.0, 16

@@ -19,6 +19,12 @@ CLEAR = 1.5
 """Variance of a direction, in units of the largest that independent coordinates show by chance, from which on it is
 wide: the edge of Marchenko and Pastur is passed by chance by a few hundredths."""
 
+FEWEST_CHAINS = 16
+"""Chains below which means over chains say nothing."""
+
+MAIN, ITERATIONS = 2, 12
+"""Main directions of points, along which chains are compared, and the steps that find them."""
+
 
 def times(scale: Tensor, u: Tensor) -> Tensor:
     """L u for rows (..., r)."""
@@ -93,3 +99,16 @@ def wide_directions(y: Tensor, least: float = 0.0) -> Tensor:
     b = seen[wide] + 1.0 - g
     variance = 0.5 * (b + (b.square() - 4.0 * seen[wide]).clamp_min(0.0).sqrt())
     return torch.cat([s[:, None], axes[:DIRECTIONS][wide].T * (variance.sqrt() - 1.0).clamp_min(0.0).sqrt()], 1)
+
+
+def main_directions(points: Tensor, generator: torch.Generator) -> Tensor:
+    """Coordinates (n, MAIN) of points (n, k) along the directions in which they spread most.
+
+    By subspace iteration: where several directions are equally wide, any of them will do.
+    """
+    points = points - points.mean(0)
+    shape = (points.shape[1], min(MAIN, points.shape[1]))
+    basis = torch.randn(shape, generator=generator, dtype=points.dtype, device=points.device)
+    for _ in range(ITERATIONS):
+        basis = torch.linalg.qr(points.T @ (points @ basis)).Q
+    return points @ basis

@@ -334,7 +334,7 @@ def check_network(problem: Problem, x: Tensor, seed: int, generator: torch.Gener
     used = found.levels >= RANGE * floor  # reverse processes from small noise end below the floor
     wrong = bool((found.erroneous & used).any())
     worst = int(torch.where(used, found.slope, torch.inf).argmin())
-    many = x[0].numel() > LADDER_DIMENSION
+    many = x[0].numel() >= LADDER_DIMENSION
     uneven = asymmetry(problem, x, spread, generator) if many else math.nan
     evaluations = problem.usage.scores - before + found.evaluations * len(x)
     return NetworkTest(wrong, spread, float(found.slope[worst]), float(found.levels[worst]), uneven, evaluations)

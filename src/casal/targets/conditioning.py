@@ -6,8 +6,7 @@
 any observation, a reward, or a bias along a collective variable. The set that samples must lie in is another matter: it
 stays strict, and t weighs the samples inside it. Of a fixed density t is simply part of the density: score + grad t,
 potential - t. Of a model that is known under noise it is not: given a noisy point x its factor is E[exp(t(x0)) | x],
-which no score contains. There t is handed on, and ``casal.LookAhead`` estimates this factor and corrects for it by
-weights.
+which no score contains. There t is handed on, and ``casal.MatheronInside`` draws x0 given x with this factor.
 
 **Linear observations** y = H x0 + noise of covariance R are added to the score of a diffusion or flow model. Given the
 noisy state x = alpha x0 + sigma noise, with u = x / alpha and s = sigma / alpha, the model knows the mean D(u) of x0
@@ -186,15 +185,15 @@ def tilted(target: Target, log_weight: Term, *, name: str | None = None) -> Targ
 
         p(x0) exp(t(x0)) / constant.
 
-    t may be anything that autograd can differentiate twice, with values up to a constant:
+    t may be anything that autograd can differentiate, with values up to a constant:
 
         nonlinear observation y = h(x0) + N(0, r^2)      t(x0) = -|y - h(x0)|^2 / (2 r^2)
         reward R at temperature T                        t(x0) = R(x0) / T
         bias of a collective variable c towards v        t(x0) = -k (c(x0) - v)^2 / 2
 
-    On a diffusion or flow model take ``casal.LookAhead`` or "auto": other methods do not see t and are refused. On a
-    fixed density (``langevin``, ``energy``) every method works. Tilting twice adds the terms. Linear observations of a
-    Gaussian prior have an exact way without weights, ``casal.posterior``; it may be tilted too.
+    On a diffusion or flow model take ``casal.MatheronInside`` or "auto": other methods do not see t and are refused.
+    On a fixed density (``langevin``, ``energy``) every method works. Tilting twice adds the terms. Linear observations
+    of a Gaussian prior have an exact way, ``casal.posterior``; it may be tilted too.
 
     Args:
         target: A target of any family.
@@ -215,7 +214,7 @@ def tilted(target: Target, log_weight: Term, *, name: str | None = None) -> Targ
     name = name or f"tilted {target.name}"
     table = target.table
     if table.static:
-        _try(log_weight, _one_start(target), twice=False)
+        _try(log_weight, _one_start(target))
         return _with_term(target, log_weight, name)
     if table.alpha is None or table.sigma is None:
         raise SettingError(
@@ -227,7 +226,7 @@ def tilted(target: Target, log_weight: Term, *, name: str | None = None) -> Targ
         with torch.no_grad():
             first = target.take(slice(0, 1)).condition
             x = target.denoise(x, table.sigma[0] / table.alpha[0], **first)  # a clean sample, as far as one is known
-    _try(log_weight, x, twice=True)
+    _try(log_weight, x)
     before = target.log_weight
     both = log_weight if before is None else lambda x: before(x) + log_weight(x)
     return replace(target, log_weight=both, name=name)
@@ -262,8 +261,8 @@ def _one_start(target: Target) -> Tensor:
     return (target.take(slice(0, 1)).draw(1, stream) if callable(init) else init[:1]).detach()
 
 
-def _try(log_weight: Term, x: Tensor, *, twice: bool) -> None:
-    """Call the term at a point, and differentiate it; twice where its curvature is used.
+def _try(log_weight: Term, x: Tensor) -> None:
+    """Call the term at a point, and differentiate it.
 
     Raises:
         ShapeError: It does not return one number for every row.
@@ -287,26 +286,10 @@ def _try(log_weight: Term, x: Tensor, *, twice: bool) -> None:
                 "autograd cannot differentiate through log_weight; write it with torch functions of x, without "
                 "no_grad, detach, numpy and item()"
             )
-        (gradient,) = torch.autograd.grad(value.sum(), leaf, create_graph=twice, allow_unused=True)
+        (gradient,) = torch.autograd.grad(value.sum(), leaf, allow_unused=True)
         if gradient is None:
             raise SettingError("log_weight does not depend on x; it must be a function of the clean sample")
         _check_finite(gradient, "the gradient of log_weight")
-        if not twice:
-            return
-        message = (
-            "autograd finds no second derivatives of log_weight, which casal.LookAhead needs; write it with torch "
-            "functions that can be differentiated twice"
-        )
-        if not gradient.requires_grad:  # linear, or its gradient is a constant for autograd alone
-            if not torch.equal(gradient, slope(log_weight, x + 1e-3 * (1.0 + x.abs()))):
-                raise SettingError(message)
-            return
-        try:
-            (curvature,) = torch.autograd.grad(gradient.sum(), leaf, allow_unused=True)
-        except RuntimeError as error:
-            raise SettingError(message) from error
-        if curvature is not None:
-            _check_finite(curvature, "the second derivative of log_weight")
 
 
 def _check_finite(value: Tensor, name: str) -> None:

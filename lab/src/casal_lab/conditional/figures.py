@@ -20,8 +20,7 @@ from casal_lab.physics.quadrotor import INTERVAL, STEPS
 from casal_lab.problems.three_modes import CASES
 
 MARKS = {
-    "LookAhead": (colour("LookAhead"), "*"),
-    "BoundedHMC": (colour("BoundedHMC"), "p"),
+    "MatheronInside": (colour("MatheronInside"), "*"),
     "SplitGibbs, gibbs": (colour("SplitGibbs"), "o"),
     "SplitGibbs, metropolis": (colour("SplitGibbs"), "s"),
     "Twisted": (colour("Twisted"), "^"),

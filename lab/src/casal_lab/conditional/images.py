@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from casal import LookAhead, MassEnergy, SampleResult, SplitGibbs, Target, edm, karras_sigmas
+from casal import MassEnergy, MatheronInside, SampleResult, SplitGibbs, Target, edm, karras_sigmas
 from casal_lab.artifacts import network, points
 from casal_lab.conditional.common import HEALTH, PLAIN, at_most, dots, figures
 from casal_lab.distances import Distance, energy_distance
@@ -49,8 +49,6 @@ BLOCK = 10_000
 BATCH = 250
 SHOWN = 5
 
-
-AHEAD = LookAhead(width=2, moves=4)
 
 BETTER, NEAR = 0.15, 0.02
 """Our targets for "auto" in energy distance: by how much to beat one projection, and how near to stay to SplitGibbs at
@@ -158,11 +156,10 @@ def _methods(scale: Scale, few: bool) -> dict[str, AnyMethod | Literal["auto"]]:
     plain, usual = PLAIN["final projection"], split_gibbs(1.0, "metropolis")
     both: dict[str, AnyMethod | Literal["auto"]] = {"final projection": plain, "SplitGibbs, metropolis": usual}
     if few:
-        ahead = LookAhead(levels=5, moves=1, path=3, width=2) if scale is QUICK else AHEAD
         return {
             **both,
             **({} if scale is QUICK else {"auto": "auto"}),
-            "LookAhead, calibrated": ahead,
+            "MatheronInside": MatheronInside(5 if scale is QUICK else 48, modes=False),
             "SplitGibbs, metropolis, sigma 0.3": split_gibbs(0.3, "metropolis"),
         }
     return {

@@ -175,7 +175,6 @@ def _plain_numbers(axis: Any) -> None:
 GUIDES: Mapping[str, Any] = {
     "moment matching": "#d55e00",
     "covariance matching": "#882255",
-    "LookAhead": "#009e73",
     "kriging": EXACT,
     "exact draws": EXACT,
     "least": EXACT,

@@ -206,8 +206,8 @@ def from_diffusers(
     The rows are read off ``scheduler.step``. Unconstrained sampling through ``casal.sample`` is what the loop of
     diffusers computes, for schedulers whose steps are linear and look back at most three estimates: DDPM, DDIM, Euler,
     Euler ancestral, Heun, DPM-Solver++ (2M, 3M, SDE, singlestep), UniPC, EDM (Euler, DPM-Solver++), flow matching
-    (Euler, Heun, any shift), LCM, TCD. Others are refused. Methods that move chains between the rows (SplitGibbs,
-    LookAhead, BoundedHMC) take steps of first order between the same noise levels.
+    (Euler, Heun, any shift), LCM, TCD. Others are refused. Methods that move chains between the rows (SplitGibbs)
+    take steps of first order between the same noise levels.
 
     A pipeline with an autoencoder is a model of latents: the target lives in the latent space, and a set in pixel space
     needs the decoder of the pipeline (``casal.sample(..., decoder=...)``).

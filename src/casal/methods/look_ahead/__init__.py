@@ -1,5 +1,0 @@
-"""Twisted sequential Monte Carlo with a second-order look ahead, for many dimensions."""
-
-from casal.methods.look_ahead.method import LookAhead
-
-__all__ = ["LookAhead"]
