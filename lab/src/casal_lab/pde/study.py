@@ -441,7 +441,9 @@ class Reconstruction:
         data: dict[str, Any] = {"study": found, "truth": truth, "residual": self.residual}
         few = first._replace(cases=plan.curve_cases, samples=plan.curve_samples or first.samples)
         if {PROJECTED, PENALTY, *VARIANT_OF.values()} <= set(found.of(NETWORK)):  # all that the paper compares
-            constant = [constant_rho(every[k], *models, few, seed, plan.constant, tell) for k in self.judged]
+            constant = [
+                constant_rho(every[k], models[0], models[1], few, seed, plan.constant, tell) for k in self.judged
+            ]
             ratios = constant[0][1]
             tables.insert(0, beside_the_paper(found, self.paper, ratios, self.beside))
             tables += [rows for rows, _ in constant]
