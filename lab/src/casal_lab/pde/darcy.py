@@ -314,9 +314,9 @@ NOTE = (
 
 PLANS = {
     False: Plan(
-        [(Scale(20, 10, Effort(40, 100), 3, 2, 1, 40), Scale(20, 10, Effort(40, 40), 3, 2, 1))],
+        [(Scale(10, 10, Effort(40, 100), 3, 2, 1, 40), Scale(10, 10, Effort(40, 40), 3, 2, 1))],
         (10, 20, 40),
-        2,
+        1,
         FULL,
         curve_samples=5,
     ),
