@@ -7,8 +7,9 @@ is known, and finds modes that these cover.
 
 **Second pass**, at the end of the warm-up. After a tempered start scouts, some of the starting points, run under p
 alone: a mode that is narrow, and becomes heavy only near b = 1, may have been lost on the way, and points that a user
-gave are not forgotten. Chains and scouts give a mixture g of Gaussians around the modes, and fresh draws of it, one for every sample, go from g
-to p in the same way (``mode_weights.py``). It is left out where the chains cross between its parts by themselves.
+gave are not forgotten. Chains and scouts give a mixture g of Gaussians around the modes, and fresh draws of it, one for
+every sample, go from g to p in the same way (``mode_weights.py``). It is left out where the chains cross between its
+parts by themselves.
 """
 
 from __future__ import annotations
