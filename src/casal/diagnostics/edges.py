@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from casal.constraints import Constraint, Parts, geometry
-from casal.errors import SettingError
+from casal.errors import CasalError, SettingError
+from casal.methods.surface import Surface
 
 STEP = 1e-6
 """Step along the set, in units of the distance to the mean, that a sample inside survives."""
@@ -131,7 +132,33 @@ def shape_near(constraint: Constraint, z: Tensor, weights: Tensor) -> Shape:
         raise SettingError("the set is not convex and has no smooth inequalities")
     if surface is None:
         return Shape(None, factor, lambda y: y)
-    return Shape(lambda y: surface.project(y, warm=z), factor, surface.project)
+    return Shape(_onto(surface, z), factor, surface.project)
+
+
+def _onto(surface: Constraint, z: Tensor) -> Map:
+    """Points next to samples z, one for each, moved onto the surface.
+
+    Where its equations are smooth, along its normals at z: z + s - J(z)^T m, which is the nearest point of z + s to
+    first order, and to second order for tangent s. That is what differences need, for a tenth of the work.
+    """
+
+    def nearest(y: Tensor) -> Tensor:
+        return surface.project(y, warm=z)
+
+    flat, event = z.flatten(1), tuple(z.shape[1:])
+    there = Surface(surface, event)
+    try:
+        at = there.frame(flat) if surface.smooth else None
+    except (CasalError, RuntimeError, NotImplementedError):
+        return nearest
+    if at is None or not at.J.shape[1] or not bool(torch.isfinite(at.root).all()):
+        return nearest
+
+    def along_normals(y: Tensor) -> Tensor:
+        found, ok = there.solve(at, y.flatten(1) - flat)
+        return found.reshape(y.shape) if bool(ok.all()) else nearest(y)
+
+    return along_normals
 
 
 def _shape_of_pieces(constraint: Constraint, z: Tensor, weights: Tensor) -> Shape:

@@ -122,9 +122,10 @@ WARM_ROWS, MAIN_ROWS = 32, 8
 MARKS = (0.25, 0.5, 0.75)
 """Shares of the warm-up after which the metric is renewed."""
 
-CHAINS, PER_DIMENSION = 256, 4
+CHAINS, PER_DIMENSION, MOST_DRAWS = 256, 4, 16
 """Chains from which several draws each are taken, at least, in all and for every dimension of the set: enough for what
-is measured of them (memory, R-hat, metric), which has errors like 1 / sqrt(chains)."""
+is measured of them (memory, R-hat, metric), which has errors like 1 / sqrt(chains). And draws of a chain, at most: all
+samples are copied with every draw, and more chains at a time cost less each."""
 
 LOOKING = 4
 """Times as many chains as that look for modes in a tempered start, at most: few chains lose narrow ones."""
@@ -174,8 +175,8 @@ class HMC(Method[HMCState]):
             for a tempered start.
         temper: Whether to look for modes by a tempered start and to weigh them, where the potential is known.
         draws: Samples of one chain. "auto" takes one up to 512 samples, and wherever chains have sets or conditions of
-            their own; else as many as leave 256 chains, or four for every dimension. Samples of one chain have one
-            ancestor: ``result.expect`` knows that they are not independent.
+            their own; else as many as leave 256 chains, or four for every dimension, and at most 16. Samples of one
+            chain have one ancestor: ``result.expect`` knows that they are not independent.
 
     >>> import casal, torch
     >>> target = casal.langevin(lambda x: x + 1.0, steps=60, step_size=0.3, init=torch.zeros(64, 8))
@@ -218,7 +219,8 @@ class HMC(Method[HMCState]):
         """Chains that give n samples."""
         if self.draws == "auto":
             size = math.prod(space.event) if space.flat is None else space.flat.dimension
-            draws = 1 if problem.chains is not None else max(1, n // max(CHAINS, PER_DIMENSION * size))
+            most = 1 if problem.chains is not None else MOST_DRAWS
+            draws = min(most, max(1, n // max(CHAINS, PER_DIMENSION * size)))
         else:
             draws = int(self.draws)
             if draws > 1 and problem.chains is not None:
@@ -508,7 +510,8 @@ class HMC(Method[HMCState]):
             state = state._replace(before=state.y)
         if control.left == 0:
             if control.law == "smooth" and self._weighs(problem, len(state.y)):
-                state, control, found = weigh(problem, state, control, generator)
+                tempered = self._tempered(problem, len(state.y))
+                state, control, found = weigh(problem, state, control, generator, tempered)
                 record |= found
             state, control = self._begin_rounds(problem, state, control)
         return state, control, record

@@ -103,6 +103,8 @@ def renewed_scale(space: Space, problem: Problem, y: Tensor, scale: Tensor) -> T
         return None
     away = centred(y, labels_of(problem, len(y)))
     if y.shape[1] > DENSE:
+        if scale.ndim == 2 and len(scale) == scale.shape[1]:  # the ellipsoid of the walls, corrected
+            return scale @ times(wide_directions(solve(scale, away)), torch.eye(len(scale)).to(scale)).T
         if space.bounds is None:
             return wide_directions(away)
         spread = away.square().mean(0).sqrt()  # between bounds alone a drift is a fold, if L is diagonal

@@ -161,7 +161,7 @@ class Surface:
         def found() -> Structure | None:
             return structure_of(dense, math.prod(self.event), worth=1)
 
-        return self.constraint._once(("rows", self.event), found)
+        return self.constraint._once(("rows together", self.event), found)
 
     def frame(self, w: Tensor) -> Frame:
         """A point with its derivatives."""

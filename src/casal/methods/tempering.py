@@ -5,11 +5,11 @@ resampled where these are uneven. In few dimensions, on a bounded set that is no
 constant, and the pass finds modes wherever the chains began. Else it is the density of the starting points, where that
 is known, and finds modes that these cover.
 
-**Second pass**, at the end of the warm-up. Scouts run under p alone: some of the starting points, since points that a
-user gave are not forgotten, and local maxima among many points all over the set, since a mode that is narrow, and
-becomes heavy only near b = 1, may have been lost on the way. Chains and scouts give a mixture g of Gaussians around the
-modes, and fresh draws of it, one for every sample, go from g to p in the same way (``mode_weights.py``). It is left out
-where the chains cross between its parts by themselves.
+**Second pass**, at the end of the warm-up. After a tempered start scouts run under p alone: some of the starting points,
+since points that a user gave are not forgotten, and local maxima among many points all over the set, since a mode that
+is narrow, and becomes heavy only near b = 1, may have been lost on the way. Chains and scouts give a mixture g of
+Gaussians around the modes, and fresh draws of it, one for every sample, go from g to p in the same way
+(``mode_weights.py``). It is left out where the chains cross between its parts by themselves.
 """
 
 from __future__ import annotations
@@ -233,10 +233,13 @@ def reference_of(control: Control, like: Tensor) -> Reference | None:
     return Uniform() if control.uniform and control.phase != "weigh" else mixture_of(control, like)
 
 
-def weigh(problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> Done:
-    """Begin the second pass; not where the chains cross by themselves, or there is one mode."""
+def weigh(problem: Problem, state: HMCState, control: Control, generator: torch.Generator, tempered: bool) -> Done:
+    """Begin the second pass; not where the chains cross by themselves, or there is one mode.
+
+    Without a tempered start the chains themselves have followed p from the starting points, and need no scouts.
+    """
     space, n, used = space_of(problem), len(state.y), problem.usage.scores
-    scouts = _scouts(space, problem, state, control, generator)
+    scouts = _scouts(space, problem, state, control, generator) if tempered else state.rows(slice(0))
     y, log_p = torch.cat([state.y, scouts.y]), torch.cat([state.log_p, scouts.log_p])
     good = torch.isfinite(log_p)
     most = int(good[:n].sum())
