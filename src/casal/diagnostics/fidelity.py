@@ -2,7 +2,7 @@
 
 The first certificate says that samples lie in the set. This one asks whether they follow p on the set, by checks that
 need no exact answer. Each check returns figures, objections (reasons against trust) and notes (what it could not see).
-What no check can know: a mode that no chain has found, and a model that is itself wrong.
+What no check can know: a mode that neither a chain nor a climb has found, and a model that is itself wrong.
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ class Fidelity:
             error of a mean, in standard deviations, that the checks find 95 times in 100, in the better of the widest
             and the narrowest direction), ``not_finite`` (share of samples at which the
             score is no number), ``not_gradient`` (share of pairs of samples between which potential and score
-            disagree), ``modes`` (clusters found), ``jump_t``, ``jump_p`` and
+            disagree), ``peaks``, ``peak_t`` and ``peak_error`` (``peaks.py``: how many were found, and by how much the
+            share of samples around one is off), ``modes`` (clusters found), ``jump_t``, ``jump_p`` and
             ``jump_change`` (``modes.py``; the share of samples that a move between modes would shift), ``mode_error``
             (largest error of the weight of a mode, after a second pass of ``HMC``), ``memory``
             (correlation of chains that move on their own with where they were before) and ``refused`` (share of their
@@ -1083,9 +1084,9 @@ def _peaks(evidence: Evidence, seen: View) -> Misplaced | None:
     u = torch.linalg.solve_triangular(root, (z - mean).T, upper=False).T
     first = _evenly(len(u), count // 3).to(u.device) if potential is None else log_p(u).argsort(descending=True)
     starts = [u[first[: count // 3]], u[_evenly(len(u), count // 3).to(u.device)], around(u, inside, count // 3)]
-    x, g = climb(torch.cat(starts), score, inside)
+    x, g = climb(torch.cat(starts), score)
     order = log_p(x).argsort(descending=True) if potential is not None else g.square().sum(1).argsort()
-    found = with_bulk(find_peaks(x, g, order, score), d)
+    found = with_bulk(find_peaks(x, g, order, score, inside), d)
     if len(found) < 2:
         return None
     origin = found[0].centre
