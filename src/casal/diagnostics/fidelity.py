@@ -43,7 +43,7 @@ from casal.diagnostics.peaks import (
     weigh,
     with_bulk,
 )
-from casal.diagnostics.stein import projections_needed, stein_terms
+from casal.diagnostics.stein import SteinTerms, projections_needed, stein_terms
 from casal.errors import CasalError
 from casal.methods import Problem, chain_findings, few_chains, growing_share, memory
 from casal.methods.population import Lineage, WeightedRun, advice, population, student_quantile
@@ -767,18 +767,17 @@ def _stein(evidence: Evidence) -> Finding:
         problem.usage.add_projections(len(y))
         return nearest(y.reshape(points.shape)).flatten(1)
 
-    terms = partial(
-        stein_terms,
-        points.flatten(1),
-        score,
-        lineage,
-        None if nearest is None else project,
-        None if factor is None else lambda y: factor(y.reshape(points.shape)),
-    )
-    tests, modes = terms(), evidence.modes
+    edge = None if factor is None else lambda y: factor(y.reshape(points.shape))
+    terms = partial(stein_terms, points.flatten(1), score, lineage, None if nearest is None else project)
+    tests, modes = terms(edge), evidence.modes
     if not tests:
         raise NotAvailable(_not_known(problem))
-    apart = terms(centres=modes.centres[modes.label[index]]) if modes.number > 1 and seen.same else []
+    apart = list[SteinTerms]()
+    if modes.number > 1 and seen.same:
+        modes = modes._replace(label=modes.label[index])
+        walls = modes.walls
+        both = walls if edge is None else lambda y: torch.minimum(edge(y), walls(y))
+        apart = terms(both, modes.centres[modes.label])
     every, tests = len(tests), [*tests, *apart]
     found = [_zero_test(test.lineage, test.values) for test in tests]
     count = sum(test.values.shape[1] for test in tests)
@@ -1062,7 +1061,7 @@ def _peaks(evidence: Evidence, seen: View) -> Misplaced | None:
     mean, d, potential = lineage.weights @ z, z.shape[1], problem.target.potential
     root, failed = torch.linalg.cholesky_ex(((z - mean) * lineage.weights[:, None]).T @ (z - mean))
     each = DRAWS * (1 if potential is not None else COARSE)
-    spare = _left(evidence) - (MOST_PEAKS + 1) * (each + 2 * d)
+    spare = _left(evidence) - (MOST_PEAKS + 1) * each - 2 * MOST_PEAKS * 2 * d
     spare -= len(z) if potential is not None else MOST_PEAKS * BETWEEN_PEAKS
     count = int(min(CLIMBS, spare / (ROUNDS + 1)))
     if int(failed) or count < FEWEST_TESTED:

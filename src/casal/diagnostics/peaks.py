@@ -133,11 +133,11 @@ def find_peaks(x: Tensor, g: Tensor, order: Tensor, score: Map, inside: Map) -> 
     trial = torch.randn((DRAWS, d), generator=stream, dtype=x.dtype, device=x.device)
     steps = DIFFERENCE * torch.cat([torch.eye(d, dtype=x.dtype, device=x.device)] * 2)
     steps[d:] *= -1.0
-    for k in order.tolist():
-        if len(found) == MOST_PEAKS:
+    for _ in range(2 * MOST_PEAKS):
+        rest = order[left[order]]
+        if len(found) == MOST_PEAKS or not len(rest):
             break
-        if not left[k]:
-            continue
+        k = int(rest[0])
         left[k] = False
         slopes = score(x[k] + steps)
         K = (slopes[d:] - slopes[:d]) / (2.0 * DIFFERENCE)
