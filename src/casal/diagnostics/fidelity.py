@@ -2,7 +2,7 @@
 
 The first certificate says that samples lie in the set. This one asks whether they follow p on the set, by checks that
 need no exact answer. Each check returns figures, objections (reasons against trust) and notes (what it could not see).
-What no check can know: a mode that no chain has found, and a model that is itself wrong.
+What no check can know: a mode that neither a chain nor a climb has found, and a model that is itself wrong.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from casal.diagnostics.peaks import (
     weigh,
     with_bulk,
 )
-from casal.diagnostics.stein import projections_needed, stein_terms
+from casal.diagnostics.stein import SteinTerms, projections_needed, stein_terms
 from casal.errors import CasalError
 from casal.methods import Problem, chain_findings, few_chains, growing_share, memory
 from casal.methods.population import Lineage, WeightedRun, advice, population, student_quantile
@@ -169,7 +169,8 @@ class Fidelity:
             error of a mean, in standard deviations, that the checks find 95 times in 100, in the better of the widest
             and the narrowest direction), ``not_finite`` (share of samples at which the
             score is no number), ``not_gradient`` (share of pairs of samples between which potential and score
-            disagree), ``modes`` (clusters found), ``jump_t``, ``jump_p`` and
+            disagree), ``peaks``, ``peak_t`` and ``peak_error`` (``peaks.py``: how many were found, and by how much the
+            share of samples around one is off), ``modes`` (clusters found), ``jump_t``, ``jump_p`` and
             ``jump_change`` (``modes.py``; the share of samples that a move between modes would shift), ``mode_error``
             (largest error of the weight of a mode, after a second pass of ``HMC``), ``memory``
             (correlation of chains that move on their own with where they were before) and ``refused`` (share of their
@@ -772,18 +773,17 @@ def _stein(evidence: Evidence) -> Finding:
         problem.usage.add_projections(len(y))
         return nearest(y.reshape(points.shape)).flatten(1)
 
-    terms = partial(
-        stein_terms,
-        points.flatten(1),
-        score,
-        lineage,
-        None if nearest is None else project,
-        None if factor is None else lambda y: factor(y.reshape(points.shape)),
-    )
-    tests, modes = terms(), evidence.modes
+    edge = None if factor is None else lambda y: factor(y.reshape(points.shape))
+    terms = partial(stein_terms, points.flatten(1), score, lineage, None if nearest is None else project)
+    tests, modes = terms(edge), evidence.modes
     if not tests:
         raise NotAvailable(_not_known(problem))
-    apart = terms(centres=modes.centres[modes.label[index]]) if modes.number > 1 and seen.same else []
+    apart = list[SteinTerms]()
+    if modes.number > 1 and seen.same:
+        modes = modes._replace(label=modes.label[index])
+        walls = modes.walls
+        both = walls if edge is None else lambda y: torch.minimum(edge(y), walls(y))
+        apart = terms(both, modes.centres[modes.label])
     every, tests = len(tests), [*tests, *apart]
     found = [_zero_test(test.lineage, test.values) for test in tests]
     count = sum(test.values.shape[1] for test in tests)
@@ -1067,7 +1067,7 @@ def _peaks(evidence: Evidence, seen: View) -> Misplaced | None:
     mean, d, potential = lineage.weights @ z, z.shape[1], problem.target.potential
     root, failed = torch.linalg.cholesky_ex(((z - mean) * lineage.weights[:, None]).T @ (z - mean))
     each = DRAWS * (1 if potential is not None else COARSE)
-    spare = _left(evidence) - (MOST_PEAKS + 1) * (each + 2 * d)
+    spare = _left(evidence) - (MOST_PEAKS + 1) * each - 2 * MOST_PEAKS * 2 * d
     spare -= len(z) if potential is not None else MOST_PEAKS * BETWEEN_PEAKS
     count = int(min(CLIMBS, spare / (ROUNDS + 1)))
     if int(failed) or count < FEWEST_TESTED:
@@ -1089,9 +1089,9 @@ def _peaks(evidence: Evidence, seen: View) -> Misplaced | None:
     u = torch.linalg.solve_triangular(root, (z - mean).T, upper=False).T
     first = _evenly(len(u), count // 3).to(u.device) if potential is None else log_p(u).argsort(descending=True)
     starts = [u[first[: count // 3]], u[_evenly(len(u), count // 3).to(u.device)], around(u, inside, count // 3)]
-    x, g = climb(torch.cat(starts), score, inside)
+    x, g = climb(torch.cat(starts), score)
     order = log_p(x).argsort(descending=True) if potential is not None else g.square().sum(1).argsort()
-    found = with_bulk(find_peaks(x, g, order, score), d)
+    found = with_bulk(find_peaks(x, g, order, score, inside), d)
     if len(found) < 2:
         return None
     origin = found[0].centre

@@ -64,6 +64,18 @@ class Modes(NamedTuple):
         """k."""
         return len(self.centres)
 
+    def walls(self, y: Tensor) -> Tensor:
+        """A factor of one point y for each sample, (n, d) -> (n,), that vanishes half-way to the next mode.
+
+        The distance to the plane between the own centre and another, in units of the radius of the own mode, at most 1.
+        """
+        own = self.centres[self.label]
+        line = self.centres - own[:, None]  # (n, k, d)
+        length = torch.linalg.vector_norm(line, dim=2)
+        margin = length / 2 - ((y - own)[:, None] * line).sum(2) / length.clamp_min(torch.finfo(y.dtype).tiny)
+        margin = torch.where(length > 0.0, margin, torch.inf)
+        return (margin.amin(1) / self.radius[self.label]).clamp_max(1.0)
+
 
 def find_modes(z: Tensor, most: int = MOST_MODES) -> Modes:
     """The modes of samples (n, d): the most clusters, up to ``most``, that are all apart; one if there are no two.

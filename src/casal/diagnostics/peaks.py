@@ -29,7 +29,7 @@ CLIMBS, ROUNDS = 96, 40
 
 FIRST_STEP, LONGER, FARTHEST_STEP = 0.01, 10.0, 2.0
 """First step of a climb, in standard deviations of the samples, so that points stay in a peak 100 times narrower; the
-factor by which the next may be longer; and the longest."""
+factor by which the next may be longer; and the longest, beside a quarter of the distance to the samples' mean."""
 
 WIDEST = 6
 """Points far around the samples are up to 2^WIDEST standard deviations away, as far as the set goes."""
@@ -88,19 +88,22 @@ class Misplaced(NamedTuple):
     t: float
 
 
-def climb(x: Tensor, score: Map, inside: Map, rounds: int = ROUNDS) -> tuple[Tensor, Tensor]:
-    """Where points (n, d) come by following the score uphill, inside the set, and the score there.
+def climb(x: Tensor, score: Map, rounds: int = ROUNDS) -> tuple[Tensor, Tensor]:
+    """Where points (n, d) come by following the score uphill, and the score there.
+
+    They may leave the set: walls would stop them, and the region around a peak beyond a wall may reach into the set.
 
     Steps have the length of Barzilai and Borwein (1988), s.s / s.q with s the last step and q the change of the score,
-    and are taken back where they leave the set, or where the score has turned against them.
+    and are taken back where the score is no number, or has turned against them.
     """
     g = score(x)
     step = FIRST_STEP / torch.linalg.vector_norm(g, dim=1).clamp_min(1e-300)
     for _ in range(rounds):
-        step = torch.minimum(step, FARTHEST_STEP / torch.linalg.vector_norm(g, dim=1).clamp_min(1e-300))
+        longest = FARTHEST_STEP + torch.linalg.vector_norm(x, dim=1) / 4.0
+        step = torch.minimum(step, longest / torch.linalg.vector_norm(g, dim=1).clamp_min(1e-300))
         y = x + step[:, None] * g
         h = score(y)
-        good = inside(y) & torch.isfinite(h).all(1) & ((h * g).sum(1) >= -0.5 * g.square().sum(1))
+        good = torch.isfinite(h).all(1) & ((h * g).sum(1) >= -0.5 * g.square().sum(1))
         s, q = y - x, g - h
         bend = (s * q).sum(1)
         longer = torch.where(bend > 0.0, s.square().sum(1) / bend.clamp_min(1e-300), math.inf)
@@ -120,16 +123,21 @@ def around(u: Tensor, inside: Map, count: int) -> Tensor:
     return y[ok[torch.randperm(len(ok), generator=stream, device=u.device)[:count]]]
 
 
-def find_peaks(x: Tensor, g: Tensor, order: Tensor, score: Map) -> list[Region]:
-    """Peaks among the ends of climbs (n, d) with scores g, in an order: where K > 0 and the slope is small."""
+def find_peaks(x: Tensor, g: Tensor, order: Tensor, score: Map, inside: Map) -> list[Region]:
+    """Peaks among the ends of climbs (n, d) with scores g, in an order.
+
+    Where K > 0 and the slope is small, and a part of the region is in the set.
+    """
     left, found, d = torch.ones(len(x), dtype=torch.bool, device=x.device), list[Region](), x.shape[1]
+    stream = torch.Generator(x.device).manual_seed(4253)
+    trial = torch.randn((DRAWS, d), generator=stream, dtype=x.dtype, device=x.device)
     steps = DIFFERENCE * torch.cat([torch.eye(d, dtype=x.dtype, device=x.device)] * 2)
     steps[d:] *= -1.0
-    for k in order.tolist():
-        if len(found) == MOST_PEAKS:
+    for _ in range(2 * MOST_PEAKS):
+        rest = order[left[order]]
+        if len(found) == MOST_PEAKS or not len(rest):
             break
-        if not left[k]:
-            continue
+        k = int(rest[0])
         left[k] = False
         slopes = score(x[k] + steps)
         K = (slopes[d:] - slopes[:d]) / (2.0 * DIFFERENCE)
@@ -138,11 +146,12 @@ def find_peaks(x: Tensor, g: Tensor, order: Tensor, score: Map) -> list[Region]:
             continue
         root = axes / values.sqrt()
         newton = (root.T @ g[k]).square().sum()
-        if not float(newton) < 0.25:  # still on its way, or at a wall
+        if not float(newton) < 0.25:  # still on its way
             continue
         here = Region(x[k], root)
         left &= ~(_distance(here, x) < APART)
-        found.append(here)
+        if bool(inside(here.centre + trial @ root.T).any()):
+            found.append(here)
     return found
 
 

@@ -137,7 +137,7 @@ def stein_terms(
         project: Onto the surface; None for a set with an interior.
         factor: g; None for a surface without an edge.
         centres: Of the mode of each sample, (n, d): z - centre then takes the place of z in the functions, which are
-            told from each other within modes, in standard deviations of a mode. Between modes there must be nothing.
+            told from each other within modes, in standard deviations of a mode. The factor must vanish between modes.
     """
     place = z if centres is None else z - centres
     spread = deviations(place, lineage.weights)
