@@ -195,6 +195,21 @@ def test_a_derivative_below_the_errors_is_raised_and_the_row_is_met() -> None:
     torch.testing.assert_close(filled, across + (least + 1e-9) * a)
 
 
+def test_a_network_that_is_not_exact_ends_as_its_own_sampler_ends() -> None:
+    """With D(x) itself at the last level, where affine models do not agree (modes = 0); else with an error added."""
+    target, _mean, _cov = gaussian_model()
+    A, b = rows()
+    problem = Problem(target, casal.Affine(A, b), casal.Identity(), torch.zeros(0, D, dtype=torch.float64))
+    x = torch.randn(9, D, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    none = torch.zeros(9, dtype=torch.long)
+    state = MatheronState(x, x, torch.ones_like(x), x, problem.denoise(x, 0.1), x[:, None][:, :0], none, none)
+    method, stream = casal.Matheron(), torch.Generator().manual_seed(0)
+    for modes, last, size in ((0, True, 0.0), (0, False, 1.0), (1, True, 1.0), (None, True, 1.0)):
+        control = method.control(problem, 9)._replace(modes=modes)
+        found = method.choose(LevelRow(0.1, None, False, last), problem, state, control, stream)[0]
+        torch.testing.assert_close((found.clean - found.estimate).abs(), torch.full_like(x, size))
+
+
 def test_units_and_decoders_change_nothing() -> None:
     target, _mean, _cov = gaussian_model()
     A, b = rows()

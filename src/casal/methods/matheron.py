@@ -2,7 +2,8 @@
 
 With noisy points x = x0 + s w, D(x) = E[x0 | x] and S = Cov[x0 | x] = s^2 dD/dx, one level is
 
-    clean = D(x) + e                                      e: the error f - D(f + s w) of a free sample f, random sign
+    clean = D(x) + e                                      e: the error f - D(f + s w) of a free sample f, random sign;
+                                                          none at the last level of a network that is not exact
     x0    = clean + S A^T (A S A^T)^-1 (b - A clean)      Matheron: clean ~ N(D, S)  ->  x0 ~ N(D, S) given A x0 = b
     x'    = x0 + s' w                                     high levels: what was wrong is forgotten
     x'    = k x + (1 - k) x0 + s' (1 - k)^(1/2) w,  k = (s' / s)^2       low levels: the reverse process, given x0
@@ -353,9 +354,13 @@ class Matheron(Method[Any]):
     def choose(
         self, row: LevelRow, problem: Problem, state: MatheronState, control: Control, generator: torch.Generator
     ) -> Done:
-        """clean = D(x) + e, e from a free sample whose estimate is like D(x); and what the network is asked next."""
-        found = equations_of(problem)
-        state = state._replace(clean=state.estimate + _like(self._errors(state, generator).draw(generator), state.x))
+        """clean = D(x) + e, e from a free sample whose estimate is like D(x); and what the network is asked next.
+
+        Without e at the last level of a network that is not exact: its own sampler ends with D(x).
+        """
+        found, e = equations_of(problem), self._errors(state, generator).draw(generator)
+        ends = row.last and control.modes == 0
+        state = state._replace(clean=state.estimate if ends else state.estimate + _like(e, state.x))
         record = {"sigma": row.s}
         bent = len(found.curved)
         if control.gain != "shared":
