@@ -5,10 +5,10 @@ resampled where these are uneven. In few dimensions, on a bounded set that is no
 constant, and the pass finds modes wherever the chains began. Else it is the density of the starting points, where that
 is known, and finds modes that these cover.
 
-**Second pass**, at the end of the warm-up. After a tempered start scouts run under p alone: some of the starting points,
-since points that a user gave are not forgotten, and local maxima among many points all over the set, since a mode that
-is narrow, and becomes heavy only near b = 1, may have been lost on the way. Chains and scouts give a mixture g of
-Gaussians around the modes, and fresh draws of it, one for every sample, go from g to p in the same way
+**Second pass**, at the end of the warm-up. After a tempered start scouts run under p alone: some of the starting
+points, since points that a user gave are not forgotten, and local maxima among many points all over the set, since a
+mode that is narrow, and becomes heavy only near b = 1, may have been lost on the way. Chains and scouts give a mixture
+g of Gaussians around the modes, and fresh draws of it, one for every sample, go from g to p in the same way
 (``mode_weights.py``). It is left out where the chains cross between its parts by themselves.
 """
 
