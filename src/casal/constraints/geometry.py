@@ -256,9 +256,10 @@ def check_dimensions(constraint: Constraint, event: Event) -> None:
 def check_nonempty(constraint: Constraint, z: Tensor, *, together: int = 256) -> None:
     """Refuse a set that has no point, as far as a search can tell; for a run, before its first step.
 
-    Closed forms check themselves when they are made or see an event. Other sets are projected onto from z. Where that
-    does not arrive, the emptiness may be proved (``Intersection``); if not, more starts are tried, and a set of which
-    none reaches a point is refused too: a run on it takes long, and none of its samples is feasible.
+    Closed forms check themselves when they are made or see an event. One point of z in a common set is enough. Other
+    sets are projected onto from z. Where that does not arrive, the emptiness may be proved (``Intersection``); if not,
+    more starts are tried, and a set of which none reaches a point is refused too: a run on it takes long, and none of
+    its samples is feasible.
 
     Args:
         constraint: C.
@@ -272,7 +273,8 @@ def check_nonempty(constraint: Constraint, z: Tensor, *, together: int = 256) ->
     if constraint.exact or not len(z):
         return
     if constraint.chains is None:
-        _search(constraint, z.to(torch.float64), 0)
+        if not bool((constraint.violation(z) <= Budget().tolerance).any()):
+            _search(constraint, z.to(torch.float64), 0)
         return
     for some in torch.arange(constraint.chains).split(together):
         _search(constraint.take(some), z.to(torch.float64)[some % len(z)], int(some[0]))

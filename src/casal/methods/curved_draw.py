@@ -90,7 +90,7 @@ def conditioned(
             c = (slopes @ (x - centre)[..., None])[..., 0]
             scaled = (vectors.mT @ c[..., None])[..., 0] / values.sqrt()
             logs = -0.5 * scaled.square().sum(1) - torch.linalg.slogdet(rows @ across.mT).logabsdet
-            logs = logs + _volume(problem, found, x, rows, measure)
+            logs = logs + volume_term(problem, found, x, rows, measure)
             new = met & torch.isfinite(logs)
             for other in roots:
                 new = new & ((scaled - other).abs().amax(1) > EQUAL)
@@ -138,7 +138,7 @@ def _times(across: Tensor, u: Tensor) -> Tensor:
     return (across.mT @ u[..., None])[..., 0]
 
 
-def _volume(problem: Problem, found: Equations, x: Tensor, rows: Tensor, measure: str) -> Tensor:
+def volume_term(problem: Problem, found: Equations, x: Tensor, rows: Tensor, measure: str) -> Tensor:
     """What v and the lengths that were taken out of the gradients add to the logarithm."""
     if measure == "surface" and problem.identity:
         return 0.5 * log_gram(rows)

@@ -325,8 +325,8 @@ class Matheron(Method[Any]):
         )
         x, home, found = free, kind, equations_of(problem)
         if self.modes and self._looks(problem, found, len(free)):
-            ask, most = partial(_asked, problem), float(known.max())
-            begun = affine_modes.begin(ask, _flat(free), found.matrix, found.level, top, most, POOL, generator)
+            ask, most = partial(denoised_rows, problem), float(known.max())
+            begun = affine_modes.begin(ask, as_rows(free), found.matrix, found.level, top, most, POOL, generator)
             control = control._replace(modes=0 if begun is None else len(begun.weights))
             if begun is not None and len(begun.weights) > 1:
                 x, kind, home = begun.x.reshape(free.shape).to(free), begun.mode, begun.label
@@ -388,7 +388,7 @@ class Matheron(Method[Any]):
         pool = torch.randperm(n, generator=generator, device=device)[:POOL]
         distance = torch.cdist(state.estimate.flatten(1), (state.free - state.error)[pool].flatten(1))
         distance = distance + 1e3 * distance.max() * (state.kind[:, None] != state.home[pool])
-        return NearErrors(_flat(state.error[pool]), distance.topk(min(self.near, len(pool)), largest=False).indices)
+        return NearErrors(as_rows(state.error[pool]), distance.topk(min(self.near, len(pool)), largest=False).indices)
 
     def ask(
         self, gain: str, equations: Equations, problem: Problem, state: MatheronState, row: LevelRow, noise: Tensor
@@ -411,14 +411,14 @@ class Matheron(Method[Any]):
         self, row: LevelRow, problem: Problem, state: MatheronState, control: Control, generator: torch.Generator
     ) -> Done:
         """x0: Matheron with one gain for all chains of a kind, or with that of every chain."""
-        found, probe, clean = equations_of(problem), state.probe.flatten(2), _flat(state.clean)
+        found, probe, clean = equations_of(problem), state.probe.flatten(2), as_rows(state.clean)
         if control.gain in ("own", "shared"):
             A, flat = found.matrix, probe.shape[1] - len(found.curved)
             errors = self._errors(state, generator) if control.gain == "own" or found.curved else None
             pull = partial(_pulled, self._gains(row.s, found, state, control, probe[:, :flat], errors))
             clean = clean + pull(clean, found.gap(clean))
             if found.curved and errors is not None:
-                centre = _flat(state.estimate)
+                centre = as_rows(state.estimate)
 
                 def draw() -> Tensor:
                     e = errors.draw(generator)
@@ -470,7 +470,7 @@ class Matheron(Method[Any]):
     def _product(self, problem: Problem, state: MatheronState, s: float, v: Tensor) -> Tensor:
         """S v for every chain, v (n, d) float64, by one evaluation."""
         size = torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(1e-300)
-        away = _like(_flat(state.x) + STEP * s * v / size, state.x)
+        away = _like(as_rows(state.x) + STEP * s * v / size, state.x)
         rise = (problem.denoise(away, s) - state.estimate).flatten(1).to(torch.float64)
         return rise * (s / STEP) * size
 
@@ -495,7 +495,7 @@ class Matheron(Method[Any]):
             shift, residual = shift + length * product, residual - length * image
             after = residual.square().sum(1, keepdim=True)
             p, square = residual + after / square.clamp_min(1e-300) * p, after
-        return _like(_flat(state.clean) + shift, state.x)
+        return _like(as_rows(state.clean) + shift, state.x)
 
 
 def _two(problem: Problem, n: int, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
@@ -503,7 +503,7 @@ def _two(problem: Problem, n: int, generator: torch.Generator, out: Tensor | Non
     return gaussian(problem, 2 * n, generator).reshape(n, 2, *problem.latent)
 
 
-def _flat(x: Tensor) -> Tensor:
+def as_rows(x: Tensor) -> Tensor:
     """(n, d) float64."""
     return x.flatten(1).to(torch.float64)
 
@@ -521,9 +521,9 @@ def _pulled(parts: list[tuple[Tensor, Tensor, Tensor]], like: Tensor, gap: Tenso
     return shift
 
 
-def _asked(problem: Problem, x: Tensor, s: float) -> Tensor:
+def denoised_rows(problem: Problem, x: Tensor, s: float) -> Tensor:
     """The denoiser at any number of points (k, d)."""
-    return _flat(problem.denoise_all(x.reshape(-1, *problem.latent).to(problem.like), s))
+    return as_rows(problem.denoise_all(x.reshape(-1, *problem.latent).to(problem.like), s))
 
 
 def spread(problem: Problem, free: Tensor, level: float, generator: torch.Generator) -> float:
@@ -550,6 +550,6 @@ def spread(problem: Problem, free: Tensor, level: float, generator: torch.Genera
 
 def _widest(points: Tensor) -> float:
     """Largest root mean square of points in any direction."""
-    flat = _flat(points)[:POOL]
+    flat = as_rows(points)[:POOL]
     gram = flat @ flat.T if len(flat) <= flat.shape[1] else flat.T @ flat
     return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(gram)[-1])) / len(flat))
