@@ -34,9 +34,7 @@ N = 24
 LOOKING = {
     "split-gibbs": "draws from von Mises-Fisher distributions by rejection",
     "split-gibbs-given-levels": "the same",
-    "look-ahead": "eigenvectors, and whether a product with the network can be spared",
     "hmc": "chains that meet different numbers of walls, or take different numbers of Newton steps",
-    "bounded-hmc": "the last draw, from truncated normal distributions by rejection",
 }
 """Methods whose steps look at numbers, and what for. All others read none."""
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import casal
 from casal.errors import MissingExtraError, SettingError, ShapeError, StoreError
+from casal.methods.population import student_quantile
 from casal.sampling.export import quantiles
 
 from .runs import run
@@ -28,7 +29,7 @@ def test_a_run_without_weights_has_the_plain_numbers() -> None:
     assert table.names == ("z[0]", "z[1]", "z[2]") and list(table.columns) == ["mean", "error", "sd", "5 %", "95 %"]
     for name, right in (
         ("mean", z.mean(0)),
-        ("error", z.std(0, ddof=1) / len(z) ** 0.5),
+        ("error", z.std(0, ddof=1) / len(z) ** 0.5 * student_quantile(0.05, len(z) - 1.0) / 1.96),
         ("sd", z.std(0, ddof=1)),
         ("5 %", np.quantile(z, 0.05, axis=0, method="inverted_cdf")),
         ("95 %", np.quantile(z, 0.95, axis=0, method="inverted_cdf")),

@@ -87,7 +87,7 @@ FIRST_FLOWS = 10
 
 
 class InsideState(NamedTuple):
-    """``MatheronState``, and ``kept``, the x0 of the level before."""
+    """``MatheronState``, and ``kept``, the x0 of the level before; ``tilt``, the soft term there, (n,)."""
 
     x: Tensor
     free: Tensor
@@ -98,6 +98,7 @@ class InsideState(NamedTuple):
     kind: Tensor
     home: Tensor
     kept: Tensor
+    tilt: Tensor
 
 
 class Sides(NamedTuple):
@@ -239,11 +240,16 @@ class MatheronInside(Matheron):
         begun, control, record = super().begin(problem, state, control, generator)
         free = begun.free
         first = _into(problem, free)
-        state = InsideState(*begun, kept=first)._replace(clean=first)
+        state = InsideState(*begun, kept=first, tilt=first.flatten(1)[:, 0])._replace(clean=first)
         if self._searches(problem, len(free)):
             state, control, more = self._in_modes(problem, state, control, generator)
             record = {**record, **more}
         return state, control, record
+
+    def ask(self, gain: str, equations: Equations, problem: Problem, state: Any, row: LevelRow, noise: Tensor) -> Any:
+        """As in ``Matheron``, and the soft term of x0: a store takes this step again to see whether the term is new."""
+        state, term = super().ask(gain, equations, problem, state, row, noise), problem.target.log_weight
+        return state if term is None else state._replace(tilt=term(state.clean).to(state.tilt))
 
     def choose(self, row: LevelRow, problem: Problem, state: Any, control: Control, generator: torch.Generator) -> Done:
         """Remember x0 of the level before, and what the network is asked for S R^T, R the rows of the set."""

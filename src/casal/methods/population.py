@@ -386,7 +386,8 @@ class Estimate(_Pair):
 
     Attributes:
         value: The weighted mean: () or (k,) float64.
-        standard_error: Its standard error, of the same shape, with shared ancestors counted.
+        standard_error: Its standard error, of the same shape, with shared ancestors counted; for few of them widened
+            as Student's distribution asks, so that 1.96 of it give a 95 % interval.
         note: What the standard error does not say, such as "distribution not promised"; printed in brackets.
 
     >>> print(Estimate(torch.tensor(0.5), torch.tensor(0.02)))
