@@ -45,7 +45,7 @@ from casal.diagnostics.peaks import (
 )
 from casal.diagnostics.stein import SteinTerms, projections_needed, stein_terms
 from casal.errors import CasalError
-from casal.methods import Problem, chain_findings, few_chains, growing_share, memory
+from casal.methods import Memory, Problem, chain_findings, few_chains, growing_share, memory
 from casal.methods.population import Lineage, WeightedRun, advice, population, student_quantile
 
 Verdict = Literal["trusted", "suspect", "too few", "unchecked", "not promised"]
@@ -173,7 +173,9 @@ class Fidelity:
             share of samples around one is off), ``modes`` (clusters found), ``jump_t``, ``jump_p`` and
             ``jump_change`` (``modes.py``; the share of samples that a move between modes would shift), ``mode_error``
             (largest error of the weight of a mode, after a second pass of ``HMC``), ``memory``
-            (correlation of chains that move on their own with where they were before) and ``refused`` (share of their
+            (correlation of chains with where they, or their ancestors, were before), ``start_bias`` (what is left of a
+            start that does not follow the density, where chains remember it: of a mean in standard deviations, or of a
+            variance) and ``refused`` (share of their
             trajectories that met too many walls, or could not be taken back), ``crossing`` (share of samples
             near a crossing of two pieces of a union), ``inside`` (share of chains whose nearest point satisfied the
             inequalities at the end of the run).
@@ -244,6 +246,7 @@ class Evidence:
         evaluations: Score evaluations a chain that the run took.
         projections: Projections a chain, likewise.
         share: Of these evaluations, what the checks may add.
+        starts: From numbers of chains to the points at which they began, if these are known.
     """
 
     run: WeightedRun
@@ -251,6 +254,7 @@ class Evidence:
     evaluations: float = math.inf
     projections: float = math.inf
     share: float = SHARE_OF_EVALUATIONS
+    starts: Callable[[Tensor], Tensor] | None = None
 
     @cached_property
     def everyone(self) -> Lineage:
@@ -328,6 +332,26 @@ class Evidence:
         return inner or view(self.problem, self.constraint.take(index), self.z[index], some, latents)
 
     @cached_property
+    def families(self) -> tuple[Tensor, Tensor]:
+        """Numbers of the ancestors of these samples, and of the first of the samples that descends from each."""
+        own = self.run.ancestors[self.index]
+        ancestors, family = torch.unique(own, return_inverse=True)
+        first = torch.full_like(ancestors, len(own)).scatter_reduce_(0, family, torch.arange(len(own)).to(own), "amin")
+        return ancestors, self.index[first]
+
+    @cached_property
+    def since_start(self) -> Memory | None:
+        """What chains of a fixed density, one of each family, know of the points at which their ancestors began."""
+        x, moved_on = getattr(self.run.state, "x", None), hasattr(self.run.state, "anchor")  # to other ancestors
+        if self.starts is None or moved_on or not self.problem.table.static:
+            return None
+        if x is None or len(x) != len(self.run.samples):
+            return None
+        (ancestors, chains), labels = self.families, self.problem.groups()
+        before, after = (v.flatten(1).to(torch.float64) for v in (self.starts(ancestors), x[chains]))
+        return memory(before, after, None if labels is None else labels.to(chains.device)[chains])
+
+    @cached_property
     def rho(self) -> float | None:
         """The coupling at which a ladder ended; None for methods without one."""
         last, recorded = getattr(self.run.state, "rho", None), self.run.trace.get("rho")
@@ -385,7 +409,7 @@ def assess(
         found.append(Finding(missing=(f"the samples were not compared with the score (check=False): {call}",)))
     elif promised:
         found += _by_potential(found, stein(evidence), gradient(evidence))
-        found += [displacement(evidence), peaks(evidence)]
+        found += [unforgotten(evidence), displacement(evidence), peaks(evidence)]
         found += [jump(evidence)] if ancestors >= FEWEST_TESTED else []
     return _verdict(evidence, promised, method, way_out, ancestors, found)
 
@@ -629,12 +653,13 @@ def crossings(evidence: Evidence) -> Finding:
 def remembered(evidence: Evidence) -> Finding:
     """Whether chains that move on their own have forgotten where they were, by their ``anchor`` (``HMC``).
 
+    Of the chains of other methods, what they know of their start is a figure; ``unforgotten`` asks whether it matters.
     Where a second pass has weighed the modes, its chains follow p when adaptation ends, and their ancestors are its
     independent draws: they may stay in their modes, and move slowly.
     """
     anchor = getattr(evidence.run.state, "anchor", None)
     if anchor is None or len(anchor) != len(evidence.run.samples):
-        return Finding()
+        return Finding() if evidence.since_start is None else Finding({"memory": evidence.since_start.value})
     trace, labels, chains = evidence.run.trace, evidence.problem.groups(), evidence.chains
     weighed = float(trace["weighed"][-1]) if "weighed" in trace else NOT_CHECKED
     if labels is not None:
@@ -916,6 +941,51 @@ def displacement(evidence: Evidence) -> Finding:
         return Finding()
     square = -((moved - z) * rise).flatten(1).sum(1)
     return Finding({"moved_deviations": float(square.clamp_min(0.0).nanmedian().sqrt())})
+
+
+def unforgotten(evidence: Evidence) -> Finding:
+    """Whether chains remember a start that is no draw of p, by Stein's identity at the starting points x0.
+
+    Let v be the direction in which they remember most, h = v . x of variance one over the chains x, and w = cov(x) v,
+    so that v . w = 1. Then for draws x0 of p
+
+        E[s(x0) . w] = 0   and   E[(s(x0) . w) (h(x0) - E h(x0)) + 1] = 0.
+
+    If p is Gaussian, these are off by the shift of the mean of h and by the excess of its variance at the start, of
+    which chains keep the shares b and b^2, b their regression on the start. A right start may be remembered.
+    """
+    found, problem, starts = evidence.since_start, evidence.problem, evidence.starts
+    if found is None or starts is None or found.value <= found.limit or problem.chains is not None:
+        return Finding()
+    some = evidence.index[_evenly(len(evidence.index), int(min(len(evidence.index), max(0.0, _left(evidence)))))]
+    if len(some) < FEWEST_TESTED:
+        return Finding()
+    ancestors, chains = evidence.families
+    x0, begun, ended = (
+        x.flatten(1).to(torch.float64) for x in (starts(some), starts(ancestors), evidence.run.state.x[chains])
+    )
+    begun, ended = (x - x.mean(0) for x in (begun, ended))
+    first, last = begun @ found.direction, ended @ found.direction
+    b, w = float(first @ last / first.square().sum()), last @ ended / last.square().sum()
+    slope, h = level_score(problem, starts(some)).flatten(1).to(torch.float64) @ w, x0 @ found.direction
+    known = torch.isfinite(slope)
+    columns = torch.stack([b * slope, b**2 * (slope * (h - h.mean()) + 1.0)], 1)[known]
+    if len(columns) < FEWEST_TESTED:
+        return Finding()
+    off = _zero_test(Lineage(torch.ones_like(h[known]), torch.arange(len(columns), device=h.device)), columns)
+    told = off.p * 2 < REJECT
+    figures = {"start_bias": float(torch.where(told, off.mean.abs(), 0.0).max().clamp_max(LARGEST_BIAS))}
+    remembers = f"the chains remember where they began (correlation {found.value:.2f} along one direction)"
+    if figures["start_bias"] <= LARGEST_SHIFT:
+        return Finding(figures, notes=(f"{remembers}; the score at the start objects to nothing along it",))
+    return Finding(
+        figures,
+        objections=(
+            f"{remembers}, and the start does not follow the density along it (Stein's identity fails there by "
+            f"{float(off.t[told].max()):.1f} standard errors): {_longer(problem)}, or start from samples of the "
+            "density (init=)",
+        ),
+    )
 
 
 class ZeroTest(NamedTuple):
