@@ -18,6 +18,7 @@ from casal.diagnostics.fidelity import (
     LEAST_KEPT,
     REJECT,
     SHARE_OF_EVALUATIONS,
+    displacement,
     slack,
     student_quantile,
     two_sided_p,
@@ -311,6 +312,23 @@ def test_the_last_move_is_measured_by_the_model() -> None:
 
     found = judged(evidence(z, plane, grad_log_p=grad_log_p, state=SimpleNamespace(x=x)))
     assert found.figures["moved_deviations"] == pytest.approx(3.0)
+    assert found.figures["moved_most"] == pytest.approx(3.0)
+    assert any("100 % of it coordinate [0]" in reason for reason in found.reasons)
+
+
+def test_the_last_move_is_split_by_direction() -> None:
+    """Moves by 0.3 and 0.5 along spreads of 0.1 and 1: 3.0 along the narrow one, (9 + 1/4)^(1/2) in all."""
+    line = casal.Affine(torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]), torch.zeros(2))
+    z, sign = line.project(gaussian(N, 0)), torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
+    move = torch.tensor([0.3, 0.5], dtype=torch.float64) * sign[torch.arange(N) // 8 % 2]
+    width = torch.tensor([0.01, 1.0, 1.0], dtype=torch.float64)
+    x = z + torch.nn.functional.pad(move, (0, 1))
+    found = displacement(
+        evidence(z, line, grad_log_p=lambda v: (CENTRE.to(v) - v) / width.to(v), state=SimpleNamespace(x=x))
+    )
+    assert found.figures["moved_deviations"] == pytest.approx(math.sqrt(9.25))
+    assert found.figures["moved_most"] == pytest.approx(3.0, abs=0.1)
+    assert "coordinate [0]" in found.notes[0] and not found.objections
 
 
 def after(kept: float, starts: Tensor, seed: int) -> Evidence:

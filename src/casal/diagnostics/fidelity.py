@@ -142,6 +142,10 @@ AXES, RANDOM_DIRECTIONS = 16, 6
 LARGEST_SHIFT, SHIFT_ERRORS = 0.1, 4.5
 """Shift of a mean in the last round of chains, in deviations, that is let pass beyond so many standard errors."""
 
+FAR_MOVE = 1.0
+"""Standard deviations of the model by which a last projection may move samples along a direction without a note: a
+farther one takes them out of what the model calls likely. Right samples of curved sets are moved as far."""
+
 FEWEST_ALONE = 2
 """Starting points that come to rest in a mode without samples, from which on it counts as lost."""
 
@@ -163,7 +167,8 @@ class Fidelity:
             standard error over that of independent samples; see ``methods/population.py``), ``on_edge`` (share of
             samples), ``slack_bias`` (in standard deviations) and ``slack_p``, ``correction_kept`` (effective share of
             the chains after the last correction), ``moved`` (root mean square of |A x - z| over the spread of z),
-            ``moved_deviations`` (the same in standard deviations of the model along the move), ``range_gap`` (the same
+            ``moved_deviations`` (the same in standard deviations of the model along the move, the median),
+            ``moved_most`` (along the one direction in which that is most), ``range_gap`` (the same
             over the norm of z, behind a decoder), ``stein_t``, ``stein_p`` and ``stein_bias`` (``stein.py``; the bias
             in standard deviations), ``detectable`` (the
             error of a mean, in standard deviations, that the checks find 95 times in 100, in the better of the widest
@@ -922,9 +927,13 @@ def _line_integral(problem: Problem, z: Tensor, y: Tensor, points: int) -> Tenso
 
 
 def displacement(evidence: Evidence) -> Finding:
-    """How far the last projection moved the samples, in standard deviations of the model along the move.
+    """How far the last projection moved the samples, in standard deviations of the model: in all, and along directions.
 
-    d = (-(x - z) . (s(x) - s(z)))^(1/2),       the length of x - z by the curvature of -log p between them.
+        d^2 = -(x - z) . (s(x) - s(z)),       the squared length of x - z by the curvature of -log p between them,
+        M   = -E[sym((x - z) (s(x) - s(z))^T)],       trace M = E d^2.
+
+    Where moves and curvatures have the same directions, an eigenvalue of M is the mean square of the moves along one, a
+    normal of the set, in units of the model's variance along it: so it is large where the model is narrow.
     """
     x = getattr(evidence.run.state, "x", None)
     if x is None or len(x) != len(evidence.run.samples) or _left(evidence) < 2.0:
@@ -936,11 +945,28 @@ def displacement(evidence: Evidence) -> Finding:
             return Finding()
         own = evidence.problem.take(evidence.index[index])
         z, moved = seen.latent(seen.points), x[evidence.index[index]].to(torch.float64)
-        rise = level_score(own, moved) - level_score(own, z)
+        rise = (level_score(own, moved) - level_score(own, z)).flatten(1)
     except (NotAvailable, CasalError):
         return Finding()
-    square = -((moved - z) * rise).flatten(1).sum(1)
-    return Finding({"moved_deviations": float(square.clamp_min(0.0).nanmedian().sqrt())})
+    move = (moved - z).flatten(1)
+    square = -(move * rise).sum(1)
+    figures, known = {"moved_deviations": float(square.clamp_min(0.0).nanmedian().sqrt())}, torch.isfinite(square)
+    if not bool(known.any()):
+        return Finding(figures)
+    basis = torch.linalg.qr(torch.cat([move[known], rise[known]]).T).Q
+    product = -(move[known] @ basis).T @ (rise[known] @ basis) / int(known.sum())
+    values, axes = torch.linalg.eigh((product + product.T) / 2.0)
+    figures["moved_most"] = math.sqrt(max(0.0, float(values[-1])))
+    if figures["moved_most"] <= FAR_MOVE:
+        return Finding(figures)
+    loads = (basis @ axes[:, -1]).square()
+    event, most = tuple(moved.shape[1:]), int(loads.argmax())
+    place = ", ".join(str(int(k)) for k in np.unravel_index(most, event))
+    sentence = (
+        f"the last projection moved the samples by {figures['moved_most']:.2g} standard deviations of the model along "
+        f"one direction, {100 * float(loads[most]):.0f} % of it coordinate [{place}]"
+    )
+    return Finding(figures, notes=(sentence,))
 
 
 def unforgotten(evidence: Evidence) -> Finding:
@@ -957,17 +983,15 @@ def unforgotten(evidence: Evidence) -> Finding:
     found, problem, starts = evidence.since_start, evidence.problem, evidence.starts
     if found is None or starts is None or found.value <= found.limit or problem.chains is not None:
         return Finding()
-    some = evidence.index[_evenly(len(evidence.index), int(min(len(evidence.index), max(0.0, _left(evidence)))))]
-    if len(some) < FEWEST_TESTED:
+    count = int(min(len(evidence.index), max(0.0, _left(evidence))))
+    if count < FEWEST_TESTED:
         return Finding()
-    ancestors, chains = evidence.families
-    x0, begun, ended = (
-        x.flatten(1).to(torch.float64) for x in (starts(some), starts(ancestors), evidence.run.state.x[chains])
-    )
+    (ancestors, chains), x = evidence.families, starts(evidence.index[_evenly(len(evidence.index), count)])
+    x0, begun, ended = (v.flatten(1).to(torch.float64) for v in (x, starts(ancestors), evidence.run.state.x[chains]))
     begun, ended = (x - x.mean(0) for x in (begun, ended))
     first, last = begun @ found.direction, ended @ found.direction
     b, w = float(first @ last / first.square().sum()), last @ ended / last.square().sum()
-    slope, h = level_score(problem, starts(some)).flatten(1).to(torch.float64) @ w, x0 @ found.direction
+    slope, h = level_score(problem, x).flatten(1).to(torch.float64) @ w, x0 @ found.direction
     known = torch.isfinite(slope)
     columns = torch.stack([b * slope, b**2 * (slope * (h - h.mean()) + 1.0)], 1)[known]
     if len(columns) < FEWEST_TESTED:

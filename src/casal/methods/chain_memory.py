@@ -77,7 +77,8 @@ def memory(before: Tensor, after: Tensor, labels: Tensor | None = None) -> Memor
     directions = torch.cat([_directions(part, stream) for part in (one, other)], dim=1)
     found = torch.cat([_correlations(one, other), _correlations(one @ directions, other @ directions)])
     k, size = int(found.argmax()), one.shape[1]
-    direction = torch.zeros_like(one[0]).index_fill_(0, torch.tensor(k), 1.0) if k < size else directions[:, k - size]
+    axis = (torch.arange(size, device=one.device) == k).to(one)
+    direction = axis if k < size else directions[:, k - size]
     direction = direction / scale[0] / (other @ direction).square().mean().sqrt().clamp_min(1e-300)
     return Memory(float(found.max()), MOST_MEMORY + ERRORS / math.sqrt(free), direction)
 
