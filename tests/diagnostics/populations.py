@@ -50,6 +50,7 @@ def evidence(
     decoder: casal.Decoder | None = None,
     target: casal.Target | None = None,
     evaluations: float = 500.0,
+    starts: Tensor | None = None,
 ) -> Evidence:
     """What the checks see of a run with these samples."""
     n = len(samples)
@@ -63,4 +64,5 @@ def evidence(
         trace=trace or {},
         state=state or SimpleNamespace(),
     )
-    return Evidence(run, problem, evaluations, evaluations)
+    known = None if starts is None else starts.__getitem__
+    return Evidence(run, problem, evaluations, evaluations, starts=known)

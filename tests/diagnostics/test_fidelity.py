@@ -18,9 +18,11 @@ from casal.diagnostics.fidelity import (
     LEAST_KEPT,
     REJECT,
     SHARE_OF_EVALUATIONS,
+    displacement,
     slack,
     student_quantile,
     two_sided_p,
+    unforgotten,
 )
 
 from .populations import CENTRE, draws, evidence, gaussian, generator, score
@@ -310,6 +312,78 @@ def test_the_last_move_is_measured_by_the_model() -> None:
 
     found = judged(evidence(z, plane, grad_log_p=grad_log_p, state=SimpleNamespace(x=x)))
     assert found.figures["moved_deviations"] == pytest.approx(3.0)
+    assert found.figures["moved_most"] == pytest.approx(3.0)
+    assert any("100 % of it coordinate [0]" in reason for reason in found.reasons)
+
+
+def test_the_last_move_is_split_by_direction() -> None:
+    """Moves by 0.3 and 0.5 along spreads of 0.1 and 1: 3.0 along the narrow one, (9 + 1/4)^(1/2) in all."""
+    line = casal.Affine(torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]), torch.zeros(2))
+    z, sign = line.project(gaussian(N, 0)), torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
+    move = torch.tensor([0.3, 0.5], dtype=torch.float64) * sign[torch.arange(N) // 8 % 2]
+    width = torch.tensor([0.01, 1.0, 1.0], dtype=torch.float64)
+    x = z + torch.nn.functional.pad(move, (0, 1))
+    found = displacement(
+        evidence(z, line, grad_log_p=lambda v: (CENTRE.to(v) - v) / width.to(v), state=SimpleNamespace(x=x))
+    )
+    assert found.figures["moved_deviations"] == pytest.approx(math.sqrt(9.25))
+    assert found.figures["moved_most"] == pytest.approx(3.0, abs=0.1)
+    assert "coordinate [0]" in found.notes[0] and not found.objections
+
+
+def after(kept: float, starts: Tensor, seed: int) -> Evidence:
+    """Chains that keep a share of where they began: for draws of p, again draws of p, and all of them in the set."""
+    noise = torch.randn(starts.shape, generator=generator(seed), dtype=torch.float64)
+    z = CENTRE + kept * (starts - CENTRE) + math.sqrt(1.0 - kept**2) * noise
+    return evidence(z, casal.Ball(100.0), state=SimpleNamespace(x=z), starts=starts)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.6, 0.9])
+def test_a_right_start_may_be_remembered(kept: float) -> None:
+    found = [judged(after(kept, gaussian(N, seed), 100 + seed)) for seed in range(5)]
+    assert all(one.verdict == "trusted" for one in found)
+    assert all(abs(one.figures["memory"] - kept) < 0.15 for one in found)
+    assert all(("start_bias" in one.figures) == (kept > 0.5) for one in found)
+
+
+def test_a_wrong_start_that_is_remembered_is_suspect() -> None:
+    """Of a mean that is off by 2 deviations at the start, chains keep the share b: 1.2 of them."""
+    wrong = gaussian(N, 0) + torch.tensor([2.0, 0.0, 0.0], dtype=torch.float64)
+    found = unforgotten(after(0.6, wrong, 1))
+    assert "remember where they began" in found.objections[0] and "steps=30" in found.objections[0]
+    direction = after(0.6, wrong, 1).since_start
+    assert direction is not None and direction.value > direction.limit
+    shift = 0.6 * 2.0 * abs(float(direction.direction[0]))
+    assert found.figures["start_bias"] == pytest.approx(shift, abs=0.15)
+    assert not unforgotten(after(0.0, wrong, 1)).figures  # forgotten: nothing is spent
+
+
+def test_memory_is_counted_by_ancestors() -> None:
+    """Copies of few ancestors share what they remember: 20 families of 50 show it by chance, and raise no alarm."""
+    starts, noise = gaussian(N, 0), torch.randn((20, 3), generator=generator(1), dtype=torch.float64)
+    ancestors = torch.arange(20).repeat_interleave(50)
+    z = CENTRE + noise[ancestors]
+    found = evidence(z, casal.Ball(100.0), ancestors=ancestors, state=SimpleNamespace(x=z), starts=starts).since_start
+    assert found is not None and found.limit > 1.0
+
+
+def test_a_run_knows_where_its_chains_began() -> None:
+    """A slow direction and a narrow start far from the mean: 60 steps do not forget it, draws of p may be kept."""
+    sd = torch.tensor([1.0, 30.0], dtype=torch.float64)
+
+    def run(spread: Tensor, batch: int | None = None) -> Fidelity:
+        def init(n: int, g: torch.Generator) -> Tensor:
+            return spread * torch.randn((n, 2), generator=g, dtype=torch.float64)
+
+        target = casal.langevin(lambda x: x / sd.to(x) ** 2, steps=60, step_size=0.5, init=init)
+        half = casal.HalfSpace(torch.tensor([1.0, 0.0], dtype=torch.float64), 0.5)
+        how = casal.Run(batch=batch, threads=1)
+        return casal.sample(target, half, casal.WeightedCASAL(), 400, run=how).fidelity
+
+    right, wrong = run(sd), run(sd / 3)
+    assert right.verdict == "trusted" and right.figures["memory"] > 0.8 and right.figures["start_bias"] < 0.1
+    assert wrong.verdict == "suspect" and any("remember where they began" in reason for reason in wrong.reasons)
+    assert run(sd, batch=100).figures["memory"] > 0.8  # every batch has a stream of its own
 
 
 def test_methods_without_a_promise_say_so() -> None:

@@ -45,7 +45,7 @@ from casal.diagnostics.peaks import (
 )
 from casal.diagnostics.stein import SteinTerms, projections_needed, stein_terms
 from casal.errors import CasalError
-from casal.methods import Problem, chain_findings, few_chains, growing_share, memory
+from casal.methods import Memory, Problem, chain_findings, few_chains, growing_share, memory
 from casal.methods.population import Lineage, WeightedRun, advice, population, student_quantile
 
 Verdict = Literal["trusted", "suspect", "too few", "unchecked", "not promised"]
@@ -142,6 +142,10 @@ AXES, RANDOM_DIRECTIONS = 16, 6
 LARGEST_SHIFT, SHIFT_ERRORS = 0.1, 4.5
 """Shift of a mean in the last round of chains, in deviations, that is let pass beyond so many standard errors."""
 
+FAR_MOVE = 1.0
+"""Standard deviations of the model by which a last projection may move samples along a direction without a note: a
+farther one takes them out of what the model calls likely. Right samples of curved sets are moved as far."""
+
 FEWEST_ALONE = 2
 """Starting points that come to rest in a mode without samples, from which on it counts as lost."""
 
@@ -163,7 +167,8 @@ class Fidelity:
             standard error over that of independent samples; see ``methods/population.py``), ``on_edge`` (share of
             samples), ``slack_bias`` (in standard deviations) and ``slack_p``, ``correction_kept`` (effective share of
             the chains after the last correction), ``moved`` (root mean square of |A x - z| over the spread of z),
-            ``moved_deviations`` (the same in standard deviations of the model along the move), ``range_gap`` (the same
+            ``moved_deviations`` (the same in standard deviations of the model along the move, the median),
+            ``moved_most`` (along the one direction in which that is most), ``range_gap`` (the same
             over the norm of z, behind a decoder), ``stein_t``, ``stein_p`` and ``stein_bias`` (``stein.py``; the bias
             in standard deviations), ``detectable`` (the
             error of a mean, in standard deviations, that the checks find 95 times in 100, in the better of the widest
@@ -173,7 +178,9 @@ class Fidelity:
             share of samples around one is off), ``modes`` (clusters found), ``jump_t``, ``jump_p`` and
             ``jump_change`` (``modes.py``; the share of samples that a move between modes would shift), ``mode_error``
             (largest error of the weight of a mode, after a second pass of ``HMC``), ``memory``
-            (correlation of chains that move on their own with where they were before) and ``refused`` (share of their
+            (correlation of chains with where they, or their ancestors, were before), ``start_bias`` (what is left of a
+            start that does not follow the density, where chains remember it: of a mean in standard deviations, or of a
+            variance) and ``refused`` (share of their
             trajectories that met too many walls, or could not be taken back), ``crossing`` (share of samples
             near a crossing of two pieces of a union), ``inside`` (share of chains whose nearest point satisfied the
             inequalities at the end of the run).
@@ -244,6 +251,7 @@ class Evidence:
         evaluations: Score evaluations a chain that the run took.
         projections: Projections a chain, likewise.
         share: Of these evaluations, what the checks may add.
+        starts: From numbers of chains to the points at which they began, if these are known.
     """
 
     run: WeightedRun
@@ -251,6 +259,7 @@ class Evidence:
     evaluations: float = math.inf
     projections: float = math.inf
     share: float = SHARE_OF_EVALUATIONS
+    starts: Callable[[Tensor], Tensor] | None = None
 
     @cached_property
     def everyone(self) -> Lineage:
@@ -328,6 +337,26 @@ class Evidence:
         return inner or view(self.problem, self.constraint.take(index), self.z[index], some, latents)
 
     @cached_property
+    def families(self) -> tuple[Tensor, Tensor]:
+        """Numbers of the ancestors of these samples, and of the first of the samples that descends from each."""
+        own = self.run.ancestors[self.index]
+        ancestors, family = torch.unique(own, return_inverse=True)
+        first = torch.full_like(ancestors, len(own)).scatter_reduce_(0, family, torch.arange(len(own)).to(own), "amin")
+        return ancestors, self.index[first]
+
+    @cached_property
+    def since_start(self) -> Memory | None:
+        """What chains of a fixed density, one of each family, know of the points at which their ancestors began."""
+        x, moved_on = getattr(self.run.state, "x", None), hasattr(self.run.state, "anchor")  # to other ancestors
+        if self.starts is None or moved_on or not self.problem.table.static:
+            return None
+        if x is None or len(x) != len(self.run.samples):
+            return None
+        (ancestors, chains), labels = self.families, self.problem.groups()
+        before, after = (v.flatten(1).to(torch.float64) for v in (self.starts(ancestors), x[chains]))
+        return memory(before, after, None if labels is None else labels.to(chains.device)[chains])
+
+    @cached_property
     def rho(self) -> float | None:
         """The coupling at which a ladder ended; None for methods without one."""
         last, recorded = getattr(self.run.state, "rho", None), self.run.trace.get("rho")
@@ -385,7 +414,7 @@ def assess(
         found.append(Finding(missing=(f"the samples were not compared with the score (check=False): {call}",)))
     elif promised:
         found += _by_potential(found, stein(evidence), gradient(evidence))
-        found += [displacement(evidence), peaks(evidence)]
+        found += [unforgotten(evidence), displacement(evidence), peaks(evidence)]
         found += [jump(evidence)] if ancestors >= FEWEST_TESTED else []
     return _verdict(evidence, promised, method, way_out, ancestors, found)
 
@@ -629,12 +658,13 @@ def crossings(evidence: Evidence) -> Finding:
 def remembered(evidence: Evidence) -> Finding:
     """Whether chains that move on their own have forgotten where they were, by their ``anchor`` (``HMC``).
 
+    Of the chains of other methods, what they know of their start is a figure; ``unforgotten`` asks whether it matters.
     Where a second pass has weighed the modes, its chains follow p when adaptation ends, and their ancestors are its
     independent draws: they may stay in their modes, and move slowly.
     """
     anchor = getattr(evidence.run.state, "anchor", None)
     if anchor is None or len(anchor) != len(evidence.run.samples):
-        return Finding()
+        return Finding() if evidence.since_start is None else Finding({"memory": evidence.since_start.value})
     trace, labels, chains = evidence.run.trace, evidence.problem.groups(), evidence.chains
     weighed = float(trace["weighed"][-1]) if "weighed" in trace else NOT_CHECKED
     if labels is not None:
@@ -897,9 +927,13 @@ def _line_integral(problem: Problem, z: Tensor, y: Tensor, points: int) -> Tenso
 
 
 def displacement(evidence: Evidence) -> Finding:
-    """How far the last projection moved the samples, in standard deviations of the model along the move.
+    """How far the last projection moved the samples, in standard deviations of the model: in all, and along directions.
 
-    d = (-(x - z) . (s(x) - s(z)))^(1/2),       the length of x - z by the curvature of -log p between them.
+        d^2 = -(x - z) . (s(x) - s(z)),       the squared length of x - z by the curvature of -log p between them,
+        M   = -E[sym((x - z) (s(x) - s(z))^T)],       trace M = E d^2.
+
+    Where moves and curvatures have the same directions, an eigenvalue of M is the mean square of the moves along one, a
+    normal of the set, in units of the model's variance along it: so it is large where the model is narrow.
     """
     x = getattr(evidence.run.state, "x", None)
     if x is None or len(x) != len(evidence.run.samples) or _left(evidence) < 2.0:
@@ -911,11 +945,71 @@ def displacement(evidence: Evidence) -> Finding:
             return Finding()
         own = evidence.problem.take(evidence.index[index])
         z, moved = seen.latent(seen.points), x[evidence.index[index]].to(torch.float64)
-        rise = level_score(own, moved) - level_score(own, z)
+        rise = (level_score(own, moved) - level_score(own, z)).flatten(1)
     except (NotAvailable, CasalError):
         return Finding()
-    square = -((moved - z) * rise).flatten(1).sum(1)
-    return Finding({"moved_deviations": float(square.clamp_min(0.0).nanmedian().sqrt())})
+    move = (moved - z).flatten(1)
+    square = -(move * rise).sum(1)
+    figures, known = {"moved_deviations": float(square.clamp_min(0.0).nanmedian().sqrt())}, torch.isfinite(square)
+    if not bool(known.any()):
+        return Finding(figures)
+    basis = torch.linalg.qr(torch.cat([move[known], rise[known]]).T).Q
+    product = -(move[known] @ basis).T @ (rise[known] @ basis) / int(known.sum())
+    values, axes = torch.linalg.eigh((product + product.T) / 2.0)
+    figures["moved_most"] = math.sqrt(max(0.0, float(values[-1])))
+    if figures["moved_most"] <= FAR_MOVE:
+        return Finding(figures)
+    loads = (basis @ axes[:, -1]).square()
+    event, most = tuple(moved.shape[1:]), int(loads.argmax())
+    place = ", ".join(str(int(k)) for k in np.unravel_index(most, event))
+    sentence = (
+        f"the last projection moved the samples by {figures['moved_most']:.2g} standard deviations of the model along "
+        f"one direction, {100 * float(loads[most]):.0f} % of it coordinate [{place}]"
+    )
+    return Finding(figures, notes=(sentence,))
+
+
+def unforgotten(evidence: Evidence) -> Finding:
+    """Whether chains remember a start that is no draw of p, by Stein's identity at the starting points x0.
+
+    Let v be the direction in which they remember most, h = v . x of variance one over the chains x, and w = cov(x) v,
+    so that v . w = 1. Then for draws x0 of p
+
+        E[s(x0) . w] = 0   and   E[(s(x0) . w) (h(x0) - E h(x0)) + 1] = 0.
+
+    If p is Gaussian, these are off by the shift of the mean of h and by the excess of its variance at the start, of
+    which chains keep the shares b and b^2, b their regression on the start. A right start may be remembered.
+    """
+    found, problem, starts = evidence.since_start, evidence.problem, evidence.starts
+    if found is None or starts is None or found.value <= found.limit or problem.chains is not None:
+        return Finding()
+    count = int(min(len(evidence.index), max(0.0, _left(evidence))))
+    if count < FEWEST_TESTED:
+        return Finding()
+    (ancestors, chains), x = evidence.families, starts(evidence.index[_evenly(len(evidence.index), count)])
+    x0, begun, ended = (v.flatten(1).to(torch.float64) for v in (x, starts(ancestors), evidence.run.state.x[chains]))
+    begun, ended = (x - x.mean(0) for x in (begun, ended))
+    first, last = begun @ found.direction, ended @ found.direction
+    b, w = float(first @ last / first.square().sum()), last @ ended / last.square().sum()
+    slope, h = level_score(problem, x).flatten(1).to(torch.float64) @ w, x0 @ found.direction
+    known = torch.isfinite(slope)
+    columns = torch.stack([b * slope, b**2 * (slope * (h - h.mean()) + 1.0)], 1)[known]
+    if len(columns) < FEWEST_TESTED:
+        return Finding()
+    off = _zero_test(Lineage(torch.ones_like(h[known]), torch.arange(len(columns), device=h.device)), columns)
+    told = off.p * 2 < REJECT
+    figures = {"start_bias": float(torch.where(told, off.mean.abs(), 0.0).max().clamp_max(LARGEST_BIAS))}
+    remembers = f"the chains remember where they began (correlation {found.value:.2f} along one direction)"
+    if figures["start_bias"] <= LARGEST_SHIFT:
+        return Finding(figures, notes=(f"{remembers}; the score at the start objects to nothing along it",))
+    return Finding(
+        figures,
+        objections=(
+            f"{remembers}, and the start does not follow the density along it (Stein's identity fails there by "
+            f"{float(off.t[told].max()):.1f} standard errors): {_longer(problem)}, or start from samples of the "
+            "density (init=)",
+        ),
+    )
 
 
 class ZeroTest(NamedTuple):

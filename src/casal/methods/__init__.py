@@ -28,7 +28,7 @@ from casal.methods.baselines import (
     noise_levels,
 )
 from casal.methods.casal import CASAL
-from casal.methods.chain_memory import centred, chain_findings, memory
+from casal.methods.chain_memory import Memory, centred, chain_findings, memory
 from casal.methods.cheap import ECI, PCFM, ProjectRenoise
 from casal.methods.coupling import lift, onto
 from casal.methods.hmc import HMC
@@ -95,6 +95,7 @@ __all__ = [
     "FinalProjection",
     "Matheron",
     "MatheronInside",
+    "Memory",
     "Method",
     "Penalty",
     "PrimalDual",

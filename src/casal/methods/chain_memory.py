@@ -42,10 +42,17 @@ which there is none. Squares have longer tails: one of some 60 runs passed the e
 
 
 class Memory(NamedTuple):
-    """The largest correlation over chains between an earlier state and a later one, and what is no objection yet."""
+    """The largest correlation over chains between an earlier state and a later one.
+
+    Attributes:
+        value: The correlation.
+        limit: What is no objection yet.
+        direction: Along which it is found, (k,): a height of the later points has variance one.
+    """
 
     value: float
     limit: float
+    direction: Tensor
 
 
 def memory(before: Tensor, after: Tensor, labels: Tensor | None = None) -> Memory | None:
@@ -69,7 +76,11 @@ def memory(before: Tensor, after: Tensor, labels: Tensor | None = None) -> Memor
     stream = torch.Generator(before.device).manual_seed(0)
     directions = torch.cat([_directions(part, stream) for part in (one, other)], dim=1)
     found = torch.cat([_correlations(one, other), _correlations(one @ directions, other @ directions)])
-    return Memory(float(found.max()), MOST_MEMORY + ERRORS / math.sqrt(free))
+    k, size = int(found.argmax()), one.shape[1]
+    axis = (torch.arange(size, device=one.device) == k).to(one)
+    direction = axis if k < size else directions[:, k - size]
+    direction = direction / scale[0] / (other @ direction).square().mean().sqrt().clamp_min(1e-300)
+    return Memory(float(found.max()), MOST_MEMORY + ERRORS / math.sqrt(free), direction)
 
 
 class Agreement(NamedTuple):

@@ -159,6 +159,17 @@ class Prepared:
             found.append(stage)
         return found
 
+    def starts(self, chains: Tensor) -> Tensor:
+        """The starting points of the chains with these numbers, drawn again: streams have keys."""
+        found = list[Tensor]()
+        number, place = torch.unique(chains.cpu(), return_inverse=True)
+        for batch in self.batches:
+            own = number[(number >= batch.start) & (number < batch.stop)] - batch.start
+            if len(own):
+                x = self.points(self.target, batch.start, batch.stop, self.stream("start", batch.index))
+                found.append(x[own.to(x.device)])
+        return torch.cat(found)[place.to(self.device)]
+
     def start(self, batch: Batch, usage: Usage) -> Any:
         """The first state of a batch."""
         generator = self.stream("start", batch.index)

@@ -457,6 +457,7 @@ def _fidelity(prepared: Prepared, result: SampleResult, problem: Problem, promis
                 max(result.cost.score_evaluations, allowed),
                 result.cost.projections,
                 SHARE_OF_EVALUATIONS if check is True else float(check),
+                None if result.partial else prepared.starts,
             ),
             promised=promised,
             method=prepared.method.name,
