@@ -46,6 +46,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from casal.constraints import Budget
 from casal.errors import CasalError, SettingError
 from casal.methods.base import Each, Method, Together, generator_of, key
 from casal.methods.chain_memory import ALLOWED_R_HAT, SECOND_SHARE, agreement, centred, memory, second_kind
@@ -151,6 +152,10 @@ There are more of these in many dimensions, where the largest of as many correla
 ROUNDED = 1e-10
 """Violation beyond which samples are projected. Below, it is rounding in a row whose terms are small, and a projection
 would put samples onto walls."""
+
+POLISH = Budget(ROUNDED, 8)
+"""What a projection of such samples may take: they are within rounding of the set. On sets with thousands of equations
+all digits of rows with small terms would take hundreds of iterations a sample."""
 
 LARGEST_JACOBIAN = 1 << 15
 """Numbers of the derivatives of the equations of a curved set, up to which ``fits`` says yes: each step takes several,
@@ -613,7 +618,8 @@ class HMC(Method[HMCState]):
         off = torch.nonzero(problem.constraint.violation(z) > ROUNDED).flatten()
         if len(off):
             few = problem.take(off)
-            found = few.strict(z[off], warm=z[off])
+            problem.usage.add_projections(len(off))
+            found = few.constraint.solve(z[off], budget=POLISH, warm=z[off]).point
             better = few.constraint.violation(found) < few.constraint.violation(z[off])
             z[off[better]] = found[better]
         return z
