@@ -7,7 +7,7 @@ from torch import Tensor
 
 import casal
 from casal.methods import Problem
-from casal.methods.level_moves import LevelMoves
+from casal.methods.moves import LevelMoves
 
 SPREAD, LEVEL = 0.4, 0.3
 

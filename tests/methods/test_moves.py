@@ -11,9 +11,19 @@ from torch import Tensor
 
 import casal
 from casal.methods import Problem
-from casal.methods.gibbs_moves import GibbsMoves
-from casal.methods.metropolis_moves import MetropolisMoves, MetropolisState, with_nearest
-from casal.methods.moves import RANGE, SHORT, Reverse, _variance, data_floor, multistep_share, reverse_levels
+from casal.methods.moves import (
+    RANGE,
+    SHORT,
+    GibbsMoves,
+    MetropolisMoves,
+    MetropolisState,
+    Reverse,
+    _variance,
+    data_floor,
+    multistep_share,
+    reverse_levels,
+    with_nearest,
+)
 
 COVARIANCE = torch.tensor([[1.0, 0.8, 0.1], [0.8, 1.0, 0.3], [0.1, 0.3, 0.5]], dtype=torch.float64)
 MEAN = torch.tensor([0.3, -0.5, 0.2], dtype=torch.float64)

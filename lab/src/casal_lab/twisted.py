@@ -18,8 +18,7 @@ from casal.errors import SettingError
 from casal.methods.base import Method, Stage, no_step, split_records, table_rows
 from casal.methods.baselines import estimate, noise_levels
 from casal.methods.coupling import population_record
-from casal.methods.metropolis_moves import MetropolisMoves, MetropolisState, with_nearest
-from casal.methods.moves import finest_level
+from casal.methods.moves import MetropolisMoves, MetropolisState, finest_level, with_nearest
 from casal.methods.population import Groups, equal_weights, groups_of, resample
 from casal.methods.problem import Problem, move
 from casal.methods.split_gibbs import SplitGibbs

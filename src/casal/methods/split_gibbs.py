@@ -32,10 +32,7 @@ from casal.methods.coupling import (
     top_for_inside,
     top_for_spread,
 )
-from casal.methods.gibbs_moves import GibbsMoves
-from casal.methods.level_moves import LevelMoves
-from casal.methods.metropolis_moves import MetropolisMoves
-from casal.methods.moves import Moves, clean_score, data_floor, finest_level
+from casal.methods.moves import GibbsMoves, LevelMoves, MetropolisMoves, Moves, clean_score, data_floor, finest_level
 from casal.methods.population import Groups, groups_of, next_level, resample
 from casal.methods.problem import Problem, few_chains
 
@@ -62,7 +59,7 @@ class SplitGibbs(Method[Any]):
         "gibbs":       z ~ N(A x, sigma'^2) restricted to C,   Phi_sigma(x) = integral of N(z; A x, sigma^2) over C
                        c = x + A^T (z - A x) / |A|^2 + (sigma' / |A|) (I - A^T A / |A|^2)^(1/2) w
                        x ~ p(x0 | x0 + (sigma' / |A|) noise = c)             (the reverse process, ``inner_steps`` long)
-        "metropolis":  Phi_sigma(x) = exp(-dist(A x, C)^2 / (2 sigma^2)),   moves of ``metropolis_moves.py``
+        "metropolis":  Phi_sigma(x) = exp(-dist(A x, C)^2 / (2 sigma^2)),   moves of ``moves.py``
 
     A coupling of strength rho is noise of size rho^(-1/2), so the model's own reverse process is the exact move of x
     given z: no step size, no barrier to cross. "gibbs" needs a set with closed forms (affine, box, sphere, mass and
@@ -84,7 +81,7 @@ class SplitGibbs(Method[Any]):
         ess: Resample when the effective size falls below this share of the chains.
         sweeps: Moves at every level; more of them bring resampled copies apart.
         moves: "gibbs", "metropolis", "level", or "auto": gibbs where there are closed forms and few dimensions, else
-            metropolis. "level" is for networks whose score is wrong at small noise (``level_moves.py``).
+            metropolis. "level" is for networks whose score is wrong at small noise (``moves.LevelMoves``).
         islands: Groups of chains that never meet, of equal size, pooled by their evidence, the mean of
             their weights along the run: no single lucky chain takes them all.
         level: Noise level of level moves, in units of the clean sample; the nearest row of the table is taken.
