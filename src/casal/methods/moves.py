@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from casal.constraints import half_square
 from casal.errors import SettingError
-from casal.methods.base import Stage, free_step, generator_of, key, table_rows, uniform
+from casal.methods.base import Each, free_step, generator_of, key, table_rows, uniform
 from casal.methods.baselines import noise_levels
 from casal.methods.coupling import Finish, choose_finish
 from casal.methods.population import equal_weights
@@ -57,64 +57,100 @@ SPACING = 7.0
 """The levels are equally spaced in their power 1 / SPACING."""
 
 
-class Reverse(NamedTuple):
-    """Row number ``at`` of the ``steps`` rows of the reverse process, which ends at the level ``finest`` or above."""
+class Rung(NamedTuple):
+    """What all chains share at a rung of the ladder.
 
-    at: int
+    Attributes:
+        edge: Whether C has inequalities.
+        corrected: Whether the finish corrects for the score.
+        rho: Coupling that all chains are at.
+        size: Size of the noise of a move in units of rho^(-1/2) / |A|, where it adapts.
+        top: Where the ladder ends, as far as the chains have shown.
+        floor: The noise level at which the reverse process ends and the score of the data is read (``data_floor``); 0
+            before the chains are clean.
+        blur: Denoising error there: the size of the last noise, in units of its level.
+    """
+
+    edge: bool
+    corrected: bool
+    rho: float = 0.0
+    size: float = 1.0
+    top: float = 0.0
+    floor: float = 0.0
+    blur: float = 0.0
+
+
+class Reverse(NamedTuple):
+    """Row ``number`` of the ``steps`` rows of the reverse process, which ends at the level ``finest`` or above."""
+
+    number: int
     steps: int
     finest: float
+    at: Rung
 
 
 class Moves(ABC):
-    """One kind of moves. The states have the fields x, z, estimate, log_weight, ancestor, rho, top, floor, blur.
+    """One kind of moves. Its states have these fields, and its own:
+
+        x             the point that moves; clean at the end of a move
+        z             a point of C: the nearest point P(A x) of the clean point, unless the state says otherwise
+        log_weight    logarithms of the weights, (n,)
+        ancestor      the starting chain that each chain descends from, (n,)
 
     Args:
         inner_steps: Evaluations of the denoiser in one move.
 
     Attributes:
+        first_stages: Stages of the way from starting points to clean points of the model.
+        stages: Stages of one move.
         settles: Whether moves can go on within a set that has an interior, after the finish.
     """
 
+    stages: ClassVar[int]
     settles: ClassVar[bool] = False
 
     def __init__(self, inner_steps: int) -> None:
-        self.inner_steps = inner_steps
+        self.inner_steps, self.first_stages = inner_steps, 1
 
     @property
     def evaluations(self) -> int:
         """Evaluations of the network in one move."""
         return self.inner_steps
 
-    def first(self, problem: Problem) -> list[Stage]:
-        """The way from starting points to clean points of the model: the rows of its table, unconstrained."""
-        return [Stage(table_rows(problem), free_step)]
-
-    @abstractmethod
     def start(self, problem: Problem, x: Tensor) -> Any:
-        """The state of chains with equal weights at x, at rho = 0."""
+        """The state of chains with equal weights at x."""
+        return self.from_clean(x, problem.project(problem.decode(x)), *equal_weights(problem, len(x)))
 
     @abstractmethod
-    def sweep(self, problem: Problem) -> list[Stage]:
-        """The stages of one move."""
+    def from_clean(self, x: Tensor, z: Tensor, log_weight: Tensor, ancestor: Tensor) -> Any:
+        """The state of points that have not moved yet, with their weights."""
+
+    def first(self, problem: Problem, at: Rung, number: int) -> Each:
+        """A stage of the way from starting points to clean points of the model: its table, unconstrained."""
+        return Each(table_rows(problem), free_step)
 
     @abstractmethod
-    def arrive(self, problem: Problem, state: Any, moves: int) -> tuple[Any, Mapping[str, float]]:
-        """The state as the next rung needs it, after some moves at the one before, and what the trace keeps of them."""
+    def stage(self, problem: Problem, at: Rung, number: int) -> Each:
+        """A stage of one move."""
 
     @abstractmethod
-    def weigh(self, problem: Problem, state: Any, rho: float) -> Tensor:
-        """log Phi_rho'(x) - log Phi_rho(x) for the next rho', (n,)."""
+    def arrive(self, problem: Problem, state: Any, at: Rung, moves: int) -> tuple[Any, Rung, Mapping[str, float]]:
+        """State and rung as the next rung needs them, after some moves at the one before, and what the trace keeps."""
+
+    @abstractmethod
+    def weigh(self, problem: Problem, state: Any, before: float, rho: float) -> Tensor:
+        """log Phi_rho(x) - log Phi_before(x) for the next rho, (n,)."""
 
     @abstractmethod
     def half(self, problem: Problem, state: Any) -> Tensor:
         """dist(A x, C)^2 / 2 of every chain, (n,)."""
 
-    @abstractmethod
-    def finish(self, problem: Problem) -> Finish:
+    def finish(self, problem: Problem, floor: float) -> Finish:
         """What the chains do together after the last rung."""
+        return choose_finish(problem, partial(clean_score, floor))
 
-    def settle(self, problem: Problem, state: Any) -> Any:
-        """The state for moves within C itself, after the finish; where ``settles``."""
+    def settle(self, problem: Problem, state: Any, at: Rung) -> tuple[Any, Rung]:
+        """State and rung for moves within C itself, after the finish; where ``settles``."""
         raise NotImplementedError
 
     def samples(self, problem: Problem, state: Any) -> Tensor:
@@ -122,30 +158,30 @@ class Moves(ABC):
         return problem.strict(problem.decode(state.x), warm=state.z)
 
     @abstractmethod
-    def level(self, problem: Problem, state: Any) -> float:
+    def level(self, problem: Problem, at: Rung) -> float:
         """s: the noise of a move in the latent."""
 
-    def reverse_stage(self, problem: Problem) -> Stage:
+    def reverse_stage(self, problem: Problem, at: Rung) -> Each:
         """The reverse process from the level s down to a clean point."""
         finest = finest_level(problem)
-        return Stage([Reverse(j, self.inner_steps, finest) for j in range(self.inner_steps)], self.reverse)
+        return Each([Reverse(j, self.inner_steps, finest, at) for j in range(self.inner_steps)], self.reverse)
 
     def reverse(self, problem: Problem, state: Any, row: Reverse, noise: Tensor) -> Any:
         """One step of the reverse process."""
-        s, floor = self.level(problem, state), float(state.floor)
+        s, floor = self.level(problem, row.at), row.at.floor
         levels = reverse_levels(s, floor, row.finest, row.steps)
-        at = row.at - (row.steps - len(levels))
-        if at < 0:
+        k = row.number - (row.steps - len(levels))
+        if k < 0:
             return state  # near the data fewer steps do
-        here = levels[at]
+        here = levels[k]
         clean = problem.denoise(state.x, here)
-        if at == len(levels) - 1:
-            left = float(state.blur) * here if here <= row.finest else 0.0
+        if k == len(levels) - 1:
+            left = row.at.blur * here if here <= row.finest else 0.0
             return state._replace(x=clean + left * noise)
-        there, ahead = levels[at + 1], clean
-        if at > 0:
+        there, ahead = levels[k + 1], clean
+        if k > 0:
             share = multistep_share(levels, floor / RANGE, levels[-1] <= row.finest)
-            ahead = clean + share * _ratio(levels, at) * (clean - state.estimate)
+            ahead = clean + share * _ratio(levels, k) * (clean - state.estimate)
         kept = (there / here) ** 2
         x = kept * state.x + (1.0 - kept) * ahead + there * math.sqrt(1.0 - kept) * noise
         return state._replace(x=x, estimate=clean)
@@ -239,10 +275,9 @@ def data_floor(problem: Problem, x: Tensor, generator: torch.Generator) -> tuple
     return floor, math.sqrt(min(1.0, float(error(floor).mean())))
 
 
-def clean_score(problem: Problem, state: Any, x: Tensor) -> Tensor:
+def clean_score(floor: float, problem: Problem, state: Any, x: Tensor) -> Tensor:
     """(D(x, s) - x) / s^2 at the floor s: the score of the data, smoothed by less than its own scale."""
-    s = float(state.floor)
-    return (problem.denoise(x, s) - x) / s**2
+    return (problem.denoise(x, floor) - x) / floor**2
 
 
 def finest_level(problem: Problem) -> float:
@@ -261,18 +296,11 @@ def finest_level(problem: Problem) -> float:
 
 
 class GibbsState(NamedTuple):
-    """A population that draws z given x and x given z.
+    """A population that draws z given x and x given z: the fields that ``Moves`` tells, and its own.
 
     Attributes:
-        x: The point that moves; clean at the end of a move.
-        z: A point of C: the last draw from N(A x, 1 / rho) restricted to C; P(A x) before the first draw.
+        z: The last draw from N(A x, 1 / rho) restricted to C; P(A x) before the first draw.
         estimate: The denoised estimate of the step before.
-        log_weight: Logarithms of the weights, (n,).
-        ancestor: Starting chain each chain descends from, (n,).
-        rho: Coupling that all chains are at.
-        top: Where the ladder ends, as far as the chains have shown.
-        floor: Where the reverse process ends (``moves.data_floor``).
-        blur: Size of its last noise, in units of its last level.
     """
 
     x: Tensor
@@ -280,10 +308,6 @@ class GibbsState(NamedTuple):
     estimate: Tensor
     log_weight: Tensor
     ancestor: Tensor
-    rho: Tensor
-    top: Tensor
-    floor: Tensor
-    blur: Tensor
 
 
 class GibbsMoves(Moves):
@@ -298,49 +322,52 @@ class GibbsMoves(Moves):
     mass and energy) and a linear decoder.
     """
 
-    def start(self, problem: Problem, x: Tensor) -> GibbsState:
-        log_weight, ancestor = equal_weights(problem, len(x))
-        z = problem.project(problem.decode(x))
-        zero = log_weight.new_zeros(())
-        return GibbsState(x, z, x, log_weight, ancestor, zero, zero, zero, zero)
+    stages = 3
 
-    def sweep(self, problem: Problem) -> list[Stage]:
+    def from_clean(self, x: Tensor, z: Tensor, log_weight: Tensor, ancestor: Tensor) -> GibbsState:
+        return GibbsState(x, z, x, log_weight, ancestor)
+
+    def stage(self, problem: Problem, at: Rung, number: int) -> Each:
         _ = problem.gram
-        return [Stage([()], self.draw, noise=key), Stage([()], self.centre), self.reverse_stage(problem)]
+        if number == 2:
+            return self.reverse_stage(problem, at)
+        return Each([at], self.draw, key) if number == 0 else Each([at], self.centre)
 
-    def arrive(self, problem: Problem, state: GibbsState, moves: int) -> tuple[GibbsState, Mapping[str, float]]:
-        if float(state.rho) > 0.0:
-            return state, {}
-        return state._replace(z=problem.nearest(problem.decode(state.x), warm=state.z)), {}
+    def arrive(
+        self, problem: Problem, state: GibbsState, at: Rung, moves: int
+    ) -> tuple[GibbsState, Rung, Mapping[str, float]]:
+        if at.rho > 0.0:
+            return state, at, {}
+        return state._replace(z=problem.nearest(problem.decode(state.x), warm=state.z)), at, {}
 
-    def weigh(self, problem: Problem, state: GibbsState, rho: float) -> Tensor:
+    def weigh(self, problem: Problem, state: GibbsState, before: float, rho: float) -> Tensor:
         decoded = problem.decode(state.x)
-        return _log_mass(problem, decoded, rho) - _log_mass(problem, decoded, float(state.rho))
+        return _log_mass(problem, decoded, rho) - _log_mass(problem, decoded, before)
 
     def half(self, problem: Problem, state: GibbsState) -> Tensor:
         decoded = problem.decode(state.x)
         return half_square(decoded - problem.nearest(decoded, warm=state.z))
 
-    def finish(self, problem: Problem) -> Finish:
-        return choose_finish(problem, clean_score, _log_mass)
+    def finish(self, problem: Problem, floor: float) -> Finish:
+        return choose_finish(problem, partial(clean_score, floor), _log_mass)
 
-    def level(self, problem: Problem, state: GibbsState) -> float:
-        return 1.0 / (float(state.rho) ** 0.5 * problem.decoder.norm())
+    def level(self, problem: Problem, at: Rung) -> float:
+        return 1.0 / (at.rho**0.5 * problem.decoder.norm())
 
-    def draw(self, problem: Problem, state: GibbsState, row: Any, noise: Tensor) -> GibbsState:
+    def draw(self, problem: Problem, state: GibbsState, row: Rung, noise: Tensor) -> GibbsState:
         """z ~ N(A x, 1 / rho) restricted to C."""
         near = problem.decode(state.x)
-        drawn = problem.constraint.sample_near(near, float(state.rho) ** -0.5, generator_of(noise, near))
+        drawn = problem.constraint.sample_near(near, row.rho**-0.5, generator_of(noise, near))
         assert drawn is not None, "SplitGibbs takes these moves only where the set has closed forms"
         return state._replace(z=drawn.to(state.z.dtype))
 
-    def centre(self, problem: Problem, state: GibbsState, row: Any, noise: Tensor) -> GibbsState:
+    def centre(self, problem: Problem, state: GibbsState, row: Rung, noise: Tensor) -> GibbsState:
         """c: the point whose noise of size sigma / |A| stands for both z and what A does not see of x."""
         x, gram, stiffness = state.x, problem.gram, problem.decoder.norm() ** 2
         blind = (1.0 - gram.eigenvalues / stiffness).clamp_min(0.0).sqrt()
         spread = gram.unwhiten((blind * noise.reshape(len(x), *blind.shape)) if blind.ndim else blind * noise)
         pull = problem.decoder.vjp(x)((state.z - problem.decode(x)).to(x.dtype)) / stiffness
-        c = x + pull + self.level(problem, state) * spread.reshape(x.shape)
+        c = x + pull + self.level(problem, row) * spread.reshape(x.shape)
         return state._replace(x=c, estimate=c)
 
 
@@ -366,23 +393,11 @@ HARD = 1e16
 
 
 class MetropolisState(NamedTuple):
-    """A population between a clean point and the next.
+    """A population between a clean point and the next: the fields that ``AcceptedMoves`` tells, and its own.
 
     Attributes:
-        x: The point that moves; clean at the end of a move.
-        z: The nearest point P(A x) of the clean point.
-        clean: The clean point the present move started from.
         start: y of the present move.
         estimate: The denoised estimate of the step before.
-        half: V of the clean point, (n,).
-        log_weight: Logarithms of the weights, (n,).
-        ancestor: Starting chain each chain descends from, (n,).
-        accepted: How many proposals each chain has accepted since the last rung, (n,).
-        rho: Coupling that all chains are at.
-        size: Size of the noise in units of rho^(-1/2) / |A|.
-        top: Where the ladder ends, as far as the chains have shown.
-        floor: Where the reverse process ends (``moves.data_floor``).
-        blur: Size of its last noise, in units of its last level.
     """
 
     x: Tensor
@@ -394,15 +409,14 @@ class MetropolisState(NamedTuple):
     log_weight: Tensor
     ancestor: Tensor
     accepted: Tensor
-    rho: Tensor
-    size: Tensor
-    top: Tensor
-    floor: Tensor
-    blur: Tensor
 
 
 class AcceptedMoves(Moves):
-    """Moves that propose a clean point and accept it or not; the states also have clean, half, accepted and size.
+    """Moves that propose a clean point and accept it or not. Their states also have these fields:
+
+        clean       the clean point that the present move started from
+        half        V = dist(A x, C)^2 / 2 of the clean point, (n,)
+        accepted    how many proposals each chain has accepted since the last rung, (n,)
 
     Attributes:
         wanted: Share of proposals to accept; the size of the noise adapts to it between two rungs.
@@ -412,34 +426,30 @@ class AcceptedMoves(Moves):
     wanted: ClassVar[float]
     sizes: ClassVar[tuple[float, float]]
 
-    def arrive(self, problem: Problem, state: Any, moves: int) -> tuple[Any, Mapping[str, float]]:
-        if float(state.rho) == 0.0:
-            return with_nearest(problem, state), {"acceptance": 1.0}
+    def arrive(self, problem: Problem, state: Any, at: Rung, moves: int) -> tuple[Any, Rung, Mapping[str, float]]:
+        if at.rho == 0.0:
+            return with_nearest(problem, state), at, {"acceptance": 1.0}
         rate = float(state.accepted.mean()) / moves
         least, most = self.sizes
-        widest = self.widest(problem, state)
+        widest = self.widest(problem, state, at)
         wanted = WANTED_INSIDE if widest else self.wanted
-        factor = torch.exp(torch.as_tensor(rate - wanted, dtype=torch.float64))
-        size = (state.size * factor).clamp(least, max(most, widest))
-        return state._replace(size=size, accepted=torch.zeros_like(state.accepted)), {"acceptance": rate}
+        size = min(max(at.size * math.exp(rate - wanted), least), max(most, widest))
+        return state._replace(accepted=torch.zeros_like(state.accepted)), at._replace(size=size), {"acceptance": rate}
 
-    def widest(self, problem: Problem, state: Any) -> float:
+    def widest(self, problem: Problem, state: Any, at: Rung) -> float:
         """Size of the noise up to which a move may go, if the set allows more than ``sizes``."""
         return 0.0
 
-    def weigh(self, problem: Problem, state: Any, rho: float) -> Tensor:
-        return (float(state.rho) - rho) * cast(Tensor, state.half)
+    def weigh(self, problem: Problem, state: Any, before: float, rho: float) -> Tensor:
+        return (before - rho) * cast(Tensor, state.half)
 
     def half(self, problem: Problem, state: Any) -> Tensor:
         return cast(Tensor, state.half)
 
-    def finish(self, problem: Problem) -> Finish:
-        return choose_finish(problem, clean_score)
-
-    def decide(self, problem: Problem, state: Any, noise: Tensor) -> tuple[Any, Tensor]:
+    def decide(self, problem: Problem, state: Any, at: Rung, noise: Tensor) -> tuple[Any, Tensor]:
         """Keep the proposal, or go back to the clean point the move started from; and who kept it, (n,) bool."""
         new = with_nearest(problem, state)
-        yes = torch.log(noise) < self.log_ratio(problem, state, new)
+        yes = torch.log(noise) < self.log_ratio(problem, state, new, at)
         kept = state._replace(
             x=pick(yes, state.x, state.clean),
             z=pick(yes, new.z, state.z),
@@ -449,7 +459,7 @@ class AcceptedMoves(Moves):
         return kept, yes
 
     @abstractmethod
-    def log_ratio(self, problem: Problem, old: Any, new: Any) -> Tensor:
+    def log_ratio(self, problem: Problem, old: Any, new: Any, at: Rung) -> Tensor:
         """Logarithm of the acceptance ratio, (n,); the old clean point is ``old.clean``, the new one ``new.x``."""
 
 
@@ -467,60 +477,56 @@ class MetropolisMoves(AcceptedMoves):
     A rung weighs by Phi_rho(x) = exp(-rho V(x)).
     """
 
+    stages = 3
     wanted = 0.65
     sizes = (0.05, 2.0)
     settles = True
 
-    def start(self, problem: Problem, x: Tensor) -> MetropolisState:
-        log_weight, ancestor = equal_weights(problem, len(x))
-        z = problem.project(problem.decode(x))
-        return self.from_clean(x, z, log_weight, ancestor, log_weight.new_zeros(()))
-
-    @staticmethod
-    def from_clean(x: Tensor, z: Tensor, log_weight: Tensor, ancestor: Tensor, rho: Tensor) -> MetropolisState:
-        """Clean points that have not moved yet, with their weights."""
+    def from_clean(self, x: Tensor, z: Tensor, log_weight: Tensor, ancestor: Tensor) -> MetropolisState:
         zeros = torch.zeros_like(log_weight)
-        one, none = torch.ones_like(rho), torch.zeros_like(rho)
-        return MetropolisState(x, z, x, x, x, zeros, log_weight, ancestor, zeros, rho, one, none, none, none)
+        return MetropolisState(x, z, x, x, x, zeros, log_weight, ancestor, zeros)
 
-    def widest(self, problem: Problem, state: Any) -> float:
+    def widest(self, problem: Problem, state: Any, at: Rung) -> float:
         """In a set with an interior, where a chain has room, noise nearly as large as the spread of the chains."""
         if not problem.constraint.solid or len(state.x) < 2:
             return 0.0
         spread = float(state.x.to(torch.float64).var(0).mean().sqrt())
-        return WIDE * spread * float(state.rho) ** 0.5 * problem.decoder.norm()
+        return WIDE * spread * at.rho**0.5 * problem.decoder.norm()
 
-    def settle(self, problem: Problem, state: MetropolisState) -> MetropolisState:
+    def settle(self, problem: Problem, state: MetropolisState, at: Rung) -> tuple[MetropolisState, Rung]:
         """The same noise, and every move out of C is refused."""
-        state = with_nearest(problem, state)
-        return state._replace(rho=HARD * state.rho, size=HARD**0.5 * state.size)
+        return with_nearest(problem, state), at._replace(rho=HARD * at.rho, size=HARD**0.5 * at.size)
 
-    def sweep(self, problem: Problem) -> list[Stage]:
-        return [
-            Stage([()], self.renoise),
-            self.reverse_stage(problem),
-            Stage([()], self.accept, noise=uniform),
-        ]
+    def stage(self, problem: Problem, at: Rung, number: int) -> Each:
+        if number == 1:
+            return self.reverse_stage(problem, at)
+        return Each([at], self.renoise) if number == 0 else Each([at], self.accept, uniform)
 
-    def level(self, problem: Problem, state: MetropolisState) -> float:
-        return float(state.size) / (float(state.rho) ** 0.5 * problem.decoder.norm())
+    def level(self, problem: Problem, at: Rung) -> float:
+        return at.size / (at.rho**0.5 * problem.decoder.norm())
 
-    def renoise(self, problem: Problem, state: MetropolisState, row: Any, noise: Tensor) -> MetropolisState:
+    def renoise(self, problem: Problem, state: MetropolisState, row: Rung, noise: Tensor) -> MetropolisState:
         """y = x + g(x) + s w."""
-        s = self.level(problem, state)
-        y = state.x + guide(problem, state.x, state.z, s, state.rho) + s * noise
+        s = self.level(problem, row)
+        y = state.x + guide(problem, state.x, state.z, s, row.rho) + s * noise
         return state._replace(x=y, start=y, clean=state.x, estimate=y)
 
-    def accept(self, problem: Problem, state: MetropolisState, row: Any, noise: Tensor) -> MetropolisState:
+    def accept(self, problem: Problem, state: MetropolisState, row: Rung, noise: Tensor) -> MetropolisState:
         """Keep the proposal, or go back."""
-        kept: MetropolisState = self.decide(problem, state, noise)[0]
+        kept: MetropolisState = self.decide(problem, state, row, noise)[0]
         return kept
 
-    def log_ratio(self, problem: Problem, old: MetropolisState, new: MetropolisState) -> Tensor:
+    def log_ratio(self, problem: Problem, old: MetropolisState, new: MetropolisState, at: Rung) -> Tensor:
         """log of exp(-rho (V(x') - V(x))) T(x') / T(x)."""
-        s = self.level(problem, old)
-        tilt = _tilt(problem, old, new.x, new.z, s) - _tilt(problem, old, old.clean, old.z, s)
-        return tilt - old.rho * (new.half - old.half)
+        s = self.level(problem, at)
+
+        def tilt(x: Tensor, z: Tensor) -> Tensor:
+            """log T(x) = log N(y; x + g(x), s^2) - log N(y; x, s^2) = (g . (y - x) - |g|^2 / 2) / s^2."""
+            g = guide(problem, x, z, s, at.rho).reshape(len(x), -1).to(torch.float64)
+            away = (old.start - x).reshape(len(x), -1).to(torch.float64)
+            return ((g * away).sum(1) - g.square().sum(1) / 2) / s**2
+
+        return tilt(new.x, new.z) - tilt(old.clean, old.z) - at.rho * (new.half - old.half)
 
 
 def with_nearest(problem: Problem, state: Any) -> Any:
@@ -530,18 +536,11 @@ def with_nearest(problem: Problem, state: Any) -> Any:
     return state._replace(z=z, half=half_square(decoded - z))
 
 
-def guide(problem: Problem, x: Tensor, z: Tensor, s: float, rho: Tensor) -> Tensor:
+def guide(problem: Problem, x: Tensor, z: Tensor, s: float, rho: float) -> Tensor:
     """g(x) = c A^T (z - A x) with c |A|^2 = min(1, (s |A|)^2 rho) TOWARDS."""
     stiffness = problem.decoder.norm() ** 2
-    share = TOWARDS * min(1.0, s**2 * stiffness * float(rho)) / stiffness
+    share = TOWARDS * min(1.0, s**2 * stiffness * rho) / stiffness
     return share * problem.decoder.vjp(x)(z - problem.decode(x))
-
-
-def _tilt(problem: Problem, state: MetropolisState, x: Tensor, z: Tensor, s: float) -> Tensor:
-    """log N(y; x + g(x), s^2) - log N(y; x, s^2) = (g . (y - x) - |g|^2 / 2) / s^2."""
-    g = guide(problem, x, z, s, state.rho).reshape(len(x), -1).to(torch.float64)
-    away = (state.start - x).reshape(len(x), -1).to(torch.float64)
-    return ((g * away).sum(1) - g.square().sum(1) / 2) / s**2
 
 
 # --------------------------------------------------------------------------------------- level moves
@@ -555,25 +554,13 @@ the means of both modes of an exact model by .1."""
 
 
 class LevelState(NamedTuple):
-    """A population between a clean point and the next.
+    """A population between a clean point and the next: the fields that ``AcceptedMoves`` tells, and its own.
 
     Attributes:
-        x: The point that moves; clean at the end of a move.
-        z: The nearest point P(A x) of the clean point.
-        clean: The clean point the present move started from.
         held: u, where the clean point comes from, in units of the clean sample.
         held_noise: e, the noise of the rows on its way, (n, rows, *latent); no rows if they have no noise.
         proposed: u'.
         proposed_noise: e'.
-        half: V of the clean point, (n,).
-        log_weight: Logarithms of the weights, (n,).
-        ancestor: Starting chain each chain descends from, (n,).
-        accepted: How many proposals each chain has accepted since the last rung, (n,).
-        rho: Coupling that all chains are at.
-        size: Size of the noise in units of rho^(-1/2) / |A|.
-        top: Where the ladder ends, as far as the chains have shown.
-        floor: The noise level at which the score of the data is read (``moves.data_floor``).
-        blur: Denoising error there.
     """
 
     x: Tensor
@@ -587,11 +574,6 @@ class LevelState(NamedTuple):
     log_weight: Tensor
     ancestor: Tensor
     accepted: Tensor
-    rho: Tensor
-    size: Tensor
-    top: Tensor
-    floor: Tensor
-    blur: Tensor
 
 
 class OwnRow(NamedTuple):
@@ -601,7 +583,8 @@ class OwnRow(NamedTuple):
     b: Tensor
     s: Tensor
     t: Tensor
-    at: int
+    number: int
+    at: Rung
 
 
 class LevelMoves(AcceptedMoves):
@@ -627,95 +610,94 @@ class LevelMoves(AcceptedMoves):
 
     """
 
+    stages = 5
     wanted = 0.4
     sizes = (0.05, 10.0)
 
     def __init__(self, problem: Problem, level: float) -> None:
         super().__init__(BACK_STEPS)
         alpha, sigma = noise_levels(problem.table)
-        levels, rows = sigma / alpha, table_rows(problem)
-        k = int((levels.log() - math.log(level)).abs().argmin())
-        self.s, self.scale = float(levels[k]), float(alpha[k])
-        self.above, self.below = rows[:k], [OwnRow(row.a, row.b, row.s, row.t, j) for j, row in enumerate(rows[k:])]
-        self.noisy = bool(problem.table.s[k:].any())
-
-    def start(self, problem: Problem, x: Tensor) -> LevelState:
-        log_weight, ancestor = equal_weights(problem, len(x))
-        zero, none = torch.zeros_like(log_weight), log_weight.new_zeros(())
-        noise = x.new_zeros((len(x), len(self.below) if self.noisy else 0, *x.shape[1:]))
-        z = problem.project(problem.decode(x))
-        one = torch.ones_like(none)
-        return LevelState(x, z, x, x, noise, x, noise, zero, log_weight, ancestor, zero, none, one, none, none, none)
+        levels = sigma / alpha
+        self.above = int((levels.log() - math.log(level)).abs().argmin())
+        self.below = len(levels) - self.above
+        self.s, self.scale = float(levels[self.above]), float(alpha[self.above])
+        self.noisy = bool(problem.table.s[self.above :].any())
+        self.first_stages = 4 if self.above else 3
 
     @property
     def evaluations(self) -> int:
-        return BACK_STEPS + len(self.below)
+        return BACK_STEPS + self.below
 
-    def first(self, problem: Problem) -> list[Stage]:
+    def from_clean(self, x: Tensor, z: Tensor, log_weight: Tensor, ancestor: Tensor) -> LevelState:
+        zero = torch.zeros_like(log_weight)
+        noise = x.new_zeros((len(x), self.below if self.noisy else 0, *x.shape[1:]))
+        return LevelState(x, z, x, x, noise, x, noise, zero, log_weight, ancestor, zero)
+
+    def first(self, problem: Problem, at: Rung, number: int) -> Each:
         """The rows of the table, unconstrained: they leave u and e behind."""
-        return [
-            Stage(self.above, free_step),
-            Stage([()], self.hold),
-            Stage(self.below, self.down),
-            Stage([()], self.keep),
-        ]
+        left = self.first_stages - number
+        if left == 4:
+            return Each(table_rows(problem)[: self.above], free_step)
+        return self._rows_below(problem, at) if left == 2 else Each([at], self.hold if left == 3 else self.keep)
 
-    def sweep(self, problem: Problem) -> list[Stage]:
-        return [
-            Stage([()], self.renoise),
-            Stage(range(BACK_STEPS), self.back),
-            Stage([()], self.release),
-            Stage(self.below, self.down),
-            Stage([()], self.accept, noise=uniform),
-        ]
+    def stage(self, problem: Problem, at: Rung, number: int) -> Each:
+        if number == 1:
+            return Each([Reverse(j, BACK_STEPS, self.s, at) for j in range(BACK_STEPS)], self.back)
+        if number == 3:
+            return self._rows_below(problem, at)
+        return Each([at], self.accept, uniform) if number == 4 else Each([at], self.release if number else self.renoise)
 
-    def level(self, problem: Problem, state: LevelState) -> float:
+    def _rows_below(self, problem: Problem, at: Rung) -> Each:
+        """G: the rows of the model's own table below s*."""
+        rows = table_rows(problem)[self.above :]
+        return Each([OwnRow(row.a, row.b, row.s, row.t, j, at) for j, row in enumerate(rows)], self.down)
+
+    def level(self, problem: Problem, at: Rung) -> float:
         """h: the noise of a move in the latent."""
-        return min(LARGEST_NOISE * self.s, float(state.size) / (math.sqrt(float(state.rho)) * problem.decoder.norm()))
+        return min(LARGEST_NOISE * self.s, at.size / (math.sqrt(at.rho) * problem.decoder.norm()))
 
-    def hold(self, problem: Problem, state: LevelState, row: Any, noise: Tensor) -> LevelState:
+    def hold(self, problem: Problem, state: LevelState, row: Rung, noise: Tensor) -> LevelState:
         """Remember u on the way down."""
         return state._replace(held=state.x / self.scale)
 
-    def keep(self, problem: Problem, state: LevelState, row: Any, noise: Tensor) -> LevelState:
+    def keep(self, problem: Problem, state: LevelState, row: Rung, noise: Tensor) -> LevelState:
         """Remember e at the end of the first way down."""
         return state._replace(held_noise=state.proposed_noise)
 
-    def renoise(self, problem: Problem, state: LevelState, row: Any, noise: Tensor) -> LevelState:
+    def renoise(self, problem: Problem, state: LevelState, row: Rung, noise: Tensor) -> LevelState:
         """y = u + h w."""
-        h = self.level(problem, state)
-        return state._replace(x=state.held + h * noise, clean=state.x)
+        return state._replace(x=state.held + self.level(problem, row) * noise, clean=state.x)
 
-    def back(self, problem: Problem, state: LevelState, row: int, noise: Tensor) -> LevelState:
+    def back(self, problem: Problem, state: LevelState, row: Reverse, noise: Tensor) -> LevelState:
         """One step of the reverse process from (s*^2 + h^2)^(1/2) down to s*, in equal ratios."""
-        top = math.hypot(self.s, self.level(problem, state))
-        here, there = (float(top * (self.s / top) ** (k / BACK_STEPS)) for k in (row, row + 1))
+        top = math.hypot(self.s, self.level(problem, row.at))
+        here, there = (float(top * (self.s / top) ** (k / row.steps)) for k in (row.number, row.number + 1))
         kept = (there / here) ** 2
         x = kept * state.x + (1.0 - kept) * problem.denoise(state.x, here) + there * math.sqrt(1.0 - kept) * noise
         return state._replace(x=x)
 
-    def release(self, problem: Problem, state: LevelState, row: Any, noise: Tensor) -> LevelState:
+    def release(self, problem: Problem, state: LevelState, row: Rung, noise: Tensor) -> LevelState:
         """u' takes the model's own scale, for the rows of its table."""
         return state._replace(proposed=state.x, x=state.x * self.scale)
 
     def down(self, problem: Problem, state: LevelState, row: OwnRow, noise: Tensor) -> LevelState:
         """One row of the model's own table, with noise near that of the present clean point."""
         if self.noisy:
-            fresh = 1.0 if float(state.rho) == 0.0 else min(1.0, self.level(problem, state) / self.s)
-            noise = math.sqrt(1.0 - fresh**2) * state.held_noise[:, row.at] + fresh * noise
-            parts = state.proposed_noise[:, : row.at], noise[:, None], state.proposed_noise[:, row.at + 1 :]
+            fresh = 1.0 if row.at.rho == 0.0 else min(1.0, self.level(problem, row.at) / self.s)
+            noise = math.sqrt(1.0 - fresh**2) * state.held_noise[:, row.number] + fresh * noise
+            parts = state.proposed_noise[:, : row.number], noise[:, None], state.proposed_noise[:, row.number + 1 :]
             state = state._replace(proposed_noise=torch.cat(parts, 1))
         return state._replace(x=move(problem, state.x, problem.score(state.x, row.t), row, noise))
 
-    def accept(self, problem: Problem, state: LevelState, row: Any, noise: Tensor) -> LevelState:
+    def accept(self, problem: Problem, state: LevelState, row: Rung, noise: Tensor) -> LevelState:
         """Keep the proposal with its u and e, or go back."""
-        kept, yes = self.decide(problem, state, noise)
+        kept, yes = self.decide(problem, state, row, noise)
         new: LevelState = kept._replace(
             held=pick(yes, state.proposed, state.held),
             held_noise=pick(yes, state.proposed_noise, state.held_noise),
         )
         return new
 
-    def log_ratio(self, problem: Problem, old: LevelState, new: LevelState) -> Tensor:
+    def log_ratio(self, problem: Problem, old: LevelState, new: LevelState, at: Rung) -> Tensor:
         """log of exp(-rho (V(x') - V(x)))."""
-        return -old.rho * (new.half - old.half)
+        return -at.rho * (new.half - old.half)
