@@ -56,7 +56,7 @@ def steps_of(
     """All rows of a method for n chains: seconds of the processor."""
     x = target.init(n, torch.Generator().manual_seed(0)) if callable(target.init) else target.init
     problem = Problem(target, constraint, casal.Identity(), x[:0])
-    (stage,) = method.plan(problem, n)
+    (stage,) = method.stages(problem, n)
     noise = torch.zeros_like(x)
 
     def case() -> float:

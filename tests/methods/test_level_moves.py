@@ -7,7 +7,7 @@ from torch import Tensor
 
 import casal
 from casal.methods import Problem
-from casal.methods.level_moves import LevelMoves
+from casal.methods.moves import LevelMoves
 
 SPREAD, LEVEL = 0.4, 0.3
 
@@ -39,9 +39,9 @@ LINE = casal.Affine([[1.0, 0.0]], [0.2])
 def test_the_table_is_cut_at_the_level() -> None:
     target = flow(0.0)
     moves = LevelMoves(Problem(target, LINE, casal.Identity(), torch.zeros(0, 2, dtype=torch.float64)), LEVEL)
-    assert len(moves.above) + len(moves.below) == len(target.table)
+    assert moves.above + moves.below == len(target.table)
     assert abs(moves.s - LEVEL) < 0.05
-    assert moves.evaluations == len(moves.below) + 2
+    assert moves.evaluations == moves.below + 2
 
 
 def test_level_moves_follow_the_exact_model() -> None:

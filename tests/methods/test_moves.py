@@ -11,9 +11,20 @@ from torch import Tensor
 
 import casal
 from casal.methods import Problem
-from casal.methods.gibbs_moves import GibbsMoves
-from casal.methods.metropolis_moves import MetropolisMoves, MetropolisState, with_nearest
-from casal.methods.moves import RANGE, SHORT, Reverse, _variance, data_floor, multistep_share, reverse_levels
+from casal.methods.moves import (
+    RANGE,
+    SHORT,
+    GibbsMoves,
+    MetropolisMoves,
+    MetropolisState,
+    Reverse,
+    Rung,
+    _variance,
+    data_floor,
+    multistep_share,
+    reverse_levels,
+    with_nearest,
+)
 
 COVARIANCE = torch.tensor([[1.0, 0.8, 0.1], [0.8, 1.0, 0.3], [0.1, 0.3, 0.5]], dtype=torch.float64)
 MEAN = torch.tensor([0.3, -0.5, 0.2], dtype=torch.float64)
@@ -31,10 +42,14 @@ def problem_of(constraint: casal.Constraint, decoder: casal.Decoder) -> Problem:
     return Problem(target, constraint, decoder, torch.zeros(0, 3, dtype=torch.float64))
 
 
-def at(problem: Problem, x: Tensor, rho: float) -> MetropolisState:
-    floor, one = RANGE * torch.linalg.eigvalsh(COVARIANCE)[0].sqrt(), torch.ones((), dtype=torch.float64)
-    state = with_nearest(problem, MOVES.start(problem, x))
-    return state._replace(rho=torch.tensor(rho, dtype=torch.float64), floor=floor, blur=one)
+def rung(rho: float, size: float = 1.0) -> Rung:
+    floor = RANGE * float(torch.linalg.eigvalsh(COVARIANCE)[0].sqrt())
+    return Rung(edge=False, corrected=True, rho=rho, size=size, floor=floor, blur=1.0)
+
+
+def at(problem: Problem, x: Tensor) -> MetropolisState:
+    state: MetropolisState = with_nearest(problem, MOVES.start(problem, x))
+    return state
 
 
 def moments(map_: Callable[[Tensor, list[Tensor]], Tensor], draws: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -47,10 +62,10 @@ def moments(map_: Callable[[Tensor, list[Tensor]], Tensor], draws: int) -> tuple
 
 
 def reverse(problem: Problem, y: Tensor, noise: list[Tensor], sigma: float) -> Tensor:
-    state = at(problem, y, sigma**-2.0)
+    state, here = at(problem, y), rung(sigma**-2.0)
     steps = len(noise)
     for j in range(steps):
-        state = MOVES.reverse(problem, state, Reverse(j, steps, 1e-4), noise[j])
+        state = MOVES.reverse(problem, state, Reverse(j, steps, 1e-4, here), noise[j])
     return state.x
 
 
@@ -108,8 +123,8 @@ def test_the_acceptance_ratio_is_that_of_detailed_balance(constraint: casal.Cons
     problem = problem_of(constraint, decoder.to(torch.zeros(2, 3, dtype=torch.float64)))
     x, w, after = (torch.randn(40, 3, dtype=torch.float64) for _ in range(3))
     rho, scale = 7.0, 0.8
-    size = torch.tensor(scale, dtype=torch.float64)
-    state = MOVES.renoise(problem, at(problem, x, rho)._replace(size=size), (), w)
+    here = rung(rho, scale)
+    state = MOVES.renoise(problem, at(problem, x), here, w)
     s = scale / (math.sqrt(rho) * problem.decoder.norm())
     new = with_nearest(problem, state._replace(x=after))
     y, eye = state.start, torch.eye(3, dtype=torch.float64)
@@ -118,8 +133,7 @@ def test_the_acceptance_ratio_is_that_of_detailed_balance(constraint: casal.Cons
         """log pi(start) + log N(y; start + g(start), s^2) + log p(end | y)."""
         decoded = problem.decode(start)
         gap = decoded - constraint.project(decoded)
-        still = at(problem, start, rho)._replace(size=size)
-        base = MOVES.renoise(problem, still, (), torch.zeros_like(start)).start
+        base = MOVES.renoise(problem, at(problem, start), here, torch.zeros_like(start)).start
         posterior = gaussian_log_density(end, MEAN, COVARIANCE) + gaussian_log_density(y, end, s**2 * eye)
         return (
             gaussian_log_density(start, MEAN, COVARIANCE)
@@ -129,7 +143,7 @@ def test_the_acceptance_ratio_is_that_of_detailed_balance(constraint: casal.Cons
         )
 
     expected = log_flow(after, x) - log_flow(x, after)
-    torch.testing.assert_close(MOVES.log_ratio(problem, state, new), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(MOVES.log_ratio(problem, state, new, here), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_gibbs_sweep_leaves_the_conditional_law_as_it_is() -> None:
@@ -140,9 +154,8 @@ def test_a_gibbs_sweep_leaves_the_conditional_law_as_it_is() -> None:
     eye = torch.eye(3, dtype=torch.float64)
 
     def centre(x: Tensor, noise: list[Tensor]) -> Tensor:
-        rho = torch.tensor(sigma**-2.0, dtype=torch.float64)
-        state = moves.start(problem, x)._replace(z=z.expand(len(x), 2), rho=rho)
-        return moves.centre(problem, state, (), noise[0]).x
+        state = moves.start(problem, x)._replace(z=z.expand(len(x), 2))
+        return moves.centre(problem, state, rung(sigma**-2.0), noise[0]).x
 
     matrix, offset, spread = moments(centre, 1)
     s = sigma / problem.decoder.norm()

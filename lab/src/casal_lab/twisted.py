@@ -8,24 +8,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from casal.errors import SettingError
-from casal.methods.base import Method, Stage, no_step, split_records, table_rows
+from casal.methods.base import Each, Method, Together, split_records
 from casal.methods.baselines import estimate, noise_levels
 from casal.methods.coupling import population_record
-from casal.methods.metropolis_moves import MetropolisMoves, MetropolisState, with_nearest
-from casal.methods.moves import finest_level
-from casal.methods.population import Groups, equal_weights, groups_of, resample
+from casal.methods.moves import Rung, with_nearest
+from casal.methods.population import equal_weights, groups_of, resample
 from casal.methods.problem import Problem, move
 from casal.methods.split_gibbs import SplitGibbs
 
 COLOUR = "#332288"
 """In every picture."""
+
+Done: TypeAlias = tuple[Any, Rung, Mapping[str, float]]
 
 
 class GuidedRow(NamedTuple):
@@ -64,7 +64,6 @@ class GuidedState(NamedTuple):
         potential: V_t(x), (n,).
         log_weight: Logarithms of the weights, (n,).
         ancestor: Starting chain each chain descends from, (n,).
-        rho: Coupling of the guide.
     """
 
     x: Tensor
@@ -73,7 +72,6 @@ class GuidedState(NamedTuple):
     potential: Tensor
     log_weight: Tensor
     ancestor: Tensor
-    rho: Tensor
 
 
 @dataclass(frozen=True)
@@ -136,34 +134,28 @@ class Twisted(Method[Any]):
             islands=self.islands,
         )
 
-    def plan(self, problem: Problem, n: int) -> Sequence[Stage]:
-        finest_level(problem)
-        table = problem.table
-        alpha, sigma = noise_levels(table)
-        if not bool(table.s.any()):
+    def control(self, problem: Problem, n: int) -> Rung:
+        first = self.ladder.control(problem, n)
+        if not bool(problem.table.s.any()):
             raise SettingError(
                 f"{problem.target.name} is a sampler without noise, so resampled chains would stay copies; "
                 "use ddpm, ddim with eta > 0, edm with churn > 0, or flow with noise > 0"
             )
-        columns = {"t": table.t, "alpha": alpha, "sigma": sigma}
-        after = {f"{name}_next": torch.cat([v[1:], v[-1:]]) for name, v in columns.items()}
-        after["sigma_next"][-1], after["alpha_next"][-1] = 0.0, 1.0
-        host = {"b": table.b, "s": table.s, **columns, **after}
-        hosts = [
-            Host(*parts) for parts in zip(*(host[name].to(problem.row_dtype) for name in Host._fields), strict=True)
-        ]
-        rows = table_rows(problem, GuidedRow, hosts, alpha=alpha, sigma=sigma, **after)
-        groups = groups_of(problem, n, self.islands)
-        meet = partial(self.meet, groups)
-        guided = [Stage([row], self.step, None if k == 0 else meet) for k, row in enumerate(rows)]
-        return [*guided, Stage([], no_step, partial(self.land, groups)), *self.ladder.climb(problem, n)]
+        return first._replace(rho=float(self.twist))
+
+    def next(self, problem: Problem, control: Rung, stage: int) -> Each | Together | None:
+        row, meets = divmod(stage, 2)
+        if row >= len(problem.table):
+            return self.ladder.climb(problem, control, stage - 2 * len(problem.table))
+        if meets:
+            return Together(self.meet if row + 1 < len(problem.table) else self.land)
+        return Each([_guided_row(problem, row)], self.step)
 
     def start(self, problem: Problem, x: Tensor, generator: torch.Generator) -> GuidedState:
         alpha, sigma = noise_levels(problem.table)
         log_weight, ancestor = equal_weights(problem, len(x))
-        rho = torch.tensor(float(self.twist), dtype=torch.float64)
         z = problem.project(problem.decode(x))
-        state = GuidedState(x, z, x, log_weight, log_weight, ancestor, rho)
+        state = GuidedState(x, z, x, log_weight, log_weight, ancestor)
         level = (alpha[0].to(x.device), sigma[0].to(x.device))
         state = self._with_potential(problem, state, problem.table.t[0].to(x.device), level, (alpha[0], sigma[0]))
         return state._replace(log_weight=-state.potential)
@@ -181,25 +173,25 @@ class Twisted(Method[Any]):
         new = self._with_potential(problem, state._replace(x=x), row.t_next, level, host)
         return new._replace(log_weight=state.log_weight + state.potential - new.potential + paid)
 
-    def meet(
-        self, groups: Groups, problem: Problem, state: GuidedState, generator: torch.Generator
-    ) -> tuple[GuidedState, Mapping[str, float]]:
+    def meet(self, problem: Problem, state: GuidedState, control: Rung, generator: torch.Generator) -> Done:
         """Resample where the weights are uneven."""
-        return resample(state, generator, groups, self.ess), population_record(state, groups, float(state.rho))
+        groups = groups_of(problem, len(state.x), self.islands)
+        known = population_record(state, groups, control.rho)
+        return resample(state, generator, groups, self.ess), control, known
 
-    def land(
-        self, groups: Groups, problem: Problem, state: GuidedState, generator: torch.Generator
-    ) -> tuple[MetropolisState, Mapping[str, float]]:
+    def land(self, problem: Problem, state: GuidedState, control: Rung, generator: torch.Generator) -> Done:
         """The clean points at the end of the table become the population of the ladder."""
-        state, info = self.meet(groups, problem, state, generator)
-        clean = MetropolisMoves.from_clean(state.x, state.z, state.log_weight, state.ancestor, state.rho)
-        return with_nearest(problem, clean), info
+        state, control, known = self.meet(problem, state, control, generator)
+        moves = self.ladder.moves_for(problem)
+        clean = moves.from_clean(state.x, state.z, state.log_weight, state.ancestor)
+        return with_nearest(problem, clean), control, known
 
     def samples(self, problem: Problem, state: Any) -> Tensor:
         return problem.strict(problem.decode(state.x), warm=state.z)
 
     def advice(self, state: Any, row: Any) -> str:
-        return f"(rho = {float(state.rho):.3g}); check the model's scale, or use a smaller twist"
+        rho = getattr(getattr(row, "at", row), "rho", self.twist)  # rows of the model's table have no rung
+        return f"(rho = {rho:.3g}); check the model's scale, or use a smaller twist"
 
     def monitor(self, problem: Problem, state: Any) -> Mapping[str, Tensor]:
         return split_records(problem, state.x, state.z)
@@ -237,6 +229,24 @@ class Twisted(Method[Any]):
         force = self._solve(problem, r, row.host.alpha, row.host.sigma).to(state.x.dtype)
         gain = float(host.b * host.alpha / host.sigma**2) * _spread(host.alpha, host.sigma)
         return -gain * problem.decoder.vjp(state.estimate)(force)
+
+
+def _guided_row(problem: Problem, k: int) -> GuidedRow:
+    """Row k of the table, with the level that comes next."""
+    table = problem.table
+    alpha, sigma = noise_levels(table)
+    numbers = {"a": table.a[k], "b": table.b[k], "s": table.s[k]}
+    numbers |= {"t": table.t[k], "alpha": alpha[k], "sigma": sigma[k]}
+    after = {"t": table.t[k], "alpha": torch.ones_like(alpha[k]), "sigma": torch.zeros_like(sigma[k])}
+    if k + 1 < len(table):
+        after = {"t": table.t[k + 1], "alpha": alpha[k + 1], "sigma": sigma[k + 1]}
+    numbers |= {f"{name}_next": number for name, number in after.items()}
+
+    def on(device: torch.device, names: Sequence[str]) -> list[Tensor]:
+        return [numbers[name].to(device, problem.row_dtype) for name in names]
+
+    host = Host(*on(torch.device("cpu"), Host._fields))
+    return GuidedRow._make([*on(problem.like.device, GuidedRow._fields[:-1]), host])
 
 
 def _spread(alpha: Tensor, sigma: Tensor) -> float:

@@ -8,7 +8,6 @@ from casal.methods.auto import LADDER_DIMENSION, choose, inside
 from casal.methods.base import (
     Each,
     Method,
-    Stage,
     TableRow,
     Together,
     gaussian,
@@ -103,7 +102,6 @@ __all__ = [
     "ProjectRenoise",
     "Projected",
     "SplitGibbs",
-    "Stage",
     "TableRow",
     "Together",
     "Unconstrained",

@@ -19,7 +19,6 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -36,9 +35,6 @@ Step: TypeAlias = Callable[[Problem, Any, Any, Tensor], Any]
 
 Do: TypeAlias = Callable[[Problem, Any, Any, torch.Generator], tuple[Any, Any, Mapping[str, float]]]
 """``do(problem, state, control, generator) -> (state, control, scalars for the trace)``, for all chains of a run."""
-
-Meet: TypeAlias = Callable[[Problem, Any, torch.Generator], tuple[Any, Mapping[str, float]]]
-"""``meet(problem, state, generator) -> (state, scalars for the trace)``: the same where nothing is shared."""
 
 
 class Noise(Protocol):
@@ -99,37 +95,6 @@ class Together(NamedTuple):
     """
 
     do: Do
-
-
-class Stage(NamedTuple):
-    """What all chains do together, then rows that each chain takes alone: an entry of ``Method.plan``.
-
-    Attributes:
-        rows: One row per step.
-        step: Takes a row.
-        meet: What all chains do together before the rows; None if they have nothing to do together.
-        noise: Draws the noise of a step.
-    """
-
-    rows: Sequence[Any]
-    step: Step
-    meet: Meet | None = None
-    noise: Noise = gaussian
-
-
-def unshared(meet: Meet) -> Together:
-    """A stage of all chains that keeps its shared numbers, if any, as tensors without dimensions in the state.
-
-    These go to host memory, so that a step reads them without waiting for a device.
-    """
-    return Together(partial(_met, meet))
-
-
-def _met(
-    meet: Meet, problem: Problem, state: Any, control: Any, generator: torch.Generator
-) -> tuple[Any, Any, Mapping[str, float]]:
-    state, known = meet(problem, state, generator)
-    return type(state)(*(part if part.ndim else part.cpu() for part in state)), control, known
 
 
 class Recall(NamedTuple):
@@ -219,19 +184,17 @@ class Method(ABC, Generic[State]):
         return found
 
     def steps(self, problem: Problem, control: Any) -> int:
-        """Steps of a chain in the whole run, from its first shared numbers."""
-        return sum(len(stage.rows) for stage in control if isinstance(stage, Each))
+        """Steps of a chain in the whole run, from its first shared numbers.
+
+        Here: the rows of all stages, if later numbers change what the rows hold and not how many there are.
+        """
+        total = number = 0
+        while (stage := self.next(problem, control, number)) is not None:
+            total, number = total + (len(stage.rows) if isinstance(stage, Each) else 0), number + 1
+        return total
 
     def stages(self, problem: Problem, n: int) -> Sequence[Each | Together]:
         """All stages, where they are known before the run."""
-        found = list[Each | Together]()
-        for stage in self.plan(problem, n):
-            found += [] if stage.meet is None else [unshared(stage.meet)]
-            found += [Each(stage.rows, stage.step, stage.noise)] if len(stage.rows) else []
-        return found
-
-    def plan(self, problem: Problem, n: int) -> Sequence[Stage]:
-        """The stages in pairs: what all chains do together, and rows after it."""
         raise NotImplementedError(f"{type(self).__name__} has neither stages nor control and next")
 
     def promises(self, problem: Problem, control: Any) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,11 +14,10 @@ from torch import Tensor
 from casal.checks import one_of, positive, share, whole_number
 from casal.constraints import geometry
 from casal.errors import SettingError
-from casal.methods.base import Method, Stage, no_step, split_records
+from casal.methods.base import Each, Method, Together, split_records
 from casal.methods.coupling import (
     CORRECTED,
     UNCORRECTED,
-    Finish,
     Level,
     along,
     has_edge,
@@ -32,10 +31,16 @@ from casal.methods.coupling import (
     top_for_inside,
     top_for_spread,
 )
-from casal.methods.gibbs_moves import GibbsMoves
-from casal.methods.level_moves import LevelMoves
-from casal.methods.metropolis_moves import MetropolisMoves
-from casal.methods.moves import Moves, clean_score, data_floor, finest_level
+from casal.methods.moves import (
+    GibbsMoves,
+    LevelMoves,
+    MetropolisMoves,
+    Moves,
+    Rung,
+    clean_score,
+    data_floor,
+    finest_level,
+)
 from casal.methods.population import Groups, groups_of, next_level, resample
 from casal.methods.problem import Problem, few_chains
 
@@ -44,6 +49,8 @@ SETTLING = 8
 
 LOOK_CHAINS = 512
 """Chains whose score is evaluated in a look."""
+
+Done: TypeAlias = tuple[Any, Rung, Mapping[str, float]]
 
 MOVES = ("auto", "gibbs", "metropolis", "level")
 
@@ -62,7 +69,7 @@ class SplitGibbs(Method[Any]):
         "gibbs":       z ~ N(A x, sigma'^2) restricted to C,   Phi_sigma(x) = integral of N(z; A x, sigma^2) over C
                        c = x + A^T (z - A x) / |A|^2 + (sigma' / |A|) (I - A^T A / |A|^2)^(1/2) w
                        x ~ p(x0 | x0 + (sigma' / |A|) noise = c)             (the reverse process, ``inner_steps`` long)
-        "metropolis":  Phi_sigma(x) = exp(-dist(A x, C)^2 / (2 sigma^2)),   moves of ``metropolis_moves.py``
+        "metropolis":  Phi_sigma(x) = exp(-dist(A x, C)^2 / (2 sigma^2)),   moves of ``moves.py``
 
     A coupling of strength rho is noise of size rho^(-1/2), so the model's own reverse process is the exact move of x
     given z: no step size, no barrier to cross. "gibbs" needs a set with closed forms (affine, box, sphere, mass and
@@ -84,7 +91,7 @@ class SplitGibbs(Method[Any]):
         ess: Resample when the effective size falls below this share of the chains.
         sweeps: Moves at every level; more of them bring resampled copies apart.
         moves: "gibbs", "metropolis", "level", or "auto": gibbs where there are closed forms and few dimensions, else
-            metropolis. "level" is for networks whose score is wrong at small noise (``level_moves.py``).
+            metropolis. "level" is for networks whose score is wrong at small noise (``moves.LevelMoves``).
         islands: Groups of chains that never meet, of equal size, pooled by their evidence, the mean of
             their weights along the run: no single lucky chain takes them all.
         level: Noise level of level moves, in units of the clean sample; the nearest row of the table is taken.
@@ -114,25 +121,36 @@ class SplitGibbs(Method[Any]):
         if not len(sigma) or not bool((torch.isfinite(sigma) & (sigma > 0)).all()) or bool((sigma.diff() >= 0).any()):
             raise SettingError(f"sigmas must be finite, > 0 and strictly decreasing, got {sigma.tolist()}")
 
-    def plan(self, problem: Problem, n: int) -> Sequence[Stage]:
-        return [*self.moves_for(problem).first(problem), *self.climb(problem, n)]
+    def control(self, problem: Problem, n: int) -> Rung:
+        finest_level(problem)
+        _ = groups_of(problem, n, self.islands)
+        corrected = self.moves_for(problem).finish(problem, 0.0).evaluations > 0
+        return Rung(has_edge(problem), corrected)
 
-    def climb(self, problem: Problem, n: int) -> list[Stage]:
-        """The ladder, from clean points on."""
-        moves, groups = self.moves_for(problem), groups_of(problem, n, self.islands)
-        finish, edge, stages = moves.finish(problem), has_edge(problem), list[Stage]()
-        for level in self._levels():
-            first, *rest = moves.sweep(problem) * self.sweeps
-            stages += [first._replace(meet=partial(self.meet, moves, level, groups, edge, finish)), *rest]
-        stages.append(Stage([], no_step, partial(self.end, moves, finish, groups)))
-        if problem.constraint.solid and moves.settles:
-            stages += [Stage([], no_step, partial(self.settle, moves)), *(moves.sweep(problem) * SETTLING)]
-        return stages
+    def next(self, problem: Problem, control: Rung, stage: int) -> Each | Together | None:
+        moves = self.moves_for(problem)
+        if stage < moves.first_stages:
+            return moves.first(problem, control, stage)
+        return self.climb(problem, control, stage - moves.first_stages)
+
+    def climb(self, problem: Problem, control: Rung, stage: int) -> Each | Together | None:
+        """A stage of the ladder, from clean points on: its levels, the finish, and moves inside; None at the end."""
+        moves, ladder = self.moves_for(problem), self._levels()
+        level, part = divmod(stage, 1 + self.sweeps * moves.stages)
+        if level < len(ladder):
+            if part == 0:
+                return Together(partial(self.meet, ladder[level]))
+            return moves.stage(problem, control, (part - 1) % moves.stages)
+        after = stage - len(ladder) * (1 + self.sweeps * moves.stages)
+        if after == 0:
+            return Together(self.end)
+        if not (problem.constraint.solid and moves.settles) or after > 1 + SETTLING * moves.stages:
+            return None
+        return Together(self.settle) if after == 1 else moves.stage(problem, control, (after - 2) % moves.stages)
 
     def moves_for(self, problem: Problem) -> Moves:
         """The kind of moves: gibbs where it is asked for, or where there are closed forms and few dimensions."""
         if self.moves == "level":
-            finest_level(problem)
             return LevelMoves(problem, self.level)
         able = problem.constraint.samples_near and problem.decoder.linear
         if self.moves == "gibbs" and not able:
@@ -151,50 +169,36 @@ class SplitGibbs(Method[Any]):
         return self.moves_for(problem).samples(problem, state)
 
     def advice(self, state: Any, row: Any) -> str:
-        return f"(rho = {float(state.rho):.3g}); check the denoiser at small noise, or end at a larger sigma"
+        rho = getattr(getattr(row, "at", row), "rho", 0.0)  # rows of the model's table have no rung
+        return f"(rho = {rho:.3g}); check the denoiser at small noise, or end at a larger sigma"
 
     def monitor(self, problem: Problem, state: Any) -> Mapping[str, Tensor]:
         return split_records(problem, state.x, state.z)
 
-    def meet(
-        self,
-        moves: Moves,
-        level: Level,
-        groups: Groups,
-        edge: bool,
-        finish: Finish,
-        problem: Problem,
-        state: Any,
-        generator: torch.Generator,
-    ) -> tuple[Any, Mapping[str, float]]:
+    def meet(self, level: Level, problem: Problem, state: Any, control: Rung, generator: torch.Generator) -> Done:
         """Go up one level: weight all chains for the next rho, and resample where the weights are uneven."""
-        if float(state.floor) == 0.0:
-            floor, blur = (torch.full_like(state.rho, v) for v in data_floor(problem, state.x, generator))
-            state = state._replace(floor=floor, blur=blur)
-        state, moved = moves.arrive(problem, state, self.sweeps)
+        moves, groups = self.moves_for(problem), groups_of(problem, len(state.x), self.islands)
+        if control.floor == 0.0:
+            floor, blur = data_floor(problem, state.x, generator)
+            control = control._replace(floor=floor, blur=blur)
+        state, control, moved = moves.arrive(problem, state, control, self.sweeps)
         rho = level.rho
         if rho is None:
             half, weight = moves.half(problem, state), groups.weights(state.log_weight)
-            if search_due(level.left, every=4) or float(state.top) == 0.0:
-                top = self._top(problem, state, half, weight, groups, edge, finish)
-                state = state._replace(top=torch.full_like(state.rho, top))
-            rho = next_level(float(state.rho), max(float(state.top), float(state.rho)), half, weight, level.left)
-        log_weight = state.log_weight + moves.weigh(problem, state, rho)
-        state = state._replace(rho=torch.full_like(state.rho, rho), log_weight=log_weight)
-        return resample(state, generator, groups, self.ess), {
-            **population_record(state, groups, float(state.rho)),
-            **moved,
-        }
+            if search_due(level.left, every=4) or control.top == 0.0:
+                control = control._replace(top=self._top(problem, state, control, half, weight, groups))
+            rho = next_level(control.rho, max(control.top, control.rho), half, weight, level.left)
+        state = state._replace(log_weight=state.log_weight + moves.weigh(problem, state, control.rho, rho))
+        known = {**population_record(state, groups, rho), **moved}
+        return resample(state, generator, groups, self.ess), control._replace(rho=rho), known
 
-    def _top(
-        self, problem: Problem, state: Any, half: Tensor, weight: Tensor, groups: Groups, edge: bool, finish: Finish
-    ) -> float:
+    def _top(self, problem: Problem, state: Any, control: Rung, half: Tensor, weight: Tensor, groups: Groups) -> float:
         """Where the ladder ends: at the sigma that was given, and not before the inequalities hold for most chains."""
         given = 0.0 if self.sigmas is None else float(torch.as_tensor(self.sigmas, dtype=torch.float64)) ** -2
-        if given and not edge:
+        if given and not control.edge:
             return given
-        rho, top = float(state.rho), given
-        if edge:
+        rho, top = control.rho, given
+        if control.edge:
             parts = few_chains(state.x, state.z)
             inside = torch.cat(
                 [
@@ -205,8 +209,8 @@ class SplitGibbs(Method[Any]):
             top = top_for_inside(rho, half, weight, inside, groups, top)
         if not given:
             few = torch.arange(0, len(half), max(1, len(half) // LOOK_CHAINS), device=half.device)
-            rise = _rise(problem.take(few), state, few)
-            spread = CORRECTED if finish.evaluations else UNCORRECTED
+            rise = _rise(problem.take(few), state, control.floor, few)
+            spread = CORRECTED if control.corrected else UNCORRECTED
             least = top_for_crossings(problem, state.z, rho, weight, max(top, reach_rho(problem)))
             top = top_for_spread(rho, half, weight[few] / weight[few].sum(), rise, spread, least)
         if top == 0.0:  # no chain is outside: a coupling at the scale of the points themselves
@@ -214,19 +218,17 @@ class SplitGibbs(Method[Any]):
             top = 1.0 / max(variance, torch.finfo(torch.float64).tiny)
         return top
 
-    def end(
-        self, moves: Moves, finish: Finish, groups: Groups, problem: Problem, state: Any, generator: torch.Generator
-    ) -> tuple[Any, Mapping[str, float]]:
+    def end(self, problem: Problem, state: Any, control: Rung, generator: torch.Generator) -> Done:
         """Resample all chains, then what the set allows to remove the error of a finite rho."""
-        _, moved = moves.arrive(problem, state, self.sweeps)
-        state, info = finish(problem, resample(state, generator, groups), float(state.rho), generator, groups)
-        return state, {**info, **moved}
+        moves, groups = self.moves_for(problem), groups_of(problem, len(state.x), self.islands)
+        _, _, moved = moves.arrive(problem, state, control, self.sweeps)
+        finish = moves.finish(problem, control.floor)
+        state, info = finish(problem, resample(state, generator, groups), control.rho, generator, groups)
+        return state, control, {**info, **moved}
 
-    def settle(
-        self, moves: Moves, problem: Problem, state: Any, generator: torch.Generator
-    ) -> tuple[Any, Mapping[str, float]]:
+    def settle(self, problem: Problem, state: Any, control: Rung, generator: torch.Generator) -> Done:
         """Turn to moves within C itself, which part the copies of the last resampling."""
-        return moves.settle(problem, state), {}
+        return *self.moves_for(problem).settle(problem, state, control), {}
 
     def _levels(self) -> list[Level]:
         if self.sigmas is None:
@@ -235,12 +237,12 @@ class SplitGibbs(Method[Any]):
         return levels(self.levels) if sigma.ndim == 0 else levels(len(sigma), sigma.pow(-2))
 
 
-def _rise(problem: Problem, state: Any, few: Tensor) -> Tensor:
+def _rise(problem: Problem, state: Any, floor: float, few: Tensor) -> Tensor:
     """log p(x) - log p(z) + log J(A x, z) of some chains to first order, from the score at clean points."""
     x = state.x[few]
     decoded = problem.decode(x)
     at = geometry.nearest_on_surface(problem.constraint, decoded)
     offset = (decoded - at.point).to(x.dtype)
     back = lift(problem, offset) if onto(problem) else problem.decoder.vjp(x)(offset) / problem.decoder.norm() ** 2
-    rise = along(clean_score(problem, state, x), back)
+    rise = along(clean_score(floor, problem, state, x), back)
     return rise if at.log_volume is None else rise + at.log_volume
