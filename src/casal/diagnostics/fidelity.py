@@ -167,6 +167,7 @@ class Fidelity:
             standard error over that of independent samples; see ``methods/population.py``), ``on_edge`` (share of
             samples), ``slack_bias`` (in standard deviations) and ``slack_p``, ``correction_kept`` (effective share of
             the chains after the last correction), ``moved`` (root mean square of |A x - z| over the spread of z),
+            ``effective_samples`` (what samples are worth of which a chain gives several),
             ``moved_deviations`` (the same in standard deviations of the model along the move, the median),
             ``moved_most`` (along the one direction in which that is most), ``range_gap`` (the same
             over the norm of z, behind a decoder), ``stein_t``, ``stein_p`` and ``stein_bias`` (``stein.py``; the bias
@@ -201,9 +202,10 @@ class Fidelity:
         return "; ".join([line, *asked])
 
     def _numbers(self) -> str:
-        names = ("effective_ancestors", "stein_p", "detectable")
-        ancestors, p, least = (self.figures.get(name, math.nan) for name in names)
+        names = ("effective_ancestors", "effective_samples", "stein_p", "detectable")
+        ancestors, samples, p, least = (self.figures.get(name, math.nan) for name in names)
         shown = [f"{ancestors:.0f} effective samples"] if math.isfinite(ancestors) else []
+        shown = [f"{samples:.0f} effective samples of {ancestors:.0f} chains"] if math.isfinite(samples) else shown
         shown += [f"Stein test p = {p:.2g}"] if math.isfinite(p) else []
         shown += [f"finds errors above {least:.2g} standard deviations"] if math.isfinite(least) else []
         return f"; {', '.join(shown)}"
@@ -501,6 +503,8 @@ def genealogy(evidence: Evidence) -> Finding:
         "effective_ancestors": evidence.everyone.effective,
         "inflation": lineage.inflation(evidence.statistics),
     }
+    if len(evidence.chains) < len(evidence.index):  # several draws of a chain
+        figures["effective_samples"] = len(evidence.run.samples) / max(1.0, figures["inflation"])
     offset = evidence.offset
     if offset is not None:
         spread = lineage.weights @ (evidence.flat - evidence.mean.flatten()).square().sum(1)

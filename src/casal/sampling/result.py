@@ -315,7 +315,9 @@ class SampleResult:
             shown.append(("gap", f"samples are up to {largest:.3g} away from their decoded latents"))
         if "ess" in self.trace:
             alive, least = len(torch.unique(self.ancestors)), float(self.trace["ess"].min())
-            shown.append(("ancestors", f"{alive} of {n} starts have descendants; lowest ESS {least:.0f}"))
+            draw = getattr(self.state, "draw", None)
+            chains = n if draw is None else int((draw == 0).sum())
+            shown.append(("ancestors", f"{alive} of {chains} starts have descendants; lowest ESS {least:.0f}"))
         return [*shown, ("seconds", f"{cost.seconds:.2f}")]
 
     def __str__(self) -> str:
