@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from casal.linalg import cholesky_solver, conjugate_gradients
+from casal.linalg import cholesky_solver, conjugate_gradients, row_svd
 
 GENERATOR = torch.Generator().manual_seed(0)
 ROOTS = torch.randn((7, 5, 5), generator=GENERATOR, dtype=torch.float64)
@@ -76,3 +76,15 @@ def test_factorised_systems_are_solved_in_the_dtype_of_the_matrix(chains: tuple[
     assert solved.dtype == torch.float32
     np.testing.assert_allclose(solved.numpy(), expected, rtol=2e-6)
     np.testing.assert_allclose(cholesky_solver(A)(g.double()).numpy(), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("count", [0, 2, 9])
+def test_singular_values_of_rows_with_few_columns(count: int) -> None:
+    """Columns of zeros change nothing: u s vh is the matrix, and vh has orthonormal rows."""
+    rows = torch.zeros(3, 9, dtype=torch.float64)
+    rows[:, :count] = torch.randn(3, count, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
+    rows = rows.flip(1)
+    u, s, vh = row_svd(rows)
+    torch.testing.assert_close((u * s) @ vh, rows)
+    torch.testing.assert_close(vh @ vh.T, torch.eye(len(s), dtype=torch.float64))
+    torch.testing.assert_close(s, torch.linalg.svdvals(rows)[: len(s)])

@@ -39,6 +39,14 @@ def _same(v: Tensor) -> Tensor:
     return v
 
 
+def row_svd(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """u, s, vh of rows (m, d), in the columns that are not zero: some known values of a large field are few of them."""
+    used = torch.nonzero(rows.any(0)).flatten()
+    used = used if len(used) else torch.arange(rows.shape[1], device=rows.device)
+    u, s, part = torch.linalg.svd(rows[:, used], full_matrices=False)
+    return u, s, part.new_zeros(len(s), rows.shape[1]).index_copy_(1, used, part)
+
+
 def conjugate_gradients(
     apply: Callable[[Tensor], Tensor],
     right: Tensor,

@@ -309,3 +309,19 @@ def test_equations_that_have_a_solution_are_not_refused(seed: int) -> None:
         for equations in (Affine(A, right), Affine(*dependent)):
             nearest = equations.project(torch.ones(1, 6, dtype=torch.float64))
             assert torch.allclose((A @ nearest[0]), right, rtol=1e-12, atol=1e-13 * max(1.0, float(right.abs().max())))
+
+
+def test_a_large_field_makes_nothing_of_its_size_squared() -> None:
+    """65,536 coordinates, whose square would be 34 GB: a direction along eight equations, and a box of known values."""
+    size, rows = 65536, torch.zeros(8, 65536, dtype=torch.float64)
+    rows[range(8), range(0, 80, 10)] = 1.0
+    along = Affine(rows, torch.arange(8.0)).inside_direction()
+    assert along is not None
+    torch.testing.assert_close(rows @ along, torch.zeros(8, dtype=torch.float64))
+    torch.testing.assert_close(along.norm(), torch.ones((), dtype=torch.float64))
+    low, high = torch.full((size,), -INF), torch.full((size,), INF)
+    low[:3] = high[:3] = torch.tensor([1.0, 2.0, 3.0])
+    pinned = Box(low, high)._pins((size,))
+    assert pinned is not None
+    assert pinned.matrix.shape == (3, size)
+    torch.testing.assert_close(pinned.matrix[:, :3], torch.eye(3, dtype=torch.float64))

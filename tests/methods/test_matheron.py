@@ -228,6 +228,68 @@ def test_units_and_decoders_change_nothing() -> None:
     torch.testing.assert_close((units - shift) / scale, plain, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("inside", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("method", [casal.Matheron(), casal.MatheronInside()])
+def test_networks_of_fewer_digits_are_as_right(method: casal.Method[Any], inside: torch.dtype) -> None:
+    """A network that computes with 24 or 8 bits: moments within the error of 400 draws, equations to rounding."""
+    variances = torch.logspace(-2, 1, D, dtype=torch.float64)
+    A, b = rows()
+
+    def denoise(x: Tensor, s: Tensor) -> Tensor:
+        gain = variances.to(x) / (variances.to(x) + s.to(x) ** 2)
+        return (x.to(inside) * gain.to(inside)).to(x.dtype)
+
+    target = casal.edm(denoise, casal.karras_sigmas(40, 0.01, 60.0), shape=(D,), dtype=torch.float32)
+    z = casal.sample(target, casal.Affine(A, b), method, 400, seed=3, check=False).samples
+    assert float((z @ A.T - b).abs().max()) < 1e-10
+    off, wide = z_scores(whitened(z, *conditional(torch.zeros_like(variances), variances.diag(), A, b)))
+    assert off < 4.5
+    assert wide < 5.5
+
+
+def test_a_guided_gaussian_is_the_gaussian_with_the_guided_mean() -> None:
+    """Conditions move the mean by c alone, so guidance from 0 to 1 by 2 is the mean 2: the one case that is a model."""
+    _target, _mean, cov = gaussian_model()
+    A, b = rows()
+
+    def denoise(x: Tensor, s: Tensor, c: Tensor) -> Tensor:
+        gain = torch.linalg.solve(cov + float(s) ** 2 * torch.eye(D, dtype=torch.float64), cov)
+        return c + (x - c) @ gain
+
+    sigmas, one = casal.karras_sigmas(60, 0.01, 60.0), torch.ones(400, 1, dtype=torch.float64)
+    model = casal.edm(denoise, sigmas, shape=(D,), dtype=torch.float64, time="scalar", condition={"c": one})
+    guided = casal.guided(model, 2.0, {"c": torch.zeros(1, dtype=torch.float64)})
+    z = casal.sample(guided, casal.Affine(A, b), casal.Matheron(), 400, seed=2, check=False).samples
+    off, wide = z_scores(whitened(z, *conditional(2.0 * torch.ones(D, dtype=torch.float64), cov, A, b)))
+    assert off < 4.5
+    assert wide < 5.5
+    plain = z_scores(whitened(z, *conditional(torch.ones(D, dtype=torch.float64), cov, A, b)))
+    assert plain[0] > 10  # the mean without guidance would be seen
+
+
+def test_products_with_known_values_are_those_of_the_matrix() -> None:
+    """Only columns that are not zero are used; and conjugate gradients end where the gap is met."""
+    target, _mean, _cov = gaussian_model()
+    A = torch.zeros(M, D, dtype=torch.float64)
+    A[range(M), [7, 2, 3, 7]] = torch.tensor([2.0, 1.0, -3.0, 1.0], dtype=torch.float64)
+    A[3, 5] = 1.0
+    b = torch.arange(1.0, 5.0, dtype=torch.float64)
+    problem = Problem(target, casal.Affine(A, b), casal.Identity(), torch.zeros(0, D, dtype=torch.float64))
+    found, x = equations_of(problem), torch.randn(6, D, dtype=torch.float64)
+    assert found.used[0].tolist() == [2, 3, 5, 7]
+    torch.testing.assert_close(found.times(x), x @ found.matrix.T)
+    torch.testing.assert_close(found.back(x[:, :M]), x[:, :M] @ found.matrix)
+    solution = (torch.linalg.pinv(A) @ b)[None]
+    torch.testing.assert_close(found.gap(solution), torch.zeros(1, M, dtype=torch.float64), atol=1e-12, rtol=0)
+    asked = list[int]()
+    white = casal.edm(
+        lambda x, s: (asked.append(1), x / (1 + s**2))[1], casal.karras_sigmas(9), shape=(D,), dtype=torch.float64
+    )
+    method = casal.Matheron(6, gain="cg", modes=False)
+    casal.sample(white, casal.Affine(A, b), method, 8, check=False)
+    assert len(asked) <= 9 + 6 * 3 + 2  # S is a multiple of the identity: one iteration a level solves it
+
+
 def test_the_batch_bounds_every_call_of_the_network() -> None:
     _target, mean, cov = gaussian_model()
     A, b = rows()

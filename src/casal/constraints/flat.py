@@ -61,6 +61,7 @@ from casal.constraints.vectors import (
 )
 from casal.devices import amend, chosen, placed, seen
 from casal.errors import InfeasibleSet, SettingError, ShapeError
+from casal.linalg import row_svd
 
 RANK_TOLERANCE = 1e-12
 CONSISTENCY_TOLERANCE = 1e-9
@@ -242,7 +243,7 @@ class _DenseSystem:
 
     def __init__(self, rows: Tensor) -> None:
         self._rows = rows
-        u, s, vh = torch.linalg.svd(rows, full_matrices=False)
+        u, s, vh = row_svd(rows)
         kept = s > RANK_TOLERANCE * (s[0] if len(s) else 1.0) * max(rows.shape)
         self.basis, self._range = vh[kept], u[:, kept]
         self.rank = len(self.basis)
@@ -298,11 +299,13 @@ class _DenseSystem:
         return torch.addmm(y, y @ basis.T, basis, alpha=-1.0)
 
     def inside_direction(self) -> Tensor | None:
-        left = torch.eye(self.basis.shape[1], dtype=torch.float64) - self.basis.T @ self.basis
-        best = int(left.diagonal().argmax())
-        if float(left[best, best]) < 1e-9:
+        left = 1.0 - self.basis.square().sum(0)  # of the unit vectors, what is along the set: the largest is taken
+        best = int(left.argmax())
+        if float(left[best]) < 1e-9:
             return None
-        return left[best] / torch.linalg.vector_norm(left[best])
+        v = -self.basis[:, best] @ self.basis
+        v[best] += 1.0
+        return v / torch.linalg.vector_norm(v)
 
 
 def _refuse_dependent(system: SparseSystem, right: Tensor, kept: Tensor) -> None:
@@ -555,7 +558,7 @@ class Box(Constraint):
         if self._has_an_edge or bool((pinned != pinned[:1]).any()):
             return None
         index = torch.nonzero(pinned[0]).flatten()
-        rows = torch.eye(pinned.shape[1], dtype=torch.float64)[index]
+        rows = torch.zeros(len(index), pinned.shape[1], dtype=torch.float64).scatter_(1, index[:, None], 1.0)
         return SphereInFlat(rows, values[:, index])
 
     def _sample_near(self, y: Tensor, sigma: float, generator: torch.Generator) -> Tensor:

@@ -9,6 +9,7 @@ Rows of a function that have the same gradient at three points are linear and go
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from casal.checks import Event
 from casal.constraints import Constraint, Rows, geometry
 from casal.errors import SettingError
-from casal.linalg import jacobian, log_gram
+from casal.linalg import jacobian, log_gram, row_svd
 from casal.methods.coupling import decoded_event
 from casal.methods.problem import Problem
 
@@ -47,6 +48,8 @@ class Equations:
 
     def take(self, first: int, chains: int) -> Equations:
         """Those of some chains."""
+        if len(self.level) == 1 and self.surface is None:
+            return self
         some = slice(first, first + chains)
         surface = self.surface if self.surface is None else self.surface.take(some)
         return replace(self, level=self.level if len(self.level) == 1 else self.level[some], surface=surface)
@@ -72,7 +75,23 @@ class Equations:
 
     def gap(self, x: Tensor) -> Tensor:
         """b - M x, (n, m)."""
-        return self.level - x.flatten(1).to(torch.float64) @ self.matrix.T
+        return self.level - self.times(x.flatten(1).to(torch.float64))
+
+    @cached_property
+    def used(self) -> tuple[Tensor, Tensor]:
+        """Columns of M that are not zero, and M there: known values of a large field take few of its coordinates."""
+        columns = torch.nonzero(self.matrix.any(0)).flatten()
+        return columns, self.matrix[:, columns]
+
+    def times(self, x: Tensor) -> Tensor:
+        """M x for points (n, d) float64, (n, m)."""
+        columns, part = self.used
+        return x[:, columns] @ part.T
+
+    def back(self, u: Tensor) -> Tensor:
+        """M^T u for u (n, m), (n, d)."""
+        columns, part = self.used
+        return u.new_zeros(len(u), self.matrix.shape[1]).index_copy_(1, columns, u @ part)
 
     def bent(self, problem: Problem, x: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the curved equations, each of length one, (n, k, d), and -h / |grad h|, (n, k)."""
@@ -142,7 +161,7 @@ def _flat(problem: Problem, matrix: Tensor, level: Tensor, event: Event) -> Equa
 def _orthonormal(matrix: Tensor, level: Tensor) -> Equations:
     """Rows that say the same as M x = b, whatever units its rows are in."""
     size = torch.linalg.vector_norm(matrix, dim=1).clamp_min(1e-300)
-    u, s, vh = torch.linalg.svd(matrix / size[:, None], full_matrices=False)
+    u, s, vh = row_svd(matrix / size[:, None])
     kept = s > 1e-12 * s.amax()
     return Equations(vh[kept].contiguous(), ((level / size) @ u[:, kept]) / s[kept])
 

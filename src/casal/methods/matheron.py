@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from casal.checks import one_of, whole_number
+from casal.devices import seen
 from casal.errors import SettingError
 from casal.methods import affine_modes
 from casal.methods.base import Each, Method, Together, free_step, gaussian, no_step, table_rows
@@ -61,6 +62,11 @@ OWN_LINEAR, OWN_CURVED, SHARED = 2, 8, 6
 """Linear and curved equations up to which every chain has its own gain, and linear ones in units of n up to which it
 is shared: above, conjugate gradients take fewer evaluations. With 128 known values of 16,384 and 32 chains these have a
 mean error of 7.6 times that of exact draws, the shared gain one of .9."""
+
+MET = 0.01
+"""Share of the gap at which conjugate gradients end. At low levels S is nearly a multiple of the identity, and one or
+two iterations do. With 512 known values of 16,384 and 8 iterations that saves 143 of 441 evaluations, at a squared
+error of the mean of 1.45 times that of exact draws instead of 1.43; 30 iterations and .001 have 1.28, for 457."""
 
 REPEATS = 3
 """Times that the first level is taken again where the table ends below it."""
@@ -192,7 +198,7 @@ class Matheron(Method[Any]):
         levels: Noise levels.
         gain: "shared", "own", "cg", or "auto": own for at most 2 equations or 8 curved ones, shared up to 6 n linear
             ones, else cg.
-        iterations: Conjugate gradients of a level, where they are used.
+        iterations: Conjugate gradients of a level, where they are used, at most: they end at 1 % of the gap.
         near: An error is drawn from those of the ``near`` free samples whose estimates are nearest.
         floor: Eigenvalues of A S A^T below this share of the largest are raised to it. None: below the norm of its
             antisymmetric part, which is zero for an exact network: smaller ones are noise. And where every chain has
@@ -475,20 +481,22 @@ class Matheron(Method[Any]):
         return rise * (s / STEP) * size
 
     def _conjugate(self, problem: Problem, state: MatheronState, found: Equations, s: float) -> Tensor:
-        """x0 = clean + S J^T u with (J S J^T + ridge s^2) u = gap by conjugate gradients.
+        """x0 = clean + S A^T u with (A S A^T + ridge s^2) u = gap by conjugate gradients.
 
         The derivative of a network is neither symmetric nor positive. A chain stops where it meets a curvature below
         the ridge.
         """
-        rows, residual = found.linear(problem, state.clean)
+        residual = found.gap(state.clean)  # curved equations have other gains: see ``control``
         shift, p = torch.zeros_like(state.clean.flatten(1), dtype=torch.float64), residual
         square = residual.square().sum(1, keepdim=True)
-        on = torch.ones_like(square)
+        on, enough = torch.ones_like(square), MET**2 * square
         for _ in range(min(self.iterations, found.count)):
-            along = (p[:, None] @ rows)[:, 0]
-            product = self._product(problem, state, s, along)
+            on = on * (square > enough)
+            if not seen(on.any()):
+                break
+            product = self._product(problem, state, s, found.back(p))
             least = self.ridge * s**2 * p.square().sum(1, keepdim=True)
-            image = (rows @ product[..., None])[..., 0] + self.ridge * s**2 * p
+            image = found.times(product) + self.ridge * s**2 * p
             curve = (p * image).sum(1, keepdim=True)
             on = on * (curve > least)
             length = on * square / curve.clamp_min(1e-300)
