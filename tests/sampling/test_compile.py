@@ -64,6 +64,7 @@ COMPILED = [
     pytest.param(langevin, casal.Projected(burn_in=3), None, id="two-kinds-of-rows", marks=LONG),
     pytest.param(network, casal.CASAL(10.0), 2, id="network", marks=LONG),
     pytest.param(network, casal.SplitGibbs(0.2, inner_steps=2, levels=4), None, id="SplitGibbs", marks=LONG),
+    pytest.param(network, casal.SplitGibbs(0.2, levels=2, moves="level"), None, id="SplitGibbs-level"),
     pytest.param(energy, casal.CASAL(10.0), 2, id="energy-with-its-gradient", marks=LONG),
 ]
 
