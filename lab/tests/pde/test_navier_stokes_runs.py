@@ -32,4 +32,4 @@ def test_a_tiny_run_is_strict_and_records_every_case(quick: Outcome) -> None:
 @pytest.mark.slow
 def test_pictures_of_a_tiny_run(quick: Outcome, tmp_path: Path) -> None:
     names = {path.stem for path in EXPERIMENT.draw(quick, tmp_path)}
-    assert names == {f"navier_stokes_{part}" for part in ("start", "end", "errors", "evaluations")}
+    assert names == {f"navier_stokes_{part}" for part in ("start", "end", "errors", "evaluations", "guided")}

@@ -159,8 +159,9 @@ def _many_dimensions(problem: Problem, n: int, size: int, inexact: float | None)
     Exact networks:
 
     - linear equations alone: Matheron;
-    - curved equations, above LADDER_DIMENSION, and flat inequalities: MatheronInside, error over floor 0.9 to 2.1 at 180 to 260 evaluations on
-      ten problems of the benchmark; LookAhead and BoundedHMC, which it replaces, had 0.7 to 1.7 at 270 to 3800;
+    - curved equations, above LADDER_DIMENSION, and flat inequalities: MatheronInside, error over floor 0.9 to 2.1 at
+      180 to 260 evaluations on ten problems of the benchmark; LookAhead and BoundedHMC, which it replaces, had 0.7 to
+      1.7 at 270 to 3800;
     - other inequalities: MatheronInside by slices, with SLICE_LEVELS.
 
     Networks that are not exact: Matheron. Inequalities then act through the last projection alone: draws of N(D, S)
