@@ -303,20 +303,21 @@ class SampleResult:
         more = "" if requested is None or short(requested) == calls else f" ({requested} requested)"
         checks = f", {short(cost.check_evaluations)} for checks" if cost.check_evaluations else ""
         projections = "projection" if short(cost.projections) == "1" else "projections"
+        draw = getattr(self.state, "draw", None)
+        chains = n if draw is None else int((draw == 0).sum())
+        each = "chain" if chains == n else "sample"
         shown = [
             ("method", f"{about.get('method', '?')}{chosen}"),
             ("samples", f"{n} of shape {tuple(self.samples.shape[1:])}{' (partial run)' if self.partial else ''}"),
             ("constraint", str(self.certificate)),
             ("distribution", str(self.fidelity).removeprefix("distribution ")),
-            ("model calls", f"{calls} per chain{more}{checks}; {short(cost.projections)} {projections} per chain"),
+            ("model calls", f"{calls} per {each}{more}{checks}; {short(cost.projections)} {projections} per {each}"),
         ]
         if self.latents is not None:
             largest = float(self.gap.max()) if n else 0.0
             shown.append(("gap", f"samples are up to {largest:.3g} away from their decoded latents"))
         if "ess" in self.trace:
             alive, least = len(torch.unique(self.ancestors)), float(self.trace["ess"].min())
-            draw = getattr(self.state, "draw", None)
-            chains = n if draw is None else int((draw == 0).sum())
             shown.append(("ancestors", f"{alive} of {chains} starts have descendants; lowest ESS {least:.0f}"))
         return [*shown, ("seconds", f"{cost.seconds:.2f}")]
 
