@@ -276,7 +276,7 @@ def test_products_with_known_values_are_those_of_the_matrix() -> None:
     b = torch.arange(1.0, 5.0, dtype=torch.float64)
     problem = Problem(target, casal.Affine(A, b), casal.Identity(), torch.zeros(0, D, dtype=torch.float64))
     found, x = equations_of(problem), torch.randn(6, D, dtype=torch.float64)
-    assert found.used[0].tolist() == [2, 3, 5, 7]
+    assert found.columns is not None and found.columns.tolist() == [2, 3, 5, 7]
     torch.testing.assert_close(found.times(x), x @ found.matrix.T)
     torch.testing.assert_close(found.back(x[:, :M]), x[:, :M] @ found.matrix)
     solution = (torch.linalg.pinv(A) @ b)[None]

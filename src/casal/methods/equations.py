@@ -9,7 +9,6 @@ Rows of a function that have the same gradient at three points are linear and go
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -34,12 +33,18 @@ class Equations:
         level: b, (1 or n, m).
         surface: The set whose equations h are; None if all equations are linear.
         curved: Which of its equations are not linear, (k,).
+        columns: Columns of M that are not zero, found once: known values of a large field take few of its coordinates.
     """
 
     matrix: Tensor
     level: Tensor
     surface: Constraint | None = None
     curved: tuple[int, ...] = ()
+    columns: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.columns is None:
+            object.__setattr__(self, "columns", torch.nonzero(self.matrix.any(0)).flatten())
 
     @property
     def count(self) -> int:
@@ -77,21 +82,15 @@ class Equations:
         """b - M x, (n, m)."""
         return self.level - self.times(x.flatten(1).to(torch.float64))
 
-    @cached_property
-    def used(self) -> tuple[Tensor, Tensor]:
-        """Columns of M that are not zero, and M there: known values of a large field take few of its coordinates."""
-        columns = torch.nonzero(self.matrix.any(0)).flatten()
-        return columns, self.matrix[:, columns]
-
     def times(self, x: Tensor) -> Tensor:
         """M x for points (n, d) float64, (n, m)."""
-        columns, part = self.used
-        return x[:, columns] @ part.T
+        return x[:, self.columns] @ self.matrix[:, self.columns].T
 
     def back(self, u: Tensor) -> Tensor:
         """M^T u for u (n, m), (n, d)."""
-        columns, part = self.used
-        return u.new_zeros(len(u), self.matrix.shape[1]).index_copy_(1, columns, u @ part)
+        assert self.columns is not None
+        found = u.new_zeros(len(u), self.matrix.shape[1])
+        return found.index_copy_(1, self.columns, u @ self.matrix[:, self.columns])
 
     def bent(self, problem: Problem, x: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the curved equations, each of length one, (n, k, d), and -h / |grad h|, (n, k)."""

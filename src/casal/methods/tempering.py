@@ -33,7 +33,6 @@ from casal.methods.inside_chains import (
     Space,
     Uniform,
     labels_of,
-    onto,
     plain,
     space_of,
 )
@@ -86,8 +85,8 @@ POOL, AT_ONCE = 8192, 1024
 surroundings take one part in 2000 of the set has several. And how many are compared with all others at once."""
 
 STOPS, VALLEY, MISSED_SHARE = 8, 3.0, 0.01
-"""Points on the way from a scout to the nearest chain, how far log p has to fall there below both ends, and the share
-of the chains above which the scout must be: then it is in a mode without chains."""
+"""Points on the way from a scout to the nearest chain; how far log p has to fall there below both ends, or to lie above
+that of all chains; and the share of the chains above which the scout must be: then it is in a mode without chains."""
 
 FEWEST_IN_PART, SMALLEST_MODE = 8, 0.1
 """Chains of a part of the mixture below which their acceptance says nothing; and the share of all below which the error
@@ -334,40 +333,40 @@ def slowest(mixture: Mixture, state: HMCState) -> float:
 def _scouts(space: Space, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> HMCState:
     """Points after a few trajectories under p: starting points, and the highest of their surroundings all over the set.
 
-    Where one of them ends in a place without chains, as high as these are, copies of it find out how wide that is.
+    Where one of the latter ends in a place without chains, as high as these are, copies of it find out how wide that
+    is. Modes may be narrow: the latter, and the copies, take steps of all sizes in every second trajectory.
     """
     n, budget = len(state.y), SCOUT_SHARE * len(problem.table) * len(state.y)
     peaks = _peaks(space, problem, SCOUTS // 2, int(0.5 * budget))
     m = min(SCOUTS - len(peaks), n)
     moves = min(SCOUTING[1], int(budget / (m + len(peaks)) / (HEATED + 1)))
     if moves < SCOUTING[0]:
-        return state.rows(torch.arange(0))
-    y = torch.cat([state.anchor[torch.arange(m, device=state.y.device) * n // m], peaks])
-    some = torch.arange(len(y), device=y.device) % n
-    t = problem.table.t[0].to(state.x.device)
+        return state.rows(slice(0))
+    y, move = (
+        state.anchor[torch.arange(m, device=state.y.device) * n // m],
+        leapfrogs if space.flat is not None else rattle,
+    )
     centre, scale = (torch.tensor(v, dtype=y.dtype, device=y.device) for v in (control.centre, control.scale))
-    row = Row("leapfrog", t, (HEATED,), control.eps, centre=centre, scale=scale)
-    log_p = problem.log_density(space.latents(y, problem.like))
-    scouts = state.rows(some)._replace(y=y, score=score_at(space, problem, y, row), log_p=log_p)
-    scouts, row = _followed(space, problem, scouts, row, moves, generator)
-    apart = torch.nonzero(_apart(space, problem, scale, state, scouts)).flatten()
-    if len(apart):
-        copies = apart[torch.arange(len(scouts.y), device=y.device) % len(apart)]
-        found = _followed(space, problem, scouts.rows(copies), row, moves, generator)[0]
-        scouts = HMCState(*(torch.cat(pair) for pair in zip(scouts, found, strict=True)))
-    return scouts
+    row = Row("leapfrog", problem.table.t[0].to(y.device), (HEATED,), centre=centre, scale=scale)
 
+    def followed(y: Tensor, decades: float) -> HMCState:
+        log_p, some = problem.log_density(space.latents(y, problem.like)), torch.arange(len(y), device=y.device) % n
+        scouts = state.rows(some)._replace(y=y, score=score_at(space, problem, y, row), log_p=log_p)
+        eps = control.eps
+        for k in range(moves):
+            scouts = move(space, problem, scouts, row._replace(eps=eps, decades=decades * (k % 2)), generator)
+            if not decades or not k % 2:
+                eps *= pace(float(scouts.accepted.mean()), GAINS[0])
+        return scouts
 
-def _followed(
-    space: Space, problem: Problem, scouts: HMCState, row: Row, moves: int, generator: torch.Generator
-) -> tuple[HMCState, Row]:
-    """So many trajectories under p, every second one with steps of all sizes; and the row with the last eps."""
-    move = leapfrogs if space.flat is not None else rattle
-    for k in range(moves):
-        scouts = move(space, problem, scouts, row._replace(decades=DECADES * (k % 2)), generator)
-        if not k % 2:
-            row = row._replace(eps=row.eps * pace(float(scouts.accepted.mean()), GAINS[0]))
-    return scouts, row
+    scouts = [followed(y, 0.0)]
+    if len(peaks):
+        scouts.append(followed(peaks, DECADES))
+        apart = torch.nonzero(_apart(space, problem, scale, state, scouts[1])).flatten()
+        if len(apart):
+            copies = scouts[1].y[apart[torch.arange(SCOUTS, device=y.device) % len(apart)]]
+            scouts.append(followed(copies, DECADES))
+    return HMCState(*(torch.cat(parts) for parts in zip(*scouts, strict=True)))
 
 
 def _peaks(space: Space, problem: Problem, count: int, most: int) -> Tensor:
@@ -377,7 +376,7 @@ def _peaks(space: Space, problem: Problem, count: int, most: int) -> Tensor:
     b on the way from q to p.
     """
     if space.flat is None:
-        return torch.zeros((0, math.prod(space.event)), dtype=torch.float64, device=problem.like.device)
+        return problem.like[:0]
     pool = spread_over(problem, min(POOL, most))
     if len(pool) < 2 * count:
         return pool[:0]
@@ -393,13 +392,12 @@ def _peaks(space: Space, problem: Problem, count: int, most: int) -> Tensor:
 
 
 def _apart(space: Space, problem: Problem, scale: Tensor, state: HMCState, scouts: HMCState) -> Tensor:
-    """Scouts as high as chains, from which the way to the nearest chain leads through a valley of log p, (m,)."""
+    """Scouts far above all chains, or as high as these and beyond a valley of log p on the way to the nearest, (m,)."""
     u, chains = (solve(scale, y) if scale.numel() else y for y in (scouts.y, state.y))
     nearest = torch.cdist(u, chains).argmin(1)
     way = torch.arange(1, STOPS + 1, dtype=u.dtype, device=u.device)[:, None, None] / (STOPS + 1)
     between = (scouts.y + way * (state.y[nearest] - scouts.y)).flatten(0, 1)
-    if space.flat is None:
-        between = onto(problem, between.reshape(-1, *space.event))
     lowest = problem.log_density(space.latents(between, problem.like)).reshape(STOPS, -1).amin(0)
     deep = torch.minimum(scouts.log_p, state.log_p[nearest]) - lowest > VALLEY
-    return deep & (scouts.log_p >= torch.quantile(state.log_p, MISSED_SHARE))
+    above = scouts.log_p > state.log_p.amax() + VALLEY
+    return above | (deep & (scouts.log_p >= torch.quantile(state.log_p, MISSED_SHARE)))
