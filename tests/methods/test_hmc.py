@@ -700,3 +700,13 @@ def test_a_narrow_mode_far_from_a_single_starting_point_is_found_and_weighed() -
     share = (logs(result.samples)[0] > logs(result.samples)[1]).to(F).mean()
     assert result.fidelity.verdict == "trusted"
     assert float(share) == pytest.approx(right, abs=4.0 * result.fidelity.figures["mode_error"])
+
+
+@pytest.mark.statistical
+def test_chains_that_begin_at_one_point_leave_it_whatever_its_numbers_are() -> None:
+    """Gamma(3) on the orthant from (1/3, 1/3, 1/3), whose mean over the chains differs from it by rounding."""
+    target = casal.energy(lambda x: (x - 2.0 * torch.log(x)).sum(1), init=torch.full((3,), 1.0 / 3.0, dtype=F))
+    result = casal.sample(target, ORTHANT, HMC(), 300)
+    assert result.fidelity.verdict == "trusted"
+    assert float(result.samples.mean()) == pytest.approx(3.0, abs=4.0 * math.sqrt(3.0 / 900))
+    assert float(result.samples.var(0).mean()) == pytest.approx(3.0, abs=4.0 * math.sqrt(36.0 / 900))

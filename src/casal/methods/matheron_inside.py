@@ -229,8 +229,7 @@ class MatheronInside(Matheron):
     def _searches(self, problem: Problem, n: int) -> bool:
         """Whether modes are looked for: among enough free samples, for one set, whose integrals are known."""
         more = problem.target.log_weight is not None or _solid(problem) is not None
-        alone = not (equations_of(problem).curved and more)
-        alone = alone and not self._blind(problem)
+        alone = not (equations_of(problem).curved and more) and not self._blind(problem)
         return self.modes and alone and n >= FEWEST_FREE and problem.chains is None
 
     # ------------------------------------------------------------------------------------------------ the levels

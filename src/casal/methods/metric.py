@@ -126,10 +126,11 @@ def first_scale(space: Space, problem: Problem, y: Tensor) -> Tensor:
     room = torch.full_like(y[0], torch.inf)
     if len(least):
         room = (least[:, None] / flat.walls.abs().clamp_min(1e-12)).amin(0)
-    spread = torch.where(spread > AT_ONE_POINT * room.clamp_max(1.0), spread, room.clamp_max(1.0))
+    apart = spread > AT_ONE_POINT * room.clamp_max(1.0)
+    spread = torch.where(apart, spread, room.clamp_max(1.0))
     if y.shape[1] > DENSE:
         return spread
-    if len(y) > 2 * y.shape[1]:
+    if len(y) > 2 * y.shape[1] and bool(apart.all()):  # chains at one point differ by rounding alone
         root = root_of(centred(y, labels_of(problem, len(y))) / spread)
         if root is not None:
             return spread[:, None] * root
