@@ -23,7 +23,7 @@ TOTAL = casal.Affine(torch.ones(1, SIDE * SIDE), 20.0)
 
 METHODS: dict[str, tuple[casal.Method[Any], casal.Constraint]] = {
     "SplitGibbs": (casal.SplitGibbs(0.5, levels=4, inner_steps=4, moves="metropolis"), TOTAL),
-    "MatheronInside": (casal.MatheronInside(levels=5), casal.Box(-2.0, 2.0)),
+    "Matheron inside": (casal.Matheron(levels=5), casal.Box(-2.0, 2.0)),
 }
 
 

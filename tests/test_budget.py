@@ -50,7 +50,7 @@ BUDGET = {
     "integrations": Package(files=7, code=841, constants=5, imports=6),  # callbacks for every kind of stage
     "methods": Package(
         files=27, code=5799, constants=216, imports=12
-    ),  # MatheronInside took the place of LookAhead and BoundedHMC; the moves of SplitGibbs are one file
+    ),  # Matheron took the place of LookAhead and BoundedHMC; the moves of SplitGibbs are one file
     "sampling": Package(
         files=20, code=3405, constants=66, imports=12
     ),  # calibrate; a share of evaluations for checks; runs of copies stop; densities that are asked in the set alone;

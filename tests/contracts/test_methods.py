@@ -26,7 +26,6 @@ from casal import (
     Decoupled,
     FinalProjection,
     Matheron,
-    MatheronInside,
     Penalty,
     PrimalDual,
     Projected,
@@ -144,16 +143,6 @@ CASES: list[MethodCase] = [
             meeting=frozenset({"exchange_step", "first level", "last level", "sigma"}),
         )
         for gain in ("auto", "cg")
-    ),
-    MethodCase(
-        "matheron-inside",
-        MatheronInside(levels=8, modes=False),
-        True,
-        POINT,
-        meets=True,
-        scheduled=True,
-        on="diffusion",
-        meeting=frozenset({"exchange_step", "first level", "last level", "sigma"}),
     ),
     MethodCase(
         "hmc",

@@ -69,8 +69,8 @@ METHODS: dict[str, tuple[Model, Callable[[float], Any], str]] = {
     "gibbs": (diffusion, lambda s: casal.SplitGibbs([s, 0.1 * s], inner_steps=2, moves="gibbs"), "norm"),
     "split-auto": (diffusion, lambda s: casal.SplitGibbs(inner_steps=2, levels=6), "sphere"),
     "matheron": (diffusion, lambda s: casal.Matheron(4), "affine"),
-    "inside-curved": (diffusion, lambda s: casal.MatheronInside(levels=6), "norm"),
-    "inside": (diffusion, lambda s: casal.MatheronInside(levels=5), "total"),
+    "matheron-curved": (diffusion, lambda s: casal.Matheron(levels=6), "norm"),
+    "matheron-inside": (diffusion, lambda s: casal.Matheron(levels=5, modes=False), "total"),
     "reflected": (density, lambda s: casal.HMC(), "box"),
     "auto": (density, lambda s: "auto", "sphere"),
 }

@@ -71,7 +71,7 @@ STRICT = {
     "split gibbs": (diffusion, casal.SplitGibbs(0.02, levels=15)),
     "metropolis": (diffusion, casal.SplitGibbs(0.02, levels=15, moves="metropolis")),
     "level": (diffusion, casal.SplitGibbs(0.05, levels=12, moves="level")),
-    "inside": (diffusion, casal.MatheronInside(levels=15)),
+    "matheron": (diffusion, casal.Matheron(levels=15)),
     "weighted": (density, casal.WeightedCASAL()),
     "auto": (density, "auto"),
 }
@@ -103,9 +103,9 @@ def test_methods_whose_chains_do_not_meet(name: str) -> None:
     assert means[0] > 0.3 and means[1] < -0.3
 
 
-@pytest.mark.parametrize("name", [name for name in (*STRICT, *ALONE) if name not in ("auto", "inside")])
+@pytest.mark.parametrize("name", [name for name in (*STRICT, *ALONE) if name not in ("auto", "matheron")])
 def test_one_condition_for_all_is_the_model_with_that_condition(name: str) -> None:
-    """But for "auto", HMC here, which tempers and weighs modes where there is no condition, and MatheronInside, too."""
+    """But for "auto", HMC here, which tempers and weighs modes where there is no condition, and Matheron, too."""
     make, method = STRICT[name] if name in STRICT else (diffusion, ALONE[name])
     one = torch.ones(N, dtype=torch.long)
     together = casal.sample(make(one), LINE, method, N, run=casal.Run(batch=100))
@@ -321,7 +321,7 @@ def test_conditions_go_through_observations_and_soft_terms() -> None:
     exact = (mean / variance + y / 0.64 + torch.tensor([1.2, 0.0], dtype=torch.float64)) / precision
     torch.testing.assert_close(found, exact)
     soft = casal.tilted(diffusion(), lambda x: -x[:, 0].square() / 2)
-    result = casal.sample(soft, LINE, casal.MatheronInside(levels=30), N, run=casal.Run(batch=100))
+    result = casal.sample(soft, LINE, casal.Matheron(levels=30), N, run=casal.Run(batch=100))
     means = [float(result.samples[label == LABEL, 0].mean()) for label in (0, 1)]
     for label in (0, 1):  # the term divides by a Gaussian of variance one about zero
         centre, spread = on_the_line(label)

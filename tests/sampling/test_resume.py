@@ -346,7 +346,7 @@ def test_a_soft_term_is_part_of_the_run(tmp_path: Path) -> None:
         sigmas = casal.karras_sigmas(20, 0.05, 10.0)
         prior = casal.edm(denoiser, sigmas, shape=3, churn=1.0, dtype=torch.float64)
         target = casal.tilted(prior, lambda x: factor * x[:, 0])
-        method = casal.MatheronInside(levels=6)
+        method = casal.Matheron(levels=6)
         return casal.sample(target, casal.Sphere(1.0), method, 8, run=casal.Run(store=tmp_path / "run.zarr"))
 
     same(sampled(1.0), sampled(1.0))

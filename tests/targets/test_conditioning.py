@@ -686,7 +686,7 @@ def test_one_derivative_is_enough() -> None:
 def test_methods_that_do_not_see_the_term_are_refused() -> None:
     target, constraint = casal.tilted(noisy(), quadratic), casal.Affine([[1.0, 1.0, 1.0]], [0.5])
     for method in (casal.FinalProjection(), casal.SplitGibbs(0.2), casal.CASAL(10.0)):
-        with pytest.raises(SettingError, match=f"{method.name} ignores the soft term .* use casal.MatheronInside"):
+        with pytest.raises(SettingError, match=f"{method.name} ignores the soft term .* use casal.Matheron"):
             casal.sample(target, constraint, method, 8)
 
 
@@ -694,4 +694,4 @@ def test_auto_takes_the_method_that_does() -> None:
     target = casal.tilted(noisy(), quadratic)
     result = casal.sample(target, casal.Affine([[1.0, 1.0, 1.0]], [0.5]), "auto", 16)
     assert bool(result.certificate.feasible.all())
-    assert result.provenance["method"] == "MatheronInside" and "soft term" in result.provenance["choice"]
+    assert result.provenance["method"] == "Matheron" and "soft term" in result.provenance["choice"]

@@ -32,7 +32,6 @@ from casal.methods.cheap import ECI, PCFM, ProjectRenoise
 from casal.methods.coupling import lift, onto
 from casal.methods.hmc import HMC
 from casal.methods.matheron import Matheron
-from casal.methods.matheron_inside import MatheronInside
 from casal.methods.mode_weights import growing_share
 from casal.methods.moves import RANGE, data_floor
 from casal.methods.population import effective_ancestors, effective_size, normalised, systematic
@@ -73,7 +72,6 @@ METHODS: dict[str, Entry] = {
     "WeightedCASAL": Entry(WeightedCASAL(30.0), "density", "#009E73"),
     "SplitGibbs": Entry(SplitGibbs(0.2, levels=6), "diffusion", "#117733"),
     "Matheron": Entry(Matheron(levels=8), "diffusion", "#DDCC77"),
-    "MatheronInside": Entry(MatheronInside(levels=8), "diffusion", "#AA4499"),
     "HMC": Entry(HMC(), "density", "#999933"),
 }
 """Every method by the name that tables and pictures use. The command line, the contracts, the report's colours and the
@@ -93,7 +91,6 @@ __all__ = [
     "Entry",
     "FinalProjection",
     "Matheron",
-    "MatheronInside",
     "Memory",
     "Method",
     "Penalty",

@@ -1,4 +1,4 @@
-"""Weights of the modes of a diffusion or flow model given linear equations A x = b, from the network's affine models.
+"""Weights of the modes of a diffusion or flow model given a set, from the network's affine models.
 
 Chains of ``matheron.py`` are right inside a mode, but the mode is decided at high noise, before the narrow directions
 of the equations have spoken. So where the model has separate modes they are found first, and every chain is started in
@@ -12,10 +12,10 @@ and the lower of the two levels is where the chains start. The Gaussian whose de
 
     mu = x + (I - J)^-1 (D - x),     C A^T = (I - J)^-1 s^2 J A^T           (conjugate gradients, products J v by
                                                                               differences of the network)
-    weight of the mode = share x N(b; A mu, A C A^T)
+    weight of the mode = share x integral of N(mu, C) over the set,   for linear equations N(b; A mu, A C A^T)
 
-with the share counted on free samples. A chain takes a free sample of its mode, moved onto the equations by Matheron's
-rule with C; where a mode has more chains than free samples, mu + C^(1/2) w by Lanczos steps.
+with the share counted on free samples. What the set makes of a mode, its integral and where chains start, is said by
+``restricted.py``. Draws of a mode: its free samples, and mu + C^(1/2) w by Lanczos steps.
 
 Where the affine models do not agree (trained networks, modes that are not Gaussian), nothing is found, and nothing
 is changed. A mode of which no free sample is seen is lost.
@@ -150,11 +150,24 @@ class Mode(NamedTuple):
     members: Tensor
 
 
+class Start(NamedTuple):
+    """A mode restricted to the set.
+
+    Attributes:
+        log: Logarithm of the integral of the mode over the set of each chain, (1 or n,).
+        points: ``points(chains, free)``: points of it, one for each of some chains (k,), given free samples of the mode
+            (at most k).
+    """
+
+    log: Tensor
+    points: Callable[[Tensor, Tensor], Tensor]
+
+
 class Begun(NamedTuple):
     """Chains started in their modes.
 
     Attributes:
-        x: Points on the equations, (n, d).
+        x: Points on the set, (n, d).
         mode: Of every chain, (n,).
         label: Mode of every free sample, (n,).
         level: Noise level at which the chains start; infinite for one mode, which they need not be started in.
@@ -169,7 +182,14 @@ class Begun(NamedTuple):
 
 
 def begin(
-    ask: Ask, free: Tensor, matrix: Tensor, level: Tensor, top: float, first: float, pool: int, stream: torch.Generator
+    ask: Ask,
+    free: Tensor,
+    rows: Callable[[Tensor], Tensor],
+    restrict: Callable[[Mode, Tensor, int], Start],
+    top: float,
+    first: float,
+    pool: int,
+    stream: torch.Generator,
 ) -> Begun | None:
     """Find the modes, weigh them, and start every chain in one.
 
@@ -178,8 +198,8 @@ def begin(
     Args:
         ask: The denoiser.
         free: Free samples, one for each chain, (n, d) float64.
-        matrix: A, orthonormal rows (m, d).
-        level: b, (1 or n, m).
+        rows: Rows R (m, d) for whose products C R^T a mode is asked, given its free samples.
+        restrict: What the set makes of a mode, given R and the chains of a mode on average.
         top: Largest standard deviation of the free samples.
         first: The model's first level, from which samples are drawn that are counted.
         pool: Free samples that are compared with each other, at most.
@@ -191,15 +211,16 @@ def begin(
         return None
     if found.kinds == 1:
         return Begun(free, torch.zeros_like(free[:, 0]).long(), torch.zeros_like(free[:, 0]).long(), math.inf, [1.0])
-    modes = list[Mode]()
+    starts = list[Start]()
     for k in range(found.kinds):
+        matrix = rows(some[found.label == k])
         one = gaussian_mode(ask, found, seen, k, some, matrix)
         if one is None:
             return None
-        modes.append(one)
+        starts.append(restrict(one, matrix, -(-len(free) // found.kinds)))
     label = torch.cat([found.label, classify(ask, found, free[pool:], stream)])
     counts = torch.bincount(label, minlength=found.kinds).to(free)
-    logs = torch.stack([evidence(one, matrix, level) for one in modes], 1)
+    logs = torch.stack([one.log for one in starts], 1)
     weights = torch.softmax(logs + counts.log(), 1)
     if float(weights.amax(1).min()) < DECIDED and len(free) < pool:
         more = coarse_samples(ask, COUNTED * len(free), free.shape[1], first, found.level.s, stream)
@@ -210,12 +231,7 @@ def begin(
     for k in mode.unique().tolist():
         mine, its = (torch.nonzero(v == k).flatten() for v in (mode, label))
         its = its[torch.randperm(len(its), generator=stream, device=stream.device).to(its.device)]
-        start, extra = free[its[: len(mine)]], len(mine) - len(its)
-        if extra > 0:
-            start = torch.cat([start, modes[k].model.draw(modes[k].mean, normal((extra, free.shape[1]), free, stream))])
-        across = modes[k].across
-        gap = (level if len(level) == 1 else level[mine]) - start @ matrix.T
-        x[mine] = start + solve(across @ matrix.T, gap.T, LEAST_VALUE).T @ across
+        x[mine] = starts[k].points(mine, free[its[: len(mine)]])
     return Begun(x, mode, label, found.level.s, weights.mean(0).tolist())
 
 
@@ -370,8 +386,8 @@ def _solved(
 
 
 def evidence(mode: Mode, matrix: Tensor, level: Tensor) -> Tensor:
-    """log N(b; A mu, A C A^T) + constant, (1 or n,)."""
-    values, vectors = raised(mode.across @ matrix.T, LEAST_VALUE)
+    """log N(b; A mu, A C A^T) + constant, (1 or n,); A are the first rows of which the mode was asked."""
+    values, vectors = raised(mode.across[: len(matrix)] @ matrix.T, LEAST_VALUE)
     z = ((level - mode.mean @ matrix.T) @ vectors) / values.sqrt()
     return -0.5 * (z.square().sum(1) + values.log().sum())
 

@@ -12,9 +12,9 @@ from casal.methods.base import Method
 from casal.methods.coupling import has_edge
 from casal.methods.hmc import HMC
 from casal.methods.matheron import Matheron
-from casal.methods.matheron_inside import MatheronInside, sides_of
 from casal.methods.population import groups_of
 from casal.methods.problem import Problem
+from casal.methods.restricted import draws_inside, sides_of
 from casal.methods.split_gibbs import SplitGibbs
 from casal.methods.weighted import WeightedCASAL
 
@@ -34,11 +34,11 @@ MOST_NOISE = 1 << 28
 LADDER_DIMENSION = 16
 """Below it a ladder of couplings is taken for a model, and for a density whose potential is not known; in more
 dimensions it loses its ancestors (error over floor 9.9 for 1.0 on 16 increasing coordinates), and independent chains
-and chains that stay in the set do not. On curved equations in just as many dimensions it is taken, too: MatheronInside
+and chains that stay in the set do not. On curved equations in just as many dimensions it is taken, too: Matheron
 has the weights of three modes on a sphere wrong by 6 standard errors."""
 
 SLICE_LEVELS = 90
-"""Levels where MatheronInside takes slices: with 30 of them the errors that all chains share leave a mean that is
+"""Levels where Matheron takes slices: with 30 of them the errors that all chains share leave a mean that is
 off by 1.4 times the error of exact draws, with 90 by 1.1 times."""
 
 TRAINED_LEVELS, TRAINED_RIDGE = 48, 0.05
@@ -73,7 +73,7 @@ def choose(
 
     - a fixed density: HMC on the sets that it takes, where ``inside`` says so, and where the density is not defined or
       not integrable off the set; otherwise WeightedCASAL;
-    - a diffusion or flow model with a soft term: MatheronInside;
+    - a diffusion or flow model with a soft term: Matheron;
     - one whose chains have sets of their own, of which they cannot be resampled: as in many dimensions;
     - in fewer than LADDER_DIMENSION dimensions: SplitGibbs, with level moves for a network that errs at small noise;
     - in more: what ``_many_dimensions`` says.
@@ -102,9 +102,9 @@ def choose(
         method = WeightedCASAL(hold=not integrable)
         return Choice(method, f"WeightedCASAL with adaptive levels of rho: {rows} model calls per chain")
     if problem.target.log_weight is not None:
-        soft = MatheronInside(SLICE_LEVELS, modes=inexact is None)
+        soft = Matheron(SLICE_LEVELS, modes=inexact is None)
         count = soft.evaluations(problem, n)
-        return Choice(soft, f"MatheronInside for a soft term: about {count} model calls per chain")
+        return Choice(soft, f"Matheron for a soft term: about {count} model calls per chain")
     if size >= LADDER_DIMENSION or _own_sets(problem, n):
         found = _many_dimensions(problem, n, size, inexact)
         if found is not None:
@@ -154,30 +154,28 @@ def _own_sets(problem: Problem, n: int) -> bool:
 
 
 def _many_dimensions(problem: Problem, n: int, size: int, inexact: float | None) -> Choice | None:
-    """One rule a line: Matheron for linear equations, MatheronInside for more; None where neither takes the set.
+    """Matheron with the settings that measurements recommend; None where it does not take the set.
 
     Exact networks:
 
-    - linear equations alone: Matheron;
-    - curved equations, above LADDER_DIMENSION, and flat inequalities: MatheronInside, error over floor 0.9 to 2.1 at
-      180 to 260 evaluations on ten problems of the benchmark; LookAhead and BoundedHMC, which it replaces, had 0.7 to
-      1.7 at 270 to 3800;
-    - other inequalities: MatheronInside by slices, with SLICE_LEVELS.
+    - linear equations; curved ones, above LADDER_DIMENSION; flat inequalities: the defaults, error over floor 0.9 to
+      2.1 at 180 to 260 evaluations on ten problems of the benchmark; LookAhead and BoundedHMC, which it replaces, had
+      0.7 to 1.7 at 270 to 3800;
+    - other inequalities: slices, with SLICE_LEVELS.
 
-    Networks that are not exact: Matheron. Inequalities then act through the last projection alone: draws of N(D, S)
-    inside the set were measured on exact networks only.
+    Networks that are not exact: inequalities act through the last projection alone. Draws of N(D, S) inside the set
+    were measured on exact networks only.
     """
-    split = Matheron() if inexact is None else Matheron(TRAINED_LEVELS, ridge=TRAINED_RIDGE, modes=False)
-    where, edge = f"for {size} dimensions", has_edge(problem)
-    found, within = split.equations(problem), MatheronInside()
-    if found is not None and found.curved and size <= LADDER_DIMENSION and not _own_sets(problem, n):
+    exact = inexact is None
+    method = Matheron() if exact else Matheron(TRAINED_LEVELS, ridge=TRAINED_RIDGE, modes=False, flows=0)
+    found, edge, within = method.equations(problem), has_edge(problem), draws_inside(problem)
+    if found is None or (exact and not within and not found.count):
         return None
-    if inexact is None and (edge or (found is not None and found.curved)) and within.fits(problem):
-        flat = not edge or sides_of(problem) is not None
-        within = within if flat else MatheronInside(SLICE_LEVELS)
-        return Choice(within, f"MatheronInside {where}: about {within.evaluations(problem, n)} model calls per chain")
-    if found is None or not (found.count or inexact is not None):
+    if found.curved and size <= LADDER_DIMENSION and not _own_sets(problem, n):
         return None
-    told = "" if inexact is None else ", since the network is not exact"
-    told += "; the inequalities act through the last projection alone" if edge else ""
-    return Choice(split, f"Matheron {where}{told}: about {split.evaluations(problem, n)} model calls per chain")
+    if exact and within and sides_of(problem) is None:
+        method = Matheron(SLICE_LEVELS)
+    told = "" if exact else ", since the network is not exact"
+    told += "; the inequalities act through the last projection alone" if edge and not (exact and within) else ""
+    count = method.evaluations(problem, n)
+    return Choice(method, f"Matheron for {size} dimensions{told}: about {count} model calls per chain")

@@ -15,7 +15,7 @@ D, S and all lines are those given them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -31,8 +31,9 @@ FEWEST = 4
 EVEN = 0.2
 """Standard deviation of the log-weights of a chain's candidates up to which they count as equal."""
 
-STARTS = 3
-"""Searches for roots on a line: from the candidate itself, and from so many less one random points of the line."""
+STARTS, FAR = 3, 3.0
+"""Searches for roots on a line: from the candidate, from so many times the first root's distance on the other side of
+the centre (beyond it on a norm, from where Newton steps do not turn round), and from random points of the line."""
 
 NEWTON, MOST_MOVE = 12, 0.5
 """Steps of a search, and how far one may go, in units of the length of the point."""
@@ -73,43 +74,81 @@ def conditioned(
         measure: One of MEASURES.
         candidates: Lines that are tried.
     """
-    values, vectors = raised(slopes @ across.mT, None)
+    gram = raised(slopes @ across.mT, None)
     total = centre.new_full((len(centre),), -math.inf)
     chosen: Tensor | None = None
     starts, seen = STARTS, list[Tensor]()
     for _ in range(candidates):
-        e, roots, line = draw(), list[Tensor](), torch.full_like(total, -math.inf)
-        own = (slopes @ e[..., None])[..., 0]
-        for start in range(starts):
-            z = normal(own.shape, own, stream)
-            along = (vectors.mT @ own[..., None])[..., 0] / values.sqrt()
-            there = z - along if start else torch.zeros_like(z)  # from c of the candidate to that of z
-            first = centre + e + _times(across, _times(vectors.mT, there / values.sqrt()))
-            x, rows, met = search(problem, found, first, across, values)
-            chosen = x if chosen is None else chosen
-            c = (slopes @ (x - centre)[..., None])[..., 0]
-            scaled = (vectors.mT @ c[..., None])[..., 0] / values.sqrt()
-            logs = -0.5 * scaled.square().sum(1) - torch.linalg.slogdet(rows @ across.mT).logabsdet
-            logs = logs + volume_term(problem, found, x, rows, measure)
-            new = met & torch.isfinite(logs)
-            for other in roots:
-                new = new & ((scaled - other).abs().amax(1) > EQUAL)
-            roots.append(torch.where(new[:, None], scaled, torch.inf))
-            logs = torch.where(new, logs, -math.inf)
-            line, total = torch.logaddexp(line, logs), torch.logaddexp(total, logs)
+        ends = list[Tensor]()
+        for x, logs in line_roots(problem, found, centre, slopes, across, gram, draw(), stream, measure, starts):
+            chosen, total = x if chosen is None else chosen, torch.logaddexp(total, logs)
             u = torch.rand(len(x), generator=stream, dtype=torch.float64, device=stream.device).to(x.device)
-            chosen = torch.where((new & (u.log() < logs - total))[:, None], x, chosen)
-            if not seen and start == 0:
-                alone = line
-        if not seen and not bool((line > alone + NEGLIGIBLE).any()):
+            chosen = torch.where((u.log() < logs - total)[:, None], x, chosen)
+            ends.append(logs)
+        seen.append(torch.logsumexp(torch.stack(ends), 0))
+        if len(seen) == 1 and not bool((seen[0] > ends[0] + NEGLIGIBLE).any()):
             starts = 1  # one root a line
-        seen.append(line)
         if len(seen) >= FEWEST:
             spread = torch.stack(seen, 1)
             if bool(torch.isfinite(spread).all()) and float(spread.std(1).median()) < EVEN:
                 break
     assert chosen is not None
     return chosen
+
+
+def log_sums(
+    problem: Problem,
+    found: Equations,
+    centre: Tensor,
+    slopes: Tensor,
+    across: Tensor,
+    errors: Tensor,
+    stream: torch.Generator,
+    measure: str,
+) -> Tensor:
+    """Logarithms of the sums of weights on the lines of errors (n, d), for two roots a line at most, (n,)."""
+    n, gram = len(errors), raised(slopes @ across.mT, None)
+    lines = slopes.expand(n, -1, -1), across.expand(n, -1, -1), (gram[0].expand(n, -1), gram[1].expand(n, -1, -1))
+    roots = line_roots(problem, found, centre.expand(n, -1), *lines, errors, stream, measure, 2)
+    return torch.logsumexp(torch.stack([logs for _, logs in roots]), 0)
+
+
+def line_roots(
+    problem: Problem,
+    found: Equations,
+    centre: Tensor,
+    slopes: Tensor,
+    across: Tensor,
+    gram: tuple[Tensor, Tensor],
+    e: Tensor,
+    stream: torch.Generator,
+    measure: str,
+    starts: int,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Where so many searches on the lines of e end, (n, d), and log w, minus infinity where that is no new root, (n,).
+
+    The first begins at the candidate, the second on the other side of the centre, others anywhere.
+    """
+    values, vectors = gram
+
+    def white(x: Tensor) -> Tensor:
+        """c in units of its standard deviation."""
+        return _times(vectors, _times(slopes.mT, x)) / values.sqrt()
+
+    own, roots = white(e), list[Tensor]()
+    goal = own
+    for start in range(starts):
+        goal = normal(own.shape, own, stream) if start > 1 else goal
+        first = centre + e + _times(across, _times(vectors.mT, (goal - own) / values.sqrt()))
+        x, rows, new = search(problem, found, first, across, values)
+        scaled = white(x - centre)
+        logs = -0.5 * scaled.square().sum(1) - torch.linalg.slogdet(rows @ across.mT).logabsdet
+        logs = logs + volume_term(problem, found, x, rows, measure)
+        for other in roots:
+            new = new & ((scaled - other).abs().amax(1) > EQUAL)
+        new, goal = new & torch.isfinite(logs), -FAR * scaled
+        roots.append(torch.where(new[:, None], scaled, torch.inf))
+        yield x, torch.where(new, logs, -math.inf)
 
 
 def search(
@@ -134,7 +173,7 @@ def search(
 
 
 def _times(across: Tensor, u: Tensor) -> Tensor:
-    """U lambda."""
+    """U lambda, for U^T as rows."""
     return (across.mT @ u[..., None])[..., 0]
 
 

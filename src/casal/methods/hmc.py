@@ -209,9 +209,7 @@ class HMC(Method[HMCState]):
 
     def control(self, problem: Problem, n: int) -> Control:
         if not problem.table.static:
-            raise SettingError(
-                "HMC needs a fixed density (langevin, energy); use Matheron, MatheronInside or SplitGibbs for a model"
-            )
+            raise SettingError("HMC needs a fixed density (langevin, energy); use Matheron or SplitGibbs for a model")
         space, budget = space_of(problem), len(problem.table)
         few = chains = self._chains(problem, space, n)
         rows = MAIN_ROWS + min(WARM_ROWS, budget) + -(-n // few) - 1

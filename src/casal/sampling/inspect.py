@@ -163,7 +163,7 @@ def check_call(target: Target, constraint: Constraint, method: Method[Any] | str
         raise SettingError(f"constraint must be a casal set such as casal.Sphere(1.0), got {_hint_for_set(constraint)}")
     if isinstance(method, Method) and target.log_weight is not None and not method.tilts:
         raise SettingError(
-            f"{method.name} ignores the soft term of {target.name} (casal.tilted); use casal.MatheronInside(), "
+            f"{method.name} ignores the soft term of {target.name} (casal.tilted); use casal.Matheron(), "
             "or method='auto'"
         )
     if not isinstance(options.check, bool | int | float) or not 0.0 <= options.check < math.inf:

@@ -6,7 +6,7 @@
 any observation, a reward, or a bias along a collective variable. The set that samples must lie in is another matter: it
 stays strict, and t weighs the samples inside it. Of a fixed density t is simply part of the density: score + grad t,
 potential - t. Of a model that is known under noise it is not: given a noisy point x its factor is E[exp(t(x0)) | x],
-which no score contains. There t is handed on, and ``casal.MatheronInside`` draws x0 given x with this factor.
+which no score contains. There t is handed on, and ``casal.Matheron`` draws x0 given x with this factor.
 
 **Linear observations** y = H x0 + noise of covariance R are added to the score of a diffusion or flow model. Given the
 noisy state x = alpha x0 + sigma noise, with u = x / alpha and s = sigma / alpha, the model knows the mean D(u) of x0
@@ -191,7 +191,7 @@ def tilted(target: Target, log_weight: Term, *, name: str | None = None) -> Targ
         reward R at temperature T                        t(x0) = R(x0) / T
         bias of a collective variable c towards v        t(x0) = -k (c(x0) - v)^2 / 2
 
-    On a diffusion or flow model take ``casal.MatheronInside`` or "auto": other methods do not see t and are refused.
+    On a diffusion or flow model take ``casal.Matheron`` or "auto": other methods do not see t and are refused.
     On a fixed density (``langevin``, ``energy``) every method works. Tilting twice adds the terms. Linear observations
     of a Gaussian prior have an exact way, ``casal.posterior``; it may be tilted too.
 

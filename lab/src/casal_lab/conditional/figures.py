@@ -20,7 +20,7 @@ from casal_lab.physics.quadrotor import INTERVAL, STEPS
 from casal_lab.problems.three_modes import CASES
 
 MARKS = {
-    "MatheronInside": (colour("MatheronInside"), "*"),
+    "Matheron": (colour("Matheron"), "*"),
     "SplitGibbs, gibbs": (colour("SplitGibbs"), "o"),
     "SplitGibbs, metropolis": (colour("SplitGibbs"), "s"),
     "Twisted": (colour("Twisted"), "^"),

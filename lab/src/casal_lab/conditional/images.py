@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from casal import MassEnergy, MatheronInside, SampleResult, SplitGibbs, Target, edm, karras_sigmas
+from casal import MassEnergy, Matheron, SampleResult, SplitGibbs, Target, edm, karras_sigmas
 from casal_lab.artifacts import network, points
 from casal_lab.conditional.common import HEALTH, PLAIN, at_most, dots, figures
 from casal_lab.distances import Distance, energy_distance
@@ -159,7 +159,7 @@ def _methods(scale: Scale, few: bool) -> dict[str, AnyMethod | Literal["auto"]]:
         return {
             **both,
             **({} if scale is QUICK else {"auto": "auto"}),
-            "MatheronInside": MatheronInside(5 if scale is QUICK else 48, modes=False),
+            "Matheron": Matheron(5 if scale is QUICK else 48, modes=False),
             "SplitGibbs, metropolis, sigma 0.3": split_gibbs(0.3, "metropolis"),
         }
     return {

@@ -1,4 +1,4 @@
-"""Many dimensions: Matheron and MatheronInside beside others on mixtures and fields with exact answers.
+"""Many dimensions: Matheron beside others on mixtures and fields with exact answers.
 
 Every instance is drawn from its seed (``casal_lab.problems.many_dimensions``).
 """
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from casal import FinalProjection, Matheron, MatheronInside, SampleResult, SplitGibbs, posterior
+from casal import FinalProjection, Matheron, SampleResult, SplitGibbs, posterior
 from casal_lab.conditional.common import (
     HEALTH,
     SIGMA,
@@ -153,7 +153,7 @@ def run(quick: bool, tell: Tell) -> Outcome:
         rows,
         note="Every instance is another problem of its kind. z: error of the means within modes, over that of as many "
         f"exact draws. SplitGibbs and Twisted: {scale.few} instances. A product with the derivative of the network is "
-        "one evaluation, except in moment matching. Only MatheronInside takes the observation that is not linear. "
+        "one evaluation, except in moment matching. Only Matheron takes the observation that is not linear. "
         f"{SHORT} instances of the fields in 256 and 1024 dimensions. Spread / skill: root mean square distance of "
         "samples to their mean, over that of the mean to the truth, over all instances.",
     )
@@ -181,12 +181,8 @@ def compare(case: Case, scale: Scale, tell: Tell) -> tuple[list[dict[str, Any]],
 def _methods(case: Case, problem: Problem, scale: Scale) -> dict[str, AnyMethod]:
     """Ours first."""
     quick = scale is QUICK
-    ours: dict[str, AnyMethod]
-    if case.many:
-        ours = {"Matheron": Matheron(levels=5) if quick else Matheron()}
-    else:
-        levels = 5 if quick else 30 if problem.log_weight is None else 90
-        ours = {"MatheronInside": MatheronInside(levels)}
+    levels = 5 if quick else 30 if problem.log_weight is None else 90
+    ours: dict[str, AnyMethod] = {"Matheron": Matheron(levels)}
     if problem.log_weight is not None:
         return ours
     plain: dict[str, AnyMethod] = {"final projection": FinalProjection(), **UNTUNED}

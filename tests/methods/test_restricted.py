@@ -11,8 +11,9 @@ from torch import Tensor
 import casal
 from casal.errors import SettingError
 from casal.methods import Problem
+from casal.methods.curved_draw import log_sums
 from casal.methods.equations import equations_of
-from casal.methods.matheron_inside import Sides, inside, line_weights, log_probability, sides_of, slices
+from casal.methods.restricted import Sides, inside, log_probability, sides_of, slices
 
 F64 = torch.float64
 
@@ -120,8 +121,8 @@ def test_the_integral_over_a_circle(offset: float) -> None:
     problem: Problem = problem_of(gaussian_model(torch.ones(2, dtype=F64)), casal.Sphere(radius))
     found, mean = equations_of(problem), torch.tensor([offset, 0.0], dtype=F64)
     slopes = torch.tensor([[1.0, 0.0]], dtype=F64)
-    logs = line_weights(problem, found, mean.expand(n, -1), slopes, slopes.expand(n, 1, 2), normal(n, 2, seed=7),
-                        "surface")  # fmt: skip
+    lines = slopes[None], slopes[None], normal(n, 2, seed=7), stream()
+    logs = log_sums(problem, found, mean[None], *lines, "surface")
     exact = radius * math.exp(-(radius**2 + offset**2) / 2) * float(torch.special.i0(torch.tensor(radius * offset)))
     # the density of c is N(0, 1): its constant, and det(G S G^T)^(1/2) = 1
     estimate = float(logs.exp().mean()) / math.sqrt(2 * math.pi)
@@ -146,7 +147,7 @@ def restricted_mean(low: float, deviation: float) -> float:
 @pytest.mark.statistical
 def test_bounds_of_independent_coordinates() -> None:
     target, n = gaussian_model(SPREADS.square()), 400
-    result = casal.sample(target, casal.Box(0.3, math.inf), casal.MatheronInside(), n, seed=1, check=False)
+    result = casal.sample(target, casal.Box(0.3, math.inf), casal.Matheron(), n, seed=1, check=False)
     assert bool((result.samples > 0.3).all())  # no sample is moved onto the bound
     exact = torch.tensor([restricted_mean(0.3, float(s)) for s in SPREADS], dtype=F64)
     error = result.samples.std(0) / math.sqrt(n)
@@ -157,7 +158,7 @@ def test_bounds_of_independent_coordinates() -> None:
 def test_every_chain_may_have_its_own_bounds() -> None:
     low = torch.linspace(0.0, 1.0, 400, dtype=F64)[:, None].expand(-1, 4)
     result = casal.sample(
-        gaussian_model(SPREADS.square()), casal.Box(casal.PerChain(low), math.inf), casal.MatheronInside(), 400, seed=2,
+        gaussian_model(SPREADS.square()), casal.Box(casal.PerChain(low), math.inf), casal.Matheron(), 400, seed=2,
         check=False,
     )  # fmt: skip
     assert bool((result.samples >= low).all())
@@ -172,7 +173,7 @@ def test_a_soft_term_and_an_equation() -> None:
     C, v, n = SPREADS.square(), torch.tensor([1.0, -1.0, 0.5, 0.0], dtype=F64), 500
     target = casal.tilted(gaussian_model(C), lambda x: -(x @ v.to(x) - 1.0).square() / (2 * 0.5**2))
     ones = torch.ones(1, 4, dtype=F64)
-    method = casal.MatheronInside(90)
+    method = casal.Matheron(90)
     result = casal.sample(target, casal.Affine(ones, [1.0]), method, n, seed=3, check=False)
     S = torch.linalg.inv(torch.diag(1 / C) + v[:, None] * v / 0.25)
     mean = S @ v / 0.25
@@ -190,7 +191,7 @@ def test_a_soft_term_and_inequalities_on_a_circle() -> None:
     """N(0, I) on a circle, above a line and weighted by exp(2 x): the angle by quadrature."""
     target = casal.tilted(gaussian_model(torch.ones(2, dtype=F64)), lambda x: 2.0 * x[:, 0])
     constraint, n = casal.Sphere(1.0) & casal.HalfSpace([0.0, -1.0], 0.0), 200
-    result = casal.sample(target, constraint, casal.MatheronInside(20, candidates=4), n, seed=4, check=False)
+    result = casal.sample(target, constraint, casal.Matheron(20, candidates=4), n, seed=4, check=False)
     angle = torch.linspace(0.0, math.pi, 4001, dtype=F64)
     weight = torch.exp(2.0 * angle.cos())
     exact = torch.stack([(weight * f).sum() / weight.sum() for f in (angle.cos(), angle.sin())])
@@ -211,9 +212,12 @@ def test_rows_are_those_of_the_latent() -> None:
 def test_what_it_does_not_take_is_refused() -> None:
     target = gaussian_model(torch.ones(4, dtype=F64))
     with pytest.raises(SettingError, match="union"):
-        casal.sample(target, casal.Sphere(1.0) | casal.Sphere(2.0), casal.MatheronInside(), 32)
-    with pytest.raises(SettingError, match="flows"):
-        casal.MatheronInside(flows=0)
+        casal.sample(target, casal.Sphere(1.0) | casal.Sphere(2.0), casal.Matheron(), 32)
+    with pytest.raises(SettingError, match="slices"):
+        casal.Matheron(slices=0)
+    soft = casal.tilted(target, lambda x: x[:, 0])
+    with pytest.raises(SettingError, match="a soft term needs"):
+        casal.sample(soft, casal.Ball(casal.PerChain(torch.linspace(1.0, 2.0, 8))), casal.Matheron(), 8)
     density = casal.langevin(lambda x: x, steps=5, step_size=0.1, init=torch.zeros(8, 4))
     with pytest.raises(SettingError, match="denoiser"):
-        casal.sample(density, casal.Box(0.0, 1.0), casal.MatheronInside(), 8)
+        casal.sample(density, casal.Box(0.0, 1.0), casal.Matheron(), 8)
