@@ -884,10 +884,8 @@ def _of_one_run(result: casal.SampleResult, seen: Tensor) -> float:
     Chains are independent, so n / (1 + 2 sum_k (1 - k / K) r_k), with the correlations r_k of draws k apart around the
     mean of all, as long as they are above zero.
     """
-    n, chains = len(seen), int((result.state.draw == 0).sum())
-    K = n // chains
-    order = [0, *range(2, K), 1] if K > 1 else [0]  # the last draw of a chain is in the second place
-    x = (seen - seen.mean(0))[: K * chains].reshape(K, chains, -1)[order]
+    n, K = len(seen), int(result.state.draw.max()) + 1
+    x = (seen - seen.mean(0))[: n - n % K].reshape(n // K, K, -1).transpose(0, 1)
     tau, going = torch.ones_like(x[0, 0]), torch.ones_like(x[0, 0])
     for k in range(1, K):
         r = (x[k:] * x[:-k]).mean((0, 1)) / x.square().mean((0, 1))

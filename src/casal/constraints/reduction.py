@@ -58,6 +58,30 @@ MOST_NUMBERS = 1 << 24
 """Numbers of the matrix of walls beyond which a set is not written out."""
 
 
+class Equations(NamedTuple):
+    """{x : F x = f}, F of full rank, with what leads back to it.
+
+    Attributes:
+        rows: F (k, d), the coordinates that have one value left out: their columns are zero.
+        level: f (1 or n, k).
+        back: F^+ (d, k).
+    """
+
+    rows: Tensor
+    level: Tensor
+    back: Tensor
+
+    def settled(self, x: Tensor) -> Tensor:
+        """Points next to it, moved onto it: x - F^+ (F x - f), twice.
+
+        Points are sums of large terms, whose rounding may be large beside a row of small ones. A step of refinement
+        leaves in each row what its own terms round to.
+        """
+        for _ in range(2):
+            x = x - (x @ self.rows.T - self.level) @ self.back.T
+        return x
+
+
 class Reduction(NamedTuple):
     """{origin + N y : C y <= c}.
 
@@ -68,6 +92,7 @@ class Reduction(NamedTuple):
         room: c (1 or n, m) > 0.
         fixed: Coordinates that have one value.
         aligned: Whether N is the identity and every wall bounds one coordinate.
+        equations: Those that hold on it, if there are any.
     """
 
     origin: Tensor
@@ -76,6 +101,7 @@ class Reduction(NamedTuple):
     room: Tensor
     fixed: int
     aligned: bool
+    equations: Equations | None = None
 
     @property
     def dimension(self) -> int:
@@ -93,13 +119,21 @@ class Reduction(NamedTuple):
         return self._replace(
             origin=self.origin.to(device), basis=None if self.basis is None else self.basis.to(device),
             walls=self.walls.to(device), room=self.room.to(device),
+            equations=None if self.equations is None else Equations(*(part.to(device) for part in self.equations)),
         )  # fmt: skip
 
     def take(self, some: slice) -> Reduction:
         """Of some chains."""
         if len(self.room) == 1:
             return self
-        return self._replace(origin=self.origin[some], room=self.room[some])
+        equations = self.equations
+        if equations is not None and len(equations.level) > 1:
+            equations = equations._replace(level=equations.level[some])
+        return self._replace(origin=self.origin[some], room=self.room[some], equations=equations)
+
+    def settled(self, x: Tensor) -> Tensor:
+        """Points of the set, as well as rounding allows: all equations hold to the rounding of their own terms."""
+        return x if self.equations is None else self.equations.settled(x)
 
     def outward(self, y: Tensor) -> Tensor:
         """origin + N y."""
@@ -195,9 +229,9 @@ def _reduced(
     else:
         inner, implied = torch.zeros((len(e), d), dtype=torch.float64), torch.zeros(0, dtype=torch.bool)
     E, e = torch.cat([E, W[implied]]), torch.cat([e.expand(len(w), -1), w[:, implied]], 1)
-    W, w, basis = W[~implied], w[:, ~implied], None
+    W, w, basis, equations = W[~implied], w[:, ~implied], None, None
     if len(E):
-        basis, inner = _null_space(E, e, inner)
+        basis, inner, equations = _null_space(E, e, inner)
         missed = float((inner @ E.T - e).abs().max())
         if missed > 1e-7 * (1.0 + float(e.abs().max())):
             raise InfeasibleSet(f"the equations of {constraint!r} contradict each other by {missed:.3g}")
@@ -205,13 +239,12 @@ def _reduced(
     if free == 0:
         return None
     if basis is not None:
-        alone = basis.abs().amax(1) < 1e-12
-        basis, fixed = torch.where(alone[:, None], 0.0, basis), int(alone.sum())
-        inner = torch.where(alone & (inner.abs() < ZERO), 0.0, inner)
+        fixed = int((basis == 0).all(1).sum())
     C = W if basis is None else W @ basis
     length = torch.linalg.vector_norm(C, dim=1)
     if lp is not None and len(C):
         inner = _largest_ball(lp, E, e[0], W, w[0], length, inner[0], basis)[None]
+        inner = inner if equations is None else equations.settled(inner)
     some = length > 1e-10
     C, c = C[some] / length[some, None], (w - inner @ W.T)[:, some] / length[some]
     C, c = _without_doubles(C, c)
@@ -219,38 +252,41 @@ def _reduced(
     if lp is not None and len(C):
         C, c, centre = _near(C, c[0])
         inner, c = inner + (centre.y if basis is None else basis @ centre.y), (c - C @ centre.y)[None]
+        inner = inner if equations is None else equations.settled(inner)
         if not aligned:
             kept = _needed(lp, C, c[0], centre.scale)
             C, c = C[kept], c[:, kept]
     if bool((c <= 0).any()):
         return None
-    return Reduction(inner, basis, C, c, fixed, aligned)
+    return Reduction(inner, basis, C, c, fixed, aligned, equations)
 
 
-def _null_space(E: Tensor, e: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
-    """An orthonormal basis N (d, r) of {v : E v = 0}, and the points of E x = e (n, d) next to given ones.
+def _null_space(E: Tensor, e: Tensor, near: Tensor) -> tuple[Tensor, Tensor, Equations]:
+    """An orthonormal basis N (d, r) of {v : E v = 0}, the points of E x = e (n, d) next to given ones, and the rows.
 
-    Coordinates that a row fixes alone are taken out. The others get a QR of the rows that do not depend on those before
-    them: it changes little where E changes little, as singular vectors do not. Rows that contradict the ones they
-    depend on are not looked at.
+    Coordinates that a row fixes, alone or with others that are fixed, are taken out. The rest gets a QR of the rows
+    that do not depend on those before them: it changes little where E changes little, as singular vectors do not. Rows
+    that contradict the ones they depend on are not looked at.
     """
-    alone = (E != 0).sum(1) == 1
-    place = E[alone].abs().argmax(1)
-    near = near.clone()
-    near[:, place] = e[:, alone] / E[alone, place]
-    free = torch.ones(E.shape[1], dtype=torch.bool)
-    free[place] = False
-    e = e - near[:, ~free] @ E[:, ~free].T
-    F = E[:, free]
+    near, free = near.clone(), torch.ones(E.shape[1], dtype=torch.bool)
+    while bool((alone := ((left := (E != 0) & free).sum(1) == 1)).any()):
+        place = left[alone].to(torch.int8).argmax(1)
+        value = (e[:, alone] - near @ (E[alone] * ~free).T) / E[alone, place]
+        near[:, place] = torch.where(value.abs() < ZERO, 0.0, value)
+        free[place] = False
+    level, F = e - near[:, ~free] @ E[:, ~free].T, E[:, free]
     kept = _independent(F)
     Q, R = torch.linalg.qr(F[kept].T, mode="complete")
     rank = len(kept)
-    for _ in range(2):
-        gap = near[:, free] @ F[kept].T - e[:, kept]
-        near[:, free] -= torch.linalg.solve_triangular(R[:rank], gap, upper=True, left=False) @ Q[:, :rank].T
-    basis = E.new_zeros((E.shape[1], F.shape[1] - rank))
+    rows, back = E.new_zeros((rank, E.shape[1])), E.new_zeros((E.shape[1], rank))
+    rows[:, free], back[free] = F[kept], torch.linalg.solve_triangular(R[:rank], Q[:, :rank].T, upper=True).T
+    equations = Equations(rows, level[:, kept], back)
+    basis, near = E.new_zeros((E.shape[1], F.shape[1] - rank)), equations.settled(near)
     basis[free] = torch.where(Q[:, rank:].abs() < 1e-14, 0.0, Q[:, rank:])
-    return basis, near
+    fixed = free & (basis.abs().amax(1) < 1e-12) if rank < F.shape[1] else free & False
+    if bool(fixed.any()):  # by several rows together: no rounding of others may reach them
+        return _null_space(torch.cat([E, torch.eye(len(free)).to(E)[fixed]]), torch.cat([e, near[:, fixed]], 1), near)
+    return basis, near, equations
 
 
 def _independent(rows: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ A point moves with the velocity v. At the wall j, with its unit normal C_j, the 
 
 which keeps |v| and volumes, and with the velocity turned round the path leads back. So these flows leave the uniform
 distribution (straight paths) or N(0, I) (paths u cos t + v sin t) inside the walls as it is. Slacks c - C u and rates
-C v are carried along: a bounce changes the rates by a row of C C^T, and takes no product of matrices.
+C v are carried along, points are not: a bounce changes the rates by a row of C C^T, and takes no product of matrices.
 
 A flow that meets too many walls is refused. It would be refused backwards too, so this changes no distribution.
 """
@@ -28,6 +28,10 @@ TIME, ORBIT = (1.25, 3.75), (0.4 * math.pi, 0.6 * math.pi)
 MOST_BOUNCES = 100
 """Walls that a flow may meet for every dimension."""
 
+TOGETHER, TINY = 6, 1e-300
+"""Bounces of all chains after which those whose flow has ended are looked for: to begin a flow takes as many calls as
+several bounces. And the least slack."""
+
 
 class Walls(NamedTuple):
     """{u : C u <= c}, unit rows.
@@ -48,7 +52,7 @@ class Walls(NamedTuple):
 
 
 class Flowed(NamedTuple):
-    """Where chains have come to, and the share of their flows that were refused (n,)."""
+    """The draws of the chains (draws, n, r), and the share of their flows that were refused (n,)."""
 
     point: Tensor
     refused: Tensor
@@ -69,62 +73,77 @@ def rounded(normals: Tensor, levels: Tensor, centre: Tensor, scale: Tensor) -> W
 
 
 @waits
-def flow(walls: Walls, u: Tensor, flows: int, gaussian: bool, generator: torch.Generator) -> Flowed:
-    """So many flows of every chain, one after the other; chains do not wait for each other.
+def flow(
+    walls: Walls, u: Tensor, flows: int, gaussian: bool, generator: torch.Generator, draws: int = 1
+) -> Flowed:
+    """So many flows of every chain from one draw to the next; chains do not wait for each other.
+
+    A bounce changes slacks and rates only. What the walls did is added up, as a_k (T - t_k) for a bounce at the time
+    t_k with the rate a_k (a_k sin(T - t_k) on an orbit), and turned into a point where the flow ends:
+
+        u(T) = u + T v - 2 sum_k a_k (T - t_k) C_k.
 
     Args:
         walls: The set.
         u: Points inside, (n, r).
-        flows: Flows of each chain.
+        flows: Flows of each chain for each draw.
         gaussian: Whether the density is N(0, I); else it is constant.
         generator: For velocities and times.
+        draws: Draws of each chain.
     """
     n, r = u.shape
     C, G, times = walls.normals, walls.products, ORBIT if gaussian else TIME
-    out, refused, most = u.clone(), u.new_zeros(n), 100 + MOST_BOUNCES * r
+    kept, refused, total = u.new_empty((draws, n, r)), u.new_zeros(n), flows * draws
+    most, rounds = 100 + MOST_BOUNCES * r, 0
 
-    def fresh(count: int) -> tuple[Tensor, Tensor]:
-        v = torch.randn((count, r), generator=generator, dtype=u.dtype, device=u.device)
-        t = torch.rand(count, generator=generator, dtype=u.dtype, device=u.device)
-        return v, times[0] + (times[1] - times[0]) * t
+    def fresh(here: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        """Points, times, slacks (heights C u on an orbit), rates, and where they would come to without walls."""
+        v = torch.randn(here.shape, generator=generator, dtype=u.dtype, device=u.device)
+        t = torch.rand(len(here), generator=generator, dtype=u.dtype, device=u.device)
+        t = times[0] + (times[1] - times[0]) * t
+        ahead, aside = (t.cos()[:, None], t.sin()[:, None]) if gaussian else (1.0, t[:, None])
+        height = here @ C.T
+        return here, t, height if gaussian else c - height, v @ C.T, ahead * here + aside * v
 
-    who, done, bounces = torch.arange(n, device=u.device), torch.zeros_like(u[:, 0]), torch.zeros_like(u[:, 0])
-    v, left = fresh(n)
-    u, c = u.clone(), walls.of(who)
-    p, q = u @ C.T, v @ C.T
-    while len(who) and flows:
-        first, j = _orbit_hit(c, p, q) if gaussian else _line_hit(c, p, q)
-        hits = first < left
-        t = torch.where(hits, first, left)[:, None]
-        left = left - t[:, 0]
+    who = torch.arange(n, device=u.device)
+    done, began, c = torch.zeros_like(who), torch.zeros_like(who), walls.levels
+    here, left, s, q, end = fresh(u, c)
+    turned, first = torch.zeros_like(s), who * len(C)
+    while len(who):
+        rate, j = (_orbit_rate(c, s, q) if gaussian else q / s.clamp_min_(TINY)).max(1)
+        t = rate.clamp_min_(0.0).reciprocal_()
+        t = 2.0 * torch.atan(t) if gaussian else t
+        hits, t = t < left, torch.minimum(t, left)
+        left -= t
         if gaussian:
-            co, si = t.cos(), t.sin()
-            u, v, p, q = co * u + si * v, co * v - si * u, co * p + si * q, co * q - si * p
+            co, si = t.cos()[:, None], t.sin()[:, None]
+            s, q = co * s + si * q, co * q - si * s
         else:
-            u.addcmul_(v, t)
-            p.addcmul_(q, t)
-        turn = torch.where(hits, 2.0 * q.gather(1, j[:, None])[:, 0].clamp_min(0.0), 0.0)[:, None]
-        v.addcmul_(C[j], turn, value=-1)
-        q.addcmul_(G[j], turn, value=-1)
-        bounces = bounces + 1.0
-        ended = torch.nonzero(~hits | (bounces > most)).flatten()
+            s.addcmul_(q, t[:, None], value=-1)
+        at = first + j
+        turn = q.take(at).mul_(hits)
+        q.addcmul_(G[j], turn[:, None], value=-2)
+        turned.view(-1).index_add_(0, at, turn * (left.sin() if gaussian else left))
+        rounds += 1
+        if rounds % TOGETHER:
+            continue
+        ended = torch.nonzero((left <= 0.0) | (began < rounds - most)).flatten()
         if not len(ended):
             continue
-        chains, late = who[ended], bounces[ended] > most
-        here = torch.where(late[:, None], out[chains], u[ended])
-        out[chains] = here
-        refused[chains] += late.to(refused) / flows
-        done[ended] += 1.0
-        going = done < flows
-        if len(ended) == len(who) and not bool(going.any()):
-            break
-        u[ended], bounces[ended] = here, 0.0
-        v[ended], left[ended] = fresh(len(ended))
-        p[ended], q[ended] = here @ C.T, v[ended] @ C.T
-        if not bool(going[ended].all()):
-            who, done, bounces, u, v, p, q, left = (part[going] for part in (who, done, bounces, u, v, p, q, left))
-            c = walls.of(who)
-    return Flowed(out, refused)
+        late, chains = left[ended] > 0.0, who[ended]
+        point = torch.where(late[:, None], here[ended], torch.addmm(end[ended], turned[ended], C, alpha=-2))
+        refused[chains] += late / total
+        done[ended] += 1
+        number, out = done[ended], done[ended] % flows == 0
+        kept[number[out] // flows - 1, chains[out]] = point[out]
+        began[ended], turned[ended] = rounds, 0.0
+        here[ended], left[ended], s[ended], q[ended], end[ended] = fresh(point, walls.of(chains))
+        if not bool((number < total).all()):
+            going = done < total
+            parts = who, done, began, here, left, s, q, end, turned
+            who, done, began, here, left, s, q, end, turned = (part[going] for part in parts)
+            c, first = walls.of(who), first[: len(who)]
+    return Flowed(kept, refused)
 
 
 def _line_hit(c: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,17 +152,18 @@ def _line_hit(c: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     return t.clamp_min(0.0), j
 
 
-def _orbit_hit(c: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """The same on u cos t + v sin t, for times below pi. With w = tan(t / 2), D = q^2 - (c - p)(c + p):
+def _orbit_rate(c: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """1 / tan(t / 2) for the times t, below pi, at which u cos t + v sin t meets walls; below zero for none.
 
-    w = (c - p) / (q + sqrt D)  for q > 0,   (|q| + sqrt D) / |c + p|  for q <= 0 and c + p < 0;   none for D < 0.
+    With heights p = C u, rates q = C v and D = q^2 - (c - p) (c + p) it is
+
+        (q + sqrt D) / (c - p)  for q > 0,   -(c + p) / (|q| + sqrt D)  for q <= 0;   none for D < 0.
     """
-    s, over = (c - p).clamp_min(0.0), c + p
-    D = q.square() - s * over
-    root, up = D.clamp_min(0.0).sqrt(), q > 0
-    w = torch.where(up, s, q.abs() + root) / torch.where(up, q + root, -over)
-    w, j = torch.where((D >= 0) & (up | (over < 0)), w, torch.inf).min(1)
-    return 2.0 * torch.atan(w), j
+    s, over = (c - p).clamp_min_(TINY), c + p
+    D, up = q.square() - s * over, q > 0
+    far = q.abs() + D.clamp_min(0.0).sqrt_()
+    rate = torch.where(up, far, -over).div_(torch.where(up, s, far))
+    return rate.masked_fill_(D < 0.0, -1.0)
 
 
 @waits

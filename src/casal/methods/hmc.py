@@ -25,10 +25,10 @@ the metric before, and trajectories are 1.5 spreads long. After that nothing is 
 each as long as all before it together. When the chains have forgotten where they were at the end of the warm-up, there
 is one more round.
 
-**Draws.** n samples come from m chains, the first rows of the state. Where m < n, chains that have forgotten their
-start go on, and each gives n / m draws, so far apart that their correlation is about 0.2 or less. All draws of a chain
-have one ancestor, so standard errors count them as what they are. Modes between which chains do not cross would get the
-error of m draws: where they are weighed, all n rows become chains.
+**Draws.** Chains that have forgotten their start may go on, and give several samples each, so far apart that their
+correlation is about 0.2 or less. All draws of a chain have one ancestor, so standard errors count them as what they
+are. Modes between which chains do not cross would get the error of so few draws: where they are weighed, all rows of
+the state become chains.
 
 **Modes.** Chains keep to their modes, and to components of the set. With a potential, a tempered start finds them, and
 a second pass weighs them by fresh draws around all that was found (``tempering.py``, ``mode_weights.py``). Constant and
@@ -123,10 +123,10 @@ WARM_ROWS, MAIN_ROWS = 32, 8
 MARKS = (0.25, 0.5, 0.75)
 """Shares of the warm-up after which the metric is renewed."""
 
-CHAINS, PER_DIMENSION, MOST_DRAWS = 256, 4, 16
+CHAINS, PER_DIMENSION, MOST_DRAWS = 256, 4, 64
 """Chains from which several draws each are taken, at least, in all and for every dimension of the set: enough for what
-is measured of them (memory, R-hat, metric), which has errors like 1 / sqrt(chains). And draws of a chain, at most: all
-samples are copied with every draw, and more chains at a time cost less each."""
+is measured of them (memory, R-hat, metric), which has errors like 1 / sqrt(chains). And draws of a chain, at most: more
+chains at a time cost less each."""
 
 LOOKING = 4
 """Times as many chains as that look for modes in a tempered start, at most: few chains lose narrow ones."""
@@ -180,7 +180,7 @@ class HMC(Method[HMCState]):
             for a tempered start.
         temper: Whether to look for modes by a tempered start and to weigh them, where the potential is known.
         draws: Samples of one chain. "auto" takes one up to 512 samples, and wherever chains have sets or conditions of
-            their own; else as many as leave 256 chains, or four for every dimension, and at most 16. Samples of one
+            their own; else as many as leave 256 chains, or four for every dimension, and at most 64. Samples of one
             chain have one ancestor: ``result.expect`` knows that they are not independent.
 
     >>> import casal, torch
@@ -211,24 +211,24 @@ class HMC(Method[HMCState]):
         if not problem.table.static:
             raise SettingError("HMC needs a fixed density (langevin, energy); use Matheron or SplitGibbs for a model")
         space, budget = space_of(problem), len(problem.table)
-        few = chains = self._chains(problem, space, n)
-        rows = MAIN_ROWS + min(WARM_ROWS, budget) + -(-n // few) - 1
-        if self._tempered(problem, few):
-            rows, chains = rows + DRAW_ROWS + min(TEMPER_ROWS, budget), min(n, LOOKING * few)
-        rows += WEIGH_ROWS if self._weighs(problem, few) else 0
-        return Control(rows, chains, few, n)
+        draws = stride = self._draws(problem, space, n)
+        rows = MAIN_ROWS + min(WARM_ROWS, budget) + draws - 1
+        if self._tempered(problem, -(-n // draws)):
+            rows, stride = rows + DRAW_ROWS + min(TEMPER_ROWS, budget), draws // math.gcd(draws, LOOKING)
+        rows += WEIGH_ROWS if self._weighs(problem, -(-n // draws)) else 0
+        return Control(rows, n, draws, stride)
 
-    def _chains(self, problem: Problem, space: Space, n: int) -> int:
-        """Chains that give n samples."""
+    def _draws(self, problem: Problem, space: Space, n: int) -> int:
+        """Draws of each chain."""
         if self.draws == "auto":
             size = math.prod(space.event) if space.flat is None else space.flat.dimension
             most = 1 if problem.chains is not None else MOST_DRAWS
-            draws = min(most, max(1, n // max(CHAINS, PER_DIMENSION * size)))
-        else:
-            draws = int(self.draws)
-            if draws > 1 and problem.chains is not None:
-                raise SettingError(f"draws = {draws}, but every chain has a set or a condition of its own; use draws=1")
-        return -(-n // draws)
+            return min(most, max(1, n // max(CHAINS, PER_DIMENSION * size)))
+        if int(self.draws) > 1 and problem.chains is not None:
+            raise SettingError(
+                f"draws = {self.draws}, but every chain has a set or a condition of its own; use draws=1"
+            )
+        return min(int(self.draws), n)
 
     def steps(self, problem: Problem, control: Control) -> int:
         return control.rows
@@ -248,11 +248,12 @@ class HMC(Method[HMCState]):
         t = problem.table.t[0].to(device)
         centre, scale = (torch.tensor(v, dtype=torch.float64, device=device) for v in (control.centre, control.scale))
         shared = (control.eps, control.share, control.fine > 0, centre, scale)
-        phase, space, most = control.phase, space_of(problem), control.chains
-        gathers = phase == "gather"
+        phase, space = control.phase, space_of(problem)
+        gathers, draw = phase == "gather", 0
         if control.law in ("constant", "gaussian") or (phase == "draw" and space.flat is not None):
-            left = self._left(problem, control) if gathers else len(problem.table) - control.trajectories
-            if gathers:
+            left, draws = len(problem.table) - float(control.trajectories), 1
+            if gathers:  # all draws in one row, where chains do not wait for each other
+                left, draw, draws = self._left(problem, control), 1, control.left
                 count = math.ceil(min(control.gap, left))
             elif phase == "main":
                 count = FLOWS << (MAIN_ROWS - control.left)
@@ -260,7 +261,8 @@ class HMC(Method[HMCState]):
                 count = FIRST_FLOWS[min(len(FIRST_FLOWS) - 1, control.row)]
             count = max(1, min(count, int(left)))
             straight = control.law == "constant" or (phase == "draw" and control.uniform)
-            return Row("flow" if straight else "orbit", t, (1,) * count, *shared, most=most)
+            kind = "flow" if straight else "orbit"
+            return Row(kind, t, (1,) * count, *shared, stride=control.stride, draw=draw, draws=draws)
         price, allowance = (
             1 + (control.fine != 0 and space.flat is not None and not known),
             control.limit - control.spent,
@@ -268,12 +270,12 @@ class HMC(Method[HMCState]):
         allowance /= (1 << control.left) - 1 if phase == "main" else max(control.left, 1)
         limit = control.limit
         if gathers:
-            allowance = min(control.gap, self._left(problem, control))
+            allowance, draw = min(control.gap, self._left(problem, control)), control.stride - control.left
             limit = control.spent + allowance
         if control.law == "infinite":
             left = min(limit - control.spent, allowance)
             count = math.ceil(left / control.price) if gathers else int(left / control.price)
-            return Row("slice" if count else "rest", t, (1,) * count, *shared, most=most)
+            return Row("slice" if count else "rest", t, (1,) * count, *shared, stride=control.stride, draw=draw)
         wanted = min(LONGEST, max(1, round(control.length / control.eps)))
         if phase == "temper":
             wanted = min(wanted, HEATED)
@@ -295,12 +297,15 @@ class HMC(Method[HMCState]):
         )
         shared = (control.eps, control.share, price > 1, centre, scale)
         decades = DECADES if uneven else 0.0
-        return Row("leapfrog", t, tuple(lengths), *shared, reference=reference, decades=decades, most=most)
+        return Row(
+            "leapfrog", t, tuple(lengths), *shared, reference=reference, decades=decades, stride=control.stride,
+            draw=draw,
+        )  # fmt: skip
 
     def _left(self, problem: Problem, control: Control) -> float:
         """Evaluations of a chain, or flows, that may be spent on one more draw: all samples together have a budget."""
         spent = control.trajectories if control.law in ("constant", "gaussian") else control.spent
-        return (len(problem.table) * control.n / control.chains - spent) / max(control.left, 1)
+        return (len(problem.table) * control.stride - spent) / max(control.left, 1)
 
     def fits(self, problem: Problem) -> bool:
         """Whether the set and the decoder are of a kind that it takes."""
@@ -368,28 +373,28 @@ class HMC(Method[HMCState]):
         """The trajectories of a row."""
         if row.kind == "rest":
             return state
-        if row.most is not None and row.most < problem.first + len(state.y):
-            few = max(0, row.most - problem.first)
-            if not few:
-                return state
-            return self.step(space, problem, state.rows(slice(few)), row._replace(most=None), noise).over(state)
         generator = generator_of(noise, state.y)
         space = space.take(slice(problem.first, problem.first + len(state.y)))
-        move = slices if row.kind == "slice" else flows
-        if row.kind == "leapfrog":
-            move = leapfrogs if space.flat is not None else rattle
-        state = move(space, problem, state, row, generator)
-        return state._replace(x=space.latents(state.y, problem.like), z=space.decoded(problem, state.y))
+        chains = state.rows(slice(max(row.draw - 1, 0), None, row.stride))
+        if row.kind in ("flow", "orbit"):
+            found = flows(space, problem, chains, row, generator)
+        else:
+            move = slices if row.kind == "slice" else rattle if space.flat is None else leapfrogs
+            found = [move(space, problem, chains, row, generator)]
+        found = [
+            one._replace(x=space.latents(one.y, problem.like), z=space.decoded(problem, one.y)) for one in found
+        ]
+        if row.draw:
+            found = [one._replace(draw=torch.full_like(one.draw, row.draw + k)) for k, one in enumerate(found)]
+        return state.placed(chains, found, row.stride, row.draw)
 
     def look(self, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> Done:
-        """Put the chains into the set, and look what kind of density it is.
-
-        Starting points of m < n chains are taken evenly from all.
-        """
-        n, m = len(state.x), control.chains
-        every = torch.arange(n, device=state.x.device)
-        state, control, record = self._look(problem, state.rows(every[:m] * n // m), control, generator)
-        return (state if control.chains == n else state.rows(every % control.chains)), control, record
+        """Put the chains into the set, and look what kind of density it is."""
+        first = torch.arange(len(state.x), device=state.x.device)
+        state = state.rows(first - first % control.stride) if control.stride > 1 else state
+        chains = state.rows(slice(None, None, control.stride))
+        found, after, record = self._look(problem, chains, control, generator)
+        return state.placed(chains, [found], after.stride), after, record
 
     def _look(self, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> Done:
         """The same for the chains that move."""
@@ -439,7 +444,7 @@ class HMC(Method[HMCState]):
         if control.law in ("constant", "gaussian"):
             return control._replace(phase="warm", left=len(FIRST_FLOWS), share=1.0)
         limit = max(control.spent, (usual if self.warm_up is None else self.warm_up) * budget)
-        kept = MAIN_ROWS + -(-control.n // control.few) - 1
+        kept = MAIN_ROWS + control.draws - 1
         rows = min(WARM_ROWS, int((limit - control.spent) / 3), control.rows - control.row - kept)
         if rows < 1:
             return control._replace(phase="main", left=MAIN_ROWS, limit=_of_rounds(problem), share=1.0)
@@ -457,21 +462,17 @@ class HMC(Method[HMCState]):
         return linear_score(space, lambda x: problem.score(x, t), tested, problem.like, log_p)
 
     def after(self, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> Done:
-        """After a row: adapt, see what comes next, and keep draws of chains that give several."""
-        n = len(state.x)
-        moved, control, record = self._after(problem, state.rows(slice(control.chains)), control, generator)
-        if len(moved.x) == n:
-            return moved, control, record
-        state, slots = moved.over(state), -(-n // control.chains)
-        if control.phase == "gather":
-            state = _kept(state, control.chains, slots - control.left)
-        elif control.phase == "end":
-            state = _exchanged(state, control.chains)
-        return state, control, record
-
-    def _after(self, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> Done:
-        """The same for the chains that move."""
+        """After a row: adapt, and see what comes next."""
         row = self._row(problem, control)
+        last = row.draw + row.draws - 1 if row.draw else 0
+        chains = state.rows(slice(last, None, control.stride))
+        moved, after, record = self._after(problem, chains, control, row, generator)
+        return state if last else state.placed(chains, [moved], after.stride), after, record
+
+    def _after(
+        self, problem: Problem, state: HMCState, control: Control, row: Row, generator: torch.Generator
+    ) -> Done:
+        """The same for the chains that move."""
         flowed = row.kind in ("flow", "orbit")
         price = 1 + row.fine
         known = problem.target.potential is not None
@@ -481,8 +482,8 @@ class HMC(Method[HMCState]):
             control = control._replace(price=max(1.0, spent / len(row.lengths)))
         rate = float(state.accepted.mean())
         control = control._replace(
-            row=control.row + 1, left=control.left - 1, spent=control.spent + spent,
-            trajectories=control.trajectories + len(row.lengths),
+            row=control.row + 1, left=control.left - row.draws, spent=control.spent + spent,
+            trajectories=control.trajectories + len(row.lengths) * row.draws,
         )  # fmt: skip
         record = {"acceptance": rate, "refused": float(state.refused.mean()), "size": control.eps}
         record["leapfrogs"] = 0.0 if flowed else sum(row.lengths) / max(len(row.lengths), 1)
@@ -598,21 +599,24 @@ class HMC(Method[HMCState]):
             if agree is not None:
                 record |= {"r_hat": agree.value, "r_hat_edge": agree.edge}
             second = second_kind(space_of(problem), problem, state, control, generator)
-            more = -(-control.n // control.chains) - 1
+            more = control.stride - 1
             control = control._replace(phase="gather" if more else "end", left=more)
-            return state, control, record | second | {"ancestors": ancestors_left(state.ancestor)}
+            ancestors = ancestors_left(state.ancestor) * control.n / len(state.y)  # as if each sample were a chain
+            return state, control, record | second | {"ancestors": ancestors}
         return state._replace(before=state.y), control._replace(ending=forgotten and rounds >= 2), record
 
     # ---------------------------------------------------------------------------------------------------- what is left
 
     def samples(self, problem: Problem, state: HMCState) -> Tensor:
-        z, sides = state.z.clone(), problem.constraint.bounds(tuple(state.z.shape[1:]))
-        if sides is not None:  # a coordinate that the others fix at its bound is off by rounding
-            z = torch.minimum(torch.maximum(z, sides[0].to(z)), sides[1].to(z))
-        space = space_of(problem)
+        space, z = space_of(problem), state.z.clone()
+        sides = problem.constraint.bounds(tuple(z.shape[1:]))
         if space.flat is None:
             surface = Surface(problem.constraint, space.event)
             z = surface.settled(z.flatten(1)).reshape(z.shape)
+        elif problem.identity:
+            z = space.flat.settled(z.flatten(1)).reshape(z.shape)
+        if sides is not None:  # a coordinate that the others fix at its bound is off by rounding
+            z = torch.minimum(torch.maximum(z, sides[0].to(z)), sides[1].to(z))
         off = torch.nonzero(problem.constraint.violation(z) > ROUNDED).flatten()
         if len(off):
             few = problem.take(off)
@@ -637,24 +641,7 @@ def _apart(control: Control, memory: float) -> float:
 
 def _fewer(state: HMCState, control: Control) -> tuple[HMCState, Control]:
     """The chains that go on after a tempered start, evenly from all: copies are neighbours."""
-    some = torch.arange(control.few, device=state.x.device) * control.chains // control.few
-    return state.rows(some), control._replace(chains=control.few)
-
-
-def _kept(state: HMCState, m: int, slot: int) -> HMCState:
-    """The chains, the first m rows, as their draws number ``slot``, in the rows from m ``slot`` on."""
-    rows = slice(slot * m, min((slot + 1) * m, len(state.x)))
-    made = state.rows(slice(rows.stop - rows.start))
-    made = made._replace(draw=torch.full_like(made.draw, slot))
-    return HMCState(*(torch.cat([p[: rows.start], one, p[rows.stop :]]) for p, one in zip(state, made, strict=True)))
-
-
-def _exchanged(state: HMCState, m: int) -> HMCState:
-    """The first draws of the chains in the first m rows, where the checks look for them, and the last ones after."""
-    order = torch.arange(len(state.x), device=state.x.device)
-    few = min(m, len(order) - m)
-    order[:few], order[m : m + few] = order[m : m + few].clone(), order[:few].clone()
-    return state.rows(order)._replace(draw=state.draw)
+    return state.rows(slice(None, None, control.draws // control.stride)), control._replace(stride=control.draws)
 
 
 def _of_rounds(problem: Problem) -> float:

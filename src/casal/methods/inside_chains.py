@@ -7,7 +7,7 @@ left. On curved sets y are the points z themselves.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -73,7 +73,9 @@ class Row(NamedTuple):
         blind: Whether leapfrogs go without a force.
         reference: The density q of q^(1-b) p^b in the coordinates y; None for that of the starting points.
         decades: Each chain takes eps 10^(-u), u uniform up to this: modes of other widths than most get their steps.
-        most: Chains of the run that move, the first ones; None for all.
+        stride: Rows of the state from one chain to the next.
+        draw: Number of the first draw that is made, from the one before it; 0 where the chains move on.
+        draws: How many are made.
     """
 
     kind: str
@@ -87,11 +89,15 @@ class Row(NamedTuple):
     blind: bool = False
     reference: Reference | None = None
     decades: float = 0.0
-    most: int | None = None
+    stride: int = 1
+    draw: int = 0
+    draws: int = 1
 
 
 class HMCState(NamedTuple):
     """Chains in the set, and draws of them. n rows, r coordinates of the set.
+
+    Where chains give several draws, those of a chain follow each other. Before they are made their rows hold copies.
 
     Attributes:
         x: The samples in latent space, (n, *latent).
@@ -129,9 +135,27 @@ class HMCState(NamedTuple):
         """Some of the rows."""
         return HMCState(*(part[index] for part in self))
 
-    def over(self, other: HMCState) -> HMCState:
-        """These rows in the place of the first ones of another state."""
-        return HMCState(*(torch.cat([one, rest[len(one) :]]) for one, rest in zip(self, other, strict=True)))
+    def placed(self, before: HMCState, found: Sequence[HMCState], stride: int, draw: int = 0) -> HMCState:
+        """With what chains have become, which stand ``stride`` rows apart, or with draws of them.
+
+        Args:
+            before: The rows of the chains as they were. What has not changed is not copied.
+            found: The chains, for all their rows; or draws of them.
+            stride: Rows of a chain.
+            draw: Number of the first draw; 0 for the chains themselves.
+        """
+        parts = list[Tensor]()
+        for whole, old, *new in zip(self, before, *found, strict=True):
+            if all(one is old for one in new):
+                parts.append(whole)
+            elif not draw:
+                parts.append(new[0] if stride == 1 else new[0].repeat_interleave(stride, 0)[: len(whole)])
+            else:
+                parts.append(whole.clone())
+                for number, one in enumerate(new, draw):
+                    rows = parts[-1][number::stride]
+                    rows.copy_(one[: len(rows)])
+        return HMCState(*parts)
 
 
 class Control(NamedTuple):
@@ -139,9 +163,9 @@ class Control(NamedTuple):
 
     Attributes:
         rows: Rows of the whole run.
-        chains: Chains that move, the first rows of the state.
-        few: Chains after a tempered start.
         n: Samples, the rows of the state.
+        draws: Of each chain, unless the modes are weighed: rows of the state that belong together.
+        stride: Rows of the state from one chain to the next.
         row: Rows taken.
         phase: "look", "draw", "temper", "warm", "weigh", "main", "gather" or "end".
         left: Rows left of the phase.
@@ -167,9 +191,9 @@ class Control(NamedTuple):
     """
 
     rows: int
-    chains: int
-    few: int
     n: int
+    draws: int
+    stride: int
     row: int = 0
     phase: str = "look"
     left: int = 0

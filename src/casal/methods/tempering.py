@@ -121,7 +121,7 @@ def spread_over(problem: Problem, count: int) -> Tensor:
     if found is None:
         return y[:0]
     walls, generator = rounded(flat.walls, flat.room, found.y, found.scale), torch.Generator(y.device).manual_seed(0)
-    y = found.y + times(found.scale, flow(walls, y, SPREAD_FLOWS, False, generator).point)
+    y = found.y + times(found.scale, flow(walls, y, SPREAD_FLOWS, False, generator).point[-1])
     return flat.drawn_in(y, INSIDE)
 
 
@@ -257,7 +257,7 @@ def weigh(problem: Problem, state: HMCState, control: Control, generator: torch.
     weight, control = first_weights(found.mixture, drawn, log_g), control._replace(spent=control.spent + 2.0)
     if weight is None or not covers(new - log_g, log_p[good] - found.at(y[good])):
         return state, control, record
-    control = _within(space, problem, control._replace(chains=control.n), found.mixture, state.y)
+    control = _within(space, problem, control._replace(stride=1), found.mixture, state.y)
     every = torch.arange(control.n, device=x.device)
     state = state.rows(every % n)._replace(
         x=x, z=space.decoded(problem, drawn), y=drawn, score=score, log_p=new, log_weight=weight, ancestor=every

@@ -42,14 +42,14 @@ def pace(rate: float, gain: float) -> float:
     return CUT if rate < REFUSED else 1.0 / CUT if rate > ALL else math.exp(gain * (rate - ACCEPTED))
 
 
-def flows(space: Space, problem: Problem, state: HMCState, row: Row, generator: torch.Generator) -> HMCState:
-    """Flows of a constant or a Gaussian density."""
+def flows(space: Space, problem: Problem, state: HMCState, row: Row, generator: torch.Generator) -> list[HMCState]:
+    """Draws by flows of a constant or a Gaussian density."""
     assert space.flat is not None
     walls = rounded(space.flat.walls, space.flat.room, row.centre, row.scale)
     u = solve(row.scale, state.y - row.centre)
-    found = flow(walls, u, len(row.lengths), row.kind == "orbit", generator)
-    y = space.flat.drawn_in(row.centre + times(row.scale, found.point), INSIDE)
-    return state._replace(y=y, accepted=1.0 - found.refused, refused=found.refused)
+    found = flow(walls, u, len(row.lengths), row.kind == "orbit", generator, row.draws)
+    still = state._replace(accepted=1.0 - found.refused, refused=found.refused)
+    return [still._replace(y=space.inside_walls(row.centre + times(row.scale, one))) for one in found.point]
 
 
 def leapfrogs(space: Space, problem: Problem, state: HMCState, row: Row, generator: torch.Generator) -> HMCState:

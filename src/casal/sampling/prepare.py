@@ -81,6 +81,11 @@ def batch_size(n: int, problem: Problem, event: Event) -> int:
     return -(-n // (unit * -(-count // unit)))
 
 
+def _whole_chains(asked: int | None, n: int, draws: int, problem: Problem, event: Event) -> int:
+    """Rows of a batch: all draws of a chain, which its first shared numbers tell, are in one."""
+    return draws * (-(-asked // draws) if asked else batch_size(-(-n // draws), problem, event))
+
+
 # ------------------------------------------------------------------------------------------------ before the first step
 
 
@@ -254,7 +259,7 @@ def prepare(
         inside=inside,
         control=control,
         steps=steps,
-        batch=min(how.batch or stored or batch_size(n, problem, tried.event), n),
+        batch=min(_whole_chains(how.batch or stored, n, getattr(control, "draws", 1), problem, tried.event), n),
         options=options,
         points=partial(starting_points, dtype=how.dtype),
         offset=tried.offset,
