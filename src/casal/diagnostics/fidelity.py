@@ -20,7 +20,7 @@ from torch import Tensor
 from casal.constraints import Constraint, geometry
 from casal.diagnostics.behind import View, inner_view, view
 from casal.diagnostics.edges import has_hidden_edge, on_edge, parts_of
-from casal.diagnostics.model_score import NotAvailable, level_score, refuse_wrong_network, scores_at
+from casal.diagnostics.model_score import NotAvailable, finest, level_score, refuse_wrong_network, scores_at
 from casal.diagnostics.modes import (
     LINE_POINTS,
     MOST_MODES,
@@ -43,9 +43,13 @@ from casal.diagnostics.peaks import (
     weigh,
     with_bulk,
 )
+from casal.diagnostics.renoised import Group, price, spaced
+from casal.diagnostics.renoised import found_again as columns_of
 from casal.diagnostics.stein import SteinTerms, projections_needed, stein_terms
 from casal.errors import CasalError
 from casal.methods import Memory, Problem, chain_findings, few_chains, growing_share, memory
+from casal.methods.equations import equations_of
+from casal.methods.matheron import denoised_rows
 from casal.methods.population import Lineage, WeightedRun, advice, population, student_quantile
 
 Verdict = Literal["trusted", "suspect", "too few", "unchecked", "not promised"]
@@ -128,6 +132,12 @@ wrong by the same amount where modes are narrow."""
 GRADIENT_ERROR, WRONG_PAIRS = 0.1, 0.03
 """Difference of log p by potential and by score that is let pass, beside rounding, or half of what it is by the coarse
 rule; and the share of pairs that may exceed it."""
+
+SYMMETRIC = 0.1
+"""Asymmetry of the derivative of a network up to which it counts as exact."""
+
+MOST_NOISE_LEVELS = 3
+"""Noise levels, at most, at which samples are found again."""
 
 BETWEEN_PEAKS = 401
 """Points of the line integral of the score from one peak to another: the score turns within a narrow valley."""
@@ -415,7 +425,8 @@ def assess(
         call = f"casal.sample(..., check=True), at most {share:.0f} % more model calls"
         found.append(Finding(missing=(f"the samples were not compared with the score (check=False): {call}",)))
     elif promised:
-        found += _by_potential(found, stein(evidence), gradient(evidence))
+        again = renoised(evidence)
+        found += [again] if again else _by_potential(found, stein(evidence), gradient(evidence))
         found += [unforgotten(evidence), displacement(evidence), peaks(evidence)]
         found += [jump(evidence)] if ancestors >= FEWEST_TESTED else []
     return _verdict(evidence, promised, method, way_out, ancestors, found)
@@ -850,6 +861,65 @@ def _stein(evidence: Evidence) -> Finding:
     )
 
 
+def renoised(evidence: Evidence) -> Finding | None:
+    """Whether a network that is told the equations finds samples again under noise, as well as it finds its own.
+
+    For chains that keep the samples of the model which they started from (``Matheron``), on linear equations. See
+    ``renoised.py``.
+    """
+    problem, state, n = evidence.problem, evidence.run.state, len(evidence.run.samples)
+    free, first = getattr(state, "free", None), evidence.run.trace.get("first level")
+    if free is None or first is None or problem.target.condition or n < FEWEST_TESTED:
+        return None
+    found = equations_of(problem)
+    if found.curved or not found.count:
+        return None
+    x = (evidence.run.samples if problem.identity else state.x).flatten(1).to(torch.float64)
+    free, kinds = free.flatten(1).to(torch.float64), state.kind.unique()
+    home = torch.where(torch.isin(state.home, kinds), state.home, state.kind.mode().values)
+    count = int(min(MOST_NOISE_LEVELS, _left(evidence) // price(found.count, state.kind)))
+    figures = {"found_again_p": NOT_CHECKED}
+    if count < 1:
+        share = math.ceil(100.0 * price(found.count, state.kind) / (evidence.evaluations * n) + 1.0) / 100.0
+        call = f"casal.sample(..., check={share:g}), at most {100 * share:.0f} % more model calls"
+        return Finding(figures, missing=(f"the samples were not compared with the model's own: {call}",))
+    stream = torch.Generator(x.device).manual_seed(4251)
+    values = found.times(x + found.back(found.gap(x)))
+    groups = Group(x, values, state.kind), Group(free, found.times(free), home)
+    last = finest(problem)
+    levels = [
+        columns_of(partial(denoised_rows, problem), *groups, found.matrix, s, last, stream)
+        for s in spaced(float(first[-1]), last, count)
+    ]
+    names = [(one.level, name) for one in levels for name in one.names]
+    own, other, allowed = (
+        torch.cat(part, -1) for part in zip(*((one.samples, one.free, one.allowed) for one in levels), strict=True)
+    )
+    everyone, twin = evidence.everyone, Lineage(torch.full((n,), 1.0 / n).to(x), torch.arange(n, device=x.device))
+    model = twin.mean(other)
+    tests = [_zero_test(everyone, own, allowed)]
+    if max(one.uneven for one in levels) > SYMMETRIC:
+        tests.append(_zero_test(everyone, own - model.value, allowed, model.standard_error))
+    p = torch.stack([test.p for test in tests]).amax(0)
+    worst, chance = int(p.argmin()), min(1.0, float(p.min()) * len(p))
+    figures = {"found_again_p": chance, "found_again_t": min(float(test.t[worst]) for test in tests)}
+    figures["asymmetry"] = max(one.uneven for one in levels)
+    needed = student_quantile(REJECT / len(p), everyone.effective - 1.0) + FOUND
+    seen = max(one.follows for one in levels)
+    least = {"detectable" if len(kinds) == 1 else "within": needed * math.sqrt(len(tests) / n) / max(seen, 1e-300)}
+    if chance >= REJECT:
+        return Finding(figures, **least)
+    return Finding(
+        figures,
+        objections=(
+            f"noised by {names[worst][0]:.2g} and denoised with the equations, what is missed of the samples is not what "
+            f"is missed of the model's own (p = {chance:.1g}, {names[worst][1]}): use more levels, or "
+            "casal.calibrate(target, family, method, n=64), which says how far the method is off on this model",
+        ),
+        **least,
+    )
+
+
 def _not_known(problem: Problem) -> str:
     """Why no direction could be tested."""
     if problem.table.static:
@@ -1032,15 +1102,17 @@ class ZeroTest(NamedTuple):
     p: Tensor
 
 
-def _zero_test(lineage: Lineage, values: Tensor) -> ZeroTest:
+def _zero_test(lineage: Lineage, values: Tensor, allowed: Tensor | float = 0.0, more: Tensor | float = 0.0) -> ZeroTest:
     """t-tests over ancestors, with Hall's correction (1992) for the skewness k of a mean:
 
         t' = t + k t^2 / 3 + k^2 t^3 / 27 + k / 6.
 
-    Squares are skewed: without it, 10 % of tests of 32 right samples have p < 0.003.
+    Squares are skewed: without it, 10 % of tests of 32 right samples have p < 0.003. Means up to ``allowed`` count as
+    zero, and ``more`` is a standard error of what was subtracted from the values.
     """
-    mean, error = lineage.mean(values)
-    t, k = mean / error.clamp_min(torch.finfo(torch.float64).tiny), lineage.skewness(values)
+    mean, own = lineage.mean(values)
+    error, beyond = torch.hypot(own, torch.as_tensor(more).to(own)), (mean.abs() - allowed).clamp_min(0.0)
+    t, k = mean.sign() * beyond / error.clamp_min(torch.finfo(torch.float64).tiny), lineage.skewness(values)
     t = (t + k * t.square() / 3.0 + k.square() * t.pow(3) / 27.0 + k / 6.0).abs()
     return ZeroTest(mean, error, t, two_sided_p(t, lineage.effective - 1.0))
 

@@ -51,7 +51,7 @@ def scores_at(problem: Problem, z: Tensor, evaluations: float) -> list[Tensor]:
     widest = BLUR * float(z.flatten(1).to(torch.float64).var(0).sum().sqrt())
     most = min(MOST_LEVELS, int(min(evaluations / max(len(z), 1), MOST_LEVELS)))
     for k in range(1, max(2, most)):
-        if k > 1 and (2.0**k * _finest(problem) > widest or (k == 2 and agree(*found))):
+        if k > 1 and (2.0**k * finest(problem) > widest or (k == 2 and agree(*found))):
             break
         found.append(level_score(problem, z, 2.0**k))
     return found
@@ -83,7 +83,7 @@ def refuse_wrong_network(problem: Problem, numbers: Collection[int], evaluations
         return
     problem = problem.take(slice(0, count))
     x = own_samples(problem, count)
-    found = calibration(problem.target, x, [times * _finest(problem) for times in levels])
+    found = calibration(problem.target, x, [times * finest(problem) for times in levels])
     problem.usage.add_scores(found.evaluations * len(x))
     if bool(found.erroneous.any()):
         worst = int(found.slope.argmin())
@@ -98,13 +98,14 @@ def level_score(problem: Problem, z: Tensor, times: float = 1.0) -> Tensor:
     x, table = z.to(problem.like.dtype), problem.table
     if table.static:
         return problem.score(x, table.t[-1].to(x.device)).to(torch.float64)
-    sigma = times * _finest(problem)
+    sigma = times * finest(problem)
     found = (problem.denoise(x, sigma).to(torch.float64) - x) / sigma**2
     term = problem.target.log_weight
     return found if term is None else found + slope(term, x).to(torch.float64)
 
 
-def _finest(problem: Problem) -> float:
+def finest(problem: Problem) -> float:
+    """The smallest noise level of the table of a model, in units of the clean sample."""
     table = problem.table
     if problem.target.denoise is None or table.alpha is None or table.sigma is None:
         raise NotAvailable(f"{problem.target.name} has no denoiser to compute the score from")
