@@ -290,7 +290,7 @@ def inside(
         True,
         generator,
     )
-    f = centre + moved.point @ root.T
+    f = centre + moved.point[-1] @ root.T
     return clean + (f - clean @ G.T) @ inverse.T @ inverse @ across
 
 
