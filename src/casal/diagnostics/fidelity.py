@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +18,7 @@ import torch
 
 from casal.diagnostics.chain_mixing import inside, remembered, unforgotten
 from casal.diagnostics.check import FEWEST, LARGEST_DETECTABLE, SHARE_OF_EVALUATIONS, Check, Evidence, NotAvailable
-from casal.diagnostics.ladder import correction, crossings, decoder_range, displacement, slack, statistics
+from casal.diagnostics.ladder import correction, crossings, decoder_range, displacement, resolution, slack, statistics
 from casal.diagnostics.modes import jump
 from casal.diagnostics.peaks import peaks
 from casal.diagnostics.stein import by_score
@@ -88,13 +89,11 @@ class Look(NamedTuple):
         at: What it looks at.
         find: From what a run left to what it has seen; it may raise ``NotAvailable``.
         spends: Whether it evaluates the score, and asks what only the promise of a distribution makes sense of.
-        otherwise: What to say if it could not be made, before the reason; nothing if others say it.
     """
 
     at: str
     find: Callable[[Evidence], Iterator[Check]]
     spends: bool = False
-    otherwise: str = ""
 
 
 def degenerate(evidence: Evidence) -> Iterator[Check]:
@@ -120,6 +119,7 @@ def genealogy(evidence: Evidence) -> Iterator[Check]:
 
 
 CHECKS = (
+    Look("whether the chains resolve the set", resolution),
     Look("how far samples are from what the decoder can produce", decoder_range),
     Look("how many chains carry the weights of the last correction", correction),
     Look("samples near a crossing of two pieces of a union", crossings),
@@ -128,12 +128,7 @@ CHECKS = (
     Look("how weights and ancestors fared along the run", degenerate),
     Look("how many independent chains the samples are worth", genealogy),
     Look("the bias of a coupling that ends at a finite value", slack),
-    Look(
-        "samples against the score, and the score against the potential",
-        by_score,
-        True,
-        "the samples were not compared with the score",
-    ),
+    Look("samples against the score, and the score against the potential", by_score, True),
     Look("whether a start that is remembered follows the score", unforgotten, True),
     Look("how far the last projection moved samples, by the model", displacement, True),
     Look("samples around peaks of the density against their mass", peaks, True),
@@ -178,10 +173,8 @@ def assess(
 
 def seen(look: Look, evidence: Evidence) -> Iterator[Check]:
     """What a check has seen, up to where it could not go on."""
-    try:
+    with suppress(NotAvailable, CasalError):
         yield from look.find(evidence)
-    except (NotAvailable, CasalError) as reason:
-        yield Check(missing=(f"{look.otherwise}: {reason}",) if look.otherwise else ())
 
 
 def verdict_of(evidence: Evidence, found: list[Check], not_promised: str = "") -> Fidelity:

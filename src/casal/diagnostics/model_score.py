@@ -5,7 +5,7 @@ A network's score is known with noise only, and may be wrong where the noise is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -159,7 +159,7 @@ def _finest(problem: Problem) -> float:
     return float((table.sigma / table.alpha).min())
 
 
-def gradient(evidence: Evidence) -> Iterator[Check]:
+def gradient(evidence: Evidence) -> Check:
     """Whether the score is the gradient of the log-density: their rises between pairs of samples.
 
         log p(y) - log p(z) = integral of s . (y - z) along the line from z to y
@@ -169,7 +169,7 @@ def gradient(evidence: Evidence) -> Iterator[Check]:
     problem = evidence.problem
     pairs = int(min(PAIRS, len(evidence.z) // 2, evidence.left / (COARSE + 2)))
     if problem.target.potential is None or not problem.table.static or pairs < FEWEST_PAIRS:
-        return
+        return Check()
     some = evenly(len(evidence.z), 2 * pairs).to(evidence.z.device)
     seen = view_of(evidence, some)
     x = seen.latent(seen.points).to(problem.like.dtype)
@@ -181,13 +181,13 @@ def gradient(evidence: Evidence) -> Iterator[Check]:
     off = ~(gap.abs() <= allowed)
     some = torch.nonzero(off).flatten()
     if len(some) * FINE > evidence.left:
-        return
+        return Check()
     if len(some):  # a rule that is too coarse improves with its points
         finer = (other - height)[some] - _rise(here.take(some), z[some], y[some], FINE)
         off[some] = ~(finer.abs() <= torch.maximum(allowed[some], gap[some].abs() / 2))
     share = float(off.to(torch.float64).mean())
     most = float(gap[off].abs().max()) if bool(off.any()) else 0.0
-    yield Check(
+    return Check(
         share,
         WRONG_PAIRS,
         f"the score is not the gradient of the log-density: between {100 * share:.2g} % of {pairs} pairs of samples "

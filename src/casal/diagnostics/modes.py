@@ -23,7 +23,17 @@ import torch
 from torch import Tensor
 
 from casal.diagnostics.behind import View, view_of
-from casal.diagnostics.check import NOT_CHECKED, REJECT, Check, Evidence, NotAvailable, ZeroTest, evenly, zero_test
+from casal.diagnostics.check import (
+    FEWEST_TESTED,
+    NOT_CHECKED,
+    REJECT,
+    Check,
+    Evidence,
+    NotAvailable,
+    ZeroTest,
+    evenly,
+    zero_test,
+)
 from casal.diagnostics.model_score import level_score
 from casal.errors import CasalError
 from casal.methods import Problem
@@ -236,6 +246,8 @@ def modes_of(evidence: Evidence) -> Modes:
 
 def jump(evidence: Evidence) -> Iterator[Check]:
     """Whether the weights of the modes are right, by a t-test over ancestors of a reflection between them."""
+    if evidence.everyone.effective < FEWEST_TESTED:
+        return
     modes = modes_of(evidence)
     figures = {"modes": float(modes.number)}
     yield Check(figures=figures)

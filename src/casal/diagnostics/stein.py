@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -58,6 +59,7 @@ from casal.diagnostics.check import (
 from casal.diagnostics.edges import has_hidden_edge, parts_of
 from casal.diagnostics.model_score import Slope, along, gradient, refuse_wrong_network, scores_at
 from casal.diagnostics.modes import modes_of
+from casal.errors import CasalError
 from casal.methods.population import Lineage, student_quantile
 
 Map = Callable[[Tensor], Tensor]
@@ -364,14 +366,19 @@ def by_score(evidence: Evidence) -> Iterator[Check]:
     Where it is not, and moves that use the potential alone leave the samples as they are (``second_kind`` of ``HMC``),
     these follow the potential: that is worth a note, and Stein's identity says nothing.
     """
-    agreement = list(gradient(evidence))
-    alone = [check.objection for check in agreement if check.objection]
-    if alone and evidence.last.get("second_detectable", math.inf) <= LARGEST_DETECTABLE:
-        sentence = f"{alone[0].partition(':')[0]}; the samples follow the potential, by moves that use it alone"
-        yield Check(figures=agreement[0].figures, notes=(sentence,))
-        return
-    yield from agreement
-    yield from stein(evidence)
+    told, agreement = list[Check](), Check()
+    try:
+        told.extend(stein(evidence))
+    except (NotAvailable, CasalError) as reason:
+        told.append(Check(missing=(f"the samples were not compared with the score: {reason}",)))
+    with suppress(NotAvailable, CasalError):
+        agreement = gradient(evidence)
+    if agreement.objection and evidence.last.get("second_detectable", math.inf) <= LARGEST_DETECTABLE:
+        said = agreement.says.partition(":")[0]
+        sentence = f"{said}; the samples follow the potential, by moves that use it alone"
+        told = [Check(figures=check.figures) for check in told]
+        agreement = Check(figures=agreement.figures, notes=(sentence,))
+    yield from (*told, agreement)
 
 
 def stein(evidence: Evidence) -> Iterator[Check]:
@@ -412,9 +419,10 @@ def stein(evidence: Evidence) -> Iterator[Check]:
 
     edge = None if factor is None else lambda y: factor(y.reshape(points.shape))
     terms = partial(stein_terms, points.flatten(1), score, lineage, None if nearest is None else project)
-    tests, modes = terms(edge), modes_of(evidence)
+    tests = terms(edge)
     if not tests:
         raise NotAvailable(_not_known(problem.table.static))
+    modes = modes_of(evidence)
     apart = list[SteinTerms]()
     if modes.number > 1 and seen.same:
         modes = modes._replace(label=modes.label[index])
