@@ -381,9 +381,7 @@ class HMC(Method[HMCState]):
         else:
             move = slices if row.kind == "slice" else rattle if space.flat is None else leapfrogs
             found = [move(space, problem, chains, row, generator)]
-        found = [
-            one._replace(x=space.latents(one.y, problem.like), z=space.decoded(problem, one.y)) for one in found
-        ]
+        found = [one._replace(x=space.latents(one.y, problem.like), z=space.decoded(problem, one.y)) for one in found]
         if row.draw:
             found = [one._replace(draw=torch.full_like(one.draw, row.draw + k)) for k, one in enumerate(found)]
         return state.placed(chains, found, row.stride, row.draw)
@@ -469,9 +467,7 @@ class HMC(Method[HMCState]):
         moved, after, record = self._after(problem, chains, control, row, generator)
         return state if last else state.placed(chains, [moved], after.stride), after, record
 
-    def _after(
-        self, problem: Problem, state: HMCState, control: Control, row: Row, generator: torch.Generator
-    ) -> Done:
+    def _after(self, problem: Problem, state: HMCState, control: Control, row: Row, generator: torch.Generator) -> Done:
         """The same for the chains that move."""
         flowed = row.kind in ("flow", "orbit")
         price = 1 + row.fine
