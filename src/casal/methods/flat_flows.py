@@ -73,9 +73,7 @@ def rounded(normals: Tensor, levels: Tensor, centre: Tensor, scale: Tensor) -> W
 
 
 @waits
-def flow(
-    walls: Walls, u: Tensor, flows: int, gaussian: bool, generator: torch.Generator, draws: int = 1
-) -> Flowed:
+def flow(walls: Walls, u: Tensor, flows: int, gaussian: bool, generator: torch.Generator, draws: int = 1) -> Flowed:
     """So many flows of every chain from one draw to the next; chains do not wait for each other.
 
     A bounce changes slacks and rates only. What the walls did is added up, as a_k (T - t_k) for a bounce at the time

@@ -383,9 +383,7 @@ class HMC(Method[HMCState]):
         else:
             move = slices if row.kind == "slice" else rattle if space.flat is None else leapfrogs
             found = [move(space, problem, chains, row, generator)]
-        found = [
-            one._replace(x=space.latents(one.y, problem.like), z=space.decoded(problem, one.y)) for one in found
-        ]
+        found = [one._replace(x=space.latents(one.y, problem.like), z=space.decoded(problem, one.y)) for one in found]
         if row.draw:
             found = [one._replace(draw=torch.full_like(one.draw, row.draw + k)) for k, one in enumerate(found)]
         return state.placed(chains, found, row.stride, row.draw)
@@ -472,9 +470,7 @@ class HMC(Method[HMCState]):
         state = state if last else state.placed(chains, [moved], after.stride)
         return state if after.stride == control.stride else state.begun(after.stride), after, record
 
-    def _after(
-        self, problem: Problem, state: HMCState, control: Control, row: Row, generator: torch.Generator
-    ) -> Done:
+    def _after(self, problem: Problem, state: HMCState, control: Control, row: Row, generator: torch.Generator) -> Done:
         """The same for the chains that move."""
         flowed = row.kind in ("flow", "orbit")
         price = 1 + row.fine

@@ -157,7 +157,6 @@ class HMCState(NamedTuple):
                     rows.copy_(one[: len(rows)])
         return HMCState(*parts)
 
-
     def begun(self, stride: int) -> HMCState:
         """With rows of chains, ``stride`` apart, and of draws that are not made."""
         numbers = torch.arange(len(self.draw), device=self.draw.device)
