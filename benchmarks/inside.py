@@ -879,19 +879,9 @@ def _effective(draws: Tensor, observe: Observe) -> float:
 
 
 def _of_one_run(result: casal.SampleResult, seen: Tensor) -> float:
-    """Smallest effective size of observables (n, q): n, if every sample is of a chain of its own.
-
-    Chains are independent, so n / (1 + 2 sum_k (1 - k / K) r_k), with the correlations r_k of draws k apart around the
-    mean of all, as long as they are above zero.
-    """
+    """Smallest effective size of observables (n, q): n, if every sample is of a chain of its own, and at most that."""
     n, K = len(seen), int(result.state.draw.max()) + 1
-    x = (seen - seen.mean(0))[: n - n % K].reshape(n // K, K, -1).transpose(0, 1)
-    tau, going = torch.ones_like(x[0, 0]), torch.ones_like(x[0, 0])
-    for k in range(1, K):
-        r = (x[k:] * x[:-k]).mean((0, 1)) / x.square().mean((0, 1))
-        going = going * (r > 0)
-        tau += 2 * (1 - k / K) * r * going
-    return n / float(tau.max())
+    return float(n) if K == 1 else min(float(n), _effective(seen[: n - n % K].reshape(n // K, K, -1), lambda x: x))
 
 
 def hopsy(draws: int, thin: int = 100) -> dict[str, Any]:

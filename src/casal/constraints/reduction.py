@@ -72,14 +72,12 @@ class Equations(NamedTuple):
     back: Tensor
 
     def settled(self, x: Tensor) -> Tensor:
-        """Points next to it, moved onto it: x - F^+ (F x - f), twice.
+        """Points next to it, moved onto it: x - F^+ (F x - f).
 
         Points are sums of large terms, whose rounding may be large beside a row of small ones. A step of refinement
         leaves in each row what its own terms round to.
         """
-        for _ in range(2):
-            x = x - (x @ self.rows.T - self.level) @ self.back.T
-        return x
+        return x - (x @ self.rows.T - self.level) @ self.back.T
 
 
 class Reduction(NamedTuple):
@@ -132,7 +130,7 @@ class Reduction(NamedTuple):
         return self._replace(origin=self.origin[some], room=self.room[some], equations=equations)
 
     def settled(self, x: Tensor) -> Tensor:
-        """Points of the set, as well as rounding allows: all equations hold to the rounding of their own terms."""
+        """Points next to the equations that hold on the set, moved onto them."""
         return x if self.equations is None else self.equations.settled(x)
 
     def outward(self, y: Tensor) -> Tensor:
@@ -281,7 +279,7 @@ def _null_space(E: Tensor, e: Tensor, near: Tensor) -> tuple[Tensor, Tensor, Equ
     rows, back = E.new_zeros((rank, E.shape[1])), E.new_zeros((E.shape[1], rank))
     rows[:, free], back[free] = F[kept], torch.linalg.solve_triangular(R[:rank], Q[:, :rank].T, upper=True).T
     equations = Equations(rows, level[:, kept], back)
-    basis, near = E.new_zeros((E.shape[1], F.shape[1] - rank)), equations.settled(near)
+    basis, near = E.new_zeros((E.shape[1], F.shape[1] - rank)), equations.settled(equations.settled(near))
     basis[free] = torch.where(Q[:, rank:].abs() < 1e-14, 0.0, Q[:, rank:])
     fixed = free & (basis.abs().amax(1) < 1e-12) if rank < F.shape[1] else free & False
     if bool(fixed.any()):  # by several rows together: no rounding of others may reach them

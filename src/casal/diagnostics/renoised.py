@@ -161,8 +161,7 @@ def _axes(u: Tensor) -> Tensor:
 def _gain(
     ask: Ask, y: Tensor, clean: Tensor, matrix: Tensor, s: float, mine: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """K^T (m, d), S A^T by differences of the network at some chains of a kind; and B S B^T there, B the rows of A and
-    ROWS more."""
+    """K^T (m, d), S A^T by differences of the network at some chains of a kind; and B S B^T, B: A and ROWS more."""
     m, some = len(matrix), torch.nonzero(mine).flatten()
     more = torch.randn((ROWS, matrix.shape[1]), generator=generator, dtype=torch.float64).to(matrix)
     rows = torch.cat([matrix, torch.nn.functional.normalize(more, dim=1)])
@@ -229,8 +228,8 @@ def found_again(evidence: Evidence) -> Iterator[Check]:
     yield Check(
         REJECT / max(chance, 1e-300),
         1.0,
-        f"noised by {names[worst][0]:.2g} and denoised with the equations, what is missed of the samples is not what is "
-        f"missed of the model's own (p = {chance:.1g}, {names[worst][1]})",
+        f"noised by {names[worst][0]:.2g} and denoised with the equations, what is missed of the samples is not what "
+        f"is missed of the model's own (p = {chance:.1g}, {names[worst][1]})",
         "use more levels, or casal.calibrate(target, family, method, n=64), which says how far the method is off on "
         "this model",
         **{"detectable" if len(kinds) == 1 else "within": least},

@@ -392,7 +392,7 @@ class HMC(Method[HMCState]):
         state = state.rows(first - first % control.stride) if control.stride > 1 else state
         chains = state.rows(slice(None, None, control.stride))
         found, after, record = self._look(problem, chains, control, generator)
-        return state.placed(chains, [found], after.stride), after, record
+        return state.placed(chains, [found], after.stride).begun(after.stride), after, record
 
     def _look(self, problem: Problem, state: HMCState, control: Control, generator: torch.Generator) -> Done:
         """The same for the chains that move."""
@@ -409,7 +409,7 @@ class HMC(Method[HMCState]):
         name, centre, scale = law or ("smooth", torch.zeros_like(y[0]), torch.zeros(0, dtype=y.dtype))
         if law is None:
             scale = first_scale(space, problem, y) if space.flat is not None else curved_scale(problem, y)
-        one_mode, record = law is not None, dict[str, float]()
+        one_mode, record = law is not None, dict[str, float]() if law is None else {"one_mode": 1.0}
         if name == "constant":
             centre, scale = barrier(space.flat)
         elif name == "gaussian" and (rounder := crowded(space.flat, centre, scale)) is not None:
@@ -465,7 +465,8 @@ class HMC(Method[HMCState]):
         last = row.draw + row.draws - 1 if row.draw else 0
         chains = state.rows(slice(last, None, control.stride))
         moved, after, record = self._after(problem, chains, control, row, generator)
-        return state if last else state.placed(chains, [moved], after.stride), after, record
+        state = state if last else state.placed(chains, [moved], after.stride)
+        return state if after.stride == control.stride else state.begun(after.stride), after, record
 
     def _after(self, problem: Problem, state: HMCState, control: Control, row: Row, generator: torch.Generator) -> Done:
         """The same for the chains that move."""
@@ -604,15 +605,17 @@ class HMC(Method[HMCState]):
     # ---------------------------------------------------------------------------------------------------- what is left
 
     def samples(self, problem: Problem, state: HMCState) -> Tensor:
-        space, z = space_of(problem), state.z.clone()
-        sides = problem.constraint.bounds(tuple(z.shape[1:]))
+        rows = torch.arange(len(state.z), device=state.z.device)
+        space, z = space_of(problem), state.z[torch.where(state.draw < 0, 0, rows).cummax(0).values]
         if space.flat is None:
             surface = Surface(problem.constraint, space.event)
             z = surface.settled(z.flatten(1)).reshape(z.shape)
         elif problem.identity:
             z = space.flat.settled(z.flatten(1)).reshape(z.shape)
-        if sides is not None:  # a coordinate that the others fix at its bound is off by rounding
+        if (sides := problem.constraint.bounds(space.event)) is not None:
             z = torch.minimum(torch.maximum(z, sides[0].to(z)), sides[1].to(z))
+        if space.flat is not None and problem.identity:
+            return z
         off = torch.nonzero(problem.constraint.violation(z) > ROUNDED).flatten()
         if len(off):
             few = problem.take(off)
@@ -623,7 +626,8 @@ class HMC(Method[HMCState]):
         return z
 
     def monitor(self, problem: Problem, state: HMCState) -> Mapping[str, Tensor]:
-        return {"violation": problem.constraint.violation(state.z)}
+        some = torch.nonzero(state.draw == 0).flatten()
+        return {"violation": problem.constraint.take(some).violation(state.z[some])}
 
     def advice(self, state: HMCState, row: Any) -> str:
         return f"(eps = {row.eps:.3g}); check the score near the edge of the set"

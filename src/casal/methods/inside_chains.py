@@ -97,7 +97,7 @@ class Row(NamedTuple):
 class HMCState(NamedTuple):
     """Chains in the set, and draws of them. n rows, r coordinates of the set.
 
-    Where chains give several draws, those of a chain follow each other. Before they are made their rows hold copies.
+    Where chains give several draws, those of a chain follow each other, and its first row is where the chain is.
 
     Attributes:
         x: The samples in latent space, (n, *latent).
@@ -113,7 +113,7 @@ class HMCState(NamedTuple):
         log_weight: Logarithms of the weights, (n,).
         ancestor: Starting chain, or draw of the second pass, each chain descends from, (n,).
         part: Cluster in which each chain was at the end of the second pass, (n,); 0 without one.
-        draw: Which draw of its chain a row holds, (n,): 0 for the first.
+        draw: Which draw of its chain a row holds, (n,): 0 for the first, -1 for one that is not made yet.
     """
 
     x: Tensor
@@ -149,13 +149,29 @@ class HMCState(NamedTuple):
             if all(one is old for one in new):
                 parts.append(whole)
             elif not draw:
-                parts.append(new[0] if stride == 1 else new[0].repeat_interleave(stride, 0)[: len(whole)])
+                parts.append(_spread(new[0], stride, len(whole)))
             else:
                 parts.append(whole.clone())
                 for number, one in enumerate(new, draw):
                     rows = parts[-1][number::stride]
                     rows.copy_(one[: len(rows)])
         return HMCState(*parts)
+
+    def begun(self, stride: int) -> HMCState:
+        """With rows of chains, ``stride`` apart, and of draws that are not made."""
+        numbers = torch.arange(len(self.draw), device=self.draw.device)
+        return self._replace(draw=-(numbers % stride > 0).to(self.draw))
+
+
+def _spread(values: Tensor, stride: int, n: int) -> Tensor:
+    """Of chains, in n rows. Those in between hold copies of single numbers; of more there are none, which is quick."""
+    if stride == 1:
+        return values
+    if values.ndim == 1:
+        return values.repeat_interleave(stride)[:n]
+    wide = values.new_zeros((n, *values.shape[1:]))
+    wide[::stride] = values
+    return wide
 
 
 class Control(NamedTuple):

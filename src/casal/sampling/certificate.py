@@ -65,6 +65,10 @@ class Certificate:
         return "; ".join(text for text in (f"{good} of {n} feasible", worst, self.note) if text)
 
 
+IN_CACHE = 1 << 18
+"""Numbers of the samples that are measured at once: a definition is many passes over them."""
+
+
 class Measure(NamedTuple):
     """What samples are judged by: tolerance and units.
 
@@ -104,7 +108,8 @@ def certify(constraint: Constraint, samples: Tensor, tol: Tolerance, units: Tole
         units: Likewise.
     """
     measure, event = Measure.of(tol, units), tuple(samples.shape[1:])
-    parts = [_judge(constraint.take(some), samples[some], measure) for some in few_chains(samples)]
+    few = few_chains(samples, numbers=IN_CACHE)
+    parts = [_judge(constraint.take(some), samples[some], measure) for some in few]
     violation, row, excess = (torch.cat(columns) for columns in zip(*parts, strict=True))
     broken = int(row[violation.argmax()]) if len(row) else -1
     worst = constraint.component_name(event, broken) if broken >= 0 else ""

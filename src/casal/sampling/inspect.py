@@ -123,7 +123,7 @@ def try_out(target: Target, constraint: Constraint, method: Method[Any] | str, n
         problem = Problem(target, inside, centred.to(probe), probe[:0], row_dtype=row_dtype)
         mover, start = HMC() if method == "auto" else method, probe
         if isinstance(mover, Method) and mover.adapts and target.table.static:
-            probe = mover.first_points(problem.replace(usage=Uncounted()).take(slice(0, count)), probe)
+            probe = start = mover.first_points(problem.replace(usage=Uncounted()).take(slice(0, count)), probe)
         event = _check_problem(problem.replace(usage=Uncounted()), probe, start, n, options)
         clipped = clipped_units(target, constraint, options.decoder or Identity(), problem.latent)
         return Tried(problem, event, centred, offset, clipped)
