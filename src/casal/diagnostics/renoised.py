@@ -232,6 +232,7 @@ def found_again(evidence: Evidence) -> Iterator[Check]:
         f"is missed of the model's own (p = {chance:.1g}, {names[worst][1]})",
         "use more levels, or casal.calibrate(target, family, method, n=64), which says how far the method is off on "
         "this model",
-        **{"detectable" if len(kinds) == 1 else "within": least},
+        detectable=least if len(kinds) == 1 else math.inf,
+        within=least,
         figures=figures,
     )
