@@ -353,6 +353,26 @@ def two_modes(d: int, far: float) -> tuple[Any, Any, float]:
 
 
 @pytest.mark.statistical
+def test_chains_on_half_spaces_of_their_own_are_copied_within_equal_ones() -> None:
+    """Logistic coordinates below planes: equal sets have equal coordinates, so a copied chain stays in its set."""
+    n, a = 450, torch.tensor([1.0, 1.0, -1.0, 0.5], dtype=F)
+    side = torch.tensor([-3.0, 0.0, 2.0], dtype=F).repeat(n // 3)
+    sets = casal.HalfSpace(a.tolist(), casal.PerChain(side))
+    found = sets.reduction((4,))
+    assert found is not None and bool((found.room[:3] == found.room[3:6]).all())
+    target = casal.energy(
+        lambda x: (x + 2.0 * torch.nn.functional.softplus(-x)).sum(1), steps=200, init=casal.GaussianStart(4, std=2.0)
+    )
+    result = casal.sample(target, sets, HMC(), n)
+    assert bool(result.certificate.feasible.all()) and result.fidelity.verdict == "trusted"
+    u = torch.rand(400_000, 4, generator=torch.Generator().manual_seed(1), dtype=F)
+    x = torch.log(u) - torch.log1p(-u)
+    for b in (-3.0, 0.0, 2.0):
+        inside, own = x[x @ a <= b], result.samples[side == b]
+        off = (own.mean(0) - inside.mean(0)) / (inside.std(0) / math.sqrt(len(own)))
+        assert float(off.abs().max()) < 4.0
+
+
 def test_a_tempered_start_weighs_the_modes_and_another_says_that_it_does_not() -> None:
     f, grad, middle = two_modes(8, 4.0)
     start = casal.GaussianStart(8, std=2.0, mean=4.0, dtype=F)

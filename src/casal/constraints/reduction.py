@@ -382,15 +382,18 @@ def _implied(lp: Any, E: Tensor, e: Tensor, W: Tensor, w: Tensor) -> tuple[Tenso
 
 
 def _by_projections(constraint: FlatSided, event: Event | None, W: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for every chain (n, d), (n, m), by the mean of projections of random points."""
+    """The same for every chain (n, d), (n, m), by the mean of projections of random points.
+
+    The points are those of all chains: equal sets get equal coordinates, and chains on them can be copied.
+    """
     n, generator = len(w), torch.Generator().manual_seed(0)
     total = torch.zeros((n, W.shape[1]), dtype=torch.float64)
     if event is None:
         raise SettingError("a set behind a decoder is reduced by linear programmes; pip install casal[flat]")
     for k in range(TRIALS):
         size = 10.0 ** (k % 4 - 1)
-        start = size * torch.randn((n, *event), generator=generator, dtype=torch.float64)
-        total += constraint.project(start).flatten(1) / TRIALS
+        start = size * torch.randn((1, *event), generator=generator, dtype=torch.float64)
+        total += constraint.project(start.expand(n, *event)).flatten(1) / TRIALS
     slack = w - total @ W.T
     implied = slack <= ROUGH_SLACK * (1.0 + torch.where(torch.isfinite(w), w.abs(), 0.0))
     return total, implied
