@@ -903,7 +903,8 @@ def renoised(evidence: Evidence) -> Finding | None:
     p = torch.stack([test.p for test in tests]).amax(0)
     worst, chance = int(p.argmin()), min(1.0, float(p.min()) * len(p))
     figures = {"found_again_p": chance, "found_again_t": min(float(test.t[worst]) for test in tests)}
-    figures["asymmetry"] = max(one.uneven for one in levels)
+    figures |= {"asymmetry": max(one.uneven for one in levels)}
+    figures |= {name: float(v[-1]) for name, v in evidence.run.trace.items() if name == "mode_error"}
     needed = student_quantile(REJECT / len(p), everyone.effective - 1.0) + FOUND
     seen = max(one.follows for one in levels)
     least = {"detectable" if len(kinds) == 1 else "within": needed * math.sqrt(len(tests) / n) / max(seen, 1e-300)}

@@ -159,6 +159,7 @@ class Begun(NamedTuple):
         label: Mode of every free sample, (n,).
         level: Noise level at which the chains start; infinite for one mode, which they need not be started in.
         weights: Mean probabilities of the modes.
+        error: Largest standard error of these, by the free samples that were counted.
     """
 
     x: Tensor
@@ -166,6 +167,7 @@ class Begun(NamedTuple):
     label: Tensor
     level: float
     weights: list[float]
+    error: float = 0.0
 
 
 def begin(
@@ -216,7 +218,17 @@ def begin(
         across = modes[k].across
         gap = (level if len(level) == 1 else level[mine]) - start @ matrix.T
         x[mine] = start + solve(across @ matrix.T, gap.T, LEAST_VALUE).T @ across
-    return Begun(x, mode, label, found.level.s, weights.mean(0).tolist())
+    return Begun(x, mode, label, found.level.s, weights.mean(0).tolist(), share_error(weights.mean(0), counts))
+
+
+def share_error(weights: Tensor, counts: Tensor) -> float:
+    """Largest standard error of weights w_k ~ counts_k L_k, L known: w_k (sum_j (1_jk - w_j)^2 / counts_j)^(1/2).
+
+    >>> round(share_error(torch.tensor([0.5, 0.5]), torch.tensor([50.0, 50.0])), 3)  # as of 100 draws
+    0.05
+    """
+    change = (torch.eye(len(weights)).to(weights) - weights).square() / counts.clamp_min(1.0)
+    return float((weights * change.sum(1).sqrt()).max())
 
 
 def find(ask: Ask, free: Tensor, levels: list[float], stream: torch.Generator) -> tuple[Clusters | None, list[Level]]:
