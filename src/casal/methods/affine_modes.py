@@ -172,6 +172,7 @@ class Begun(NamedTuple):
         label: Mode of every free sample, (n,).
         level: Noise level at which the chains start; infinite for one mode, which they need not be started in.
         weights: Mean probabilities of the modes.
+        error: Largest standard error of these, by the free samples that were counted.
     """
 
     x: Tensor
@@ -179,6 +180,7 @@ class Begun(NamedTuple):
     label: Tensor
     level: float
     weights: list[float]
+    error: float = 0.0
 
 
 def begin(
@@ -232,7 +234,17 @@ def begin(
         mine, its = (torch.nonzero(v == k).flatten() for v in (mode, label))
         its = its[torch.randperm(len(its), generator=stream, device=stream.device).to(its.device)]
         x[mine] = starts[k].points(mine, free[its[: len(mine)]])
-    return Begun(x, mode, label, found.level.s, weights.mean(0).tolist())
+    return Begun(x, mode, label, found.level.s, weights.mean(0).tolist(), share_error(weights.mean(0), counts))
+
+
+def share_error(weights: Tensor, counts: Tensor) -> float:
+    """Largest standard error of weights w_k ~ counts_k L_k, L known: w_k (sum_j (1_jk - w_j)^2 / counts_j)^(1/2).
+
+    >>> round(share_error(torch.tensor([0.5, 0.5]), torch.tensor([50.0, 50.0])), 3)  # as of 100 draws
+    0.05
+    """
+    change = (torch.eye(len(weights)).to(weights) - weights).square() / counts.clamp_min(1.0)
+    return float((weights * change.sum(1).sqrt()).max())
 
 
 def find(ask: Ask, free: Tensor, levels: list[float], stream: torch.Generator) -> tuple[Clusters | None, list[Level]]:

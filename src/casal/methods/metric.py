@@ -185,9 +185,9 @@ def linear_score(
 ) -> tuple[str, Tensor, Tensor] | None:
     """Constant or Gaussian densities on a flat set, with centre and scale of the Gaussian; None for others.
 
-    Also None where chains have sets of their own. The score at 2 r points around the interior point gives the precision. It has to be linear at some points of the
-    chains, and at points in all directions at up to a hundred spreads from the centre of the Gaussian; log p, if it is
-    known, has to be quadratic there.
+    Also None where chains have sets of their own. The score at 2 r points around the interior point gives the
+    precision. It has to be linear at some points of the chains, and at points in all directions at up to a hundred
+    spreads from the centre of the Gaussian; log p, if it is known, has to be quadratic there.
     """
     flat = space.flat
     assert flat is not None
