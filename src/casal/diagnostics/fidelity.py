@@ -739,9 +739,8 @@ def _way_to_weights(evidence: Evidence, weighed: float) -> str:
 
 def _grown(evidence: Evidence) -> tuple[float, float] | None:
     """The share of a cluster of chains when adaptation ended and now, where it fills up."""
-    if evidence.problem.groups() is not None or evidence.problem.chains is not None:
-        return None
-    if "one_mode" in evidence.run.trace:
+    alone = evidence.problem.groups() is not None or evidence.problem.chains is not None
+    if alone or "one_mode" in evidence.run.trace:
         return None
     return growing_share(*(getattr(evidence.run.state, name)[evidence.chains] for name in ("anchor", "before", "y")))
 

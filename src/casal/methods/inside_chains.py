@@ -187,8 +187,7 @@ class Control(NamedTuple):
         left: Rows left of the phase.
         law: "constant", "gaussian", "smooth", or "infinite" at a wall.
         limit: Evaluations of a chain at which the phase ends.
-        spent: Evaluations of a chain so far.
-        trajectories: How many there were.
+        spent: Evaluations of a chain so far; flows, where its moves are flows.
         eps: Size of a leapfrog.
         length: Length of a trajectory.
         share: b.
@@ -199,10 +198,10 @@ class Control(NamedTuple):
         ending: Whether this round is the last.
         crossed: Whether the chains have forgotten their start under q. If not, the set has components, or they are
             slow.
-        reference: The mixture of the second pass.
-        uniform: Whether the tempered start begins from a constant density on the set.
+        reference: The mixture of the second pass; before it "uniform", if the tempered start begins from a constant
+            density on the set.
         weighed: Whether the second pass has ended.
-        began: Evaluations of a chain, or flows, at which the rounds began.
+        began: What was spent when the rounds began.
         gap: The same from one draw of a chain to the next.
     """
 
@@ -216,7 +215,6 @@ class Control(NamedTuple):
     law: str = "smooth"
     limit: float = 0.0
     spent: float = 0.0
-    trajectories: int = 0
     eps: float = 0.5
     length: float = LENGTH
     share: float = 1.0
@@ -227,10 +225,14 @@ class Control(NamedTuple):
     ending: bool = False
     crossed: bool = True
     reference: Any = ()
-    uniform: bool = False
     weighed: bool = False
     began: float = 0.0
     gap: float = math.inf
+
+    @property
+    def flows(self) -> bool:
+        """Whether the density is constant or Gaussian on a flat set."""
+        return self.law in ("constant", "gaussian")
 
 
 Done: TypeAlias = tuple[HMCState, Control, Mapping[str, float]]
@@ -253,18 +255,12 @@ class Space(NamedTuple):
     inverse: Tensor | None
     bounds: tuple[Tensor, Tensor] | None
 
-    def take(self, some: slice) -> Space:
+    def take(self, some: slice | Tensor) -> Space:
         """Of some chains."""
         if self.flat is None or len(self.flat.room) == 1:
             return self
         sides = None if self.bounds is None else (self.bounds[0][some], self.bounds[1][some])
         return self._replace(flat=self.flat.take(some), bounds=sides)
-
-    def chosen(self, index: Tensor) -> Space:
-        """Of some chains by their numbers, where flat sets differ."""
-        if self.flat is None or len(self.flat.room) == 1:
-            return self
-        return self._replace(flat=self.flat._replace(origin=self.flat.origin[index], room=self.flat.room[index]))
 
     def inside_walls(self, y: Tensor) -> Tensor:
         """Points that rounding has put onto a wall of a flat set, moved off it."""
