@@ -139,22 +139,20 @@ class HMCState(NamedTuple):
         """With what chains have become, which stand ``stride`` rows apart, or with draws of them.
 
         Args:
-            before: The rows of the chains as they were. What has not changed is not copied.
+            before: The rows of the chains as they were. What has not changed of the chains is not copied.
             found: The chains, for all their rows; or draws of them.
             stride: Rows of a chain.
             draw: Number of the first draw; 0 for the chains themselves.
         """
         parts = list[Tensor]()
         for whole, old, *new in zip(self, before, *found, strict=True):
-            if all(one is old for one in new):
-                parts.append(whole)
-            elif not draw:
-                parts.append(_spread(new[0], stride, len(whole)))
-            else:
-                parts.append(whole.clone())
-                for number, one in enumerate(new, draw):
-                    rows = parts[-1][number::stride]
-                    rows.copy_(one[: len(rows)])
+            if not draw:
+                parts.append(whole if new[0] is old else _spread(new[0], stride, len(whole)))
+                continue
+            parts.append(whole.clone())
+            for number, one in enumerate(new, draw):
+                rows = parts[-1][number::stride]
+                rows.copy_(one[: len(rows)])
         return HMCState(*parts)
 
     def begun(self, stride: int) -> HMCState:
