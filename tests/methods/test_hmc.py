@@ -94,10 +94,28 @@ def test_dependent_rows_are_left_out_whatever_the_block(rows: int) -> None:
     kept = reductions._independent(E)
     assert kept.tolist() == [i for i in range(rows) if i % 3 != 2]
     x = normal(22, 4, 2 * rows)
-    basis, near = reductions._null_space(E, x @ E.T, x + 1.0)
+    basis, near, _ = reductions._null_space(E, x @ E.T, x + 1.0)
     assert basis.shape == (2 * rows, 2 * rows - len(kept))
     torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1], dtype=F))
     assert float((E @ basis).abs().max()) < 1e-10 and float((near @ E.T - x @ E.T).abs().max()) < 1e-9
+
+
+def test_points_settle_onto_rows_of_small_terms() -> None:
+    """Coordinates from 1e-9 to 1e3: what the large ones round to is beyond the terms of the smallest row."""
+    size = torch.logspace(-9, 3, 12, dtype=F)
+    rows = torch.zeros(6, 14, dtype=F)
+    for k in range(4):
+        rows[k, 3 * k : 3 * k + 3] = normal(24 + k, 3) / size[3 * k : 3 * k + 3]
+    rows[4, 12], rows[5, 12], rows[5, 13] = 1.0, 2.0, -1.0  # z_13 = 0, and therefore z_14 = 0
+    side = torch.cat([size, torch.ones(2, dtype=F)])
+    constraint = casal.Affine(rows, torch.zeros(6, dtype=F)) & casal.Box(-side, side)
+    found = reduced(constraint, 14)
+    assert found.dimension == 8 and found.fixed == 2 and float(constraint.violation(found.origin)) < 1e-12
+    z = found.outward(found.inward(0.1 * side * normal(28, 100, 14)))
+    off = z + 1e-13 * normal(29, 100, 14) * torch.cat([torch.ones(12, dtype=F), torch.zeros(2, dtype=F)])
+    assert float(constraint.violation(off).max()) > 1e-5
+    settled = found.equations.settled(off)
+    assert float(constraint.violation(settled).max()) < 1e-12 and float(settled[:, 12:].abs().max()) == 0.0
 
 
 def test_walls_beyond_the_ellipsoid_of_the_analytic_centre_are_dropped() -> None:

@@ -90,7 +90,7 @@ class Reduction(NamedTuple):
         room: c (1 or n, m) > 0.
         fixed: Coordinates that have one value.
         aligned: Whether N is the identity and every wall bounds one coordinate.
-        equations: Those that hold on it, if there are any.
+        equations: Those that hold on it.
     """
 
     origin: Tensor
@@ -99,7 +99,7 @@ class Reduction(NamedTuple):
     room: Tensor
     fixed: int
     aligned: bool
-    equations: Equations | None = None
+    equations: Equations
 
     @property
     def dimension(self) -> int:
@@ -117,21 +117,15 @@ class Reduction(NamedTuple):
         return self._replace(
             origin=self.origin.to(device), basis=None if self.basis is None else self.basis.to(device),
             walls=self.walls.to(device), room=self.room.to(device),
-            equations=None if self.equations is None else Equations(*(part.to(device) for part in self.equations)),
+            equations=Equations(*(part.to(device) for part in self.equations)),
         )  # fmt: skip
 
-    def take(self, some: slice) -> Reduction:
+    def take(self, some: slice | Tensor) -> Reduction:
         """Of some chains."""
         if len(self.room) == 1:
             return self
-        equations = self.equations
-        if equations is not None and len(equations.level) > 1:
-            equations = equations._replace(level=equations.level[some])
+        equations = self.equations._replace(level=self.equations.level[some])
         return self._replace(origin=self.origin[some], room=self.room[some], equations=equations)
-
-    def settled(self, x: Tensor) -> Tensor:
-        """Points next to the equations that hold on the set, moved onto them."""
-        return x if self.equations is None else self.equations.settled(x)
 
     def outward(self, y: Tensor) -> Tensor:
         """origin + N y."""
@@ -227,7 +221,7 @@ def _reduced(
     else:
         inner, implied = torch.zeros((len(e), d), dtype=torch.float64), torch.zeros(0, dtype=torch.bool)
     E, e = torch.cat([E, W[implied]]), torch.cat([e.expand(len(w), -1), w[:, implied]], 1)
-    W, w, basis, equations = W[~implied], w[:, ~implied], None, None
+    W, w, basis, equations = W[~implied], w[:, ~implied], None, Equations(E[:0], w[:, :0], E[:0].T)
     if len(E):
         basis, inner, equations = _null_space(E, e, inner)
         missed = float((inner @ E.T - e).abs().max())
@@ -241,8 +235,7 @@ def _reduced(
     C = W if basis is None else W @ basis
     length = torch.linalg.vector_norm(C, dim=1)
     if lp is not None and len(C):
-        inner = _largest_ball(lp, E, e[0], W, w[0], length, inner[0], basis)[None]
-        inner = inner if equations is None else equations.settled(inner)
+        inner = equations.settled(_largest_ball(lp, E, e[0], W, w[0], length, inner[0])[None])
     some = length > 1e-10
     C, c = C[some] / length[some, None], (w - inner @ W.T)[:, some] / length[some]
     C, c = _without_doubles(C, c)
@@ -250,7 +243,7 @@ def _reduced(
     if lp is not None and len(C):
         C, c, centre = _near(C, c[0])
         inner, c = inner + (centre.y if basis is None else basis @ centre.y), (c - C @ centre.y)[None]
-        inner = inner if equations is None else equations.settled(inner)
+        inner = equations.settled(inner)
         if not aligned:
             kept = _needed(lp, C, c[0], centre.scale)
             C, c = C[kept], c[:, kept]
@@ -399,9 +392,7 @@ def _by_projections(constraint: FlatSided, event: Event | None, W: Tensor, w: Te
     return total, implied
 
 
-def _largest_ball(
-    lp: Any, E: Tensor, e: Tensor, W: Tensor, w: Tensor, length: Tensor, inner: Tensor, basis: Tensor | None
-) -> Tensor:
+def _largest_ball(lp: Any, E: Tensor, e: Tensor, W: Tensor, w: Tensor, length: Tensor, inner: Tensor) -> Tensor:
     """The centre (d,) of the largest ball of the set; ``length`` is that of the walls' normals along the set.
 
     In the coordinates of the user, in which the matrices are sparse.
@@ -415,8 +406,7 @@ def _largest_ball(
     if len(E):
         given |= {"A_eq": hstack([csr_matrix(E.numpy()), csr_matrix((len(E), 1))]), "b_eq": e.numpy()}
     sides = [(None, None)] * d + [(0.0, LARGEST_RADIUS * max(unit, 1.0))]
-    found = torch.as_tensor(_solved(lp, cost, bounds=sides, **given).x[:-1])
-    centre = found if basis is None else inner + basis @ (basis.T @ (found - inner))
+    centre = torch.as_tensor(_solved(lp, cost, bounds=sides, **given).x[:-1])
     return centre if float((w - W @ centre)[length > 1e-10].min()) > 0.0 else inner
 
 

@@ -28,9 +28,9 @@ TIME, ORBIT = (1.25, 3.75), (0.4 * math.pi, 0.6 * math.pi)
 MOST_BOUNCES = 100
 """Walls that a flow may meet for every dimension."""
 
-TOGETHER, TINY = 6, 1e-300
+TOGETHER = 6
 """Bounces of all chains after which those whose flow has ended are looked for: to begin a flow takes as many calls as
-several bounces. And the least slack."""
+several bounces."""
 
 
 class Walls(NamedTuple):
@@ -108,7 +108,7 @@ def flow(walls: Walls, u: Tensor, flows: int, gaussian: bool, generator: torch.G
     here, left, s, q, end = fresh(u, c)
     turned, first = torch.zeros_like(s), who * len(C)
     while len(who):
-        rate, j = (_orbit_rate(c, s, q) if gaussian else q / s.clamp_min_(TINY)).max(1)
+        rate, j = (_orbit_rate(c, s, q) if gaussian else q / s.clamp_min_(1e-300)).max(1)
         t = rate.clamp_min_(0.0).reciprocal_()
         t = 2.0 * torch.atan(t) if gaussian else t
         hits, t = t < left, torch.minimum(t, left)
@@ -157,7 +157,7 @@ def _orbit_rate(c: Tensor, p: Tensor, q: Tensor) -> Tensor:
 
         (q + sqrt D) / (c - p)  for q > 0,   -(c + p) / (|q| + sqrt D)  for q <= 0;   none for D < 0.
     """
-    s, over = (c - p).clamp_min_(TINY), c + p
+    s, over = (c - p).clamp_min_(1e-300), c + p
     D, up = q.square() - s * over, q > 0
     far = q.abs() + D.clamp_min(0.0).sqrt_()
     rate = torch.where(up, far, -over).div_(torch.where(up, s, far))

@@ -135,8 +135,8 @@ APART = 0.2
 """Correlation of two draws of a chain, at most: draws are then worth two thirds of independent ones, and fewer of them
 would be worth less for the same work."""
 
-FLOWS, FIRST_FLOWS = 2, (8, 6, 6, 6)
-"""Flows of the first round, and of the rows of a warm-up by flows."""
+FIRST_FLOWS = (8, 6, 6, 6)
+"""Flows of the rows of a warm-up by flows."""
 
 SPREAD = 256
 """Points all over a bounded set at which a density is asked whether it is constant or Gaussian: it may have a narrow
@@ -247,65 +247,50 @@ class HMC(Method[HMCState]):
         known, device = problem.target.potential is not None, problem.like.device
         t = problem.table.t[0].to(device)
         centre, scale = (torch.tensor(v, dtype=torch.float64, device=device) for v in (control.centre, control.scale))
-        shared = (control.eps, control.share, control.fine > 0, centre, scale)
-        phase, space = control.phase, space_of(problem)
-        gathers, draw = phase == "gather", 0
-        if control.law in ("constant", "gaussian") or (phase == "draw" and space.flat is not None):
-            left, draws = len(problem.table) - float(control.trajectories), 1
-            if gathers:  # all draws in one row, where chains do not wait for each other
-                left, draw, draws = self._left(problem, control), 1, control.left
-                count = math.ceil(min(control.gap, left))
-            elif phase == "main":
-                count = FLOWS << (MAIN_ROWS - control.left)
-            else:
-                count = FIRST_FLOWS[min(len(FIRST_FLOWS) - 1, control.row)]
-            count = max(1, min(count, int(left)))
-            straight = control.law == "constant" or (phase == "draw" and control.uniform)
-            kind = "flow" if straight else "orbit"
-            return Row(kind, t, (1,) * count, *shared, stride=control.stride, draw=draw, draws=draws)
-        price, allowance = (
-            1 + (control.fine != 0 and space.flat is not None and not known),
-            control.limit - control.spent,
+        phase, space, limit = control.phase, space_of(problem), control.limit
+        gathers, first = phase == "gather", control.stride - control.left
+        price = 1 + (control.fine != 0 and space.flat is not None and not known)
+        uneven = (phase in ("temper", "weigh") and control.left % 2) or (
+            phase == "warm" and known and control.left % 4 == 2
         )
-        allowance /= (1 << control.left) - 1 if phase == "main" else max(control.left, 1)
-        limit = control.limit
+        row = Row(
+            "rest", t, (), control.eps, control.share, price > 1, centre, scale,
+            reference=reference_of(control, centre), decades=DECADES if uneven else 0.0, stride=control.stride,
+            draw=first if gathers else 0,
+        )  # fmt: skip
+        if control.flows or (phase == "draw" and space.flat is not None):
+            count, left = FIRST_FLOWS[min(len(FIRST_FLOWS) - 1, control.row)], len(problem.table) - control.spent
+            if phase == "main":
+                count = 2 << (MAIN_ROWS - control.left)
+            if gathers:  # all draws in one row, where chains do not wait for each other
+                left = self._left(problem, control)
+                count, row = math.ceil(min(control.gap, left)), row._replace(draws=control.left)
+            straight = control.law == "constant" or (phase == "draw" and control.reference == "uniform")
+            return row._replace(kind="flow" if straight else "orbit", lengths=(1,) * max(1, min(count, int(left))))
+        allowance = (limit - control.spent) / ((1 << control.left) - 1 if phase == "main" else max(control.left, 1))
         if gathers:
-            allowance, draw = min(control.gap, self._left(problem, control)), control.stride - control.left
+            allowance = min(control.gap, self._left(problem, control))
             limit = control.spent + allowance
         if control.law == "infinite":
             left = min(limit - control.spent, allowance)
             count = math.ceil(left / control.price) if gathers else int(left / control.price)
-            return Row("slice" if count else "rest", t, (1,) * count, *shared, stride=control.stride, draw=draw)
-        wanted = min(LONGEST, max(1, round(control.length / control.eps)))
-        if phase == "temper":
-            wanted = min(wanted, HEATED)
+            return row._replace(kind="slice" if count else "rest", lengths=(1,) * count)
+        wanted = min(HEATED if phase == "temper" else LONGEST, max(1, round(control.length / control.eps)))
         wanted = max(1, min(wanted, int((allowance - known) / price)))
         count = int(allowance / (wanted * price + known)) if phase in ("main", "gather") else 1
-        if limit - control.spent < price + known:
-            return Row("rest", t)
         lengths, left = list[int](), limit - control.spent
         for k in range(max(1, count)):
-            share = LENGTHS[0] + (LENGTHS[1] - LENGTHS[0]) * ((control.trajectories + k) * GOLDEN % 1.0)
+            share = LENGTHS[0] + (LENGTHS[1] - LENGTHS[0]) * ((control.row + k) * GOLDEN % 1.0)
             length = max(1, min(round(wanted * share), int((left - known) / price)))
             if left < length * price + known:
                 break
             lengths.append(length)
             left -= length * price + known
-        reference = reference_of(control, centre)
-        uneven = (phase in ("temper", "weigh") and control.left % 2) or (
-            phase == "warm" and known and control.left % 4 == 2
-        )
-        shared = (control.eps, control.share, price > 1, centre, scale)
-        decades = DECADES if uneven else 0.0
-        return Row(
-            "leapfrog", t, tuple(lengths), *shared, reference=reference, decades=decades, stride=control.stride,
-            draw=draw,
-        )  # fmt: skip
+        return row._replace(kind="leapfrog" if lengths else "rest", lengths=tuple(lengths))
 
     def _left(self, problem: Problem, control: Control) -> float:
-        """Evaluations of a chain, or flows, that may be spent on one more draw: all samples together have a budget."""
-        spent = control.trajectories if control.law in ("constant", "gaussian") else control.spent
-        return (len(problem.table) * control.stride - spent) / max(control.left, 1)
+        """What a chain may spend on one more draw: all samples together have a budget."""
+        return (len(problem.table) * control.stride - control.spent) / max(control.left, 1)
 
     def fits(self, problem: Problem) -> bool:
         """Whether the set and the decoder are of a kind that it takes."""
@@ -371,7 +356,7 @@ class HMC(Method[HMCState]):
 
     def step(self, space: Space, problem: Problem, state: HMCState, row: Row, noise: Tensor) -> HMCState:
         """The trajectories of a row."""
-        if row.kind == "rest":
+        if row.kind == "rest" and not row.draw:
             return state
         generator = generator_of(noise, state.y)
         space = space.take(slice(problem.first, problem.first + len(state.y)))
@@ -380,7 +365,7 @@ class HMC(Method[HMCState]):
             found = flows(space, problem, chains, row, generator)
         else:
             move = slices if row.kind == "slice" else rattle if space.flat is None else leapfrogs
-            found = [move(space, problem, chains, row, generator)]
+            found = [chains if row.kind == "rest" else move(space, problem, chains, row, generator)]
         found = [one._replace(x=space.latents(one.y, problem.like), z=space.decoded(problem, one.y)) for one in found]
         if row.draw:
             found = [one._replace(draw=torch.full_like(one.draw, row.draw + k)) for k, one in enumerate(found)]
@@ -439,8 +424,8 @@ class HMC(Method[HMCState]):
 
     def _warm(self, problem: Problem, control: Control, usual: float, budget: float) -> Control:
         """The warm-up begins."""
-        if control.law in ("constant", "gaussian"):
-            return control._replace(phase="warm", left=len(FIRST_FLOWS), share=1.0)
+        if control.flows:
+            return control._replace(phase="warm", left=len(FIRST_FLOWS), share=1.0, spent=0.0)
         limit = max(control.spent, (usual if self.warm_up is None else self.warm_up) * budget)
         kept = MAIN_ROWS + control.draws - 1
         rows = min(WARM_ROWS, int((limit - control.spent) / 3), control.rows - control.row - kept)
@@ -470,18 +455,15 @@ class HMC(Method[HMCState]):
 
     def _after(self, problem: Problem, state: HMCState, control: Control, row: Row, generator: torch.Generator) -> Done:
         """The same for the chains that move."""
-        flowed = row.kind in ("flow", "orbit")
-        price = 1 + row.fine
-        known = problem.target.potential is not None
-        spent = 0.0 if flowed or row.kind == "rest" else float(sum(row.lengths) * price + known * len(row.lengths))
+        flowed, known = row.kind in ("flow", "orbit"), problem.target.potential is not None
+        spent = float(sum(row.lengths) * (1 + row.fine) + known * len(row.lengths))
+        if flowed:
+            spent = float(len(row.lengths) * row.draws * control.flows)
         if row.kind == "slice":
             spent = float(state.gap.mean())
             control = control._replace(price=max(1.0, spent / len(row.lengths)))
         rate = float(state.accepted.mean())
-        control = control._replace(
-            row=control.row + 1, left=control.left - row.draws, spent=control.spent + spent,
-            trajectories=control.trajectories + len(row.lengths) * row.draws,
-        )  # fmt: skip
+        control = control._replace(row=control.row + 1, left=control.left - row.draws, spent=control.spent + spent)
         record = {"acceptance": rate, "refused": float(state.refused.mean()), "size": control.eps}
         record["leapfrogs"] = 0.0 if flowed else sum(row.lengths) / max(len(row.lengths), 1)
         if control.phase == "main":
@@ -521,9 +503,8 @@ class HMC(Method[HMCState]):
         """The adaptation has ended, unless the modes are being weighed."""
         if control.phase == "weigh" and control.share < 1.0:
             return state, control
-        control = control._replace(phase="main", left=MAIN_ROWS, limit=_of_rounds(problem), trajectories=0)
-        control = control._replace(began=0.0 if control.law in ("constant", "gaussian") else control.spent)
-        return state._replace(anchor=state.y, before=state.y), control._replace(share=1.0)
+        control = control._replace(phase="main", left=MAIN_ROWS, limit=_of_rounds(problem), share=1.0)
+        return state._replace(anchor=state.y, before=state.y), control._replace(began=control.spent)
 
     def _adapt(
         self, problem: Problem, state: HMCState, control: Control, rate: float, generator: torch.Generator
@@ -596,8 +577,7 @@ class HMC(Method[HMCState]):
             if agree is not None:
                 record |= {"r_hat": agree.value, "r_hat_edge": agree.edge}
             second = second_kind(space_of(problem), problem, state, control, generator)
-            more = control.stride - 1
-            control = control._replace(phase="gather" if more else "end", left=more)
+            control = control._replace(phase="gather" if control.stride > 1 else "end", left=control.stride - 1)
             ancestors = ancestors_left(state.ancestor) * control.n / len(state.y)  # as if each sample were a chain
             return state, control, record | second | {"ancestors": ancestors}
         return state._replace(before=state.y), control._replace(ending=forgotten and rounds >= 2), record
@@ -611,7 +591,7 @@ class HMC(Method[HMCState]):
             surface = Surface(problem.constraint, space.event)
             z = surface.settled(z.flatten(1)).reshape(z.shape)
         elif problem.identity:
-            z = space.flat.settled(z.flatten(1)).reshape(z.shape)
+            z = space.flat.equations.settled(z.flatten(1)).reshape(z.shape)
         if (sides := problem.constraint.bounds(space.event)) is not None:
             z = torch.minimum(torch.maximum(z, sides[0].to(z)), sides[1].to(z))
         if space.flat is not None and problem.identity:
@@ -635,8 +615,7 @@ class HMC(Method[HMCState]):
 
 def _apart(control: Control, memory: float) -> float:
     """Evaluations of a chain, or flows, after which its memory is APART, if it decays as since the rounds began."""
-    spent = control.trajectories if control.law in ("constant", "gaussian") else control.spent
-    return (spent - control.began) * math.log(APART) / math.log(min(max(memory, 1e-9), 1.0 - 1e-9))
+    return (control.spent - control.began) * math.log(APART) / math.log(min(max(memory, 1e-9), 1.0 - 1e-9))
 
 
 def _fewer(state: HMCState, control: Control) -> tuple[HMCState, Control]:

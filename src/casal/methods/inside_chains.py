@@ -139,22 +139,20 @@ class HMCState(NamedTuple):
         """With what chains have become, which stand ``stride`` rows apart, or with draws of them.
 
         Args:
-            before: The rows of the chains as they were. What has not changed is not copied.
+            before: The rows of the chains as they were. What has not changed of the chains is not copied.
             found: The chains, for all their rows; or draws of them.
             stride: Rows of a chain.
             draw: Number of the first draw; 0 for the chains themselves.
         """
         parts = list[Tensor]()
         for whole, old, *new in zip(self, before, *found, strict=True):
-            if all(one is old for one in new):
-                parts.append(whole)
-            elif not draw:
-                parts.append(_spread(new[0], stride, len(whole)))
-            else:
-                parts.append(whole.clone())
-                for number, one in enumerate(new, draw):
-                    rows = parts[-1][number::stride]
-                    rows.copy_(one[: len(rows)])
+            if not draw:
+                parts.append(whole if new[0] is old else _spread(new[0], stride, len(whole)))
+                continue
+            parts.append(whole.clone())
+            for number, one in enumerate(new, draw):
+                rows = parts[-1][number::stride]
+                rows.copy_(one[: len(rows)])
         return HMCState(*parts)
 
     def begun(self, stride: int) -> HMCState:
@@ -187,8 +185,7 @@ class Control(NamedTuple):
         left: Rows left of the phase.
         law: "constant", "gaussian", "smooth", or "infinite" at a wall.
         limit: Evaluations of a chain at which the phase ends.
-        spent: Evaluations of a chain so far.
-        trajectories: How many there were.
+        spent: Evaluations of a chain so far; flows, where its moves are flows.
         eps: Size of a leapfrog.
         length: Length of a trajectory.
         share: b.
@@ -199,10 +196,10 @@ class Control(NamedTuple):
         ending: Whether this round is the last.
         crossed: Whether the chains have forgotten their start under q. If not, the set has components, or they are
             slow.
-        reference: The mixture of the second pass.
-        uniform: Whether the tempered start begins from a constant density on the set.
+        reference: The mixture of the second pass; before it "uniform", if the tempered start begins from a constant
+            density on the set.
         weighed: Whether the second pass has ended.
-        began: Evaluations of a chain, or flows, at which the rounds began.
+        began: What was spent when the rounds began.
         gap: The same from one draw of a chain to the next.
     """
 
@@ -216,7 +213,6 @@ class Control(NamedTuple):
     law: str = "smooth"
     limit: float = 0.0
     spent: float = 0.0
-    trajectories: int = 0
     eps: float = 0.5
     length: float = LENGTH
     share: float = 1.0
@@ -227,10 +223,14 @@ class Control(NamedTuple):
     ending: bool = False
     crossed: bool = True
     reference: Any = ()
-    uniform: bool = False
     weighed: bool = False
     began: float = 0.0
     gap: float = math.inf
+
+    @property
+    def flows(self) -> bool:
+        """Whether the density is constant or Gaussian on a flat set."""
+        return self.law in ("constant", "gaussian")
 
 
 Done: TypeAlias = tuple[HMCState, Control, Mapping[str, float]]
@@ -253,18 +253,12 @@ class Space(NamedTuple):
     inverse: Tensor | None
     bounds: tuple[Tensor, Tensor] | None
 
-    def take(self, some: slice) -> Space:
+    def take(self, some: slice | Tensor) -> Space:
         """Of some chains."""
         if self.flat is None or len(self.flat.room) == 1:
             return self
         sides = None if self.bounds is None else (self.bounds[0][some], self.bounds[1][some])
         return self._replace(flat=self.flat.take(some), bounds=sides)
-
-    def chosen(self, index: Tensor) -> Space:
-        """Of some chains by their numbers, where flat sets differ."""
-        if self.flat is None or len(self.flat.room) == 1:
-            return self
-        return self._replace(flat=self.flat._replace(origin=self.flat.origin[index], room=self.flat.room[index]))
 
     def inside_walls(self, y: Tensor) -> Tensor:
         """Points that rounding has put onto a wall of a flat set, moved off it."""

@@ -136,12 +136,12 @@ def begin(space: Space, problem: Problem, control: Control, y: Tensor, limit: fl
     control = control._replace(phase="draw", left=1 if flat is not None else SETTLED, limit=limit, share=0.0)
     uniform = explores(problem)
     if flat is None:
-        return control._replace(uniform=uniform)
+        return control._replace(reference="uniform" if uniform else ())
     if uniform:
         centre, scale = barrier(flat)
         root = root_of(y - y.mean(0))
         if start is None or (root is not None and shrinkage(scale, root) < WIDEST):
-            return control._replace(uniform=True, centre=plain(centre), scale=plain(scale))
+            return control._replace(reference="uniform", centre=plain(centre), scale=plain(scale))
     found = None if start is None else linear_score(space, start.score, y, problem.like)
     if found is None or found[0] != "gaussian":
         return control._replace(phase="temper", left=_levels(problem, control))
@@ -161,12 +161,12 @@ def leave_start(problem: Problem, state: HMCState, control: Control, flowed: boo
     """
     space, t = space_of(problem), problem.table.t[0].to(state.x.device)
     score, log_p = state.score, state.log_p
-    if control.uniform and not flowed:
+    if control.reference == "uniform" and not flowed:
         first, middle, last = (float(y.var(0).sum().sqrt()) for y in (state.anchor, state.before, state.y))
         if last > SPREADING * middle and control.row + SETTLED <= DRAW_ROWS - SETTLED:
             return state, control._replace(left=SETTLED)
         if last > SPREADING * middle or (problem.start is not None and last > WIDEST * first):
-            back = control._replace(uniform=False, left=SETTLED, share=0.0 if problem.start is not None else 1.0)
+            back = control._replace(reference=(), left=SETTLED, share=0.0 if problem.start is not None else 1.0)
             restart = score_at(space, problem, state.anchor, Row("rest", t))
             log_p = problem.log_density(space.latents(state.anchor, problem.like))
             control = back._replace(spent=control.spent + 2.0, eps=first_eps(state.anchor, torch.zeros(0)))
@@ -178,8 +178,7 @@ def leave_start(problem: Problem, state: HMCState, control: Control, flowed: boo
         control = control._replace(centre=plain(torch.zeros_like(state.y[0])))
     kept = memory(state.anchor, state.y, labels_of(problem, len(state.y)))
     crossed = flowed or (kept is not None and kept.value <= kept.limit)
-    control = control._replace(crossed=crossed, trajectories=0)
-    control = control._replace(phase="temper", left=_levels(problem, control))
+    control = control._replace(crossed=crossed, phase="temper", left=_levels(problem, control))
     return state._replace(score=score, log_p=log_p), control
 
 
@@ -229,7 +228,7 @@ def mixture_of(control: Control, like: Tensor) -> Mixture | None:
 
 def reference_of(control: Control, like: Tensor) -> Reference | None:
     """The density from which the weights lead to p; None for that of the starting points."""
-    return Uniform() if control.uniform and control.phase != "weigh" else mixture_of(control, like)
+    return Uniform() if control.reference == "uniform" else mixture_of(control, like)
 
 
 def weigh(problem: Problem, state: HMCState, control: Control, generator: torch.Generator, tempered: bool) -> Done:

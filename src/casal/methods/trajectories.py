@@ -163,8 +163,9 @@ def slices(space: Space, problem: Problem, state: HMCState, row: Row, generator:
         at = y.clone()
         for _ in range(CUTS):
             t = low[left] + (high - low)[left] * uniform(len(left))
-            there = space.chosen(left).inside_walls(at[left] + t[:, None] * v[left])
-            found = problem.take(left).log_density(space.chosen(left).latents(there, problem.like))
+            here = space.take(left)
+            there = here.inside_walls(at[left] + t[:, None] * v[left])
+            found = problem.take(left).log_density(here.latents(there, problem.like))
             good = found >= level[left]
             asked[left] += 1.0
             y[left[good]], log_p[left[good]] = there[good], found[good]

@@ -65,10 +65,6 @@ class Certificate:
         return "; ".join(text for text in (f"{good} of {n} feasible", worst, self.note) if text)
 
 
-IN_CACHE = 1 << 18
-"""Numbers of the samples that are measured at once: a definition is many passes over them."""
-
-
 class Measure(NamedTuple):
     """What samples are judged by: tolerance and units.
 
@@ -108,7 +104,7 @@ def certify(constraint: Constraint, samples: Tensor, tol: Tolerance, units: Tole
         units: Likewise.
     """
     measure, event = Measure.of(tol, units), tuple(samples.shape[1:])
-    few = few_chains(samples, numbers=IN_CACHE)
+    few = few_chains(samples, numbers=1 << 18)  # near the cache: a definition is many passes over them
     parts = [_judge(constraint.take(some), samples[some], measure) for some in few]
     violation, row, excess = (torch.cat(columns) for columns in zip(*parts, strict=True))
     broken = int(row[violation.argmax()]) if len(row) else -1

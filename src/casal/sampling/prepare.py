@@ -81,11 +81,6 @@ def batch_size(n: int, problem: Problem, event: Event) -> int:
     return -(-n // (unit * -(-count // unit)))
 
 
-def _whole_chains(asked: int | None, n: int, draws: int, problem: Problem, event: Event) -> int:
-    """Rows of a batch: all draws of a chain, which its first shared numbers tell, are in one."""
-    return draws * (-(-asked // draws) if asked else batch_size(-(-n // draws), problem, event))
-
-
 # ------------------------------------------------------------------------------------------------ before the first step
 
 
@@ -250,6 +245,8 @@ def prepare(
     if how.snapshots > steps:
         raise SettingError(f"snapshots = {how.snapshots} steps apart, but the run has {steps}; give a smaller number")
     stored = None if how.store is None or how.batch is not None else stored_batch(how.store, n)
+    draws = getattr(control, "draws", 1)  # of a chain: a batch has all of them
+    wanted = how.batch or stored or draws * batch_size(-(-n // draws), problem, tried.event)
     return Prepared(
         target=problem.target,
         method=chosen,
@@ -259,7 +256,7 @@ def prepare(
         inside=inside,
         control=control,
         steps=steps,
-        batch=min(_whole_chains(how.batch or stored, n, getattr(control, "draws", 1), problem, tried.event), n),
+        batch=min(draws * -(-wanted // draws), n),
         options=options,
         points=partial(starting_points, dtype=how.dtype),
         offset=tried.offset,
