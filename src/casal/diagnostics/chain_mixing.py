@@ -41,9 +41,6 @@ FEWEST_DRAWS = 4
 LARGEST_SHIFT = 0.1
 """What is left of a wrong start, in deviations, that is let pass; and how far a mean may go on moving."""
 
-FEWEST_ALONE = 2
-"""Starting points that come to rest in a mode without samples, from which on it counts as lost."""
-
 
 class Mixing(NamedTuple):
     """How well chains have mixed, function by function; NaN where the draws do not vary.
@@ -161,7 +158,7 @@ def remembered(evidence: Evidence) -> Iterator[Check]:
     if weighed == 0.0:
         yield Check(
             last["alone"],
-            FEWEST_ALONE - 0.5,
+            1.0,
             f"{last['alone']:.0f} starting points that were followed alone end in a mode where there is no sample, "
             "whose weight could not be found",
             "use more chains or more steps",
