@@ -78,7 +78,16 @@ def test_atoms_on_the_edge_are_suspect() -> None:
     box = EXACT["box"]
     z = torch.cat([draws(box, 950, 0), box.project(CENTRE + 2.0 + torch.zeros(50, 3).double())])
     found = judged(evidence(z, box))
-    assert found.verdict == "suspect" and "Stein" in found.reasons[0]
+    assert found.figures["on_edge"] == pytest.approx(0.05)
+    assert found.verdict == "suspect" and "5 % of the samples lie exactly on the edge" in found.reasons[0]
+    assert "Stein" in found.reasons[1]
+
+
+def test_samples_outside_the_set_are_on_no_edge() -> None:
+    """Unconstrained samples: no projection put them anywhere."""
+    box = EXACT["box"]
+    z = torch.cat([draws(box, 950, 0), CENTRE + 2.0 + torch.zeros(50, 3).double()])
+    assert judged(evidence(z, box)).figures["on_edge"] == 0.0
 
 
 def test_wrong_weights_of_modes_are_suspect() -> None:

@@ -32,17 +32,14 @@ from casal.diagnostics.check import (
 )
 from casal.diagnostics.model_score import level_score
 from casal.methods import memory
-from casal.methods.chain_memory import ALLOWED_R_HAT, SECOND_SHIFT
+from casal.methods.chain_memory import ALLOWED_R_HAT, ERRORS, SECOND_SHIFT
 from casal.methods.population import Lineage
 
 FEWEST_DRAWS = 4
 """Draws a chain from which on it can be cut in two."""
 
 LARGEST_SHIFT = 0.1
-"""What is left of a wrong start, in deviations, that is let pass."""
-
-FEWEST_ALONE = 2
-"""Starting points that come to rest in a mode without samples, from which on it counts as lost."""
+"""What is left of a wrong start, in deviations, that is let pass; and how far a mean may go on moving."""
 
 
 class Mixing(NamedTuple):
@@ -161,7 +158,7 @@ def remembered(evidence: Evidence) -> Iterator[Check]:
     if weighed == 0.0:
         yield Check(
             last["alone"],
-            FEWEST_ALONE - 0.5,
+            1.0,
             f"{last['alone']:.0f} starting points that were followed alone end in a mode where there is no sample, "
             "whose weight could not be found",
             "use more chains or more steps",
@@ -179,6 +176,27 @@ def remembered(evidence: Evidence) -> Iterator[Check]:
         way_out,
         figures={"memory": found.value} | ({"refused": last["refused"]} if "refused" in last else {}),
     )
+    way, late, told = _drift(*(getattr(evidence.run.state, name)[chains] for name in ("anchor", "before", "y")))
+    yield Check(
+        late,
+        math.inf if weighed == 1.0 else LARGEST_SHIFT,
+        f"the chains are still on their way: a mean moved by {way:.2g} standard deviations since adaptation ended "
+        f"({told:.1f} standard errors), by {late:.2g} in the last half of that",
+        evidence.more_steps(),
+    )
+
+
+def _drift(anchor: Tensor, before: Tensor, y: Tensor) -> tuple[float, float, float]:
+    """The mean of a coordinate that moves on: since adaptation ended, in the last round, and the first in errors.
+
+    Where the first is more than chance, and the second goes on the same way; zeros if there is none.
+    """
+    spread = y.std(0).clamp_min(1e-300)
+    way, late = (y - anchor).mean(0) / spread, (y - before).mean(0) / spread
+    told = way.abs() / ((y - anchor).std(0) / spread / math.sqrt(len(y))).clamp_min(1e-12)
+    late = torch.where(told > ERRORS, late * way.sign(), 0.0)
+    k = int(late.argmax())
+    return float(way[k].abs()), float(late[k]), float(told[k])
 
 
 def unforgotten(evidence: Evidence) -> Iterator[Check]:

@@ -18,7 +18,16 @@ import torch
 
 from casal.diagnostics.chain_mixing import inside, remembered, unforgotten
 from casal.diagnostics.check import FEWEST, LARGEST_DETECTABLE, SHARE_OF_EVALUATIONS, Check, Evidence, NotAvailable
-from casal.diagnostics.ladder import correction, crossings, decoder_range, displacement, resolution, slack, statistics
+from casal.diagnostics.ladder import (
+    atoms,
+    correction,
+    crossings,
+    decoder_range,
+    displacement,
+    resolution,
+    slack,
+    statistics,
+)
 from casal.diagnostics.modes import jump
 from casal.diagnostics.peaks import peaks
 from casal.diagnostics.stein import by_score
@@ -120,6 +129,7 @@ def genealogy(evidence: Evidence) -> Iterator[Check]:
 
 CHECKS = (
     Look("whether the chains resolve the set", resolution),
+    Look("samples on the edge of the set", atoms),
     Look("how far samples are from what the decoder can produce", decoder_range),
     Look("how many chains carry the weights of the last correction", correction),
     Look("samples near a crossing of two pieces of a union", crossings),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from casal.diagnostics.behind import view_of
-from casal.diagnostics.check import Check, Evidence, NotAvailable, evenly
+from casal.diagnostics.check import FEWEST_TESTED, Check, Evidence, NotAvailable, evenly
 from casal.diagnostics.denoiser_calibration import calibration
 from casal.methods import Problem, gaussian, move, table_rows
 from casal.targets import slope
@@ -33,8 +33,8 @@ them. An exact model of data ten times coarser than the first of them differs by
 FEWEST_OWN, MOST_OWN = 32, 256
 """Samples of the model that are drawn for it."""
 
-PAIRS, FEWEST_PAIRS, COARSE, FINE = 64, 8, 12, 97
-"""Pairs of samples, at most and at least, between which the potential is compared with the integral of the score, by
+PAIRS, COARSE, FINE = 64, 12, 97
+"""Pairs of samples, at most, between which the potential is compared with the integral of the score, by
 Gauss's rule with so many points; and with so many where they differ. A prime number: two rules with few points may be
 wrong by the same amount where modes are narrow."""
 
@@ -169,7 +169,7 @@ def gradient(evidence: Evidence) -> Check:
     """
     problem = evidence.problem
     pairs = int(min(PAIRS, len(evidence.z) // 2, evidence.left / (COARSE + 2)))
-    if problem.target.potential is None or not problem.table.static or pairs < FEWEST_PAIRS:
+    if problem.target.potential is None or not problem.table.static or pairs < FEWEST_TESTED:
         return Check()
     some = evenly(len(evidence.z), 2 * pairs).to(evidence.z.device)
     seen = view_of(evidence, some)

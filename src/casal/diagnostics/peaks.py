@@ -25,6 +25,7 @@ from torch import Tensor
 
 from casal.diagnostics.behind import view_of
 from casal.diagnostics.check import FEWEST_TESTED, Check, Evidence, evenly
+from casal.diagnostics.model_score import COARSE
 from casal.diagnostics.modes import line_integral, slope_of
 from casal.methods.population import Lineage
 
@@ -37,8 +38,8 @@ FIRST_STEP, LONGER, FARTHEST_STEP = 0.01, 10.0, 2.0
 """First step of a climb, in standard deviations of the samples, so that points stay in a peak 100 times narrower; the
 factor by which the next may be longer; and the longest, beside a quarter of the distance to the samples' mean."""
 
-HALVINGS, REACH = 8, 1e-3
-"""Of a step that leads up to a wall; and the step along the score by which the end of a climb is at one."""
+HALVINGS = 8
+"""Of a step that leads up to a wall."""
 
 WIDEST = 6
 """Points far around the samples are up to 2^WIDEST standard deviations away, as far as the set goes."""
@@ -60,9 +61,8 @@ APART = 3.0
 """Standard deviations of a peak up to which the end of a climb belongs to it, and by which a region is widened before
 it is cut out of a wider one."""
 
-BETWEEN_PEAKS, COARSE = 401, 12
-"""Points of the line integral of the score from one peak to another, as the score turns within a narrow valley; and
-from a peak to a point of its region."""
+BETWEEN_PEAKS = 401
+"""Points of the line integral of the score from one peak to another: the score turns within a narrow valley."""
 
 PEAK_ERRORS, SMALLEST_PEAK = 5.0, 0.05
 """Standard errors, and difference in shares, from which the samples around a peak are an objection: masses are means of
@@ -145,7 +145,7 @@ def climb(x: Tensor, score: Map, inside: Map, normal: Map | None = None) -> tupl
         longer = torch.where(bend > 0.0, s.square().sum(1) / bend.clamp_min(1e-300), math.inf)
         step = torch.where(good, torch.minimum(longer, LONGER * step), step / 4.0)
         x, g = torch.where(good[:, None], y, x), torch.where(good[:, None], h, g)
-    return x, g, along(x, g, step.clamp_min(REACH))
+    return x, g, along(x, g, step.clamp_min(FIRST_STEP))
 
 
 def around(u: Tensor, inside: Map, count: int) -> Tensor:

@@ -31,8 +31,7 @@ WRONG, FAR_OFF = 3.0, 6.0
 """Standard errors from which a run counts as wrong, and as far off. A setting is wrong from WRONG on too, on average
 over its seeds."""
 
-MOST_ATOMS, NEXT = 0.05, 1e-6
-"""Share of samples on the edge of the set from which on they are wrong; and the step that leaves it from there."""
+MOST_ATOMS = 0.05
 
 VERDICTS = ("trusted", "unchecked", "too few", "suspect")
 """Of methods that promise the distribution."""
@@ -93,18 +92,11 @@ def record(kind: str, case: Case, seed: int, result: casal.SampleResult, found: 
         max(abs(error) for error in errors),
         errors,
         told.figures.get("effective_ancestors", math.nan),
-        _on_edge(case, result),
+        told.figures.get("on_edge", 0.0),
         result.cost.check_evaluations / max(result.cost.score_evaluations, result.provenance["requested"]),
         told.reasons[0] if told.reasons and told.verdict != "trusted" else "",
         told.figures.get("detectable", math.nan),
     )
-
-
-def _on_edge(case: Case, result: casal.SampleResult) -> float:
-    """Share of the samples on the edge of a set with an edge: a small step away from the mean leaves it."""
-    z = result.samples.to(F64)
-    away = case.constraint.violation(z + NEXT * (z - z.mean(0)))
-    return float((away > NEXT / 100.0).to(F64).mean()) if case.edge else 0.0
 
 
 # ------------------------------------------------------------------------------------------------- ways to break a run
