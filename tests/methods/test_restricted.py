@@ -11,9 +11,9 @@ from torch import Tensor
 import casal
 from casal.errors import SettingError
 from casal.methods import Problem
-from casal.methods.curved_draw import log_sums
+from casal.methods.curved_draw import MEASURES, Lines, log_integral
 from casal.methods.equations import equations_of
-from casal.methods.restricted import Sides, inside, log_probability, sides_of, slices
+from casal.methods.restricted import Sides, inside, log_probability, redrawn, sides_of, slices
 
 F64 = torch.float64
 
@@ -114,21 +114,45 @@ def test_the_probability_of_a_box_of_independent_coordinates_is_exact() -> None:
     assert found == pytest.approx(exact, abs=1e-6)
 
 
+@pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize("offset", [0.0, 1.0, 2.5])
-def test_the_integral_over_a_circle(offset: float) -> None:
-    """Of N(m, I) over |x| = R: R exp(-(R^2 + m^2) / 2) I0(R m), by lines through both sides of the circle."""
-    radius, n = 2.0, 4000
+def test_the_integral_over_a_circle(offset: float, measure: str) -> None:
+    """Of N(m, I) over |x| = R: R exp(-(R^2 + m^2) / 2) I0(R m), by lines through both sides; co-area by 1 / (2 R)."""
+    radius, n = 2.0, 2000
     problem: Problem = problem_of(gaussian_model(torch.ones(2, dtype=F64)), casal.Sphere(radius))
-    found, mean = equations_of(problem), torch.tensor([offset, 0.0], dtype=F64)
-    slopes = torch.tensor([[1.0, 0.0]], dtype=F64)
-    lines = slopes[None], slopes[None], normal(n, 2, seed=7), stream()
-    logs = log_sums(problem, found, mean[None], *lines, "surface")
+    found, mean = equations_of(problem), torch.tensor([[offset, 0.0]], dtype=F64)
+    slopes = torch.eye(2, dtype=F64)[:, None, None]
+
+    def estimates(count: int) -> Tensor:
+        """log of the integral by lines of so many directions, ten times."""
+        lines, e = [Lines.of(v, v) for v in slopes[:count]], normal(10, n, 2, seed=7)
+        return torch.tensor([log_integral(problem, found, mean, lines, part, stream(), measure) for part in e])
+
     exact = radius * math.exp(-(radius**2 + offset**2) / 2) * float(torch.special.i0(torch.tensor(radius * offset)))
-    # the density of c is N(0, 1): its constant, and det(G S G^T)^(1/2) = 1
-    estimate = float(logs.exp().mean()) / math.sqrt(2 * math.pi)
-    error = float(logs.exp().std()) / math.sqrt(n) / math.sqrt(2 * math.pi)
-    assert abs(estimate - exact) < 5 * error + 1e-4
-    assert error < 0.1 * exact
+    exact = exact if measure == "surface" else exact / float(equations_slope(problem, radius))
+    two, one = (estimates(count).exp() / math.sqrt(2 * math.pi) for count in (2, 1))
+    assert abs(float(two.mean()) - exact) < 5 * float(two.std()) / math.sqrt(10) + 1e-4
+    assert float(two.std()) < 0.03 * exact
+    assert offset > radius or float(one.std()) > 1.5 * float(two.std())  # lines that touch the circle
+
+
+def equations_slope(problem: Problem, radius: float) -> Tensor:
+    """|grad h| on the circle."""
+    return equations_of(problem).slopes(problem, torch.tensor([[radius, 0.0]], dtype=F64))[0].norm()
+
+
+def test_draws_with_new_values_along_wide_directions_keep_their_covariance() -> None:
+    """e + C Q^T (Q C Q^T)^-1 (z - Q e): exact for any Q, and a direction without variance is left alone."""
+    n, d = 20_000, 5
+    root = normal(d, d, seed=1) @ torch.diag(torch.tensor([2.0, 1.0, 0.5, 0.1, 0.0], dtype=F64))
+    C, Q = root @ root.T, torch.linalg.qr(normal(d, d, seed=2))[0][:3]
+    e = normal(n, d, seed=3) @ root.T
+    new = redrawn(e, Q, Q @ C, stream(4))
+    both = (e @ Q.T).T @ (new @ Q.T) / n
+    assert float(both.abs().max()) < 5 * float(C.max()) / math.sqrt(n)  # along Q they are independent of the old
+    assert float(new.T.cov().sub(C).abs().max()) < 5 * float(C.max()) * math.sqrt(2 / n)
+    null = torch.linalg.eigh(C)[1][:, :1].T
+    torch.testing.assert_close(redrawn(e, null, null @ C, stream(4)) @ C, e @ C, atol=1e-6, rtol=0)
 
 
 # ------------------------------------------------------------------------------------------- runs

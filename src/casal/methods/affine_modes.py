@@ -200,7 +200,7 @@ def begin(
     Args:
         ask: The denoiser.
         free: Free samples, one for each chain, (n, d) float64.
-        rows: Rows R (m, d) for whose products C R^T a mode is asked, given its free samples.
+        rows: Rows R (m, d) for whose products C R^T a mode is asked, given half of its free samples.
         restrict: What the set makes of a mode, given R and the chains of a mode on average.
         top: Largest standard deviation of the free samples.
         first: The model's first level, from which samples are drawn that are counted.
@@ -215,7 +215,7 @@ def begin(
         return Begun(free, torch.zeros_like(free[:, 0]).long(), torch.zeros_like(free[:, 0]).long(), math.inf, [1.0])
     starts = list[Start]()
     for k in range(found.kinds):
-        matrix = rows(some[found.label == k])
+        matrix = rows(some[found.label == k][::2])  # the others check the fit, see ``gaussian_mode``
         one = gaussian_mode(ask, found, seen, k, some, matrix)
         if one is None:
             return None
@@ -350,7 +350,7 @@ def gaussian_mode(ask: Ask, found: Clusters, seen: list[Level], k: int, free: Te
         offset = _solved(model, (model.clean - model.x)[None], 4 * ITERATIONS, directions, stretch, 1e-12)
         mean, right = model.x + offset[0], level.s**2 * model.times(matrix)
         across = _solved(model, right, ITERATIONS, directions, stretch, 1e-8)
-        gap = (free[members] - mean) @ matrix.T
+        gap = (free[members[1::2]] - mean) @ matrix.T
         far = float((gap * solve(across @ matrix.T, gap.T, LEAST_VALUE).T).sum(1).median())
         if far < FITS * len(matrix):
             return Mode(mean, across, model, members)

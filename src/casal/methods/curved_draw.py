@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,13 +75,15 @@ def conditioned(
         measure: One of MEASURES.
         candidates: Lines that are tried.
     """
-    gram = raised(slopes @ across.mT, None)
+    lines = Lines.of(slopes, across)
     total = centre.new_full((len(centre),), -math.inf)
     chosen: Tensor | None = None
     starts, seen = STARTS, list[Tensor]()
     for _ in range(candidates):
         ends = list[Tensor]()
-        for x, logs in line_roots(problem, found, centre, slopes, across, gram, draw(), stream, measure, starts):
+        for x, rows, new in line_roots(problem, found, centre, lines, draw(), stream, starts):
+            logs = lines.log_weight(x - centre, rows) + volume_term(problem, found, x, rows, measure)
+            logs = torch.where(new & torch.isfinite(logs), logs, -math.inf)
             chosen, total = x if chosen is None else chosen, torch.logaddexp(total, logs)
             u = torch.rand(len(x), generator=stream, dtype=torch.float64, device=stream.device).to(x.device)
             chosen = torch.where((u.log() < logs - total)[:, None], x, chosen)
@@ -96,59 +99,87 @@ def conditioned(
     return chosen
 
 
-def log_sums(
+class Lines(NamedTuple):
+    """Lines through N(D, S): G (n, k, d), U^T = S G^T as rows, and eigenvalues and vectors of G S G^T."""
+
+    slopes: Tensor
+    across: Tensor
+    values: Tensor
+    vectors: Tensor
+
+    @staticmethod
+    def of(slopes: Tensor, across: Tensor) -> Lines:
+        """From G and S G^T."""
+        return Lines(slopes, across, *raised(slopes @ across.mT, None))
+
+    def white(self, away: Tensor) -> Tensor:
+        """c of points D + away in units of its standard deviations, (n, k)."""
+        return _times(self.vectors, _times(self.slopes.mT, away)) / self.values.sqrt()
+
+    def log_weight(self, away: Tensor, rows: Tensor) -> Tensor:
+        """log det(G S G^T)^(1/2) exp(-c^T (G S G^T)^-1 c / 2) / |det(dh/dx U)| at roots D + away, (n,)."""
+        size = self.values.log().sum(1) - self.white(away).square().sum(1)
+        return 0.5 * size - torch.linalg.slogdet(rows @ self.across.mT).logabsdet
+
+
+def log_integral(
     problem: Problem,
     found: Equations,
     centre: Tensor,
-    slopes: Tensor,
-    across: Tensor,
+    lines: list[Lines],
     errors: Tensor,
     stream: torch.Generator,
     measure: str,
-) -> Tensor:
-    """Logarithms of the sums of weights on the lines of errors (n, d), for two roots a line at most, (n,)."""
-    n, gram = len(errors), raised(slopes @ across.mT, None)
-    lines = slopes.expand(n, -1, -1), across.expand(n, -1, -1), (gram[0].expand(n, -1), gram[1].expand(n, -1, -1))
-    roots = line_roots(problem, found, centre.expand(n, -1), *lines, errors, stream, measure, 2)
-    return torch.logsumexp(torch.stack([logs for _, logs in roots]), 0)
+) -> float:
+    """Logarithm of the integral of N(D, S) over the equations, up to (2 pi)^(-m / 2).
+
+    A line that touches the surface has any weight: its mean has no variance. So lines of several directions share the
+    candidates, and a root weighs J / sum of 1 / w_j, what it would have if its direction had been drawn, too (the
+    balance heuristic of Veach and Guibas 1995): it is large only where the lines of all directions touch the surface.
+
+    Args:
+        problem: Model, set and decoder.
+        found: The equations; D, S and e are given the linear ones.
+        centre: D, (1, d).
+        lines: Of J directions.
+        errors: Candidates e, (n, d), of which each direction takes its share.
+        stream: Draws.
+        measure: One of MEASURES.
+    """
+    logs = list[Tensor]()
+    for j, own in enumerate(lines):
+        for x, rows, new in line_roots(problem, found, centre, own, errors[j :: len(lines)], stream, 2):
+            every = torch.stack([-other.log_weight(x - centre, rows) for other in lines])
+            mixed = math.log(len(lines)) - torch.logsumexp(every, 0) + volume_term(problem, found, x, rows, measure)
+            logs.append(mixed[new & torch.isfinite(mixed)])
+    return float(torch.logsumexp(torch.cat(logs), 0)) - math.log(len(errors))
 
 
 def line_roots(
     problem: Problem,
     found: Equations,
     centre: Tensor,
-    slopes: Tensor,
-    across: Tensor,
-    gram: tuple[Tensor, Tensor],
+    lines: Lines,
     e: Tensor,
     stream: torch.Generator,
-    measure: str,
     starts: int,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Where so many searches on the lines of e end, (n, d), and log w, minus infinity where that is no new root, (n,).
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Where so many searches on the lines of e end, (n, d), the gradients there, and whether that is a new root, (n,).
 
     The first begins at the candidate, the second on the other side of the centre, others anywhere.
     """
-    values, vectors = gram
-
-    def white(x: Tensor) -> Tensor:
-        """c in units of its standard deviation."""
-        return _times(vectors, _times(slopes.mT, x)) / values.sqrt()
-
-    own, roots = white(e), list[Tensor]()
-    goal = own
+    own, roots = lines.white(e), list[Tensor]()
+    goal, values = own, lines.values.expand(len(e), -1)
     for start in range(starts):
         goal = normal(own.shape, own, stream) if start > 1 else goal
-        first = centre + e + _times(across, _times(vectors.mT, (goal - own) / values.sqrt()))
-        x, rows, new = search(problem, found, first, across, values)
-        scaled = white(x - centre)
-        logs = -0.5 * scaled.square().sum(1) - torch.linalg.slogdet(rows @ across.mT).logabsdet
-        logs = logs + volume_term(problem, found, x, rows, measure)
+        first = centre + e + _times(lines.across, _times(lines.vectors.mT, (goal - own) / lines.values.sqrt()))
+        x, rows, new = search(problem, found, first, lines.across, values)
+        scaled = lines.white(x - centre)
         for other in roots:
             new = new & ((scaled - other).abs().amax(1) > EQUAL)
-        new, goal = new & torch.isfinite(logs), -FAR * scaled
+        goal = -FAR * scaled
         roots.append(torch.where(new[:, None], scaled, torch.inf))
-        yield x, torch.where(new, logs, -math.inf)
+        yield x, rows, new
 
 
 def search(

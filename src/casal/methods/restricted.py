@@ -38,7 +38,7 @@ from casal.devices import cholesky
 from casal.methods import affine_modes
 from casal.methods.affine_modes import LEAST_VALUE, Mode, Start, normal, raised, solve
 from casal.methods.coupling import decoded_event, lift, onto
-from casal.methods.curved_draw import conditioned, log_sums
+from casal.methods.curved_draw import Lines, conditioned, log_integral
 from casal.methods.equations import Equations, equations_of
 from casal.methods.flat_flows import flow, rounded
 from casal.methods.problem import Problem
@@ -58,9 +58,17 @@ PROPOSALS = 4
 PROBABILITY_DRAWS = 2048
 """Draws for the probability of the inequalities in a mode: its logarithm has an error of .03 on 64 correlated ones."""
 
-LINES = 2
+LINES = 1
 """Lines by which a mode is weighed on curved equations, for each chain and mode. A quarter of one leaves an error of .3
 in the logarithm, and a TV of .13 for .04 of exact draws on four equations and a norm."""
+
+DIRECTIONS = 4
+"""Directions of these lines."""
+
+WIDE, AGAIN, NARROW = 8, 8, 1e-3
+"""Wide directions of a mode along which its draws are drawn again, how often, and the variance along them below which
+they are not, in units of the largest. On mass and energy in 256 dimensions the error of the logarithm falls from .11 to
+.04."""
 
 FIRST_FLOWS = 10
 """Flows that start a chain in its mode, from a point that may be far out."""
@@ -190,13 +198,15 @@ class Region:
     # ------------------------------------------------------------------------------------------------ modes
 
     def mode_rows(self, members: Tensor) -> Tensor:
-        """The rows of which a mode is asked, given its free samples: those of the set, and gradients near the mode."""
+        """The rows of which a mode is asked, given its free samples: those of the set, gradients near the mode, Q."""
         rows = self.rows
         if self.found.curved:
-            middle = self.into(_latent(self.problem, members.mean(0, keepdim=True)))
-            rows = torch.cat([rows, self.found.bent(self.problem, middle)[0][0]])
-        if not len(rows):  # a row that only shows whether the affine model fits
-            rows = torch.linalg.svd(members - members.mean(0), full_matrices=False).Vh[:1]
+            some = torch.cat([members.mean(0, keepdim=True), members[: DIRECTIONS - 1]])
+            near = self.into(_latent(self.problem, some))
+            rows = torch.cat([rows, self.found.bent(self.problem, near)[0].flatten(0, 1)])
+        drawn = self.sides is None and (self.inside or bool(self.found.curved))
+        if drawn or not len(rows):  # a mode without rows has Q, to show whether the affine model fits
+            rows = torch.cat([rows, torch.linalg.svd(members - members.mean(0), full_matrices=False).Vh[:WIDE]])
         return rows
 
     def mode(self, stream: torch.Generator, mode: Mode, rows: Tensor, count: int) -> Start:
@@ -214,12 +224,16 @@ class Region:
             return Start(log, partial(self._moved, stream, mode))
         count = LINES * count if found.curved else count
         half = mode.model.draw(mode.mean, normal((count, len(mode.mean)), mode.mean, stream)) - mode.mean
-        pool, slopes, first = torch.cat([half, -half]), rows[len(A) :], torch.zeros(1, dtype=torch.long)
+        pool, first = torch.cat([half, -half]), torch.zeros(1, dtype=torch.long)
         given = self.given(Gauss(mode.mean[None], lambda: pool, mode.across), first)
         errors, centre, across = given.draw(), given.mean, given.across
+        bent, free, wide = len(found.curved), rows[len(A) :], len(found.curved) * DIRECTIONS
+        if sides is None:
+            errors = redrawn(errors.repeat(AGAIN, 1), free[wide:], across[wide:], stream)
         if found.curved:
-            sums = log_sums(self.problem, found, centre, slopes[None], across[None], errors, stream, self.measure)
-            log = log + _log_mean(sums) + 0.5 * float(torch.linalg.slogdet(slopes @ across.T).logabsdet)
+            parts = free[:wide].split(bent), across[:wide].split(bent)
+            lines = [Lines.of(G[None], U[None]) for G, U in zip(*parts, strict=True)]
+            log = log + log_integral(self.problem, found, centre, lines, errors, stream, self.measure)
         elif sides is not None:
             G = sides.matrix
             log = log + log_probability(sides, (centre @ G.T)[0], across @ G.T, stream)
@@ -233,7 +247,8 @@ class Region:
 
             gauss = Gauss(mode.mean.expand(len(chains), -1), draw, mode.across)
             if found.curved:
-                return self.on_curved(self.given(gauss, chains), slopes, stream)
+                gauss = self.given(gauss, chains)
+                return self.on_curved(gauss._replace(across=gauss.across[:bent]), free[:bent], stream)
             kept = self.into(_latent(self.problem, gauss.mean + draw())).flatten(1).to(pool)
             x = self.draw(gauss, chains, kept, FIRST_FLOWS, stream)
             return self.into(_latent(self.problem, x)).flatten(1).to(pool)
@@ -325,6 +340,24 @@ def slices(
             angle[left] = low[left] + (high[left] - low[left]) * uniform(len(left))
         here, log = new, new_log
     return here
+
+
+def redrawn(e: Tensor, wide: Tensor, across: Tensor, stream: torch.Generator) -> Tensor:
+    """Draws e ~ N(0, S), (n, d), with new values along Q (r, d): e + S Q^T (Q S Q^T)^-1 (z - Q e), z ~ N(0, Q S Q^T).
+
+    Draws of a mode take evaluations. These take none, and the sums over a set depend most on wide directions.
+
+    Args:
+        e: The draws.
+        wide: Q; directions along which S has nearly nothing are left as they are.
+        across: S Q^T as rows.
+        stream: Draws.
+    """
+    values, vectors = raised(across @ wide.T, LEAST_VALUE)
+    some = vectors[:, values > NARROW * values.max()]
+    values, wide, across = values[values > NARROW * values.max()], some.T @ wide, some.T @ across
+    z = normal((len(e), len(values)), e, stream) * values.sqrt()
+    return e + ((z - e @ wide.T) / values) @ across
 
 
 def log_probability(sides: Sides, mean: Tensor, covariance: Tensor, generator: torch.Generator) -> float:
