@@ -43,13 +43,12 @@ from casal.diagnostics.peaks import (
     weigh,
     with_bulk,
 )
-from casal.diagnostics.renoised import Group, price, spaced
-from casal.diagnostics.renoised import found_again as columns_of
+from casal.diagnostics.renoised import Group, found_again, price_of, spaced
 from casal.diagnostics.stein import SteinTerms, projections_needed, stein_terms
 from casal.errors import CasalError
 from casal.methods import Memory, Problem, chain_findings, few_chains, growing_share, memory
 from casal.methods.equations import equations_of
-from casal.methods.matheron import denoised_rows
+from casal.methods.matheron import FIRST, SYMMETRIC, denoised_rows
 from casal.methods.population import Lineage, WeightedRun, advice, population, student_quantile
 
 Verdict = Literal["trusted", "suspect", "too few", "unchecked", "not promised"]
@@ -132,9 +131,6 @@ wrong by the same amount where modes are narrow."""
 GRADIENT_ERROR, WRONG_PAIRS = 0.1, 0.03
 """Difference of log p by potential and by score that is let pass, beside rounding, or half of what it is by the coarse
 rule; and the share of pairs that may exceed it."""
-
-SYMMETRIC = 0.1
-"""Asymmetry of the derivative of a network up to which it counts as exact."""
 
 MOST_NOISE_LEVELS = 3
 """Noise levels, at most, at which samples are found again."""
@@ -862,60 +858,59 @@ def _stein(evidence: Evidence) -> Finding:
 
 
 def renoised(evidence: Evidence) -> Finding | None:
-    """Whether a network that is told the equations finds samples again under noise, as well as it finds its own.
+    """Whether the network, told the equations, finds the samples again under noise (``renoised.py``).
 
-    For chains that keep the samples of the model which they started from (``Matheron``), on linear equations. See
-    ``renoised.py``.
+    For chains that keep the samples of the model which they started from (``Matheron``), on linear equations.
     """
     problem, state, n = evidence.problem, evidence.run.state, len(evidence.run.samples)
-    free, first = getattr(state, "free", None), evidence.run.trace.get("first level")
-    if free is None or first is None or problem.target.condition or n < FEWEST_TESTED:
+    seen = {name: float(values[-1]) for name, values in evidence.run.trace.items() if len(values)}
+    if not {"first level", "asymmetry"} <= seen.keys() or problem.target.condition or n < FEWEST_TESTED:
         return None
-    found = equations_of(problem)
+    found, kinds = equations_of(problem), state.kind.unique()
     if found.curved or not found.count:
         return None
     x = (evidence.run.samples if problem.identity else state.x).flatten(1).to(torch.float64)
-    free, kinds = free.flatten(1).to(torch.float64), state.kind.unique()
+    free = state.free.flatten(1).to(torch.float64)
     home = torch.where(torch.isin(state.home, kinds), state.home, state.kind.mode().values)
-    count = int(min(MOST_NOISE_LEVELS, _left(evidence) // price(found.count, state.kind)))
-    figures = {"found_again_p": NOT_CHECKED}
+    groups = Group(x, found.level.expand(n, -1), state.kind), Group(free, found.times(free), home)
+    price = price_of(found.count, state.kind)
+    count = int(min(MOST_NOISE_LEVELS, _left(evidence) // price))
     if count < 1:
-        share = math.ceil(100.0 * price(found.count, state.kind) / (evidence.evaluations * n) + 1.0) / 100.0
+        share = math.ceil(100.0 * price / (evidence.evaluations * n) + 1.0) / 100.0
         call = f"casal.sample(..., check={share:g}), at most {100 * share:.0f} % more model calls"
-        return Finding(figures, missing=(f"the samples were not compared with the model's own: {call}",))
-    stream = torch.Generator(x.device).manual_seed(4251)
-    values = found.times(x + found.back(found.gap(x)))
-    groups = Group(x, values, state.kind), Group(free, found.times(free), home)
-    last = finest(problem)
+        return Finding(missing=(f"the samples were not found again under noise: {call}",))
+    last, stream, ask = finest(problem), torch.Generator(x.device).manual_seed(4251), partial(denoised_rows, problem)
     levels = [
-        columns_of(partial(denoised_rows, problem), *groups, found.matrix, s, last, stream)
-        for s in spaced(float(first[-1]), last, count)
+        found_again(ask, *groups, found.matrix, s, last, stream)
+        for s in spaced(max(last, seen["first level"] / FIRST), last, count)
     ]
-    names = [(one.level, name) for one in levels for name in one.names]
-    own, other, allowed = (
-        torch.cat(part, -1) for part in zip(*((one.samples, one.free, one.allowed) for one in levels), strict=True)
-    )
+    names = [f"{name}, at noise {one.level:.2g}" for one in levels for name in one.names]
+    columns = zip(*((one.samples, one.free, one.allowed, one.local) for one in levels), strict=True)
+    own, other, allowed, local = (torch.cat(part, -1) for part in columns)
     everyone, twin = evidence.everyone, Lineage(torch.full((n,), 1.0 / n).to(x), torch.arange(n, device=x.device))
-    model = twin.mean(other)
     tests = [_zero_test(everyone, own, allowed)]
-    if max(one.uneven for one in levels) > SYMMETRIC:
-        tests.append(_zero_test(everyone, own - model.value, allowed, model.standard_error))
+    if seen["asymmetry"] > SYMMETRIC:
+        model = twin.mean(other)
+        tests = [
+            _zero_test(everyone, own, allowed, local),
+            _zero_test(everyone, own - model.value, allowed, torch.hypot(local, model.standard_error)),
+        ]
     p = torch.stack([test.p for test in tests]).amax(0)
     worst, chance = int(p.argmin()), min(1.0, float(p.min()) * len(p))
     figures = {"found_again_p": chance, "found_again_t": min(float(test.t[worst]) for test in tests)}
-    figures |= {"asymmetry": max(one.uneven for one in levels)}
-    figures |= {name: float(v[-1]) for name, v in evidence.run.trace.items() if name == "mode_error"}
+    figures |= {name: seen[name] for name in ("asymmetry", "mode_error") if name in seen}
     needed = student_quantile(REJECT / len(p), everyone.effective - 1.0) + FOUND
-    seen = max(one.follows for one in levels)
-    least = {"detectable" if len(kinds) == 1 else "within": needed * math.sqrt(len(tests) / n) / max(seen, 1e-300)}
+    if len(tests) == 1:
+        levels = [one._replace(local=torch.zeros_like(one.local)) for one in levels]
+    least = {"detectable" if len(kinds) == 1 else "within": min(one.finds(needed, len(tests)) for one in levels)}
     if chance >= REJECT:
         return Finding(figures, **least)
     return Finding(
         figures,
         objections=(
-            f"noised by {names[worst][0]:.2g} and denoised with the equations, what is missed of the samples is not what "
-            f"is missed of the model's own (p = {chance:.1g}, {names[worst][1]}): use more levels, or "
-            "casal.calibrate(target, family, method, n=64), which says how far the method is off on this model",
+            "noised and denoised with the equations, the samples are not found again as those of the model are "
+            f"({names[worst]}, p = {chance:.1g}): use more levels, or casal.calibrate(target, family, method, n=64), "
+            "which says how far the method is off on this model",
         ),
         **least,
     )

@@ -5,13 +5,14 @@ With y = x + s w, D(y) = E[x0 | y], S = Cov[x0 | y] = s^2 dD/dy and samples x of
     u = x - D(y) - K (b - A D(y)),    K = S A^T (A S A^T)^-1,        E[u g(y)] = 0 for every function g
 
 where x0 given y is Gaussian: what is missed of a sample has mean zero, and nothing to do with y. Samples that are
-shifted by c are missed by c s^2 / (v + s^2), v their variance along c; those that are too narrow or too wide are missed in
-proportion to y. The noise is used with both signs, so that its own part of u cancels and low levels see wide directions.
+shifted by c are missed by c s^2 / (v + s^2), v their variance along c; those that are too narrow or too wide are missed
+in proportion to y. Noise is used with both signs: its own part of u cancels, and low levels see wide directions.
 
-Columns of numbers, one for each sample, have mean zero: positions of u along its widest directions, and products of u and
-y, summed over the widest directions, some more and the rest. An error of the network is no error of the samples: samples
-f of the model alone, with A f in place of b, leave u = (I - K A) (f - D(f + s w)). So a column objects only if it differs
-both from zero, where an exact network has it, and from what the model's own samples show.
+Columns of numbers, one for each sample, have mean zero: positions of u along its widest directions, and products of u
+and y, summed over the two widest directions, the next ones and all others. An error of the network is no error of the
+samples. Where it is not exact, samples f of the model alone show it: with A f in place of b, u = (I - K A) (f - D(f + s w)).
+So a column then objects only if it differs both from zero and from theirs. What their positions vary by beside what
+the place explains is an error that is made in one place and not in another: samples with equal values share it.
 
 K is shared by the chains of a kind (mode): A S A^T is averaged over some of them, and eigenvalues below its
 antisymmetric part, which is error, are raised.
@@ -20,7 +21,6 @@ antisymmetric part, which is error, are raised.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -32,12 +32,9 @@ POSITIONS, WIDE = 8, (2, 8)
 """Directions of u at a level along which positions are compared, and over which products are summed: up to the second,
 from there to the eighth, and all others."""
 
-ROWS = 4
-"""Random directions in which the derivative of the network is looked at, beside the rows of A."""
-
 FAR = 2.5
-"""Standard deviations at which the position of y in a product is cut off: E[u g(y)] = 0 for bounded g as well, and a few
-samples of another mode then do not decide."""
+"""Standard deviations at which the position of y in a product is cut off: E[u g(y)] = 0 for bounded g as well, and a
+few samples of another mode then do not decide."""
 
 
 class Group(NamedTuple):
@@ -57,8 +54,9 @@ class Renoised(NamedTuple):
         samples: Columns of the samples, (n, k).
         free: Those of the model's own samples, (n', k).
         allowed: What noise of the last level of the table, below which the model is not known, adds to each column.
+        local: Standard deviation of what a network that is not exact misses in one place and not in another: an error
+            that samples with equal values share.
         follows: How far u follows the position of the samples along its widest direction: a correlation.
-        uneven: Size of the antisymmetric part of the derivative of the network over that of the symmetric one.
     """
 
     level: float
@@ -66,13 +64,22 @@ class Renoised(NamedTuple):
     samples: Tensor
     free: Tensor
     allowed: Tensor
+    local: Tensor
     follows: float
-    uneven: float
+
+    def finds(self, errors: float, groups: int) -> float:
+        """Shift of the samples along that direction, in their standard deviations, which is so many errors of a mean.
+
+        A shift of u by r of its standard deviations is one of the samples by r / follows. One group is compared with
+        zero, or two with each other.
+        """
+        shared = float(self.local[0] / self.samples[:, 0].std().clamp_min(1e-300))
+        return errors * math.sqrt(groups / len(self.samples) + shared**2) / max(self.follows, 1e-300)
 
 
-def price(count: int, kinds: Tensor) -> int:
+def price_of(count: int, kinds: Tensor) -> int:
     """Evaluations of a level in all: both signs of both groups, and the gain."""
-    return 4 * len(kinds) + sum(max(count + ROWS, int(size)) for size in torch.bincount(kinds) if size)
+    return 4 * len(kinds) + sum(max(count, int(size)) for size in torch.bincount(kinds) if size)
 
 
 def found_again(
@@ -96,12 +103,7 @@ def found_again(
         for y in (one.points + s * w, one.points - s * w):
             clean = ask(y, s)
             if not gains:  # at noisy samples: they come first
-                found = {
-                    k: _gain(ask, y, clean, matrix, s, samples.kind == k, generator)
-                    for k in samples.kind.unique().tolist()
-                }
-                gains, grams = {k: gain for k, (gain, _) in found.items()}, torch.cat([g for _, g in found.values()])
-                uneven = float((grams - grams.mT).norm() / (grams + grams.mT).norm())
+                gains = {k: _gain(ask, y, clean, matrix, s, samples.kind == k) for k in samples.kind.unique().tolist()}
             u, away, gap = one.points - clean, y - one.points.mean(0), one.values - clean @ matrix.T
             for k, gain in gains.items():
                 mine = one.kind == k
@@ -113,14 +115,24 @@ def found_again(
         images.append(answers[0] - answers[1])
     means = [(plus[0] + minus[0]) / 2 for plus, minus in left]
     axes = _axes(torch.cat(means))[:POSITIONS]
-    columns = [torch.cat([mean @ axes.T, widths(*pair)], 1) for mean, pair in zip(means, zip(left, images[::-1], strict=True), strict=True)]
-    place = ((left[0][0][1] + left[0][1][1]) / 2) @ axes[0]
-    follows = float(torch.corrcoef(torch.stack([columns[0][:, 0], place]))[0, 1])
+    pairs = zip(means, left, images[::-1], strict=True)
+    columns = [torch.cat([mean @ axes.T, widths(parts, image)], 1) for mean, parts, image in pairs]
+    here, there = ((plus[1] + minus[1]) / 2 @ axes.T for plus, minus in left)
+    follows = float(torch.corrcoef(torch.stack([columns[0][:, 0], here[:, 0]]))[0, 1])
     names = tuple(f"position along direction {k + 1}" for k in range(len(axes)))
     names += ("width along the widest directions", "width along wide directions", "width along the others")
-    allowed = torch.zeros_like(columns[0][0])
+    allowed, local = torch.zeros_like(columns[0][:2])
     allowed[-1] = last**2 * axes.shape[1]
-    return Renoised(s, names, columns[0], columns[1], allowed, follows, uneven)
+    if len(samples.values.unique(dim=0)) < len(samples.values):
+        local[: len(axes)] = _unexplained(columns[1][:, : len(axes)], there)
+    return Renoised(s, names, columns[0], columns[1], allowed, local, follows)
+
+
+def _unexplained(values: Tensor, places: Tensor) -> Tensor:
+    """Standard deviations of columns (n, k) beside their linear regression on places (n, k)."""
+    known = torch.cat([torch.ones_like(places[:, :1]), places], 1)
+    left = values - known @ torch.linalg.lstsq(known, values).solution
+    return (left.square().sum(0) / max(1, len(left) - known.shape[1])).sqrt()
 
 
 def widths(parts: list[tuple[Tensor, Tensor]], images: Tensor) -> Tensor:
@@ -144,18 +156,13 @@ def _axes(u: Tensor) -> Tensor:
     return torch.linalg.svd(u - u.mean(0), full_matrices=False)[2][: WIDE[1]]
 
 
-def _gain(
-    ask: Ask, y: Tensor, clean: Tensor, matrix: Tensor, s: float, mine: Tensor, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """K^T (m, d), S A^T by differences of the network at some chains of a kind; and B S B^T there, B of ROWS more rows."""
-    m, some = len(matrix), torch.nonzero(mine).flatten()
-    more = torch.randn((ROWS, matrix.shape[1]), generator=generator, dtype=torch.float64).to(matrix)
-    rows = torch.cat([matrix, torch.nn.functional.normalize(more, dim=1)])
-    some = some[: max(1, len(some) // len(rows))]
-    up = ask((y[some][:, None] + STEP * s * rows).flatten(0, 1), s).reshape(len(some), len(rows), -1)
-    products = (up - clean[some][:, None]) * (s / STEP)
-    across = products[:, :m].mean(0)
-    return solve(across @ matrix.T, across, None), products @ rows.T
+def _gain(ask: Ask, y: Tensor, clean: Tensor, matrix: Tensor, s: float, mine: Tensor) -> Tensor:
+    """K^T (m, d): S A^T by differences of the network at some chains of a kind."""
+    some = torch.nonzero(mine).flatten()
+    some = some[: max(1, len(some) // len(matrix))]
+    up = ask((y[some][:, None] + STEP * s * matrix).flatten(0, 1), s).reshape(len(some), *matrix.shape)
+    across = (up - clean[some][:, None]).mean(0) * (s / STEP)
+    return solve(across @ matrix.T, across, None)
 
 
 def spaced(first: float, last: float, count: int) -> list[float]:

@@ -90,8 +90,9 @@ MOST = 0.9
 RARE = 3.09
 """Standard normal quantile of .999."""
 
-SYMMETRIC = 0.1
-"""Asymmetry of the derivative up to which a network counts as exact."""
+SYMMETRIC = 0.05
+"""Asymmetry of the derivative up to which a network counts as exact: mixtures had at most .005 by differences, trained
+networks .12 to .21, half way (in ratios) from the last level to the first."""
 
 GAINS = ("auto", "shared", "own", "cg")
 
@@ -208,9 +209,9 @@ class Matheron(Method[Any]):
         floor: Eigenvalues of A S A^T below this share of the largest are raised to it. None: below the norm of its
             antisymmetric part, which is zero for an exact network: smaller ones are noise. And where every chain has
             its own gain, below what the errors of free samples along the rows show at least (``NearErrors``).
-        ridge: Added to A S A^T in conjugate gradients, in units of s^2. 0.05 for a trained network.
         modes: Whether separate modes are looked for, and weighed by the equations (``methods/affine_modes.py``): 27
-            evaluations a chain, and about 20 more where there are some. For linear equations and one condition.
+            evaluations a chain, and about 20 more where there are some. For linear equations, one condition, and a
+            network whose derivative is symmetric.
         measure: On curved equations: "surface", or "co-area" for the model given the value of h.
         candidates: On curved equations: points of which x0 is drawn by their weights. Where x0 given x covers a whole
             circle, 12 leave an error of .04 in E cos^2 (.63), 50 one of .02; on sets that are nearly flat 4 do.
@@ -231,7 +232,6 @@ class Matheron(Method[Any]):
     iterations: int = 8
     near: int = 16
     floor: float | None = None
-    ridge: float = 0.001
     modes: bool = True
     measure: str = "surface"
     candidates: int = 12
@@ -318,7 +318,7 @@ class Matheron(Method[Any]):
 
     def advice(self, state: Any, row: Any) -> str:
         level = f" (sigma = {row.s:.3g})" if isinstance(row, LevelRow) else ""
-        return f"with these settings{level}; use floor=0.02, a larger ridge= with gain='cg', or more levels"
+        return f"with these settings{level}; use floor=0.02, or more levels"
 
     # ------------------------------------------------------------------------------------------------ the levels
 
@@ -336,7 +336,8 @@ class Matheron(Method[Any]):
             torch.zeros(len(free), dtype=torch.long, device=free.device) if labels is None else labels.to(free.device)
         )
         x, home, found = free, kind, equations_of(problem)
-        control = control._replace(exact=asymmetry(problem, free, math.sqrt(last * top), generator) <= SYMMETRIC)
+        uneven = asymmetry(problem, free, math.sqrt(last * top), generator)
+        control, record = control._replace(exact=uneven <= SYMMETRIC), record | {"asymmetry": uneven}
         if self.modes and control.exact and self._looks(problem, found, len(free)):
             ask, most = partial(denoised_rows, problem), float(known.max())
             begun = affine_modes.begin(ask, as_rows(free), found.matrix, found.level, top, most, POOL, generator)
@@ -369,7 +370,7 @@ class Matheron(Method[Any]):
     ) -> Done:
         """clean = D(x) + e, e from a free sample whose estimate is like D(x); and what the network is asked next.
 
-        Without e at the last level of a network that is not exact: its own sampler ends with D(x).
+        Without e at the last level of a network that is not exact (``asymmetry``): its own sampler ends with D(x).
         """
         found, e = equations_of(problem), self._errors(state, generator).draw(generator)
         ends = row.last and not control.exact
@@ -503,7 +504,7 @@ class Matheron(Method[Any]):
             values, vectors = affine_modes.raised(Q @ image.mT, self.floor)
             u = size[:, :, None] * (vectors / values[:, None]) @ vectors[:, :1].mT
             missed = torch.linalg.vector_norm(gap - (u.mT @ image)[:, 0], dim=1, keepdim=True) / size
-            if len(images) > 1 and not seen((missed > MET).any()):
+            if not seen((missed > MET).any()):
                 break
             q = images[-1]
             for _ in range(2):
@@ -565,7 +566,7 @@ def spread(problem: Problem, free: Tensor, level: float, generator: torch.Genera
 def asymmetry(problem: Problem, free: Tensor, s: float, generator: torch.Generator) -> float:
     """Size of u.Jv - v.Ju over that of u.Jv + v.Ju, J the derivative of the denoiser at noisy samples, random u and v.
 
-    By differences of the network. Zero for an exact network, whose s^2 J is a covariance; trained ones had .1 to .6.
+    By differences of the network. Zero for an exact one, whose s^2 J is a covariance.
     """
     y = free + s * gaussian(problem, len(free), generator)
     clean, (u, v) = problem.denoise_all(y, s), (gaussian(problem, len(free), generator) for _ in range(2))
