@@ -13,7 +13,7 @@ import casal
 from casal.errors import SettingError
 from casal.methods import Problem
 from casal.methods.equations import equations_of
-from casal.methods.matheron import LevelRow, MatheronState, NearErrors, spread
+from casal.methods.matheron import LevelRow, MatheronState, NearErrors, asymmetry, spread
 
 D, M = 12, 4
 
@@ -63,7 +63,7 @@ def z_scores(white: Tensor) -> tuple[float, float]:
 def test_a_gaussian_given_linear_equations_is_exact(gain: str) -> None:
     target, mean, cov = gaussian_model()
     A, b = rows()
-    z = casal.sample(target, casal.Affine(A, b), casal.Matheron(gain=gain, ridge=0.0), 600, seed=2, check=False).samples
+    z = casal.sample(target, casal.Affine(A, b), casal.Matheron(gain=gain), 600, seed=2, check=False).samples
     assert float((z @ A.T - b).abs().max()) < 1e-10
     off, wide = z_scores(whitened(z, *conditional(mean, cov, A, b)))
     assert off < 4.5
@@ -91,7 +91,7 @@ def test_one_level_is_the_closed_form_for_every_gain() -> None:
     row, none = LevelRow(s, None, False, True), torch.zeros(9, dtype=torch.long)
     zero, estimate = torch.zeros_like(x), problem.denoise(x, s)
     state = MatheronState(x, x, zero, clean, estimate, x[:, None][:, :0], none, none, clean, clean[:, 0])
-    method, stream = casal.Matheron(ridge=0.0), torch.Generator().manual_seed(0)
+    method, stream = casal.Matheron(), torch.Generator().manual_seed(0)
     for gain in ("own", "cg", "shared"):
         control, asked = method.control(problem, 9)._replace(gain=gain), state
         if gain == "shared":
@@ -197,7 +197,7 @@ def test_a_derivative_below_the_errors_is_raised_and_the_row_is_met() -> None:
 
 
 def test_a_network_that_is_not_exact_ends_as_its_own_sampler_ends() -> None:
-    """With D(x) itself at the last level, where affine models do not agree (modes = 0); else with an error added."""
+    """With D(x) itself at the last level; else with an error added."""
     target, _mean, _cov = gaussian_model()
     A, b = rows()
     problem = Problem(target, casal.Affine(A, b), casal.Identity(), torch.zeros(0, D, dtype=torch.float64))
@@ -206,10 +206,44 @@ def test_a_network_that_is_not_exact_ends_as_its_own_sampler_ends() -> None:
     estimate, probe = problem.denoise(x, 0.1), x[:, None][:, :0]
     state = MatheronState(x, x, torch.ones_like(x), x, estimate, probe, none, none, x, x[:, 0])
     method, stream = casal.Matheron(), torch.Generator().manual_seed(0)
-    for modes, last, size in ((0, True, 0.0), (0, False, 1.0), (1, True, 1.0), (None, True, 1.0)):
-        control = method.control(problem, 9)._replace(modes=modes)
+    for exact, last, size in ((False, True, 0.0), (False, False, 1.0), (True, True, 1.0)):
+        control = method.control(problem, 9)._replace(exact=exact)
         found = method.choose(LevelRow(0.1, None, False, last), problem, state, control, stream)[0]
         torch.testing.assert_close((found.clean - found.estimate).abs(), torch.full_like(x, size))
+
+
+def test_the_asymmetry_of_a_network_is_that_of_its_derivative() -> None:
+    """J = a (1 - turn) + turn R with R antisymmetric: tan of the share, and zero for a covariance."""
+    R = torch.zeros(D, D, dtype=torch.float64)
+    R[torch.arange(0, D, 2), torch.arange(1, D, 2)] = 1.0
+    R = R - R.T
+    for turn, size in ((0.0, 0.0), (0.3, math.sqrt(D) * 0.3 / (0.7 * math.sqrt(D + 2 * D / D)))):
+        J = (1 - turn) * torch.eye(D, dtype=torch.float64) + turn * R
+        model = casal.edm(
+            lambda x, s, J=J: x @ J.T.to(x), casal.karras_sigmas(5), shape=(D,), dtype=torch.float64, time="scalar"
+        )
+        problem = Problem(model, casal.Affine(*rows()), casal.Identity(), torch.zeros(0, D, dtype=torch.float64))
+        free = torch.zeros(4000, D, dtype=torch.float64)
+        found = asymmetry(problem, free, 0.5, torch.Generator().manual_seed(0))
+        assert abs(found - size) < 0.05
+
+
+def test_the_space_of_conjugate_gradients_ignores_what_the_network_cannot_know() -> None:
+    """A derivative that is no covariance along some rows: steps stay of the size of the gap; not with another floor."""
+    stream = torch.Generator().manual_seed(4)
+    turn = torch.linalg.qr(torch.randn(D, D, generator=stream, dtype=torch.float64))[0]
+    value = torch.tensor([1.0] * 4 + [-1e-3] * 8, dtype=torch.float64)
+    skew = 3e-3 * torch.randn(D, D, generator=stream, dtype=torch.float64)
+    J = (turn * value) @ turn.T + skew - skew.T
+    model = casal.edm(lambda x, s: x @ J.T, casal.karras_sigmas(5), shape=(D,), dtype=torch.float64, time="scalar")
+    A, b = turn.T, turn.T @ torch.ones(D, dtype=torch.float64)
+    problem = Problem(model, casal.Affine(A, b), casal.Identity(), torch.zeros(0, D, dtype=torch.float64))
+    x, none = torch.zeros(3, D, dtype=torch.float64), torch.zeros(3, dtype=torch.long)
+    state = MatheronState(x, x, x, x, x, x[:, None][:, :0], none, none)
+    for floor, low, high in ((None, 0.0, 5.0), (1e-9, 100.0, math.inf)):
+        method = casal.Matheron(gain="cg", floor=floor)
+        moved = method.ask("cg", equations_of(problem), problem, state, LevelRow(1.0, None, False, True), x).clean
+        assert low < float(moved.norm(dim=1).max() / b.norm()) < high
 
 
 def test_units_and_decoders_change_nothing() -> None:
