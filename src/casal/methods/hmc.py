@@ -277,8 +277,8 @@ class HMC(Method[HMCState]):
             count = math.ceil(left / control.price) if gathers else int(left / control.price)
             return Row("slice" if count else "rest", t, (1,) * count, *shared, most=most)
         wanted = min(LONGEST, max(1, round(control.length / control.eps)))
-        if phase == "temper":
-            wanted = min(wanted, HEATED)
+        if phase in ("temper", "draw"):
+            wanted = min(wanted, HEATED if phase == "temper" else 4 * HEATED)
         wanted = max(1, min(wanted, int((allowance - known) / price)))
         count = int(allowance / (wanted * price + known)) if phase in ("main", "gather") else 1
         if limit - control.spent < price + known:
